@@ -133,6 +133,10 @@ class RooflinePricer:
         self._shares[name, found.duration] = dict(found.shares)
         return found.duration
 
+    def count_again(self, nodes: int) -> None:
+        """Count nodes that take what others took before."""
+        self._nodes += nodes
+
     def attributes(self) -> dict[str, str]:
         """Return attributes of a program: what was priced, and the numbers that this depends on."""
         if not self._nodes:

@@ -352,7 +352,7 @@ PROGRAMS = [
         "negative duration in a program",
         RUN,
         ["@/p.h5: table 'table of rank 0', row 0", "negative"],
-        lambda f: spoiled(f / "p.h5", "tables/0/duration", 0, -5),
+        lambda f: spoiled(f / "p.h5", "rows/duration", 0, -5),
     ),
     Bad(
         "truncated program",

@@ -140,7 +140,7 @@ FOUND: dict[str, tuple[str, Callable[[Path], None]]] = {
     "more stages than layers": replaced("measured steps", ",8,8,2,2,1,", ",8,8,2,99999999,1,"),
     "a graph that is no file": replaced("cluster with a graph", '"ring.toml"', '"null"'),
     "a change that is no number": replaced("cluster with a graph", '"50 %"', '"NaN %"'),
-    "a column of a program never written": never_written("program", "tables/0/duration"),
+    "a column of a program never written": never_written("program", "rows/duration"),
     "a column of results never written": never_written("results", "wall/simulate"),
 }
 

@@ -141,9 +141,9 @@ def test_the_file_says_what_it_is(tmp_path: Path) -> None:
     save(small(), tmp_path / "p.h5")
     with h5py.File(tmp_path / "p.h5") as file:
         assert file.attrs["format"] == "mpisim-program"
-        assert file.attrs["format_version"] == 1
-        assert file["tables/0/duration"].attrs["units"] == "ps"
-        assert file["tables/0/bytes"].attrs["units"] == "bytes"
+        assert file.attrs["format_version"] == 2
+        assert file["rows/duration"].attrs["units"] == "ps"
+        assert file["rows/bytes"].attrs["units"] == "bytes"
         assert list(file["names"].asstr()) == ["gemm", "all_reduce", "wait"]
         # Superblock 0: the oldest tools can read it.
         assert file.id.get_create_plist().get_version()[0] == 0
@@ -344,22 +344,31 @@ DAMAGES = [
     (truncated, "is truncated"),
     (edited(lambda f: f.attrs.__delitem__("format")), "it has no attribute 'format'"),
     (edited(lambda f: f.attrs.update(format="mpisim-results")), "its format is 'mpisim-results'"),
-    (edited(lambda f: f.attrs.update(format_version=2)), "has version 2 .* reads up to 1"),
+    (edited(lambda f: f.attrs.update(format_version=3)), "has version 3 .* reads up to 2"),
+    (
+        edited(lambda f: f.attrs.update(format_version=1)),
+        r"by an older mpisim \(format version 1; this one reads 2\); save or import the program",
+    ),
     (edited(lambda f: f.attrs.update(format_version="new")), "format_version is new"),
     (edited(lambda f: f.attrs.update(attributes="{")), "the file is damaged"),
     (edited(lambda f: f.attrs.update(attributes="[]")), "not a JSON object"),
     (edited(lambda f: f.__delitem__("ranks")), "there is no group 'ranks'"),
     (edited(lambda f: f.__delitem__("names")), "there is no such dataset"),
-    (edited(lambda f: f.__delitem__("tables/0/kind")), "tables/0/kind: there is no such dataset"),
-    (edited(lambda f: f["tables/0"].attrs.__delitem__("queue_depth")), "the file is damaged"),
+    (edited(lambda f: f.__delitem__("rows/kind")), "rows/kind: there is no such dataset"),
+    (edited(lambda f: f.__delitem__("tables/queue_depth")), "queue_depth: there is no such data"),
+    (replaced("tables/n_rows", [4]), "tables/n_rows: the file is damaged: these .* 3 together"),
+    (replaced("tables/n_rows", [4, -1]), "tables/label: has 1 entries; expected 2"),
+    (replaced("rows/n_waits", [0, 1, 2]), "rows/n_waits: the file is damaged: .* 2 together"),
+    (replaced("rows/n_waits", [-1, 2, 1]), "rows/n_waits: the file is damaged: .* 2 together"),
+    (replaced("waits/row", np.array([0, 2], np.int32)), "row 2: waits for row 2, which is not an"),
     (
-        edited(lambda f: f["tables/0/duration"].attrs.update(units="us")),
-        "tables/0/duration: has units 'us'; expected 'ps'",
+        edited(lambda f: f["rows/duration"].attrs.update(units="us")),
+        "rows/duration: has units 'us'; expected 'ps'",
     ),
-    (replaced("tables/0/duration", np.ones(3)), "has type float64 .* expected int64"),
-    (replaced("tables/0/duration", np.ones((3, 1), np.int64)), r"shape \(3, 1\)"),
-    (replaced("tables/0/duration", np.full(3, -7)), "row 0: the duration is negative"),
-    (replaced("tables/0/duration", np.ones(4, np.int64)), r"p\.h5: .*has shape \(4,\)"),
+    (replaced("rows/duration", np.ones(3)), "has type float64 .* expected int64"),
+    (replaced("rows/duration", np.ones((3, 1), np.int64)), r"shape \(3, 1\)"),
+    (replaced("rows/duration", np.full(3, -7)), "row 0: the duration is negative"),
+    (replaced("rows/duration", np.ones(4, np.int64)), "rows/duration: has 4 entries; expected 3"),
     (replaced("ranks/table", np.array([0, 9], np.int32)), r"p\.h5: rank 1: table 9 does not exist"),
 ]
 

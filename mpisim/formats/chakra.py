@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
 from pathlib import Path
 
 from ..base.errors import InputError
 from ..base.files import read_text
 from ..kernels.counted import RooflinePricer
 from ..program import Program
-from ..traces.raw import read_head
+from ..traces.raw import open_text, read_head
 from ..traces.sources import is_folder
-from .chakra_foreign import groups_of, read_foreign
+from .chakra_foreign import read_foreign
+from .chakra_groups import groups_of
+from .chakra_likeness import TraceNodes
 from .chakra_own import is_own, read_own
 from .chakra_schema import looks_like_chakra, read_nodes
 
@@ -49,8 +52,8 @@ def read_chakra(paths: Iterable[Path | str], counts: RooflinePricer | None = Non
         node.
     """
     files, configurations = _files(paths)
-    traces = [(path, *read_nodes(path)) for path in files]
-    own = [is_own(metadata) for _, metadata, _ in traces]
+    traces = list(zip(files, _traces(files)))
+    own = [is_own(trace.metadata) for _, trace in traces]
     if all(own):
         if counts is not None:
             raise InputError(
@@ -65,11 +68,25 @@ def read_chakra(paths: Iterable[Path | str], counts: RooflinePricer | None = Non
     groups: dict[str, tuple[int, ...]] = {}
     for path in configurations:
         groups |= groups_of(path, _json(path))
-    ranked = sorted((_rank(path, len(files)), path, nodes) for path, _, nodes in traces)
+    ranked = sorted(
+        ((_rank(path, len(files)), path, trace) for path, trace in traces),
+        key=lambda each: each[:2],
+    )
     for (rank, path, _), (other, before, _) in zip(ranked[1:], ranked):
         if rank == other:
             raise InputError(f"{path}: rank {rank} is already given by {before}")
     return read_foreign(ranked, groups, counts)
+
+
+def _traces(files: Iterable[Path]) -> Iterator[TraceNodes]:
+    """Yield the nodes of each file; of files of equal bytes they are the same object."""
+    known: dict[bytes, TraceNodes] = {}
+    for path in files:
+        raw = open_text(path)
+        digest = blake2b(raw, digest_size=16).digest()
+        if digest not in known:
+            known[digest] = TraceNodes(*read_nodes(path, raw))
+        yield known[digest]
 
 
 def _files(paths: Iterable[Path | str]) -> tuple[list[Path], list[Path]]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-import json
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,19 +13,18 @@ from ..base.errors import InputError
 from ..kernels.counted import RooflinePricer
 from ..program import UNPRICED, Kind, Operation, Program, ProgramBuilder, Table
 from .chakra_graph import GraphNode, ordered_nodes
+from .chakra_groups import Group, Pair, ProcessGroups, Reference
+from .chakra_likeness import TraceNodes, is_whole
 from .chakra_schema import COMM_TYPE, CollectiveType, NodeType
 
-__all__ = ["groups_of", "read_foreign"]
+__all__ = ["read_foreign"]
 
-Trace = tuple[int, Path, list[Any]]
+Trace = tuple[int, Path, TraceNodes]
 """A file: rank, path and nodes."""
 
 _OPERATION = {kind: operation for operation, kind in COMM_TYPE.items()} | {
     CollectiveType.REDUCE_SCATTER_BLOCK: Operation.REDUCE_SCATTER
 }
-_WORLD = ("", "0")
-"""Process groups that are the whole world where nothing says otherwise, as to ASTRA-sim."""
-_MOST_BYTES = 2**53
 
 
 def read_foreign(
@@ -66,18 +63,46 @@ def read_foreign(
             f"{traces[0][1].parent}: {len(ranks)} ranks are here, rank {absent} is missing"
         )
     builder = ProgramBuilder()
-    job = _Job(builder, ranks, dict(groups), counts)
-    tables, slots = [], []
-    for rank, path, nodes in traces:
-        reader = _RankReader(job, rank, path, nodes)
-        tables.append(reader.table())
-        slots.append(list(reader.slots))
-    for rank, table in enumerate(_with_wire_times(tables, slots)):
+    job = _Job(builder, ranks, groups, counts)
+    tables: list[Table] = []
+    of_rank: list[int] = []
+    slots: list[list[int]] = []
+    known: dict[Hashable, _Known] = {}
+    for rank, path, trace in traces:
+        own_groups = job.groups.known_with(trace.group_texts)
+        like = trace.likeness(rank, job.groups, own_groups) if len(traces) > 1 else None
+        before = known.get(like.key) if like is not None else None
+        if like is not None and before is not None:
+            references = [like.references[place] for place in before.slots]
+            job.count(before.counts, before.priced)
+        else:
+            reader = _RankReader(job, rank, path, trace, own_groups)
+            tables.append(reader.table())
+            references = list(reader.slots)
+            job.count(reader.counts)
+            before = _Known(len(tables) - 1, [], reader.counts, reader.priced)
+            if like is not None:
+                place = {each: i for i, each in enumerate(like.references)}
+                known[like.key] = before._replace(slots=[place[each] for each in references])
+        of_rank.append(before.table)
+        slots.append([job.communicator(each) for each in references])
+    tables, of_rank = _with_wire_times(tables, of_rank, slots)
+    for table in tables:
         builder.add_table(table)
-        builder.add_rank(rank, slots[rank])
+    for number, own in zip(of_rank, slots):
+        builder.add_rank(number, own)
     said = {name: str(count) for name, count in sorted(job.counts.items()) if count}
     priced = {} if counts is None else counts.attributes()
     return builder.build({"source": "Chakra", "ranks": " ".join(map(str, ranks)), **said, **priced})
+
+
+class _Known(NamedTuple):
+    """What a rank was found to do, for others whose nodes are alike."""
+
+    table: int
+    slots: list[int]  # of each slot the place of its reference
+    counts: Counter[str]
+    priced: int
 
 
 class _Job:
@@ -87,38 +112,53 @@ class _Job:
         self,
         builder: ProgramBuilder,
         ranks: list[int],
-        groups: dict[str, tuple[int, ...]],
+        groups: Mapping[str, tuple[int, ...]],
         prices: RooflinePricer | None,
     ) -> None:
-        self.builder, self.groups, self.prices = builder, groups, prices
-        self.index = {rank: i for i, rank in enumerate(ranks)}
+        self.builder, self.prices = builder, prices
+        self.groups = ProcessGroups(ranks, groups)
+        self.index = self.groups.number
         self.counts: Counter[str] = Counter()
+        self._numbers: dict[Reference, int] = {}
 
-    @property
-    def alone(self) -> bool:
-        """Whether one rank represents a job whose other ranks are not here."""
-        return len(self.index) == 1
+    def count(self, found: Counter[str], priced: int = 0) -> None:
+        """Count what was passed over, and nodes that are priced like others before."""
+        self.counts.update(found)
+        if priced and self.prices is not None:
+            self.prices.count_again(priced)
+
+    def communicator(self, reference: Reference) -> int:
+        """Return the number of the communicator of a group, or of a pair with a rank that is here.
+
+        Both ranks of a pair need not be here.
+        """
+        if reference not in self._numbers:
+            if isinstance(reference, Group):
+                members = reference.here
+            else:
+                both = (reference.source, reference.target)
+                members = tuple(self.index[rank] for rank in both if rank in self.index)
+            self._numbers[reference] = self.builder.communicator(members, reference.title)
+        return self._numbers[reference]
 
 
 class _RankReader:
     """The rows of one rank."""
 
-    def __init__(self, job: _Job, rank: int, path: Path, nodes: Sequence[Any]) -> None:
-        if not nodes:
+    def __init__(
+        self, job: _Job, rank: int, path: Path, trace: TraceNodes, groups: Mapping[str, Group]
+    ) -> None:
+        if not trace.nodes:
             raise InputError(f"{path}: a Chakra execution trace without nodes")
-        self.job, self.rank, self.path = job, rank, path
-        self.groups = dict(job.groups)
-        for node in nodes:
-            if "process_group:init" in node.name or node.type == NodeType.METADATA_NODE:
-                self.groups.update(_groups_of_node(node.inputs.values))
-        self.nodes, counts = ordered_nodes(path, nodes)
-        job.counts.update(counts)
+        self.job, self.rank, self.path, self.groups = job, rank, path, groups
+        self.nodes, self.counts = ordered_nodes(path, trace.nodes)
+        self.priced = 0  # nodes without a duration
         self.recorded = any(
             node.type is NodeType.COMP_NODE and not node.on_cpu and node.duration
             for node in self.nodes
         )
         self.rows = job.builder.table(f"rank {rank}")
-        self.slots: dict[int, int] = {}
+        self.slots: dict[Reference, int] = {}
         self.streams: dict[Hashable, int] = {}
         self.stream_of: list[int] = []  # of each row
         self.host_waited: dict[int, int] = {}  # last row of each stream that the CPU waited for
@@ -194,9 +234,10 @@ class _RankReader:
                     "duration_micros is missing or 0; name a GPU (--gpu) whose roofline "
                     "prices its num_ops and tensor_size",
                 )
+            self.priced += 1
             return self.job.prices.duration(node.name, operations, max(size, 0), memory=memory)
         if self.recorded and not memory:
-            self.job.counts["kernels recorded as 0 µs"] += 1
+            self.counts["kernels recorded as 0 µs"] += 1
             return 0
         raise self._error(
             node,
@@ -208,16 +249,17 @@ class _RankReader:
         size = self._whole(node, "comm_size", -1)
         duration = node.duration or UNPRICED
         if node.type is NodeType.COMM_COLL_NODE:
-            operation, name, members = self._collective(node)
+            operation, group = self._collective(node)
             if operation is Operation.ALL_GATHER and size > 0:
-                size *= len(members)
-            stream = self._stream(node, ("group", name))
-            here = tuple(self.job.index[rank] for rank in members if rank in self.job.index)
-            if len(here) < len(members) and duration == UNPRICED:
-                raise self._error(node, f"group {name!r} has ranks that are not here, and no time")
+                size *= len(group.ranks)
+            stream = self._stream(node, group)
+            if len(group.here) < len(group.ranks) and duration == UNPRICED:
+                raise self._error(
+                    node, f"group {group.name!r} has ranks that are not here, and no time"
+                )
             row = self.rows.collective(
                 operation,
-                self._slot(here, f"group {name}" if name else "world"),
+                self._slot(group),
                 stream,
                 size,
                 duration=duration,
@@ -232,7 +274,7 @@ class _RankReader:
         self.stream_of.append(stream)
         return row
 
-    def _collective(self, node: GraphNode) -> tuple[Operation, str, tuple[int, ...]]:
+    def _collective(self, node: GraphNode) -> tuple[Operation, Group]:
         kind = self._whole(node, "comm_type", -1)
         if kind not in list(CollectiveType):
             raise self._error(
@@ -241,21 +283,17 @@ class _RankReader:
                 f"({CollectiveType(0).name}) to {max(CollectiveType)} ({CollectiveType(9).name})",
             )
         name = str(node.attributes.get("pg_name", ""))
-        members = self.groups.get(name)
-        if members is None:
-            if name not in _WORLD:
-                known = ", ".join(map(repr, list(self.groups)[:8])) or "none"
-                raise self._error(
-                    node,
-                    f"process group {name!r} is unknown (known: {known}); add its ranks, "
-                    f'as {{"{name}": [0, 1]}} in a .json file beside the traces',
-                )
-            members = tuple(self.job.index)
-        if not members:  # PyTorch writes no ranks for the whole world
-            members = tuple(self.job.index)
-        if self.rank not in members:
+        group = self.job.groups.find(self.groups, name)
+        if group is None:
+            known = ", ".join(map(repr, list(self.groups)[:8])) or "none"
+            raise self._error(
+                node,
+                f"process group {name!r} is unknown (known: {known}); add its ranks, "
+                f'as {{"{name}": [0, 1]}} in a .json file beside the traces',
+            )
+        if self.rank not in group:
             raise self._error(node, f"rank {self.rank} is not in process group {name!r}")
-        return _OPERATION[CollectiveType(kind)], name, members
+        return _OPERATION[CollectiveType(kind)], group
 
     def _pair(
         self, node: GraphNode, size: int, duration: int, before: Sequence[int]
@@ -265,30 +303,32 @@ class _RankReader:
         kind = Kind.SEND if sends else Kind.RECV
         source = self._whole(node, "comm_src", self.rank if sends else -1)
         target = self._whole(node, "comm_dst", -1 if sends else self.rank)
-        tag = self._whole(node, "comm_tag", 0)
+        pair = Pair(source, target, self._whole(node, "comm_tag", 0))
         own, other = (source, target) if sends else (target, source)
         if own != self.rank or other < 0 or other == own:
             raise self._error(
                 node, f"rank {self.rank} has a {kind.name} from rank {source} to rank {target}"
             )
-        stream = self._stream(node, (source, target, tag))
+        stream = self._stream(node, pair)
         waits = self._latest(before, stream)
         if other in self.job.index:
-            pair = (self.job.index[source], self.job.index[target])
-            slot = self._slot(pair, f"{source} to {target}, tag {tag}")
             return self.rows.point_to_point(
-                kind, slot, stream, size, duration=duration, name=node.name, waits=waits
+                kind, self._slot(pair), stream, size, duration=duration, name=node.name, waits=waits
             ), stream
         if duration == UNPRICED:
             raise self._error(node, f"its partner, rank {other}, is not here, and no time")
-        here = self._slot((self.job.index[self.rank],), f"{source} to {target}, tag {tag}")
         return self.rows.collective(
-            Operation.UNKNOWN, here, stream, size, duration=duration, name=node.name, waits=waits
+            Operation.UNKNOWN,
+            self._slot(pair),
+            stream,
+            size,
+            duration=duration,
+            name=node.name,
+            waits=waits,
         ), stream
 
-    def _slot(self, members: tuple[int, ...], name: str) -> int:
-        number = self.job.builder.communicator(members, name)
-        return self.slots.setdefault(number, len(self.slots))
+    def _slot(self, reference: Reference) -> int:
+        return self.slots.setdefault(reference, len(self.slots))
 
     def _stream(self, node: GraphNode, otherwise: Hashable) -> int:
         """Return the number of a node's stream, in order of appearance."""
@@ -302,77 +342,54 @@ class _RankReader:
         value = node.attributes.get(name, default)
         if value is default:
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_BYTES:
+        if not is_whole(value):
             raise self._error(node, f"{name} is {value!r}; it must be a whole number, 0 or more")
-        return value
+        return int(value)
 
     def _error(self, node: GraphNode, text: str) -> InputError:
         return InputError(f"{self.path}: node {node.place} ({node.name!r}): {text}")
 
 
-def _with_wire_times(tables: Sequence[Table], slots: Sequence[Sequence[int]]) -> list[Table]:
+def _with_wire_times(
+    tables: Sequence[Table], of_rank: Sequence[int], slots: Sequence[Sequence[int]]
+) -> tuple[list[Table], list[int]]:
     """Give all members of a communication the shortest of their recorded durations.
 
-    What the others recorded beyond it they spent waiting for the last to come.
+    What the others recorded beyond it they spent waiting for the last to come. Returns the tables
+    that there are then, and which of them each rank has.
     """
-    users: dict[int, list[tuple[int, int]]] = {}
+    users: dict[int, dict[tuple[int, int], list[int]]] = {}  # ranks, by table and slot
     for rank, own in enumerate(slots):
         for slot, communicator in enumerate(own):
-            users.setdefault(communicator, []).append((rank, slot))
-    durations = [table.duration.copy() for table in tables]
-    for members in users.values():
-        rows = [tables[rank].rows_on(slot) for rank, slot in members]
+            of_table = users.setdefault(communicator, {})
+            of_table.setdefault((of_rank[rank], slot), []).append(rank)
+    changes: list[list[tuple[int, bytes]]] = [[] for _ in slots]
+    for of_table in users.values():
+        rows = [tables[number].rows_on(slot) for number, slot in of_table]
         shared = min(map(len, rows))  # the engine refuses ranks that communicate unequally often
         least = np.full(shared, np.iinfo(np.int64).max)
-        for (rank, _), mine in zip(members, rows):
-            found = durations[rank][mine[:shared]]
+        recorded = [
+            tables[number].duration[mine[:shared]] for (number, _), mine in zip(of_table, rows)
+        ]
+        for found in recorded:
             least = np.minimum(least, np.where(found == UNPRICED, least, found))
         least[least == np.iinfo(np.int64).max] = UNPRICED
-        for (rank, _), mine in zip(members, rows):
-            durations[rank][mine[:shared]] = least
-    return [table.replace(duration=own) for table, own in zip(tables, durations)]
-
-
-# --- process groups -----------------------------------------------------------------------------
-
-
-def groups_of(path: Path, data: Any) -> dict[str, tuple[int, ...]]:
-    """Return the process groups of a parsed JSON file: ``{"1": [0, 1], …}``.
-
-    Parameters
-    ----------
-    path : Path
-        The file, for messages; it is not read.
-    data : Any
-        What its JSON decodes to.
-
-    Returns
-    -------
-    dict of str to tuple of int
-        Global ranks of each group, in the file's order.
-
-    Raises
-    ------
-    InputError
-        If it holds anything else.
-    """
-    if not isinstance(data, dict):
-        raise InputError(f"{path}: process groups are an object of lists of ranks")
-    for name, ranks in data.items():
-        if not isinstance(ranks, list) or any(
-            isinstance(r, bool) or not isinstance(r, int) or r < 0 for r in ranks
-        ):
-            raise InputError(f"{path}: process group {name!r} must be a list of ranks, 0 or more")
-    return {name: tuple(ranks) for name, ranks in data.items()}
-
-
-def _groups_of_node(values: str) -> dict[str, tuple[int, ...]]:
-    """Return the groups that PyTorch's node ``process_group:init`` names.
-
-    Its input is a Python list of one JSON text.
-    """
-    try:
-        listed = json.loads(ast.literal_eval(values)[0])
-        return {str(entry["pg_name"]): tuple(map(int, entry["ranks"])) for entry in listed}
-    except (ValueError, SyntaxError, LookupError, TypeError, RecursionError, MemoryError):
-        return {}  # the parser's words for nested too deeply are the last two
+        for (_, slot), ranks, found in zip(of_table, of_table.values(), recorded):
+            if (found != least).any():
+                for rank in ranks:
+                    changes[rank].append((slot, least.tobytes()))
+    made: dict[tuple[int, tuple[tuple[int, bytes], ...]], int] = {}
+    kept: list[Table] = []
+    numbers = []
+    for number, changed in zip(of_rank, changes):
+        key = number, tuple(changed)
+        if key not in made:
+            made[key] = len(kept)
+            table = tables[number]
+            duration = table.duration.copy()
+            for slot, shortest in changed:
+                found = np.frombuffer(shortest, np.int64)
+                duration[table.rows_on(slot)[: len(found)]] = found
+            kept.append(table.replace(duration=duration) if changed else table)
+        numbers.append(made[key])
+    return kept, numbers

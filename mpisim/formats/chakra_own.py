@@ -12,12 +12,17 @@ import numpy as np
 from ..base.errors import InputError, ProgramError
 from ..program import COLUMNS as TABLE_COLUMNS
 from ..program import Communicators, Program, Table
+from .chakra_likeness import TraceNodes
 from .chakra_schema import COLUMNS, PREFIX, VERSION, attributes
 
 __all__ = ["is_own", "read_own"]
 
-Trace = tuple[Path, Any, list[Any]]
-"""A file: its path, metadata and nodes."""
+Trace = tuple[Path, TraceNodes]
+"""A file: its path and what is in it."""
+
+_LIMITS = {column: np.iinfo(dtype) for column, dtype in TABLE_COLUMNS.items()}
+_RANGES = {column: (int(each.min), int(each.max)) for column, each in _LIMITS.items()}
+"""The lowest and the highest number that a column holds."""
 
 
 def is_own(metadata: Any) -> bool:
@@ -30,7 +35,7 @@ def read_own(traces: Sequence[Trace]) -> Program:
 
     Parameters
     ----------
-    traces : sequence of (path, metadata, nodes)
+    traces : sequence of (path, nodes)
 
     Raises
     ------
@@ -38,7 +43,7 @@ def read_own(traces: Sequence[Trace]) -> Program:
         If files are missing, of different programs, of a newer version, or changed in a way that
         makes no program.
     """
-    said = [_Facts(path, attributes(metadata)) for path, metadata, _ in traces]
+    said = [_Facts(path, attributes(trace.metadata)) for path, trace in traces]
     order = _in_order(said)
     first = said[order[0]]
     names = first.texts("names")
@@ -47,8 +52,13 @@ def read_own(traces: Sequence[Trace]) -> Program:
         number.setdefault(text, i)
     tables: list[Table | None] = []
     index: list[int] = []
+    seen: set[tuple[int, bytes, int, int, str]] = set()
     for at in order:
-        table = _table(said[at], traces[at][2], number)
+        key = _table_key(said[at], traces[at][1])
+        if key is not None and key in seen:
+            index.append(key[0])
+            continue
+        table = _table(said[at], traces[at][1].nodes, number)
         position = said[at].whole("table")
         if not 0 <= position < len(traces):
             raise InputError(f"{said[at].path}: {PREFIX}table is {position}; there are fewer ranks")
@@ -62,6 +72,8 @@ def read_own(traces: Sequence[Trace]) -> Program:
                 f"({table.label!r}), but its nodes differ"
             )
         index.append(position)
+        if key is not None:
+            seen.add(key)
     missing = next((i for i, table in enumerate(tables) if table is None), -1)
     if missing >= 0:
         raise InputError(f"{first.path}: no file holds table {missing}")
@@ -159,6 +171,15 @@ def _in_order(said: Sequence[_Facts]) -> list[int]:
     return [of_rank[rank] for rank in range(n_ranks)]
 
 
+def _table_key(facts: _Facts, trace: TraceNodes) -> tuple[int, bytes, int, int, str] | None:
+    """Return what is equal in files that hold the same table; None where only reading tells."""
+    content = trace.content
+    if content is None:
+        return None
+    whole = (facts.whole("rows"), facts.whole("queue_depth"))
+    return facts.whole("table"), content, *whole, facts.text("label")
+
+
 def _table(facts: _Facts, nodes: Sequence[Any], number: Mapping[str, int]) -> Table:
     """Return the table of one file: nodes with a kind are its rows."""
     columns: dict[str, list[int]] = {column: [] for column in TABLE_COLUMNS}
@@ -175,11 +196,11 @@ def _table(facts: _Facts, nodes: Sequence[Any], number: Mapping[str, int]) -> Ta
         row["name"] = found.get(f"{PREFIX}name", number[node.name])
         row["stream"] = found.get("stream", -1)
         for column, value in row.items():
-            limits = np.iinfo(TABLE_COLUMNS[column])
-            if not isinstance(value, int) or not limits.min <= value <= limits.max:
+            least, most = _RANGES[column]
+            if not isinstance(value, int) or not least <= value <= most:
                 raise InputError(
-                    f"{where}: {column} is {value!r}; it must be a whole number from {limits.min} "
-                    f"to {limits.max}"
+                    f"{where}: {column} is {value!r}; it must be a whole number from {least} "
+                    f"to {most}"
                 )
             columns[column].append(value)
         waits = found.get(f"{PREFIX}waits", [])

@@ -8,7 +8,7 @@ of protocol buffers is needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
@@ -173,13 +173,21 @@ def messages() -> Messages:
     )
 
 
-def attributes(message: Any) -> dict[str, Any]:
+def attributes(message: Any, names: Container[str] | None = None) -> dict[str, Any]:
     """Return the attributes of a node or of the metadata by name: scalars and lists.
 
     Writers differ in which integer type they choose, so that the type is not looked at.
+
+    Parameters
+    ----------
+    message : Node or GlobalMetadata
+    names : container of str, optional
+        Those to be returned; by default all.
     """
     found: dict[str, Any] = {}
     for attribute in message.attr:
+        if names is not None and attribute.name not in names:
+            continue
         kind = attribute.WhichOneof("value")
         if kind is None:
             continue
@@ -235,12 +243,14 @@ def looks_like_chakra(head: bytes) -> bool:
     return found
 
 
-def read_nodes(path: Path) -> tuple[Any, list[Any]]:
+def read_nodes(path: Path, raw: bytes | None = None) -> tuple[Any, list[Any]]:
     """Read a Chakra execution trace (``.et``, plain or gzip).
 
     Parameters
     ----------
     path : Path
+    raw : bytes, optional
+        The contents of the file, unpacked, where they have been read already.
 
     Returns
     -------
@@ -254,7 +264,7 @@ def read_nodes(path: Path) -> tuple[Any, list[Any]]:
         place in the file, from 0.
     """
     metadata, nodes = messages().GlobalMetadata(), []
-    for place, body in _frames(path, open_text(path)):
+    for place, body in _frames(path, open_text(path) if raw is None else raw):
         message = metadata if place < 0 else messages().Node()
         _parse(path, message, body, _what(place))
         if place >= 0:

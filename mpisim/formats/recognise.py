@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 
 from ..base.errors import InputError
@@ -66,7 +67,7 @@ def import_program(
         if len(files) > 1:
             raise InputError(f"{files[1]}: a SimAI workload is one file")
         inside = _inside(files[0])
-        return simai_program(inside[0], n_ranks)
+        return simai_program(inside[0][0], n_ranks)
     return triosim_program(files[0])
 
 
@@ -80,9 +81,7 @@ def recognise(paths: Sequence[Path]) -> str:
     """
     found: dict[str, Path] = {}
     for path in paths:
-        inside = _inside(path)
-        for file in inside:
-            kind = _kind(file)
+        for file, kind in _inside(path):
             if kind:
                 found.setdefault(kind, file)
     if not found:
@@ -94,12 +93,13 @@ def recognise(paths: Sequence[Path]) -> str:
     return next(iter(found))
 
 
-def _inside(path: Path) -> list[Path]:
-    """Return the file, or the files of a folder that can hold something to import."""
+def _inside(path: Path) -> list[tuple[Path, str]]:
+    """Return the file, or those of a folder that can hold something to import, with formats."""
     if not is_folder(path):
-        return [path]
+        return [(path, _kind(path))]
     try:
-        return sorted(p for p in path.iterdir() if p.is_file() and _kind(p))
+        found = ((p, _kind(p)) for p in path.iterdir() if p.is_file())
+        return sorted((each for each in found if each[1]), key=itemgetter(0))
     except OSError as error:
         raise InputError(f"{path}: the folder cannot be read ({error.strerror})") from None
 

@@ -119,7 +119,11 @@ def _loaded_links(program: Program, network: SharedNetwork) -> Ints:
 
 def needs_prices(program: Program) -> bool:
     """Return whether any communication of a program has no duration of its own. Local."""
-    return bool(_operations(program))
+    return any(
+        bool((table.is_communication & (table.duration == UNPRICED)).any())
+        for table in program.tables
+        if table is not None
+    )
 
 
 def _operations(program: Program) -> dict[tuple[int, int], list[tuple[int, int]]]:

@@ -3,20 +3,25 @@
 ::
 
     names                          row names
-    table_labels                   one label a table
-    tables/<i>/<column>            the columns of table i; attribute queue_depth
-    tables/<i>/wait_index, wait_row
+    tables/label, n_rows, queue_depth
+    rows/<column>                  the columns of all tables, one table after another
+    rows/n_waits                   how many rows each waits for
+    waits/row                      which, numbered within their table
     communicators/index, members, names
     ranks/table, slot_index, slots, speed, start
                                    attributes jitter_spread, jitter_seed where there is jitter
+
+There can be a table for every rank of thousands: each column is one data set.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..base.errors import InputError, UsageError
 from ..base.hdf5 import (
@@ -38,12 +43,12 @@ if TYPE_CHECKING:
 __all__ = ["FORMAT", "VERSION", "load", "save"]
 
 FORMAT = "mpisim-program"
-VERSION = 1
+VERSION = 2
 
 UNITS = dict.fromkeys(("host", "launch", "launch_cost", "gap", "duration", "start"), "ps") | {
     "bytes": "bytes"
 }
-TABLE_COLUMNS: dict[str, type] = {**COLUMNS, "wait_index": np.int64, "wait_row": np.int32}
+N_ROWS, QUEUE_DEPTH, N_WAITS = "n_rows", "queue_depth", "n_waits"
 RANK_COLUMNS: dict[str, type] = {
     "table": np.int32,
     "slot_index": np.int64,
@@ -84,13 +89,7 @@ def save(program: Program, path: str | Path, *, overwrite: bool = False) -> None
     with create_file(path, FORMAT, VERSION, overwrite=overwrite) as file:
         write_attributes(file, program.attributes)
         write_texts(file, "names", program.names)
-        write_texts(file, "table_labels", [t.label for t in program.tables if t is not None])
-        tables = file.create_group("tables")
-        for i, table in enumerate(program.tables):
-            group = tables.create_group(str(i))
-            group.attrs["queue_depth"] = table.queue_depth  # type: ignore[union-attr]
-            for column in TABLE_COLUMNS:
-                write_column(group, column, getattr(table, column), UNITS.get(column))
+        _write_tables(file, [table for table in program.tables if table is not None])
         communicators = file.create_group("communicators")
         write_column(communicators, "index", program.communicators.index)
         write_column(communicators, "members", program.communicators.members)
@@ -119,12 +118,17 @@ def load(path: str | Path) -> Program:
     Raises
     ------
     InputError
-        If it is no program file, of a newer version, or damaged.
+        If it is no program file, of another version, or damaged.
     ProgramError
         If its parts do not fit together.
     """
     with open_file(path, FORMAT, VERSION) as file:
-        labels = read_texts(file, "table_labels")
+        found = file.attrs["format_version"]
+        if found < VERSION:
+            raise InputError(
+                f"was written by an older mpisim (format version {found}; this one reads "
+                f"{VERSION}); save or import the program again"
+            )
         groups = _group(file, "communicators")
         ranks = _group(file, "ranks")
         columns: dict[str, Any] = {
@@ -133,9 +137,7 @@ def load(path: str | Path) -> Program:
         }
         return Program(
             names=read_texts(file, "names"),
-            tables=tuple(
-                _read_table(_group(file, f"tables/{i}"), label) for i, label in enumerate(labels)
-            ),
+            tables=tuple(_read_tables(file)),
             communicators=Communicators(
                 read_column(groups, "index", np.int64),
                 read_column(groups, "members", np.int32),
@@ -147,12 +149,55 @@ def load(path: str | Path) -> Program:
         )
 
 
-def _read_table(group: Group, label: str) -> Table:
-    columns: dict[str, Any] = {
-        column: read_column(group, column, stored, UNITS.get(column))
-        for column, stored in TABLE_COLUMNS.items()
+def _write_tables(file: Group, tables: Sequence[Table]) -> None:
+    group = file.create_group("tables")
+    write_texts(group, "label", [table.label for table in tables])
+    write_column(group, N_ROWS, np.array([len(table) for table in tables], np.int64))
+    write_column(group, QUEUE_DEPTH, np.array([table.queue_depth for table in tables], np.int64))
+    rows, waits = file.create_group("rows"), file.create_group("waits")
+    for column, stored in COLUMNS.items():
+        write_column(rows, column, _joined(tables, column, stored), UNITS.get(column))
+    counts = [np.diff(table.wait_index) for table in tables]
+    write_column(rows, N_WAITS, np.concatenate([np.empty(0, np.int64), *counts]))
+    write_column(waits, "row", _joined(tables, "wait_row", np.int32))
+
+
+def _joined(tables: Sequence[Table], column: str, stored: type) -> NDArray[Any]:
+    """Return a column of all tables, one after another."""
+    found = [getattr(table, column) for table in tables]
+    return np.concatenate([np.empty(0, stored), *found])
+
+
+def _read_tables(file: Group) -> Iterator[Table]:
+    group, rows = _group(file, "tables"), _group(file, "rows")
+    n_rows = read_column(group, N_ROWS, np.int64)
+    labels = read_texts(group, "label", len(n_rows))
+    depths = read_column(group, QUEUE_DEPTH, np.int64, length=len(n_rows))
+    n_waits = read_column(rows, N_WAITS, np.int64)
+    awaited = read_column(_group(file, "waits"), "row", np.int32)
+    for where, counts, total in (
+        (f"tables/{N_ROWS}", n_rows, len(n_waits)),
+        (f"rows/{N_WAITS}", n_waits, len(awaited)),
+    ):
+        if ((counts < 0) | (counts > total)).any() or counts.sum() != total:
+            raise InputError(f"{where}: the file is damaged: these should be {total} together")
+    columns = {
+        column: read_column(rows, column, stored, UNITS.get(column), len(n_waits))
+        for column, stored in COLUMNS.items()
     }
-    return Table(**columns, queue_depth=int(group.attrs["queue_depth"]), label=label)
+    row_index, wait_index = (np.concatenate([[0], np.cumsum(each)]) for each in (n_rows, n_waits))
+    ends, wait_ends = row_index.tolist(), wait_index[row_index].tolist()
+    for i, (label, depth) in enumerate(zip(labels, depths.tolist(), strict=True)):
+        first, last = ends[i : i + 2]
+        begin, end = wait_ends[i : i + 2]
+        parts: dict[str, Any] = {name: values[first:last] for name, values in columns.items()}
+        yield Table(
+            **parts,
+            wait_index=wait_index[first : last + 1] - begin,
+            wait_row=awaited[begin:end],
+            queue_depth=depth,
+            label=label,
+        )
 
 
 def _read_jitter(ranks: Group) -> Jitter | None:

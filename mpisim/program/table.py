@@ -248,6 +248,15 @@ _INDEPENDENT_OF_DURATIONS = frozenset(
 """Cached properties that tables share which differ in durations alone."""
 
 
+_WORDS = {
+    "kind": (max(Kind), f"kind must be one of {[k.name for k in Kind]}"),
+    "operation": (max(Operation), f"operation must be one of {list(Operation)}"),
+    "phase": (max(Phase), f"phase must be one of {[p.name for p in Phase]}"),
+}
+"""Columns of words: the last of them, and what is said of others. There can be thousands of tables,
+and looking through words takes longer than through a short table."""
+
+
 def _check_table(table: Table) -> None:
     """Refuse a table that no rank could execute, naming the first bad row."""
     n = len(table.kind)
@@ -269,9 +278,8 @@ def _check_table(table: Table) -> None:
             row = int(np.argmax(bad))
             raise ProgramError(f"table {table.label!r}, row {row}: {text}")
 
-    refuse(table.kind > max(Kind), f"kind must be one of {[k.name for k in Kind]}")
-    refuse(table.operation > max(Operation), f"operation must be one of {list(Operation)}")
-    refuse(table.phase > max(Phase), f"phase must be one of {[p.name for p in Phase]}")
+    for column, (most, text) in _WORDS.items():
+        refuse(getattr(table, column) > most, text)
     refuse(device & (table.stream < 0), "a device row needs a stream (0 or more)")
     refuse(host_only & (table.stream >= 0), "a HOST or HOST_WAIT row has no stream (use -1)")
     refuse(comm & (table.slot < 0), "a communication needs a communicator slot")
