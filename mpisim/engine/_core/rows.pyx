@@ -14,8 +14,13 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
 from .common cimport (
     BATCH, BY_HOST, BY_QUEUE, BY_STREAM, BY_WAIT, HOST, JOIN, KERNEL, LAST_WAIT, NO_TIME,
-    SIMPLE_KERNEL, SIMPLE_POST, Instruction, mix, scaled,
+    SIMPLE_KERNEL, SIMPLE_POST, Instruction, mix,
 )
+
+cdef extern from "vary.h":
+    void vary_rows(
+        int64_t* duration, const int64_t* row, int64_t n, uint64_t factor, uint64_t key,
+        const uint64_t* jitter) nogil
 
 cdef extern from *:
     """
@@ -160,23 +165,15 @@ def vary(
     uint64_t key,
     const uint64_t[::1] jitter,
 ):
-    """Vary the durations of some rows: see `mpisim.engine.duration_factors`.
-
-    By `factor` and, where `jitter` is the table of factors and not None, by one drawn for the row.
-    """
+    """Vary the durations of some rows, which are all different: see vary.h."""
     found = np.array(durations)
     cdef int64_t[::1] values = found
-    cdef uint64_t drawn = factor
-    cdef bint draws = jitter is not None
-    cdef Py_ssize_t i
-    cdef int64_t row
-    with nogil:
-        for i in range(rows.shape[0]):
-            row = rows[i]
-            if draws:
-                drawn = mix(key + <uint64_t>(row + 1) * GOLDEN) >> 52
-                drawn = scaled(jitter[drawn], factor)
-            values[row] = <int64_t>scaled(<uint64_t>values[row], drawn)
+    if rows.shape[0]:
+        with nogil:
+            vary_rows(
+                &values[0], &rows[0], rows.shape[0], factor, key,
+                NULL if jitter is None else &jitter[0],
+            )
     return found
 
 
