@@ -143,23 +143,24 @@ def test_flows_that_follow_each_other_at_once_do_not_meet(second: int, late: boo
 
 
 def test_what_comes_back_to_the_communications_of_a_process() -> None:
-    """Groups of other processes are left alone; late is counted from the end alone."""
+    """Groups of other processes are left alone; flows that never met others are as they were."""
     case = Case(3)
     schedule = case.schedule()
     schedule.update(case.start)
-    settle(case, schedule, 1)
+    contended = settle(case, schedule, 1)
     here = np.where(np.arange(len(case.first) - 1) % 2, case.first[:-1] + 1, -1)
-    late = np.zeros(len(case.start) + 2, np.int64)
-    changed = schedule.scatter(here, late)
-    begin = case.start + case.latency[case.price]
-    alone = -(-(case.volume << RATE_BITS) // case.rate)[case.price]
-    expected = np.where(case.price >= 0, case.ends() - begin - alone, 0)
+    taken = np.zeros(len(case.start) + 2, np.int64)
+    changed = schedule.scatter(here, taken)
+    met = np.isin(np.arange(len(case.start)), sorted(contended))
+    expected = np.where(met, case.ends() - case.start, 0)
     for g, first in enumerate(here.tolist()):
         if first >= 0:
             part = slice(case.first[g], case.first[g + 1])
-            np.testing.assert_array_equal(late[first : first + len(expected[part])], expected[part])
-    assert changed == bool(late.any())
-    assert not schedule.scatter(here, late)
+            np.testing.assert_array_equal(
+                taken[first : first + len(expected[part])], expected[part]
+            )
+    assert changed == bool(taken.any())
+    assert not schedule.scatter(here, taken)
     starts = np.full(len(case.start), -1)
     times = np.concatenate([[7], case.start, [7]])
     schedule.gather(here, times, starts)

@@ -120,6 +120,16 @@ class CoreInput:
     flows: FlowInput | None = None
 
     @property
+    def kind(self) -> NDArray[np.int32]:
+        """Which of `kinds` each rank has, shape (h,); lanes of a tile have the same."""
+        return self.duration if self.sharing is None else self.sharing.kind
+
+    @property
+    def kinds(self) -> list[NDArray[np.int64]]:
+        """Durations of rows as the tiled core takes them, in ps."""
+        return self.durations if self.sharing is None else self.sharing.durations
+
+    @property
     def n_rows(self) -> int:
         """Rows of all hosted ranks."""
         lengths = np.array([len(one.table) for one in self.lowered], np.int64)
@@ -146,19 +156,32 @@ class CoreInput:
 class SharingInput:
     """What the tiled core needs where communications share links.
 
+    How long communications take that may flow, or that take other times for other ranks of the
+    table, is *looked up*, communication by communication. In all else ranks of one table then
+    agree, as a rule, and can be lanes of one tile. Ranks that do are of one *kind*.
+
     Attributes
     ----------
     prices : list of int32 arrays
-        For each of the durations, the price of each row, or -1: others do not flow.
+        For each of the `CoreInput.durations`, the price of each row, or -1: others do not flow.
+    kind : int32, shape (h,)
+        Of each rank.
+    durations : list of int64 arrays
+        For each kind, of all rows, in ps; 0 where it is looked up.
+    looked_up : list of uint8 arrays
+        For each kind, which rows are.
     slots : list of frozenset of int
-        For each of the durations, the slots with such rows.
-    late : int64, shape (n_communications + 1,)
-        How much longer each communication takes than alone, in ps.
+        For each kind, the slots with such rows.
+    taken : int64, shape (n_communications + 1,)
+        How long each communication takes for which that is looked up, in ps.
     """
 
     prices: list[NDArray[np.int32]]
+    kind: NDArray[np.int32]
+    durations: list[NDArray[np.int64]]
+    looked_up: list[NDArray[np.uint8]]
     slots: list[frozenset[int]]
-    late: NDArray[np.int64]
+    taken: NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..program import Program
+from ..program import UNPRICED, Flag, Program
+from ._core.flow_schedule import take_as_alone
 from .contention import Contention, assign_domains
 from .core_input import CoreInput, FlowInput, SharingInput, initial_communications
 from .cost import Priced, varied
@@ -200,7 +201,7 @@ def distribute(
             operations=on_slot[active],
             inside=role == Role.LOCAL,
         )
-        tiles = find_tiles(table, priced.which, uses)
+        tiles = find_tiles(table, priced.which if sharing is None else sharing.kind, uses)
     else:
         assert simulated.routes is not None
         priced = varied(program, ranks, priced)
@@ -246,6 +247,8 @@ def distribute(
         sharing=sharing,
         flows=flows,
     )
+    if sharing is not None:
+        take_as_alone(core_input)
     return Distribution(
         program=program,
         simulated=simulated,
@@ -267,13 +270,44 @@ def distribute(
 def _sharing(
     lowered: list[LoweredTable], table: NDArray[np.int32], priced: Priced, n_communications: int
 ) -> SharingInput:
-    """Prices of the hosted ranks' rows → what the tiled core is given; nothing is late yet."""
-    entry, rank = np.unique(priced.which, return_index=True)
-    slots = [frozenset[int]()] * len(priced.prices)
-    for i, of_table in zip(entry.tolist(), table[rank].tolist()):
-        flowing = lowered[of_table].table.slot[priced.prices[i] >= 0]
-        slots[i] = frozenset(np.unique(flowing).tolist())
-    return SharingInput(priced.prices, slots, np.zeros(n_communications + 1, np.int64))
+    """Prices of the hosted ranks' rows → what the tiled core is given, without times to look up."""
+    kind_of = np.zeros(len(priced.durations), np.int32)
+    durations: list[NDArray[np.int64]] = []
+    looked_up: list[NDArray[np.uint8]] = []
+    slots: list[frozenset[int]] = []
+    for number, one in enumerate(lowered):
+        entries = np.unique(priced.which[table == number]).tolist()
+        rows = np.flatnonzero(one.table.is_communication & (one.table.duration == UNPRICED))
+        eager = (one.table.flags[rows] & Flag.EAGER) != 0
+        alike = [entries]
+        base = priced.durations[entries[0]][rows] if entries else np.empty(0, np.int64)
+        varies = np.zeros(len(rows), bool)
+        flows = np.zeros(len(rows), bool)
+        for entry in entries:
+            varies |= priced.durations[entry][rows] != base
+            flows |= priced.prices[entry][rows] >= 0
+        if (varies & eager).any():  # each rank's own ready time counts: nothing to look up
+            alike, varies = [[entry] for entry in entries], np.zeros(len(rows), bool)
+        found = rows[(varies | flows) & ~eager]
+        for some in alike if entries else []:
+            kind_of[some] = len(durations)
+            of_kind = priced.durations[some[0]].copy()
+            of_kind[found] = 0
+            flags = np.zeros(len(of_kind), np.uint8)
+            flags[found] = 1
+            durations.append(of_kind)
+            looked_up.append(flags)
+            # Eager flows, too: who else takes part sees when they start.
+            of_slots = np.unique(one.table.slot[rows[varies | flows]])
+            slots.append(frozenset(of_slots.tolist()))
+    return SharingInput(
+        prices=priced.prices,
+        kind=kind_of[priced.which],
+        durations=durations,
+        looked_up=looked_up,
+        slots=slots,
+        taken=np.zeros(n_communications + 1, np.int64),
+    )
 
 
 def _operations(

@@ -4,11 +4,11 @@ Where communications share links, how long each takes depends on when all others
 run depends on how long each takes. *Waveform relaxation* (Lelarasmee, Ruehli and
 Sangiovanni-Vincentelli, IEEE Trans. CAD 1, 1982) parts the two. A pass
 
-1. runs all ranks, with how much longer than alone (*late*) each communication takes held fixed:
+1. runs all ranks, with how long each communication takes held fixed, at first as long as alone:
    dataflow, so the tiled core does it, over any number of processes;
 2. takes when communications start from that, and lets their flows share links: `FlowSchedule`;
-3. ends with how late each communication is now. If all are as late as they were held to be, the
-   times of step 1 are the result.
+3. ends with how long each communication takes now. If all take as long as they were held to take,
+   the times of step 1 are the result.
 
 **Why the result is right.** Then starts follow from ends, by the recurrence of the ranks, and ends
 from starts, by max-min sharing: these are all the conditions that a run meets. No other run meets
@@ -56,12 +56,12 @@ _WINDOW = 12
 
 
 class Relaxation:
-    """The flows of a run, over all processes, and how late they are. **Collective**, all of it.
+    """The flows of a run, over all processes, and when they end. **Collective**, all of it.
 
     Parameters
     ----------
     distribution : Distribution
-        Without contention: its core holds `late` fixed.
+        Without contention: its core holds fixed how long communications take.
     prices : tuple of Price
         By number, the same on all processes.
     comm : mpi4py.MPI.Intracomm or None
@@ -138,7 +138,7 @@ class Relaxation:
         Parameters
         ----------
         core : Core
-            Of this process, after a pass; what it was given as `late` is changed for the next.
+            Of this process, after a pass; what it was given as `taken` is changed for the next.
         """
         self.passes += 1
         self._start.fill(np.iinfo(np.int64).min)
@@ -152,7 +152,7 @@ class Relaxation:
             if not self._simulate():
                 return None  # some flow ends later than int64 can say
             contended = self._contend()
-        differs = self._schedule.scatter(self._here, self._given.late)
+        differs = self._schedule.scatter(self._here, self._given.taken)
         if not allreduce_any(differs, self._comm):
             return True
         return None if self._is_slow() else False

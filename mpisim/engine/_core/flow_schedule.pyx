@@ -157,15 +157,15 @@ cdef class FlowSchedule:
                     for k in range(self.first[g + 1] - self.first[g]):
                         found[self.first[g] + k] = times[here[g] + k]
 
-    def scatter(self, const int64_t[::1] here, int64_t[::1] late):
-        """Ends of flows → how much longer communications of this process take than alone.
+    def scatter(self, const int64_t[::1] here, int64_t[::1] taken):
+        """Ends of contended flows → how long communications of this process take.
 
         Parameters
         ----------
         here : int64, shape (g,)
             As for `gather`.
-        late : int64
-            Of communications; changed in place.
+        taken : int64
+            Of communications, in ps; changed in place.
 
         Returns
         -------
@@ -181,9 +181,10 @@ cdef class FlowSchedule:
                 for k in range(self.first[g + 1] - self.first[g]):
                     i = self.first[g] + k
                     if self.contended[i]:
-                        value = self.end_of_flow[i] - self.begin_of[i] - self.span[self.price[i]]
-                        differs = differs or late[here[g] + k] != value
-                        late[here[g] + k] = value
+                        value = self.end_of_flow[i] - self.begin_of[i]
+                        value += self.latency[self.price[i]]
+                        differs = differs or taken[here[g] + k] != value
+                        taken[here[g] + k] = value
         return differs
 
     def update(self, const int64_t[::1] start):
@@ -494,3 +495,36 @@ def mark_flows(
                     found[at + ordinals[j]] = price[j]
 
 
+
+
+def take_as_alone(core_input):
+    """Have communications whose times are looked up take as long as alone, on hosted ranks.
+
+    Parameters
+    ----------
+    core_input : mpisim.engine.core_input.CoreInput
+        With `sharing`, of which `taken` is changed in place.
+    """
+    sharing = core_input.sharing
+    cdef const int64_t[::1] slot_index = core_input.slot_index, first = core_input.slot_first
+    cdef const int32_t[::1] kind = sharing.kind, duration = core_input.duration
+    cdef const int32_t[::1] slots, ordinals
+    cdef const int64_t[::1] values
+    cdef int64_t[::1] taken = sharing.taken
+    cdef int64_t i, j, n
+    rows_of, values_of = {}, {}
+    for i in range(kind.shape[0]):
+        of_kind, of_duration = int(kind[i]), int(duration[i])
+        if of_kind not in rows_of:
+            found = core_input.lowered_of(i).communications
+            found = found[sharing.looked_up[of_kind][found["row"]] != 0]
+            rows_of[of_kind] = (
+                padded(found["slot"]), padded(found["ordinal"]), found["row"], len(found),
+            )
+        slots, ordinals, rows, n = rows_of[of_kind]
+        if of_duration not in values_of:
+            values_of[of_duration] = padded(core_input.durations[of_duration][rows])
+        values = values_of[of_duration]
+        with nogil:
+            for j in range(n):
+                taken[first[slot_index[i] + slots[j]] + ordinals[j]] = values[j]

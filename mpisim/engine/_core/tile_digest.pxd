@@ -11,7 +11,7 @@ cdef struct Part:  # what the digest takes from a table with some durations, slo
     const uint64_t* high
     const uint64_t* counted
     const int64_t* duration
-    const uint8_t* flows  # which of them are flows; NULL where no links are shared
+    const uint8_t* looked_up  # which of these times are; NULL where no links are shared
     const int64_t* first  # of each slot
     const CommunicationRow* eager
 
@@ -22,7 +22,7 @@ cdef class TileDigest:
     cdef const uint64_t[:, ::1] sizes
     cdef const uint64_t[::1] seeds
     cdef const int64_t[::1] slot_index, count
-    cdef const int32_t[::1] duration
+    cdef const int32_t[::1] kind
     cdef int64_t[::1] taken  # scratch: how long the communications of a slot take
 
     cdef void add(self, const EngineState* engine, const Tile* tile, uint64_t* total) noexcept nogil

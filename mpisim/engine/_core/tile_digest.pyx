@@ -33,20 +33,20 @@ cdef class TileDigest:
         cdef const uint64_t[::1] low, high, counted
         cdef const int64_t[::1] duration, first
         cdef const CommunicationRow[::1] eager
-        cdef const uint8_t[::1] flows
+        cdef const uint8_t[::1] looked_up
         cdef Part* part
-        self.parts = <Part*>allocated(len(core_input.durations), sizeof(Part))
+        self.parts = <Part*>allocated(len(core_input.kinds), sizeof(Part))
         self.references = []
         self.sizes, self.seeds = padded(core_input.slot_hash), END_LANES
         self.slot_index, self.count = core_input.slot_index, core_input.count
-        self.duration = core_input.duration
+        self.kind = core_input.kind
         most = 0
-        for number, table in set(zip(core_input.duration.tolist(), core_input.table.tolist())):
+        for number, table in set(zip(core_input.kind.tolist(), core_input.table.tolist())):
             found = core_input.lowered[table].communications
             by_slot = found[np.lexsort((found["ordinal"], found["slot"]))]
             low, high = padded(by_slot["low"]), padded(by_slot["high"])
             counted = padded((by_slot["eager"] == 0).astype(np.uint64))
-            duration = padded(core_input.durations[number][by_slot["row"]])
+            duration = padded(core_input.kinds[number][by_slot["row"]])
             first = np.concatenate([[0], np.cumsum(core_input.lowered[table].table.operations)])
             eager = padded(found[found["eager"] != 0])
             self.references.extend([low, high, counted, duration, first, eager])
@@ -54,11 +54,10 @@ cdef class TileDigest:
             part.low, part.high, part.counted = &low[0], &high[0], &counted[0]
             part.duration, part.first, part.eager = &duration[0], &first[0], &eager[0]
             if core_input.sharing is not None:
-                of_row = core_input.sharing.prices[number][by_slot["row"]]
-                flows = padded((of_row >= 0).astype(np.uint8))
-                self.references.append(flows)
-                part.flows = &flows[0]
-                most = max(most, len(of_row))
+                looked_up = padded(core_input.sharing.looked_up[number][by_slot["row"]])
+                self.references.append(looked_up)
+                part.looked_up = &looked_up[0]
+                most = max(most, len(by_slot))
         self.taken = np.zeros(most + 1, np.int64)
 
     def __dealloc__(self):
@@ -82,7 +81,7 @@ cdef class TileDigest:
         self, const EngineState* engine, const Tile* tile, int32_t s, uint64_t* total
     ) noexcept nogil:
         """Add the communications on one slot, but for EAGER ones."""
-        cdef const Part* part = &self.parts[self.duration[tile.local[0]]]
+        cdef const Part* part = &self.parts[self.kind[tile.local[0]]]
         cdef const Slot* slot = &tile.slot[s]
         cdef int64_t first = part.first[s], n = part.first[s + 1] - first, l, g
         cdef int64_t* times = engine.best
@@ -99,11 +98,11 @@ cdef class TileDigest:
             member[g] = l
         for g in range(slot.n_columns if together else tile.n_lanes):
             l = member[g]
-            if part.flows is not NULL:
+            if part.looked_up is not NULL:
                 for k in range(n):
                     self.taken[k] = part.duration[first + k]
-                    if part.flows[first + k]:
-                        self.taken[k] += engine.late[slot.binding[l].first + k]
+                    if part.looked_up[first + k]:
+                        self.taken[k] += engine.taken[slot.binding[l].first + k]
                 duration = &self.taken[0]
             add_hashes(
                 n, &part.low[first], &part.high[first], &part.counted[first],
@@ -114,7 +113,7 @@ cdef class TileDigest:
 
     cdef void add_eager(self, const Tile* tile, uint64_t* total) noexcept nogil:
         """Add the communications that do not wait for others."""
-        cdef const Part* part = &self.parts[self.duration[tile.local[0]]]
+        cdef const Part* part = &self.parts[self.kind[tile.local[0]]]
         cdef const CommunicationRow* x
         cdef int64_t e, l
         cdef int32_t rank

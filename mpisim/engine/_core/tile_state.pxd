@@ -30,7 +30,7 @@ cdef extern from "lanes.h":
     ctypedef struct Tile:
         const Instruction* code
         const int64_t* duration
-        const int32_t* price
+        const uint8_t* looked_up
         const int32_t* operands
         const int32_t* final
         int64_t* value
@@ -64,7 +64,7 @@ cdef extern from "lanes.h":
         int64_t* best
         int64_t* who
         const uint64_t* jitter
-        const int64_t* late
+        const int64_t* taken
         int64_t n_ready
         int64_t n_outgoing
         int64_t rows_done

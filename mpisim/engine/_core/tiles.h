@@ -31,9 +31,10 @@
    in the same row: the communication starts there and then, and nobody else can be waiting for
    it.
 
-   LATE. Where communications share links, `late` says how much longer each takes than alone. It
-   is given, and the same for all members that let it flow; one with a duration of its own takes
-   that. Slots with flows are OUTSIDE, wherever their members are, so that only resolve() asks.
+   TAKEN. Where communications share links, `taken` says how long each takes whose row is
+   looked_up, and duration is 0 there. It is given, and the same for all members whose row is; one
+   with a duration of its own takes that. Slots with such rows are OUTSIDE, wherever their members
+   are, so that only resolve() asks.
 
    INTEGERS. Times are int64 ps: a start offset and the sum of all durations of a rank are below
    2**60 each (mpisim/engine/cost.py). Registers, lanes, rows and ranks are int32; numbers of
@@ -79,7 +80,7 @@ typedef struct {
 typedef struct {
     const Instruction *code;
     const int64_t *duration;
-    const int32_t *price;  /* of each row, -1 where it is no flow; NULL where no links are shared */
+    const uint8_t *looked_up;  /* of each row: see TAKEN; NULL where no links are shared */
     const int32_t *operands, *final;
     int64_t *value;  /* registers; see above */
     int32_t *pending;
@@ -99,7 +100,7 @@ typedef struct {
     int64_t *outgoing;  /* communications to tell other processes about */
     int64_t *begin, *best, *who;  /* scratch: of each lane of whichever tile runs */
     const uint64_t *jitter;
-    const int64_t *late;  /* of each communication: see LATE */
+    const int64_t *taken;  /* of each communication: see TAKEN */
     int64_t n_ready, n_outgoing, rows_done;
 } EngineState;
 
@@ -229,7 +230,7 @@ INLINED int64_t end_of(
     const EngineState *e, const Tile *t, int32_t row, int64_t number, int64_t duration)
 {
     const int64_t end = e->communications[number].time + duration;
-    return t->price && t->price[row] >= 0 ? end + e->late[number] : end;
+    return t->looked_up && t->looked_up[row] ? end + e->taken[number] : end;
 }
 
 static inline void wait_for(EngineState *e, Tile *t, int64_t number)

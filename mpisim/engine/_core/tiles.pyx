@@ -57,14 +57,14 @@ cdef class Core:
     cdef char* room
     cdef size_t n_room
     cdef int32_t[::1] tile_of, lane_of
-    cdef const int32_t[::1] number, table, duration
+    cdef const int32_t[::1] number, table, kind
     cdef const int64_t[::1] start, count, slot_index, slot_first
     cdef const int32_t[::1] slot_members
     cdef const uint8_t[::1] slot_role
     cdef const uint64_t[::1] factor, key, jitter
     cdef int64_t n_ranks, n_tiles
-    cdef const int64_t** durations
-    cdef const int32_t** prices  # NULL where no links are shared
+    cdef const int64_t** durations  # of each kind
+    cdef const uint8_t** looked_up  # likewise; NULL where no links are shared
     cdef object core_input, references
     cdef readonly int64_t unfinished
     cdef readonly object communications
@@ -75,12 +75,12 @@ cdef class Core:
         cdef Communication[::1] communications
         cdef int64_t i, n = len(core_input.numbers), widest
         self.n_room = self.n_tiles = 0
-        self.prices = NULL
+        self.looked_up = NULL
         self.core_input = core_input
         self.n_ranks = self.unfinished = n
         self.references = []
         self.number, self.table = core_input.numbers, core_input.table
-        self.duration = core_input.duration
+        self.kind = core_input.kind
         self.start, self.count = core_input.start, core_input.count
         self.slot_index = core_input.slot_index
         self.slot_first, self.slot_role = core_input.slot_first, core_input.slot_role
@@ -128,8 +128,8 @@ cdef class Core:
         """Point to instructions and durations."""
         cdef const Instruction[::1] instructions
         cdef const int32_t[::1] operands, final
-        cdef const int64_t[::1] numbers, late
-        cdef const int32_t[::1] prices
+        cdef const int64_t[::1] numbers, taken
+        cdef const uint8_t[::1] looked_up
         cdef TablePointers* table
         given = self.core_input
         self.tables = <TablePointers*>self.reserve(len(given.lowered), sizeof(TablePointers))
@@ -143,19 +143,19 @@ cdef class Core:
             table.n_rows, table.n_final = len(lowered.table), len(lowered.final)
             table.n_registers, table.n_slots = lowered.n_registers, len(lowered.table.operations)
             table.n_eager = lowered.n_eager
-        self.durations = <const int64_t**>self.reserve(len(given.durations), sizeof(int64_t*))
-        for i, durations in enumerate(given.durations):
+        self.durations = <const int64_t**>self.reserve(len(given.kinds), sizeof(int64_t*))
+        for i, durations in enumerate(given.kinds):
             numbers = padded(durations)
             self.references.append(numbers)
             self.durations[i] = &numbers[0]
         if given.sharing is not None:
-            late = given.sharing.late
-            self.engine.late = &late[0]
-            self.prices = <const int32_t**>self.reserve(len(given.durations), sizeof(int32_t*))
-            for i, priced in enumerate(given.sharing.prices):
-                prices = padded(priced)
-                self.references.append(prices)
-                self.prices[i] = &prices[0]
+            taken = given.sharing.taken
+            self.engine.taken = &taken[0]
+            self.looked_up = <const uint8_t**>self.reserve(len(given.kinds), sizeof(uint8_t*))
+            for i, rows in enumerate(given.sharing.looked_up):
+                looked_up = padded(rows)
+                self.references.append(looked_up)
+                self.looked_up[i] = &looked_up[0]
         if given.variation is not None:
             self.factor = given.variation.factor
             if given.variation.table is not None:
@@ -184,11 +184,11 @@ cdef class Core:
         cdef int64_t n = lanes.shape[0], l, at
         cdef int32_t s, i
         given = self.core_input.sharing
-        flows = None if given is None else given.slots[self.duration[lanes[0]]]
+        slots = frozenset() if given is None else given.slots[self.kind[lanes[0]]]
         cdef int64_t width = 1 if n == 1 else (n + WIDTH - 1) // WIDTH * WIDTH
         tile.code, tile.operands, tile.final = table.code, table.operands, table.final
-        tile.duration = self.durations[self.duration[lanes[0]]]
-        tile.price = NULL if self.prices is NULL else self.prices[self.duration[lanes[0]]]
+        tile.duration = self.durations[self.kind[lanes[0]]]
+        tile.looked_up = NULL if given is None else self.looked_up[self.kind[lanes[0]]]
         tile.n_lanes, tile.width = <int32_t>n, <int32_t>width
         tile.n_rows, tile.n_final = table.n_rows, table.n_final
         tile.n_slots, tile.n_registers = table.n_slots, table.n_registers
@@ -217,7 +217,7 @@ cdef class Core:
                 tile.slot[s].binding[l].role = self.slot_role[at]
             if table.operations[s]:
                 look_inside(tile, &tile.slot[s])
-            if flows is not None and s in flows:
+            if s in slots:
                 tile.slot[s].kind = <uint8_t>OUTSIDE
         self._vary(tile)
 
@@ -359,8 +359,8 @@ cdef class Core:
                     number = tile.slot[x.slot].binding[lane].first + x.ordinal
                     start[j] = self.engine.communications[number].time
                 end[j] = start[j] + tile.duration[x.row]
-                if not x.eager and tile.price is not NULL and tile.price[x.row] >= 0:
-                    end[j] += self.engine.late[number]
+                if not x.eager and tile.looked_up is not NULL and tile.looked_up[x.row]:
+                    end[j] += self.engine.taken[number]
         return starts, ends
 
     def last_ready(self, int64_t local):
