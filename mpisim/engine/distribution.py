@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..program import UNPRICED, Flag, Program
-from ._core.flow_schedule import take_as_alone
+from ._core.by_communication import take_as_alone
 from .contention import Contention, assign_domains
 from .core_input import CoreInput, FlowInput, SharingInput, initial_communications
 from .cost import Priced, varied

@@ -37,7 +37,8 @@ from numpy.typing import NDArray
 
 from ..mpi.reductions import allreduce_any, allreduce_max
 from ..topo import Network, Price, SharedNetwork
-from ._core.flow_schedule import FlowSchedule, mark_flows
+from ._core.by_communication import mark_flows
+from ._core.flow_schedule import FlowSchedule
 from ._core.links import joined
 from ._core.sharing import Sharing
 from .distribution import Distribution

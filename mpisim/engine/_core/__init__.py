@@ -18,6 +18,8 @@ sharing (fluid, heap)
     Max-min fair rates of flows.
 flow_schedule (sort.h)
     When flows end that begin at given times: see `mpisim.engine.relaxation`.
+by_communication
+    What rows of ranks say of communications, by their numbers.
 rows, accounts
     Rows of a rank after a run, and sums over them.
 price_requests, links, refining
