@@ -6,7 +6,9 @@
 #   bash run_scripts/get_slurm.sh
 set -euo pipefail
 
-packages=(slurmctld slurmd slurm-client munge)
+# srun starts MPI processes by PMIx if its plug-in finds libpmix.so, which Slurm's packages do not
+# bring; of libpmix-dev, since the plug-in asks for no version.
+packages=(slurmctld slurmd slurm-client munge libpmix-dev)
 missing=()
 for package in "${packages[@]}"; do
     dpkg-query -W -f '${Status}' "$package" 2> /dev/null | grep -q '^install ok installed$' \

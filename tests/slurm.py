@@ -2,7 +2,7 @@
 
 ``munged``, ``slurmctld`` and one ``slurmd`` a node are started as children of this process, on
 free ports of the loopback, with their configuration, keys, sockets, spools and logs in one folder.
-They end with the test. Debian's packages: slurmctld, slurmd, slurm-client, munge.
+They end with the test. Debian's packages: slurmctld, slurmd, slurm-client, munge, libpmix-dev.
 """
 
 from __future__ import annotations
