@@ -134,7 +134,7 @@ class RooflinePricer:
         return found.duration
 
     def count_again(self, nodes: int) -> None:
-        """Count nodes that take what others took before."""
+        """Count further nodes whose times were taken over from equal ones."""
         self._nodes += nodes
 
     def attributes(self) -> dict[str, str]:

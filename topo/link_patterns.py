@@ -101,7 +101,7 @@ class LinkPatterns:
 
 
 class _SortedTexts:
-    """Texts in order, to find those that begin alike."""
+    """Texts in ascending order, with the range of those that begin with some text."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._order = np.array(sorted(range(len(texts)), key=texts.__getitem__), np.int64)

@@ -176,7 +176,7 @@ def _parser(chosen: str, commands: Sequence[str]) -> Parser:
 
 
 def _leave_garbage() -> None:
-    """Spare the interpreter its looks for garbage as it ends, which are longer than many a command.
+    """Leave out the garbage collections at the end of a process, which take 50 ms.
 
     Not where h5py is loaded: HDF5 ends after the interpreter, and calls it for files that are still
     open because garbage, such as the traceback of an error, refers to them.

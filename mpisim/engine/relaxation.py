@@ -77,7 +77,6 @@ class Relaxation:
         assert given is not None
         self._given = given
         self._distribution, self._comm, self._routes = distribution, comm, routes
-        self.passes = 0
         self._changes: list[int] = []
         self._group, self._route_group = np.unique(routes.group, return_inverse=True)
         # Where the communications of each group begin on this process, and how many there are.
@@ -134,14 +133,13 @@ class Relaxation:
         return found
 
     def settle(self, core: Any) -> bool | None:
-        """A pass that all ranks have run → whether its times are final; None: give up.
+        """Starts of communications in a pass → whether its times are final; None: give up.
 
         Parameters
         ----------
         core : Core
             Of this process, after a pass; what it was given as `taken` is changed for the next.
         """
-        self.passes += 1
         self._start.fill(np.iinfo(np.int64).min)
         self._schedule.gather(self._here, core.communications["time"], self._start)
         if self._comm is not None:
