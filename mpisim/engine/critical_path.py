@@ -31,7 +31,7 @@ from .rows import Binding, Solution
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["CriticalPath", "PathEnd", "PieceKind", "walk_back"]
+__all__ = ["CriticalPath", "PathCycle", "PathEnd", "PieceKind", "walk_back"]
 
 
 class PieceKind(IntEnum):
@@ -51,6 +51,18 @@ class PieceKind(IntEnum):
     """Before the rank's start offset. Its row is -1, its name "start"."""
 
 
+class PathCycle(NamedTuple):
+    """Pieces of a path that stand for all their repeats: see `mpisim.engine.repetition`."""
+
+    first: int
+    last: int
+    """Pieces ``first`` to ``last - 1``."""
+    periods: int
+    """How many periods of the step they take."""
+    times: int
+    """How often they occur again."""
+
+
 @dataclass(frozen=True, eq=False)
 class CriticalPath:
     """The chain of pieces that ends last; complete and equal on every process.
@@ -68,6 +80,9 @@ class CriticalPath:
     name : int32, shape (n,)
         Index into `names`.
     names : tuple of str
+    cycle : PathCycle, optional
+        Of a run that follows from a shorter one: pieces that repeat. Rows and times are then those
+        of the shorter run; `mpisim.engine.repetition` has all pieces.
     """
 
     kind: NDArray[np.uint8]
@@ -77,6 +92,20 @@ class CriticalPath:
     end: NDArray[np.int64]
     name: NDArray[np.int32]
     names: tuple[str, ...]
+    cycle: PathCycle | None = None
+
+    @property
+    def times(self) -> NDArray[np.int64]:
+        """How often each piece occurs, shape (n,)."""
+        found = np.ones(len(self.kind), np.int64)
+        if self.cycle is not None:
+            found[self.cycle.first : self.cycle.last] += self.cycle.times
+        return found
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Time of each piece, with its repeats, in ps; shape (n,). They sum to the step time."""
+        return (self.end - self.begin) * self.times
 
 
 # Plain integers: looking up a member of an enumeration costs more than a step of the walk.

@@ -38,6 +38,31 @@ class Flows:
     end: Ints
     volume: Ints
 
+    def part(self, chosen: NDArray[np.bool_]) -> Flows:
+        """Return some of the flows.
+
+        Parameters
+        ----------
+        chosen : bool, shape (n,)
+        """
+        return Flows(self.route[chosen], self.begin[chosen], self.end[chosen], self.volume[chosen])
+
+    def copies(self, later: Ints) -> Flows:
+        """Return the flows once for each time by which they are later, one after another.
+
+        Parameters
+        ----------
+        later : int64, shape (k,)
+            ps.
+        """
+        late = later[:, None]
+        return Flows(
+            np.tile(self.route, len(later)),
+            (self.begin + late).reshape(-1),
+            (self.end + late).reshape(-1),
+            np.tile(self.volume, len(later)),
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class SharedLinks:

@@ -19,6 +19,7 @@ from .run_setup import RunSetup
 
 if TYPE_CHECKING:
     from ._core import Ledger
+    from .lowering import LoweredTable
 
 __all__ = ["Mode", "Run"]
 
@@ -120,6 +121,10 @@ class Run:
         into memory: take what is needed of one rank, then go on to the next.
         """
         return self.solution.rows(int(self.simulated_by[i]))
+
+    def lowered(self, i: int) -> LoweredTable:
+        """Return the lowered table of the i-th of `hosted`."""
+        return self.solution.lowered(int(self.simulated_by[i]))
 
     def account(
         self, i: int, ledger: Ledger, until: int

@@ -126,6 +126,7 @@ def prepare(
     constants: StepConstants | None = None,
     memory: Verdict | None = None,
     networks: NetworkCache | None = None,
+    micro_batches: int | None = None,
 ) -> PreparedExperiment:
     """Look up the hardware of an experiment and generate its program. Local.
 
@@ -138,6 +139,8 @@ def prepare(
         Whether it fits, where that is known; nothing is refused then.
     networks : NetworkCache, optional
         Shared by the experiments that one caller prepares; they are faster then.
+    micro_batches : int, optional
+        Generate the program of a step with so many in each replica, in place of all.
 
     Raises
     ------
@@ -178,6 +181,8 @@ def prepare(
             models = list(map(CalibratedKernels, models, of_gpus))
             applied = of_gpus[0]
             network = with_step_constants(network, applied)
+        if micro_batches is not None:
+            layout = layout.with_micro_batches(micro_batches)
         workload = _with_variation_of(training_step(layout, *models), experiment)
         workload = _with_overhead(workload, applied)
         return PreparedExperiment(

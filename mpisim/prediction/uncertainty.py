@@ -242,7 +242,7 @@ class PathShares:
 
     def lengths(self) -> dict[str, float]:
         """Return how much of the step depends on each number, in ps."""
-        length = self.path.end - self.path.begin
+        length = self.path.lengths
         found: dict[str, float] = {}
         for piece, pieces in self.equal_pieces():
             whole = int(length[pieces].sum())

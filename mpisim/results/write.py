@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from h5py import File, Group
     from mpi4py.MPI import Intracomm
 
+    from ..engine.repetition import Repetition
+
 __all__ = ["write_results"]
 
 RESERVED_ATTRIBUTES = frozenset(
@@ -79,6 +81,7 @@ def write_results(
     attributes: Mapping[str, Any] | None = None,
     network: Network | None = None,
     step: int | None = None,
+    repetition: Repetition | None = None,
 ) -> Results | None:
     """Write the result of a run to an HDF5 file.
 
@@ -94,8 +97,8 @@ def write_results(
         The processes that simulated.
     timeline : bool
         Write every row too.
-    experiment, seed, attributes, network, step
-        See `collect`.
+    experiment, seed, attributes, network, step, repetition
+        See `collect`. With a repetition there is no timeline of the whole step.
     overwrite : bool
         Whether an earlier result of that name may be replaced.
 
@@ -129,6 +132,7 @@ def write_results(
         attributes=attributes,
         network=network,
         step=step,
+        repetition=repetition,
     )
     with collective_errors(comm):
         if results is not None:
