@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError
 
+from ..base.frozen import frozen
 from .fabrics import Fabric, FabricGraph, Ports, build_fabric
 from .nodes import Node, NodeGraph, build_node_graph, hop_latency
 from .topology import Grid, LinkKind, NodeKind, Topology
@@ -188,7 +189,7 @@ def _ports(node: Node, fabric: Fabric, gpus: int, node_graph: NodeGraph, nodes: 
     return Ports(nodes, len(node_graph.ports), total / len(node_graph.ports), latency, hop)
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class ClosedFormRoutes:
     """Routes in closed form: through a node, or out of one, across the fabric, into another."""
 

@@ -7,7 +7,6 @@ the largest flow its links carry. No algorithm is faster.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from mpisim.base.errors import InputError
 from mpisim.base.kinds import Operation
 
+from ..base.frozen import frozen
 from .topology import LinkKind, NodeKind, Topology
 
 __all__ = [
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
+@frozen
 class SamplePath:
     """A route from one GPU to another.
 

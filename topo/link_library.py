@@ -8,7 +8,6 @@ network takes the fastest of all algorithms of the library (:mod:`.nccl_network`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,6 +19,7 @@ from mpisim.base.presets import packaged
 from mpisim.base.quantity import Quantity
 from mpisim.base.schema import build
 
+from ..base.frozen import frozen
 from .nccl import Choice, Shape
 from .nccl.shape import NodeCounts
 from .topology import Topology
@@ -89,8 +89,10 @@ class CollectiveLibrary(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@frozen
 class _DirectGpus:
+    """A machine that has GPUs and no NICs: they are on the fabric themselves."""
+
     gpus_per_node: int
     nics: int = 0
 

@@ -14,13 +14,13 @@ over those that have them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from mpisim.base.errors import InputError
 from mpisim.base.quantity import Quantity, picoseconds
 
+from ...base.frozen import frozen
 from ..analytical.families import formula_of
 from ..analytical.formula import ANY
 from ..gpu import Gpu
@@ -32,7 +32,7 @@ from ..operations import Kernel
 __all__ = ["Li", "Regression", "RegressionLine", "regress"]
 
 
-@dataclass(frozen=True)
+@frozen
 class RegressionLine:
     """A fitted line over the times at the datasheet's rates.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,6 +19,7 @@ from mpisim.base.files import read_text
 from mpisim.base.presets import packaged
 from mpisim.base.schema import Limits, build, parse
 
+from ...base.frozen import frozen
 from .families import FORMULAS
 from .formula import Constant
 
@@ -47,7 +48,7 @@ MIN_BIN_ROWS = 20
 NonNegative = Annotated[float, Limits(least=0)]
 
 
-@dataclass(frozen=True)
+@frozen
 class ErrorBin:
     """Errors of rows that were not fitted to, log(predicted / measured), of one decade of duration.
 
@@ -72,7 +73,7 @@ class ErrorBin:
     p90: NonNegative
 
 
-@dataclass(frozen=True)
+@frozen
 class FittedConstants:
     """One table of the file: constants fitted to measured kernels, and their errors.
 
@@ -133,7 +134,7 @@ def decade_of(seconds: float) -> int:
     return math.floor(math.log10(seconds))
 
 
-@dataclass(frozen=True)
+@frozen
 class KernelCalibration:
     """All tables of a file, by (formula, GPU or architecture or ``"any"``, format)."""
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mpisim.base.presets import packaged
 
+from ...base.frozen import frozen
 from ..gpu import FILE as GPU_PRESETS
 from ..gpu_parameters import GpuParameters, gpu_parameters
 from ..numbers import number
@@ -67,7 +68,7 @@ another formula in that format rather than their own in another; and the relativ
 adds."""
 
 
-@dataclass(frozen=True)
+@frozen
 class CalibrationLookup:
     """The constants for a formula on a GPU in a format.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from mpisim.base.quantity import Quantity, picoseconds
 
+from ...base.frozen import frozen
 from ..gpu import Gpu
 from ..gpu_parameters import GpuParameters
 from ..model import Estimate
@@ -33,7 +34,7 @@ BURST = "burst"
 """The constant that says how long a kernel may run before the clock is lowered."""
 
 
-@dataclass(frozen=True)
+@frozen
 class _CalibratedFormula:
     """A formula with the constants that serve it on the GPU.
 

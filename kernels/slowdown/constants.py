@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +11,8 @@ from mpisim.base.kinds import Operation
 from mpisim.base.presets import load_file, packaged
 from mpisim.base.quantity import Quantity
 from mpisim.base.schema import build
+
+from ...base.frozen import frozen
 
 __all__ = [
     "CLASSES",
@@ -32,7 +34,7 @@ _REDUCTIONS = frozenset((Operation.ALL_REDUCE, Operation.REDUCE_SCATTER, Operati
 _SENDS = frozenset((Operation.SEND_RECV, Operation.ALL_TO_ALL, Operation.GATHER, Operation.SCATTER))
 
 
-@dataclass(frozen=True)
+@frozen
 class SlowdownConstants:
     """Constants of the parametric model; each is explained in the data file.
 

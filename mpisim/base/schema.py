@@ -17,6 +17,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .errors import InputError, one_of
+from .frozen import frozen
 from .text import shortened
 
 __all__ = ["Limits", "build", "defaults", "parse"]
@@ -31,7 +32,7 @@ _WORDS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@frozen
 class Limits:
     """The values a number may have: from `least` to `most`.
 

@@ -16,13 +16,13 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.frozen import frozen
 from ..program import Flag, Kind, Program, Table
 from .distribution import Distribution
 from .refine import ranges
@@ -51,7 +51,7 @@ class PieceKind(IntEnum):
     """Before the rank's start offset. Its row is -1, its name "start"."""
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class CriticalPath:
     """The chain of pieces that ends last; complete and equal on every process.
 

@@ -13,13 +13,13 @@ ready time of its members, and MAX does not depend on who takes it, or in which 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.frozen import frozen
 from ..program import UNPRICED, Flag, Program
 from ._core.by_communication import take_as_alone
 from .contention import Contention, assign_domains
@@ -54,7 +54,7 @@ MAX_PEERS = 4
 but the number of messages is the square of that of processes."""
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Distribution:
     """Which process hosts which rank and owns which communicator, as one process needs it.
 

@@ -25,13 +25,14 @@ With jitter each rank is a class of its own: no two have equal durations.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.frozen import frozen
 from ..program import UNPRICED, Program
 from ..topo import Network
 from .refine import NO_LOADS, Incidences, LinkLoads, dense, multisets, partition, ranges, refine
@@ -53,7 +54,7 @@ class SplitReason(IntEnum):
     """Differs only because a communication partner is in another class."""
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class EquivalenceClasses:
     """Ranks with identical timelines, one of which is simulated for all.
 
@@ -86,7 +87,7 @@ class EquivalenceClasses:
         return len(self.representative)
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class SimulatedRanks:
     """The ranks that a run simulates, and the communicators that they bind.
 

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import InputError
+from ..base.frozen import frozen
 from ..base.quantity import PICOSECONDS
 from ..engine.duration_factors import ONE, jitter_factors, speed_factor
 from ..engine.rows import Rows
@@ -82,7 +82,7 @@ class SlowedRows(NamedTuple):
     terms: Ints
 
 
-@dataclass(frozen=True)
+@frozen
 class DeviceModel:
     """One kind of GPU: its kernels, and their slowdown factors.
 
@@ -172,7 +172,7 @@ class _Kernels(NamedTuple):
     memory_parts: Ints
 
 
-@dataclass(frozen=True)
+@frozen
 class OverlapModel:
     """The overlap model of all ranks of a program.
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.frozen import frozen
 from ..base.quantity import PICOSECONDS, Quantity
 from ..engine.critical_path import CriticalPath, PieceKind
 from ..kernels.slowdown import CLASSES
@@ -21,7 +21,7 @@ COMMUNICATIONS = "overlap: communications"
 """Name of the number that the slowdown of communications depends on."""
 
 
-@dataclass(frozen=True)
+@frozen
 class OverlapSummary:
     """Summary of overlap in a run.
 

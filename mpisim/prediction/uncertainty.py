@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.frozen import frozen
 from ..base.quantity import Quantity
 from ..engine.critical_path import PieceKind
 from ..engine.run import Run
@@ -42,7 +42,7 @@ Ints = NDArray[np.int64]
 ON_DEVICE = (PieceKind.COMPUTE, PieceKind.COMMUNICATION)
 
 
-@dataclass(frozen=True)
+@frozen
 class Effect:
     """What the error of one number does to the step time.
 
@@ -68,7 +68,7 @@ class Effect:
         return self.share * self.error
 
 
-@dataclass(frozen=True)
+@frozen
 class Uncertainty:
     """The error bar of a step time.
 

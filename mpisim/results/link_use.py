@@ -6,13 +6,13 @@ its rate changes meanwhile, the bytes of a bin are an approximation; those of th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.frozen import frozen
 from ..engine._core import carried, depths, flows_by_link
 from ..engine.flows import Flows, SharedLinks
 from ..topo.network import RATE_BITS, WEIGHT_ONE
@@ -28,7 +28,7 @@ MAX_PAIRED = 32
 """Communicators on one link up to which pairs of them that share it are listed."""
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class LinkUse:
     """Use of links; one entry for all links that are used equally at the same times.
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import InputError
+from ..base.frozen import frozen
 from ..experiment.plan import Plan
 
 __all__ = ["Grid", "Groups"]
@@ -26,7 +26,7 @@ __all__ = ["Grid", "Groups"]
 Ranks = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@frozen
 class Grid:
     """Sizes of the parallel axes, and the groups of ranks along each.
 

@@ -32,6 +32,7 @@ from typing import ClassVar, Literal
 
 from mpisim.kernels.operations import Kernel
 
+from ..base.frozen import frozen
 from ..program import Operation
 
 __all__ = [
@@ -168,7 +169,7 @@ class Parameter:
     local: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class Operator:
     """An operator of the framework: what autograd sees as one node.
 
@@ -213,7 +214,7 @@ class Operator:
         return tuple(task for task in self.backward if task.weight == (part == "weight"))
 
 
-@dataclass(frozen=True)
+@frozen
 class Layer:
     """The unit of recomputation, FSDP and pipeline parallelism.
 
@@ -258,7 +259,7 @@ class Layer:
                     yield task
 
 
-@dataclass(frozen=True)
+@frozen
 class Network:
     """A model in the shapes of one rank.
 

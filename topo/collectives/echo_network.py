@@ -9,7 +9,6 @@ shared.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Annotated
 
@@ -22,6 +21,7 @@ from mpisim.base.presets import packaged
 from mpisim.base.quantity import PICOSECONDS, Quantity
 from mpisim.base.schema import Limits, build
 
+from ...base.frozen import frozen
 from ..nccl import Shape, System
 from ..network import Price
 from ..traffic.groups import shapes_of
@@ -42,7 +42,7 @@ _QUANTITY = "echo_collectives"
 Positive = Annotated[float, Limits(least=0)]
 
 
-@dataclass(frozen=True)
+@frozen
 class EchoNumbers:
     """The file of fitted numbers.
 

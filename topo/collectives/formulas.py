@@ -8,7 +8,6 @@ use, for comparison.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from math import log2
 from typing import Protocol, TypeVar
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from mpisim.base.errors import InputError
 from mpisim.base.kinds import Operation
 
+from ...base.frozen import frozen
 from ..nccl import Factors, Nccl, Settings, Shape, System
 from ..network import bus_factor
 
@@ -92,7 +92,7 @@ class CostFormula(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@frozen
 class FittedFormula:
     """A formula with its numbers, on one machine.
 

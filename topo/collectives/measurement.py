@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from mpisim.base.kinds import Operation
+
+from ...base.frozen import frozen
 
 __all__ = ["Measurement"]
 
 
-@dataclass(frozen=True)
+@frozen
 class Measurement:
     """A measured communication: one operation, one size, one group.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -13,6 +12,8 @@ from numpy.typing import NDArray
 from mpisim.base.presets import packaged
 from mpisim.base.quantity import Quantity
 from mpisim.base.schema import build
+
+from ...base.frozen import frozen
 
 __all__ = ["ALGORITHMS", "PROTOCOLS", "NcclConstants", "architectures", "nccl_constants"]
 
@@ -32,7 +33,7 @@ _GB = 1e9
 _US = 1e-6
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class NcclConstants:
     """The constants that hold, in seconds and bytes per second.
 

@@ -7,10 +7,9 @@ r GPUs over the number of NICs send to other nodes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mpisim.base.kinds import Operation
 
+from ...base.frozen import frozen
 from .channels import LinkBandwidths
 from .constants import LL, PROTOCOLS, SIMPLE, NcclConstants
 from .settings import Settings
@@ -25,7 +24,7 @@ SEND_OPERATIONS = frozenset(
 )
 
 
-@dataclass(frozen=True)
+@frozen
 class SendCost:
     """What an operation made of sends does, per byte of its full buffer.
 

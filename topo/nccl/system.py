@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mpisim.base.errors import InputError
 
+from ...base.frozen import frozen
 from .constants import architectures
 
 __all__ = ["DEFAULT_VERSION", "INTRA", "System", "version_of"]
@@ -18,7 +17,7 @@ DEFAULT_VERSION = (2, 27)
 """NCCL's version where none is stated: that of current releases of PyTorch."""
 
 
-@dataclass(frozen=True)
+@frozen
 class System:
     """A kind of node and its way to the others.
 

@@ -18,7 +18,6 @@ once in each direction.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from math import prod
 from typing import NamedTuple
@@ -28,6 +27,7 @@ from numpy.typing import NDArray
 
 from mpisim.base.kinds import Operation
 
+from ...base.frozen import frozen
 from ..topology import Grid, Topology
 from .groups import group_equal_rows
 
@@ -45,7 +45,7 @@ __all__ = [
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@frozen
 class Block:
     """The part of a grid that a group fills.
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
+from ...base.frozen import frozen
 from ..nccl.shape import NodeCounts, Shape
 
 __all__ = ["Arrangement", "arrangements", "group_equal_rows", "shapes_of"]
@@ -14,7 +13,7 @@ __all__ = ["Arrangement", "arrangements", "group_equal_rows", "shapes_of"]
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Arrangement:
     """Groups that differ by whole nodes only.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 
 from mpisim.base.kinds import Operation
 
+from ...base.frozen import frozen
 from ..topology import RouteFunction, Topology
 from .grid_order import BY_DIMENSION, OrderedGroups, order_by_block, order_by_tour
 from .hops import hop_chains
@@ -30,7 +30,7 @@ class Pattern(NamedTuple):
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class PatternTraffic:
     """Loads and latencies of patterns, for many groups of one arrangement.
 
