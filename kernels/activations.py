@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
-from ..base.frozen import frozen
+from mpisim.base.frozen import frozen
 
 __all__ = ["ACTIVATIONS", "ActivationFunction", "ActivationName", "ComposedActivation"]
 

@@ -13,8 +13,8 @@ import math
 from dataclasses import field
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 
-from ..base.frozen import frozen
 from .gpu import Gpu
 from .operations import Copy, Counted, Elementwise, Kernel, Precision
 from .roofline import Roofline

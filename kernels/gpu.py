@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from mpisim.base.errors import InputError, nearest
+from mpisim.base.frozen import frozen
 from mpisim.base.presets import SUFFIX, find_table, packaged, table_names
 from mpisim.base.quantity import Quantity
 from mpisim.base.schema import Limits, build
-
-from ..base.frozen import frozen
 
 __all__ = ["Gpu", "find_gpu", "gpu_names"]
 

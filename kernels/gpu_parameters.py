@@ -13,9 +13,9 @@ from functools import cache
 from typing import Any
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 from mpisim.base.presets import packaged, table_names
 
-from ..base.frozen import frozen
 from .gpu import FILE, Gpu, find_gpu
 from .numbers import number
 

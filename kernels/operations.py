@@ -26,8 +26,7 @@ from dataclasses import field
 from typing import ClassVar, Literal
 
 from mpisim.base.errors import InputError
-
-from ..base.frozen import frozen
+from mpisim.base.frozen import frozen
 
 __all__ = [
     "ATTENTION_VARIANTS",

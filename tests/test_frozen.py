@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import pickle
+import re
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, InitVar, asdict, dataclass, field, fields, replace
 from functools import cached_property
 from math import nan
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -15,6 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpisim.base.frozen import frozen
+
+REPOSITORY = Path(__file__).resolve().parent.parent
 
 Decorator = Callable[[type], type]
 
@@ -162,6 +167,12 @@ class Nested:
     inner: object
 
 
+@frozen(slots=True)
+class Slotted:
+    first: int
+    second: object = None
+
+
 def test_objects_without_equality_are_themselves() -> None:
     one = ByIdentity(1)
     assert one == one
@@ -174,6 +185,29 @@ def test_objects_are_copied_replaced_and_sent() -> None:
     one = Nested(Nested((1, 2)))
     assert pickle.loads(pickle.dumps(one)) == copy.deepcopy(one) == copy.copy(one) == one
     assert replace(one, inner=3) == Nested(3)
+
+
+def test_objects_with_slots_have_nothing_else() -> None:
+    one = Slotted(1, Slotted(2))
+    assert pickle.loads(pickle.dumps(one)) == copy.deepcopy(one) == copy.copy(one) == one
+    assert replace(one, first=3) == Slotted(3, Slotted(2))
+    assert repr(one) == "Slotted(first=1, second=Slotted(first=2, second=None))"
+    assert not hasattr(one, "__dict__")
+    with pytest.raises(FrozenInstanceError):
+        one.first = 2  # type: ignore[misc]
+
+
+def test_no_frozen_class_is_made_in_another_way() -> None:
+    others = [
+        f"{path.name}: {node.name}"
+        for folder in ("mpisim", "kernels", "topo")
+        for path in (REPOSITORY / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+        for decorator in node.decorator_list
+        if re.match(r"(dataclasses\.)?dataclass\(.*frozen=True", ast.unparse(decorator))
+    ]
+    assert others == ["program.py: Program"]  # whose argument `checked` is no field
 
 
 def test_what_holds_itself_is_shown() -> None:

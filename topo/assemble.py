@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 
-from ..base.frozen import frozen
 from .fabrics import Fabric, FabricGraph, Ports, build_fabric
 from .nodes import Node, NodeGraph, build_node_graph, hop_latency
 from .topology import Grid, LinkKind, NodeKind, Topology

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 
-from ..base.frozen import frozen
 from .topology import LinkKind, NodeKind, Topology
 
 __all__ = [

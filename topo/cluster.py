@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 from mpisim.base.presets import SUFFIX, find_file, packaged_folder
 from mpisim.base.quantity import Quantity
 from mpisim.base.schema import Limits, build
 
-from ..base.frozen import frozen
 from .alpha_beta import AlphaBeta
 from .assemble import assemble
 from .changes import apply_changes, check_changes

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 from mpisim.base.quantity import PICOSECONDS
 
-from ..base.frozen import frozen
 from .bounds import Cut, cut_bound
 from .nccl import Choice
 from .nccl_network import NcclNetwork

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 from mpisim.base.presets import packaged
 from mpisim.base.quantity import Quantity
 from mpisim.base.schema import build
 
-from ..base.frozen import frozen
 from .nccl import Choice, Shape
 from .nccl.shape import NodeCounts
 from .topology import Topology

@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 from mpisim.base.presets import packaged
 from mpisim.base.quantity import Quantity
 from mpisim.base.schema import Limits, build
 
-from ..base.frozen import frozen
 from .topology import LinkKind, NodeKind
 
 __all__ = ["GraphBuilder", "Node", "NodeGraph", "build_node_graph", "hop_latency"]

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 
-from ..base.frozen import frozen
 from .topology import RouteFunction
 
 if TYPE_CHECKING:

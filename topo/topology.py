@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mpisim.base.errors import InputError
-
-from ..base.frozen import frozen
+from mpisim.base.frozen import frozen
 
 if TYPE_CHECKING:
     import networkx

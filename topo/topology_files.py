@@ -13,10 +13,10 @@ import numpy as np
 
 from mpisim.base.errors import InputError, nearest
 from mpisim.base.files import reason
+from mpisim.base.frozen import frozen
 from mpisim.base.presets import SUFFIX, load_file
 from mpisim.base.schema import build
 
-from ..base.frozen import frozen
 from .nodes import hop_latency
 from .routes import ShortestTimeRoutes
 from .topology import LinkKind, NodeKind, Topology, check_connected

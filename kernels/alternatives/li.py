@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 from mpisim.base.quantity import Quantity, picoseconds
 
-from ...base.frozen import frozen
 from ..analytical.families import formula_of
 from ..analytical.formula import ANY
 from ..gpu import Gpu

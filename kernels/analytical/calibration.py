@@ -16,10 +16,10 @@ from typing import Annotated, Any, Literal
 
 from mpisim.base.errors import InputError, nearest
 from mpisim.base.files import read_text
+from mpisim.base.frozen import frozen
 from mpisim.base.presets import packaged
 from mpisim.base.schema import Limits, build, parse
 
-from ...base.frozen import frozen
 from .families import FORMULAS
 from .formula import Constant
 

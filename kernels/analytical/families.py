@@ -13,11 +13,11 @@ from typing import Annotated, Any
 import numpy as np
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 from mpisim.base.presets import packaged
 from mpisim.base.quantity import Quantity
 from mpisim.base.schema import Limits, build
 
-from ...base.frozen import frozen
 from ..gpu_parameters import GpuParameters
 from ..operations import Kernel
 from .attention import ATTENTION

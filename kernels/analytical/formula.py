@@ -25,7 +25,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ...base.frozen import frozen
+from mpisim.base.frozen import frozen
+
 from ..gpu_parameters import GpuParameters
 
 __all__ = [

@@ -11,9 +11,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from mpisim.base.frozen import frozen
 from mpisim.base.presets import packaged
 
-from ...base.frozen import frozen
 from ..gpu import FILE as GPU_PRESETS
 from ..gpu_parameters import GpuParameters, gpu_parameters
 from ..numbers import number

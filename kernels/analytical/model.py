@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from mpisim.base.frozen import frozen
 from mpisim.base.quantity import Quantity, picoseconds
 
-from ...base.frozen import frozen
 from ..gpu import Gpu
 from ..gpu_parameters import GpuParameters
 from ..model import Estimate

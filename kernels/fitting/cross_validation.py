@@ -9,7 +9,8 @@ from dataclasses import fields
 
 import numpy as np
 
-from ...base.frozen import frozen
+from mpisim.base.frozen import frozen
+
 from ..analytical.calibration import HELD_OUT_RUNS, HELD_OUT_SHAPES, HeldOut
 from ..analytical.formula import Formula
 from ..analytical.lookup import RELATED_ARCHITECTURES

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ...base.frozen import frozen
+from mpisim.base.frozen import frozen
+
 from ..analytical.formula import Constant, Formula
 from ..gpu_parameters import gpu_parameters
 from ..measured import MeasuredKernels

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...base.frozen import frozen
+from mpisim.base.frozen import frozen
+
 from ..operations import Kernel
 
 __all__ = ["ASIDE", "TEST", "TRAIN", "MeasuredKernel", "MeasuredKernels"]

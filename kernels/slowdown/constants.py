@@ -7,12 +7,11 @@ from functools import cache
 from pathlib import Path
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 from mpisim.base.presets import load_file, packaged
 from mpisim.base.quantity import Quantity
 from mpisim.base.schema import build
-
-from ...base.frozen import frozen
 
 __all__ = [
     "CLASSES",

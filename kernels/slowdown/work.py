@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base.frozen import frozen
+from mpisim.base.frozen import frozen
+
 from ..analytical import Analytical, analytical_model
 from ..analytical.tiles import free_stretch
 from ..gpu import PEAK

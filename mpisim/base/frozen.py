@@ -7,7 +7,7 @@ Here ``__init__`` alone is written so. The other methods take an object's values
 
 A class made so is a dataclass: `dataclasses.fields`, `replace`, `asdict`, defaults, factories,
 inheritance and ``__post_init__`` work as ever, and methods that the class writes itself stay. What
-it cannot have is ``InitVar``, ``field(init=False)``, slots or an order: such a class is made by
+it cannot have is ``InitVar``, ``field(init=False)`` or an order: such a class is made by
 `dataclasses.dataclass`. The two kinds cannot inherit from each other.
 """
 
@@ -29,11 +29,11 @@ def frozen(cls: type[T]) -> type[T]: ...
 
 
 @overload
-def frozen(*, eq: bool = True) -> Callable[[type[T]], type[T]]: ...
+def frozen(*, eq: bool = True, slots: bool = False) -> Callable[[type[T]], type[T]]: ...
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(Field, field))
-def frozen(cls: type[T] | None = None, *, eq: bool = True) -> Any:
+def frozen(cls: type[T] | None = None, *, eq: bool = True, slots: bool = False) -> Any:
     """Class with annotations → the same class, a frozen dataclass.
 
     Parameters
@@ -41,6 +41,8 @@ def frozen(cls: type[T] | None = None, *, eq: bool = True) -> Any:
     cls : type
     eq : bool
         Whether objects are compared and hashed by value, not by identity.
+    slots : bool
+        Whether objects have slots for their fields and no dictionary.
 
     Raises
     ------
@@ -57,13 +59,13 @@ def frozen(cls: type[T] | None = None, *, eq: bool = True) -> Any:
     (Link(name='NVLink', rate=1.0), True)
     """
     if cls is None:
-        return lambda given: _frozen(given, eq)
-    return _frozen(cls, eq)
+        return lambda given: _frozen(given, eq, slots)
+    return _frozen(cls, eq, slots)
 
 
-def _frozen(cls: type[T], eq: bool) -> type[T]:
+def _frozen(cls: type[T], eq: bool, slots: bool) -> type[T]:
     own = set(vars(cls))
-    cls = dataclass(init=False, repr=False, eq=False)(cls)
+    cls = dataclass(init=False, repr=False, eq=False, slots=slots)(cls)
     every = fields(cls)  # type: ignore[arg-type]
     arguments = tuple(each.name for each in every if not each.kw_only)
     if cls.__match_args__ != arguments:  # type: ignore[attr-defined]
@@ -72,6 +74,8 @@ def _frozen(cls: type[T], eq: bool) -> type[T]:
     methods: dict[str, Any] = {"__setattr__": _set, "__delattr__": _delete}
     if "__init__" not in own:
         methods["__init__"] = _init(cls, every)
+    if slots:
+        methods["__setstate__"] = _fill
     if "__repr__" not in own:
         methods["__repr__"] = _repr([each.name for each in every if each.repr])
     if eq:
@@ -91,6 +95,12 @@ def _set(self: object, name: str, value: object) -> NoReturn:
 
 def _delete(self: object, name: str) -> NoReturn:
     raise FrozenInstanceError(f"cannot delete field {name!r}")
+
+
+def _fill(self: object, state: tuple[None, dict[str, Any]]) -> None:
+    """Take over what was pickled of an object with slots, which Python's own way would assign."""
+    for name, value in state[1].items():
+        object.__setattr__(self, name, value)
 
 
 def _init(cls: type, every: Sequence[Field[Any]]) -> Callable[..., None]:

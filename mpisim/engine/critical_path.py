@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import distinct
 from ..base.frozen import frozen
 from ..program import Flag, Kind, Program, Table
 from .distribution import Distribution
@@ -263,7 +264,7 @@ class _Walk:
         program = self.plan.program
         number = program.table[rank]
         name[:] = -1
-        for which in np.unique(number).tolist():
+        for which in distinct(number).tolist():
             table = program.tables[which]
             assert table is not None  # or it were not hosted here
             at = np.flatnonzero((number == which) & (row >= 0))

@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import distinct
 from ..base.frozen import frozen
 from ..program import UNPRICED, Program
 from ..topo import Network
@@ -266,7 +267,7 @@ def _slots_in_use(program: Program) -> tuple[NDArray[np.bool_], NDArray[np.bool_
     """Entries of `Program.slots` by which ranks communicate, and those with unpriced operations."""
     longest = int(np.diff(program.slot_index).max(initial=0))
     used, unpriced = np.zeros((2, len(program.tables), longest), bool)
-    for number in np.unique(program.table).tolist():
+    for number in distinct(program.table).tolist():
         table = program.tables[number]
         assert table is not None  # a program that is folded is whole
         rows = np.flatnonzero(table.slot >= 0)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import distinct
 from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..base.quantity import PICOSECONDS
@@ -120,7 +121,7 @@ class DeviceModel:
         kernels : mapping of (str, int) to Kernel
             By name and duration in ps. Names that the program lacks are left out.
         """
-        durations = np.unique(np.array([length for _, length in kernels], np.int64))
+        durations = distinct(np.array([length for _, length in kernels], np.int64))
         entry = np.full((len(durations), len(program.names)), -1)
         number = {name: i for i, name in enumerate(program.names)}
         for i, (name, length) in enumerate(kernels):

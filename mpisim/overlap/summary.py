@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import distinct
 from ..base.frozen import frozen
 from ..base.quantity import PICOSECONDS, Quantity
 from ..engine.critical_path import CriticalPath, PieceKind
@@ -118,7 +119,7 @@ class OverlapSummary:
         max_ratio = beside / alone - 1 if alone else 0.0
         length = path.end - path.begin
         here = np.isin(path.kind, (PieceKind.COMPUTE, PieceKind.COMMUNICATION))
-        for rank in np.unique(path.rank[here]).tolist():
+        for rank in distinct(path.rank[here]).tolist():
             table, device = model.program.table_of(rank), model.device(rank)
             pieces = np.flatnonzero(here & (path.rank == rank))
             rows = path.row[pieces].astype(np.int64)

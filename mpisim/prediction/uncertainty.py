@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import distinct
 from ..base.frozen import frozen
 from ..base.quantity import Quantity
 from ..engine.critical_path import PieceKind
@@ -223,7 +224,7 @@ class PathShares:
         keys[:, 0] = path.kind
         on_device = np.isin(path.kind, ON_DEVICE)
         of_piece = program.table[path.rank]
-        for number in np.unique(of_piece[on_device]).tolist():
+        for number in distinct(of_piece[on_device]).tolist():
             pieces = np.flatnonzero(on_device & (of_piece == number))
             rank, row = path.rank[pieces], path.row[pieces]
             table = program.table_of(int(rank[0]))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import distinct
 from ..base.frozen import frozen
 from ..engine._core import carried, depths, flows_by_link
 from ..engine.flows import Flows, SharedLinks
@@ -148,7 +149,7 @@ def _sharing(
     """Return the communicators that used a link at the same time, and how long."""
     found = []
     for number, rows in links:
-        users = np.unique(communicator[rows])
+        users = distinct(communicator[rows])
         if len(users) > MAX_PAIRED:
             continue
         own = {one: rows[communicator[rows] == one] for one in users.tolist()}

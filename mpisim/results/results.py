@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import distinct
 from ..base.errors import InputError, UsageError, nearest
 from ..base.frozen import frozen
 from ..base.hdf5 import READ_ERRORS, describe_damage
@@ -98,7 +99,7 @@ class Timeline:
         return self._read(column, slice(None))
 
     def __len__(self) -> int:
-        return int(self._rows[np.unique(self._shared.representative)].sum())
+        return int(self._rows[distinct(self._shared.representative)].sum())
 
     def rank(self, rank: int) -> dict[str, NDArray[Any]]:
         """Return all columns of one rank, in the order of its rows."""

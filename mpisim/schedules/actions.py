@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ..base.frozen import frozen
 from ..program import Phase
@@ -11,7 +10,7 @@ from ..program import Phase
 __all__ = ["Action", "Order", "Pipeline"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Action:
     """A pass of one micro-batch through one model chunk of a stage.
 

@@ -49,7 +49,7 @@ __all__ = [
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Access:
     """A part of a storage, in bytes.
 

@@ -17,6 +17,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import distinct
 from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..experiment.plan import Plan
@@ -131,7 +132,7 @@ class Grid:
         """Return the number of nodes that the first group of an axis spans."""
         if self.per_node is None:
             return 1
-        return len(np.unique(self.groups(axis)[0] // self.per_node))
+        return len(distinct(self.groups(axis)[0] // self.per_node))
 
     def index(self, axis: str) -> Ranks:
         """Return each rank's position in its group of an axis, shape (world,)."""

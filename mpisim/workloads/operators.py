@@ -26,7 +26,6 @@ compute theirs once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal
 
@@ -48,7 +47,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Compute:
     """A kernel on the compute stream.
 
@@ -73,7 +72,7 @@ class Compute:
     launches: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Communicate:
     """A collective, or an exchange with both neighbours of a ring.
 
@@ -109,7 +108,7 @@ class Communicate:
     carried: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Await:
     """The CPU waits for a kernel whose result it needs before it launches anything further.
 
@@ -135,7 +134,7 @@ BackwardPart = Literal["all", "input", "weight"]
 """The whole of a backward pass, or the gradients of inputs or weights alone (zero bubble)."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Parameter:
     """A parameter tensor, or this rank's share of it.
 

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 
-from ...base.frozen import frozen
 from ..nccl import Shape
 from ..nccl.shape import Regime
 from .measurement import Measurement

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError, nearest
 from mpisim.base.files import read_text
+from mpisim.base.frozen import frozen
 from mpisim.base.presets import packaged
 from mpisim.base.schema import Limits, build, parse
 
-from ...base.frozen import frozen
 from ..nccl.shape import REGIMES, Regime
 
 __all__ = [

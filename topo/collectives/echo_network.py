@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 from mpisim.base.presets import packaged
 from mpisim.base.quantity import PICOSECONDS, Quantity
 from mpisim.base.schema import Limits, build
 
-from ...base.frozen import frozen
 from ..nccl import Shape, System
 from ..network import Price
 from ..traffic.groups import shapes_of

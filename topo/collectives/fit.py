@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 
-from ...base.frozen import frozen
 from .batches import Batch
 from .calibration import ANY, DEEPEP
 from .formulas import CostFormula

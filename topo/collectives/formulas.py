@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 
-from ...base.frozen import frozen
 from ..nccl import Factors, Nccl, Settings, Shape, System
 from ..network import bus_factor
 

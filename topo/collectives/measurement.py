@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import field
 
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
-
-from ...base.frozen import frozen
 
 __all__ = ["Measurement"]
 

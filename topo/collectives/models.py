@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 
-from ...base.frozen import frozen
 from ..network import bus_factor
 from .batches import Batch
 from .calibration import DEEPEP, CollectiveCalibration, calibration_of

@@ -16,11 +16,11 @@ from functools import cache, lru_cache
 from typing import Any, Literal
 
 from mpisim.base.errors import InputError, UsageError, nearest
+from mpisim.base.frozen import frozen
 from mpisim.base.presets import match_name, normalized_name, packaged
 from mpisim.base.quantity import Quantity
 from mpisim.base.schema import build
 
-from ...base.frozen import frozen
 from ..cluster import Cluster, find_cluster
 from ..nccl import Shape, System, version_of
 from ..nccl_system import cluster_system

@@ -13,10 +13,10 @@ from dataclasses import replace
 from functools import cached_property
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 from mpisim.base.presets import match_name, normalized_name, packaged
 
-from ...base.frozen import frozen
 from ..nccl import Settings
 from ..network import bus_factor
 from .measurement import Measurement

@@ -7,10 +7,9 @@ from math import prod
 from typing import Annotated, Literal
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 from mpisim.base.quantity import Quantity
 from mpisim.base.schema import Limits
-
-from ...base.frozen import frozen
 
 __all__ = ["COMMON", "KEYS", "Fabric", "Kind"]
 

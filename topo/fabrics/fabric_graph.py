@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ...base.frozen import frozen
+from mpisim.base.frozen import frozen
+
 from ..topology import AllPairsRoutes, Grid
 
 __all__ = ["FabricGraph", "PortRoutes", "Ports", "ecmp_hash"]

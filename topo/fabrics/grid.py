@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 
-from ...base.frozen import frozen
 from ..topology import Grid
 from .fabric import Fabric
 from .fabric_graph import FabricGraph, Ports

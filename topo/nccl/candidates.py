@@ -34,9 +34,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 
-from ...base.frozen import frozen
 from .channels import (
     ChannelGraph,
     Factors,

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 
-from ...base.frozen import frozen
 from .constants import NcclConstants
 from .settings import Settings
 from .shape import Shape

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpisim.base.frozen import frozen
 from mpisim.base.presets import packaged
 from mpisim.base.quantity import Quantity
 from mpisim.base.schema import build
-
-from ...base.frozen import frozen
 
 __all__ = ["ALGORITHMS", "PROTOCOLS", "NcclConstants", "architectures", "nccl_constants"]
 

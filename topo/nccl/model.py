@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 
-from ...base.frozen import frozen
 from .candidates import Candidate, TunerRanking, candidates
 from .channels import Factors, link_bandwidths
 from .constants import PROTOCOLS, nccl_constants

@@ -7,9 +7,9 @@ r GPUs over the number of NICs send to other nodes.
 
 from __future__ import annotations
 
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 
-from ...base.frozen import frozen
 from .channels import LinkBandwidths
 from .constants import LL, PROTOCOLS, SIMPLE, NcclConstants
 from .settings import Settings

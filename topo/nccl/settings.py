@@ -7,9 +7,9 @@ from dataclasses import fields
 from typing import Any
 
 from mpisim.base.errors import InputError, nearest
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 
-from ...base.frozen import frozen
 from .constants import ALGORITHMS, PROTOCOLS
 
 __all__ = ["Settings"]

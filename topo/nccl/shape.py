@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from mpisim.base.errors import InputError
-
-from ...base.frozen import frozen
+from mpisim.base.frozen import frozen
 
 __all__ = ["REGIMES", "NodeCounts", "Regime", "Shape"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 
-from ...base.frozen import frozen
 from .constants import architectures
 
 __all__ = ["DEFAULT_VERSION", "INTRA", "System", "version_of"]

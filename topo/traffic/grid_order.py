@@ -25,9 +25,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 
-from ...base.frozen import frozen
 from ..topology import Grid, Topology
 from .groups import group_equal_rows
 

@@ -13,9 +13,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 
-from ...base.frozen import frozen
 from .grid_order import Block, rings_along
 from .transfers import (
     CHAIN_OPERATIONS,

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base.frozen import frozen
+from mpisim.base.frozen import frozen
+
 from ..nccl.shape import Shape
 from ..network import WEIGHT_ONE
 from ..topology import LinkKind, Topology

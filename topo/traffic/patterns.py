@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 
-from ...base.frozen import frozen
 from ..topology import RouteFunction, Topology
 from .grid_order import BY_DIMENSION, OrderedGroups, order_by_block, order_by_tour
 from .hops import hop_chains

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 
-from ...base.frozen import frozen
 from .grid_order import Block, bytes_along_axes, data_parts, rings_along
 
 __all__ = [
