@@ -50,9 +50,10 @@ class Role(IntEnum):
     communication that may share links flows here, and they are notified when it has ended."""
 
 
-MAX_PEERS = 4
+MAX_PEERS = 8
 """Communicators over more processes have an owner. Without one the answer comes a round earlier,
-but the number of messages is the square of that of processes."""
+but the number of messages is the square of that of processes: the processes of one small machine,
+which often take turns on its cores, send each other a message sooner than they meet once more."""
 
 
 @frozen(eq=False)
