@@ -16,13 +16,14 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import distinct
+from ..base.frozen import frozen
 from ..program import Flag, Kind, Program, Table
 from .distribution import Distribution
 from .refine import ranges
@@ -63,7 +64,7 @@ class PathCycle(NamedTuple):
     """How often they occur again."""
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class CriticalPath:
     """The chain of pieces that ends last; complete and equal on every process.
 
@@ -292,7 +293,7 @@ class _Walk:
         program = self.plan.program
         number = program.table[rank]
         name[:] = -1
-        for which in np.unique(number).tolist():
+        for which in distinct(number).tolist():
             table = program.tables[which]
             assert table is not None  # or it were not hosted here
             at = np.flatnonzero((number == which) & (row >= 0))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.frozen import frozen
 from ..topo import Network, SharedNetwork
 from .distribution import Distribution, Role
 from .refine import ranges
@@ -19,7 +19,7 @@ __all__ = ["Flows", "SharedLinks", "communicators_of", "shared_links"]
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Flows:
     """Communications over links that can saturate, `n` of them.
 
@@ -64,7 +64,7 @@ class Flows:
         )
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class SharedLinks:
     """The links that communications of a run could share, and their flows.
 

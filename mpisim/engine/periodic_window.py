@@ -40,12 +40,12 @@ Random factors on kernels repeat nowhere: there is then no window.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.frozen import frozen
 from ..mpi.reductions import allreduce_any, allreduce_max, allreduce_min
 from ..program import Flag, Kind, Program, Table
 from .rows import Binding, Rows
@@ -82,7 +82,7 @@ _SAME = (
 _UNBOUND = np.iinfo(np.int64).max // 4
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class PeriodicWindow:
     """Where two runs of one step, of which the second has a period more, are periodic.
 

@@ -8,12 +8,13 @@ follows from the sums of both; flows, the critical path and the digest from what
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.frozen import frozen
 from .critical_path import CriticalPath, PathCycle
 from .digest import (
     hash_communications,
@@ -39,7 +40,7 @@ _HASHED_AT_ONCE = 1 << 14
 """Communications whose hashes are computed side by side: they stay in the cache."""
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Repetition:
     """How a long step follows from a run: a period of it is inserted some number of times.
 

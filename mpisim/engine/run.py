@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.frozen import frozen
 from ..program import Program
 from .critical_path import CriticalPath, PathEnd
 from .flows import SharedLinks
@@ -26,7 +26,7 @@ __all__ = ["Mode", "Run"]
 Mode = Literal["dataflow", "relaxation", "events", "windows"]
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Run:
     """The outcome of one run, as one process holds it.
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import distinct
+from ..base.frozen import frozen
 from ..base.quantity import PICOSECONDS, Quantity
 from ..engine.critical_path import CriticalPath, PieceKind
 from ..kernels.slowdown import CLASSES
@@ -21,7 +22,7 @@ COMMUNICATIONS = "overlap: communications"
 """Name of the number that the slowdown of communications depends on."""
 
 
-@dataclass(frozen=True)
+@frozen
 class OverlapSummary:
     """Summary of overlap in a run.
 
@@ -118,7 +119,7 @@ class OverlapSummary:
         max_ratio = beside / alone - 1 if alone else 0.0
         length, times = path.end - path.begin, path.times
         here = np.isin(path.kind, (PieceKind.COMPUTE, PieceKind.COMMUNICATION))
-        for rank in np.unique(path.rank[here]).tolist():
+        for rank in distinct(path.rank[here]).tolist():
             table, device = model.program.table_of(rank), model.device(rank)
             pieces = np.flatnonzero(here & (path.rank == rank))
             rows = path.row[pieces].astype(np.int64)

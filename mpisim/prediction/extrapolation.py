@@ -22,12 +22,13 @@ goes on changing from round to round.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.frozen import frozen
 from ..engine import Run
 from ..experiment import Experiment, Plan
 from ..memory import Verdict
@@ -88,7 +89,7 @@ class ShortenedRun(NamedTuple):
         return (self.whole - self.second) / (self.second - self.first)
 
 
-@dataclass(frozen=True)
+@frozen
 class StepTime:
     """A step time with what is needed to compare plans.
 

@@ -9,7 +9,7 @@ whether they fit into memory (`memory_fit`), the network with its step constants
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..base.errors import InputError
+from ..base.frozen import frozen
 from ..base.quantity import picoseconds
 from ..experiment import Experiment, KernelChoice
 from ..experiment.serialization import PACKAGED_CONSTANTS
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["PreparedExperiment", "prepare", "with_step_constants"]
 
 
-@dataclass(frozen=True)
+@frozen
 class PreparedExperiment:
     """An experiment with all that its simulation needs.
 

@@ -7,13 +7,14 @@ its rate changes meanwhile, the bytes of a bin are an approximation; those of th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import distinct
+from ..base.frozen import frozen
 from ..engine._core import carried, depths, flows_by_link
 from ..engine.flows import Flows, SharedLinks
 from ..topo.network import RATE_BITS, WEIGHT_ONE
@@ -35,7 +36,7 @@ MAX_PAIRED = 32
 """Communicators on one link up to which pairs of them that share it are listed."""
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class LinkUse:
     """Use of links; one entry for all links that are used equally at the same times.
 
@@ -136,7 +137,7 @@ def use_of_links(
     )
 
 
-@dataclass(frozen=True)
+@frozen
 class _Depths:
     """How many communications use each link, and when.
 
@@ -174,7 +175,7 @@ class _Depths:
     def sharing(self, link: int) -> Iterator[tuple[int, int, int]]:
         """Yield communicators that used a link at the same time, and how long, in ps."""
         rows = self.by_link[self.first[link] : self.first[link + 1]]
-        users = np.unique(self.communicator[rows])
+        users = distinct(self.communicator[rows])
         if len(users) > MAX_PAIRED:
             return
         own = {one: rows[self.communicator[rows] == one] for one in users.tolist()}
