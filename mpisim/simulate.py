@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from .base.errors import UsageError
 from .base.files import check_output
-from .experiment import Experiment
+from .experiment import Experiment, ProgramExperiment
+from .experiment.serialization import serialize_any
 from .mpi.parallel import collective_errors
 from .mpi.parallel import progress as show_progress
 from .prediction.execution import check_seeds, execute, sample_statements, sampled_steps
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
     from .engine import Run
-    from .experiment import ProgramExperiment
     from .overlap import OverlapSummary
     from .prediction.prepared_program import PreparedProgram
 
@@ -47,6 +47,7 @@ def simulate(
     timeline: bool = False,
     overwrite: bool = False,
     text: str = "",
+    origin: str = "",
     attributes: Mapping[str, Any] | None = None,
     fold: bool | None = None,
     seeds: int = 1,
@@ -73,6 +74,9 @@ def simulate(
         Whether a file of that name may be replaced.
     text : str
         The text of the experiment, to be kept with the result.
+    origin : str
+        What `mpisim export` is to simulate again, to be kept with the file; by default the
+        experiment, where `what` is one.
     attributes : mapping, optional
         What else is to be kept with the result.
     fold : bool, optional
@@ -141,12 +145,15 @@ def simulate(
             network = prepared.network
         if output is None:
             return collect(run, comm=comm, experiment=text, attributes=stated, network=network)
+        if not origin and isinstance(what, Experiment | ProgramExperiment):
+            origin = serialize_any(what)
         return write_results(
             run,
             output,
             comm=comm,
             timeline=timeline,
             experiment=text,
+            origin=origin,
             overwrite=overwrite,
             attributes=stated,
             network=network,

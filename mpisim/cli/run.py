@@ -104,6 +104,7 @@ def run(args: argparse.Namespace) -> int:
     text, experiment = comm.bcast(read, root=0)
 
     with progress(comm, "generating what every rank does"):
+        from ..experiment.serialization import serialize_any
         from ..prediction.prepared import PreparedExperiment, prepare
         from ..simulate import simulate
 
@@ -127,6 +128,7 @@ def run(args: argparse.Namespace) -> int:
             timeline=args.timeline,
             overwrite=args.overwrite,
             text=text,
+            origin=serialize_any(experiment) if args.output is not None else "",
             fold=args.fold,
             seeds=args.seeds,
             progress=True,

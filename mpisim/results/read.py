@@ -83,6 +83,7 @@ def open_results(path: str | Path) -> Results:
             critical_path=_read_critical_path(file) if "critical_path" in file else None,
             recorded=_read_recorded(file) if "recorded_steps" in file else None,
             experiment=text_of(file.attrs["experiment"]),
+            origin=text_of(file.attrs.get("origin", "")),  # not in files of earlier mpisim
             seed=int(file.attrs["seed"]),
             creator=text_of(file.attrs["creator"]),
             versions=read_attributes(_group(file, "versions")),

@@ -10,9 +10,9 @@ import contextlib
 import gzip
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..base.errors import DestinationError, InputError
 from ..base.files import hidden_name, os_errors_reported, rename_into_place
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ..engine.run import Run
 
-__all__ = ["check_export", "export_kineto"]
+__all__ = ["Added", "check_export", "export_kineto", "rank_run"]
 
 EPOCH = 1_767_225_600
 """Seconds since 1970 at which exported runs begin (1 January 2026): files are reproducible."""
@@ -35,12 +35,32 @@ _LEVEL = 4
 """Of compression: higher ones take several times as long for a few percent."""
 
 
+class Added(NamedTuple):
+    """What a rank's file has besides what its program says.
+
+    Attributes
+    ----------
+    notes : callable, optional
+        Launch of a row, by its first row → further arguments of its operation on the device.
+    step : int, optional
+        Number of the profiled step that all rows are, where tables know of no steps.
+    events : sequence of Event
+        Further events, such as counters; `ts` and `dur` in ps.
+    """
+
+    notes: Callable[[int], Event] | None = None
+    step: int | None = None
+    events: Sequence[Event] = ()
+
+
 def export_kineto(
     program: Program,
     run: Run,
     folder: str | Path,
     *,
     ranks: Sequence[int] | None = None,
+    chosen: Collection[int] | None = None,
+    added: Callable[[int, int], Added] | None = None,
     clock_offset: Mapping[int, int] | None = None,
     style: Literal["new", "old"] = "new",
     overwrite: bool = False,
@@ -62,6 +82,10 @@ def export_kineto(
         Created if need be; its parent must exist.
     ranks : sequence of int, optional
         Global rank of every simulated rank, for file names and groups; by default the same.
+    chosen : collection of int, optional
+        Ranks of the program that are written; by default all. A file says how many the job has.
+    added : callable, optional
+        Entry of `Run.hosted`, and rank of the program → what its file has besides.
     clock_offset : mapping of int to int, optional
         By global rank: what its clock shows too much, in ps. All of its file is shifted by it.
     style : {"new", "old"}
@@ -96,9 +120,12 @@ def export_kineto(
     try:
         with _agreed(comm):
             for i, index in enumerate(run.hosted.tolist()):
+                if chosen is not None and index not in chosen:
+                    continue
                 target = folder / f"kineto_rank{ranks[index]}.json.gz"
                 hidden[target] = hidden_name(target)
-                text = _file(program, run, i, index, ranks, offset, style == "old")
+                more = Added() if added is None else added(i, index)
+                text = _file(program, run, i, ranks, more, offset, style == "old")
                 with os_errors_reported(target):
                     hidden[target].write_bytes(text)
         with _agreed(comm):
@@ -184,39 +211,59 @@ def _prepare(folder: Path, overwrite: bool) -> None:
             path.unlink()
 
 
+def rank_run(
+    program: Program, run: Run, i: int, ranks: Sequence[int], added: Added | None = None
+) -> RankRun:
+    """Return the i-th rank hosted here, as its events are made of it. Local.
+
+    Parameters
+    ----------
+    program : Program
+    run : Run
+        Of this program.
+    i : int
+        Entry of `Run.hosted`.
+    ranks : sequence of int
+        Global rank of every simulated rank.
+    added : Added, optional
+    """
+    index = int(run.hosted[i])
+    groups = [
+        Group(str(c), tuple(ranks[r] for r in program.communicators.group(c)))
+        for c in program.slots_of(index).tolist()
+    ]
+    rows, more = run.rows(i), added or Added()
+    return RankRun(
+        ranks[index],
+        program.table_of(index),
+        program.names,
+        groups,
+        int(program.start[index]),
+        rows.begin,
+        rows.end,
+        more.notes,
+        more.step,
+    )
+
+
 def _file(
     program: Program,
     run: Run,
     i: int,
-    index: int,
     ranks: list[int],
+    added: Added,
     offset: Mapping[int, int],
     old: bool,
 ) -> bytes:
     """The bytes of one rank's file."""
     import orjson
 
-    number = ranks[index]
-    groups = [
-        Group(str(c), tuple(ranks[r] for r in program.communicators.group(c)))
-        for c in program.slots_of(index).tolist()
-    ]
+    of = rank_run(program, run, i, ranks, added)
+    number, groups, index = of.number, of.groups, int(run.hosted[i])
     names = program.communicators.names
-    rows = run.rows(i)
-    events = rank_events(
-        RankRun(
-            number,
-            program.table_of(index),
-            program.names,
-            groups,
-            int(program.start[index]),
-            rows.begin,
-            rows.end,
-        ),
-        old,
-    )
+    events = [*rank_events(of, old), *added.events]
     _in_microseconds(events, offset.get(number, 0), old)
-    streams = sorted({event["tid"] for event in events if event["pid"] == GPU})
+    streams = sorted({event["tid"] for event in events if event["pid"] == GPU and "tid" in event})
     size = _world_size(program, ranks)
     described = dict(zip(program.slots_of(index).tolist(), groups, strict=True))
     info: Event = {"backend": "nccl", "rank": number, "world_size": size}
