@@ -57,8 +57,8 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--ranks",
         metavar="RANKS",
-        help="ranks to write, as 0,8-15, or all (default: one of each class of ranks that do the "
-        "same at the same times; chakra: all)",
+        help="ranks to write, as 0,8-15, or all (default: one of each kind, as a "
+        "rank of each pipeline stage; chakra: all)",
     )
     parser.add_argument(
         "--overwrite", action="store_true", help="replace an earlier export if there is one"
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     chosen = None if asked is None else named_ranks(asked, kept.numbers)
     with progress(comm, "simulating again"):
         again = simulate_again(kept, comm, progress=True)
-    chosen = chosen or some_ranks(again.run)
+    chosen = chosen or some_ranks(again.run.program)
     with progress(comm, f"writing {args.output}"):
         export_run(again, args.format, args.output, comm, chosen, overwrite=args.overwrite)
     if comm.rank == 0:
@@ -100,9 +100,5 @@ def _sentence(args: argparse.Namespace, chosen: Chosen, numbers: list[int]) -> s
     n, total = len(chosen.ranks), len(numbers)
     which = ranges_text([numbers[rank] for rank in chosen.ranks])
     ranks = f"all {total} ranks" if n == total else f"{n} of {total} ranks: {which}"
-    why = (
-        f" ({chosen.why}; --ranks all or --ranks 0,8-15 for others)"
-        if n < total and chosen.why
-        else ""
-    )
+    why = f" ({chosen.why}; see --ranks)" if chosen.why else ""
     return f"{args.output}: {DESCRIBED[args.format].what}; {ranks}{why}"

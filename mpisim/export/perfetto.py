@@ -14,6 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..traces.export_communications import Event, RankRun
 from ..traces.export_events import CPU, rank_events
 from .counters import Counter
@@ -65,33 +68,35 @@ def head_part(
         for piece in pieces
     ]
     if slices:
-        part.process(1, HEAD_PID, "critical path", [], -2)
+        part.process(1, HEAD_PID, "critical path", "", -2)
         part.track(2, 1, "over all ranks", 0)
         yield from part.slices(2, slices, {}, {})
     if links:
-        part.process(3, HEAD_PID + 1, "links", [], -1)
+        part.process(3, HEAD_PID + 1, "links", "", -1)
         for i, counter in enumerate(links):
             yield from part.counter(4 + i, 3, counter, i)
     yield from part.rest()
 
 
 def rank_part(
-    of: RankRun, label: Sequence[str], memory: Counter | None, arrows: RowArrows
+    of: RankRun, wire: NDArray[np.int64], memory: Counter | None, arrows: RowArrows
 ) -> Iterator[bytes]:
     """Yield the part of one rank.
 
     Parameters
     ----------
     of : RankRun
-    label : sequence of str
-        What is said of it beside its number.
+    wire : int64, shape (n_rows,)
+        When the bytes of communications began to move, in ps. A communication that waited for
+        others has a slice of that in its own, at which arrows of the critical path end: it came
+        from the last member, which may have begun later than this one.
     memory : Counter or None
     arrows : RowArrows
         Of the critical path.
     """
     part = _Part(of.number + 2)
     own = (of.number + 1) * RANK_UUIDS
-    part.process(own, of.number + 1, f"rank {of.number}", label, of.number)
+    part.process(own, of.number + 1, f"rank {of.number}", of.table.label, of.number)
     tracks: dict[int, list[Event]] = {}
     launched = set()
     for event in rank_events(of, old=False):
@@ -103,12 +108,17 @@ def rank_part(
     ends: dict[int, list[int]] = {}
     first = own * LAUNCH_FLOWS // RANK_UUIDS
     for events in tracks.values():
-        for event in events:
+        for event in list(events):
             args = event["args"]
             if event["cat"] in _ON_DEVICE:
                 ends[id(event)] = [first + args["correlation"]]
-                ends[id(event)] += [PATH_FLOWS + n for n in arrows.end.get(args["Row"], ())]
-                begins[id(event)] = [PATH_FLOWS + n for n in arrows.begin.get(args["Row"], ())]
+                row, on_path = args["Row"], event
+                if of.table.is_communication[row] and event["ts"] < wire[row]:
+                    on_path = _on_the_wire(event, int(wire[row]))
+                    events.append(on_path)
+                    ends[id(on_path)] = []
+                ends[id(on_path)] += [PATH_FLOWS + n for n in arrows.end.get(row, ())]
+                begins[id(on_path)] = [PATH_FLOWS + n for n in arrows.begin.get(row, ())]
             elif event["cat"] == "cuda_runtime" and args["correlation"] in launched:
                 begins[id(event)] = [first + args["correlation"]]
     for position, number in enumerate(sorted(tracks)):
@@ -118,6 +128,18 @@ def rank_part(
     if memory is not None:
         yield from part.counter(own + 1, own, memory, 0)
     yield from part.rest()
+
+
+def _on_the_wire(event: Event, wire: int) -> Event:
+    """The part of a communication in which its bytes move."""
+    end = event["ts"] + event["dur"]
+    return {
+        "cat": "wire",
+        "name": "on the wire",
+        "ts": min(wire, end),
+        "dur": max(end - wire, 0),
+        "args": {},
+    }
 
 
 class _Part:
@@ -130,14 +152,15 @@ class _Part:
         self._count = 0
         self._interned: dict[str, dict[str, int]] = {}
 
-    def process(self, uuid: int, pid: int, name: str, labels: Sequence[str], position: int) -> None:
+    def process(self, uuid: int, pid: int, name: str, label: str, position: int) -> None:
         """Add a process, above its tracks."""
         track = self._new().track_descriptor
         track.uuid = uuid
         track.child_ordering = ChildOrdering.EXPLICIT
         track.process.pid = pid
         track.process.process_name = name
-        track.process.process_labels.extend(labels)
+        if label:
+            track.process.process_labels.append(label)
         track.process.legacy_sort_index = position
 
     def track(self, uuid: int, parent: int, name: str, position: int) -> Any:

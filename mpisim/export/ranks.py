@@ -9,7 +9,7 @@ import numpy as np
 
 from ..base.errors import UsageError
 from ..base.rank_ranges import parse_ranges, ranges_text
-from ..engine import Run
+from ..program import Program
 
 __all__ = ["ALL", "MOST_CHOSEN", "Chosen", "named_ranks", "some_ranks"]
 
@@ -58,23 +58,20 @@ def named_ranks(asked: str, numbers: Sequence[int]) -> Chosen:
     return Chosen(sorted(rank_of[number] for number in found), "")
 
 
-def some_ranks(run: Run) -> Chosen:
-    """Return one rank of each class of ranks with equal timelines.
+def some_ranks(program: Program) -> Chosen:
+    """Return one rank of each kind: of those that do the same, at one speed, from one start.
 
-    Of more classes than `MOST_CHOSEN`, one for each table (each stage of a pipeline has its own);
-    of more tables, some, spread evenly. Equal on every process.
+    Of more kinds than `MOST_CHOSEN`, one for each table (each stage of a pipeline has its own);
+    of more tables, some, spread evenly. Equal on any number of processes, which classes of ranks
+    are not: with a process a rank there is nothing to fold.
     """
-    kinds, what = run.classes.representative.tolist(), "class of ranks with equal timelines"
-    if len(kinds) > MOST_CHOSEN:
-        # The lowest rank of each table.
-        kinds = np.unique(run.program.table, return_index=True)[1].tolist()
-        what = "table (pipeline stage)"
-    ranks = sorted(kinds)
-    if len(ranks) == run.program.n_ranks <= MOST_CHOSEN:
-        return Chosen(ranks, "")
-    why = f"one of each {what}"
+    kinds = np.stack([program.table, program.speed, program.start], axis=1)
+    lowest = np.unique(kinds, axis=0, return_index=True)[1].tolist()
+    if len(lowest) > MOST_CHOSEN:
+        lowest = np.unique(program.table, return_index=True)[1].tolist()
+    ranks, why = sorted(lowest), "one of each kind: others do the same"
     if len(ranks) > MOST_CHOSEN:
         spread = np.linspace(0, len(ranks) - 1, MOST_CHOSEN).round().astype(int).tolist()
-        why = f"{MOST_CHOSEN} of {len(ranks)}, each another {what}"
+        why = f"one of each kind would be {len(ranks)}"
         ranks = [ranks[i] for i in spread]
-    return Chosen(ranks, why)
+    return Chosen(ranks, why if len(ranks) < program.n_ranks else "")

@@ -143,16 +143,13 @@ def _perfetto(
     again: RunAgain, events: EventsOfRanks, entry: dict[int, int]
 ) -> tuple[Part, Callable[[int], Part]]:
     """What makes the head of a Perfetto trace, and the part of each rank."""
-    program, classes = events.program, again.run.classes
-
-    def label(rank: int) -> list[str]:
-        count = int(classes.count[classes.of_rank[rank]])
-        alike = [f"as {count - 1} others"] if count > 1 else []
-        return [program.table_of(rank).label, *alike]
 
     def part(rank: int) -> Part:
         return lambda: rank_part(
-            events.rank(entry[rank]), label(rank), events.memory(entry[rank]), events.arrows(rank)
+            events.rank(entry[rank]),
+            again.run.rows(entry[rank]).wire,
+            events.memory(entry[rank]),
+            events.arrows(rank),
         )
 
     return lambda: head_part(events.path.pieces(), events.links, again.kept.numbers), part
