@@ -116,8 +116,7 @@ def export_kineto(
     offset = dict(clock_offset or {})
     with _agreed(comm):
         _check(program, ranks, offset, style)
-        if comm is None or comm.rank == 0:
-            _prepare(folder, overwrite)
+        replaced = _prepare(folder, overwrite) if comm is None or comm.rank == 0 else []
     hidden: dict[Path, Path] = {}
     new: list[Path] = []
     try:
@@ -136,6 +135,13 @@ def export_kineto(
                 with os_errors_reported(target):
                     rename_into_place(written, target, target, overwrite=overwrite)
                     new.append(target)
+        with _agreed(comm):
+            all_ranks = range(len(ranks)) if chosen is None else chosen
+            written_now = {f"kineto_rank{ranks[index]}.json.gz" for index in all_ranks}
+            for path in replaced:  # of ranks that are not written now
+                if path.name not in written_now:
+                    with os_errors_reported(path):
+                        path.unlink()
     except BaseException:
         for written in (*hidden.values(), *([] if overwrite else new)):
             with contextlib.suppress(OSError):
@@ -205,13 +211,12 @@ def check_export(folder: str | Path, *, overwrite: bool = False) -> list[Path]:
     return present
 
 
-def _prepare(folder: Path, overwrite: bool) -> None:
-    """Make the folder, empty of traces."""
+def _prepare(folder: Path, overwrite: bool) -> list[Path]:
+    """Make the folder, and return the traces in it, which are to be replaced."""
     present = check_export(folder, overwrite=overwrite)
     with os_errors_reported(folder):
         folder.mkdir(exist_ok=True)
-        for path in present:
-            path.unlink()
+    return present
 
 
 def rank_run(
