@@ -43,7 +43,7 @@ def exported_run(
     """Export a saved run; without `ranks` the ranks that the command chooses."""
     kept = read_kept(saved, comm)
     again = simulate_again(kept, comm)
-    chosen = some_ranks(again.run.program) if ranks is None else named_ranks(ranks, kept.numbers)
+    chosen = some_ranks(again.program) if ranks is None else named_ranks(ranks, kept.numbers)
     export_run(again, format_, output, comm, chosen)
     return again
 

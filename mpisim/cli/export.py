@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     chosen = None if asked is None else named_ranks(asked, kept.numbers)
     with progress(comm, "simulating again"):
         again = simulate_again(kept, comm, progress=True)
-    chosen = chosen or some_ranks(again.run.program)
+    chosen = chosen or some_ranks(again.program)
     with progress(comm, f"writing {args.output}"):
         export_run(again, args.format, args.output, comm, chosen, overwrite=args.overwrite)
     if comm.rank == 0:

@@ -21,6 +21,7 @@ from ..experiment.serialization import deserialize_any
 from ..mpi.parallel import collective_errors
 from ..prediction.execution import execute
 from ..prediction.prepared import PreparedExperiment, prepare
+from ..program import Program
 from ..replay import ReplayOrigin, read_job, replay
 from ..results import open_results
 from ..results.link_use import LinkUse
@@ -70,6 +71,9 @@ class RunAgain:
     kept : Kept
     run : Run
         As this process holds it.
+    program : Program
+        What was run; that of `run` may have another table for every rank whose kernels were slowed
+        by what overlapped them.
     recorded : bool
         Whether it is a replay.
     network : Network or None
@@ -80,6 +84,7 @@ class RunAgain:
 
     kept: Kept
     run: Run
+    program: Program
     recorded: bool
     network: Network | None = None
     prepared: PreparedExperiment | None = None
@@ -128,10 +133,11 @@ def simulate_again(kept: Kept, comm: Intracomm, *, progress: bool = False) -> Ru
     network, prepared = None, None
     if recorded:
         run = _replayed(kept, comm, progress)
+        program = run.program
     else:
         with collective_errors(comm):
             case = _prepared(kept.origin, str(kept.path))
-        network = case.network
+        network, program = case.network, case.program
         prepared = case if isinstance(case, PreparedExperiment) else None
         # With its critical path, as `mpisim run`: one pass may depend on another's outcome.
         run, _ = execute(case, comm, critical_path=True, progress=progress)
@@ -141,7 +147,7 @@ def simulate_again(kept: Kept, comm: Intracomm, *, progress: bool = False) -> Ru
             f"not {kept.digest}: files that it was made of have changed since, or mpisim has (it "
             f"was written by {kept.creator}); run it again"
         )
-    return RunAgain(kept, run, recorded, network, prepared)
+    return RunAgain(kept, run, program, recorded, network, prepared)
 
 
 def _kept(path: str | Path) -> Kept:
