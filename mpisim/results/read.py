@@ -219,6 +219,8 @@ def _open_timeline(file: File, path: Path, representative: NDArray[np.int32]) ->
         found = group[column].shape
         if len(found) != 1 or found[0] < n_rows:
             raise InputError(f"timeline/{column} has shape {found}; it must have {n_rows} rows")
+        if not group[column].attrs.get("column", False):
+            raise InputError(f"timeline/{column} lacks the attribute 'column': the file is damaged")
     return Timeline(
         file,
         path,
