@@ -176,6 +176,13 @@ def test_a_whole_pipeline(comm: Intracomm, tmp_path: Path) -> None:
         for row, each in kernels.items():
             assert each.begin == rows.begin[row] // PS_PER_NS
             assert found.tracks[each.track].name == f"stream {7 + 4 * table.stream[row]}"
+        passes = [s.name for s in mine if s.category == "pass" and "micro-batch" in s.name]
+        assert sorted(passes) == sorted(
+            f"{phase} of micro-batch {i}" for i in range(8) for phase in ("forward", "backward")
+        )
+        layers = {s.name for s in mine if s.category == "layer"}
+        assert layers == {f"layer {2 * (rank // 2) + i}" for i in (0, 1)}
+        assert all(s.depth == 1 for s in mine if s.category == "layer")
         waited = device[table.is_communication[device] & (rows.wire > rows.begin)[device]]
         wires = [s for s in mine if s.category == "wire"]
         assert len(wires) == len(waited) > 0

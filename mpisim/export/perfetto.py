@@ -1,8 +1,8 @@
 """Events of ranks → a Perfetto trace, part by part.
 
 The first part has what is about all ranks: the critical path and the use of links. Each rank has a
-part of its own: a process with a track for the calls of its CPU, one for each stream, and one for
-its memory. Parts are joined by appending them.
+part of its own: a process with a track of its passes, one for the calls of its CPU, one for each
+stream, and one for its memory. Parts are joined by appending them.
 
 Invariants: the slices of a track are nested, as the format wants them: one that would outlast the
 one it began in ends with that. Each part is a packet sequence of its own, so that the names it
@@ -21,6 +21,7 @@ from ..traces.export_communications import Event, RankRun
 from ..traces.export_events import CPU, rank_events
 from .counters import Counter
 from .events import RowArrows
+from .passes import pass_events
 from .path import Piece
 from .perfetto_schema import ChildOrdering, CounterUnit, EventType, SequenceFlags, trace
 
@@ -40,6 +41,9 @@ PATH_FLOWS, LAUNCH_FLOWS = 1 << 62, 1 << 32
 _SHOWN = ("cpu_op", "user_annotation", "cuda_runtime", "kernel", "gpu_memcpy", "gpu_memset")
 """Categories of events that become slices. Kineto's records of waits lie across the operations of
 their streams."""
+_PASSES, _CALLS = -2, -1
+_NAMES = {_PASSES: "passes", _CALLS: "CPU"}
+"""Tracks above those of streams, which have their numbers."""
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
@@ -103,7 +107,7 @@ def rank_part(
         if event["ph"] == "s":
             launched.add(event["id"])
         elif event["ph"] == "X" and event["cat"] in _SHOWN:
-            tracks.setdefault(-1 if event["pid"] == CPU else event["tid"], []).append(event)
+            tracks.setdefault(_CALLS if event["pid"] == CPU else event["tid"], []).append(event)
     begins: dict[int, list[int]] = {}
     ends: dict[int, list[int]] = {}
     first = own * LAUNCH_FLOWS // RANK_UUIDS
@@ -121,9 +125,13 @@ def rank_part(
                 begins[id(on_path)] = [PATH_FLOWS + n for n in arrows.begin.get(row, ())]
             elif event["cat"] == "cuda_runtime" and args["correlation"] in launched:
                 begins[id(event)] = [first + args["correlation"]]
+    passes = pass_events(of)
+    if passes:
+        tracks[_PASSES] = passes
     for position, number in enumerate(sorted(tracks)):
         uuid = own + 2 + position
-        part.track(uuid, own, "CPU" if number < 0 else f"stream {number}", 1 + position)
+        name = _NAMES.get(number) or f"stream {number}"
+        part.track(uuid, own, name, 1 + position)
         yield from part.slices(uuid, tracks.pop(number), begins, ends)
     if memory is not None:
         yield from part.counter(own + 1, own, memory, 0)
