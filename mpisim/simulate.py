@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from .base.errors import UsageError
 from .base.files import check_output
-from .experiment import Experiment
+from .experiment import Experiment, ProgramExperiment
+from .experiment.serialization import serialize_any
 from .mpi.parallel import collective_errors
 from .mpi.parallel import progress as show_progress
 from .prediction.execution import check_seeds, execute, sample_statements, sampled_steps
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
     from .engine import Run
     from .engine.repetition import Repetition
-    from .experiment import ProgramExperiment
     from .overlap import OverlapSummary
     from .prediction.prepared_program import PreparedProgram
 
@@ -49,6 +49,7 @@ def simulate(
     timeline: bool = False,
     overwrite: bool = False,
     text: str = "",
+    origin: str = "",
     attributes: Mapping[str, Any] | None = None,
     fold: bool | None = None,
     seeds: int = 1,
@@ -76,6 +77,9 @@ def simulate(
         Whether a file of that name may be replaced.
     text : str
         The text of the experiment, to be kept with the result.
+    origin : str
+        What `mpisim export` is to simulate again, to be kept with the file; by default the
+        experiment, where `what` is one.
     attributes : mapping, optional
         What else is to be kept with the result.
     fold : bool, optional
@@ -154,12 +158,15 @@ def simulate(
                 network=network,
                 repetition=repetition,
             )
+        if not origin and isinstance(what, Experiment | ProgramExperiment):
+            origin = serialize_any(what)
         return write_results(
             run,
             output,
             comm=comm,
             timeline=timeline,
             experiment=text,
+            origin=origin,
             overwrite=overwrite,
             attributes=stated,
             network=network,

@@ -24,6 +24,9 @@ part "damaged files" env MPISIM_FUZZ_EXAMPLES=600 pytest -q tests/test_fuzz.py
 bash run_scripts/get_slurm.sh
 part "batch systems" pytest -q tests/test_batch_systems.py
 part "documentation, slow blocks too" python run_scripts/documents.py --slow
+# Not among what tests need: it brings JupyterLab. Its release is in pyproject.toml.
+hta=$(python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["hta"], sep="\n")')
+part "HolisticTraceAnalysis" bash -c "pip install --quiet --disable-pip-version-check \$0 && pytest -q tests/test_export_kineto.py" "$hta"
 part "golden table" python run_scripts/golden.py
 part "headline errors" env CI=1 python run_scripts/headline_errors.py
 

@@ -484,19 +484,19 @@ OUTPUTS = [
     ),
     Bad(
         "export over traces",
-        [*JOB, "--export", "@/job"],
+        ["export", "@/r.h5", "--format", "chrome", "-o", "@/job"],
         ["@/job: holds rank0.json already"],
         whole_job,
     ),
     Bad(
         "export to a file",
-        [*JOB, "--export", "@/there.h5"],
+        ["export", "@/r.h5", "--format", "chrome", "-o", "@/there.h5"],
         ["@/there.h5: is not a folder"],
         blocked,
     ),
     Bad(
         "a folder that cannot be",
-        [*JOB, "--export", "@/no/e"],
+        ["export", "@/r.h5", "--format", "chrome", "-o", "@/no/e"],
         ["there is no folder @/no"],
         whole_job,
     ),

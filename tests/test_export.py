@@ -244,6 +244,8 @@ def test_traces_are_not_mixed(tmp_path: Path) -> None:
         export_kineto(of, recorded(of), folder)
     paths = export_kineto(of, recorded(of), folder, overwrite=True)
     assert sorted(folder.iterdir()) == paths  # those of ranks 2 and 3 are gone
+    export_kineto(of, recorded(of), folder, chosen=[1], overwrite=True)
+    assert sorted(folder.iterdir()) == paths[1:]
     (folder / "mine.json").write_text("{}")
     with pytest.raises(OutputError, match=r"holds mine\.json already"):
         export_kineto(of, recorded(of), folder, overwrite=True)
@@ -259,17 +261,17 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
 
 def test_nothing_is_left_of_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     of = program()
-    write = Path.write_bytes
+    opened = Path.open
     written: list[Path] = []
 
-    def full(path: Path, data: bytes) -> int:
-        if written:
-            write(path, data[:10])
+    def full(path: Path, *args: Any, **more: Any) -> Any:
+        if path.suffix == ".part" and written:
+            opened(path, *args, **more).close()
             raise OSError(28, "No space left on device")
         written.append(path)
-        return write(path, data)
+        return opened(path, *args, **more)
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Path, "open", full)
     with pytest.raises(OutputError, match="No space left on device"):
         export_kineto(of, recorded(of), tmp_path / "traces")
     assert list((tmp_path / "traces").iterdir()) == []

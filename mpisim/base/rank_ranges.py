@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .errors import InputError
 
-__all__ = ["parse_ranges"]
+__all__ = ["parse_ranges", "ranges_text"]
 
 
 def parse_ranges(text: str, key: str, what: str, count: int | None = None) -> list[int]:
@@ -49,3 +51,27 @@ def parse_ranges(text: str, key: str, what: str, count: int | None = None) -> li
             raise InputError(f"{key}: {text!r} names {high - low + 1:,} {what}s")
         found.update(range(low, high + 1))
     return sorted(found)
+
+
+def ranges_text(numbers: Sequence[int], most: int = 12) -> str:
+    """Ascending numbers → the text that names them; of many ranges the first ones.
+
+    Parameters
+    ----------
+    numbers : sequence of int
+    most : int
+        Ranges that are written out.
+
+    Examples
+    --------
+    >>> ranges_text([0, 1, 2, 8])
+    '0-2,8'
+    """
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    texts = [f"{low}" if low == high else f"{low}-{high}" for low, high in parts]
+    return ",".join(texts[:most]) + (",…" if len(texts) > most else "")

@@ -29,7 +29,6 @@ __all__ = [
 OUTPUTS = (
     ("-o", "output"),
     ("--save-program", "save_program"),
-    ("--export", "export"),
     ("--json", "json"),
     ("--draw", "draw"),
     ("--plot", "plot"),
@@ -106,7 +105,7 @@ def check_outputs(args: argparse.Namespace) -> None:
         if real in by_option and not real.startswith("/dev/"):
             raise UsageError(f"{path}: {by_option[real]} and {option} name the same file")
         by_option[real] = option
-        if (real in taken and option != "--export") or _is_trace_of(real, taken):
+        if real in taken or _is_trace_of(real, taken):
             raise UsageError(f"{path}: {option} would write over the input; name another file")
 
 

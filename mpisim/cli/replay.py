@@ -25,6 +25,7 @@ examples:
   mpisim replay traces/ --cap-host-gap 5:0.001      what do rank 5's stalls cost everyone?
   mpisim replay traces/ --step 6                    where did the time of step 6 go?
   mpisim replay traces/ -o run.h5 --timeline        save the result with every row
+  mpisim export run.h5 --format perfetto -o run.pftrace    ... and look at it
 """
 
 
@@ -44,9 +45,6 @@ def add_parser(subparsers: Any) -> None:
         help="trace files (.json, .json.gz), Nsight Systems exports (.sqlite), or folders of them",
     )
     add_result_options(parser)
-    parser.add_argument(
-        "--export", metavar="FOLDER", help="write the replayed run as Kineto traces, one a rank"
-    )
     parser.add_argument(
         "--save-program", metavar="FILE", help="write what every rank does, as read and changed"
     )
@@ -147,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
     from ..base.files import check_output
     from ..mpi.parallel import collective_errors, progress
     from ..program import gather, save
-    from ..replay import read_job, replay
+    from ..replay import ReplayOrigin, read_job, replay
     from ..replay.what_if import WhatIf
     from ..results import collect, write_results
     from .launch import world
@@ -162,10 +160,6 @@ def run(args: argparse.Namespace) -> int:
             check_output(args.save_program, overwrite=args.overwrite)
         if first:
             check_json(args)
-        if first and args.export is not None:
-            from ..traces.export import check_export
-
-            check_export(args.export)
     what = WhatIf(
         compute=args.scale_compute,
         comm=args.scale_comm,
@@ -192,6 +186,7 @@ def run(args: argparse.Namespace) -> int:
                 args.output,
                 comm=comm,
                 timeline=args.timeline,
+                origin=ReplayOrigin.of(args.paths, args.allow_missing_ranks, what).text,
                 overwrite=args.overwrite,
                 attributes=attributes,
                 step=args.step,
@@ -204,10 +199,6 @@ def run(args: argparse.Namespace) -> int:
                         said = {**whole.attributes, "changed": "; ".join(asked.changes)}
                         whole = whole.replace(attributes=said)
                     save(whole, args.save_program, overwrite=args.overwrite)
-        if args.export is not None:
-            from ..traces.export import export_kineto
-
-            export_kineto(asked.program, asked.run, args.export, comm=comm, ranks=job.traces.ranks)
         report = deliver(results, args, comm, _figures(job, asked, plain))
     if first:
         print(f"{_steps(asked, plain, what)}\n\n{report}\n\n{_findings(job)}")

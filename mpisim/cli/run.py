@@ -117,6 +117,7 @@ def run(args: argparse.Namespace) -> int:
     with progress(comm, "generating what every rank does"):
         if args.save_program is not None:
             what = _saved(experiment, args, comm)
+        from ..experiment.serialization import serialize_any
         from ..simulate import simulate
 
         results = simulate(
@@ -126,6 +127,7 @@ def run(args: argparse.Namespace) -> int:
             timeline=args.timeline,
             overwrite=args.overwrite,
             text=text,
+            origin=serialize_any(experiment) if args.output is not None else "",
             fold=args.fold,
             seeds=args.seeds,
             progress=True,

@@ -1,7 +1,8 @@
 """Experiments → texts that stand alone, and back: a program file holds the one it was written from.
 
 A text is JSON: the tables as they were given, the model with all of its numbers, and absolute paths
-of files.
+of files. That of an experiment of a program file names the file. Results files hold such a text,
+too, so that what was simulated can be simulated again.
 """
 
 from __future__ import annotations
@@ -16,8 +17,17 @@ from ..base.errors import InputError
 from ..base.presets import SUFFIX
 from .experiment import Experiment
 from .load import PUBLISHED, REQUIRED, experiment_of
+from .program_experiment import ProgramExperiment
 
-__all__ = ["PACKAGED_CONSTANTS", "Tables", "deserialize", "serialize", "with_absolute_paths"]
+__all__ = [
+    "PACKAGED_CONSTANTS",
+    "Tables",
+    "deserialize",
+    "deserialize_any",
+    "serialize",
+    "serialize_any",
+    "with_absolute_paths",
+]
 
 Tables = Mapping[str, Any]
 """Tables of an experiment by name, as a file has them."""
@@ -66,6 +76,9 @@ def with_absolute_paths(given: Tables, source: str) -> dict[str, Any]:
         path = found.get(table, {}).get(key)
         if isinstance(path, str) and path != PACKAGED_CONSTANTS:
             found[table][key] = str((folder / path).resolve())
+    measured = found.get("kernels", {}).get("measurements")
+    if isinstance(measured, list | tuple):
+        found["kernels"]["measurements"] = [str((folder / path).resolve()) for path in measured]
     for table, key in NAMES_OR_PATHS:
         if isinstance(found.get(table, {}).get(key), str):
             found[table][key] = _absolute(found[table][key])
@@ -99,6 +112,40 @@ def deserialize(text: str, source: str, over: Tables | None = None) -> Experimen
     if any(name in REQUIRED for name in over or {}):
         tables.pop(PUBLISHED, None)
     return experiment_of({**tables, **(over or {})}, source, model)
+
+
+def serialize_any(experiment: Experiment | ProgramExperiment) -> str:
+    """Experiment, of a model or of a program file → text for `deserialize_any`. Local."""
+    if isinstance(experiment, Experiment):
+        return serialize(experiment)
+    program = (Path(experiment.source).parent / experiment.program).resolve()
+    tables = with_absolute_paths(experiment.tables, experiment.source)
+    return json.dumps({"program": str(program), "tables": tables, "title": experiment.title})
+
+
+def deserialize_any(text: str, source: str) -> Experiment | ProgramExperiment:
+    """Text of `serialize_any` → experiment. Local.
+
+    Parameters
+    ----------
+    text : str
+    source : str
+        The file that holds the text, for messages.
+
+    Raises
+    ------
+    InputError
+        If it is no such text.
+    """
+    try:
+        found = json.loads(text)
+        if "program" not in found:
+            return deserialize(text, source)
+        return ProgramExperiment(
+            str(found["program"]), dict(found["tables"]), found["title"], source
+        )
+    except (LookupError, TypeError, ValueError) as error:
+        raise InputError(f"{source}: the experiment kept in it is damaged: {error}") from error
 
 
 def _absolute(name: Any) -> Any:

@@ -26,7 +26,7 @@ from .chakra_schema import (
     write_delimited,
 )
 
-__all__ = ["write_chakra"]
+__all__ = ["check_folder", "write_chakra"]
 
 SCHEMA = "0.0.4"
 PS_PER_US = 1_000_000
@@ -84,12 +84,8 @@ def write_chakra(
 @contextlib.contextmanager
 def _staged_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
     """Yield a new folder that gets its name when the block ends without an error."""
+    target = check_folder(folder, overwrite=overwrite)
     with os_errors_reported(folder):
-        target = Path(os.path.realpath(folder))
-        if target.exists():
-            _check_replaceable(folder, target, overwrite)
-        elif not target.parent.is_dir():
-            raise DestinationError(f"{folder}: there is no folder {target.parent}")
         stage, aside = hidden_name(target), hidden_name(target)
         stage.mkdir()
         try:
@@ -103,6 +99,31 @@ def _staged_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
                 os.rename(aside, target)
             raise
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def check_folder(folder: str | Path, *, overwrite: bool = False) -> Path:
+    """Check that traces can be written as a folder, and return what its name leads to. Local.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Its parent must exist.
+    overwrite : bool
+        Whether a folder that holds such files already may be replaced.
+
+    Raises
+    ------
+    OutputError
+        If it cannot be made, holds other files, or such files that are not to be replaced.
+    """
+    folder = Path(folder)
+    with os_errors_reported(folder):
+        target = Path(os.path.realpath(folder))
+        if target.exists():
+            _check_replaceable(folder, target, overwrite)
+        elif not target.parent.is_dir():
+            raise DestinationError(f"{folder}: there is no folder {target.parent}")
+    return target
 
 
 def _check_replaceable(folder: Path, target: Path, overwrite: bool) -> None:

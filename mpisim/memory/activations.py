@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from operator import add
+from typing import NamedTuple
 
 from ..base.frozen import frozen
 from ..experiment.plan import Plan
@@ -48,6 +49,7 @@ from ..workloads.recomputation import kept_bytes, recomputed_layers
 __all__ = [
     "ChunkMemory",
     "LayerMemories",
+    "Moment",
     "Peak",
     "chunk_memory",
     "kept",
@@ -381,8 +383,28 @@ class Peak:
     gradients: int = 0
 
 
+class Moment(NamedTuple):
+    """Bytes that an action of a stage holds, or two that overlap: kept, temporaries, gradients.
+
+    Attributes
+    ----------
+    first, last : int
+        Numbers of the actions; the same where one runs by itself.
+    during, after : int
+        The most that is held during them, and what is held behind them.
+    """
+
+    first: int
+    last: int
+    during: int
+    after: int
+
+
 def peak(
-    actions: Sequence[Action], chunks: Sequence[ChunkMemory], gradients: Sequence[int] = ()
+    actions: Sequence[Action],
+    chunks: Sequence[ChunkMemory],
+    gradients: Sequence[int] = (),
+    moments: list[Moment] | None = None,
 ) -> Peak:
     """Actions of a stage, memory of its chunks → the worst moment.
 
@@ -398,6 +420,8 @@ def peak(
     gradients : sequence of int
         Bytes in which each chunk's gradients are accumulated, from its first backward to its last;
         none if not given.
+    moments : list of Moment, optional
+        To be filled with those of all actions, in order.
     """
     held = most_kept = most = 0
     worst = actions[0]
@@ -422,7 +446,9 @@ def peak(
             top, change = found.inputs, found.for_weights - found.kept
         else:
             top, change = found.backward, -found.kept
+        first = i
         if overlapped is not None:
+            first = i - 1
             key = overlapped.chunk, action.chunk
             if key not in known:
                 known[key] = _together(chunks[overlapped.chunk], found)
@@ -431,6 +457,7 @@ def peak(
         if action.chunk in last and action.phase is not forward and not action.split:
             live.add(action.chunk)
             sums = sum(gradients[each] for each in live)
+        before = sums
         if sums + held + top > most:
             most, worst = sums + held + top, action
             sums_at_worst, kept_at_worst = sums, held
@@ -440,6 +467,8 @@ def peak(
         if last.get(action.chunk) == i:
             live.remove(action.chunk)
             sums = sum(gradients[each] for each in live)
+        if moments is not None:
+            moments.append(Moment(first, i, before + held - change + top, sums + held))
     if gradients:
         return Peak(kept_at_worst, most, worst, sums_at_worst)
     # Beside a forward that overlaps a backward not all is kept of either.

@@ -21,7 +21,7 @@ from ..schedules import Pipeline
 from ..workloads.grid import Grid, Groups
 from ..workloads.layout import ModelChunk
 from ..workloads.operators import Layer, Operator
-from .activations import LayerMemories, chunk_memory, peak
+from .activations import LayerMemories, Moment, chunk_memory, peak
 from .communicators import connections
 from .constants import constants
 from .states import (
@@ -35,7 +35,7 @@ from .states import (
     parameter_counts,
 )
 
-__all__ = ["PARTS", "StageMemory", "memory"]
+__all__ = ["PARTS", "StageMemory", "StageMoments", "memory", "moments"]
 
 PHASES = {
     Phase.FORWARD: "forward",
@@ -148,6 +148,46 @@ def memory(
     return [model.stage(stage) for stage in range(pipeline.stages)]
 
 
+class StageMoments(NamedTuple):
+    """Bytes on one rank of a stage over a step: all that stays, and what each action adds.
+
+    Attributes
+    ----------
+    fixed : int
+        Held through all passes: model states, buffers, context, communicators, fragmentation.
+    moments : list of Moment
+        What actions hold besides.
+    optimizer : int
+        Held in the optimizer's step, all in all.
+    """
+
+    fixed: int
+    moments: list[Moment]
+    optimizer: int
+
+
+def moments(
+    pipeline: Pipeline,
+    chunks: Sequence[ModelChunk],
+    plan: Plan,
+    grid: Grid,
+    stage: int,
+    *,
+    transformer: bool = True,
+    node: int = 8,
+) -> StageMoments:
+    """Model chunks and their schedule → memory of one rank of one stage over a step.
+
+    Parameters
+    ----------
+    pipeline, chunks, plan, grid, transformer, node
+        As of `memory`.
+    stage : int
+    """
+    model = _MemoryModel(pipeline, chunks, plan.resolved(transformer=transformer), grid, node)
+    return model.moments(stage)
+
+
 class _OfLayers(NamedTuple):
     """Bytes that depend on the layers of a stage alone, which most stages have in common."""
 
@@ -220,6 +260,21 @@ class _MemoryModel:
             error=round(sum(error**2 for error in errors) ** 0.5),
             moment=moment,
         )
+
+    def moments(self, stage: int) -> StageMoments:
+        """Return the memory of one stage over a step."""
+        pipeline, plan = self._pipeline, self._plan
+        chunks = [self._chunks[pipeline.part(stage, each)] for each in range(pipeline.chunks)]
+        found = self._of_layers([layer for each in chunks for layer in each.layers])
+        sums = [self._accumulated(each.layers) for each in chunks]
+        passes = [chunk_memory(each, plan, self._sizes, self._passes) for each in chunks]
+        moments: list[Moment] = []
+        peak(pipeline.actions[stage], passes, sums if any(sums) else (), moments)
+        whole = self.stage(stage)
+        always = whole.states + whole.context + whole.communicators + whole.fragmentation
+        passing = found.gathered + found.buckets + _messages(pipeline, stage, self._chunks)
+        permanent = found.buckets if framework(plan) in PERMANENT_BUCKETS else 0
+        return StageMoments(always + passing, moments, always + permanent + found.update)
 
     def _of_layers(self, layers: Sequence[Layer]) -> _OfLayers:
         key = tuple((layer.operators, layer.role) for layer in layers)

@@ -105,6 +105,11 @@ class CalibratedNetwork:
         """Those of the network, and the constants."""
         return {**self._network.numbers, **dict(self._by_kind.values())}
 
+    @property
+    def uncalibrated(self) -> NcclNetwork:
+        """The network without the constants, which choose nothing."""
+        return self._network
+
     def _constant(self, nodes: int) -> tuple[str, Quantity]:
         return self._by_kind[_kind(nodes)]
 

@@ -83,6 +83,7 @@ def open_results(path: str | Path) -> Results:
             critical_path=_read_critical_path(file) if "critical_path" in file else None,
             recorded=_read_recorded(file) if "recorded_steps" in file else None,
             experiment=text_of(file.attrs["experiment"]),
+            origin=text_of(file.attrs.get("origin", "")),  # not in files of earlier mpisim
             seed=int(file.attrs["seed"]),
             creator=text_of(file.attrs["creator"]),
             versions=read_attributes(_group(file, "versions")),
@@ -218,6 +219,8 @@ def _open_timeline(file: File, path: Path, representative: NDArray[np.int32]) ->
         found = group[column].shape
         if len(found) != 1 or found[0] < n_rows:
             raise InputError(f"timeline/{column} has shape {found}; it must have {n_rows} rows")
+        if not group[column].attrs.get("column", False):
+            raise InputError(f"timeline/{column} lacks the attribute 'column': the file is damaged")
     return Timeline(
         file,
         path,

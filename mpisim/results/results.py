@@ -172,6 +172,10 @@ class Results:
         (end: from its begin), `kernels`, `communications`.
     experiment : str
         The text of the experiment, or empty.
+    origin : str
+        What `mpisim.export` simulates it again from, as JSON, or empty: the experiment with the
+        absolute paths of its files (`mpisim.experiment.serialization`), or the files and changes of
+        a replay (`mpisim.replay.origin`).
     seed : int
     creator : str
     versions : mapping of str to str
@@ -201,6 +205,7 @@ class Results:
     critical_path: CriticalPath | None
     recorded: Recording | None = None
     experiment: str = ""
+    origin: str = ""
     seed: int = 0
     creator: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)

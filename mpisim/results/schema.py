@@ -3,8 +3,8 @@
 ::
 
     attributes                     format, format_version, creator, digest, step_time (s), seed,
-                                   experiment, n_processes, rounds, mode, versions, ... and whatever
-                                   the maker of the program adds (assumptions, ...)
+                                   experiment, origin, n_processes, rounds, mode, versions, ... and
+                                   whatever the maker of the program adds (assumptions, ...)
     summary/<scalar>               ps, s and counts
     ranks/<column>                 one entry a rank; class: its entry in classes
     classes/<column>               one entry an equivalence class of ranks: its representative, how

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,7 @@ RESERVED_ATTRIBUTES = frozenset(
         "step_time",
         "seed",
         "experiment",
+        "origin",
         "n_processes",
         "rounds",
         "mode",
@@ -76,6 +78,7 @@ def write_results(
     comm: Intracomm,
     timeline: bool = False,
     experiment: str = "",
+    origin: str = "",
     seed: int = 0,
     overwrite: bool = False,
     attributes: Mapping[str, Any] | None = None,
@@ -99,6 +102,8 @@ def write_results(
         Write every row too.
     experiment, seed, attributes, network, step, repetition
         See `collect`. With a repetition there is no timeline of the whole step.
+    origin : str
+        What it can be simulated again from; see `Results`.
     overwrite : bool
         Whether an earlier result of that name may be replaced.
 
@@ -134,6 +139,7 @@ def write_results(
         step=step,
         repetition=repetition,
     )
+    results = None if results is None else replace(results, origin=origin)
     with collective_errors(comm):
         if results is not None:
             check_output(path, overwrite=overwrite)
@@ -167,6 +173,7 @@ def _write_main(results: Results, file: File) -> None:
         "step_time": results.step_time,
         "seed": results.seed,
         "experiment": results.experiment,
+        "origin": results.origin,
         "n_processes": results.n_processes,
         "rounds": results.rounds,
         "mode": results.mode,

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
 from ..base.errors import DestinationError, InputError
 from ..base.files import hidden_name, os_errors_reported, rename_into_place
@@ -26,13 +27,33 @@ if TYPE_CHECKING:
 
     from ..engine.run import Run
 
-__all__ = ["check_export", "export_kineto"]
+__all__ = ["Added", "check_export", "export_kineto", "rank_run"]
 
 EPOCH = 1_767_225_600
 """Seconds since 1970 at which exported runs begin (1 January 2026): files are reproducible."""
 _NAME = re.compile(r"kineto_rank\d+\.json\.gz")
 _LEVEL = 4
 """Of compression: higher ones take several times as long for a few percent."""
+_PIECE = 10_000
+"""Events that are put into text at a time."""
+
+
+class Added(NamedTuple):
+    """What a rank's file has besides what its program says.
+
+    Attributes
+    ----------
+    notes : callable, optional
+        Launch of a row, by its first row → further arguments of its operation on the device.
+    step : int, optional
+        Number of the profiled step that all rows are, where tables know of no steps.
+    events : sequence of Event
+        Further events, such as counters; `ts` and `dur` in ps.
+    """
+
+    notes: Callable[[int], Event] | None = None
+    step: int | None = None
+    events: Sequence[Event] = ()
 
 
 def export_kineto(
@@ -41,6 +62,8 @@ def export_kineto(
     folder: str | Path,
     *,
     ranks: Sequence[int] | None = None,
+    chosen: Collection[int] | None = None,
+    added: Callable[[int, int], Added] | None = None,
     clock_offset: Mapping[int, int] | None = None,
     style: Literal["new", "old"] = "new",
     overwrite: bool = False,
@@ -62,6 +85,10 @@ def export_kineto(
         Created if need be; its parent must exist.
     ranks : sequence of int, optional
         Global rank of every simulated rank, for file names and groups; by default the same.
+    chosen : collection of int, optional
+        Ranks of the program that are written; by default all. A file says how many the job has.
+    added : callable, optional
+        Entry of `Run.hosted`, and rank of the program → what its file has besides.
     clock_offset : mapping of int to int, optional
         By global rank: what its clock shows too much, in ps. All of its file is shifted by it.
     style : {"new", "old"}
@@ -89,23 +116,32 @@ def export_kineto(
     offset = dict(clock_offset or {})
     with _agreed(comm):
         _check(program, ranks, offset, style)
-        if comm is None or comm.rank == 0:
-            _prepare(folder, overwrite)
+        replaced = _prepare(folder, overwrite) if comm is None or comm.rank == 0 else []
     hidden: dict[Path, Path] = {}
     new: list[Path] = []
     try:
         with _agreed(comm):
             for i, index in enumerate(run.hosted.tolist()):
+                if chosen is not None and index not in chosen:
+                    continue
                 target = folder / f"kineto_rank{ranks[index]}.json.gz"
                 hidden[target] = hidden_name(target)
-                text = _file(program, run, i, index, ranks, offset, style == "old")
-                with os_errors_reported(target):
-                    hidden[target].write_bytes(text)
+                more = Added() if added is None else added(i, index)
+                top, events = _content(program, run, i, ranks, more, offset, style == "old")
+                with os_errors_reported(target), hidden[target].open("wb") as file:
+                    _write(file, top, events)
         with _agreed(comm):
             for target, written in hidden.items():
                 with os_errors_reported(target):
                     rename_into_place(written, target, target, overwrite=overwrite)
                     new.append(target)
+        with _agreed(comm):
+            all_ranks = range(len(ranks)) if chosen is None else chosen
+            written_now = {f"kineto_rank{ranks[index]}.json.gz" for index in all_ranks}
+            for path in replaced:  # of ranks that are not written now
+                if path.name not in written_now:
+                    with os_errors_reported(path):
+                        path.unlink()
     except BaseException:
         for written in (*hidden.values(), *([] if overwrite else new)):
             with contextlib.suppress(OSError):
@@ -175,48 +211,65 @@ def check_export(folder: str | Path, *, overwrite: bool = False) -> list[Path]:
     return present
 
 
-def _prepare(folder: Path, overwrite: bool) -> None:
-    """Make the folder, empty of traces."""
+def _prepare(folder: Path, overwrite: bool) -> list[Path]:
+    """Make the folder, and return the traces in it, which are to be replaced."""
     present = check_export(folder, overwrite=overwrite)
     with os_errors_reported(folder):
         folder.mkdir(exist_ok=True)
-        for path in present:
-            path.unlink()
+    return present
 
 
-def _file(
-    program: Program,
-    run: Run,
-    i: int,
-    index: int,
-    ranks: list[int],
-    offset: Mapping[int, int],
-    old: bool,
-) -> bytes:
-    """The bytes of one rank's file."""
-    import orjson
+def rank_run(
+    program: Program, run: Run, i: int, ranks: Sequence[int], added: Added | None = None
+) -> RankRun:
+    """Return the i-th rank hosted here, as its events are made of it. Local.
 
-    number = ranks[index]
+    Parameters
+    ----------
+    program : Program
+    run : Run
+        Of this program.
+    i : int
+        Entry of `Run.hosted`.
+    ranks : sequence of int
+        Global rank of every simulated rank.
+    added : Added, optional
+    """
+    index = int(run.hosted[i])
     groups = [
         Group(str(c), tuple(ranks[r] for r in program.communicators.group(c)))
         for c in program.slots_of(index).tolist()
     ]
-    names = program.communicators.names
-    rows = run.rows(i)
-    events = rank_events(
-        RankRun(
-            number,
-            program.table_of(index),
-            program.names,
-            groups,
-            int(program.start[index]),
-            rows.begin,
-            rows.end,
-        ),
-        old,
+    rows, more = run.rows(i), added or Added()
+    return RankRun(
+        ranks[index],
+        program.table_of(index),
+        program.names,
+        groups,
+        int(program.start[index]),
+        rows.begin,
+        rows.end,
+        more.notes,
+        more.step,
     )
+
+
+def _content(
+    program: Program,
+    run: Run,
+    i: int,
+    ranks: list[int],
+    added: Added,
+    offset: Mapping[int, int],
+    old: bool,
+) -> tuple[Event, list[Event]]:
+    """What is at the top of one rank's file, and its events."""
+    of = rank_run(program, run, i, ranks, added)
+    number, groups, index = of.number, of.groups, int(run.hosted[i])
+    names = program.communicators.names
+    events = [*rank_events(of, old), *added.events]
     _in_microseconds(events, offset.get(number, 0), old)
-    streams = sorted({event["tid"] for event in events if event["pid"] == GPU})
+    streams = sorted({event["tid"] for event in events if event["pid"] == GPU and "tid" in event})
     size = _world_size(program, ranks)
     described = dict(zip(program.slots_of(index).tolist(), groups, strict=True))
     info: Event = {"backend": "nccl", "rank": number, "world_size": size}
@@ -240,10 +293,24 @@ def _file(
         top["distributedInfo"] = info
     if not old:
         top |= {"displayTimeUnit": "ms", "baseTimeNanoseconds": EPOCH * 1_000_000_000}
-    top["traceEvents"] = [*_labels(number, streams), *events]
     top["traceName"] = f"kineto_rank{number}.json.gz"
-    text = orjson.dumps(top, option=orjson.OPT_SERIALIZE_NUMPY)
-    return gzip.compress(text, _LEVEL, mtime=0)
+    return top, [*_labels(number, streams), *events]
+
+
+def _write(file: BinaryIO, top: Event, events: list[Event]) -> None:
+    """Write one rank's file, a piece at a time."""
+    import orjson
+
+    # Spaces as Kineto has them: HolisticTraceAnalysis looks for '"rank": 3' in the text.
+    head = json.dumps(top)
+    # Without name and time: equal files for equal runs.
+    packed = gzip.GzipFile("", "wb", _LEVEL, file, mtime=0)
+    packed.write(f'{head[:-1]}, "traceEvents": ['.encode())
+    for at in range(0, len(events), _PIECE):
+        text = orjson.dumps(events[at : at + _PIECE], option=orjson.OPT_SERIALIZE_NUMPY)
+        packed.write((b"," if at else b"") + text[1:-1])
+    packed.write(b"]}")
+    packed.close()
 
 
 def _world_size(program: Program, ranks: list[int]) -> int:

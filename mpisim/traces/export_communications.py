@@ -5,7 +5,7 @@ Names are those of PyTorch 2.1 to 2.6; `mpisim.traces.communications` reads them
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -200,6 +200,10 @@ class RankRun:
         When the rank's host started, in ps.
     begin, end : int64, shape (n_rows,)
         As in `mpisim.engine.rows.Rows`, in ps.
+    notes : callable, optional
+        Launch of a row, by its first row → further arguments of its operation on the device.
+    step : int, optional
+        Number of the profiled step that all rows are, where the table knows of no steps.
     """
 
     number: int
@@ -209,6 +213,8 @@ class RankRun:
     start: int
     begin: NDArray[np.int64]
     end: NDArray[np.int64]
+    notes: Callable[[int], Event] | None = None
+    step: int | None = None
 
 
 class Arguments:

@@ -18,7 +18,17 @@ from ..program import Flag, Kind, Table
 from .export_communications import Arguments, Communicated, Event, RankRun, kernel_name, note_name
 from .host import is_communication_kernel
 
-__all__ = ["batch_ends", "first_of_batch", "host_times", "profiled_steps", "rank_events"]
+__all__ = [
+    "CPU",
+    "GPU",
+    "THREAD",
+    "batch_ends",
+    "first_of_batch",
+    "host_times",
+    "profiled_steps",
+    "rank_events",
+    "stream_number",
+]
 
 
 def first_of_batch(table: Table) -> list[int]:
@@ -195,6 +205,9 @@ class _Writer:
     def _steps(self) -> None:
         run = self.run
         steps = profiled_steps(run.table, run.names, run.start, self.call_end)
+        if not steps and run.step is not None and self.call_end:
+            # From the begin of the job, not of the rank: a rank that starts late is part of it.
+            steps = {f"ProfilerStep#{run.step}": (0, max(self.call_end))}
         for name, (begin, end) in steps.items():
             opened, _ = self._span("user_annotation", name, {})
             self.events.append(_timed(opened.event, begin, end))
@@ -318,13 +331,14 @@ class _Writer:
             "cat": category,
             "name": name,
             "pid": GPU,
-            "tid": _stream(stream),
+            "tid": stream_number(stream),
             "args": {
                 "device": GPU,
                 "context": 1,
-                "stream": _stream(stream),
+                "stream": stream_number(stream),
                 "correlation": correlation,
                 **args,
+                **({} if self.run.notes is None else self.run.notes(row)),
             },
         }
         begin = int(self.run.begin[row])
@@ -333,7 +347,7 @@ class _Writer:
         self.events += [
             _timed(event, begin, self.end[row]),
             {"ph": "s", "pid": CPU, "tid": THREAD, "ts": launch["ts"], **flow},
-            {"ph": "f", "pid": GPU, "tid": _stream(stream), "ts": begin, "bp": "e", **flow},
+            {"ph": "f", "pid": GPU, "tid": stream_number(stream), "ts": begin, "bp": "e", **flow},
         ]
 
     def _record(self, row: int) -> _Item:
@@ -358,11 +372,11 @@ class _Writer:
         self, name: str, call: Event, stream: int, record: int = -1, source: int = -1
     ) -> Event:
         """What the device side records of a wait, for an event or a stream."""
-        number = _stream(stream) if stream >= 0 else -1
+        number = stream_number(stream) if stream >= 0 else -1
         args: Event = {"cuda_sync_kind": name}
         if record >= 0:
             args |= {
-                "wait_on_stream": _stream(source),
+                "wait_on_stream": stream_number(source),
                 "wait_on_cuda_event_record_corr_id": record,
                 "wait_on_cuda_event_id": record,
             }
@@ -489,7 +503,7 @@ def _timed(event: Event, begin: int, end: int) -> Event:
     return event
 
 
-def _stream(stream: int) -> int:
+def stream_number(stream: int) -> int:
     """Stream numbers of a device as PyTorch's start."""
     return 7 + 4 * stream
 

@@ -1,0 +1,187 @@
+"""A results file → the run that it is of, simulated again.
+
+A results file has the figures of a run, and with ``--timeline`` when rows began and ended; not what
+they waited for, when the CPU called, nor what prices a communication. It has what the run was made
+of (`Results.origin`), and runs are exact: the same input gives the same digest. So the rows are
+made again rather than kept, which takes as long as the run did and no disk; a digest that differs
+says that the input has changed since, and is an error.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..base.errors import InputError
+from ..base.frozen import frozen
+from ..engine import Run
+from ..engine.critical_path import CriticalPath
+from ..experiment import Experiment
+from ..experiment.serialization import deserialize_any
+from ..mpi.parallel import collective_errors
+from ..prediction.execution import execute
+from ..prediction.prepared import PreparedExperiment, prepare
+from ..program import Program
+from ..replay import ReplayOrigin, read_job, replay
+from ..results import open_results
+from ..results.link_use import LinkUse
+from ..topo import Network
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+    from ..prediction.prepared_program import PreparedProgram
+
+__all__ = ["Kept", "RunAgain", "read_kept", "simulate_again"]
+
+
+class Kept(NamedTuple):
+    """What is taken from a results file.
+
+    Attributes
+    ----------
+    path : Path
+    origin, digest, creator : str
+        As of `Results`.
+    numbers : list of int
+        Number of each rank in its job; of a recording, as the files number them.
+    critical_path : CriticalPath or None
+        Of the step shown; times from the begin of the run.
+    links : LinkUse
+        Empty where no links were shared.
+    step_time_ps : int
+    """
+
+    path: Path
+    origin: str
+    digest: str
+    creator: str
+    numbers: list[int]
+    critical_path: CriticalPath | None
+    links: LinkUse
+    step_time_ps: int
+
+
+@frozen
+class RunAgain:
+    """A run that was simulated again, and what its results file says of it.
+
+    Attributes
+    ----------
+    kept : Kept
+    run : Run
+        As this process holds it.
+    program : Program
+        What was run; that of `run` may have another table for every rank whose kernels were slowed
+        by what overlapped them.
+    recorded : bool
+        Whether it is a replay.
+    network : Network or None
+        What priced communications without a duration.
+    prepared : PreparedExperiment or None
+        Of a model's step, with its layout.
+    """
+
+    kept: Kept
+    run: Run
+    program: Program
+    recorded: bool
+    network: Network | None = None
+    prepared: PreparedExperiment | None = None
+
+
+def read_kept(path: str | Path, comm: Intracomm) -> Kept:
+    """Results file → what it says of its run. **Collective.**
+
+    Parameters
+    ----------
+    path : str or Path
+        On process 0.
+    comm : mpi4py.MPI.Intracomm
+
+    Raises
+    ------
+    InputError
+        If it is no results file, or does not say what it was made of.
+    """
+    kept: Kept | None = None
+    with collective_errors(comm):
+        if comm.rank == 0:
+            kept = _kept(path)
+    kept = comm.bcast(kept, root=0)
+    assert kept is not None
+    return kept
+
+
+def simulate_again(kept: Kept, comm: Intracomm, *, progress: bool = False) -> RunAgain:
+    """What a results file says of its run → the run. **Collective.**
+
+    Parameters
+    ----------
+    kept : Kept
+    comm : mpi4py.MPI.Intracomm
+        The processes that share the work; as many as one likes.
+    progress : bool
+        Show progress, if a person is watching.
+
+    Raises
+    ------
+    InputError
+        If what it was made of is not there any more, or has changed.
+    """
+    recorded = ReplayOrigin.is_text(kept.origin)
+    network, prepared = None, None
+    if recorded:
+        run = _replayed(kept, comm, progress)
+        program = run.program
+    else:
+        with collective_errors(comm):
+            case = _prepared(kept.origin, str(kept.path))
+        network, program = case.network, case.program
+        prepared = case if isinstance(case, PreparedExperiment) else None
+        # With its critical path, as `mpisim run`: one pass may depend on another's outcome.
+        run, _ = execute(case, comm, critical_path=True, progress=progress)
+    if run.digest != kept.digest:
+        raise InputError(
+            f"{kept.path}: was simulated again to export it, and its digest is now {run.digest}, "
+            f"not {kept.digest}: files that it was made of have changed since, or mpisim has (it "
+            f"was written by {kept.creator}); run it again"
+        )
+    return RunAgain(kept, run, program, recorded, network, prepared)
+
+
+def _kept(path: str | Path) -> Kept:
+    with open_results(path) as results:
+        if not results.origin:
+            raise InputError(
+                f"{path}: does not say what it was made of: it was written by an earlier mpisim, "
+                "or by a program of yours; simulate it with mpisim run -o FILE"
+            )
+        return Kept(
+            Path(path),
+            results.origin,
+            results.digest,
+            results.creator,
+            results.rank_numbers,
+            results.critical_path,
+            results.links,
+            results.step_time_ps,
+        )
+
+
+def _prepared(origin: str, path: str) -> PreparedExperiment | PreparedProgram:
+    experiment = deserialize_any(origin, path)
+    if isinstance(experiment, Experiment):
+        return prepare(experiment)
+    from ..prediction.prepared_program import prepare_program
+
+    return prepare_program(experiment)
+
+
+def _replayed(kept: Kept, comm: Intracomm, progress: bool) -> Run:
+    of = ReplayOrigin.read(kept.origin, str(kept.path))
+    try:
+        job = read_job(of.paths, comm, allow_missing=of.allow_missing)
+        return replay(job, comm, of.what, critical_path=True, progress=progress).run
+    except InputError as error:
+        raise InputError(f"{kept.path}: {error}") from error

@@ -1,0 +1,188 @@
+"""A run that was simulated again → a file or a folder of one of the formats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..base.errors import UsageError
+from ..base.files import check_output
+from ..formats import write_chakra
+from ..formats.chakra_write import check_folder
+from ..mpi.parallel import collective_errors
+from ..program import gather
+from ..traces.export import check_export, export_kineto
+from .again import RunAgain
+from .events import EventsOfRanks
+from .notes import RowNotes
+from .parts import Part, write_parts
+from .perfetto import head_part, rank_part
+from .ranks import ALL, Chosen
+from .table import head_line, rank_lines
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+__all__ = ["FORMATS", "check_destination", "export_run"]
+
+
+class Format(NamedTuple):
+    """What is written of a run, for people, and whether it is a folder."""
+
+    what: str
+    is_folder: bool
+
+
+FORMATS = {
+    "chrome": Format("Kineto traces (Chrome's JSON), one a rank", True),
+    "perfetto": Format("a Perfetto trace", False),
+    "csv": Format("rows as a table", False),
+    "chakra": Format("Chakra execution traces, one a rank", True),
+}
+"""Formats by name."""
+
+_PACKED_TRACES = (".json", ".json.gz")
+
+
+def check_destination(format_: str, output: str | Path, *, overwrite: bool = False) -> None:
+    """Refuse an output that cannot be written, before the work that makes it. Local.
+
+    Parameters
+    ----------
+    format_ : str
+        One of `FORMATS`.
+    output : str or Path
+    overwrite : bool
+        Whether earlier exports may be replaced.
+
+    Raises
+    ------
+    UsageError
+        If it is no name for such an output.
+    OutputError
+        If it cannot be written, or is there already.
+    """
+    if format_ == "chrome" and str(output).endswith(_PACKED_TRACES):
+        raise UsageError(
+            f"{output}: Kineto traces are a file a rank; name a folder for them (--format perfetto "
+            "writes all ranks to one file)"
+        )
+    if format_ == "chrome":
+        check_export(output, overwrite=overwrite)
+    elif format_ == "chakra":
+        check_folder(output, overwrite=overwrite)
+    else:
+        check_output(output, overwrite=overwrite)
+
+
+def export_run(
+    again: RunAgain,
+    format_: str,
+    output: str | Path,
+    comm: Intracomm,
+    chosen: Chosen,
+    *,
+    overwrite: bool = False,
+) -> None:
+    """Write a run to a file or a folder. **Collective.**
+
+    Parameters
+    ----------
+    again : RunAgain
+    format_ : str
+        One of `FORMATS`.
+    output : str or Path
+        A file, which process 0 sees; of ``chrome`` a folder that all processes see.
+    comm : mpi4py.MPI.Intracomm
+        The processes of the run.
+    chosen : Chosen
+        The ranks to write; ``chakra`` writes all.
+    overwrite : bool
+        Whether earlier exports may be replaced.
+
+    Raises
+    ------
+    UsageError
+        If the format cannot have these ranks alone.
+    OutputError
+        If it cannot be written; nothing is left behind.
+    """
+    if format_ == "chakra":
+        _write_chakra(again, output, comm, chosen, overwrite)
+        return
+    events = EventsOfRanks(again, chosen.ranks)
+    if format_ == "chrome":
+        export_kineto(
+            events.program,
+            again.run,
+            output,
+            ranks=again.kept.numbers,
+            chosen=frozenset(chosen.ranks),
+            added=events.added,
+            overwrite=overwrite,
+            comm=comm,
+        )
+        return
+    entry = {rank: i for i, rank in events.hosted()}
+    makers = again.run.placement[chosen.ranks].tolist()
+    if format_ == "perfetto":
+        head, part = _perfetto(again, events, entry)
+    else:
+        head, part = _table(again, events, entry)
+    write_parts(
+        output,
+        head,
+        [(maker, part(rank)) for maker, rank in zip(makers, chosen.ranks, strict=True)],
+        comm,
+        overwrite=overwrite,
+    )
+
+
+def _perfetto(
+    again: RunAgain, events: EventsOfRanks, entry: dict[int, int]
+) -> tuple[Part, Callable[[int], Part]]:
+    """What makes the head of a Perfetto trace, and the part of each rank."""
+
+    def part(rank: int) -> Part:
+        return lambda: rank_part(
+            events.rank(entry[rank]),
+            again.run.rows(entry[rank]).wire,
+            events.memory(entry[rank]),
+            events.arrows(rank),
+        )
+
+    return lambda: head_part(events.path.pieces(), events.links, again.kept.numbers), part
+
+
+def _table(
+    again: RunAgain, events: EventsOfRanks, entry: dict[int, int]
+) -> tuple[Part, Callable[[int], Part]]:
+    """What makes the first line of a table, and the lines of each rank."""
+    run, program, path = again.run, events.program, again.kept.critical_path
+
+    def part(rank: int) -> Part:
+        def lines() -> Iterator[bytes]:
+            rows = run.rows(entry[rank])
+            notes = RowNotes(program, rank, rows, events.communications)
+            critical = set() if path is None else set(path.row[path.rank == rank].tolist())
+            return rank_lines(program, rank, again.kept.numbers[rank], rows, notes, critical)
+
+        return lines
+
+    return lambda: [head_line()], part
+
+
+def _write_chakra(
+    again: RunAgain, output: str | Path, comm: Intracomm, chosen: Chosen, overwrite: bool
+) -> None:
+    """Write the program of a run, with the durations that its kernels took. **Collective.**"""
+    program = gather(again.run.program, comm) if again.recorded else again.run.program
+    with collective_errors(comm):
+        if len(chosen.ranks) < again.run.program.n_ranks:
+            raise UsageError(
+                f"--ranks: Chakra's traces are of all ranks, which communicate; give {ALL!r} or "
+                "leave it out"
+            )
+        if comm.rank == 0 and program is not None:
+            write_chakra(program, output, again.kept.path.stem, overwrite=overwrite)
