@@ -39,6 +39,7 @@ COMMANDS = (
     "mpisim.cli.comm",
     "mpisim.cli.replay",
     "mpisim.cli.report",
+    "mpisim.cli.compare",
     "mpisim.cli.export",
     "mpisim.cli.program",
     "mpisim.cli.trace",

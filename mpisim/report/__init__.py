@@ -8,6 +8,8 @@ Read in this order.
     `render`: results → text.
 ``figures``
     `figures`: results → numbers, ready for JSON.
+``comparison``
+    Two runs beside each other, part by part.
 ``kernel_names``
     Names of kernels short enough for a table.
 """

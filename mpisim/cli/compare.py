@@ -1,0 +1,104 @@
+"""``mpisim compare``: where does the difference between two runs come from?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from .output import add_report_options, check_json, check_options
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ..results import Results
+
+__all__ = ["add_parser", "run"]
+
+EXAMPLES = """\
+examples:
+  mpisim run mine.toml -o a.h5
+  mpisim run mine.toml --set plan.tp=8 -o b.h5
+  mpisim compare a.h5 b.h5                 what the change did, part by part
+  mpisim replay traces/ -o measured.h5
+  mpisim compare measured.h5 a.h5          a prediction beside a recording of the same job
+  mpisim compare a.h5 b.h5 --json c.json   the same as numbers
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the parser of ``mpisim compare``."""
+    parser = subparsers.add_parser(
+        "compare",
+        help="print where the difference between two runs comes from",
+        description="Print where the difference between the step times of two runs, predicted or "
+        "replayed, comes from: what GPUs do, and the critical path by kind, kernel and pipeline "
+        "stage. In each list the differences add up to that of the steps.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("file", metavar="A", help="a results file (HDF5)")
+    parser.add_argument("other", metavar="B", help="another one")
+    add_report_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a comparison."""
+    check_options(args)
+    check_json(args)
+    from ..base.files import write_json
+    from ..report.comparison import compare, comparison_figures, render_comparison
+    from ..results import open_results
+
+    with open_results(args.file) as one, open_results(args.other) as other:
+        stages = _stages(one), _stages(other)
+        keys = _keys(one), _keys(other)
+        found = compare(one, other, stages, keys)
+        titles = tuple(
+            f"{path}: {results.program.get('title', results.program.get('source', ''))}"
+            for path, results in ((args.file, one), (args.other, other))
+        )
+    if args.json is not None:
+        write_json(args.json, comparison_figures(found))
+    print(render_comparison(found, (titles[0], titles[1]), args.top))
+    return 0
+
+
+def _stages(results: Results) -> NDArray[np.int64] | None:
+    """Return the pipeline stage of each rank of a prediction; None of what has no stages."""
+    from ..experiment import Experiment
+    from ..experiment.serialization import deserialize_any
+    from ..prediction.hardware import hardware_of
+    from ..workloads import lay_out
+
+    if "tables" not in _origin(results):
+        return None
+    experiment = deserialize_any(results.origin, str(results.path))
+    if not isinstance(experiment, Experiment):
+        return None
+    return lay_out(experiment, hardware_of(experiment).gpus).grid.stage
+
+
+def _keys(results: Results) -> Mapping[str, str]:
+    """Return what was given for each key of an experiment, as TOML writes it."""
+    found: dict[str, str] = {}
+    for table, given in _origin(results).get("tables", {}).items():
+        if isinstance(given, dict):
+            found |= {f"{table}.{key}": _text(value) for key, value in given.items()}
+        elif table != "title":
+            found[table] = _text(given)
+    return found
+
+
+def _origin(results: Results) -> Mapping[str, Any]:
+    try:
+        found = json.loads(results.origin)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
