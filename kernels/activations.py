@@ -11,9 +11,10 @@ launched where ``plan.primitive`` names it and ``plan.fused`` is false.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
+
+from mpisim.base.frozen import frozen
 
 __all__ = ["ACTIVATIONS", "ActivationFunction", "ActivationName", "ComposedActivation"]
 
@@ -28,7 +29,7 @@ Operations = tuple[tuple[str, int], ...]
 writes together."""
 
 
-@dataclass(frozen=True)
+@frozen
 class ActivationFunction:
     """What a model and its kernels depend on.
 

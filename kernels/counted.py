@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 
 from .gpu import Gpu
 from .operations import Copy, Counted, Elementwise, Kernel, Precision
@@ -27,7 +28,7 @@ PRICED = "priced by roofline"
 """The attribute that describes them to people."""
 
 
-@dataclass(frozen=True)
+@frozen
 class PricedShares:
     """The numbers that prices of kernels depend on, as an attribute of a program keeps them.
 

@@ -6,12 +6,13 @@ architecture family, ``data/gpu_families.toml``, with wider error bars.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
 from mpisim.base.errors import InputError, nearest
+from mpisim.base.frozen import frozen
 from mpisim.base.presets import SUFFIX, find_table, packaged, table_names
 from mpisim.base.quantity import Quantity
 from mpisim.base.schema import Limits, build
@@ -25,7 +26,7 @@ PEAK = "peak_"
 """Prefix of the names of the attributes that hold peak rates; the format follows."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Gpu:
     """One kind of GPU with the software that runs on it.
 

@@ -8,11 +8,12 @@ board throttles until the power above idle fits, f ∝ power^(1 / 2.5) for the s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 from mpisim.base.presets import packaged, table_names
 
 from .gpu import FILE, Gpu, find_gpu
@@ -29,7 +30,7 @@ MIN_POWER_SHARE = 0.01
 """Of the power above idle, so that a board of few watts is slow, not still."""
 
 
-@dataclass(frozen=True)
+@frozen
 class GpuParameters:
     """Parameters of one GPU.
 

@@ -22,10 +22,11 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar, Literal
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 
 __all__ = [
     "ATTENTION_VARIANTS",
@@ -114,7 +115,7 @@ def operand_bytes(dtype: str, elements: int) -> int:
     return math.ceil(OPERAND_BYTES[dtype] * elements)
 
 
-@dataclass(frozen=True)
+@frozen
 class Kernel(ABC):
     """Description of one kernel; see the subclasses.
 
@@ -155,7 +156,7 @@ class Kernel(ABC):
                 raise InputError(f"a kernel's {name!r} is {value}; it must be 1 or more")
 
 
-@dataclass(frozen=True)
+@frozen
 class Gemm(Kernel):
     """`batch` products of matrices (m, k) × (k, n).
 
@@ -195,7 +196,7 @@ class Gemm(Kernel):
         return self.batch * (operands + result)
 
 
-@dataclass(frozen=True)
+@frozen
 class GroupedGemm(Kernel):
     """Products (m_i, k) × (k, n) of several experts in one kernel, the m_i adding up to `rows`.
 
@@ -244,7 +245,7 @@ class GroupedGemm(Kernel):
         )
 
 
-@dataclass(frozen=True)
+@frozen
 class Attention(Kernel):
     """Fused attention, which never writes its scores to memory (FlashAttention, arXiv:2205.14135).
 
@@ -310,7 +311,7 @@ class Attention(Kernel):
         return BYTES[self.dtype] * self.batch * elements
 
 
-@dataclass(frozen=True)
+@frozen
 class Softmax(Kernel):
     """Softmax over the last axis, with scale and mask fused in.
 
@@ -342,7 +343,7 @@ class Softmax(Kernel):
         return (self.read + 2 * BYTES[self.dtype]) * self.rows * self.columns // 2
 
 
-@dataclass(frozen=True)
+@frozen
 class Norm(Kernel):
     """Layer, RMS or batch normalisation.
 
@@ -377,7 +378,7 @@ class Norm(Kernel):
         return passes * BYTES[self.dtype] * self.rows * self.columns
 
 
-@dataclass(frozen=True)
+@frozen
 class Counted(Kernel):
     """A kernel known by its operation and byte counts alone, as in traces of other simulators.
 
@@ -407,7 +408,7 @@ class Counted(Kernel):
         return self.bytes
 
 
-@dataclass(frozen=True)
+@frozen
 class Elementwise(Kernel):
     """Anything that streams through memory once: activations, residuals, masks, casts, pooling.
 
@@ -429,7 +430,7 @@ class Elementwise(Kernel):
         return self.bytes
 
 
-@dataclass(frozen=True)
+@frozen
 class CrossEntropy(Kernel):
     """Softmax cross-entropy over a vocabulary, or over this GPU's part of it.
 
@@ -454,7 +455,7 @@ class CrossEntropy(Kernel):
         return (BYTES[self.dtype] + BYTES["fp32"]) * self.rows * self.columns
 
 
-@dataclass(frozen=True)
+@frozen
 class Embedding(Kernel):
     """Look up rows of a table, or add gradients to them.
 
@@ -493,7 +494,7 @@ class Embedding(Kernel):
         return indices + row * (outputs + self.lookups * (2 if self.backward else 1))
 
 
-@dataclass(frozen=True)
+@frozen
 class Convolution(Kernel):
     """A 2-d convolution.
 
@@ -538,7 +539,7 @@ class Convolution(Kernel):
         return BYTES[self.dtype] * (image + filters + result)
 
 
-@dataclass(frozen=True)
+@frozen
 class OptimizerStep(Kernel):
     """One fused step of an optimizer over all parameters a GPU updates.
 
@@ -560,7 +561,7 @@ class OptimizerStep(Kernel):
         return self.parameters * self.bytes_per_parameter
 
 
-@dataclass(frozen=True)
+@frozen
 class Copy(Kernel):
     """A copy or fill of memory.
 

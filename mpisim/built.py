@@ -10,7 +10,6 @@ Only the standard library is used: ``setup.py`` runs this file before anything i
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 from pathlib import Path
@@ -40,6 +39,8 @@ def sources(root: Path) -> list[Path]:
 
 def digest(root: Path) -> str:
     """Return one number, as text, for names and contents of all sources."""
+    import hashlib  # and with it OpenSSL, which no installed wheel needs
+
     found = hashlib.sha256()
     for path in sources(root):
         content = path.read_bytes()

@@ -22,6 +22,7 @@ from .mpi.parallel import collective_errors
 from .mpi.parallel import progress as show_progress
 from .prediction.execution import check_seeds, execute, sample_statements, sampled_steps
 from .prediction.launches import launch_bound_statement
+from .prediction.long_steps import LongStep, long_step
 from .prediction.prepared import PreparedExperiment, prepare
 from .program import Program
 from .results import Results, collect, write_results
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
     from .engine import Run
+    from .engine.repetition import Repetition
     from .overlap import OverlapSummary
     from .prediction.prepared_program import PreparedProgram
 
@@ -52,6 +54,7 @@ def simulate(
     fold: bool | None = None,
     seeds: int = 1,
     progress: bool = False,
+    repeat: bool = True,
 ) -> Results | None:
     """Simulate an experiment or a program, and return its result. **Collective.**
 
@@ -86,6 +89,9 @@ def simulate(
         spread of the step time; everything else in them is of the first run.
     progress : bool
         Show the progress of a long run, if a person is watching.
+    repeat : bool
+        Whether rounds of micro-batches that repeat to the picosecond may be simulated once. The
+        result is the same. With a timeline all are simulated, and so is what is prepared already.
 
     Returns
     -------
@@ -109,42 +115,49 @@ def simulate(
 
         comm = MPI.COMM_SELF
 
-    with (
-        show_progress(comm, "generating what every rank does" if progress else ""),
-        collective_errors(comm),
-    ):
+    with collective_errors(comm):
         if output is not None and comm.rank == 0:
             check_output(output, overwrite=overwrite)  # before the work, not after
-        prepared = _prepared(what)
-        if seeds > 1:
-            if isinstance(prepared, Program):
-                raise UsageError("seeds are for experiments; a program has no random factors")
-            check_seeds(prepared, seeds)
-
-    run, overlap = execute(
-        prepared,
-        comm,
-        network=network,
-        contention=contention,
-        fold=fold,
-        critical_path=True,
-        progress=progress,
-        timeline=timeline,
-    )
+    found: LongStep | None = None
+    repetition: Repetition | None = None
+    if repeat and isinstance(what, Experiment) and network is None and not timeline and seeds == 1:
+        found = long_step(what, comm, fold=fold, progress=progress)
+    if found is None:
+        prepared = _prepared(what, comm, seeds, progress)
+        run, overlap = execute(
+            prepared,
+            comm,
+            network=network,
+            contention=contention,
+            fold=fold,
+            critical_path=True,
+            progress=progress,
+            timeline=timeline,
+        )
+    else:
+        prepared, run, overlap, repetition = found
 
     stated = dict(attributes or {})
     if not isinstance(prepared, Program) and seeds > 1:
         steps = sampled_steps(prepared, comm, seeds, fold=fold, show=progress)
         stated |= sample_statements(steps)
     if isinstance(prepared, PreparedExperiment):
-        stated |= launch_bound_statement(prepared, run, comm)  # may simulate a second time
+        # May simulate a second time.
+        stated |= launch_bound_statement(prepared, run, comm, found is not None)
     with show_progress(comm, "adding up what every rank did" if progress else ""):
         if not isinstance(prepared, Program) and comm.rank == 0:
             stated |= _stated(prepared, run, overlap)
         if network is None and not isinstance(prepared, Program):
             network = prepared.network
         if output is None:
-            return collect(run, comm=comm, experiment=text, attributes=stated, network=network)
+            return collect(
+                run,
+                comm=comm,
+                experiment=text,
+                attributes=stated,
+                network=network,
+                repetition=repetition,
+            )
         if not origin and isinstance(what, Experiment | ProgramExperiment):
             origin = serialize_any(what)
         return write_results(
@@ -157,19 +170,30 @@ def simulate(
             overwrite=overwrite,
             attributes=stated,
             network=network,
+            repetition=repetition,
         )
 
 
 def _prepared(
     what: Experiment | ProgramExperiment | PreparedExperiment | PreparedProgram | Program,
+    comm: Intracomm,
+    seeds: int,
+    progress: bool,
 ) -> PreparedExperiment | PreparedProgram | Program:
-    if isinstance(what, Experiment):
-        return prepare(what)
-    if isinstance(what, PreparedExperiment | Program):
-        return what
-    from .prediction.prepared_program import PreparedProgram, prepare_program
+    """Return what is to be run, ready for so many seeds. **Collective.**"""
+    label = "generating what every rank does" if progress else ""
+    with show_progress(comm, label), collective_errors(comm):
+        if isinstance(what, Experiment):
+            what = prepare(what)
+        elif not isinstance(what, PreparedExperiment | Program):
+            from .prediction.prepared_program import PreparedProgram, prepare_program
 
-    return what if isinstance(what, PreparedProgram) else prepare_program(what)
+            what = what if isinstance(what, PreparedProgram) else prepare_program(what)
+        if seeds > 1:
+            if isinstance(what, Program):
+                raise UsageError("seeds are for experiments; a program has no random factors")
+            check_seeds(what, seeds)
+        return what
 
 
 def _stated(

@@ -23,7 +23,7 @@ from mpisim.program import (
     TableBuilder,
 )
 
-__all__ = ["ProgramWriter", "partial", "programs", "random_program"]
+__all__ = ["ProgramWriter", "partial", "programs", "random_program", "repeating_program"]
 
 COLLECTIVES = (
     Operation.ALL_REDUCE,
@@ -110,7 +110,10 @@ class ProgramWriter:
         return self.numbers[table * self.n_replicas + replica]
 
     def write(self, n_events: int) -> Program:
-        rng = self.rng
+        self.events(n_events)
+        return self.built()
+
+    def events(self, n_events: int) -> None:
         events: list[Callable[[], None]] = [
             self.kernel,
             self.kernel,
@@ -128,7 +131,10 @@ class ProgramWriter:
             self.ring,
         ]
         for _ in range(n_events):
-            rng.choice(events)()
+            self.rng.choice(events)()
+
+    def built(self) -> Program:
+        rng = self.rng
         for rows in self.tables:
             self.builder.add_table(rows.build(queue_depth=rng.choice([0, 0, 1, 2, 4])))
         of_rank = {
@@ -321,3 +327,43 @@ class ProgramWriter:
                 )
                 written.add(t)
                 self.device[rows].append(row)
+
+
+def repeating_program(seed: int, rounds: int) -> Program:
+    """Return a program with a begin, so many equal rounds, and an end.
+
+    Programs of one seed differ in the number of rounds alone. What a row of a round waits for is in
+    the same round, in those before, or now and then in the begin.
+
+    Parameters
+    ----------
+    seed : int
+    rounds : int
+    """
+    rng = random.Random(f"{seed} sizes")
+    unpriced, backwards = rng.random() < 0.4, rng.random() < 0.3
+    sizes = rng.randint(1, 3), rng.randint(1, 2)
+    events = rng.randint(0, 6), rng.randint(2, 10), rng.randint(0, 6)
+    writer = _RoundWriter(rng, *sizes, unpriced, backwards)
+    for rows in writer.tables:
+        for _ in range(_RoundWriter.REACH):
+            rows.kernel("begin", 0, rng.randint(0, 20), host=rng.randint(0, 5))
+    writer.events(events[0])
+    for _ in range(rounds):
+        rng.seed(f"{seed} round")
+        writer.events(events[1])
+    rng.seed(f"{seed} end")
+    writer.events(events[2])
+    return writer.built()
+
+
+class _RoundWriter(ProgramWriter):
+    """Writes events of which each is the same, `REACH` device rows or more after the begin."""
+
+    REACH = 12
+    """Device rows that a row may wait for: its last, or the first of all."""
+
+    def waits(self, rows: TableBuilder, most: int = 3) -> list[int]:
+        device = rows.device_rows
+        near = device[-self.REACH :] if self.rng.random() < 0.9 else device[: self.REACH]
+        return self.rng.sample(near, self.rng.randint(0, most))

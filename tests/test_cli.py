@@ -199,6 +199,38 @@ def test_help_needs_no_heavy_import(launch_environment):
     assert time.perf_counter() - begun < 10
 
 
+NOT_OF_A_RUN = (
+    "h5py",
+    "matplotlib",
+    "msgspec",
+    "mpisim.formats",
+    "mpisim.kernels.fitting",
+    "mpisim.kernels.measured",
+    "mpisim.memory.remedies",
+    "mpisim.replay",
+    "mpisim.traces",
+    "mpisim.validate",
+    "multiprocessing",
+    "networkx",
+    "numpy.ma",
+    "numpy.random",
+    "orjson",
+    "scipy",
+    "tomllib",
+)
+"""Modules that ``mpisim`` alone has no use for; loading them takes from 2 to 200 ms."""
+
+
+def test_a_run_loads_what_it_needs(launch_environment):
+    code = "import sys; from mpisim.cli import main; main([]); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=launch_environment, capture_output=True, text=True
+    )
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert "mpisim.simulate" in loaded
+    assert sorted(loaded & {*NOT_OF_A_RUN}) == []
+
+
 def test_the_package_offers_functions_not_modules():
     code = (
         "import mpisim, types; from mpisim.base.errors import MpisimError\n"

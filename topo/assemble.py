@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 
 from .fabrics import Fabric, FabricGraph, Ports, build_fabric
 from .nodes import Node, NodeGraph, build_node_graph, hop_latency
@@ -188,7 +189,7 @@ def _ports(node: Node, fabric: Fabric, gpus: int, node_graph: NodeGraph, nodes: 
     return Ports(nodes, len(node_graph.ports), total / len(node_graph.ports), latency, hop)
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class ClosedFormRoutes:
     """Routes in closed form: through a node, or out of one, across the fabric, into another."""
 

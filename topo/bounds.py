@@ -7,13 +7,13 @@ the largest flow its links carry. No algorithm is faster.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 
 from .topology import LinkKind, NodeKind, Topology
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
+@frozen
 class SamplePath:
     """A route from one GPU to another.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 from mpisim.base.presets import SUFFIX, find_file, packaged_folder
 from mpisim.base.quantity import Quantity
 from mpisim.base.schema import Limits, build
@@ -32,7 +33,7 @@ UNITS_OF = {
 """Units that numbers may have, by the last word of their keys."""
 
 
-@dataclass(frozen=True)
+@frozen
 class LatencyBandwidth:
     """The table ``[alpha_beta]``: two latencies and two bandwidths, of whole collectives.
 
@@ -72,7 +73,7 @@ class LatencyBandwidth:
                 raise InputError(f"{key!r} is 0; it must be above 0")
 
 
-@dataclass(frozen=True)
+@frozen
 class NcclChoice:
     """The table ``[nccl]``: the communication library of a cluster.
 
@@ -92,7 +93,7 @@ class NcclChoice:
     kindred: str | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Cluster:
     """Nodes of one kind, and what joins them.
 

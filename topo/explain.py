@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 from mpisim.base.quantity import PICOSECONDS
 
@@ -19,7 +20,7 @@ from .topology import LinkKind, Topology
 __all__ = ["Explanation", "explain"]
 
 
-@dataclass(frozen=True)
+@frozen
 class Explanation:
     """A communication that has the network to itself; seconds, and bytes per second.
 

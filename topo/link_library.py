@@ -8,13 +8,13 @@ network takes the fastest of all algorithms of the library (:mod:`.nccl_network`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 from mpisim.base.presets import packaged
 from mpisim.base.quantity import Quantity
@@ -89,8 +89,10 @@ class CollectiveLibrary(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@frozen
 class _DirectGpus:
+    """A machine that has GPUs and no NICs: they are on the fabric themselves."""
+
     gpus_per_node: int
     nics: int = 0
 

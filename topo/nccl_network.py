@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from mpisim.base.distinct import distinct
 from mpisim.base.errors import InputError
 from mpisim.base.kinds import Operation
 from mpisim.base.lru_cache import LruCache
@@ -185,23 +186,23 @@ class NcclNetwork:
         found = np.empty(len(index) - 1, np.int64)
         for each in arrangements(index, members, system.gpus_per_node):
             shape = shapes[label[each.groups[0]]]
-            for bits in np.unique(operations[each.groups]).tolist():
+            for bits in distinct(operations[each.groups]).tolist():
                 same = operations[each.groups] == bits
                 patterns = self._patterns(bits, shape)
-                limits, distinct = self._links.limits(each.members, each.base[same], patterns)
+                limits, number = self._links.limits(each.members, each.base[same], patterns)
                 columns = [
                     column
                     for limit in limits
                     for column in (limit.node_rate, limit.fabric_rate, limit.latency)
                 ]
-                n = int(distinct.max()) + 1
+                n = int(number.max()) + 1
                 rows = np.stack(columns, axis=1) if columns else np.zeros((n, 0))
                 _, first, which = np.unique(rows, axis=0, return_index=True, return_inverse=True)
                 numbers = []
                 for row in first.tolist():
                     placement = Placement(shape, _limits_at(patterns, limits, row))
                     numbers.append(known.setdefault(placement, len(known)))
-                found[each.groups[same]] = np.array(numbers)[which.reshape(-1)][distinct]
+                found[each.groups[same]] = np.array(numbers)[which.reshape(-1)][number]
         return found, list(known)
 
     def _patterns(self, operations: int, shape: Shape) -> list[Pattern]:

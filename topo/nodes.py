@@ -12,7 +12,6 @@ sees in it is a line of `mpisim.topo.nccl_system`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Literal
 
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 from mpisim.base.presets import packaged
 from mpisim.base.quantity import Quantity
 from mpisim.base.schema import Limits, build
@@ -31,7 +31,7 @@ __all__ = ["GraphBuilder", "Node", "NodeGraph", "build_node_graph", "hop_latency
 Count = Annotated[int, Limits(least=1)]
 
 
-@dataclass(frozen=True)
+@frozen
 class Node:
     """The table ``[node]`` of a cluster.
 
@@ -233,7 +233,7 @@ _HYPERCUBE = (
 _HYPERCUBE_LINKS = 6
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class NodeGraph:
     """A node's graph and its routes. GPUs are its nodes 0 to g - 1.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 
 from .topology import RouteFunction
 
@@ -25,7 +25,7 @@ SOURCES_PER_BATCH = 64
 """Senders at a time: their distances to all nodes are held in memory."""
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class ShortestTimeRoutes:
     """Shortest-time routes by Dijkstra's algorithm: latency plus `ROUTING_MESSAGE` over bandwidth.
 
@@ -92,7 +92,7 @@ class ShortestTimeRoutes:
         return np.array(columns[::-1], np.int64).reshape(len(columns), len(a)).T
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class ReroutedPaths:
     """Routes as before, except around links that were cut.
 

@@ -10,7 +10,7 @@ GPUs at once by a `RouteFunction`; two optional protocols let a route function l
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import IntEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 
 if TYPE_CHECKING:
     import networkx
@@ -107,7 +108,7 @@ def all_pairs_routes(paths: object) -> AllPairsRoutes | None:
     return paths if isinstance(paths, AllPairsRoutes) else None
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Grid:
     """Coordinates of GPUs on a torus, a mesh or a wafer.
 
@@ -126,7 +127,7 @@ class Grid:
     wraps: tuple[bool, ...]
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Topology:
     """GPUs, what joins them, and routes.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +13,7 @@ import numpy as np
 
 from mpisim.base.errors import InputError, nearest
 from mpisim.base.files import reason
+from mpisim.base.frozen import frozen
 from mpisim.base.presets import SUFFIX, load_file
 from mpisim.base.schema import build
 
@@ -27,7 +27,7 @@ __all__ = ["GRAPHML", "is_topology_file", "read_topology"]
 GRAPHML = ".graphml"
 
 
-@dataclass(frozen=True)
+@frozen
 class NodeEntry:
     """An entry of ``[[nodes]]``.
 
@@ -46,7 +46,7 @@ class NodeEntry:
     rank: int | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class LinkEntry:
     """An entry of ``[[links]]``.
 
@@ -74,7 +74,7 @@ class LinkEntry:
     kind: str | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class TomlLink:
     """`LinkEntry` as TOML has it, where amounts are texts."""
 
@@ -86,7 +86,7 @@ class TomlLink:
     kind: Literal["nvlink", "pcie", "host", "socket", "nic", "fabric"] | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class TopologyFile:
     """A TOML file with a topology."""
 

@@ -14,11 +14,11 @@ over those that have them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 from mpisim.base.quantity import Quantity, picoseconds
 
 from ..analytical.families import formula_of
@@ -32,7 +32,7 @@ from ..operations import Kernel
 __all__ = ["Li", "Regression", "RegressionLine", "regress"]
 
 
-@dataclass(frozen=True)
+@frozen
 class RegressionLine:
     """A fitted line over the times at the datasheet's rates.
 

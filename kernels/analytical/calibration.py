@@ -8,14 +8,15 @@ architecture and format, ``[gemm.ampere.fp16]``, and for all GPUs together, ``[g
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import field
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from mpisim.base.errors import InputError, nearest
 from mpisim.base.files import read_text
+from mpisim.base.frozen import frozen
 from mpisim.base.presets import packaged
 from mpisim.base.schema import Limits, build, parse
 
@@ -47,7 +48,7 @@ MIN_BIN_ROWS = 20
 NonNegative = Annotated[float, Limits(least=0)]
 
 
-@dataclass(frozen=True)
+@frozen
 class ErrorBin:
     """Errors of rows that were not fitted to, log(predicted / measured), of one decade of duration.
 
@@ -72,7 +73,7 @@ class ErrorBin:
     p90: NonNegative
 
 
-@dataclass(frozen=True)
+@frozen
 class FittedConstants:
     """One table of the file: constants fitted to measured kernels, and their errors.
 
@@ -133,7 +134,7 @@ def decade_of(seconds: float) -> int:
     return math.floor(math.log10(seconds))
 
 
-@dataclass(frozen=True)
+@frozen
 class KernelCalibration:
     """All tables of a file, by (formula, GPU or architecture or ``"any"``, format)."""
 
@@ -165,8 +166,20 @@ class KernelCalibration:
     @classmethod
     def of_tables(cls, found: Mapping[str, Any], source: str) -> KernelCalibration:
         """Read the tables of a file as `parse` does; they are left as they are."""
+        return cls(dict(_Tables(found, source)))
+
+
+class _Tables(Mapping[tuple[str, str, str], FittedConstants]):
+    """The tables of a file, each read when it is asked for.
+
+    Of those that come with mpisim a run needs one in twenty; to read them all takes 4 ms.
+    """
+
+    def __init__(self, found: Mapping[str, Any], source: str) -> None:
         families = sorted(FORMULAS)
-        tables = {}
+        self._source = source
+        self._values: dict[tuple[str, str, str], Any] = {}
+        self._read: dict[tuple[str, str, str], FittedConstants] = {}
         for family, by_gpu in found.items():
             if family not in families:
                 raise InputError(
@@ -175,13 +188,26 @@ class KernelCalibration:
                 )
             for gpu, by_dtype in _tables(by_gpu, source, family).items():
                 for dtype, values in _tables(by_dtype, source, f"{family}.{gpu}").items():
-                    where = f"{family}.{gpu}.{dtype}"
-                    table = build(FittedConstants, values, source, where)
-                    _check(table, FORMULAS[family].constants, f"{source}: [{where}]")
-                    tables[family, gpu, dtype] = table
-        if not tables:
+                    self._values[family, gpu, dtype] = values
+        if not self._values:
             raise InputError(f"{source}: holds no table of 'mpisim calibrate kernels'")
-        return cls(tables)
+
+    def __getitem__(self, key: tuple[str, str, str]) -> FittedConstants:
+        if key not in self._read:
+            where = ".".join(key)
+            table = build(FittedConstants, self._values[key], self._source, where)
+            _check(table, FORMULAS[key[0]].constants, f"{self._source}: [{where}]")
+            self._read[key] = table
+        return self._read[key]
+
+    def __contains__(self, key: object) -> bool:  # Mapping's own would read the table
+        return key in self._values
+
+    def __iter__(self) -> Iterator[tuple[str, str, str]]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
 
 
 def _tables(found: Any, source: str, key: str) -> dict[str, Any]:
@@ -212,4 +238,4 @@ def _check(table: FittedConstants, constants: tuple[Constant, ...], where: str) 
 @cache
 def packaged_calibration() -> KernelCalibration:
     """Return the calibration that comes with mpisim."""
-    return KernelCalibration.of_tables(packaged(FILE), FILE)
+    return KernelCalibration(_Tables(packaged(FILE), FILE))

@@ -7,12 +7,13 @@ It is a line of the data file and no code: this module makes its formula from th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Annotated, Any
 
 import numpy as np
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 from mpisim.base.presets import packaged
 from mpisim.base.quantity import Quantity
 from mpisim.base.schema import Limits, build
@@ -41,7 +42,7 @@ FILE = "calibration/kernel_variants.toml"
 FORWARD, BACKWARD = "forward", "backward"
 
 
-@dataclass(frozen=True)
+@frozen
 class KernelVariant:
     """A table of the data file.
 

@@ -21,10 +21,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
+
+from mpisim.base.frozen import frozen
 
 from ..gpu_parameters import GpuParameters
 
@@ -70,7 +71,7 @@ ANY = "any"
 # --- formulas -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@frozen
 class Constant:
     """A number of a formula that is fitted to measurements.
 
@@ -96,7 +97,7 @@ class Constant:
             raise ValueError(f"constant {self.name!r}: {self.least} ≤ {self.start} ≤ {self.most}")
 
 
-@dataclass(frozen=True)
+@frozen
 class Formula:
     """The formula of a kernel family, or of a variant of one.
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from mpisim.base.frozen import frozen
 from mpisim.base.presets import packaged
 
 from ..gpu import FILE as GPU_PRESETS
@@ -67,7 +68,7 @@ another formula in that format rather than their own in another; and the relativ
 adds."""
 
 
-@dataclass(frozen=True)
+@frozen
 class CalibrationLookup:
     """The constants for a formula on a GPU in a format.
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from mpisim.base.frozen import frozen
 from mpisim.base.quantity import Quantity, picoseconds
 
 from ..gpu import Gpu
@@ -33,7 +34,7 @@ BURST = "burst"
 """The constant that says how long a kernel may run before the clock is lowered."""
 
 
-@dataclass(frozen=True)
+@frozen
 class _CalibratedFormula:
     """A formula with the constants that serve it on the GPU.
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import numpy as np
+
+from mpisim.base.frozen import frozen
 
 from ..analytical.calibration import HELD_OUT_RUNS, HELD_OUT_SHAPES, HeldOut
 from ..analytical.formula import Formula
@@ -110,7 +112,7 @@ def _shape_cell(kernel: Kernel) -> tuple[object, ...]:
     return tuple(v.bit_length() if type(v) is int else v for v in values)
 
 
-@dataclass(frozen=True)
+@frozen
 class LeftOutChip:
     """A chip that was left out, and the fits whose constants would serve its boards then.
 

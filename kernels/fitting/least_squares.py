@@ -9,10 +9,12 @@ determines what the rows leave open. Nothing here is random.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
+
+from mpisim.base.frozen import frozen
 
 from ..analytical.formula import Constant, Formula
 from ..gpu_parameters import gpu_parameters
@@ -41,7 +43,7 @@ OTHER_STARTS = 4
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23)
 
 
-@dataclass(frozen=True)
+@frozen
 class FormulaFit:
     """Constants of a formula fitted to measured kernels.
 
@@ -201,7 +203,7 @@ def fit(
     )
 
 
-@dataclass(frozen=True)
+@frozen
 class _FitRows:
     """Columns and logarithms of measured rows, all of them or some evenly spread."""
 

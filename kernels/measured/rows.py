@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from mpisim.base.frozen import frozen
 
 from ..operations import Kernel
 
@@ -16,7 +18,7 @@ TRAIN, TEST, ASIDE = "train", "test", "aside"
 """Splits; rows set aside are not typical of their kind: no fit should see them."""
 
 
-@dataclass(frozen=True)
+@frozen
 class MeasuredKernels:
     """Measured kernels of one formula, one GPU and one format, from one file.
 

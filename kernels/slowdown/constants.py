@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 from mpisim.base.presets import load_file, packaged
 from mpisim.base.quantity import Quantity
@@ -32,7 +33,7 @@ _REDUCTIONS = frozenset((Operation.ALL_REDUCE, Operation.REDUCE_SCATTER, Operati
 _SENDS = frozenset((Operation.SEND_RECV, Operation.ALL_TO_ALL, Operation.GATHER, Operation.SCATTER))
 
 
-@dataclass(frozen=True)
+@frozen
 class SlowdownConstants:
     """Constants of the parametric model; each is explained in the data file.
 

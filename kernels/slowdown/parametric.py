@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mpisim.base.distinct import distinct
 from mpisim.base.quantity import Quantity
 
 from .constants import CLASSES, SlowdownConstants
@@ -183,7 +184,7 @@ class Parametric:
             self._place = np.concatenate([self._place, more])
         place = self._place[taken]
         if (place < 0).any():
-            for number in np.unique(taken[place < 0]).tolist():
+            for number in distinct(taken[place < 0]).tolist():
                 self._place[number] = len(self._stretch)
                 self._stretch = np.vstack([self._stretch, self.work.stretch(number)])
             place = self._place[taken]

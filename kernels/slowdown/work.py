@@ -11,10 +11,11 @@ T⁴ = arithmetic⁴ + memory⁴, and the parts of T are the shares of these fou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from mpisim.base.frozen import frozen
 
 from ..analytical import Analytical, analytical_model
 from ..analytical.tiles import free_stretch
@@ -30,7 +31,7 @@ __all__ = ["KernelWork", "work_of"]
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class KernelWork:
     """Kernels of one GPU, `k` of them.
 

@@ -7,6 +7,8 @@ nothing of mpisim but this package.
     The errors reported to users, and nearest valid names.
 ``text``, ``rank_ranges``, ``numbered_texts``
     Columns, times and sizes for people; ``"0-7,16"`` → ranks; texts that differ in a number.
+``frozen``, ``distinct``
+    Frozen dataclasses that are quick to make; the different values of an array.
 ``files``, ``csv_files``, ``hdf5``
     Text files, output files that are complete or absent; tables of CSV; HDF5 files.
 ``schema``, ``toml``

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from .errors import InputError, nearest
+from .frozen import frozen
 from .schema import Limits
 
 __all__ = ["PICOSECONDS", "UNITS", "Quantity", "picoseconds"]
@@ -36,7 +36,7 @@ UNITS: dict[str, float] = {
 """
 
 
-@dataclass(frozen=True)
+@frozen
 class Quantity:
     """A number of a data file.
 

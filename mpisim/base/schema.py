@@ -11,12 +11,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 from functools import cache, partial
+from inspect import get_annotations
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from .errors import InputError, one_of
+from .frozen import frozen
 from .text import shortened
 
 __all__ = ["Limits", "build", "defaults", "parse"]
@@ -31,7 +34,7 @@ _WORDS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@frozen
 class Limits:
     """The values a number may have: from `least` to `most`.
 
@@ -159,11 +162,10 @@ def defaults(cls: type, values: Mapping[str, Any], path: str = "") -> dict[str, 
     dict
         Default values by full key (``"plan.bucket"``).
     """
-    types = get_type_hints(cls)
     found: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
         key = f"{path}.{field.name}" if path else field.name
-        expected = _without_none(types[field.name])
+        expected = _without_none(_type_of(*_declared(cls, field)))
         if field.name not in values:
             if dataclasses.is_dataclass(expected):
                 found |= defaults(expected, {}, key)  # type: ignore[arg-type]
@@ -187,11 +189,32 @@ def _fields(cls: type) -> dict[str, tuple[Check, bool]]:
 
     Kept, since types take long to look into and files have many tables of one kind.
     """
-    types = get_type_hints(cls, include_extras=True)
     return {
-        field.name: (_check(types[field.name]), _optional(field))
+        field.name: (_check_of(*_declared(cls, field)), _optional(field))
         for field in dataclasses.fields(cls)
     }
+
+
+def _declared(cls: type, field: dataclasses.Field[Any]) -> tuple[str, str]:
+    """Return the module that declares a field, and the text that says its type there."""
+    home = next(each for each in cls.__mro__ if field.name in get_annotations(each))
+    assert isinstance(field.type, str), "modules import annotations from __future__"
+    return home.__module__, field.type
+
+
+@cache
+def _check_of(module: str, text: str) -> Check:
+    """Return the function that checks values of a type."""
+    return _check(_type_of(module, text))
+
+
+@cache
+def _type_of(module: str, text: str) -> Any:
+    """Return the type that a text means in a module.
+
+    Kept: `typing.get_type_hints` compiles the text of each field anew, and few differ.
+    """
+    return eval(text, vars(sys.modules[module]))
 
 
 def _without_none(expected: Any) -> Any:

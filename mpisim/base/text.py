@@ -7,7 +7,8 @@ to the whole shown.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from .frozen import frozen
 
 __all__ = [
     "TimeUnit",
@@ -111,7 +112,7 @@ def replace_between(page: str, begin: str, end: str, text: str) -> str:
 # --- times and sizes ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@frozen
 class TimeUnit:
     """A unit of time, shown with three decimals."""
 

@@ -9,7 +9,10 @@ from ..base.errors import UsageError
 from .output import add_fold_option, add_result_options, check_json, check_options, deliver
 
 if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
     from ..experiment import Experiment, ProgramExperiment
+    from ..prediction.prepared import PreparedExperiment
     from ..prediction.prepared_program import PreparedProgram
 
 __all__ = ["add_parser", "add_run_options", "run"]
@@ -74,6 +77,13 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         "and tell how the step time spreads (default: 1)",
     )
     add_fold_option(parser)
+    parser.add_argument(
+        "--no-repeat",
+        dest="repeat",
+        action="store_false",
+        help="simulate every round of micro-batches, also where they repeat to the picosecond; "
+        "the result is the same",
+    )
     add_result_options(parser)
 
 
@@ -103,26 +113,15 @@ def run(args: argparse.Namespace) -> int:
                 check_output(args.save_program, overwrite=args.overwrite)
     text, experiment = comm.bcast(read, root=0)
 
+    what: Experiment | ProgramExperiment | PreparedExperiment | PreparedProgram = experiment
     with progress(comm, "generating what every rank does"):
+        if args.save_program is not None:
+            what = _saved(experiment, args, comm)
         from ..experiment.serialization import serialize_any
-        from ..prediction.prepared import PreparedExperiment, prepare
         from ..simulate import simulate
 
-        case: PreparedExperiment | PreparedProgram
-        with collective_errors(comm):
-            if isinstance(experiment, Experiment):
-                case = prepare(experiment)
-            else:
-                from ..prediction.prepared_program import prepare_program
-
-                case = prepare_program(experiment)
-            if comm.rank == 0 and args.save_program is not None:
-                from ..prediction.prepared_program import saved_program
-                from ..program import save
-
-                save(saved_program(case), args.save_program, overwrite=args.overwrite)
         results = simulate(
-            case,
+            what,
             comm,
             output=args.output,
             timeline=args.timeline,
@@ -132,12 +131,13 @@ def run(args: argparse.Namespace) -> int:
             fold=args.fold,
             seeds=args.seeds,
             progress=True,
+            repeat=args.repeat,
         )
         extra: dict[str, Any] = {}
-        if results is not None and isinstance(case, PreparedExperiment):
+        if results is not None and isinstance(experiment, Experiment):
             from ..prediction.published import compare_results
 
-            found = compare_results(case.experiment, results)
+            found = compare_results(experiment, results)
             extra["published"] = [each.as_json() for each in found]
         report = deliver(results, args, comm, extra)
     if comm.rank == 0:
@@ -145,3 +145,24 @@ def run(args: argparse.Namespace) -> int:
     shared = (results.wall["simulate"], results.n_classes) if results else (0.0, 0)
     advise(comm, *shared, "rank(s) to simulate")
     return 0
+
+
+def _saved(
+    experiment: Experiment | ProgramExperiment, args: argparse.Namespace, comm: Intracomm
+) -> PreparedExperiment | PreparedProgram:
+    """Return what is to be run, once its program is in a file. **Collective.**"""
+    from ..experiment import Experiment
+    from ..mpi.parallel import collective_errors
+    from ..prediction.prepared import prepare
+    from ..prediction.prepared_program import prepare_program, saved_program
+    from ..program import save
+
+    case: PreparedExperiment | PreparedProgram
+    with collective_errors(comm):
+        if isinstance(experiment, Experiment):
+            case = prepare(experiment)
+        else:
+            case = prepare_program(experiment)
+        if comm.rank == 0:
+            save(saved_program(case), args.save_program, overwrite=args.overwrite)
+    return case

@@ -16,6 +16,7 @@ Read in this order:
 - `relaxation`: communications that share links, by passes of dataflow.
 - `exchange`: messages and windows between processes; `deadlock`: which operations block ranks.
 - `critical_path`, `flows`, `digest`: what is derived from a run.
+- `periodic_window`, `repetition`: a step of many rounds from two short ones that are periodic.
 """
 
 from .critical_path import CriticalPath, PieceKind

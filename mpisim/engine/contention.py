@@ -16,13 +16,13 @@ but changes no result, since a link below its capacity delays no flow.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.frozen import frozen
 from ..mpi.parallel import collective_errors
 from ..program import Operation, Program, Table
 from ..topo import Network, SharedNetwork
@@ -45,7 +45,7 @@ __all__ = [
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Contention:
     """The communications of a program that share links; equal on all processes.
 

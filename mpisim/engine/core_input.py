@@ -9,12 +9,12 @@ them through pointers, checks no index, and knows nothing of how they were made
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.frozen import frozen
 from ..program import Table
 from .contention import Contention
 from .cost import Priced
@@ -52,7 +52,7 @@ COMMUNICATION_STATE = np.dtype(
 """State of one communication in the contended core. It may be a flow."""
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class CoreInput:
     """All that a core needs to run the ranks hosted by one process.
 
@@ -152,7 +152,7 @@ class CoreInput:
         return int(self.duration[local]), key
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class SharingInput:
     """What the tiled core needs where communications share links.
 
@@ -184,7 +184,7 @@ class SharingInput:
     taken: NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class FlowInput:
     """What the contended core needs beside the rest of a `CoreInput`.
 

@@ -16,13 +16,14 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import distinct
+from ..base.frozen import frozen
 from ..program import Flag, Kind, Program, Table
 from .distribution import Distribution
 from .refine import ranges
@@ -31,7 +32,7 @@ from .rows import Binding, Solution
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["CriticalPath", "PathEnd", "PieceKind", "walk_back"]
+__all__ = ["CriticalPath", "PathCycle", "PathEnd", "PieceKind", "walk_back"]
 
 
 class PieceKind(IntEnum):
@@ -51,7 +52,19 @@ class PieceKind(IntEnum):
     """Before the rank's start offset. Its row is -1, its name "start"."""
 
 
-@dataclass(frozen=True, eq=False)
+class PathCycle(NamedTuple):
+    """Pieces of a path that stand for all their repeats: see `mpisim.engine.repetition`."""
+
+    first: int
+    last: int
+    """Pieces ``first`` to ``last - 1``."""
+    periods: int
+    """How many periods of the step they take."""
+    times: int
+    """How often they occur again."""
+
+
+@frozen(eq=False)
 class CriticalPath:
     """The chain of pieces that ends last; complete and equal on every process.
 
@@ -68,6 +81,9 @@ class CriticalPath:
     name : int32, shape (n,)
         Index into `names`.
     names : tuple of str
+    cycle : PathCycle, optional
+        Of a run that follows from a shorter one: pieces that repeat. Rows and times are then those
+        of the shorter run; `mpisim.engine.repetition` has all pieces.
     """
 
     kind: NDArray[np.uint8]
@@ -77,6 +93,20 @@ class CriticalPath:
     end: NDArray[np.int64]
     name: NDArray[np.int32]
     names: tuple[str, ...]
+    cycle: PathCycle | None = None
+
+    @property
+    def times(self) -> NDArray[np.int64]:
+        """How often each piece occurs, shape (n,)."""
+        found = np.ones(len(self.kind), np.int64)
+        if self.cycle is not None:
+            found[self.cycle.first : self.cycle.last] += self.cycle.times
+        return found
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Time of each piece, with its repeats, in ps; shape (n,). They sum to the step time."""
+        return (self.end - self.begin) * self.times
 
 
 # Plain integers: looking up a member of an enumeration costs more than a step of the walk.
@@ -263,7 +293,7 @@ class _Walk:
         program = self.plan.program
         number = program.table[rank]
         name[:] = -1
-        for which in np.unique(number).tolist():
+        for which in distinct(number).tolist():
             table = program.tables[which]
             assert table is not None  # or it were not hosted here
             at = np.flatnonzero((number == which) & (row >= 0))

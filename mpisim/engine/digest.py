@@ -28,6 +28,7 @@ __all__ = [
     "hash_ends",
     "hash_rows",
     "hash_sizes",
+    "hash_words",
     "mix",
     "summed",
     "summed_over_processes",
@@ -59,12 +60,22 @@ def hash_rows(table: Table, rows: NDArray[np.int32]) -> NDArray[np.uint64]:
     -------
     uint64, shape (m, 2)
     """
-    what = table.kind[rows].astype(np.uint64) | (table.operation[rows].astype(np.uint64) << 8)
-    size = table.bytes[rows].astype(np.uint64)
-    k = table.ordinal[rows].astype(np.uint64)
-    state = np.tile(_LANES, (len(rows), 1))
-    for word in (what, size, k):
-        state = mix((state ^ word[:, None].astype(np.uint64)) + _LANES)
+    return hash_words(
+        table.kind[rows], table.operation[rows], table.bytes[rows], table.ordinal[rows]
+    )
+
+
+def hash_words(
+    kind: NDArray[np.uint8],
+    operation: NDArray[np.uint8],
+    bytes: NDArray[np.int64],
+    ordinal: NDArray[np.int32] | NDArray[np.int64],
+) -> NDArray[np.uint64]:
+    """Hash what the table says of communications, shape (m,), to uint64 of shape (m, 2)."""
+    what = kind.astype(np.uint64) | (operation.astype(np.uint64) << np.uint64(8))
+    state = np.tile(_LANES, (len(kind), 1))
+    for word in (what, bytes.astype(np.uint64), ordinal.astype(np.uint64)):
+        state = mix((state ^ word[:, None]) + _LANES)
     return state
 
 

@@ -13,13 +13,14 @@ ready time of its members, and MAX does not depend on who takes it, or in which 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import distinct
+from ..base.frozen import frozen
 from ..program import UNPRICED, Flag, Program
 from ._core.by_communication import take_as_alone
 from .contention import Contention, assign_domains
@@ -49,12 +50,13 @@ class Role(IntEnum):
     communication that may share links flows here, and they are notified when it has ended."""
 
 
-MAX_PEERS = 4
+MAX_PEERS = 8
 """Communicators over more processes have an owner. Without one the answer comes a round earlier,
-but the number of messages is the square of that of processes."""
+but the number of messages is the square of that of processes: the processes of one small machine,
+which often take turns on its cores, send each other a message sooner than they meet once more."""
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Distribution:
     """Which process hosts which rank and owns which communicator, as one process needs it.
 
@@ -175,7 +177,7 @@ def distribute(
     sited = None if contention is None else simulated.routes
     site = assign_domains(sited, len(simulated.sizes), int(placement.max()) + 1)
     owned = np.flatnonzero(site == process)
-    communicators = np.union1d(bound[active], owned)
+    communicators = distinct(np.concatenate([bound[active], owned]))
     where = np.searchsorted(communicators, bound).clip(max=max(len(communicators) - 1, 0))
     members = np.bincount(where[active], minlength=len(communicators))
     n_operations = np.zeros(len(communicators), np.int64)
@@ -276,7 +278,7 @@ def _sharing(
     looked_up: list[NDArray[np.uint8]] = []
     slots: list[frozenset[int]] = []
     for number, one in enumerate(lowered):
-        entries = np.unique(priced.which[table == number]).tolist()
+        entries = distinct(priced.which[table == number]).tolist()
         rows = np.flatnonzero(one.table.is_communication & (one.table.duration == UNPRICED))
         eager = (one.table.flags[rows] & Flag.EAGER) != 0
         alike = [entries]
@@ -298,7 +300,7 @@ def _sharing(
             durations.append(of_kind)
             looked_up.append(flags)
             # Eager flows, too: who else takes part sees when they start.
-            of_slots = np.unique(one.table.slot[rows[varies | flows]])
+            of_slots = distinct(one.table.slot[rows[varies | flows]])
             slots.append(frozenset(of_slots.tolist()))
     return SharingInput(
         prices=priced.prices,
@@ -340,7 +342,7 @@ def _processes_of(
     pairs = np.concatenate(
         [member_of * n_processes + placement[members], sited * n_processes + site[sited]]
     )
-    pairs = np.unique(pairs)
+    pairs = distinct(pairs)
     which, processes = pairs // n_processes, (pairs % n_processes).astype(np.int32)
     count = np.bincount(which, minlength=len(communicators))
     first = np.cumsum(count) - count

@@ -9,12 +9,12 @@ whole picoseconds in integer arithmetic, so numpy and the compiled core agree to
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..base.frozen import frozen
 from ..program import Jitter, Program
 from ._core import vary
 from .digest import mix
@@ -113,7 +113,7 @@ def jitter_factors(
     return scaled(jitter_table(jitter.spread)[hashes >> np.uint64(64 - 12)], factor)
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class DurationFactors:
     """Factors by which the kernels and copies of some ranks take longer than in their tables.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.frozen import frozen
 from ..topo import Network, SharedNetwork
 from .distribution import Distribution, Role
 from .refine import ranges
@@ -19,7 +19,7 @@ __all__ = ["Flows", "SharedLinks", "communicators_of", "shared_links"]
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Flows:
     """Communications over links that can saturate, `n` of them.
 
@@ -38,8 +38,33 @@ class Flows:
     end: Ints
     volume: Ints
 
+    def part(self, chosen: NDArray[np.bool_]) -> Flows:
+        """Return some of the flows.
 
-@dataclass(frozen=True, eq=False)
+        Parameters
+        ----------
+        chosen : bool, shape (n,)
+        """
+        return Flows(self.route[chosen], self.begin[chosen], self.end[chosen], self.volume[chosen])
+
+    def copies(self, later: Ints) -> Flows:
+        """Return the flows once for each time by which they are later, one after another.
+
+        Parameters
+        ----------
+        later : int64, shape (k,)
+            ps.
+        """
+        late = later[:, None]
+        return Flows(
+            np.tile(self.route, len(later)),
+            (self.begin + late).reshape(-1),
+            (self.end + late).reshape(-1),
+            np.tile(self.volume, len(later)),
+        )
+
+
+@frozen(eq=False)
 class SharedLinks:
     """The links that communications of a run could share, and their flows.
 

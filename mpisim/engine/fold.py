@@ -25,13 +25,15 @@ With jitter each rank is a class of its own: no two have equal durations.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import distinct
+from ..base.frozen import frozen
 from ..program import UNPRICED, Program
 from ..topo import Network
 from .refine import NO_LOADS, Incidences, LinkLoads, dense, multisets, partition, ranges, refine
@@ -53,7 +55,7 @@ class SplitReason(IntEnum):
     """Differs only because a communication partner is in another class."""
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class EquivalenceClasses:
     """Ranks with identical timelines, one of which is simulated for all.
 
@@ -86,7 +88,7 @@ class EquivalenceClasses:
         return len(self.representative)
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class SimulatedRanks:
     """The ranks that a run simulates, and the communicators that they bind.
 
@@ -265,7 +267,7 @@ def _slots_in_use(program: Program) -> tuple[NDArray[np.bool_], NDArray[np.bool_
     """Entries of `Program.slots` by which ranks communicate, and those with unpriced operations."""
     longest = int(np.diff(program.slot_index).max(initial=0))
     used, unpriced = np.zeros((2, len(program.tables), longest), bool)
-    for number in np.unique(program.table).tolist():
+    for number in distinct(program.table).tolist():
         table = program.tables[number]
         assert table is not None  # a program that is folded is whole
         rows = np.flatnonzero(table.slot >= 0)

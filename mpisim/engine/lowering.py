@@ -20,13 +20,14 @@ contended runs: within the instruction it would cost the tiled core a second cac
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import IntEnum
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.frozen import frozen
 from ..program import Kind, Table
 from ._core import allocate, kernels_of, view_streams, write_instructions
 
@@ -111,7 +112,7 @@ _NEAR = 2048
 """Rows. Ends that are read from further back get a place of their own, not in a rank's ring."""
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class LoweredTable:
     """A table as the cores execute it, shared by all ranks of the table.
 
@@ -155,7 +156,7 @@ class LoweredTable:
         return np.flatnonzero(self.table.kind <= Kind.COPY)
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class StreamView:
     """A lowered table as its streams execute it, for the contended core.
 
@@ -212,7 +213,7 @@ class StreamView:
         return np.stack([span, np.cumsum(span + lowered.instructions["gap"][self.kernels])])
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class LoweredTables:
     """Lowered tables and their streams by `Table.structure`, kept by a run's setup for later runs.
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import InputError
+from ..base.frozen import frozen
 from ..base.presets import packaged
 from ..base.quantity import Quantity
 from ..base.schema import build
@@ -39,7 +39,7 @@ UNLIMITED = 1 << 62
 """A capacity that no run exceeds."""
 
 
-@dataclass(frozen=True)
+@frozen
 class CoreBytes:
     """Bytes that a core needs for one item of each of the `Counts`."""
 
@@ -52,14 +52,14 @@ class CoreBytes:
     slot: Quantity
 
 
-@dataclass(frozen=True)
+@frozen
 class TimelineBytes:
     """Bytes that writing the timeline needs for a row."""
 
     row: Quantity
 
 
-@dataclass(frozen=True)
+@frozen
 class Constants:
     """The constants of the data file."""
 

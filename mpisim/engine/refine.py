@@ -31,12 +31,12 @@ Three invariants make this fast and exact:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.frozen import frozen
 from . import _core
 
 __all__ = [
@@ -53,7 +53,7 @@ __all__ = [
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Incidences:
     """Which ranks bind which groups: `m` incidences, sorted by rank and slot.
 
@@ -71,7 +71,7 @@ class Incidences:
     n_groups: int
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class LinkLoads:
     """Which groups load which links: `e` loads.
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ..base.frozen import frozen
 
 __all__ = ["Routes"]
 
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Routes:
     """Routes of the communications that can share a link which can saturate; no others.
 

@@ -18,6 +18,7 @@ from ._core import Ledger, fingerprint, rows_of
 
 if TYPE_CHECKING:
     from .core_input import CoreInput
+    from .lowering import LoweredTable
 
 __all__ = ["Binding", "Rows", "Solution"]
 
@@ -91,6 +92,10 @@ class Solution:
         if len(self._cached) > _MAX_CACHED:
             del self._cached[next(iter(self._cached))]  # the least recently used
         return found
+
+    def lowered(self, local: int) -> LoweredTable:
+        """Return the lowered table of a rank."""
+        return self._input.lowered_of(local)
 
     def account(
         self, local: int, ledger: Ledger, until: int

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.frozen import frozen
 from ..program import Program
 from .critical_path import CriticalPath, PathEnd
 from .flows import SharedLinks
@@ -19,13 +19,14 @@ from .run_setup import RunSetup
 
 if TYPE_CHECKING:
     from ._core import Ledger
+    from .lowering import LoweredTable
 
 __all__ = ["Mode", "Run"]
 
 Mode = Literal["dataflow", "relaxation", "events", "windows"]
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Run:
     """The outcome of one run, as one process holds it.
 
@@ -120,6 +121,10 @@ class Run:
         into memory: take what is needed of one rank, then go on to the next.
         """
         return self.solution.rows(int(self.simulated_by[i]))
+
+    def lowered(self, i: int) -> LoweredTable:
+        """Return the lowered table of the i-th of `hosted`."""
+        return self.solution.lowered(int(self.simulated_by[i]))
 
     def account(
         self, i: int, ledger: Ledger, until: int

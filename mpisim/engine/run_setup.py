@@ -23,13 +23,14 @@ COMMUNICATORS, or the reverse.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..base.errors import ProgramError, UsageError
+from ..base.frozen import frozen
 from ..mpi import parallel
 from ..mpi.reductions import allreduce_any
 from ..program import Program, check_matching, signatures
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["RunSetup", "set_up"]
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class RunSetup:
     """The setup of a run; equal on all processes but for the tables that each holds.
 

@@ -12,11 +12,10 @@ put into tiles as a whole, since the core need not look outside the tile for tho
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.frozen import frozen
 from .refine import Incidences, dense, refine
 
 __all__ = ["MAX_LANES", "SlotUses", "Tiles", "find_tiles", "joined"]
@@ -27,7 +26,7 @@ MAX_LANES = 64
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class SlotUses:
     """Slots on which the hosted ranks of one process communicate: `m` pairs of a rank and a slot.
 
@@ -52,7 +51,7 @@ class SlotUses:
     inside: NDArray[np.bool_]
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Tiles:
     """Which ranks make up which tile.
 

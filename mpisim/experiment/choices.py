@@ -8,10 +8,11 @@ contradict each other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Literal
 
 from ..base.errors import InputError
+from ..base.frozen import frozen
 from ..base.rank_ranges import parse_ranges
 from ..base.schema import Limits
 from .models import Count
@@ -34,7 +35,7 @@ Speed = Annotated[float, Limits(least=0.001, most=1000)]
 Seed = Annotated[int, Limits(least=0, most=2**63 - 1)]
 
 
-@dataclass(frozen=True)
+@frozen
 class ClusterChoice:
     """Where it runs.
 
@@ -82,7 +83,7 @@ class ClusterChoice:
         return {key: getattr(self, key) for key in keys if getattr(self, key) is not None}
 
 
-@dataclass(frozen=True)
+@frozen
 class KernelChoice:
     """How long kernels take.
 
@@ -119,7 +120,7 @@ class KernelChoice:
             raise InputError(f"measurements is given; model = {self.model!r} has no use for it")
 
 
-@dataclass(frozen=True)
+@frozen
 class NetworkChoice:
     """How long communications take.
 
@@ -170,7 +171,7 @@ class NetworkChoice:
                 raise InputError(f"{key} is given; model = {self.model!r} has no use for it")
 
 
-@dataclass(frozen=True)
+@frozen
 class OverlapChoice:
     """How kernels and communications that run at the same time slow each other.
 
@@ -201,7 +202,7 @@ class OverlapChoice:
                     raise InputError(f"{key} is given; model = 'off' has no use for it")
 
 
-@dataclass(frozen=True)
+@frozen
 class VariationChoice:
     """How GPUs and kernels differ from what they should be.
 
@@ -246,7 +247,7 @@ class VariationChoice:
         return self.kernels > 0 or self.gpus > 0
 
 
-@dataclass(frozen=True)
+@frozen
 class CalibrationChoice:
     """Constants fitted to measured steps.
 
@@ -264,7 +265,7 @@ class CalibrationChoice:
     framework: str | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class RunChoice:
     """How to run it.
 

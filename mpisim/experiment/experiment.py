@@ -14,10 +14,11 @@ or cluster was changed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Annotated, Any
 
 from ..base.errors import InputError, nearest
+from ..base.frozen import frozen
 from ..base.schema import Limits
 from .choices import (
     CalibrationChoice,
@@ -44,7 +45,7 @@ PUBLISHED_UNITS: Mapping[str, Mapping[str, float]] = {
 """Units of each figure, and how much each is in seconds, FLOP/s, of 1, steps/s and bytes."""
 
 
-@dataclass(frozen=True)
+@frozen
 class PublishedFigure:
     """A figure that a source reports of a run.
 
@@ -66,7 +67,7 @@ class PublishedFigure:
     assumed: str = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class Published:
     """What a source reports of a run.
 
@@ -110,7 +111,7 @@ class Published:
                 yield each.name, figure
 
 
-@dataclass(frozen=True)
+@frozen
 class Experiment:
     """One experiment: the tables of a file as dataclasses, and which keys were given.
 

@@ -7,10 +7,10 @@ come last.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from ..base.errors import InputError
+from ..base.frozen import frozen
 from ..base.schema import Limits
 from ..kernels.activations import ACTIVATIONS, ActivationName
 
@@ -26,7 +26,7 @@ Large = Annotated[int, Limits(least=1, most=1_000_000_000)]
 OptionalCount = Annotated[int, Limits(least=0, most=1_000_000)]
 
 
-@dataclass(frozen=True)
+@frozen
 class Transformer:
     """A stack of attention and feed-forward blocks.
 
@@ -272,7 +272,7 @@ class Transformer:
         return "images" if self.family == "vit" else "sequences"
 
 
-@dataclass(frozen=True)
+@frozen
 class Cnn:
     """A convolutional network for images.
 
@@ -325,7 +325,7 @@ DEPTHS = {
 }
 
 
-@dataclass(frozen=True)
+@frozen
 class Dlrm:
     """A recommendation model (DLRM, arXiv:1906.00091).
 

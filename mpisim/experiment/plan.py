@@ -7,10 +7,11 @@ depends on those is refused where a model is laid out (`mpisim.workloads.layout`
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from ..base.errors import InputError, nearest
+from ..base.frozen import frozen
 from ..base.schema import Limits
 from ..kernels.activations import ComposedActivation
 from ..schedules import SCHEDULES, ScheduleName
@@ -43,7 +44,7 @@ RecomputedModule = Literal["layernorm", "moe_act", "mla_up_proj", "mlp"]
 """Parts of a layer, as Megatron-LM names them."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Plan:
     """How the work is shared.
 

@@ -7,10 +7,11 @@ as in any experiment: ``[cluster]``, ``[network]``, ``[overlap]``, ``[variation]
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ..base.errors import InputError, UsageError, nearest
+from ..base.frozen import frozen
 from ..base.schema import build, defaults
 from .choices import ClusterChoice, NetworkChoice, OverlapChoice, RunChoice, VariationChoice
 from .experiment import keys_at_defaults
@@ -30,7 +31,7 @@ FIXED_TABLES = ("model", "plan", "kernels", "calibration")
 """Tables of other experiments that a program file fixes: it holds their outcome."""
 
 
-@dataclass(frozen=True)
+@frozen
 class WorkloadChoice:
     """The table ``[workload]``: which program file is simulated.
 
@@ -44,7 +45,7 @@ class WorkloadChoice:
     program: str
 
 
-@dataclass(frozen=True)
+@frozen
 class ProgramExperiment:
     """An experiment of a program file, which is not read yet.
 
@@ -65,7 +66,7 @@ class ProgramExperiment:
     source: str = "experiment"
 
 
-@dataclass(frozen=True)
+@frozen
 class ProgramChoices:
     """Choices for a program file that does not say which experiment it was written from.
 

@@ -9,11 +9,11 @@ says that the input has changed since, and is an error.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..base.errors import InputError
+from ..base.frozen import frozen
 from ..engine import Run
 from ..engine.critical_path import CriticalPath
 from ..experiment import Experiment
@@ -62,7 +62,7 @@ class Kept(NamedTuple):
     step_time_ps: int
 
 
-@dataclass(frozen=True)
+@frozen
 class RunAgain:
     """A run that was simulated again, and what its results file says of it.
 

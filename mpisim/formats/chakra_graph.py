@@ -10,11 +10,11 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..base.errors import InputError
+from ..base.frozen import frozen
 from .chakra_schema import NodeType, attributes
 
 __all__ = ["GraphNode", "ordered_nodes"]
@@ -32,7 +32,7 @@ READ = (
 _MOST_US = 10**12
 
 
-@dataclass(frozen=True)
+@frozen
 class GraphNode:
     """One node.
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..base.errors import InputError
+from ..base.frozen import frozen
 
 __all__ = ["Group", "Pair", "ProcessGroups", "Reference", "groups_of"]
 
@@ -22,7 +22,7 @@ _WORLD = ("", "0")
 """Process groups that are the whole world where nothing says otherwise, as to ASTRA-sim."""
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Group:
     """A process group, as some ranks of a job know it.
 

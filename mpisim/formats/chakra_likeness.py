@@ -13,11 +13,11 @@ communicators that their own references name.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
+from ..base.frozen import frozen
 from .chakra_groups import Group, Pair, ProcessGroups, Reference
 from .chakra_schema import NodeType, attributes, messages
 
@@ -65,7 +65,7 @@ class Likeness(NamedTuple):
     references: tuple[Reference, ...]
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class TraceNodes:
     """The nodes of a file, or of several files of equal bytes.
 

@@ -9,13 +9,13 @@ of protocol buffers is needed.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..base.errors import InputError
+from ..base.frozen import frozen
 from ..program import Operation
 from ..traces.raw import open_text
 
@@ -110,7 +110,7 @@ _FIELDS: dict[str, tuple[tuple[str, int, str], ...]] = {
 """Fields of the messages: name, number, type (``*``: repeated)."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Messages:
     """The message classes."""
 

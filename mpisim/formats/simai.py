@@ -10,11 +10,11 @@ communication. Times are ns. Sizes are those of the whole buffer. What the field
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from ..base.errors import InputError, nearest
+from ..base.frozen import frozen
 from ..program import Operation
 from ..traces.raw import open_text
 
@@ -77,7 +77,7 @@ class Part(NamedTuple):
     communication: Communication
 
 
-@dataclass(frozen=True)
+@frozen
 class Layer:
     """One line of the file.
 
@@ -99,7 +99,7 @@ class Layer:
     policy: str = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class SimaiWorkload:
     """A workload file.
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..base.csv_files import parse_table
 from ..base.errors import InputError, nearest
 from ..base.files import decode_text
+from ..base.frozen import frozen
 from ..program import Phase, Program, ProgramBuilder
 from ..traces.raw import open_text
 
@@ -52,7 +52,7 @@ _MOST_US = 1e12
 _MOST = 2**62
 
 
-@dataclass(frozen=True)
+@frozen
 class TriosimTensor:
     """A tensor.
 
@@ -80,7 +80,7 @@ class TriosimTensor:
         return self.elements * self.element_bytes
 
 
-@dataclass(frozen=True)
+@frozen
 class TriosimOperator:
     """An operator: all the kernels that it launched.
 
@@ -116,7 +116,7 @@ class TriosimOperator:
     splits: bool
 
 
-@dataclass(frozen=True)
+@frozen
 class TriosimTrace:
     """A trace: operators in the order of execution, and tensors by id."""
 
@@ -184,7 +184,7 @@ def triosim_program(trace: TriosimTrace | Path | str) -> Program:
 # --- files --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@frozen
 class _Row:
     """One line of a file."""
 

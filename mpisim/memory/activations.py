@@ -20,10 +20,10 @@ that is why a layer is worked out once for all micro-batches and chunks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import add
 from typing import NamedTuple
 
+from ..base.frozen import frozen
 from ..experiment.plan import Plan
 from ..kernels.operations import (
     BYTES,
@@ -215,7 +215,7 @@ def weight_gradient_inputs(operator: Operator, sizes: Mapping[str, int]) -> int:
 # --- layers and chunks ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@frozen
 class ChunkMemory:
     """Bytes that the passes of one micro-batch through a model chunk hold.
 
@@ -360,7 +360,7 @@ def chunk_memory(
 # --- the schedule ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@frozen
 class Peak:
     """The worst moment of a stage.
 

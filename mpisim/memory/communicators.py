@@ -7,8 +7,8 @@ the tokens of experts, have their own.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from ..base.frozen import frozen
 from ..experiment.plan import Plan
 from ..program import Operation
 from ..workloads.grid import Grid
@@ -22,7 +22,7 @@ PEER_TO_PEER = (Operation.ALL_TO_ALL, Operation.SEND_RECV)
 """Operations that NCCL composes of messages; others use rings and trees."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Connections:
     """Connections of one rank.
 

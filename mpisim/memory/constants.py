@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cache
 
+from ..base.frozen import frozen
 from ..base.presets import packaged
 from ..base.quantity import Quantity
 from ..base.schema import build
@@ -19,7 +19,7 @@ GIB_PER_GB = 2**30 / 10**9
 """GPUs are sold by the GB, but hold as many GiB: 80 GB of an H100 are 81,559 MiB to its driver."""
 
 
-@dataclass(frozen=True)
+@frozen
 class InlineEcc:
     """Cards that keep the check bits of their memory in the memory itself.
 
@@ -32,7 +32,7 @@ class InlineEcc:
     titles: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class MemoryConstants:
     """What a GPU's memory holds besides tensors; the data file explains each entry.
 

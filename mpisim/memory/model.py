@@ -11,9 +11,10 @@ parameters are freed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import NamedTuple
 
+from ..base.frozen import frozen
 from ..experiment.plan import Plan
 from ..program import Phase
 from ..schedules import Pipeline
@@ -46,7 +47,7 @@ PERMANENT_BUCKETS = ("ddp", "deepspeed")
 """Frameworks that allocate their buckets once and keep them through the whole step."""
 
 
-@dataclass(frozen=True)
+@frozen
 class StageMemory:
     """Bytes on one rank of a pipeline stage at its worst moment.
 

@@ -7,11 +7,12 @@ three together.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations, islice, product
 from typing import Any
 
 from ..base.errors import InputError
+from ..base.frozen import frozen
 from ..experiment.plan import Plan
 from .verdict import GIB, Evaluate, Verdict
 
@@ -30,7 +31,7 @@ ENOUGH_COMBINATIONS = 4
 """Combinations that fit, after which no more are tried."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Remedy:
     """A change of the plan, or of the cluster, that fits.
 

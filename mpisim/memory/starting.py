@@ -9,11 +9,11 @@ nothing is simulated.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from math import log2
 from typing import Any, NamedTuple
 
 from ..base.errors import InputError
+from ..base.frozen import frozen
 from ..experiment import ClusterChoice, Experiment, Model, Plan, Transformer
 from ..experiment.models import Cnn
 from ..kernels import Gpu, find_gpu
@@ -66,7 +66,7 @@ SHARDED_BYTES, REPLICATED_BYTES = 3 * FP32, 6
 """Bytes of a parameter on Megatron-LM that data-parallel ranks shard, and that each keeps."""
 
 
-@dataclass(frozen=True)
+@frozen
 class StartingPlan:
     """A plan to start from.
 

@@ -24,8 +24,8 @@ Everything here is a function of how many parameters a rank holds, which are cou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from ..base.frozen import frozen
 from ..experiment.plan import Plan
 from ..kernels.operations import BYTES, Gemm, GroupedGemm
 from ..workloads.data_parallel.buckets import chunk_parameters, of_kind
@@ -59,7 +59,7 @@ MXFP8_BLOCK = 32
 """Elements of an MXFP8 block, which have a scale of one byte."""
 
 
-@dataclass(frozen=True)
+@frozen
 class ParameterCounts:
     """Numbers of parameters that one rank holds.
 
@@ -144,7 +144,7 @@ def _quantised(operators: Sequence[Operator]) -> int:
 # --- bytes of one parameter -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@frozen
 class Rates:
     """Bytes of one parameter, before sharding.
 
@@ -208,7 +208,7 @@ def sharding(plan: Plan) -> tuple[bool, bool, bool]:
 # --- states ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@frozen
 class ModelStates:
     """Bytes of model states on one rank.
 

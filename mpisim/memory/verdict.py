@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from textwrap import wrap
 from typing import Any
 
+from ..base.frozen import frozen
 from ..base.text import aligned, apportioned, percent
 from ..experiment import Experiment, Plan, Transformer
 from ..kernels import Gpu
@@ -28,7 +29,7 @@ MAX_STAGES_SHOWN = 8
 """Stages in the table before only the fullest are shown."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Verdict:
     """The memory of every stage, against what a GPU has.
 

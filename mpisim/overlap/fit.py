@@ -7,12 +7,13 @@ that no pair depends on keep their values.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import InputError
+from ..base.frozen import frozen
 from ..base.quantity import Quantity
 from ..kernels.analytical.tiles import wave_stretch
 from ..kernels.slowdown import CLASSES, SlowdownConstants
@@ -37,7 +38,7 @@ FIT_BOUNDS = {
 """SlowdownConstants that are fitted, and their bounds: above 0, since error bars are relative."""
 
 
-@dataclass(frozen=True)
+@frozen
 class OverlapFit:
     """The outcome of a fit.
 

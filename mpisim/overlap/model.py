@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import distinct
 from ..base.errors import InputError
+from ..base.frozen import frozen
 from ..base.quantity import PICOSECONDS
 from ..engine.duration_factors import ONE, jitter_factors, speed_factor
 from ..engine.rows import Rows
@@ -82,7 +83,7 @@ class SlowedRows(NamedTuple):
     terms: Ints
 
 
-@dataclass(frozen=True)
+@frozen
 class DeviceModel:
     """One kind of GPU: its kernels, and their slowdown factors.
 
@@ -120,7 +121,7 @@ class DeviceModel:
         kernels : mapping of (str, int) to Kernel
             By name and duration in ps. Names that the program lacks are left out.
         """
-        durations = np.unique(np.array([length for _, length in kernels], np.int64))
+        durations = distinct(np.array([length for _, length in kernels], np.int64))
         entry = np.full((len(durations), len(program.names)), -1)
         number = {name: i for i, name in enumerate(program.names)}
         for i, (name, length) in enumerate(kernels):
@@ -172,7 +173,7 @@ class _Kernels(NamedTuple):
     memory_parts: Ints
 
 
-@dataclass(frozen=True)
+@frozen
 class OverlapModel:
     """The overlap model of all ranks of a program.
 

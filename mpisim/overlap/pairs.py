@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from ..base.csv_files import CsvRow, read_table
 from ..base.errors import InputError, nearest, one_of
+from ..base.frozen import frozen
 from ..base.text import shortened
 from ..kernels import find_gpu
 from ..kernels.analytical.families import FORMULA_OF_FAMILY
@@ -69,7 +69,7 @@ MAX_SLOWDOWN = 100.0
 """A larger factor is taken for a mistake in the table."""
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Pairs:
     """Measured pairs, `n` of them; nan or -1: not measured.
 

@@ -21,12 +21,12 @@ All processes take the same decisions, since each depends on sums over processes
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.frozen import frozen
 from ..engine.run import Run
 from ..kernels.slowdown import CLASSES
 from ..mpi.reductions import allreduce_sum, allreduce_sum_words
@@ -43,7 +43,7 @@ __all__ = ["SlowdownOutcome", "run_with_slowdown"]
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class SlowdownOutcome:
     """The outcome of passes; equal on all processes.
 
@@ -81,7 +81,7 @@ Runner = Callable[
 """(program, wire delays, whether this is the last run, placement or None) → run."""
 
 
-@dataclass(frozen=True)
+@frozen
 class _Pass:
     """The outcome of one pass; times are by class simulated on this process."""
 

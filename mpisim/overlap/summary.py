@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import distinct
+from ..base.frozen import frozen
 from ..base.quantity import PICOSECONDS, Quantity
 from ..engine.critical_path import CriticalPath, PieceKind
 from ..kernels.slowdown import CLASSES
@@ -21,7 +22,7 @@ COMMUNICATIONS = "overlap: communications"
 """Name of the number that the slowdown of communications depends on."""
 
 
-@dataclass(frozen=True)
+@frozen
 class OverlapSummary:
     """Summary of overlap in a run.
 
@@ -116,9 +117,9 @@ class OverlapSummary:
         wire = 0.0
         alone, beside = self.outcome.wire_time.tolist()
         max_ratio = beside / alone - 1 if alone else 0.0
-        length = path.end - path.begin
+        length, times = path.end - path.begin, path.times
         here = np.isin(path.kind, (PieceKind.COMPUTE, PieceKind.COMMUNICATION))
-        for rank in np.unique(path.rank[here]).tolist():
+        for rank in distinct(path.rank[here]).tolist():
             table, device = model.program.table_of(rank), model.device(rank)
             pieces = np.flatnonzero(here & (path.rank == rank))
             rows = path.row[pieces].astype(np.int64)
@@ -128,10 +129,12 @@ class OverlapSummary:
             alone_there = table.duration[rows[computing]] * factors
             longer = np.rint(length[pieces[computing]] - alone_there).astype(np.int64)
             known = number >= 0
-            np.add.at(kernels, device.work.kind[number[known]], np.maximum(longer[known], 0))
+            longer = np.maximum(longer, 0) * times[pieces[computing]]
+            np.add.at(kernels, device.work.kind[number[known]], longer[known])
             own = model.communications.of(rank)
             at = np.searchsorted(own.rows, rows[~computing])
             lasting = own.alone[at]
             longer = length[pieces[~computing]] - lasting
-            wire += float(np.clip(longer, 0, max_ratio * lasting).sum())
+            longer = np.clip(longer, 0, max_ratio * lasting) * times[pieces[~computing]]
+            wire += float(longer.sum())
         return kernels, wire

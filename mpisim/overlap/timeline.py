@@ -8,11 +8,10 @@ exact in float64.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.frozen import frozen
 from ..kernels.slowdown import Load
 from ._core import progress, rows
 from ._core.intervals import interval_loads
@@ -60,7 +59,7 @@ def distinct_rows(*columns: Ints) -> tuple[Ints, Ints]:
     return found
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class LoadIntervals:
     """Load of communications on a GPU, in `n` consecutive intervals.
 

@@ -8,8 +8,9 @@ Read in this order, which is that of one prediction (`mpisim.simulate`).
     Its cluster and GPUs; whether it fits into memory; its network; how its ranks differ.
 ``step_constants``, ``calibrated``
     Constants fitted to measured steps; kernel models and networks multiplied by them.
-``execution``, ``extrapolation``, ``launches``
-    A run of the engine, or many; a long step's time from two shorter ones; what CUDA graphs gain.
+``execution``, ``extrapolation``, ``long_steps``, ``launches``
+    A run of the engine, or many; the time of a long step from two shorter ones, nearly or, with all
+    else of its run, exactly; what CUDA graphs gain.
 ``uncertainty``
     How far a step time may be off, from the numbers its critical path depends on.
 ``statements``, ``unused_keys``, ``unused_network_keys``

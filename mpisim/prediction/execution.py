@@ -43,6 +43,7 @@ def execute(
     progress: bool = False,
     timeline: bool = False,
     setup: engine.RunSetup | None = None,
+    passes: list[engine.Run] | None = None,
 ) -> tuple[engine.Run, OverlapSummary | None]:
     """Run a prepared experiment, a prepared program, or a program. **Collective.**
 
@@ -60,6 +61,8 @@ def execute(
         Show progress, if a person is watching.
     setup : engine.RunSetup, optional
         Of an earlier run of the same tables, to be reused where valid.
+    passes : list of engine.Run, optional
+        Gets the run of every pass: see :mod:`mpisim.overlap.passes`.
 
     Returns
     -------
@@ -71,7 +74,7 @@ def execute(
     if network is None and not isinstance(prepared, Program):
         network, contention = prepared.network, prepared.experiment.network.contention
 
-    passes = 0
+    number = 0
 
     def run(
         program: Program,
@@ -79,9 +82,9 @@ def execute(
         last: bool = True,
         placement: NDArray[np.int32] | None = None,
     ) -> engine.Run:
-        nonlocal setup, passes
-        passes += 1
-        label = "simulating" if passes == 1 else f"simulating, pass {passes}"
+        nonlocal setup, number
+        number += 1
+        label = "simulating" if number == 1 else f"simulating, pass {number}"
         # Runs that only tell what overlaps need not simulate every rank by itself, though the last
         # is to: the times are the same.
         found = engine.simulate(
@@ -97,7 +100,9 @@ def execute(
             wire_delays=wire_delays,
             setup=setup,
         )
-        setup = found.setup if passes == 1 else setup  # later runs differ in durations alone
+        setup = found.setup if number == 1 else setup  # later runs differ in durations alone
+        if passes is not None:
+            passes.append(found)
         return found
 
     if not isinstance(prepared, PreparedExperiment) or prepared.experiment.overlap.model == "off":

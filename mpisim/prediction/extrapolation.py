@@ -22,12 +22,13 @@ goes on changing from round to round.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.frozen import frozen
 from ..engine import Run
 from ..experiment import Experiment, Plan
 from ..memory import Verdict
@@ -53,6 +54,7 @@ __all__ = [
     "is_periodic",
     "shortened_run",
     "shortened_runs",
+    "shortest_runs",
     "step_time",
     "with_micro_batches",
 ]
@@ -87,7 +89,7 @@ class ShortenedRun(NamedTuple):
         return (self.whole - self.second) / (self.second - self.first)
 
 
-@dataclass(frozen=True)
+@frozen
 class StepTime:
     """A step time with what is needed to compare plans.
 
@@ -126,11 +128,25 @@ def shortened_run(experiment: Experiment) -> ShortenedRun | None:
     with jitter, replicas with batches of their own), and if its rounds are not periodic.
     """
     plan = experiment.plan
+    if plan.zero >= 2 and plan.pp > 1:
+        return None
+    found = shortest_runs(experiment)
+    if found is None:
+        return None
+    return found if found.first + found.second <= MAX_SIMULATED_SHARE * found.whole else None
+
+
+def shortest_runs(experiment: Experiment) -> ShortenedRun | None:
+    """Return the two shortest steps that fill the pipeline and end at the same point of a round.
+
+    None if micro-batches are not all equal, or the schedule is not known to repeat.
+    """
+    plan = experiment.plan
     replicas = _replicas(experiment)
     if plan.replica_batch or experiment.variation.kernels or not replicas:
         return None
     to_fill = SCHEDULES[plan.schedule].rounds_to_fill
-    if to_fill is None or (plan.zero >= 2 and plan.pp > 1):
+    if to_fill is None:
         return None
     whole, rest = divmod(plan.global_batch, replicas * plan.micro_batch)
     if rest:
@@ -139,8 +155,7 @@ def shortened_run(experiment: Experiment) -> ShortenedRun | None:
     filled = plan.pp * to_fill
     filled = max(filled, -(-MIN_MICRO_BATCHES // a_round) * a_round)
     first = filled + (whole - filled) % a_round
-    found = ShortenedRun(first, first + a_round, whole)
-    return found if found.first + found.second <= MAX_SIMULATED_SHARE * whole else None
+    return ShortenedRun(first, first + a_round, whole)
 
 
 def shortened_runs(experiment: Experiment) -> list[ShortenedRun]:

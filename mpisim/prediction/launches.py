@@ -13,6 +13,7 @@ from ..engine.run import Run
 from ..mpi.parallel import collective_errors
 from ..program import Kind, Program
 from .execution import execute
+from .long_steps import long_step
 from .prepared import PreparedExperiment, prepare
 
 if TYPE_CHECKING:
@@ -40,11 +41,11 @@ def launch_share(run: Run) -> float:
     path = run.critical_path
     assert path is not None
     waits = (path.kind == PieceKind.HOST) | (path.kind == PieceKind.LAUNCH)
-    return float((path.end - path.begin)[waits].sum()) / max(run.step_time, 1)
+    return float(path.lengths[waits].sum()) / max(run.step_time, 1)
 
 
 def launch_bound_statement(
-    prepared: PreparedExperiment, run: Run, comm: Intracomm
+    prepared: PreparedExperiment, run: Run, comm: Intracomm, long: bool = False
 ) -> dict[str, Any]:
     """Return what a step would take if CUDA graphs launched its kernels, as attributes of results.
 
@@ -60,6 +61,9 @@ def launch_bound_statement(
     run : Run
         Its run; on process 0 with the critical path.
     comm : mpi4py.MPI.Intracomm
+    long : bool
+        Whether the run is that of a long step, which follows from a short one
+        (:mod:`mpisim.prediction.long_steps`).
 
     Returns
     -------
@@ -72,15 +76,23 @@ def launch_bound_statement(
     if share < MIN_LAUNCH_SHARE or plan.cuda_graphs or plan.launch_blocking:
         return {}
     captured = replace(prepared.experiment, plan=replace(plan, cuda_graphs=True))
+    memory, networks = prepared.memory, prepared.networks
+    short = prepared.workload.layout.pipeline.micro_batches if long else None
     with collective_errors(comm):
         try:
-            other = prepare(captured, memory=prepared.memory, networks=prepared.networks)
+            other = prepare(captured, None, memory, networks, short)
         except InputError:  # what this plan does cannot be captured
             other = None
     if other is None:
         return {}
     waits = _host_waits(prepared.program) - _host_waits(other.program)
-    time = execute(other, comm)[0].step_time
+    found = None if short is None else long_step(captured, comm, memory=memory, networks=networks)
+    if found is not None:
+        time = found.run.step_time
+    else:
+        with collective_errors(comm):
+            other = other if short is None else prepare(captured, None, memory, networks)
+        time = execute(other, comm)[0].step_time
     gain = 1 - time / max(run.step_time, 1)
     if gain < MIN_GAIN:
         return {}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from ..base.errors import InputError, nearest
+from ..base.frozen import frozen
 from ..base.quantity import Quantity
 from ..experiment import NetworkChoice
 from ..topo import Cluster, Network
@@ -116,7 +117,7 @@ class GivenKey(NamedTuple):
     entry: str = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class NetworkRequest:
     """What an experiment or a command line says of the network: cluster, speeds, ``[network]``.
 

@@ -9,7 +9,7 @@ whether they fit into memory (`memory_fit`), the network with its step constants
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..base.errors import InputError
+from ..base.frozen import frozen
 from ..base.quantity import picoseconds
 from ..experiment import Experiment, KernelChoice
 from ..experiment.serialization import PACKAGED_CONSTANTS
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["PreparedExperiment", "prepare", "with_step_constants"]
 
 
-@dataclass(frozen=True)
+@frozen
 class PreparedExperiment:
     """An experiment with all that its simulation needs.
 
@@ -126,6 +127,7 @@ def prepare(
     constants: StepConstants | None = None,
     memory: Verdict | None = None,
     networks: NetworkCache | None = None,
+    micro_batches: int | None = None,
 ) -> PreparedExperiment:
     """Look up the hardware of an experiment and generate its program. Local.
 
@@ -138,6 +140,8 @@ def prepare(
         Whether it fits, where that is known; nothing is refused then.
     networks : NetworkCache, optional
         Shared by the experiments that one caller prepares; they are faster then.
+    micro_batches : int, optional
+        Generate the program of a step with so many in each replica, in place of all.
 
     Raises
     ------
@@ -178,6 +182,8 @@ def prepare(
             models = list(map(CalibratedKernels, models, of_gpus))
             applied = of_gpus[0]
             network = with_step_constants(network, applied)
+        if micro_batches is not None:
+            layout = layout.with_micro_batches(micro_batches)
         workload = _with_variation_of(training_step(layout, *models), experiment)
         workload = _with_overhead(workload, applied)
         return PreparedExperiment(

@@ -8,7 +8,7 @@ Any other program has the choices alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import InputError, UsageError
+from ..base.frozen import frozen
 from ..experiment import (
     Experiment,
     ProgramChoices,
@@ -42,7 +43,7 @@ FIXED_BY_PROGRAM = ("gpus", "other_gpus")
 """Keys of ``[cluster]`` that a program file fixes."""
 
 
-@dataclass(frozen=True)
+@frozen
 class PreparedProgram:
     """A program of no known experiment, with all that its simulation needs.
 

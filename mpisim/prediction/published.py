@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
+from ..base.frozen import frozen
 from ..experiment import Experiment
 from ..experiment.experiment import PUBLISHED_UNITS
 from ..results import Results
@@ -22,7 +23,7 @@ TITLES: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True)
+@frozen
 class PublishedComparison:
     """One published figure beside the predicted one.
 

@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from pathlib import Path
 
 from ..base.errors import InputError
 from ..base.files import read_text
+from ..base.frozen import frozen
 from ..base.presets import packaged
 from ..base.quantity import Quantity
 from ..base.schema import build, parse
@@ -65,7 +66,7 @@ MODEL_CLASSES = ("dense", "experts", "other")
 experts, and all others."""
 
 
-@dataclass(frozen=True)
+@frozen
 class ModelError:
     """How far predicted steps are off beyond what the error bars of their inputs explain.
 
@@ -92,7 +93,7 @@ class ModelError:
                     raise InputError(f"model_error.{name} lacks {each!r}; it needs {MODEL_CLASSES}")
 
 
-@dataclass(frozen=True)
+@frozen
 class StepConstants:
     """All constants, by kind and by what they belong to.
 
@@ -189,7 +190,7 @@ def packaged_constants() -> StepConstants:
     return build(StepConstants, packaged(FILE), FILE)
 
 
-@dataclass(frozen=True)
+@frozen
 class AppliedConstants:
     """The constants that apply to one kind of GPU of an experiment.
 

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import distinct
+from ..base.frozen import frozen
 from ..base.quantity import Quantity
 from ..engine.critical_path import PieceKind
 from ..engine.run import Run
@@ -42,7 +43,7 @@ Ints = NDArray[np.int64]
 ON_DEVICE = (PieceKind.COMPUTE, PieceKind.COMMUNICATION)
 
 
-@dataclass(frozen=True)
+@frozen
 class Effect:
     """What the error of one number does to the step time.
 
@@ -68,7 +69,7 @@ class Effect:
         return self.share * self.error
 
 
-@dataclass(frozen=True)
+@frozen
 class Uncertainty:
     """The error bar of a step time.
 
@@ -223,7 +224,7 @@ class PathShares:
         keys[:, 0] = path.kind
         on_device = np.isin(path.kind, ON_DEVICE)
         of_piece = program.table[path.rank]
-        for number in np.unique(of_piece[on_device]).tolist():
+        for number in distinct(of_piece[on_device]).tolist():
             pieces = np.flatnonzero(on_device & (of_piece == number))
             rank, row = path.rank[pieces], path.row[pieces]
             table = program.table_of(int(rank[0]))
@@ -242,7 +243,7 @@ class PathShares:
 
     def lengths(self) -> dict[str, float]:
         """Return how much of the step depends on each number, in ps."""
-        length = self.path.end - self.path.begin
+        length = self.path.lengths
         found: dict[str, float] = {}
         for piece, pieces in self.equal_pieces():
             whole = int(length[pieces].sum())

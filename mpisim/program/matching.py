@@ -14,6 +14,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import distinct
 from ..base.errors import MatchError
 from ..base.kinds import Operation
 from .program import Program
@@ -112,7 +113,7 @@ def check_matching(
         return
     found = found[np.lexsort((found[:, 1], found[:, 0]))]
     groups = program.communicators
-    active = np.unique(found[found[:, 2] > 0, 0])
+    active = distinct(found[found[:, 2] > 0, 0])
     bound = np.bincount(found[:, 0], minlength=len(groups))
     for c in active[bound[active] != groups.sizes[active]].tolist():
         present = set(found[found[:, 0] == c, 1].tolist())

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import ProgramError
+from ..base.frozen import frozen
 from ..base.kinds import Kind
 from .table import Table
 
@@ -43,7 +44,7 @@ class Names:
         return len(self._numbers)
 
 
-@dataclass(frozen=True)
+@frozen
 class Jitter:
     """Random factors on the durations of KERNEL and COPY rows, independent of each other.
 
@@ -70,7 +71,7 @@ class Jitter:
             raise ProgramError(f"jitter: seed is {self.seed}; allowed is 0 to 2^64 - 1")
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Communicators:
     """Ordered groups of global ranks, stored as one array with an index.
 

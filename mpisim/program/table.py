@@ -6,7 +6,7 @@ over all else, checked and derived: repeated runs of one program cost no more th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import ProgramError
+from ..base.frozen import frozen
 from ..base.kinds import Flag, Kind, Operation, Phase
 
 __all__ = ["COLUMNS", "UNPRICED", "Table"]
@@ -42,7 +43,7 @@ COLUMNS: dict[str, type] = {
 """Column names and their dtypes, in the order in which files store them."""
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Table:
     """An ordered list of rows, shared by all ranks that do the same things.
 

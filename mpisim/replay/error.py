@@ -18,10 +18,10 @@ step that falls from 100 ms to 80 ms changes by -20 %, and counts with 20 / 80 =
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
+from ..base.frozen import frozen
 from ..base.presets import packaged
 from ..base.quantity import Quantity
 from ..base.schema import build
@@ -34,7 +34,7 @@ __all__ = ["ReplayError", "replay_error"]
 FILE = "replay.toml"
 
 
-@dataclass(frozen=True)
+@frozen
 class ReplayError:
     """Relative error of a replayed step time, and where it comes from."""
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.frozen import frozen
 from ..engine import Run, block_placement, simulate
 from ..mpi.parallel import collective_errors
 from ..program import Program
@@ -21,7 +21,7 @@ from .what_if import WhatIf, apply_what_if
 __all__ = ["Replay", "ReplayedStep", "TraceJob", "read_job", "replay", "reread_job"]
 
 
-@dataclass(frozen=True)
+@frozen
 class ReplayedStep:
     """One step of one rank, in seconds.
 
@@ -41,7 +41,7 @@ class ReplayedStep:
         return self.replayed / self.measured - 1
 
 
-@dataclass(frozen=True)
+@frozen
 class TraceJob:
     """The traces of one job, read; equal on all processes but for the tables of hosted ranks.
 
@@ -83,7 +83,7 @@ class TraceJob:
         return self.traces.program
 
 
-@dataclass(frozen=True)
+@frozen
 class Replay:
     """A replayed job: `steps` is complete and equal on every process."""
 

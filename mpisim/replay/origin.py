@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from ..base.errors import InputError
+from ..base.frozen import frozen
 from .what_if import WhatIf
 
 __all__ = ["ReplayOrigin"]
 
 
-@dataclass(frozen=True)
+@frozen
 class ReplayOrigin:
     """Files and changes of a replay.
 

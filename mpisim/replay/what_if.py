@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import field
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import InputError
+from ..base.frozen import frozen
 from ..mpi.parallel import collective_errors
 from ..mpi.reductions import allreduce_sum
 from ..program import Program, Table
@@ -22,7 +23,7 @@ _MAX_TIME = 1 << 60
 """Longest time a run can count, in ps: 13 days."""
 
 
-@dataclass(frozen=True)
+@frozen
 class WhatIf:
     """Changes to the times of a program; the default changes nothing.
 

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.frozen import frozen
 from ..base.text import (
     TimeUnit,
     aligned,
@@ -64,7 +64,7 @@ WIDTH = 100
 Row = TypeVar("Row")
 
 
-@dataclass(frozen=True)
+@frozen
 class Column(Generic[Row]):
     """A column for people.
 
@@ -127,7 +127,7 @@ BESIDE = ("communication", "host_busy", "host_waiting")
 """Columns shown beside the breakdown."""
 
 
-@dataclass(frozen=True)
+@frozen
 class RankRow:
     """The breakdown of one rank, or the mean of all, in last digits of the unit shown."""
 
@@ -195,7 +195,7 @@ def _total(values: NDArray[np.int64]) -> int:
     return (int((values >> 32).sum()) << 32) + int((values & 0xFFFFFFFF).sum())
 
 
-@dataclass(frozen=True)
+@frozen
 class SlowRankRow:
     """How long a rank would have taken had it never waited for others; times in ps."""
 
@@ -263,7 +263,7 @@ def _own_time(results: Results) -> NDArray[np.int64]:
 # --- kernels and copies --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@frozen
 class KernelRow:
     """All kernels of one name, over all ranks; times in ps."""
 
@@ -307,7 +307,7 @@ def kernel_rows(results: Results) -> list[KernelRow]:
 # --- communications ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@frozen
 class CommunicationRow:
     """All operations of one kind on one communicator; times in ps, summed over its ranks."""
 
@@ -401,7 +401,7 @@ def _rate(rate: float) -> str:
 # --- links ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@frozen
 class LinkRow:
     """Links of one kind that communications can fill; times in ps."""
 

@@ -16,13 +16,15 @@ from ..mpi.reductions import allreduce_any
 from ..program import Names, Operation, Program
 from ..topo import Network
 from ..topo.network import ExplainedNetwork, bus_factor
-from .accounting import BREAKDOWN, account, added_up
+from .accounting import BREAKDOWN, Accounts, account, added_up
 from .link_use import LinkUse, use_of_links
 from .results import SECONDS, Results
 from .step_times import account_step, path_of_step, rank_steps, step_of_job
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
+
+    from ..engine.repetition import Repetition
 
 __all__ = ["collect", "gathered", "shared_names"]
 
@@ -36,6 +38,7 @@ def collect(
     attributes: Mapping[str, Any] | None = None,
     network: Network | None = None,
     step: int | None = None,
+    repetition: Repetition | None = None,
 ) -> Results | None:
     """Gather the result of a run.
 
@@ -55,6 +58,8 @@ def collect(
         The network that priced communications; it tells what limits them.
     step : int, optional
         Of a recorded program, the step that the result is about; by default the last.
+    repetition : Repetition, optional
+        How `run` follows from those of two shorter steps, if it does.
 
     Returns
     -------
@@ -70,19 +75,20 @@ def collect(
     recorded = step_of_job(program, run, comm, step)
     names, numbers = shared_names(program, comm)
 
-    lengths = np.array([0 if table is None else len(table) for table in program.tables], np.int64)
     path = run.critical_path
     if recorded is None:
-        accounts = account(run, numbers, len(names))
+        accounts = _accounts(run, repetition, numbers, len(names))
     else:
         accounts = account_step(run, numbers, len(names), recorded)
         path = None if path is None else path_of_step(run, recorded)
-    own = np.stack([run.hosted.astype(np.int64), lengths[program.table[run.hosted]]], axis=1)
-    ranks = gathered(np.concatenate([own, accounts.breakdown], axis=1), comm)
+    if path is not None and repetition is not None:
+        path = repetition.whole_path(path)
+    rows = _rows(run, repetition)
+    ranks = gathered(np.concatenate([rows, accounts.breakdown], axis=1), comm)
     kernels = gathered(accounts.kernels, comm)
     communications = gathered(accounts.communications, comm)
-    steps = gathered(rank_steps(program, run), comm)
-    links = _links(run, comm)
+    steps = gathered(_steps(run, repetition), comm)
+    links = _links(run, repetition, comm)
     if ranks is None or kernels is None or communications is None or steps is None or links is None:
         return None
 
@@ -127,7 +133,44 @@ def collect(
     )
 
 
-def _links(run: Run, comm: Intracomm) -> LinkUse | None:
+def _accounts(
+    run: Run, repetition: Repetition | None, names: NDArray[np.int64], n_names: int
+) -> Accounts:
+    """Return the accounts of all ranks hosted here: see `account`."""
+    if repetition is None:
+        return account(run, names, n_names)
+    shorter, longer = (
+        account(each, names, n_names) for each in (repetition.shorter, repetition.longer)
+    )
+    kernels = repetition.sums(shorter.kernels, longer.kernels)
+    kernels[:, 4] = longer.kernels[:, 4]  # the longest of each is in there
+    return Accounts(
+        repetition.sums(shorter.breakdown, longer.breakdown),
+        kernels,
+        repetition.sums(shorter.communications, longer.communications),
+    )
+
+
+def _rows(run: Run, repetition: Repetition | None) -> NDArray[np.int64]:
+    """Return rank and number of rows of all ranks hosted here, shape (h, 2)."""
+    program = run.program
+    lengths = np.array([0 if table is None else len(table) for table in program.tables], np.int64)
+    rows = lengths[program.table[run.hosted]]
+    if repetition is not None:
+        rows += repetition.times * repetition.window.n_rows[run.hosted]
+    return np.stack([run.hosted.astype(np.int64), rows], axis=1)
+
+
+def _steps(run: Run, repetition: Repetition | None) -> NDArray[np.int64]:
+    """Return rank, step and its duration, of all ranks hosted here: see `rank_steps`."""
+    if repetition is None:
+        return rank_steps(run.program, run)
+    return repetition.sums(
+        *(rank_steps(each.program, each) for each in (repetition.shorter, repetition.longer))
+    )
+
+
+def _links(run: Run, repetition: Repetition | None, comm: Intracomm) -> LinkUse | None:
     """Add up the use of links, on process 0. **Collective.**"""
     if run.shared is None:
         return LinkUse.none()
@@ -135,7 +178,9 @@ def _links(run: Run, comm: Intracomm) -> LinkUse | None:
     columns = (own.route, own.begin, own.end, own.volume)  # one by one: there may be many flows
     found = [gathered(column[:, None], comm) for column in columns]
     whole = [column[:, 0] for column in found if column is not None]
-    return use_of_links(run.shared, Flows(*whole), run.step_time) if whole else None
+    if not whole:
+        return None
+    return use_of_links(run.shared, Flows(*whole), run.step_time, repetition)
 
 
 def shared_names(program: Program, comm: Intracomm) -> tuple[tuple[str, ...], NDArray[np.int64]]:

@@ -6,16 +6,21 @@ its rate changes meanwhile, the bytes of a bin are an approximation; those of th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import distinct
+from ..base.frozen import frozen
 from ..engine._core import carried, depths, flows_by_link
 from ..engine.flows import Flows, SharedLinks
 from ..topo.network import RATE_BITS, WEIGHT_ONE
+
+if TYPE_CHECKING:
+    from ..engine.repetition import Repetition
 
 __all__ = ["BINS", "LinkUse", "use_of_links"]
 
@@ -24,11 +29,14 @@ Ints = NDArray[np.int64]
 BINS = 100
 """Equal parts of the step."""
 
+FLOWS_AT_ONCE = 1 << 18
+"""Flows that are added up at once where they follow from a part of the step."""
+
 MAX_PAIRED = 32
 """Communicators on one link up to which pairs of them that share it are listed."""
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class LinkUse:
     """Use of links; one entry for all links that are used equally at the same times.
 
@@ -57,7 +65,9 @@ class LinkUse:
         return cls({"name": np.empty(0, object), **links}, np.empty((0, BINS)), sharing)
 
 
-def use_of_links(shared: SharedLinks, flows: Flows, step_time: int) -> LinkUse:
+def use_of_links(
+    shared: SharedLinks, flows: Flows, step_time: int, repetition: Repetition | None = None
+) -> LinkUse:
     """Flows of a run → the use of links.
 
     Parameters
@@ -67,24 +77,34 @@ def use_of_links(shared: SharedLinks, flows: Flows, step_time: int) -> LinkUse:
         Of all processes.
     step_time : int
         ps.
+    repetition : Repetition, optional
+        Of a run of which flows repeat.
     """
     routes = shared.routes
     n = len(routes.capacity)
     width = max(step_time, 1) / BINS
-    moved, value, slope = carried(
-        routes.index,
-        routes.link,
-        routes.weight / WEIGHT_ONE,
-        *(flows.route, flows.begin, flows.end, flows.volume),
-        n,
-        width,
-        BINS,
-    )
+    moved, value, slope = np.zeros(n), np.zeros((2, n, BINS + 1)), np.zeros((2, n, BINS + 1))
+    whole = [flows] if repetition is None else repetition.flows(flows, FLOWS_AT_ONCE)
+    for part in whole:
+        found = carried(
+            routes.index,
+            routes.link,
+            routes.weight / WEIGHT_ONE,
+            *(part.route, part.begin, part.end, part.volume),
+            n,
+            width,
+            BINS,
+        )
+        for total, more in zip((moved, value, slope), found, strict=True):
+            total += more
     bytes = np.rint(moved).astype(np.int64)
     capacity = routes.capacity * (1e12 / (1 << RATE_BITS))
-    by_begin = np.argsort(flows.begin, kind="stable")
-    by_link, rows_of = flows_by_link(routes.index, routes.link, flows.route, by_begin, n)
-    busy, both = depths(flows.begin, flows.end, by_link, rows_of)
+    parts = [(1, _Depths.of(shared, flows))]
+    if repetition is not None:
+        period = repetition.flows_of_period(flows)
+        parts.append((repetition.times, _Depths.of(shared, period)))
+    busy = np.sum([times * each.busy for times, each in parts], axis=0)
+    both = np.sum([times * each.both for times, each in parts], axis=0)
     utilisation = _spread(value[0] + value[1], slope[0] + slope[1], width)
     utilisation *= BINS / max(step_time * 1e-12, 1e-12) / capacity[:, None]
 
@@ -100,6 +120,7 @@ def use_of_links(shared: SharedLinks, flows: Flows, step_time: int) -> LinkUse:
     differ = np.any([np.diff(each[order], prepend=np.nan) != 0 for each in columns[1:]], axis=0)
     first = np.flatnonzero(differ)
     kept = order[first]
+    shared_links = [(i, link) for i, link in enumerate(kept.tolist()) if both[link]]
     return LinkUse(
         links={
             "name": np.array(
@@ -112,17 +133,57 @@ def use_of_links(shared: SharedLinks, flows: Flows, step_time: int) -> LinkUse:
             "shared": both[kept],
         },
         utilisation=utilisation[kept],
-        sharing=_sharing(
-            [
-                (i, by_link[rows_of[link] : rows_of[link + 1]])
-                for i, link in enumerate(kept.tolist())
-                if both[link]
-            ],
-            shared.communicator[flows.route],
-            flows.begin,
-            flows.end,
-        ),
+        sharing=_sharing(shared_links, parts),
     )
+
+
+@frozen
+class _Depths:
+    """How many communications use each link, and when.
+
+    Attributes
+    ----------
+    busy, both : int64, shape (n,)
+        ps in which one or more, and two or more communications used each link.
+    by_link : int64
+        Flows over link i are ``by_link[first[i]:first[i + 1]]``.
+    first : int64, shape (n + 1,)
+    communicator, begin, end : int64, shape (k,)
+        Of each flow.
+    """
+
+    busy: Ints
+    both: Ints
+    by_link: Ints
+    first: Ints
+    communicator: Ints
+    begin: Ints
+    end: Ints
+
+    @classmethod
+    def of(cls, shared: SharedLinks, flows: Flows) -> _Depths:
+        """Count flows on links."""
+        routes = shared.routes
+        by_begin = np.argsort(flows.begin, kind="stable")
+        by_link, first = flows_by_link(
+            routes.index, routes.link, flows.route, by_begin, len(routes.capacity)
+        )
+        busy, both = depths(flows.begin, flows.end, by_link, first)
+        used_by = shared.communicator[flows.route]
+        return cls(busy, both, by_link, first, used_by, flows.begin, flows.end)
+
+    def sharing(self, link: int) -> Iterator[tuple[int, int, int]]:
+        """Yield communicators that used a link at the same time, and how long, in ps."""
+        rows = self.by_link[self.first[link] : self.first[link + 1]]
+        users = distinct(self.communicator[rows])
+        if len(users) > MAX_PAIRED:
+            return
+        own = {one: rows[self.communicator[rows] == one] for one in users.tolist()}
+        for one, other in combinations(own, 2):
+            time = _both(self.begin, self.end, own[one], own[other])
+            for each in (own[one], own[other]):  # two operations of one of them share nothing
+                time -= _both(self.begin, self.end, each)
+            yield one, other, time
 
 
 def _both(begin: Ints, end: Ints, *rows: Ints) -> int:
@@ -143,21 +204,24 @@ def _spread(
 
 
 def _sharing(
-    links: list[tuple[int, NDArray[np.intp]]], communicator: Ints, begin: Ints, end: Ints
+    links: list[tuple[int, int]], parts: list[tuple[int, _Depths]]
 ) -> dict[str, NDArray[Any]]:
-    """Return the communicators that used a link at the same time, and how long."""
-    found = []
-    for number, rows in links:
-        users = np.unique(communicator[rows])
-        if len(users) > MAX_PAIRED:
-            continue
-        own = {one: rows[communicator[rows] == one] for one in users.tolist()}
-        for one, other in combinations(own, 2):
-            time = _both(begin, end, own[one], own[other])
-            for each in (own[one], own[other]):  # two operations of one of them share nothing
-                time -= _both(begin, end, each)
-            if time > 0:
-                found.append((number, one, other, time))
-    rows = np.array(found, np.int64).reshape(-1, 4)
+    """Return the communicators that used a link at the same time, and how long.
+
+    Parameters
+    ----------
+    links : list of tuple of int
+        Entry and number of each link that is shared.
+    parts : list of tuple of int and _Depths
+        Parts of the step, and how often each occurs.
+    """
+    found: dict[tuple[int, int, int], int] = {}
+    for entry, link in links:
+        for times, part in parts:
+            for one, other, time in part.sharing(link):
+                key = entry, one, other
+                found[key] = found.get(key, 0) + times * time
+    rows = np.array([(*key, time) for key, time in found.items() if time > 0], np.int64)
+    rows = rows.reshape(-1, 4)
     rows = rows[np.lexsort((rows[:, 2], rows[:, 1], -rows[:, 3], rows[:, 0]))]
     return dict(zip(("link", "communicator", "other", "time"), rows.T.copy(), strict=True))

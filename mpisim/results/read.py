@@ -177,7 +177,7 @@ def _read_links(file: File) -> LinkUse:
 
 
 def _read_critical_path(file: File) -> CriticalPath:
-    columns = _read_table(file, "critical_path", schema.CRITICAL_PATH)
+    columns: dict[str, Any] = _read_table(file, "critical_path", schema.CRITICAL_PATH)
     return CriticalPath(**columns, names=read_texts(file["critical_path"], "names"))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import distinct
 from ..base.errors import InputError, UsageError, nearest
+from ..base.frozen import frozen
 from ..base.hdf5 import READ_ERRORS, describe_damage
 from ..engine.critical_path import CriticalPath
 from ..program import Communicators
@@ -97,7 +99,7 @@ class Timeline:
         return self._read(column, slice(None))
 
     def __len__(self) -> int:
-        return int(self._rows[np.unique(self._shared.representative)].sum())
+        return int(self._rows[distinct(self._shared.representative)].sum())
 
     def rank(self, rank: int) -> dict[str, NDArray[Any]]:
         """Return all columns of one rank, in the order of its rows."""
@@ -125,7 +127,7 @@ class Timeline:
         return values.view(np.uint8) if values.dtype == np.uint8 else values  # without names
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Results:
     """The result of one run. Times in the tables are int64 ps.
 

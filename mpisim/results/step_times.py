@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import InputError
+from ..base.frozen import frozen
 from ..engine.critical_path import CriticalPath, PathEnd
 from ..engine.refine import ranges
 from ..engine.run import Run
@@ -210,7 +211,7 @@ class _StepEnds:
 # --- the steps of a recorded job ------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Recording:
     """The steps of a recording, and the one that the tables of a result are about.
 
@@ -253,7 +254,7 @@ class Recording:
         return int(self.times[self.shown])
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class StepOfJob:
     """The shown step of a recorded job; equal on every process.
 

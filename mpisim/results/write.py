@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from h5py import File, Group
     from mpi4py.MPI import Intracomm
 
+    from ..engine.repetition import Repetition
+
 __all__ = ["write_results"]
 
 RESERVED_ATTRIBUTES = frozenset(
@@ -82,6 +84,7 @@ def write_results(
     attributes: Mapping[str, Any] | None = None,
     network: Network | None = None,
     step: int | None = None,
+    repetition: Repetition | None = None,
 ) -> Results | None:
     """Write the result of a run to an HDF5 file.
 
@@ -97,8 +100,8 @@ def write_results(
         The processes that simulated.
     timeline : bool
         Write every row too.
-    experiment, seed, attributes, network, step
-        See `collect`.
+    experiment, seed, attributes, network, step, repetition
+        See `collect`. With a repetition there is no timeline of the whole step.
     origin : str
         What it can be simulated again from; see `Results`.
     overwrite : bool
@@ -134,6 +137,7 @@ def write_results(
         attributes=attributes,
         network=network,
         step=step,
+        repetition=repetition,
     )
     results = None if results is None else replace(results, origin=origin)
     with collective_errors(comm):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from ..base.frozen import frozen
 from ..program import Phase
 
 __all__ = ["Action", "Order", "Pipeline"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Action:
     """A pass of one micro-batch through one model chunk of a stage.
 
@@ -39,7 +39,7 @@ Order = tuple[Action, ...]
 """The actions of one stage, from first to last."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Pipeline:
     """A schedule laid out for given numbers of stages and micro-batches.
 

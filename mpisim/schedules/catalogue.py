@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from ..base.errors import InputError, nearest
+from ..base.frozen import frozen
 from ..program import Phase
 from .actions import Action, Order, Pipeline
 
@@ -49,7 +50,7 @@ class PipelineSize(NamedTuple):
     paired: bool
 
 
-@dataclass(frozen=True)
+@frozen
 class Schedule:
     """A kind of schedule, in words.
 

@@ -33,6 +33,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.frozen import frozen
 from .et_model import ExecutionTrace, Tensors
 
 __all__ = [
@@ -48,7 +49,7 @@ __all__ = [
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Access:
     """A part of a storage, in bytes.
 
@@ -151,7 +152,7 @@ _ALLOCATE = {
 }
 
 
-@dataclass(frozen=True)
+@frozen
 class _Declaration:
     """An operator's declaration: the role of each argument; of each result whether it is new."""
 
@@ -310,7 +311,7 @@ def _split(text: str) -> list[str]:
     return [part for part in parts if part]
 
 
-@dataclass(frozen=True)
+@frozen
 class DataDependencies:
     """For every node, the earlier nodes that wrote what it reads.
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import TraceError
+from ..base.frozen import frozen
 
 __all__ = [
     "EtCommunication",
@@ -170,7 +171,7 @@ def _extent(elements: int, shape: Any, stride: Any) -> int:
     return -1
 
 
-@dataclass(frozen=True)
+@frozen
 class ProcessGroup:
     """A process group as PyTorch recorded it; `ranks` is empty where it was not recorded."""
 
@@ -181,7 +182,7 @@ class ProcessGroup:
     size: int
 
 
-@dataclass(frozen=True)
+@frozen
 class EtCommunication:
     """One communication.
 

@@ -6,12 +6,12 @@ Names are those of PyTorch 2.1 to 2.6; `mpisim.traces.communications` reads them
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.frozen import frozen
 from ..program import Kind, Operation, Table
 
 __all__ = [
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
+@frozen
 class Communicated:
     """The names of one kind of communication.
 
@@ -175,7 +175,7 @@ Event = dict[str, Any]
 """An event, or the arguments of one, as in the file."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Group:
     """A communicator as a file shows it: its name, and its members by global rank."""
 
@@ -183,7 +183,7 @@ class Group:
     members: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class RankRun:
     """One rank of a run.
 

@@ -8,12 +8,12 @@ constraints that the recorded event waits should enforce; within a stream they a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import TraceError
+from ..base.frozen import frozen
 from .dependencies import data_dependencies
 from .et import is_execution_trace, read_et
 from .et_model import ExecutionTrace
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
+@frozen
 class KernelDependencies:
     """Pairs of device operations of which the second reads what the first wrote.
 
@@ -57,7 +57,7 @@ class KernelDependencies:
         return len(self.source)
 
 
-@dataclass(frozen=True)
+@frozen
 class DependencyCheck:
     """How many dependencies given times respect.
 

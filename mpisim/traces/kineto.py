@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import TraceError
+from ..base.frozen import frozen
 from .raw import open_text
 
 __all__ = [
@@ -170,7 +171,7 @@ class DeviceOps:
         return len(self.name)
 
 
-@dataclass(frozen=True)
+@frozen
 class SyncRecord:
     """A synchronisation that a recent Kineto build recorded (category ``cuda_sync``).
 

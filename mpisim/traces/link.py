@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import TraceError
+from ..base.frozen import frozen
 from .et_model import ExecutionTrace
 from .kineto import KinetoTrace, Spans
 
@@ -168,7 +169,7 @@ _LONGER = 1.25
 """From this ratio of lengths on, the longer list is cut to the stretch that fits the shorter."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Link:
     """Which node of an execution trace is which operator of a Kineto trace.
 

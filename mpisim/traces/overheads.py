@@ -11,10 +11,10 @@ GPUs", ISPASS 2022. Times in which a call waited for the device are left out.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 
 import numpy as np
 
+from ..base.frozen import frozen
 from .host import Call, CallKind
 from .kineto import KinetoTrace
 from .waits import Inference
@@ -22,7 +22,7 @@ from .waits import Inference
 __all__ = ["HostOverheads", "host_overheads"]
 
 
-@dataclass(frozen=True)
+@frozen
 class HostOverheads:
     """Count, total and median of T1 to T5, in seconds; keys are ``"T1"`` … ``"T5"``."""
 

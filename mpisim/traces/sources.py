@@ -10,10 +10,10 @@ import itertools
 import re
 import stat
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..base.errors import TraceError
+from ..base.frozen import frozen
 from .et import is_execution_trace
 from .kineto import read_kineto
 from .nsys import nsys_processes
@@ -40,7 +40,7 @@ _INFO = re.compile(rb'"distributedInfo"\s*:\s*\{')
 RANK_IN_NAME = re.compile(r"rank[_\-.]?(\d+)", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
+@frozen
 class Source:
     """One trace file of one rank, or one process of an Nsight Systems export.
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from ..base.frozen import frozen
+
 __all__ = ["Case", "Validation", "summary"]
 
 
-@dataclass(frozen=True)
+@frozen
 class Case:
     """One measured value and its prediction, in the same unit.
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import InputError
+from ..base.frozen import frozen
 from ..topo.collectives.batches import Batch
 from ..topo.collectives.calibration import Z_90
 from ..topo.collectives.models import Predictor
@@ -24,7 +25,7 @@ LARGE = 1 << 20
 """Bytes from which bandwidth counts for more than latency: sizes below are distinguished."""
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Compared:
     """A batch with its predictions.
 

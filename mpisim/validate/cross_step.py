@@ -8,12 +8,12 @@ and set beside its measurement. For comparison: simply copying the time of the s
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.frozen import frozen
 from ..engine import simulate
 from ..program import Kind, Table
 from ..results.step_times import step_times
@@ -24,7 +24,7 @@ __all__ = ["CrossStep", "cross_steps", "transfer"]
 _TIMES = ("host", "launch", "launch_cost", "gap", "duration")
 
 
-@dataclass(frozen=True)
+@frozen
 class CrossStep:
     """One step of one rank predicted from the step before, in seconds.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..base.errors import InputError
+from ..base.frozen import frozen
 from ..base.quantity import PICOSECONDS
 from ..kernels import KernelModel, find_gpu
 from ..kernels.analytical import Analytical, KernelCalibration
@@ -25,7 +26,7 @@ Figures = dict[str, float | int | None]
 """Of a group of rows."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Compared:
     """Measured rows of one GPU, family and format with their predictions.
 

@@ -23,11 +23,11 @@ one rank alone            (waiting removed) tells how much of the time is other 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ..base.frozen import frozen
 from ..engine import simulate
 from ..mpi.parallel import collective_errors
 from ..program import Communicators, Program, Table
@@ -51,7 +51,7 @@ MIN_CHANGE = 0.01
 """Least relative change of a step whose error is reported."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Perturbation:
     """How one test moved the step times of a trace.
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from ..base.frozen import frozen
 from ..base.text import aligned, markdown_table, replace_between
 from ..data import names
 from ..experiment import load
@@ -23,7 +23,7 @@ HEAD = ("experiment", "figure", "published", "here", "error", "± (one σ)", "so
 ASSUMED = " *"
 
 
-@dataclass(frozen=True)
+@frozen
 class Run:
     """An experiment with published figures.
 

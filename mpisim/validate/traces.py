@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..base.errors import InputError, TraceError
+from ..base.frozen import frozen
 from ..mpi.parallel import collective_errors
 from ..replay import Replay, TraceJob, read_job, replay
 from ..traces.sources import is_folder
@@ -16,7 +16,7 @@ from .cases import Case, Validation
 __all__ = ["TraceResult", "trace_folders", "validate_traces"]
 
 
-@dataclass(frozen=True)
+@frozen
 class TraceResult:
     """One trace: a job of one rank or more, or the reason why it was skipped."""
 

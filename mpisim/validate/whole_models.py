@@ -43,6 +43,7 @@ from typing import Any, Literal, TypeVar
 
 from ..base.csv_files import CsvRow, read_table
 from ..base.errors import InputError
+from ..base.frozen import frozen
 from ..base.quantity import PICOSECONDS
 from ..base.schema import build
 from ..experiment import ClusterChoice, Experiment, Plan, Transformer
@@ -205,7 +206,7 @@ def _time(kernels: Sequence[Kernel], model: KernelModel) -> _Pass:
     return _Pass(max(device / PICOSECONDS, host), by_number)
 
 
-@dataclass(frozen=True)
+@frozen
 class HuggingFace:
     """Kernels of Hugging Face's eager code, in fp32, in place of those of the generator.
 

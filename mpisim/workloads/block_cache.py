@@ -21,6 +21,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self, TypeVar
 
+from ..base.frozen import frozen
+
 __all__ = ["COMPUTE", "BlockCache", "Renumbering", "Slots"]
 
 COMPUTE = 0
@@ -79,7 +81,7 @@ class Slots:
         return self.slot(name) if what == "slot" else self.stream(name)
 
 
-@dataclass(frozen=True)
+@frozen
 class Renumbering:
     """New numbers of slots and streams, by their old ones; what is not listed stays.
 

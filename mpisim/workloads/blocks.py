@@ -21,12 +21,13 @@ into an empty block (`OperatorRows`) and copied, with the rows of the pass in pl
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.frozen import frozen
 from ..program import COLUMNS, Flag, Kind, Names, Operation, Phase, TableBuilder
 from .block_cache import COMPUTE, BlockCache, Renumbering, Slots
 from .operators import Await, Communicate, Compute, Task
@@ -40,7 +41,7 @@ LAST, PENDING, BEFORE = -1, -2, -3
 SLOT, STREAM = (list(COLUMNS).index(column) for column in ("slot", "stream"))
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Block:
     """Rows whose place in a table is still open.
 

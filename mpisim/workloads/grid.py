@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import distinct
 from ..base.errors import InputError
+from ..base.frozen import frozen
 from ..experiment.plan import Plan
 
 __all__ = ["Grid", "Groups"]
@@ -26,7 +27,7 @@ __all__ = ["Grid", "Groups"]
 Ranks = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@frozen
 class Grid:
     """Sizes of the parallel axes, and the groups of ranks along each.
 
@@ -131,7 +132,7 @@ class Grid:
         """Return the number of nodes that the first group of an axis spans."""
         if self.per_node is None:
             return 1
-        return len(np.unique(self.groups(axis)[0] // self.per_node))
+        return len(distinct(self.groups(axis)[0] // self.per_node))
 
     def index(self, axis: str) -> Ranks:
         """Return each rank's position in its group of an axis, shape (world,)."""

@@ -9,12 +9,13 @@ and what each pipeline stage runs. The memory model needs no more than this.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import InputError
+from ..base.frozen import frozen
 from ..experiment import Cnn, Experiment, Plan, Transformer
 from ..schedules import Pipeline, pipeline
 from ..topo import find_cluster
@@ -30,7 +31,7 @@ MAX_CHUNKS_LISTED = 16
 """Model chunks up to which a message lists the layers of each."""
 
 
-@dataclass(frozen=True)
+@frozen
 class ModelChunk:
     """Consecutive layers of a model, which one pipeline stage holds.
 
@@ -55,7 +56,7 @@ class ModelChunk:
         return min((number for number in self.numbers if number >= 0), default=0)
 
 
-@dataclass(frozen=True)
+@frozen
 class Layout:
     """An experiment laid out on ranks.
 

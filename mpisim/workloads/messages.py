@@ -26,8 +26,8 @@ computed with it. The copy of the share is left out.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from ..base.frozen import frozen
 from ..program import Kind, Operation, Phase
 from ..schedules import Action, Pipeline
 from .blocks import BEFORE, LAST, PENDING, Block, BlockBuilder
@@ -50,7 +50,7 @@ Batch = tuple[Block, tuple[int, ...]]
 """A block of messages, and the index of the action, before and after, that each belongs to."""
 
 
-@dataclass(frozen=True)
+@frozen
 class _Message:
     """The sending or the receiving half of a message.
 

@@ -26,12 +26,12 @@ compute theirs once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal
 
 from mpisim.kernels.operations import Kernel
 
+from ..base.frozen import frozen
 from ..program import Operation
 
 __all__ = [
@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Compute:
     """A kernel on the compute stream.
 
@@ -72,7 +72,7 @@ class Compute:
     launches: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Communicate:
     """A collective, or an exchange with both neighbours of a ring.
 
@@ -108,7 +108,7 @@ class Communicate:
     carried: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Await:
     """The CPU waits for a kernel whose result it needs before it launches anything further.
 
@@ -134,7 +134,7 @@ BackwardPart = Literal["all", "input", "weight"]
 """The whole of a backward pass, or the gradients of inputs or weights alone (zero bubble)."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Parameter:
     """A parameter tensor, or this rank's share of it.
 
@@ -168,7 +168,7 @@ class Parameter:
     local: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class Operator:
     """An operator of the framework: what autograd sees as one node.
 
@@ -213,7 +213,7 @@ class Operator:
         return tuple(task for task in self.backward if task.weight == (part == "weight"))
 
 
-@dataclass(frozen=True)
+@frozen
 class Layer:
     """The unit of recomputation, FSDP and pipeline parallelism.
 
@@ -258,7 +258,7 @@ class Layer:
                     yield task
 
 
-@dataclass(frozen=True)
+@frozen
 class Network:
     """A model in the shapes of one rank.
 

@@ -24,10 +24,11 @@ operators alone.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from ..base.errors import InputError
+from ..base.frozen import frozen
 from ..experiment import Transformer
 from ..program import Names, Phase, Table
 from ..schedules import SCHEDULES, Action, Pipeline
@@ -72,7 +73,7 @@ class Pass(NamedTuple):
     edge: bool
 
 
-@dataclass(frozen=True)
+@frozen
 class StageTable:
     """The table of a stage.
 

@@ -10,11 +10,12 @@ differs. Communications have no durations: the engine asks a cost model for them
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.frozen import frozen
 from ..base.numbered_texts import NumberedTexts
 from ..kernels import KernelModel
 from ..program import Communicators, Names, Program, Table
@@ -30,7 +31,7 @@ __all__ = ["Workload", "training_step"]
 Ranks = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@frozen
 class Workload:
     """The program of a step, with the pricing of its kernels.
 

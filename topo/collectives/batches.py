@@ -9,13 +9,13 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 
 from ..nccl import Shape
@@ -76,7 +76,7 @@ def _crc(unit: SplitUnit) -> int:
     return zlib.crc32(f"{unit.platform} | {unit.setup}".encode())
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Batch:
     """Measurements that differ in size alone.
 

@@ -12,7 +12,6 @@ inside nodes or across them, and leaves all others to the owners that it names (
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError, nearest
 from mpisim.base.files import read_text
+from mpisim.base.frozen import frozen
 from mpisim.base.presets import packaged
 from mpisim.base.schema import Limits, build, parse
 
@@ -63,7 +63,7 @@ MIN_STATED_ERROR = 0.02
 """Relative error that is stated at least: repeated runs differ by as much."""
 
 
-@dataclass(frozen=True)
+@frozen
 class ErrorBin:
     """Errors of rows that a fit did not see, log(predicted / measured), in one decade of sizes.
 
@@ -91,7 +91,7 @@ class ErrorBin:
     regime: Literal["", "inside", "across"] = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class OwnerCalibration:
     """Fitted numbers of one owner, with their errors.
 
@@ -177,7 +177,7 @@ class OwnerCalibration:
         return np.maximum(found, MIN_STATED_ERROR)
 
 
-@dataclass(frozen=True)
+@frozen
 class CollectiveCalibration:
     """Fitted numbers by owner: a calibration file.
 
@@ -294,7 +294,7 @@ def _quoted_list(values: Sequence[str]) -> str:
     return f"[{', '.join(map(_quoted, values))}]"
 
 
-@dataclass(frozen=True)
+@frozen
 class MachineCalibration:
     """The numbers of a machine, and what their errors depend on.
 

@@ -9,7 +9,6 @@ shared.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Annotated
 
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 from mpisim.base.presets import packaged
 from mpisim.base.quantity import PICOSECONDS, Quantity
@@ -42,7 +42,7 @@ _QUANTITY = "echo_collectives"
 Positive = Annotated[float, Limits(least=0)]
 
 
-@dataclass(frozen=True)
+@frozen
 class EchoNumbers:
     """The file of fitted numbers.
 

@@ -14,12 +14,13 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 
 from .batches import Batch
 from .calibration import ANY, DEEPEP
@@ -129,7 +130,7 @@ REWEIGHTING_ROUNDS = 2
 Numbers = dict[str, float]
 
 
-@dataclass(frozen=True)
+@frozen
 class CollectiveFit:
     """Numbers of a formula, fitted for one owner.
 

@@ -8,7 +8,6 @@ use, for comparison.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from math import log2
 from typing import Protocol, TypeVar
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 
 from ..nccl import Factors, Nccl, Settings, Shape, System
@@ -92,7 +92,7 @@ class CostFormula(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@frozen
 class FittedFormula:
     """A formula with its numbers, on one machine.
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 
 __all__ = ["Measurement"]
 
 
-@dataclass(frozen=True)
+@frozen
 class Measurement:
     """A measured communication: one operation, one size, one group.
 

@@ -11,7 +11,6 @@ the nearest number of GPUs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from math import log
 
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 
 from ..network import bus_factor
@@ -47,7 +47,7 @@ __all__ = [
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@frozen
 class SigmoidCurve:
     """A fitted curve: latency, sigmoid of the bandwidth, bandwidth.
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any, Literal
 
 from mpisim.base.errors import InputError, UsageError, nearest
+from mpisim.base.frozen import frozen
 from mpisim.base.presets import match_name, normalized_name, packaged
 from mpisim.base.quantity import Quantity
 from mpisim.base.schema import build
@@ -56,7 +57,7 @@ FABRIC_WORDS = (
 """Kinds of fabrics, and words that tell them; the first that fits is taken."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Definition:
     """One table of ``data/platforms.toml``.
 
@@ -144,7 +145,7 @@ class Definition:
         return bundled(replace(found, **changes))
 
 
-@dataclass(frozen=True)
+@frozen
 class Platform:
     """The machine a measurement was taken on.
 

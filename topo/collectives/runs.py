@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 from mpisim.base.presets import match_name, normalized_name, packaged
 
@@ -68,7 +69,7 @@ ELEMENT_BYTES = {
 """Bytes of an element, by the names of types that the programs print."""
 
 
-@dataclass(frozen=True)
+@frozen
 class ListedRank:
     """A line of the list of devices: which group, on which host, which GPU, and its name."""
 
@@ -79,7 +80,7 @@ class ListedRank:
     gpu: str
 
 
-@dataclass(frozen=True)
+@frozen
 class ResultRow:
     """A row of a result table.
 
@@ -116,7 +117,7 @@ class ResultRow:
     wrong: float = 0.0
 
 
-@dataclass(frozen=True)
+@frozen
 class Run:
     """One run of a program, as its output states it.
 
@@ -171,7 +172,7 @@ class Run:
         return tuple(each for each in self.ranks if first and each.group == first.group)
 
 
-@dataclass(frozen=True)
+@frozen
 class RunOverrides:
     """Facts of a run that the user states: they replace or complete those of the output.
 

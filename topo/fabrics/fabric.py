@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from math import prod
 from typing import Annotated, Literal
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 from mpisim.base.quantity import Quantity
 from mpisim.base.schema import Limits
 
@@ -34,7 +35,7 @@ COMMON = ("kind", "nic_efficiency", "switch_latency")
 """Keys that a fabric of any kind may have."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Fabric:
     """The table ``[fabric]`` of a cluster.
 

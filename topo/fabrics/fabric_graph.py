@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mpisim.base.frozen import frozen
+
 from ..topology import AllPairsRoutes, Grid
 
 __all__ = ["FabricGraph", "PortRoutes", "Ports", "ecmp_hash"]
@@ -16,7 +18,7 @@ PortRoutes = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]]
 """From ports a and b, shape (m,), to the links between them, shape (m, h), padded with -1."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Ports:
     """The ports of nodes that a fabric joins, numbered node by node.
 

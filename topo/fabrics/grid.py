@@ -10,13 +10,13 @@ messages pass a link follows from how many ports there are with some coordinates
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 
 from ..topology import Grid
 from .fabric import Fabric
@@ -205,7 +205,7 @@ def goes_up(start: Ints, delta: Ints, size: int) -> NDArray[np.bool_]:
     return (2 * delta < size) | ((2 * delta == size) & (start % 2 == 0))
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class DimensionOrderRoutes:
     """Routes between all pairs of ports, in closed form.
 

@@ -28,13 +28,13 @@ Invariants
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import log2
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 
 from .channels import (
@@ -81,7 +81,7 @@ _SIZE_POWERS = 2.0 ** _SIZE_LOGARITHMS[1:]
 _NO_SPREAD = (0.0, 0.0, 0.0)
 
 
-@dataclass(frozen=True)
+@frozen
 class TunerEstimate:
     """What NCCL's tuner believes of a candidate.
 
@@ -102,7 +102,7 @@ class TunerEstimate:
     correction: NDArray[np.float64] | None
 
 
-@dataclass(frozen=True)
+@frozen
 class Candidate:
     """One algorithm with one protocol, for one operation on one group.
 

@@ -8,9 +8,10 @@ other speeds (`graphs_at_link_speed`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 
 from .constants import NcclConstants
 from .settings import Settings
@@ -27,7 +28,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
+@frozen
 class LinkBandwidths:
     """What the links carry of a group, bytes per second.
 
@@ -46,7 +47,7 @@ class LinkBandwidths:
     fast: bool
 
 
-@dataclass(frozen=True)
+@frozen
 class ChannelGraph:
     """Channels of one pattern.
 
@@ -282,7 +283,7 @@ def channel_counts(
     return min(max(count, low), high), min(nvls, high)
 
 
-@dataclass(frozen=True)
+@frozen
 class Factors:
     """Multipliers; 1: as NCCL's constants and the links' numbers say.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpisim.base.frozen import frozen
 from mpisim.base.presets import packaged
 from mpisim.base.quantity import Quantity
 from mpisim.base.schema import build
@@ -32,7 +32,7 @@ _GB = 1e9
 _US = 1e-6
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class NcclConstants:
     """The constants that hold, in seconds and bytes per second.
 

@@ -13,12 +13,11 @@ platform's `Factors` say.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 
 from .candidates import Candidate, TunerRanking, candidates
@@ -52,7 +51,7 @@ MAX_CHOICES_CACHED = 1 << 16
 """Choices that are remembered, some 30 MB; one experiment has dozens."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Choice:
     """What NCCL does with one communication, and the time that takes.
 

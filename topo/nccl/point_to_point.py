@@ -7,8 +7,7 @@ r GPUs over the number of NICs send to other nodes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 
 from .channels import LinkBandwidths
@@ -25,7 +24,7 @@ SEND_OPERATIONS = frozenset(
 )
 
 
-@dataclass(frozen=True)
+@frozen
 class SendCost:
     """What an operation made of sends does, per byte of its full buffer.
 

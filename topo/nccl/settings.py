@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from mpisim.base.errors import InputError, nearest
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 
 from .constants import ALGORITHMS, PROTOCOLS
@@ -30,7 +31,7 @@ _ALIASES = {
 }
 
 
-@dataclass(frozen=True)
+@frozen
 class Settings:
     """Variables, by their names in lower case without ``NCCL_``; None: NCCL decides.
 

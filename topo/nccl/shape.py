@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 
 __all__ = ["REGIMES", "NodeCounts", "Regime", "Shape"]
 
@@ -31,7 +31,7 @@ class NodeCounts(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@frozen
 class Shape:
     """How many ranks of a group are on which nodes.
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 
 from .constants import architectures
 
@@ -18,7 +17,7 @@ DEFAULT_VERSION = (2, 27)
 """NCCL's version where none is stated: that of current releases of PyTorch."""
 
 
-@dataclass(frozen=True)
+@frozen
 class System:
     """A kind of node and its way to the others.
 

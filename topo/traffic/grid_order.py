@@ -18,7 +18,6 @@ once in each direction.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from math import prod
 from typing import NamedTuple
@@ -26,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 
 from ..topology import Grid, Topology
@@ -45,7 +45,7 @@ __all__ = [
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@frozen
 class Block:
     """The part of a grid that a group fills.
 

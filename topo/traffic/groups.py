@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
+
+from mpisim.base.distinct import distinct
+from mpisim.base.frozen import frozen
 
 from ..nccl.shape import NodeCounts, Shape
 
@@ -14,7 +15,7 @@ __all__ = ["Arrangement", "arrangements", "group_equal_rows", "shapes_of"]
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Arrangement:
     """Groups that differ by whole nodes only.
 
@@ -52,7 +53,7 @@ def arrangements(index: Ints, members: NDArray[np.int32], gpus_per_node: int) ->
     """
     sizes = np.diff(index)
     found = []
-    for size in np.unique(sizes).tolist():
+    for size in distinct(sizes).tolist():
         groups = np.flatnonzero(sizes == size)
         ranks = members[index[groups, None] + np.arange(size)].astype(np.int64)
         base = ranks[:, 0] // gpus_per_node * gpus_per_node

@@ -8,12 +8,12 @@ ring passes each part on from rank to rank, a tree goes from its leaves to its r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 
 from .grid_order import Block, rings_along
@@ -33,7 +33,7 @@ __all__ = ["AllPairsHop", "HopChains", "hop_chains"]
 Ranks = NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class HopChains:
     """Hops from rank to rank, sorted by chain.
 
@@ -57,7 +57,7 @@ class HopChains:
     short: int = 0
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class AllPairsHop:
     """One hop from every rank to every other, all at once: an all-to-all.
 

@@ -8,11 +8,13 @@ make of it: the highest rate at which no link carries more than its bandwidth.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from mpisim.base.frozen import frozen
 
 from ..nccl.shape import Shape
 from ..network import WEIGHT_ONE
@@ -183,7 +185,7 @@ def unlimiting_links(topology: Topology, gpus_per_node: int) -> NDArray[np.bool_
     return found
 
 
-@dataclass(frozen=True)
+@frozen
 class LinkLimit:
     """What links allow communications of one pattern on one group, alone.
 
@@ -206,7 +208,7 @@ class LinkLimit:
     link: int = field(default=-1, compare=False)
 
 
-@dataclass(frozen=True)
+@frozen
 class Placement:
     """Shape and link limits of a group: all that the price of its communications depends on.
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 
 from ..topology import RouteFunction, Topology
@@ -30,7 +30,7 @@ class Pattern(NamedTuple):
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class PatternTraffic:
     """Loads and latencies of patterns, for many groups of one arrangement.
 

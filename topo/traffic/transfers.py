@@ -8,13 +8,13 @@ links at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 
 from .grid_order import Block, bytes_along_axes, data_parts, rings_along
@@ -37,7 +37,7 @@ __all__ = [
 Ranks = NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Transfers:
     """Bytes from rank to rank.
 
@@ -63,7 +63,7 @@ class Transfers:
         )
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class UniformAllToAll:
     """The same number of bytes from every rank to every other, without a list of pairs.
 

@@ -29,33 +29,6 @@ cdef inline uint64_t mixed(uint64_t word) noexcept nogil:
     return word ^ (word >> 32)
 
 
-cdef inline Py_ssize_t place(
-    double x, const double* of, Py_ssize_t n, Py_ssize_t guess
-) noexcept nogil:
-    """Return the last entry of an ascending array that is x at most, -1: none; near a guess."""
-    cdef Py_ssize_t low = -1, high = n, step = 1, middle
-    if guess >= 0 and guess < n:
-        if of[guess] <= x:
-            low = guess
-            while low + step < n and of[low + step] <= x:
-                low += step
-                step *= 2
-            high = min(low + step, n)
-        else:
-            high = guess
-            while high - step >= 0 and of[high - step] > x:
-                high -= step
-                step *= 2
-            low = max(high - step, -1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if of[middle] <= x:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
 cdef inline Py_ssize_t cross_unloaded(
     Py_ssize_t at, int64_t begin, double* spent, double* left, const Interval* of, Py_ssize_t n
 ) noexcept nogil:
@@ -286,42 +259,29 @@ def slowed_communications(
 
     See `mpisim.overlap.timeline.slowed_communications`.
     """
-    cdef Py_ssize_t m = begin.shape[0], n = time.shape[0], i, at = 0, to = 0
-    cdef int64_t far = time[n - 1], near = time[0], edge
-    cdef double most = lasting[0], goal
+    cdef Py_ssize_t m = begin.shape[0], n = time.shape[0], i, at = 0, now
+    cdef int64_t reached
+    cdef double room, needed, left, spent
     found_array = np.empty(m)
     cdef double[::1] found = found_array
-    # Progress at each time, since the first of them; before and after, it goes with the clock.
-    cdef double[:, ::1] of = np.empty((2, n + 2))
-    cdef double* clock = &of[0, 0]
-    cdef double* progress = &of[1, 0]
     with nogil:
         for i in range(m):
-            far, near, most = max(far, begin[i]), min(near, begin[i]), max(most, lasting[i])
-        far += <int64_t>most + 1
-        near -= 1
-        clock[0], progress[0] = <double>near, 0.0
-        clock[1], progress[1] = <double>time[0], <double>(time[0] - near)
-        for i in range(n):
-            edge = time[i + 1] if i + 1 < n else far
-            clock[i + 2] = <double>edge
-            progress[i + 2] = progress[i + 1] + <double>(edge - time[i]) * (1 / factor[i])
-        for i in range(m):
-            goal = between(<double>begin[i], clock, progress, n + 2, &at) + lasting[i]
-            found[i] = between(goal, progress, clock, n + 2, &to) - <double>begin[i]
+            while at < n and time[at] <= begin[i]:
+                at += 1
+            while at > 0 and time[at - 1] > begin[i]:
+                at -= 1
+            # From its own begin on, so that nothing but what runs beside it shows in a rounding.
+            now, reached, left, spent = at - 1, begin[i], lasting[i], 0.0
+            while True:
+                needed = left if now < 0 else left * factor[now]
+                if now == n - 1:  # after the last of them
+                    break
+                room = <double>(time[now + 1] - reached)
+                if needed <= room:
+                    break
+                spent += room
+                left -= room if now < 0 else room / factor[now]
+                now += 1
+                reached = time[now]
+            found[i] = spent + needed
     return found_array
-
-
-cdef inline double between(
-    double x, const double* of, const double* value, Py_ssize_t n, Py_ssize_t* guess
-) noexcept nogil:
-    """Interpolate linearly between points; outside, the first or the last value holds."""
-    cdef Py_ssize_t at = place(x, of, n, guess[0])
-    cdef double slope
-    guess[0] = at
-    if at < 0:
-        return value[0]
-    if at == n - 1 or of[at] == x:
-        return value[at]
-    slope = (value[at + 1] - value[at]) / (of[at + 1] - of[at])
-    return slope * (x - of[at]) + value[at]

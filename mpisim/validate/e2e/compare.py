@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...base.errors import InputError, UsageError, nearest
+from ...base.frozen import frozen
 from ...mpi.parallel import collective_errors
 from ...prediction.step_constants import ModelError, StepConstants, model_class, packaged_constants
 from .experiments import Mapped, Skipped, experiment_of
@@ -26,7 +27,7 @@ Z_90 = 1.6449
 """Half-width of the central 90 % interval of a normal distribution, in standard deviations."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Compared:
     """A measured step and its prediction, in seconds."""
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ...base.errors import InputError
+from ...base.frozen import frozen
 from ...base.toml import toml_table, toml_value
 from ...experiment import Experiment, Transformer
 from ...experiment import read as read_experiment
@@ -64,7 +64,7 @@ SUFFIXES = (" SFT", "-proxy")
 DLRM_FORMATS = ("fp32", "tf32")
 
 
-@dataclass(frozen=True)
+@frozen
 class Mapped:
     """A row as an experiment.
 
@@ -101,7 +101,7 @@ class Mapped:
         return isinstance(model, Transformer) and not model.experts
 
 
-@dataclass(frozen=True)
+@frozen
 class Skipped:
     """A row that is no experiment, and why."""
 

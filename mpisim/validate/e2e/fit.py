@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...base.frozen import frozen
 from ...base.presets import packaged
 from ...base.quantity import Quantity
 from ...base.schema import Limits, build
@@ -235,7 +235,7 @@ Floats = NDArray[np.float64]
 Above = Annotated[float, Limits(least=1e-6)]
 
 
-@dataclass(frozen=True)
+@frozen
 class _DeclaredPrior:
     """The prior of the fit: see the file."""
 

@@ -16,11 +16,12 @@ families have in common, how far numbers of one kind are apart, and what counts 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ...base.frozen import frozen
 
 __all__ = ["Grouping", "Posterior", "Prior", "Variances", "e_step", "m_step"]
 
@@ -60,7 +61,7 @@ class Grouping(NamedTuple):
         return self.of_groups[self.group]
 
 
-@dataclass(frozen=True)
+@frozen
 class Prior:
     """Prior of the variances.
 
@@ -85,7 +86,7 @@ class Prior:
     freedom: float
 
 
-@dataclass(frozen=True)
+@frozen
 class Variances:
     """Variances of numbers by kind, of families, groups and what is left by sort; what each
     measurement counts."""

@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from ...base.errors import InputError, MpisimError
 from ...base.files import read_text
+from ...base.frozen import frozen
 from ...base.quantity import PICOSECONDS
 from ...engine import CriticalPath
 from ...experiment import Experiment, Transformer
@@ -114,7 +115,7 @@ def _nothing() -> NDArray[np.int64]:
     return np.zeros((0, 1), np.int64)
 
 
-@dataclass(frozen=True)
+@frozen
 class Outcome:
     """Simulated step of one experiment.
 

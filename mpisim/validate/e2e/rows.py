@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from ...base.csv_files import CsvRow, read_table
 from ...base.errors import InputError, nearest
+from ...base.frozen import frozen
 
 __all__ = ["COLUMNS", "Row", "read"]
 
@@ -61,7 +61,7 @@ COLUMNS = (*TEXTS, *INTEGERS, *NUMBERS, *FLAGS)
 TRUST = ("A", "B", "C", "F")
 
 
-@dataclass(frozen=True)
+@frozen
 class Row:
     """One measured configuration.
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from typing import Annotated, Any
 
+from ...base.frozen import frozen
 from ...base.presets import packaged
 from ...base.schema import Limits, build
 from .rows import Row
@@ -21,7 +22,7 @@ OTHER = "other"
 Count = Annotated[int, Limits(least=0)]
 
 
-@dataclass(frozen=True)
+@frozen
 class Source:
     """A short name of a source."""
 
@@ -29,7 +30,7 @@ class Source:
     text: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Framework:
     """A short name of a framework, by a text that the column contains, and, where it has several
     generations, by one that the source's version contains."""
@@ -39,7 +40,7 @@ class Framework:
     version: str = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class ModelName:
     """A preset by what a model's name begins with; `note` says what is not the same."""
 
@@ -48,7 +49,7 @@ class ModelName:
     note: str = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class Refused:
     """Rows that cannot be predicted, by a text that a column contains (one of those between |)."""
 
@@ -57,7 +58,7 @@ class Refused:
     why: str
 
 
-@dataclass(frozen=True)
+@frozen
 class PrecisionName:
     """Our precision for one that is not modelled; `note` says so."""
 
@@ -66,7 +67,7 @@ class PrecisionName:
     note: str
 
 
-@dataclass(frozen=True)
+@frozen
 class ClusterFor:
     """A cluster for rows with a GPU.
 
@@ -96,7 +97,7 @@ class ClusterFor:
     why: str = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class Rule:
     """Keys of an experiment for rows that do not state them.
 
@@ -135,7 +136,7 @@ class Rule:
         return all(_contains(row, column, text) for column, text in self.where.items())
 
 
-@dataclass(frozen=True)
+@frozen
 class Settings:
     """All of the file, in its order."""
 

@@ -8,11 +8,11 @@ next convolution's input, counted once), max-pooling the indices.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from mpisim.kernels.operations import Convolution, Norm
 
+from ...base.frozen import frozen
 from ...experiment.plan import Plan
 from ..eager_modules import FP32, INDEX, EagerModules, copy, elementwise, fill
 from ..grid import Grid
@@ -21,7 +21,7 @@ from ..operators import Compute, Operator, Parameter, Task
 __all__ = ["Image", "ImageOperators"]
 
 
-@dataclass(frozen=True)
+@frozen
 class Image:
     """Channels and side of a square image."""
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from ...base.frozen import frozen
 from ..operators import Layer, Parameter
 
 __all__ = [
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
+@frozen
 class ChunkParameter:
     """A parameter of a model chunk, and the operator it belongs to.
 
@@ -90,7 +90,7 @@ def of_kind(parameters: Iterable[ChunkParameter], expert: bool) -> list[ChunkPar
     return [each for each in parameters if each.expert is expert]
 
 
-@dataclass(frozen=True)
+@frozen
 class Bucket:
     """Parameters whose gradients are reduced together.
 

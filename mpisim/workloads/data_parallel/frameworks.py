@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
+from ...base.frozen import frozen
 from ...base.presets import packaged
 from ...base.quantity import Quantity
 from ...base.schema import build
@@ -14,7 +14,7 @@ __all__ = ["Frameworks", "frameworks"]
 FILE = "frameworks.toml"
 
 
-@dataclass(frozen=True)
+@frozen
 class DdpDefaults:
     """PyTorch's DistributedDataParallel.
 
@@ -28,7 +28,7 @@ class DdpDefaults:
     bucket: Quantity
 
 
-@dataclass(frozen=True)
+@frozen
 class MegatronDefaults:
     """Megatron-LM's DistributedDataParallel.
 
@@ -46,7 +46,7 @@ class MegatronDefaults:
     bucket_alignment: Quantity
 
 
-@dataclass(frozen=True)
+@frozen
 class DeepSpeedDefaults:
     """DeepSpeed, its ZeRO stages included.
 
@@ -72,7 +72,7 @@ class DeepSpeedDefaults:
     reuse: Quantity
 
 
-@dataclass(frozen=True)
+@frozen
 class Frameworks:
     """All frameworks; the data file says where each number comes from."""
 

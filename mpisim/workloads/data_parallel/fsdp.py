@@ -51,6 +51,7 @@ from typing import ClassVar
 
 from mpisim.kernels.operations import BYTES, Elementwise
 
+from ...base.frozen import frozen
 from ...experiment.plan import Style
 from ...program import Operation
 from ..blocks import BlockBuilder
@@ -64,7 +65,7 @@ REDUCED_GRADIENTS = "gradients"
 """Port of reductions that run beside what follows."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Unit:
     """Layers that are gathered and reduced together.
 

@@ -20,9 +20,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
+from ...base.frozen import frozen
 from ...program import Operation
 from ..blocks import BlockBuilder
 from .buckets import Bucket, ChunkParameter, of_kind, padded
@@ -37,7 +37,7 @@ Module = tuple[str, int, int]
 ("recompute", layer, 0) counts as one module, of all its parameters."""
 
 
-@dataclass(frozen=True)
+@frozen
 class FetchLimits:
     """How far the coordinator goes, in elements.
 
@@ -59,7 +59,7 @@ class FetchLimits:
     persistent: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Fetch:
     """What is gathered when a module starts.
 

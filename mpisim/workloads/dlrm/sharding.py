@@ -23,9 +23,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+
+from ...base.frozen import frozen
 
 __all__ = ["SHARDERS", "EmbeddingTable", "TableAssignment", "assign_tables"]
 
@@ -36,7 +37,7 @@ RANDOM_SHARDER_SEED = 0
 """Of the random sharder."""
 
 
-@dataclass(frozen=True)
+@frozen
 class EmbeddingTable:
     """An embedding table.
 

@@ -6,11 +6,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mpisim.base.errors import InputError
 from mpisim.kernels.operations import ATTENTION_VARIANTS, BYTES, Attention, Precision, operand_bytes
 
+from ...base.frozen import frozen
 from ...experiment.models import Transformer, divides
 from ...experiment.plan import Format, Plan
 from ..grid import Grid
@@ -21,7 +22,7 @@ VOCABULARY_MULTIPLE = 128
 """Megatron-LM's ``--make-vocab-size-divisible-by``: times tp, what a vocabulary is padded to."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Shapes:
     """Sizes of one rank's share of one micro-batch.
 
@@ -266,7 +267,7 @@ class Shapes:
             )
 
 
-@dataclass(frozen=True)
+@frozen
 class AttentionShape:
     """Queries, keys and values of one attention call on one rank.
 

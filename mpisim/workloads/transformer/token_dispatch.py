@@ -30,10 +30,10 @@ multiply and the bytes of all-to-alls grow by the same factor.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from mpisim.kernels.operations import BYTES, Copy, Elementwise
 
+from ...base.frozen import frozen
 from ...program import Operation
 from ..operators import Await, Communicate, Compute, Operator, Task
 from .module_options import capture_steps
@@ -58,7 +58,7 @@ TOP_K_KERNELS = 3
 """Kernels that make the lists of experts that DeepEP takes of the map: the best of each token."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Routing:
     """Rows of the tensors between router and experts on one rank.
 

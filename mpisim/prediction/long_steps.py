@@ -1,0 +1,235 @@
+"""A step of many micro-batches from two short ones, exactly: experiment → its run.
+
+A step with thousands of micro-batches repeats one round of them. Two steps that fill the pipeline
+are simulated in its place, the second with a round more than the first. Where their times show that
+rounds repeat to the picosecond, the long step is the second with that round inserted:
+`mpisim.engine.periodic_window` says when that is so, and why the rest follows. Time and memory are
+then those of the two short steps, however long the step is.
+
+Where two steps do not show it, longer ones are tried, and in the end the whole step is simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..engine import Run
+from ..engine.periodic_window import PeriodicWindow, may_repeat, periodic_window
+from ..engine.repetition import Repetition, path_cycle, repeated
+from ..experiment import Experiment
+from ..memory import Verdict
+from ..mpi.parallel import collective_errors
+from .execution import execute
+from .extrapolation import ShortenedRun, shortest_runs
+from .network import NetworkCache
+from .prepared import PreparedExperiment, prepare
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+    from ..overlap import OverlapSummary
+
+__all__ = ["LongStep", "long_step"]
+
+MAX_SIMULATED_SHARE = 0.5
+"""Share of the micro-batches that is simulated at most before the whole step is."""
+
+LONGER_BY_ROUNDS = (4, 12, 36)
+"""Rounds by which the two steps are longer than what fills the pipeline: a CPU may be ahead of its
+GPU by a thousand launches before it waits, and stages take a few rounds to fall into step."""
+
+
+class LongStep(NamedTuple):
+    """A long step that follows from two short ones.
+
+    Attributes
+    ----------
+    prepared : PreparedExperiment
+        The experiment; its program is that of the longer of the two.
+    run : Run
+        See `mpisim.engine.repetition.repeated`.
+    overlap : OverlapSummary or None
+    repetition : Repetition
+    """
+
+    prepared: PreparedExperiment
+    run: Run
+    overlap: OverlapSummary | None
+    repetition: Repetition
+
+
+class _Short(NamedTuple):
+    """A short step that was simulated."""
+
+    prepared: PreparedExperiment
+    run: Run
+    overlap: OverlapSummary | None
+    passes: list[Run]
+
+
+def long_step(
+    experiment: Experiment,
+    comm: Intracomm,
+    *,
+    fold: bool | None = None,
+    progress: bool = False,
+    memory: Verdict | None = None,
+    networks: NetworkCache | None = None,
+) -> LongStep | None:
+    """Return the run of a long step; None if the step is short, or nothing shows that it repeats.
+
+    **Collective.**
+
+    Parameters
+    ----------
+    experiment : Experiment
+    comm : mpi4py.MPI.Intracomm
+    fold : bool, optional
+        As for `mpisim.engine.simulate`.
+    progress : bool
+        Show progress, if a person is watching.
+    memory, networks
+        As for `mpisim.prediction.prepared.prepare`.
+
+    Raises
+    ------
+    InputError
+        As `mpisim.prediction.prepared.prepare`.
+    """
+    if experiment.overlap.model == "coupled":
+        return None  # the number of passes grows with the step
+    prepared: PreparedExperiment | None = None
+    for steps in _tries(experiment):
+        with collective_errors(comm):
+            if prepared is None:
+                prepared = prepare(
+                    experiment, memory=memory, networks=networks, micro_batches=steps.first
+                )
+        found = _tried(prepared, steps, comm, fold, progress)
+        if isinstance(found, int):  # the path repeats with several rounds, of which some are left
+            more = found * (steps.second - steps.first)
+            steps = ShortenedRun(steps.first + more, steps.second + more, steps.whole)
+            found = _tried(prepared, steps, comm, fold, progress)
+        if isinstance(found, LongStep):
+            return found
+    return None
+
+
+def _tries(experiment: Experiment) -> Iterator[ShortenedRun]:
+    """Yield pairs of short steps, cheapest first; all together are no more than pays."""
+    shortest = shortest_runs(experiment)
+    if shortest is None:
+        return
+    a_round = shortest.second - shortest.first
+    left = MAX_SIMULATED_SHARE * shortest.whole
+    for longer in LONGER_BY_ROUNDS:
+        more = longer * a_round
+        steps = ShortenedRun(shortest.first + more, shortest.second + more, shortest.whole)
+        left -= steps.first + steps.second
+        if left < 0:
+            return
+        yield steps
+
+
+def _tried(
+    prepared: PreparedExperiment,
+    steps: ShortenedRun,
+    comm: Intracomm,
+    fold: bool | None,
+    progress: bool,
+) -> LongStep | int | None:
+    """Return the long step from two short ones, or None. **Collective.**
+
+    A number is that of rounds that the two must be longer by, for the path to repeat.
+    """
+    with collective_errors(comm):
+        pair = [prepared.with_micro_batches(number) for number in steps[:2]]
+    if not may_repeat(*(each.program for each in pair)):
+        return None
+    shorter, longer = (_simulated(each, comm, fold, progress) for each in pair)
+    window: PeriodicWindow | None = None
+    for one, other in zip(shorter.passes, longer.passes, strict=True):
+        window = periodic_window(one, other, comm, window)
+        if window is None:
+            return None
+    assert window is not None
+    cycle = path_cycle(longer.run, window)
+    if cycle is None:
+        return None
+    times = (steps.whole - steps.second) // (steps.second - steps.first)
+    if times % cycle.periods:
+        return times % cycle.periods
+    cycle = cycle._replace(times=times // cycle.periods)
+    repetition = Repetition(shorter.run, longer.run, window, times, cycle)
+    run = repeated(repetition, comm)
+    return LongStep(
+        _whole(prepared, shorter.prepared, longer.prepared, steps, repetition),
+        run,
+        _overlap(shorter.overlap, longer.overlap, run, repetition),
+        repetition,
+    )
+
+
+def _simulated(
+    short: PreparedExperiment, comm: Intracomm, fold: bool | None, progress: bool
+) -> _Short:
+    """Simulate a short step. **Collective.**"""
+    passes: list[Run] = []
+    run, overlap = execute(
+        short, comm, fold=fold, critical_path=True, progress=progress, passes=passes
+    )
+    return _Short(short, run, overlap, passes)
+
+
+def _whole(
+    prepared: PreparedExperiment,
+    shorter: PreparedExperiment,
+    longer: PreparedExperiment,
+    steps: ShortenedRun,
+    repetition: Repetition,
+) -> PreparedExperiment:
+    """Return the experiment with the program of the longer step, but the work of the whole."""
+    one, other = shorter.workload, longer.workload
+    times = repetition.times
+    return replace(
+        prepared,
+        notes=(
+            *prepared.notes,
+            f"{steps.whole:,} micro-batches from {steps.first} and {steps.second} that were "
+            f"simulated: those between repeat to the picosecond",
+        ),
+        workload=replace(
+            other,
+            layout=replace(other.layout, experiment=prepared.experiment),
+            flops=other.flops + times * (other.flops - one.flops),
+            executed_flops=other.executed_flops
+            + times * (other.executed_flops - one.executed_flops),
+            tokens=other.tokens + times * (other.tokens - one.tokens),
+        ),
+    )
+
+
+def _overlap(
+    shorter: OverlapSummary | None,
+    longer: OverlapSummary | None,
+    run: Run,
+    repetition: Repetition,
+) -> OverlapSummary | None:
+    """Return what slowed what in the whole step."""
+    if shorter is None or longer is None:
+        return None
+    one, other = shorter.outcome, longer.outcome
+    alone = other.step_time_alone - one.step_time_alone
+    return replace(
+        longer,
+        outcome=replace(
+            other,
+            run=run,
+            step_time_alone=other.step_time_alone + repetition.times * alone,
+            kernel_time=repetition.sums(one.kernel_time, other.kernel_time),
+            wire_time=repetition.sums(one.wire_time, other.wire_time),
+            terms=repetition.sums(one.terms, other.terms),
+        ),
+    )
