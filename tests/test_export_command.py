@@ -90,6 +90,22 @@ def test_a_replay_in_another_folder(run_mpisim: Callable[..., Any], tmp_path: Pa
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
+def test_a_step_that_was_not_simulated_whole(comm: Intracomm, tmp_path: Path) -> None:
+    """Rounds that repeat are simulated once for the file, and all of them for an export."""
+    changes = ("model.layers=4", "plan.pp=2", "plan.dp=4", "plan.zero=1", "plan.global_batch=1024")
+    saved = saved_run(comm, tmp_path / "run.h5", *changes)
+    again = exported_run(comm, saved, "csv", tmp_path / "rows.csv", "0,4")
+    kept, whole = again.kept.critical_path, again.run.critical_path
+    assert kept is not None
+    assert whole is not None
+    for column in ("kind", "rank", "row", "begin", "end"):
+        assert (getattr(kept, column) == getattr(whole, column)).all()
+    rows = rows_of(tmp_path / "rows.csv")
+    with open_results(saved) as results:
+        assert len(rows) == results.ranks["rows"][[0, 4]].sum()
+    assert max(int(row["end_ps"]) for row in rows) == again.run.step_time
+
+
 def test_a_changed_input_is_noticed(run_mpisim: Callable[..., Any], tmp_path: Path) -> None:
     for layers in (2, 3):
         changes = ["--set", f"model.layers={layers}", "--save-program", "p.h5", "--overwrite"]
