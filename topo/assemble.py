@@ -97,12 +97,22 @@ def assemble(
         max_inflow=max_inflow,
         nics=nodes * node.nics,
         period=1 if fabric_graph is None else fabric_graph.period,
+        shift=_shift(fabric_graph, nodes * len(graph.source), len(graph.source)),
         labels=_parallel_link_names(names, ends[0], ends[1], kind == LinkKind.FABRIC),
         tour=None if fabric_graph is None else _tour(fabric_graph, node_graph, nodes, gpus),
         grid=_grid(fabric_graph, node_graph, nodes)
         if fabric_graph is not None and fabric_graph.grid is not None
         else None,
     )
+
+
+def _shift(fabric_graph: FabricGraph | None, inside: int, each: int) -> NDArray[np.int32] | None:
+    """Return `Topology.shift`: of `inside` links of nodes, `each` of one, and of the fabric."""
+    if fabric_graph is None or not fabric_graph.shift:
+        return None
+    pieces = [len(piece) for piece in fabric_graph.source]
+    values = [fabric_graph.period * each, *fabric_graph.shift]
+    return np.repeat(np.array(values, np.int32), [inside, *pieces])
 
 
 def _own_ports(node_graph: NodeGraph, nodes: int) -> NDArray[np.int64]:

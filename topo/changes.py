@@ -67,7 +67,7 @@ def apply_changes(topology: Topology, changes: Mapping[str, object]) -> Topology
         nics = topology.kind == LinkKind.NIC
         ratio = values["bandwidth"][nics] / topology.bandwidth[nics]
         max_inflow = topology.max_inflow * (ratio.max() if len(ratio) else 1.0)
-        return replace(topology, **values, max_inflow=max_inflow, period=0)
+        return replace(topology, **values, max_inflow=max_inflow, period=0, shift=None)
     number = np.where(kept, np.cumsum(kept) - 1, -1)
     columns = {
         key: getattr(topology, key)[kept]
@@ -89,6 +89,7 @@ def apply_changes(topology: Topology, changes: Mapping[str, object]) -> Topology
         **columns,
         max_inflow=np.full(int(kept.sum()), np.inf),
         period=0,
+        shift=None,
     )
     check_connected(found)
     return found

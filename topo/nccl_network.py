@@ -178,12 +178,13 @@ class NcclNetwork:
         self, index: Ints, members: NDArray[np.int32], operations: Ints
     ) -> tuple[Ints, list[Placement]]:
         system = self.library.system
-        label, shapes = shapes_of(index, members, system)
+        arranged = arrangements(index, members, system.gpus_per_node)
+        label, shapes = shapes_of(index, members, system, arranged)
         if self._links.neutral:
             return label, [Placement(shape) for shape in shapes]
         known: dict[Placement, int] = {}
         found = np.empty(len(index) - 1, np.int64)
-        for each in arrangements(index, members, system.gpus_per_node):
+        for each in arranged:
             shape = shapes[label[each.groups[0]]]
             for bits in np.unique(operations[each.groups]).tolist():
                 same = operations[each.groups] == bits

@@ -166,6 +166,9 @@ class Topology:
     period : int
         Groups that are this many nodes apart have equal routes, over links of equal bandwidth; 0
         where that is not so.
+    shift : int32, shape (n_links,), optional
+        By how much the number of each link of a route grows where both GPUs are `period` nodes
+        further on. None where that is not known.
     labels : mapping of int to str
         Names of single links that have one of their own.
     tour : int64, shape (n_gpus,), optional
@@ -190,6 +193,7 @@ class Topology:
     max_inflow: NDArray[np.float64]
     nics: int = 0
     period: int = 0
+    shift: NDArray[np.int32] | None = None
     labels: dict[int, str] = field(default_factory=dict)
     tour: NDArray[np.int64] | None = None
     grid: Grid | None = None

@@ -145,6 +145,12 @@ def _use(
     span = [int(key.max(initial=0)) + 1 for key in keys]
     key = (keys[0] * span[1] + keys[1]) * span[2] + keys[2]
     kinds, kind = _numbered(key)
+    # Most communicators are bound by many ranks in one way: one of them says it for all.
+    last = np.empty(len(groups), np.int64)
+    last[program.slots] = np.arange(len(kind))
+    by = last[program.slots]
+    (kept,) = np.nonzero((by == np.arange(len(kind))) | (kind != kind[by]))
+    kind = kind[kept]
 
     number: dict[Hashable, int] = {}
     communications: dict[int, _TableCommunications] = {}
@@ -174,7 +180,7 @@ def _use(
     at, entry = ranges(index, kind)
     tables = [table for table in program.tables if table is not None]
     return _Use(
-        communicator=program.slots[entry].astype(np.int64),
+        communicator=program.slots[kept[entry]].astype(np.int64),
         pattern=pairs[at, 0],
         rate=pairs[at, 1],
         several=several[kind[entry]],
