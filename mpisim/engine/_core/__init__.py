@@ -104,7 +104,7 @@ from .accounts import Ledger
 from .links import carried, depths, flows_by_link, full_links, joined
 from .lowering import allocate, kernels_of, view_streams, write_instructions
 from .price_requests import overlapping_slots, requested_prices
-from .refining import by_end, multisets, partition, ranges
+from .refining import by_end, multisets, partition, ranges, signatures
 from .rows import fingerprint, rows_of, vary
 
 __all__ = [
@@ -130,6 +130,7 @@ __all__ = [
     "ranges",
     "requested_prices",
     "rows_of",
+    "signatures",
     "vary",
     "view_streams",
     "write_instructions",
