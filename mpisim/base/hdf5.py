@@ -410,9 +410,11 @@ def write_texts(group: Group, name: str, texts: Sequence[str]) -> None:
         plain, stored = True, texts.encoded()
         longest = stored.dtype.itemsize
     else:
-        together = "".join(texts)
+        distinct = dict.fromkeys(texts)  # of many texts most are equal
+        together = "".join(distinct)
         plain = "\0" not in together and _is_utf8(together)
-        stored = [(text if plain else json.dumps(text)).encode() for text in texts]
+        encoded = {text: (text if plain else json.dumps(text)).encode() for text in distinct}
+        stored = [encoded[text] for text in texts]
         longest = max(map(len, stored), default=0)
     if len(stored) > MAX_PLAIN_COLUMN and (
         isinstance(stored, np.ndarray) or 0 < longest * len(stored) <= 2 * sum(map(len, stored))

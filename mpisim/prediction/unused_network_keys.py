@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import InputError
-from ..engine.contention import Contention, find_contention
+from ..engine.contention import Contention, find_contention, shares_links
 from ..program import UNPRICED, Communicators, Operation, Program
 from ..topo import Network, SharedNetwork
 from ..topo.network import integer_rates
@@ -49,7 +49,7 @@ def unused_network_keys(
         lines.append(f"network.contention: no effect, links are not shared with {model!r}")
     keys = request.given
     alone = request.choice.model == "nccl" and not request.choice.contention
-    if alone and needs_prices(program) and _contention(program, request.network(networks)) is None:
+    if alone and needs_prices(program) and not shares_links(program, request.network(networks)):
         lines.append("network.contention: no effect, no link that can be full is shared")
     if not keys:
         return lines
@@ -183,7 +183,7 @@ def _equal_for(program: Program, one: Network, other: Network, contention: bool)
             pattern = answers[0][0].pattern
             if pattern is not None:
                 of_pattern.setdefault(pattern, []).append(kind.communicators)
-    if not contention or all(_contention(program, each) is None for each in (one, other)):
+    if not contention or not any(shares_links(program, each) for each in (one, other)):
         return True
     return all(
         _equal_loads(program.communicators, np.unique(np.concatenate(each)), pattern, one, other)
