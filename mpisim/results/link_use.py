@@ -7,14 +7,14 @@ its rate changes meanwhile, the bytes of a bin are an approximation; those of th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..engine._core import carried, depths, flows_by_link
+from ..engine._core import carried, depths, flows_by_link, pair_depths
 from ..engine.flows import Flows, SharedLinks
+from ..engine.refine import ranges
 from ..topo.network import RATE_BITS, WEIGHT_ONE
 
 __all__ = ["BINS", "LinkUse", "use_of_links"]
@@ -113,23 +113,14 @@ def use_of_links(shared: SharedLinks, flows: Flows, step_time: int) -> LinkUse:
         },
         utilisation=utilisation[kept],
         sharing=_sharing(
-            [
-                (i, by_link[rows_of[link] : rows_of[link + 1]])
-                for i, link in enumerate(kept.tolist())
-                if both[link]
-            ],
+            np.flatnonzero(both[kept] > 0),
+            kept,
+            by_link,
+            rows_of,
             shared.communicator[flows.route],
-            flows.begin,
-            flows.end,
+            flows,
         ),
     )
-
-
-def _both(begin: Ints, end: Ints, *rows: Ints) -> int:
-    """Return the time in which at least two of some intervals overlap, in ps."""
-    at = np.concatenate(rows)
-    at = at[np.argsort(begin[at], kind="stable")]
-    return int(depths(begin, end, at, np.array([0, len(at)]))[1, 0])
 
 
 def _spread(
@@ -143,21 +134,25 @@ def _spread(
 
 
 def _sharing(
-    links: list[tuple[int, NDArray[np.intp]]], communicator: Ints, begin: Ints, end: Ints
+    entries: Ints, links: Ints, by_link: Ints, rows_of: Ints, communicator: Ints, flows: Flows
 ) -> dict[str, NDArray[Any]]:
-    """Return the communicators that used a link at the same time, and how long."""
-    found = []
-    for number, rows in links:
-        users = np.unique(communicator[rows])
-        if len(users) > MAX_PAIRED:
-            continue
-        own = {one: rows[communicator[rows] == one] for one in users.tolist()}
-        for one, other in combinations(own, 2):
-            time = _both(begin, end, own[one], own[other])
-            for each in (own[one], own[other]):  # two operations of one of them share nothing
-                time -= _both(begin, end, each)
-            if time > 0:
-                found.append((number, one, other, time))
-    rows = np.array(found, np.int64).reshape(-1, 4)
-    rows = rows[np.lexsort((rows[:, 2], rows[:, 1], -rows[:, 3], rows[:, 0]))]
+    """Return the communicators that used a link at the same time, and how long.
+
+    Parameters
+    ----------
+    entries : int64, shape (m,)
+        Of `links` that are looked at.
+    links : int64
+    by_link, rows_of : int64
+        Link l has the flows ``by_link[rows_of[l]:rows_of[l + 1]]``, by their begins.
+    communicator : int64, shape (k,)
+        Of each flow.
+    flows : Flows
+    """
+    at, owner = ranges(rows_of, links[entries])
+    index = np.searchsorted(owner, np.arange(len(entries) + 1))
+    rows = pair_depths(flows.begin, flows.end, communicator, by_link[at], index, MAX_PAIRED)
+    rows[:, 0] = entries[rows[:, 0]]
+    rows = rows[np.argsort(-rows[:, 3], kind="stable")]
+    rows = rows[np.argsort(rows[:, 0], kind="stable")]
     return dict(zip(("link", "communicator", "other", "time"), rows.T.copy(), strict=True))
