@@ -8,7 +8,7 @@ without the key are requested prices and loads; nothing is simulated again.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +20,19 @@ from ..topo import Network, SharedNetwork
 from ..topo.network import integer_rates
 from .network import GivenKey, NetworkCache, NetworkRequest
 
+if TYPE_CHECKING:
+    from ..engine import RunSetup
+
 __all__ = ["needs_prices", "unused_network_keys"]
 
 Ints = NDArray[np.int64]
 
 
 def unused_network_keys(
-    program: Program, request: NetworkRequest, networks: NetworkCache
+    program: Program,
+    request: NetworkRequest,
+    networks: NetworkCache,
+    setup: RunSetup | None = None,
 ) -> list[str]:
     """Return a line for each key that was given and changes no communication of a program. Local.
 
@@ -38,6 +44,8 @@ def unused_network_keys(
         The network with all keys that were given.
     networks : NetworkCache
         Where that network may have been built already.
+    setup : RunSetup, optional
+        Of a run of the program, which may have found out what shares links.
 
     Returns
     -------
@@ -57,7 +65,7 @@ def unused_network_keys(
         why = "no communication takes its time from the network"
         return [*lines, *(f"{key.name}: no effect, {why}" for key in keys)]
     network = request.network(networks)
-    known = _effects_of_changes(program, request, network)
+    known = _effects_of_changes(program, request, network, setup)
     for key in keys:
         if key not in known:
             try:
@@ -71,7 +79,10 @@ def unused_network_keys(
 
 
 def _effects_of_changes(
-    program: Program, request: NetworkRequest, network: Network
+    program: Program,
+    request: NetworkRequest,
+    network: Network,
+    setup: RunSetup | None = None,
 ) -> dict[GivenKey, bool]:
     """Return whether changes of links have an effect, as far as it is known without a network.
 
@@ -90,7 +101,7 @@ def _effects_of_changes(
             open_[key] = without.links[network.capacity[without.links] != rates]
         elif without is not None:
             found[key] = False
-    contention = _contention(program, network) if request.choice.contention else None
+    contention = _contention(program, network, setup) if request.choice.contention else None
     if contention is None:
         return found
     loaded = np.zeros(len(network.capacity), bool)
@@ -191,8 +202,12 @@ def _equal_for(program: Program, one: Network, other: Network, contention: bool)
     )
 
 
-def _contention(program: Program, network: Network) -> Contention | None:
+def _contention(program: Program, network: Network, setup: RunSetup | None) -> Contention | None:
     """Return which communications of a program can share links of a network that can be full."""
+    if setup is not None and setup.network is network and setup.contention:
+        ran = setup.simulated.program
+        if ran.communicators is program.communicators and ran.slots is program.slots:
+            return setup.shared
     from mpi4py import MPI
 
     return find_contention(program, network, MPI.COMM_SELF)
