@@ -51,7 +51,7 @@ def routes_shift(topology: Topology, gpus_per_node: int) -> bool:
     a, b = np.divmod(np.arange(n * n), n)
     index, links = topology.routes(a, b)
     again, others = topology.routes(a + apart, b + apart)
-    return np.array_equal(index, again) and np.array_equal(links + topology.shift[links], others)
+    return np.array_equal(index, again) and np.array_equal(links + topology.shift.of(links), others)
 
 
 @pytest.mark.parametrize("fabric", FABRICS)

@@ -13,7 +13,7 @@ from mpisim.base.errors import InputError
 
 from .fabrics import Fabric, FabricGraph, Ports, build_fabric
 from .nodes import Node, NodeGraph, build_node_graph, hop_latency
-from .topology import Grid, LinkKind, NodeKind, Topology
+from .topology import Grid, LinkKind, LinkShift, NodeKind, Topology
 
 __all__ = ["assemble"]
 
@@ -106,13 +106,13 @@ def assemble(
     )
 
 
-def _shift(fabric_graph: FabricGraph | None, inside: int, each: int) -> NDArray[np.int32] | None:
+def _shift(fabric_graph: FabricGraph | None, inside: int, each: int) -> LinkShift | None:
     """Return `Topology.shift`: of `inside` links of nodes, `each` of one, and of the fabric."""
     if fabric_graph is None or not fabric_graph.shift:
         return None
-    pieces = [len(piece) for piece in fabric_graph.source]
-    values = [fabric_graph.period * each, *fabric_graph.shift]
-    return np.repeat(np.array(values, np.int32), [inside, *pieces])
+    sizes = np.array([inside, *map(len, fabric_graph.source)], np.int64)
+    first = np.cumsum(sizes) - sizes
+    return LinkShift(first, np.array([fabric_graph.period * each, *fabric_graph.shift], np.int64))
 
 
 def _own_ports(node_graph: NodeGraph, nodes: int) -> NDArray[np.int64]:

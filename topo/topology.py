@@ -27,6 +27,7 @@ __all__ = [
     "AllPairsRoutes",
     "Grid",
     "LinkKind",
+    "LinkShift",
     "NodeKind",
     "RouteFunction",
     "Topology",
@@ -127,6 +128,25 @@ class Grid:
 
 
 @dataclass(frozen=True, eq=False)
+class LinkShift:
+    """By how much the numbers of links of a route grow from one period of a topology to the next.
+
+    Attributes
+    ----------
+    first : int64, shape (k,)
+        The first link of each piece of links that shift alike; ascending.
+    step : int64, shape (k,)
+    """
+
+    first: NDArray[np.int64]
+    step: NDArray[np.int64]
+
+    def of(self, links: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return by how much some links shift."""
+        return self.step[np.searchsorted(self.first, links, side="right") - 1]
+
+
+@dataclass(frozen=True, eq=False)
 class Topology:
     """GPUs, what joins them, and routes.
 
@@ -166,9 +186,9 @@ class Topology:
     period : int
         Groups that are this many nodes apart have equal routes, over links of equal bandwidth; 0
         where that is not so.
-    shift : int32, shape (n_links,), optional
-        By how much the number of each link of a route grows where both GPUs are `period` nodes
-        further on. None where that is not known.
+    shift : LinkShift, optional
+        Where the links of a route are if both GPUs are `period` nodes further on; None where that
+        is not known.
     labels : mapping of int to str
         Names of single links that have one of their own.
     tour : int64, shape (n_gpus,), optional
@@ -193,7 +213,7 @@ class Topology:
     max_inflow: NDArray[np.float64]
     nics: int = 0
     period: int = 0
-    shift: NDArray[np.int32] | None = None
+    shift: LinkShift | None = None
     labels: dict[int, str] = field(default_factory=dict)
     tour: NDArray[np.int64] | None = None
     grid: Grid | None = None

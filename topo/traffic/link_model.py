@@ -167,7 +167,7 @@ class LinkModel:
             count, link, weight = self._distinct_loads(members, distinct, pattern)
             periods = (base - distinct[which]) // (self.topology.period * self._gpus_per_node)
             at, owner = _ranges(np.cumsum(count) - count, count, which)
-            links = link[at] + periods[owner] * shift[link][at]
+            links = link[at] + periods[owner] * shift.of(link)[at]
             begins = np.cumsum(count[which]) - count[which]
             ascend = np.diff(links, prepend=-1) > 0
             ascend[begins[begins < len(links)]] = True
