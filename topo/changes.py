@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError, nearest
 
-from .link_patterns import LinkPatterns
+from .link_patterns import EndPatterns
 from .routes import ReroutedPaths, ShortestTimeRoutes
 from .topology import LinkKind, Topology, check_connected
 from .units import parse_bandwidth, parse_latency
@@ -200,7 +200,8 @@ class _Change(NamedTuple):
 
 def _read_changes(topology: Topology, changes: Mapping[str, object]) -> Iterator[_Change]:
     """Yield changes in their order."""
-    patterns = LinkPatterns(topology.link_names)
+    ends = topology.source, topology.target
+    patterns = EndPatterns(topology.names, *ends, topology.labels)
     for name, value in changes.items():
         pattern, key = _split_name(name, value)
         links = patterns.matching(pattern)
