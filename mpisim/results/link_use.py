@@ -85,7 +85,10 @@ def use_of_links(shared: SharedLinks, flows: Flows, step_time: int) -> LinkUse:
     by_begin = np.argsort(flows.begin, kind="stable")
     by_link, rows_of = flows_by_link(routes.index, routes.link, flows.route, by_begin, n)
     busy, both = depths(flows.begin, flows.end, by_link, rows_of)
-    utilisation = _spread(value[0] + value[1], slope[0] + slope[1], width)
+    value[0] += value[1]  # in place: there may be many links
+    slope[0] += slope[1]
+    utilisation = _spread(value[0], slope[0], width)
+    del value, slope
     utilisation *= BINS / max(step_time * 1e-12, 1e-12) / capacity[:, None]
 
     simulated, lowest, count = np.unique(
@@ -126,11 +129,14 @@ def use_of_links(shared: SharedLinks, flows: Flows, step_time: int) -> LinkUse:
 def _spread(
     value: NDArray[np.float64], slope: NDArray[np.float64], width: float
 ) -> NDArray[np.float64]:
-    """Return the bytes that each link carried in each bin, from what `carried` adds up."""
-    slope = np.cumsum(slope, axis=1)
-    steps = value.copy()
-    steps[:, 1:] += slope[:, :-1] * width
-    return np.asarray(steps[:, 1:])
+    """Return the bytes that each link carried in each bin, from what `carried` adds up.
+
+    Both arrays are changed in place.
+    """
+    np.cumsum(slope, axis=1, out=slope)
+    slope *= width
+    value[:, 1:] += slope[:, :-1]
+    return value[:, 1:]
 
 
 def _sharing(
