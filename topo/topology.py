@@ -233,6 +233,12 @@ class Topology:
         """How many links, each direction for itself."""
         return len(self.source)
 
+    @cached_property
+    def is_nominal(self) -> bool:
+        """Whether all links have the bandwidth that they were built with."""
+        same = self.bandwidth is self.nominal  # as where nothing was changed
+        return same or bool((self.bandwidth == self.nominal).all())
+
     def link_name(self, link: int) -> str:
         """Return the name of a link: its own, or those of its ends."""
         own = self.labels.get(link)

@@ -281,6 +281,8 @@ class LinkModel:
     @cached_property
     def _typical(self) -> Ints:
         """Typical rate of each link of nodes and NICs, or its own if that is higher."""
+        if self.topology.is_nominal:
+            return self.capacity
         return np.maximum(integer_rates(typical_bandwidth(self.topology)), self.capacity)
 
     @cached_property
