@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["collect", "gathered", "limits", "shared_names"]
 
+MAX_USUAL_SIZES = 4
+"""Sizes of one kind of communications that are looked at all together."""
+
 
 def collect(
     run: Run,
@@ -266,11 +269,6 @@ def limits(
     done = np.zeros(len(groups), np.int64)
     np.bitwise_or.at(done, communicator, np.int64(1) << operation)
     label, classes = network.group_classes(groups.index, groups.members, done)
-    kind, n_kinds = dense(label[communicator] * 256 + operation)
-    # Most communications of one operation in groups of one class have one size.
-    usual = np.empty(n_kinds, np.int64)
-    usual[kind] = np.arange(len(kind))
-    (others,) = np.nonzero(size != size[usual[kind]])
     known: dict[tuple[int, int, int], str] = {}
 
     def limit_at(i: int) -> str:
@@ -283,8 +281,19 @@ def limits(
             )
         return known[key]
 
-    found = np.array([*map(limit_at, usual.tolist()), ""], object)[kind]
-    found[others] = [*map(limit_at, others.tolist())]
+    kind, n_kinds = dense(label[communicator] * 256 + operation)
+    rest = np.arange(len(kind))
+    for _ in range(MAX_USUAL_SIZES):
+        # Most communications of one operation in groups of one class have one of few sizes.
+        usual = np.full(n_kinds, -1)
+        usual[kind[rest]] = rest
+        at = usual[kind[rest]]
+        same = size[rest] == size[at]
+        texts = np.full(n_kinds, "", object)
+        texts[usual >= 0] = [*map(limit_at, usual[usual >= 0].tolist())]
+        found[rest[same]] = texts[kind[rest[same]]]
+        rest = rest[~same]
+    found[rest] = [*map(limit_at, rest.tolist())]
     return found
 
 
