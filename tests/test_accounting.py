@@ -13,7 +13,9 @@ from straggler import BREAKDOWN, LAST, OTHERS, STEP, US, straggler
 from mpisim.engine import Run, simulate
 from mpisim.program import Flag, Kind, Operation, Program, ProgramBuilder
 from mpisim.results import collect, rank_steps
-from mpisim.results.accounting import account
+from mpisim.results.accounting import account, added_up
+from mpisim.results.collect import limits
+from mpisim.topo.network import ExplainedNetwork
 
 
 def broken_down(run: Run) -> dict[str, list[int]]:
@@ -206,3 +208,67 @@ def test_a_single_step_or_none_is_the_whole_run() -> None:
             [0, step, ends[0] - 7],
             [1, step, ends[1] - 5],
         ]
+
+
+@given(
+    st.lists(
+        st.tuples(*(st.integers(0, 4) for _ in range(2)), st.integers(-(2**50), 2**50)), max_size=40
+    ),
+    st.sampled_from([1, 10**9]),
+)
+def test_rows_of_one_pair_are_added_up(rows: list[tuple[int, int, int]], far: int) -> None:
+    sums: dict[tuple[int, int], int] = {}
+    for first, second, value in rows:
+        sums[first * far, second] = sums.get((first * far, second), 0) + value
+    given_rows = np.array([(a * far, b, c) for a, b, c in rows], np.int64).reshape(-1, 3)
+    expected = [[*pair, total] for pair, total in sorted(sums.items())]
+    assert added_up(given_rows).tolist() == expected
+    assert added_up(added_up(given_rows)).tolist() == expected
+
+
+class Explained:
+    """A network that says of a communication all that it is told of it."""
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        return {}
+
+    def group_classes(self, index: Any, members: Any, operations: Any = None) -> Any:
+        return np.diff(index) % 2, ["even", "odd"]
+
+    def price(self, operation: Operation, bytes: int, group: Any) -> Any:
+        raise NotImplementedError
+
+    def shares(self, operation: Operation, bytes: int, group: Any) -> dict[str, float]:
+        raise NotImplementedError
+
+    def limit_of(self, operation: Operation, bytes: int, group: Any) -> str:
+        return f"{operation.name} {bytes} {group}"
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 3), st.sampled_from(list(Operation)), st.sampled_from([-1, 0, 5, 2**40])
+        ),
+        max_size=40,
+    )
+)
+def test_limits_are_told_of_every_communication(rows: list[tuple[int, Operation, int]]) -> None:
+    builder = ProgramBuilder()
+    for n in range(1, 5):
+        builder.communicator(list(range(n)))
+    builder.add_table(builder.table("nothing").build())
+    for _ in range(4):
+        builder.add_rank(0)
+    network = Explained()
+    assert isinstance(network, ExplainedNetwork)
+    columns = np.array(rows, np.int64).reshape(-1, 3).T
+    found = limits(builder.build(), network, *columns)
+    assert found.tolist() == [
+        ""
+        if size < 0 or operation in (Operation.NONE, Operation.UNKNOWN)
+        else f"{operation.name} {size} {'odd' if communicator % 2 == 0 else 'even'}"
+        for communicator, operation, size in rows
+    ]
+    assert limits(builder.build(), None, *columns).tolist() == [""] * len(rows)

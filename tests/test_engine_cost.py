@@ -6,6 +6,9 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from contended import Links
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mpisim.base.errors import InputError
 from mpisim.base.quantity import Quantity
@@ -65,6 +68,34 @@ def test_each_operation_is_priced_once_per_class() -> None:
     assert model.asked == [
         (Operation.ALL_REDUCE, size, group) for group in (2, 3) for size in (8, 16)
     ]
+
+
+@given(
+    st.lists(st.sampled_from([0, 8, 16, 32]), max_size=6),
+    st.booleans(),
+    st.lists(st.integers(0, 3), min_size=1, max_size=3),
+)
+def test_durations_made_when_asked_for_are_those_kept(
+    sizes: list[int], shared: bool, delays: list[int]
+) -> None:
+    links = Links((1.0, 1.0), {"nic": (((0, 1.0),), ((0, 1.0),), ((1, 1.0),), ((1, 1.0),))})
+    program = sums(sizes, [[0, 1], [2, 3]])
+    table = program.table_of(0)
+    delay = np.zeros(len(table), np.int64)
+    delay[1:] = np.resize(delays, len(delay) - 1)
+    patterns = ("nic",) if shared else ()
+    kept, made = (
+        price(program, everyone(program), links, patterns, [delay], size) for size in (1 << 20, 0)
+    )
+    assert kept.known == made.known
+    np.testing.assert_array_equal(kept.which, made.which)
+    for one, other in ((kept.durations, made.durations), (kept.prices, made.prices)):
+        assert [each.tolist() for each in one] == [each.tolist() for each in other]
+    rows = np.flatnonzero(table.duration < 0)
+    for entry in range(len(made.durations) if shared else 0):
+        durations, prices = made.requested(entry)
+        np.testing.assert_array_equal(durations, made.durations[entry][rows])
+        np.testing.assert_array_equal(prices, made.prices[entry][rows])
 
 
 def test_ranks_of_different_speeds_have_different_durations() -> None:

@@ -15,7 +15,7 @@ from shared_nodes import WAYS, Nodes
 from test_fold import check, late_starts, odd_speeds, rings, symmetric
 
 from mpisim.engine import SplitReason, simulate
-from mpisim.engine.contention import find_contention
+from mpisim.engine.contention import find_contention, shares_links
 from mpisim.engine.fold import fold_ranks
 from mpisim.engine.routes import Routes
 from mpisim.program import UNPRICED, Operation, Program, ProgramBuilder
@@ -130,6 +130,8 @@ def test_rates_on_the_quotient(
     program = symmetric(program, {}, {})
     network = Nodes(node, port, up, slow)
     contention = find_contention(program, network, MPI.COMM_SELF)
+    for ranks in (0, 1, program.n_ranks // 2):
+        assert shares_links(program, network, ranks) == (contention is not None)
     if contention is None:
         event("nothing is shared")
         return

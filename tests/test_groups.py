@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mpisim.topo.nccl.shape import Shape
 from mpisim.topo.nccl.system import System
-from mpisim.topo.traffic.groups import shapes_of
+from mpisim.topo.traffic.groups import group_equal_rows, shapes_of
 
 GROUPS = st.lists(
     st.lists(st.integers(0, 50), min_size=1, max_size=9, unique=True), min_size=1, max_size=12
@@ -23,3 +23,16 @@ def test_they_are_those_of_each_group(groups: list[list[int]], gpus: int, nics: 
     label, shapes = shapes_of(index, members, system)
     assert [shapes[i] for i in label] == [Shape.of(group, system) for group in groups]
     assert len(set(shapes)) == len(shapes)
+
+
+@given(
+    st.lists(st.tuples(st.integers(-5, 9), st.integers(-40, 90)), min_size=1, max_size=60),
+    st.integers(0, 10**7),
+)
+def test_pairs_are_sorted_as_longer_rows_are(pairs: list[tuple[int, int]], far: int) -> None:
+    rows = np.array([*pairs, (0, far)], np.int64)
+    longer = np.concatenate([rows, rows[:, :1]], axis=1)
+    found, others = ({tuple(one.tolist()) for one in group_equal_rows(r)} for r in (rows, longer))
+    assert found == others
+    assert all((rows[list(one)] == rows[one[0]]).all() for one in found)
+    assert sorted(i for one in found for i in one) == list(range(len(rows)))

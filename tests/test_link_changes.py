@@ -15,7 +15,7 @@ from test_unused_network_keys import named, run
 
 from mpisim.prediction import unused_network_keys
 from mpisim.topo.changes import apply_changes, without_each_change
-from mpisim.topo.link_patterns import LinkPatterns
+from mpisim.topo.link_patterns import EndPatterns, LinkPatterns
 
 # Few letters, so that patterns fit; among them a separator and signs of regular expressions.
 NAMES = st.lists(st.text("ab>[]\n.", max_size=6), max_size=12)
@@ -30,6 +30,36 @@ def test_patterns_fit_what_they_fit_name_by_name(names: list[str], patterns: lis
         literal = pattern.replace("[", "[[]")
         expected = [i for i, name in enumerate(names) if fnmatchcase(name, literal)]
         assert found.matching(pattern).tolist() == expected
+
+
+@settings(max_examples=300)
+@given(
+    nodes=st.lists(st.text("ab>-.", max_size=4), min_size=1, max_size=8),
+    ends=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=12),
+    labels=st.dictionaries(st.integers(0, 11), st.text("ab->#", max_size=6), max_size=3),
+    patterns=st.lists(
+        st.builds(
+            "{}{}{}".format,
+            st.text("ab>-.*?", max_size=4),
+            st.sampled_from(["->", "*"]),
+            st.text("ab>-.*?", max_size=4),
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+)
+def test_patterns_fit_ends_as_they_fit_names(
+    nodes: list[str],
+    ends: list[tuple[int, int]],
+    labels: dict[int, str],
+    patterns: list[str],
+) -> None:
+    pairs = np.array(ends, np.int32).reshape(-1, 2) % len(nodes)
+    labels = {link: own for link, own in labels.items() if link < len(pairs)}
+    names = [labels.get(i, f"{nodes[a]}->{nodes[b]}") for i, (a, b) in enumerate(pairs.tolist())]
+    found, plain = EndPatterns(nodes, *pairs.T.copy(), labels), LinkPatterns(names)
+    for pattern in patterns:
+        assert found.matching(pattern).tolist() == plain.matching(pattern).tolist()
 
 
 FABRIC = cluster(kind="fat-tree", leaf=2, spines=2, ecmp="ecmp").topology(4)

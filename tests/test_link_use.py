@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpisim.engine._core import carried, depths, flows_by_link
+from mpisim.engine._core import carried, depths, flows_by_link, pair_depths
 from mpisim.engine.flows import Flows, SharedLinks
 from mpisim.engine.routes import Routes
 from mpisim.results.link_use import BINS, use_of_links
@@ -131,3 +131,35 @@ def test_bytes_of_a_bin_are_those_of_its_moments(entries: list[tuple[int, ...]])
             expected[ROUTES[1][at], first : first + time] += weight[at] * size / time
     np.testing.assert_allclose(bins, expected.reshape(3, 8, 3).sum(axis=2), atol=1e-9)
     np.testing.assert_allclose(moved, expected.sum(axis=1), atol=1e-9)
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 4), st.integers(0, 12), st.integers(0, 6)), max_size=14),
+        min_size=1,
+        max_size=3,
+    ),
+    st.integers(1, 5),
+)
+def test_how_long_two_are_there_at_once(
+    places: list[list[tuple[int, int, int]]], most: int
+) -> None:
+    """Tick by tick: two or more of either, less two or more of each by itself."""
+    places = [sorted(place, key=lambda each: each[1]) for place in places]
+    rows = np.array([row for place in places for row in place], np.int64).reshape(-1, 3)
+    user, begin, length = rows.T.copy()
+    index = np.cumsum([0, *map(len, places)])
+    found = pair_depths(begin, begin + length, user, np.arange(len(rows)), index, most)
+    expected = []
+    for p, place in enumerate(places):
+        users = sorted({each for each, _, _ in place})
+        for a in users if len(users) <= most else []:
+            for b in users[users.index(a) + 1 :]:
+                time = 0
+                for tick in range(20):
+                    on = [u for u, first, n in place if first <= tick < first + n]
+                    n_a, n_b = on.count(a), on.count(b)
+                    time += (n_a + n_b > 1) - (n_a > 1) - (n_b > 1)
+                if time:
+                    expected.append([p, a, b, time])
+    assert found.tolist() == expected

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpisim.engine._core import by_end, joined
+from mpisim.engine._core import by_end, joined, signatures
 from mpisim.engine.refine import Incidences, LinkLoads, dense, multisets, partition, ranges, refine
 
 Load = tuple[int, int, int]
@@ -188,3 +189,28 @@ def test_groups_joined_by_links(edges: list[tuple[int, int]]) -> None:
         sets = [each for each in sets if not each & users] + ([met] if met else [])
     in_order = sorted(sets, key=min)
     assert number == [next(n for n, s in enumerate(in_order) if i in s) for i in range(10)]
+
+
+@given(st.data())
+def test_signatures_are_sets_and_multisets(data: st.DataObject) -> None:
+    """Of items with few edges and with many, to labels that are few or far apart."""
+    n_there, n_kinds = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 3))
+    far = data.draw(st.sampled_from([1, 10**6]))
+    label = np.array(data.draw(st.lists(st.integers(0, 4), min_size=n_there, max_size=n_there)))
+    edge = st.tuples(st.integers(0, n_there - 1), st.integers(0, n_kinds - 1))
+    edges = data.draw(st.lists(st.lists(edge, max_size=60), min_size=1, max_size=5))
+    items = np.array(data.draw(st.permutations(range(len(edges)))), np.int64)
+    index = np.cumsum([0, *map(len, edges)])
+    there, kind = np.array([e for each in edges for e in each], np.int32).reshape(-1, 2).T
+    for counted in (False, True):
+        values, ends = signatures(
+            items, index, there.copy(), kind.copy(), n_kinds, label * far, counted
+        )
+        found = [tuple(values[a:b].tolist()) for a, b in pairwise(ends)]
+        assert all(list(one) == sorted(set(one)) for one in found)
+        met = [Counter((int(label[e]), k) for e, k in edges[i]) for i in items.tolist()]
+        expected = [frozenset(one.items() if counted else one) for one in met]
+        assert [len(one) for one in found] == [len(one) for one in met]
+        for one, mine in zip(found, expected, strict=True):
+            for other, theirs in zip(found, expected, strict=True):
+                assert (one == other) == (mine == theirs)

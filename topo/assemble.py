@@ -14,7 +14,7 @@ from mpisim.base.frozen import frozen
 
 from .fabrics import Fabric, FabricGraph, Ports, build_fabric
 from .nodes import Node, NodeGraph, build_node_graph, hop_latency
-from .topology import Grid, LinkKind, NodeKind, Topology
+from .topology import Grid, LinkKind, LinkShift, NodeKind, Topology
 
 __all__ = ["assemble"]
 
@@ -98,12 +98,22 @@ def assemble(
         max_inflow=max_inflow,
         nics=nodes * node.nics,
         period=1 if fabric_graph is None else fabric_graph.period,
+        shift=_shift(fabric_graph, nodes * len(graph.source), len(graph.source)),
         labels=_parallel_link_names(names, ends[0], ends[1], kind == LinkKind.FABRIC),
         tour=None if fabric_graph is None else _tour(fabric_graph, node_graph, nodes, gpus),
         grid=_grid(fabric_graph, node_graph, nodes)
         if fabric_graph is not None and fabric_graph.grid is not None
         else None,
     )
+
+
+def _shift(fabric_graph: FabricGraph | None, inside: int, each: int) -> LinkShift | None:
+    """Return `Topology.shift`: of `inside` links of nodes, `each` of one, and of the fabric."""
+    if fabric_graph is None or not fabric_graph.shift:
+        return None
+    sizes = np.array([inside, *map(len, fabric_graph.source)], np.int64)
+    first = np.cumsum(sizes) - sizes
+    return LinkShift(first, np.array([fabric_graph.period * each, *fabric_graph.shift], np.int64))
 
 
 def _own_ports(node_graph: NodeGraph, nodes: int) -> NDArray[np.int64]:

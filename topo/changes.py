@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError, nearest
 
-from .link_patterns import LinkPatterns
+from .link_patterns import EndPatterns
 from .routes import ReroutedPaths, ShortestTimeRoutes
 from .topology import LinkKind, Topology, check_connected
 from .units import parse_bandwidth, parse_latency
@@ -67,7 +67,7 @@ def apply_changes(topology: Topology, changes: Mapping[str, object]) -> Topology
         nics = topology.kind == LinkKind.NIC
         ratio = values["bandwidth"][nics] / topology.bandwidth[nics]
         max_inflow = topology.max_inflow * (ratio.max() if len(ratio) else 1.0)
-        return replace(topology, **values, max_inflow=max_inflow, period=0)
+        return replace(topology, **values, max_inflow=max_inflow, period=0, shift=None)
     number = np.where(kept, np.cumsum(kept) - 1, -1)
     columns = {
         key: getattr(topology, key)[kept]
@@ -89,6 +89,7 @@ def apply_changes(topology: Topology, changes: Mapping[str, object]) -> Topology
         **columns,
         max_inflow=np.full(int(kept.sum()), np.inf),
         period=0,
+        shift=None,
     )
     check_connected(found)
     return found
@@ -199,7 +200,8 @@ class _Change(NamedTuple):
 
 def _read_changes(topology: Topology, changes: Mapping[str, object]) -> Iterator[_Change]:
     """Yield changes in their order."""
-    patterns = LinkPatterns(topology.link_names)
+    ends = topology.source, topology.target
+    patterns = EndPatterns(topology.names, *ends, topology.labels)
     for name, value in changes.items():
         pattern, key = _split_name(name, value)
         links = patterns.matching(pattern)

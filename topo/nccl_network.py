@@ -16,7 +16,8 @@ the rate is what links carry.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,7 @@ from mpisim.base.quantity import PICOSECONDS, Quantity
 from .link_library import UNMEASURED, CollectiveLibrary, LinkLibrary
 from .nccl import Choice, Nccl, Shape
 from .nccl.bottleneck import LATENCY, bottleneck_of
+from .nccl.model import MAX_CHOICES_CACHED
 from .nccl.shape import Regime
 from .network import Price, rate_of
 from .routes import ReroutedPaths
@@ -115,6 +117,9 @@ class NcclNetwork:
             if numbers is not None
         }
         self._highest: dict[tuple[Pattern, Shape], int] = {}
+        # Groups of one shape have one price but for links, of which each may have others.
+        self._unlimited: dict[tuple[Operation, int, Shape], Price] = {}
+        self._bottlenecks: dict[tuple[Operation, int, Shape], str] = {}
         gpus_per_node = library.system.gpus_per_node
         # Where links were cut others carry for them, which no measurement saw.
         cut = isinstance(topology.paths, ReroutedPaths)
@@ -179,12 +184,13 @@ class NcclNetwork:
         self, index: Ints, members: NDArray[np.int32], operations: Ints
     ) -> tuple[Ints, list[Placement]]:
         system = self.library.system
-        label, shapes = shapes_of(index, members, system)
+        arranged = arrangements(index, members, system.gpus_per_node)
+        label, shapes = shapes_of(index, members, system, arranged)
         if self._links.neutral:
             return label, [Placement(shape) for shape in shapes]
         known: dict[Placement, int] = {}
         found = np.empty(len(index) - 1, np.int64)
-        for each in arrangements(index, members, system.gpus_per_node):
+        for each in arranged:
             shape = shapes[label[each.groups[0]]]
             for bits in distinct(operations[each.groups]).tolist():
                 same = operations[each.groups] == bits
@@ -282,11 +288,16 @@ class NcclNetwork:
         shape = group.shape
         if shape.ranks == 1:
             return Price(0)
-        if self._link_library is None:
-            choice = self.library.choose(operation, bytes, shape)
-        else:
+        if self._link_library is not None:
             choice, _ = self.choices(operation, bytes, group)[0]
-        return self._unlimited_price(operation, bytes, shape, choice)
+            return self._unlimited_price(operation, bytes, shape, choice)
+        key = (operation, bytes, shape)
+        found = self._unlimited.get(key)
+        if found is None:
+            choice = self.library.choose(operation, bytes, shape)
+            found = self._unlimited_price(operation, bytes, shape, choice)
+            _remember(self._unlimited, key, found)
+        return found
 
     def _unlimited_price(
         self, operation: Operation, bytes: int, shape: Shape, choice: Choice
@@ -457,7 +468,10 @@ class NcclNetwork:
             return "latency of links"
         if self.nccl is None:
             return LATENCY
-        return bottleneck_of(self.nccl, operation, bytes, group.shape)
+        key = (operation, bytes, group.shape)
+        if key not in self._bottlenecks:
+            _remember(self._bottlenecks, key, bottleneck_of(self.nccl, *key))
+        return self._bottlenecks[key]
 
     # --- links ------------------------------------------------------------------------------------
 
@@ -494,6 +508,13 @@ class NcclNetwork:
             Bytes over the link per byte of payload, in units of 2**-20, rounded up.
         """
         return self._links.loads(index, members, pattern)
+
+
+def _remember(known: dict[Any, Any], key: Hashable, value: Any) -> None:
+    """Add to what is known of communications of some sizes; of too many all are forgotten."""
+    if len(known) >= MAX_CHOICES_CACHED:
+        known.clear()
+    known[key] = value
 
 
 def _limits_at(

@@ -105,6 +105,8 @@ def changed_system(system: System, topology: Topology) -> System:
     topology : Topology
         With changes.
     """
+    if topology.is_nominal:
+        return system
     common = typical_bandwidth(topology)
     changes = {}
     for kind, key in _SYSTEM_KEYS.items():

@@ -28,6 +28,7 @@ __all__ = [
     "AllPairsRoutes",
     "Grid",
     "LinkKind",
+    "LinkShift",
     "NodeKind",
     "RouteFunction",
     "Topology",
@@ -128,6 +129,25 @@ class Grid:
 
 
 @frozen(eq=False)
+class LinkShift:
+    """By how much the numbers of links of a route grow from one period of a topology to the next.
+
+    Attributes
+    ----------
+    first : int64, shape (k,)
+        The first link of each piece of links that shift alike; ascending.
+    step : int64, shape (k,)
+    """
+
+    first: NDArray[np.int64]
+    step: NDArray[np.int64]
+
+    def of(self, links: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return by how much some links shift."""
+        return self.step[np.searchsorted(self.first, links, side="right") - 1]
+
+
+@frozen(eq=False)
 class Topology:
     """GPUs, what joins them, and routes.
 
@@ -167,6 +187,9 @@ class Topology:
     period : int
         Groups that are this many nodes apart have equal routes, over links of equal bandwidth; 0
         where that is not so.
+    shift : LinkShift, optional
+        Where the links of a route are if both GPUs are `period` nodes further on; None where that
+        is not known.
     labels : mapping of int to str
         Names of single links that have one of their own.
     tour : int64, shape (n_gpus,), optional
@@ -191,6 +214,7 @@ class Topology:
     max_inflow: NDArray[np.float64]
     nics: int = 0
     period: int = 0
+    shift: LinkShift | None = None
     labels: dict[int, str] = field(default_factory=dict)
     tour: NDArray[np.int64] | None = None
     grid: Grid | None = None
@@ -209,6 +233,12 @@ class Topology:
     def n_links(self) -> int:
         """How many links, each direction for itself."""
         return len(self.source)
+
+    @cached_property
+    def is_nominal(self) -> bool:
+        """Whether all links have the bandwidth that they were built with."""
+        same = self.bandwidth is self.nominal  # as where nothing was changed
+        return same or bool((self.bandwidth == self.nominal).all())
 
     def link_name(self, link: int) -> str:
         """Return the name of a link: its own, or those of its ends."""

@@ -405,22 +405,23 @@ def write_texts(group: Group, name: str, texts: Sequence[str]) -> None:
     """
     import h5py
 
-    stored: list[bytes] | NDArray[np.bytes_]
     if isinstance(texts, NumberedTexts) and len(texts) > MAX_PLAIN_COLUMN:
-        plain, stored = True, texts.encoded()
-        longest = stored.dtype.itemsize
+        plain, packed, stored = True, True, texts.encoded()
     else:
-        together = "".join(texts)
+        number = {text: i for i, text in enumerate(dict.fromkeys(texts))}  # many may be equal
+        together = "".join(number)
         plain = "\0" not in together and _is_utf8(together)
-        stored = [(text if plain else json.dumps(text)).encode() for text in texts]
-        longest = max(map(len, stored), default=0)
-    if len(stored) > MAX_PLAIN_COLUMN and (
-        isinstance(stored, np.ndarray) or 0 < longest * len(stored) <= 2 * sum(map(len, stored))
-    ):
-        # Texts of one length are compressed; HDF5 keeps others one by one.
+        distinct = [(text if plain else json.dumps(text)).encode() for text in number]
+        at = np.fromiter(map(number.__getitem__, texts), np.intp, len(texts))
+        lengths = np.array([*map(len, distinct)], np.int64)
+        packed = len(at) > MAX_PLAIN_COLUMN and (
+            0 < lengths.max() * len(at) <= 2 * lengths[at].sum()
+        )
+        stored = np.array(distinct, np.bytes_ if packed else object)[at]
+    if packed:  # texts of about one length are compressed; HDF5 keeps others one by one
         dataset = group.create_dataset(
             name,
-            data=np.array(stored, h5py.string_dtype("utf-8", longest)),
+            data=stored.astype(h5py.string_dtype("utf-8", stored.dtype.itemsize)),
             track_times=False,
             **_packed(len(stored)),
         )
@@ -429,7 +430,7 @@ def write_texts(group: Group, name: str, texts: Sequence[str]) -> None:
             name, (len(stored),), h5py.string_dtype("utf-8"), track_times=False
         )
         if len(stored):
-            dataset[:] = np.array(stored, object)
+            dataset[:] = stored
     if not plain:
         dataset.attrs["encoding"] = "json"
 

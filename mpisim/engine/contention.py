@@ -40,9 +40,13 @@ __all__ = [
     "domains_of",
     "find_contention",
     "links_that_can_saturate",
+    "shares_links",
 ]
 
 Ints = NDArray[np.int64]
+
+SOME_RANKS = 64
+"""Ranks whose communicators are looked at first, where it is asked if any share links."""
 
 
 @frozen(eq=False)
@@ -127,6 +131,30 @@ def find_contention(
     return Contention(routes, use.backwards)
 
 
+def shares_links(program: Program, network: Network | None, first_ranks: int = SOME_RANKS) -> bool:
+    """Return whether `find_contention` would find any. Local.
+
+    Parameters
+    ----------
+    program : Program
+        With all tables.
+    network : Network, optional
+    first_ranks : int
+        Ranks whose communicators are looked at first; the answer does not depend on it.
+    """
+    if not isinstance(network, SharedNetwork):
+        return False
+    # As a rule links that some ranks use are shared already by their own communicators: more of
+    # these load links no less.
+    some = np.zeros(len(program.communicators), bool)
+    some[program.slots[: program.slot_index[min(program.n_ranks, first_ranks)]]] = True
+    for chosen in (some, None):
+        use = _use(program, network, (), chosen)
+        if use.patterns and len(_routes(program, network, use)):
+            return True
+    return False
+
+
 # --- use ----------------------------------------------------------------------------------------
 
 
@@ -134,17 +162,31 @@ def _use(
     program: Program,
     network: SharedNetwork,
     wire_delays: Sequence[NDArray[np.int64] | None],
+    chosen: NDArray[np.bool_] | None = None,
 ) -> _Use:
-    """Collect the patterns of the ranks whose tables are held here. Local."""
+    """Collect the patterns of the ranks whose tables are held here. Local.
+
+    On all communicators, or on those chosen.
+    """
     groups = program.communicators
     label, classes = network.group_classes(groups.index, groups.members, program.operation_bits)
     owner = np.repeat(np.arange(program.n_ranks), np.diff(program.slot_index))
     slot = np.arange(len(owner)) - program.slot_index[owner]
+    bound = program.slots
+    if chosen is not None:
+        (at,) = np.nonzero(chosen[bound])
+        owner, slot, bound = owner[at], slot[at], bound[at]
     # All slots of one table, number and class of communicators see the same prices.
-    keys = (label[program.slots], program.table[owner].astype(np.int64), slot)
+    keys = (label[bound], program.table[owner].astype(np.int64), slot)
     span = [int(key.max(initial=0)) + 1 for key in keys]
     key = (keys[0] * span[1] + keys[1]) * span[2] + keys[2]
     kinds, kind = _numbered(key)
+    # Most communicators are bound by many ranks in one way: one of them says it for all.
+    last = np.empty(len(groups), np.int64)
+    last[bound] = np.arange(len(kind))
+    by = last[bound]
+    (kept,) = np.nonzero((by == np.arange(len(kind))) | (kind != kind[by]))
+    kind = kind[kept]
 
     number: dict[Hashable, int] = {}
     communications: dict[int, _TableCommunications] = {}
@@ -174,7 +216,7 @@ def _use(
     at, entry = ranges(index, kind)
     tables = [table for table in program.tables if table is not None]
     return _Use(
-        communicator=program.slots[entry].astype(np.int64),
+        communicator=bound[kept[entry]].astype(np.int64),
         pattern=pairs[at, 0],
         rate=pairs[at, 1],
         several=several[kind[entry]],

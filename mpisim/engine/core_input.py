@@ -8,7 +8,7 @@ them through pointers, checks no index, and knows nothing of how they were made
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,7 @@ class CoreInput:
         The distinct tables.
     table : int32, shape (h,)
         Each rank's entry in `lowered`.
-    durations : list of int64 arrays
+    durations : sequence of int64 arrays
         The distinct priced durations of all rows of a table, in ps, but for `variation`.
     duration : int32, shape (h,)
         Each rank's entry in `durations`.
@@ -101,7 +101,7 @@ class CoreInput:
 
     lowered: list[LoweredTable]
     table: NDArray[np.int32]
-    durations: list[NDArray[np.int64]]
+    durations: Sequence[NDArray[np.int64]]
     duration: NDArray[np.int32]
     numbers: NDArray[np.int32]
     count: NDArray[np.int64]
@@ -125,7 +125,7 @@ class CoreInput:
         return self.duration if self.sharing is None else self.sharing.kind
 
     @property
-    def kinds(self) -> list[NDArray[np.int64]]:
+    def kinds(self) -> Sequence[NDArray[np.int64]]:
         """Durations of rows as the tiled core takes them, in ps."""
         return self.durations if self.sharing is None else self.sharing.durations
 
@@ -162,7 +162,7 @@ class SharingInput:
 
     Attributes
     ----------
-    prices : list of int32 arrays
+    prices : sequence of int32 arrays
         For each of the `CoreInput.durations`, the price of each row, or -1: others do not flow.
     kind : int32, shape (h,)
         Of each rank.
@@ -176,7 +176,7 @@ class SharingInput:
         How long each communication takes for which that is looked up, in ps.
     """
 
-    prices: list[NDArray[np.int32]]
+    prices: Sequence[NDArray[np.int32]]
     kind: NDArray[np.int32]
     durations: list[NDArray[np.int64]]
     looked_up: list[NDArray[np.uint8]]
@@ -194,7 +194,7 @@ class FlowInput:
     ----------
     views : list of StreamView
         One for each of the lowered tables.
-    prices : list of int32 arrays
+    prices : sequence of int32 arrays
         For each of the durations, the price of each row, or -1.
     latency, volume, rate, pattern : int64, shape (p,)
         See `mpisim.topo.Price`; patterns are those of the routes.
@@ -215,7 +215,7 @@ class FlowInput:
     """
 
     views: list[StreamView]
-    prices: list[NDArray[np.int32]]
+    prices: Sequence[NDArray[np.int32]]
     latency: NDArray[np.int64]
     volume: NDArray[np.int64]
     rate: NDArray[np.int64]

@@ -8,7 +8,7 @@ communicator classes share one array of durations.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..base.errors import InputError
 from ..program import UNPRICED, Kind, Operation, Program, Table
 from ..topo import Network, Price
-from ._core import requested_prices
+from ._core import filled, requested_prices
 from .duration_factors import ONE, DurationFactors, jitter_table
 from .refine import dense
 
@@ -29,25 +29,90 @@ MAX_DURATION = 1 << 60
 """No rank may need more time than this by itself, in ps (13 days): sums must fit into int64."""
 
 
+MAX_KEPT_BYTES = 1 << 26
+"""Of durations, and of prices of rows: more are made anew whenever they are asked for."""
+
+
 class Priced(NamedTuple):
     """Durations and prices of the rows of some ranks.
 
     Attributes
     ----------
-    durations : list of int64 arrays
+    durations : sequence of int64 arrays
         The distinct arrays, each of shape (rows of the table,), in ps.
     which : int32, shape (h,)
         The entry of each rank.
-    prices : list of int32 arrays
+    prices : sequence of int32 arrays
         Beside each of the durations: the entry of each row in `known`, or -1.
     known : tuple of Price
         Prices with one of the requested patterns, by number.
     """
 
-    durations: list[NDArray[np.int64]]
+    durations: Sequence[NDArray[np.int64]]
     which: NDArray[np.int32]
-    prices: list[NDArray[np.int32]]
+    prices: Sequence[NDArray[np.int32]]
     known: tuple[Price, ...] = ()
+
+    def requested(self, entry: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Return durations and prices of the communications without a duration, in their order.
+
+        Parameters
+        ----------
+        entry : int
+            Of `durations`, from `price` for some patterns.
+        """
+        assert isinstance(self.durations, RowValues)
+        assert isinstance(self.prices, RowValues)
+        return self.durations.requested(entry), self.prices.requested(entry)
+
+
+class RowValues(Sequence[NDArray[Any]]):
+    """Arrays with a value for each row of a table, some of which are given by few numbers.
+
+    Where there are many arrays they are made anew whenever one is asked for: where every NIC has a
+    bandwidth of its own, every rank has prices of its own, and most of its rows have none.
+
+    Parameters
+    ----------
+    parts : sequence of (array, _Requests, array)
+        For each array: all rows, where those that request a price have any value; what its table
+        requests; and the value of each request, or none at all.
+    kept_bytes : int
+        Arrays of together no more are made at once and kept.
+    """
+
+    def __init__(self, parts: Sequence[_RowParts], kept_bytes: int) -> None:
+        self._parts, self._kept_bytes = parts, kept_bytes
+        self._kept: list[NDArray[Any]] | None = None
+        if sum(base.nbytes for base, _, _ in parts) <= kept_bytes:
+            self._kept = [self._made(i) for i in range(len(parts))]
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self)))]
+        return self._made(at) if self._kept is None else self._kept[at]
+
+    def _made(self, at: int) -> NDArray[Any]:
+        base, requests, values = self._parts[at]
+        if not len(values):
+            return base.copy()
+        return np.asarray(filled(base, requests.rows, requests.which, values))
+
+    def mapped(self, of: NDArray[Any]) -> RowValues:
+        """Return the arrays with ``of[value]`` in place of every value that is requested."""
+        parts = [(base, requests, of[values]) for base, requests, values in self._parts]
+        return RowValues(parts, self._kept_bytes)
+
+    def requested(self, at: int) -> NDArray[Any]:
+        """Return the values of the rows of an array that request a price."""
+        _, requests, values = self._parts[at]
+        return values[requests.which]
+
+
+_RowParts = tuple[NDArray[Any], "_Requests", NDArray[Any]]
 
 
 def price(
@@ -56,6 +121,7 @@ def price(
     network: Network | None = None,
     patterns: Collection[Hashable] = (),
     wire_delays: Sequence[NDArray[np.int64] | None] = (),
+    kept_bytes: int = MAX_KEPT_BYTES,
 ) -> Priced:
     """Price every row of the hosted ranks, at speed 1 and without jitter. Local.
 
@@ -72,6 +138,8 @@ def price(
         Numbers are returned for prices of these patterns.
     wire_delays : sequence of (int64, shape (n,), or None), optional
         As for `mpisim.engine.simulate`.
+    kept_bytes : int
+        Where durations or prices need more, they are made anew whenever they are asked for.
 
     Returns
     -------
@@ -92,16 +160,17 @@ def price(
         )
     pricing = _Pricing(program, network, patterns, wire_delays)
     which = np.zeros(len(hosted), np.int32)
-    durations: list[NDArray[np.int64]] = []
-    numbers: list[NDArray[np.int32]] = []
-    for ranks, slots, labels in pricing.equally_priced(hosted):
-        found, priced = pricing.durations(int(hosted[ranks[0]]), slots, labels)
+    durations: list[_RowParts] = []
+    numbers: list[_RowParts] = []
+    for ranks, requests, labels in pricing.equally_priced(hosted):
+        found, priced = pricing.requested(int(hosted[ranks[0]]), requests, labels)
         slowest = ranks[np.argmin(program.speed[hosted[ranks]])]
-        pricing.check_length(int(hosted[slowest]), found)
+        pricing.check_length(int(hosted[slowest]), requests, found)
         which[ranks] = len(durations)
-        durations.append(found)
-        numbers.append(priced)
-    return Priced(durations, which, numbers, tuple(pricing.known))
+        durations.append((requests.duration, requests, found))
+        numbers.append((requests.no_price, requests, priced))
+    made = RowValues(durations, kept_bytes), RowValues(numbers, kept_bytes)
+    return Priced(made[0], which, made[1], tuple(pricing.known))
 
 
 def agreed(priced: Priced, comm: Intracomm | None) -> Priced:
@@ -117,7 +186,9 @@ def agreed(priced: Priced, comm: Intracomm | None) -> Priced:
     every = {one: None for part in comm.allgather(priced.known) for one in part}
     number = {one: i for i, one in enumerate(every)}
     own = np.array([number[one] for one in priced.known] + [-1], np.int32)
-    return priced._replace(prices=[own[one] for one in priced.prices], known=tuple(every))
+    prices = priced.prices
+    renumbered = prices.mapped(own) if isinstance(prices, RowValues) else [own[i] for i in prices]
+    return priced._replace(prices=renumbered, known=tuple(every))
 
 
 def varied(program: Program, hosted: NDArray[np.int32], priced: Priced) -> Priced:
@@ -165,6 +236,43 @@ def _split(values: NDArray[np.int64], label: NDArray[np.int64]) -> list[NDArray[
     return np.split(values[order], np.flatnonzero(np.diff(label[order])) + 1)
 
 
+class _Requests(NamedTuple):
+    """What the rows of a table request of the network: see `requested_prices`.
+
+    Attributes
+    ----------
+    duration : int64, shape (n,)
+        Of all rows, -1 of those that request a price.
+    no_price : int32, shape (n,)
+        -1 for all; empty if no patterns are asked for.
+    rows, which : int32, shape (m,)
+        Rows that request a price, and the request of each.
+    first, operation, bytes, longer : lists, one entry a request
+        Its first row, what it is, and how much longer it takes, in ps.
+    slots : int64, shape (s,)
+        On which anything is requested.
+    slot : int64, shape (n_requests,)
+        The entry of `slots` of each request.
+    n_rows : int64, shape (n_requests,)
+        Rows that request it.
+    given_time : float
+        ps of all other rows together.
+    """
+
+    duration: NDArray[np.int64]
+    no_price: NDArray[np.int32]
+    rows: NDArray[np.int32]
+    which: NDArray[np.int32]
+    first: list[int]
+    operation: list[int]
+    bytes: list[int]
+    slots: NDArray[np.int64]
+    slot: NDArray[np.int64]
+    longer: list[int]
+    n_rows: NDArray[np.int64]
+    given_time: float
+
+
 class _Pricing:
     """Prices rows, and caches the prices of the network."""
 
@@ -187,33 +295,34 @@ class _Pricing:
             self._label, self._class = network.group_classes(
                 groups.index, groups.members, program.operation_bits
             )
-        self._prices: dict[tuple[int, int, Hashable], Price] = {}
+        self._prices: dict[tuple[int, int, int], Price] = {}
+        self._costs: dict[tuple[int, int, int, int], tuple[int, int]] = {}
 
     def equally_priced(
         self, hosted: NDArray[np.int32]
-    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], list[Hashable]]]:
+    ) -> Iterator[tuple[NDArray[np.int64], _Requests, NDArray[np.int64]]]:
         """Split the hosted ranks into those whose communications cost the same, row by row.
 
         Yields
         ------
         ranks : int64
             Entries of `hosted`.
-        slots : int64, shape (s,)
-            Those on which something is to be priced.
-        classes : list of s classes of communicators
+        requests : _Requests
+            Of their table.
+        labels : int64, shape (n_requests,)
+            The class of the communicator of each request.
         """
         program = self.program
         table = program.table[hosted]
         for ranks in _split(np.arange(len(hosted)), table.astype(np.int64)):
-            held = program.table_of(int(hosted[ranks[0]]))
-            rows = np.flatnonzero(held.is_communication & (held.duration == UNPRICED))
-            if len(rows) and self.network is None:
+            first_rank = int(hosted[ranks[0]])
+            requests = self._requests_of(first_rank)
+            if len(requests.rows) and self.network is None:
                 raise InputError(
-                    f"{self._where(int(hosted[ranks[0]]), int(rows[0]))}: the communication has no "
+                    f"{self._where(first_rank, int(requests.rows[0]))}: the communication has no "
                     "duration; give one, or a network"
                 )
-            slots = np.flatnonzero(np.bincount(held.slot[rows], minlength=1))
-            bound = program.slots[program.slot_index[hosted[ranks]][:, None] + slots]
+            bound = program.slots[program.slot_index[hosted[ranks]][:, None] + requests.slots]
             labels = self._label[bound]
             kind = np.zeros(len(ranks), np.int64)
             for column in labels.T[
@@ -221,40 +330,66 @@ class _Pricing:
             ]:  # the others are the same for all
                 kind, _ = dense(kind * (len(self._class) + 1) + column)
             for part in _split(np.arange(len(ranks)), kind):
-                yield ranks[part], slots, [self._class[i] for i in labels[part[0]].tolist()]
+                yield ranks[part], requests, labels[part[0]][requests.slot]
 
-    def durations(
-        self, rank: int, slots: NDArray[np.int64], classes: list[Hashable]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Return the duration at speed 1 and the price of every row of a rank, shape (n,) each."""
+    def _requests_of(self, rank: int) -> _Requests:
+        """Return what the table of a rank requests of the network."""
+        number = int(self.program.table[rank])
         table = self.program.table_of(rank)
-        durations = table.duration.copy()
-        prices = np.full(len(table) if self._patterns else 0, -1, np.int32)
-        of_slot = dict(zip(slots.tolist(), classes, strict=True))
-        delays = self._wire_delays
-        delay = delays[int(self.program.table[rank])] if delays else None
-        unpriced, which, first = requested_prices(table, delay)
-        extra = [0] * len(first) if delay is None else delay[first].tolist()
-        columns = (table.operation, table.bytes, table.slot)
-        found = np.empty((len(first), 2), np.int64)
-        for i, (row, operation, size, slot, by) in enumerate(
-            zip(first.tolist(), *(column[first].tolist() for column in columns), extra)
-        ):
-            key = (operation, size, of_slot[slot])
-            if key not in self._prices:
-                self._prices[key] = self._price(rank, row, *key)
-            cost = self._prices[key].longer(by)
-            if cost.duration >= MAX_DURATION:
-                raise InputError(
-                    f"{self._where(rank, row)}: the communication takes "
-                    f"{cost.duration * 1e-12:.3g} s, more than the "
-                    f"{MAX_DURATION * 1e-12:.3g} s that a run can count"
-                )
-            found[i] = cost.duration, self._number(cost)
-        durations[unpriced] = found[which, 0]
-        if self._patterns:
-            prices[unpriced] = found[which, 1]
-        return durations, prices
+        delay = self._wire_delays[number] if self._wire_delays else None
+        rows, which, first = requested_prices(table, delay)
+        slots, slot = np.unique(table.slot[first], return_inverse=True)
+        done = np.abs(table.duration).sum(dtype=np.float64) - len(rows) * abs(UNPRICED)
+        return _Requests(
+            duration=table.duration,
+            no_price=np.full(len(table) if self._patterns else 0, -1, np.int32),
+            rows=rows,
+            which=which,
+            first=first.tolist(),
+            operation=table.operation[first].tolist(),
+            bytes=table.bytes[first].tolist(),
+            slots=slots,
+            slot=slot.reshape(-1),
+            longer=[0] * len(first) if delay is None else delay[first].tolist(),
+            n_rows=np.bincount(which, minlength=len(first)),
+            given_time=float(done),
+        )
+
+    def requested(
+        self, rank: int, requests: _Requests, labels: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Return the duration at speed 1 and the price of every request, shape (n_requests,) each.
+
+        No prices where no patterns are asked for.
+        """
+        durations, prices = [], []
+        asked = zip(
+            requests.operation, requests.bytes, labels.tolist(), requests.longer, strict=True
+        )
+        for i, key in enumerate(asked):
+            if key not in self._costs:
+                self._costs[key] = self._cost(rank, requests.first[i], *key)
+            duration, number = self._costs[key]
+            durations.append(duration)
+            prices.append(number)
+        return np.array(durations, np.int64), np.array(prices if self._patterns else [], np.int32)
+
+    def _cost(
+        self, rank: int, row: int, operation: int, size: int, label: int, longer: int
+    ) -> tuple[int, int]:
+        """Return the duration of a row of a rank, in ps, and the number of its price."""
+        key = operation, size, label
+        if key not in self._prices:
+            self._prices[key] = self._price(rank, row, operation, size, self._class[label])
+        cost = self._prices[key].longer(longer)
+        duration = cost.duration
+        if duration >= MAX_DURATION:
+            raise InputError(
+                f"{self._where(rank, row)}: the communication takes "
+                f"{duration * 1e-12:.3g} s, more than the "
+                f"{MAX_DURATION * 1e-12:.3g} s that a run can count"
+            )
+        return duration, self._number(cost)
 
     def _price(self, rank: int, row: int, operation: int, size: int, group: Hashable) -> Price:
         """Price a row of a rank by the network."""
@@ -272,14 +407,24 @@ class _Pricing:
             return -1
         return self.known.setdefault(price, len(self.known))
 
-    def check_length(self, rank: int, durations: NDArray[np.int64]) -> None:
-        """Raise if the rows of a rank, one after the other, take more than clocks can count."""
+    def check_length(self, rank: int, requests: _Requests, durations: NDArray[np.int64]) -> None:
+        """Raise if the rows of a rank, one after the other, take more than clocks can count.
+
+        Parameters
+        ----------
+        rank : int
+        requests : _Requests
+            Of its table.
+        durations : int64, shape (n_requests,)
+            Of each, in ps.
+        """
         table, jitter = self.program.table_of(rank), self.program.jitter
         speed = float(self.program.speed[rank])
         longest = 1.0 if jitter is None else float(jitter_table(jitter.spread)[-1]) / ONE
-        total = float(np.abs(durations).sum(dtype=np.float64)) + table.launch_time
+        total = requests.given_time + table.launch_time
+        total += float(durations.astype(np.float64) @ requests.n_rows)
         if longest != speed:
-            own = float(durations[table.kind <= Kind.COPY].sum(dtype=np.float64))
+            own = float(table.duration[table.kind <= Kind.COPY].sum(dtype=np.float64))
             total += own * (longest / speed - 1)
         if not total < MAX_DURATION:
             raise InputError(

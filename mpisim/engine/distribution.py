@@ -282,12 +282,13 @@ def _sharing(
         rows = np.flatnonzero(one.table.is_communication & (one.table.duration == UNPRICED))
         eager = (one.table.flags[rows] & Flag.EAGER) != 0
         alike = [entries]
-        base = priced.durations[entries[0]][rows] if entries else np.empty(0, np.int64)
+        base = priced.requested(entries[0])[0] if entries else np.empty(0, np.int64)
         varies = np.zeros(len(rows), bool)
         flows = np.zeros(len(rows), bool)
         for entry in entries:
-            varies |= priced.durations[entry][rows] != base
-            flows |= priced.prices[entry][rows] >= 0
+            durations_of, prices_of = priced.requested(entry)
+            varies |= durations_of != base
+            flows |= prices_of >= 0
         if (varies & eager).any():  # each rank's own ready time counts: nothing to look up
             alike, varies = [[entry] for entry in entries], np.zeros(len(rows), bool)
         found = rows[(varies | flows) & ~eager]

@@ -31,7 +31,7 @@ Three invariants make this fast and exact:
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,6 +98,9 @@ class Labels(NamedTuple):
     link: Ints
 
 
+MANY_NEW = 0.25
+"""Part of all loads from which on the whole of each signature is looked at."""
+
 NO_LOADS = LinkLoads(*(np.empty(0, np.int64) for _ in range(4)))
 
 
@@ -135,17 +138,13 @@ def refine(
     [0, 0, 2, 1]
     """
     ranks, groups, links = _Side(rank), _Side(group), _Side(loads.label)
-    of_rank = np.repeat(np.arange(len(rank)), np.diff(incidences.index))
-    group_index, by_group = _core.by_end(incidences.group, incidences.n_groups)
-    member, slot = of_rank[by_group], incidences.slot[by_group]
-    n_slots = int(incidences.slot.max(initial=-1)) + 1
+    of_rank = np.repeat(np.arange(len(rank), dtype=np.int32), np.diff(incidences.index))
+    members = _Edges(incidences.group, of_rank, incidences.slot, incidences.n_groups)
     by_links = _Edges(loads.link, loads.group, loads.kind, len(loads.label))
     by_groups = _Edges(loads.group, loads.link, loads.kind, incidences.n_groups)
 
     def split_by_members(examined: Ints) -> Ints:
-        at, owner = ranges(group_index, examined)
-        entries = ranks.label[member[at]] * n_slots + slot[at]
-        return groups.split(examined, *_sets(owner, entries, len(examined)))
+        return groups.split(examined, *members.signatures(examined, ranks.label, counted=False))
 
     new_groups, first = [np.arange(incidences.n_groups)], True
     split_by_members(new_groups[0])
@@ -164,38 +163,81 @@ def refine(
                 _distinct(incidences.group[ranges(incidences.index, changed)[0]])
             )
             new_groups.append(changed)
-            examined = _distinct(member[ranges(group_index, changed)[0]])
+            examined = members.met_by(changed)
         if not len(loads.label):
             break
         changed = _distinct(np.concatenate(new_groups))
-        changed = links.split(*by_groups.signatures(changed, groups.label))
+        changed = links.split(*by_groups.split_met(changed, by_links, groups.label))
         new_links = np.arange(len(loads.label)) if first else changed
-        changed = groups.split(*by_links.signatures(new_links, links.label))
+        changed = groups.split(*by_links.split_met(new_links, by_groups, links.label))
         if not len(changed):
             break
         new_groups, first = [changed], False
-        examined = _distinct(member[ranges(group_index, changed)[0]])
+        examined = members.met_by(changed)
     return Labels(ranks.label, groups.label, links.label)
 
 
 class _Edges:
-    """Loads, by the side they start from."""
+    """Incidences or loads, by the side they start from.
 
-    def __init__(self, here: Ints, there: Ints, kind: Ints, n: int) -> None:
-        self.index, order = _core.by_end(here, n)
+    Parameters
+    ----------
+    here : int64, shape (e,)
+        The item that each starts from, 0 to n - 1.
+    there : int, shape (e,)
+        The item of the other side.
+    kind : int64, shape (e,)
+        Kinds, or slots; at least 0.
+    n : int
+    """
+
+    def __init__(self, here: Ints, there: NDArray[Any], kind: Ints, n: int) -> None:
         # There are millions of loads: half of the memory will do.
-        self.here, self.there, self.kind = (
-            each.astype(np.int32)[order] for each in (here, there, kind)
-        )
+        self.there, self.kind = there.astype(np.int32), kind.astype(np.int32)
         self.n_kinds = int(kind.max(initial=-1)) + 1
+        if (here[1:] >= here[:-1]).all():  # as routes come
+            self.index = np.append(0, np.cumsum(np.bincount(here, minlength=n)))
+            return
+        self.index, order = _core.by_end(here, n)
+        self.there, self.kind = self.there[order], self.kind[order]
 
-    def signatures(self, items: Ints, label: Ints) -> tuple[Ints, Ints, Ints]:
-        """Items here with new labels → arguments of `_Side.split` for their neighbours there.
+    def met_by(self, items: Ints) -> Ints:
+        """Return the items there that some items here meet, ascending."""
+        every = len(items) == len(self.index) - 1
+        return _distinct(self.there if every else self.there[ranges(self.index, items)[0]])
 
-        By invariant 2 the labels that are not new are left out.
+    def signatures(self, items: Ints, label: Ints, *, counted: bool) -> tuple[Ints, Ints]:
+        """Return the set or, if `counted`, the multiset of (label, kind) that each item meets.
+
+        As values, at least 0 and ascending, and the index of the first value of each item.
         """
+        found: tuple[Ints, Ints]
+        found = _core.signatures(
+            items, self.index, self.there, self.kind, self.n_kinds, label, counted
+        )
+        return found
+
+    def split_met(self, items: Ints, back: _Edges, label: Ints) -> tuple[Ints, Ints, Ints]:
+        """Items here with new labels → arguments of `_Side.split` for the items there that they
+        meet.
+
+        By invariant 2 labels that are not new may be left out. Where most are new they are not:
+        edges then need not be sorted by the other side.
+
+        Parameters
+        ----------
+        items : int64
+        back : _Edges
+            The same edges by the other side.
+        label : int64
+            Of all items here.
+        """
+        count = self.index[items + 1] - self.index[items]
+        if count.sum() >= MANY_NEW * len(self.there):
+            met = self.met_by(items)
+            return met, *back.signatures(met, label, counted=True)
         at, _ = ranges(self.index, items)
-        entries = label[self.here[at]] * self.n_kinds + self.kind[at]
+        entries = np.repeat(label[items], count) * self.n_kinds + self.kind[at]
         return multisets(self.there[at].astype(np.int64), entries)
 
 
@@ -301,14 +343,6 @@ def ranges(index: Ints, items: Ints) -> tuple[Ints, Ints]:
     return at, owner
 
 
-def _sets(owner: Ints, entries: Ints, n: int) -> tuple[Ints, Ints]:
-    """Return the distinct entries of each owner, ascending, and the index of each owner's first."""
-    entries, n_entries = dense(entries)
-    pairs = _distinct(owner * n_entries + entries)
-    owners = pairs // max(n_entries, 1)
-    return pairs - owners * n_entries, np.searchsorted(owners, np.arange(n + 1))
-
-
 def multisets(owner: Ints, entries: Ints) -> tuple[Ints, Ints, Ints]:
     """Entries with their owners → the multiset of each owner, as arguments for `partition`.
 
@@ -335,7 +369,12 @@ def multisets(owner: Ints, entries: Ints) -> tuple[Ints, Ints, Ints]:
     return owners, entry * (count.max(initial=0) + 1) + count, index
 
 
-def _distinct(values: Ints) -> Ints:
-    """Return sorted distinct values; numpy.unique hashes first, which is slower for these."""
-    values = np.sort(values)
-    return values[np.diff(values, prepend=-1) != 0]
+def _distinct(values: NDArray[Any]) -> Ints:
+    """Return the distinct values, at least 0, ascending; numpy.unique takes longer for these."""
+    end = int(values.max(initial=-1)) + 1
+    if end > 8 * len(values) + 4096:
+        values = np.sort(values)
+        return values[np.diff(values, prepend=-1) != 0].astype(np.int64)
+    present = np.zeros(end, bool)
+    present[values] = True
+    return np.flatnonzero(present)

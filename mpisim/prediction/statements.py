@@ -29,6 +29,7 @@ from .unused_keys import unused_keys
 from .unused_network_keys import needs_prices, unused_network_keys
 
 if TYPE_CHECKING:
+    from ..engine import RunSetup
     from ..overlap import OverlapSummary
     from .prepared_program import PreparedProgram
 
@@ -127,6 +128,7 @@ def statements(
                 prepared.program,
                 _network_request(prepared.experiment),
                 prepared.networks,
+                run.setup,
             ),
             *(
                 f"{key} = {format_value(value)} (default)"
@@ -164,7 +166,11 @@ def uncertainty_lines(found: Uncertainty) -> list[str]:
 
 
 def network_notes(
-    cluster: Cluster, program: Program, request: NetworkRequest, networks: NetworkCache
+    cluster: Cluster,
+    program: Program,
+    request: NetworkRequest,
+    networks: NetworkCache,
+    setup: RunSetup | None = None,
 ) -> list[str]:
     """Return what limits the NICs, notes of the network, and its keys without effect. Local.
 
@@ -176,6 +182,8 @@ def network_notes(
     request : NetworkRequest
     networks : NetworkCache
         What it lacks is built and kept there.
+    setup : RunSetup, optional
+        Of a run of the program: what it found out is not looked for again.
     """
     limit = (
         nic_bottleneck(cluster) if request.nodes > 1 and request.choice.model == "nccl" else None
@@ -183,7 +191,7 @@ def network_notes(
     return [
         *([] if limit is None else [limit]),
         *getattr(request.network(networks), "notes", ()),
-        *unused_network_keys(program, request, networks),
+        *unused_network_keys(program, request, networks, setup),
     ]
 
 

@@ -8,17 +8,20 @@ without the key are requested prices and loads; nothing is simulated again.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import InputError
-from ..engine.contention import Contention, find_contention
+from ..engine.contention import Contention, find_contention, shares_links
 from ..program import UNPRICED, Communicators, Operation, Program
 from ..topo import Network, SharedNetwork
 from ..topo.network import integer_rates
 from .network import GivenKey, NetworkCache, NetworkRequest
+
+if TYPE_CHECKING:
+    from ..engine import RunSetup
 
 __all__ = ["needs_prices", "unused_network_keys"]
 
@@ -26,7 +29,10 @@ Ints = NDArray[np.int64]
 
 
 def unused_network_keys(
-    program: Program, request: NetworkRequest, networks: NetworkCache
+    program: Program,
+    request: NetworkRequest,
+    networks: NetworkCache,
+    setup: RunSetup | None = None,
 ) -> list[str]:
     """Return a line for each key that was given and changes no communication of a program. Local.
 
@@ -38,6 +44,8 @@ def unused_network_keys(
         The network with all keys that were given.
     networks : NetworkCache
         Where that network may have been built already.
+    setup : RunSetup, optional
+        Of a run of the program, which may have found out what shares links.
 
     Returns
     -------
@@ -49,7 +57,7 @@ def unused_network_keys(
         lines.append(f"network.contention: no effect, links are not shared with {model!r}")
     keys = request.given
     alone = request.choice.model == "nccl" and not request.choice.contention
-    if alone and needs_prices(program) and _contention(program, request.network(networks)) is None:
+    if alone and needs_prices(program) and not shares_links(program, request.network(networks)):
         lines.append("network.contention: no effect, no link that can be full is shared")
     if not keys:
         return lines
@@ -57,7 +65,7 @@ def unused_network_keys(
         why = "no communication takes its time from the network"
         return [*lines, *(f"{key.name}: no effect, {why}" for key in keys)]
     network = request.network(networks)
-    known = _effects_of_changes(program, request, network)
+    known = _effects_of_changes(program, request, network, setup)
     for key in keys:
         if key not in known:
             try:
@@ -71,7 +79,10 @@ def unused_network_keys(
 
 
 def _effects_of_changes(
-    program: Program, request: NetworkRequest, network: Network
+    program: Program,
+    request: NetworkRequest,
+    network: Network,
+    setup: RunSetup | None = None,
 ) -> dict[GivenKey, bool]:
     """Return whether changes of links have an effect, as far as it is known without a network.
 
@@ -90,7 +101,7 @@ def _effects_of_changes(
             open_[key] = without.links[network.capacity[without.links] != rates]
         elif without is not None:
             found[key] = False
-    contention = _contention(program, network) if request.choice.contention else None
+    contention = _contention(program, network, setup) if request.choice.contention else None
     if contention is None:
         return found
     loaded = np.zeros(len(network.capacity), bool)
@@ -183,7 +194,7 @@ def _equal_for(program: Program, one: Network, other: Network, contention: bool)
             pattern = answers[0][0].pattern
             if pattern is not None:
                 of_pattern.setdefault(pattern, []).append(kind.communicators)
-    if not contention or all(_contention(program, each) is None for each in (one, other)):
+    if not contention or not any(shares_links(program, each) for each in (one, other)):
         return True
     return all(
         _equal_loads(program.communicators, np.unique(np.concatenate(each)), pattern, one, other)
@@ -191,8 +202,12 @@ def _equal_for(program: Program, one: Network, other: Network, contention: bool)
     )
 
 
-def _contention(program: Program, network: Network) -> Contention | None:
+def _contention(program: Program, network: Network, setup: RunSetup | None) -> Contention | None:
     """Return which communications of a program can share links of a network that can be full."""
+    if setup is not None and setup.network is network and setup.contention:
+        ran = setup.simulated.program
+        if ran.communicators is program.communicators and ran.slots is program.slots:
+            return setup.shared
     from mpi4py import MPI
 
     return find_contention(program, network, MPI.COMM_SELF)

@@ -68,7 +68,8 @@ def signatures(program: Program) -> NDArray[np.int64]:
     here = held[program.table[owner]]
     owner, slot = owner[here], slot[here]
     count, digests = sequences[offset[program.table[owner]] + slot].T
-    return np.stack([program.slots[here].astype(np.int64), owner, count, digests], axis=1)
+    # Each column by itself in memory: there may be a million rows.
+    return np.stack([program.slots[here].astype(np.int64), owner, count, digests]).T
 
 
 def differing(found: NDArray[np.int64]) -> list[tuple[int, int]]:

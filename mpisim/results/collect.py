@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..base.version import __version__
 from ..engine.flows import Flows
+from ..engine.refine import dense
 from ..engine.run import Run
 from ..mpi.reductions import allreduce_any
 from ..program import Names, Operation, Program
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
 
     from ..engine.repetition import Repetition
 
-__all__ = ["collect", "gathered", "shared_names"]
+__all__ = ["collect", "gathered", "limits", "shared_names"]
+
+MAX_USUAL_SIZES = 4
+"""Sizes of one kind of communications that are looked at all together."""
 
 
 def collect(
@@ -263,7 +267,8 @@ def _communication_table(
     bytes_ = np.where(known > 0, whole * count + rest * count // np.maximum(known, 1), -1)
     with np.errstate(divide="ignore", invalid="ignore"):
         bandwidth = np.where((known > 0) & (known_wire > 0), size / (known_wire * SECONDS), np.nan)
-    order = np.lexsort((operation, communicator, -(wire + waiting)))
+    # They are in the order of communicators and operations.
+    order = np.argsort(-(wire + waiting), kind="stable")
     columns = {
         "communicator": communicator.astype(np.int32),
         "operation": operation.astype(np.uint8),
@@ -274,19 +279,34 @@ def _communication_table(
         "waiting": waiting,
         "bandwidth": bandwidth,
         "bus_bandwidth": bandwidth * _bus_factors(operation, group),
-        "limit": _limits(program, network, communicator, operation, bytes_ // np.maximum(count, 1)),
+        "limit": limits(program, network, communicator, operation, bytes_ // np.maximum(count, 1)),
     }
     return {column: values[order] for column, values in columns.items()}
 
 
-def _limits(
+def limits(
     program: Program,
     network: Network | None,
     communicator: NDArray[np.int64],
     operation: NDArray[np.int64],
     size: NDArray[np.int64],
 ) -> NDArray[np.object_]:
-    """Return what limits communications of some sizes, alone on the network, as texts."""
+    """Return what limits communications, alone on the network, as texts. Local.
+
+    Parameters
+    ----------
+    program : Program
+    network : Network or None
+        All texts are empty unless it is an `ExplainedNetwork`.
+    communicator, operation : int64, shape (n,)
+    size : int64, shape (n,)
+        Bytes, or -1 where it is not known.
+
+    Returns
+    -------
+    object, shape (n,)
+        Empty for what the network does not price.
+    """
     found = np.full(len(communicator), "", object)
     if network is None or not isinstance(network, ExplainedNetwork):
         return found
@@ -295,14 +315,30 @@ def _limits(
     np.bitwise_or.at(done, communicator, np.int64(1) << operation)
     label, classes = network.group_classes(groups.index, groups.members, done)
     known: dict[tuple[int, int, int], str] = {}
-    for i, key in enumerate(
-        zip(operation.tolist(), size.tolist(), label[communicator].tolist(), strict=True)
-    ):
+
+    def limit_at(i: int) -> str:
+        key = int(operation[i]), int(size[i]), int(label[communicator[i]])
         if key not in known:
-            kind, bytes_, which = key
-            priced = bytes_ >= 0 and kind not in (Operation.NONE, Operation.UNKNOWN)
-            known[key] = network.limit_of(Operation(kind), bytes_, classes[which]) if priced else ""
-        found[i] = known[key]
+            number, bytes_, which = key
+            priced = bytes_ >= 0 and number not in (Operation.NONE, Operation.UNKNOWN)
+            known[key] = (
+                network.limit_of(Operation(number), bytes_, classes[which]) if priced else ""
+            )
+        return known[key]
+
+    kind, n_kinds = dense(label[communicator] * 256 + operation)
+    rest = np.arange(len(kind))
+    for _ in range(MAX_USUAL_SIZES):
+        # Most communications of one operation in groups of one class have one of few sizes.
+        usual = np.full(n_kinds, -1)
+        usual[kind[rest]] = rest
+        at = usual[kind[rest]]
+        same = size[rest] == size[at]
+        texts = np.full(n_kinds, "", object)
+        texts[usual >= 0] = [*map(limit_at, usual[usual >= 0].tolist())]
+        found[rest[same]] = texts[kind[rest[same]]]
+        rest = rest[~same]
+    found[rest] = [*map(limit_at, rest.tolist())]
     return found
 
 

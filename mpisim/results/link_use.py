@@ -6,17 +6,15 @@ its rate changes meanwhile, the bytes of a bin are an approximation; those of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.distinct import distinct
 from ..base.frozen import frozen
-from ..engine._core import carried, depths, flows_by_link
+from ..engine._core import carried, depths, flows_by_link, pair_depths
 from ..engine.flows import Flows, SharedLinks
+from ..engine.refine import ranges
 from ..topo.network import RATE_BITS, WEIGHT_ONE
 
 if TYPE_CHECKING:
@@ -105,7 +103,10 @@ def use_of_links(
         parts.append((repetition.times, _Depths.of(shared, period)))
     busy = np.sum([times * each.busy for times, each in parts], axis=0)
     both = np.sum([times * each.both for times, each in parts], axis=0)
-    utilisation = _spread(value[0] + value[1], slope[0] + slope[1], width)
+    value[0] += value[1]  # in place: there may be many links
+    slope[0] += slope[1]
+    utilisation = _spread(value[0], slope[0], width)
+    del value, slope
     utilisation *= BINS / max(step_time * 1e-12, 1e-12) / capacity[:, None]
 
     simulated, lowest, count = np.unique(
@@ -120,7 +121,6 @@ def use_of_links(
     differ = np.any([np.diff(each[order], prepend=np.nan) != 0 for each in columns[1:]], axis=0)
     first = np.flatnonzero(differ)
     kept = order[first]
-    shared_links = [(i, link) for i, link in enumerate(kept.tolist()) if both[link]]
     return LinkUse(
         links={
             "name": np.array(
@@ -133,7 +133,7 @@ def use_of_links(
             "shared": both[kept],
         },
         utilisation=utilisation[kept],
-        sharing=_sharing(shared_links, parts),
+        sharing=_sharing(np.flatnonzero(both[kept] > 0), kept, parts),
     )
 
 
@@ -172,56 +172,63 @@ class _Depths:
         used_by = shared.communicator[flows.route]
         return cls(busy, both, by_link, first, used_by, flows.begin, flows.end)
 
-    def sharing(self, link: int) -> Iterator[tuple[int, int, int]]:
-        """Yield communicators that used a link at the same time, and how long, in ps."""
-        rows = self.by_link[self.first[link] : self.first[link + 1]]
-        users = distinct(self.communicator[rows])
-        if len(users) > MAX_PAIRED:
-            return
-        own = {one: rows[self.communicator[rows] == one] for one in users.tolist()}
-        for one, other in combinations(own, 2):
-            time = _both(self.begin, self.end, own[one], own[other])
-            for each in (own[one], own[other]):  # two operations of one of them share nothing
-                time -= _both(self.begin, self.end, each)
-            yield one, other, time
+    def sharing(self, entries: Ints, links: Ints) -> Ints:
+        """Return pairs of communicators that used a link at the same time.
 
+        Parameters
+        ----------
+        entries : int64, shape (m,)
+            Of `links` that are looked at.
+        links : int64
 
-def _both(begin: Ints, end: Ints, *rows: Ints) -> int:
-    """Return the time in which at least two of some intervals overlap, in ps."""
-    at = np.concatenate(rows)
-    at = at[np.argsort(begin[at], kind="stable")]
-    return int(depths(begin, end, at, np.array([0, len(at)]))[1, 0])
+        Returns
+        -------
+        int64, shape (k, 4)
+            Entry of `links`, communicator, another with a higher number, and for how long, in ps.
+        """
+        at, owner = ranges(self.first, links[entries])
+        index = np.searchsorted(owner, np.arange(len(entries) + 1))
+        flows = self.by_link[at]
+        rows = pair_depths(self.begin, self.end, self.communicator, flows, index, MAX_PAIRED)
+        rows[:, 0] = entries[rows[:, 0]]
+        return rows
 
 
 def _spread(
     value: NDArray[np.float64], slope: NDArray[np.float64], width: float
 ) -> NDArray[np.float64]:
-    """Return the bytes that each link carried in each bin, from what `carried` adds up."""
-    slope = np.cumsum(slope, axis=1)
-    steps = value.copy()
-    steps[:, 1:] += slope[:, :-1] * width
-    return np.asarray(steps[:, 1:])
+    """Return the bytes that each link carried in each bin, from what `carried` adds up.
+
+    Both arrays are changed in place.
+    """
+    np.cumsum(slope, axis=1, out=slope)
+    slope *= width
+    value[:, 1:] += slope[:, :-1]
+    return value[:, 1:]
 
 
 def _sharing(
-    links: list[tuple[int, int]], parts: list[tuple[int, _Depths]]
+    entries: Ints, links: Ints, parts: list[tuple[int, _Depths]]
 ) -> dict[str, NDArray[Any]]:
     """Return the communicators that used a link at the same time, and how long.
 
     Parameters
     ----------
-    links : list of tuple of int
-        Entry and number of each link that is shared.
+    entries : int64, shape (m,)
+        Of `links` that are looked at.
+    links : int64
     parts : list of tuple of int and _Depths
         Parts of the step, and how often each occurs.
     """
-    found: dict[tuple[int, int, int], int] = {}
-    for entry, link in links:
-        for times, part in parts:
-            for one, other, time in part.sharing(link):
-                key = entry, one, other
-                found[key] = found.get(key, 0) + times * time
-    rows = np.array([(*key, time) for key, time in found.items() if time > 0], np.int64)
-    rows = rows.reshape(-1, 4)
-    rows = rows[np.lexsort((rows[:, 2], rows[:, 1], -rows[:, 3], rows[:, 0]))]
+    rows = np.concatenate(
+        [part.sharing(entries, links) * [1, 1, 1, times] for times, part in parts]
+    )
+    if len(parts) > 1:
+        pairs, number = np.unique(rows[:, :3], axis=0, return_inverse=True)
+        time = np.zeros(len(pairs), np.int64)
+        np.add.at(time, number.reshape(-1), rows[:, 3])
+        rows = np.concatenate([pairs, time[:, None]], axis=1)
+    rows = rows[rows[:, 3] > 0]
+    rows = rows[np.argsort(-rows[:, 3], kind="stable")]
+    rows = rows[np.argsort(rows[:, 0], kind="stable")]
     return dict(zip(("link", "communicator", "other", "time"), rows.T.copy(), strict=True))

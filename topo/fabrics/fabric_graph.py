@@ -63,6 +63,9 @@ class FabricGraph:
         Nodes after which all repeats (`Topology`); 0, which is always right, if none is known.
     hops : callable
         The links from port to port.
+    shift : list of int
+        Beside `source`: by how much the number of each link of a way grows where both of its ends
+        are a period further on. Empty where that is not known.
     tour : int64, shape (n_ports,), optional
         The place of each port in a round trip (`Topology`); by default their own order.
     grid : Grid, optional
@@ -82,9 +85,11 @@ class FabricGraph:
     period: int = 0
     hops: PortRoutes = field(init=False)
     n_links: int = 0
+    shift: list[int] = field(default_factory=list)
     tour: NDArray[np.int64] | None = None
     grid: Grid | None = None
     all_pairs: AllPairsRoutes | None = None
+    _rows: list[int] = field(default_factory=list)  # links of each, beside `source`
 
     def add_switches(self, names: Sequence[str]) -> NDArray[np.int64]:
         """Add switches and return their numbers."""
@@ -129,6 +134,7 @@ class FabricGraph:
         self.latency.append(np.full(n, latency))
         self.share.append(np.full(n, share))
         self.max_inflow.append(np.full(n, max_inflow))
+        self._rows.append(n // shape[0] if shape and shape[0] else 1)
         self.n_links += n
         return np.arange(self.n_links - n, self.n_links).reshape(shape)
 
@@ -162,6 +168,20 @@ class FabricGraph:
             self.add_links(lower, upper, bandwidth, self.ports.hop, share, max_inflow),
             self.add_links(upper, lower, bandwidth, self.ports.hop, share, max_inflow),
         )
+
+    def repeat(self, nodes: int, *steps: int) -> None:
+        """Say after how many nodes all repeats, and where the links of a way are then.
+
+        Parameters
+        ----------
+        nodes : int
+            The period.
+        *steps : int
+            For each piece of links how many rows of it, as `add_links` was given them, a way is
+            further on a period later. Rows are numbered one after another.
+        """
+        self.period = nodes
+        self.shift = [step * row for step, row in zip(steps, self._rows, strict=True)]
 
     def connect_ports(
         self, switch: ArrayLike, part: float = 1.0

@@ -21,8 +21,9 @@ def switch(fabric: Fabric, ports: Ports) -> FabricGraph:
     ports : Ports
         What is to be joined; the graph keeps it.
     """
-    graph = FabricGraph(ports, period=1)
+    graph = FabricGraph(ports)
     up, down = graph.connect_ports(graph.add_switches(["switch"])[0])
+    graph.repeat(1, ports.each, ports.each)
 
     def hops(a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.stack([up[a], down[b]], axis=1)
@@ -66,8 +67,6 @@ def fat_tree(fabric: Fabric, ports: Ports) -> FabricGraph:
     pod = np.arange(leaves) // rails // pod_rows
 
     graph = FabricGraph(ports, tour=np.argsort(np.argsort(leaf, kind="stable")))
-    if fabric.ecmp != "ecmp" and fabric.leaf % step == 0:
-        graph.period = pod_rows * fabric.leaf // step if pods > 1 else fabric.leaf // step
     part = 1 / planes
     total = fabric.leaf * ports.bandwidth * part / fabric.oversubscription  # up from a leaf
     core = total * (fabric.pod or rows) * rails / fabric.core_oversubscription  # up from a pod
@@ -111,6 +110,13 @@ def fat_tree(fabric: Fabric, ports: Ports) -> FabricGraph:
             )
             pod_up.append(up)
             pod_down.append(down)
+    if fabric.ecmp != "ecmp" and fabric.leaf % step == 0:
+        period_rows = pod_rows if pods > 1 else 1
+        period = period_rows * fabric.leaf // step
+        per_plane = [period * ports.each] * 2
+        per_plane += [period_rows * rails] * 2 if leaf_up else []
+        per_plane += [1] * 2 if pod_up else []  # a row a pod
+        graph.repeat(period, *per_plane * planes)
 
     def hops(a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
         apart, far = leaf[a] != leaf[b], pod[leaf[a]] != pod[leaf[b]]

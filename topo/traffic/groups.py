@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -64,7 +67,31 @@ def arrangements(index: Ints, members: NDArray[np.int32], gpus_per_node: int) ->
 
 
 def group_equal_rows(rows: Ints) -> list[NDArray[np.intp]]:
-    """Rows of a matrix → indices of equal rows, an array for each distinct row."""
+    """Rows of a matrix → indices of equal rows, ascending, an array for each distinct row."""
+    which = _number_pairs(rows) if rows.shape[1] == 2 else None
+    if which is None:
+        which = _number_rows(rows)
+    count = np.bincount(which)
+    small = which.astype(np.min_scalar_type(len(count)))  # of 16 bits these are not compared
+    order = np.argsort(small, kind="stable")
+    ends = [0, *np.cumsum(count).tolist()]
+    return [order[begin:end] for begin, end in pairwise(ends)]
+
+
+def _number_pairs(rows: Ints) -> Ints | None:
+    """Number the distinct rows of two columns without a sort; None where they span too much."""
+    low = rows.min(axis=0, initial=0)
+    span = rows.max(axis=0, initial=0) - low + 1
+    if int(span[0]) * int(span[1]) > 16 * len(rows) + 4096:
+        return None
+    key = (rows[:, 0] - low[0]) * span[1] + (rows[:, 1] - low[1])
+    present = np.zeros(int(span[0] * span[1]), bool)
+    present[key] = True
+    return np.asarray((np.cumsum(present) - 1)[key])
+
+
+def _number_rows(rows: Ints) -> Ints:
+    """Number the distinct rows."""
     # One word a row: sorting whole rows takes far longer. Rows of one word are compared after.
     # The factors are SplitMix64's, made odd; numpy.random takes longer to load than all of this.
     odd = np.arange(1, rows.shape[1] + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
@@ -74,15 +101,17 @@ def group_equal_rows(rows: Ints) -> list[NDArray[np.intp]]:
     with np.errstate(over="ignore"):
         word = (rows * odd.view(np.int64)).sum(axis=1)
     _, first, which = np.unique(word, return_index=True, return_inverse=True)
-    which = which.reshape(-1)
-    if not (rows == rows[first[which]]).all():  # two kinds of rows have one word: 1 in 10**10
-        which = np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
-    order = np.argsort(which, kind="stable")
-    return np.split(order, np.cumsum(np.bincount(which))[:-1])
+    number: Ints = which.reshape(-1)
+    if not (rows == rows[first[number]]).all():  # two kinds of rows have one word: 1 in 10**10
+        number = np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
+    return number
 
 
 def shapes_of(
-    index: Ints, members: NDArray[np.int32], system: NodeCounts
+    index: Ints,
+    members: NDArray[np.int32],
+    system: NodeCounts,
+    arranged: Sequence[Arrangement] | None = None,
 ) -> tuple[Ints, list[Shape]]:
     """Return what `Shape.of` says of each communicator, each shape once.
 
@@ -91,6 +120,8 @@ def shapes_of(
     index, members
         See `arrangements`.
     system : System or Seats
+    arranged : sequence of Arrangement, optional
+        What `arrangements` says of them, where that is known.
 
     Returns
     -------
@@ -98,9 +129,11 @@ def shapes_of(
         The entry of each communicator in `shapes`.
     shapes : list of Shape
     """
+    if arranged is None:
+        arranged = arrangements(index, members, system.gpus_per_node)
     label = np.empty(len(index) - 1, np.int64)
     known: dict[Shape, int] = {}
-    for each in arrangements(index, members, system.gpus_per_node):
+    for each in arranged:
         shape = Shape.of(each.members.tolist(), system)
         label[each.groups] = known.setdefault(shape, len(known))
     return label, list(known)

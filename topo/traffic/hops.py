@@ -25,6 +25,7 @@ from .transfers import (
     channel_count,
     double_tree,
     members_by_node,
+    path_through,
     send_pairs,
 )
 
@@ -129,7 +130,7 @@ def _single_phase(
     if algorithm == "ring" or (algorithm == "nvls" and len(nodes) > 1):
         parts = []
         for channel in range(channel_count(nodes)):
-            path = np.concatenate([np.roll(ranks, -channel) for ranks in nodes])
+            path = path_through(nodes, channel)
             parts.append((path, np.roll(path, -1)))
         return _ring_hops(parts, count)
     if algorithm == "tree":
@@ -206,16 +207,17 @@ def _pat_hops(group: Ranks) -> HopChains:
 def _tree_hops(nodes: list[Ranks], *, inside: bool) -> HopChains:
     """Both trees between nodes, from each leaf to the root and back; with the chains in nodes."""
     child, parent, way, leaves = _leaf_to_root_paths(len(nodes))
+    of_leaves = [nodes[leaf] for leaf in leaves.tolist()]
+    leaf = np.repeat(np.arange(len(leaves)), [len(ranks) for ranks in of_leaves])
+    near = leaf[1:] == leaf[:-1]
     parts: list[tuple[Ranks, Ranks, Ranks]] = []
     for channel in range(channel_count(nodes)):
         heads = np.array([ranks[channel] for ranks in nodes])
         first = channel * len(leaves)
         parts += _both_ways(heads[child], heads[parent], way + first)
-        if inside:  # before the leaf's own node sends, and after it receives
-            for i, leaf in enumerate(leaves.tolist()):
-                chain = np.roll(nodes[leaf], -channel)
-                number = np.full(len(chain) - 1, first + i)
-                parts += _both_ways(chain[1:], chain[:-1], number)
+        if inside and near.any():  # before the leaf's own node sends, and after it receives
+            chain = path_through(of_leaves, channel)
+            parts += _both_ways(chain[1:][near], chain[:-1][near], leaf[1:][near] + first)
     source, target, chains = (np.concatenate(each) for each in zip(*parts))
     order = np.argsort(chains, kind="stable")  # what is summed up has no order
     return HopChains(source[order], target[order], chains[order])
@@ -237,15 +239,24 @@ def _leaf_to_root_paths(n: int) -> tuple[Ranks, Ranks, Ranks, Ranks]:
         Of one node that node, with no hops.
     """
     edges = double_tree(n)
-    hops: list[tuple[int, int, int]] = []
-    leaves = [0] if n == 1 else []
+    parts: list[tuple[Ranks, Ranks, Ranks]] = []
+    leaves = [np.zeros(1 if n == 1 else 0, np.int64)]
     for tree in (edges[: n - 1], edges[n - 1 :]) if n > 1 else ():
-        parent = dict(tree.tolist())
-        for leaf in sorted(set(parent) - set(parent.values())):
-            node = leaf
-            while node in parent:
-                hops.append((node, parent[node], len(leaves)))
-                node = parent[node]
-            leaves.append(leaf)
-    child, above, way = np.array(hops, np.int64).reshape(-1, 3).T
-    return child, above, way, np.array(leaves, np.int64)
+        parent = np.full(n, -1)
+        parent[tree[:, 0]] = tree[:, 1]
+        node = np.setdiff1d(tree[:, 0], tree[:, 1])
+        way = np.arange(len(node)) + sum(map(len, leaves))
+        leaves.append(node)
+        while len(node):  # from all leaves at once, a hop further up each time
+            above = parent[node]
+            under_way = above >= 0
+            node, above, way = node[under_way], above[under_way], way[under_way]
+            parts.append((node, above, way))
+            node = above
+    child, above, way = (
+        (np.concatenate([leaves[0][:0], *each]) for each in zip(*parts))
+        if parts
+        else (leaves[0][:0],) * 3
+    )
+    order = np.argsort(way, kind="stable")
+    return child[order], above[order], way[order], np.concatenate(leaves)

@@ -77,9 +77,9 @@ def typical_bandwidth(topology: Topology) -> Floats:
         Of links of nodes and of NICs; of all others their own. If two bandwidths are equally
         frequent, the lower.
     """
+    if topology.is_nominal:
+        return topology.bandwidth
     found = topology.bandwidth.copy()
-    if (topology.nominal == topology.bandwidth).all():
-        return found
     for kind in np.unique(topology.kind[topology.kind != LinkKind.FABRIC]).tolist():
         of_kind = np.flatnonzero(topology.kind == kind)
         for nominal in np.unique(topology.nominal[of_kind]).tolist():
@@ -156,8 +156,7 @@ def unlimiting_links(topology: Topology, gpus_per_node: int) -> NDArray[np.bool_
     found = topology.max_inflow <= topology.bandwidth * _TOLERANCE
     nodes = topology.n_gpus // gpus_per_node
     inside = int((topology.kind < LinkKind.NIC).sum())
-    changed = topology.nominal != topology.bandwidth
-    if nodes < 2 or inside % nodes or changed.any():  # nodes may differ
+    if nodes < 2 or inside % nodes or not topology.is_nominal:  # nodes may differ
         return found
     each = inside // nodes
     here, both = np.arange(gpus_per_node), np.arange(2 * gpus_per_node)

@@ -69,6 +69,8 @@ def link_weights(
     found: Iterable[tuple[Ints, Ints, Ints]] | None = None
     if isinstance(sent, UniformAllToAll):
         found = _uniform_loads(paths, base, sent)
+    elif len(sent.source) == 1 and (single := _single_transfers(paths, share, base, sent, seen)):
+        return single
     if found is None:
         found = (part for some in _summed_pairs(sent) for part in _pair_loads(paths, base, *some))
     parts: list[tuple[Ints, Ints, Ints]] = []
@@ -80,11 +82,42 @@ def link_weights(
     group, link, amount = (np.concatenate([empty, *(part[i] for part in parts)]) for i in range(3))
     amount = np.rint(amount * share[link]).astype(np.int64)
     group, link, amount = sum_by_link(group, link, amount, len(share))
-    return (
-        group,
-        link,
-        np.maximum((amount + (1 << _FRACTION_BITS) - 1 - _ROUNDING) >> _FRACTION_BITS, 1),
-    )
+    return group, link, _rounded_up(amount)
+
+
+def _rounded_up(amount: Ints) -> Ints:
+    """Sums with more bits → weights."""
+    return np.maximum((amount + (1 << _FRACTION_BITS) - 1 - _ROUNDING) >> _FRACTION_BITS, 1)
+
+
+def _single_transfers(
+    paths: RouteFunction,
+    share: NDArray[np.float64],
+    base: Ints,
+    sent: Transfers,
+    seen: NDArray[np.bool_],
+) -> tuple[Ints, Ints, Ints] | None:
+    """Return what `link_weights` does where each group has one transfer: nothing is summed up.
+
+    There can be a hundred thousand such groups. None if a way goes twice over one link.
+    """
+    fine = int(np.rint(sent.bytes[0] * (WEIGHT_ONE << _FRACTION_BITS)))
+    parts = []
+    for first in range(0, len(base), PAIRS_PER_BATCH):
+        some = base[first : first + PAIRS_PER_BATCH]
+        ways = paths(some + sent.source[0], some + sent.target[0])
+        used = ways >= 0
+        np.logical_and(used, seen[ways], out=used)  # of the link -1 whatever is said of the last
+        ways = np.where(used, ways, -1)
+        if (ways[:, 1:] < ways[:, :-1]).any():
+            ways.sort(axis=1)
+            used = ways >= 0
+        if (used[:, 1:] & (ways[:, 1:] == ways[:, :-1])).any():
+            return None
+        parts.append((np.repeat(np.arange(first, first + len(some)), used.sum(axis=1)), ways[used]))
+    group, link = (np.concatenate([np.empty(0, np.int64), *each]) for each in zip(*parts))
+    amount = np.rint(fine * share[link]).astype(np.int64)
+    return group, link, _rounded_up(amount)
 
 
 def _uniform_loads(

@@ -13,8 +13,8 @@ Invariants
 - Alone and shared, a link means the same: `limits` divides the capacity by the same weight that
   `loads` hands to the engine.
 - Groups that are `Topology.period` nodes apart have equal limits, because their routes are equal
-  over links of equal bandwidth: only one of them is computed (`_distinct`). A change of a link sets
-  the period to 0.
+  over links of equal bandwidth: only one of them is computed (`_distinct`). The links that they
+  load are `Topology.shift` further on. A change of a link sets the period to 0.
 - Where nodes are such as NCCL was measured on, measurements contain what their links carry, by
   however many paths: at its highest rate an algorithm fills no link of a node or NIC beyond the
   bandwidth that is typical of its kind. The weight on such a link is capped accordingly, and only
@@ -110,7 +110,7 @@ class LinkModel:
     @cached_property
     def neutral(self) -> bool:
         """Whether no link limits or delays anything: prices are those of the library."""
-        return not (self._limiting.any() or self._latency.any())
+        return not (self._any_limits or self._any_is_late)
 
     # --- loads of many groups ---------------------------------------------------------------------
 
@@ -144,22 +144,44 @@ class LinkModel:
             self._loads_of(each, pattern)
             for each in arrangements(index, members, self._gpus_per_node)
         ]
-        group = np.concatenate([np.empty(0, np.int64), *(each[0] for each in found)])
-        order = np.argsort(group, kind="stable")  # of one group links are ascending already
-        links = np.concatenate([np.empty(0, np.int64), *(each[1] for each in found)])
-        weights = np.concatenate([np.empty(0, np.int64), *(each[2] for each in found)])
-        counts = np.bincount(group, minlength=len(index) - 1)
-        return np.concatenate([[0], np.cumsum(counts)]), links[order], weights[order]
+        counts = np.zeros(len(index) - 1, np.int64)
+        for each, count, _, _ in found:
+            counts[each] = count
+        first = np.concatenate([[0], np.cumsum(counts)])
+        links, weights = np.empty((2, int(first[-1])), np.int64)
+        for each, count, link, weight in found:
+            # From one group after another of an arrangement to the same of all.
+            at = np.repeat(first[each] - (np.cumsum(count) - count), count) + np.arange(len(link))
+            links[at], weights[at] = link, weight
+        return first, links, weights
 
-    def _loads_of(self, groups: Arrangement, pattern: Pattern) -> Loads:
-        """Return (group, link, weight) of groups of one arrangement, by group and link."""
+    def _loads_of(self, groups: Arrangement, pattern: Pattern) -> tuple[Ints, Ints, Ints, Ints]:
+        """Return groups of one arrangement, how many links each has, and these with weights.
+
+        Of one group after another, links of each ascending.
+        """
+        members, base = groups.members, groups.base
+        distinct, which = self._distinct(members, base)
+        shift = self.topology.shift
+        if shift is not None and 2 * len(distinct) <= len(base):
+            count, link, weight = self._distinct_loads(members, distinct, pattern)
+            periods = (base - distinct[which]) // (self.topology.period * self._gpus_per_node)
+            at, owner = _ranges(np.cumsum(count) - count, count, which)
+            links = link[at] + periods[owner] * shift.of(link)[at]
+            begins = np.cumsum(count[which]) - count[which]
+            ascend = np.diff(links, prepend=-1) > 0
+            ascend[begins[begins < len(links)]] = True
+            if ascend.all():
+                return groups.groups, count[which], links, weight[at]
+        return groups.groups, *self._distinct_loads(members, base, pattern)
+
+    def _distinct_loads(self, members: Ints, base: Ints, pattern: Pattern) -> Loads:
+        """Return the number of links of each group, links and weights; see `_loads_of`."""
         group, link, weight = self._arrangement_loads.get(
-            (pattern, fingerprint(groups.members, groups.base)),
-            lambda: self._weights(
-                groups.members, groups.base, pattern, ~self._unlimiting, self._loaded_routes
-            ),
+            (pattern, fingerprint(members, base)),
+            lambda: self._weights(members, base, pattern, ~self._unlimiting, self._loaded_routes),
         )
-        return groups.groups[group], link, weight
+        return np.bincount(group, minlength=len(base)), link, weight
 
     def _weights(
         self, members: Ints, base: Ints, pattern: Pattern, seen: Bools, routes: RouteFunction
@@ -169,13 +191,16 @@ class LinkModel:
         if not self._measured:
             return group, link, weight
         highest = self._highest_rate(pattern, members)
-        # Links of nodes and NICs are never beyond the typical bandwidth at the highest rate.
-        whole, rest = np.divmod(self._typical[link], highest)
-        most = whole * WEIGHT_ONE + rest * WEIGHT_ONE // highest
         exact = self.topology.kind[link] == LinkKind.FABRIC
         if pattern.algorithm == "send" or pattern.operation in CHAIN_OPERATIONS:
             exact |= self._host_links[link]  # no measurements of these there
-        weight = np.where(exact, weight, np.maximum(np.minimum(weight, most), 1))
+        # Links of nodes and NICs are never beyond the typical bandwidth at the highest rate.
+        (measured,) = np.nonzero(~exact)
+        if len(measured):
+            capped = np.minimum(
+                weight[measured], _weight_at(self._typical[link[measured]], highest)
+            )
+            weight[measured] = np.maximum(capped, 1)
         return group, link, weight
 
     # --- limits of a group that is alone ----------------------------------------------------------
@@ -225,7 +250,7 @@ class LinkModel:
     def _limits_of(self, members: Ints, base: Ints, pattern: Pattern) -> LimitArrays:
         n = len(base)
         node_rate, fabric_rate, link = np.full(n, UNLIMITED), np.full(n, UNLIMITED), np.full(n, -1)
-        if self._limiting.any():
+        if self._any_limits:
             group, at, weight = self._weights(
                 members, base, pattern, self._limiting, self._limiting_routes
             )
@@ -235,7 +260,7 @@ class LinkModel:
             fabric_rate, fabric_link = lowest_rate(group[fabric], at[fabric], rate[fabric], n)
             link = np.where(node_rate < fabric_rate, node_link, fabric_link)
         latency = np.zeros(n, np.int64)
-        if self._latency.any():
+        if self._any_is_late:
             latency = self._traffic.latency(
                 pattern, members, base, self._late_routes, self._latency
             )
@@ -256,6 +281,8 @@ class LinkModel:
     @cached_property
     def _typical(self) -> Ints:
         """Typical rate of each link of nodes and NICs, or its own if that is higher."""
+        if self.topology.is_nominal:
+            return self.capacity
         return np.maximum(integer_rates(typical_bandwidth(self.topology)), self.capacity)
 
     @cached_property
@@ -275,17 +302,46 @@ class LinkModel:
         return np.where(fabric, ~self._unlimiting, inside)
 
     @cached_property
+    def _any_limits(self) -> bool:
+        return bool(self._limiting.any())
+
+    @cached_property
+    def _any_is_late(self) -> bool:
+        return bool(self._latency.any())
+
+    @cached_property
     def _limiting_routes(self) -> RouteFunction:
         return self.topology.filtered(self._limiting)
 
     @cached_property
     def _latency(self) -> Ints:
-        """Latency of each link that the library's own does not hold, in 1e-3 ps."""
+        """Latency of each link that the library's own does not hold, in 1e-3 ps, and a 0."""
         return (link_latency if self._whole_latency else excess_latency)(self.topology)
 
     @cached_property
     def _late_routes(self) -> RouteFunction:
-        return self.topology.filtered(self._latency != 0)
+        return self.topology.filtered(self._latency[:-1] != 0)
+
+
+def _ranges(first: Ints, count: Ints, items: Ints) -> tuple[Ints, Ints]:
+    """Return the entries of items, one item after another, and the place of each item in `items`.
+
+    Item i has the entries ``first[i]`` to ``first[i] + count[i]``.
+    """
+    n = count[items]
+    owner = np.repeat(np.arange(len(items)), n)
+    return np.arange(len(owner)) + (first[items] - (np.cumsum(n) - n))[owner], owner
+
+
+def _weight_at(bandwidth: Ints, rate: int) -> Ints:
+    """Return the weights under which a payload rate fills links, rounded down; int64, (m,)."""
+    first = bandwidth[:1]
+    if (bandwidth == first).all():  # as a rule; divisions take long
+        return np.repeat(
+            first // rate * WEIGHT_ONE + first % rate * WEIGHT_ONE // rate, len(bandwidth)
+        )
+    whole, rest = np.divmod(bandwidth, rate)
+    return np.asarray(whole * WEIGHT_ONE + rest * WEIGHT_ONE // rate)
 
 
 def fingerprint(*arrays: NDArray[Any]) -> bytes:

@@ -121,7 +121,7 @@ class PatternTraffic:
             What is to be added to `members`, for each group.
         paths : callable
             Finds routes, at least with all links that have an excess latency.
-        excess : int64, shape (n_links,)
+        excess : int64, shape (n_links + 1,)
             The part of each link's latency that counts, in 1e-3 ps: from `excess_latency` or
             `link_latency`.
         """

@@ -41,17 +41,20 @@ _LATENCY_NAME = {
 
 
 def link_latency(topology: Topology) -> Ints:
-    """Return each link's latency, shape (n_links,), in 1e-3 ps; see `excess_latency`."""
-    return np.rint(topology.latency * topology.share * (PICOSECONDS * PARTS_PER_PS)).astype(
-        np.int64
-    )
+    """Return each link's latency, shape (n_links + 1,), in 1e-3 ps; see `excess_latency`."""
+    return _parts(topology.latency * topology.share)
 
 
 def excess_latency(topology: Topology) -> Ints:
-    """Return each link's latency beyond what NCCL's constants hold, shape (n_links,), in 1e-3 ps.
+    """Return each link's latency beyond what NCCL's constants hold, in 1e-3 ps.
 
     These hold the links of nodes, a NIC at each end and one switch. Where a flow is spread over
     parallel links each counts for its part.
+
+    Returns
+    -------
+    int64, shape (n_links + 1,)
+        The last is 0, for the link -1 of routes: none.
     """
     expected = np.zeros(topology.n_links)
     for kind, name in _LATENCY_NAME.items():
@@ -60,8 +63,14 @@ def excess_latency(topology: Topology) -> Ints:
         topology.node_kind[topology.target] == NodeKind.SWITCH
     )
     expected[card_up] += hop_latency("switch")
-    excess = (topology.latency - expected) * topology.share
-    return np.rint(excess * (PICOSECONDS * PARTS_PER_PS)).astype(np.int64)
+    return _parts((topology.latency - expected) * topology.share)
+
+
+def _parts(seconds: NDArray[np.float64]) -> Ints:
+    """Seconds → 1e-3 ps, and a 0 behind them."""
+    found = np.zeros(len(seconds) + 1, np.int64)
+    found[:-1] = np.rint(seconds * (PICOSECONDS * PARTS_PER_PS))
+    return found
 
 
 def added_latency(
@@ -73,8 +82,8 @@ def added_latency(
     ----------
     paths : callable
         At least with all links that have an excess latency.
-    excess : int64, shape (n_links,)
-        From `excess_latency`.
+    excess : int64, shape (n_links + 1,)
+        From `excess_latency`, or from `link_latency`.
     base : int64, shape (g,)
         What is to be added to the ranks of the steps, for each group.
     phases : sequence of HopChains or AllPairsHop
@@ -97,7 +106,6 @@ def added_latency(
 def _chain_latency(paths: RouteFunction, excess: Ints, base: Ints, order: HopChains) -> Ints:
     found = np.zeros(len(base), np.int64)
     m = len(order.source)
-    padded = np.append(excess, 0)  # the entry of -1: no link
     chains = np.flatnonzero(np.diff(order.chain, prepend=-1))
     step = max(1, PAIRS_PER_BATCH // m)
     for first in range(0, len(base), step):
@@ -109,7 +117,7 @@ def _chain_latency(paths: RouteFunction, excess: Ints, base: Ints, order: HopCha
             source, target = (
                 (some[:, None] + ends[part]).reshape(-1) for ends in (order.source, order.target)
             )
-            ways = padded[paths(source, target)].sum(axis=1)
+            ways = excess[paths(source, target)].sum(axis=1)
             hops[:, part] = ways.reshape(len(some), -1)
         sums = np.add.reduceat(hops, chains, axis=1) * order.rounds
         if order.short:  # the part that leaves out the least waits longest
@@ -123,7 +131,7 @@ def _chain_latency(paths: RouteFunction, excess: Ints, base: Ints, order: HopCha
 def _all_pairs_latency(paths: RouteFunction, excess: Ints, base: Ints, ranks: Ints) -> Ints:
     """Return the latency of the longest way between two of the ranks, in ps."""
     found = np.zeros(len(base), np.int64)
-    n, padded = len(ranks), np.append(excess, 0)
+    n = len(ranks)
     if n < MIN_RANKS_IN_CLOSED_FORM:
         source, target = np.repeat(ranks, n), np.tile(ranks, n)
         others = source != target
@@ -132,12 +140,12 @@ def _all_pairs_latency(paths: RouteFunction, excess: Ints, base: Ints, ranks: In
     crowd, step = all_pairs_routes(paths), max(1, PAIRS_PER_BATCH // n)
     for i, first in enumerate(base.tolist()):
         here = ranks + first
-        longest = None if crowd is None else crowd.max_route_sum(here, excess)
+        longest = None if crowd is None else crowd.max_route_sum(here, excess[:-1])
         for low in range(0, n if longest is None else 0, step):
             source = np.repeat(here[low : low + step], n)
             target = np.tile(here, len(source) // n)
             others = source != target
-            ways = padded[paths(source[others], target[others])].sum(axis=1)
+            ways = excess[paths(source[others], target[others])].sum(axis=1)
             most = int(ways.max())
             longest = most if longest is None else max(longest, most)
         assert longest is not None

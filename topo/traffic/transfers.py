@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,7 @@ __all__ = [
     "channel_count",
     "double_tree",
     "members_by_node",
+    "path_through",
     "send_pairs",
     "transfers",
 ]
@@ -231,7 +233,36 @@ def members_by_node(group: Ranks, gpus_per_node: int) -> list[Ranks]:
     _, first, number = np.unique(node, return_index=True, return_inverse=True)
     place = np.argsort(np.argsort(first))[number.reshape(-1)]
     order = np.argsort(place, kind="stable")
-    return np.split(group[order], np.cumsum(np.bincount(place))[:-1])
+    ends = [0, *np.cumsum(np.bincount(place)).tolist()]
+    ordered = group[order]
+    return [ordered[begin:end] for begin, end in pairwise(ends)]  # np.split takes ten times as long
+
+
+def path_through(nodes: Sequence[Ranks], channel: int) -> Ranks:
+    """Return the members of all nodes, one node after another, each entered at some member.
+
+    Parameters
+    ----------
+    nodes : sequence of int64
+        Members of each node, at least one node.
+    channel : int
+        The place of the member of each node that comes first; those before it come last.
+
+    Returns
+    -------
+    int64, shape (n,)
+
+    Examples
+    --------
+    >>> path_through([np.array([0, 1, 2]), np.array([4, 5])], 1).tolist()
+    [1, 2, 0, 5, 4]
+    """
+    ranks = np.concatenate(nodes)
+    if not channel:
+        return ranks
+    size = np.array([len(each) for each in nodes])
+    each, first = np.repeat(size, size), np.repeat(np.cumsum(size) - size, size)
+    return ranks[first + (np.arange(len(ranks)) - first + channel) % each]
 
 
 def channel_count(nodes: list[Ranks]) -> int:
@@ -244,7 +275,7 @@ def _ring_transfers(nodes: list[Ranks], factor: float, meshed: bool) -> Transfer
     k = channel_count(nodes)
     parts = []
     for channel in range(k):
-        path = np.concatenate([np.roll(ranks, -channel) for ranks in nodes])
+        path = path_through(nodes, channel)
         share = np.full(len(path), factor / k)
         parts.append(Transfers(path, np.roll(path, -1), share))
     if not meshed or max(len(ranks) for ranks in nodes) <= 2:
@@ -296,7 +327,7 @@ def chain_orders(
     else:
         paths = []
         for channel in range(channel_count(nodes)):
-            ring = np.concatenate([np.roll(ranks, -channel) for ranks in nodes])
+            ring = path_through(nodes, channel)
             paths.append(np.roll(ring, -int(np.argmax(ring == group[0]))))
     return paths if operation is Operation.BROADCAST else [path[::-1] for path in paths]
 
@@ -362,17 +393,14 @@ def _pat_transfers(group: Ranks) -> Transfers:
 def _tree_transfers(nodes: list[Ranks]) -> Transfers:
     """All-reduce: chains in nodes, up and down, and two trees of half of the bytes between."""
     k = channel_count(nodes)
+    node = np.repeat(np.arange(len(nodes)), [len(ranks) for ranks in nodes])
+    inside = node[1:] == node[:-1]
     parts = []
-    for channel in range(k):
-        for ranks in nodes:
-            if len(ranks) == 1:
-                continue
-            path = np.roll(ranks, -channel)
-            share = np.full(len(path) - 1, 1 / k)
-            parts += [
-                Transfers(path[1:], path[:-1], share),
-                Transfers(path[:-1], path[1:], share),
-            ]
+    for channel in range(k if inside.any() else 0):
+        path = path_through(nodes, channel)
+        near, far = path[:-1][inside], path[1:][inside]
+        share = np.full(len(near), 1 / k)
+        parts += [Transfers(far, near, share), Transfers(near, far, share)]
     return Transfers.joined([*parts, *_between_trees(nodes)])
 
 

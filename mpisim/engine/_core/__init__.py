@@ -101,10 +101,10 @@ from __future__ import annotations
 from typing import Any
 
 from .accounts import Ledger
-from .links import carried, depths, flows_by_link, full_links, joined
+from .links import carried, depths, flows_by_link, full_links, joined, pair_depths
 from .lowering import allocate, kernels_of, view_streams, write_instructions
-from .price_requests import overlapping_slots, requested_prices
-from .refining import by_end, multisets, partition, ranges
+from .price_requests import filled, overlapping_slots, requested_prices
+from .refining import by_end, multisets, partition, ranges, signatures
 from .rows import fingerprint, rows_of, vary
 
 __all__ = [
@@ -119,6 +119,7 @@ __all__ = [
     "carried",
     "core",
     "depths",
+    "filled",
     "fingerprint",
     "flows_by_link",
     "full_links",
@@ -126,10 +127,12 @@ __all__ = [
     "kernels_of",
     "multisets",
     "overlapping_slots",
+    "pair_depths",
     "partition",
     "ranges",
     "requested_prices",
     "rows_of",
+    "signatures",
     "vary",
     "view_streams",
     "write_instructions",

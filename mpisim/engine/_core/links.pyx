@@ -127,6 +127,104 @@ def depths(
     return found_array
 
 
+def pair_depths(
+    const int64_t[::1] begin, const int64_t[::1] end, const int64_t[::1] user,
+    const int64_t[::1] order, const int64_t[::1] index, Py_ssize_t most,
+):
+    """Add up how long two users of a place were there at the same time.
+
+    That is how long at least two intervals of either were under way, less how long two of the one
+    were, and less how long two of the other.
+
+    Parameters
+    ----------
+    begin, end, user : int64
+        Of each interval.
+    order, index
+        As for `depths`.
+    most : int
+        Places with more users than this are left out.
+
+    Returns
+    -------
+    int64, shape (k, 4)
+        Place, user, another with a higher number, and the time if it is not 0; ascending.
+    """
+    cdef Py_ssize_t p, i, j, n, n_users, a, b, longest = 0
+    for p in range(index.shape[0] - 1):
+        longest = max(longest, index[p + 1] - index[p])
+    # The intervals of each user of a place, user after user, and how long two of one go on.
+    cdef int64_t[::1] mine = np.empty(longest, np.int64), which = np.empty(longest, np.int64)
+    cdef int64_t[::1] users = np.empty(most + 1, np.int64), first = np.empty(most + 2, np.int64)
+    cdef int64_t[::1] own = np.empty(most + 1, np.int64)
+    cdef int64_t time
+    found = []
+    for p in range(index.shape[0] - 1):
+        n, n_users = index[p + 1] - index[p], 0
+        for i in range(n):
+            time = user[order[index[p] + i]]
+            j = 0
+            while j < n_users and users[j] < time:
+                j += 1
+            if j < n_users and users[j] == time:
+                continue
+            if n_users == most:
+                n_users = -1
+                break
+            for a in range(n_users, j, -1):
+                users[a] = users[a - 1]
+            users[j] = time
+            n_users += 1
+        if n_users < 2:
+            continue
+        for j in range(n_users + 1):
+            first[j] = 0
+        for i in range(n):
+            j = 0
+            while users[j] != user[order[index[p] + i]]:
+                j += 1
+            which[i] = j
+            first[j + 1] += 1
+        for j in range(n_users):
+            first[j + 1] += first[j]
+        for i in range(n):  # `first` then is where the next user's begin
+            mine[first[which[i]]] = order[index[p] + i]
+            first[which[i]] += 1
+        for j in range(n_users, 0, -1):
+            first[j] = first[j - 1]
+        first[0] = 0
+        for j in range(n_users):
+            own[j] = doubled(begin, end, mine, first[j], first[j + 1], 0, 0)
+        for a in range(n_users):
+            for b in range(a + 1, n_users):
+                time = doubled(begin, end, mine, first[a], first[a + 1], first[b], first[b + 1])
+                time -= own[a] + own[b]
+                if time:  # less than none where either was there twice beside the other's two
+                    found.append((p, users[a], users[b], time))
+    return np.array(found, np.int64).reshape(-1, 4)
+
+
+cdef int64_t doubled(
+    const int64_t[::1] begin, const int64_t[::1] end, const int64_t[::1] order, Py_ssize_t a,
+    Py_ssize_t a_end, Py_ssize_t b, Py_ssize_t b_end,
+) noexcept nogil:
+    """How long two of some intervals go on, those of two ranges, each by their begins."""
+    cdef int64_t one = INT64_MIN, two = INT64_MIN, both, total = 0, at
+    while a < a_end or b < b_end:
+        if b == b_end or (a < a_end and begin[order[a]] <= begin[order[b]]):
+            at = order[a]
+            a += 1
+        else:
+            at = order[b]
+            b += 1
+        both = min(one, end[at])
+        if both > begin[at]:
+            total += max(both - max(begin[at], two), 0)
+        two = max(two, both)
+        one = max(one, end[at])
+    return total
+
+
 def carried(
     const int64_t[::1] route_index,
     const int64_t[::1] route_link,

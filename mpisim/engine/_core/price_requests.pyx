@@ -13,6 +13,22 @@ from .common cimport EAGER_FLAG, JOINED_FLAG, mix
 cdef uint64_t GOLDEN = <uint64_t>0x9E3779B97F4A7C15
 
 
+ctypedef fused number:
+    int32_t
+    int64_t
+
+
+def filled(const number[::1] base, const int32_t[:] rows, const int32_t[:] which, const number[:] values):
+    """Return a copy of `base` with ``values[which[i]]`` in row ``rows[i]``."""
+    found_array = np.array(base)
+    cdef number[::1] found = found_array
+    cdef Py_ssize_t i
+    with nogil:
+        for i in range(rows.shape[0]):
+            found[rows[i]] = values[which[i]]
+    return found_array
+
+
 def requested_prices(table, delay=None):
     """Table → rows without a duration, and the distinct prices that they request.
 

@@ -85,6 +85,62 @@ def multisets(const int64_t[:] owner, const int64_t[:] entries):
     )
 
 
+def signatures(
+    const int64_t[:] items, const int64_t[:] index, const int32_t[:] there,
+    const int32_t[:] kind, Py_ssize_t n_kinds, const int64_t[:] label, bint counted,
+):
+    """Sort what each of some items meets, (label there, kind): (values, CSR index of items).
+
+    A value stands for a pair, each once, and if they are counted for how often it is there.
+    """
+    cdef Py_ssize_t n = items.shape[0], i, j, k = 0, size, m = 0, longest = 0, begin
+    cdef int64_t entry, factor, last
+    cdef Py_ssize_t places = (np.max(label, initial=-1) + 1) * n_kinds
+    for i in range(n):
+        size = index[items[i] + 1] - index[items[i]]
+        m += size
+        longest = max(longest, size)
+    factor = longest + 1 if counted else 1
+    values_array, index_array = np.empty(m, np.int64), np.zeros(n + 1, np.int64)
+    cdef int64_t[::1] values = values_array, ends = index_array
+    cdef int64_t[::1] met = np.empty(longest, np.int64)
+    # Many entries of few pairs are counted rather than sorted.
+    cdef bint few = longest > MAX_INSERTION and places <= 8 * m + 4096
+    cdef int32_t[::1] times = np.zeros(places if few else 1, np.int32)
+    with nogil:
+        for i in range(n):
+            begin = index[items[i]]
+            size = index[items[i] + 1] - begin
+            if few and size > MAX_INSERTION:
+                m = 0
+                for j in range(begin, begin + size):
+                    entry = label[there[j]] * n_kinds + kind[j]
+                    if times[entry] == 0:
+                        met[m] = entry
+                        m += 1
+                    times[entry] += 1
+                sort(&met[0], m)
+                for j in range(m):
+                    entry = met[j]
+                    values[k] = entry * factor + (times[entry] if counted else 0)
+                    times[entry] = 0
+                    k += 1
+            elif size > 0:
+                for j in range(size):
+                    met[j] = label[there[begin + j]] * n_kinds + kind[begin + j]
+                sort(&met[0], size)
+                last = -1
+                for j in range(size):
+                    if met[j] != last:
+                        last = met[j]
+                        values[k] = last * factor
+                        k += 1
+                    if counted:
+                        values[k - 1] += 1
+            ends[i + 1] = k
+    return values_array[:k].copy(), index_array
+
+
 def partition(const int64_t[:] label, const int64_t[:] values, const int64_t[:] index):
     """Number items by label and sequence of values, in the order of the first of each number.
 
