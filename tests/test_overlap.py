@@ -20,11 +20,11 @@ from mpisim.overlap import SlowdownOutcome, run_with_slowdown
 from mpisim.overlap.communication_kernels import (
     CommunicationKernel,
     CommunicationKernels,
-    RankCommunications,
 )
 from mpisim.overlap.model import DeviceModel, OverlapModel
 from mpisim.overlap.timeline import (
     USE_ONE,
+    CommunicationFactors,
     KernelFactors,
     load_intervals,
     memory_use,
@@ -67,9 +67,7 @@ class Fixed:
         factor = np.where(load.bandwidth > 0, self.moving, self.waiting)
         return factor, np.ones((len(kernel), 1))
 
-    def communications(
-        self, held: RankCommunications, known: list[CommunicationKernel], use: np.ndarray
-    ) -> np.ndarray:
+    def communications(self, use: np.ndarray) -> np.ndarray:
         return 1 + self.lost * use
 
 
@@ -255,7 +253,9 @@ def test_coupled_is_consistent(program: Program) -> None:
             rank = int(found.run.classes.representative[number])
             now = found.run.program.table_of(rank)
             kernels = np.flatnonzero(now.kind == Kind.KERNEL)
-            assert slowed_rows.duration[kernels].tolist() == now.duration[kernels].tolist()
+            expected = program.table_of(rank).duration.copy()
+            expected[slowed_rows.rows] = slowed_rows.duration
+            assert expected[kernels].tolist() == now.duration[kernels].tolist()
 
 
 EXPERIMENT = (
@@ -338,9 +338,9 @@ def test_a_kernel_over_several_intervals() -> None:
 def test_moved_is_bounded(begin: list[int], lasting: int, factor: float) -> None:
     """No faster than alone, no slower than slowed all the time."""
     time, use = memory_use(np.array([10**11]), np.array([3 * 10**11]), np.array([USE_ONE]))
-    slower = 1 + (factor - 1) * use
+    slower = CommunicationFactors(lambda use: 1 + (factor - 1) * use, USE_ONE)
     found = slowed_communications(
-        np.array(begin), np.full(len(begin), float(lasting)), time, slower
+        np.array(begin), np.full(len(begin), float(lasting)), time, use, slower
     )
     assert (np.rint(found) >= lasting).all()
     assert (found <= lasting * factor + 1).all()

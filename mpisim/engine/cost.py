@@ -94,8 +94,8 @@ def price(
     which = np.zeros(len(hosted), np.int32)
     durations: list[NDArray[np.int64]] = []
     numbers: list[NDArray[np.int32]] = []
-    for ranks, slots, labels in pricing.equally_priced(hosted):
-        found, priced = pricing.durations(int(hosted[ranks[0]]), slots, labels)
+    for ranks, labels in pricing.equally_priced(hosted):
+        found, priced = pricing.durations(int(hosted[ranks[0]]), labels)
         slowest = ranks[np.argmin(program.speed[hosted[ranks]])]
         pricing.check_length(int(hosted[slowest]), found)
         which[ranks] = len(durations)
@@ -117,7 +117,13 @@ def agreed(priced: Priced, comm: Intracomm | None) -> Priced:
     every = {one: None for part in comm.allgather(priced.known) for one in part}
     number = {one: i for i, one in enumerate(every)}
     own = np.array([number[one] for one in priced.known] + [-1], np.int32)
-    return priced._replace(prices=[own[one] for one in priced.prices], known=tuple(every))
+    renumbered: dict[int, NDArray[np.int32]] = {}  # arrays that are shared stay so
+    for one in priced.prices:
+        if id(one) not in renumbered:
+            renumbered[id(one)] = own[one]
+    return priced._replace(
+        prices=[renumbered[id(one)] for one in priced.prices], known=tuple(every)
+    )
 
 
 def varied(program: Program, hosted: NDArray[np.int32], priced: Priced) -> Priced:
@@ -165,6 +171,21 @@ def _split(values: NDArray[np.int64], label: NDArray[np.int64]) -> list[NDArray[
     return np.split(values[order], np.flatnonzero(np.diff(label[order])) + 1)
 
 
+class _Requests(NamedTuple):
+    """Communications of a table that are to be priced.
+
+    Attributes
+    ----------
+    rows : int64, shape (m,)
+        Ascending.
+    slots : int64, shape (s,)
+        Theirs, ascending.
+    """
+
+    rows: NDArray[np.int64]
+    slots: NDArray[np.int64]
+
+
 class _Pricing:
     """Prices rows, and caches the prices of the network."""
 
@@ -188,51 +209,86 @@ class _Pricing:
                 groups.index, groups.members, program.operation_bits
             )
         self._prices: dict[tuple[int, int, Hashable], Price] = {}
+        # Tables that differ in durations of kernels alone are priced once.
+        self._rows: dict[Table, NDArray[np.int64]] = {}
+        self._requests: dict[tuple[Table, bytes], _Requests] = {}
+        self._priced: dict[Hashable, tuple[NDArray[np.int64], NDArray[np.int32]]] = {}
+
+    def _requests_of(self, table: Table) -> _Requests:
+        """Return which communications of a table are to be priced."""
+        structure = table.structure
+        if structure not in self._rows:
+            self._rows[structure] = np.flatnonzero(table.is_communication)
+        every = self._rows[structure]
+        unpriced = table.duration[every] == UNPRICED
+        key = structure, unpriced.tobytes()
+        if key not in self._requests:
+            rows = every[unpriced]
+            slots = np.flatnonzero(np.bincount(table.slot[rows], minlength=1))
+            self._requests[key] = _Requests(rows, slots)
+        return self._requests[key]
 
     def equally_priced(
         self, hosted: NDArray[np.int32]
-    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], list[Hashable]]]:
+    ) -> Iterator[tuple[NDArray[np.int64], tuple[int, ...]]]:
         """Split the hosted ranks into those whose communications cost the same, row by row.
 
         Yields
         ------
         ranks : int64
             Entries of `hosted`.
-        slots : int64, shape (s,)
-            Those on which something is to be priced.
-        classes : list of s classes of communicators
+        labels : tuple of int
+            Classes of the communicators on whose slots something is to be priced.
         """
         program = self.program
         table = program.table[hosted]
         for ranks in _split(np.arange(len(hosted)), table.astype(np.int64)):
-            held = program.table_of(int(hosted[ranks[0]]))
-            rows = np.flatnonzero(held.is_communication & (held.duration == UNPRICED))
-            if len(rows) and self.network is None:
+            requests = self._requests_of(program.table_of(int(hosted[ranks[0]])))
+            if len(requests.rows) and self.network is None:
                 raise InputError(
-                    f"{self._where(int(hosted[ranks[0]]), int(rows[0]))}: the communication has no "
-                    "duration; give one, or a network"
+                    f"{self._where(int(hosted[ranks[0]]), int(requests.rows[0]))}: the "
+                    "communication has no duration; give one, or a network"
                 )
-            slots = np.flatnonzero(np.bincount(held.slot[rows], minlength=1))
-            bound = program.slots[program.slot_index[hosted[ranks]][:, None] + slots]
+            bound = program.slots[program.slot_index[hosted[ranks]][:, None] + requests.slots]
             labels = self._label[bound]
+            if len(ranks) == 1:
+                yield ranks, tuple(labels[0].tolist())
+                continue
             kind = np.zeros(len(ranks), np.int64)
             for column in labels.T[
                 (labels != labels[:1]).any(axis=0)
             ]:  # the others are the same for all
                 kind, _ = dense(kind * (len(self._class) + 1) + column)
             for part in _split(np.arange(len(ranks)), kind):
-                yield ranks[part], slots, [self._class[i] for i in labels[part[0]].tolist()]
+                yield ranks[part], tuple(labels[part[0]].tolist())
 
     def durations(
-        self, rank: int, slots: NDArray[np.int64], classes: list[Hashable]
+        self, rank: int, labels: tuple[int, ...]
     ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """Return the duration at speed 1 and the price of every row of a rank, shape (n,) each."""
         table = self.program.table_of(rank)
-        durations = table.duration.copy()
-        prices = np.full(len(table) if self._patterns else 0, -1, np.int32)
-        of_slot = dict(zip(slots.tolist(), classes, strict=True))
+        requests = self._requests_of(table)
         delays = self._wire_delays
         delay = delays[int(self.program.table[rank])] if delays else None
+        key = table.structure, id(requests), id(delay), labels  # `self` keeps both alive
+        if key not in self._priced:
+            self._priced[key] = self._priced_rows(rank, requests, labels, delay)
+        priced, prices = self._priced[key]
+        durations = table.duration.copy()
+        durations[requests.rows] = priced
+        return durations, prices
+
+    def _priced_rows(
+        self,
+        rank: int,
+        requests: _Requests,
+        labels: tuple[int, ...],
+        delay: NDArray[np.int64] | None,
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Return the durations of the rows that are to be priced, and the price of every row."""
+        table = self.program.table_of(rank)
+        prices = np.full(len(table) if self._patterns else 0, -1, np.int32)
+        of_slot = {s: self._class[i] for s, i in zip(requests.slots.tolist(), labels, strict=True)}
         unpriced, which, first = requested_prices(table, delay)
         extra = [0] * len(first) if delay is None else delay[first].tolist()
         columns = (table.operation, table.bytes, table.slot)
@@ -251,10 +307,9 @@ class _Pricing:
                     f"{MAX_DURATION * 1e-12:.3g} s that a run can count"
                 )
             found[i] = cost.duration, self._number(cost)
-        durations[unpriced] = found[which, 0]
         if self._patterns:
             prices[unpriced] = found[which, 1]
-        return durations, prices
+        return found[which, 0], prices
 
     def _price(self, rank: int, row: int, operation: int, size: int, group: Hashable) -> Price:
         """Price a row of a rank by the network."""
@@ -277,6 +332,9 @@ class _Pricing:
         table, jitter = self.program.table_of(rank), self.program.jitter
         speed = float(self.program.speed[rank])
         longest = 1.0 if jitter is None else float(jitter_table(jitter.spread)[-1]) / ONE
+        most = float(np.abs(durations).max(initial=0)) * len(durations) * max(1, longest / speed)
+        if most + table.launch_time < MAX_DURATION / 2:  # nearly all: no need to add up
+            return
         total = float(np.abs(durations).sum(dtype=np.float64)) + table.launch_time
         if longest != speed:
             own = float(durations[table.kind <= Kind.COPY].sum(dtype=np.float64))

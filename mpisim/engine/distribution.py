@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..program import UNPRICED, Flag, Program
+from ..program import UNPRICED, Flag, Program, Table
 from ._core.by_communication import take_as_alone
 from .contention import Contention, assign_domains
 from .core_input import CoreInput, FlowInput, SharingInput, initial_communications
@@ -33,6 +33,8 @@ from .refine import ranges
 from .tiling import SlotUses, find_tiles
 
 __all__ = ["Distribution", "Role", "distribute"]
+
+Ints = NDArray[np.int64]
 
 
 class Role(IntEnum):
@@ -275,8 +277,24 @@ def _sharing(
     durations: list[NDArray[np.int64]] = []
     looked_up: list[NDArray[np.uint8]] = []
     slots: list[frozenset[int]] = []
+    by_table = np.argsort(table, kind="stable")
+    begins = np.searchsorted(table[by_table], np.arange(len(lowered) + 1))
+    # Tables that differ in durations of kernels alone share prices, and what follows from these.
+    known: dict[tuple[Table, int], tuple[Ints, NDArray[np.uint8], frozenset[int]]] = {}
     for number, one in enumerate(lowered):
-        entries = np.unique(priced.which[table == number]).tolist()
+        entries = np.unique(priced.which[by_table[begins[number] : begins[number + 1]]]).tolist()
+        if len(entries) == 1:
+            (entry,) = entries
+            key = one.table.structure, id(priced.prices[entry])
+            if key not in known:
+                known[key] = _flows(one.table, priced.prices[entry])
+            found, flags, of_slots = known[key]
+            kind_of[entry] = len(durations)
+            durations.append(priced.durations[entry].copy())
+            durations[-1][found] = 0
+            looked_up.append(flags)
+            slots.append(of_slots)
+            continue
         rows = np.flatnonzero(one.table.is_communication & (one.table.duration == UNPRICED))
         eager = (one.table.flags[rows] & Flag.EAGER) != 0
         alike = [entries]
@@ -298,8 +316,7 @@ def _sharing(
             durations.append(of_kind)
             looked_up.append(flags)
             # Eager flows, too: who else takes part sees when they start.
-            of_slots = np.unique(one.table.slot[rows[varies | flows]])
-            slots.append(frozenset(of_slots.tolist()))
+            slots.append(frozenset(one.table.slot[rows[varies | flows]].tolist()))
     return SharingInput(
         prices=priced.prices,
         kind=kind_of[priced.which],
@@ -308,6 +325,27 @@ def _sharing(
         slots=slots,
         taken=np.zeros(n_communications + 1, np.int64),
     )
+
+
+def _flows(
+    table: Table, prices: NDArray[np.int32]
+) -> tuple[Ints, NDArray[np.uint8], frozenset[int]]:
+    """Return the rows that may flow, where all ranks of a table have equal prices.
+
+    Returns
+    -------
+    rows : int64, shape (m,)
+        Those that are looked up: eager ones are not.
+    flags : uint8, shape (n,)
+        Which rows these are.
+    slots : frozenset of int
+        Of all that may flow. Eager flows, too: who else takes part sees when they start.
+    """
+    flows = np.flatnonzero(prices >= 0)
+    rows = flows[(table.flags[flows] & Flag.EAGER) == 0]
+    flags = np.zeros(len(table), np.uint8)
+    flags[rows] = 1
+    return rows, flags, frozenset(table.slot[flows].tolist())
 
 
 def _operations(

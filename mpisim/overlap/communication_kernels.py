@@ -67,6 +67,10 @@ class RankCommunications(NamedTuple):
         Bytes read from and written to the GPU's memory.
     alone : int64, shape (m,)
         Wire time in ps without slowdown.
+    by_taken : intp, shape (m,)
+        The stable order of `taken`.
+    is_given : bool, shape (m,)
+        Whether the table says how long each takes, and not the network.
     """
 
     rows: Ints
@@ -74,6 +78,8 @@ class RankCommunications(NamedTuple):
     taken: Ints
     traffic: NDArray[np.float64]
     alone: Ints
+    by_taken: NDArray[np.intp]
+    is_given: NDArray[np.bool_]
 
 
 class CommunicationKernels:
@@ -129,13 +135,17 @@ class CommunicationKernels:
         numbers = [self._number(tuple(each)) for each in distinct.tolist()]
         found = [self.distinct[number] for number in numbers]
         given = table.duration[rows]
+        is_given = given != UNPRICED
         alone = np.array([each.alone for each in found], np.int64)[entry]
+        taken = np.array([self._taken(each) for each in found], np.int64)[entry]
         return RankCommunications(
             rows=rows,
             which=np.array(numbers, np.int64)[entry],
-            taken=np.array([self._taken(each) for each in found], np.int64)[entry],
+            taken=taken,
             traffic=np.array([each.traffic for each in found], float)[entry],
-            alone=np.where(given != UNPRICED, given, alone),
+            alone=np.where(is_given, given, alone),
+            by_taken=np.argsort(taken, kind="stable"),
+            is_given=is_given,
         )
 
     def _taken(self, kernel: CommunicationKernel) -> int:

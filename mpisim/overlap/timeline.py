@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.slowdown import Load
-from ._core import progress, rows
+from ._core import rows
 from ._core.intervals import interval_loads
-from ._core.progress import KernelFactors
+from ._core.progress import CommunicationFactors, KernelFactors, memory_use
 
 __all__ = [
     "USE_ONE",
+    "CommunicationFactors",
     "KernelFactors",
     "LoadIntervals",
     "distinct_rows",
@@ -77,7 +78,13 @@ class LoadIntervals:
 
 
 def load_intervals(
-    begin: Ints, wire: Ints, end: Ints, taken: Ints, bandwidth: Ints
+    begin: Ints,
+    wire: Ints,
+    end: Ints,
+    taken: Ints,
+    bandwidth: Ints,
+    which: Ints | None = None,
+    by_taken: NDArray[np.intp] | None = None,
 ) -> LoadIntervals:
     """Communications of a rank → their load on the GPU over time.
 
@@ -90,6 +97,10 @@ def load_intervals(
         Multiprocessors that it occupies.
     bandwidth : int64, shape (m,)
         Memory bandwidth that it uses while it moves data, in bytes/s.
+    which : int64, shape (m,), optional
+        What `Load.which` says of each; by default its number.
+    by_taken : intp, shape (m,), optional
+        The stable order of `taken`, where it is known.
 
     Examples
     --------
@@ -98,20 +109,11 @@ def load_intervals(
     >>> found.time.tolist(), found.load.taken.tolist(), found.load.bandwidth.tolist()
     ([0, 4, 10], [16, 16, 0], [0.0, 50.0, 0.0])
     """
-    moments = np.concatenate([begin, wire, end])
-    # A stable sort is fast here, since each stream is in order.
-    order = np.argsort(moments, kind="stable")
-    moments = moments[order]
-    new = np.diff(moments, prepend=moments[:1] - 1) != 0
-    time = moments[new]
-    place = np.empty(len(order), np.int64)
-    place[order] = np.cumsum(new) - 1
-    first, moving, last = place.reshape(3, -1)
     # Of several, `Load.which` is the one that occupies most: the last in this order.
-    order = np.argsort(taken, kind="stable")
-    return LoadIntervals(
-        time, Load(*interval_loads(first, moving, last, taken, bandwidth, order, len(time)))
-    )
+    order = np.argsort(taken, kind="stable") if by_taken is None else by_taken
+    numbers = np.arange(len(begin)) if which is None else which
+    time, *load = interval_loads(begin, wire, end, taken, bandwidth, numbers, order)
+    return LoadIntervals(time, Load(*load))
 
 
 def slowed_kernels(
@@ -148,29 +150,10 @@ def slowed_kernels(
     return found
 
 
-def memory_use(begin: Ints, end: Ints, parts: Ints) -> tuple[Ints, Floats]:
-    """Kernels → the use of memory bandwidth over time.
-
-    Parameters
-    ----------
-    begin, end : int64, shape (k,)
-        ps.
-    parts : int64, shape (k,)
-        Share of the memory's bandwidth, times `USE_ONE`.
-
-    Returns
-    -------
-    int64, shape (n,)
-        Times at which the use changes, ascending; of equal ones the last counts.
-    float64, shape (n,)
-        The use from there on, 1 at most; the last is 0, as before the first.
-    """
-    found: tuple[Ints, Floats] = progress.memory_use(begin, end, parts, USE_ONE)
-    return found
-
-
-def slowed_communications(begin: Ints, lasting: Floats, time: Ints, factor: Floats) -> Floats:
-    """Wire times without slowdown → with a factor in each interval.
+def slowed_communications(
+    begin: Ints, lasting: Floats, time: Ints, use: Ints, factors: CommunicationFactors
+) -> Floats:
+    """Wire times without slowdown → beside kernels.
 
     Parameters
     ----------
@@ -179,9 +162,10 @@ def slowed_communications(begin: Ints, lasting: Floats, time: Ints, factor: Floa
     lasting : float64, shape (m,)
         Wire time of each without slowdown, in ps.
     time : int64, shape (n,)
-        When factors change.
-    factor : float64, shape (n,)
-        From each of these times on; 1 before the first and from the last on.
+        When the use of the memory's bandwidth changes: see `memory_use`.
+    use : int64, shape (n,)
+        From each of these times on; nothing before the first and from the last on.
+    factors : CommunicationFactors
 
     Returns
     -------
@@ -190,5 +174,5 @@ def slowed_communications(begin: Ints, lasting: Floats, time: Ints, factor: Floa
     """
     if not len(time) or not len(begin):
         return lasting
-    found: Floats = progress.slowed_communications(begin, lasting, time, factor)
+    found: Floats = factors.slowed(begin, lasting, time, use)
     return found

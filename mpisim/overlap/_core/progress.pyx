@@ -236,80 +236,116 @@ cdef class KernelFactors:
         return spent_array, row_array[: len(terms_array)], terms_array
 
 
-def memory_use(
-    const int64_t[::1] begin, const int64_t[::1] end, const int64_t[::1] parts, double one
-):
+def memory_use(const int64_t[::1] begin, const int64_t[::1] end, const int64_t[::1] parts):
     """Add up the parts of memory bandwidth that kernels use, over time.
 
     Parameters
     ----------
     begin, end, parts : int64, shape (k,)
-        Of each kernel.
-    one : float
-        Parts that are all of the bandwidth.
+        Of each kernel; none ends before it begins.
 
     Returns
     -------
-    time : int64, shape (2 * k,)
+    time : int64, shape (n,)
         When the use changes, ascending.
-    use : float64, shape (2 * k,)
-        From there on, 1 at most.
+    use : int64, shape (n,)
+        Parts in use from there on.
     """
-    cdef Py_ssize_t k = begin.shape[0], i = 0, j = 0, at
-    times, uses = np.empty(2 * k, np.int64), np.empty(2 * k)
-    cdef int64_t[::1] time = times
-    cdef double[::1] use = uses
-    cdef int64_t now = 0
-    by_begin, by_end = np.argsort(begin, kind="stable"), np.argsort(end, kind="stable")
-    cdef const int64_t[::1] first = by_begin, last = by_end
+    cdef Py_ssize_t k = begin.shape[0], i = 0, j = 0, n = 0
+    times, uses = np.empty(2 * k, np.int64), np.empty(2 * k, np.int64)
+    cdef int64_t[::1] time = times, use = uses
+    cdef int64_t now = 0, at
+    cdef const int64_t[::1] first = by_time(begin), last = by_time(end)
     with nogil:
-        for at in range(2 * k):
+        while j < k:
             if i < k and begin[first[i]] <= end[last[j]]:  # those that begin come first
-                time[at] = begin[first[i]]
+                at = begin[first[i]]
                 now += parts[first[i]]
                 i += 1
             else:
-                time[at] = end[last[j]]
+                at = end[last[j]]
                 now -= parts[last[j]]
                 j += 1
-            use[at] = min(<double>now / one, 1.0)
-    return times, uses
+            n += n == 0 or time[n - 1] != at
+            time[n - 1], use[n - 1] = at, now
+    return times[:n], uses[:n]
 
 
-def slowed_communications(
-    const int64_t[::1] begin,
-    const double[::1] lasting,
-    const int64_t[::1] time,
-    const double[::1] factor,
-):
-    """Wire times without slowdown → with a factor in each interval.
+cdef by_time(const int64_t[::1] time):
+    """Return the order of times; kernels of one stream are in order already."""
+    cdef Py_ssize_t i, k = time.shape[0]
+    for i in range(1, k):
+        if time[i] < time[i - 1]:
+            return np.argsort(time, kind="stable")
+    return np.arange(k)
 
-    See `mpisim.overlap.timeline.slowed_communications`.
+
+cdef class CommunicationFactors:
+    """Slowdown factors of communications, worked out once for each use of the memory's bandwidth.
+
+    Parameters
+    ----------
+    factor : callable
+        Use of the bandwidth, 0 to 1, float64 of shape (p,) → factors, float64 of shape (p,). Each
+        must depend on its own use alone.
+    one : int
+        Parts that are all of the bandwidth; more count as so many.
     """
-    cdef Py_ssize_t m = begin.shape[0], n = time.shape[0], i, at = 0, to = 0
-    cdef int64_t far = time[n - 1], near = time[0], edge
-    cdef double most = lasting[0], goal
-    found_array = np.empty(m)
-    cdef double[::1] found = found_array
-    # Progress at each time, since the first of them; before and after, it goes with the clock.
-    cdef double[:, ::1] of = np.empty((2, n + 2))
-    cdef double* clock = &of[0, 0]
-    cdef double* progress = &of[1, 0]
-    with nogil:
-        for i in range(m):
-            far, near, most = max(far, begin[i]), min(near, begin[i]), max(most, lasting[i])
-        far += <int64_t>most + 1
-        near -= 1
-        clock[0], progress[0] = <double>near, 0.0
-        clock[1], progress[1] = <double>time[0], <double>(time[0] - near)
+
+    cdef object factor
+    cdef int64_t one
+    cdef double[::1] pace  # by parts in use: 1 / factor; 0: not known
+    cdef double[:, ::1] of  # scratch
+
+    def __init__(self, factor, int64_t one):
+        self.factor, self.one = factor, one
+        self.pace = np.zeros(one + 1)
+        self.of = np.empty((2, 0))
+
+    def slowed(
+        self,
+        const int64_t[::1] begin,
+        const double[::1] lasting,
+        const int64_t[::1] time,
+        const int64_t[::1] use,
+    ):
+        """Wire times without slowdown → beside kernels.
+
+        See `mpisim.overlap.timeline.slowed_communications`.
+        """
+        cdef Py_ssize_t m = begin.shape[0], n = time.shape[0], i, at = 0, to = 0
+        cdef int64_t far = time[n - 1], near = time[0], edge
+        cdef double most = lasting[0], goal
+        cdef bint known = True
+        found_array = np.empty(m)
+        cdef double[::1] found = found_array
         for i in range(n):
-            edge = time[i + 1] if i + 1 < n else far
-            clock[i + 2] = <double>edge
-            progress[i + 2] = progress[i + 1] + <double>(edge - time[i]) * (1 / factor[i])
-        for i in range(m):
-            goal = between(<double>begin[i], clock, progress, n + 2, &at) + lasting[i]
-            found[i] = between(goal, progress, clock, n + 2, &to) - <double>begin[i]
-    return found_array
+            known = known and self.pace[min(use[i], self.one)] > 0
+        if not known:
+            new = np.unique(np.minimum(use, self.one))
+            np.asarray(self.pace)[new] = 1 / self.factor(new / self.one)
+        # Progress at each time, since the first of them; before and after, it goes with the clock.
+        if self.of.shape[1] < n + 2:
+            self.of = np.empty((2, n + 2))
+        cdef double* clock = &self.of[0, 0]
+        cdef double* progress = &self.of[1, 0]
+        with nogil:
+            for i in range(m):
+                far, near, most = max(far, begin[i]), min(near, begin[i]), max(most, lasting[i])
+            far += <int64_t>most + 1
+            near -= 1
+            clock[0], progress[0] = <double>near, 0.0
+            clock[1], progress[1] = <double>time[0], <double>(time[0] - near)
+            for i in range(n):
+                edge = time[i + 1] if i + 1 < n else far
+                clock[i + 2] = <double>edge
+                progress[i + 2] = progress[i + 1] + <double>(edge - time[i]) * self.pace[
+                    min(use[i], self.one)
+                ]
+            for i in range(m):
+                goal = between(<double>begin[i], clock, progress, n + 2, &at) + lasting[i]
+                found[i] = between(goal, progress, clock, n + 2, &to) - <double>begin[i]
+        return found_array
 
 
 cdef inline double between(
