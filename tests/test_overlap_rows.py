@@ -71,7 +71,7 @@ KERNELS = st.tuples(
     st.sampled_from((1.0, 1.0, 1.5, 1.0001)),
     st.booleans(),
 )
-"""Class, time alone, factor of the rank, slowdown, and whether there are terms."""
+"""Class, time alone, factor of the rank, slowdown, and whether it may be slowed."""
 
 
 @given(st.lists(KERNELS, max_size=20))
@@ -80,15 +80,16 @@ def test_what_lasts_longer_is_added_up_by_class(
 ) -> None:
     kind, alone = np.array([each[:2] for each in drawn], np.int64).reshape(-1, 2).T.copy()
     scale, slower = np.array([each[2:4] for each in drawn]).reshape(-1, 2).T.copy()
-    spent = alone * scale * slower
-    rows = np.flatnonzero([each[4] for each in drawn])
-    terms = np.stack([rows * 0.5, rows * 0.3], axis=1)
+    met = np.flatnonzero([each[4] for each in drawn])
+    spent = (alone * scale * slower)[met]
+    terms = np.stack([met * 0.5, met * 0.3], axis=1)
     by_kind, of_terms = np.zeros((3, 2), np.int64), np.zeros((3, 2), np.int64)
-    which, lasting = slowdowns(kind, alone, scale, spent, rows, terms, by_kind, of_terms)
-    every = np.maximum(np.rint(spent / scale).astype(np.int64), alone)
+    which, lasting = slowdowns(kind, alone, scale, met, spent, terms, by_kind, of_terms)
+    every = alone.copy()
+    every[met] = np.maximum(np.rint(spent / scale[met]).astype(np.int64), alone[met])
     assert which.tolist() == np.flatnonzero(every > alone).tolist()
     assert lasting.tolist() == every[which].tolist()
     for k in range(3):
         here = (kind == k) & (every > alone)
         assert by_kind[k].tolist() == [alone[here].sum(), every[here].sum()]
-        assert of_terms[k].tolist() == np.rint(terms[here[rows]]).sum(axis=0).tolist()
+        assert of_terms[k].tolist() == np.rint(terms[here[met]]).sum(axis=0).tolist()

@@ -332,7 +332,8 @@ class _Pricing:
         table, jitter = self.program.table_of(rank), self.program.jitter
         speed = float(self.program.speed[rank])
         longest = 1.0 if jitter is None else float(jitter_table(jitter.spread)[-1]) / ONE
-        most = float(np.abs(durations).max(initial=0)) * len(durations) * max(1, longest / speed)
+        largest = max(int(durations.max(initial=0)), -int(durations.min(initial=0)))
+        most = float(largest) * len(durations) * max(1, longest / speed)
         if most + table.launch_time < MAX_DURATION / 2:  # nearly all: no need to add up
             return
         total = float(np.abs(durations).sum(dtype=np.float64)) + table.launch_time

@@ -13,7 +13,7 @@ from ..program import UNPRICED, Operation, Program, Table
 from ..topo import Network
 from ..topo.nccl.point_to_point import SEND_OPERATIONS as SENDS
 from ..topo.network import bus_factor
-from .timeline import distinct_rows
+from .timeline import Orders, distinct_rows
 
 if TYPE_CHECKING:
     from ..topo.nccl import Nccl
@@ -67,8 +67,7 @@ class RankCommunications(NamedTuple):
         Bytes read from and written to the GPU's memory.
     alone : int64, shape (m,)
         Wire time in ps without slowdown.
-    by_taken : intp, shape (m,)
-        The stable order of `taken`.
+    orders : Orders
     is_given : bool, shape (m,)
         Whether the table says how long each takes, and not the network.
     """
@@ -78,7 +77,7 @@ class RankCommunications(NamedTuple):
     taken: Ints
     traffic: NDArray[np.float64]
     alone: Ints
-    by_taken: NDArray[np.intp]
+    orders: Orders
     is_given: NDArray[np.bool_]
 
 
@@ -144,7 +143,7 @@ class CommunicationKernels:
             taken=taken,
             traffic=np.array([each.traffic for each in found], float)[entry],
             alone=np.where(is_given, given, alone),
-            by_taken=np.argsort(taken, kind="stable"),
+            orders=Orders.of(taken, table.stream[rows]),
             is_given=is_given,
         )
 

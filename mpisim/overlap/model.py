@@ -44,7 +44,6 @@ from .timeline import (
     KernelFactors,
     LoadIntervals,
     load_intervals,
-    memory_use,
     slowed_communications,
     slowed_kernels,
 )
@@ -166,7 +165,7 @@ class _Kernels(NamedTuple):
     kind : int64, shape (k,)
         Entry of `CLASSES`.
     memory_parts : int64, shape (k,)
-        As for `memory_use`.
+        As for `CommunicationFactors.memory_use`.
     """
 
     rows: Ints
@@ -238,7 +237,6 @@ class OverlapModel:
         own, of = self.communications.of(rank), self._kernels_of(rank)
         at = own.rows
         begin, wire, end = rows.begin[at], rows.wire[at], rows.end[at]
-        first = rows.begin[of.rows]
 
         n_terms = len(device.factors.terms)
         kernel_time = np.zeros((len(CLASSES), 2), np.int64)
@@ -248,15 +246,13 @@ class OverlapModel:
         of_kernels, of_communications = self._factors[int(self.kind[rank])]
         if len(loads.time) and len(of.rows):
             scale = self.duration_factors(rank, of.rows)
-            spent, slower, depends = slowed_kernels(
-                first, of.number, of.alone * scale, loads, of_kernels
+            met = slowed_kernels(
+                *(rows.begin, of.rows, of.number, of.alone, scale), loads, of_kernels
             )
-            which, duration = slowdowns(
-                *(of.kind, of.alone, scale, spent, slower, depends), kernel_time, terms
-            )
+            which, duration = slowdowns(of.kind, of.alone, scale, *met, kernel_time, terms)
         wire_time = own.alone
         if len(at) and len(of.rows):
-            time, use = memory_use(first, rows.end[of.rows], of.memory_parts)
+            time, use = of_communications.memory_use(rows.begin, rows.end, of.rows, of.memory_parts)
             wire_time = _slowed_wire_times(own, delay, wire, end, time, use, of_communications)
         return SlowedRows(of.rows[which], duration, wire_time, kernel_time, terms)
 
@@ -326,7 +322,7 @@ def _loads(own: RankCommunications, begin: Ints, wire: Ints, end: Ints) -> LoadI
     `Load.which` is an entry of `CommunicationKernels.distinct`.
     """
     bandwidth = np.rint(own.traffic / np.maximum(end - wire, 1) * 1e12).astype(np.int64)
-    return load_intervals(begin, wire, end, own.taken, bandwidth, own.which, own.by_taken)
+    return load_intervals(begin, wire, end, own.taken, bandwidth, own.which, own.orders)
 
 
 def _slowed_wire_times(

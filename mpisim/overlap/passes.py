@@ -56,7 +56,7 @@ class SlowdownOutcome:
     passes : int
         Number of times that durations were worked out.
     unconverged_rows : int
-        Rows, of one rank a class, whose durations the last pass changed (coupled).
+        Rows, over all ranks, whose durations the last pass changed (coupled).
     kernel_time : int64, shape (len(CLASSES), 2)
         Time of kernels that overlap, over all ranks: alone, and beside communications, in ps.
     wire_time : int64, shape (2,)
@@ -89,7 +89,7 @@ class _Pass:
     kernel_time: Ints
     wire_time: Ints
     terms: Ints
-    changed: int  # rows, over all processes
+    changed: int  # rows, over all ranks
     hash: bytes  # of the times of all ranks, where there are several passes
 
 
@@ -187,7 +187,7 @@ def _work_out(
         count = int(run.classes.count[number])
         sums[:, :2] += count * each.kernel_time
         sums[:, 2:-1] += count * each.terms
-        sums[:3, -1] += count * of.alone, count * of.slowed, of.changed
+        sums[:3, -1] += count * of.alone, count * of.slowed, count * of.changed
         if mode == "coupled":
             words += np.uint64(count) * of.times.hash(of_tables)
     sums, words = allreduce_sum(sums, comm), allreduce_sum_words(words, comm)

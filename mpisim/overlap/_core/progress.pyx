@@ -11,6 +11,9 @@ from libc.stdint cimport int64_t, uint64_t
 
 cdef uint64_t GOLDEN = <uint64_t>0x9E3779B97F4A7C15
 
+cdef int64_t EXACT = <int64_t>1 << 49
+"""Of shorter times, in ps, errors of 2**-53 never show when they are rounded."""
+
 cdef enum:
     MAX_KNOWN = 1 << 15  # factors that are kept
     N_PLACES = 4 * MAX_KNOWN
@@ -98,6 +101,8 @@ cdef class KernelFactors:
     cdef int64_t[:, ::1] key  # kernel, multiprocessors taken, bandwidth, communication
     cdef double[::1] slower
     cdef double[:, ::1] rests_on
+    cdef double[:, ::1] room  # scratch, as is the next
+    cdef int64_t[:, ::1] found
 
     def __init__(self, factor, Py_ssize_t n_terms):
         self.factor, self.n_terms = factor, n_terms
@@ -105,6 +110,7 @@ cdef class KernelFactors:
         self.key = np.empty((MAX_KNOWN, 4), np.int64)
         self.slower, self.rests_on = np.empty(MAX_KNOWN), np.empty((MAX_KNOWN, n_terms))
         self.n_known = self.n_worked_out = 0
+        self.room, self.found = np.empty((2, 1)), np.empty((2, 1), np.int64)
 
     cdef inline int64_t find(self, int64_t kernel, const Interval* load) noexcept nogil:
         """Return the entry of a kernel beside a load, which may be new; -1: there is no room."""
@@ -150,8 +156,10 @@ cdef class KernelFactors:
     def slowed(
         self,
         const int64_t[::1] begin,
+        const int64_t[::1] rows,
         const int64_t[::1] kernel,
-        const double[::1] lasting,
+        const int64_t[::1] alone,
+        const double[:] scale,
         const int64_t[::1] time,
         const int64_t[::1] taken,
         const double[::1] bandwidth,
@@ -161,8 +169,12 @@ cdef class KernelFactors:
 
         Parameters
         ----------
-        begin, kernel : int64, shape (k,)
-        lasting : float64, shape (k,)
+        begin : int64
+            Of all rows, in ps.
+        rows, kernel, alone : int64, shape (k,)
+            The row of each kernel, which kernel it is, and its time alone at speed 1.
+        scale : float64, shape (k,)
+            How many times as long it takes on its rank.
         time : int64, shape (n,)
             Of the beginning of each interval.
         taken, bandwidth, which
@@ -170,19 +182,22 @@ cdef class KernelFactors:
 
         Returns
         -------
-        spent : float64, shape (k,)
-        rows : int64, shape (g,)
-            Kernels that run beside a load.
+        met : int64, shape (g,)
+            Kernels that run beside a load, ascending, or are so long that rounding shows.
+        spent : float64, shape (g,)
+            Their times on the rank. All others take exactly as long as alone.
         terms : float64, shape (g, n_terms)
             The dependence of their factors, times the time spent with each.
         """
-        cdef Py_ssize_t i, j, g, at = -1, row, count = 0, k = begin.shape[0], n = time.shape[0]
-        cdef int64_t entry
+        cdef Py_ssize_t i, j, g, at = -1, count = 0, k = rows.shape[0], n = time.shape[0]
+        cdef int64_t entry, first
         cdef double room, needed, step
-        spent_array, left_array = np.zeros(k), np.empty(k)
-        interval_array, row_array = np.empty((2, k), np.int64)
-        cdef double[::1] spent = spent_array, left = left_array
-        cdef int64_t[::1] interval = interval_array, rows = row_array
+        if self.room.shape[1] < k:
+            self.room, self.found = np.empty((2, k)), np.empty((2, k), np.int64)
+        cdef double* spent = &self.room[0, 0]
+        cdef double* left = &self.room[1, 0]
+        cdef int64_t* met = &self.found[0, 0]
+        cdef int64_t* interval = &self.found[1, 0]
         cdef int64_t[::1] room_for = np.empty((n + 1) * (sizeof(Interval) // 8), np.int64)
         cdef Interval* of = <Interval*>&room_for[0] + 1
         with nogil:
@@ -195,14 +210,16 @@ cdef class KernelFactors:
                 if taken[at] > 0 or bandwidth[at] > 0:
                     of[at].following = at
             for i in range(k):
-                while at + 1 < n and of[at + 1].time <= begin[i]:
+                first = begin[rows[i]]
+                while at + 1 < n and of[at + 1].time <= first:
                     at += 1
-                while at >= 0 and of[at].time > begin[i]:
+                while at >= 0 and of[at].time > first:
                     at -= 1
-                left[count] = lasting[i]
-                interval[count] = cross_unloaded(at, begin[i], &spent[i], &left[count], of, n)
-                rows[count] = i
-                count += interval[count] >= 0
+                spent[count], left[count] = 0.0, <double>alone[i] * scale[i]
+                interval[count] = cross_unloaded(at, first, &spent[count], &left[count], of, n)
+                met[count] = i
+                count += interval[count] >= 0 or alone[i] >= EXACT
+        met_array = np.array(self.found[0, :count])
         terms_array = np.zeros((count, self.n_terms))
         pending_array = np.arange(count)
         cdef double[:, ::1] terms = terms_array
@@ -213,71 +230,36 @@ cdef class KernelFactors:
                 count, n_pending = n_pending, 0
                 for i in range(count):
                     g = pending[i]
-                    row, at = rows[g], interval[g]
+                    first, at = begin[rows[met[g]]], interval[g]
                     while at >= 0:
-                        entry = self.find(kernel[row], &of[at])
+                        entry = self.find(kernel[met[g]], &of[at])
                         if entry < 0 or entry >= self.n_worked_out:
                             interval[g] = at
                             pending[n_pending] = g
                             n_pending += 1
                             break
-                        room = <double>(of[at + 1].time - begin[row]) - spent[row]
+                        room = <double>(of[at + 1].time - first) - spent[g]
                         needed = left[g] * self.slower[entry]
                         step = needed if needed <= room else room
-                        spent[row] += step
+                        spent[g] += step
                         for j in range(self.n_terms):
                             terms[g, j] += self.rests_on[entry, j] * step
                         if needed <= room:
                             break
                         left[g] -= step / self.slower[entry]
-                        at = cross_unloaded(at + 1, begin[row], &spent[row], &left[g], of, n)
+                        at = cross_unloaded(at + 1, first, &spent[g], &left[g], of, n)
             if n_pending:
                 self.work_out()
-        return spent_array, row_array[: len(terms_array)], terms_array
+        return met_array, np.array(self.room[0, : len(met_array)]), terms_array
 
 
-def memory_use(const int64_t[::1] begin, const int64_t[::1] end, const int64_t[::1] parts):
-    """Add up the parts of memory bandwidth that kernels use, over time.
-
-    Parameters
-    ----------
-    begin, end, parts : int64, shape (k,)
-        Of each kernel; none ends before it begins.
-
-    Returns
-    -------
-    time : int64, shape (n,)
-        When the use changes, ascending.
-    use : int64, shape (n,)
-        Parts in use from there on.
-    """
-    cdef Py_ssize_t k = begin.shape[0], i = 0, j = 0, n = 0
-    times, uses = np.empty(2 * k, np.int64), np.empty(2 * k, np.int64)
-    cdef int64_t[::1] time = times, use = uses
-    cdef int64_t now = 0, at
-    cdef const int64_t[::1] first = by_time(begin), last = by_time(end)
-    with nogil:
-        while j < k:
-            if i < k and begin[first[i]] <= end[last[j]]:  # those that begin come first
-                at = begin[first[i]]
-                now += parts[first[i]]
-                i += 1
-            else:
-                at = end[last[j]]
-                now -= parts[last[j]]
-                j += 1
-            n += n == 0 or time[n - 1] != at
-            time[n - 1], use[n - 1] = at, now
-    return times[:n], uses[:n]
-
-
-cdef by_time(const int64_t[::1] time):
-    """Return the order of times; kernels of one stream are in order already."""
-    cdef Py_ssize_t i, k = time.shape[0]
-    for i in range(1, k):
-        if time[i] < time[i - 1]:
-            return np.argsort(time, kind="stable")
-    return np.arange(k)
+cdef by_time(const int64_t[::1] time, const int64_t[::1] rows):
+    """Return the order of the times of some rows, or None if it is theirs."""
+    cdef Py_ssize_t i
+    for i in range(1, rows.shape[0]):
+        if time[rows[i]] < time[rows[i - 1]]:
+            return np.argsort(np.asarray(time)[rows], kind="stable")
+    return None
 
 
 cdef class CommunicationFactors:
@@ -295,12 +277,64 @@ cdef class CommunicationFactors:
     cdef object factor
     cdef int64_t one
     cdef double[::1] pace  # by parts in use: 1 / factor; 0: not known
-    cdef double[:, ::1] of  # scratch
+    cdef double[:, ::1] of  # scratch, as are the next
+    cdef int64_t[::1] time, use
 
     def __init__(self, factor, int64_t one):
         self.factor, self.one = factor, one
         self.pace = np.zeros(one + 1)
-        self.of = np.empty((2, 0))
+        self.time = self.use = np.empty(1, np.int64)
+        self.of = np.empty((2, 2))
+
+    def memory_use(
+        self,
+        const int64_t[::1] begin,
+        const int64_t[::1] end,
+        const int64_t[::1] rows,
+        const int64_t[::1] parts,
+    ):
+        """Add up the parts of memory bandwidth that kernels use, over time, for `slowed`.
+
+        Parameters
+        ----------
+        begin, end : int64
+            Of all rows, in ps; none ends before it begins.
+        rows, parts : int64, shape (k,)
+            The row of each kernel, and how many parts it uses.
+
+        Returns
+        -------
+        time : int64, shape (n,)
+            When the use changes, ascending. A view that the next call writes to.
+        use : int64, shape (n,)
+            Parts in use from there on: 0 from the last on.
+        """
+        cdef Py_ssize_t k = rows.shape[0], i = 0, j = 0, n = 0, one, other
+        cdef int64_t now = 0, at
+        if self.time.shape[0] < 2 * k:
+            self.time, self.use = np.empty((2, 2 * k), np.int64)
+            self.of = np.empty((2, 2 * k + 2))
+        cdef int64_t* time = &self.time[0]
+        cdef int64_t* use = &self.use[0]
+        by_begin, by_end = by_time(begin, rows), by_time(end, rows)
+        cdef const int64_t[::1] first = by_begin, last = by_end
+        cdef bint sorted_begins = by_begin is None, sorted_ends = by_end is None
+        with nogil:
+            while j < k:
+                other = j if sorted_ends else last[j]
+                if i < k:
+                    one = i if sorted_begins else first[i]
+                if i < k and begin[rows[one]] <= end[rows[other]]:  # those that begin come first
+                    at = begin[rows[one]]
+                    now += parts[one]
+                    i += 1
+                else:
+                    at = end[rows[other]]
+                    now -= parts[other]
+                    j += 1
+                n += n == 0 or time[n - 1] != at
+                time[n - 1], use[n - 1] = at, now
+        return np.asarray(self.time)[:n], np.asarray(self.use)[:n]
 
     def slowed(
         self,
@@ -326,7 +360,7 @@ cdef class CommunicationFactors:
             np.asarray(self.pace)[new] = 1 / self.factor(new / self.one)
         # Progress at each time, since the first of them; before and after, it goes with the clock.
         if self.of.shape[1] < n + 2:
-            self.of = np.empty((2, n + 2))
+            self.of = np.empty((2, n + 2))  # of other times than those of `memory_use`
         cdef double* clock = &self.of[0, 0]
         cdef double* progress = &self.of[1, 0]
         with nogil:

@@ -9,7 +9,6 @@ import numpy as np
 from libc.stdint cimport int64_t, uint64_t
 
 cdef uint64_t GOLDEN = <uint64_t>0x9E3779B97F4A7C15
-cdef int64_t EXACT = <int64_t>1 << 49
 
 
 cdef inline uint64_t mix(uint64_t x) noexcept nogil:
@@ -131,8 +130,8 @@ def slowdowns(
     const int64_t[::1] kind,
     const int64_t[::1] alone,
     const double[:] scale,
+    const int64_t[::1] met,
     const double[::1] spent,
-    const int64_t[::1] rows,
     const double[:, ::1] terms,
     int64_t[:, ::1] by_kind,
     int64_t[:, ::1] of_terms,
@@ -145,13 +144,13 @@ def slowdowns(
         The class of each, and its time alone at speed 1.
     scale : float64, shape (k,)
         How many times as long it takes on its rank.
-    spent : float64, shape (k,)
-        Its time there, beside communications.
-    rows : int64, shape (g,)
-        Kernels that have terms.
+    met : int64, shape (g,)
+        Kernels that may take longer, ascending.
+    spent : float64, shape (g,)
+        Their times on the rank, beside communications.
     terms : float64, shape (g, c)
     by_kind : int64, shape (classes, 2)
-        The times of these kernels, alone and beside communications at speed 1, are added.
+        The times of those that do, alone and beside communications at speed 1, are added.
     of_terms : int64, shape (classes, c)
         Their `terms`, rounded, are added.
 
@@ -160,29 +159,23 @@ def slowdowns(
     which, lasting : int64, shape (s,)
         Those that take longer, ascending, and their times at speed 1.
     """
-    cdef Py_ssize_t g = 0, i, j, c = terms.shape[1], count = 0
+    cdef Py_ssize_t g, i, j, c = terms.shape[1], count = 0
     cdef int64_t now
-    room_array = np.empty((2, kind.shape[0]), np.int64)
+    room_array = np.empty((2, met.shape[0]), np.int64)
     cdef int64_t[:, ::1] room = room_array
     with nogil:
-        for i in range(kind.shape[0]):
-            while g < rows.shape[0] and rows[g] < i:
-                g += 1
-            # Beside nothing it takes as long as alone; rounding is exact where 2**-53 of it is
-            # far below 1.
-            if alone[i] < EXACT and spent[i] == <double>alone[i] * scale[i]:
-                continue
-            now = <int64_t>rint(spent[i] / scale[i])
+        for g in range(met.shape[0]):
+            i = met[g]
+            now = <int64_t>rint(spent[g] / scale[i])
             if now <= alone[i]:
                 continue
             room[0, count], room[1, count] = i, now
             count += 1
             by_kind[kind[i], 0] += alone[i]
             by_kind[kind[i], 1] += now
-            if g < rows.shape[0] and rows[g] == i:
-                for j in range(c):
-                    of_terms[kind[i], j] += <int64_t>rint(terms[g, j])
-    return room_array[0, :count].copy(), room_array[1, :count].copy()
+            for j in range(c):
+                of_terms[kind[i], j] += <int64_t>rint(terms[g, j])
+    return room_array[0, :count], room_array[1, :count]
 
 
 cdef extern from "math.h":
