@@ -28,6 +28,14 @@ static const uint8_t SETS[N_SETS] = {
     KERNEL_LAYER | COPY_LAYER | WAITING_LAYER | WIRE_LAYER,
 };
 
+/* Which sets a layer is in, as masks: sets are lanes of a vector, and the last three are none. */
+static const int64_t IN_SETS[2 * WIRE_LAYER][LANES] = {
+    [KERNEL_LAYER] = {-1, -1, 0, -1, -1},
+    [COPY_LAYER] = {0, -1, 0, -1, -1},
+    [WAITING_LAYER] = {0, 0, -1, 0, -1},
+    [WIRE_LAYER] = {0, 0, -1, -1, -1},
+};
+
 typedef struct {  /* intervals in order of their begins */
     int64_t *begin, *end;
     uint8_t *what;
@@ -119,9 +127,9 @@ static inline int64_t first_after(const List *list, int64_t at, int64_t time)
    common case, an interval that begins when all before it are over, is counted by kind, in `alone`,
    and distributed to the sets at the end. There all of a chain stands from the begin, and what
    meets other intervals is taken away. */
-static void cover(List *list, int64_t n_lists, int32_t *heap, int64_t *covered)
+CLONES static void cover(List *list, int64_t n_lists, int32_t *heap, int64_t *covered)
 {
-    int64_t reach[N_SETS] = {0}, alone[2 * WIRE_LAYER] = {0}, over = 0, left = 0;
+    int64_t reach[LANES] = {0}, met[LANES] = {0}, alone[2 * WIRE_LAYER] = {0}, over = 0, left = 0;
     uint8_t latest = 0;
     for (int64_t i = 0; i < n_lists; i++) {
         list[i].at = 0;
@@ -156,17 +164,15 @@ static void cover(List *list, int64_t n_lists, int32_t *heap, int64_t *covered)
             } else if (last > first) {
                 if (own->total)
                     alone[what] -= last - first;
-                for (int64_t i = 0; i < N_SETS; i++)
-                    if (latest & SETS[i])  /* no earlier one reaches as far */
-                        reach[i] = over;
-                latest = 0;
-                for (int64_t i = 0; i < N_SETS; i++) {
-                    const int64_t lower = later(first, reach[i]);
-                    if (what & SETS[i] && last > lower) {
-                        covered[i] += last - lower;
-                        reach[i] = last;
-                    }
+                const int64_t *reached = IN_SETS[latest], *in = IN_SETS[what];
+                EACH(i, LANES) {
+                    /* None reaches as far as the latest, if it began when all was over. */
+                    const int64_t before = reached[i] ? over : reach[i];
+                    const int64_t more = later(last - later(first, before), 0) & in[i];
+                    met[i] += more;
+                    reach[i] = more ? last : before;
                 }
+                latest = 0;
                 over = later(over, last);
             }
             at++;
@@ -177,10 +183,12 @@ static void cover(List *list, int64_t n_lists, int32_t *heap, int64_t *covered)
         if (left)
             sink(list, heap, 0, left);
     }
-    for (int64_t i = 0; i < N_SETS; i++)
+    for (int64_t i = 0; i < N_SETS; i++) {
+        covered[i] += met[i];
         for (int64_t what = 0; what < 2 * WIRE_LAYER; what++)
             if (what & SETS[i])
                 covered[i] += alone[what];
+    }
 #undef NEXT
 }
 
