@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from programs import random_program
 
@@ -20,14 +20,13 @@ from mpisim.overlap import SlowdownOutcome, run_with_slowdown
 from mpisim.overlap.communication_kernels import (
     CommunicationKernel,
     CommunicationKernels,
-    RankCommunications,
 )
 from mpisim.overlap.model import DeviceModel, OverlapModel
 from mpisim.overlap.timeline import (
     USE_ONE,
+    CommunicationFactors,
     KernelFactors,
     load_intervals,
-    memory_use,
     slowed_communications,
     slowed_kernels,
 )
@@ -67,9 +66,7 @@ class Fixed:
         factor = np.where(load.bandwidth > 0, self.moving, self.waiting)
         return factor, np.ones((len(kernel), 1))
 
-    def communications(
-        self, held: RankCommunications, known: list[CommunicationKernel], use: np.ndarray
-    ) -> np.ndarray:
+    def communications(self, use: np.ndarray) -> np.ndarray:
         return 1 + self.lost * use
 
 
@@ -219,6 +216,9 @@ whole = st.builds(
 
 
 @given(program=whole, mode=st.sampled_from(["static", "coupled"]))
+@example(  # rows that still change in the end
+    random_program(seed=350600, n_tables=1, n_replicas=2, n_events=14, unpriced=True), "coupled"
+)
 @settings(deadline=None, max_examples=12, suppress_health_check=list(HealthCheck))
 def test_same_bits(world: Intracomm, program: Program, mode: Literal["static", "coupled"]) -> None:
     """For any number of processes, folded or not; and nothing becomes faster."""
@@ -255,7 +255,9 @@ def test_coupled_is_consistent(program: Program) -> None:
             rank = int(found.run.classes.representative[number])
             now = found.run.program.table_of(rank)
             kernels = np.flatnonzero(now.kind == Kind.KERNEL)
-            assert slowed_rows.duration[kernels].tolist() == now.duration[kernels].tolist()
+            expected = program.table_of(rank).duration.copy()
+            expected[slowed_rows.rows] = slowed_rows.duration
+            assert expected[kernels].tolist() == now.duration[kernels].tolist()
 
 
 EXPERIMENT = (
@@ -318,15 +320,15 @@ def test_a_kernel_over_several_intervals() -> None:
         return np.where(load[1] > 0, 2.0, 1.5), np.ones((len(kernel), 1))
 
     begin = np.array([-5, 2, 40])
-    spent, rows, terms = slowed_kernels(
-        begin, np.zeros(3, int), np.array([20.0, 10.0, 7.0]), loads, KernelFactors(factor, 1)
+    met, spent, terms = slowed_kernels(
+        *(begin, np.arange(3), np.zeros(3, int), np.array([10, 5, 3])),
+        *(np.full(3, 2.0), loads, KernelFactors(factor, 1)),
     )
     # From -5: 5 alone, 4 / 1.5 + 6 / 2 = 5.67 by 10, then 9.33 alone: 24.33, before 20 comes.
     assert spent[0] == pytest.approx(5 + 4 + 6 + 9.3333333)
     # From 2: 2 / 1.5 + 6 / 2 = 4.33 by 10, then 5.67 alone.
     assert spent[1] == pytest.approx(8 + 5.6666667)
-    assert spent[2] == 7.0  # to the last bit
-    assert rows.tolist() == [0, 1]
+    assert met.tolist() == [0, 1]
     assert terms[:, 0].tolist() == [10.0, 8.0]
 
 
@@ -337,10 +339,11 @@ def test_a_kernel_over_several_intervals() -> None:
 )
 def test_moved_is_bounded(begin: list[int], lasting: int, factor: float) -> None:
     """No faster than alone, no slower than slowed all the time."""
-    time, use = memory_use(np.array([10**11]), np.array([3 * 10**11]), np.array([USE_ONE]))
-    slower = 1 + (factor - 1) * use
+    slower = CommunicationFactors(lambda use: 1 + (factor - 1) * use, USE_ONE)
+    kernel = np.array([10**11]), np.array([3 * 10**11]), np.array([0]), np.array([USE_ONE])
+    time, use = slower.memory_use(*kernel)
     found = slowed_communications(
-        np.array(begin), np.full(len(begin), float(lasting)), time, slower
+        np.array(begin), np.full(len(begin), float(lasting)), time, use, slower
     )
     assert (np.rint(found) >= lasting).all()
     assert (found <= lasting * factor + 1).all()

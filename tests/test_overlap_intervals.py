@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+from random import Random
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mpisim.overlap.timeline import KernelFactors, load_intervals, slowed_kernels
+from mpisim.overlap.timeline import (
+    CommunicationFactors,
+    KernelFactors,
+    Orders,
+    load_intervals,
+    slowed_communications,
+    slowed_kernels,
+)
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -28,10 +38,12 @@ def columns(drawn: list[tuple[int, ...]]) -> list[Ints]:
     ]
 
 
-@given(st.lists(moments, min_size=1, max_size=8))
-def test_loads_are_those_of_every_moment(drawn: list[tuple[int, ...]]) -> None:
+@given(st.lists(moments, min_size=1, max_size=8), st.lists(st.integers(-1, 2), min_size=8))
+def test_loads_are_those_of_every_moment(drawn: list[tuple[int, ...]], stream: list[int]) -> None:
+    """On whichever streams communications are, in order there or not."""
     begin, wire, end, taken, bandwidth = columns(drawn)
-    found = load_intervals(begin, wire, end, taken, bandwidth)
+    orders = Orders.of(taken, np.array(stream[: len(drawn)]))
+    found = load_intervals(begin, wire, end, taken, bandwidth, None, orders)
     assert (np.diff(found.time) > 0).all()
     for i, now in enumerate(found.time.tolist()):
         moving = (wire <= now) & (now < end)
@@ -59,16 +71,19 @@ def test_kernels_last_as_their_progress_says(
 
     numbers = np.arange(len(kernels)) % 2
     known = KernelFactors(factor, 2)
-    spent, with_terms, of_rows = slowed_kernels(
-        np.ascontiguousarray(begin), numbers, lasting.astype(float), loads, known
+    rows = np.arange(len(kernels))[::-1].copy()  # kernels are rows in any order
+    met, of_met, of_rows = slowed_kernels(
+        *(begin[::-1].copy(), rows, numbers, lasting.copy()),
+        *(np.full(len(kernels), 0.7), loads, known),
     )
-    terms = np.zeros((len(kernels), 2))
-    terms[with_terms] = of_rows
+    lasting = lasting * 0.7
+    spent, terms = lasting.copy(), np.zeros((len(kernels), 2))
+    spent[met], terms[met] = of_met, of_rows
     assert len(asked) == len(set(asked))
     edges = [*loads.time.tolist(), None]
     held = (loads.load.taken > 0) | (loads.load.bandwidth > 0)
     for row, (first, length) in enumerate(kernels):
-        left, now, rests = float(length), float(first), np.zeros(2)
+        left, now, rests = length * 0.7, float(first), np.zeros(2)
         at = int(np.searchsorted(loads.time, first, side="right")) - 1
         while left > 0:
             slower, on = np.ones(1), np.zeros((1, 2))
@@ -92,11 +107,23 @@ def test_no_load_after_a_begin_before_zero() -> None:
     """A kernel may begin before the call that launches it, and so before 0."""
     loads = load_intervals(*columns([(10, 0, 28, 0, 0)]))
     factors = KernelFactors(lambda *_: pytest.fail("there is no load"), 0)
-    spent, rows, _ = slowed_kernels(
-        np.array([-1]), np.array([0]), np.array([4 / 3]), loads, factors
+    zero = np.array([0])
+    met, *_ = slowed_kernels(
+        *(np.array([-1]), zero, zero, np.array([4]), np.array([1 / 3])), loads, factors
     )
-    assert spent.tolist() == [4 / 3]
-    assert not len(rows)
+    assert not len(met)
+
+
+def test_times_so_long_that_rounding_shows() -> None:
+    """They are handed on though nothing runs beside them."""
+    loads = load_intervals(*columns([(0, 0, 1, 1, 1)]))
+    factors = KernelFactors(lambda *_: pytest.fail("there is no load"), 0)
+    alone = np.array([2**52, 1])
+    met, spent, _ = slowed_kernels(
+        *(np.array([5, 5]), np.arange(2), np.arange(2), alone, np.full(2, 1 / 3)), loads, factors
+    )
+    assert met.tolist() == [0]
+    assert spent.tolist() == [2**52 * (1 / 3)]
 
 
 def test_more_factors_than_are_kept() -> None:
@@ -114,8 +141,48 @@ def test_more_factors_than_are_kept() -> None:
     kernel = np.arange(2 * n) // 2
     factors = KernelFactors(factor, 1)
     for _ in range(2):
-        spent, rows, terms = slowed_kernels(begin, kernel, np.ones(2 * n), loads, factors)
+        rows = np.arange(2 * n)
+        met, spent, terms = slowed_kernels(
+            *(begin, rows, kernel, np.ones(2 * n, np.int64), np.ones(2 * n)), loads, factors
+        )
         assert (spent == 2 + kernel % 3).all()
-        assert (rows == np.arange(2 * n)).all()
+        assert (met == rows).all()
         assert (terms[:, 0] == spent * (1 + kernel)).all()
     assert n < sum(n_asked) <= 2 * n
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 30), st.integers(0, 10), st.integers(0, 5)),
+        min_size=1,
+        max_size=6,
+    ),
+    st.lists(st.tuples(st.integers(-5, 50), st.integers(0, 30)), min_size=1, max_size=5),
+    st.randoms(),
+)
+def test_communications_last_as_their_progress_says(
+    kernels: list[tuple[int, int, int]], drawn: list[tuple[int, int]], random: Random
+) -> None:
+    """In exact fractions, moment by moment."""
+    one = 8
+    rows = random.sample(range(10), len(kernels))
+    begin, end, parts = np.zeros(10, np.int64), np.zeros(10, np.int64), []
+    for row, (first, length, part) in zip(rows, kernels, strict=True):
+        begin[row], end[row] = first, first + length
+        parts.append(part)
+    factors = CommunicationFactors(lambda use: 1 + use, one)
+    for _ in range(2):  # the second time all factors are known
+        time, use = factors.memory_use(begin, end, np.array(rows), np.array(parts))
+        assert (np.diff(time) > 0).all()
+        start, lasting = np.array(drawn, np.int64).T
+        found = slowed_communications(start.copy(), lasting.astype(float), time, use, factors)
+    for (first, length), spent in zip(drawn, found.tolist(), strict=True):
+        left, now = Fraction(length), first
+        while left > 0:
+            using = sum(part for at, long, part in kernels if at <= now < at + long)
+            pace = 1 / (1 + Fraction(min(using, one), one))
+            if left <= pace:
+                break
+            left, now = left - pace, now + 1
+        expected = now - first + (left / pace if left else 0)
+        assert spent == pytest.approx(float(expected), rel=1e-12, abs=1e-9)

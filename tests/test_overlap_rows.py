@@ -6,7 +6,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpisim.overlap._core.rows import add_slowdowns, distinct_rows, fingerprint
+from mpisim.overlap._core.rows import (
+    distinct_rows,
+    fingerprint,
+    fingerprint_with,
+    slowdowns,
+    take_longest,
+)
 
 words = st.integers(-(2**62), 2**62)
 
@@ -35,15 +41,55 @@ def test_fingerprints_tell_arrays_apart(drawn: list[tuple[int, int]], data: st.D
         assert fingerprint(one[::-1].copy(), other).tolist() != found
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(0, 3)), max_size=20))
-def test_what_lasts_longer_is_added_up_by_class(drawn: list[tuple[int, int, int]]) -> None:
-    kind, alone, more = np.array(drawn, np.int64).reshape(-1, 3).T.copy()
-    rows = np.flatnonzero(more != 2)  # the others have no terms
-    terms = np.zeros((len(more), 2))
-    terms[rows] = np.stack([more * 0.5, more * 0.3], axis=1)[rows]
-    spent, of_terms = np.zeros((3, 2), np.int64), np.zeros((3, 2), np.int64)
-    add_slowdowns(kind, alone, alone + more, rows, terms[rows], spent, of_terms)
+@given(st.lists(st.tuples(words, words, words, words, st.booleans()), min_size=1, max_size=8))
+def test_a_fingerprint_follows_from_the_one_before(
+    drawn: list[tuple[int, int, int, int, bool]],
+) -> None:
+    one, other, new_one, new_other, changed = np.array(drawn, np.int64).T.copy()
+    rows = np.flatnonzero(changed)
+    columns = [each[rows] for each in (one, other, new_one, new_other)]
+    after = [np.where(changed, new, old) for new, old in ((new_one, one), (new_other, other))]
+    found = fingerprint_with(fingerprint(one, other), rows, *columns)
+    assert found.tolist() == fingerprint(*after).tolist()
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5), st.integers(0, 4)), max_size=5))
+def test_parts_are_raised(parts: list[tuple[int, int, int]]) -> None:
+    values, found = np.arange(10) * 7 % 10, np.arange(14) * 3 % 8
+    expected = found.tolist()
+    for low, begin, count in parts:
+        for j in range(count):
+            expected[low + j] = max(expected[low + j], int(values[begin + j]))
+    take_longest(values, *np.array(parts, np.int64).reshape(-1, 3).T.copy(), found)
+    assert found.tolist() == expected
+
+
+KERNELS = st.tuples(
+    st.integers(0, 2),
+    st.one_of(st.integers(0, 9), st.integers(2**50, 2**52)),
+    st.sampled_from((1.0, 1 / 3, 1.02, 7.3)),
+    st.sampled_from((1.0, 1.0, 1.5, 1.0001)),
+    st.booleans(),
+)
+"""Class, time alone, factor of the rank, slowdown, and whether it may be slowed."""
+
+
+@given(st.lists(KERNELS, max_size=20))
+def test_what_lasts_longer_is_added_up_by_class(
+    drawn: list[tuple[int, int, float, float, bool]],
+) -> None:
+    kind, alone = np.array([each[:2] for each in drawn], np.int64).reshape(-1, 2).T.copy()
+    scale, slower = np.array([each[2:4] for each in drawn]).reshape(-1, 2).T.copy()
+    met = np.flatnonzero([each[4] for each in drawn])
+    spent = (alone * scale * slower)[met]
+    terms = np.stack([met * 0.5, met * 0.3], axis=1)
+    by_kind, of_terms = np.zeros((3, 2), np.int64), np.zeros((3, 2), np.int64)
+    which, lasting = slowdowns(kind, alone, scale, met, spent, terms, by_kind, of_terms)
+    every = alone.copy()
+    every[met] = np.maximum(np.rint(spent / scale[met]).astype(np.int64), alone[met])
+    assert which.tolist() == np.flatnonzero(every > alone).tolist()
+    assert lasting.tolist() == every[which].tolist()
     for k in range(3):
-        here = (kind == k) & (more > 0)
-        assert spent[k].tolist() == [alone[here].sum(), (alone + more)[here].sum()]
-        assert of_terms[k].tolist() == np.rint(terms[here]).sum(axis=0).tolist()
+        here = (kind == k) & (every > alone)
+        assert by_kind[k].tolist() == [alone[here].sum(), every[here].sum()]
+        assert of_terms[k].tolist() == np.rint(terms[here[met]]).sum(axis=0).tolist()

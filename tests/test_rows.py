@@ -118,24 +118,41 @@ def test_covered_time_counts_every_moment_once(
     assert sums[2].tolist() == [max(work[key == k], default=0) for k in range(5)]
 
 
-@given(program=programs(unpriced=True), jitter=st.sampled_from((None, Jitter(0.1, 3))))
-@settings(max_examples=60)
-def test_sums_of_a_rank_are_those_of_its_rows(program: Program, jitter: Jitter | None) -> None:
-    """Ranks one after another by one ledger, whose scratch is used again."""
-    found = solution(program.replace(jitter=jitter))
-    until = 1 << 60
+@given(
+    program=programs(unpriced=True),
+    jitter=st.sampled_from((None, Jitter(0.1, 3))),
+    slow=st.booleans(),
+    until=st.one_of(st.integers(0, 200), st.just(1 << 60)),
+    by_stream=st.booleans(),
+)
+@settings(max_examples=150)
+def test_sums_of_ranks_are_those_of_their_rows(
+    program: Program, jitter: Jitter | None, slow: bool, until: int, by_stream: bool
+) -> None:
+    """Ranks side by side, whose rows are replayed, with those of rows that were worked out.
+
+    By one ledger, whose scratch is used again; in any order of rows, by their streams or not.
+    """
+    speed = 1 / (1 + np.arange(program.n_ranks) % 3) if slow else np.ones(program.n_ranks)
+    found = solution(program.replace(jitter=jitter, speed=speed))
     for number in set(program.table.tolist()):
         table = program.tables[number]
         assert table is not None
         device = np.flatnonzero(table.is_device).astype(np.int32)
         layer = np.where(table.kind <= Kind.COPY, KERNEL, WIRE).astype(np.uint8)
         key = (np.arange(len(table)) % 3).astype(np.int32)
-        of_table = device, np.array([0, len(device)]), layer, key, 3
+        streams = np.array([0, len(device)])
+        if by_stream:
+            device = device[np.argsort(table.stream[device], kind="stable")]
+            streams = np.searchsorted(table.stream[device], np.arange(table.n_streams + 1))
+        of_table = device, streams, layer, key, 3
+        ranks = np.flatnonzero(program.table == number)
         ledger = Ledger(*of_table)
-        for local in np.flatnonzero(program.table == number).tolist():
-            *accounts, host_end = found.account(local, ledger, until)
-            rows = found.rows(local)
-            assert host_end == rows.host_end
-            expected = Ledger(*of_table).of_rows(rows.begin, rows.end, rows.wire, until)
-            for one, other in zip(accounts, expected, strict=True):
-                np.testing.assert_array_equal(one, other)
+        for _ in range(2):
+            covered, sums, host_end = found.accounts(ranks, ledger, until)
+            for i, local in enumerate(ranks.tolist()):
+                rows = found.rows(local)
+                assert host_end[i] == rows.host_end
+                expected = Ledger(*of_table).of_rows(rows.begin, rows.end, rows.wire, until)
+                np.testing.assert_array_equal(covered[i], expected[0])
+                np.testing.assert_array_equal(sums[i], expected[1])

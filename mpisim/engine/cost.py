@@ -297,6 +297,8 @@ class _Pricing:
             )
         self._prices: dict[tuple[int, int, int], Price] = {}
         self._costs: dict[tuple[int, int, int, int], tuple[int, int]] = {}
+        # Tables that differ in durations of kernels alone request the same.
+        self._requests: dict[tuple[Table, bytes, int], _Requests] = {}
 
     def equally_priced(
         self, hosted: NDArray[np.int32]
@@ -324,10 +326,12 @@ class _Pricing:
                 )
             bound = program.slots[program.slot_index[hosted[ranks]][:, None] + requests.slots]
             labels = self._label[bound]
+            if len(ranks) == 1:
+                yield ranks, requests, labels[0][requests.slot]
+                continue
             kind = np.zeros(len(ranks), np.int64)
-            for column in labels.T[
-                (labels != labels[:1]).any(axis=0)
-            ]:  # the others are the same for all
+            differ = (labels != labels[:1]).any(axis=0)
+            for column in labels.T[differ]:
                 kind, _ = dense(kind * (len(self._class) + 1) + column)
             for part in _split(np.arange(len(ranks)), kind):
                 yield ranks[part], requests, labels[part[0]][requests.slot]
@@ -337,9 +341,18 @@ class _Pricing:
         number = int(self.program.table[rank])
         table = self.program.table_of(rank)
         delay = self._wire_delays[number] if self._wire_delays else None
+        unpriced = table.duration == UNPRICED
+        key = table.structure, unpriced.tobytes(), id(delay)  # kept alive by `self`
+        if key not in self._requests:
+            self._requests[key] = self._requested(table, delay)
+        done = np.abs(table.duration).sum(dtype=np.float64)
+        done -= len(self._requests[key].rows) * abs(UNPRICED)
+        return self._requests[key]._replace(duration=table.duration, given_time=float(done))
+
+    def _requested(self, table: Table, delay: NDArray[np.int64] | None) -> _Requests:
+        """Work out what a table requests, all but `given_time`."""
         rows, which, first = requested_prices(table, delay)
         slots, slot = np.unique(table.slot[first], return_inverse=True)
-        done = np.abs(table.duration).sum(dtype=np.float64) - len(rows) * abs(UNPRICED)
         return _Requests(
             duration=table.duration,
             no_price=np.full(len(table) if self._patterns else 0, -1, np.int32),
@@ -352,7 +365,7 @@ class _Pricing:
             slot=slot.reshape(-1),
             longer=[0] * len(first) if delay is None else delay[first].tolist(),
             n_rows=np.bincount(which, minlength=len(first)),
-            given_time=float(done),
+            given_time=0.0,
         )
 
     def requested(

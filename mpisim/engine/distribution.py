@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ..base.distinct import distinct
 from ..base.frozen import frozen
-from ..program import UNPRICED, Flag, Program
+from ..program import UNPRICED, Flag, Program, Table
 from ._core.by_communication import take_as_alone
 from .contention import Contention, assign_domains
 from .core_input import CoreInput, FlowInput, SharingInput, initial_communications
@@ -34,6 +34,8 @@ from .refine import ranges
 from .tiling import SlotUses, find_tiles
 
 __all__ = ["Distribution", "Role", "distribute"]
+
+Ints = NDArray[np.int64]
 
 
 class Role(IntEnum):
@@ -277,8 +279,12 @@ def _sharing(
     durations: list[NDArray[np.int64]] = []
     looked_up: list[NDArray[np.uint8]] = []
     slots: list[frozenset[int]] = []
+    by_table = np.argsort(table, kind="stable")
+    begins = np.searchsorted(table[by_table], np.arange(len(lowered) + 1))
+    # Tables that differ in durations of kernels alone share what follows from prices.
+    known: dict[tuple[Table, bytes], tuple[NDArray[np.uint8], frozenset[int]]] = {}
     for number, one in enumerate(lowered):
-        entries = distinct(priced.which[table == number]).tolist()
+        entries = distinct(priced.which[by_table[begins[number] : begins[number + 1]]]).tolist()
         rows = np.flatnonzero(one.table.is_communication & (one.table.duration == UNPRICED))
         eager = (one.table.flags[rows] & Flag.EAGER) != 0
         alike = [entries]
@@ -296,13 +302,16 @@ def _sharing(
             kind_of[some] = len(durations)
             of_kind = priced.durations[some[0]].copy()
             of_kind[found] = 0
-            flags = np.zeros(len(of_kind), np.uint8)
-            flags[found] = 1
             durations.append(of_kind)
-            looked_up.append(flags)
             # Eager flows, too: who else takes part sees when they start.
-            of_slots = distinct(one.table.slot[rows[varies | flows]])
-            slots.append(frozenset(of_slots.tolist()))
+            taking_part = rows[varies | flows]
+            key = one.table.structure, taking_part.tobytes()
+            if key not in known:
+                flags = np.zeros(len(of_kind), np.uint8)
+                flags[found] = 1
+                known[key] = flags, frozenset(distinct(one.table.slot[taking_part]).tolist())
+            looked_up.append(known[key][0])
+            slots.append(known[key][1])
     return SharingInput(
         prices=priced.prices,
         kind=kind_of[priced.which],

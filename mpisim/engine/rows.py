@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ._core import Ledger, fingerprint, rows_of
+from ._core import N_LANES, Ledger, fingerprint, rows_of
 
 if TYPE_CHECKING:
     from .core_input import CoreInput
@@ -97,23 +97,46 @@ class Solution:
         """Return the lowered table of a rank."""
         return self._input.lowered_of(local)
 
-    def account(
-        self, local: int, ledger: Ledger, until: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-        """Add up the times of the rows of a rank without storing them: see `Ledger.of_rank`.
+    def accounts(
+        self, locals: NDArray[np.int64], ledger: Ledger, until: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Add up the times of the rows of ranks without storing them: see `Ledger.of_ranks`.
 
         Parameters
         ----------
-        local : int
-            The rank.
+        locals : int64, shape (n,)
+            The ranks.
         ledger : Ledger
-            For the rank's table.
+            For the ranks' tables, which differ in durations alone.
         until : int
             End of the run, in ps: what lies after it does not count.
+
+        Returns
+        -------
+        covered : int64, shape (n, 5)
+        sums : int64, shape (n, 3, n_keys)
+        host_end : int64, shape (n,)
         """
-        found: tuple[NDArray[np.int64], NDArray[np.int64], int]
-        found = ledger.of_rank(*self._known(local), until)
-        return found
+        given = self._input
+        found = []
+        for first in range(0, len(locals), N_LANES):
+            some = locals[first : first + N_LANES]
+            ranks = some.tolist()
+            varies, factors = given.variation, None
+            if varies is not None:
+                factors = varies.factor[some], varies.key[some], varies.table
+            found.append(
+                ledger.of_ranks(
+                    given.lowered_of(ranks[0]),
+                    [given.durations[given.duration[i]] for i in ranks],
+                    factors,
+                    given.start[some],
+                    [self._core.communication_times(i) for i in ranks],
+                    until,
+                )
+            )
+        covered, sums, host_end = (np.concatenate(each) for each in zip(*found, strict=True))
+        return covered, sums, host_end
 
     def _known(self, local: int) -> tuple[Any, ...]:
         """All that the timeline of a rank follows from, in the order of `rows_of`."""

@@ -126,18 +126,18 @@ class Run:
         """Return the lowered table of the i-th of `hosted`."""
         return self.solution.lowered(int(self.simulated_by[i]))
 
-    def account(
-        self, i: int, ledger: Ledger, until: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-        """Add up the times of the rows of the i-th of `hosted`.
+    def accounts(
+        self, entries: NDArray[np.int64], ledger: Ledger, until: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Add up the times of the rows of ranks: see `Solution.accounts`.
 
         Parameters
         ----------
-        i : int
-            Entry of `hosted`.
+        entries : int64, shape (n,)
+            Of `hosted`.
         ledger : Ledger
-            For the rank's table.
+            For the ranks' tables, which differ in durations alone.
         until : int
             End of the run, in ps: what lies after it does not count.
         """
-        return self.solution.account(int(self.simulated_by[i]), ledger, until)
+        return self.solution.accounts(self.simulated_by[entries], ledger, until)

@@ -218,12 +218,16 @@ def _check_wire_delays(program: Program, delays: Sequence[NDArray[np.int64] | No
     """Refuse delays of rows that the network does not price, and negative ones."""
     if delays and len(delays) != len(program.tables):
         raise ProgramError(f"wire delays of {len(delays)} tables; there are {len(program.tables)}")
+    late: dict[int, NDArray[np.intp]] = {}  # tables may share delays
     for table, delay in zip(program.tables, delays):
         if table is None or delay is None:
             continue
-        if delay.shape != (len(table),) or (delay < 0).any():
+        if id(delay) not in late:
+            late[id(delay)] = np.flatnonzero(delay)
+        rows = late[id(delay)]
+        if delay.shape != (len(table),) or (delay[rows] < 0).any():
             raise ProgramError(f"table {table.label!r}: wire delays are not one time a row")
-        if delay[(table.duration != UNPRICED) | ~table.is_communication].any():
+        if ((table.duration[rows] != UNPRICED) | ~table.is_communication[rows]).any():
             raise ProgramError(f"table {table.label!r}: wire delay of a row with a duration")
 
 

@@ -13,7 +13,7 @@ from ..program import UNPRICED, Operation, Program, Table
 from ..topo import Network
 from ..topo.nccl.point_to_point import SEND_OPERATIONS as SENDS
 from ..topo.network import bus_factor
-from .timeline import distinct_rows
+from .timeline import Orders, distinct_rows
 
 if TYPE_CHECKING:
     from ..topo.nccl import Nccl
@@ -67,6 +67,9 @@ class RankCommunications(NamedTuple):
         Bytes read from and written to the GPU's memory.
     alone : int64, shape (m,)
         Wire time in ps without slowdown.
+    orders : Orders
+    is_given : bool, shape (m,)
+        Whether the table says how long each takes, and not the network.
     """
 
     rows: Ints
@@ -74,6 +77,8 @@ class RankCommunications(NamedTuple):
     taken: Ints
     traffic: NDArray[np.float64]
     alone: Ints
+    orders: Orders
+    is_given: NDArray[np.bool_]
 
 
 class CommunicationKernels:
@@ -129,13 +134,17 @@ class CommunicationKernels:
         numbers = [self._number(tuple(each)) for each in distinct.tolist()]
         found = [self.distinct[number] for number in numbers]
         given = table.duration[rows]
+        is_given = given != UNPRICED
         alone = np.array([each.alone for each in found], np.int64)[entry]
+        taken = np.array([self._taken(each) for each in found], np.int64)[entry]
         return RankCommunications(
             rows=rows,
             which=np.array(numbers, np.int64)[entry],
-            taken=np.array([self._taken(each) for each in found], np.int64)[entry],
+            taken=taken,
             traffic=np.array([each.traffic for each in found], float)[entry],
-            alone=np.where(given != UNPRICED, given, alone),
+            alone=np.where(is_given, given, alone),
+            orders=Orders.of(taken, table.stream[rows]),
+            is_given=is_given,
         )
 
     def _taken(self, kernel: CommunicationKernel) -> int:

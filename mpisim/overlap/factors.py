@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..base.errors import InputError
 from ..base.quantity import Quantity
 from ..kernels.slowdown import CLASSES, Load, Parametric
-from .communication_kernels import CommunicationKernel, RankCommunications
+from .communication_kernels import CommunicationKernel
 from .pairs import ALGORITHMS, COLLECTIVES, PROTOCOLS, SHARES, Pairs, read_pairs
 
 __all__ = [
@@ -77,20 +77,18 @@ class SlowdownFactors(Protocol):
         float64, shape (p, c)
         """
 
-    def communications(
-        self, own: RankCommunications, distinct: list[CommunicationKernel], use: Floats
-    ) -> Floats:
-        """Return the factors of communications beside kernels that use a share of the memory's
-        bandwidth, float64 of the shape of `use`.
+    def communications(self, use: Floats) -> Floats:
+        """Return the factors of communications beside kernels.
 
         Parameters
         ----------
-        own : RankCommunications
-            Of one rank, m of them.
-        distinct : list of CommunicationKernel
-            Entry `own.which` describes each.
         use : float64, shape (n,)
-            The share, 0 to 1, at each time at which it changes.
+            Shares of the memory's bandwidth that kernels use, 0 to 1.
+
+        Returns
+        -------
+        float64, shape (n,)
+            Each depends on its own share alone.
         """
 
 
@@ -132,18 +130,13 @@ class ParametricFactors:
         own = found.own[:, None] * (kind[:, None] == np.arange(len(CLASSES)))
         return factor, np.column_stack([own, found.bandwidth, found.taken])
 
-    def communications(
-        self, own: RankCommunications, distinct: list[CommunicationKernel], use: Floats
-    ) -> Floats:
+    def communications(self, use: Floats) -> Floats:
         """Return the factors of communications beside kernels that use the memory so much.
 
         Parameters
         ----------
-        own : RankCommunications
-            Not used, nor is `distinct`: all communications are slowed alike.
-        distinct : list of CommunicationKernel
         use : float64, shape (n,)
-            Share of the memory's bandwidth, 0 to 1, at each time at which it changes.
+            Shares of the memory's bandwidth, 0 to 1.
 
         Returns
         -------

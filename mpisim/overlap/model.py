@@ -35,16 +35,16 @@ from ..kernels.slowdown import (
 )
 from ..program import Kind, Program, Table
 from ..topo import Network
-from ._core.rows import add_slowdowns
+from ._core.rows import slowdowns
 from .communication_kernels import CommunicationKernels, RankCommunications
 from .factors import LearnedFactors, LearnedSlowdowns, ParametricFactors, SlowdownFactors
-from .retiming import RowTimes
+from .retiming import delay_of_class
 from .timeline import (
     USE_ONE,
+    CommunicationFactors,
     KernelFactors,
     LoadIntervals,
     load_intervals,
-    memory_use,
     slowed_communications,
     slowed_kernels,
 )
@@ -67,8 +67,10 @@ class SlowedRows(NamedTuple):
 
     Attributes
     ----------
-    duration : int64, shape (n,)
-        Kernels: beside communications, in ps of a rank of speed 1; other rows as in the table.
+    rows : int64, shape (s,)
+        Kernels that take longer beside communications than in the table, ascending.
+    duration : int64, shape (s,)
+        How long, in ps of a rank of speed 1.
     wire : int64, shape (m,)
         Communications: beside this rank's kernels, with the network to themselves, in ps.
     kernel_time : int64, shape (len(CLASSES), 2)
@@ -77,6 +79,7 @@ class SlowedRows(NamedTuple):
         Part of the latter that is proportional to each number of the model, in ps.
     """
 
+    rows: Ints
     duration: Ints
     wire: Ints
     kernel_time: Ints
@@ -163,7 +166,7 @@ class _Kernels(NamedTuple):
     kind : int64, shape (k,)
         Entry of `CLASSES`.
     memory_parts : int64, shape (k,)
-        As for `memory_use`.
+        As for `CommunicationFactors.memory_use`.
     """
 
     rows: Ints
@@ -215,39 +218,44 @@ class OverlapModel:
             key = (*tables, *kinds, identical)
             number = int(run.classes.of_rank[rank])
             if key not in known:
-                delay = RowTimes.of_class(run, number).delay
+                delays, own = delay_of_class(run, number), self.communications.of(rank).rows
+                delay = np.zeros(len(own), np.int64) if delays is None else delays[own]
                 known[key] = self._slowed_rows(rank, delay, run.rows(i))
             found[number] = known[key]
         return found
 
     def _slowed_rows(self, rank: int, delay: Ints, rows: Rows) -> SlowedRows:
-        """Timeline of a rank, run with some wire delays → its slowed rows."""
-        table, device = self.program.table_of(rank), self.device(rank)
+        """Timeline of a rank, run with some wire delays → its slowed rows.
+
+        Parameters
+        ----------
+        rank : int
+        delay : int64, shape (m,)
+            Of its communications, in ps.
+        rows : Rows
+        """
+        device = self.device(rank)
         own, of = self.communications.of(rank), self._kernels_of(rank)
         at = own.rows
         begin, wire, end = rows.begin[at], rows.wire[at], rows.end[at]
-        first = rows.begin[of.rows]
 
-        duration = table.duration.copy()
         n_terms = len(device.factors.terms)
         kernel_time = np.zeros((len(CLASSES), 2), np.int64)
         terms = np.zeros((len(CLASSES), n_terms), np.int64)
+        which = duration = np.empty(0, np.int64)
         loads = _loads(own, begin, wire, end)
+        of_kernels, of_communications = self._factors[int(self.kind[rank])]
         if len(loads.time) and len(of.rows):
             scale = self.duration_factors(rank, of.rows)
-            factors = self._factors[int(self.kind[rank])]
-            lasting, slower, depends = slowed_kernels(
-                first, of.number, of.alone * scale, loads, factors
+            met = slowed_kernels(
+                *(rows.begin, of.rows, of.number, of.alone, scale), loads, of_kernels
             )
-            slowed = np.maximum(np.rint(lasting / scale).astype(np.int64), of.alone)
-            duration[of.rows] = slowed
-            add_slowdowns(of.kind, of.alone, slowed, slower, depends, kernel_time, terms)
+            which, duration = slowdowns(of.kind, of.alone, scale, *met, kernel_time, terms)
         wire_time = own.alone
         if len(at) and len(of.rows):
-            time, use = memory_use(first, rows.end[of.rows], of.memory_parts)
-            factor = device.factors.communications(own, self.communications.distinct, use)
-            wire_time = _slowed_wire_times(own, delay[at], wire, end, time, factor)
-        return SlowedRows(duration, wire_time, kernel_time, terms)
+            time, use = of_communications.memory_use(rows.begin, rows.end, of.rows, of.memory_parts)
+            wire_time = _slowed_wire_times(own, delay, wire, end, time, use, of_communications)
+        return SlowedRows(of.rows[which], duration, wire_time, kernel_time, terms)
 
     def _kernels_of(self, rank: int) -> _Kernels:
         """Return the kernels of a rank's table on its GPU."""
@@ -272,14 +280,17 @@ class OverlapModel:
         return {}
 
     @cached_property
-    def _factors(self) -> list[KernelFactors]:
-        """Factors of the kernels of each kind of GPU."""
+    def _factors(self) -> list[tuple[KernelFactors, CommunicationFactors]]:
+        """Factors of the kernels of each kind of GPU, and of communications beside them."""
         distinct = self.communications.distinct
 
-        def of(device: DeviceModel) -> KernelFactors:
-            return KernelFactors(
-                lambda kernel, *load: device.factors.kernels(kernel, Load(*load), distinct),
-                len(device.factors.terms),
+        def of(device: DeviceModel) -> tuple[KernelFactors, CommunicationFactors]:
+            return (
+                KernelFactors(
+                    lambda kernel, *load: device.factors.kernels(kernel, Load(*load), distinct),
+                    len(device.factors.terms),
+                ),
+                CommunicationFactors(device.factors.communications, USE_ONE),
             )
 
         return [of(device) for device in self.devices]
@@ -312,19 +323,17 @@ def _loads(own: RankCommunications, begin: Ints, wire: Ints, end: Ints) -> LoadI
     `Load.which` is an entry of `CommunicationKernels.distinct`.
     """
     bandwidth = np.rint(own.traffic / np.maximum(end - wire, 1) * 1e12).astype(np.int64)
-    columns = [begin, wire, end, own.taken, bandwidth, own.which]
-    takes_time = end > begin
-    if not takes_time.all():
-        columns = [each[takes_time] for each in columns]
-    *loads, which = columns
-    found = load_intervals(*loads)
-    most = found.load.which
-    counted = which[most] if len(which) else most
-    return LoadIntervals(found.time, found.load._replace(which=np.where(most >= 0, counted, -1)))
+    return load_intervals(begin, wire, end, own.taken, bandwidth, own.which, own.orders)
 
 
 def _slowed_wire_times(
-    own: RankCommunications, delay: Ints, wire: Ints, end: Ints, time: Ints, factor: Floats
+    own: RankCommunications,
+    delay: Ints,
+    wire: Ints,
+    end: Ints,
+    time: Ints,
+    use: Ints,
+    factors: CommunicationFactors,
 ) -> Ints:
     """Return wire times of communications beside the kernels of their rank, in ps.
 
@@ -335,13 +344,13 @@ def _slowed_wire_times(
         The wire delay of each with which the rank was run, in ps.
     wire, end : int64, shape (m,)
         When the wire time of each communication began and ended in that run, in ps.
-    time, factor
+    time, use, factors
         As for `slowed_communications`.
     """
     # Where links are shared a communication takes longer than its price, by the same ratio with
     # and without slowdown.
     contended = (end - wire) / np.maximum(own.alone + delay, 1)
-    lasting = slowed_communications(wire, own.alone * contended, time, factor)
+    lasting = slowed_communications(wire, own.alone * contended, time, use, factors)
     found = np.rint(lasting / np.where(contended > 0, contended, 1.0)).astype(np.int64)
     return np.maximum(found, own.alone)
 

@@ -30,9 +30,9 @@ from ..base.frozen import frozen
 from ..engine.run import Run
 from ..kernels.slowdown import CLASSES
 from ..mpi.reductions import allreduce_sum, allreduce_sum_words
-from ..program import Program
+from ..program import Program, Table
 from ._core.rows import fingerprint
-from .model import OverlapModel
+from .model import OverlapModel, SlowedRows
 from .retiming import RowTimes, is_spread, longest_of_members, retimed, row_times
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class SlowdownOutcome:
     passes : int
         Number of times that durations were worked out.
     unconverged_rows : int
-        Rows, of one rank a class, whose durations the last pass changed (coupled).
+        Rows, over all ranks, whose durations the last pass changed (coupled).
     kernel_time : int64, shape (len(CLASSES), 2)
         Time of kernels that overlap, over all ranks: alone, and beside communications, in ps.
     wire_time : int64, shape (2,)
@@ -89,7 +89,7 @@ class _Pass:
     kernel_time: Ints
     wire_time: Ints
     terms: Ints
-    changed: int  # rows, over all processes
+    changed: int  # rows, over all ranks
     hash: bytes  # of the times of all ranks, where there are several passes
 
 
@@ -126,8 +126,10 @@ def run_with_slowdown(
         damped = damped or found.hash in hashes
         hashes.add(found.hash)
         if damped:
-            times = {n: each.mean(RowTimes.of_class(run, n)) for n, each in times.items()}
-        if not found.changed or (damped and _is_fixed_point(run, times, comm)):
+            times = {
+                n: each.mean(RowTimes.of_class(model.program, run, n)) for n, each in times.items()
+            }
+        if not found.changed or (damped and _is_fixed_point(model.program, run, times, comm)):
             unconverged = found.changed
             # Once more, with what only the last run records (the critical path).
             run = runner(run.program, run.setup.wire_delays, True, placement)
@@ -152,9 +154,11 @@ def run_with_slowdown(
     )
 
 
-def _is_fixed_point(run: Run, times: Mapping[int, RowTimes], comm: Intracomm) -> bool:
-    """Return whether a run had these times already. **Collective.**"""
-    changed = sum(each.n_differing(RowTimes.of_class(run, n)) for n, each in times.items())
+def _is_fixed_point(
+    program: Program, run: Run, times: Mapping[int, RowTimes], comm: Intracomm
+) -> bool:
+    """Return whether a run of a program had these times already. **Collective.**"""
+    changed = sum(each.n_differing(RowTimes.of_class(program, run, n)) for n, each in times.items())
     return not allreduce_sum(np.array([changed], np.int64), comm)[0]
 
 
@@ -168,6 +172,7 @@ def _work_out(
     )
     times: dict[int, RowTimes] = {}
     known: dict[tuple[int, ...], _ClassTimes] = {}
+    of_tables: dict[Table, NDArray[np.uint64]] = {}
     n_terms = len(model.terms)
     # Everything that is added up over processes, side by side.
     sums = np.zeros((len(CLASSES), 2 + n_terms + 1), np.int64)
@@ -176,15 +181,15 @@ def _work_out(
         # Classes that share slowed rows share what is made of them, if communications last as long.
         key = (id(each), *fingerprint(longest[number], each.wire).tolist())
         if key not in known:
-            known[key] = _class_times(model, run, number, each.duration, longest[number])
+            known[key] = _class_times(model, run, number, each, longest[number])
         of = known[key]
         times[number] = of.times
         count = int(run.classes.count[number])
         sums[:, :2] += count * each.kernel_time
         sums[:, 2:-1] += count * each.terms
-        sums[:3, -1] += count * of.alone, count * of.slowed, of.changed
+        sums[:3, -1] += count * of.alone, count * of.slowed, count * of.changed
         if mode == "coupled":
-            words += np.uint64(count) * of.times.hash()
+            words += np.uint64(count) * of.times.hash(of_tables)
     sums, words = allreduce_sum(sums, comm), allreduce_sum_words(words, comm)
     beside = sums[:, -1]
     return _Pass(times, sums[:, :2], beside[:2], sums[:, 2:-1], int(beside[2]), bytes(words))
@@ -209,15 +214,15 @@ class _ClassTimes(NamedTuple):
 
 
 def _class_times(
-    model: OverlapModel, run: Run, number: int, duration: Ints, wire: Ints
+    model: OverlapModel, run: Run, number: int, own: SlowedRows, wire: Ints
 ) -> _ClassTimes:
     rank = int(run.classes.representative[number])
     table, mine = model.program.table_of(rank), model.communications.of(rank)
-    times = row_times(table, mine.rows, duration, wire, mine.alone)
+    times = row_times(table, mine, own.rows, own.duration, wire)
     slowed = wire > mine.alone
     return _ClassTimes(
         times=times,
         alone=int(mine.alone[slowed].sum()),
         slowed=int(wire[slowed].sum()),
-        changed=times.n_differing(RowTimes.of_class(run, number)),
+        changed=times.n_differing(RowTimes.of_class(model.program, run, number)),
     )

@@ -16,96 +16,178 @@ from numpy.typing import NDArray
 from ..engine.fold import EquivalenceClasses
 from ..engine.run import Run
 from ..mpi.reductions import allreduce_max, allreduce_sum_words
-from ..program import UNPRICED, Program, Table
-from ._core.rows import fingerprint, n_differing
+from ..program import Program, Table
+from ._core.rows import fingerprint, fingerprint_with, take_longest
 from .timeline import distinct_rows
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["RowTimes", "is_spread", "longest_of_members", "retimed", "row_times"]
+    from .communication_kernels import RankCommunications
+
+__all__ = [
+    "RowTimes",
+    "delay_of_class",
+    "is_spread",
+    "longest_of_members",
+    "retimed",
+    "row_times",
+]
 
 Ints = NDArray[np.int64]
 
 
 class RowTimes(NamedTuple):
-    """Times of the rows of a table, in ps.
+    """Times of rows of a table that are not those of its model without slowdown, in ps.
+
+    Few rows are slowed, and there are as many of these as ranks: nothing is kept of the others.
 
     Attributes
     ----------
-    duration : int64, shape (n,)
-        As `Table.duration`.
-    delay : int64, shape (n,)
-        As ``wire_delays`` of `mpisim.engine.simulate`: beside the network price.
+    table : Table
+        With durations without slowdown.
+    rows : int64, shape (s,)
+        Ascending; kernels, and communications with a duration.
+    duration : int64, shape (s,)
+        Another than in the table.
+    late : int64, shape (l,)
+        Ascending; communications that the network prices.
+    delay : int64, shape (l,)
+        As ``wire_delays`` of `mpisim.engine.simulate`: beside the network price; not 0.
     """
 
+    table: Table
+    rows: Ints
     duration: Ints
+    late: Ints
     delay: Ints
 
     @classmethod
-    def of_class(cls, run: Run, number: int) -> RowTimes:
+    def of_class(cls, program: Program, run: Run, number: int) -> RowTimes:
         """Return the times with which a class of a run was simulated.
 
         Parameters
         ----------
+        program : Program
+            With durations without slowdown.
         run : Run
             With the table of the class's representative on this process.
         number : int
             Of the class, from 0.
         """
         rank = int(run.classes.representative[number])
-        delays = run.setup.wire_delays
-        delay = delays[int(run.program.table[rank])] if delays else None
-        return cls.of_table(run.program.table_of(rank), delay)
+        now, delay = run.program.table_of(rank), delay_of_class(run, number)
+        return cls.of_rows(program.table_of(rank), now.duration, delay)
 
     @classmethod
-    def of_table(cls, table: Table, delay: Ints | None = None) -> RowTimes:
-        """Return the times of a table, without delays unless some are given.
+    def of_rows(cls, table: Table, duration: Ints, delay: Ints | None = None) -> RowTimes:
+        """Return the times of all rows, and their delays, as those that differ from a table's.
 
         Parameters
         ----------
         table : Table
+            With durations without slowdown.
+        duration : int64, shape (n,)
         delay : int64, shape (n,), optional
-            Beside the network price of each row, in ps. Kept as it is, like `table.duration`.
+            By default 0.
         """
-        none = np.broadcast_to(np.int64(0), len(table))
-        return cls(table.duration, none if delay is None else delay)
+        none = np.empty(0, np.int64)
+        rows = none if duration is table.duration else np.flatnonzero(duration != table.duration)
+        late = none if delay is None else np.flatnonzero(delay)
+        return cls(table, rows, duration[rows], late, none if delay is None else delay[late])
 
-    def n_differing(self, other: RowTimes) -> int:
-        """Return the number of rows in which two differ."""
-        found: int = n_differing(*self, *other)
+    @property
+    def all_durations(self) -> Ints:
+        """As `Table.duration`, shape (n,)."""
+        found = self.table.duration.copy()
+        found[self.rows] = self.duration
         return found
 
-    def hash(self) -> NDArray[np.uint64]:
-        """Return a 128-bit hash, shape (2,); sums of hashes may wrap around."""
-        found: NDArray[np.uint64] = fingerprint(*self)
+    @property
+    def all_delays(self) -> Ints:
+        """Of every row, shape (n,)."""
+        found = np.zeros(len(self.table), np.int64)
+        found[self.late] = self.delay
+        return found
+
+    @property
+    def differs(self) -> bool:
+        """Whether any row has another time than in the table."""
+        return len(self.rows) + len(self.late) > 0
+
+    def n_differing(self, other: RowTimes) -> int:
+        """Return the number of rows in which two differ, of one table."""
+        if not other.differs:
+            return len(self.rows) + len(self.late)  # delays are of other rows than durations
+        changed = self.all_durations != other.all_durations
+        return int((changed | (self.all_delays != other.all_delays)).sum())
+
+    def hash(self, of_tables: dict[Table, NDArray[np.uint64]]) -> NDArray[np.uint64]:
+        """Return a 128-bit hash of durations and delays, shape (2,); sums may wrap around.
+
+        Parameters
+        ----------
+        of_tables : dict of Table to uint64, shape (2,)
+            Hashes of tables without slowdown; what is missing is added.
+        """
+        before = self.table.duration
+        if self.table not in of_tables:
+            none = np.broadcast_to(np.int64(0), len(before))
+            of_tables[self.table] = fingerprint(before, none)
+        found = of_tables[self.table]
+        of_rows, of_late = before[self.rows], before[self.late]
+        none = np.zeros(max(len(self.rows), len(self.late)), np.int64)
+        k, m = none[: len(self.rows)], none[: len(self.late)]
+        found = fingerprint_with(found, self.rows, of_rows, k, self.duration, k)
+        found = fingerprint_with(found, self.late, of_late, m, of_late, self.delay)
         return found
 
     def mean(self, other: RowTimes) -> RowTimes:
-        """Return the mean of two, rounded down."""
-        return RowTimes(*((a + b) // 2 for a, b in zip(self, other, strict=True)))
+        """Return the mean of two of one table, rounded down."""
+        duration = (self.all_durations + other.all_durations) // 2
+        return RowTimes.of_rows(self.table, duration, (self.all_delays + other.all_delays) // 2)
 
 
-def row_times(table: Table, rows: Ints, duration: Ints, wire: Ints, alone: Ints) -> RowTimes:
-    """Times of kernels and communications → times of all rows of a table.
+def delay_of_class(run: Run, number: int) -> Ints | None:
+    """Return the wire delays with which a class of a run was simulated; None: there were none.
+
+    Parameters
+    ----------
+    run : Run
+        With the table of the class's representative on this process.
+    number : int
+        Of the class, from 0.
+    """
+    delays = run.setup.wire_delays
+    rank = int(run.classes.representative[number])
+    return delays[int(run.program.table[rank])] if delays else None
+
+
+def row_times(
+    table: Table, own: RankCommunications, rows: Ints, duration: Ints, wire: Ints
+) -> RowTimes:
+    """Slowed kernels and communications → the times of all rows of a table.
 
     Parameters
     ----------
     table : Table
         With durations without slowdown.
-    rows : int64, shape (m,)
+    own : RankCommunications
         Its communications.
-    duration : int64, shape (n,)
-        Of kernels, in ps; other entries are ignored.
-    wire, alone : int64, shape (m,)
-        Wire times of communications, with and without slowdown, in ps.
+    rows, duration : int64, shape (s,)
+        Its kernels that take longer, ascending, and how long, in ps.
+    wire : int64, shape (m,)
+        Wire times of communications with slowdown, in ps.
     """
-    found = duration.copy()
-    given = table.duration[rows] != UNPRICED
-    found[rows] = np.where(given, wire, UNPRICED)
-    delay = np.zeros(len(table), np.int64)
-    delay[rows] = np.where(given, 0, wire - alone)
-    return RowTimes(found, delay)
+    longer = wire != own.alone
+    late = np.flatnonzero(longer & ~own.is_given)
+    delay = wire[late] - own.alone[late]
+    if own.is_given.any():
+        given = np.flatnonzero(longer & own.is_given)
+        rows, duration = np.append(rows, own.rows[given]), np.append(duration, wire[given])
+        order = np.argsort(rows)
+        rows, duration = rows[order], duration[order]
+    return RowTimes(table, rows, duration, own.rows[late], delay)
 
 
 def is_spread(run: Run, comm: Intracomm) -> bool:
@@ -146,6 +228,7 @@ def retimed(
     here = {int(which[number]): number for number in times}
     tables: list[Table | None] = []
     delays: list[Ints | None] = []
+    known: dict[tuple[int, bytes, bytes], Ints] = {}  # most ranks are delayed alike
     for i, (base, changed) in enumerate(numbers):
         table = program.tables[base]
         assert table is not None  # the program is whole
@@ -155,11 +238,21 @@ def retimed(
             continue
         found = times[here[i]] if i in here else None
         if whole and comm.size > 1:
-            both = np.stack(found) if found else np.empty((2, len(table)), np.int64)
+            both = np.empty((2, len(table)), np.int64)
+            if found is not None:
+                both[0], both[1] = found.all_durations, found.all_delays
             comm.Bcast(both, root=int(home[first[i]]))
-            found = RowTimes(*both)
-        tables.append(None if found is None else table.replace(duration=found.duration))
-        delays.append(None if found is None else found.delay)
+            found = RowTimes.of_rows(table, *both)
+        if found is None:
+            tables.append(None)
+            delays.append(None)
+            continue
+        key = len(table), found.late.tobytes(), found.delay.tobytes()
+        if key not in known:
+            known[key] = found.all_delays
+        duration = found.all_durations if len(found.rows) else table.duration
+        tables.append(table.replace(duration=duration))
+        delays.append(known[key])
     table_of_rank = which[classes.of_rank].astype(np.int32)
     return program.replace(tables=tuple(tables), table=table_of_rank), delays
 
@@ -177,15 +270,13 @@ def _numbered(
         The number of the table of each class.
     """
     digests = np.zeros((len(classes), 2), np.uint64)
+    of_tables: dict[Table, NDArray[np.uint64]] = {}
     known: dict[tuple[int, int], NDArray[np.uint64]] = {}
     tables = program.table[classes.representative].tolist()
     for number, each in times.items():
         these = tables[number], id(each)  # classes may share their times
         if these not in known:
-            base = program.tables[tables[number]]
-            assert base is not None  # the program is whole
-            differs = each.n_differing(RowTimes.of_table(base))
-            known[these] = each.hash() if differs else digests[number]
+            known[these] = each.hash(of_tables) if each.differs else digests[number]
         digests[number] = known[these]
     digests = allreduce_sum_words(digests, comm)  # each is known to one process, 0 on the others
     table = program.table[classes.representative].astype(np.uint64)
@@ -253,12 +344,13 @@ def longest_of_members(
     found = np.zeros(int(at[-1]), np.int64)
     first_of = at[members[:, 0]]
     held = (counts > 0) & np.isin(members[:, 1], np.array(list(own), np.int64))
-    for number, s, low, count in zip(
-        *(each[held].tolist() for each in (members[:, 1], members[:, 2], first_of, counts)),
-        strict=True,
-    ):
-        part, begin = found[low : low + count], index[number][s]
-        np.maximum(part, ordered[number][begin : begin + count], out=part)
+    held_by = members[held, 1]
+    order = np.argsort(held_by, kind="stable")
+    numbers, begins = np.unique(held_by[order], return_index=True)
+    slot_of, low, count = (each[held][order] for each in (members[:, 2], first_of, counts))
+    for number, some in zip(numbers.tolist(), np.split(np.arange(len(order)), begins[1:])):
+        begin = index[number][slot_of[some]]
+        take_longest(ordered[number], low[some], begin, count[some], found)
     found = allreduce_max(found, comm)
 
     longest: dict[int, Ints] = {}

@@ -8,22 +8,25 @@ exact in float64.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from ..base.frozen import frozen
 from ..kernels.slowdown import Load
-from ._core import progress, rows
+from ._core import rows
 from ._core.intervals import interval_loads
-from ._core.progress import KernelFactors
+from ._core.progress import CommunicationFactors, KernelFactors
 
 __all__ = [
     "USE_ONE",
+    "CommunicationFactors",
     "KernelFactors",
     "LoadIntervals",
+    "Orders",
     "distinct_rows",
     "load_intervals",
-    "memory_use",
     "slowed_communications",
     "slowed_kernels",
 ]
@@ -75,8 +78,44 @@ class LoadIntervals:
     load: Load
 
 
+class Orders(NamedTuple):
+    """Orders of the communications of a rank.
+
+    Attributes
+    ----------
+    by_taken : int64, shape (m,)
+        By the multiprocessors that they take: of several the last counts as `Load.which`.
+    by_stream : int64, shape (m,)
+        Stream by stream, those with few communications first.
+    streams : int64, shape (n_streams + 1,)
+        Where each stream begins there.
+    """
+
+    by_taken: Ints
+    by_stream: Ints
+    streams: Ints
+
+    @classmethod
+    def of(cls, taken: Ints, stream: NDArray[np.integer[Any]]) -> Orders:
+        """Return the orders of communications by what they take, and by their streams."""
+        _, which, count = np.unique(stream, return_inverse=True, return_counts=True)
+        by_count = np.argsort(count, kind="stable")
+        rank = np.argsort(by_count)
+        return cls(
+            np.argsort(taken, kind="stable"),
+            np.argsort(rank[which], kind="stable"),
+            np.concatenate([[0], np.cumsum(count[by_count])]),
+        )
+
+
 def load_intervals(
-    begin: Ints, wire: Ints, end: Ints, taken: Ints, bandwidth: Ints
+    begin: Ints,
+    wire: Ints,
+    end: Ints,
+    taken: Ints,
+    bandwidth: Ints,
+    which: Ints | None = None,
+    orders: Orders | None = None,
 ) -> LoadIntervals:
     """Communications of a rank → their load on the GPU over time.
 
@@ -89,6 +128,10 @@ def load_intervals(
         Multiprocessors that it occupies.
     bandwidth : int64, shape (m,)
         Memory bandwidth that it uses while it moves data, in bytes/s.
+    which : int64, shape (m,), optional
+        What `Load.which` says of each; by default its number.
+    orders : Orders, optional
+        Of these communications, where they are known.
 
     Examples
     --------
@@ -97,25 +140,21 @@ def load_intervals(
     >>> found.time.tolist(), found.load.taken.tolist(), found.load.bandwidth.tolist()
     ([0, 4, 10], [16, 16, 0], [0.0, 50.0, 0.0])
     """
-    moments = np.concatenate([begin, wire, end])
-    # A stable sort is fast here, since each stream is in order.
-    order = np.argsort(moments, kind="stable")
-    moments = moments[order]
-    new = np.diff(moments, prepend=moments[:1] - 1) != 0
-    time = moments[new]
-    place = np.empty(len(order), np.int64)
-    place[order] = np.cumsum(new) - 1
-    first, moving, last = place.reshape(3, -1)
-    # Of several, `Load.which` is the one that occupies most: the last in this order.
-    order = np.argsort(taken, kind="stable")
-    return LoadIntervals(
-        time, Load(*interval_loads(first, moving, last, taken, bandwidth, order, len(time)))
-    )
+    orders = Orders.of(taken, np.zeros(len(taken), np.int64)) if orders is None else orders
+    numbers = np.arange(len(begin)) if which is None else which
+    time, *load = interval_loads(begin, wire, end, taken, bandwidth, numbers, *orders)
+    return LoadIntervals(time, Load(*load))
 
 
 def slowed_kernels(
-    begin: Ints, kernel: Ints, lasting: Floats, loads: LoadIntervals, factors: KernelFactors
-) -> tuple[Floats, Ints, Floats]:
+    begin: Ints,
+    rows: Ints,
+    kernel: Ints,
+    alone: Ints,
+    scale: Floats,
+    loads: LoadIntervals,
+    factors: KernelFactors,
+) -> tuple[Ints, Floats, Floats]:
     """Times of kernels alone → beside communications.
 
     A kernel that needs the time t alone is done once its progress, dt / factor in each interval,
@@ -123,53 +162,39 @@ def slowed_kernels(
 
     Parameters
     ----------
-    begin : int64, shape (k,)
-        ps.
+    begin : int64, shape (n,)
+        Of all rows, in ps.
+    rows : int64, shape (k,)
+        Kernels.
     kernel : int64, shape (k,)
         Which kernel each is, as `factors` numbers them.
-    lasting : float64, shape (k,)
-        Time of each alone, in ps.
+    alone : int64, shape (k,)
+        Time of each alone at speed 1, in ps.
+    scale : float64, shape (k,)
+        How many times as long it takes on its rank.
     loads : LoadIntervals
     factors : KernelFactors
 
     Returns
     -------
-    float64, shape (k,)
-        ps. Exactly `lasting` where there is no load meanwhile.
     int64, shape (g,)
-        Entries that run beside a load.
+        Kernels, of the k, that run beside a load, or so long that rounding shows. The others take
+        exactly as long as alone.
+    float64, shape (g,)
+        Their times on the rank, in ps.
     float64, shape (g, n_terms)
         The dependence of their factors, times the time spent with each, in ps.
     """
-    found: tuple[Floats, Ints, Floats] = factors.slowed(
-        begin, kernel, lasting, loads.time, *loads.load
+    found: tuple[Ints, Floats, Floats] = factors.slowed(
+        begin, rows, kernel, alone, scale, loads.time, *loads.load
     )
     return found
 
 
-def memory_use(begin: Ints, end: Ints, parts: Ints) -> tuple[Ints, Floats]:
-    """Kernels → the use of memory bandwidth over time.
-
-    Parameters
-    ----------
-    begin, end : int64, shape (k,)
-        ps.
-    parts : int64, shape (k,)
-        Share of the memory's bandwidth, times `USE_ONE`.
-
-    Returns
-    -------
-    int64, shape (n,)
-        Times at which the use changes, ascending; of equal ones the last counts.
-    float64, shape (n,)
-        The use from there on, 1 at most; the last is 0, as before the first.
-    """
-    found: tuple[Ints, Floats] = progress.memory_use(begin, end, parts, USE_ONE)
-    return found
-
-
-def slowed_communications(begin: Ints, lasting: Floats, time: Ints, factor: Floats) -> Floats:
-    """Wire times without slowdown → with a factor in each interval.
+def slowed_communications(
+    begin: Ints, lasting: Floats, time: Ints, use: Ints, factors: CommunicationFactors
+) -> Floats:
+    """Wire times without slowdown → beside kernels.
 
     Parameters
     ----------
@@ -178,9 +203,10 @@ def slowed_communications(begin: Ints, lasting: Floats, time: Ints, factor: Floa
     lasting : float64, shape (m,)
         Wire time of each without slowdown, in ps.
     time : int64, shape (n,)
-        When factors change.
-    factor : float64, shape (n,)
-        From each of these times on; 1 before the first and from the last on.
+        When the use of the memory's bandwidth changes: see `CommunicationFactors.memory_use`.
+    use : int64, shape (n,)
+        From each of these times on; nothing before the first and from the last on.
+    factors : CommunicationFactors
 
     Returns
     -------
@@ -189,5 +215,5 @@ def slowed_communications(begin: Ints, lasting: Floats, time: Ints, factor: Floa
     """
     if not len(time) or not len(begin):
         return lasting
-    found: Floats = progress.slowed_communications(begin, lasting, time, factor)
+    found: Floats = factors.slowed(begin, lasting, time, use)
     return found

@@ -311,9 +311,10 @@ def _check_durations(table: Table) -> None:
         raise ProgramError(
             f"{label}: column 'duration' has shape {table.duration.shape}, 'kind' has ({n},)"
         )
-    negative = table.duration < np.where(table.is_communication, UNPRICED, 0)
+    below = np.flatnonzero(table.duration < 0)
+    negative = (table.duration[below] != UNPRICED) | ~table.is_communication[below]
     if negative.any():
-        raise ProgramError(f"{label}, row {np.argmax(negative)}: the duration is negative")
+        raise ProgramError(f"{label}, row {below[np.argmax(negative)]}: the duration is negative")
 
 
 def _check_waits(table: Table) -> None:

@@ -13,8 +13,8 @@ Exposed communication is the sum of the second and the third, so that compute + 
 communication + idle is the step time, exactly, in integers. ``communication`` is the whole time
 in which some communication ran, hidden or not.
 
-Ranks are accounted for one at a time, since the rows of all may not fit into memory; ranks with
-identical timelines once.
+Ranks are accounted for a few at a time, side by side, since the rows of all may not fit into
+memory; ranks with identical timelines once.
 """
 
 from __future__ import annotations
@@ -98,9 +98,7 @@ def account(run: Run, names: NDArray[np.int64], n_names: int) -> Accounts:
             continue
         columns = _TableColumns(structure)
         ranks = run.simulated[first[order[at : at + n]]]
-        accounts = [run.account(i, columns.ledger, run.step_time) for i in ranks.tolist()]
-        covered, sums = (np.stack([each[i] for each in accounts]) for i in (0, 1))
-        host_end = np.array([each[2] for each in accounts], np.int64)
+        covered, sums, host_end = run.accounts(ranks, columns.ledger, run.step_time)
         waited = host_end - program.start[run.hosted[ranks]] - columns.host_busy
         breakdown.append(_breakdown(covered, run.step_time, columns.host_busy, waited))
         weight = n_ranks[at : at + n]

@@ -20,8 +20,8 @@ flow_schedule (sort.h)
     When flows end that begin at given times: see `mpisim.engine.relaxation`.
 by_communication
     What rows of ranks say of communications, by their numbers.
-rows, accounts
-    Rows of a rank after a run, and sums over them.
+rows, accounts (accounts.h)
+    Rows of a rank after a run; sums over them, of `N_LANES` ranks side by side.
 price_requests, links, refining
     Per-row and per-edge work of `mpisim.engine.cost`, `mpisim.engine.contention`,
     `mpisim.results.link_use` and `mpisim.engine.refine`.
@@ -100,7 +100,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .accounts import Ledger
+from .accounts import N_LANES, Ledger
 from .links import carried, depths, flows_by_link, full_links, joined, pair_depths
 from .lowering import allocate, kernels_of, view_streams, write_instructions
 from .price_requests import filled, overlapping_slots, requested_prices
@@ -111,6 +111,7 @@ __all__ = [
     "COPY",
     "COVERED",
     "KERNEL",
+    "N_LANES",
     "WAITING",
     "WIRE",
     "Ledger",

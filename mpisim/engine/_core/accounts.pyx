@@ -1,127 +1,71 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""Where the time of a rank went: sums over its rows, and the time that kinds of work cover.
+"""Where the time of ranks went: sums over their rows, and the time that kinds of work cover.
 
-Intervals of each stream are in order of their begins, so a merge of the streams by a heap visits
-all intervals in that order. For a set of kinds, `reach` is the latest end so far of an interval in
-the set; an interval adds what lies beyond it. The common case, an interval that begins when all
-before it are over, is counted by kind and distributed to the sets at the end.
+accounts.h does the work, and says why it is right; here is its memory, kept from call to call.
 
 Callers are trusted: no index is checked.
 """
 
 import numpy as np
 
-from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
-from .rows cimport RowTimes, replay
 from .common cimport Instruction
 
-cdef enum:
-    KERNEL = 1
-    COPY = 2
-    WAITING = 4
-    WIRE = 8
-    N_SETS = 5
+cdef extern from "accounts.h":
+    const int LANES, N_SETS, WIRE_LAYER, WAITING_LAYER
 
-# What `covered` counts, in this order: time in which any of these was under way.
-cdef uint8_t[N_SETS] SETS = [
-    KERNEL, KERNEL | COPY, WAITING | WIRE, KERNEL | COPY | WIRE, KERNEL | COPY | WAITING | WIRE,
-]
+    ctypedef struct List:
+        int64_t* begin
+        int64_t* end
+        uint8_t* what
+        int64_t stride
+        int64_t n
+        const int64_t* total
 
+    ctypedef struct Entry:
+        int32_t key
+        int32_t stream
+        uint8_t layer
+        uint8_t chained
 
-cdef struct Intervals:
-    int64_t* begin
-    int64_t* end
-    uint8_t* what
+    ctypedef struct Lanes:
+        const Instruction* code
+        const int32_t* operands
+        int64_t n_rows
+        int64_t until
+        const Entry* entry
+        const int64_t** duration
+        const uint64_t* factor
+        const uint64_t* key
+        const uint64_t* jitter
+        const int64_t** start
+        const int64_t** finish
+        int64_t* registers
+        int64_t* clock
+        int64_t* spent
+        int64_t* waited
+        int64_t* longest
+        int64_t* chain_begin
+        int64_t* chain_end
+        int64_t* chained
+        uint8_t* chain_what
+        List* list
+        int64_t n_lists
+        int64_t n_chain
+        int one_duration
+        int whole
 
+    void insert(List* list, int64_t begin, int64_t end, uint8_t what) noexcept nogil
+    void cover(List* list, int64_t n_lists, int32_t* heap, int64_t* covered) noexcept nogil
+    void account_lanes(Lanes* t) noexcept nogil
 
-cdef inline int64_t added(
-    Intervals* of, int64_t first, int64_t n, int64_t begin, int64_t end, uint8_t what, int64_t until
-) noexcept nogil:
-    """Put what lies in [0, until] into its place among entries first to n; return the next n."""
-    begin, end = max(begin, 0), min(end, until)
-    if begin >= end:
-        return n
-    if n > first and of.end[n - 1] == begin and of.what[n - 1] == what:  # most kernels
-        of.end[n - 1] = end
-        return n
-    cdef int64_t at = n
-    while at > first and of.begin[at - 1] > begin:  # rare: rows of a stream begin in their order
-        of.begin[at], of.end[at], of.what[at] = of.begin[at - 1], of.end[at - 1], of.what[at - 1]
-        at -= 1
-    of.begin[at], of.end[at], of.what[at] = begin, end, what
-    return n + 1
-
-
-cdef inline void sift(
-    int32_t* heap, int64_t at, int64_t n, const int64_t* head, const int64_t* begin
-) noexcept nogil:
-    """Let a stream sink to its place in a heap of streams by the begin of their next interval."""
-    cdef int32_t stream = heap[at]
-    cdef int64_t time = begin[head[stream]], child
-    while 2 * at + 1 < n:
-        child = 2 * at + 1
-        if child + 1 < n and begin[head[heap[child + 1]]] < begin[head[heap[child]]]:
-            child += 1
-        if begin[head[heap[child]]] >= time:
-            break
-        heap[at] = heap[child]
-        at = child
-    heap[at] = stream
-
-
-cdef void cover(
-    int32_t* heap, int64_t left, int64_t* head, const int64_t* tail, Intervals of, int64_t* covered
-) noexcept nogil:
-    """Add up the time that intervals cover, by the sets they are in: streams are merged."""
-    cdef int64_t[N_SETS] reach
-    cdef int64_t[2 * WIRE] alone  # of each `what`, time of intervals that begin when all is over
-    cdef int64_t at, other, first, last, lower, over = 0
-    cdef int32_t s, i
-    cdef uint8_t what, latest = 0
-    for i in range(N_SETS):
-        reach[i] = 0
-    for i in range(2 * WIRE):
-        alone[i] = 0
-    while left > 0:
-        s = heap[0]
-        # The stream goes on as long as its intervals begin before those of all others.
-        other = INT64_MAX
-        for i in range(1, 3 if left > 2 else <int32_t>left):
-            other = min(other, of.begin[head[heap[i]]])
-        at = head[s]
-        while True:
-            first, last, what = of.begin[at], of.end[at], of.what[at]
-            if first >= over:  # most
-                alone[what] += last - first
-                over, latest = last, what
-            else:
-                for i in range(N_SETS):
-                    if latest & SETS[i]:  # no earlier one reaches as far
-                        reach[i] = over
-                latest = 0
-                for i in range(N_SETS):
-                    lower = max(first, reach[i])
-                    if what & SETS[i] and last > lower:
-                        covered[i] += last - lower
-                        reach[i] = last
-                over = max(over, last)
-            at += 1
-            if at == tail[s] or of.begin[at] > other:
-                break
-        head[s] = at
-        if at == tail[s]:
-            left -= 1
-            heap[0] = heap[left]
-        sift(heap, 0, left, head, of.begin)
-    for i in range(N_SETS):
-        for at in range(2 * WIRE):
-            if at & SETS[i]:
-                covered[i] += alone[at]
+N_LANES = LANES
+"""Ranks that `Ledger.of_ranks` adds up at a time."""
 
 
 cdef class Ledger:
-    """Adds up the rows of ranks of one table. Scratch is kept from rank to rank.
+    """Adds up the rows of ranks of one table. Scratch is kept from call to call.
 
     Parameters
     ----------
@@ -136,14 +80,20 @@ cdef class Ledger:
     n_keys : int
     """
 
-    cdef const int32_t[::1] order, key
+    cdef const int32_t[::1] order
     cdef const int64_t[::1] stream_index
-    cdef const uint8_t[::1] layer
-    cdef int64_t n_keys
-    cdef int64_t[::1] begins, ends, head, tail, registers
-    cdef int64_t[:, ::1] times
-    cdef uint8_t[::1] whats, binding
+    cdef int64_t n_keys, n_streams, n_chained
+    cdef object of_entries, of_times, of_whats, of_lists  # memory that pointers below are of
+    cdef Entry* entry
+    cdef List* list
+    cdef int64_t[:, :, ::1] chain
+    cdef uint8_t[::1] chain_what
+    cdef int64_t[::1] registers
     cdef int32_t[::1] heap
+    cdef int64_t room
+    cdef int64_t* times
+    cdef uint8_t* whats
+    cdef int64_t n_laid_out
 
     def __init__(
         self,
@@ -153,16 +103,53 @@ cdef class Ledger:
         const int32_t[::1] key,
         int64_t n_keys,
     ):
-        self.order, self.stream_index, self.layer, self.key = order, stream_index, layer, key
-        self.n_keys = n_keys
-        room = 2 * order.shape[0] + 1  # communications wait, and then move data
-        self.begins, self.ends = np.empty((2, room), np.int64)
-        self.whats = np.empty(room, np.uint8)
-        self.head, self.tail = np.empty((2, stream_index.shape[0]), np.int64)
-        self.heap = np.empty(stream_index.shape[0], np.int32)
-        self.times = np.empty((3, layer.shape[0] + 1), np.int64)
-        self.binding = np.empty(layer.shape[0] + 1, np.uint8)
+        cdef int64_t s, i, n = layer.shape[0]
+        cdef Entry* entry
+        self.order, self.stream_index, self.n_keys = order, stream_index, n_keys
+        self.n_streams = stream_index.shape[0] - 1
+        self.room = 2 * order.shape[0] + 1  # communications wait, and then move data
+        self.of_entries = np.zeros((n + 1) * sizeof(Entry), np.uint8)
+        cdef uint8_t[::1] entries = self.of_entries
+        self.entry = <Entry*>&entries[0]
+        for i in range(n):
+            self.entry[i].key = -1
+        sizes = np.diff(stream_index)
+        chained = np.zeros(self.n_streams + 1, np.uint8)
+        chained[np.argsort(-sizes, kind="stable")[:2]] = 1
+        cdef const uint8_t[::1] is_chained = chained
+        self.n_chained = 0
+        for s in range(self.n_streams):
+            self.n_chained += is_chained[s] * (stream_index[s + 1] - stream_index[s])
+            for i in range(stream_index[s], stream_index[s + 1]):
+                entry = self.entry + order[i]
+                entry.key, entry.stream = key[order[i]], <int32_t>s
+                entry.layer, entry.chained = layer[order[i]], is_chained[s]
+        self.heap = np.empty(self.n_streams + 2, np.int32)
         self.registers = np.empty(0, np.int64)
+        self.chain = np.empty((0, 0, LANES), np.int64)
+        self.n_laid_out = 0
+
+    cdef lay_out(self, int64_t lanes):
+        """Provide the lists of so many lanes: each with one for the chain and one a stream."""
+        cdef int64_t l, s, n_lists = self.n_streams + 1
+        cdef List* one
+        if self.n_laid_out < lanes:
+            self.of_times = np.empty((2, lanes, self.room), np.int64)
+            self.of_whats = np.empty((lanes, self.room), np.uint8)
+            self.of_lists = np.zeros(lanes * n_lists * sizeof(List), np.uint8)
+            self.n_laid_out = lanes
+        cdef int64_t[:, :, ::1] times = self.of_times
+        cdef uint8_t[:, ::1] whats = self.of_whats
+        cdef uint8_t[::1] lists = self.of_lists
+        self.list = <List*>&lists[0]
+        for l in range(lanes):
+            self.list[l * n_lists].n, self.list[l * n_lists].total = 0, NULL
+            for s in range(self.n_streams):
+                one = &self.list[l * n_lists + 1 + s]
+                one.begin = &times[0, l, 2 * self.stream_index[s]]
+                one.end = &times[1, l, 2 * self.stream_index[s]]
+                one.what = &whats[l, 2 * self.stream_index[s]]
+                one.stride, one.n = 1, 0
 
     def of_rows(
         self,
@@ -188,75 +175,121 @@ cdef class Ledger:
         sums : int64, shape (3, n_keys)
             Time, waiting time and longest time of the rows of each key.
         """
-        covered = np.zeros(N_SETS, np.int64)
-        sums = np.zeros((3, self.n_keys), np.int64)
-        self.add(&begin[0], &end[0], &wire[0], until, covered, sums)
+        covered, sums = np.zeros(N_SETS, np.int64), np.zeros((3, self.n_keys), np.int64)
+        cdef int64_t[::1] found = covered
+        cdef int64_t[:, ::1] sum_of = sums
+        cdef int64_t i, row, length
+        cdef const Entry* x
+        cdef List* one
+        self.lay_out(1)
+        with nogil:
+            for i in range(self.order.shape[0]):
+                row = self.order[i]
+                x = self.entry + row
+                one = self.list + 1 + x.stream
+                length = end[row] - wire[row]
+                sum_of[0, x.key] += length
+                sum_of[2, x.key] = max(sum_of[2, x.key], length)
+                if x.layer == WIRE_LAYER:
+                    sum_of[1, x.key] += wire[row] - begin[row]
+                    clipped(one, begin[row], wire[row], WAITING_LAYER, until)
+                clipped(one, wire[row], end[row], x.layer, until)
+            cover(self.list, self.n_streams + 1, &self.heap[0], &found[0])
         return covered, sums
 
-    def of_rank(
-        self,
-        lowered,
-        const int64_t[::1] durations,
-        int64_t start,
-        const int64_t[::1] communication_start,
-        const int64_t[::1] communication_end,
-        int64_t until,
+    def of_ranks(
+        self, lowered, durations, factors, const int64_t[::1] start, communications, int64_t until
     ):
-        """Replay a rank (see `rows_of`) and add up its rows: also its last clock is returned."""
+        """Replay up to `N_LANES` ranks (see `rows_of`), and add up their rows.
+
+        Parameters
+        ----------
+        lowered : mpisim.engine.lowering.LoweredTable
+            Of all `h` of them.
+        durations : list of int64 arrays, shape (n,)
+            Of the rows of each, in ps, but for `factors`.
+        factors : tuple of (uint64, shape (h,), uint64, shape (h,), table), or None
+            Of the ranks, as in `mpisim.engine.duration_factors.DurationFactors`.
+        start : int64, shape (h,)
+            Of each, in ps.
+        communications : list of (int64, shape (m,), int64, shape (m,))
+            When each communication of each rank began and ended.
+        until : int
+            End of the run: what lies after it, or before 0, covers nothing.
+
+        Returns
+        -------
+        covered : int64, shape (h, 5)
+        sums : int64, shape (h, 3, n_keys)
+            As `of_rows` returns them.
+        host_end : int64, shape (h,)
+        """
         cdef const Instruction[::1] instructions = lowered.instructions
         cdef const int32_t[::1] operands = lowered.operands
-        cdef RowTimes rows
-        if self.registers.shape[0] < lowered.n_registers:
-            self.registers = np.empty(lowered.n_registers, np.int64)
-        covered = np.zeros(N_SETS, np.int64)
-        sums = np.zeros((3, self.n_keys), np.int64)
-        rows.begin, rows.end, rows.wire = &self.times[0, 0], &self.times[1, 0], &self.times[2, 0]
-        rows.binding = &self.binding[0]
+        cdef const int64_t[::1] one, other
+        cdef const int64_t[:, :, ::1] known
+        cdef Lanes t
+        cdef int64_t h = len(durations), l
+        which = list(range(h)) + [h - 1] * (LANES - h)  # the last again: nobody reads these lanes
+        for l in range(LANES):
+            one = durations[which[l]]
+            t.duration[l] = &one[0]
+            one, other = communications[which[l]]
+            t.start[l], t.finish[l] = &one[0], &other[0]
+        t.one_duration = all(each is durations[0] for each in durations)
+        clocks = np.asarray(start)[which]
+        covered = np.zeros((h, N_SETS), np.int64)
+        sums = np.zeros((3, self.n_keys, LANES), np.int64)
+        cdef int64_t[:, ::1] chained = np.zeros((2 * WIRE_LAYER, LANES), np.int64)
+        cdef int64_t[::1] clock = clocks
+        cdef int64_t[:, ::1] found = covered
+        cdef int64_t[:, :, ::1] sum_of = sums
+        cdef const uint64_t[::1] factor, key, jitter
+        t.factor = t.key = t.jitter = NULL
+        t.whole = False
+        if factors is not None:
+            factor_array, key_array, table = factors
+            factor, key = np.asarray(factor_array)[which], np.asarray(key_array)[which]
+            t.factor, t.key = &factor[0], &key[0]
+            t.whole = bool((np.asarray(factor_array) == 1 << 32).all())
+            if table is not None:
+                jitter = table
+                t.jitter = &jitter[0]
+            elif t.whole:
+                t.factor = NULL
+        if self.registers.shape[0] < lowered.n_registers * LANES:
+            self.registers = np.empty(lowered.n_registers * LANES, np.int64)
+        if self.chain.shape[0] == 0:
+            self.chain = np.empty((2, 2 * self.n_chained + 1, LANES), np.int64)
+            self.chain_what = np.empty(2 * self.n_chained + 1, np.uint8)
+        self.lay_out(LANES)
+        t.code, t.operands, t.n_rows = &instructions[0], &operands[0], instructions.shape[0]
+        t.until, t.entry, t.clock = until, self.entry, &clock[0]
+        t.registers = &self.registers[0]
+        t.spent, t.waited, t.longest = &sum_of[0, 0, 0], &sum_of[1, 0, 0], &sum_of[2, 0, 0]
+        t.chain_begin, t.chain_end = &self.chain[0, 0, 0], &self.chain[1, 0, 0]
+        t.chain_what, t.chained = &self.chain_what[0], &chained[0, 0]
+        t.list, t.n_lists = self.list, self.n_streams + 1
+        # The first entry is empty.
+        self.chain[:, 0] = 0
+        self.chain_what[0] = 0
+        t.n_chain = 1
         with nogil:
-            start = replay(
-                &instructions[0], &operands[0], &self.registers[0], instructions.shape[0],
-                &durations[0], start, &communication_start[0], &communication_end[0], rows,
-            )
-        self.add(rows.begin, rows.end, rows.wire, until, covered, sums)
-        return covered, sums, start
+            account_lanes(&t)
+            for l in range(h):
+                self.list[l * t.n_lists].begin = t.chain_begin + l
+                self.list[l * t.n_lists].end = t.chain_end + l
+                self.list[l * t.n_lists].what = t.chain_what
+                self.list[l * t.n_lists].total = t.chained + l
+                self.list[l * t.n_lists].stride, self.list[l * t.n_lists].n = LANES, t.n_chain
+                cover(&self.list[l * t.n_lists], t.n_lists, &self.heap[0], &found[l, 0])
+        return covered, np.moveaxis(sums, 2, 0)[:h], clocks[:h]
 
-    cdef void add(
-        self, const int64_t* begin, const int64_t* end, const int64_t* wire, int64_t until,
-        int64_t[::1] covered, int64_t[:, ::1] sums,
-    ):
-        # Local pointers: what is stored by one could change a member, for all the compiler knows.
-        cdef const int32_t* order = &self.order[0]
-        cdef const int32_t* key = &self.key[0]
-        cdef const uint8_t* layer = &self.layer[0]
-        cdef const int64_t* index = &self.stream_index[0]
-        cdef int64_t* spent = &sums[0, 0]
-        cdef int64_t* waited = spent + self.n_keys
-        cdef int64_t* longest = waited + self.n_keys
-        cdef int64_t* head = &self.head[0]
-        cdef int64_t* tail = &self.tail[0]
-        cdef int32_t* heap = &self.heap[0]
-        cdef Py_ssize_t n_streams = self.stream_index.shape[0] - 1, s, i
-        cdef int64_t n = 0, left = 0, at, row, length
-        cdef int32_t k
-        cdef Intervals of
-        of.begin, of.end, of.what = &self.begins[0], &self.ends[0], &self.whats[0]
-        with nogil:
-            for s in range(n_streams):
-                head[s] = n
-                for i in range(index[s], index[s + 1]):
-                    row = order[i]
-                    k = key[row]
-                    length = end[row] - wire[row]
-                    spent[k] += length
-                    longest[k] = max(longest[k], length)
-                    if layer[row] == WIRE:
-                        waited[k] += wire[row] - begin[row]
-                        n = added(&of, head[s], n, begin[row], wire[row], WAITING, until)
-                    n = added(&of, head[s], n, wire[row], end[row], layer[row], until)
-                tail[s] = n
-                if n > head[s]:
-                    heap[left] = <int32_t>s
-                    left += 1
-            for at in range(left - 1, -1, -1):
-                sift(heap, at, left, head, of.begin)
-            cover(heap, left, head, tail, of, &covered[0])
+
+cdef inline void clipped(
+    List* one, int64_t begin, int64_t end, uint8_t what, int64_t until
+) noexcept nogil:
+    """Put what lies in [0, until] of an interval into a list."""
+    begin, end = max(begin, 0), min(end, until)
+    if begin < end:
+        insert(one, begin, end, what)

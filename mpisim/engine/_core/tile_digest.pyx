@@ -41,23 +41,32 @@ cdef class TileDigest:
         self.slot_index, self.count = core_input.slot_index, core_input.count
         self.kind = core_input.kind
         most = 0
+        known = {}  # tables that differ in durations alone share all else
         for number, table in set(zip(core_input.kind.tolist(), core_input.table.tolist())):
             found = core_input.lowered[table].communications
-            by_slot = found[np.lexsort((found["ordinal"], found["slot"]))]
-            low, high = padded(by_slot["low"]), padded(by_slot["high"])
-            counted = padded((by_slot["eager"] == 0).astype(np.uint64))
-            duration = padded(core_input.kinds[number][by_slot["row"]])
-            first = np.concatenate([[0], np.cumsum(core_input.lowered[table].table.operations)])
-            eager = padded(found[found["eager"] != 0])
-            self.references.extend([low, high, counted, duration, first, eager])
+            if id(found) not in known:
+                order = np.lexsort((found["ordinal"], found["slot"]))
+                by_slot = found[order]
+                known[id(found)] = (
+                    padded(by_slot["low"]),
+                    padded(by_slot["high"]),
+                    padded((by_slot["eager"] == 0).astype(np.uint64)),
+                    np.concatenate([[0], np.cumsum(core_input.lowered[table].table.operations)]),
+                    padded(found[found["eager"] != 0]),
+                    by_slot["row"].copy(),
+                )
+                self.references.append(known[id(found)])
+            low, high, counted, first, eager, rows = known[id(found)]
+            duration = padded(core_input.kinds[number][rows])
+            self.references.append(duration)
             part = &self.parts[number]
             part.low, part.high, part.counted = &low[0], &high[0], &counted[0]
             part.duration, part.first, part.eager = &duration[0], &first[0], &eager[0]
             if core_input.sharing is not None:
-                looked_up = padded(core_input.sharing.looked_up[number][by_slot["row"]])
+                looked_up = padded(core_input.sharing.looked_up[number][rows])
                 self.references.append(looked_up)
                 part.looked_up = &looked_up[0]
-                most = max(most, len(by_slot))
+                most = max(most, len(rows))
         self.taken = np.zeros(most + 1, np.int64)
 
     def __dealloc__(self):

@@ -7,9 +7,14 @@ depend on the others passed beside it. Callers are trusted: no index is checked.
 
 import numpy as np
 
+from ...base.distinct import distinct
+
 from libc.stdint cimport int64_t, uint64_t
 
 cdef uint64_t GOLDEN = <uint64_t>0x9E3779B97F4A7C15
+
+cdef int64_t EXACT = <int64_t>1 << 49
+"""Of shorter times, in ps, errors of 2**-53 never show when they are rounded."""
 
 cdef enum:
     MAX_KNOWN = 1 << 15  # factors that are kept
@@ -71,6 +76,8 @@ cdef class KernelFactors:
     cdef int64_t[:, ::1] key  # kernel, multiprocessors taken, bandwidth, communication
     cdef double[::1] slower
     cdef double[:, ::1] rests_on
+    cdef double[:, ::1] room  # scratch, as is the next
+    cdef int64_t[:, ::1] found
 
     def __init__(self, factor, Py_ssize_t n_terms):
         self.factor, self.n_terms = factor, n_terms
@@ -78,6 +85,7 @@ cdef class KernelFactors:
         self.key = np.empty((MAX_KNOWN, 4), np.int64)
         self.slower, self.rests_on = np.empty(MAX_KNOWN), np.empty((MAX_KNOWN, n_terms))
         self.n_known = self.n_worked_out = 0
+        self.room, self.found = np.empty((2, 1)), np.empty((2, 1), np.int64)
 
     cdef inline int64_t find(self, int64_t kernel, const Interval* load) noexcept nogil:
         """Return the entry of a kernel beside a load, which may be new; -1: there is no room."""
@@ -123,8 +131,10 @@ cdef class KernelFactors:
     def slowed(
         self,
         const int64_t[::1] begin,
+        const int64_t[::1] rows,
         const int64_t[::1] kernel,
-        const double[::1] lasting,
+        const int64_t[::1] alone,
+        const double[:] scale,
         const int64_t[::1] time,
         const int64_t[::1] taken,
         const double[::1] bandwidth,
@@ -134,8 +144,12 @@ cdef class KernelFactors:
 
         Parameters
         ----------
-        begin, kernel : int64, shape (k,)
-        lasting : float64, shape (k,)
+        begin : int64
+            Of all rows, in ps.
+        rows, kernel, alone : int64, shape (k,)
+            The row of each kernel, which kernel it is, and its time alone at speed 1.
+        scale : float64, shape (k,)
+            How many times as long it takes on its rank.
         time : int64, shape (n,)
             Of the beginning of each interval.
         taken, bandwidth, which
@@ -143,19 +157,22 @@ cdef class KernelFactors:
 
         Returns
         -------
-        spent : float64, shape (k,)
-        rows : int64, shape (g,)
-            Kernels that run beside a load.
+        met : int64, shape (g,)
+            Kernels that run beside a load, ascending, or are so long that rounding shows.
+        spent : float64, shape (g,)
+            Their times on the rank. All others take exactly as long as alone.
         terms : float64, shape (g, n_terms)
             The dependence of their factors, times the time spent with each.
         """
-        cdef Py_ssize_t i, j, g, at = -1, row, count = 0, k = begin.shape[0], n = time.shape[0]
-        cdef int64_t entry
+        cdef Py_ssize_t i, j, g, at = -1, count = 0, k = rows.shape[0], n = time.shape[0]
+        cdef int64_t entry, first
         cdef double room, needed, step
-        spent_array, left_array = np.zeros(k), np.empty(k)
-        interval_array, row_array = np.empty((2, k), np.int64)
-        cdef double[::1] spent = spent_array, left = left_array
-        cdef int64_t[::1] interval = interval_array, rows = row_array
+        if self.room.shape[1] < k:
+            self.room, self.found = np.empty((2, k)), np.empty((2, k), np.int64)
+        cdef double* spent = &self.room[0, 0]
+        cdef double* left = &self.room[1, 0]
+        cdef int64_t* met = &self.found[0, 0]
+        cdef int64_t* interval = &self.found[1, 0]
         cdef int64_t[::1] room_for = np.empty((n + 1) * (sizeof(Interval) // 8), np.int64)
         cdef Interval* of = <Interval*>&room_for[0] + 1
         with nogil:
@@ -168,14 +185,16 @@ cdef class KernelFactors:
                 if taken[at] > 0 or bandwidth[at] > 0:
                     of[at].following = at
             for i in range(k):
-                while at + 1 < n and of[at + 1].time <= begin[i]:
+                first = begin[rows[i]]
+                while at + 1 < n and of[at + 1].time <= first:
                     at += 1
-                while at >= 0 and of[at].time > begin[i]:
+                while at >= 0 and of[at].time > first:
                     at -= 1
-                left[count] = lasting[i]
-                interval[count] = cross_unloaded(at, begin[i], &spent[i], &left[count], of, n)
-                rows[count] = i
-                count += interval[count] >= 0
+                spent[count], left[count] = 0.0, <double>alone[i] * scale[i]
+                interval[count] = cross_unloaded(at, first, &spent[count], &left[count], of, n)
+                met[count] = i
+                count += interval[count] >= 0 or alone[i] >= EXACT
+        met_array = np.array(self.found[0, :count])
         terms_array = np.zeros((count, self.n_terms))
         pending_array = np.arange(count)
         cdef double[:, ::1] terms = terms_array
@@ -186,102 +205,150 @@ cdef class KernelFactors:
                 count, n_pending = n_pending, 0
                 for i in range(count):
                     g = pending[i]
-                    row, at = rows[g], interval[g]
+                    first, at = begin[rows[met[g]]], interval[g]
                     while at >= 0:
-                        entry = self.find(kernel[row], &of[at])
+                        entry = self.find(kernel[met[g]], &of[at])
                         if entry < 0 or entry >= self.n_worked_out:
                             interval[g] = at
                             pending[n_pending] = g
                             n_pending += 1
                             break
-                        room = <double>(of[at + 1].time - begin[row]) - spent[row]
+                        room = <double>(of[at + 1].time - first) - spent[g]
                         needed = left[g] * self.slower[entry]
                         step = needed if needed <= room else room
-                        spent[row] += step
+                        spent[g] += step
                         for j in range(self.n_terms):
                             terms[g, j] += self.rests_on[entry, j] * step
                         if needed <= room:
                             break
                         left[g] -= step / self.slower[entry]
-                        at = cross_unloaded(at + 1, begin[row], &spent[row], &left[g], of, n)
+                        at = cross_unloaded(at + 1, first, &spent[g], &left[g], of, n)
             if n_pending:
                 self.work_out()
-        return spent_array, row_array[: len(terms_array)], terms_array
+        return met_array, np.array(self.room[0, : len(met_array)]), terms_array
 
 
-def memory_use(
-    const int64_t[::1] begin, const int64_t[::1] end, const int64_t[::1] parts, double one
-):
-    """Add up the parts of memory bandwidth that kernels use, over time.
+cdef by_time(const int64_t[::1] time, const int64_t[::1] rows):
+    """Return the order of the times of some rows, or None if it is theirs."""
+    cdef Py_ssize_t i
+    for i in range(1, rows.shape[0]):
+        if time[rows[i]] < time[rows[i - 1]]:
+            return np.argsort(np.asarray(time)[rows], kind="stable")
+    return None
+
+
+cdef class CommunicationFactors:
+    """Slowdown factors of communications, worked out once for each use of the memory's bandwidth.
 
     Parameters
     ----------
-    begin, end, parts : int64, shape (k,)
-        Of each kernel.
-    one : float
-        Parts that are all of the bandwidth.
-
-    Returns
-    -------
-    time : int64, shape (2 * k,)
-        When the use changes, ascending.
-    use : float64, shape (2 * k,)
-        From there on, 1 at most.
+    factor : callable
+        Use of the bandwidth, 0 to 1, float64 of shape (p,) → factors, float64 of shape (p,). Each
+        must depend on its own use alone.
+    one : int
+        Parts that are all of the bandwidth; more count as so many.
     """
-    cdef Py_ssize_t k = begin.shape[0], i = 0, j = 0, at
-    times, uses = np.empty(2 * k, np.int64), np.empty(2 * k)
-    cdef int64_t[::1] time = times
-    cdef double[::1] use = uses
-    cdef int64_t now = 0
-    by_begin, by_end = np.argsort(begin, kind="stable"), np.argsort(end, kind="stable")
-    cdef const int64_t[::1] first = by_begin, last = by_end
-    with nogil:
-        for at in range(2 * k):
-            if i < k and begin[first[i]] <= end[last[j]]:  # those that begin come first
-                time[at] = begin[first[i]]
-                now += parts[first[i]]
-                i += 1
-            else:
-                time[at] = end[last[j]]
-                now -= parts[last[j]]
-                j += 1
-            use[at] = min(<double>now / one, 1.0)
-    return times, uses
 
+    cdef object factor
+    cdef int64_t one
+    cdef double[::1] pace  # by parts in use: 1 / factor; 0: not known
+    cdef int64_t[::1] time, use  # scratch
 
-def slowed_communications(
-    const int64_t[::1] begin,
-    const double[::1] lasting,
-    const int64_t[::1] time,
-    const double[::1] factor,
-):
-    """Wire times without slowdown → with a factor in each interval.
+    def __init__(self, factor, int64_t one):
+        self.factor, self.one = factor, one
+        self.pace = np.zeros(one + 1)
+        self.time = self.use = np.empty(1, np.int64)
 
-    See `mpisim.overlap.timeline.slowed_communications`.
-    """
-    cdef Py_ssize_t m = begin.shape[0], n = time.shape[0], i, at = 0, now
-    cdef int64_t reached
-    cdef double room, needed, left, spent
-    found_array = np.empty(m)
-    cdef double[::1] found = found_array
-    with nogil:
-        for i in range(m):
-            while at < n and time[at] <= begin[i]:
-                at += 1
-            while at > 0 and time[at - 1] > begin[i]:
-                at -= 1
-            # From its own begin on, so that nothing but what runs beside it shows in a rounding.
-            now, reached, left, spent = at - 1, begin[i], lasting[i], 0.0
-            while True:
-                needed = left if now < 0 else left * factor[now]
-                if now == n - 1:  # after the last of them
-                    break
-                room = <double>(time[now + 1] - reached)
-                if needed <= room:
-                    break
-                spent += room
-                left -= room if now < 0 else room / factor[now]
-                now += 1
-                reached = time[now]
-            found[i] = spent + needed
-    return found_array
+    def memory_use(
+        self,
+        const int64_t[::1] begin,
+        const int64_t[::1] end,
+        const int64_t[::1] rows,
+        const int64_t[::1] parts,
+    ):
+        """Add up the parts of memory bandwidth that kernels use, over time, for `slowed`.
+
+        Parameters
+        ----------
+        begin, end : int64
+            Of all rows, in ps; none ends before it begins.
+        rows, parts : int64, shape (k,)
+            The row of each kernel, and how many parts it uses.
+
+        Returns
+        -------
+        time : int64, shape (n,)
+            When the use changes, ascending. A view that the next call writes to.
+        use : int64, shape (n,)
+            Parts in use from there on: 0 from the last on.
+        """
+        cdef Py_ssize_t k = rows.shape[0], i = 0, j = 0, n = 0, one, other
+        cdef int64_t now = 0, at
+        if self.time.shape[0] < 2 * k:
+            self.time, self.use = np.empty((2, 2 * k), np.int64)
+        cdef int64_t* time = &self.time[0]
+        cdef int64_t* use = &self.use[0]
+        by_begin, by_end = by_time(begin, rows), by_time(end, rows)
+        cdef const int64_t[::1] first = by_begin, last = by_end
+        cdef bint sorted_begins = by_begin is None, sorted_ends = by_end is None
+        with nogil:
+            while j < k:
+                other = j if sorted_ends else last[j]
+                if i < k:
+                    one = i if sorted_begins else first[i]
+                if i < k and begin[rows[one]] <= end[rows[other]]:  # those that begin come first
+                    at = begin[rows[one]]
+                    now += parts[one]
+                    i += 1
+                else:
+                    at = end[rows[other]]
+                    now -= parts[other]
+                    j += 1
+                n += n == 0 or time[n - 1] != at
+                time[n - 1], use[n - 1] = at, now
+        return np.asarray(self.time)[:n], np.asarray(self.use)[:n]
+
+    def slowed(
+        self,
+        const int64_t[::1] begin,
+        const double[::1] lasting,
+        const int64_t[::1] time,
+        const int64_t[::1] use,
+    ):
+        """Wire times without slowdown → beside kernels.
+
+        See `mpisim.overlap.timeline.slowed_communications`.
+        """
+        cdef Py_ssize_t m = begin.shape[0], n = time.shape[0], i, at = 0, now
+        cdef int64_t reached
+        cdef double room, needed, left, spent, pace
+        cdef bint known = True
+        found_array = np.empty(m)
+        cdef double[::1] found = found_array
+        for i in range(n):
+            known = known and self.pace[min(use[i], self.one)] > 0
+        if not known:
+            new = distinct(np.minimum(use, self.one))
+            np.asarray(self.pace)[new] = 1 / self.factor(new / self.one)
+        with nogil:
+            for i in range(m):
+                while at < n and time[at] <= begin[i]:
+                    at += 1
+                while at > 0 and time[at - 1] > begin[i]:
+                    at -= 1
+                # From its own begin on: nothing but what runs beside it shows in a rounding.
+                now, reached, left, spent = at - 1, begin[i], lasting[i], 0.0
+                while True:
+                    pace = 1.0 if now < 0 else self.pace[min(use[now], self.one)]
+                    needed = left / pace
+                    if now == n - 1:  # after the last of them
+                        break
+                    room = <double>(time[now + 1] - reached)
+                    if needed <= room:
+                        break
+                    spent += room
+                    left -= room * pace
+                    now += 1
+                    reached = time[now]
+                found[i] = spent + needed
+        return found_array

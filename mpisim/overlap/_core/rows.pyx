@@ -1,5 +1,5 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""Rows of numbers: distinct ones, differing ones, a hash of them, and sums of slowdowns by class.
+"""Rows of numbers: distinct ones, a hash of them, the longest of several, slowdowns by class.
 
 Callers are trusted: no index is checked.
 """
@@ -62,67 +62,120 @@ def distinct_rows(const int64_t[:, ::1] rows):
     return firsts[:n_kinds].copy(), kinds
 
 
+cdef inline void add_words(
+    int64_t row, int64_t one, int64_t other, uint64_t times, uint64_t* low, uint64_t* high
+) noexcept nogil:
+    """Add what a row says to a fingerprint, so many times."""
+    cdef uint64_t place = (<uint64_t>row + 1) * GOLDEN
+    cdef uint64_t x = <uint64_t>one + place, y = <uint64_t>other ^ place
+    low[0] += times * mix(mix(x) + y)
+    high[0] += times * mix(mix(y ^ <uint64_t>0xD6E8FEB86659FD93) + x)
+
+
 def fingerprint(const int64_t[:] one, const int64_t[:] other):
-    """Return a 128-bit hash of two arrays of one length, uint64 of shape (2,)."""
+    """Return a 128-bit hash of two arrays of one length, uint64 of shape (2,): a sum over rows."""
     found = np.zeros(2, np.uint64)
     cdef uint64_t[::1] words = found
-    cdef uint64_t low = 0, high = 0, place, x, y
+    cdef uint64_t low = 0, high = 0
     cdef Py_ssize_t i
     with nogil:
         for i in range(one.shape[0]):
-            place = (<uint64_t>i + 1) * GOLDEN
-            x, y = <uint64_t>one[i] + place, <uint64_t>other[i] ^ place
-            low += mix(mix(x) + y)
-            high += mix(mix(y ^ <uint64_t>0xD6E8FEB86659FD93) + x)
+            add_words(i, one[i], other[i], 1, &low, &high)
         words[0], words[1] = low, high
     return found
 
 
-def n_differing(
-    const int64_t[:] one, const int64_t[:] other, const int64_t[:] former, const int64_t[:] latter
+def fingerprint_with(
+    words, const int64_t[::1] rows, const int64_t[::1] one, const int64_t[::1] other,
+    const int64_t[::1] new_one, const int64_t[::1] new_other,
 ):
-    """Return in how many places two pairs of arrays, (one, other) and (former, latter), differ."""
-    cdef Py_ssize_t i, found = 0
-    with nogil:
-        for i in range(one.shape[0]):
-            found += one[i] != former[i] or other[i] != latter[i]
-    return found
-
-
-def add_slowdowns(
-    const int64_t[::1] kind,
-    const int64_t[::1] alone,
-    const int64_t[::1] lasting,
-    const int64_t[::1] rows,
-    const double[:, ::1] terms,
-    int64_t[:, ::1] spent,
-    int64_t[:, ::1] of_terms,
-):
-    """Add up the times of kernels that take longer than alone, by class.
+    """Return the `fingerprint` of two arrays of which some rows have changed.
 
     Parameters
     ----------
-    kind, alone, lasting : int64, shape (k,)
-        The class of each, and its time alone and beside communications.
-    rows : int64, shape (g,)
-        Kernels that have terms.
-    terms : float64, shape (g, c)
-    spent : int64, shape (classes, 2)
-        The two times are added.
-    of_terms : int64, shape (classes, c)
-        `terms`, rounded, are added.
+    words : uint64, shape (2,)
+        The fingerprint before.
+    rows : int64, shape (k,)
+    one, other, new_one, new_other : int64, shape (k,)
+        Entries of the two arrays in these rows, before and after.
     """
-    cdef Py_ssize_t g, i, j, c = terms.shape[1]
+    found = np.array(words)
+    cdef uint64_t[::1] of = found
+    cdef uint64_t low = of[0], high = of[1]
+    cdef Py_ssize_t i
     with nogil:
-        for i in range(kind.shape[0]):
-            if lasting[i] > alone[i]:
-                spent[kind[i], 0] += alone[i]
-                spent[kind[i], 1] += lasting[i]
-        for g in range(rows.shape[0]):
-            i = rows[g]
-            if lasting[i] > alone[i]:
-                for j in range(c):
-                    of_terms[kind[i], j] += <int64_t>rint(terms[g, j])
+        for i in range(rows.shape[0]):
+            add_words(rows[i], new_one[i], new_other[i], 1, &low, &high)
+            add_words(rows[i], one[i], other[i], <uint64_t>-1, &low, &high)
+        of[0], of[1] = low, high
+    return found
+
+
+def take_longest(
+    const int64_t[::1] values, const int64_t[::1] low, const int64_t[::1] begin,
+    const int64_t[::1] count, int64_t[::1] found,
+):
+    """Raise parts of an array, where it is lower, to parts of another.
+
+    Part i is ``found[low[i]:low[i] + count[i]]``, and ``values[begin[i]:begin[i] + count[i]]``.
+    """
+    cdef Py_ssize_t i, j
+    with nogil:
+        for i in range(low.shape[0]):
+            for j in range(count[i]):
+                found[low[i] + j] = max(found[low[i] + j], values[begin[i] + j])
+
+
+def slowdowns(
+    const int64_t[::1] kind,
+    const int64_t[::1] alone,
+    const double[:] scale,
+    const int64_t[::1] met,
+    const double[::1] spent,
+    const double[:, ::1] terms,
+    int64_t[:, ::1] by_kind,
+    int64_t[:, ::1] of_terms,
+):
+    """Find the kernels that take longer than alone, and add up their times by class.
+
+    Parameters
+    ----------
+    kind, alone : int64, shape (k,)
+        The class of each, and its time alone at speed 1.
+    scale : float64, shape (k,)
+        How many times as long it takes on its rank.
+    met : int64, shape (g,)
+        Kernels that may take longer, ascending.
+    spent : float64, shape (g,)
+        Their times on the rank, beside communications.
+    terms : float64, shape (g, c)
+    by_kind : int64, shape (classes, 2)
+        The times of those that do, alone and beside communications at speed 1, are added.
+    of_terms : int64, shape (classes, c)
+        Their `terms`, rounded, are added.
+
+    Returns
+    -------
+    which, lasting : int64, shape (s,)
+        Those that take longer, ascending, and their times at speed 1.
+    """
+    cdef Py_ssize_t g, i, j, c = terms.shape[1], count = 0
+    cdef int64_t now
+    room_array = np.empty((2, met.shape[0]), np.int64)
+    cdef int64_t[:, ::1] room = room_array
+    with nogil:
+        for g in range(met.shape[0]):
+            i = met[g]
+            now = <int64_t>rint(spent[g] / scale[i])
+            if now <= alone[i]:
+                continue
+            room[0, count], room[1, count] = i, now
+            count += 1
+            by_kind[kind[i], 0] += alone[i]
+            by_kind[kind[i], 1] += now
+            for j in range(c):
+                of_terms[kind[i], j] += <int64_t>rint(terms[g, j])
+    return room_array[0, :count], room_array[1, :count]
 
 
 cdef extern from "math.h":
