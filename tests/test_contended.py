@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from contended import Links
 from reference.comparison import assert_matches
@@ -10,6 +12,9 @@ from reference.simulation import simulate as expect
 from mpisim.base.errors import DeadlockError
 from mpisim.engine import simulate
 from mpisim.program import Flag, Kind, Operation, Program, ProgramBuilder
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
 
 # --- by hand ------------------------------------------------------------------------------------
 
@@ -274,17 +279,36 @@ def test_many_flows_at_once() -> None:
     check(builder.build(), Links((3,), {"wire": (((0, 0.5),), ((0, 0.5),))}, latency=2))
 
 
-def test_passes_that_change_hardly_less_give_way_to_events() -> None:
-    """Two chains of flows that meet at every step: each pass makes one step more of them final."""
+def chains(meet: int, then: int) -> Program:
+    """Two chains of flows that meet at so many steps, and then take so many others by turns."""
     builder = ProgramBuilder()
     for rank in range(4):
         rows = builder.table(f"rank {rank}")
-        for i in range(60):
+        for i in range(meet):
             rows.kernel("work", 0, 50 + 7 * (i * (1 + rank % 2) % 5))
             rows.collective(Operation.ALL_REDUCE, 0, 0, 400 + 90 * (i * (3 + rank % 2) % 7))
+        for i in range(then):
+            rows.kernel("work", 0, 20_000)
+            if i % 2 == rank % 2:
+                rows.collective(Operation.ALL_REDUCE, 0, 0, 400)
         builder.add_table(rows.build())
         builder.add_rank(rank, [builder.communicator((0, 2) if rank % 2 == 0 else (1, 3))])
-    program, network = builder.build(), wires(1, 1)
+    return builder.build()
+
+
+def test_passes_that_change_hardly_less_give_way_to_events() -> None:
+    """Two chains of flows that meet at every step: each pass makes one step more of them final."""
+    program, network = chains(60, 0), wires(1, 1)
     run = simulate(program, network=network, fold=False, critical_path=True)
     assert run.mode == "events"
+    assert_matches(run, expect(program, network))
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("meet", "then"), [(3, 0), (6, 30), (9, 100)])
+def test_passes_go_on_from_where_they_differ(world: Intracomm, meet: int, then: int) -> None:
+    """What changes early is run again up to a horizon, what is late but once it is final."""
+    program, network = chains(meet, then), wires(1, 1)
+    run = simulate(program, world, network=network, fold=False, critical_path=True)
+    assert run.mode == "relaxation"
     assert_matches(run, expect(program, network))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mpisim.engine._core.flow_schedule import FlowSchedule
+from mpisim.engine._core.flow_timeline import Timeline
 from mpisim.engine._core.sharing import Sharing
 
 WEIGHT_ONE, RATE_BITS = 1 << 20, 40
@@ -88,14 +89,14 @@ class Case:
         return found
 
 
-def settle(case: Case, schedule: FlowSchedule, n_parts: int) -> set[int]:
+def settle(case: Case, schedule: FlowSchedule, timeline: Timeline, n_parts: int) -> set[int]:
     """Simulate contended flows until no others are; return those."""
-    groups, found = np.arange(len(case.first) - 1), set[int]()
+    groups, found, sharing = np.arange(len(case.first) - 1), set[int](), case.sharing()
     while True:
-        assert schedule.simulate(case.sharing(), groups)
+        assert schedule.simulate(timeline, sharing, groups)
         parts = [schedule.sweep(part, n_parts)[0] for part in range(n_parts)]
         flows = np.unique(np.concatenate(parts))
-        schedule.changed[:] = 0
+        schedule.swept()
         schedule.contend(flows)
         if not len(flows):
             return found
@@ -107,10 +108,10 @@ def settle(case: Case, schedule: FlowSchedule, n_parts: int) -> set[int]:
 def test_flows_end_as_if_all_were_simulated(seed: int, n_parts: int) -> None:
     """Again and again, while some of their starts change; flows that are late are contended."""
     case = Case(seed)
-    schedule, contended = case.schedule(), set[int]()
+    schedule, timeline, contended = case.schedule(), Timeline(), set[int]()
     for _ in range(3):
         schedule.update(case.start)
-        contended |= settle(case, schedule, n_parts)
+        contended |= settle(case, schedule, timeline, n_parts)
         expected, flows = case.ends(), case.price >= 0
         np.testing.assert_array_equal(schedule.end[:-1][flows], expected[flows])
         begin = case.start + case.latency[case.price]
@@ -119,6 +120,76 @@ def test_flows_end_as_if_all_were_simulated(seed: int, n_parts: int) -> None:
         assert set(late.tolist()) <= contended
         changed = case.random.random(len(case.start)) < 0.3
         case.start = np.where(changed, case.start + 700, case.start)
+
+
+class Crowd(Case):
+    """More flows, one after another on each group, so that many snapshots lie between changes."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        random, n_groups, each = self.random, len(self.first) - 1, 60
+        self.first = np.arange(n_groups + 1) * each
+        routes = [np.flatnonzero(self.route_group == g) for g in range(n_groups)]
+        chosen = [random.choice(routes[g], each) for g in range(n_groups)]
+        self.route = np.concatenate(chosen).astype(np.int32)
+        self.price = random.integers(-1, 4, n_groups * each).astype(np.int32)
+        pauses = random.integers(0, 6_000, (n_groups, each))
+        self.start = np.cumsum(pauses, axis=1).ravel()
+
+    def change(self) -> None:
+        """Let some flows start at other times: here and there, or all from one of them on."""
+        n, random = len(self.start), self.random
+        some = random.integers(0, n, random.integers(0, 4))
+        self.start[some] += random.integers(0, 3_000, len(some))
+        if random.random() < 0.3:
+            later = self.start >= self.start[random.integers(0, n)]
+            self.start[later] += random.integers(1, 3_000)
+
+
+@given(seed=st.integers(0, 2**32 - 1), between=st.integers(1, 40))
+@settings(max_examples=200)
+def test_only_what_a_change_reaches_is_simulated_again(seed: int, between: int) -> None:
+    """From snapshot to snapshot, with the ends of a simulation of everything."""
+    case = Crowd(seed)
+    schedule, timeline = case.schedule(), Timeline(between)
+    flows = case.price >= 0
+    for _ in range(6):
+        schedule.update(case.start)
+        settle(case, schedule, timeline, 1)
+        np.testing.assert_array_equal(schedule.end[:-1][flows], case.ends()[flows])
+        begun = timeline.n_begun
+        settle(case, schedule, timeline, 1)
+        assert timeline.n_begun == begun
+        case.change()
+
+
+def test_a_late_change_leaves_what_was_before() -> None:
+    """And an early one what comes long after."""
+    case = Crowd(1)
+    schedule, timeline = case.schedule(), Timeline(8)
+    schedule.update(case.start)
+    schedule.contend(np.flatnonzero(case.price >= 0))
+    settle(case, schedule, timeline, 1)
+    n = timeline.n_begun
+    for flow in (case.start.argmin(), case.start.argmax()):
+        case.start[flow] += 1
+        schedule.update(case.start)
+        settle(case, schedule, timeline, 1)
+    assert n < timeline.n_begun < 1.5 * n
+
+
+def test_flows_from_the_horizon_on_stay_where_they_were() -> None:
+    """So do those whose start is not known."""
+    case = Crowd(2)
+    schedule, flows = case.schedule(), case.price >= 0
+    assert schedule.update(case.start) == flows.sum()
+    begin = np.array(schedule.begin[:-1])
+    horizon = int(np.median(case.start))
+    later, unknown = case.start + 5, case.start % 7 == 0
+    later[unknown] = np.iinfo(np.int64).min
+    moves = flows & (later < horizon) & ~unknown
+    assert schedule.update(later, horizon) == moves.sum()
+    np.testing.assert_array_equal(schedule.begin[:-1][flows], (begin + 5 * moves)[flows])
 
 
 @pytest.mark.parametrize(("second", "late"), [(99, True), (100, False), (101, False)])
@@ -137,7 +208,7 @@ def test_flows_that_follow_each_other_at_once_do_not_meet(second: int, late: boo
         np.array([WEIGHT_ONE, WEIGHT_ONE]),
         np.array([1 << RATE_BITS]),
     )
-    assert schedule.update(np.array([0, second])) == 2
+    schedule.update(np.array([0, second]))
     flows, links = schedule.sweep(0, 1)
     assert (sorted(flows), links.tolist()) == (([0, 1], [0]) if late else ([], []))
 
@@ -147,10 +218,10 @@ def test_what_comes_back_to_the_communications_of_a_process() -> None:
     case = Case(3)
     schedule = case.schedule()
     schedule.update(case.start)
-    contended = settle(case, schedule, 1)
+    contended = settle(case, schedule, Timeline(), 1)
     here = np.where(np.arange(len(case.first) - 1) % 2, case.first[:-1] + 1, -1)
     taken = np.zeros(len(case.start) + 2, np.int64)
-    changed = schedule.scatter(here, taken)
+    earliest = schedule.scatter(here, taken)
     met = np.isin(np.arange(len(case.start)), sorted(contended))
     expected = np.where(met, case.ends() - case.start, 0)
     for g, first in enumerate(here.tolist()):
@@ -159,10 +230,17 @@ def test_what_comes_back_to_the_communications_of_a_process() -> None:
             np.testing.assert_array_equal(
                 taken[first : first + len(expected[part])], expected[part]
             )
-    assert changed == bool(taken.any())
-    assert not schedule.scatter(here, taken)
+    assert (earliest < NEVER) == bool(taken.any())
+    assert schedule.scatter(here, taken) == NEVER
     starts = np.full(len(case.start), -1)
     times = np.concatenate([[7], case.start, [7]])
-    schedule.gather(here, times, starts)
+    posted = np.where(np.arange(len(times)) % 3, -1, 2).astype(np.int32)
+    schedule.gather(here, times, posted, False, starts)
+    first = np.repeat(here - case.first[:-1], np.diff(case.first))
+    started = posted[(np.arange(len(starts)) + first).clip(0)] == -1
+    group = np.repeat(np.arange(len(case.first) - 1), np.diff(case.first))
+    known = (group % 2 == 1) & started
+    np.testing.assert_array_equal(starts, np.where(known, case.start, -1))
+    schedule.gather(here, times, posted, True, starts)
     group = np.repeat(np.arange(len(case.first) - 1), np.diff(case.first))
     np.testing.assert_array_equal(starts, np.where(group % 2, case.start, -1))

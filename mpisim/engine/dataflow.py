@@ -260,8 +260,12 @@ def _passes(
     rounds = 0
     while True:
         engine = core_class(False)(distribution.core_input)
+        if relaxation is not None:
+            engine.park_at(relaxation.horizon)
         rounds += _execute(distribution, engine, comm, several, label)
-        if relaxation is None or allreduce_any(engine.unfinished > 0, several):
+        if relaxation is None:
+            return rounds, engine
+        if relaxation.is_whole and allreduce_any(engine.unfinished > 0, several):
             return rounds, engine
         final = relaxation.settle(engine)
         if final is not False:

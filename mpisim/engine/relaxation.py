@@ -24,6 +24,17 @@ that meet one after another, each delaying the next, take a pass for each link o
 these the contended core, which goes from event to event, is faster: when passes make too little
 progress (`_is_slow`), relaxation stops, and `mpisim.engine.dataflow` starts that core.
 
+**What is done again.** Flows are simulated again only where they begin at other times than in the
+pass before, until all goes on as it did (`flow_timeline`).
+
+**Horizons.** What changes early moves all that is late, in every pass, and none of that helps. So
+from the third pass on ranks run only until they need to know of a communication that it ends at the
+*horizon* or later, and flows that start later are left where they were. The horizon is four times
+the time up to which nothing has changed; when nothing has changed up to it, the next pass has none.
+This only chooses what communications are held to take: the result is that of a pass without a
+horizon that has changed nothing. Nor can it keep passes from ending: where they make too little
+progress with horizons, there are none from then on.
+
 All processes hold all flows, so they decide alike; the links to be looked at, and the contention
 domains to be simulated, are dealt out.
 """
@@ -35,10 +46,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..mpi.reductions import allreduce_any, allreduce_max
+from ..mpi.reductions import allreduce_any, allreduce_max, allreduce_min
 from ..topo import Network, Price, SharedNetwork
 from ._core.by_communication import mark_flows
 from ._core.flow_schedule import FlowSchedule
+from ._core.flow_timeline import Timeline
 from ._core.links import joined
 from ._core.sharing import Sharing
 from .distribution import Distribution
@@ -53,7 +65,16 @@ __all__ = ["Relaxation"]
 Ints = NDArray[np.int64]
 
 _WINDOW = 12
-"""Passes within which the number of flows that begin at other times must halve."""
+"""Passes within which the number of flows that begin at other times must halve, or the time double
+up to which nothing changes."""
+
+_NEVER = int(np.iinfo(np.int64).max)
+
+_WHOLE = 2
+"""The first passes, which have no horizon: most runs need no more than one besides."""
+
+_FIRST_HORIZON, _LAST_HORIZON = 1 / 8, 3 / 4
+"""The least horizon, and from which on there is none: of the time until the last flow starts."""
 
 
 class Relaxation:
@@ -67,6 +88,11 @@ class Relaxation:
         By number, the same on all processes.
     comm : mpi4py.MPI.Intracomm or None
         None: this process alone.
+
+    Attributes
+    ----------
+    horizon : int
+        Of the next pass, in ps; the largest int64 if it has none.
     """
 
     def __init__(
@@ -78,6 +104,9 @@ class Relaxation:
         self._given = given
         self._distribution, self._comm, self._routes = distribution, comm, routes
         self._changes: list[int] = []
+        self._finals: list[int] = []
+        self._may_stop, self._until = True, 0
+        self.horizon = _NEVER
         self._group, self._route_group = np.unique(routes.group, return_inverse=True)
         # Where the communications of each group begin on this process, and how many there are.
         self._here, size = np.full((2, len(self._group)), -1)
@@ -109,6 +138,10 @@ class Relaxation:
         self._hot = np.zeros(len(routes.capacity), bool)
         self._sharing = Sharing(routes.capacity, routes.index, routes.link, routes.weight)
         self._domain = np.full(len(self._group), -1)
+        # Of each contention domain, by its first group: how many groups it has and which process
+        # simulates it; and of those that this process does, the simulation.
+        self._domains: dict[int, tuple[int, int]] = {}
+        self._timelines: dict[int, Timeline] = {}
 
     def _prices_of_flows(self) -> NDArray[np.int32]:
         """Return the price of each flow, or -1 of operations that are none."""
@@ -132,6 +165,11 @@ class Relaxation:
         found: NDArray[np.int32] = route[group, of_price[self._price]]
         return found
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the pass that runs, or has run, has no horizon: all ranks run to their ends."""
+        return self.horizon == _NEVER
+
     def settle(self, core: Any) -> bool | None:
         """Starts of communications in a pass → whether its times are final; None: give up.
 
@@ -141,25 +179,45 @@ class Relaxation:
             Of this process, after a pass; what it was given as `taken` is changed for the next.
         """
         self._start.fill(np.iinfo(np.int64).min)
-        self._schedule.gather(self._here, core.communications["time"], self._start)
+        state = core.communications
+        ended = not allreduce_any(core.unfinished > 0, self._comm)
+        self._schedule.gather(self._here, state["time"], state["posted"], ended, self._start)
         if self._comm is not None:
             self._start = allreduce_max(self._start, self._comm)
-        changes = self._schedule.update(self._start)
-        self._changes.append(changes)
+        self._changes.append(self._schedule.update(self._start, self.horizon))
         contended = True
         while contended:
             if not self._simulate():
                 return None  # some flow ends later than int64 can say
             contended = self._contend()
-        differs = self._schedule.scatter(self._here, self._given.taken)
-        if not allreduce_any(differs, self._comm):
+        changed = self._schedule.scatter(self._here, self._given.taken)
+        changed = int(allreduce_min(np.array([changed], np.int64), self._comm)[0])
+        if changed == _NEVER and self.is_whole:
             return True
-        return None if self._is_slow() else False
+        self._finals.append(min(changed, self.horizon))
+        if self._is_slow():
+            if self.is_whole:
+                return None
+            self._may_stop = False
+            self._changes.clear()
+            self._finals.clear()
+        self.horizon = self._next_horizon(changed)
+        return False
+
+    def _next_horizon(self, changed: int) -> int:
+        """When the earliest change begins, in ps → the horizon of the next pass."""
+        if len(self._changes) < _WHOLE or not self._may_stop or changed >= self.horizon:
+            return _NEVER
+        self._until = max(self._until, int(self._start.max()))
+        horizon = max(4 * changed, int(self._until * _FIRST_HORIZON))
+        return horizon if horizon < self._until * _LAST_HORIZON else _NEVER
 
     def _is_slow(self) -> bool:
         """Return whether the last passes have changed hardly less than those before them."""
         done = len(self._changes)
-        return done > _WINDOW and 2 * self._changes[-1] > self._changes[-1 - _WINDOW]
+        if done <= _WINDOW or 2 * self._changes[-1] <= self._changes[-1 - _WINDOW]:
+            return False
+        return self._finals[-1] < 2 * self._finals[-1 - _WINDOW]
 
     def _contend(self) -> bool:
         """Find links that bind, and flows on them; return whether there are any not known yet."""
@@ -168,7 +226,7 @@ class Relaxation:
         else:
             found = self._comm.allgather(self._schedule.sweep(self._comm.rank, self._comm.size))
             flows, links = (np.concatenate(one) for one in zip(*found, strict=True))
-        self._schedule.changed[:] = 0
+        self._schedule.swept()
         self._schedule.contend(flows)
         links = links[~self._hot[links]]
         if len(links):
@@ -185,32 +243,45 @@ class Relaxation:
         is_hot = np.zeros(len(self._group), bool)
         is_hot[group] = True
         self._domain = np.where(is_hot, domain, -1)
-        joining = np.isin(routes.link, links)
-        self._schedule.changed[np.repeat(self._route_group, np.diff(routes.index))[joining]] = 1
+        number, first, size = np.unique(self._domain, return_index=True, return_counts=True)
+        first, size = first[number >= 0], size[number >= 0]
+        # The largest first, round about.
+        order = np.argsort(-size, kind="stable")
+        n_processes = 1 if self._comm is None or len(order) == 1 else self._comm.size
+        dealt = enumerate(zip(first[order].tolist(), size[order].tolist()))
+        domains = {one: (n, i % n_processes) for i, (one, n) in dealt}
+        # Domains only grow together: one with as many groups as before is the same.
+        same = [one for one in self._timelines if domains.get(one) == self._domains[one]]
+        self._timelines = {one: self._timelines[one] for one in same}
+        self._domains = domains
+        fresh = ~np.isin(self._domain, self._domain[np.array(same, np.int64)])
+        self._schedule.restart(np.flatnonzero(fresh & (self._domain >= 0)))
+        self._schedule.changed[:] = 1  # all processes look at the same domains
 
     def _simulate(self) -> bool:
         """Let contended flows share links where any has changed; return whether all end."""
         touched = self._schedule.changed[:-1] != 0
+        self._schedule.changed[:] = 0
         domains = np.unique(self._domain[touched & (self._domain >= 0)])
         if not len(domains):
             return True
         order = np.argsort(self._domain, kind="stable")
         begin = np.searchsorted(self._domain[order], domains)
         end = np.searchsorted(self._domain[order], domains, side="right")
-        parts, mine = 1, 0
-        if self._comm is not None and len(domains) > 1:
-            parts, mine = self._comm.size, self._comm.rank
-        finite = True
-        # The largest first, round about.
-        for i, one in enumerate(np.argsort(begin - end, kind="stable").tolist()):
-            groups = order[begin[one] : end[one]]
-            if i % parts != mine:
-                self._schedule.forget(groups)
-            else:
-                finite = self._schedule.simulate(self._sharing, groups) and finite
-        if parts > 1:
-            self._schedule.learn(allreduce_max(self._schedule.end, self._comm))
-            finite = not allreduce_any(not finite, self._comm)
+        dealt = self._comm if len(self._domains) > 1 else None
+        finite, others = True, [np.empty(0, np.int64)]
+        for i in range(len(domains)):
+            groups = order[begin[i] : end[i]]
+            first = int(groups[0])
+            if dealt and self._domains[first][1] != dealt.rank:
+                others.append(groups)
+                continue
+            timeline = self._timelines.setdefault(first, Timeline())
+            finite = self._schedule.simulate(timeline, self._sharing, groups) and finite
+        if dealt:
+            ends = self._schedule.ends_without(np.concatenate(others))
+            self._schedule.learn(allreduce_max(ends, dealt))
+            finite = not allreduce_any(not finite, dealt)
         return finite
 
     def shared_links(self, network: Network | None) -> SharedLinks | None:

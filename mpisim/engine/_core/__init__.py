@@ -16,8 +16,9 @@ rank_states, events, lookahead
     Its ranks and their recent times; communications and events of flows; safe times.
 sharing (fluid, heap)
     Max-min fair rates of flows.
-flow_schedule (sort.h)
-    When flows end that begin at given times: see `mpisim.engine.relaxation`.
+flow_schedule, flow_timeline (sort.h)
+    When flows end that begin at given times: see `mpisim.engine.relaxation`; those that share links
+    simulated, and simulated again from where something changed.
 by_communication
     What rows of ranks say of communications, by their numbers.
 rows, accounts (accounts.h)
@@ -68,6 +69,9 @@ A ``Core(core_input)``, with a `mpisim.engine.core_input.CoreInput`, has
 ``split()``
     When none can move: let ranks go on that are only held up by ranks that they run side by side
     with; return whether there were any. (Not of the contended core.)
+``park_at(horizon)``
+    Before `advance`: ranks stop that need to know of a communication whose time is looked up that
+    it ends at the horizon or later. (Not of the contended core.)
 ``unfinished``, ``rows_done``
     Ranks that have not ended; rows of all ranks so far.
 ``rows()``, ``blocked()``

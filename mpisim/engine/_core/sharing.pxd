@@ -3,7 +3,7 @@
 cimport cython
 from libc.stdint cimport int64_t
 
-from .fluid cimport Flow, Link
+from .fluid cimport Flow, Link, int128_t
 from .heap cimport Entry
 
 
@@ -37,6 +37,10 @@ cdef class Sharing:
     cpdef int64_t rate(self, int64_t flow) noexcept nogil
     cpdef int64_t end(self, int64_t flow) noexcept nogil
 
+    cdef void enter(
+        self, int64_t flow, int64_t route, int64_t time, int128_t remaining, int64_t cap
+    ) noexcept nogil
+    cdef void clear(self) noexcept nogil
     cdef void reserve(self, int64_t flow) noexcept nogil
     cdef void attach(self, int64_t number) noexcept nogil
     cdef void detach(self, int64_t number) noexcept nogil

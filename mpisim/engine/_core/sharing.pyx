@@ -137,6 +137,19 @@ cdef class Sharing:
         tag : int
             What `changes` calls it.
         """
+        self.enter(flow, route, time, <int128_t>volume << RATE_BITS, cap)
+        self.flows[flow].tag = tag
+
+    cdef void enter(
+        self, int64_t flow, int64_t route, int64_t time, int128_t remaining, int64_t cap
+    ) noexcept nogil:
+        """Let a flow go on, or begin, of which so much remains. Its rate follows from `solve`.
+
+        Parameters
+        ----------
+        remaining : int128
+            Unit 2**-40 byte.
+        """
         cdef Flow* one
         cdef int64_t n_legs = self.route_index[route + 1] - self.route_index[route]
         self.reserve(flow)
@@ -145,19 +158,19 @@ cdef class Sharing:
             one.place = <int32_t*>resized(one.place, n_legs * sizeof(int32_t))
             one.room = <int32_t>n_legs
         one.first_leg = self.route_index[route]
-        one.n_legs = <int32_t>n_legs if volume else 0
-        one.remaining = <int128_t>volume << RATE_BITS
+        one.n_legs = <int32_t>n_legs if remaining else 0
+        one.remaining = remaining
         one.updated = time
         one.rate = 0
         one.cap = max(cap, 1)
-        one.tag = tag
-        one.end = INT64_MAX if volume else time
+        one.tag = 0
+        one.end = INT64_MAX if remaining else time
         one.at = self.n_ends
         self.ends[self.n_ends].key = one.end
         self.ends[self.n_ends].item = flow
         self.n_ends += 1
         rise(self.ends, self.flows, one.at)
-        if volume:
+        if remaining:
             self.begun[self.n_begun] = flow
             self.n_begun += 1
             self.attach(flow)
@@ -179,6 +192,13 @@ cdef class Sharing:
         if self.record and flow.rate:
             self.log_change(time, flow.tag, 0)
         return number
+
+    cdef void clear(self) noexcept nogil:
+        """Remove all flows."""
+        cdef int64_t i
+        for i in range(self.n_ends):
+            self.detach(self.ends[i].item)
+        self.n_ends = self.n_begun = 0
 
     cpdef int64_t next_end(self) noexcept nogil:
         """Return the earliest end of an active flow as things stand, INT64_MAX if none."""

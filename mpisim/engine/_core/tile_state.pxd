@@ -53,6 +53,7 @@ cdef extern from "lanes.h":
         int32_t n_eager
         int32_t next_waiter
         int32_t ended
+        int32_t parked
 
     ctypedef struct EngineState:
         Tile* tiles
@@ -65,6 +66,7 @@ cdef extern from "lanes.h":
         int64_t* who
         const uint64_t* jitter
         const int64_t* taken
+        int64_t horizon
         int64_t n_ready
         int64_t n_outgoing
         int64_t rows_done

@@ -15,7 +15,7 @@
    but make registers known, and is tried again later.
 
    TILES. Between two calls of run_tiles a tile either stands once on the stack `ready`, or once
-   in the list of waiters of one communication that has not started, or has ended. wait_for() is
+   in the list of waiters of one communication that has not started, or has ended or is parked. wait_for() is
    called for the first such communication that is found, and ends the attempt; starting it puts
    its waiters onto the stack. So a tile may proceed when every lane knows all that the row
    reads, and no wake-up is lost. Lanes of a tile can wait for each other: then no tile can move
@@ -35,6 +35,10 @@
    looked_up, and duration is 0 there. It is given, and the same for all members whose row is; one
    with a duration of its own takes that. Slots with such rows are OUTSIDE, wherever their members
    are, so that only resolve() asks.
+
+   HORIZON. A tile that needs the end of a communication which is looked up, at the horizon or later,
+   is *parked*: it stays where it is, on no list, until the run is over. Times of rows before are as
+   in a run without a horizon.
 
    INTEGERS. Times are int64 ps: a start offset and the sum of all durations of a rank are below
    2**60 each (mpisim/engine/cost.py). Registers, lanes, rows and ranks are int32; numbers of
@@ -89,7 +93,8 @@ typedef struct {
     uint64_t *factor, *key;  /* of each lane; NULL where kernels take as long as priced */
     int32_t *local, *number;  /* of each lane */
     Slot *slot;
-    int32_t n_lanes, width, n_slots, n_registers, n_final, n_rows, row, n_eager, next_waiter, ended;
+    int32_t n_lanes, width, n_slots, n_registers, n_final, n_rows, row, n_eager, next_waiter, ended,
+        parked;
 } Tile;
 
 typedef struct {
@@ -101,6 +106,7 @@ typedef struct {
     int64_t *begin, *best, *who;  /* scratch: of each lane of whichever tile runs */
     const uint64_t *jitter;
     const int64_t *taken;  /* of each communication: see TAKEN */
+    int64_t horizon;  /* see HORIZON */
     int64_t n_ready, n_outgoing, rows_done;
 } EngineState;
 
@@ -239,6 +245,21 @@ static inline void wait_for(EngineState *e, Tile *t, int64_t number)
     e->waiting[number].waiter = (int32_t)(t - e->tiles) + 1;
 }
 
+/* Whether a communication of a kernel of several, all of which have started, ends too late. */
+static int is_beyond(const EngineState *e, const Tile *t, int32_t reg)
+{
+    for (int32_t row = -t->pending[reg] - 1;; row--) {
+        const Instruction *x = &t->code[row];
+        for (int64_t l = 0; !x->eager && l < t->n_lanes; l++) {
+            const int64_t number = t->slot[x->slot].binding[l].first + x->ordinal;
+            if (end_of(e, t, row, number, t->duration[row]) >= e->horizon)
+                return 1;
+        }
+        if (x->opcode != JOIN)
+            return 0;
+    }
+}
+
 /* As resolve, for a kernel of several communications or eager ones. */
 static int resolve_batch(EngineState *e, Tile *t, int32_t reg)
 {
@@ -249,6 +270,10 @@ static int resolve_batch(EngineState *e, Tile *t, int32_t reg)
             wait_for(e, t, number);
             return 0;
         }
+    }
+    if (e->horizon < INT64_MAX && is_beyond(e, t, reg)) {
+        t->parked = 1;
+        return 0;
     }
     for (int32_t row = -t->pending[reg] - 1;; row--) {
         const Instruction *x = &t->code[row];
@@ -275,6 +300,11 @@ INLINED int resolve(EngineState *e, Tile *t, int32_t reg, const int64_t lanes)
         for (int64_t l = 0; l < lanes; l++)
             if (e->communications[value[l]].posted != STARTED) {
                 wait_for(e, t, value[l]);
+                return 0;
+            }
+        for (int64_t l = 0; e->horizon < INT64_MAX && l < lanes; l++)
+            if (end_of(e, t, row, value[l], duration) >= e->horizon) {
+                t->parked = 1;
                 return 0;
             }
         for (int64_t l = 0; l < lanes; l++)

@@ -18,7 +18,7 @@ Callers are trusted: no index is checked.
 import numpy as np
 
 cimport cython
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint64_t
 
 from .tile_digest cimport TileDigest
 from .common cimport LOCAL, CommunicationRow, Instruction
@@ -76,6 +76,7 @@ cdef class Core:
         cdef int64_t i, n = len(core_input.numbers), widest
         self.n_room = self.n_tiles = 0
         self.looked_up = NULL
+        self.engine.horizon = INT64_MAX
         self.core_input = core_input
         self.n_ranks = self.unfinished = n
         self.references = []
@@ -192,7 +193,7 @@ cdef class Core:
         tile.n_lanes, tile.width = <int32_t>n, <int32_t>width
         tile.n_rows, tile.n_final = table.n_rows, table.n_final
         tile.n_slots, tile.n_registers = table.n_slots, table.n_registers
-        tile.row = tile.n_eager = tile.next_waiter = tile.ended = 0
+        tile.row = tile.n_eager = tile.next_waiter = tile.ended = tile.parked = 0
         tile.value = <int64_t*>self.reserve(width * table.n_registers, sizeof(int64_t))
         tile.pending = <int32_t*>self.reserve(table.n_registers, sizeof(int32_t))
         tile.clock = <int64_t*>self.reserve(width, sizeof(int64_t))
@@ -248,7 +249,7 @@ cdef class Core:
         cdef Tile old
         for i in range(n):
             old = self.engine.tiles[i]
-            if old.ended:
+            if old.ended or old.parked:
                 continue
             waits = np.array(
                 [blocked_on(&self.engine, &old, l) >= 0 for l in range(old.n_lanes)], bool
@@ -280,6 +281,10 @@ cdef class Core:
                 tile.eager[i * n + j] = old.eager[i * old.n_lanes + lanes[j]]
 
     # --- running --------------------------------------------------------------------------------
+
+    def park_at(self, int64_t horizon):
+        """Have ranks stop that need to know of a communication that it ends at a time or later."""
+        self.engine.horizon = horizon
 
     def advance(self, int64_t budget):
         """Run tiles until none can move or `budget` rows are done; return whether some can."""
