@@ -113,10 +113,10 @@ def run(args: argparse.Namespace) -> int:
                 check_output(args.save_program, overwrite=args.overwrite)
     text, experiment = comm.bcast(read, root=0)
 
-    what: Experiment | ProgramExperiment | PreparedExperiment | PreparedProgram = experiment
+    what: Experiment | PreparedExperiment | PreparedProgram = experiment
     with progress(comm, "generating what every rank does"):
-        if args.save_program is not None:
-            what = _saved(experiment, args, comm)
+        if args.save_program is not None or not isinstance(experiment, Experiment):
+            what = _prepared(experiment, args, comm)
         from ..experiment.serialization import serialize_any
         from ..simulate import simulate
 
@@ -134,6 +134,8 @@ def run(args: argparse.Namespace) -> int:
             repeat=args.repeat,
         )
         extra: dict[str, Any] = {}
+        if not isinstance(what, Experiment):  # a program file may hold its experiment
+            experiment = what.experiment
         if results is not None and isinstance(experiment, Experiment):
             from ..prediction.published import compare_results
 
@@ -147,10 +149,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _saved(
+def _prepared(
     experiment: Experiment | ProgramExperiment, args: argparse.Namespace, comm: Intracomm
 ) -> PreparedExperiment | PreparedProgram:
-    """Return what is to be run, once its program is in a file. **Collective.**"""
+    """Return what is to be run, its program in a file if that was asked for. **Collective.**"""
     from ..experiment import Experiment
     from ..mpi.parallel import collective_errors
     from ..prediction.prepared import prepare
@@ -163,6 +165,6 @@ def _saved(
             case = prepare(experiment)
         else:
             case = prepare_program(experiment)
-        if comm.rank == 0:
+        if comm.rank == 0 and args.save_program is not None:
             save(saved_program(case), args.save_program, overwrite=args.overwrite)
     return case
