@@ -90,6 +90,22 @@ def test_a_replay_in_another_folder(run_mpisim: Callable[..., Any], tmp_path: Pa
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
+def test_a_recording_is_not_written_over(run_mpisim: Callable[..., Any], tmp_path: Path) -> None:
+    from mpi4py import MPI
+
+    run = simulate_program(recordable_program(4, n_ranks=3), MPI.COMM_SELF)
+    with exported(run, MPI.COMM_SELF) as folder:
+        relative = os.path.relpath(folder, tmp_path)
+        assert run_mpisim(["replay", relative, "-o", "r.h5"]).rc == 0
+        before = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+        for form, output in (("chrome", relative), ("csv", f"{relative}/{min(before)}")):
+            command = ["export", "r.h5", "--format", form, "-o", output, "--overwrite"]
+            done = run_mpisim(command)
+            assert done.rc == 2
+            assert "would write over what r.h5 was made of" in done.stderr
+        assert {path.name: path.read_bytes() for path in Path(folder).iterdir()} == before
+
+
 def test_a_step_that_was_not_simulated_whole(comm: Intracomm, tmp_path: Path) -> None:
     """Rounds that repeat are simulated once for the file, and all of them for an export."""
     changes = ("model.layers=4", "plan.pp=2", "plan.dp=4", "plan.zero=1", "plan.global_batch=1024")
@@ -319,7 +335,7 @@ def test_the_same_on_two_processes(run_mpisim: Callable[..., Any], saved: Path) 
         for format_, name in (("csv", "csv"), ("perfetto", "pftrace.gz")):
             done = run_mpisim(["export", "run.h5", "--format", format_, "-o", f"{n}.{name}"], n)
             assert done.rc == 0, done.stderr
-            assert "1 of 8 ranks: 0 (one of each kind: others do the same; see --ranks)" in (
+            assert "1 of 8 ranks: 0 (one of each kind: others do the same work; see --ranks)" in (
                 done.stdout
             )
     for name in ("csv", "pftrace.gz"):

@@ -54,7 +54,9 @@ def run(args: argparse.Namespace) -> int:
 
     with open_results(args.file) as one, open_results(args.other) as other:
         stages = _stages(one), _stages(other)
-        keys = _keys(one), _keys(other)
+        keys: tuple[Mapping[str, str], Mapping[str, str]] = _keys(one), _keys(other)
+        if not all("model" in _origin(each) for each in (one, other)):
+            keys = {}, {}  # a program or a recording beside an experiment: no key is in both
         found = compare(one, other, stages, keys)
         titles = tuple(
             f"{path}: {results.program.get('title', results.program.get('source', ''))}"

@@ -80,6 +80,9 @@ def run(args: argparse.Namespace) -> int:
         if comm.rank == 0:
             check_destination(args.format, args.output, overwrite=args.overwrite)
     kept = read_kept(args.file, comm)
+    with collective_errors(comm):
+        if comm.rank == 0:
+            kept.check_not_input(args.output)
     asked = args.ranks if args.ranks is not None or args.format != "chakra" else ALL
     chosen = None if asked is None else named_ranks(asked, kept.numbers)
     with progress(comm, "simulating again"):

@@ -9,10 +9,12 @@ says that the input has changed since, and is an error.
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..base.errors import InputError
+from ..base.errors import InputError, UsageError
 from ..base.frozen import frozen
 from ..engine import Run
 from ..engine.critical_path import CriticalPath
@@ -60,6 +62,37 @@ class Kept(NamedTuple):
     critical_path: CriticalPath | None
     links: LinkUse
     step_time_ps: int
+
+    @property
+    def inputs(self) -> list[str]:
+        """Files and folders that the run was made of, besides the experiment's own."""
+        if ReplayOrigin.is_text(self.origin):
+            return list(ReplayOrigin.read(self.origin, str(self.path)).paths)
+        try:
+            return [str(json.loads(self.origin)["program"])]
+        except (LookupError, TypeError, ValueError):  # an experiment; or damaged: see below
+            return []
+
+    def check_not_input(self, output: str | Path) -> None:
+        """Refuse an output that would write over what the run was made of. Local.
+
+        Parameters
+        ----------
+        output : str or Path
+            A file or a folder.
+
+        Raises
+        ------
+        UsageError
+        """
+        target = os.path.realpath(output)
+        for path in self.inputs:
+            real = os.path.realpath(path)
+            if target == real or target.startswith(os.path.join(real, "")):
+                raise UsageError(
+                    f"{output}: would write over what {self.path} was made of, {path}; name "
+                    "another file or folder"
+                )
 
 
 @frozen

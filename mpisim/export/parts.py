@@ -73,26 +73,24 @@ def _write(
     overwrite: bool,
 ) -> None:
     """Write the file on process 0, which takes all that others send even where it fails."""
-    taken = -1
-    under_way: Iterator[bytes] = iter(())
+    received = _Received(comm)
+    left = list(parts)
     try:
         with write_whole(path, overwrite=overwrite) as file, _packed(path, file) as target:
             for piece in head():
                 target.write(piece)
-            for maker, part in parts:
-                taken += 1
-                under_way = _received(maker, comm) if maker != comm.rank else iter(part())
-                for piece in under_way:
+            while left:
+                maker, part = left[0]
+                for piece in received.pieces(maker) if maker != comm.rank else part():
                     target.write(piece)
-                under_way = iter(())
+                del left[0]
     except MpisimError:
         # The others only send: what is not received here they would wait with for ever.
-        for _ in under_way:
-            pass
-        for maker, _ in parts[taken + 1 :]:
+        for maker, _ in left:
             if maker != comm.rank:
-                for _ in _received(maker, comm):
-                    pass
+                with contextlib.suppress(MpisimError):
+                    for _ in received.pieces(maker):
+                        pass
         raise
 
 
@@ -107,12 +105,28 @@ def _send(part: Part, comm: Intracomm) -> None:
     comm.send(None, dest=0)
 
 
-def _received(maker: int, comm: Intracomm) -> Iterator[bytes]:
-    """Yield the pieces that another process sends by `_send`."""
-    while (piece := comm.recv(source=maker)) is not None:
-        if isinstance(piece, MpisimError):
-            raise piece
-        yield piece
+class _Received:
+    """What other processes send by `_send`, part after part."""
+
+    def __init__(self, comm: Intracomm) -> None:
+        self._comm = comm
+        self._ended: set[int] = set()  # those that failed, which send nothing more
+
+    def pieces(self, maker: int) -> Iterator[bytes]:
+        """Yield the pieces of the next part of a process, or those that are left of it.
+
+        Raises
+        ------
+        MpisimError
+            What ended the part there.
+        """
+        if maker in self._ended:
+            return
+        while (piece := self._comm.recv(source=maker)) is not None:
+            if isinstance(piece, MpisimError):
+                self._ended.add(maker)
+                raise piece
+            yield piece
 
 
 @contextlib.contextmanager

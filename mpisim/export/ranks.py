@@ -69,7 +69,7 @@ def some_ranks(program: Program) -> Chosen:
     lowest = np.unique(kinds, axis=0, return_index=True)[1].tolist()
     if len(lowest) > MOST_CHOSEN:
         lowest = np.unique(program.table, return_index=True)[1].tolist()
-    ranks, why = sorted(lowest), "one of each kind: others do the same"
+    ranks, why = sorted(lowest), "one of each kind: others do the same work"
     if len(ranks) > MOST_CHOSEN:
         spread = np.linspace(0, len(ranks) - 1, MOST_CHOSEN).round().astype(int).tolist()
         why = f"one of each kind would be {len(ranks)}"

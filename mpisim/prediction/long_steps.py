@@ -197,8 +197,8 @@ def _whole(
         prepared,
         notes=(
             *prepared.notes,
-            f"{steps.whole:,} micro-batches from {steps.first} and {steps.second} that were "
-            f"simulated: those between repeat to the picosecond",
+            f"{steps.whole:,} micro-batches from steps of {steps.first} and {steps.second} that "
+            "were simulated: the rounds between repeat to the picosecond",
         ),
         workload=replace(
             other,

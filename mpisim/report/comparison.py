@@ -98,6 +98,12 @@ class Comparison:
     path: Mapping[str, tuple[Part, ...]]
     keys: Mapping[str, tuple[str, str]]
 
+    @property
+    def equal(self) -> bool:
+        """Whether all parts are equal."""
+        every = (self.gpus, *self.path.values())
+        return not any(part.difference for parts in every for part in parts)
+
 
 def compare(
     one: Results,
@@ -122,9 +128,10 @@ def compare(
         for what, keys_of in (("kind", _kinds), ("name", _names)):
             sums = [_sums(path, keys_of(path)) for path in map(_path, pair)]
             found[what] = _largest_first(_parts(*sums))
-        if any(of is not None and of.any() for of in stages):
-            paths = map(_path, pair)
-            sums = [_sums(path, _by_stage(path, of)) for path, of in zip(paths, stages)]
+        one_of, other_of = stages
+        if one_of is not None and other_of is not None and (one_of.any() or other_of.any()):
+            both = zip(map(_path, pair), (one_of, other_of), strict=True)
+            sums = [_sums(path, _by_stage(path, of)) for path, of in both]
             found["stage"] = tuple(sorted(_parts(*sums), key=lambda part: _number(part.name)))
     return Comparison(
         Part("step time", one.shown_ps, other.shown_ps),
@@ -189,9 +196,7 @@ def _names(path: CriticalPath) -> list[str]:
     return words
 
 
-def _by_stage(path: CriticalPath, stages: Stages | None) -> list[str]:
-    if stages is None:
-        return ["all ranks"] * len(path.rank)
+def _by_stage(path: CriticalPath, stages: Stages) -> list[str]:
     return [f"stage {stage}" for stage in stages[path.rank].tolist()]
 
 
@@ -249,7 +254,12 @@ def render_comparison(found: Comparison, titles: tuple[str, str], top: int = 10)
     if found.keys:
         rows = [("", "A", "B"), *((key, *values) for key, values in found.keys.items())]
         lines += ["", "Keys that differ", *(f"  {line}" for line in aligned(rows, left=(0, 1, 2)))]
-    unit = unit_for(min(step.one, step.other))
+    if found.equal:
+        return "\n".join(shortened(line, WIDTH, tail=16) for line in lines)
+    # Small differences are to be seen, unless steps are a million times as long.
+    shortest = min(step.one, step.other)
+    smallest = max(min(abs(step.difference), shortest), shortest // 10**6, 1)
+    unit = unit_for(smallest)
     lines += ["", f"What a GPU does, in the mean over all, in {unit.name}"]
     lines += _table(found.gpus, step, unit, len(found.gpus))
     for what, parts in found.path.items():
