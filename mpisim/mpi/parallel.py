@@ -45,7 +45,7 @@ def collective_errors(comm: Intracomm) -> Iterator[None]:
 
     Examples
     --------
-    >>> with agreed(comm):                      # doctest: +SKIP
+    >>> with collective_errors(comm):           # doctest: +SKIP
     ...     trace = read(paths[comm.rank])
     """
     error: MpisimError | None = None
