@@ -47,7 +47,7 @@ from numpy.typing import NDArray
 
 from ..base.frozen import frozen
 from ..mpi.reductions import allreduce_any, allreduce_max, allreduce_min
-from ..program import Flag, Kind, Program, Table
+from ..program import COLUMNS, Flag, Kind, Program, Table
 from .rows import Binding, Rows
 from .run import Run
 
@@ -60,23 +60,7 @@ __all__ = ["PeriodicWindow", "first_of", "may_repeat", "periodic_window"]
 
 Ints = NDArray[np.int64]
 
-_SAME = (
-    "kind",
-    "stream",
-    "flags",
-    "operation",
-    "slot",
-    "host",
-    "launch",
-    "launch_cost",
-    "gap",
-    "duration",
-    "bytes",
-    "name",
-    "phase",
-    "layer",
-    "step",
-)
+_SAME = tuple(column for column in COLUMNS if column != "micro_batch")
 """Columns that rows of one kind share: all but the number of the micro-batch."""
 
 _UNBOUND = np.iinfo(np.int64).max // 4

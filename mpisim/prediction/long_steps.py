@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["LongStep", "long_step"]
 
 MAX_SIMULATED_SHARE = 0.5
-"""Share of the micro-batches that is simulated at most before the whole step is."""
+"""Short steps tried together have at most this share of the step's micro-batches: where none shows
+that rounds repeat, the whole step is simulated, too."""
 
 LONGER_BY_ROUNDS = (4, 12, 36)
 """Rounds by which the two steps are longer than what fills the pipeline: a CPU may be ahead of its
@@ -78,7 +79,7 @@ def long_step(
     memory: Verdict | None = None,
     networks: NetworkCache | None = None,
 ) -> LongStep | None:
-    """Return the run of a long step; None if the step is short, or nothing shows that it repeats.
+    """Experiment → its run, from those of two short steps; None if they do not tell it.
 
     **Collective.**
 
