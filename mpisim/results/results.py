@@ -18,6 +18,8 @@ from ..base.hdf5 import READ_ERRORS, describe_damage
 from ..engine.critical_path import CriticalPath
 from ..program import Communicators
 from .link_use import LinkUse
+from .sensitivities import Sensitivities
+from .step_parts import StepParts
 from .step_times import Recording
 
 if TYPE_CHECKING:
@@ -170,6 +172,10 @@ class Results:
     recorded : Recording or None
         The steps of a recording, and which of them the tables and the path are about: `ranks`
         (end: from its begin), `kernels`, `communications`.
+    parts : StepParts or None
+        The step of each class of ranks, taken apart.
+    sensitivities : Sensitivities or None
+        Of a prediction: what the step time depends on.
     experiment : str
         The text of the experiment, or empty.
     origin : str
@@ -204,6 +210,8 @@ class Results:
     links: LinkUse
     critical_path: CriticalPath | None
     recorded: Recording | None = None
+    parts: StepParts | None = None
+    sensitivities: Sensitivities | None = None
     experiment: str = ""
     origin: str = ""
     seed: int = 0
