@@ -33,6 +33,7 @@ __all__ = ["COMMANDS", "main"]
 
 COMMANDS = (
     "mpisim.cli.run",
+    "mpisim.cli.search",
     "mpisim.cli.new",
     "mpisim.cli.list",
     "mpisim.cli.topo",

@@ -40,6 +40,7 @@ __all__ = [
     "experiment_of",
     "load",
     "load_any",
+    "load_tables",
     "model_of",
     "read",
 ]
@@ -68,6 +69,9 @@ TABLES: dict[str, Any] = {
 
 PUBLISHED = "published"
 """The table of published figures, which chooses nothing."""
+
+SEARCH = "search"
+"""The table of ``mpisim search``, which says nothing of the experiment itself."""
 
 NCCL_VARIABLES = ["network", "nccl"]
 """The table of environment variables, whose values are texts."""
@@ -121,6 +125,15 @@ def load_any(
     if "workload" in table:
         return _with_changes_noted(contents, changes), program_experiment(table, source)
     return _with_changes_noted(contents, changes), experiment_of(table, source)
+
+
+def load_tables(path: str | Path, changes: Sequence[str] = ()) -> tuple[str, dict[str, Any]]:
+    """File or name of an experiment, changes → what to call it in messages, and its tables.
+
+    Parameters and errors are those of `load`; the tables are not checked.
+    """
+    _, source, table = _read(str(path))
+    return source, _with_changes(table, changes)
 
 
 def _is_hdf5(path: str) -> bool:
@@ -204,7 +217,8 @@ def experiment_of(
     """
     if not table:
         raise InputError(f"{source}: holds no key; 'mpisim new' writes an experiment to start from")
-    allowed = ("title", "model", *TABLES, PUBLISHED)
+    table = {key: value for key, value in table.items() if key != SEARCH}
+    allowed = ("title", "model", *TABLES, PUBLISHED, SEARCH)
     for key in table:
         if key not in allowed:
             near = _tables_with(key) or one_of(key, allowed)

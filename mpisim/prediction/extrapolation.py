@@ -272,6 +272,7 @@ def step_time(
     constants: StepConstants | None = None,
     every: bool = False,
     networks: NetworkCache | None = None,
+    memory: Verdict | None = None,
 ) -> StepTime:
     """Return how long a step of an experiment takes. **Collective.**
 
@@ -285,6 +286,8 @@ def step_time(
         Whether to simulate all micro-batches.
     networks : NetworkCache, optional
         Shared by the steps that one caller compares; they are faster then.
+    memory : Verdict, optional
+        Whether it fits, where that is known; nothing is refused then.
 
     Raises
     ------
@@ -293,10 +296,11 @@ def step_time(
     """
     networks = networks or NetworkCache()
     for rounds in [] if every else shortened_runs(experiment):
-        found = _extrapolated(experiment, rounds, comm, constants, networks)
+        memory = verdict(experiment) if memory is None else memory
+        found = _extrapolated(experiment, rounds, comm, constants, networks, memory)
         if found is not None:
             return found
-    prepared = prepare(experiment, constants, networks=networks)
+    prepared = prepare(experiment, constants, memory, networks)
     run, _ = execute(prepared, comm)
     return StepTime(run.step_time, prepared.memory, prepared.workload.tokens, None)
 
@@ -307,9 +311,9 @@ def _extrapolated(
     comm: Intracomm,
     constants: StepConstants | None,
     networks: NetworkCache,
+    memory: Verdict,
 ) -> StepTime | None:
     """Return the time of a step from two shorter ones; None if they do not tell it."""
-    memory = verdict(experiment)
     tokens = 0
     times: list[int] = []
     loads: list[Ints] = []

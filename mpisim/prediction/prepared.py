@@ -8,7 +8,7 @@ whether they fit into memory (`memory_fit`), the network with its step constants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from ..program import Program
 from ..topo import Cluster, Network
 from ..workloads import Workload, lay_out, training_step
 from .calibrated import CalibratedKernels, CalibratedNetwork
-from .hardware import gpu_kinds, hardware_of, with_convolutions
+from .hardware import Hardware, gpu_kinds, hardware_of, with_convolutions
 from .memory_fit import advice_for, assess_layout
 from .network import NetworkCache
 from .step_constants import AppliedConstants, StepConstants, gpu_key, packaged_constants
@@ -37,7 +37,7 @@ from .variation import SlowestKernels, with_changed_variation, with_variation
 if TYPE_CHECKING:
     from ..kernels.analytical import KernelCalibration
 
-__all__ = ["PreparedExperiment", "prepare", "with_step_constants"]
+__all__ = ["PreparedExperiment", "kernel_models", "prepare", "with_step_constants"]
 
 
 @frozen
@@ -161,26 +161,9 @@ def prepare(
         if memory is None:
             memory, evaluate = assess_layout(layout, hardware)
         folder = Path(experiment.source).parent
-        file = experiment.calibration.file
-        if constants is None and file is not None:
-            constants = (
-                packaged_constants()
-                if file == PACKAGED_CONSTANTS
-                else StepConstants.read(folder / file)
-            )
         network = networks.network_of(cluster, choice.nodes, experiment.network, folder)
-        models = _kernel_models(experiment, named.values(), hardware.gpus)
-        applied = None
-        if constants is not None:
-            constants = constants.for_model(experiment.model)
-            platform = cluster.nccl.platform or Path(choice.preset).stem
-            framework = experiment.calibration.framework
-            of_gpus = [
-                AppliedConstants(constants, gpu_key(name, experiment.model), platform, framework)
-                for name in named
-            ]
-            models = list(map(CalibratedKernels, models, of_gpus))
-            applied = of_gpus[0]
+        models, applied = kernel_models(experiment, hardware, constants)
+        if applied is not None:
             network = with_step_constants(network, applied)
         if micro_batches is not None:
             layout = layout.with_micro_batches(micro_batches)
@@ -239,12 +222,52 @@ def _with_overhead(workload: Workload, constants: AppliedConstants | None) -> Wo
     return replace(workload, program=program)
 
 
-def _kernel_models(experiment: Experiment, gpus: Iterable[Gpu], n_gpus: int) -> list[KernelModel]:
-    """Return the kernel models of GPUs, by the experiment's choice."""
-    models = [*map(_model_maker(experiment), gpus)]
+def kernel_models(
+    experiment: Experiment, hardware: Hardware, constants: StepConstants | None = None
+) -> tuple[list[KernelModel], AppliedConstants | None]:
+    """Experiment → the kernel model of each kind of GPU, and the step constants in them. Local.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    hardware : Hardware
+        Of the experiment.
+    constants : StepConstants, optional
+        As for `prepare`.
+
+    Returns
+    -------
+    models : list of KernelModel
+        By the order of `Hardware.named`.
+    applied : AppliedConstants or None
+        Of the first kind of GPU, if the experiment uses any.
+
+    Raises
+    ------
+    InputError
+        If a file of the experiment cannot be used.
+    """
+    folder = Path(experiment.source).parent
+    file = experiment.calibration.file
+    if constants is None and file is not None:
+        constants = (
+            packaged_constants()
+            if file == PACKAGED_CONSTANTS
+            else StepConstants.read(folder / file)
+        )
+    models = [*map(_model_maker(experiment), hardware.named.values())]
     if experiment.variation.waits_for_slowest:
-        return [SlowestKernels(model, n_gpus) for model in models]
-    return models
+        models = [SlowestKernels(model, hardware.gpus) for model in models]
+    if constants is None:
+        return models, None
+    constants = constants.for_model(experiment.model)
+    platform = hardware.cluster.nccl.platform or Path(experiment.cluster.preset).stem
+    framework = experiment.calibration.framework
+    of_gpus = [
+        AppliedConstants(constants, gpu_key(name, experiment.model), platform, framework)
+        for name in hardware.named
+    ]
+    return list(map(CalibratedKernels, models, of_gpus)), of_gpus[0]
 
 
 def _model_maker(experiment: Experiment) -> Callable[[Gpu], KernelModel]:

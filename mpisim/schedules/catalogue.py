@@ -86,6 +86,8 @@ class Schedule:
         Whether it takes several chunks a stage, groups and pairs.
     mirrored : bool
         Whether every part of the model is held twice, for pipelines of both directions.
+    splits_backward : bool
+        Whether gradients of weights may come apart from those of inputs, and later.
     """
 
     title: str
@@ -99,6 +101,7 @@ class Schedule:
     rounds_to_fill: int | None = None
     interleaved: bool = False
     mirrored: bool = False
+    splits_backward: bool = False
 
 
 # --- orders -------------------------------------------------------------------------------------
@@ -365,6 +368,7 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
             source="ZB-H1, arXiv:2401.10241",
             order=_zb_h1,
             overlaps_messages=True,
+            splits_backward=True,
         ),
         "dualpipe": Schedule(
             title="Two pipelines in opposite directions, forwards and backwards overlapped",
@@ -376,6 +380,7 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
             overlaps_messages=True,
             rounds_to_fill=3,
             mirrored=True,
+            splits_backward=True,
         ),
     }
 )

@@ -1,0 +1,181 @@
+"""``mpisim search``: which plan, which cluster, how many GPUs?"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..base.errors import UsageError
+from .output import check_json, check_outputs
+
+if TYPE_CHECKING:
+    from ..search import Answer, SearchSpace
+    from ..search.records import Records
+
+__all__ = ["add_parser", "run"]
+
+EXAMPLES = """\
+examples:
+  mpisim search mine.toml                              what its table [search] says
+  mpisim search mine.toml --vary plan.tp=auto --vary plan.pp=auto --vary plan.micro_batch=1,2,4
+  mpisim search mine.toml --vary auto -o found.h5      everything that a plan can choose, kept
+  mpisim search -o found.h5 --resume                   go on with it
+  mpirun -n 8 mpisim search mine.toml --vary auto      candidates shared by eight processes
+  mpisim search mine.toml --vary cluster.nodes=16,32,64 --objective step_time --objective gpus
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the parser of ``mpisim search``."""
+    parser = subparsers.add_parser(
+        "search",
+        help="find the best plans, or clusters, for an experiment",
+        description="Vary keys of an experiment, and print which combinations are the best. Those "
+        "that cannot be among them, by a proven bound, are not simulated; those that do not fit "
+        "into memory neither. What is shown is what simulating all of them would show.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument(
+        "file", metavar="FILE", nargs="?", help="an experiment, which may have a table [search]"
+    )
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="set a key of the experiment, as plan.tp=8; may be repeated",
+    )
+    parser.add_argument(
+        "--vary",
+        metavar="KEY=VALUES",
+        action="append",
+        default=[],
+        help="vary a key, as plan.tp=1,2,4, plan.pp=auto, cluster.nodes=8..64..8; "
+        "'auto' alone varies the plan; may be repeated",
+    )
+    parser.add_argument(
+        "--objective",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="step_time (default), tokens_per_second, tokens_per_second_per_gpu, gpus, memory; the "
+        "first ranks, several show a front",
+    )
+    parser.add_argument("--top", type=int, metavar="N", help="how many to show (default: 10)")
+    parser.add_argument("-o", "--output", metavar="STORE", help="keep all that is found (HDF5)")
+    parser.add_argument("--resume", action="store_true", help="go on with the search kept in STORE")
+    parser.add_argument("--json", metavar="FILE", help="also write the answer to this file (JSON)")
+    parser.add_argument("--overwrite", action="store_true", help="replace STORE if it exists")
+    parser.set_defaults(run=run, collective=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Search, and print the answer; the first process prints."""
+    _check(args)
+    from ..base.files import check_output, write_json
+    from ..mpi.parallel import collective_errors
+    from .launch import world
+
+    comm = world()
+    begun: tuple[SearchSpace, Records | None] | None = None
+    from ..search import answer, explore, write_store
+    from ..search.answer import answer_lines
+
+    with collective_errors(comm):
+        if comm.rank == 0:
+            begun = _begun(args)
+            check_json(args)
+            if args.output is not None and not args.resume:
+                check_output(args.output, overwrite=args.overwrite)
+    space, known = comm.bcast(begun, root=0)
+    replaces = args.overwrite or args.resume
+
+    def keep(records: Records) -> None:
+        nonlocal replaces
+        if args.output is not None:
+            write_store(args.output, space, records, overwrite=replaces)
+            replaces = True
+
+    try:
+        records = explore(space, comm, known=known, show=True, each_round=keep)
+        found: Answer = answer(space, records, comm, show=True)
+    except BaseException:
+        if comm.rank == 0 and args.output is not None and Path(args.output).exists():
+            print(
+                f"mpisim: what was found is in {args.output}; go on with: "
+                f"mpisim search -o {args.output} --resume",
+                file=sys.stderr,
+            )
+        raise
+    if comm.rank == 0:
+        if args.output is not None:
+            write_store(args.output, space, records, found.as_json(), overwrite=True)
+        if args.json is not None:
+            write_json(args.json, found.as_json())
+        print("\n".join(answer_lines(space, found)))
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse options that do not go together, before anything is loaded."""
+    check_outputs(args)
+    if args.resume and args.output is None:
+        raise UsageError("--resume needs the search to go on with: -o STORE")
+    if args.resume and (args.file or args.vary or args.set or args.objective or args.top):
+        raise UsageError("--resume goes on with what STORE says; give nothing else besides -o")
+    if not args.resume and args.file is None:
+        raise UsageError("what to search is missing: mpisim search FILE")
+    if args.overwrite and args.output is None:
+        raise UsageError("--overwrite needs a file to write: -o STORE")
+
+
+def _begun(args: argparse.Namespace) -> tuple[SearchSpace, Records | None]:
+    """Return the space that is asked for, and what is known of it already."""
+    from ..experiment.load import load_tables
+    from ..search import read_search, read_store
+
+    if args.resume:
+        space, records, _ = read_store(args.output)
+        return space, records
+    source, tables = load_tables(args.file, args.set)
+    search = tables.setdefault("search", {})
+    if isinstance(search, dict):
+        if args.objective:
+            search["objectives"] = args.objective
+        if args.top is not None:
+            search["top"] = args.top
+        for text in args.vary:
+            if text == "auto":
+                search["vary"] = "auto"
+                continue
+            key, values = _varied(text)
+            if not isinstance(search.get("vary"), dict):
+                search["vary"] = {}
+            search["vary"][key] = values
+        if not search:
+            del tables["search"]
+    return read_search(tables, source), None
+
+
+def _varied(text: str) -> tuple[str, Any]:
+    """Return the key and the values of an option ``--vary``."""
+    import tomllib
+
+    key, equals, values = text.partition("=")
+    if not equals or not key.strip() or not values.strip():
+        raise UsageError(f"--vary {text}: not of the form TABLE.KEY=VALUE,VALUE")
+    if values.strip() == "auto":
+        return key.strip(), "auto"
+    numbers = values.split("..")
+    if len(numbers) in (2, 3) and all(each.strip().isdecimal() for each in numbers):
+        names = ("from", "to", "step")
+        return key.strip(), dict(zip(names, map(int, numbers), strict=False))
+    found = []
+    for value in values.split(","):
+        try:
+            found.append(tomllib.loads(f"value = {value}")["value"])
+        except ValueError:
+            found.append(value.strip())
+    return key.strip(), found

@@ -1,0 +1,186 @@
+"""What a search has found → its answer: the best, the front, why, and what cannot be told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ..base.text import aligned, quantity, shortened
+from .finalists import Finalist, difference_error, simulate_finalists
+from .pareto import front
+from .records import Records, Status, least_values
+from .space import SearchSpace
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+__all__ = ["Answer", "answer", "answer_lines"]
+
+WIDTH = 100
+MAX_FRONT = 30
+"""Candidates of the front that are simulated in full and shown."""
+BARS = 6
+"""Candidates whose time is shown as a bar."""
+BAR_WIDTH = 40
+GIB = 2**30
+PARTS = (("compute", "#"), ("communication", "="), ("waiting", "."), ("idle", " "))
+"""Parts of a bar, and the character of each."""
+
+
+class Answer(NamedTuple):
+    """The answer of a search.
+
+    Attributes
+    ----------
+    best : list of Finalist
+        The first ones by the first objective, the best first.
+    front : list of Finalist
+        Those that no other is better than in all objectives; empty with one objective.
+    counts : dict of str to int
+        Candidates by what became of them.
+    """
+
+    best: list[Finalist]
+    front: list[Finalist]
+    counts: dict[str, int]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything, ready for JSON."""
+        return {
+            "best": [each.as_json() for each in self.best],
+            "front": [each.as_json() for each in self.front],
+            "counts": self.counts,
+        }
+
+
+def answer(space: SearchSpace, records: Records, comm: Intracomm, *, show: bool = False) -> Answer:
+    """Search space, what is known of its candidates → the answer. **Collective.**
+
+    Parameters
+    ----------
+    space : SearchSpace
+    records : Records
+        As `explore` returns them.
+    comm : mpi4py.MPI.Intracomm
+    show : bool
+        Show progress, if a person is watching.
+    """
+    done = records.numbers(Status.SIMULATED)
+    values = least_values(space, records, done)
+    order = np.lexsort((done, values[:, 0]))[: space.choice.top]
+    best = done[order].tolist()
+    on_front: list[int] = []
+    if values.shape[1] > 1:
+        on_front = done[front(values)][:MAX_FRONT].tolist()
+    numbers = list(dict.fromkeys([*best, *on_front]))
+    found = dict(zip(numbers, simulate_finalists(space, numbers, comm, show=show), strict=True))
+    if space.choice.objectives[0] != "memory" and space.choice.objectives[0] != "gpus":
+        best.sort(key=lambda number: (_first_value(space, found[number]), number))
+    counts = {status.name.lower(): records.count(status) for status in Status}
+    return Answer(
+        [found[number] for number in best], [found[number] for number in on_front], counts
+    )
+
+
+def _first_value(space: SearchSpace, of: Finalist) -> float:
+    """Return the first objective of a finalist, as it is minimised."""
+    rate = -of.tokens / of.step_time
+    return {
+        "step_time": of.step_time,
+        "tokens_per_second": rate,
+        "tokens_per_second_per_gpu": rate / of.gpus,
+    }[space.choice.objectives[0]]
+
+
+# --- text -----------------------------------------------------------------------------------------
+
+
+def answer_lines(space: SearchSpace, found: Answer) -> list[str]:
+    """Search space, answer → lines of at most 100 characters."""
+    counts = found.counts
+    total = sum(counts.values())
+    lines = [f"{total:,} candidates", *(f"  {line}" for line in _counted(counts))]
+    if not found.best:
+        return [*lines, "", "None is valid, fits into memory and keeps the limits."]
+    lines += ["", f"The best by {_words(space.choice.objectives[0])}", *_table(found.best)]
+    lines += ["", *_told_apart(found.best), "", *_bars(found.best[:BARS])]
+    if found.front:
+        names = ", ".join(map(_words, space.choice.objectives))
+        lines += ["", f"The front: no other candidate is better in {names}", *_table(found.front)]
+    return [shortened(line, WIDTH) for line in lines]
+
+
+def _words(objective: str) -> str:
+    return objective.replace("_per_", "/").replace("_", " ").replace("second", "s")
+
+
+def _counted(counts: dict[str, int]) -> list[str]:
+    words = {
+        "invalid": "whose keys do not go together",
+        "over_limit": "beyond a limit",
+        "too_large": "too large for memory",
+        "bounded": "that cannot be among the best (proven bound)",
+        "simulated": "simulated",
+        "too_slow": "simulated and too slow",
+    }
+    cells = [(f"{counts[name]:,}", text) for name, text in words.items() if counts[name]]
+    return aligned(cells, left=(1,))
+
+
+def _table(rows: Sequence[Finalist]) -> list[str]:
+    cells = [("", "step", "±", "tokens/s", "per GPU", "use", "GiB", "GPUs", "what it sets")]
+    for place, each in enumerate(rows, 1):
+        rate = each.tokens / each.step_time
+        cells.append(
+            (
+                f"{place}",
+                quantity(each.step_time, "s"),
+                f"{each.error:.1%}",
+                f"{rate:,.0f}",
+                f"{rate / each.gpus:,.0f}",
+                f"{each.utilisation:.1%}",
+                f"{each.peak / GIB:.1f}",
+                f"{each.gpus:,}",
+                each.described,
+            )
+        )
+    return [f"  {line}" for line in aligned(cells, left=(8,))]
+
+
+def _told_apart(best: Sequence[Finalist]) -> list[str]:
+    """Say which of the first candidates the error bars do not separate."""
+    first = best[0]
+    if len(best) == 1:
+        return ["It is the only one that is valid and keeps the limits."]
+    ties = []
+    for place, each in enumerate(best[1:], 2):
+        error = difference_error(first, each)
+        difference = each.step_time * first.tokens - first.step_time * each.tokens
+        if difference / max(first.tokens, 1) <= error:
+            ties.append(place)
+    if not ties:
+        return ["The first is ahead of each of the others by more than one standard deviation."]
+    places = ", ".join(map(str, ties))
+    return [
+        f"Not told apart from the first (by less than one standard deviation of the difference): "
+        f"{places}"
+    ]
+
+
+def _bars(rows: Sequence[Finalist]) -> list[str]:
+    """Draw the step of each candidate, all to one scale."""
+    longest = max(each.step_ps for each in rows)
+    lines = ["Where the mean GPU's step goes: # compute, = exposed communication, . waiting, idle"]
+    cells = []
+    for place, each in enumerate(rows, 1):
+        bar, drawn, until = "", 0, 0.0
+        for name, character in PARTS:
+            until += each.parts_ps[name]
+            width = round(BAR_WIDTH * until / longest) - drawn
+            bar, drawn = bar + character * width, drawn + width
+        shares = [f"{each.parts_ps[name] / each.step_ps:.1%}" for name, _ in PARTS]
+        cells.append((f"{place}", f"{bar:<{BAR_WIDTH}}", *shares))
+    head = ("", " " * BAR_WIDTH, *(name for name, _ in PARTS))
+    return [*lines, *(f"  {line}" for line in aligned([head, *cells], left=(1,)))]

@@ -1,0 +1,121 @@
+"""Values of a key of the plan that a search may take by itself: ``"auto"``.
+
+What the model and the cluster allow, as far as sizes say: divisors and powers of two within limits
+that hold for each key alone. Combinations that do not go together are left out later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ..base.errors import InputError
+from ..experiment import Experiment, Transformer
+from ..topo import find_cluster
+
+__all__ = ["AUTOMATIC", "automatic_values"]
+
+MAX_CONTEXT_PARALLEL = 16
+MIN_TOKENS_OF_A_RANK = 1024
+"""Of a sequence that is split by context parallelism: shorter shares keep no GPU busy."""
+MAX_MICRO_BATCH = 32
+
+
+def automatic_values(key: str, experiment: Experiment) -> tuple[int | str, ...]:
+    """Key of ``[plan]`` → values for a search over an experiment.
+
+    Parameters
+    ----------
+    key : str
+        One of `AUTOMATIC`.
+    experiment : Experiment
+        Its model, cluster and global batch count.
+
+    Raises
+    ------
+    InputError
+        If the model has no such parallelism.
+    """
+    return AUTOMATIC[key](experiment)
+
+
+def _transformer(experiment: Experiment, key: str) -> Transformer:
+    model = experiment.model
+    if not isinstance(model, Transformer):
+        raise InputError(
+            f"{experiment.source}: key 'search.vary.plan.{key}' is \"auto\"; "
+            "that is for transformers"
+        )
+    return model
+
+
+def _gpus(experiment: Experiment) -> int:
+    cluster = experiment.cluster
+    return cluster.gpus or cluster.nodes * find_cluster(cluster.preset).gpus_per_node
+
+
+def _divisors(number: int, most: int) -> tuple[int, ...]:
+    return tuple(each for each in range(1, min(number, most) + 1) if number % each == 0)
+
+
+def _powers(most: int) -> tuple[int, ...]:
+    return tuple(1 << e for e in range(most.bit_length()) if 1 << e <= most)
+
+
+def _tp(experiment: Experiment) -> tuple[int, ...]:
+    """Powers of two within a node that divide the heads."""
+    heads = _transformer(experiment, "tp").heads
+    node = find_cluster(experiment.cluster.preset).gpus_per_node
+    most = min(node, _gpus(experiment))
+    return tuple(each for each in _powers(most) if heads % each == 0)
+
+
+def _pp(experiment: Experiment) -> tuple[int, ...]:
+    """Divisors of the layers."""
+    return _divisors(_transformer(experiment, "pp").layers, _gpus(experiment))
+
+
+def _vpp(experiment: Experiment) -> tuple[int, ...]:
+    """Divisors of the layers, two stages at least."""
+    layers = _transformer(experiment, "vpp").layers
+    return _divisors(layers, layers // 2)
+
+
+def _cp(experiment: Experiment) -> tuple[int, ...]:
+    """Powers of two that leave each rank a useful share of a sequence."""
+    length = _transformer(experiment, "cp").seq_len
+    most = min(MAX_CONTEXT_PARALLEL, length // MIN_TOKENS_OF_A_RANK, _gpus(experiment))
+    return _powers(max(most, 1))
+
+
+def _ep(experiment: Experiment) -> tuple[int, ...]:
+    """Powers of two that divide the experts; 1 without experts."""
+    experts = _transformer(experiment, "ep").experts or 1
+    return tuple(each for each in _powers(min(experts, _gpus(experiment))) if experts % each == 0)
+
+
+def _micro_batch(experiment: Experiment) -> tuple[int, ...]:
+    """Powers of two that divide the batch."""
+    batch = experiment.plan.global_batch
+    return tuple(each for each in _powers(min(batch, MAX_MICRO_BATCH)) if batch % each == 0)
+
+
+def _recompute(experiment: Experiment) -> tuple[str, ...]:
+    _transformer(experiment, "recompute")
+    return ("none", "selective", "full")
+
+
+def _zero(experiment: Experiment) -> tuple[int, ...]:
+    return (0, 1, 2, 3)
+
+
+AUTOMATIC: Mapping[str, Callable[[Experiment], tuple[int | str, ...]]] = {
+    "tp": _tp,
+    "pp": _pp,
+    "vpp": _vpp,
+    "cp": _cp,
+    "ep": _ep,
+    "micro_batch": _micro_batch,
+    "recompute": _recompute,
+    "zero": _zero,
+}
+"""Keys of ``[plan]`` that may be "auto", and what makes their values."""

@@ -1,0 +1,318 @@
+"""Experiment → a time that its step cannot beat, without simulating it.
+
+A GPU's kernels run one after another on its compute stream. So for every stage s of a pipeline,
+with f_i, b_i and g_i the kernels of one micro-batch's forward pass, backward pass and gradients of
+inputs on stage i, and m micro-batches,
+
+    step ≥ Σ_{i<s} f_i  +  m (f_s + b_s)  +  Σ_{i<s} g_i .
+
+The middle is what its stream has to do. The first forward on stage s needs that of a micro-batch on
+all stages before it, which ends no sooner than their kernels after each other; and once stage s has
+worked out the last gradients of its inputs, those still pass all stages before. This holds for
+every schedule. Where a stage holds several chunks, the first and the last term are those of its
+first chunk; where gradients of weights may come last (zero-bubble schedules) the last term is 0,
+and where a pipeline runs both ways so is the first.
+
+Durations are those that the simulation uses: of one kernel alone, on the fastest of the GPUs.
+Nothing makes a kernel faster there: what overlaps slows it, stragglers slow it. Random factors
+could; with these there is no bound (0).
+
+f, b and g also hold the communications of tensor and expert parallelism that the next kernel of the
+pass waits for, as long as each takes alone on the network: sharing links only makes them longer.
+The last one of a pass may be beside the kernels of the next, so the longest of each pass is left
+out; where passes of two micro-batches take turns, all are.
+
+Kernels depend on few keys of a plan, so their sums are kept by these (`StepBounds`): a bound of
+another number of stages or micro-batches costs some additions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ..base.errors import InputError
+from ..experiment import Experiment, Plan, Transformer
+from ..kernels import KernelModel
+from ..kernels.operations import Kernel
+from ..prediction.hardware import Hardware, with_convolutions
+from ..prediction.network import network_of
+from ..prediction.prepared import kernel_models, with_step_constants
+from ..program import Operation
+from ..schedules import SCHEDULES
+from ..topo import Network
+from ..workloads import lay_out
+from ..workloads.grid import Grid
+from ..workloads.layout import ModelChunk, split_layers
+from ..workloads.operators import Communicate, Compute, Layer, Task
+from ..workloads.operators import Network as LayerStack
+from ..workloads.recomputation import recomputed_layers, recomputed_operators
+
+__all__ = ["StepBounds"]
+
+NOT_OF_KERNELS = (
+    "global_batch",
+    "replica_batch",
+    "dp",
+    "pp",
+    "vpp",
+    "schedule",
+    "stages",
+    "p2p_overlap",
+    "p2p_split",
+    "account_for_embedding",
+    "account_for_loss",
+    "zero",
+    "zero_group",
+    "dp_overlap",
+    "bucket",
+    "order",
+)
+"""Keys of a plan that no kernel of a layer depends on."""
+
+
+BLOCKING_AXES = ("tp", "etp", "ep", "etp-ep")
+"""Axes whose communications belong to operators."""
+
+
+class _LayerTimes(NamedTuple):
+    """Kernels of one micro-batch on a layer, in ps."""
+
+    forward: int
+    backward: int
+    inputs: int
+    """Of the backward: without gradients of weights."""
+    again: int
+    """Where the whole layer is recomputed."""
+    selected: int
+    """Where it is not, but some of its operators are."""
+    longest: int
+    """Communication among these."""
+
+
+class _ChunkTimes(NamedTuple):
+    """Kernels of one micro-batch on a chunk of the model, in ps."""
+
+    forward: int
+    whole: int
+    """Forward and backward, with recomputation."""
+    inputs: int
+    weights: int
+
+
+class StepBounds:
+    """Lower bounds of steps, with the sums of kernels that they have in common."""
+
+    def __init__(self) -> None:
+        self._networks: dict[Hashable, list[tuple[LayerStack, list[_LayerTimes]]]] = {}
+        self._prices: dict[Hashable, _Price] = {}
+
+    def of(self, experiment: Experiment, hardware: Hardware) -> int:
+        """Experiment → ps below which its step cannot be; 0 where nothing can be said.
+
+        Parameters
+        ----------
+        experiment : Experiment
+        hardware : Hardware
+            Of the experiment.
+
+        Raises
+        ------
+        InputError
+            If model, plan and cluster do not go together.
+        """
+        if experiment.variation.random or experiment.plan.replica_batch:
+            return 0
+        plan = experiment.plan
+        grid = Grid.of(plan, hardware.gpus)
+        batch, rest = divmod(plan.global_batch, grid.dp * plan.micro_batch)
+        if rest:
+            raise InputError(
+                f"plan.global_batch is {plan.global_batch}, no multiple of dp × micro_batch = "
+                f"{grid.dp} × {plan.micro_batch}"
+            )
+        experiment = with_convolutions(experiment, hardware.named)
+        least = 0
+        for network, layers in self._layers(experiment, hardware, grid):
+            chunks = split_layers(network, plan, plan.pp * plan.vpp)
+            times = _times_of_chunks(plan, network, layers, chunks)
+            least = max(least, _pipeline_bound(plan, batch, times))
+        return int(least / max([1.0, *experiment.variation.speeds.values()]))
+
+    def tokens(self, experiment: Experiment, hardware: Hardware) -> int:
+        """Experiment → tokens (images, samples) of a step."""
+        plan = experiment.plan
+        experiment = with_convolutions(experiment, hardware.named)
+        grid = Grid.of(plan, hardware.gpus)
+        (network, _), *_ = self._layers(experiment, hardware, grid)
+        return int(network.tokens * (plan.global_batch // plan.micro_batch))
+
+    def _layers(
+        self, experiment: Experiment, hardware: Hardware, grid: Grid
+    ) -> list[tuple[LayerStack, list[_LayerTimes]]]:
+        """Return the networks of an experiment with the times of each layer."""
+        transformer = isinstance(experiment.model, Transformer)
+        plan = experiment.plan
+        shape = tuple(
+            getattr(plan, each.name)
+            for each in fields(plan)
+            if not transformer or each.name not in NOT_OF_KERNELS
+        )
+        choices = (experiment.kernels, experiment.network, experiment.calibration)
+        place = (*map(repr, choices), repr(experiment.variation), repr(experiment.cluster))
+        on = (experiment.model, place, hardware.gpus)
+        if on not in self._prices:
+            models, constants = kernel_models(experiment, hardware)
+            folder = Path(experiment.source).parent
+            nodes = experiment.cluster.nodes
+            network = network_of(hardware.cluster, nodes, experiment.network, folder)
+            network = with_step_constants(network, constants)
+            self._prices[on] = _Price(models, network)
+        price = self._prices[on]
+        # Passes of two micro-batches that take turns hide the communications of each other.
+        alone = not (plan.ep_overlap or SCHEDULES[plan.schedule].mirrored)
+        classes = price.classes_of(grid) if alone else {}
+        key = (shape, on, tuple(classes.values()))
+        found = self._networks.get(key)
+        if found is None:
+            found = [
+                (network, [price.layer(plan, layer, classes) for layer in network.layers])
+                for network in lay_out(experiment, hardware.gpus).networks
+            ]
+            self._networks[key] = found
+        return found
+
+
+Classes = Mapping[str, tuple[Hashable, ...]]
+"""Classes of the communicators along each axis, see `mpisim.topo.Network.group_classes`."""
+
+
+class _Price:
+    """Durations of layers on one cluster, each kernel and each communication looked up once."""
+
+    def __init__(self, models: Sequence[KernelModel], network: Network) -> None:
+        self._models, self._network = models, network
+        self._known: dict[Kernel, int] = {}
+        self._communications: dict[Hashable, int] = {}
+        self._classes: dict[Grid, Classes] = {}
+        self._layers: dict[Hashable, _LayerTimes] = {}
+
+    def classes_of(self, grid: Grid) -> Classes:
+        """Return the classes of communicators of a grid, along the axes whose messages block."""
+        found = self._classes.get(grid)
+        if found is None:
+            made = {}
+            for axis in BLOCKING_AXES:
+                members = grid.groups(axis)
+                n, size = members.shape
+                if size > 1:
+                    index = np.arange(n + 1, dtype=np.int64) * size
+                    flat = members.reshape(-1).astype(np.int32)
+                    made[axis] = tuple(self._network.group_classes(index, flat)[1])
+            found = self._classes[grid] = made
+        return found
+
+    def layer(self, plan: Plan, layer: Layer, classes: Classes) -> _LayerTimes:
+        """Return the times of a layer."""
+        operators = layer.operators
+        again = recomputed_operators(plan, operators)
+        selective = plan.recompute == "selective"
+        key = (operators, len(again), selective, tuple(classes.items()))
+        found = self._layers.get(key)
+        if found is None:
+            forward = [self._tasks(each.forward, classes) for each in operators]
+            backward = [self._tasks(each.backward, classes) for each in operators]
+            tasks = [task for each in operators for task in (*each.forward, *each.backward)]
+            found = self._layers[key] = _LayerTimes(
+                forward=sum(forward),
+                backward=sum(backward),
+                inputs=sum(self._tasks(each.backward_part("input"), classes) for each in operators),
+                again=sum(self._tasks(each.forward, classes) for each in again),
+                selected=sum(
+                    time for time, each in zip(forward, operators, strict=True) if each.selective
+                )
+                if selective
+                else 0,
+                longest=max((self._communication(task, classes) for task in tasks), default=0),
+            )
+        return found
+
+    def _tasks(self, tasks: Sequence[Task], classes: Classes) -> int:
+        return sum(
+            self._kernel(task.kernel)
+            if isinstance(task, Compute)
+            else self._communication(task, classes)
+            for task in tasks
+        )
+
+    def _kernel(self, kernel: Kernel) -> int:
+        found = self._known.get(kernel)
+        if found is None:
+            found = min(model.estimate(kernel).duration for model in self._models)
+            self._known[kernel] = found
+        return found
+
+    def _communication(self, task: Task, classes: Classes) -> int:
+        """Return how long a task takes alone if the next kernel waits for it, else 0."""
+        if not isinstance(task, Communicate) or task.token or task.after is not None:
+            return 0
+        if task.group not in classes or task.operation is Operation.SEND_RECV:
+            return 0
+        key = (task.operation, task.bytes, classes[task.group])
+        found = self._communications.get(key)
+        if found is None:
+            found = min(
+                self._network.price(task.operation, task.bytes, each).duration
+                for each in classes[task.group]
+            )
+            self._communications[key] = found
+        return found
+
+
+def _times_of_chunks(
+    plan: Plan, network: LayerStack, layers: Sequence[_LayerTimes], chunks: Sequence[ModelChunk]
+) -> list[_ChunkTimes]:
+    """Chunks of a network → the kernels of each, in the order of the layers."""
+    found, at = [], 0
+    for chunk in chunks:
+        own = layers[at : at + len(chunk.layers)]
+        at += len(chunk.layers)
+        again = recomputed_layers(plan, chunk.numbers)
+        forward = sum(each.forward for each in own)
+        backward = sum(each.backward for each in own)
+        inputs = sum(each.inputs for each in own)
+        recomputed = sum(
+            each.again if whole else each.selected for each, whole in zip(own, again, strict=True)
+        )
+        longest = max((each.longest for each in own), default=0)
+        found.append(
+            _ChunkTimes(
+                forward - longest,
+                forward + backward + recomputed - 3 * longest,  # gradients of weights: a third pass
+                inputs - longest,
+                backward - inputs + longest,
+            )
+        )
+    assert at == len(network.layers)
+    return found
+
+
+def _pipeline_bound(plan: Plan, micro_batches: int, parts: Sequence[_ChunkTimes]) -> int:
+    """Kernels of the parts of a pipeline → the bound of the module's head, in ps."""
+    schedule = SCHEDULES[plan.schedule]
+    if schedule.mirrored:  # half of the micro-batches pass either way
+        pairs = zip(parts, reversed(parts), strict=True)
+        return max(micro_batches // 2 * (one.whole + other.whole) for one, other in pairs)
+    least = lead = tail = 0
+    for stage in range(plan.pp):
+        busy = sum(parts[part].whole for part in range(stage, len(parts), plan.pp))
+        # The message to the stage before need not wait for the last gradients of weights.
+        after = 0 if schedule.splits_backward else max(0, tail - parts[stage].weights)
+        least = max(least, lead + micro_batches * busy + after)
+        lead += parts[stage].forward
+        tail += parts[stage].inputs
+    return least

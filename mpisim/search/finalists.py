@@ -1,0 +1,156 @@
+"""The candidates that an answer shows, each simulated in full: experiment → `Finalist`.
+
+A search needs of a step no more than its time. Of the few that are shown the time is exact, and
+told is what it consists of and how sure it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ..base.frozen import frozen
+from ..experiment import Experiment
+from ..mpi.parallel import progress
+from ..prediction.execution import execute
+from ..prediction.long_steps import long_step
+from ..prediction.prepared import prepare
+from ..prediction.uncertainty import error_bar
+from ..results import collect
+from .explore import Candidates
+from .space import SearchSpace
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+__all__ = ["Finalist", "difference_error", "simulate_finalists"]
+
+MODEL_ERROR = "model error"
+"""How names of what the model leaves out begin (`mpisim.prediction.uncertainty`)."""
+
+
+@frozen
+class Finalist:
+    """A candidate simulated in full.
+
+    Attributes
+    ----------
+    number : int
+        Of the candidate.
+    described : str
+        What it sets.
+    step_ps : int
+    error : float
+        One standard deviation of the step time, as a share of it.
+    effects : mapping of str to float
+        What it consists of: relative error of the step from each number alone.
+    parts_ps : mapping of str to float
+        Mean over all GPUs of compute, exposed wire, exposed waiting and idle.
+    peak : int
+        Bytes on the fullest GPU.
+    gpus, tokens : int
+    utilisation : float
+        Model FLOPs over the peak of all GPUs.
+    digest : str
+    """
+
+    number: int
+    described: str
+    step_ps: int
+    error: float
+    effects: Mapping[str, float]
+    parts_ps: Mapping[str, float]
+    peak: int
+    gpus: int
+    tokens: int
+    utilisation: float
+    digest: str
+
+    @property
+    def step_time(self) -> float:
+        """Seconds."""
+        return self.step_ps * 1e-12
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything, ready for JSON."""
+        return asdict(self)
+
+
+def simulate_finalists(
+    space: SearchSpace, numbers: Sequence[int], comm: Intracomm, *, show: bool = False
+) -> list[Finalist]:
+    """Candidates → each simulated in full, in the same order. **Collective.**
+
+    Parameters
+    ----------
+    space : SearchSpace
+    numbers : sequence of int
+        Candidates that fit into memory.
+    comm : mpi4py.MPI.Intracomm
+        Its processes share them.
+    show : bool
+        Show progress, if a person is watching.
+    """
+    candidates = Candidates(space)
+    found: dict[int, Finalist] = {}
+    own = numbers[comm.rank :: comm.size]
+    with progress(comm, "simulating the best in full" if show else "", len(own)) as update:
+        for done, number in enumerate(own):
+            experiment, _ = candidates.experiment(number)
+            found[number] = _simulated(space, number, experiment)
+            update(done + 1)
+    for part in comm.allgather(found):
+        found |= part
+    return [found[number] for number in numbers]
+
+
+def _simulated(space: SearchSpace, number: int, experiment: Experiment) -> Finalist:
+    from mpi4py import MPI
+
+    comm, repetition = MPI.COMM_SELF, None
+    found = long_step(experiment, comm)
+    if found is not None:
+        prepared, run, overlap, repetition = found
+    else:
+        prepared = prepare(experiment)
+        run, overlap = execute(prepared, comm, critical_path=True)
+    results = collect(run, comm=comm, network=prepared.network, repetition=repetition)
+    assert results is not None
+    bar = error_bar(prepared, run, overlap=overlap)
+    names = {
+        "compute": "compute",
+        "exposed_wire": "communication",
+        "exposed_waiting": "waiting",
+        "idle": "idle",
+    }
+    workload = prepared.workload
+    micro_batches = experiment.plan.global_batch / prepared.experiment.plan.global_batch
+    return Finalist(
+        number=number,
+        described=space.described(number),
+        step_ps=results.step_time_ps,
+        error=bar.relative,
+        effects={each.name: each.effect for each in bar.effects},
+        parts_ps={name: float(results.ranks[column].mean()) for column, name in names.items()},
+        peak=prepared.memory.peak,
+        gpus=results.n_ranks,
+        tokens=round(workload.tokens * micro_batches),
+        utilisation=workload.flops * micro_batches / (results.step_time * prepared.peak),
+        digest=results.digest,
+    )
+
+
+def difference_error(one: Finalist, other: Finalist) -> float:
+    """Two candidates → one standard deviation of the difference of their step times, in s.
+
+    An input that is off is off for both: what depends on it in both cancels, as far as both depend
+    on it equally long. What the model leaves out is taken to be the same share of both.
+    """
+    total = 0.0
+    for name in {*one.effects, *other.effects}:
+        first = one.effects.get(name, 0.0) * one.step_time
+        second = other.effects.get(name, 0.0) * other.step_time
+        total += (first - second) ** 2
+    return math.sqrt(total)

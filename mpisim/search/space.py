@@ -1,0 +1,285 @@
+"""The ``[search]`` table of a file → the candidates: experiments that differ in the keys varied.
+
+    [search]
+    objectives = ["step_time", "memory"]
+
+    [search.vary]
+    plan.tp = "auto"
+    plan.pp = [1, 2, 4, 8]
+    plan.micro_batch = { powers_of_two = [1, 8] }
+    cluster.nodes = { from = 16, to = 64, step = 16 }
+
+A candidate is a number: that of its combination of values, the last key running fastest. So it
+means the same on every process and in a store, and no list of them is ever made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from ..base.errors import InputError, one_of
+from ..base.frozen import frozen
+from ..base.schema import Limits, build
+from ..experiment import Experiment
+from ..experiment.load import TABLES, experiment_of
+from .automatic import AUTOMATIC, automatic_values
+
+__all__ = ["OBJECTIVES", "Choice", "SearchSpace", "read_search"]
+
+Objective = Literal["step_time", "tokens_per_second", "tokens_per_second_per_gpu", "gpus", "memory"]
+
+OBJECTIVES: Mapping[str, bool] = {
+    "step_time": False,
+    "tokens_per_second": True,
+    "tokens_per_second_per_gpu": True,
+    "gpus": False,
+    "memory": False,
+}
+"""Each objective, and whether more of it is better."""
+
+MAX_CANDIDATES = 10**8
+"""Combinations of a search; each takes a byte of memory at least."""
+
+RANGES = ({"powers_of_two"}, {"from", "to"}, {"from", "to", "step"})
+"""Keys of a table that stands for a list of values."""
+
+
+@frozen
+class Choice:
+    """Keys of ``[search]`` besides ``vary``.
+
+    Attributes
+    ----------
+    objectives : tuple of str
+        The first ranks the candidates; with several the front is shown, too.
+    top : int
+        Candidates to show, and to be sure of: none that is left out would be among them.
+    memory_headroom : float
+        GiB that every GPU must have left.
+    max_step_time : float, optional
+        Seconds.
+    max_gpus : int, optional
+    """
+
+    objectives: tuple[Objective, ...] = ("step_time",)
+    top: Annotated[int, Limits(least=1, most=1000)] = 10
+    memory_headroom: Annotated[float, Limits(least=0, most=10**6)] = 0.0
+    max_step_time: Annotated[float, Limits(least=1e-9)] | None = None
+    max_gpus: Annotated[int, Limits(least=1, most=10**6)] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.objectives:
+            raise InputError(f"objectives is empty; it may have {', '.join(OBJECTIVES)}")
+
+
+@frozen
+class SearchSpace:
+    """The candidates of a search.
+
+    Attributes
+    ----------
+    tables : mapping
+        Tables of the experiment that all share.
+    source : str
+        Its file, for messages.
+    keys : tuple of str
+        Full keys that are varied (``"plan.tp"``).
+    values : tuple of tuple
+        Values of each key.
+    choice : Choice
+    """
+
+    tables: Mapping[str, Any]
+    source: str
+    keys: tuple[str, ...]
+    values: tuple[tuple[Any, ...], ...]
+    choice: Choice
+
+    def __len__(self) -> int:
+        n = 1
+        for values in self.values:
+            n *= len(values)
+        return n
+
+    def assignment(self, number: int) -> tuple[Any, ...]:
+        """Return the values of the keys in a candidate."""
+        found = []
+        for values in reversed(self.values):
+            number, at = divmod(number, len(values))
+            found.append(values[at])
+        return tuple(reversed(found))
+
+    def assignments(self) -> Iterator[tuple[Any, ...]]:
+        """Yield the values of all candidates, in their order."""
+        from itertools import product
+
+        return product(*self.values)
+
+    def described(self, number: int) -> str:
+        """Return what a candidate sets, as ``tp 8, pp 4, recompute none``."""
+        parts = zip(self.keys, self.assignment(number), strict=True)
+        return ", ".join(f"{key.rpartition('.')[2]} {_in_words(value)}" for key, value in parts)
+
+    def experiment(self, number: int) -> Experiment:
+        """Return the experiment of a candidate.
+
+        Raises
+        ------
+        InputError
+            If its values contradict each other.
+        """
+        return experiment_of(self.candidate_tables(number), self.source)
+
+    def candidate_tables(self, number: int) -> dict[str, Any]:
+        """Return the tables of a candidate, to be changed."""
+        return self.with_values(self.assignment(number))
+
+    def with_values(self, assignment: tuple[Any, ...]) -> dict[str, Any]:
+        """Return the tables with values of the varied keys."""
+        tables = {
+            name: dict(table) if isinstance(table, dict) else table
+            for name, table in self.tables.items()
+        }
+        for key, value in zip(self.keys, assignment, strict=True):
+            *path, last = key.split(".")
+            within = tables
+            for name in path:
+                inner = within.get(name)
+                within[name] = dict(inner) if isinstance(inner, dict) else {}
+                within = within[name]
+            within[last] = value
+        plan = tables.get("plan", {})
+        # The two schedules of Megatron-LM differ in this alone.
+        either = plan.get("schedule", "1f1b") in ("1f1b", "interleaved")
+        if either and "plan.vpp" in self.keys and "plan.schedule" not in self.keys:
+            plan["schedule"] = "interleaved" if plan["vpp"] > 1 else "1f1b"
+        return tables
+
+
+def read_search(tables: Mapping[str, Any], source: str) -> SearchSpace:
+    """Parsed tables of a file, ``[search]`` among them → the space of the search.
+
+    Raises
+    ------
+    InputError
+        Naming the file and the key, what was found and what is allowed.
+    """
+    search = tables.get("search")
+    if search is None:
+        raise InputError(
+            f"{source}: has no table [search]; give what to vary, as [search.vary] "
+            'with plan.tp = "auto", or --vary plan.tp=1,2,4'
+        )
+    if not isinstance(search, dict):
+        raise InputError(f"{source}: key 'search' is {search!r}; it must be a table, [search]")
+    given = dict(search)
+    vary = given.pop("vary", {})
+    choice = build(Choice, given, source, "search")
+    base = {name: table for name, table in tables.items() if name != "search"}
+    if vary == "auto":
+        vary = {"plan": dict.fromkeys(AUTOMATIC, "auto")}
+    if not isinstance(vary, dict) or not vary:
+        raise InputError(
+            f"{source}: key 'search.vary' is {vary!r}; it must be \"auto\" or a table of keys with "
+            "their values, as plan.tp = [1, 2, 4]"
+        )
+    flat = dict(_flattened(vary))
+    if "plan.dp" not in flat and any(f"plan.{axis}" in flat for axis in ("tp", "pp", "cp")):
+        # What remains of the GPUs, whatever the file says for its own sizes.
+        base["plan"] = {key: value for key, value in base.get("plan", {}).items() if key != "dp"}
+    experiment = experiment_of(_first_values(base, flat), source)
+    keys, lists = [], []
+    for key, value in flat.items():
+        table = key.partition(".")[0]
+        if table not in (*TABLES, "model") or "." not in key:
+            raise InputError(
+                f"{source}: key 'search.vary' has {key!r}, which is no key of an experiment"
+                f"{one_of(table, (*TABLES, 'model'))}"
+            )
+        keys.append(key)
+        lists.append(_values(key, value, experiment, source))
+    space = SearchSpace(base, source, tuple(keys), tuple(lists), choice)
+    if len(space) > MAX_CANDIDATES:
+        raise InputError(
+            f"{source}: [search.vary] makes {len(space):,} combinations; "
+            f"there can be {MAX_CANDIDATES:,}"
+        )
+    return space
+
+
+def _flattened(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield full keys with what is said of their values."""
+    for name, value in table.items():
+        key = f"{path}.{name}" if path else name
+        if isinstance(value, dict) and set(value) not in RANGES:
+            yield from _flattened(value, key)
+        else:
+            yield key, value
+
+
+def _first_values(base: Mapping[str, Any], vary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tables, with the first value of required keys that only ``vary`` gives."""
+    lists = {key: value for key, value in vary.items() if isinstance(value, list) and value}
+    required = {
+        key: value
+        for key, value in lists.items()
+        if key in ("plan.global_batch", "cluster.preset", "model.preset")
+        and key.partition(".")[2] not in base.get(key.partition(".")[0], {})
+    }
+    space = SearchSpace(
+        base, "", tuple(required), tuple((value[0],) for value in required.values()), Choice()
+    )
+    return space.with_values(tuple(value[0] for value in required.values()))
+
+
+def _values(key: str, value: Any, experiment: Experiment, source: str) -> tuple[Any, ...]:
+    """Return the list of values that a key of ``[search.vary]`` says."""
+    where = f"{source}: key 'search.vary.{key}'"
+    if value == "auto":
+        name = key.removeprefix("plan.")
+        if name not in AUTOMATIC:
+            known = [f"plan.{each}" for each in AUTOMATIC]
+            raise InputError(f'{where} is "auto"; that is for {", ".join(known)}')
+        return automatic_values(name, experiment)
+    if isinstance(value, dict):
+        return _range(where, value)
+    if not isinstance(value, list) or not value:
+        raise InputError(
+            f"{where} is {value!r}; it must be a list of values, "
+            '{ powers_of_two = [1, 8] }, { from = 1, to = 9, step = 2 }, or "auto"'
+        )
+    found = tuple(tuple(each) if isinstance(each, list) else each for each in value)
+    if len(set(map(repr, found))) < len(found):
+        raise InputError(f"{where} is {value!r}; a value stands in it twice")
+    return tuple(value)
+
+
+def _range(where: str, value: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the values of a table that stands for a list."""
+    if "powers_of_two" in value:
+        ends = value["powers_of_two"]
+        if (
+            not isinstance(ends, list)
+            or len(ends) != 2
+            or any(type(end) is not int or end < 1 for end in ends)
+            or ends[0] > ends[1]
+        ):
+            raise InputError(f"{where}.powers_of_two is {ends!r}; it must be as [1, 8]")
+        found = [1 << e for e in range(64) if ends[0] <= 1 << e <= ends[1]]
+    else:
+        numbers = {"step": 1, **value}
+        if any(type(each) is not int for each in numbers.values()) or numbers["step"] < 1:
+            raise InputError(f"{where} is {dict(value)!r}; it must have integers, step 1 or more")
+        found = list(range(numbers["from"], numbers["to"] + 1, numbers["step"]))
+    if not found:
+        raise InputError(f"{where} is {dict(value)!r}, which holds no value")
+    if len(found) > MAX_CANDIDATES:
+        raise InputError(f"{where} is {dict(value)!r}, which holds {len(found):,} values")
+    return tuple(found)
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)

@@ -1,0 +1,110 @@
+"""Search stores: HDF5 files with what is known of every candidate, to go on from and to read.
+
+attributes   space (JSON: tables, keys, values, choice), answer (JSON, once there is one)
+candidates/  status (enumeration), bound, step (ps), peak (bytes), gpus, tokens
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base.errors import InputError
+from ..base.hdf5 import (
+    StoredType,
+    create_file,
+    open_file,
+    read_column,
+    read_texts,
+    write_column,
+    write_texts,
+)
+from .records import Records, Status
+from .space import Choice, SearchSpace
+
+__all__ = ["FORMAT", "read_store", "write_store"]
+
+FORMAT, VERSION = "mpisim-search", 1
+
+UNITS = {"bound": "ps", "step": "ps", "peak": "bytes"}
+
+
+def write_store(
+    path: str | Path,
+    space: SearchSpace,
+    records: Records,
+    answer: dict[str, Any] | None = None,
+    *,
+    overwrite: bool = False,
+) -> None:
+    """Write what is known of a search; the file appears whole or not at all. Local.
+
+    Parameters
+    ----------
+    path : str or Path
+    space : SearchSpace
+    records : Records
+    answer : dict, optional
+        As `mpisim.search.answer.Answer.as_json`, of a search that has ended.
+    overwrite : bool
+        Whether a file of that name may be replaced.
+
+    Raises
+    ------
+    OutputError
+        If it cannot be written.
+    """
+    with create_file(path, FORMAT, VERSION, overwrite=overwrite) as file:
+        write_texts(file, "space", [_space_text(space)])
+        write_texts(file, "answer", [json.dumps(answer)])
+        group = file.create_group("candidates")
+        for name, column in records.columns.items():
+            write_column(group, name, column, UNITS.get(name), stored=_stored(name, column))
+
+
+def read_store(path: str | Path) -> tuple[SearchSpace, Records, dict[str, Any] | None]:
+    """Store → the space, what is known of it, and the answer if the search has ended. Local.
+
+    Raises
+    ------
+    InputError
+        If it is no whole file of this format.
+    """
+    with open_file(path, FORMAT, VERSION) as file:
+        try:
+            kept = json.loads(read_texts(file, "space", 1)[0])
+            answer = json.loads(read_texts(file, "answer", 1)[0])
+            choice = Choice(**{**kept["choice"], "objectives": tuple(kept["choice"]["objectives"])})
+            values = tuple(tuple(each) for each in kept["values"])
+            space = SearchSpace(kept["tables"], kept["source"], tuple(kept["keys"]), values, choice)
+        except (LookupError, TypeError, ValueError) as error:
+            raise InputError(f"the search kept in it is damaged: {error}") from error
+        n = len(space)
+        columns = {}
+        for name, empty in Records.none(0).columns.items():
+            columns[name] = read_column(
+                file["candidates"], name, _stored(name, empty), UNITS.get(name), n
+            )
+    return space, Records(**{name: np.array(column) for name, column in columns.items()}), answer
+
+
+def _stored(name: str, column: NDArray[np.integer]) -> StoredType:
+    """Return the type of a column in the file."""
+    return Status if name == "status" else column.dtype.type
+
+
+def _space_text(space: SearchSpace) -> str:
+    return json.dumps(
+        {
+            "tables": dict(space.tables),
+            "source": str(Path(space.source).resolve()) if space.source else "",
+            "keys": list(space.keys),
+            "values": [list(each) for each in space.values],
+            "choice": asdict(space.choice),
+        }
+    )

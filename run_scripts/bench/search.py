@@ -1,0 +1,69 @@
+#!/usr/bin/env python3
+"""How fast a search is: candidates screened a second, and the whole of it.
+
+    source run_scripts/env.sh
+    [mpirun -n 2] .venv/bin/python run_scripts/bench/search.py [--screen] [--nodes N]
+
+GPT-3 175B on 512 GPUs (DGX A100), all that ``vary = "auto"`` combines. With --screen the search ends
+before the first simulation. Printed are CPU seconds of this process, candidates and valid
+candidates a second, what became of the candidates, and the memory of the process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+
+from mpi4py import MPI
+
+from mpisim.search import answer, explore, read_search
+from mpisim.search.answer import answer_lines
+from mpisim.search.records import Records, Status
+
+
+class Screened(Exception):
+    """The screening is done."""
+
+
+def main() -> None:
+    """Search and print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--screen", action="store_true", help="screen only")
+    parser.add_argument("--nodes", type=int, default=64, help="of 8 GPUs (default: 64)")
+    args = parser.parse_args()
+    comm = MPI.COMM_WORLD
+    tables = {
+        "model": {"preset": "gpt3-175b"},
+        "plan": {"global_batch": 512},
+        "cluster": {"preset": "dgx-a100", "nodes": args.nodes},
+        "search": {"vary": "auto"},
+    }
+    space = read_search(tables, "search.toml")
+    began, marks = time.perf_counter(), []
+
+    def note(records: Records) -> None:
+        marks.append((time.process_time(), time.perf_counter() - began))
+        valid = len(records) - records.count(Status.INVALID)
+        if len(marks) == 1:
+            cpu, wall = marks[0]
+            print(
+                f"screened {len(records):,} candidates in {wall:.1f} s, {cpu:.1f} s of CPU here: "
+                f"{len(records) / wall:,.0f} a second, {valid / wall:,.0f} valid ones",
+                flush=True,
+            )
+            if args.screen:
+                comm.Abort(0) if comm.size > 1 else exit(0)
+
+    records = explore(space, comm, show=True, each_round=note)
+    found = answer(space, records, comm)
+    if comm.rank == 0:
+        wall = time.perf_counter() - began
+        done = records.count(Status.SIMULATED)
+        print(f"{wall:.0f} s in all; {done / wall:.1f} simulated a second; {len(marks)} rounds")
+        print(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")
+        print("\n".join(answer_lines(space, found)))
+
+
+if __name__ == "__main__":
+    main()

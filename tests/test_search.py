@@ -1,0 +1,304 @@
+"""`mpisim.search`: the answer is that of simulating everything, and nothing wrong is left out."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mpi4py import MPI
+
+from mpisim.base.errors import InputError
+from mpisim.experiment.load import experiment_of
+from mpisim.prediction.extrapolation import step_time
+from mpisim.prediction.hardware import hardware_of
+from mpisim.search import answer, explore, read_search, read_store, write_store
+from mpisim.search.answer import answer_lines
+from mpisim.search.bound import StepBounds
+from mpisim.search.explore import undecided
+from mpisim.search.pareto import dominated, front
+from mpisim.search.records import Records, Status, least_values
+
+MODELS = (
+    {"preset": "llama-3-8b", "layers": 8, "seq_len": 2048},
+    {"preset": "gpt3-175b", "layers": 8},
+    {"preset": "qwen3-30b-a3b", "layers": 8, "seq_len": 1024},
+    {"preset": "resnet50"},
+)
+
+
+def tables(rng: random.Random) -> dict[str, Any]:
+    """Tables of a random experiment; not all go together."""
+    model = rng.choice(MODELS)
+    plan: dict[str, Any] = {"global_batch": rng.choice([8, 16, 32])}
+    if model["preset"] == "resnet50":
+        plan |= {"global_batch": 512, "micro_batch": 8}
+    else:
+        plan |= {
+            "tp": rng.choice([1, 2, 4]),
+            "pp": rng.choice([1, 2, 4, 8]),
+            "ep": rng.choice([1, 1, 2]),
+            "micro_batch": rng.choice([1, 2]),
+            "recompute": rng.choice(["none", "selective", "full"]),
+            "zero": rng.choice([0, 1, 2, 3]),
+            "schedule": rng.choice(["1f1b", "gpipe", "interleaved", "zb-h1", "dualpipe"]),
+            "precision": rng.choice(["bf16", "fp8"]),
+            "tp_overlap": rng.random() < 0.2,
+            "cuda_graphs": rng.random() < 0.2,
+        }
+        plan["vpp"] = 2 if plan["schedule"] == "interleaved" else 1
+    found: dict[str, Any] = {
+        "model": model,
+        "plan": plan,
+        "cluster": {"preset": rng.choice(["dgx-h100", "dgx-a100"]), "nodes": rng.choice([1, 2])},
+        "run": {"allow_oom": True},
+    }
+    if rng.random() < 0.3:
+        found["variation"] = {"speeds": {"0": 1.2, "1": 0.8}}
+    return found
+
+
+def test_no_step_is_faster_than_its_bound():
+    rng, bounds, checked = random.Random(1), StepBounds(), 0
+    tightest = 0.0
+    while checked < 40:
+        found = tables(rng)
+        try:
+            experiment = experiment_of(found, "x.toml")
+            bound = bounds.of(experiment, hardware_of(experiment))
+            step = step_time(experiment, MPI.COMM_SELF).picoseconds
+        except InputError:
+            continue
+        assert 0 < bound <= step, found
+        tightest = max(tightest, bound / step)
+        checked += 1
+    assert tightest > 0.5  # it is of use
+
+
+def test_random_factors_leave_no_bound():
+    found = {**SMALL, "variation": {"kernels": 0.1}}
+    experiment = experiment_of(found, "x.toml")
+    assert StepBounds().of(experiment, hardware_of(experiment)) == 0
+
+
+SMALL: dict[str, Any] = {
+    "model": {"preset": "llama-3-8b", "layers": 8},
+    "plan": {"global_batch": 32},
+    "cluster": {"preset": "dgx-h100", "nodes": 1},
+}
+
+
+def space_of(seed: int) -> Any:
+    """A random small search space."""
+    rng = random.Random(seed)
+    vary = {
+        "plan.tp": rng.choice([[1, 2, 4, 8], [2, 4]]),
+        "plan.pp": rng.choice([[1, 2, 4, 3], [1, 2]]),
+        "plan.micro_batch": rng.choice([[1], [1, 2], [4, 1]]),
+        "plan.recompute": rng.choice([["none"], ["none", "full"]]),
+        "cluster.nodes": rng.choice([[1], [1, 2]]),
+        "plan.zero": rng.choice([[0], [0, 1, 3]]),
+    }
+    objectives = rng.choice(
+        [["step_time"], ["tokens_per_second_per_gpu"], ["step_time", "memory"], ["memory", "gpus"]]
+    )
+    search = {"vary": vary, "objectives": objectives, "top": rng.choice([1, 3])}
+    if rng.random() < 0.3:
+        search["memory_headroom"] = 40.0
+    if rng.random() < 0.3:
+        search["max_gpus"] = 8
+    return read_search({**SMALL, "search": search}, "x.toml")
+
+
+def exhaustive(space: Any) -> Records:
+    """What is known of a space when everything is simulated."""
+    records = Records.none(len(space))
+    choice = space.choice
+    for number in range(len(space)):
+        try:
+            experiment = space.experiment(number)
+            gpus = hardware_of(experiment).gpus
+            step = step_time(experiment, MPI.COMM_SELF)
+        except InputError:
+            continue
+        headroom = step.memory.headroom / 2**30
+        if headroom < choice.memory_headroom or gpus > (choice.max_gpus or 10**9):
+            continue
+        records.status[number] = Status.SIMULATED
+        records.step[number], records.peak[number] = step.picoseconds, step.memory.peak
+        records.gpus[number], records.tokens[number] = gpus, step.tokens
+    return records
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_nothing_that_matters_is_left_out(seed):
+    space = space_of(seed)
+    whole = exhaustive(space)
+    found = explore(space, MPI.COMM_SELF)
+    assert not len(undecided(space, found))
+    done, all_of_them = found.numbers(Status.SIMULATED), whole.numbers(Status.SIMULATED)
+    assert set(done.tolist()) <= set(all_of_them.tolist())
+    assert found.step[done].tolist() == whole.step[done].tolist()
+    top = space.choice.top
+
+    def first(records: Records, numbers: Any) -> list[float]:
+        return np.sort(least_values(space, records, numbers)[:, 0])[:top].tolist()
+
+    assert first(found, done) == first(whole, all_of_them)
+    if len(space.choice.objectives) > 1:
+        on_front = all_of_them[front(least_values(space, whole, all_of_them))]
+        assert set(on_front.tolist()) <= set(done.tolist())
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 5)), max_size=30))
+def test_fronts_are_those_by_definition(points):
+    values = np.array(points, float).reshape(-1, 3)
+
+    def better(one: Any, other: Any) -> bool:
+        return bool((one <= other).all() and (one < other).any())
+
+    expected = [i for i, x in enumerate(values) if not any(better(y, x) for y in values)]
+    assert sorted(front(values).tolist()) == expected
+    lost = dominated(values, values)
+    assert [i for i in range(len(values)) if not lost[i]] == expected
+
+
+def test_a_search_goes_on_where_it_was_stopped(tmp_path):
+    space = space_of(3)
+    kept: list[Records] = []
+
+    def keep(records: Records) -> None:
+        write_store(tmp_path / "s.h5", space, records, overwrite=True)
+        kept.append(read_store(tmp_path / "s.h5")[1])
+
+    whole = explore(space, MPI.COMM_SELF, each_round=keep)
+    again, known, found = read_store(tmp_path / "s.h5")
+    assert (again.keys, again.values, again.choice) == (space.keys, space.values, space.choice)
+    assert found is None
+    for records in kept:
+        resumed = explore(again, MPI.COMM_SELF, known=records)
+        for name, column in whole.columns.items():
+            assert column.tolist() == resumed.columns[name].tolist(), name
+    one = answer(space, whole, MPI.COMM_SELF)
+    other = answer(again, known, MPI.COMM_SELF)
+    assert one == other
+    assert answer_lines(space, one) == answer_lines(again, other)
+
+
+def test_finalists_are_what_a_run_says():
+    from mpisim import simulate
+
+    space = space_of(1)
+    found = answer(space, explore(space, MPI.COMM_SELF), MPI.COMM_SELF)
+    for each in found.best:
+        results = simulate(space.experiment(each.number))
+        assert results is not None
+        assert (each.step_ps, each.digest) == (results.step_time_ps, results.digest)
+        assert each.error == pytest.approx(results.attributes["uncertainty"])
+        assert each.tokens == results.attributes["tokens"]
+        assert each.utilisation == pytest.approx(results.attributes["utilisation"])
+        assert sum(each.parts_ps.values()) == pytest.approx(each.step_ps)
+
+
+@pytest.mark.parametrize(
+    ("search", "said"),
+    [
+        (None, "has no table [search]"),
+        ({}, "key 'search.vary' is {}"),
+        ({"vary": {"plan.tq": [1]}}, "unknown key 'tq' in [plan]"),
+        ({"vary": {"tp": [1]}}, "'tp', which is no key"),
+        ({"vary": {"plan.tp": []}}, "key 'search.vary.plan.tp' is []"),
+        ({"vary": {"plan.tp": [1, 1]}}, "stands in it twice"),
+        ({"vary": {"plan.tp": 2}}, "it must be a list"),
+        ({"vary": {"plan.tp": {"from": 5, "to": 2}}}, "holds no value"),
+        ({"vary": {"plan.tp": {"powers_of_two": [4, 1]}}}, "it must be as [1, 8]"),
+        ({"vary": {"plan.clip": "auto"}}, 'is "auto"; that is for plan.tp'),
+        ({"vary": "auto", "objectives": ["speed"]}, "key 'search.objectives[0]' is 'speed'"),
+        ({"vary": "auto", "objective": ["gpus"]}, "unknown key 'objective' in [search]"),
+        ({"vary": {"plan.micro_batch": {"from": 1, "to": 10**6}, "plan.zero": "auto",
+                   "plan.global_batch": {"from": 1, "to": 10**6}}}, "combinations"),
+    ],
+)  # fmt: skip
+def test_bad_tables_are_one_line(search, said):
+    given = dict(SMALL) if search is None else {**SMALL, "search": search}
+    with pytest.raises(InputError) as caught:
+        space = read_search(given, "x.toml")
+        explore(space, MPI.COMM_SELF)
+    assert said in str(caught.value)
+    assert str(caught.value).startswith("x.toml: ")
+    assert "\n" not in str(caught.value)
+
+
+TOML = """
+[model]
+preset = "llama-3-8b"
+layers = 8
+[plan]
+global_batch = 32
+[cluster]
+preset = "dgx-h100"
+nodes = 1
+[search]
+top = 3
+[search.vary]
+plan.tp = [1, 2, 4]
+plan.pp = { powers_of_two = [1, 4] }
+"""
+
+
+def test_the_command_searches_keeps_and_goes_on(tmp_path, run_mpisim):
+    file = tmp_path / "mine.toml"
+    file.write_text(TOML)
+    store, figures = tmp_path / "s.h5", tmp_path / "s.json"
+    first = run_mpisim(["search", file, "-o", store, "--json", figures])
+    assert first.rc == 0, first.stderr
+    assert "9 candidates\n" in first.stdout
+    found = json.loads(figures.read_text())
+    assert len(found["best"]) == 3
+    assert [each["step_ps"] for each in found["best"]] == sorted(
+        each["step_ps"] for each in found["best"]
+    )
+    again = run_mpisim(["search", "-o", store, "--resume"])
+    assert (again.rc, again.stdout) == (0, first.stdout)
+    spread = run_mpisim(["search", file], nprocs=2)
+    assert (spread.rc, spread.stdout) == (0, first.stdout)
+    assert run_mpisim(["search", file, "-o", store]).rc == 2
+    assert run_mpisim(["run", file]).rc == 0  # the table says nothing of the experiment
+    objectives = ["--objective", "memory", "--objective", "step_time"]
+    varied = run_mpisim(["search", file, "--vary", "plan.zero=0..3..1", *objectives])
+    assert varied.rc == 0, varied.stderr
+    assert "36 candidates" in varied.stdout
+    assert "The front" in varied.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["search"], "what to search is missing"),
+        (["search", "--resume"], "--resume needs the search"),
+        (["search", "FILE", "--vary", "plan.tp"], "--vary plan.tp: not of the form"),
+        (["search", "FILE", "--vary", "plan.tp=x"], "key 'plan.tp'"),
+        (["search", "FILE", "--objective", "speed"], "search.objectives[0]"),
+        (["search", "FILE", "--top", "0"], "search.top"),
+    ],
+)
+def test_bad_options_are_one_line(tmp_path, arguments, said, run_mpisim):
+    file = tmp_path / "mine.toml"
+    file.write_text(TOML)
+    found = run_mpisim([str(file) if each == "FILE" else each for each in arguments])
+    assert found.rc == 2, found.stderr
+    assert said in found.stderr
+    assert len(found.stderr.strip().splitlines()) == 1
+
+
+def test_stores_that_are_none_are_refused(tmp_path: Path, run_mpisim):
+    bad = tmp_path / "s.h5"
+    bad.write_bytes(b"no")
+    found = run_mpisim(["search", "-o", str(bad), "--resume"])
+    assert found.rc == 2
+    assert str(bad) in found.stderr
