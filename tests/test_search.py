@@ -190,6 +190,17 @@ def test_a_search_goes_on_where_it_was_stopped(tmp_path):
     assert answer_lines(space, one) == answer_lines(again, other)
 
 
+def test_what_candidates_set_alike_is_said_once():
+    space = read_search(
+        {**SMALL, "search": {"vary": {"plan.tp": [1, 2], "plan.zero": [0, 1], "plan.sp": [False]}}},
+        "x.toml",
+    )
+    assert space.described(1) == "tp 1, zero 1, sp no"
+    assert space.described(1, [0, 1]) == "zero 1"
+    assert space.in_common([0, 1]) == "tp 1, sp no"
+    assert space.in_common([0, 3]) == "sp no"
+
+
 def test_finalists_are_what_a_run_says():
     from mpisim import simulate
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -104,11 +105,15 @@ def answer_lines(space: SearchSpace, found: Answer) -> list[str]:
     lines = [f"{total:,} candidates", *(f"  {line}" for line in _counted(counts))]
     if not found.best:
         return [*lines, "", "None is valid, fits into memory and keeps the limits."]
-    lines += ["", f"The best by {_words(space.choice.objectives[0])}", *_table(found.best)]
+    lines += ["", f"The best by {_words(space.choice.objectives[0])}", *_table(space, found.best)]
     lines += ["", *_told_apart(found.best), "", *_bars(found.best[:BARS])]
     if found.front:
         names = ", ".join(map(_words, space.choice.objectives))
-        lines += ["", f"The front: no other candidate is better in {names}", *_table(found.front)]
+        lines += [
+            "",
+            f"The front: no other candidate is better in {names}",
+            *_table(space, found.front),
+        ]
     return [shortened(line, WIDTH) for line in lines]
 
 
@@ -129,7 +134,10 @@ def _counted(counts: dict[str, int]) -> list[str]:
     return aligned(cells, left=(1,))
 
 
-def _table(rows: Sequence[Finalist]) -> list[str]:
+def _table(space: SearchSpace, rows: Sequence[Finalist]) -> list[str]:
+    numbers = [each.number for each in rows]
+    alike = space.in_common(numbers) if len(rows) > 1 else ""
+    among = numbers if len(rows) > 1 else []
     cells = [("", "step", "±", "tokens/s", "per GPU", "use", "GiB", "GPUs", "what it sets")]
     for place, each in enumerate(rows, 1):
         rate = each.tokens / each.step_time
@@ -143,10 +151,11 @@ def _table(rows: Sequence[Finalist]) -> list[str]:
                 f"{each.utilisation:.1%}",
                 f"{each.peak / GIB:.1f}",
                 f"{each.gpus:,}",
-                each.described,
+                space.described(each.number, among),
             )
         )
-    return [f"  {line}" for line in aligned(cells, left=(8,))]
+    table = [f"  {line}" for line in aligned(cells, left=(8,))]
+    return [*table, *wrap(f"All of these: {alike}", WIDTH, initial_indent="  ")] if alike else table
 
 
 def _told_apart(best: Sequence[Finalist]) -> list[str]:

@@ -15,7 +15,7 @@ means the same on every process and in a store, and no list of them is ever made
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from ..base.errors import InputError, one_of
@@ -116,10 +116,26 @@ class SearchSpace:
 
         return product(*self.values)
 
-    def described(self, number: int) -> str:
-        """Return what a candidate sets, as ``tp 8, pp 4, recompute none``."""
-        parts = zip(self.keys, self.assignment(number), strict=True)
-        return ", ".join(f"{key.rpartition('.')[2]} {_in_words(value)}" for key, value in parts)
+    def described(self, number: int, among: Sequence[int] = ()) -> str:
+        """Return what a candidate sets, as ``tp 8, pp 4, recompute none``.
+
+        Parameters
+        ----------
+        number : int
+        among : sequence of int
+            Candidates: what all of these set alike is left out.
+        """
+        others = [self.assignment(each) for each in among]
+        return ", ".join(
+            f"{key.rpartition('.')[2]} {_in_words(value)}"
+            for at, (key, value) in enumerate(zip(self.keys, self.assignment(number), strict=True))
+            if not others or any(other[at] != value for other in others)
+        )
+
+    def in_common(self, numbers: Sequence[int]) -> str:
+        """Return what several candidates set alike, in the words of `described`; may be empty."""
+        whole, own = (self.described(numbers[0], among) for among in ((), numbers))
+        return ", ".join(part for part in whole.split(", ") if part not in own.split(", "))
 
     def experiment(self, number: int) -> Experiment:
         """Return the experiment of a candidate.
