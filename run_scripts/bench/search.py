@@ -4,8 +4,8 @@
     source run_scripts/env.sh
     [mpirun -n 2] .venv/bin/python run_scripts/bench/search.py [--screen] [--nodes N]
 
-GPT-3 175B on 512 GPUs (DGX A100), all that ``vary = "auto"`` combines. With --screen the search ends
-before the first simulation. Printed are CPU seconds of this process, candidates and valid
+GPT-3 175B on 512 GPUs (DGX A100), all that ``vary = "auto"`` combines. With --screen the search
+ends before the first simulation. Printed are CPU seconds of this process, candidates and valid
 candidates a second, what became of the candidates, and the memory of the process.
 """
 
@@ -20,10 +20,6 @@ from mpi4py import MPI
 from mpisim.search import answer, explore, read_search
 from mpisim.search.answer import answer_lines
 from mpisim.search.records import Records, Status
-
-
-class Screened(Exception):
-    """The screening is done."""
 
 
 def main() -> None:
