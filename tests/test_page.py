@@ -20,9 +20,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpisim.page import page_html
 from mpisim.page.columns import Columns
-from mpisim.page.html import ASSETS, LIBRARY, SCRIPTS, STYLES
+from mpisim.page.html import ASSETS, LIBRARY, SCRIPTS, STYLES, page_html
 
 
 def unpacked(note: Any, blocks: list[str]) -> np.ndarray:

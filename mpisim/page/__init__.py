@@ -1,14 +1,6 @@
-"""The report page: a run → one HTML file to be opened in a browser.
+"""The report page: a run, or two compared → one HTML file that needs nothing else.
 
-``columns``
-    Arrays → blocks that a browser unpacks.
-``html``
-    `page_html`: payload → the file, with ``assets/`` in it.
-
-Scripts in ``assets/`` are read in the order of `html.SCRIPTS`: small functions for elements
-(``dom.js``) and figures (``format.js``), the data (``data.js``), then a file for each section.
+``columns``, ``html``
+    A payload → a page: numbers as packed columns, all of it one HTML file. What draws it in the
+    browser lies in ``assets``.
 """
-
-from .html import page_html
-
-__all__ = ["page_html"]
