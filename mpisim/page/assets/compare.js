@@ -5,7 +5,7 @@ function compareTop(compare) {
   const by = b / a - 1;
   const { write, unit } = columnFormat("time", [a, b]);
   const figure = (letter, name, ps, error) => make("div.figure", {}, make("p.which.name", {}, `${letter}: ${clipped(name, 160)}`),
-    make("b", {}, write(ps), make("small", {}, ` ${unit}`)), error ? make("span", {}, error) : null);
+    make("b", {}, write(ps), make("small", {}, ` ${unit}`)), error ? make("p.error", {}, error) : null);
   const verdict = by < 0 ? "less time" : by > 0 ? "more time" : "as long";
   return make("div.versus", {}, figure("A", compare.a, a, compare.a_error), figure("B", compare.b, b, compare.b_error),
     make("div.figure", {}, make("p.which", {}, "B beside A"), make(by < 0 ? "b.better" : by > 0 ? "b.worse" : "b", {}, change(by, 2)),

@@ -65,8 +65,8 @@ function linksSection(links, whole) {
   }
 
   canvas.addEventListener("pointermove", (event) => {
-    const box = canvas.getBoundingClientRect();
-    point(Math.floor((event.clientY - box.top) / (LINK_HEIGHT + headed())), Math.floor(((event.clientX - box.left - gutter()) / (state.width - gutter())) * bins));
+    const [x, y] = pointed(event, canvas);
+    point(Math.floor(y / (LINK_HEIGHT + headed())), Math.floor(((x - gutter()) / (state.width - gutter())) * bins));
   });
   canvas.addEventListener("keydown", (event) => {
     const by = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];

@@ -46,17 +46,18 @@ function memorySection(memory) {
     // The highest sum first, so that each lower one is painted over it.
     const order = group.parts.map((_, i) => i).reverse();
     const highest = Math.max(memory.capacity || 0, ...totals[state.group]) * 1.04;
-    const axis = { stroke: ink("soft"), font: `11.5px ${SANS}`, grid: { stroke: ink("line"), width: 1 }, ticks: { show: false } };
+    // uPlot takes whole pixels alone.
+    const axis = { stroke: ink("soft"), font: `${Math.round(11.5 * grown())}px ${SANS}`, grid: { stroke: ink("line"), width: 1 }, ticks: { show: false } };
     const gib = (value) => size(value, 2);
     state.plot = new uPlot({
-      width, height: Math.round(Math.max(240, Math.min(380, width * 0.34))),
+      width, height: Math.round(Math.max(240, Math.min(380 * grown(), width * 0.34))),
       legend: { show: false },
       padding: [12, 28, 0, 0],
       cursor: { points: { show: false }, drag: { x: false, y: false } },
       scales: { x: { time: false, range: () => [0, seconds[seconds.length - 1] || 1] }, y: { range: [0, highest] } },
       axes: [
-        { ...axis, values: (_, marks) => marks.map((value) => time(value * 1e12, 3)), space: 80, size: 34 },
-        { ...axis, size: 70, values: (_, marks) => marks.map(gib), splits: () => spacing(highest) },
+        { ...axis, values: (_, marks) => marks.map((value) => time(value * 1e12, 3)), space: 80, size: 34 * grown() },
+        { ...axis, size: 70 * grown(), values: (_, marks) => marks.map(gib), splits: () => spacing(highest) },
       ],
       series: [
         {},
@@ -119,7 +120,7 @@ function label(plot, capacity) {
   const { ctx } = plot;
   ctx.save();
   ctx.fillStyle = ink("ink");
-  ctx.font = `${11.5 * ratio}px ${SANS}`;
+  ctx.font = `${11.5 * ratio * grown()}px ${SANS}`;
   ctx.textAlign = "right";
   ctx.textBaseline = "top";
   ctx.fillText(`capacity ${size(capacity)}`, plot.bbox.left + plot.bbox.width - 6 * ratio, plot.valToPos(capacity, "y", true) + 5 * ratio);

@@ -19,7 +19,7 @@ function drawTop(payload) {
   const bar = make("header.bar", {}, make("span.mark", {}, "mpisim"), make("nav", { "aria-label": "Sections" }, links), themeButton());
   const [number, unit] = /^(.*\d)\s*(\D*)$/.exec(headline?.step ?? "")?.slice(1) ?? ["", ""];
   const step = headline && !compare ? make("div.headline", {},
-    make("div.figure", {}, make("b", { "data-role": "step" }, number, make("small", {}, ` ${unit}`)), make("span", {}, `a training step${headline.error ? `, ${headline.error}` : ""}`)),
+    make("div.figure", {}, make("b", { "data-role": "step" }, number, make("small", {}, ` ${unit}`)), headline.error ? make("p.error", {}, headline.error) : null, make("span", {}, "a training step")),
     headline.facts?.length ? definitions("dl.facts", headline.facts) : null) : null;
   page.replaceChildren(
     make("a.skip", { href: "#content" }, "Skip to the content"), bar,

@@ -30,12 +30,13 @@ function sensitivitiesSection(sensitivities) {
       note: sensitivities.note,
       columns: [
         { key: "name", title: "What", type: "text" },
+        ...(rows.some((row) => row.key) ? [{ key: "key", title: "Key", type: "text" }] : []),
         ...(bare ? [{ key: "now", title: "Now", type: "text" }] : []),
         { key: "index", title: "shorter ← step → longer", type: "text", draw, fixed: true },
         changes("less", "10 % less"), changes("more", "10 % more"),
         ...(rows.some((row) => Number.isFinite(row.double)) ? [changes("double", "Doubled")] : []),
         { key: "elasticity", title: "Elasticity", type: "number", draw: (value) => digits(value, 3), help: "relative change of the step for a relative change of this" },
       ],
-      data: { name: column("name"), now: column("now"), index: rows.map((_, i) => i), less: column("less"), more: column("more"), double: column("double"), elasticity: column("elasticity") },
+      data: { name: column("name"), key: column("key"), now: column("now"), index: rows.map((_, i) => i), less: column("less"), more: column("more"), double: column("double"), elasticity: column("elasticity") },
     }, { bare: true, caption: "Sensitivities" }));
 }

@@ -30,6 +30,8 @@ function timelineSection(payload) {
   const tip = make("div.tip", { hidden: true, "aria-hidden": "true" });
   const stage = make("div.stage", {}, frame, whole, tip);
 
+  const scrolled = () => frame.scrollTop / grown();
+
   // What is drawn.
 
   const draw = () => {
@@ -37,7 +39,7 @@ function timelineSection(payload) {
     if (!width) return;
     const layout = state.layout;
     view.marks = ticks(view.begin, view.end, width - layout.gutter, layout.wide ? 130 : 95);
-    view.top = frame.scrollTop;
+    view.top = scrolled();
     sharp(canvas, width, state.height, (context, w, h, ratio) => painter.lanes(context, w, h, ratio, layout, view));
     sharp(whole, width, 42, (context, w, h) => painter.overview(context, w, h, layout, view));
   };
@@ -45,9 +47,9 @@ function timelineSection(payload) {
 
   function arrange() {
     state.layout = layOut(rows, timeline.groups, state.width, (lane) => state.streams === "all" || lane.computes);
-    const most = Math.min(window.innerHeight * 0.82, 62 * parseFloat(getComputedStyle(document.documentElement).fontSize));
+    const most = Math.min((window.innerHeight * 0.82) / grown(), 992);
     state.height = Math.min(state.layout.height, Math.floor(most));
-    tall.style.height = `${state.layout.height}px`;
+    tall.style.height = `${state.layout.height * grown()}px`;
     redraw();
   }
 
@@ -93,7 +95,7 @@ function timelineSection(payload) {
   const timeAt = (x) => view.begin + (x - state.layout.gutter) * perPixel();
 
   function laneAt(y) {
-    const at = y + frame.scrollTop;
+    const at = y + scrolled();
     return y < RULER ? undefined : state.layout.lanes.find((each) => at >= each.y - 1 && at <= each.y + each.height + 1);
   }
 
@@ -113,8 +115,8 @@ function timelineSection(payload) {
         arrange();
       }
       const place = state.layout.lanes.find((each) => each.number === number);
-      if (place && (place.y < frame.scrollTop + RULER || place.y + place.height > frame.scrollTop + state.height)) {
-        frame.scrollTop = place.y - state.height / 2;
+      if (place && (place.y < scrolled() + RULER || place.y + place.height > scrolled() + state.height)) {
+        frame.scrollTop = (place.y - state.height / 2) * grown();
       }
       const [begin, end] = [rows.begin[row], rows.begin[row] + rows.duration[row]];
       if (zoom) show(begin - 0.35 * (end - begin) - 500, end + 0.35 * (end - begin) + 500);
@@ -161,9 +163,9 @@ function timelineSection(payload) {
       }
       if (row >= 0) {
         const right = x > state.width / 2;
-        tip.style.left = right ? "auto" : `${x + 14}px`;
-        tip.style.right = right ? `${state.width - x + 14}px` : "auto";
-        tip.style.top = `${Math.max(4, Math.min(y + 16, state.height - 30))}px`;
+        tip.style.left = right ? "auto" : `${(x + 14) * grown()}px`;
+        tip.style.right = right ? `${(state.width - x + 14) * grown()}px` : "auto";
+        tip.style.top = `${Math.max(4, Math.min(y + 16, state.height - 30)) * grown()}px`;
       }
     },
     leave() {
@@ -316,7 +318,7 @@ function timelineSection(payload) {
   // The strip of the whole step moves and chooses the span.
   whole.addEventListener("pointerdown", (event) => {
     whole.setPointerCapture(event.pointerId);
-    const at = (move) => ((move.clientX - whole.getBoundingClientRect().left - state.layout.gutter) / (state.width - state.layout.gutter)) * rows.whole;
+    const at = (move) => ((pointed(move, whole)[0] - state.layout.gutter) / (state.width - state.layout.gutter)) * rows.whole;
     const from = at(event);
     const span = view.end - view.begin;
     const marking = span >= 0.999 * rows.whole;

@@ -328,7 +328,7 @@ class TimelinePainter {
         const tall = this.whole.busy[p * width_ + c] * (height - 10);
         if (tall < 0.3 || rows.categories[c].waits || rows.categories[c].hatched) continue;
         context.fillStyle = ink(rows.categories[c].paint);
-        context.fillRect(gutter + p, bottom - tall, 1, tall);
+        context.fillRect(gutter + p, bottom - tall, 1.5, tall); // wider, so that no seams show
         bottom -= tall;
       }
     }

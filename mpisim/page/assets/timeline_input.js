@@ -15,10 +15,7 @@ function listen(canvas, act, frame) {
   let gesture = null;
   const mark = make("div.box", { hidden: true });
   frame.append(mark);
-  const where = (event) => {
-    const box = canvas.getBoundingClientRect();
-    return [event.clientX - box.left, event.clientY - box.top];
-  };
+  const where = (event) => pointed(event, canvas);
 
   // A wheel scrolls the page, until the timeline has been clicked or Ctrl is held: pinching on a
   // touchpad says that it is.
@@ -71,8 +68,8 @@ function listen(canvas, act, frame) {
     } else if (gesture.kind === "mark") {
       const left = Math.max(act.gutter(), Math.min(x, gesture.x));
       mark.hidden = false;
-      mark.style.left = `${left}px`;
-      mark.style.width = `${Math.max(x, gesture.x) - left}px`;
+      mark.style.left = `${left * grown()}px`;
+      mark.style.width = `${(Math.max(x, gesture.x) - left) * grown()}px`;
     }
   });
 
