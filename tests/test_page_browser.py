@@ -363,7 +363,7 @@ def test_links_say_what_is_under_the_pointer(opened):
 def test_two_runs_beside_each_other(opened):
     with opened("two") as page:
         text = page.locator(".versus").inner_text()
-        assert "841.00 ms" in text.replace("\n", "")
+        assert "841.000 ms" in text.replace("\n", "")
         assert "−9.51 %" in text
         first = page.locator("#differences tbody tr").first.inner_text()
         assert "−100.0" in first

@@ -3,7 +3,9 @@
 function compareTop(compare) {
   const { a_ps: a, b_ps: b } = compare;
   const by = b / a - 1;
-  const { write, unit } = columnFormat("time", [a, b]);
+  // Both in the unit in which the shorter one is written alone.
+  const [factor, unit] = unitOf(Math.min(a, b), TIME_UNITS);
+  const write = (ps) => digits(ps / factor, decimalsOf(Math.min(a, b) / factor, 6));
   const figure = (letter, name, ps, error) => make("div.figure", {}, make("p.which.name", {}, `${letter}: ${clipped(name, 160)}`),
     make("b", {}, write(ps), make("small", {}, ` ${unit}`)), error ? make("p.error", {}, error) : null);
   const verdict = by < 0 ? "less time" : by > 0 ? "more time" : "as long";
