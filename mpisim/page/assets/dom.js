@@ -16,7 +16,9 @@ function shown(value) {
 /** Text → at most so many characters of it. */
 function clipped(text, most) {
   const whole = shown(text);
-  return whole.length <= most ? whole : `${whole.slice(0, most - 1).toWellFormed?.() ?? whole.slice(0, most - 1)}…`;
+  return whole.length <= most
+    ? whole
+    : `${whole.slice(0, most - 1).toWellFormed?.() ?? whole.slice(0, most - 1)}…`;
 }
 
 /**
@@ -57,14 +59,22 @@ function button(label, press, attributes = {}) {
 
 /** A select with a label: [value, text] of each choice. */
 function choice(label, options, change) {
-  const select = make("select", {}, options.map(([value, text]) => make("option", { value }, clipped(text, 80))));
+  const select = make(
+    "select",
+    {},
+    options.map(([value, text]) => make("option", { value }, clipped(text, 80))),
+  );
   select.addEventListener("change", () => change(select.value));
   return make("label.row", {}, make("span", {}, label), select);
 }
 
 /** Terms and what is said of each. */
 function definitions(what, pairs) {
-  return make(what, {}, pairs.map(([term, value]) => make("div", {}, make("dt", {}, term), make("dd.name", {}, value))));
+  return make(
+    what,
+    {},
+    pairs.map(([term, value]) => make("div", {}, make("dt", {}, term), make("dd.name", {}, value))),
+  );
 }
 
 /** A square of a colour, `name` being one of the colours in base.css. */
