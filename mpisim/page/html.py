@@ -35,6 +35,7 @@ SCRIPTS = (
     "timeline_rows.js",
     "timeline_draw.js",
     "timeline_words.js",
+    "timeline_tools.js",
     "timeline_input.js",
     "timeline.js",
     "path.js",

@@ -26,9 +26,6 @@ function timelineSection(payload) {
     marks: [],
   };
   const state = {
-    path: false,
-    found: null,
-    at: -1,
     streams: rows.lanes.length > LANES_AT_FIRST ? "compute" : "all",
     layout: null,
     width: 0,
@@ -144,7 +141,8 @@ function timelineSection(payload) {
     if (row >= 0) {
       const number = rows.laneOf(row);
       if (!state.layout.lanes.some((each) => each.number === number)) {
-        state.streams = streams.value = "all";
+        state.streams = "all";
+        tools.showStreams("all");
         arrange();
       }
       const place = state.layout.lanes.find((each) => each.number === number);
@@ -274,103 +272,18 @@ function timelineSection(payload) {
     );
   }
 
-  // Tools.
-
-  const light = () => {
-    const chosen = state.found?.rows ?? (state.path ? onPath : null);
-    view.lit = chosen ? rows.byLane(chosen) : null;
-    redraw();
-  };
-  const path = button(
-    "Critical path",
-    () => {
-      state.path = !state.path;
-      path.setAttribute("aria-pressed", String(state.path));
-      light();
+  const tools = timelineTools(rows, onPath, act, {
+    select: (row) => select(row),
+    light(chosen) {
+      view.lit = chosen ? rows.byLane(chosen) : null;
+      redraw();
     },
-    { "aria-pressed": "false", hidden: !onPath.length },
-  );
-  const count = make("span.found", { role: "status" });
-  const search = make("input", {
-    type: "search",
-    placeholder: "Search names",
-    "aria-label": "Search rows by name",
-  });
-  const nextHit = (by) => {
-    if (!state.found?.rows.length) return;
-    const many = state.found.rows.length;
-    state.at = state.at < 0 ? (by > 0 ? 0 : many - 1) : (state.at + by + many) % many;
-    select(state.found.rows[state.at]);
-    tellFound();
-  };
-  const hits = make(
-    "span.together",
-    {},
-    button("‹", () => nextHit(-1), { "aria-label": "Previous match" }),
-    button("›", () => nextHit(1), { "aria-label": "Next match" }),
-  );
-  hits.hidden = true;
-  function tellFound() {
-    const { found, at } = state;
-    hits.hidden = !found?.rows.length;
-    fill(
-      count,
-      !found
-        ? ""
-        : !found.rows.length
-          ? "no row of that name"
-          : `${at >= 0 ? `${digits(at + 1, 0)} of ` : ""}${digits(found.rows.length, 0)} rows, ${time(found.total)}`,
-    );
-  }
-  let typing = 0;
-  search.addEventListener("input", () => {
-    clearTimeout(typing);
-    typing = setTimeout(() => {
-      state.found = search.value.trim() ? rows.find(search.value) : null;
-      state.at = -1;
-      tellFound();
-      light();
-    }, 120);
-  });
-  search.addEventListener("keydown", (event) => {
-    if (event.key === "Enter") nextHit(event.shiftKey ? -1 : 1);
-  });
-  const picker = choice(
-    "Streams",
-    [
-      ["all", "all"],
-      ["compute", "compute"],
-    ],
-    (value) => {
-      state.streams = value;
+    streams(which) {
+      state.streams = which;
       arrange();
     },
-  );
-  const streams = picker.querySelector("select");
-  streams.value = state.streams;
-  picker.hidden = !rows.lanes.some((lane) => lane.computes) || rows.lanes.every((lane) => lane.computes);
-  const tools = make(
-    "div.tools",
-    { role: "toolbar", "aria-label": "Timeline" },
-    make(
-      "span.together",
-      {},
-      button("−", () => act.zoom(1.6), { "aria-label": "Zoom out" }),
-      button("+", () => act.zoom(1 / 1.6), { "aria-label": "Zoom in" }),
-      button("Whole step", () => act.reset()),
-    ),
-    make(
-      "span.together",
-      {},
-      button("←", () => act.pan(-0.3, true), { "aria-label": "Move earlier" }),
-      button("→", () => act.pan(0.3, true), { "aria-label": "Move later" }),
-    ),
-    path,
-    picker,
-    search,
-    hits,
-    count,
-  );
+  });
+  tools.showStreams(state.streams);
 
   // The strip of the whole step moves and chooses the span.
   whole.addEventListener("pointerdown", (event) => {
@@ -418,7 +331,7 @@ function timelineSection(payload) {
     element: make(
       "div",
       {},
-      tools,
+      tools.element,
       stage,
       make("div.stack", {}, make("p.note", {}, timeline.cut || ""), legend),
       panel,
