@@ -25,7 +25,7 @@ function compareTop(compare) {
       {},
       make("p.which", {}, "B beside A"),
       make(by < 0 ? "b.better" : by > 0 ? "b.worse" : "b", {}, change(by, 2)),
-      make("span", {}, by === 0 ? verdict : `${time(Math.abs(b - a))} ${verdict}`),
+      make("span.name", {}, compare.verdict || (by === 0 ? verdict : `${time(Math.abs(b - a))} ${verdict}`)),
     ),
   );
 }

@@ -109,7 +109,7 @@ async function drawSections(payload) {
     );
   else section("path", "Critical path", null, why("path"));
   await breath();
-  section("gpus", "GPUs", null, make("div.stack", {}, table("stages"), table("ranks")));
+  section("gpus", "GPUs", null, table("stages"), table("ranks"));
   section("kernels", "Kernels", null, table("kernels", { bare: true }));
   section(
     "communications",
@@ -214,6 +214,19 @@ function followReading() {
   for (const each of main.querySelectorAll("section.part")) seen.observe(each);
 }
 
+/** On paper everything is unfolded. */
+function unfold() {
+  for (const each of main.querySelectorAll("details")) {
+    if (theme.printing) {
+      each.dataset.folded = String(!each.open);
+      each.open = true;
+    } else if (each.dataset.folded === "true") {
+      each.open = false;
+      delete each.dataset.folded;
+    }
+  }
+}
+
 async function open() {
   if (typeof DecompressionStream === "undefined" || !CSS.supports("color", "light-dark(red, blue)")) {
     page.textContent =
@@ -235,6 +248,7 @@ async function open() {
   }
   await drawSections(payload);
   followReading();
+  theme.changed.push(unfold);
   if (location.hash) document.getElementById(location.hash.slice(1))?.scrollIntoView();
   performance.mark("mpisim-drawn");
   document.documentElement.dataset.drawn = "true";

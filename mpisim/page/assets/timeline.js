@@ -17,7 +17,8 @@ function timelineSection(payload) {
   const onPath = pieces?.row?.length ? pieces.row.filter((row) => row >= 0) : [];
   const view = {
     begin: 0,
-    end: rows.whole,
+    // Where most is left out, what comes before it is looked at first.
+    end: rows.hole && rows.hole[1] - rows.hole[0] > 0.5 * rows.whole ? rows.hole[0] : rows.whole,
     top: 0,
     selected: -1,
     hovered: -1,

@@ -57,13 +57,14 @@ class TimelinePainter {
     this.rows = rows;
     this.strip = document.createElement("canvas");
     theme.changed.push(() => {
-      this.patterns = null;
+      this.patterns = this.missing = null;
     });
   }
 
   /** Paint all lanes that can be seen. `view` has begin, end, top, selected, hovered, lit. */
   lanes(context, width, height, ratio, layout, view) {
     const { gutter } = layout;
+    this.missing ??= stripes(context, "host");
     this.patterns ??= this.rows.categories.map((each) => stripes(context, each.paint));
     const scale = (width - gutter) / (view.end - view.begin);
     const place = (ps) => gutter + (ps - view.begin) * scale;
@@ -79,6 +80,7 @@ class TimelinePainter {
       context.fillRect(gutter, y, width - gutter, each.height);
       this.#lane(context, width, ratio, layout, each, y, view, place);
     }
+    this.#hole(context, width, height, view, place);
     context.restore();
     if (gutter) {
       context.fillStyle = ink("surface");
@@ -86,6 +88,27 @@ class TimelinePainter {
     }
     this.#titles(context, width, layout, view, height);
     this.#ruler(context, width, layout, view, place);
+  }
+
+  /** What is left out of the rows, so that nobody takes it for idle. */
+  #hole(context, width, height, view, place) {
+    if (!this.rows.hole) return;
+    const [from, to] = this.rows.hole.map((ps) => Math.max(-10, Math.min(width + 10, place(ps))));
+    if (to - from < 1) return;
+    context.fillStyle = ink("surface");
+    context.fillRect(from, RULER, to - from, height);
+    context.fillStyle = this.missing;
+    context.fillRect(from, RULER, to - from, height);
+    const text = "left out";
+    context.font = `600 12px ${SANS}`;
+    if (context.measureText(text).width > to - from - 16) return;
+    const middle = (Math.max(from, 0) + Math.min(to, width)) / 2;
+    context.fillStyle = ink("surface");
+    context.fillRect(middle - 40, RULER + 14, 80, 26);
+    context.fillStyle = ink("soft");
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    context.fillText(text, middle, RULER + 27);
   }
 
   #grid(context, width, height, view, place) {

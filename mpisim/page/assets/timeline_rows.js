@@ -56,6 +56,26 @@ class TimelineRows {
       if (lane.end > lane.first) last = Math.max(last, lane.latest[lane.end - lane.first - 1]);
     }
     this.whole = last;
+    this.hole = timeline.cut ? this.#leftOut() : null;
+  }
+
+  /** The longest time in which no lane has a row, where it is a tenth of the step or more: [begin, end]. */
+  #leftOut() {
+    const bins = 4096;
+    const open = new Int32Array(bins + 1);
+    const bin = (ps) => Math.max(0, Math.min(bins - 1, Math.floor((ps / this.whole) * bins)));
+    for (let i = 0; i < this.count; i++) {
+      open[bin(this.begin[i])] += 1;
+      open[bin(this.begin[i] + this.duration[i]) + 1] -= 1;
+    }
+    let [rows, from, best, longest] = [0, 0, 0, 0];
+    for (let b = 0; b < bins; b++) {
+      rows += open[b];
+      if (rows > 0) from = b + 1;
+      else if (b + 1 - from > longest) [best, longest] = [from, b + 1 - from];
+    }
+    if (longest < bins / 10 || best === 0) return null;
+    return [(best / bins) * this.whole, ((best + longest) / bins) * this.whole];
   }
 
   /** Give every row a category: the phase of a kernel, the kind of anything else. */
