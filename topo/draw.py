@@ -114,13 +114,15 @@ class _Picture:
             for kind in _ROWS
             if any(units[u].kind == kind for machine in self.shown.machines for u in machine.units)
         ]
-        height = {kind: bottom + PAD + HIGH / 2 + i * ROW for i, kind in enumerate(present[::-1])}
+        self.lowest = present[-1] if present else None
+        below = PAD + (ROW if self._is_mesh() else 0.0)  # for links inside the lowest row
+        height = {kind: bottom + below + HIGH / 2 + i * ROW for i, kind in enumerate(present[::-1])}
         for kind in present:
             n = int((count == kind).sum())
             if kind == NodeKind.NIC:
                 n = max(n, self.topology.nics)
             self.rows.append((height[kind], f"{n:,} {NODE_WORDS[kind][n > 1]}"))
-        top = bottom + 2 * PAD + HIGH + (len(present) - 1) * ROW
+        top = bottom + PAD + below + HIGH + (len(present) - 1) * ROW
         for machine in self.shown.machines:
             rows = [[u for u in machine.units if units[u].kind == kind] for kind in present]
             wide = max(max(map(len, rows)) * PITCH + 2 * PAD, 2.2)
@@ -133,6 +135,12 @@ class _Picture:
             self.width += wide + GAP
         self.width -= GAP if self.shown.machines else 0
         return top + ROW * 0.9
+
+    def _is_mesh(self) -> bool:
+        """Whether nodes of the lowest row are joined to each other."""
+        units = self.shown.units
+        ends = ((cable.a, cable.b) for cable in self.shown.cables if cable.a != cable.b)
+        return any(units[a].kind == units[b].kind == self.lowest for a, b in ends)
 
     def _centre_machines(self) -> None:
         """Move the machines to the middle under wider rows of switches."""
@@ -375,7 +383,7 @@ class _Picture:
         bend = 0.0
         if not flat and y == v and abs(u - x) > PITCH * 1.1:
             up = 1 if y > self.frames[0][1] + self.frames[0][3] or not self.frames else -1
-            bend = up * (0.3 + min(0.6, abs(u - x) / 12))
+            bend = up * min(0.35 + abs(u - x) / 5, 1.55)
         curve = path(
             [a, ((x + u) / 2, (y + v) / 2 + bend), b], [path.MOVETO, path.CURVE3, path.CURVE3]
         )
