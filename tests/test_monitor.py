@@ -3,6 +3,7 @@ fail, and are killed."""
 
 from __future__ import annotations
 
+import argparse
 import http.client
 import json
 import os
@@ -25,7 +26,7 @@ from programs import random_program
 
 from mpisim.base import status_file
 from mpisim.base.errors import DestinationError, InputError
-from mpisim.cli import main
+from mpisim.cli import COMMANDS, _parser, main
 from mpisim.cli.watch_page import Server
 from mpisim.engine import dataflow, simulate
 from mpisim.mpi import monitor as monitors
@@ -193,6 +194,40 @@ def test_watch_follows_until_the_end(launch_environment: dict[str, str], tmp_pat
         os.close(ours)
         assert b"\x1b[4A" in seen or b"\x1b[5A" in seen
         assert b"state      ended" in seen
+
+
+def test_who_can_be_followed() -> None:
+    """Every command that simulates, or predicts many rows."""
+    found = set()
+
+    def look(parser: argparse.ArgumentParser, words: str) -> None:
+        for action in parser._actions:
+            if action.dest == "monitor":
+                found.add(words)
+            if isinstance(action, argparse._SubParsersAction):
+                for name, inner in action.choices.items():
+                    look(inner, f"{words} {name}".strip())
+
+    look(_parser("", COMMANDS), "")
+    many = ("traces", "kernels", "collectives", "e2e", "published")
+    assert found == {
+        *("run", "program run", "replay", "export"),
+        *(f"validate {kind}" for kind in many),
+        *(f"calibrate {kind}" for kind in ("kernels", "collectives", "e2e", "overlap")),
+    }
+
+
+def test_a_real_run_on_two_processes(run_mpisim: Callable[..., Any], tmp_path: Path) -> None:
+    done = run_mpisim(["run", "--no-fold", "--monitor", "s.json", "-o", "run.h5"], 2)
+    assert done.rc == 0, done
+    status = status_file.read_status(tmp_path / "s.json")
+    assert (status["state"], status["processes"], status["ranks"]) == ("ended", 2, 8)
+    assert status["rounds"] > 0
+    from mpisim.results import open_results
+
+    with open_results(tmp_path / "run.h5") as results:
+        assert status["time"]["fastest"] == int(results.ranks["end"].max())
+    documented(status)
 
 
 # --- what a status may be written over ----------------------------------------------------------
