@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from .time_left import TimeLeft, left_text, time_text
@@ -49,11 +48,10 @@ def progress_is_shown() -> bool:
     return way_shown() == "line"
 
 
-@dataclass(eq=False)
 class Phase:
     """What is being done.
 
-    Attributes
+    Parameters
     ----------
     label : str
     total : float
@@ -62,18 +60,12 @@ class Phase:
         Whether equal shares take about equal times, so that the time left can be told.
     begun : float
         By `time.monotonic`.
-    done : float
     """
 
-    label: str
-    total: float
-    steady: bool
-    begun: float
-    done: float = 0
-    left: TimeLeft = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.left = TimeLeft(self.total if self.steady else 0, self.begun)
+    def __init__(self, label: str, total: float, steady: bool, begun: float) -> None:
+        self.label, self.total, self.begun = label, total, begun
+        self.done = 0.0
+        self.left = TimeLeft(total if steady else 0, begun)
 
     def update(self, done: float, now: float) -> None:
         """Learn how much is done, at a time by `time.monotonic`."""
