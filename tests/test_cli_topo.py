@@ -54,7 +54,7 @@ def test_links_are_set_and_drawn(capsys: pytest.CaptureFixture[str], tmp_path: P
         == 0
     )
     assert "7 of 48.9 GB/s, 1 of 1.0 GB/s" in capsys.readouterr().out
-    assert path.read_text().startswith("<svg")
+    assert path.read_text().startswith("<?xml")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_pictures_of_pixels(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_png_needs_matplotlib(
+def test_pictures_need_matplotlib(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

@@ -50,6 +50,7 @@ NO_FILE = [
     (["calibrate", "collectives", "no.csv", "-o", "out.toml"], "no.csv"),
     (["calibrate", "e2e", "no.csv", "-o", "out.toml"], "no.csv"),
     (["calibrate", "overlap", "no.csv", "-o", "out.toml"], "no.csv"),
+    (["watch", "no.json"], "no.json: cannot be read: No such file"),
 ]
 """Of every command: an input that is not there, and what the line says."""
 
@@ -75,6 +76,8 @@ NO_OUTPUT = [
     (["calibrate", "kernels", "there.csv", "-o", "no/x.toml"], MISSING),
     (["calibrate", "collectives", "there.csv", "-o", "there.h5"], "there.h5: exists already"),
     (["calibrate", "e2e", "there.csv", "-o", "no/x.toml"], MISSING),
+    (["run", "--monitor", "no/s.json"], MISSING),
+    (["validate", "kernels", "there.csv", "--monitor", "there.csv"], "is no status file"),
 ]
 """Outputs that cannot be where they are asked for."""
 

@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given, settings
 from programs import programs
 
+from mpisim.base import machine_memory
 from mpisim.base.errors import InputError
+from mpisim.base.machine_memory import capacity
 from mpisim.engine import memory_needed, simulate
 from mpisim.engine.fold import every_rank, fold_ranks
-from mpisim.engine.memory_needed import Memory, capacity, count, needed, on_this_machine
+from mpisim.engine.memory_needed import Memory, count, needed, on_this_machine
 from mpisim.program import Jitter, Operation, Program, ProgramBuilder
 from mpisim.topo.alpha_beta import AlphaBeta
 
@@ -172,7 +174,7 @@ def test_limits_of_control_groups(
     for name, text in {**files, **({} if lines is None else {"proc/self/cgroup": lines})}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert memory_needed._group_limits(tmp_path) == expected
+    assert machine_memory.group_limits(tmp_path) == expected
 
 
 def test_progress_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,9 +183,9 @@ def test_progress_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     original = parallel.progress
 
-    def watched(comm: Any, label: str, total: int) -> Any:
+    def watched(comm: Any, label: str, total: int, **options: Any) -> Any:
         seen.append(label)
-        return original(comm, label, total)
+        return original(comm, label, total, **options)
 
     monkeypatch.setattr(parallel, "progress", watched)
     monkeypatch.setattr(memory_needed, "capacity", lambda: 24 * GB)

@@ -1,6 +1,7 @@
 """Failing together and showing progress."""
 
 import pickle
+import re
 import threading
 import time
 
@@ -8,6 +9,7 @@ import pytest
 
 from mpisim.base import errors
 from mpisim.base.errors import InputError, MatchError, MpisimError, TraceError, nearest
+from mpisim.mpi import phases
 from mpisim.mpi.parallel import collective_errors, progress
 
 
@@ -67,7 +69,7 @@ def test_progress_is_drawn_by_rank_0_and_wiped(comm, capsys, monkeypatch):
         update(50)
     written = capsys.readouterr().err
     if comm.rank == 0:
-        assert written.startswith("\rreplay:  25%")
+        assert written.startswith("\rreplay: 25 %")
         assert written.endswith(" \r")
     else:
         assert written == ""
@@ -95,7 +97,7 @@ def test_the_line_moves_while_nothing_is_reported(capsys, monkeypatch):
         with progress(Alone(), "simulating", 10) as update, progress(Alone(), "", 3) as other:
             update(6)
             other(1)  # has no name: shown as part of what is around it
-            wait_for("simulating:  60%, ")
+            wait_for("simulating: 60 %, ")
         written = ""
         wait_for("generating, ")
     written += capsys.readouterr().err
@@ -113,6 +115,53 @@ def test_progress_is_silent_without_a_terminal(capsys, monkeypatch):
     with progress(Alone(), "replay", 2, interval=0.0) as update:
         update(1)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("setting", [None, "0"])
+def test_a_log_has_a_line_a_minute(capsys, monkeypatch, setting):
+    """Where standard error is no terminal: whole lines, the outermost share and what is in it."""
+    if setting is None:
+        monkeypatch.delenv("MPISIM_PROGRESS", raising=False)
+    else:
+        monkeypatch.setenv("MPISIM_PROGRESS", setting)
+    monkeypatch.setattr(phases, "LOG_INTERVAL", 0.05)
+    with (
+        progress(None, "rows", 4) as update,
+        progress(None, "reading"),
+    ):
+        update(1)
+        time.sleep(0.4)
+    lines = capsys.readouterr().err.splitlines()
+    if setting == "0":
+        assert lines == []
+        return
+    assert len(lines) >= 1
+    for line in lines:
+        assert re.fullmatch(
+            r"mpisim: \d{4}-\d\d-\d\d \d\d:\d\d:\d\d rows: (0|25) % \(reading\), \d+ s", line
+        )
+
+
+def test_time_left_is_said_where_shares_are_steady():
+    for steady in (True, False):
+        phase = phases.Phase("rows", 100, steady, 0.0)
+        shown = phases.Phases()
+        shown.enter(phase, "", 0.5)
+        for done in range(1, 41):
+            phase.update(done, 10.0 * done)
+        said = ", about 10 min left" if steady else ""
+        assert shown.text(400.0) == f"rows: 40 %, 7 min{said}"
+        shown.leave(phase)
+
+
+def test_a_block_that_prints_has_the_terminal_to_itself(capsys, monkeypatch):
+    monkeypatch.setenv("MPISIM_PROGRESS", "1")
+    with progress(None, "rows", 4, interval=0.0) as update:
+        update(1)
+        with phases.phases.silent():
+            assert capsys.readouterr().err.endswith("\r")
+            time.sleep(0.2)
+            assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("name", [name for name in errors.__all__ if name[0].isupper()])

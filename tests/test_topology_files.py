@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import networkx
@@ -13,7 +12,6 @@ from fabrics import check_routes, cluster
 from mpisim.base.errors import InputError
 from mpisim.topo import find_cluster
 from mpisim.topo.bounds import bisection
-from mpisim.topo.draw import draw, positions
 from mpisim.topo.topology import LinkKind
 from mpisim.topo.topology_files import read_topology
 
@@ -248,26 +246,3 @@ def test_a_cluster_may_have_a_graph(ring: Path) -> None:
         find_cluster(path).topology(2)
     path.write_text(CLUSTER.replace("gpus_per_node = 4", "gpus_per_node = 2"))
     assert find_cluster(path).topology().n_gpus == 2
-
-
-def test_pictures(tmp_path: Path) -> None:
-    topology = cluster(kind="rail-fat-tree", leaf=1).topology(3)
-    path = tmp_path / "net.svg"
-    draw(topology, path)
-    root = ElementTree.parse(path).getroot()
-    titles = [each.text for each in root.iter("{http://www.w3.org/2000/svg}title")]
-    assert titles == [topology.title, *topology.names]
-    cables = len(list(root.iter("{http://www.w3.org/2000/svg}path")))
-    assert cables == topology.n_links / 2
-    at = positions(topology)
-    assert len(np.unique(at, axis=0)) == topology.n_nodes
-    row = dict(zip(topology.names, at[:, 1], strict=True))
-    assert row["spine"] < row["leaf0.rail0"] < row["node0.nic0"] < row["node0.gpu0"]
-
-
-def test_pictures_that_cannot_be(tmp_path: Path) -> None:
-    topology = find_cluster("dgx-h100").topology(100)
-    with pytest.raises(InputError, match=r"pictures end in \.svg, \.png or \.pdf"):
-        draw(topology, tmp_path / "net.txt")
-    with pytest.raises(InputError, match="2,733 nodes are too many to draw, at most 2,000"):
-        draw(topology, tmp_path / "net.svg")

@@ -13,6 +13,10 @@ nothing of mpisim but this package.
     Text files, output files that are complete or absent; tables of CSV; HDF5 files.
 ``schema``, ``toml``
     TOML → frozen dataclasses, strictly; values and tables → TOML.
+``picture``
+    Pictures that matplotlib draws: their files, and names in them.
+``status_file``, ``machine_memory``
+    The status of a run as a file: written, read, judged; memory of this machine and its processes.
 ``quantity``, ``presets``
     A number with unit, error and source; tables found by name in packaged or user's files.
 ``kinds``

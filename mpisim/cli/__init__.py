@@ -46,6 +46,7 @@ COMMANDS = (
     "mpisim.cli.trace",
     "mpisim.cli.validate",
     "mpisim.cli.calibrate",
+    "mpisim.cli.watch",
 )
 """Modules of the subcommands, in the order of the help. The first runs when none is named."""
 
@@ -96,6 +97,7 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[str] = COMMANDS) 
         return _code(ending)
     try:
         with ended_by_signals():
+            _monitor(arguments, words)
             return launch.end(_finished(arguments))
     except MpisimError as error:
         return launch.end(error.exit_code, launch.error_line(str(error)))
@@ -125,6 +127,32 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[str] = COMMANDS) 
         return launch.end(1, launch.error_line("there is not enough memory"))
     except Exception:
         return launch.abort()
+
+
+def _monitor(arguments: argparse.Namespace, words: Sequence[str]) -> None:
+    """Have the status of this run written from here to its end, where that is asked for."""
+    if getattr(arguments, "monitor", None) is None:
+        return
+    import shlex
+
+    from mpisim.mpi.monitor import Monitor
+    from mpisim.mpi.phases import phases
+
+    first = launch.launched_rank() == 0
+    command = shlex.join(["mpisim", *words])
+    monitor = Monitor(
+        arguments.monitor, command, phases.told, first=first, processes=launch.launched_size()
+    )
+    phases.monitor = monitor
+
+    def finish(code: int, line: str) -> None:
+        phases.monitor = None
+        monitor.finish(code, line)
+
+    launch.at_end(finish)
+    alone = launch.launched_size() == 1 or not getattr(arguments, "collective", False)
+    if monitor.error is not None and alone:
+        raise monitor.error
 
 
 def _finished(arguments: argparse.Namespace) -> int:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import InputError
 from .fitted import add_output, print_skipped, rows_line, writing
 from .measured_collectives import add_reading, read_rows, sorted_rows
+from .output import add_monitor_option
 
 if TYPE_CHECKING:
     from ..topo.collectives.batches import Batch
@@ -49,6 +49,7 @@ def add_kind(kinds: Any) -> None:
         help="fit half of each platform's curves, chosen by their names, or all (default: all of a "
         "single platform, half of several)",
     )
+    add_monitor_option(parser)
     parser.set_defaults(run=writing(_fit))
 
 
@@ -88,13 +89,16 @@ def _fit(args: argparse.Namespace) -> str:
 
 def _all(measured: list[Batch], split: str) -> dict[str, OwnerCalibration]:
     """Fit all platforms, their families and architectures, and all machines."""
+    from ..mpi.parallel import progress
+    from ..mpi.phases import phases
     from ..topo.collectives.calibrate import calibrate
 
     tables: dict[str, OwnerCalibration] = {}
-    for owner, table in calibrate(measured, split):
-        tables[owner] = table
-        print(_line(owner, table))
-        sys.stdout.flush()
+    with progress(None, "fitting numbers"):
+        for owner, table in calibrate(measured, split):
+            tables[owner] = table
+            with phases.silent():
+                print(_line(owner, table), flush=True)
     return tables
 
 

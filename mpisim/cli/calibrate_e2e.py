@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from ..base.errors import InputError, UsageError
+from .output import add_monitor_option
 from .validate_e2e import add_predicted, conditions
 
 __all__ = ["add_kind", "run"]
@@ -54,6 +55,7 @@ def add_kind(kinds: Any) -> None:
         help="how often steps are simulated again with what was found (default: 1)",
     )
     add_predicted(parser)
+    add_monitor_option(parser)
     parser.set_defaults(run=run, collective=True)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import InputError
 from .fitted import add_output, print_skipped, rows_line, writing
+from .output import add_monitor_option
 
 if TYPE_CHECKING:
     from ..kernels.analytical.calibration import FittedConstants
@@ -44,6 +44,7 @@ def add_kind(kinds: Any) -> None:
         default=["train"],
         help="rows of these splits (default: train; rows without one are divided by shape)",
     )
+    add_monitor_option(parser)
     parser.set_defaults(run=writing(_fit))
 
 
@@ -51,6 +52,8 @@ def _fit(args: argparse.Namespace) -> str:
     """Fit, print a line a table as it is done, and return the calibration."""
     from ..kernels.fitting import calibrate, write
     from ..kernels.measured import read, select
+    from ..mpi.parallel import progress
+    from ..mpi.phases import phases
 
     rows: list[MeasuredKernels] = []
     skipped: dict[str, int] = {}
@@ -67,10 +70,11 @@ def _fit(args: argparse.Namespace) -> str:
         )
     print(f"{'table':36s} {'rows':>7s} {'median':>7s} {'p90':>7s}  errors of rows held out")
     tables = []
-    for (family, owner, dtype), table in calibrate(chosen):
-        tables.append(((family, owner, dtype), table))
-        print(_line(f"{family}.{owner}.{dtype}", table))
-        sys.stdout.flush()
+    with progress(None, "fitting constants"):
+        for (family, owner, dtype), table in calibrate(chosen):
+            tables.append(((family, owner, dtype), table))
+            with phases.silent():
+                print(_line(f"{family}.{owner}.{dtype}", table), flush=True)
     print_skipped(skipped.items())
     return write(tables)
 

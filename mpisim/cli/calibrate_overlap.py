@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from .fitted import add_output, writing
+from .output import add_monitor_option
 
 __all__ = ["add_kind"]
 
@@ -28,6 +29,7 @@ def add_kind(kinds: Any) -> None:
     )
     parser.add_argument("path", metavar="CSV", help="a table of measured pairs")
     add_output(parser, "constants")
+    add_monitor_option(parser)
     parser.set_defaults(run=writing(_fit))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from .output import check_outputs
+from .output import add_monitor_option, check_outputs
 
 if TYPE_CHECKING:
     from ..export.ranks import Chosen
@@ -63,6 +63,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--overwrite", action="store_true", help="replace an earlier export if there is one"
     )
+    add_monitor_option(parser)
     parser.set_defaults(run=run, collective=True)
 
 

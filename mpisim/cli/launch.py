@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import cache
@@ -27,8 +27,11 @@ from mpisim.base.text import shortened
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm, Request
 
+    from mpisim.mpi.monitor import Monitor
+
 __all__ = [
     "abort",
+    "at_end",
     "end",
     "error_line",
     "first_process_only",
@@ -73,6 +76,8 @@ FORWARDING_DELAY = 0.1
 
 _FIRST_PROCESS_ONLY = ContextVar("first process only", default=False)
 """Whether the command runs on the first process only, while the others wait for its end."""
+
+_AT_END: ContextVar[Callable[[int, str], None] | None] = ContextVar("at end", default=None)
 
 
 def launched_rank() -> int:
@@ -143,7 +148,16 @@ def world() -> Intracomm:
         MPI.COMM_WORLD.Abort(1)
         raise
     check_library(comm)
+    monitor = _monitor()
+    if monitor is not None:
+        monitor.join(comm)
     return comm
+
+
+def _monitor() -> Monitor | None:
+    """Return the monitor of this process's run, if there is one."""
+    phases = sys.modules.get("mpisim.mpi.phases")  # not loaded where there is none
+    return None if phases is None else phases.phases.monitor
 
 
 def start_mpi() -> None:
@@ -159,6 +173,18 @@ def first_process_only() -> Iterator[None]:
         yield
     finally:
         _FIRST_PROCESS_ONLY.reset(token)
+
+
+def at_end(tell: Callable[[int, str], None]) -> None:
+    """Have this process's end told, once: the exit code, and the line of an error or nothing."""
+    _AT_END.set(tell)
+
+
+def _tell_end(code: int, line: str) -> None:
+    tell = _AT_END.get()
+    _AT_END.set(None)
+    if tell is not None:
+        tell(code, line)
 
 
 def error_line(message: str) -> str:
@@ -188,6 +214,7 @@ def end(code: int, line: str = "") -> int:
     """
     everyone = _all_processes()
     if everyone is None:
+        _tell_end(code, line)
         if launched_rank() == 0:
             _print(line)
         return code
@@ -197,10 +224,14 @@ def end(code: int, line: str = "") -> int:
     request = everyone.Iallgather(array("q", [code]), codes)
     if not _completes(request, FAILURE_TIMEOUT if code else None):
         _print(line)
+        _tell_end(code, line)
         _abort(everyone, code)
     failed = [rank for rank, each in enumerate(codes) if each]
     if not failed:
+        _tell_end(0, "")
         return 0
+    if everyone.rank == 0:
+        _tell_end(codes[failed[0]], line or f"process {failed[0]} has failed")
     if everyone.rank == failed[0]:
         _print(line)
     # A launcher ends all processes when the first one fails: not before the line is out.
@@ -229,6 +260,7 @@ def abort(code: int = 1) -> int:
     everyone = _all_processes()
     prefix = f"[{everyone.rank}/{everyone.size}] " if everyone is not None else ""
     _print("".join(prefix + line for line in lines))
+    _tell_end(code, lines[-1].strip())
     if everyone is not None:
         _abort(everyone, code)
     return code

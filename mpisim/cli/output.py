@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "add_fold_option",
+    "add_monitor_option",
     "add_report_options",
     "add_result_options",
     "check_json",
@@ -32,6 +33,7 @@ OUTPUTS = (
     ("--json", "json"),
     ("--draw", "draw"),
     ("--plot", "plot"),
+    ("--monitor", "monitor"),
 )
 """Options that name what is written."""
 
@@ -54,6 +56,16 @@ def add_fold_option(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="simulate every rank, even those that do the same as another at the same times "
         "(slower; the result is the same)",
+    )
+
+
+def add_monitor_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--monitor``, which `mpisim.cli.main` looks at."""
+    parser.add_argument(
+        "--monitor",
+        metavar="FILE",
+        help="write how the run stands to this file about once a second, or to one in this folder, "
+        "for 'mpisim watch' (docs/monitoring.md)",
     )
 
 

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from ..mpi.parallel import progress_is_shown
+from ..mpi.phases import progress_is_shown
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -22,7 +22,7 @@ def advise(comm: Intracomm, seconds: float, parts: int, of: str) -> None:
     """Print one line if fewer processes would have been as fast. **Collective.**
 
     Nothing is printed unless standard error is a terminal (see
-    `mpisim.mpi.parallel.progress`).
+    `mpisim.mpi.phases`).
 
     Parameters
     ----------

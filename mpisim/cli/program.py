@@ -17,6 +17,8 @@ examples:
   mpisim program show step.h5              ranks, tables and communicators
   mpisim program show step.h5 --rank 3     and the first rows of rank 3
   mpisim program show step.h5 --rank 3 --rows 1000
+  mpisim program show step.h5 --draw step.svg   as a picture: what ranks do, who talks to whom
+  mpisim program show step.h5 --rank 3 --draw rows.svg     ... row by row, and what waits for what
 """
 
 RUN_EXAMPLES = """\
@@ -71,6 +73,8 @@ def add_parser(subparsers: Any) -> None:
     look.add_argument(
         "--first", type=int, metavar="I", default=0, help="the first row to list (default: 0)"
     )
+    look.add_argument("--draw", metavar="FILE", help="draw it: .svg, .png, .pdf (needs matplotlib)")
+    look.add_argument("--overwrite", action="store_true", help="replace a picture that exists")
     look.set_defaults(run=show)
     go = actions.add_parser(
         "run",
@@ -147,6 +151,11 @@ def show(args: argparse.Namespace) -> int:
     for option in ("rows", "first"):
         if getattr(args, option) < 0:
             raise UsageError(f"--{option} is {getattr(args, option)}; it must be 0 or more")
+    check_outputs(args)
+    if args.draw is not None:
+        from ..base.picture import check_picture
+
+        check_picture("--draw", args.draw, overwrite=args.overwrite)
     from ..program.show import overview, rows
     from ..program.store import load
 
@@ -154,6 +163,17 @@ def show(args: argparse.Namespace) -> int:
     text = overview(program)
     if args.rank is not None:
         text += "\n\n" + rows(program, args.rank, args.first, args.rows)
+    if args.draw is not None:
+        from ..program.draw import draw
+
+        draw(
+            program,
+            args.draw,
+            rank=args.rank,
+            first=args.first,
+            count=args.rows,
+            overwrite=args.overwrite,
+        )
     print(text)
     return 0
 

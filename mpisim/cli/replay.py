@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UsageError
-from .output import add_result_options, check_json, check_options, deliver
+from .output import add_monitor_option, add_result_options, check_json, check_options, deliver
 
 if TYPE_CHECKING:
     from ..replay import Replay, TraceJob
@@ -45,6 +45,7 @@ def add_parser(subparsers: Any) -> None:
         help="trace files (.json, .json.gz), Nsight Systems exports (.sqlite), or folders of them",
     )
     add_result_options(parser)
+    add_monitor_option(parser)
     parser.add_argument(
         "--save-program", metavar="FILE", help="write what every rank does, as read and changed"
     )

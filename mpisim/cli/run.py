@@ -6,7 +6,14 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UsageError
-from .output import add_fold_option, add_result_options, check_json, check_options, deliver
+from .output import (
+    add_fold_option,
+    add_monitor_option,
+    add_result_options,
+    check_json,
+    check_options,
+    deliver,
+)
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -85,6 +92,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         "the result is the same",
     )
     add_result_options(parser)
+    add_monitor_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:

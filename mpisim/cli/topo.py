@@ -63,7 +63,10 @@ def add_parser(subparsers: Any) -> None:
         "links.NAME=cut; * in a name stands for anything; may be repeated",
     )
     add_speed_options(look)
-    look.add_argument("--draw", metavar="FILE", help="draw it: .svg, or .png and .pdf (matplotlib)")
+    look.add_argument(
+        "--draw", metavar="FILE", help="draw it: .svg, .png or .pdf (needs matplotlib)"
+    )
+    look.add_argument("--overwrite", action="store_true", help="replace a picture that exists")
     look.add_argument("--json", metavar="FILE", help="also write all figures to this file (JSON)")
     look.set_defaults(run=show)
 
@@ -74,18 +77,19 @@ def show(args: argparse.Namespace) -> int:
     check_json(args)
     if args.nodes is not None and args.nodes < 1:
         raise UsageError(f"--nodes is {args.nodes}; it must be 1 or more")
-    from ..base.files import check_output
     from ..topo.describe import capacity_figures, render_topology, topology_figures
 
     if args.draw is not None:
-        check_output(args.draw, overwrite=True)
+        from ..base.picture import check_picture
+
+        check_picture("--draw", args.draw, overwrite=args.overwrite)
     topology = _topology(args)
     found = topology_figures(topology)
     test = capacity_figures(topology) if args.test else None
     if args.draw is not None:
         from ..topo.draw import draw
 
-        draw(topology, args.draw)
+        draw(topology, args.draw, overwrite=args.overwrite)
     if args.json is not None:
         from ..base.files import write_json
 

@@ -8,6 +8,7 @@ from typing import Any
 from ..base.errors import InputError
 from .error_tables import figures_of, print_tables
 from .measured_collectives import add_reading, read_rows, sorted_rows
+from .output import add_monitor_option
 
 __all__ = ["add_kind", "run"]
 
@@ -53,6 +54,7 @@ def add_kind(kinds: Any) -> None:
         help="only curves of these grades: A, B, C (default: all)",
     )
     parser.add_argument("--json", metavar="FILE", help="also write all figures to this file")
+    add_monitor_option(parser)
     parser.set_defaults(run=run)
 
 

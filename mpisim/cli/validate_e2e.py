@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UsageError
+from .output import add_monitor_option
 
 if TYPE_CHECKING:
     from ..prediction.step_constants import StepConstants
@@ -86,6 +87,7 @@ def add_kind(kinds: Any) -> None:
     parser.add_argument(
         "--top", type=int, metavar="N", default=10, help="worst rows to show (default: 10)"
     )
+    add_monitor_option(parser)
     parser.set_defaults(run=run, collective=True)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..base.errors import InputError, UsageError
 from .error_tables import figures_of, print_tables
 from .fitted import print_skipped
+from .output import add_monitor_option
 
 if TYPE_CHECKING:
     from ..kernels.analytical import KernelCalibration
@@ -55,6 +56,7 @@ def add_kind(kinds: Any) -> None:
         help="whose rows of the split 'train' li, simai and database learn from (default: all)",
     )
     parser.add_argument("--json", metavar="FILE", help="also write all figures to this file")
+    add_monitor_option(parser)
     parser.set_defaults(run=run)
 
 

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from ..base.errors import UsageError
+from .output import add_monitor_option
 
 __all__ = ["add_kind", "run"]
 
@@ -31,6 +32,7 @@ def add_kind(kinds: Any) -> None:
     parser.add_argument(
         "--markdown", metavar="FILE", help="also write the table into this page (Markdown)"
     )
+    add_monitor_option(parser)
     parser.set_defaults(run=run)
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import MpisimError, TraceError
-from .output import check_outputs
+from .output import add_monitor_option, check_outputs
 
 if TYPE_CHECKING:
     from ..validate import CrossStep, Perturbation, TraceResult, Validation
@@ -42,6 +41,7 @@ def add_kind(kinds: Any) -> None:
     parser.add_argument(
         "--cross-step", action="store_true", help="also predict every step from the one before"
     )
+    add_monitor_option(parser)
     parser.set_defaults(run=run, collective=True)
 
 
@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(args)
     from ..base.files import check_output, write_json
     from ..mpi.parallel import collective_errors
+    from ..mpi.phases import phases
     from ..validate import Validation, cross_steps, perturb_traces, validate_traces
     from ..validate.traces import add_to
     from .launch import world
@@ -70,10 +71,10 @@ def run(args: argparse.Namespace) -> int:
     for number, result in enumerate(validate_traces(args.paths, comm)):
         add_to(validation, result)
         if first:
-            if number == 0:  # not above the line of an error
-                print(HEAD)
-            print(_line(result))
-            sys.stdout.flush()
+            with phases.silent():
+                if number == 0:  # not above the line of an error
+                    print(HEAD)
+                print(_line(result), flush=True)
         if result.skipped:
             skipped[result.name] = result.skipped
             continue
@@ -81,19 +82,20 @@ def run(args: argparse.Namespace) -> int:
             if args.cross_step:
                 across[result.name] = cross_steps(result, comm)
                 if first and across[result.name]:
-                    print(_across(across[result.name]))
-                    sys.stdout.flush()
+                    with phases.silent():
+                        print(_across(across[result.name]), flush=True)
             if args.perturb:
                 moves[result.name] = []
                 for move in perturb_traces(result, comm):
                     moves[result.name].append(move)
                     if first:
-                        print(_move(move))
-                        sys.stdout.flush()
+                        with phases.silent():
+                            print(_move(move), flush=True)
         except MpisimError as error:  # the same on every process
             failed[result.name] = str(error)
             if first:
-                print(f"    FAILS: {error}")
+                with phases.silent():
+                    print(f"    FAILS: {error}")
     with collective_errors(comm):
         if first:
             print(_summary(validation, _of_changes(moves, across)))

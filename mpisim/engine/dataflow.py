@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..mpi import parallel
+from ..mpi.phases import phases
 from ..mpi.reductions import allreduce_any, allreduce_max
 from ..program import Program
 from ..topo import Network
@@ -165,6 +166,11 @@ def simulate(
                 relaxation = Relaxation(distribution, priced.known, several)
 
     with _timed(wall, "simulate"):
+        watching = phases.monitor
+        if watching is not None:
+            watching.begin(
+                program.n_ranks, simulated.n, len(shared.routes.names) if shared else None
+            )
         label = f"{progress}, {memory}" if progress else ""
         rounds, engine = 0, None
         if shared is None or relaxation:
@@ -176,7 +182,7 @@ def simulate(
                 simulated, placed, comm.rank, priced, shared, operations, setup.lowered
             )
             engine = core_class(True)(distribution.core_input)
-            rounds += _execute(distribution, engine, comm, several, label)
+            rounds += _execute(distribution, engine, comm, several, label, False)
         if allreduce_any(engine.unfinished > 0, several):
             if simulated.folded:  # say which ranks wait, not which classes
                 simulate(
@@ -195,6 +201,8 @@ def simulate(
         end = np.full(simulated.n, np.iinfo(np.int64).min, np.int64)
         end[distribution.hosted] = ends
         end = allreduce_max(end, several)
+        if watching is not None:
+            watching.end(int(end.min()), int(end.max()))
         digest = summed_over_processes(part, several)
         solution = Solution(distribution.core_input, engine)
 
@@ -262,7 +270,10 @@ def _passes(
         engine = core_class(False)(distribution.core_input)
         if relaxation is not None:
             engine.park_at(relaxation.horizon)
-        rounds += _execute(distribution, engine, comm, several, label)
+        watching = phases.monitor
+        if watching is not None:
+            watching.begin_pass(relaxation.n_full if relaxation else None)
+        rounds += _execute(distribution, engine, comm, several, label, relaxation is None)
         if relaxation is None:
             return rounds, engine
         if relaxation.is_whole and allreduce_any(engine.unfinished > 0, several):
@@ -273,24 +284,37 @@ def _passes(
 
 
 def _execute(
-    distribution: Distribution, core: Any, comm: Intracomm, several: Intracomm | None, label: str
+    distribution: Distribution,
+    core: Any,
+    comm: Intracomm,
+    several: Intracomm | None,
+    label: str,
+    steady: bool,
 ) -> int:
     """Run all ranks as far as they come, showing progress under a label. **Collective**.
 
-    Returns the number of exchanges. Where ranks have not ended by then, none can move.
+    Returns the number of exchanges. Where ranks have not ended by then, none can move. Where
+    communications share links equal numbers of rows do not take equal times: `steady` is False.
     """
     rounds = 0
     contended = distribution.core_input.flows is not None
     budget = _ROWS_PER_EXCHANGE if several else _ROWS_PER_UPDATE
-    with parallel.progress(comm, label, distribution.core_input.n_rows) as update:
+    watching = phases.monitor
+    total = distribution.core_input.n_rows
+    with parallel.progress(comm, label, total, steady=steady) as update:
         while True:
             moving = core.advance(budget)
             update(core.rows_done)
+            if watching is not None:
+                watching.look(core, contended, several is None)
             if moving and core.n_outgoing == 0:
                 continue
             if several:
-                state = exchange(distribution, core, moving, several)
+                saying = None if watching is None else watching.words()
+                state = exchange(distribution, core, moving, several, saying)
                 rounds += 1
+                if watching is not None and state.said is not None:
+                    watching.hear(state.said)
             else:
                 state = Progress(core.unfinished, False)
             # Flows that no one waits for are run to their ends as well.

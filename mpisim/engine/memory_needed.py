@@ -8,11 +8,7 @@ differ in durations alone share their instructions: each needs only its duration
 
 from __future__ import annotations
 
-import os
-import resource
-import sys
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
@@ -20,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import InputError
 from ..base.frozen import frozen
+from ..base.machine_memory import capacity, peak, resident
 from ..base.presets import packaged
 from ..base.quantity import Quantity
 from ..base.schema import build
@@ -32,11 +29,9 @@ if TYPE_CHECKING:
 
     from ..program import Program
 
-__all__ = ["Counts", "Memory", "capacity", "count", "needed", "on_this_machine"]
+__all__ = ["Counts", "Memory", "count", "needed", "on_this_machine"]
 
 FILE = "simulation_memory.toml"
-UNLIMITED = 1 << 62
-"""A capacity that no run exceeds."""
 
 
 @frozen
@@ -225,7 +220,7 @@ def on_this_machine(more: int, comm: Intracomm | None) -> Memory:
     comm : mpi4py.MPI.Intracomm or None
         None: one process.
     """
-    total = np.array([max(more + _resident(), _peak())], np.int64)
+    total = np.array([max(more + resident(), peak())], np.int64)
     if comm is not None:
         from mpi4py import MPI
 
@@ -233,71 +228,6 @@ def on_this_machine(more: int, comm: Intracomm | None) -> Memory:
         total = allreduce_sum(total, machine)
         machine.Free()
     return Memory(int(total[0]), capacity())
-
-
-def capacity() -> int:
-    """Return the bytes that the processes of a user may have on this machine.
-
-    Physical memory, or the limit of the control group of this process (containers,
-    batch jobs) where that is less.
-    """
-    try:
-        built_in = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):  # not known on this system
-        built_in = UNLIMITED
-    return min([built_in if built_in > 0 else UNLIMITED, *_group_limits(Path("/"))])
-
-
-def _group_limits(root: Path) -> list[int]:
-    """Return the memory limits of the control group of this process and of those around it.
-
-    Parameters
-    ----------
-    root : Path
-        Of the file system.
-    """
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []  # no control groups
-    limits = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            top, name = root / "sys/fs/cgroup", "memory.max"
-        elif "memory" in controllers.split(","):
-            top, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
-        else:
-            continue
-        folder = top / path.strip("/")
-        for each in (folder, *folder.parents):
-            if each.is_relative_to(top):
-                limits += _limit(each / name)
-    return limits
-
-
-def _limit(file: Path) -> list[int]:
-    """Return the number in a file; nothing if there is no file, or ``max`` in it."""
-    try:
-        text = file.read_text().strip()
-    except OSError:
-        return []
-    return [int(text)] if text.isdigit() else []
-
-
-def _resident() -> int:
-    """Return the resident bytes of this process; the peak where the system does not tell."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return _peak()
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def _peak() -> int:
-    """Return the peak of resident bytes of this process so far."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _size(number: int) -> str:

@@ -170,6 +170,11 @@ class Relaxation:
         """Whether the pass that runs, or has run, has no horizon: all ranks run to their ends."""
         return self.horizon == _NEVER
 
+    @property
+    def n_full(self) -> int:
+        """Number of links that have been full at some time, in some pass."""
+        return int(self._hot.sum())
+
     def settle(self, core: Any) -> bool | None:
         """Starts of communications in a pass → whether its times are final; None: give up.
 

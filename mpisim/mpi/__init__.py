@@ -2,6 +2,10 @@
 
 ``parallel``
     Errors that all processes share; progress on one.
+``phases``, ``time_left``
+    What is being done, as a line on a terminal or in a log; how long the rest takes.
+``monitor``
+    The status of a run, for those who follow it.
 ``reductions``
     Minimum, maximum and sum over processes: the only calls of allreduce.
 ``library``

@@ -8,7 +8,7 @@ Read in this order:
 - `builder`: `ProgramBuilder` and `TableBuilder` append row by row; `columns_of` takes arrays.
 - `matching`: `check_matching` refuses communications that differ between members.
 - `store`: `save` and `load`, program files (HDF5).
-- `show`: a program as text.
+- `show`, `draw`: a program as text, and as a picture.
 
 The vocabulary of rows (`Kind`, `Operation`, `Phase`, `Flag`) is that of `mpisim.base.kinds`.
 """

@@ -10,6 +10,8 @@ Read in this order.
     `figures`: results → numbers, ready for JSON.
 ``comparison``
     Two runs beside each other, part by part.
+``status``
+    The status of a run that may go on.
 ``kernel_names``
     Names of kernels short enough for a table.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import InputError
 from ..base.frozen import frozen
+from ..mpi.parallel import progress
 from ..topo.collectives.batches import Batch
 from ..topo.collectives.calibration import Z_90
 from ..topo.collectives.models import Predictor
@@ -63,12 +64,12 @@ class CollectiveErrors:
     skipped: Counter[str] = field(default_factory=Counter)
 
 
-def compare(batches: Iterable[Batch], predict: Predictor) -> CollectiveErrors:
+def compare(batches: Sequence[Batch], predict: Predictor) -> CollectiveErrors:
     """Predict measured communications.
 
     Parameters
     ----------
-    batches : iterable of Batch
+    batches : sequence of Batch
     predict : callable
         Of `mpisim.topo.collectives.models.predictor`.
 
@@ -78,13 +79,17 @@ def compare(batches: Iterable[Batch], predict: Predictor) -> CollectiveErrors:
         Rows that the model does not cover are counted with its words.
     """
     found = CollectiveErrors()
-    for batch in batches:
-        try:
-            predicted, error = predict(batch)
-        except InputError as reason:
-            found.skipped[str(reason)] += len(batch)
-            continue
-        found.compared.append(Compared(batch, predicted, error))
+    done, total = 0, sum(map(len, batches))
+    with progress(None, "predicting collectives", total) as update:
+        for batch in batches:
+            update(done)
+            done += len(batch)
+            try:
+                predicted, error = predict(batch)
+            except InputError as reason:
+                found.skipped[str(reason)] += len(batch)
+                continue
+            found.compared.append(Compared(batch, predicted, error))
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +15,7 @@ from ..kernels.analytical import Analytical, KernelCalibration
 from ..kernels.analytical.calibration import P90_SIGMAS
 from ..kernels.measured import MeasuredKernels
 from ..kernels.operations import Gemm, Kernel, Norm
+from ..mpi.parallel import progress
 from .cases import summary
 
 __all__ = ["Compared", "KernelErrors", "compare", "model_maker", "operator", "tabulate"]
@@ -93,13 +94,13 @@ def model_maker(
 
 
 def compare(
-    rows: Iterable[MeasuredKernels], make: ModelMaker, calibration: KernelCalibration | None = None
+    rows: Sequence[MeasuredKernels], make: ModelMaker, calibration: KernelCalibration | None = None
 ) -> KernelErrors:
     """Predict measured kernels.
 
     Parameters
     ----------
-    rows : iterable of MeasuredKernels
+    rows : sequence of MeasuredKernels
     make : callable
         Of `model_maker`.
     calibration : KernelCalibration, optional
@@ -113,18 +114,22 @@ def compare(
     found = KernelErrors()
     models: dict[str, KernelModel] = {}
     timers: dict[str, Analytical] = {}
-    for each in rows:
-        if each.gpu not in models:
-            models[each.gpu] = make(each.gpu)
-            timers[each.gpu] = Analytical(find_gpu(each.gpu), calibration)
-        try:
-            lookup = timers[each.gpu].look_up(each.family, each.dtype)
-            launch = each.launched * (lookup.launch + lookup.growth * each.elapsed)
-            predicted, error = _predict(models[each.gpu], each)
-        except InputError as reason:
-            found.skipped[str(reason)] = found.skipped.get(str(reason), 0) + len(each)
-            continue
-        found.compared.append(Compared(each, predicted + launch, error))
+    done, total = 0, sum(map(len, rows))
+    with progress(None, "predicting kernels", total) as update:
+        for each in rows:
+            update(done)
+            done += len(each)
+            if each.gpu not in models:
+                models[each.gpu] = make(each.gpu)
+                timers[each.gpu] = Analytical(find_gpu(each.gpu), calibration)
+            try:
+                lookup = timers[each.gpu].look_up(each.family, each.dtype)
+                launch = each.launched * (lookup.launch + lookup.growth * each.elapsed)
+                predicted, error = _predict(models[each.gpu], each)
+            except InputError as reason:
+                found.skipped[str(reason)] = found.skipped.get(str(reason), 0) + len(each)
+                continue
+            found.compared.append(Compared(each, predicted + launch, error))
     return found
 
 

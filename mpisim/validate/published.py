@@ -9,6 +9,7 @@ from ..base.frozen import frozen
 from ..base.text import aligned, markdown_table, replace_between
 from ..data import names
 from ..experiment import load
+from ..mpi.parallel import progress
 from ..prediction.network import NetworkCache
 from ..prediction.prepared import prepare
 from ..prediction.published import PublishedComparison, compare_results
@@ -55,16 +56,17 @@ def published_runs(words: Sequence[str] = ()) -> list[Run]:
     """
     found = []
     networks = NetworkCache()
-    for name in names("experiments"):
-        if not all(word.lower() in name for word in words):
-            continue
-        _, experiment = load(name)
-        if not list(experiment.published.figures()):
-            continue
-        results = simulate(prepare(experiment, networks=networks))
-        assert results is not None  # one process
-        error = float(results.attributes["uncertainty"])
-        found.append(Run(name, error, tuple(compare_results(experiment, results))))
+    wanted = [each for each in names("experiments") if all(word.lower() in each for word in words)]
+    with progress(None, "simulating experiments", len(wanted), steady=False) as update:
+        for done, name in enumerate(wanted):
+            update(done)
+            _, experiment = load(name)
+            if not list(experiment.published.figures()):
+                continue
+            results = simulate(prepare(experiment, networks=networks))
+            assert results is not None  # one process
+            error = float(results.attributes["uncertainty"])
+            found.append(Run(name, error, tuple(compare_results(experiment, results))))
     return found
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ..base.errors import InputError, TraceError
 from ..base.frozen import frozen
-from ..mpi.parallel import collective_errors
+from ..mpi.parallel import collective_errors, progress
 from ..replay import Replay, TraceJob, read_job, replay
 from ..traces.sources import is_folder
 from .cases import Case, Validation
@@ -95,17 +97,35 @@ def validate_traces(paths: list[str], comm: Any) -> Iterator[TraceResult]:
     with collective_errors(comm):
         if comm.rank == 0:
             folders = trace_folders(paths)
-    for name, files in comm.bcast(folders, root=0):
-        try:
-            job = read_job(files, comm)
-            replayed = replay(job, comm)
-        except InputError as error:
-            yield TraceResult(name, None, None, _reason(error))
-            continue
-        if not replayed.steps:
-            yield TraceResult(name, None, None, "no step that takes time")
-            continue
-        yield TraceResult(name, job, replayed)
+    folders = comm.bcast(folders, root=0)
+    # Large traces take long: the time left is told by their sizes.
+    sizes = [_size(files) for _, files in folders] if comm.rank == 0 else [0] * len(folders)
+    with progress(comm, "replaying traces", sum(sizes)) as update:
+        for (name, files), done in zip(folders, itertools.accumulate(sizes)):
+            yield _replayed(name, files, comm)
+            update(done)
+
+
+def _replayed(name: str, files: list[Path], comm: Any) -> TraceResult:
+    """Replay one trace. **Collective.**"""
+    try:
+        job = read_job(files, comm)
+        replayed = replay(job, comm)
+    except InputError as error:
+        return TraceResult(name, None, None, _reason(error))
+    if not replayed.steps:
+        return TraceResult(name, None, None, "no step that takes time")
+    return TraceResult(name, job, replayed)
+
+
+def _size(paths: list[Path]) -> int:
+    """Return the bytes of some files and of those in some folders; of some that vanish, 0."""
+    total = 0
+    for path in paths:
+        with suppress(OSError):
+            inside = path.rglob("*") if path.is_dir() else [path]
+            total += sum(each.stat().st_size for each in inside if each.is_file())
+    return total
 
 
 def cases_of(result: TraceResult) -> list[Case]:

@@ -74,6 +74,9 @@ A ``Core(core_input)``, with a `mpisim.engine.core_input.CoreInput`, has
     it ends at the horizon or later. (Not of the contended core.)
 ``unfinished``, ``rows_done``
     Ranks that have not ended; rows of all ranks so far.
+``reached()``
+    Times in ps that the hosted rank furthest behind, and the one furthest ahead, have come to: the
+    largest and the least int64 where none is hosted.
 ``rows()``, ``blocked()``
     Of each hosted rank the row it has come to, and the communication it is blocked on or -1.
 ``finish()``
@@ -93,8 +96,8 @@ and the contended core
     When the next flow arrives or ends; let that happen, and all until then.
 ``safe_time(earliest)``
     A time before which no flow can arrive that ranks here have still to post.
-``n_events``
-    Arrivals and ends so far.
+``n_events``, ``n_links_in_use``
+    Arrivals and ends of flows so far; links that a flow passes over now.
 
 The callers are trusted: the input was made by `mpisim.engine.distribution` from a checked program,
 and nothing here checks an index again.

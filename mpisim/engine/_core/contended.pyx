@@ -46,7 +46,7 @@ Callers are trusted: no index is checked. Between two calls from Python the inte
 import numpy as np
 
 cimport cython
-from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint64_t
+from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int32_t, int64_t, uint64_t
 
 from .common cimport (
     BATCH, HOST, JOIN, MEMBER, NO_TIME, PEER, CommunicationRow, Instruction, StreamEntry,
@@ -403,6 +403,22 @@ cdef class Core:
     def deliver(self, numbers, *columns, owned):
         """Merge messages from other processes: see the package."""
         self.events.deliver(numbers, *columns, owned=owned)
+
+    def reached(self):
+        """Return the times of the rank that is furthest behind and of the one furthest ahead."""
+        cdef int64_t i, time, least = INT64_MAX, most = INT64_MIN
+        cdef const RankState* rank
+        with nogil:
+            for i in range(self.ranks.n):
+                rank = &self.ranks.state[i]
+                time = max(rank.host, rank.device)
+                least, most = min(least, time), max(most, time)
+        return least, most
+
+    @property
+    def n_links_in_use(self):
+        """Number of links with a flow now."""
+        return self.events.sharing.links_in_use()
 
     @property
     def n_outgoing(self):

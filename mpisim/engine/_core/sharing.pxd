@@ -40,6 +40,7 @@ cdef class Sharing:
     cdef void enter(
         self, int64_t flow, int64_t route, int64_t time, int128_t remaining, int64_t cap
     ) noexcept nogil
+    cdef int64_t links_in_use(self) noexcept nogil
     cdef void clear(self) noexcept nogil
     cdef void reserve(self, int64_t flow) noexcept nogil
     cdef void attach(self, int64_t number) noexcept nogil

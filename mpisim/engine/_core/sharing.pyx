@@ -426,6 +426,13 @@ cdef class Sharing:
         self.log[3 * self.n_log + 2] = rate
         self.n_log += 1
 
+    cdef int64_t links_in_use(self) noexcept nogil:
+        """Count the links that a flow passes over now."""
+        cdef int64_t i, found = 0
+        for i in range(self.n_links):
+            found += self.links[i].weight > 0
+        return found
+
     def changes(self):
         """Return all changes of rates so far, int64, shape (n, 3): time, tag, new rate."""
         cdef int64_t[:, ::1] view

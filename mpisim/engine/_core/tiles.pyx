@@ -18,7 +18,7 @@ Callers are trusted: no index is checked.
 import numpy as np
 
 cimport cython
-from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint64_t
+from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint64_t
 
 from .tile_digest cimport TileDigest
 from .common cimport LOCAL, CommunicationRow, Instruction
@@ -296,6 +296,18 @@ cdef class Core:
     def rows_done(self):
         """Rows of all ranks so far."""
         return self.engine.rows_done
+
+    def reached(self):
+        """Return the times of the rank that is furthest behind and of the one furthest ahead."""
+        cdef int64_t i, l, time, least = INT64_MAX, most = INT64_MIN
+        cdef const Tile* tile
+        with nogil:
+            for i in range(self.n_tiles):
+                tile = &self.engine.tiles[i]
+                for l in range(tile.n_lanes):
+                    time = max(tile.clock[l], tile.device[l])
+                    least, most = min(least, time), max(most, time)
+        return least, most
 
     @property
     def n_outgoing(self):

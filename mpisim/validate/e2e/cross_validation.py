@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ...base.quantity import Quantity
-from ...mpi.parallel import collective_errors
+from ...mpi.parallel import collective_errors, progress
 from ...prediction.step_constants import (
     MODEL_CLASSES,
     MULTIPLIERS,
@@ -189,9 +189,12 @@ def _folds(
 ) -> _Folds:
     steps = [linear(each) for each in trained]
     without = {}
-    for left_out in sorted({key(step.family) for step in steps}):
-        kept = [step for step in steps if key(step.family) != left_out]
-        without[left_out] = fit(kept, start) if kept else NO_CONSTANTS
+    families = sorted({key(step.family) for step in steps})
+    with progress(None, "fitting constants to other rows", len(families)) as update:
+        for done, left_out in enumerate(families, 1):
+            kept = [step for step in steps if key(step.family) != left_out]
+            without[left_out] = fit(kept, start) if kept else NO_CONSTANTS
+            update(done)
     return _Folds(key, without, whole)
 
 

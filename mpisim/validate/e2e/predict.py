@@ -10,6 +10,7 @@ digest does not cover the version of mpisim that wrote the file.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -241,10 +242,11 @@ def _all(wanted: Sequence[Sequence[_Job]], comm: Intracomm) -> list[list[Outcome
     mine = assign([jobs[name].experiment for name in order], comm.size)[comm.rank]
     found: dict[int, Outcome] = {}
     networks = NetworkCache()
-    with progress(comm, "rows simulated", len(mine)) as update:
-        for done, i in enumerate(mine):
-            update(done)
+    efforts = [_effort(jobs[order[i]].experiment) for i in mine]
+    with progress(comm, "simulating rows", sum(efforts)) as update:
+        for done, i in zip(itertools.accumulate(efforts), mine):
             found[i] = _simulated(jobs[order[i]], networks)
+            update(done)
     gathered = comm.gather(found, root=0)
     if gathered is None:
         return None
