@@ -25,7 +25,7 @@ LAYERS = (
     ("report", "formats"),
     ("prediction", "replay"),
     ("simulate", "export"),
-    ("validate",),
+    ("validate", "page"),
     ("cli",),
 )
 """Parts of mpisim from the ground up. A part imports from lower layers and from its own; parts of

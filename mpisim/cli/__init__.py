@@ -4,7 +4,8 @@ A subcommand is a module of this package with two functions: ``add_parser(subpar
 adds its parser and calls ``set_defaults(run=run)`` on it, and ``run(args) -> int``, which returns
 the exit code. Under a launcher the first process runs it, and the others wait for its end; a
 command whose work is shared says ``set_defaults(run=run, collective=True)``, runs on all, and gets
-its communicator from :func:`mpisim.cli.launch.world`. These modules are imported to build the
+its communicator from :func:`mpisim.cli.launch.world`; in place of True it may give a function that
+tells it from the arguments. These modules are imported to build the
 parser, so whatever is slow to load, MPI above all, is imported inside ``run``.
 
 Exit codes: 0 all is well, 1 a failure at run time, 2 bad input or usage.
@@ -128,7 +129,8 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[str] = COMMANDS) 
 
 def _finished(arguments: argparse.Namespace) -> int:
     """Run a command, on all processes or on the first, and return the exit code here."""
-    if getattr(arguments, "collective", False):
+    collective = getattr(arguments, "collective", False)
+    if collective(arguments) if callable(collective) else collective:
         code: int = arguments.run(arguments)
     else:
         launch.start_mpi()
