@@ -88,7 +88,7 @@ def run_payload(
     with collective_errors(comm):
         if results is not None:
             window, numbers = _window(results), results.rank_numbers
-            groups = groups_of(results, None if shown is None else shown.stages)
+            groups = groups_of(results, shown)
     timeline: Timeline | None = None
     memory: dict[str, Any] | None = None
     if shown is not None:

@@ -22,6 +22,8 @@ __all__ = ["MOST_GROUPS", "RankGroups", "ShownRun", "groups_of"]
 
 MOST_GROUPS = 32
 """Groups of ranks that are told apart."""
+OF_KIND = ("table", "speed", "start")
+"""What ranks that do the same have in common, of `Results.classes`."""
 
 Ints = NDArray[np.int64]
 
@@ -57,6 +59,21 @@ class ShownRun:
         stages = self.prepared.workload.layout.grid.stage
         return stages.astype(np.int64) if stages.any() else None
 
+    @property
+    def work(self) -> Ints:
+        """Number of what each rank does, shape (n_ranks,): tables but for their durations.
+
+        Where kernels are slowed by what runs beside them, ranks that do the same have tables of
+        their own, and which ones do is a matter of folding.
+        """
+        program = self.run.program
+        numbers: dict[int, int] = {}
+        of_table = [
+            numbers.setdefault(i if table is None else id(table.structure), len(numbers))
+            for i, table in enumerate(program.tables)
+        ]
+        return np.array(of_table, np.int64)[program.table]
+
 
 class RankGroups(NamedTuple):
     """Ranks that the page tells apart: pipeline stages, or else ranks that do the same.
@@ -90,7 +107,7 @@ class RankGroups(NamedTuple):
         return np.bincount(self.of_rank[self.of_rank >= 0], minlength=len(self.titles))
 
 
-def groups_of(results: Results, stages: Ints | None) -> RankGroups:
+def groups_of(results: Results, shown: ShownRun | None) -> RankGroups:
     """Results → the groups of ranks to tell apart. Local.
 
     They are the same for any number of processes, folded or not, which classes of ranks are not.
@@ -98,12 +115,15 @@ def groups_of(results: Results, stages: Ints | None) -> RankGroups:
     Parameters
     ----------
     results : Results
-    stages : int64, shape (n_ranks,), or None
-        Pipeline stage of each rank, if there are several.
+    shown : ShownRun or None
+        The run, which knows pipeline stages and what ranks do; without it the tables count.
     """
-    of_class = np.stack([results.classes[each] for each in ("table", "speed", "start")], axis=1)
-    _, kind_of_class = np.unique(of_class, axis=0, return_inverse=True)
-    kind = kind_of_class.reshape(-1)[results.ranks["class"]].astype(np.int64)
+    stages = None if shown is None else shown.stages
+    columns = {name: results.classes[name][results.ranks["class"]] for name in OF_KIND}
+    if shown is not None:
+        columns["table"] = shown.work
+    _, kind = np.unique(np.stack(list(columns.values()), axis=1), axis=0, return_inverse=True)
+    kind = kind.reshape(-1).astype(np.int64)
     of_rank = kind if stages is None else stages
     on_path = np.zeros(results.n_ranks, np.int64)
     if results.critical_path is not None:
