@@ -1,5 +1,15 @@
 """The report page: a run, or two compared → one HTML file that needs nothing else.
 
-Read in this order: `shown` (the run, and which ranks are shown), `timeline`, `path`, `use` (memory
-and links), `tables`, `words`, `payload` (all sections), `html` (as a page), `write` (to a file).
+Read in this order.
+
+``shown``, ``timeline``, ``path``, ``use``, ``tables``, ``words``
+    The run, and which ranks are shown; their rows; the critical path; memory and links; tables;
+    what a result says in words.
+``payload``
+    All of it as one dict: what the page shows.
+``columns``, ``html``
+    A payload → a page: numbers as packed columns, all of it one HTML file. What draws it in the
+    browser lies in ``assets``.
+``write``
+    A page → a file, whole or not at all.
 """

@@ -1,0 +1,41 @@
+// What the step would gain or lose: a tornado of changes by ten per cent.
+
+function sensitivitiesSection(sensitivities) {
+  const rows = sensitivities.rows.map((row) => ({
+    ...row,
+    less: row.minus10 ?? -0.1 * row.elasticity,
+    more: row.plus10 ?? 0.1 * row.elasticity,
+    derived: row.minus10 === null || row.minus10 === undefined,
+    derivedMore: row.plus10 === null || row.plus10 === undefined,
+  }));
+  const reach = (row) => Math.max(Math.abs(row.less), Math.abs(row.more));
+  rows.sort((a, b) => reach(b) - reach(a));
+  const most = Math.max(1e-9, ...rows.map(reach));
+  const arm = (value, paintName, derived) => {
+    const element = make(derived ? "i.arm.derived" : "i.arm", { "aria-hidden": "true" });
+    paint(element, paintName);
+    element.style.width = `${(50 * Math.abs(value)) / most}%`;
+    element.style[value < 0 ? "right" : "left"] = "50%";
+    return element;
+  };
+  const draw = (i) => make("span.swing", {}, arm(rows[i].less, "forward", rows[i].derived), arm(rows[i].more, "collective", rows[i].derivedMore));
+  const column = (key) => rows.map((row) => row[key] ?? null);
+  const bare = rows.some((row) => row.now !== null && row.now !== undefined && row.now !== "");
+  const changes = (key, title, help) => ({ key, title, type: "text", help, draw: (value) => make("span.num", {}, change(value, 2)) });
+  return make("div.stack", {},
+    make("ul.legend", {}, make("li", {}, swatch("forward"), "10 % less"), make("li", {}, swatch("collective"), "10 % more"),
+      rows.some((row) => row.derived) ? make("li", {}, swatch("host", true), "striped: first-order, not simulated again") : null),
+    makeTable({
+      title: "Change of the step",
+      note: sensitivities.note,
+      columns: [
+        { key: "name", title: "What", type: "text" },
+        ...(bare ? [{ key: "now", title: "Now", type: "text" }] : []),
+        { key: "index", title: "", type: "text", draw },
+        changes("less", "10 % less"), changes("more", "10 % more"),
+        ...(rows.some((row) => Number.isFinite(row.double)) ? [changes("double", "Doubled")] : []),
+        { key: "elasticity", title: "Elasticity", type: "number", help: "relative change of the step for a relative change of this" },
+      ],
+      data: { name: column("name"), now: column("now"), index: rows.map((_, i) => i), less: column("less"), more: column("more"), double: column("double"), elasticity: column("elasticity") },
+    }, { bare: true, caption: "Sensitivities" }));
+}
