@@ -155,11 +155,19 @@ def links_of(results: Results) -> dict[str, Any] | None:
         "counts": use.links["count"][:shown],
         "capacity": use.links["capacity"][:shown],
         "busy": use.links["busy"][:shown] / max(results.shown_ps, 1),
-        # Sums over links in another order, folded or not, differ in their last digits.
-        "utilisation": use.utilisation[:shown].round(5).astype(np.float32).reshape(-1),
+        "utilisation": _rounded(use.utilisation[:shown]).reshape(-1),
         "bins": BINS,
         "note": note,
     }
+
+
+def _rounded(shares: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Round shares so that they are the same on any number of processes, folded or not.
+
+    What adds them up does so in another order there: their last digits differ, and some of what is
+    nothing has a sign.
+    """
+    return (shares.round(5) + 0.0).astype(np.float32)
 
 
 def level_of(link: str) -> str:

@@ -140,9 +140,8 @@ def statements_of(results: Results) -> list[dict[str, Any]]:
         for key, value in said.items()
         if key not in IN_HEADLINE or isinstance(value, str)
     ]
-    made = [f"{key} {value}" for key, value in results.versions.items()]
-    others.append(f"made by {results.creator} with {', '.join(made)}" if made else results.creator)
-    found.append({"title": "Also said", "items": others})
+    if others:
+        found.append({"title": "Also said", "items": others})
     return found
 
 
