@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +20,10 @@ from mpisim.base.rank_ranges import parse_ranges
 from mpisim.engine import simulate as simulate_program
 from mpisim.experiment import Experiment, load
 from mpisim.export import read_kept, simulate_again
+from mpisim.page import path as path_module
 from mpisim.page.payload import comparison_payload, run_payload
+from mpisim.page.rows import communicator_family
 from mpisim.page.shown import MOST_GROUPS, ShownRun
-from mpisim.page.timeline import communicator_family
 from mpisim.page.use import level_of
 from mpisim.page.words import UNTITLED
 from mpisim.program import Kind, Operation, Program, ProgramBuilder
@@ -158,6 +160,7 @@ def check_timeline(page: dict[str, Any]) -> None:
     if page["path"] is None:
         return
     pieces = page["path"]["pieces"]
+    assert pieces["row"].max() < at
     shown = np.flatnonzero(pieces["row"] >= 0)
     # On the device a piece of a row is a part of it; those of launches and gaps come before it.
     here = shown[np.isin(pieces["kind"][shown], (0, 1, 2))]
@@ -445,21 +448,70 @@ def test_groups_with_least_of_the_path_are_left_out_first(comm: Intracomm) -> No
     assert equal(cut["parts"], page["parts"])
 
 
-def test_a_group_that_is_too_long_ends_at_some_time(comm: Intracomm) -> None:
-    page, _ = page_of_run(comm, *PIPELINE)
-    cut, _ = page_of_run(comm, *PIPELINE, most_rows=300)
+@pytest.mark.mpi
+@pytest.mark.parametrize("changes", [PIPELINE, LONG], ids=["pipeline", "long"])
+@pytest.mark.parametrize("most", [300, 1_500])
+def test_where_few_groups_fit_the_middle_of_the_step_is_left_out(
+    comm: Intracomm, changes: tuple[str, ...], most: int
+) -> None:
+    page, results = page_of_run(comm, *changes)
+    cut, _ = page_of_run(comm, *changes, most_rows=most)
+    if results is None:
+        assert cut is None
+        return
     assert page is not None
     assert cut is not None
     check_timeline(cut)
-    (group,) = cut["timeline"]["groups"]
-    assert f"rank {group['rank']} is shown until" in cut["timeline"]["cut"]
-    rows = cut["timeline"]["rows"]
-    assert 0 < len(rows["begin"]) <= 300
-    (same,) = (g for g in page["timeline"]["groups"] if g["rank"] == group["rank"])
-    first = same["streams"][0]["first"]
-    last = first + sum(stream["count"] for stream in same["streams"])
-    begins = np.sort(page["timeline"]["rows"]["begin"][first:last])
-    assert np.sort(rows["begin"]).tolist() == begins[: len(rows["begin"])].tolist()
+    check_adds_up(cut, results)
+    found = re.search(
+        r"What begins from (\S+ \S+) to (\S+ \S+) of the step", cut["timeline"]["cut"]
+    )
+    assert found is not None
+    assert len(cut["timeline"]["groups"]) == len(page["timeline"]["groups"])
+    rows, whole = cut["timeline"]["rows"], page["timeline"]["rows"]
+    assert most / 2 < len(rows["begin"]) <= most
+    # What is left has no hole but one, and is what it was.
+    shown, every = (list_of_rows(each) for each in (cut, page))
+    assert not set(shown) - set(every)
+    missing = np.array(sorted(row[1] for row in set(every) - set(shown)))
+    early, late = (
+        np.array([row[1] for row in shown if side(row[1], missing)])
+        for side in (lambda t, m: t < m[0], lambda t, m: t >= m[0])
+    )
+    assert len(early) > len(late) > 0
+    assert late.min() > missing[-1]
+    assert whole["begin"].max() == rows["begin"].max()
+
+
+def list_of_rows(page: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Rank, begin, name, duration and micro-batch of all rows of a timeline."""
+    timeline, found = page["timeline"], []
+    rows = timeline["rows"]
+    for group in timeline["groups"]:
+        for stream in group["streams"]:
+            for i in range(stream["first"], stream["first"] + stream["count"]):
+                name = timeline["names"][rows["name"][i]]
+                times = (int(rows[key][i]) for key in ("begin", "duration", "micro_batch"))
+                begin, duration, micro_batch = times
+                found.append((group["rank"], begin, stream["name"], name, duration, micro_batch))
+    return found
+
+
+def test_of_a_long_path_the_first_and_the_last_pieces_are_shown(
+    comm: Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, results = page_of_run(comm, *PIPELINE)
+    monkeypatch.setattr(path_module, "MOST_PIECES", 100)
+    cut, _ = page_of_run(comm, *PIPELINE)
+    assert page is not None
+    assert cut is not None
+    assert results is not None
+    for key in ("by_kind", "by_name", "by_rank"):
+        assert cut["path"][key] == page["path"][key]
+    pieces, every = cut["path"]["pieces"], page["path"]["pieces"]
+    assert pieces["begin"].tolist() == [*every["begin"][:75], *every["begin"][-25:]]
+    assert (pieces["row"][:75] == every["row"][:75]).all()
+    assert cut["path"]["cut"].startswith(f"100 of {len(every['begin']):,} pieces are shown")
 
 
 def test_of_many_groups_some_are_shown() -> None:

@@ -2,9 +2,9 @@
 
 Read in this order.
 
-``shown``, ``timeline``, ``path``, ``use``, ``tables``, ``words``
-    The run, and which ranks are shown; their rows; the critical path; memory and links; tables;
-    what a result says in words.
+``shown``, ``rows``, ``timeline``, ``path``, ``use``, ``tables``, ``words``
+    The run, and which ranks are shown; rows of one, and of all of them; the critical path;
+    memory and links; tables; what a result says in words.
 ``payload``
     All of it as one dict: what the page shows.
 ``columns``, ``html``

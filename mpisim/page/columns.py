@@ -62,7 +62,7 @@ class Columns:
             return self._block(values.astype(f"<{kind}"), {"type": kind})
         numbers = values.astype(np.int64)
         least, most = (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, 0)
-        note: dict[str, Any] = {"type": "i4" if -(2**31) <= least and most < 2**31 else "i8"}
+        note: dict[str, Any] = {"type": "i4" if least >= -(2**31) and most < 2**31 else "i8"}
         if after is not None:
             expected = numbers[:-1] + after[:-1].astype(np.int64)
             numbers = np.concatenate([numbers[:1], numbers[1:] - expected])

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.text import duration
 from ..engine.critical_path import CriticalPath, PieceKind
 from ..report.comparison import WORDS
 from ..report.figures import path_by
 from ..results import Results
+from .timeline import AT_BEGIN
 
 __all__ = ["MOST_PIECES", "path_of"]
 
@@ -49,26 +51,28 @@ def path_of(
             for each in path_by(path, what, numbers)
         ]
         sums[f"by_{what}"] = _first(lines)
-    n = min(len(path.kind), MOST_PIECES)
-    used, name = np.unique(path.name[:n], return_inverse=True)
-    cut = ""
-    if n < len(path.kind):
+    n = len(path.kind)
+    which, cut = np.arange(n), ""
+    if n > MOST_PIECES:
+        first, last = round(AT_BEGIN * MOST_PIECES), n - round((1 - AT_BEGIN) * MOST_PIECES)
+        which = np.concatenate([which[:first], which[last:]])
+        ends = (duration(int(path.begin[at]) - begin) for at in (first, last))
         cut = (
-            f"The first {n:,} of {len(path.kind):,} pieces are shown one by one, "
-            f"{100 * int(path.end[n - 1] - begin) / max(results.shown_ps, 1):.1f} % of the step; "
-            "sums are of all."
+            f"{MOST_PIECES:,} of {n:,} pieces are shown one by one: those from {' to '.join(ends)} "
+            "are left out; sums are of all."
         )
+    used, name = np.unique(path.name[which], return_inverse=True)
     return {
         **sums,
         "names": [path.names[i] if i >= 0 else "" for i in used.tolist()],
         "kinds": words,
         "pieces": {
-            "begin": path.begin[:n] - begin,
-            "end": path.end[:n] - begin,
-            "rank": np.array(numbers, np.int32)[path.rank[:n]],
-            "kind": path.kind[:n],
+            "begin": path.begin[which] - begin,
+            "end": path.end[which] - begin,
+            "rank": np.array(numbers, np.int32)[path.rank[which]],
+            "kind": path.kind[which],
             "name": name.reshape(-1).astype(np.int32),
-            "row": _rows(path, n, place or {}),
+            "row": _rows(path, which, place or {}),
         },
         "cut": cut,
     }
@@ -89,13 +93,15 @@ def _first(lines: list[list[Any]]) -> list[list[Any]]:
     return [*lines[:MOST_SUMMED], more]
 
 
-def _rows(path: CriticalPath, n: int, place: Mapping[int, tuple[Ints, Ints]]) -> NDArray[np.int32]:
+def _rows(
+    path: CriticalPath, which: Ints, place: Mapping[int, tuple[Ints, Ints]]
+) -> NDArray[np.int32]:
     """Return the entry in the timeline of each piece's row; -1 where it is not shown."""
-    found = np.full(n, -1, np.int32)
+    found = np.full(len(which), -1, np.int32)
+    ranks, rows = path.rank[which], path.row[which]
     for rank, (number, entry) in place.items():
-        mine = np.flatnonzero((path.rank[:n] == rank) & (path.row[:n] >= 0))
+        mine = np.flatnonzero((ranks == rank) & (rows >= 0))
         if len(number) and len(mine):
-            row = path.row[mine]
-            at = np.searchsorted(number, row).clip(max=len(number) - 1)
-            found[mine] = np.where(number[at] == row, entry[at], -1)
+            at = np.searchsorted(number, rows[mine]).clip(max=len(number) - 1)
+            found[mine] = np.where(number[at] == rows[mine], entry[at], -1)
     return found

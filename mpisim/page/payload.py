@@ -6,7 +6,7 @@ and in which unit is said where it is made:
 - ``headline``, ``statements``, ``title``: `mpisim.page.words`
 - ``parts``: here; the step of a GPU, taken apart
 - ``path``: `mpisim.page.path`
-- ``timeline``: `mpisim.page.timeline`
+- ``timeline``: `mpisim.page.timeline`, its rows `mpisim.page.rows`
 - ``memory``, ``links``: `mpisim.page.use`
 - ``tables``: `mpisim.page.tables`
 

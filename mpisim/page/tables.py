@@ -13,8 +13,8 @@ from ..base.text import duration
 from ..program import Kind, Operation
 from ..report.figures import path_by
 from ..results import Results
+from .rows import communicator_family
 from .shown import RankGroups
-from .timeline import communicator_family
 
 __all__ = ["tables_of"]
 

@@ -1,18 +1,13 @@
-"""Rows of the shown ranks → the columns of the timeline.
+"""Rows of the shown ranks → the timeline of the page.
 
-Each rank is a group of lanes, one for each stream; rows lie in the order of lanes and, in each, of
-time. Where a step follows from two shorter ones, the rounds that repeat are inserted here: what a
-row of a round does at some time, its copies do a period later each
-(`mpisim.engine.periodic_window`).
-
-The page is one file to be sent around, so there is a limit to its rows. Where there are more, whole
-groups are left out, those with least of the critical path first; and of a single group that is too
-long all that begins after some time.
+Each rank is a group of lanes. The page is one file to be sent around, so there is a limit to its
+rows. Where there are more, whole groups are left out, those with least of the critical path first.
+Where that would leave less than half of them, all groups are kept and the middle of the step is
+left out instead: there rounds of micro-batches follow each other that are much the same.
 """
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,15 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.text import duration
-from ..engine.rows import Rows
 from ..mpi.parallel import collective_errors
-from ..program import Flag, Kind, Phase, Program, Table
+from ..program import Phase, Program
+from .rows import Gap, RankRows, begun_before, rank_rows
 from .shown import RankGroups, ShownRun
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["MOST_ROWS", "Timeline", "communicator_family", "timeline_of", "whole_rows"]
+__all__ = ["MOST_ROWS", "Timeline", "timeline_of"]
 
 MOST_ROWS = 600_000
 """Rows of all groups: what a browser shows without delay."""
@@ -38,49 +33,15 @@ MOST_BYTES = 3_200_000
 byte a row; random factors and recordings take up to 15."""
 SAMPLE = 20_000
 """Rows of a rank that tell how many bytes one takes."""
+PARTS_OF_STEP = 1_000
+"""Where the middle of the step is left out, it begins and ends at one of these."""
+AT_BEGIN = 0.75
+"""Share of the rows that are then of the begin of the step."""
 
 KINDS = ("kernel", "copy", "collective", "send", "recv", "host", "host wait")
 """What each `Kind` is called."""
 
 Ints = NDArray[np.int64]
-Columns = dict[str, NDArray[Any]]
-
-
-class WholeRows(NamedTuple):
-    """Rows of a rank over the whole step, whether or not all of them were simulated.
-
-    Attributes
-    ----------
-    row : int64, shape (n,)
-        Row of the table that each is, or is a copy of.
-    number : int64, shape (n,)
-        Its number in the rank, over the whole step.
-    begin, end, wire : int64, shape (n,)
-        In ps from the begin of the run.
-    micro_batch : int32, shape (n,)
-    """
-
-    row: Ints
-    number: Ints
-    begin: Ints
-    end: Ints
-    wire: Ints
-    micro_batch: NDArray[np.int32]
-
-
-class Part(NamedTuple):
-    """What one process makes of one rank: rows in the order of lanes and time."""
-
-    rank: int
-    lanes: tuple[tuple[str, int], ...]
-    """Name of each lane, and its rows."""
-    columns: Columns
-    names: tuple[str, ...]
-    """Of rows."""
-    numbers: Ints
-    """Number of each row in its rank."""
-    cut_at: int
-    """Time from which on rows are left out; -1: none."""
 
 
 class Timeline(NamedTuple):
@@ -95,172 +56,6 @@ class Timeline(NamedTuple):
 
     section: dict[str, Any]
     place: Mapping[int, tuple[Ints, Ints]]
-
-
-def whole_rows(shown: ShownRun, rank: int, rows: Rows) -> WholeRows:
-    """Rows of a rank as simulated → those of the whole step. Local.
-
-    Parameters
-    ----------
-    shown : ShownRun
-    rank : int
-    rows : Rows
-        Of this rank.
-    """
-    table = shown.run.program.table_of(rank)
-    row = np.arange(len(table))
-    micro_batch = table.micro_batch.astype(np.int32)
-    repetition = shown.repetition
-    if repetition is None:
-        return WholeRows(row, row, rows.begin, rows.end, rows.wire, micro_batch)
-    times, window = repetition.times, repetition.window
-    # A round is inserted behind itself; all that follows is later by all of them.
-    last = int(window.high[rank] + window.n_rows[rank])
-    again = row[int(window.high[rank]) : last]
-    later = np.arange(times + 2).clip(max=times)
-    later = np.repeat(later, [last, *[len(again)] * times, len(row) - last])
-    row = np.concatenate([row[:last], np.tile(again, times), row[last:]])
-    shorter = repetition.shorter.program.table_of(rank).micro_batch
-    more = int(micro_batch.max(initial=-1)) - int(shorter.max(initial=-1))
-    time = later * window.period
-    return WholeRows(
-        row,
-        np.arange(len(row)),
-        rows.begin[row] + time,
-        rows.end[row] + time,
-        rows.wire[row] + time,
-        np.where(micro_batch[row] < 0, -1, micro_batch[row] + later * more).astype(np.int32),
-    )
-
-
-# --- one rank -------------------------------------------------------------------------------------
-
-
-def part_of(
-    shown: ShownRun, rank: int, window: tuple[int, int], most: int, known: WholeRows | None = None
-) -> Part:
-    """Return what is shown of a rank that this process hosts. Local.
-
-    Parameters
-    ----------
-    shown : ShownRun
-    rank : int
-    window : tuple of int
-        Begin and end of the step, in ps from the begin of the run. Rows that reach beyond it are
-        cut at its ends.
-    most : int
-        Rows, at most: of more those that begin first.
-    known : WholeRows, optional
-        Its rows.
-    """
-    program = shown.run.program
-    table, whole = program.table_of(rank), known or rows_of(shown, rank)
-    begin, end = window
-    here = np.flatnonzero((whole.end >= begin) & (whole.begin <= end))
-    cut_at = -1
-    if len(here) > most:
-        times = whole.begin[here]
-        cut_at = int(np.partition(times, most)[most])
-        here = here[times < cut_at]
-        cut_at -= begin
-    row = whole.row[here]
-    lane_of, lanes = _lanes(program, rank, table)
-    lane = lane_of[row]
-    order = np.lexsort((whole.number[here], whole.begin[here], lane))
-    here, row, lane = here[order], row[order], lane[order]
-    starts, ends = (each[here].clip(begin, end) - begin for each in (whole.begin, whole.end))
-    wire = whole.wire[here].clip(begin, end) - begin
-    talks = table.is_communication
-    group = np.append(program.slots_of(rank), -1)[np.where(talks, table.slot, -1)]
-    used, name = np.unique(table.name[row], return_inverse=True)
-    counts = np.bincount(lane, minlength=len(lanes)).tolist()
-    return Part(
-        rank,
-        tuple((title, n) for title, n in zip(lanes, counts, strict=True) if n),
-        {
-            "begin": starts,
-            "duration": ends - starts,
-            "wait": np.where(talks[row], wire - starts, 0),
-            "name": name.reshape(-1).astype(np.int32),
-            "kind": table.kind[row],
-            "phase": table.phase[row],
-            "layer": table.layer[row],
-            "micro_batch": whole.micro_batch[here],
-            "bytes": table.bytes[row],
-            "communicator": group[row].astype(np.int32),
-        },
-        tuple(program.names[i] for i in used.tolist()),
-        whole.number[here],
-        cut_at,
-    )
-
-
-def rows_of(shown: ShownRun, rank: int) -> WholeRows:
-    """Return the rows of a rank that this process hosts. Local."""
-    entry = int(np.searchsorted(shown.run.hosted, rank))
-    return whole_rows(shown, rank, shown.run.rows(entry))
-
-
-def _lanes(program: Program, rank: int, table: Table) -> tuple[Ints, list[str]]:
-    """Return the lane of each row of a table, and what lanes are called.
-
-    A lane is a stream of the device, or the CPU. Messages of one batch run at the same time and
-    have a lane each.
-    """
-    joined = (table.flags & Flag.JOINED) != 0
-    at = np.arange(len(table))
-    place = at - np.maximum.accumulate(np.where(joined, 0, at)) if len(table) else at
-    streams = table.n_streams
-    key = np.where(table.stream < 0, streams, table.stream) + (streams + 1) * place
-    computes = np.bincount(table.stream[table.kind == Kind.KERNEL], minlength=streams + 1) > 0
-    found, lane = np.unique(key, return_inverse=True)
-    found_place, found_stream = np.divmod(found, streams + 1)
-    # Streams that compute come first, the CPU last; those of a batch follow each other.
-    order = np.lexsort(
-        (found_place, found_stream, ~computes[found_stream], found_stream == streams)
-    )
-    rank_of = np.argsort(order)
-    titles, taken = [], dict[str, int]()
-    for stream, nth in zip(found_stream[order].tolist(), found_place[order].tolist(), strict=True):
-        if stream == streams:
-            titles.append("CPU")
-            continue
-        title = _stream_title(program, rank, table, stream)
-        if nth:
-            titles.append(f"{title}, message {nth + 1} of a batch")
-            continue
-        taken[title] = taken.get(title, 0) + 1
-        titles.append(title if taken[title] == 1 else f"{title} ({taken[title]})")
-    return rank_of[lane.reshape(-1)], titles
-
-
-def _stream_title(program: Program, rank: int, table: Table, stream: int) -> str:
-    """Return what a stream of the device is called: what most of its rows do."""
-    here = table.stream == stream
-    kinds = np.bincount(table.kind[here], minlength=len(Kind))
-    if kinds[Kind.KERNEL]:
-        return "compute"
-    talks = here & table.is_communication
-    if not talks.any():
-        return "copies"
-    groups = program.slots_of(rank)[np.unique(table.slot[talks])]
-    texts = (communicator_family(program.communicators.names[i]) for i in groups.tolist())
-    families = sorted(set(texts))
-    return ", ".join(families[:3]) + (", …" if len(families) > 3 else "")
-
-
-def communicator_family(name: str) -> str:
-    """Return what communicators of one kind are called, without their numbers.
-
-    Examples
-    --------
-    >>> communicator_family("activation+ 12")
-    'activation+'
-    """
-    return re.sub(r"[\s\d]+$", "", name) or name
-
-
-# --- all ranks ------------------------------------------------------------------------------------
 
 
 def timeline_of(
@@ -298,66 +93,138 @@ def timeline_of(
     ranks, window = comm.bcast(asked, root=0)
     mine = [rank for rank in ranks if shown.run.placement[rank] == comm.rank]
     with collective_errors(comm):
-        sizes = {rank: _size(rows_of(shown, rank), window) for rank in mine}
+        sizes = {rank: _size(shown, rank, window) for rank in mine}
     everyone = {rank: size for part in comm.allgather(sizes) for rank, size in part.items()}
-    kept, most = _that_fit(ranks, everyone, most)
+    kept, gap = _that_fit([everyone[rank] for rank in ranks], window, most)
+    chosen = {ranks[i] for i in kept}
     with collective_errors(comm):
-        parts = [part_of(shown, rank, window, most) for rank in mine if rank in kept]
+        parts = [rank_rows(shown, rank, window, gap) for rank in mine if rank in chosen]
     found = comm.gather(parts, root=0)
     if found is None or groups is None:
         return None
     by_rank = {part.rank: part for process in found for part in process}
-    return _joined(shown.run.program, groups, by_rank, numbers, window)
+    return _joined(
+        shown.run.program,
+        groups,
+        by_rank,
+        numbers,
+        _left_out(by_rank, groups, numbers, window, gap),
+    )
+
+
+# --- what fits ------------------------------------------------------------------------------------
 
 
 class _Size(NamedTuple):
-    """What a rank takes of the page."""
+    """What a rank takes of the page.
 
-    rows: int
+    Attributes
+    ----------
+    begun : int64, shape (PARTS_OF_STEP + 1,)
+        Rows that have begun before each part of the step, and in all.
+    bytes_a_row : float
+        Of their times, in the file.
+    """
+
+    begun: Ints
     bytes_a_row: float
 
+    @property
+    def rows(self) -> int:
+        """All rows."""
+        return int(self.begun[-1])
 
-def _size(whole: WholeRows, window: tuple[int, int]) -> _Size:
-    """Return how many rows of a rank lie in the step, and what one takes in the file. Local."""
-    here = np.flatnonzero((whole.end >= window[0]) & (whole.begin <= window[1]))
+    @property
+    def bytes(self) -> float:
+        """All bytes."""
+        return self.rows * self.bytes_a_row
+
+
+def _edges(window: tuple[int, int]) -> list[int]:
+    """Return where the parts of the step begin, and its end, in ps from the begin of the run."""
+    begin, end = window
+    return [begin + i * (end + 1 - begin) // PARTS_OF_STEP for i in range(PARTS_OF_STEP + 1)]
+
+
+def _size(shown: ShownRun, rank: int, window: tuple[int, int]) -> _Size:
+    """Return what a rank that this process hosts takes of the page. Local."""
+    begun = begun_before(shown, rank, np.array(_edges(window), np.int64))
+    rows = shown.run.rows(int(np.searchsorted(shown.run.hosted, rank)))
+    here = np.flatnonzero((rows.end >= window[0]) & (rows.begin <= window[1]))
     middle = max(len(here) - SAMPLE, 0) // 2
     some = here[middle : middle + SAMPLE]
-    columns = (np.diff(whole.begin[some]), (whole.end - whole.begin)[some])
+    columns = (np.diff(rows.begin[some]), (rows.end - rows.begin)[some])
     packed = sum(len(zlib.compress(column.tobytes(), 1)) for column in columns)
-    return _Size(len(here), packed * 4 / 3 / max(len(some), 1))  # as text
+    return _Size(begun - begun[0], packed * 4 / 3 / max(len(some), 1))  # as text
 
 
 def _that_fit(
-    ranks: Sequence[int], sizes: Mapping[int, _Size], most: int
-) -> tuple[frozenset[int], int]:
-    """Return the ranks whose rows fit together, and the rows that one may have.
+    sizes: Sequence[_Size], window: tuple[int, int], most: int
+) -> tuple[list[int], Gap | None]:
+    """Return which ranks are shown, and what is left out of the step of each.
 
     Parameters
     ----------
-    ranks : sequence of int
-        Shown ranks, those that matter most first.
-    sizes : mapping of int to _Size
+    sizes : sequence of _Size
+        Of the ranks, those that matter most first.
+    window : tuple of int
+        Begin and end of the step.
     most : int
         Rows of all.
     """
-    kept = [ranks[0]]
-    rows, taken = sizes[ranks[0]].rows, sizes[ranks[0]].rows * sizes[ranks[0]].bytes_a_row
-    one = min(most, int(MOST_BYTES / max(sizes[ranks[0]].bytes_a_row, 1e-3)))
-    for rank in ranks[1:]:
-        more = sizes[rank]
-        if rows + more.rows <= most and taken + more.rows * more.bytes_a_row <= MOST_BYTES:
-            kept.append(rank)
-            rows += more.rows
-            taken += more.rows * more.bytes_a_row
-    return frozenset(kept), one
+    kept: list[int] = []
+    rows, taken = 0, 0.0
+    for i, size in enumerate(sizes):
+        if rows + size.rows <= most and taken + size.bytes <= MOST_BYTES:
+            kept.append(i)
+            rows, taken = rows + size.rows, taken + size.bytes
+    if 2 * len(kept) >= len(sizes):
+        return kept, None
+    begun = np.sum([size.begun for size in sizes], axis=0)
+    share = MOST_BYTES / max(sum(size.bytes for size in sizes), 1.0)
+    most = min(most, int(share * begun[-1]))
+    first = int(np.searchsorted(begun, AT_BEGIN * most, side="right")) - 1
+    last = int(np.searchsorted(-(begun[-1] - begun), -(most - begun[first])))
+    edges = _edges(window)
+    return list(range(len(sizes))), Gap(edges[first], edges[last])
+
+
+def _left_out(
+    parts: Mapping[int, RankRows],
+    groups: RankGroups,
+    numbers: Sequence[int],
+    window: tuple[int, int],
+    gap: Gap | None,
+) -> str:
+    """Say what is not in the timeline; empty if all is."""
+    missing = [
+        f"{title} (rank {numbers[rank]})" if groups.stages[0] >= 0 else title
+        for title, rank in zip(groups.titles, groups.shown, strict=True)
+        if rank not in parts
+    ]
+    texts = []
+    if missing:
+        texts.append(f"Left out, since a page does not hold all rows: {', '.join(missing)}.")
+    if gap is not None:
+        begin, end = (duration(time - window[0]) for time in gap)
+        texts.append(
+            f"What begins from {begin} to {end} of the step's {duration(window[1] - window[0])} is "
+            "left out, since a page does not hold all rows."
+        )
+    if groups.left_out:
+        texts.append(f"{groups.left_out:,} more groups of ranks are not shown.")
+    return " ".join(texts)
+
+
+# --- all ranks ------------------------------------------------------------------------------------
 
 
 def _joined(
     program: Program,
     groups: RankGroups,
-    parts: Mapping[int, Part],
+    parts: Mapping[int, RankRows],
     numbers: Sequence[int],
-    window: tuple[int, int],
+    cut: str,
 ) -> Timeline:
     """Return the timeline of all ranks that are shown, on process 0."""
     names: dict[str, int] = {}
@@ -394,13 +261,6 @@ def _joined(
     used, communicator = np.unique(rows["communicator"], return_inverse=True)
     known = used[used >= 0]
     rows["communicator"] = (communicator.reshape(-1) - (len(used) - len(known))).astype(np.int32)
-    cut = [_left_out(groups, parts, numbers)]
-    begun = [part for part in parts.values() if part.cut_at >= 0]
-    cut += [
-        f"rank {numbers[part.rank]} is shown until {duration(part.cut_at)} of the step's "
-        f"{duration(window[1] - window[0])}: it has more rows than a page holds."
-        for part in begun
-    ]
     section = {
         "names": list(names),
         "phases": [phase.name.lower() for phase in Phase],
@@ -408,23 +268,6 @@ def _joined(
         "rows": rows,
         "kinds": list(KINDS),
         "communicators": [program.communicators.names[i] for i in known.tolist()],
-        "cut": " ".join(text for text in cut if text),
+        "cut": cut,
     }
     return Timeline(section, place)
-
-
-def _left_out(groups: RankGroups, parts: Mapping[int, Part], numbers: Sequence[int]) -> str:
-    """Say which groups have no rows in the page."""
-    missing = [
-        f"{title} (rank {numbers[rank]})"
-        for title, rank in zip(groups.titles, groups.shown, strict=True)
-        if rank not in parts
-    ]
-    texts = []
-    if missing:
-        texts.append(
-            f"Left out, since they have more rows than a page holds: {', '.join(missing)}."
-        )
-    if groups.left_out:
-        texts.append(f"{groups.left_out:,} more groups of ranks are not shown.")
-    return " ".join(texts)

@@ -124,9 +124,9 @@ def _short(found: MemoryParts) -> MemoryParts:
         return found
     total = found.total
     first = np.arange(MOST_TIMES) * n // MOST_TIMES
-    kept = np.array(
-        [a + int(np.argmax(total[a:b])) for a, b in zip(first, [*first[1:], n], strict=True)]
-    )
+    highest = np.repeat(np.maximum.reduceat(total, first), np.diff(first, append=n))
+    at = np.flatnonzero(total == highest)
+    kept = at[np.searchsorted(at, first)]  # the first of the highest of each part
     return MemoryParts(found.time[kept], {name: each[kept] for name, each in found.bytes.items()})
 
 
