@@ -5,7 +5,8 @@
 # measured data (4 minutes; without arguments only). Exits with an error if any part fails, after
 # running them all. An MPI that cannot be had here (with_mpi.sh) is said and left out; where CI is set
 # that is an error, too. What takes longer runs in nightly.sh. As root on Debian or Ubuntu, packages that
-# some tests need are installed by apt-get: Slurm and munge (get_slurm.sh), openmpi-bin (with_mpi.sh).
+# some tests need are installed by apt-get: Slurm and munge (get_slurm.sh), Chromium (get_browser.sh),
+# openmpi-bin (with_mpi.sh).
 #
 #   bash run_scripts/test.sh [arguments for pytest, given to each of its runs]
 set -uo pipefail
@@ -24,6 +25,7 @@ part() {
 }
 
 bash run_scripts/get_slurm.sh
+bash run_scripts/get_browser.sh
 part "lint" ruff check .
 part "format" ruff format --check .
 part "types" bash run_scripts/typecheck.sh

@@ -118,7 +118,7 @@ def page_html(payload: dict[str, Any]) -> str:
 
 
 def _plain(value: Any, columns: Columns) -> Any:
-    """Part of a payload → the same with arrays moved to `columns`, and what JSON cannot say null."""
+    """Part of a payload → the same for JSON: arrays moved to `columns`, null for NaN."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):

@@ -13,6 +13,7 @@ from ..engine.critical_path import CriticalPath, PieceKind
 from ..report.comparison import WORDS
 from ..report.figures import path_by
 from ..results import Results
+from .rows import numbered
 from .timeline import AT_BEGIN
 
 __all__ = ["MOST_PIECES", "path_of"]
@@ -61,7 +62,7 @@ def path_of(
             f"{MOST_PIECES:,} of {n:,} pieces are shown one by one: those from {' to '.join(ends)} "
             "are left out; sums are of all."
         )
-    used, name = np.unique(path.name[which], return_inverse=True)
+    used, name = numbered(path.name[which])
     return {
         **sums,
         "names": [path.names[i] if i >= 0 else "" for i in used.tolist()],
@@ -71,7 +72,7 @@ def path_of(
             "end": path.end[which] - begin,
             "rank": np.array(numbers, np.int32)[path.rank[which]],
             "kind": path.kind[which],
-            "name": name.reshape(-1).astype(np.int32),
+            "name": name,
             "row": _rows(path, which, place or {}),
         },
         "cut": cut,

@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 from ..program import Flag, Kind, Program, Table
 from .shown import ShownRun
 
-__all__ = ["Gap", "RankRows", "begun_before", "communicator_family", "rank_rows", "whole_rows"]
+__all__ = [
+    "Gap",
+    "RankRows",
+    "begun_before",
+    "communicator_family",
+    "numbered",
+    "rank_rows",
+    "whole_rows",
+]
 
 Ints = NDArray[np.int64]
 
@@ -183,7 +191,7 @@ def rank_rows(
     )
     slot = np.where(table.is_communication, table.slot, -1)
     group = np.append(program.slots_of(rank), -1)[slot]
-    used, name = np.unique(table.name[row], return_inverse=True)
+    used, name = numbered(table.name[row])
     counts = np.bincount(lane, minlength=len(lanes)).tolist()
     return RankRows(
         rank,
@@ -192,7 +200,7 @@ def rank_rows(
             "begin": starts,
             "duration": ends - starts,
             "wait": np.where(table.is_communication[row], wire - starts, 0),
-            "name": name.reshape(-1).astype(np.int32),
+            "name": name,
             "kind": table.kind[row],
             "phase": table.phase[row],
             "layer": table.layer[row],
@@ -203,6 +211,19 @@ def rank_rows(
         tuple(program.names[i] for i in used.tolist()),
         whole.number[here],
     )
+
+
+def numbered(values: NDArray[np.int32]) -> tuple[Ints, NDArray[np.int32]]:
+    """Return the different values, ascending, and which of them each is; none is below -1.
+
+    Parameters
+    ----------
+    values : int32, shape (n,)
+    """
+    there = np.zeros(int(values.max(initial=-1)) + 2, bool)
+    there[values + 1] = True
+    number = np.cumsum(there, dtype=np.int32) - 1
+    return np.flatnonzero(there) - 1, number[values + 1]
 
 
 def _lanes(program: Program, rank: int, table: Table) -> tuple[Ints, list[str]]:

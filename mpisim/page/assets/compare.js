@@ -3,9 +3,11 @@
 function compareTop(compare) {
   const { a_ps: a, b_ps: b } = compare;
   const by = b / a - 1;
-  const figure = (letter, name, ps) => make("div.figure", {}, make("p.which.name", {}, `${letter}: ${clipped(name, 160)}`), make("b", {}, time(ps, 6)));
+  const { write, unit } = columnFormat("time", [a, b]);
+  const figure = (letter, name, ps, error) => make("div.figure", {}, make("p.which.name", {}, `${letter}: ${clipped(name, 160)}`),
+    make("b", {}, write(ps), make("small", {}, ` ${unit}`)), error ? make("span", {}, error) : null);
   const verdict = by < 0 ? "less time" : by > 0 ? "more time" : "as long";
-  return make("div.versus", {}, figure("A", compare.a, a), figure("B", compare.b, b),
+  return make("div.versus", {}, figure("A", compare.a, a, compare.a_error), figure("B", compare.b, b, compare.b_error),
     make("div.figure", {}, make("p.which", {}, "B beside A"), make(by < 0 ? "b.better" : by > 0 ? "b.worse" : "b", {}, change(by, 2)),
       make("span", {}, by === 0 ? verdict : `${time(Math.abs(b - a))} ${verdict}`)));
 }
@@ -18,6 +20,7 @@ function compareSection(compare) {
 function differences(list) {
   const { rows } = list;
   const most = Math.max(1, ...rows.map((row) => Math.abs(row[3])));
+  const like = ["a", "b", "difference"];
   const draw = (i) => {
     const value = rows[i][3];
     const arm = make("i.arm", { "aria-hidden": "true" });
@@ -29,8 +32,8 @@ function differences(list) {
   return makeTable({
     title: list.title,
     note: list.note,
-    columns: [{ key: "name", title: "Part", type: "text" }, { key: "a", title: "A", type: "time" }, { key: "b", title: "B", type: "time" },
-      { key: "index", title: "less ← B → more", type: "text", draw }, { key: "difference", title: "B − A", type: "time" }],
+    columns: [{ key: "name", title: "Part", type: "text" }, { key: "a", title: "A", type: "time", like }, { key: "b", title: "B", type: "time", like },
+      { key: "index", title: "less ← B → more", type: "text", draw, fixed: true }, { key: "difference", title: "B − A", type: "time", like }],
     data: {
       name: rows.map((row) => row[0]), a: rows.map((row) => row[1]), b: rows.map((row) => row[2]),
       index: rows.map((_, i) => i), difference: rows.map((row) => row[3]),

@@ -64,16 +64,19 @@ function columnFormat(type, values) {
   if (!units) return { unit: "", write: plain };
   let [most, least] = [0, Infinity];
   for (const value of values) {
-    if (value > most) most = value;
-    if (value > 0 && value < least) least = value;
+    const size = Math.abs(value);
+    if (size > most) most = size;
+    if (size > 0 && size < least) least = size;
   }
-  // Where the least would have no digits left in the unit of the most, each value has its own.
-  if (least < most / 1e5) return { unit: "", write: (value) => inUnits(value, units, 3) };
-  const [factor, unit] = unitOf(most, units);
-  const decimals = Math.max(most >= factor ? decimalsOf(most / factor, 5) : 0, least < most / 1e3 ? 4 : 0);
+  // Where the least would have no digits left in the unit of the most, times take a smaller unit, and
+  // other values each their own.
+  if (least < most / 1e4 && type !== "time") return { unit: "", write: (value) => inUnits(value, units, 3) };
+  const wide = least < 5e-4 * unitOf(most, units)[0];
+  const [factor, unit] = unitOf(wide ? most / 1e3 : most, units);
+  const decimals = Math.max(decimalsOf(most / factor, 5), least < most / 1e3 ? (wide ? 3 : 4) : 0);
   return {
     unit,
-    write: (value) => (value === null || value === undefined || !Number.isFinite(value) ? MISSING : digits(value / factor, factor === 1 ? 0 : decimals)),
+    write: (value) => (value === null || value === undefined || !Number.isFinite(value) ? MISSING : digits(value / factor, factor === 1 || value === 0 ? 0 : decimals)),
   };
 }
 

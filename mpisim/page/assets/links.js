@@ -100,7 +100,7 @@ function linksSection(links, whole) {
   return make("div.stack", {},
     make("div.card.stack", {}, make("div.row", {}, make("span", {}, "0 %"), ramp, make("span", {}, "100 % of the capacity")), holder, readout, more),
     makeTable({
-      title: "Links",
+      title: "Each link",
       note: links.note,
       columns: [{ key: "name", title: "Link", type: "text" }, { key: "level", title: "Level", type: "text" },
         { key: "count", title: "Alike", type: "number", help: "links that are used alike" }, { key: "capacity", title: "Capacity", type: "rate" },

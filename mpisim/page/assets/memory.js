@@ -1,6 +1,18 @@
 // Memory over the step: its parts one on another, below the capacity. Drawn by uPlot.
 
-const PAINTS_OF_MEMORY = ["forward", "backward", "recompute", "optimizer", "collective", "p2p", "copy", "host", "waiting"];
+const PAINTS_OF_OTHERS = ["copy", "p2p", "host", "recompute", "waiting", "idle"];
+
+/** Names of parts → the colour of each: that of the phase which makes or uses it, or one that is left. */
+function paintsOfMemory(parts) {
+  let others = 0;
+  const used = new Set();
+  return parts.map(({ name }) => {
+    const paint = [[/param|weight/i, "forward"], [/grad/i, "backward"], [/optim/i, "optimizer"], [/activ/i, "collective"]].find(([words]) => words.test(name))?.[1];
+    if (!paint || used.has(paint)) return PAINTS_OF_OTHERS[others++ % PAINTS_OF_OTHERS.length];
+    used.add(paint);
+    return paint;
+  });
+}
 
 function memorySection(memory) {
   const holder = make("div.chart");
@@ -14,10 +26,11 @@ function memorySection(memory) {
     const total = totals[state.group];
     const peak = total.indexOf(Math.max(...total));
     const t = state.at >= 0 && state.at < total.length ? state.at : peak;
-    fill(where, `${clipped(group.title, 60)}: ${size(total[t])} ${t === peak ? "at its most" : "held"}, ${time(group.times[t])}`
+    fill(where, `${clipped(group.title, 60)} at ${time(group.times[t])}: ${size(total[t])}${t === peak ? ", its most" : ""}`
       + (memory.capacity ? `; ${size(memory.capacity - total[t])} of ${size(memory.capacity)} free` : ""));
+    const paints = paintsOfMemory(group.parts);
     fill(keys, group.parts.map((part, i) => {
-      const line = make("li.row", {}, swatch(PAINTS_OF_MEMORY[i % PAINTS_OF_MEMORY.length]), make("span.name", {}, clipped(part.name, 60)), make("strong", {}, size(part.bytes[t])));
+      const line = make("li.row", {}, swatch(paints[i]), make("span.name", {}, clipped(part.name, 60)), make("strong", {}, size(part.bytes[t])));
       return line;
     }).reverse());
   }
@@ -25,6 +38,7 @@ function memorySection(memory) {
   function draw(width) {
     state.plot?.destroy();
     const group = memory.groups[state.group];
+    const paints = paintsOfMemory(group.parts);
     const seconds = Array.from(group.times, (ps) => ps / 1e12);
     const sums = [];
     group.parts.forEach((part, i) => sums.push(Array.from(part.bytes, (bytes, t) => bytes + (sums[i - 1]?.[t] ?? 0))));
@@ -37,18 +51,17 @@ function memorySection(memory) {
     state.plot = new uPlot({
       width, height: Math.round(Math.max(240, Math.min(380, width * 0.34))),
       legend: { show: false },
-      padding: [12, 8, 0, 0],
+      padding: [12, 28, 0, 0],
       cursor: { points: { show: false }, drag: { x: false, y: false } },
       scales: { x: { time: false, range: () => [0, seconds[seconds.length - 1] || 1] }, y: { range: [0, highest] } },
       axes: [
-        { ...axis, values: (_, marks) => marks.map((value) => time(value * 1e12, 3)), space: 80 },
+        { ...axis, values: (_, marks) => marks.map((value) => time(value * 1e12, 3)), space: 80, size: 34 },
         { ...axis, size: 70, values: (_, marks) => marks.map(gib), splits: () => spacing(highest) },
       ],
       series: [
         {},
         ...order.map((i) => {
-          const paint = PAINTS_OF_MEMORY[i % PAINTS_OF_MEMORY.length];
-          return { paths: stepped, stroke: ink("surface"), width: 1, fill: ink(paint), points: { show: false } };
+          return { paths: stepped, stroke: ink("surface"), width: 1, fill: ink(paints[i]), points: { show: false } };
         }),
         { stroke: ink("ink"), width: 1.5, dash: [6, 5], points: { show: false } },
       ],

@@ -16,16 +16,17 @@ function section(id, title, lead, ...content) {
 function drawTop(payload) {
   const { headline, compare } = payload;
   document.title = clipped(payload.title || "mpisim", 200);
-  const bar = make("div.bar", {}, make("span.mark", {}, "mpisim"), make("nav", { "aria-label": "Sections" }, links), themeButton());
+  const bar = make("header.bar", {}, make("span.mark", {}, "mpisim"), make("nav", { "aria-label": "Sections" }, links), themeButton());
   const [number, unit] = /^(.*\d)\s*(\D*)$/.exec(headline?.step ?? "")?.slice(1) ?? ["", ""];
   const step = headline && !compare ? make("div.headline", {},
     make("div.figure", {}, make("b", { "data-role": "step" }, number, make("small", {}, ` ${unit}`)), make("span", {}, `a training step${headline.error ? `, ${headline.error}` : ""}`)),
     headline.facts?.length ? definitions("dl.facts", headline.facts) : null) : null;
   page.replaceChildren(
     make("a.skip", { href: "#content" }, "Skip to the content"), bar,
-    make("header.top", {}, make("p.over", {}, compare ? "Two runs compared" : "Simulated training step"), make("h1.name", {}, clipped(payload.title || "Training step", 300)),
-      payload.subtitle ? make("p.sub", {}, clipped(payload.subtitle, 500)) : null, step, compare ? compareTop(compare) : null),
     main, make("footer.foot", {}, "Made by mpisim. This file holds all it shows and loads nothing."));
+  main.append(
+    make("div.top", {}, make("p.over", {}, compare ? "Two runs compared" : "Simulated training step"), make("h1.name", {}, clipped(payload.title || "Training step", 300)),
+      payload.subtitle ? make("p.sub", {}, clipped(payload.subtitle, 500)) : null, step, compare ? compareTop(compare) : null));
 }
 
 /** Let the browser paint before more is drawn. */
@@ -35,10 +36,10 @@ async function drawSections(payload) {
   const whole = payload.whole_ps;
   const why = (id) => (payload.why?.[id] ? make("p.note", {}, payload.why[id]) : null);
   const tables = new Map((payload.tables ?? []).map((table) => [table.id, table]));
-  const table = (id) => {
+  const table = (id, options) => {
     const found = tables.get(id);
     tables.delete(id);
-    return found ? payloadTable(found) : null;
+    return found ? payloadTable(found, options) : null;
   };
   const { compare } = payload;
   if (compare) {
@@ -53,12 +54,12 @@ async function drawSections(payload) {
     section("timeline", "Timeline", null, timeline.element);
   } else section("timeline", "Timeline", null, why("timeline"));
   await breath();
-  if (payload.path) section("path", "Critical path", "The chain of work and waiting that sets the step time.", pathSection(payload.path, whole, timeline), table("path_by_name"));
+  if (payload.path) section("path", "Critical path", "The chain of work and waiting that sets the step time.", pathSection(payload.path, whole, timeline, table("path_by_name")));
   else section("path", "Critical path", null, why("path"));
   await breath();
   section("gpus", "GPUs", null, make("div.stack", {}, table("stages"), table("ranks")));
-  section("kernels", "Kernels", null, table("kernels"));
-  section("communications", "Communications", null, table("communications"), table("collectives"));
+  section("kernels", "Kernels", null, table("kernels", { bare: true }));
+  section("communications", "Communications", null, table("communications", { bare: true }), table("collectives"));
   section("memory", "Memory", null, payload.memory?.groups?.length ? memorySection(payload.memory) : why("memory"));
   await breath();
   section("links", "Links", null, payload.links?.names?.length ? linksSection(payload.links, whole) : why("links"));
@@ -68,10 +69,12 @@ async function drawSections(payload) {
   if (payload.experiment) section("experiment", "Experiment", null, make("div.card", {}, make("pre", { tabindex: "0", role: "region", "aria-label": "Text of the experiment" }, payload.experiment)));
 }
 
-/** A list of sentences; one whose lines are set out in columns stays as it is. */
+/** A list of sentences; lines that are set out in columns stay as they are. */
 function statement({ title, items }) {
-  const columns = items.some((each) => /^\s{2}/.test(each));
-  return make("div", {}, make("h3", {}, title), columns ? make("pre", { tabindex: "0", role: "region", "aria-label": title }, items.join("\n")) : make("ul", {}, items.map((item) => make("li.name", {}, item))));
+  const first = items.findIndex((each) => /^\s{2}/.test(each));
+  if (first < 0) return make("div", {}, make("h3", {}, title), make("ul", {}, items.map((item) => make("li.name", {}, item))));
+  return make("div", {}, make("h3", {}, title), first > 0 ? make("p.name", {}, items.slice(0, first).join(" ")) : null,
+    make("pre", { tabindex: "0", role: "region", "aria-label": `${title}, in columns` }, items.slice(first).join("\n")));
 }
 
 /** Mark in the bar which section is being read. */

@@ -1,9 +1,8 @@
 // The critical path: of what it is made, and its pieces one by one.
 
-const PAINT_OF_PIECE = { kernels: "forward", copies: "copy", communications: "collective" };
-
-function pathSection(path, whole, timeline) {
-  const list = (title, rows, paint, more) => rows?.length ? makeTable({
+/** @param {HTMLElement} byName  table of the payload */
+function pathSection(path, whole, timeline, byName) {
+  const list = (title, rows, more) => rows?.length ? makeTable({
     title,
     columns: [{ key: "name", title: more, type: "text" }, { key: "ps", title: "Time", type: "time" },
       { key: "share", title: "Share", type: "percent", bar: Math.max(...rows.map((row) => row[1])) / whole },
@@ -11,7 +10,7 @@ function pathSection(path, whole, timeline) {
     data: { name: rows.map((row) => row[0]), ps: rows.map((row) => row[1]), share: rows.map((row) => row[1] / whole), pieces: rows.map((row) => row[2]) },
   }) : null;
   return make("div.stack", {},
-    make("div.two", {}, list("By kind", path.by_kind, null, "Kind"), list("By rank", path.by_rank, null, "Rank")),
+    make("div.two", {}, make("div.stack", {}, list("By kind", path.by_kind, "Kind"), list("By rank", path.by_rank, "Rank")), byName),
     piecesTable(path, timeline));
 }
 
@@ -30,7 +29,7 @@ function piecesTable(path, timeline) {
   ];
   if (timeline) {
     columns.push({
-      key: "show", title: "Timeline", type: "text",
+      key: "show", title: "Timeline", type: "text", fixed: true,
       draw: (i) => button("Show", () => (pieces.row?.[i] >= 0 ? timeline.showRow(pieces.row[i]) : timeline.showSpan(pieces.begin[i], pieces.end[i])), {
         "aria-label": `Show piece ${i + 1}, ${clipped(path.names[pieces.name[i]], 60)}, in the timeline`,
       }),

@@ -4,23 +4,26 @@ const ROWS_A_PAGE = 20;
 const ROWS_ON_PAPER = 50;
 
 /**
- * @param {object} table  columns [{key, title, type, help, draw}], data {key: values}, title, note.
- *   `draw(value, row)` returns an element in place of a text; types are those of the payload.
- * @param {object} options  caption (for screen readers), order ([key, "descending"] at first)
+ * @param {object} table  columns [{key, title, type, help, draw, like, bar, fixed}], data {key: values}, title, note.
+ *   `draw(value, row)` returns an element in place of a text; `like`: keys of the columns that have
+ *   the same unit; `bar`: the value of a whole bar;
+ *   `fixed`: it cannot be sorted by; types are those of the payload.
+ * @param {object} options  caption (for screen readers), order ([key, "descending"] at first), bare (no heading of its own)
  */
 function makeTable(table, options = {}) {
   const { columns, data } = table;
+  const caption = clipped(options.caption ?? table.title, 200);
   const count = columns.length ? data[columns[0].key].length : 0;
-  const formats = new Map(columns.map((each) => [each.key, columnFormat(each.type, data[each.key])]));
+  const formats = new Map(columns.map((each) => [each.key, columnFormat(each.type, (each.like ?? [each.key]).flatMap((key) => Array.from(data[key])))]));
   const state = { order: options.order ?? null, words: "", page: 0, rows: Uint32Array.from({ length: count }, (_, i) => i) };
   const texts = new Map(); // lower-case texts of columns, made when something is first looked for
 
   const status = make("span", { role: "status" });
   const body = make("tbody");
   const headings = columns.map((column) => heading(column));
-  const box = make("div.scroll", { tabindex: "0", role: "region", "aria-label": options.caption ?? table.title },
-    make("table", {}, make("caption.unseen", {}, options.caption ?? table.title), make("thead", {}, make("tr", {}, headings)), body));
-  const filter = make("input.filter", { type: "search", placeholder: "Filter rows", "aria-label": `Filter rows of ${options.caption ?? table.title}` });
+  const box = make("div.scroll", { tabindex: "0", role: "region", "aria-label": `Table: ${caption}` },
+    make("table", {}, make("caption.unseen", {}, caption), make("thead", {}, make("tr", {}, headings)), body));
+  const filter = make("input.filter", { type: "search", placeholder: "Filter rows", "aria-label": `Filter rows of ${caption}` });
   const earlier = button("Previous", () => turn(-1));
   const later = button("Next", () => turn(1));
   const pager = make("div.pager", {}, earlier, later, status);
@@ -28,10 +31,12 @@ function makeTable(table, options = {}) {
 
   function heading(column) {
     const { unit } = formats.get(column.key);
-    const title = unit ? `${column.title}, ${unit}` : column.title;
-    const cell = make(column.type === "text" ? "th" : "th.num", { scope: "col", title: column.help || null });
-    if (count < 2) cell.append(make("span", {}, title));
-    else cell.append(button(title, () => sortBy(column)));
+    const title = clipped(column.title, 60) + (unit ? `, ${unit}` : "");
+    const kind = `th${column.type === "text" ? "" : ".num"}${column.key === "show" ? ".fixed" : ""}`;
+    const cell = make(kind, { scope: "col", title: column.help || null });
+    if (count < 2 || column.fixed) cell.append(make("span", {}, title));
+    // Browsers do not repeat buttons at the top of each sheet of paper, but they do repeat texts.
+    else cell.append(button(title, () => sortBy(column), { class: "onscreen" }), make("span.onpaper", {}, title));
     return cell;
   }
 
@@ -106,12 +111,12 @@ function makeTable(table, options = {}) {
   function line(row) {
     return make("tr", {}, columns.map((column, i) => {
       const value = data[column.key][row];
-      if (column.draw) return make("td", {}, column.draw(value, row));
+      if (column.draw) return make(column.type === "text" ? "td" : "td.num", {}, column.draw(value, row));
       const text = formats.get(column.key).write(value);
       if (column.type === "text") return make(i === 0 ? "th" : "td.text", i === 0 ? { scope: "row" } : {}, clipped(text, 400));
       const cell = make("td.num");
-      if (column.bar && Number.isFinite(value)) cell.append(cellBar(value / column.bar));
-      cell.append(text);
+      if (column.bar && Number.isFinite(value)) cell.append(cellBar(value / column.bar), make("span.amount", {}, text));
+      else cell.append(text);
       return cell;
     }));
   }
@@ -125,7 +130,7 @@ function makeTable(table, options = {}) {
   arrange();
   const wanted = count > 8 && columns.some((each) => each.type === "text" || each.type === "number");
   return make("div.tablebox.stack", {}, 
-    options.bare && !wanted ? null : make("div.row.apart", {}, options.bare ? make("span") : make("h3", {}, table.title), wanted ? filter : null),
+    options.bare && !wanted ? null : make("div.row.apart", {}, options.bare ? make("span") : make("h3.name", {}, clipped(table.title, 200)), wanted ? filter : null),
     box, pager, paper, table.note ? make("p.note", {}, table.note) : null);
 }
 
@@ -136,14 +141,19 @@ function cellBar(share) {
   return make("span.cellbar", { "aria-hidden": "true" }, inner);
 }
 
+/** Tables whose times are parts of one whole, and written in one unit. */
+const OF_ONE_WHOLE = ["ranks", "stages"];
+
 /** A table of the payload, with a bar in its first column of shares. */
-function payloadTable(table) {
+function payloadTable(table, options) {
   const share = table.columns.find((each) => each.type === "percent");
+  const times = table.columns.filter((each) => each.type === "time").map((each) => each.key);
   const columns = table.columns.map((each) => {
+    if (each.type === "time" && OF_ONE_WHOLE.includes(table.id)) return { ...each, like: times };
     if (each !== share) return each;
     let most = 0;
     for (const value of table.data[each.key]) most = Math.max(most, value ?? 0);
     return most > 0 ? { ...each, bar: most > 0.5 ? 1 : most } : each;
   });
-  return makeTable({ ...table, columns });
+  return makeTable({ ...table, columns }, options);
 }

@@ -14,9 +14,8 @@ function timelineSection(payload) {
   const painter = new TimelinePainter(rows);
   const pieces = payload.path?.pieces;
   const onPath = pieces?.row?.length ? pieces.row.filter((row) => row >= 0) : [];
-  const isCompute = (lane) => lane.name === "compute" || rows.passes(lane).length > 0;
   const view = { begin: 0, end: rows.whole, top: 0, selected: -1, hovered: -1, lit: null, groups: timeline.groups, marks: [] };
-  const state = { path: false, found: null, at: -1, streams: rows.lanes.length > LANES_AT_FIRST ? "compute" : "all", layout: null, width: 0, height: 0, motion: 0 };
+  const state = { path: false, found: null, at: -1, streams: rows.lanes.length > LANES_AT_FIRST ? "compute" : "all", layout: null, width: 0, height: 0, motion: 0, goal: null };
 
   const said = make("div.unseen", { "aria-live": "polite", "data-role": "said" });
   const announce = announcer(said);
@@ -45,7 +44,7 @@ function timelineSection(payload) {
   const redraw = eachFrame(draw);
 
   function arrange() {
-    state.layout = layOut(rows, timeline.groups, state.width, (lane) => state.streams === "all" || isCompute(lane));
+    state.layout = layOut(rows, timeline.groups, state.width, (lane) => state.streams === "all" || lane.computes);
     const most = Math.min(window.innerHeight * 0.82, 62 * parseFloat(getComputedStyle(document.documentElement).fontSize));
     state.height = Math.min(state.layout.height, Math.floor(most));
     tall.style.height = `${state.layout.height}px`;
@@ -64,11 +63,13 @@ function timelineSection(payload) {
 
   function show(begin, end, moved = true) {
     cancelAnimationFrame(state.motion);
+    state.goal = null;
     if (!moved || theme.still.matches) {
       settle(begin, end);
       return;
     }
     const [from, to, start] = [view.begin, view.end, performance.now()];
+    state.goal = { begin, end };
     const move = (now) => {
       const done = Math.min(1, (now - start) / 180);
       const eased = 1 - (1 - done) ** 3;
@@ -77,10 +78,16 @@ function timelineSection(payload) {
       const part = Math.abs(end - begin - (to - from)) < 1 ? eased : (span - (to - from)) / (end - begin - (to - from));
       settle(from + (begin - from) * part, from + (begin - from) * part + span);
       if (done < 1) state.motion = requestAnimationFrame(move);
-      else settle(begin, end);
+      else {
+        state.goal = null;
+        settle(begin, end);
+      }
     };
     state.motion = requestAnimationFrame(move);
   }
+
+  /** What is seen once it has come to rest: keys pressed on the way there start from it. */
+  const goal = () => state.goal ?? view;
 
   const perPixel = () => (view.end - view.begin) / Math.max(1, state.width - state.layout.gutter);
   const timeAt = (x) => view.begin + (x - state.layout.gutter) * perPixel();
@@ -111,8 +118,8 @@ function timelineSection(payload) {
       }
       const [begin, end] = [rows.begin[row], rows.begin[row] + rows.duration[row]];
       if (zoom) show(begin - 0.35 * (end - begin) - 500, end + 0.35 * (end - begin) + 500);
-      else if (end < view.begin || begin > view.end) {
-        const half = (view.end - view.begin) / 2;
+      else if (end < goal().begin || begin > goal().end) {
+        const half = (goal().end - goal().begin) / 2;
         show((begin + end) / 2 - half, (begin + end) / 2 + half, !quiet);
       }
       announce(sentence(row));
@@ -126,18 +133,21 @@ function timelineSection(payload) {
     show: (begin, end) => show(begin, end),
     reset: () => show(0, rows.whole),
     pan(by, share = false) {
-      const ps = share ? by * (view.end - view.begin) : by;
-      show(view.begin + ps, view.end + ps, share);
+      const { begin, end } = goal();
+      const ps = share ? by * (end - begin) : by;
+      const bounded = Math.max(-begin, Math.min(rows.whole - end, ps));
+      show(begin + bounded, end + bounded, share);
     },
     /** Zoom about a time, or about the chosen row, or the middle. Whether there was room to. */
     zoom(factor, about, moved = true) {
-      const span = view.end - view.begin;
+      const { begin, end } = goal();
+      const span = end - begin;
       if (factor > 1 && span >= rows.whole) return false;
       const row = view.selected;
-      const middle = row >= 0 ? rows.begin[row] + rows.duration[row] / 2 : (view.begin + view.end) / 2;
-      const at = about ?? (middle >= view.begin && middle <= view.end ? middle : (view.begin + view.end) / 2);
+      const middle = row >= 0 ? rows.begin[row] + rows.duration[row] / 2 : (begin + end) / 2;
+      const at = about ?? (middle >= begin && middle <= end ? middle : (begin + end) / 2);
       const kept = Math.max(LEAST_SPAN / span, factor);
-      show(at - (at - view.begin) * kept, at + (view.end - at) * kept, moved);
+      show(at - (at - begin) * kept, at + (end - at) * kept, moved);
       return true;
     },
     pick: (x, y) => select(rowAt(x, y)),
@@ -234,10 +244,12 @@ function timelineSection(payload) {
 
   function describe(row) {
     if (row < 0) {
+      panel.classList.add("onscreen");
       fill(panel, make("p.lead", {}, "Choose a row to see what it is: click it, or go there with the keys."),
         make("ul.shortcuts", {}, SHORTCUTS.map(([keys, what]) => make("li", {}, make("kbd", {}, keys), ` ${what}`))));
       return;
     }
+    panel.classList.remove("onscreen");
     fill(panel, make("div.row.apart", {}, make("p.title.name", {}, shown(rows.names[rows.name[row]])),
       button("Zoom to it", () => act.toSelected(), { class: "onscreen" })), definitions("dl", facts(row)));
   }
@@ -290,7 +302,7 @@ function timelineSection(payload) {
   });
   const streams = picker.querySelector("select");
   streams.value = state.streams;
-  picker.hidden = !rows.lanes.some(isCompute) || rows.lanes.every(isCompute);
+  picker.hidden = !rows.lanes.some((lane) => lane.computes) || rows.lanes.every((lane) => lane.computes);
   const tools = make("div.tools", { role: "toolbar", "aria-label": "Timeline" },
     make("span.together", {},
       button("−", () => act.zoom(1.6), { "aria-label": "Zoom out" }),
@@ -330,7 +342,7 @@ function timelineSection(payload) {
   });
   describe(-1);
 
-  const legend = make("ul.legend", { "aria-label": "Colours" }, rows.categories.map((each) => make("li", {}, swatch(each.paint, each.hatched), each.label)),
+  const legend = make("ul.legend", { "aria-label": "Colours" }, rows.categories.slice(0, rows.colours).map((each) => make("li", {}, swatch(each.paint, each.hatched), each.label)),
     rows.wait.some((each) => each > 0) ? make("li", {}, swatch("collective", true), "waiting for others") : null);
   return {
     element: make("div", {}, tools, stage, make("div.stack", {}, make("p.note", {}, timeline.cut || ""), legend), panel, said),

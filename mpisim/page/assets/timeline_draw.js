@@ -9,7 +9,7 @@ const LEAST_FOR_BATCH = 13;
 /** Where lanes lie, for a width and a choice of lanes: {gutter, headed, height, lanes: [{lane, number, y, height}]}. */
 function layOut(rows, groups, width, shownLane) {
   const wide = width >= 720;
-  const layout = { wide, gutter: wide ? Math.min(260, Math.max(190, width * 0.16)) : 0, lanes: [], heads: [], height: 0 };
+  const layout = { wide, gutter: wide ? Math.min(300, Math.max(220, width * 0.18)) : 0, lanes: [], heads: [], height: 0 };
   let y = RULER + 6;
   groups.forEach((group, g) => {
     const numbers = rows.lanes.flatMap((lane, n) => (lane.group === g && shownLane(lane, n) ? [n] : []));
@@ -33,10 +33,10 @@ function layOut(rows, groups, width, shownLane) {
 function stripes(context, paint) {
   const tile = new OffscreenCanvas(6, 6);
   const on = tile.getContext("2d");
-  on.fillStyle = ink(paint, 0.28);
+  on.fillStyle = ink(paint, 0.13);
   on.fillRect(0, 0, 6, 6);
-  on.strokeStyle = ink(paint, 0.9);
-  on.lineWidth = 1.3;
+  on.strokeStyle = ink(paint, 0.5);
+  on.lineWidth = 1;
   on.beginPath();
   for (const shift of [-6, 0, 6]) {
     on.moveTo(shift - 1, 7);
@@ -113,7 +113,7 @@ class TimelinePainter {
       if (top < -400 || top > height + 20) continue;
       context.fillStyle = ink("ink");
       context.font = `600 12px ${SANS}`;
-      const room = layout.wide ? (single ? layout.gutter - 20 : layout.gutter * 0.5) : width - 12;
+      const room = layout.wide ? (single ? layout.gutter - 20 : layout.gutter * 0.45) : width - 12;
       const title = fit(context, group.title, room);
       if (!layout.wide) {
         context.fillText(title, 6, top - 9);
@@ -131,7 +131,7 @@ class TimelinePainter {
         context.fillText(title, 12, top + 9);
         context.fillStyle = ink("soft");
         context.font = `11px ${SANS}`;
-        context.fillText(fit(context, group.subtitle ?? "", layout.gutter * 0.5 - 6), 12, top + 26);
+        context.fillText(fit(context, group.subtitle ?? "", layout.gutter * 0.45 - 6), 12, top + 26);
       }
     }
     context.font = `11px ${SANS}`;
@@ -143,7 +143,7 @@ class TimelinePainter {
       if (layout.wide) {
         context.textAlign = "right";
         context.fillStyle = ink("soft");
-        context.fillText(fit(context, each.lane.name, layout.gutter * 0.45), layout.gutter - 10, y);
+        context.fillText(fit(context, each.lane.name, layout.gutter * 0.5 - 8), layout.gutter - 10, y);
       }
     }
     context.textAlign = "left";
@@ -207,7 +207,7 @@ class TimelinePainter {
       }
     }
     const image = new ImageData(pixels, 1);
-    const colours = rows.categories.map((each) => rgb(each.paint));
+    const colours = rows.categories.map((each) => (each.waits || each.hatched ? mixed(rgb(each.paint), rgb("surface"), 0.3) : rgb(each.paint)));
     for (let p = 0; p < pixels; p++) {
       let [most, best, all] = [0, 0, 0];
       for (let c = 0; c < width_; c++) {
@@ -304,7 +304,7 @@ class TimelinePainter {
     const { rows } = this;
     const { gutter } = layout;
     const pixels = Math.round(width - gutter);
-    const lanes = layout.lanes.filter(({ lane }) => rows.passes(lane).length).map(({ lane }) => lane);
+    const lanes = layout.lanes.filter(({ lane }) => lane.computes).map(({ lane }) => lane);
     const all = lanes.length ? lanes : layout.lanes.map(({ lane }) => lane);
     const width_ = rows.categories.length;
     const key = `${pixels} ${all.length}`;
@@ -326,7 +326,7 @@ class TimelinePainter {
       let bottom = base;
       for (let c = 0; c < width_; c++) {
         const tall = this.whole.busy[p * width_ + c] * (height - 10);
-        if (tall < 0.3 || c === rows.waiting) continue;
+        if (tall < 0.3 || rows.categories[c].waits || rows.categories[c].hatched) continue;
         context.fillStyle = ink(rows.categories[c].paint);
         context.fillRect(gutter + p, bottom - tall, 1, tall);
         bottom -= tall;
@@ -347,6 +347,11 @@ class TimelinePainter {
       context.fillText("whole step", 12, height / 2);
     }
   }
+}
+
+/** So much of one colour and the rest of another. */
+function mixed(one, other, share) {
+  return one.map((value, i) => Math.round(value * share + other[i] * (1 - share)));
 }
 
 const fitted = new Map();

@@ -23,12 +23,16 @@ class TimelineRows {
     this.count = this.begin.length;
     this.#categorise();
     this.lanes = [];
+    const kernel = this.kinds.indexOf("kernel");
     timeline.groups.forEach((group, g) => {
       for (const stream of group.streams) this.lanes.push({ group: g, name: stream.name, first: stream.first, end: stream.first + stream.count });
     });
     let last = whole;
     for (const lane of this.lanes) {
       this.#endsOf(lane);
+      let kernels = 0;
+      for (let i = lane.first; i < lane.end; i++) if (this.kind[i] === kernel) kernels += 1;
+      lane.computes = kernels > (lane.end - lane.first) / 2;
       if (lane.end > lane.first) last = Math.max(last, lane.latest[lane.end - lane.first - 1]);
     }
     this.whole = last;
@@ -48,21 +52,27 @@ class TimelineRows {
       this.categories.push({ label, paint, hatched });
       return this.categories.length - 1;
     };
+    const phases = new Set();
     // Phases in the order in which a step has them, whatever comes first in the rows.
     const seen = new Uint8Array(65536);
     for (let i = 0; i < count; i++) seen[kind[i] * 256 + phase[i]] = 1;
     const table = new Uint8Array(65536);
     const present = [...seen.keys()].filter((each) => seen[each]);
     const named = (each) => this.kinds[each >> 8] === "kernel" ? paintOfPhase(this.phases[each & 255]) : PAINT_OF_KIND[this.kinds[each >> 8]];
+    for (const each of present) if (this.kinds[each >> 8] === "kernel") phases.add(each & 255);
     present.sort((a, b) => (named(a) ? 0 : 1) - (named(b) ? 0 : 1) || (a >> 8) - (b >> 8) || a - b);
     for (const each of present) {
       const kindName = this.kinds[each >> 8];
       const phaseName = this.phases[each & 255];
       table[each] = kindName === "kernel"
-        ? add(`phase ${phaseName}`, LABEL_OF_PHASE[phaseName] ?? phaseName, named(each))
-        : add(LABEL_OF_KIND[kindName] ?? kindName, LABEL_OF_KIND[kindName] ?? kindName, named(each));
+        ? add(`phase ${phaseName}`, phases.size < 2 ? "kernels" : LABEL_OF_PHASE[phaseName] ?? phaseName, named(each))
+        : add(LABEL_OF_KIND[kindName] ?? kindName, LABEL_OF_KIND[kindName] ?? kindName, named(each), kindName === "host wait");
     }
-    this.waiting = add("host waiting", "waiting", "waiting", true);
+    // Bins keep the time that a communication waits apart from that in which it moves data.
+    this.colours = this.categories.length;
+    const waits = new Uint8Array(this.colours);
+    for (let i = 0; i < count; i++) if (this.wait[i] > 0) waits[table[kind[i] * 256 + phase[i]]] = 1;
+    this.waiting = Array.from(waits, (waiting, c) => (waiting ? this.categories.push({ ...this.categories[c], waits: true }) - 1 : c));
     this.category = new Uint8Array(count);
     for (let i = 0; i < count; i++) this.category[i] = table[kind[i] * 256 + phase[i]];
     this.forward = new Uint8Array(this.phases.map((name) => paintOfPhase(name) === "forward"));
@@ -132,7 +142,7 @@ class TimelineRows {
     };
     for (let i = lane.first; i < lane.end; i++) {
       const [begin, moves] = [this.begin[i], this.begin[i] + this.wait[i]];
-      if (this.wait[i] > 0) spread(begin, moves, this.waiting);
+      if (this.wait[i] > 0) spread(begin, moves, this.waiting[this.category[i]]);
       spread(moves, begin + this.duration[i], this.category[i]);
     }
     lane.levels = [finest];
@@ -154,7 +164,7 @@ class TimelineRows {
     let open = null;
     for (let i = lane.first; i < lane.end; i++) {
       const batch = this.micro_batch[i];
-      const key = batch < 0 ? -1 : 2 * batch + (this.forward[this.phase[i]] ? 1 : 0);
+      const key = batch < 0 || this.kinds[this.kind[i]] !== "kernel" ? -1 : 2 * batch + (this.forward[this.phase[i]] ? 1 : 0);
       if (open && open.key === key) open.end = this.begin[i] + this.duration[i];
       else {
         open = key < 0 ? null : { key, batch, begin: this.begin[i], end: this.begin[i] + this.duration[i], category: this.category[i] };

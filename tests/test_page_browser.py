@@ -1,0 +1,512 @@
+"""Report pages in a real browser: what they show, what keys and mouse do, and that nothing leaks.
+
+Skipped where there is no Chromium (run_scripts/get_browser.sh) or no playwright (the `test` extra).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pages
+import pytest
+
+from mpisim.page.html import page_html
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+pytestmark = [
+    pytest.mark.skipif(BROWSER is None, reason="no Chromium: bash run_scripts/get_browser.sh"),
+    pytest.mark.timeout(300),
+]
+ARGUMENTS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+KINDS = {
+    "one": lambda: pages.pipeline(),
+    "many": lambda: pages.pipeline(8, 16, ranks=8192),
+    "hostile": lambda: pages.pipeline(names=pages.HOSTILE),
+    "two": lambda: pages.comparison(),
+    "two hostile": lambda: pages.comparison(pages.HOSTILE),
+    "empty": lambda: {"title": "Nothing", "why": {"timeline": "No rows were kept."}},
+}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=BROWSER, args=ARGUMENTS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Pages of all kinds, each in a file."""
+    folder = tmp_path_factory.mktemp("pages")
+    made = {}
+    for kind, payload in KINDS.items():
+        made[kind] = folder / f"{kind.replace(' ', '-')}.html"
+        made[kind].write_text(page_html(payload()), encoding="utf-8")
+    return made
+
+
+@pytest.fixture
+def opened(browser: Any, files: dict[str, Path]) -> Any:
+    """Kind of a page → the page in a browser, which must say, ask for and be refused nothing."""
+
+    @contextmanager
+    def opener(kind: str, **options: Any) -> Iterator[Any]:
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        page = context.new_page()
+        said: list[str] = []
+        page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: said.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: said.append(f"dialog: {dialog.message}"))
+        page.on("request", lambda request: said.append(f"request: {request.url[:200]}"))
+        page.add_init_script(
+            "addEventListener('securitypolicyviolation', e => console.error(e.violatedDirective))"
+        )
+        page.goto(files[kind].as_uri())
+        page.wait_for_selector("html[data-drawn]")
+        assert said.pop(0).startswith("request: file:")
+        yield page
+        assert [each for each in said if not each.startswith("request: data:")] == []
+        context.close()
+
+    return opener
+
+
+def settled(page: Any) -> None:
+    """Wait until motion, typing and what is said to screen readers have come to rest."""
+    page.wait_for_timeout(350)
+
+
+def fact(page: Any, term: str) -> str:
+    """What the panel says of the chosen row."""
+    return page.locator(f"[data-role=row] div:has(> dt:text-is('{term}')) dd").inner_text()
+
+
+def title(page: Any) -> str:
+    return page.locator("[data-role=row] .title").inner_text()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_opens_without_errors_requests_or_violations(opened, kind, scheme):
+    with opened(kind, color_scheme=scheme) as page:
+        drawn = page.evaluate("performance.getEntriesByName('mpisim-drawn')[0].startTime")
+        print(f"{kind}: drawn after {drawn:.0f} ms")
+        assert page.locator("h1").count() == 1
+        for heading in page.locator("h2").all():
+            assert heading.inner_text().strip()
+        canvases = page.locator("main canvas:not(.ramp)")
+        for each in canvases.all():
+            assert each.evaluate("c => c.width > 100 && c.height > 20")
+
+
+def test_what_the_headline_and_sections_say(opened):
+    payload = KINDS["one"]()
+    with opened("one") as page:
+        step = payload["headline"]["step"]
+        assert page.locator("[data-role=step]").inner_text().replace("\n", "") == step
+        assert "± 8.1 %" in page.locator(".top").inner_text()
+        assert page.title() == "A pipeline"
+        titles = page.locator("h2").all_inner_texts()
+        assert titles == [
+            "Where the step goes", "Timeline", "Critical path", "GPUs", "Memory", "Links",
+            "Sensitivities", "What this rests on", "Experiment",
+        ]  # fmt: skip
+        assert page.locator("nav a").all_inner_texts() == titles
+        assert page.locator("#experiment pre").inner_text().strip() == payload["experiment"].strip()
+        shares = page.locator("#step .keys .part").all_inner_texts()
+        assert sum(float(each.rstrip(" %")) for each in shares) == pytest.approx(100, abs=0.3)
+
+
+def test_reasons_stand_where_a_section_is_missing(opened):
+    with opened("empty") as page:
+        assert "No rows were kept." in page.locator("#timeline").inner_text()
+
+
+def test_parts_of_the_step_by_mouse_and_keys(opened):
+    with opened("one") as page:
+        strips = page.locator("#step .strip")
+        assert strips.count() == 5
+        heading = page.locator("#step h3")
+        assert heading.inner_text().startswith("mean")
+        strips.nth(2).hover()
+        assert heading.inner_text().startswith("stage 1")
+        page.mouse.move(5, 300)
+        strips.nth(0).focus()
+        page.keyboard.press("ArrowDown")
+        assert heading.inner_text().startswith("stage 0")
+        page.keyboard.press("ArrowRight")
+        assert page.locator("#step .keys [aria-pressed=true]").inner_text().startswith("compute")
+
+
+def test_double_click_zooms_to_a_kernel(opened):
+    rows = KINDS["one"]()["timeline"]["rows"]
+    with opened("one") as page:
+        canvas = page.locator("canvas.lanes")
+        canvas.scroll_into_view_if_needed()
+        box = canvas.bounding_box()
+        canvas.dblclick(position={"x": box["width"] * 0.5, "y": 42})
+        settled(page)
+        begin = float(fact(page, "Begin").split()[0])
+        row = int(np.argmin(np.abs(rows["begin"] / 1e9 - begin) + (rows["kind"] != 0) * 1e9))
+        assert title(page) == KINDS["one"]()["timeline"]["names"][rows["name"][row]]
+        assert fact(page, "Begin").endswith(" ms")
+        assert float(fact(page, "Duration").split()[0]) == pytest.approx(
+            rows["duration"][row] / 1e6
+        )
+        assert fact(page, "Duration").endswith(" µs")
+        assert fact(page, "Micro-batch") == str(rows["micro_batch"][row])
+        assert fact(page, "Layer") == str(rows["layer"][row])
+        # The kernel now fills most of the width: both ends of the canvas' middle half belong to it.
+        for x in (0.4, 0.8):
+            canvas.click(position={"x": box["width"] * x, "y": 42})
+            assert float(fact(page, "Begin").split()[0]) == begin
+
+
+def test_keys_go_from_row_to_row_and_lane_to_lane(opened):
+    timeline = KINDS["one"]()["timeline"]
+    rows, streams = timeline["rows"], timeline["groups"][0]["streams"]
+    names = timeline["names"]
+    with opened("one") as page:
+        canvas = page.locator("canvas.lanes")
+        canvas.focus()
+        seen = []
+        for _ in range(4):
+            page.keyboard.press(".")
+            seen.append((title(page), fact(page, "Begin")))
+        assert [name for name, _ in seen] == [names[rows["name"][i]] for i in range(4)]
+        page.keyboard.press(",")
+        assert (title(page), fact(page, "Begin")) == seen[2]
+        page.keyboard.press("Shift+ArrowRight")
+        assert (title(page), fact(page, "Begin")) == seen[3]
+        page.keyboard.press("ArrowDown")
+        assert fact(page, "Stream") == "communication"
+        page.keyboard.press("ArrowDown")
+        assert "rank 1" in fact(page, "GPU")
+        page.keyboard.press("ArrowUp")
+        page.keyboard.press("End")
+        last = streams[1]["first"] + streams[1]["count"] - 1
+        assert title(page) == names[rows["name"][last]]
+        assert "moving" in page.locator("[data-role=row]").inner_text()
+        page.keyboard.press("Enter")
+        settled(page)
+        assert title(page).casefold() in page.locator("[data-role=said]").inner_text().casefold()
+        page.keyboard.press("Escape")
+        assert page.locator("[data-role=row] .title").count() == 0
+
+
+def test_zoom_and_pan_by_keys_wheel_and_drag(opened):
+    with opened("one", reduced_motion="reduce") as page:
+        canvas = page.locator("canvas.lanes")
+        canvas.scroll_into_view_if_needed()
+
+        def picture() -> str:
+            page.evaluate(
+                "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+            )
+            return canvas.evaluate("c => c.toDataURL()")
+
+        whole = picture()
+        canvas.focus()
+        for into, back in (("w", "s"), ("+", "-")):
+            page.keyboard.press(into)
+            zoomed = picture()
+            assert zoomed != whole
+            page.keyboard.press("d")
+            moved = picture()
+            assert moved not in (zoomed, whole)
+            page.keyboard.press("a")
+            assert picture() == zoomed
+            page.keyboard.press(back)
+            assert picture() == whole
+        box = canvas.bounding_box()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 60)
+        top = page.evaluate("scrollY")
+        page.mouse.wheel(0, -400)
+        zoomed = picture()
+        assert zoomed != whole
+        assert page.evaluate("scrollY") == top
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] / 2 - 120, box["y"] + 60, steps=4)
+        page.mouse.up()
+        page.mouse.move(box["x"] + 5, box["y"] + 5)
+        assert picture() not in (zoomed, whole)
+        page.keyboard.press("0")
+        page.keyboard.down("Shift")
+        page.mouse.move(box["x"] + 400, box["y"] + 60)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 500, box["y"] + 60, steps=4)
+        page.mouse.up()
+        page.keyboard.up("Shift")
+        page.mouse.move(box["x"] + 5, box["y"] + 5)
+        assert picture() != whole
+        page.get_by_role("button", name="Whole step").click()
+        assert picture() == whole
+
+
+def test_a_wheel_scrolls_the_page_until_the_timeline_is_chosen(opened):
+    with opened("one") as page:
+        canvas = page.locator("canvas.lanes")
+        canvas.scroll_into_view_if_needed()
+        box = canvas.bounding_box()
+        page.mouse.move(box["x"] + 500, box["y"] + 60)
+        top = page.evaluate("scrollY")
+        page.mouse.wheel(0, 200)
+        settled(page)
+        assert page.evaluate("scrollY") > top
+
+
+def test_search_finds_rows(opened):
+    rows = KINDS["one"]()["timeline"]["rows"]
+    hits = np.flatnonzero(rows["name"] == pages.FORWARD.index("attention"))
+    with opened("one") as page:
+        search = page.get_by_label("Search rows by name")
+        search.fill("ATTention")
+        page.wait_for_selector(f".found:has-text('{len(hits)} rows')")
+        search.press("Enter")
+        assert title(page) == "attention"
+        assert page.locator(".found").inner_text().startswith(f"1 of {len(hits)} rows")
+        search.press("Shift+Enter")
+        assert page.locator(".found").inner_text().startswith(f"{len(hits)} of {len(hits)} rows")
+        search.fill("no such kernel")
+        page.wait_for_selector(".found:has-text('no row of that name')")
+
+
+def test_a_piece_of_the_critical_path_leads_into_the_timeline(opened):
+    payload = KINDS["one"]()
+    pieces, names = payload["path"]["pieces"], payload["path"]["names"]
+    with opened("one") as page:
+        page.locator("#path tr:has-text('Show') >> nth=2").get_by_role("button").click()
+        settled(page)
+        assert title(page) == names[pieces["name"][2]]
+        assert float(fact(page, "Begin").split()[0]) == pytest.approx(pieces["begin"][2] / 1e9)
+        toggle = page.get_by_role("button", name="Critical path", exact=True)
+        before = page.locator("canvas.lanes").evaluate("c => c.toDataURL()")
+        toggle.click()
+        settled(page)
+        assert toggle.get_attribute("aria-pressed") == "true"
+        assert page.locator("canvas.lanes").evaluate("c => c.toDataURL()") != before
+
+
+def column(page: Any, n: int) -> list[str]:
+    return page.locator(f"#gpus tbody tr > :nth-child({n})").all_inner_texts()
+
+
+def test_tables_sort_filter_and_turn_pages(opened):
+    data = KINDS["many"]()["tables"][0]["data"]
+    with opened("many") as page:
+        heading = page.locator("#gpus th", has_text="Compute")
+        assert page.locator("#gpus tbody tr").count() == 20
+        assert heading.get_attribute("aria-sort") is None
+        heading.get_by_role("button").focus()
+        page.keyboard.press("Enter")
+        assert heading.get_attribute("aria-sort") == "descending"
+        most = np.argsort(-data["compute"])[:20]
+        assert column(page, 1) == [data["ranks"][i] for i in most]
+        page.keyboard.press("Enter")
+        assert heading.get_attribute("aria-sort") == "ascending"
+        assert column(page, 1)[0] == data["ranks"][int(np.argmin(data["compute"]))]
+        page.locator("#gpus th", has_text="Busy").get_by_role("button").click()
+        assert heading.get_attribute("aria-sort") is None
+        assert "–" not in column(page, 5)[0]  # what is missing comes last, either way
+        page.locator("#gpus").get_by_role("button", name="Next").click()
+        assert page.locator("#gpus [role=status]").inner_text() == "21 to 40 of 8,192"
+        page.get_by_label("Filter rows of Ranks").fill("rank 77")
+        wanted = [name for name in data["ranks"] if "rank 77" in name]
+        assert page.locator("#gpus [role=status]").inner_text() == f"1 to 20 of {len(wanted)}"
+        page.get_by_label("Filter rows of Ranks").fill("nothing at all")
+        assert "Nothing has" in page.locator("#gpus tbody").inner_text()
+
+
+def test_memory_shows_the_group_that_is_chosen(opened):
+    groups = KINDS["one"]()["memory"]["groups"]
+    with opened("one") as page:
+        for chosen in (0, 2):
+            page.locator("#memory select").select_option(str(chosen))
+            most = max(np.sum([part["bytes"] for part in groups[chosen]["parts"]], axis=0))
+            text = page.locator("#memory h3").first.inner_text()
+            assert text.startswith(f"stage {chosen} at ")
+            assert f"{most / 2**30:.1f} GiB, its most" in text
+
+
+def test_links_say_what_is_under_the_pointer(opened):
+    links = KINDS["one"]()["links"]
+    with opened("one") as page:
+        canvas = page.locator("#links canvas[role=img]")
+        canvas.focus()
+        for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
+            page.keyboard.press(key)
+        share = 100 * links["utilisation"][101]
+        assert f"{links['names'][1]}: {share:.1f} %" in page.locator(".readout").inner_text()
+
+
+def test_two_runs_beside_each_other(opened):
+    with opened("two") as page:
+        text = page.locator(".versus").inner_text()
+        assert "841.00 ms" in text.replace("\n", "")
+        assert "−9.51 %" in text
+        first = page.locator("#differences tbody tr").first.inner_text()
+        assert "−100.0" in first
+        assert page.locator("#keys tbody tr").first.inner_text().split() == ["plan.tp", "8", "4"]
+
+
+def test_the_button_and_the_system_choose_the_colours(opened):
+    ground = "getComputedStyle(document.body).backgroundColor"
+    canvas = "document.querySelector('canvas.lanes').toDataURL()"
+    with opened("one") as page:
+        light, drawn = page.evaluate(ground), page.evaluate(canvas)
+        page.emulate_media(color_scheme="dark")
+        settled(page)
+        dark = page.evaluate(ground)
+        assert dark != light
+        assert page.evaluate(canvas) != drawn
+        page.locator("[data-action=theme]").click()
+        settled(page)
+        assert page.evaluate(ground) == light
+        assert page.evaluate(canvas) == drawn
+        page.emulate_media(color_scheme="light")
+        page.locator("[data-action=theme]").click()
+        assert page.evaluate(ground) == dark
+
+
+def test_prints_in_light_with_the_first_rows_of_tables(opened):
+    with opened("many", color_scheme="dark") as page:
+        page.evaluate(
+            """() => addEventListener('beforeprint', () => {
+                 window.rows = document.querySelectorAll('#gpus tbody tr').length;
+                 window.note = document.querySelector('#gpus .onpaper.note').textContent;
+               })"""
+        )
+        dark = page.locator("canvas.lanes").evaluate("c => c.toDataURL()")
+        paper = page.pdf()
+        assert paper.startswith(b"%PDF")
+        assert len(re.findall(rb"/Type\s*/Page\b", paper)) >= 3
+        assert page.evaluate("window.rows") == 50
+        assert "8,192" in page.evaluate("window.note")
+        settled(page)
+        assert page.locator("#gpus tbody tr").count() == 20
+        assert page.locator("canvas.lanes").evaluate("c => c.toDataURL()") == dark
+        page.emulate_media(media="print")
+        assert (
+            page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        )
+
+
+@pytest.mark.parametrize("kind", ["hostile", "two hostile"])
+def test_hostile_names_are_shown_and_do_nothing(opened, kind):
+    with opened(kind) as page:
+        assert page.title() != "owned"
+        assert page.locator("img, iframe, main script, main a[href]:not([href^='#'])").count() == 0
+        assert (
+            page.evaluate("document.querySelectorAll('[onerror], [onload], [onclick]').length") == 0
+        )
+        text = page.locator("main").inner_text()
+        for name in pages.HOSTILE[:5]:
+            assert name in text, name
+        assert "\u202e" not in text
+        assert "\x00" not in text
+        assert "half \ufffd a pair \ufffd" in page.locator("body").inner_text()
+        if kind == "hostile":
+            page.get_by_label("Search rows by name").fill("<img")
+            page.get_by_label("Search rows by name").press("Enter")
+            settled(page)
+            page.get_by_label("Search rows by name").press("Enter")
+            assert title(page) == pages.HOSTILE[1]
+            page.locator("canvas.lanes").hover(position={"x": 500, "y": 42})
+            settled(page)
+            assert page.title() != "owned"
+
+
+@pytest.mark.parametrize("kind", ["many", "hostile", "two", "two hostile"])
+@pytest.mark.parametrize("width", [360, 768, 3840])
+def test_no_width_scrolls_sideways(opened, kind, width):
+    with opened(kind, viewport={"width": width, "height": 800}, device_scale_factor=2) as page:
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_canvases_are_as_sharp_as_the_screen(opened):
+    with opened("one", device_scale_factor=3) as page:
+        sizes = page.locator("canvas.lanes").evaluate("c => [c.width, c.clientWidth]")
+        assert sizes[0] == 3 * sizes[1]
+
+
+def test_fingers_move_and_pinch(opened):
+    options = {"viewport": {"width": 400, "height": 800}, "has_touch": True, "is_mobile": True}
+    with opened("one", reduced_motion="reduce", **options) as page:
+        canvas = page.locator("canvas.lanes")
+        canvas.scroll_into_view_if_needed()
+        box = canvas.bounding_box()
+        whole = canvas.evaluate("c => c.toDataURL()")
+        touch = page.context.new_cdp_session(page)
+
+        def fingers(kind: str, *places: float) -> None:
+            points = [
+                {"x": box["x"] + x, "y": box["y"] + 60, "id": i} for i, x in enumerate(places)
+            ]
+            touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+        fingers("touchStart", 150)
+        fingers("touchStart", 150, 200)
+        for apart in (40, 80, 120):
+            fingers("touchMove", 150 - apart, 200 + apart)
+        fingers("touchEnd")
+        settled(page)
+        assert canvas.evaluate("c => c.toDataURL()") != whole
+
+
+def test_everything_that_is_used_has_a_name(opened):
+    with opened("many") as page:
+        nameless = page.evaluate(
+            """() => [...document.querySelectorAll('button, input, select, a, section,' +
+                 'nav, [role=region], [role=img], [role=application]')].filter((element) => {
+                 const id = element.getAttribute('aria-labelledby');
+                 const label = element.labels?.[0]?.textContent;
+                 const name = element.getAttribute('aria-label') || label || element.textContent
+                   || (id && document.getElementById(id)?.textContent);
+                 return !name?.trim();
+               }).map((element) => element.outerHTML.slice(0, 100))"""
+        )
+        assert nameless == []
+        assert page.locator("main").count() == 1
+        assert page.locator("html").get_attribute("lang") == "en"
+        headings = page.locator("h1, h2, h3")
+        levels = headings.evaluate_all("all => all.map(each => Number(each.tagName[1]))")
+        assert levels[0] == 1
+        assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.className") == "skip"
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.id") == "content"
+
+
+def test_a_file_that_was_cut_says_so(browser, files, tmp_path):
+    text = files["many"].read_text(encoding="utf-8")
+    cut = tmp_path / "cut.html"
+    block = re.search(r'data-column="0">([^<]+)<', text)
+    assert block
+    cut.write_text(text.replace(block[1], block[1][: len(block[1]) // 2], 1), encoding="utf-8")
+    page = browser.new_page()
+    page.goto(cut.as_uri())
+    page.wait_for_selector("[role=alert]")
+    assert "Was the file copied whole?" in page.locator("[role=alert]").inner_text()
+    page.close()
