@@ -60,6 +60,7 @@ examples:
   mpisim replay TRACES/ -o run.h5         replay recorded traces, save the result
   mpisim replay TRACES/ --scale-comm 0.5  what if communication took half as long?
   mpisim report run.h5                    where did the time go?
+  mpisim run mine.toml --html run.html    ... as a page to look at, or to send to someone
   mpisim export run.h5 --format perfetto -o run.pftrace    ... and look at it in ui.perfetto.dev
   mpisim COMMAND --help                   the options and examples of one command
 """

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..mpi.parallel import collective_errors
-from ..report.comparison import Comparison
+from ..report.comparison import Comparison, verdict_of
 from ..results import Results
 from ..results.step_parts import PartKind
 from .path import path_of
@@ -234,6 +234,7 @@ def comparison_payload(
             "b_ps": step.other,
             "a_error": error_text(results[0]),
             "b_error": error_text(results[1]),
+            "verdict": verdict_of(found),
             "lists": [
                 {
                     "title": title,
