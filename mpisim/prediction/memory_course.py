@@ -138,17 +138,13 @@ def _spans(
         & np.isin(table.phase, [Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE, Phase.WEIGHT])
     )
     # Rows of one phase, micro-batch and layer that follow each other count as one.
-    own = np.stack(
-        [each[at].astype(np.int32) for each in (table.phase, table.micro_batch, table.layer)]
-    )
-    new = np.flatnonzero(np.any(np.diff(own, axis=1, prepend=-2) != 0, axis=0))
+    columns = [each[at].astype(np.int32) for each in (table.phase, table.micro_batch, table.layer)]
+    new = np.flatnonzero(np.any(np.diff(columns, axis=1, prepend=-2) != 0, axis=0))
     if not len(new):
         return None
-    numbers_of, micro_batches, layers = (each[new].tolist() for each in own)
-    phase_of = {int(phase): _OF_PASS.get(phase, phase) for phase in Phase}
-    keys = [
-        (phase_of[number], each) for number, each in zip(numbers_of, micro_batches, strict=True)
-    ]
+    phases, micro_batches, layers = (each[new].tolist() for each in columns)
+    of_phase = {int(phase): _OF_PASS.get(phase, phase) for phase in Phase}
+    keys = list(zip((of_phase[phase] for phase in phases), micro_batches, strict=True))
     begin = np.minimum.reduceat(rows.begin[at], new)
     end = np.maximum.reduceat(rows.end[at], new)
     spans, first = [], 0
