@@ -213,12 +213,13 @@ def rank_rows(
     )
 
 
-def numbered(values: NDArray[np.int32]) -> tuple[Ints, NDArray[np.int32]]:
+def numbered(values: NDArray[np.signedinteger[Any]]) -> tuple[Ints, NDArray[np.int32]]:
     """Return the different values, ascending, and which of them each is; none is below -1.
 
     Parameters
     ----------
-    values : int32, shape (n,)
+    values : integers, shape (n,)
+        Small ones: the largest counts.
     """
     there = np.zeros(int(values.max(initial=-1)) + 2, bool)
     there[values + 1] = True
@@ -238,7 +239,7 @@ def _lanes(program: Program, rank: int, table: Table) -> tuple[Ints, list[str]]:
     streams = table.n_streams
     key = np.where(table.stream < 0, streams, table.stream) + (streams + 1) * place
     computes = np.bincount(table.stream[table.kind == Kind.KERNEL], minlength=streams + 1) > 0
-    found, lane = np.unique(key, return_inverse=True)
+    found, lane = numbered(key)
     found_place, found_stream = np.divmod(found, streams + 1)
     # Streams that compute come first, the CPU last; those of a batch follow each other.
     order = np.lexsort(
@@ -256,7 +257,7 @@ def _lanes(program: Program, rank: int, table: Table) -> tuple[Ints, list[str]]:
             continue
         taken[title] = taken.get(title, 0) + 1
         titles.append(title if taken[title] == 1 else f"{title} ({taken[title]})")
-    return rank_of[lane.reshape(-1)], titles
+    return rank_of[lane], titles
 
 
 def _stream_title(program: Program, rank: int, table: Table, stream: int) -> str:

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["MOST_GROUPS", "RankGroups", "ShownRun", "groups_of"]
 
 MOST_GROUPS = 32
-"""Groups of ranks that are told apart."""
+"""Groups of ranks that are told apart where they are no pipeline stages."""
+MOST_STAGES = 128
+"""Pipeline stages that are told apart."""
 OF_KIND = ("table", "speed", "start")
 """What ranks that do the same have in common, of `Results.classes`."""
 
@@ -136,7 +138,7 @@ def groups_of(results: Results, shown: ShownRun | None) -> RankGroups:
     if stages is None:  # in the order of their lowest ranks
         chosen = chosen[np.argsort(np.unique(of_rank, return_index=True)[1], kind="stable")]
     found = len(chosen)
-    chosen = chosen[_kept(on_path[chosen])]
+    chosen = chosen[_kept(on_path[chosen], MOST_GROUPS if stages is None else MOST_STAGES)]
     number = np.full(int(of_rank.max()) + 1, -1, np.int64)
     number[of_rank[chosen]] = np.arange(len(chosen))
     numbers, of_rank = results.rank_numbers, number[of_rank]
@@ -155,13 +157,15 @@ def groups_of(results: Results, shown: ShownRun | None) -> RankGroups:
     )
 
 
-def _kept(on_path: Ints) -> Ints:
+def _kept(on_path: Ints, most: int) -> Ints:
     """Return which of many groups are shown: some of most of the path, and others spread evenly.
 
     Parameters
     ----------
     on_path : int64, shape (n,)
         Time of the path on the rank that would be shown of each group.
+    most : int
+        Groups, at most.
 
     Returns
     -------
@@ -169,13 +173,13 @@ def _kept(on_path: Ints) -> Ints:
         Their numbers, ascending.
     """
     n = len(on_path)
-    if n <= MOST_GROUPS:
+    if n <= most:
         return np.arange(n)
-    most = np.argsort(-on_path, kind="stable")[: MOST_GROUPS // 2]
-    most = most[on_path[most] > 0]
-    others = np.setdiff1d(np.arange(n), most)
-    spread = np.linspace(0, len(others) - 1, MOST_GROUPS - len(most)).round().astype(np.int64)
-    return np.sort(np.concatenate([most, others[spread]]))
+    longest = np.argsort(-on_path, kind="stable")[: most // 2]
+    longest = longest[on_path[longest] > 0]
+    others = np.setdiff1d(np.arange(n), longest)
+    spread = np.linspace(0, len(others) - 1, most - len(longest)).round().astype(np.int64)
+    return np.sort(np.concatenate([longest, others[spread]]))
 
 
 def _title(numbers: list[int]) -> str:

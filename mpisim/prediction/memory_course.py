@@ -93,20 +93,20 @@ class MemoryCourse:
         spans = _spans(actions, numbers, found, table, rows)
         if spans is None:
             return None
-        times, held, passes = [0], [found.parts], [0]
+        times, passes = [0], [0]
         for (begin, end), moment in zip(spans, found.moments, strict=True):
             times += [begin, end]
             passes += [moment.during, moment.after]
-        held *= len(times)
         last = np.flatnonzero((table.kind == Kind.KERNEL) & (table.phase == Phase.OPTIMIZER))
+        updating = len(times) if len(last) else -1
         if len(last):
             times += [int(rows.begin[last].min()), int(rows.end[last].max())]
             passes += [0, 0]
-            held += [found.optimizer_parts, found.parts]
-        names = [*found.parts, *(name for name in found.optimizer_parts if name not in found.parts)]
-        by_part = {
-            name: np.array([parts.get(name, 0) for parts in held], np.int64) for name in names
-        }
+        by_part: dict[str, NDArray[np.int64]] = {}
+        for name in dict.fromkeys((*found.parts, *found.optimizer_parts)):
+            by_part[name] = np.full(len(times), found.parts.get(name, 0), np.int64)
+            if len(last):
+                by_part[name][updating] = found.optimizer_parts.get(name, 0)
         # Kernels of one pass may end beside the next one's on another stream.
         return MemoryParts(
             np.maximum.accumulate(np.array(times, np.int64)),
@@ -145,9 +145,9 @@ def _spans(
     phases, micro_batches, layers = (each[new].tolist() for each in columns)
     of_phase = {int(phase): _OF_PASS.get(phase, phase) for phase in Phase}
     keys = list(zip((of_phase[phase] for phase in phases), micro_batches, strict=True))
-    begin = np.minimum.reduceat(rows.begin[at], new)
-    end = np.maximum.reduceat(rows.end[at], new)
-    spans, first = [], 0
+    begin, end = np.minimum.reduceat(rows.begin[at], new), np.maximum.reduceat(rows.end[at], new)
+    heads: list[int] = []
+    first = 0
     for i, moment in enumerate(found.moments):
         running = actions[moment.first : moment.last + 1]
         mine = {(action.phase, action.micro_batch) for action in running}
@@ -162,6 +162,10 @@ def _spans(
             until += 1
         if until == first:
             return None
-        spans.append((int(begin[first:until].min()), int(end[first:until].max())))
+        heads.append(first)
         first = until
-    return spans
+    # Rows behind the last moment belong to none.
+    begin, end = begin[:first], end[:first]
+    ends = np.maximum.reduceat(end, heads).tolist() if heads else []
+    begins = np.minimum.reduceat(begin, heads).tolist() if heads else []
+    return list(zip(begins, ends, strict=True))
