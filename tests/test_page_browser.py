@@ -276,6 +276,34 @@ def test_a_wheel_scrolls_the_page_until_the_timeline_is_chosen(opened):
         assert page.evaluate("scrollY") > top
 
 
+def test_what_is_left_out_is_marked(browser, tmp_path):
+    """The middle of a long step: not taken for idle, and what comes before it is seen first."""
+    payload = KINDS["one"]()
+    rows = payload["timeline"]["rows"]
+    whole = payload["whole_ps"]
+    late = rows["begin"] > 0.4 * whole
+    rows["begin"] = rows["begin"] + np.where(late, 6 * whole, 0)
+    crossing = ~late & (rows["begin"] + rows["duration"] > 0.4 * whole)
+    rows["duration"] = np.where(crossing, 1000, rows["duration"])
+    payload["whole_ps"] = 7 * whole
+    pictures = []
+    for cut in ("What begins after 14 ms is left out.", ""):
+        payload["timeline"]["cut"] = cut
+        file = tmp_path / "page.html"
+        file.write_text(page_html(payload), encoding="utf-8")
+        page = browser.new_page(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
+        page.goto(file.as_uri())
+        page.wait_for_selector("html[data-drawn]")
+        first = page.locator("canvas.lanes").evaluate("c => c.toDataURL()")
+        page.get_by_role("button", name="Whole step").click()
+        settled(page)
+        pictures.append((first, page.locator("canvas.lanes").evaluate("c => c.toDataURL()")))
+        page.close()
+    (marked_first, marked), (plain_first, plain) = pictures
+    assert marked_first != marked != plain
+    assert plain_first == plain
+
+
 def test_search_finds_rows(opened):
     rows = KINDS["one"]()["timeline"]["rows"]
     hits = np.flatnonzero(rows["name"] == pages.FORWARD.index("attention"))
@@ -363,7 +391,7 @@ def test_links_say_what_is_under_the_pointer(opened):
 def test_two_runs_beside_each_other(opened):
     with opened("two") as page:
         text = page.locator(".versus").inner_text()
-        assert "841.00 ms" in text.replace("\n", "")
+        assert "841.000 ms" in text.replace("\n", "")
         assert "−9.51 %" in text
         first = page.locator("#differences tbody tr").first.inner_text()
         assert "−100.0" in first

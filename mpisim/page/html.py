@@ -34,6 +34,8 @@ SCRIPTS = (
     "step.js",
     "timeline_rows.js",
     "timeline_draw.js",
+    "timeline_words.js",
+    "timeline_tools.js",
     "timeline_input.js",
     "timeline.js",
     "path.js",

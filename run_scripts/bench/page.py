@@ -28,6 +28,7 @@ MPISIM = (sys.executable, "-m", "mpisim")
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
 FRAMES = """async () => {
   const canvas = document.querySelector('canvas.lanes');
+  if (!canvas) return 0;
   canvas.focus();
   const took = [];
   for (let i = 0; i < 30; i++) {

@@ -16,7 +16,9 @@ function shown(value) {
 /** Text → at most so many characters of it. */
 function clipped(text, most) {
   const whole = shown(text);
-  return whole.length <= most ? whole : `${whole.slice(0, most - 1).toWellFormed?.() ?? whole.slice(0, most - 1)}…`;
+  return whole.length <= most
+    ? whole
+    : `${whole.slice(0, most - 1).toWellFormed?.() ?? whole.slice(0, most - 1)}…`;
 }
 
 /**
@@ -57,14 +59,22 @@ function button(label, press, attributes = {}) {
 
 /** A select with a label: [value, text] of each choice. */
 function choice(label, options, change) {
-  const select = make("select", {}, options.map(([value, text]) => make("option", { value }, clipped(text, 80))));
+  const select = make(
+    "select",
+    {},
+    options.map(([value, text]) => make("option", { value }, clipped(text, 80))),
+  );
   select.addEventListener("change", () => change(select.value));
   return make("label.row", {}, make("span", {}, label), select);
 }
 
 /** Terms and what is said of each. */
 function definitions(what, pairs) {
-  return make(what, {}, pairs.map(([term, value]) => make("div", {}, make("dt", {}, term), make("dd.name", {}, value))));
+  return make(
+    what,
+    {},
+    pairs.map(([term, value]) => make("div", {}, make("dt", {}, term), make("dd.name", {}, value))),
+  );
 }
 
 /** A square of a colour, `name` being one of the colours in base.css. */
@@ -101,27 +111,38 @@ function announcer(element) {
   };
 }
 
-/** A canvas as wide as its box, sharp on any screen: `draw(context, width, height)` in CSS pixels. */
+/** Pixels of pictures to those of CSS: pictures grow with the type, which does on very wide screens. */
+function grown() {
+  return Math.max(1, parseFloat(getComputedStyle(document.documentElement).fontSize) / 16);
+}
+
+/** Where a pointer is on an element, in pixels of pictures. */
+function pointed(event, element) {
+  const box = element.getBoundingClientRect();
+  return [(event.clientX - box.left) / grown(), (event.clientY - box.top) / grown()];
+}
+
+/** Draw on a canvas, sharp on any screen; `draw(context, width, height, ratio)` in pixels of pictures. */
 function sharp(canvas, width, height, draw) {
-  const ratio = window.devicePixelRatio || 1;
+  const ratio = (window.devicePixelRatio || 1) * grown();
   const [w, h] = [Math.max(1, Math.round(width * ratio)), Math.max(1, Math.round(height * ratio))];
   if (canvas.width !== w) canvas.width = w;
   if (canvas.height !== h) canvas.height = h;
-  canvas.style.height = `${height}px`;
+  canvas.style.height = `${height * grown()}px`;
   const context = canvas.getContext("2d");
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
   context.clearRect(0, 0, width, height);
   draw(context, width, height, ratio);
 }
 
-/** Call back when an element's width changes, and once at first. */
+/** Call back when an element's width changes, and once at first, with it in pixels of pictures. */
 function onWidth(element, run) {
   let last = -1;
   new ResizeObserver(() => {
     const width = element.clientWidth;
     if (width > 0 && width !== last) {
       last = width;
-      run(width);
+      run(width / grown());
     }
   }).observe(element);
 }

@@ -1,8 +1,28 @@
-// Figures as text. Times are whole picoseconds, sizes bytes.
+// Figures as text. Times are whole picoseconds, sizes bytes (-1: unknown).
 
-const TIME_UNITS = [[1e12, "s"], [1e9, "ms"], [1e6, "µs"], [1e3, "ns"], [1, "ps"]];
-const BYTE_UNITS = [[2 ** 50, "PiB"], [2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]];
-const RATE_UNITS = [[1e15, "PB/s"], [1e12, "TB/s"], [1e9, "GB/s"], [1e6, "MB/s"], [1e3, "kB/s"], [1, "B/s"]];
+const TIME_UNITS = [
+  [1e12, "s"],
+  [1e9, "ms"],
+  [1e6, "µs"],
+  [1e3, "ns"],
+  [1, "ps"],
+];
+const BYTE_UNITS = [
+  [2 ** 50, "PiB"],
+  [2 ** 40, "TiB"],
+  [2 ** 30, "GiB"],
+  [2 ** 20, "MiB"],
+  [2 ** 10, "KiB"],
+  [1, "B"],
+];
+const RATE_UNITS = [
+  [1e15, "PB/s"],
+  [1e12, "TB/s"],
+  [1e9, "GB/s"],
+  [1e6, "MB/s"],
+  [1e3, "kB/s"],
+  [1, "B/s"],
+];
 const MISSING = "–";
 
 const spelled = new Map();
@@ -10,7 +30,10 @@ const spelled = new Map();
 /** Number → digits with thousands apart, so many of them behind the point. */
 function digits(value, decimals) {
   if (!spelled.has(decimals)) {
-    spelled.set(decimals, new Intl.NumberFormat("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals }));
+    spelled.set(
+      decimals,
+      new Intl.NumberFormat("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals }),
+    );
   }
   return spelled.get(decimals).format(value).replace("-", "−");
 }
@@ -70,13 +93,20 @@ function columnFormat(type, values) {
   }
   // Where the least would have no digits left in the unit of the most, times take a smaller unit, and
   // other values each their own.
-  if (least < most / 1e4 && type !== "time") return { unit: "", write: (value) => inUnits(value, units, 3) };
+  if (least < most / 1e4 && type !== "time")
+    return {
+      unit: "",
+      write: (value) => (type === "bytes" && value < 0 ? MISSING : inUnits(value, units, 3)),
+    };
   const wide = least < 5e-4 * unitOf(most, units)[0];
   const [factor, unit] = unitOf(wide ? most / 1e3 : most, units);
   const decimals = Math.max(decimalsOf(most / factor, 5), least < most / 1e3 ? (wide ? 3 : 4) : 0);
   return {
     unit,
-    write: (value) => (value === null || value === undefined || !Number.isFinite(value) ? MISSING : digits(value / factor, factor === 1 || value === 0 ? 0 : decimals)),
+    write: (value) =>
+      value === null || value === undefined || !Number.isFinite(value) || (type === "bytes" && value < 0)
+        ? MISSING
+        : digits(value / factor, factor === 1 || value === 0 ? 0 : decimals),
   };
 }
 

@@ -4,7 +4,11 @@ const LINKS_AT_FIRST = 24;
 const LINK_HEIGHT = 20;
 
 function linksSection(links, whole) {
-  const canvas = make("canvas", { role: "img", tabindex: "0", "aria-label": `Utilisation of ${links.names.length} links over the step; the table below has the same in figures. Arrows move from cell to cell.` });
+  const canvas = make("canvas", {
+    role: "img",
+    tabindex: "0",
+    "aria-label": `Utilisation of ${links.names.length} links over the step; the table below has the same in figures. Arrows move from cell to cell.`,
+  });
   const holder = make("div.heat", {}, canvas);
   const readout = make("p.readout", { "aria-live": "polite" }, "Point at a cell to see its link and time.");
   const state = { all: links.names.length <= LINKS_AT_FIRST * 1.5, row: -1, bin: 0, width: 0 };
@@ -12,8 +16,13 @@ function linksSection(links, whole) {
   const shownRows = () => (state.all ? links.names.length : LINKS_AT_FIRST);
   const gutter = () => (state.width > 640 ? Math.min(320, state.width * 0.3) : 0);
   const headed = () => (gutter() ? 0 : 15);
-  const mean = (row) => sum(utilisation.subarray ? utilisation.subarray(row * bins, (row + 1) * bins) : utilisation.slice(row * bins, (row + 1) * bins)) / bins;
-  const peak = (row) => Math.max(...(utilisation.slice(row * bins, (row + 1) * bins)));
+  const mean = (row) =>
+    sum(
+      utilisation.subarray
+        ? utilisation.subarray(row * bins, (row + 1) * bins)
+        : utilisation.slice(row * bins, (row + 1) * bins),
+    ) / bins;
+  const peak = (row) => Math.max(...utilisation.slice(row * bins, (row + 1) * bins));
 
   function colour(share) {
     const [from, to] = [rgb("sunken"), rgb("accent")];
@@ -58,15 +67,23 @@ function linksSection(links, whole) {
   }
 
   function point(row, bin) {
-    if (row < 0 || row >= shownRows() || bin < 0 || bin >= bins || (row === state.row && bin === state.bin)) return;
+    if (row < 0 || row >= shownRows() || bin < 0 || bin >= bins || (row === state.row && bin === state.bin))
+      return;
     Object.assign(state, { row, bin });
     draw();
-    fill(readout, `${clipped(links.names[row], 120)}: ${percent(utilisation[row * bins + bin])} of ${rate(links.capacity[row])} from ${time((bin / bins) * whole)} to ${time(((bin + 1) / bins) * whole)}`);
+    fill(
+      readout,
+      `${clipped(links.names[row], 120)}: ${percent(utilisation[row * bins + bin])} of ` +
+        `${rate(links.capacity[row])} from ${time((bin / bins) * whole)} to ${time(((bin + 1) / bins) * whole)}`,
+    );
   }
 
   canvas.addEventListener("pointermove", (event) => {
-    const box = canvas.getBoundingClientRect();
-    point(Math.floor((event.clientY - box.top) / (LINK_HEIGHT + headed())), Math.floor(((event.clientX - box.left - gutter()) / (state.width - gutter())) * bins));
+    const [x, y] = pointed(event, canvas);
+    point(
+      Math.floor(y / (LINK_HEIGHT + headed())),
+      Math.floor(((x - gutter()) / (state.width - gutter())) * bins),
+    );
   });
   canvas.addEventListener("keydown", (event) => {
     const by = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
@@ -97,15 +114,43 @@ function linksSection(links, whole) {
   };
   theme.changed.push(drawRamp);
   drawRamp();
-  return make("div.stack", {},
-    make("div.card.stack", {}, make("div.row", {}, make("span", {}, "0 %"), ramp, make("span", {}, "100 % of the capacity")), holder, readout, more),
+  return make(
+    "div.stack",
+    {},
+    make(
+      "div.card.stack",
+      {},
+      make("div.row", {}, make("span", {}, "0 %"), ramp, make("span", {}, "100 % of the capacity")),
+      holder,
+      readout,
+      more,
+    ),
     makeTable({
       title: "Each link",
       note: links.note,
-      columns: [{ key: "name", title: "Link", type: "text" }, { key: "level", title: "Level", type: "text" },
-        { key: "count", title: "Alike", type: "number", help: "links that are used alike" }, { key: "capacity", title: "Capacity", type: "rate" },
-        { key: "busy", title: "Busy", type: "percent", help: "share of the step in which it carries something" },
-        { key: "mean", title: "Mean use", type: "percent" }, { key: "peak", title: "Highest use", type: "percent", help: "of a hundredth of the step" }],
-      data: { name: links.names, level: links.levels, count: links.counts, capacity: links.capacity, busy: links.busy, mean: numbers.map(mean), peak: numbers.map(peak) },
-    }));
+      columns: [
+        { key: "name", title: "Link", type: "text" },
+        { key: "level", title: "Level", type: "text" },
+        { key: "count", title: "Alike", type: "number", help: "links that are used alike" },
+        { key: "capacity", title: "Capacity", type: "rate" },
+        {
+          key: "busy",
+          title: "Busy",
+          type: "percent",
+          help: "share of the step in which it carries something",
+        },
+        { key: "mean", title: "Mean use", type: "percent" },
+        { key: "peak", title: "Highest use", type: "percent", help: "of a hundredth of the step" },
+      ],
+      data: {
+        name: links.names,
+        level: links.levels,
+        count: links.counts,
+        capacity: links.capacity,
+        busy: links.busy,
+        mean: numbers.map(mean),
+        peak: numbers.map(peak),
+      },
+    }),
+  );
 }

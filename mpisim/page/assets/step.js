@@ -14,7 +14,10 @@ function paintsOfParts(names, kinds) {
   return names.map((name, i) => {
     const wanted = paintOfPhase(name);
     const possible = PAINTS_OF_KIND[kinds[i]] ?? ["host"];
-    const paint = kinds[i] === "compute" && wanted && !used.has(wanted) ? wanted : possible.find((each) => !used.has(each)) ?? possible[0];
+    const paint =
+      kinds[i] === "compute" && wanted && !used.has(wanted)
+        ? wanted
+        : (possible.find((each) => !used.has(each)) ?? possible[0]);
     used.add(paint);
     return paint;
   });
@@ -32,7 +35,10 @@ function paintOfPhase(name) {
 
 function stepSection(parts, whole) {
   const paints = paintsOfParts(parts.names, parts.kinds);
-  const grid = make("div.strips", { role: "group", "aria-label": "Parts of the step; up and down choose a row" });
+  const grid = make("div.strips", {
+    role: "group",
+    "aria-label": "Parts of the step; up and down choose a row",
+  });
   const keys = make("ul.keys");
   const who = make("h3", { "aria-live": "polite" });
   const most = Math.max(whole, ...parts.rows.map((row) => sum(row.ps)));
@@ -46,7 +52,8 @@ function stepSection(parts, whole) {
     rows.forEach((row, r) => {
       const total = sum(row.ps);
       const strip = make(r === 0 ? "div.strip.first" : "div.strip", {
-        role: "img", tabindex: r === state.row ? "0" : "-1",
+        role: "img",
+        tabindex: r === state.row ? "0" : "-1",
         "aria-label": `${clipped(row.name, 80)}: ${parts.names.map((name, i) => `${clipped(name, 60)} ${time(row.ps[i])}`).join(", ")}`,
       });
       row.ps.forEach((ps, i) => {
@@ -61,8 +68,15 @@ function stepSection(parts, whole) {
       strip.addEventListener("keydown", (event) => step(event, r));
       strips.push(strip);
       grid.append(
-        make("div.who", {}, clipped(row.name, 80), row.gpus > 1 && r > 0 ? make("small", {}, `${digits(row.gpus, 0)} GPUs`) : null),
-        strip, make("div.sum", {}, time(total)));
+        make(
+          "div.who",
+          {},
+          clipped(row.name, 80),
+          row.gpus > 1 && r > 0 ? make("small", {}, `${digits(row.gpus, 0)} GPUs`) : null,
+        ),
+        strip,
+        make("div.sum", {}, time(total)),
+      );
     });
   }
 
@@ -92,7 +106,12 @@ function stepSection(parts, whole) {
     const line = button("", () => choose(state.row, state.part === i ? -1 : i));
     const value = make("span.value");
     const share = make("span.part");
-    line.append(swatch(paints[i], parts.kinds[i] === "waiting"), make("span.name", {}, clipped(name, 80)), value, share);
+    line.append(
+      swatch(paints[i], parts.kinds[i] === "waiting"),
+      make("span.name", {}, clipped(name, 80)),
+      value,
+      share,
+    );
     line.addEventListener("pointerenter", () => choose(state.row, i));
     line.addEventListener("focus", () => choose(state.row, i));
     keys.append(make("li", {}, line));

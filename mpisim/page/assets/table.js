@@ -14,16 +14,36 @@ function makeTable(table, options = {}) {
   const { columns, data } = table;
   const caption = clipped(options.caption ?? table.title, 200);
   const count = columns.length ? data[columns[0].key].length : 0;
-  const formats = new Map(columns.map((each) => [each.key, columnFormat(each.type, (each.like ?? [each.key]).flatMap((key) => Array.from(data[key])))]));
-  const state = { order: options.order ?? null, words: "", page: 0, rows: Uint32Array.from({ length: count }, (_, i) => i) };
+  const formats = new Map(
+    columns.map((each) => [
+      each.key,
+      columnFormat(
+        each.type,
+        (each.like ?? [each.key]).flatMap((key) => Array.from(data[key])),
+      ),
+    ]),
+  );
+  const state = {
+    order: options.order ?? null,
+    words: "",
+    page: 0,
+    rows: Uint32Array.from({ length: count }, (_, i) => i),
+  };
   const texts = new Map(); // lower-case texts of columns, made when something is first looked for
 
   const status = make("span", { role: "status" });
   const body = make("tbody");
   const headings = columns.map((column) => heading(column));
-  const box = make("div.scroll", { tabindex: "0", role: "region", "aria-label": `Table: ${caption}` },
-    make("table", {}, make("caption.unseen", {}, caption), make("thead", {}, make("tr", {}, headings)), body));
-  const filter = make("input.filter", { type: "search", placeholder: "Filter rows", "aria-label": `Filter rows of ${caption}` });
+  const box = make(
+    "div.scroll",
+    { tabindex: "0", role: "region", "aria-label": `Table: ${caption}` },
+    make("table", {}, make("caption.unseen", {}, caption), make("thead", {}, make("tr", {}, headings)), body),
+  );
+  const filter = make("input.filter", {
+    type: "search",
+    placeholder: "Filter rows",
+    "aria-label": `Filter rows of ${caption}`,
+  });
   const earlier = button("Previous", () => turn(-1));
   const later = button("Next", () => turn(1));
   const pager = make("div.pager", {}, earlier, later, status);
@@ -36,7 +56,11 @@ function makeTable(table, options = {}) {
     const cell = make(kind, { scope: "col", title: column.help || null });
     if (count < 2 || column.fixed) cell.append(make("span", {}, title));
     // Browsers do not repeat buttons at the top of each sheet of paper, but they do repeat texts.
-    else cell.append(button(title, () => sortBy(column), { class: "onscreen" }), make("span.onpaper", {}, title));
+    else
+      cell.append(
+        button(title, () => sortBy(column), { class: "onscreen" }),
+        make("span.onpaper", {}, title),
+      );
     return cell;
   }
 
@@ -58,7 +82,11 @@ function makeTable(table, options = {}) {
   function has(row, words) {
     return columns.some((column) => {
       if (column.type === "text") {
-        if (!texts.has(column.key)) texts.set(column.key, Array.from(data[column.key], (each) => shown(each).toLowerCase()));
+        if (!texts.has(column.key))
+          texts.set(
+            column.key,
+            Array.from(data[column.key], (each) => shown(each).toLowerCase()),
+          );
         return texts.get(column.key)[row].includes(words);
       }
       return column.type === "number" && String(data[column.key][row]).startsWith(words);
@@ -91,9 +119,14 @@ function makeTable(table, options = {}) {
     const all = rows.length <= 1.5 * ROWS_A_PAGE;
     state.page = Math.max(0, Math.min(state.page, pages - 1));
     const from = all || theme.printing ? 0 : state.page * ROWS_A_PAGE;
-    const to = theme.printing ? Math.min(rows.length, ROWS_ON_PAPER) : all ? rows.length : Math.min(rows.length, from + ROWS_A_PAGE);
+    const to = theme.printing
+      ? Math.min(rows.length, ROWS_ON_PAPER)
+      : all
+        ? rows.length
+        : Math.min(rows.length, from + ROWS_A_PAGE);
     body.replaceChildren(...Array.from(rows.slice(from, to), line));
-    if (!rows.length) body.append(make("tr", {}, make("td", { colspan: columns.length }, `Nothing has “${state.words}”.`)));
+    if (!rows.length)
+      body.append(make("tr", {}, make("td", { colspan: columns.length }, `Nothing has “${state.words}”.`)));
     columns.forEach((column, i) => {
       const sorted = state.order?.[0] === column.key;
       if (sorted) headings[i].setAttribute("aria-sort", state.order[1]);
@@ -102,23 +135,40 @@ function makeTable(table, options = {}) {
     earlier.disabled = state.page === 0;
     later.disabled = state.page >= pages - 1;
     earlier.hidden = later.hidden = all;
-    fill(status, all ? (state.words ? `${digits(rows.length, 0)} of ${digits(count, 0)} rows` : "")
-      : `${digits(from + 1, 0)} to ${digits(to, 0)} of ${digits(rows.length, 0)}`);
+    fill(
+      status,
+      all
+        ? state.words
+          ? `${digits(rows.length, 0)} of ${digits(count, 0)} rows`
+          : ""
+        : `${digits(from + 1, 0)} to ${digits(to, 0)} of ${digits(rows.length, 0)}`,
+    );
     pager.hidden = all && !state.words;
-    fill(paper, to < rows.length ? `The first ${to} of ${digits(rows.length, 0)} rows; the page itself has all of them.` : "");
+    fill(
+      paper,
+      to < rows.length
+        ? `The first ${to} of ${digits(rows.length, 0)} rows; the page itself has all of them.`
+        : "",
+    );
   }
 
   function line(row) {
-    return make("tr", {}, columns.map((column, i) => {
-      const value = data[column.key][row];
-      if (column.draw) return make(column.type === "text" ? "td" : "td.num", {}, column.draw(value, row));
-      const text = formats.get(column.key).write(value);
-      if (column.type === "text") return make(i === 0 ? "th" : "td.text", i === 0 ? { scope: "row" } : {}, clipped(text, 400));
-      const cell = make("td.num");
-      if (column.bar && Number.isFinite(value)) cell.append(cellBar(value / column.bar), make("span.amount", {}, text));
-      else cell.append(text);
-      return cell;
-    }));
+    return make(
+      "tr",
+      {},
+      columns.map((column, i) => {
+        const value = data[column.key][row];
+        if (column.draw) return make(column.type === "text" ? "td" : "td.num", {}, column.draw(value, row));
+        const text = formats.get(column.key).write(value);
+        if (column.type === "text")
+          return make(i === 0 ? "th" : "td.text", i === 0 ? { scope: "row" } : {}, clipped(text, 400));
+        const cell = make("td.num");
+        if (column.bar && Number.isFinite(value))
+          cell.append(cellBar(value / column.bar), make("span.amount", {}, text));
+        else cell.append(text);
+        return cell;
+      }),
+    );
   }
 
   filter.addEventListener("input", () => {
@@ -129,9 +179,22 @@ function makeTable(table, options = {}) {
   theme.changed.push(() => draw());
   arrange();
   const wanted = count > 8 && columns.some((each) => each.type === "text" || each.type === "number");
-  return make("div.tablebox.stack", {}, 
-    options.bare && !wanted ? null : make("div.row.apart", {}, options.bare ? make("span") : make("h3.name", {}, clipped(table.title, 200)), wanted ? filter : null),
-    box, pager, paper, table.note ? make("p.note", {}, table.note) : null);
+  return make(
+    "div.tablebox.stack",
+    {},
+    options.bare && !wanted
+      ? null
+      : make(
+          "div.row.apart",
+          {},
+          options.bare ? make("span") : make("h3.name", {}, clipped(table.title, 200)),
+          wanted ? filter : null,
+        ),
+    box,
+    pager,
+    paper,
+    table.note ? make("p.note", {}, table.note) : null,
+  );
 }
 
 /** A short bar before a figure. */

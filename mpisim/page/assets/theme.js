@@ -56,15 +56,19 @@ function textOn(colour) {
 /** The button that switches. */
 function themeButton() {
   const label = () => (theme.isDark() ? "Light" : "Dark");
-  const element = button(label(), () => {
-    document.documentElement.dataset.theme = theme.isDark() ? "light" : "dark";
-    try {
-      localStorage.setItem("mpisim-theme", document.documentElement.dataset.theme);
-    } catch {
-      // A page opened from a file may have no storage; the choice then lasts until it is closed.
-    }
-    update();
-  }, { "data-action": "theme" });
+  const element = button(
+    label(),
+    () => {
+      document.documentElement.dataset.theme = theme.isDark() ? "light" : "dark";
+      try {
+        localStorage.setItem("mpisim-theme", document.documentElement.dataset.theme);
+      } catch {
+        // A page opened from a file may have no storage; the choice then lasts until it is closed.
+      }
+      update();
+    },
+    { "data-action": "theme" },
+  );
   element.classList.add("theme");
   const update = () => {
     element.textContent = label();
@@ -78,7 +82,10 @@ function themeButton() {
     // See above.
   }
   theme.dark.addEventListener("change", update);
-  for (const [event, on] of [["beforeprint", true], ["afterprint", false]]) {
+  for (const [event, on] of [
+    ["beforeprint", true],
+    ["afterprint", false],
+  ]) {
     window.addEventListener(event, () => {
       theme.printing = on;
       theme.tell();

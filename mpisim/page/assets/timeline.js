@@ -12,23 +12,46 @@ function timelineSection(payload) {
   const { timeline } = payload;
   const rows = new TimelineRows(timeline, payload.whole_ps);
   const painter = new TimelinePainter(rows);
+  const words = new RowWords(timeline, rows);
   const pieces = payload.path?.pieces;
   const onPath = pieces?.row?.length ? pieces.row.filter((row) => row >= 0) : [];
-  const view = { begin: 0, end: rows.whole, top: 0, selected: -1, hovered: -1, lit: null, groups: timeline.groups, marks: [] };
-  const state = { path: false, found: null, at: -1, streams: rows.lanes.length > LANES_AT_FIRST ? "compute" : "all", layout: null, width: 0, height: 0, motion: 0, goal: null };
+  const view = {
+    begin: 0,
+    // Where most is left out, what comes before it is looked at first.
+    end: rows.hole && rows.hole[1] - rows.hole[0] > 0.5 * rows.whole ? rows.hole[0] : rows.whole,
+    top: 0,
+    selected: -1,
+    hovered: -1,
+    lit: null,
+    groups: timeline.groups,
+    marks: [],
+  };
+  const state = {
+    streams: rows.lanes.length > LANES_AT_FIRST ? "compute" : "all",
+    layout: null,
+    width: 0,
+    height: 0,
+    motion: 0,
+    goal: null,
+  };
 
   const said = make("div.unseen", { "aria-live": "polite", "data-role": "said" });
   const announce = announcer(said);
   const panel = make("div.card.panel", { "data-role": "row" });
   const canvas = make("canvas.lanes", {
-    tabindex: "0", role: "application", "aria-roledescription": "timeline",
-    "aria-label": "Timeline of the step. W and S zoom, A and D move, full stop and comma go from row to row, up and down from lane to lane.",
+    tabindex: "0",
+    role: "application",
+    "aria-roledescription": "timeline",
+    "aria-label":
+      "Timeline of the step. W and S zoom, A and D move, full stop and comma go from row to row, up and down from lane to lane.",
   });
   const whole = make("canvas.whole", { "aria-hidden": "true" });
   const tall = make("div.tall", {}, canvas);
   const frame = make("div.window", {}, tall);
   const tip = make("div.tip", { hidden: true, "aria-hidden": "true" });
   const stage = make("div.stage", {}, frame, whole, tip);
+
+  const scrolled = () => frame.scrollTop / grown();
 
   // What is drawn.
 
@@ -37,17 +60,24 @@ function timelineSection(payload) {
     if (!width) return;
     const layout = state.layout;
     view.marks = ticks(view.begin, view.end, width - layout.gutter, layout.wide ? 130 : 95);
-    view.top = frame.scrollTop;
-    sharp(canvas, width, state.height, (context, w, h, ratio) => painter.lanes(context, w, h, ratio, layout, view));
+    view.top = scrolled();
+    sharp(canvas, width, state.height, (context, w, h, ratio) =>
+      painter.lanes(context, w, h, ratio, layout, view),
+    );
     sharp(whole, width, 42, (context, w, h) => painter.overview(context, w, h, layout, view));
   };
   const redraw = eachFrame(draw);
 
   function arrange() {
-    state.layout = layOut(rows, timeline.groups, state.width, (lane) => state.streams === "all" || lane.computes);
-    const most = Math.min(window.innerHeight * 0.82, 62 * parseFloat(getComputedStyle(document.documentElement).fontSize));
+    state.layout = layOut(
+      rows,
+      timeline.groups,
+      state.width,
+      (lane) => state.streams === "all" || lane.computes,
+    );
+    const most = Math.min((window.innerHeight * 0.82) / grown(), 992);
     state.height = Math.min(state.layout.height, Math.floor(most));
-    tall.style.height = `${state.layout.height}px`;
+    tall.style.height = `${state.layout.height * grown()}px`;
     redraw();
   }
 
@@ -75,7 +105,8 @@ function timelineSection(payload) {
       const eased = 1 - (1 - done) ** 3;
       // Spans shrink by equal factors in equal times; the begin follows so that its goal is met.
       const span = (to - from) * ((end - begin) / (to - from)) ** eased;
-      const part = Math.abs(end - begin - (to - from)) < 1 ? eased : (span - (to - from)) / (end - begin - (to - from));
+      const part =
+        Math.abs(end - begin - (to - from)) < 1 ? eased : (span - (to - from)) / (end - begin - (to - from));
       settle(from + (begin - from) * part, from + (begin - from) * part + span);
       if (done < 1) state.motion = requestAnimationFrame(move);
       else {
@@ -93,8 +124,10 @@ function timelineSection(payload) {
   const timeAt = (x) => view.begin + (x - state.layout.gutter) * perPixel();
 
   function laneAt(y) {
-    const at = y + frame.scrollTop;
-    return y < RULER ? undefined : state.layout.lanes.find((each) => at >= each.y - 1 && at <= each.y + each.height + 1);
+    const at = y + scrolled();
+    return y < RULER
+      ? undefined
+      : state.layout.lanes.find((each) => at >= each.y - 1 && at <= each.y + each.height + 1);
   }
 
   function rowAt(x, y) {
@@ -109,12 +142,13 @@ function timelineSection(payload) {
     if (row >= 0) {
       const number = rows.laneOf(row);
       if (!state.layout.lanes.some((each) => each.number === number)) {
-        state.streams = streams.value = "all";
+        state.streams = "all";
+        tools.showStreams("all");
         arrange();
       }
       const place = state.layout.lanes.find((each) => each.number === number);
-      if (place && (place.y < frame.scrollTop + RULER || place.y + place.height > frame.scrollTop + state.height)) {
-        frame.scrollTop = place.y - state.height / 2;
+      if (place && (place.y < scrolled() + RULER || place.y + place.height > scrolled() + state.height)) {
+        frame.scrollTop = (place.y - state.height / 2) * grown();
       }
       const [begin, end] = [rows.begin[row], rows.begin[row] + rows.duration[row]];
       if (zoom) show(begin - 0.35 * (end - begin) - 500, end + 0.35 * (end - begin) + 500);
@@ -122,13 +156,14 @@ function timelineSection(payload) {
         const half = (goal().end - goal().begin) / 2;
         show((begin + end) / 2 - half, (begin + end) / 2 + half, !quiet);
       }
-      announce(sentence(row));
+      announce(words.sentence(row));
     }
     redraw();
   }
 
   const act = {
-    perPixel, timeAt,
+    perPixel,
+    timeAt,
     gutter: () => state.layout.gutter,
     show: (begin, end) => show(begin, end),
     reset: () => show(0, rows.whole),
@@ -157,13 +192,13 @@ function timelineSection(payload) {
         view.hovered = row;
         redraw();
         tip.hidden = row < 0;
-        if (row >= 0) fill(tip, make("b", {}, clipped(rows.names[rows.name[row]], 120)), brief(row));
+        if (row >= 0) fill(tip, make("b", {}, clipped(words.name(row), 120)), words.brief(row));
       }
       if (row >= 0) {
         const right = x > state.width / 2;
-        tip.style.left = right ? "auto" : `${x + 14}px`;
-        tip.style.right = right ? `${state.width - x + 14}px` : "auto";
-        tip.style.top = `${Math.max(4, Math.min(y + 16, state.height - 30))}px`;
+        tip.style.left = right ? "auto" : `${(x + 14) * grown()}px`;
+        tip.style.right = right ? `${(state.width - x + 14) * grown()}px` : "auto";
+        tip.style.top = `${Math.max(4, Math.min(y + 16, state.height - 30)) * grown()}px`;
       }
     },
     leave() {
@@ -211,112 +246,51 @@ function timelineSection(payload) {
 
   // What is said of a row.
 
-  const kindOf = (row) => rows.kinds[rows.kind[row]];
-  function facts(row) {
-    const moves = rows.duration[row] - rows.wait[row];
-    const communicates = ["collective", "send", "recv"].includes(kindOf(row));
-    const group = timeline.groups[rows.lanes[rows.laneOf(row)].group];
-    const bytes = rows.bytes[row];
-    return [
-      ["Begin", time(rows.begin[row], 7)],
-      ["Duration", time(rows.duration[row], 5)],
-      communicates ? ["Waiting, then moving data", `${time(rows.wait[row])}, ${time(moves)}`] : null,
-      ["Kind", kindOf(row)],
-      ["Phase", rows.phases[rows.phase[row]] || null],
-      ["Layer", rows.layer[row] >= 0 ? String(rows.layer[row]) : null],
-      ["Micro-batch", rows.micro_batch[row] >= 0 ? String(rows.micro_batch[row]) : null],
-      ["Bytes", bytes >= 0 ? `${size(bytes)}${bytes >= 1024 ? ` (${digits(bytes, 0)} B)` : ""}` : null],
-      ["Bandwidth", bytes > 0 && moves > 0 && communicates ? rate((bytes * 1e12) / moves) : null],
-      ["Communicator", rows.communicator[row] >= 0 ? rows.communicators[rows.communicator[row]] : null],
-      ["GPU", `rank ${group.rank}, ${group.title}`],
-      ["Stream", rows.lanes[rows.laneOf(row)].name],
-    ].filter((each) => each && each[1] !== null && each[1] !== "none");
-  }
-
-  function brief(row) {
-    const waits = rows.wait[row] > 0 ? `, of which ${time(rows.wait[row])} waiting` : "";
-    const batch = rows.micro_batch[row] >= 0 ? `, micro-batch ${rows.micro_batch[row]}` : "";
-    const layer = rows.layer[row] >= 0 ? `, layer ${rows.layer[row]}` : "";
-    return `${time(rows.duration[row], 5)}${waits}${layer}${batch}`;
-  }
-
-  const sentence = (row) => `${rows.names[rows.name[row]]}: ${facts(row).map(([term, value]) => `${term} ${value}`).join(", ")}`;
-
   function describe(row) {
     if (row < 0) {
       panel.classList.add("onscreen");
-      fill(panel, make("p.lead", {}, "Choose a row to see what it is: click it, or go there with the keys."),
-        make("ul.shortcuts", {}, SHORTCUTS.map(([keys, what]) => make("li", {}, make("kbd", {}, keys), ` ${what}`))));
+      fill(
+        panel,
+        make("p.lead", {}, "Choose a row to see what it is: click it, or go there with the keys."),
+        make(
+          "ul.shortcuts",
+          {},
+          SHORTCUTS.map(([keys, what]) => make("li", {}, make("kbd", {}, keys), ` ${what}`)),
+        ),
+      );
       return;
     }
     panel.classList.remove("onscreen");
-    fill(panel, make("div.row.apart", {}, make("p.title.name", {}, shown(rows.names[rows.name[row]])),
-      button("Zoom to it", () => act.toSelected(), { class: "onscreen" })), definitions("dl", facts(row)));
+    fill(
+      panel,
+      make(
+        "div.row.apart",
+        {},
+        make("p.title.name", {}, words.name(row)),
+        button("Zoom to it", () => act.toSelected(), { class: "onscreen" }),
+      ),
+      definitions("dl", words.facts(row)),
+    );
   }
 
-  // Tools.
-
-  const light = () => {
-    const chosen = state.found?.rows ?? (state.path ? onPath : null);
-    view.lit = chosen ? rows.byLane(chosen) : null;
-    redraw();
-  };
-  const path = button("Critical path", () => {
-    state.path = !state.path;
-    path.setAttribute("aria-pressed", String(state.path));
-    light();
-  }, { "aria-pressed": "false", hidden: !onPath.length });
-  const count = make("span.found", { role: "status" });
-  const search = make("input", { type: "search", placeholder: "Search names", "aria-label": "Search rows by name" });
-  const nextHit = (by) => {
-    if (!state.found?.rows.length) return;
-    const many = state.found.rows.length;
-    state.at = state.at < 0 ? (by > 0 ? 0 : many - 1) : (state.at + by + many) % many;
-    select(state.found.rows[state.at]);
-    tellFound();
-  };
-  const hits = make("span.together", {}, button("‹", () => nextHit(-1), { "aria-label": "Previous match" }), button("›", () => nextHit(1), { "aria-label": "Next match" }));
-  hits.hidden = true;
-  function tellFound() {
-    const { found, at } = state;
-    hits.hidden = !found?.rows.length;
-    fill(count, !found ? "" : !found.rows.length ? "no row of that name"
-      : `${at >= 0 ? `${digits(at + 1, 0)} of ` : ""}${digits(found.rows.length, 0)} rows, ${time(found.total)}`);
-  }
-  let typing = 0;
-  search.addEventListener("input", () => {
-    clearTimeout(typing);
-    typing = setTimeout(() => {
-      state.found = search.value.trim() ? rows.find(search.value) : null;
-      state.at = -1;
-      tellFound();
-      light();
-    }, 120);
+  const tools = timelineTools(rows, onPath, act, {
+    select: (row) => select(row),
+    light(chosen) {
+      view.lit = chosen ? rows.byLane(chosen) : null;
+      redraw();
+    },
+    streams(which) {
+      state.streams = which;
+      arrange();
+    },
   });
-  search.addEventListener("keydown", (event) => {
-    if (event.key === "Enter") nextHit(event.shiftKey ? -1 : 1);
-  });
-  const picker = choice("Streams", [["all", "all"], ["compute", "compute"]], (value) => {
-    state.streams = value;
-    arrange();
-  });
-  const streams = picker.querySelector("select");
-  streams.value = state.streams;
-  picker.hidden = !rows.lanes.some((lane) => lane.computes) || rows.lanes.every((lane) => lane.computes);
-  const tools = make("div.tools", { role: "toolbar", "aria-label": "Timeline" },
-    make("span.together", {},
-      button("−", () => act.zoom(1.6), { "aria-label": "Zoom out" }),
-      button("+", () => act.zoom(1 / 1.6), { "aria-label": "Zoom in" }),
-      button("Whole step", () => act.reset())),
-    make("span.together", {},
-      button("←", () => act.pan(-0.3, true), { "aria-label": "Move earlier" }),
-      button("→", () => act.pan(0.3, true), { "aria-label": "Move later" })),
-    path, picker, search, hits, count);
+  tools.showStreams(state.streams);
 
   // The strip of the whole step moves and chooses the span.
   whole.addEventListener("pointerdown", (event) => {
     whole.setPointerCapture(event.pointerId);
-    const at = (move) => ((move.clientX - whole.getBoundingClientRect().left - state.layout.gutter) / (state.width - state.layout.gutter)) * rows.whole;
+    const at = (move) =>
+      ((pointed(move, whole)[0] - state.layout.gutter) / (state.width - state.layout.gutter)) * rows.whole;
     const from = at(event);
     const span = view.end - view.begin;
     const marking = span >= 0.999 * rows.whole;
@@ -327,7 +301,9 @@ function timelineSection(payload) {
     };
     move(event);
     whole.addEventListener("pointermove", move);
-    whole.addEventListener("lostpointercapture", () => whole.removeEventListener("pointermove", move), { once: true });
+    whole.addEventListener("lostpointercapture", () => whole.removeEventListener("pointermove", move), {
+      once: true,
+    });
   });
 
   listen(canvas, act, stage);
@@ -342,11 +318,28 @@ function timelineSection(payload) {
   });
   describe(-1);
 
-  const legend = make("ul.legend", { "aria-label": "Colours" }, rows.categories.slice(0, rows.colours).map((each) => make("li", {}, swatch(each.paint, each.hatched), each.label)),
-    rows.wait.some((each) => each > 0) ? make("li", {}, swatch("collective", true), "waiting for others") : null);
+  const legend = make(
+    "ul.legend",
+    { "aria-label": "Colours" },
+    rows.categories
+      .slice(0, rows.colours)
+      .map((each) => make("li", {}, swatch(each.paint, each.hatched), each.label)),
+    rows.wait.some((each) => each > 0)
+      ? make("li", {}, swatch("collective", true), "waiting for others")
+      : null,
+  );
   return {
-    element: make("div", {}, tools, stage, make("div.stack", {}, make("p.note", {}, timeline.cut || ""), legend), panel, said),
-    view, rows,
+    element: make(
+      "div",
+      {},
+      tools.element,
+      stage,
+      make("div.stack", {}, make("p.note", {}, timeline.cut || ""), legend),
+      panel,
+      said,
+    ),
+    view,
+    rows,
     showRow(row) {
       canvas.focus({ preventScroll: true });
       stage.scrollIntoView({ block: "center", behavior: theme.still.matches ? "auto" : "smooth" });

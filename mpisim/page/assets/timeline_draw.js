@@ -9,7 +9,13 @@ const LEAST_FOR_BATCH = 13;
 /** Where lanes lie, for a width and a choice of lanes: {gutter, headed, height, lanes: [{lane, number, y, height}]}. */
 function layOut(rows, groups, width, shownLane) {
   const wide = width >= 720;
-  const layout = { wide, gutter: wide ? Math.min(300, Math.max(220, width * 0.18)) : 0, lanes: [], heads: [], height: 0 };
+  const layout = {
+    wide,
+    gutter: wide ? Math.min(300, Math.max(244, width * 0.18)) : 0,
+    lanes: [],
+    heads: [],
+    height: 0,
+  };
   let y = RULER + 6;
   groups.forEach((group, g) => {
     const numbers = rows.lanes.flatMap((lane, n) => (lane.group === g && shownLane(lane, n) ? [n] : []));
@@ -51,13 +57,14 @@ class TimelinePainter {
     this.rows = rows;
     this.strip = document.createElement("canvas");
     theme.changed.push(() => {
-      this.patterns = null;
+      this.patterns = this.missing = null;
     });
   }
 
   /** Paint all lanes that can be seen. `view` has begin, end, top, selected, hovered, lit. */
   lanes(context, width, height, ratio, layout, view) {
     const { gutter } = layout;
+    this.missing ??= stripes(context, "host");
     this.patterns ??= this.rows.categories.map((each) => stripes(context, each.paint));
     const scale = (width - gutter) / (view.end - view.begin);
     const place = (ps) => gutter + (ps - view.begin) * scale;
@@ -73,6 +80,7 @@ class TimelinePainter {
       context.fillRect(gutter, y, width - gutter, each.height);
       this.#lane(context, width, ratio, layout, each, y, view, place);
     }
+    this.#hole(context, width, height, view, place);
     context.restore();
     if (gutter) {
       context.fillStyle = ink("surface");
@@ -80,6 +88,27 @@ class TimelinePainter {
     }
     this.#titles(context, width, layout, view, height);
     this.#ruler(context, width, layout, view, place);
+  }
+
+  /** What is left out of the rows, so that nobody takes it for idle. */
+  #hole(context, width, height, view, place) {
+    if (!this.rows.hole) return;
+    const [from, to] = this.rows.hole.map((ps) => Math.max(-10, Math.min(width + 10, place(ps))));
+    if (to - from < 1) return;
+    context.fillStyle = ink("surface");
+    context.fillRect(from, RULER, to - from, height);
+    context.fillStyle = this.missing;
+    context.fillRect(from, RULER, to - from, height);
+    const text = "left out";
+    context.font = `600 12px ${SANS}`;
+    if (context.measureText(text).width > to - from - 16) return;
+    const middle = (Math.max(from, 0) + Math.min(to, width)) / 2;
+    context.fillStyle = ink("surface");
+    context.fillRect(middle - 40, RULER + 14, 80, 26);
+    context.fillStyle = ink("soft");
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    context.fillText(text, middle, RULER + 27);
   }
 
   #grid(context, width, height, view, place) {
@@ -113,7 +142,7 @@ class TimelinePainter {
       if (top < -400 || top > height + 20) continue;
       context.fillStyle = ink("ink");
       context.font = `600 12px ${SANS}`;
-      const room = layout.wide ? (single ? layout.gutter - 20 : layout.gutter * 0.45) : width - 12;
+      const room = layout.wide ? (single ? layout.gutter - 20 : layout.gutter * 0.48) : width - 12;
       const title = fit(context, group.title, room);
       if (!layout.wide) {
         context.fillText(title, 6, top - 9);
@@ -131,7 +160,7 @@ class TimelinePainter {
         context.fillText(title, 12, top + 9);
         context.fillStyle = ink("soft");
         context.font = `11px ${SANS}`;
-        context.fillText(fit(context, group.subtitle ?? "", layout.gutter * 0.45 - 6), 12, top + 26);
+        context.fillText(fit(context, group.subtitle ?? "", layout.gutter * 0.48 - 6), 12, top + 26);
       }
     }
     context.font = `11px ${SANS}`;
@@ -158,7 +187,10 @@ class TimelinePainter {
     const span = (view.end - view.begin) / pixels;
     const lit = view.lit?.[number];
     context.globalAlpha = lit ? 0.22 : 1;
-    if (to - from > 2 * pixels && rows.whole / (rows.levels(lane)[0].length / rows.categories.length) <= span) {
+    if (
+      to - from > 2 * pixels &&
+      rows.whole / (rows.levels(lane)[0].length / rows.categories.length) <= span
+    ) {
       this.#bins(context, lane, view, pixels, span, gutter, width, y, height);
     } else {
       this.#rows(context, from, to, null, y, height, ratio, view, place);
@@ -168,8 +200,20 @@ class TimelinePainter {
       this.#rows(context, from, to, lit, y, height, ratio, view, place);
     }
     context.globalAlpha = 1;
-    this.#passes(context, lane, y, height, view, place, (to - from) / Math.max(1, width - gutter), Boolean(lit));
-    for (const [row, paint, line] of [[view.hovered, "ink", 1], [view.selected, "ink", 2]]) {
+    this.#passes(
+      context,
+      lane,
+      y,
+      height,
+      view,
+      place,
+      (to - from) / Math.max(1, width - gutter),
+      Boolean(lit),
+    );
+    for (const [row, paint, line] of [
+      [view.hovered, "ink", 1],
+      [view.selected, "ink", 2],
+    ]) {
       if (row < lane.first || row >= lane.end) continue;
       const x = place(rows.begin[row]);
       const w = Math.max(2, place(rows.begin[row] + rows.duration[row]) - x);
@@ -207,7 +251,9 @@ class TimelinePainter {
       }
     }
     const image = new ImageData(pixels, 1);
-    const colours = rows.categories.map((each) => (each.waits || each.hatched ? mixed(rgb(each.paint), rgb("surface"), 0.3) : rgb(each.paint)));
+    const colours = rows.categories.map((each) =>
+      each.waits || each.hatched ? mixed(rgb(each.paint), rgb("surface"), 0.3) : rgb(each.paint),
+    );
     for (let p = 0; p < pixels; p++) {
       let [most, best, all] = [0, 0, 0];
       for (let c = 0; c < width_; c++) {
@@ -316,7 +362,8 @@ class TimelinePainter {
         const count = level.length / width_;
         for (let p = 0; p < pixels; p++) {
           const b = Math.min(count - 1, Math.floor(((p + 0.5) / pixels) * count));
-          for (let c = 0; c < width_; c++) busy[p * width_ + c] += (level[b * width_ + c] * count) / rows.whole / all.length;
+          for (let c = 0; c < width_; c++)
+            busy[p * width_ + c] += (level[b * width_ + c] * count) / rows.whole / all.length;
         }
       }
       this.whole = { key, busy };
@@ -328,7 +375,7 @@ class TimelinePainter {
         const tall = this.whole.busy[p * width_ + c] * (height - 10);
         if (tall < 0.3 || rows.categories[c].waits || rows.categories[c].hatched) continue;
         context.fillStyle = ink(rows.categories[c].paint);
-        context.fillRect(gutter + p, bottom - tall, 1, tall);
+        context.fillRect(gutter + p, bottom - tall, 1.5, tall); // wider, so that no seams show
         bottom -= tall;
       }
     }
@@ -368,6 +415,6 @@ function fit(context, text, room) {
     fitted.set(key, wide);
   }
   if (wide <= room) return whole;
-  const most = Math.floor((whole.length * room) / wide) - 1;
-  return most < 2 ? "" : `${whole.slice(0, most).trimEnd()}…`;
+  const most = Math.floor((whole.length * (room - 12)) / wide); // the ellipsis takes its part
+  return most < 3 ? "" : `${whole.slice(0, most).trimEnd()}…`;
 }

@@ -15,30 +15,36 @@ function listen(canvas, act, frame) {
   let gesture = null;
   const mark = make("div.box", { hidden: true });
   frame.append(mark);
-  const where = (event) => {
-    const box = canvas.getBoundingClientRect();
-    return [event.clientX - box.left, event.clientY - box.top];
-  };
+  const where = (event) => pointed(event, canvas);
 
   // A wheel scrolls the page, until the timeline has been clicked or Ctrl is held: pinching on a
   // touchpad says that it is.
-  canvas.addEventListener("wheel", (event) => {
-    const pinched = event.ctrlKey || event.metaKey;
-    if (!pinched && document.activeElement !== canvas) return;
-    const lines = event.deltaMode === 1 ? 16 : 1;
-    const [x] = where(event);
-    if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
-      act.pan((event.deltaX || event.deltaY) * lines * act.perPixel());
-    } else if (!act.zoom(Math.exp(event.deltaY * lines * WHEEL_STEP * (pinched ? 4 : 1)), act.timeAt(x), false) && !pinched) return;
-    event.preventDefault();
-  }, { passive: false });
+  canvas.addEventListener(
+    "wheel",
+    (event) => {
+      const pinched = event.ctrlKey || event.metaKey;
+      if (!pinched && document.activeElement !== canvas) return;
+      const lines = event.deltaMode === 1 ? 16 : 1;
+      const [x] = where(event);
+      if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
+        act.pan((event.deltaX || event.deltaY) * lines * act.perPixel());
+      } else if (
+        !act.zoom(Math.exp(event.deltaY * lines * WHEEL_STEP * (pinched ? 4 : 1)), act.timeAt(x), false) &&
+        !pinched
+      )
+        return;
+      event.preventDefault();
+    },
+    { passive: false },
+  );
 
   canvas.addEventListener("pointerdown", (event) => {
     if (event.button !== 0) return;
     const [x, y] = where(event);
     fingers.set(event.pointerId, [x, y]);
     canvas.setPointerCapture(event.pointerId);
-    if (fingers.size === 1) gesture = { kind: event.shiftKey ? "mark" : "drag", x, y, from: act.timeAt(x), moved: false };
+    if (fingers.size === 1)
+      gesture = { kind: event.shiftKey ? "mark" : "drag", x, y, from: act.timeAt(x), moved: false };
     else if (fingers.size === 2) {
       const [a, b] = [...fingers.values()];
       gesture = { kind: "pinch", apart: Math.abs(a[0] - b[0]), x: (a[0] + b[0]) / 2 };
@@ -71,8 +77,8 @@ function listen(canvas, act, frame) {
     } else if (gesture.kind === "mark") {
       const left = Math.max(act.gutter(), Math.min(x, gesture.x));
       mark.hidden = false;
-      mark.style.left = `${left}px`;
-      mark.style.width = `${Math.max(x, gesture.x) - left}px`;
+      mark.style.left = `${left * grown()}px`;
+      mark.style.width = `${(Math.max(x, gesture.x) - left) * grown()}px`;
     }
   });
 
@@ -81,8 +87,10 @@ function listen(canvas, act, frame) {
     const [x, y] = where(event);
     canvas.classList.remove("dragging");
     mark.hidden = true;
-    if (gesture?.kind === "mark" && gesture.moved) act.show(...[gesture.from, act.timeAt(x)].sort((a, b) => a - b));
-    else if (gesture && gesture.kind !== "pinch" && !gesture.moved && event.type === "pointerup") act.pick(x, y);
+    if (gesture?.kind === "mark" && gesture.moved)
+      act.show(...[gesture.from, act.timeAt(x)].sort((a, b) => a - b));
+    else if (gesture && gesture.kind !== "pinch" && !gesture.moved && event.type === "pointerup")
+      act.pick(x, y);
     gesture = null;
   };
   canvas.addEventListener("pointerup", lift);
@@ -117,7 +125,8 @@ function listen(canvas, act, frame) {
   };
   canvas.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const stepping = event.shiftKey && { ArrowLeft: () => act.step(-1), ArrowRight: () => act.step(1) }[event.key];
+    const stepping =
+      event.shiftKey && { ArrowLeft: () => act.step(-1), ArrowRight: () => act.step(1) }[event.key];
     const press = stepping || keys[event.key.length === 1 ? event.key.toLowerCase() : event.key];
     if (!press) return;
     press();

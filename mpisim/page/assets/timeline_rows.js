@@ -3,8 +3,22 @@
 
 /** Colours that phases and kinds take which have none of their own. */
 const SPARE = ["forward", "backward", "optimizer", "recompute", "copy", "p2p"];
-const PAINT_OF_KIND = { copy: "copy", collective: "collective", send: "p2p", recv: "p2p", host: "host", "host wait": "waiting" };
-const LABEL_OF_KIND = { send: "send and receive", recv: "send and receive", collective: "collective communication", copy: "copy", host: "host", "host wait": "host waiting" };
+const PAINT_OF_KIND = {
+  copy: "copy",
+  collective: "collective",
+  send: "p2p",
+  recv: "p2p",
+  host: "host",
+  "host wait": "waiting",
+};
+const LABEL_OF_KIND = {
+  send: "send and receive",
+  recv: "send and receive",
+  collective: "collective communication",
+  copy: "copy",
+  host: "host",
+  "host wait": "host waiting",
+};
 
 const LABEL_OF_PHASE = { none: "other kernels", "": "kernels", weight: "weight gradients" };
 
@@ -25,7 +39,13 @@ class TimelineRows {
     this.lanes = [];
     const kernel = this.kinds.indexOf("kernel");
     timeline.groups.forEach((group, g) => {
-      for (const stream of group.streams) this.lanes.push({ group: g, name: stream.name, first: stream.first, end: stream.first + stream.count });
+      for (const stream of group.streams)
+        this.lanes.push({
+          group: g,
+          name: stream.name,
+          first: stream.first,
+          end: stream.first + stream.count,
+        });
     });
     let last = whole;
     for (const lane of this.lanes) {
@@ -36,6 +56,26 @@ class TimelineRows {
       if (lane.end > lane.first) last = Math.max(last, lane.latest[lane.end - lane.first - 1]);
     }
     this.whole = last;
+    this.hole = timeline.cut ? this.#leftOut() : null;
+  }
+
+  /** The longest time in which no lane has a row, where it is a tenth of the step or more: [begin, end]. */
+  #leftOut() {
+    const bins = 4096;
+    const open = new Int32Array(bins + 1);
+    const bin = (ps) => Math.max(0, Math.min(bins - 1, Math.floor((ps / this.whole) * bins)));
+    for (let i = 0; i < this.count; i++) {
+      open[bin(this.begin[i])] += 1;
+      open[bin(this.begin[i] + this.duration[i]) + 1] -= 1;
+    }
+    let [rows, from, best, longest] = [0, 0, 0, 0];
+    for (let b = 0; b < bins; b++) {
+      rows += open[b];
+      if (rows > 0) from = b + 1;
+      else if (b + 1 - from > longest) [best, longest] = [from, b + 1 - from];
+    }
+    if (longest < bins / 10 || best === 0) return null;
+    return [(best / bins) * this.whole, ((best + longest) / bins) * this.whole];
   }
 
   /** Give every row a category: the phase of a kernel, the kind of anything else. */
@@ -46,7 +86,10 @@ class TimelineRows {
     const used = new Set();
     const add = (key, label, wanted, hatched = false) => {
       if (of.has(key)) return of.get(key);
-      const paint = wanted && (!used.has(wanted) || wanted === "p2p") ? wanted : SPARE.find((each) => !used.has(each)) ?? "host";
+      const paint =
+        wanted && (!used.has(wanted) || wanted === "p2p")
+          ? wanted
+          : (SPARE.find((each) => !used.has(each)) ?? "host");
       used.add(paint);
       of.set(key, this.categories.length);
       this.categories.push({ label, paint, hatched });
@@ -58,21 +101,36 @@ class TimelineRows {
     for (let i = 0; i < count; i++) seen[kind[i] * 256 + phase[i]] = 1;
     const table = new Uint8Array(65536);
     const present = [...seen.keys()].filter((each) => seen[each]);
-    const named = (each) => this.kinds[each >> 8] === "kernel" ? paintOfPhase(this.phases[each & 255]) : PAINT_OF_KIND[this.kinds[each >> 8]];
+    const named = (each) =>
+      this.kinds[each >> 8] === "kernel"
+        ? paintOfPhase(this.phases[each & 255])
+        : PAINT_OF_KIND[this.kinds[each >> 8]];
     for (const each of present) if (this.kinds[each >> 8] === "kernel") phases.add(each & 255);
     present.sort((a, b) => (named(a) ? 0 : 1) - (named(b) ? 0 : 1) || (a >> 8) - (b >> 8) || a - b);
     for (const each of present) {
       const kindName = this.kinds[each >> 8];
       const phaseName = this.phases[each & 255];
-      table[each] = kindName === "kernel"
-        ? add(`phase ${phaseName}`, phases.size < 2 ? "kernels" : LABEL_OF_PHASE[phaseName] ?? phaseName, named(each))
-        : add(LABEL_OF_KIND[kindName] ?? kindName, LABEL_OF_KIND[kindName] ?? kindName, named(each), kindName === "host wait");
+      table[each] =
+        kindName === "kernel"
+          ? add(
+              `phase ${phaseName}`,
+              phases.size < 2 ? "kernels" : (LABEL_OF_PHASE[phaseName] ?? phaseName),
+              named(each),
+            )
+          : add(
+              LABEL_OF_KIND[kindName] ?? kindName,
+              LABEL_OF_KIND[kindName] ?? kindName,
+              named(each),
+              kindName === "host wait",
+            );
     }
     // Bins keep the time that a communication waits apart from that in which it moves data.
     this.colours = this.categories.length;
     const waits = new Uint8Array(this.colours);
     for (let i = 0; i < count; i++) if (this.wait[i] > 0) waits[table[kind[i] * 256 + phase[i]]] = 1;
-    this.waiting = Array.from(waits, (waiting, c) => (waiting ? this.categories.push({ ...this.categories[c], waits: true }) - 1 : c));
+    this.waiting = Array.from(waits, (waiting, c) =>
+      waiting ? this.categories.push({ ...this.categories[c], waits: true }) - 1 : c,
+    );
     this.category = new Uint8Array(count);
     for (let i = 0; i < count; i++) this.category[i] = table[kind[i] * 256 + phase[i]];
     this.forward = new Uint8Array(this.phases.map((name) => paintOfPhase(name) === "forward"));
@@ -150,7 +208,8 @@ class TimelineRows {
       const fine = lane.levels[lane.levels.length - 1];
       const coarse = new Float32Array(fine.length / 2);
       for (let bin = 0; bin < bins / 2; bin++) {
-        for (let c = 0; c < width; c++) coarse[bin * width + c] = fine[2 * bin * width + c] + fine[(2 * bin + 1) * width + c];
+        for (let c = 0; c < width; c++)
+          coarse[bin * width + c] = fine[2 * bin * width + c] + fine[(2 * bin + 1) * width + c];
       }
       lane.levels.push(coarse);
     }
@@ -164,10 +223,22 @@ class TimelineRows {
     let open = null;
     for (let i = lane.first; i < lane.end; i++) {
       const batch = this.micro_batch[i];
-      const key = batch < 0 || this.kinds[this.kind[i]] !== "kernel" ? -1 : 2 * batch + (this.forward[this.phase[i]] ? 1 : 0);
+      const key =
+        batch < 0 || this.kinds[this.kind[i]] !== "kernel"
+          ? -1
+          : 2 * batch + (this.forward[this.phase[i]] ? 1 : 0);
       if (open && open.key === key) open.end = this.begin[i] + this.duration[i];
       else {
-        open = key < 0 ? null : { key, batch, begin: this.begin[i], end: this.begin[i] + this.duration[i], category: this.category[i] };
+        open =
+          key < 0
+            ? null
+            : {
+                key,
+                batch,
+                begin: this.begin[i],
+                end: this.begin[i] + this.duration[i],
+                category: this.category[i],
+              };
         if (open) lane.passes.push(open);
       }
     }
