@@ -412,10 +412,11 @@ def test_parts_of_the_step_are_shown_where_there_are_some(comm: Intracomm) -> No
     half = times[:, :1] // 3
     times = np.concatenate([half, times[:, :1] - half, times[:, 1:]], axis=1)
     kinds = np.array([0, 0, 1, 2, 3], np.uint8)
-    parts = StepParts(("forward", "backward", "dp", "tp", "idle"), kinds, times)
+    parts = StepParts(("forward", "backward", "dp", "dp", "idle"), kinds, times)
     page = run_payload(replace(results, parts=parts), None, comm, why="no run")
     assert page is not None
-    assert page["parts"]["names"] == list(parts.names)
+    moving, waiting = "dp, data moving", "dp, waiting for others"
+    assert page["parts"]["names"] == ["forward", "backward", moving, waiting, "idle"]
     assert page["parts"]["kinds"] == ["compute", "compute", "wire", "waiting", "idle"]
     for row in page["parts"]["rows"]:
         assert sum(row["ps"]) == pytest.approx(page["whole_ps"], abs=1)

@@ -43,10 +43,13 @@ KINDS = {
     PartKind.IDLE: "idle",
 }
 
+SAID = {PartKind.WIRE: "data moving", PartKind.WAITING: "waiting for others"}
+"""What is said of parts that are called after communicators."""
+
 WITHOUT_PARTS = (
     ("compute", "compute", PartKind.COMPUTE),
-    ("exposed_wire", "communication, data moving", PartKind.WIRE),
-    ("exposed_waiting", "communication, waiting for others", PartKind.WAITING),
+    ("exposed_wire", f"communication, {SAID[PartKind.WIRE]}", PartKind.WIRE),
+    ("exposed_waiting", f"communication, {SAID[PartKind.WAITING]}", PartKind.WAITING),
     ("idle", "idle", PartKind.IDLE),
 )
 """Columns of `Results.ranks` that add up to the step, where a result has no parts."""
@@ -151,7 +154,10 @@ def _parts(results: Results, groups: RankGroups) -> dict[str, Any]:
         representative = results.classes["representative"]
         times = of_rank[representative]
     else:
-        names = list(results.parts.names)
+        names = [
+            f"{name}, {SAID[PartKind(kind)]}" if kind in SAID else name
+            for name, kind in zip(results.parts.names, results.parts.kinds.tolist(), strict=True)
+        ]
         kinds = [KINDS[PartKind(kind)] for kind in results.parts.kinds.tolist()]
         times = results.parts.times
     n = len(times)
