@@ -109,7 +109,7 @@ def run_payload(
             "timeline": why,
             "memory": why or ("" if memory else _no_memory(shown)),
             "links": "" if links else "No link of this network can be full, or none was used.",
-            "sensitivities": "" if results.sensitivities else "Not computed for this run.",
+            "sensitivities": "" if results.sensitivities else "Known of predictions alone.",
         }
         return {
             "title": title_of(results, name),

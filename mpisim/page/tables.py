@@ -186,9 +186,6 @@ def _communications(results: Results) -> dict[str, Any] | None:
             ("bytes", "Size", "bytes", "of one operation; -1 is unknown", same[order, 3]),
             ("wire", "On the wire", "time", "bytes moved", (wire // posts)[order]),
             ("waiting", "Waiting", "time", "for other members", (waiting // posts)[order]),
-            ("wire_total", "Wire, all", "time", "added up over members", wire[order]),
-            ("waiting_total", "Waiting, all", "time", "added up over members", waiting[order]),
-            ("bandwidth", "Bytes/wire", "rate", "size over time on the wire", rate[order]),
             (
                 "bus_bandwidth",
                 "Bus bandwidth",
@@ -203,6 +200,9 @@ def _communications(results: Results) -> dict[str, Any] | None:
                 "alone on the network, at this size",
                 [limit_names[i] for i in same[order, 4].tolist()],
             ),
+            ("bandwidth", "Bytes/wire", "rate", "size over time on the wire", rate[order]),
+            ("wire_total", "Wire, all", "time", "added up over members", wire[order]),
+            ("waiting_total", "Waiting, all", "time", "added up over members", waiting[order]),
         ],
     )
 
