@@ -94,7 +94,10 @@ def opened(browser: Any, files: dict[str, Path]) -> Any:
 
 def settled(page: Any) -> None:
     """Wait until motion, typing and what is said to screen readers have come to rest."""
-    page.wait_for_timeout(350)
+    page.evaluate(
+        """() => new Promise((done) => setTimeout(() => requestAnimationFrame(
+             () => requestAnimationFrame(() => setTimeout(done, 50))), 300))"""
+    )
 
 
 def fact(page: Any, term: str) -> str:
@@ -161,7 +164,7 @@ def test_parts_of_the_step_by_mouse_and_keys(opened):
 
 def test_double_click_zooms_to_a_kernel(opened):
     rows = KINDS["one"]()["timeline"]["rows"]
-    with opened("one") as page:
+    with opened("one", reduced_motion="reduce") as page:
         canvas = page.locator("canvas.lanes")
         canvas.scroll_into_view_if_needed()
         box = canvas.bounding_box()

@@ -34,6 +34,7 @@ SCRIPTS = (
     "step.js",
     "timeline_rows.js",
     "timeline_draw.js",
+    "timeline_overview.js",
     "timeline_words.js",
     "timeline_tools.js",
     "timeline_input.js",

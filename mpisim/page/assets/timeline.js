@@ -45,11 +45,11 @@ function timelineSection(payload) {
     "aria-label":
       "Timeline of the step. W and S zoom, A and D move, full stop and comma go from row to row, up and down from lane to lane.",
   });
-  const whole = make("canvas.whole", { "aria-hidden": "true" });
+  const overview = new TimelineOverview(rows, view, (begin, end) => settle(begin, end));
   const tall = make("div.tall", {}, canvas);
   const frame = make("div.window", {}, tall);
   const tip = make("div.tip", { hidden: true, "aria-hidden": "true" });
-  const stage = make("div.stage", {}, frame, whole, tip);
+  const stage = make("div.stage", {}, frame, overview.canvas, tip);
 
   const scrolled = () => frame.scrollTop / grown();
 
@@ -64,7 +64,7 @@ function timelineSection(payload) {
     sharp(canvas, width, state.height, (context, w, h, ratio) =>
       painter.lanes(context, w, h, ratio, layout, view),
     );
-    sharp(whole, width, 42, (context, w, h) => painter.overview(context, w, h, layout, view));
+    overview.draw(width, layout);
   };
   const redraw = eachFrame(draw);
 
@@ -285,26 +285,6 @@ function timelineSection(payload) {
     },
   });
   tools.showStreams(state.streams);
-
-  // The strip of the whole step moves and chooses the span.
-  whole.addEventListener("pointerdown", (event) => {
-    whole.setPointerCapture(event.pointerId);
-    const at = (move) =>
-      ((pointed(move, whole)[0] - state.layout.gutter) / (state.width - state.layout.gutter)) * rows.whole;
-    const from = at(event);
-    const span = view.end - view.begin;
-    const marking = span >= 0.999 * rows.whole;
-    const move = (each) => {
-      if (marking) {
-        if (Math.abs(at(each) - from) > 0.004 * rows.whole) settle(...[from, at(each)].sort((a, b) => a - b));
-      } else settle(at(each) - span / 2, at(each) + span / 2);
-    };
-    move(event);
-    whole.addEventListener("pointermove", move);
-    whole.addEventListener("lostpointercapture", () => whole.removeEventListener("pointermove", move), {
-      once: true,
-    });
-  });
 
   listen(canvas, act, stage);
   canvas.addEventListener("focus", redraw);

@@ -344,56 +344,6 @@ class TimelinePainter {
     }
     context.textAlign = "left";
   }
-
-  /** The whole step in a strip: how busy compute streams are, and which part of it the view shows. */
-  overview(context, width, height, layout, view) {
-    const { rows } = this;
-    const { gutter } = layout;
-    const pixels = Math.round(width - gutter);
-    const lanes = layout.lanes.filter(({ lane }) => lane.computes).map(({ lane }) => lane);
-    const all = lanes.length ? lanes : layout.lanes.map(({ lane }) => lane);
-    const width_ = rows.categories.length;
-    const key = `${pixels} ${all.length}`;
-    if (this.whole?.key !== key) {
-      const busy = new Float32Array(pixels * width_);
-      for (const lane of all) {
-        const bins = rows.levels(lane);
-        const level = bins.findLast((each) => each.length / width_ >= pixels) ?? bins[0];
-        const count = level.length / width_;
-        for (let p = 0; p < pixels; p++) {
-          const b = Math.min(count - 1, Math.floor(((p + 0.5) / pixels) * count));
-          for (let c = 0; c < width_; c++)
-            busy[p * width_ + c] += (level[b * width_ + c] * count) / rows.whole / all.length;
-        }
-      }
-      this.whole = { key, busy };
-    }
-    const base = height - 5;
-    for (let p = 0; p < pixels; p++) {
-      let bottom = base;
-      for (let c = 0; c < width_; c++) {
-        const tall = this.whole.busy[p * width_ + c] * (height - 10);
-        if (tall < 0.3 || rows.categories[c].waits || rows.categories[c].hatched) continue;
-        context.fillStyle = ink(rows.categories[c].paint);
-        context.fillRect(gutter + p, bottom - tall, 1.5, tall); // wider, so that no seams show
-        bottom -= tall;
-      }
-    }
-    const x = gutter + (view.begin / rows.whole) * (width - gutter);
-    const w = Math.max(3, ((view.end - view.begin) / rows.whole) * (width - gutter));
-    context.fillStyle = ink("surface", 0.72);
-    context.fillRect(gutter, 0, x - gutter, height);
-    context.fillRect(x + w, 0, width - x - w, height);
-    context.strokeStyle = ink("accent");
-    context.lineWidth = 2;
-    context.strokeRect(x + 1, 1, w - 2, height - 2);
-    if (gutter) {
-      context.fillStyle = ink("soft");
-      context.font = `11px ${SANS}`;
-      context.textBaseline = "middle";
-      context.fillText("whole step", 12, height / 2);
-    }
-  }
 }
 
 /** So much of one colour and the rest of another. */
