@@ -558,6 +558,8 @@ def test_pages_of_programs_add_up(program: Program) -> None:
     page, results = page_of_program(program)
     check_adds_up(page, results)
     check_timeline(page)
+    each = simulate_program(program, critical_path=True, fold=False)
+    assert equal(page, run_payload(collect(each, comm=ALONE), ShownRun(each), ALONE))
     assert page["memory"] is None
     assert "experiments alone" in page["why"]["memory"]
 

@@ -7,7 +7,6 @@ each (`mpisim.engine.periodic_window`).
 
 from __future__ import annotations
 
-import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -283,4 +282,4 @@ def communicator_family(name: str) -> str:
     >>> communicator_family("activation+ 12")
     'activation+'
     """
-    return re.sub(r"[\s\d]+$", "", name) or name
+    return name.rstrip(" 0123456789") or name
