@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .base.errors import UsageError
 from .base.files import check_output
@@ -36,7 +36,25 @@ if TYPE_CHECKING:
     from .overlap import OverlapSummary
     from .prediction.prepared_program import PreparedProgram
 
-__all__ = ["simulate"]
+__all__ = ["Simulated", "simulate"]
+
+
+class Simulated(NamedTuple):
+    """What a result is of, as one process holds it.
+
+    Attributes
+    ----------
+    run : Run
+    prepared : PreparedExperiment, PreparedProgram or Program
+        What was run; of a long step that follows from two short ones, with the program of the
+        longer of these.
+    repetition : Repetition or None
+        How such a step follows from them.
+    """
+
+    run: Run
+    prepared: PreparedExperiment | PreparedProgram | Program
+    repetition: Repetition | None
 
 
 def simulate(
@@ -55,6 +73,7 @@ def simulate(
     seeds: int = 1,
     progress: bool = False,
     repeat: bool = True,
+    simulated: list[Simulated] | None = None,
 ) -> Results | None:
     """Simulate an experiment or a program, and return its result. **Collective.**
 
@@ -92,6 +111,8 @@ def simulate(
     repeat : bool
         Whether rounds of micro-batches that repeat to the picosecond may be simulated once. The
         result is the same. With a timeline all are simulated, and so is what is prepared already.
+    simulated : list of Simulated, optional
+        Gets the run that the result is of.
 
     Returns
     -------
@@ -136,6 +157,8 @@ def simulate(
         )
     else:
         prepared, run, overlap, repetition = found
+    if simulated is not None:
+        simulated.append(Simulated(run, prepared, repetition))
 
     stated = dict(attributes or {})
     if not isinstance(prepared, Program) and seeds > 1:

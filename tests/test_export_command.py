@@ -21,11 +21,11 @@ from mpisim.base.rank_ranges import ranges_text
 from mpisim.engine import simulate as simulate_program
 from mpisim.experiment import load
 from mpisim.export import read_kept
-from mpisim.export.counters import MemoryCounters
 from mpisim.export.ranks import MOST_CHOSEN, some_ranks
 from mpisim.export.table import COLUMNS
 from mpisim.formats import import_program
 from mpisim.prediction.execution import execute
+from mpisim.prediction.memory_course import MemoryCourse
 from mpisim.prediction.prepared import prepare
 from mpisim.program import Program, ProgramBuilder
 from mpisim.results import open_results
@@ -281,14 +281,14 @@ def test_memory_is_highest_where_the_verdict_says(
     plan = ("plan.pp=4", "plan.dp=2", "plan.zero=1", "plan.global_batch=32", "run.allow_oom=true")
     case = prepare(load(changes=["model.layers=8", *plan, *changes])[1])
     run, _ = execute(case, comm)
-    counters = MemoryCounters(case)
+    course = MemoryCourse(case)
     stages = case.workload.layout.grid.stage
     for i, rank in enumerate(run.hosted.tolist()):
-        found = counters.of(rank, case.program.table_of(rank), run.rows(i))
+        found = course.of(rank, case.program.table_of(rank), run.rows(i))
         assert found is not None
-        assert found.value.max() == case.memory.stages[stages[rank]].total
+        assert found.total.max() == case.memory.stages[stages[rank]].total
         assert (np.diff(found.time) >= 0).all()
-        assert found.value[0] == found.value[-1]  # all that a step takes, it gives back
+        assert found.total[0] == found.total[-1]  # all that a step takes, it gives back
         assert found.time[-1] <= run.step_time
 
 

@@ -4,7 +4,8 @@ A subcommand is a module of this package with two functions: ``add_parser(subpar
 adds its parser and calls ``set_defaults(run=run)`` on it, and ``run(args) -> int``, which returns
 the exit code. Under a launcher the first process runs it, and the others wait for its end; a
 command whose work is shared says ``set_defaults(run=run, collective=True)``, runs on all, and gets
-its communicator from :func:`mpisim.cli.launch.world`. These modules are imported to build the
+its communicator from :func:`mpisim.cli.launch.world`; in place of True it may give a function that
+tells it from the arguments. These modules are imported to build the
 parser, so whatever is slow to load, MPI above all, is imported inside ``run``.
 
 Exit codes: 0 all is well, 1 a failure at run time, 2 bad input or usage.
@@ -61,6 +62,7 @@ examples:
   mpisim replay TRACES/ -o run.h5         replay recorded traces, save the result
   mpisim replay TRACES/ --scale-comm 0.5  what if communication took half as long?
   mpisim report run.h5                    where did the time go?
+  mpisim run mine.toml --html run.html    ... as a page to look at, or to send to someone
   mpisim export run.h5 --format perfetto -o run.pftrace    ... and look at it in ui.perfetto.dev
   mpisim COMMAND --help                   the options and examples of one command
 """
@@ -157,7 +159,8 @@ def _monitor(arguments: argparse.Namespace, words: Sequence[str]) -> None:
 
 def _finished(arguments: argparse.Namespace) -> int:
     """Run a command, on all processes or on the first, and return the exit code here."""
-    if getattr(arguments, "collective", False):
+    collective = getattr(arguments, "collective", False)
+    if collective(arguments) if callable(collective) else collective:
         code: int = arguments.run(arguments)
     else:
         launch.start_mpi()

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .output import add_report_options, check_json, check_options
+from .output import add_overwrite_option, add_report_options, check_json, check_options, check_page
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,6 +25,7 @@ examples:
   mpisim replay traces/ -o measured.h5
   mpisim compare measured.h5 a.h5          a prediction beside a recording of the same job
   mpisim compare a.h5 b.h5 --json c.json   the same as numbers
+  mpisim compare a.h5 b.h5 --html c.html   a page to look at, or to send to someone
 """
 
 
@@ -41,6 +42,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("file", metavar="A", help="a results file (HDF5)")
     parser.add_argument("other", metavar="B", help="another one")
     add_report_options(parser)
+    add_overwrite_option(parser)
     parser.set_defaults(run=run)
 
 
@@ -48,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     """Print a comparison."""
     check_options(args)
     check_json(args)
+    check_page(args)
     from ..base.files import write_json
     from ..report.comparison import compare, comparison_figures, render_comparison
     from ..results import open_results
@@ -58,14 +61,23 @@ def run(args: argparse.Namespace) -> int:
         if not all("model" in _origin(each) for each in (one, other)):
             keys = {}, {}  # a program or a recording beside an experiment: no key is in both
         found = compare(one, other, stages, keys)
-        titles = tuple(
-            f"{path}: {results.program.get('title', results.program.get('source', ''))}"
-            for path, results in ((args.file, one), (args.other, other))
-        )
+        titles = _title(args.file, one), _title(args.other, other)
+        if args.html is not None:
+            from ..page.payload import comparison_payload
+            from ..page.write import write_page
+
+            page = comparison_payload(found, (one, other), titles)
     if args.json is not None:
         write_json(args.json, comparison_figures(found))
-    print(render_comparison(found, (titles[0], titles[1]), args.top))
+    if args.html is not None:
+        write_page(page, args.html, overwrite=args.overwrite)
+    print(render_comparison(found, titles, args.top))
     return 0
+
+
+def _title(path: str, results: Results) -> str:
+    """Return what a run is called: its file, and what it says of itself."""
+    return f"{path}: {results.program.get('title', results.program.get('source', ''))}"
 
 
 def _stages(results: Results) -> NDArray[np.int64] | None:

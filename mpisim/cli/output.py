@@ -13,16 +13,19 @@ from ..base.errors import UsageError
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
+    from ..page.shown import ShownRun
     from ..results import Results
 
 __all__ = [
     "add_fold_option",
     "add_monitor_option",
+    "add_overwrite_option",
     "add_report_options",
     "add_result_options",
     "check_json",
     "check_options",
     "check_outputs",
+    "check_page",
     "deliver",
     "page_of",
 ]
@@ -31,6 +34,7 @@ OUTPUTS = (
     ("-o", "output"),
     ("--save-program", "save_program"),
     ("--json", "json"),
+    ("--html", "html"),
     ("--draw", "draw"),
     ("--plot", "plot"),
     ("--monitor", "monitor"),
@@ -39,11 +43,21 @@ OUTPUTS = (
 
 
 def add_report_options(parser: argparse.ArgumentParser) -> None:
-    """Add ``--json`` and ``--top``."""
+    """Add ``--json``, ``--html`` and ``--top``."""
     parser.add_argument("--json", metavar="FILE", help="also write all figures to this file (JSON)")
+    parser.add_argument(
+        "--html",
+        metavar="FILE",
+        help="also write a page to look at in a browser: one file that needs nothing else",
+    )
     parser.add_argument(
         "--top", type=int, metavar="N", default=10, help="lines of each list (default: 10)"
     )
+
+
+def add_overwrite_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--overwrite``."""
+    parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
 
 
 def add_fold_option(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +91,7 @@ def add_result_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="write every row of every rank, too; ranks that do the same share theirs",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+    add_overwrite_option(parser)
     add_report_options(parser)
 
 
@@ -94,8 +108,10 @@ def check_options(args: argparse.Namespace) -> None:
     named = getattr(args, "output", None)
     if getattr(args, "timeline", False) and named is None:
         raise UsageError("--timeline needs a file to write: -o FILE")
-    if getattr(args, "overwrite", False) and (named or getattr(args, "save_program", None)) is None:
-        raise UsageError("--overwrite needs a file to write: -o FILE")
+    written = [getattr(args, key, None) for key in ("output", "save_program", "html")]
+    if getattr(args, "overwrite", False) and not any(written):
+        option = "-o" if hasattr(args, "output") else "--html"
+        raise UsageError(f"--overwrite needs a file to write: {option} FILE")
 
 
 def check_outputs(args: argparse.Namespace) -> None:
@@ -105,7 +121,7 @@ def check_outputs(args: argparse.Namespace) -> None:
     ------
     UsageError
     """
-    inputs = [getattr(args, key, None) for key in ("file", "path", "experiment")]
+    inputs = [getattr(args, key, None) for key in ("file", "other", "path", "experiment")]
     inputs += getattr(args, "paths", [])
     taken = {os.path.realpath(path) for path in inputs if path}
     by_option: dict[str, str] = {}
@@ -144,6 +160,19 @@ def check_json(args: argparse.Namespace) -> None:
         check_output(args.json, overwrite=True, device=True)
 
 
+def check_page(args: argparse.Namespace) -> None:
+    """Refuse a ``--html`` file that cannot be written, before the work that fills it. Local.
+
+    Raises
+    ------
+    OutputError
+    """
+    if args.html is not None:
+        from ..base.files import check_output
+
+        check_output(args.html, overwrite=args.overwrite)
+
+
 def page_of(path: str) -> str:
     """Return the page that figures are to be written into; empty if there is none yet. Local.
 
@@ -165,8 +194,9 @@ def deliver(
     args: argparse.Namespace,
     comm: Intracomm,
     extra: Mapping[str, Any] | None = None,
+    shown: ShownRun | None = None,
 ) -> str:
-    """Write the figures if asked to, and return the report. **Collective.**
+    """Write the figures and the page if asked to, and return the report. **Collective.**
 
     Parameters
     ----------
@@ -176,8 +206,10 @@ def deliver(
     comm : mpi4py.MPI.Intracomm
     extra : mapping, optional
         Figures beside those of the report.
+    shown : ShownRun, optional
+        The run, where ``--html`` was given.
     """
-    from ..mpi.parallel import collective_errors
+    from ..mpi.parallel import collective_errors, progress
 
     report = ""
     with collective_errors(comm):
@@ -188,4 +220,17 @@ def deliver(
             if args.json is not None:
                 write_json(args.json, {**figures(results), **(extra or {})})
             report = render(results, args.top)
+    if args.html is not None:
+        from ..page.write import write_run_page
+
+        with progress(comm, f"writing {args.html}"):
+            write_run_page(
+                results, shown, args.html, comm, name=_name(args), overwrite=args.overwrite
+            )
     return report
+
+
+def _name(args: argparse.Namespace) -> str:
+    """Return what a run without a title is called: the file it was made of."""
+    paths = getattr(args, "paths", None) or [getattr(args, "file", None) or ""]
+    return Path(paths[0]).stem

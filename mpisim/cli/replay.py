@@ -7,7 +7,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UsageError
-from .output import add_monitor_option, add_result_options, check_json, check_options, deliver
+from .output import (
+    add_monitor_option,
+    add_result_options,
+    check_json,
+    check_options,
+    check_page,
+    deliver,
+)
 
 if TYPE_CHECKING:
     from ..replay import Replay, TraceJob
@@ -26,6 +33,7 @@ examples:
   mpisim replay traces/ --step 6                    where did the time of step 6 go?
   mpisim replay traces/ -o run.h5 --timeline        save the result with every row
   mpisim export run.h5 --format perfetto -o run.pftrace    ... and look at it
+  mpisim replay traces/ --html run.html             a page to look at, or to send to someone
 """
 
 
@@ -161,6 +169,7 @@ def run(args: argparse.Namespace) -> int:
             check_output(args.save_program, overwrite=args.overwrite)
         if first:
             check_json(args)
+            check_page(args)
     what = WhatIf(
         compute=args.scale_compute,
         comm=args.scale_comm,
@@ -200,7 +209,12 @@ def run(args: argparse.Namespace) -> int:
                         said = {**whole.attributes, "changed": "; ".join(asked.changes)}
                         whole = whole.replace(attributes=said)
                     save(whole, args.save_program, overwrite=args.overwrite)
-        report = deliver(results, args, comm, _figures(job, asked, plain))
+        shown = None
+        if args.html is not None:
+            from ..page.shown import ShownRun
+
+            shown = ShownRun(asked.run)
+        report = deliver(results, args, comm, _figures(job, asked, plain), shown)
     if first:
         print(f"{_steps(asked, plain, what)}\n\n{report}\n\n{_findings(job)}")
     advise(comm, seconds, len(job.traces.ranks), "rank(s)")

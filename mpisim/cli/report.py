@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from .output import add_report_options, check_json, check_options
+from ..base.errors import InputError
+from ..base.text import one_line
+from .output import (
+    add_overwrite_option,
+    add_report_options,
+    check_json,
+    check_options,
+    check_page,
+)
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+    from ..page.shown import ShownRun
+    from ..results import Results
 
 __all__ = ["add_parser", "run"]
 
@@ -14,6 +31,7 @@ examples:
   mpisim report run.h5                     step time, ranks, kernels, critical path
   mpisim report run.h5 --top 30            longer lists
   mpisim report run.h5 --json run.json     the same as numbers
+  mpisim report run.h5 --html run.html     a page to look at, or to send to someone
 """
 
 
@@ -23,24 +41,95 @@ def add_parser(subparsers: Any) -> None:
         "report",
         help="print where the time of a run went",
         description="Print where the time of a run went: per rank, per kernel, along the critical "
-        "path.",
+        "path. A page (--html) also shows every row of some ranks: what was simulated is simulated "
+        "again for it.",
         epilog=EXAMPLES,
     )
     parser.add_argument("file", metavar="FILE", help="a results file (HDF5)")
     add_report_options(parser)
-    parser.set_defaults(run=run)
+    add_overwrite_option(parser)
+    # Only a page needs the run again, which processes can share.
+    parser.set_defaults(run=run, collective=lambda args: args.html is not None)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a report."""
+    """Print a report; with a page on all processes, of which the first prints."""
     check_options(args)
+    if args.html is not None:
+        return _with_page(args)
     check_json(args)
-    from ..base.files import write_json
-    from ..report import figures, render
     from ..results import open_results
 
     with open_results(args.file) as results:
-        if args.json is not None:
-            write_json(args.json, figures(results))
-        print(render(results, args.top))
+        _print(args, results)
     return 0
+
+
+def _print(args: argparse.Namespace, results: Results) -> None:
+    from ..base.files import write_json
+    from ..report import figures, render
+
+    if args.json is not None:
+        write_json(args.json, figures(results))
+    print(render(results, args.top))
+
+
+def _with_page(args: argparse.Namespace) -> int:
+    """Print the report and write the page. **Collective.**"""
+    from ..mpi.parallel import collective_errors, progress
+    from ..page.write import write_run_page
+    from ..results import open_results
+    from .launch import world
+
+    comm = world()
+    with ExitStack() as stack:
+        results: Results | None = None
+        with collective_errors(comm):
+            if comm.rank == 0:
+                check_json(args)
+                check_page(args)
+                results = stack.enter_context(open_results(args.file))
+        shown, why = _again(args, comm)
+        with progress(comm, f"writing {args.html}"):
+            write_run_page(
+                results,
+                shown,
+                args.html,
+                comm,
+                why=why,
+                name=Path(args.file).stem,
+                overwrite=args.overwrite,
+            )
+        with collective_errors(comm):
+            if results is not None:
+                if why:
+                    note = f"{args.html}: without timeline and memory: {why}"
+                    print(f"mpisim: note: {one_line(note)}", file=sys.stderr)
+                _print(args, results)
+    return 0
+
+
+def _again(args: argparse.Namespace, comm: Intracomm) -> tuple[ShownRun | None, str]:
+    """Return the run of a results file, or why there is none. **Collective.**
+
+    Raises
+    ------
+    UsageError
+        If the page would be written over what the run was made of.
+    """
+    from ..export import read_kept, simulate_again
+    from ..mpi.parallel import collective_errors, progress
+    from ..page.shown import ShownRun
+
+    try:
+        kept = read_kept(args.file, comm)
+    except InputError as error:
+        return None, str(error)
+    with collective_errors(comm):
+        if comm.rank == 0:
+            kept.check_not_input(args.html)
+    try:
+        with progress(comm, "simulating again"):
+            return ShownRun.of(simulate_again(kept, comm, progress=True, repeat=True)), ""
+    except InputError as error:
+        return None, str(error)

@@ -12,6 +12,7 @@ from .output import (
     add_result_options,
     check_json,
     check_options,
+    check_page,
     deliver,
 )
 
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
     from ..experiment import Experiment, ProgramExperiment
+    from ..page.shown import ShownRun
     from ..prediction.prepared import PreparedExperiment
     from ..prediction.prepared_program import PreparedProgram
+    from ..simulate import Simulated
 
 __all__ = ["add_parser", "add_run_options", "run"]
 
@@ -36,6 +39,7 @@ examples:
   mpisim run mine.toml --set plan.tp=8 --set plan.recompute=full
   mpisim run mine.toml --set variation.kernels=0.02 --set variation.gpus=0.01 --seeds 20
   mpisim run mine.toml -o run.h5 --timeline     save the result, with every operation of every GPU
+  mpisim run mine.toml --html run.html          ... as a page: look at it, send it to someone
   mpisim run mine.toml --save-program step.h5   what every rank does ...
   mpisim run step.h5 --set variation.speeds.3=0.9      ... and to run
 """
@@ -115,6 +119,7 @@ def run(args: argparse.Namespace) -> int:
         if comm.rank == 0:
             read = load_any(args.file, changes)
             check_json(args)
+            check_page(args)
             if args.output is not None:
                 check_output(args.output, overwrite=args.overwrite)
             if args.save_program is not None:
@@ -128,6 +133,7 @@ def run(args: argparse.Namespace) -> int:
         from ..experiment.serialization import serialize_any
         from ..simulate import simulate
 
+        simulated: list[Simulated] | None = None if args.html is None else []
         results = simulate(
             what,
             comm,
@@ -140,6 +146,7 @@ def run(args: argparse.Namespace) -> int:
             seeds=args.seeds,
             progress=True,
             repeat=args.repeat,
+            simulated=simulated,
         )
         extra: dict[str, Any] = {}
         if not isinstance(what, Experiment):  # a program file may hold its experiment
@@ -149,12 +156,21 @@ def run(args: argparse.Namespace) -> int:
 
             found = compare_results(experiment, results)
             extra["published"] = [each.as_json() for each in found]
-        report = deliver(results, args, comm, extra)
+        report = deliver(results, args, comm, extra, _shown(simulated))
     if comm.rank == 0:
         print(report)
     shared = (results.wall["simulate"], results.n_classes) if results else (0.0, 0)
     advise(comm, *shared, "rank(s) to simulate")
     return 0
+
+
+def _shown(simulated: list[Simulated] | None) -> ShownRun | None:
+    """Return the run for its page, if there is to be one."""
+    if not simulated:
+        return None
+    from ..page.shown import ShownRun
+
+    return ShownRun.of(simulated[0])
 
 
 def _prepared(

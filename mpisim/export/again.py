@@ -18,10 +18,11 @@ from ..base.errors import InputError, UsageError
 from ..base.frozen import frozen
 from ..engine import Run
 from ..engine.critical_path import CriticalPath
-from ..experiment import Experiment
+from ..experiment import Experiment, ProgramExperiment
 from ..experiment.serialization import deserialize_any
 from ..mpi.parallel import collective_errors
 from ..prediction.execution import execute
+from ..prediction.long_steps import long_step
 from ..prediction.prepared import PreparedExperiment, prepare
 from ..program import Program
 from ..replay import ReplayOrigin, read_job, replay
@@ -32,6 +33,7 @@ from ..topo import Network
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
+    from ..engine.repetition import Repetition
     from ..prediction.prepared_program import PreparedProgram
 
 __all__ = ["Kept", "RunAgain", "read_kept", "simulate_again"]
@@ -113,6 +115,8 @@ class RunAgain:
         What priced communications without a duration.
     prepared : PreparedExperiment or None
         Of a model's step, with its layout.
+    repetition : Repetition or None
+        How the step follows from `run`, where that was allowed.
     """
 
     kept: Kept
@@ -121,6 +125,7 @@ class RunAgain:
     recorded: bool
     network: Network | None = None
     prepared: PreparedExperiment | None = None
+    repetition: Repetition | None = None
 
 
 def read_kept(path: str | Path, comm: Intracomm) -> Kept:
@@ -146,7 +151,9 @@ def read_kept(path: str | Path, comm: Intracomm) -> Kept:
     return kept
 
 
-def simulate_again(kept: Kept, comm: Intracomm, *, progress: bool = False) -> RunAgain:
+def simulate_again(
+    kept: Kept, comm: Intracomm, *, progress: bool = False, repeat: bool = False
+) -> RunAgain:
     """What a results file says of its run → the run. **Collective.**
 
     Parameters
@@ -156,6 +163,8 @@ def simulate_again(kept: Kept, comm: Intracomm, *, progress: bool = False) -> Ru
         The processes that share the work; as many as one likes.
     progress : bool
         Show progress, if a person is watching.
+    repeat : bool
+        Whether a step may follow from two shorter ones; `RunAgain.run` is then the longer of them.
 
     Raises
     ------
@@ -163,24 +172,32 @@ def simulate_again(kept: Kept, comm: Intracomm, *, progress: bool = False) -> Ru
         If what it was made of is not there any more, or has changed.
     """
     recorded = ReplayOrigin.is_text(kept.origin)
-    network, prepared = None, None
+    network, prepared, found = None, None, None
     if recorded:
         run = _replayed(kept, comm, progress)
         program = run.program
     else:
         with collective_errors(comm):
-            case = _prepared(kept.origin, str(kept.path))
+            experiment = deserialize_any(kept.origin, str(kept.path))
+        if repeat and isinstance(experiment, Experiment):
+            found = long_step(experiment, comm, progress=progress)
+        if found is None:
+            with collective_errors(comm):
+                case = _prepared(experiment)
+            # With its critical path, as `mpisim run`: one pass may depend on another's outcome.
+            run, _ = execute(case, comm, critical_path=True, progress=progress)
+        else:
+            case, run = found.prepared, found.run
         network, program = case.network, case.program
         prepared = case if isinstance(case, PreparedExperiment) else None
-        # With its critical path, as `mpisim run`: one pass may depend on another's outcome.
-        run, _ = execute(case, comm, critical_path=True, progress=progress)
     if run.digest != kept.digest:
         raise InputError(
-            f"{kept.path}: was simulated again to export it, and its digest is now {run.digest}, "
+            f"{kept.path}: was simulated again, and its digest is now {run.digest}, "
             f"not {kept.digest}: files that it was made of have changed since, or mpisim has (it "
             f"was written by {kept.creator}); run it again"
         )
-    return RunAgain(kept, run, program, recorded, network, prepared)
+    repetition = None if found is None else found.repetition
+    return RunAgain(kept, run, program, recorded, network, prepared, repetition)
 
 
 def _kept(path: str | Path) -> Kept:
@@ -202,8 +219,9 @@ def _kept(path: str | Path) -> Kept:
         )
 
 
-def _prepared(origin: str, path: str) -> PreparedExperiment | PreparedProgram:
-    experiment = deserialize_any(origin, path)
+def _prepared(
+    experiment: Experiment | ProgramExperiment,
+) -> PreparedExperiment | PreparedProgram:
     if isinstance(experiment, Experiment):
         return prepare(experiment)
     from ..prediction.prepared_program import prepare_program

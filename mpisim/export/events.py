@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from ..prediction.memory_course import MemoryCourse
 from ..program import Program
 from ..traces.export import Added, rank_run
 from ..traces.export_communications import Event, RankRun
 from ..traces.export_events import GPU, batch_ends, first_of_batch, stream_number
 from .again import RunAgain
-from .counters import Counter, MemoryCounters, link_counters
+from .counters import Counter, link_counters, memory_counter
 from .notes import Communications, RowNotes
 from .path import PathOnRanks
 
@@ -48,7 +49,7 @@ class EventsOfRanks:
         self.communications = Communications(self.program, again.network)
         self.path = PathOnRanks(again.kept.critical_path, self.program)
         self.links = link_counters(again.kept.links, again.kept.step_time_ps)
-        self._memory = None if again.prepared is None else MemoryCounters(again.prepared)
+        self._memory = None if again.prepared is None else MemoryCourse(again.prepared)
         self._arrows = self.path.arrows()
 
     def hosted(self) -> Iterator[tuple[int, int]]:
@@ -74,7 +75,8 @@ class EventsOfRanks:
         if self._memory is None:
             return None
         rank = int(self._again.run.hosted[i])
-        return self._memory.of(rank, self.program.table_of(rank), self._again.run.rows(i))
+        found = self._memory.of(rank, self.program.table_of(rank), self._again.run.rows(i))
+        return None if found is None else memory_counter(found)
 
     def arrows(self, rank: int) -> RowArrows:
         """Return the arrows of the critical path from and to rows of a rank that is exported.

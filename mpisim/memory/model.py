@@ -43,6 +43,9 @@ PHASES = {
     Phase.WEIGHT: "gradients of weights",
 }
 
+ALWAYS = ("parameters", "gradients", "optimizer", "context", "communicators", "fragmentation")
+"""Parts that are held through the whole step."""
+
 PERMANENT_BUCKETS = ("ddp", "deepspeed")
 """Frameworks that allocate their buckets once and keep them through the whole step."""
 
@@ -153,17 +156,28 @@ class StageMoments(NamedTuple):
 
     Attributes
     ----------
-    fixed : int
-        Held through all passes: model states, buffers, context, communicators, fragmentation.
+    parts : mapping of str to int
+        Held through all passes, by part: model states, buffers, context, communicators,
+        fragmentation.
     moments : list of Moment
         What actions hold besides.
-    optimizer : int
-        Held in the optimizer's step, all in all.
+    optimizer_parts : mapping of str to int
+        Held in the optimizer's step, all in all, by part.
     """
 
-    fixed: int
+    parts: Mapping[str, int]
     moments: list[Moment]
-    optimizer: int
+    optimizer_parts: Mapping[str, int]
+
+    @property
+    def fixed(self) -> int:
+        """Bytes held through all passes."""
+        return sum(self.parts.values())
+
+    @property
+    def optimizer(self) -> int:
+        """Bytes held in the optimizer's step."""
+        return sum(self.optimizer_parts.values())
 
 
 def moments(
@@ -271,10 +285,15 @@ class _MemoryModel:
         moments: list[Moment] = []
         peak(pipeline.actions[stage], passes, sums if any(sums) else (), moments)
         whole = self.stage(stage)
-        always = whole.states + whole.context + whole.communicators + whole.fragmentation
-        passing = found.gathered + found.buckets + _messages(pipeline, stage, self._chunks)
+        always = {name: whole.parts[name] for name in ALWAYS}
+        passing = {
+            "gathered": found.gathered,
+            "buckets": found.buckets,
+            "messages": _messages(pipeline, stage, self._chunks),
+        }
         permanent = found.buckets if framework(plan) in PERMANENT_BUCKETS else 0
-        return StageMoments(always + passing, moments, always + permanent + found.update)
+        updating = {"buckets": permanent, "working": found.update}
+        return StageMoments({**always, **passing}, moments, {**always, **updating})
 
     def _of_layers(self, layers: Sequence[Layer]) -> _OfLayers:
         key = tuple((layer.operators, layer.role) for layer in layers)

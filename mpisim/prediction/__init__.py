@@ -13,6 +13,8 @@ Read in this order, which is that of one prediction (`mpisim.simulate`).
     else of its run, exactly; what CUDA graphs gain.
 ``uncertainty``
     How far a step time may be off, from the numbers its critical path depends on.
+``memory_course``
+    Memory of a rank over the step, at the times of a run.
 ``statements``, ``unused_keys``, ``unused_network_keys``
     Statements of a prediction: uncertainty, assumptions, limits; keys that change nothing.
 ``published``

@@ -23,7 +23,15 @@ from ..engine.critical_path import CriticalPath, PieceKind
 from ..results import Results
 from .tables import WIDTH, names_cut
 
-__all__ = ["Comparison", "Part", "compare", "comparison_figures", "render_comparison"]
+__all__ = [
+    "WORDS",
+    "Comparison",
+    "Part",
+    "compare",
+    "comparison_figures",
+    "render_comparison",
+    "verdict_of",
+]
 
 ON_GPUS = {
     "computing": ("compute",),
@@ -250,7 +258,7 @@ def render_comparison(found: Comparison, titles: tuple[str, str], top: int = 10)
     step = found.step
     times = [_step(ps, error) for ps, error in zip((step.one, step.other), found.errors)]
     heads = [("A", times[0], one_line(titles[0])), ("B", times[1], one_line(titles[1]))]
-    lines = [*aligned(heads, left=(0, 1, 2)), "", _verdict(found)]
+    lines = [*aligned(heads, left=(0, 1, 2)), "", verdict_of(found)]
     if found.keys:
         rows = [("", "A", "B"), *((key, *values) for key, values in found.keys.items())]
         lines += ["", "Keys that differ", *(f"  {line}" for line in aligned(rows, left=(0, 1, 2)))]
@@ -272,7 +280,7 @@ def _step(ps: int, error: float | None) -> str:
     return duration(ps) + (f" ± {100 * error:.2g} %" if error else "")
 
 
-def _verdict(found: Comparison) -> str:
+def verdict_of(found: Comparison) -> str:
     """Say how far the steps differ, and whether that is more than their error bars."""
     step = found.step
     if not step.difference:

@@ -44,6 +44,8 @@ class Taken(NamedTuple):
     memory: int
     """Bytes resident at most, of the largest of its processes."""
     output: str
+    cpu: float
+    """Seconds of its processes on a core, those of the system included."""
 
 
 def gpt(
@@ -102,4 +104,5 @@ def taken(command: Sequence[str], limit: float | None = None, folder: Path | Non
             ended = f"took more than {limit:g} s"
         reason = [line for line in said if "mpisim: " in line] or said[-1:]
         raise Failed(": ".join([" ".join(command)[:200], ended, *reason[:1]]))
-    return Taken(seconds, usage.ru_maxrss * 1024, printed)
+    cpu = usage.ru_utime + usage.ru_stime
+    return Taken(seconds, usage.ru_maxrss * 1024, printed, cpu)
