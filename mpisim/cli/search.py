@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UsageError
-from .output import check_json, check_outputs
+from .output import add_monitor_option, check_json, check_outputs
 
 if TYPE_CHECKING:
     from ..search import Answer, SearchSpace
@@ -68,6 +68,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--resume", action="store_true", help="go on with the search kept in STORE")
     parser.add_argument("--json", metavar="FILE", help="also write the answer to this file (JSON)")
     parser.add_argument("--overwrite", action="store_true", help="replace STORE if it exists")
+    add_monitor_option(parser)
     parser.set_defaults(run=run, collective=True)
 
 
