@@ -45,8 +45,14 @@ def assert_equal_results(folded: Results, whole: Results) -> None:
             if column not in ("process", "class"):
                 np.testing.assert_array_equal(one[column], other[column], f"{name}/{column}")
     how = {column: whole.ranks[column] for column in ("process", "class")}
+    assert folded.parts is not None
+    times = folded.parts.times[folded.ranks["class"]]
     folded = replace(
-        folded, classes=whole.classes, rounds=whole.rounds, ranks={**folded.ranks, **how}
+        folded,
+        classes=whole.classes,
+        rounds=whole.rounds,
+        ranks={**folded.ranks, **how},
+        parts=folded.parts._replace(times=times),
     )
     assert json.dumps(figures(folded)) == json.dumps(figures(whole))
     assert render(folded) == render(whole)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..engine.critical_path import CriticalPath, PieceKind
-from ..results import SECONDS, Results
+from ..results import SECONDS, PartKind, Results
 from .tables import COMMUNICATION_KEYS, KERNEL_KEYS, communication_rows, kernel_rows
 
 __all__ = ["figures", "path_by"]
@@ -55,6 +55,7 @@ def figures(results: Results) -> dict[str, Any]:
         "rounds": results.rounds,
         "ranks": _ranks(results),
         "rank_steps": {str(numbers[rank]): s for rank, s in results.rank_steps.items()},
+        "parts": _parts(results),
         "kernels": _as_dicts(KERNEL_KEYS, kernel_rows(results)),
         "communications": _as_dicts(COMMUNICATION_KEYS, communication_rows(results)),
         "critical_path": None
@@ -83,6 +84,24 @@ def _steps(results: Results) -> dict[str, Any]:
         "shown_ps": of.shown_ps,
         "recording_ps": of.whole_ps,
     }
+
+
+def _parts(results: Results) -> list[dict[str, Any]] | None:
+    """Return the parts of the step, of the mean rank and of each class of ranks."""
+    parts = results.parts
+    if parts is None:
+        return None
+    columns = zip(
+        parts.names,
+        parts.kinds.tolist(),
+        parts.mean(results.classes["count"]).tolist(),
+        parts.times.T.tolist(),
+        strict=True,
+    )
+    return [
+        {"name": name, "kind": PartKind(kind).name.lower(), "mean_ps": mean, "classes_ps": times}
+        for name, kind, mean, times in columns
+    ]
 
 
 def path_by(path: CriticalPath, what: str, rank_numbers: Sequence[int]) -> list[dict[str, Any]]:
