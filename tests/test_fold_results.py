@@ -119,7 +119,10 @@ def test_command(run_mpisim: Callable[..., Any], comm: Intracomm, tmp_path: Path
     texts = []
     for option in ([], ["--no-fold"]):
         done = run_mpisim(
-            ["program", "run", "grid.h5", "--cluster", "dgx-h100", "--json", "a.json", *option]
+            [
+                *("program", "run", "grid.h5", "--cluster", "dgx-h100"),
+                *("--json", "a.json", "--details", *option),
+            ]
         )
         assert done.rc == 0, done.stderr
         texts.append(done.stdout)

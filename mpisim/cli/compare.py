@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .output import add_report_options, check_json, check_options
+from .output import LINES, add_json_option, check_json, check_options
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,7 +40,14 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("file", metavar="A", help="a results file (HDF5)")
     parser.add_argument("other", metavar="B", help="another one")
-    add_report_options(parser)
+    add_json_option(parser)
+    parser.add_argument(
+        "--top",
+        type=int,
+        metavar="N",
+        default=LINES,
+        help=f"lines of each list (default: {LINES})",
+    )
     parser.set_defaults(run=run)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .output import add_report_options, check_json, check_options
+from .output import add_report_options, check_json, check_options, written
 
 __all__ = ["add_parser", "run"]
 
 EXAMPLES = """\
 examples:
-  mpisim report run.h5                     step time, ranks, kernels, critical path
+  mpisim report run.h5                     step time, where it goes, what costs most
+  mpisim report run.h5 --details           ranks, kernels, communications, critical path
   mpisim report run.h5 --top 30            longer lists
   mpisim report run.h5 --json run.json     the same as numbers
 """
@@ -22,8 +23,8 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "report",
         help="print where the time of a run went",
-        description="Print where the time of a run went: per rank, per kernel, along the critical "
-        "path.",
+        description="Print where the time of a run went, in short or with all details: per rank, "
+        "per kernel, along the critical path.",
         epilog=EXAMPLES,
     )
     parser.add_argument("file", metavar="FILE", help="a results file (HDF5)")
@@ -35,12 +36,8 @@ def run(args: argparse.Namespace) -> int:
     """Print a report."""
     check_options(args)
     check_json(args)
-    from ..base.files import write_json
-    from ..report import figures, render
     from ..results import open_results
 
     with open_results(args.file) as results:
-        if args.json is not None:
-            write_json(args.json, figures(results))
-        print(render(results, args.top))
+        print(written(results, args))
     return 0

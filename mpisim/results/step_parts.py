@@ -38,6 +38,7 @@ __all__ = [
     "PartKind",
     "PartLayout",
     "StepParts",
+    "communicator_kinds",
     "kind_name",
 ]
 
@@ -90,10 +91,18 @@ class StepParts(NamedTuple):
     kinds: NDArray[np.uint8]
     times: NDArray[np.int64]
 
+    def totals(self, count: NDArray[np.int64]) -> list[int]:
+        """Ranks of each class, shape (n_classes,) → ps of each part over all ranks, exact."""
+        # Of many ranks they are too large for 64 bits.
+        upper, lower = count @ (self.times >> 32), count @ (self.times & 0xFFFFFFFF)
+        return [
+            (high << 32) + low for high, low in zip(upper.tolist(), lower.tolist(), strict=True)
+        ]
+
     def mean(self, count: NDArray[np.int64]) -> NDArray[np.float64]:
         """Ranks of each class, shape (n_classes,) → ps of each part in the mean of all ranks."""
-        mean: NDArray[np.float64] = count @ self.times / max(int(count.sum()), 1)
-        return mean
+        n = max(int(count.sum()), 1)
+        return np.array([total / n for total in self.totals(count)])
 
 
 # --- numbers of parts -----------------------------------------------------------------------------
@@ -141,7 +150,7 @@ class PartLayout:
         ----------
         program : Program
         """
-        names, kind = _kinds(program.communicators.names)
+        names, kind = communicator_kinds(program.communicators.names)
         counts = np.diff(program.slot_index)
         most = int(counts.max(initial=0))
         place = np.repeat(program.table.astype(np.int64) * most, counts)
@@ -205,8 +214,21 @@ class PartLayout:
         )
 
 
-def _kinds(names: Sequence[str]) -> tuple[list[str], NDArray[np.int64]]:
-    """Return what communicators are called, in alphabetical order, and which each is."""
+def communicator_kinds(names: Sequence[str]) -> tuple[list[str], NDArray[np.int64]]:
+    """Return what communicators are called, without numbers, in order, and which each is.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Of each communicator.
+
+    Returns
+    -------
+    kinds : list of str
+        In alphabetical order.
+    which : int64, shape (n,)
+        Index into `kinds`.
+    """
     if isinstance(names, NumberedTexts):
         prefixes, counts = zip(*names.parts, strict=True) if names.parts else ((), ())
         texts = [kind_name(f"{prefix}0") for prefix in prefixes]
