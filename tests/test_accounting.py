@@ -15,13 +15,14 @@ from mpisim.program import Flag, Kind, Operation, Program, ProgramBuilder
 from mpisim.results import collect, rank_steps
 from mpisim.results.accounting import account, added_up
 from mpisim.results.collect import limits
+from mpisim.results.step_parts import PartLayout
 from mpisim.topo.network import ExplainedNetwork
 
 
 def broken_down(run: Run) -> dict[str, list[int]]:
     """Of each class of time, how much each hosted rank had of it, in ps."""
     names = np.arange(len(run.program.names))
-    pieces = account(run, names, len(names)).breakdown
+    pieces = account(run, names, len(names), PartLayout.of(run.program)).breakdown
     return {column: pieces[:, i].tolist() for i, column in enumerate(BREAKDOWN)}
 
 

@@ -379,6 +379,7 @@ def test_the_command_line_prices_and_says_so(
     done = run_mpisim([*ask, "--gpu", "h100-sxm", "--overwrite"])
     assert done.rc == 0, done.stderr
     here = ["--set", "cluster.preset=dgx-h100"]
+    here.append("--details")
     ran = run_mpisim(["run", "t.h5", *here, "--json", "t.json", "--save-program", "again.h5"])
     assert ran.rc == 0, ran.stderr
     assert "priced by roofline" in ran.stdout

@@ -45,8 +45,14 @@ def assert_equal_results(folded: Results, whole: Results) -> None:
             if column not in ("process", "class"):
                 np.testing.assert_array_equal(one[column], other[column], f"{name}/{column}")
     how = {column: whole.ranks[column] for column in ("process", "class")}
+    assert folded.parts is not None
+    times = folded.parts.times[folded.ranks["class"]]
     folded = replace(
-        folded, classes=whole.classes, rounds=whole.rounds, ranks={**folded.ranks, **how}
+        folded,
+        classes=whole.classes,
+        rounds=whole.rounds,
+        ranks={**folded.ranks, **how},
+        parts=folded.parts._replace(times=times),
     )
     assert json.dumps(figures(folded)) == json.dumps(figures(whole))
     assert render(folded) == render(whole)
@@ -113,7 +119,10 @@ def test_command(run_mpisim: Callable[..., Any], comm: Intracomm, tmp_path: Path
     texts = []
     for option in ([], ["--no-fold"]):
         done = run_mpisim(
-            ["program", "run", "grid.h5", "--cluster", "dgx-h100", "--json", "a.json", *option]
+            [
+                *("program", "run", "grid.h5", "--cluster", "dgx-h100"),
+                *("--json", "a.json", "--details", *option),
+            ]
         )
         assert done.rc == 0, done.stderr
         texts.append(done.stdout)

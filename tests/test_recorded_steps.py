@@ -94,7 +94,7 @@ def test_the_headline_is_the_mean_of_the_steps(
 def test_tables_and_path_are_of_one_step(
     folder: Path, run_mpisim: Callable[..., Any], step: int, slower: int
 ) -> None:
-    found, text = figures_of(folder, run_mpisim, "--step", str(step))
+    found, text = figures_of(folder, run_mpisim, "--step", str(step), "--details")
     length = LENGTHS[step - 3] * 1_000_000
     assert found["shown_ps"] == length
     for rank in found["ranks"]:
@@ -139,7 +139,7 @@ def test_an_unknown_step(folder: Path, run_mpisim: Callable[..., Any], n: int) -
 
 def test_a_saved_program_says_the_same(folder: Path, run_mpisim: Callable[..., Any]) -> None:
     found, _ = figures_of(folder, run_mpisim, "--save-program", str(folder / "p.h5"))
-    done = run_mpisim(["program", "run", folder / "p.h5", "--json", folder / "p.out"])
+    done = run_mpisim(["program", "run", folder / "p.h5", "--details", "--json", folder / "p.out"])
     assert done.rc == 0
     again = json.loads((folder / "p.out").read_text())
     for key in ("step_time_ps", "job_steps", "shown_ps", "recording_ps", "ranks", "kernels"):
@@ -150,7 +150,7 @@ def test_a_saved_program_says_the_same(folder: Path, run_mpisim: Callable[..., A
 def test_a_saved_program_names_its_changes(folder: Path, run_mpisim: Callable[..., Any]) -> None:
     what = ["--scale-comm", "0.5", "--delay", "6:0.001"]
     found, _ = figures_of(folder, run_mpisim, *what, "--save-program", str(folder / "p.h5"))
-    done = run_mpisim(["program", "run", folder / "p.h5", "--json", folder / "p.out"])
+    done = run_mpisim(["program", "run", folder / "p.h5", "--details", "--json", folder / "p.out"])
     again = json.loads((folder / "p.out").read_text())
     assert again["digest"] == found["digest"]
     assert again["program"]["changed"] == "; ".join(found["changes"])

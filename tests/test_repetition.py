@@ -142,6 +142,8 @@ def differences(one: Any, other: Any, name: str = "") -> list[str]:
         left_out = {"wall", "close", "rounds", "n_processes"}
         names = [field.name for field in dataclasses.fields(one) if field.name not in left_out]
         pairs = [(each, getattr(one, each), getattr(other, each)) for each in names]
+    elif hasattr(one, "_asdict"):
+        return differences(one._asdict(), other._asdict(), name)
     elif isinstance(one, Mapping):
         assert one.keys() == other.keys()
         pairs = [(each, one[each], other[each]) for each in one]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from programs import programs
 
 from mpisim.engine import simulate
-from mpisim.engine._core import COPY, COVERED, KERNEL, WAITING, WIRE, Ledger, fingerprint
+from mpisim.engine._core import Ledger, fingerprint
 from mpisim.engine.rows import _MAX_CACHED, Solution
 from mpisim.program import Jitter, Kind, Operation, Program, ProgramBuilder
 from mpisim.topo.alpha_beta import AlphaBeta
@@ -81,37 +81,46 @@ def test_rows_are_kept_for_few_ranks() -> None:
 
 # --- accounts -----------------------------------------------------------------------------------
 
+N_PARTS, N_COMPUTE = 9, 4
+
 INTERVAL = st.tuples(
     st.integers(0, 3),
-    st.sampled_from((KERNEL, COPY, WIRE)),
+    st.integers(0, N_PARTS - 1),
+    st.integers(0, N_PARTS - 1),
     st.integers(-5, 30),
     st.integers(0, 12),
     st.integers(0, 12),
     st.integers(0, 4),
 )
-"""Stream, layer, begin, time to wait, time on the wire or at work, and what it counts as."""
+"""Stream, part, part while it waits, begin, time to wait, time on the wire or at work, and key."""
 
 
 @given(intervals=st.lists(INTERVAL, max_size=12), until=st.integers(0, 40))
-@settings(max_examples=300)
-def test_covered_time_counts_every_moment_once(
-    intervals: list[tuple[int, int, int, int, int, int]], until: int
+@settings(max_examples=500)
+def test_every_moment_counts_for_one_part(
+    intervals: list[tuple[int, int, int, int, int, int, int]], until: int
 ) -> None:
-    stream, layer, begin, wait, work, key = np.array(intervals, np.int64).reshape(-1, 6).T
-    wire = begin + np.where(layer == WIRE, wait, 0)
+    stream, part, waiting, begin, wait, work, key = np.array(intervals, np.int64).reshape(-1, 7).T
+    wire = begin + np.where(part >= N_COMPUTE, wait, 0)
+    waiting = np.maximum(waiting, N_COMPUTE)
     order = np.argsort(stream, kind="stable")
     index = np.concatenate([[0], np.cumsum(np.bincount(stream, minlength=4))])
-    table = order.astype(np.int32), index, layer.astype(np.uint8), key.astype(np.int32), 5
+    table = order.astype(np.int32), index, part.astype(np.uint8), waiting.astype(np.uint8)
     rows = begin.copy(), wire + work, wire, until
-    covered, sums = Ledger(*table).of_rows(*rows)
-    expected = [0] * len(COVERED)
+    covered, sums = Ledger(*table, key.astype(np.int32), 5, N_PARTS, N_COMPUTE).of_rows(*rows)
+    expected = [0] * (N_PARTS + 1)
     for moment in range(until):
-        state = 0
-        for what, first, middle, last in zip(layer, begin, wire, wire + work, strict=True):
-            state |= WAITING if first <= moment < middle else 0
-            state |= int(what) if middle <= moment < last else 0
-        for i, layers in enumerate(COVERED):
-            expected[i] += state & layers != 0
+        here = {
+            int(what)
+            for what, first, last in (
+                *zip(part, wire, wire + work, strict=True),
+                *zip(waiting, begin, wire, strict=True),
+            )
+            if first <= moment < last
+        }
+        if here:
+            expected[min(here)] += 1
+            expected[-1] += max(here) >= N_COMPUTE
     assert covered.tolist() == expected
     assert sums[0].tolist() == np.bincount(key, work, 5).tolist()
     assert sums[1].tolist() == np.bincount(key, wire - begin, 5).tolist()
@@ -139,13 +148,15 @@ def test_sums_of_ranks_are_those_of_their_rows(
         table = program.tables[number]
         assert table is not None
         device = np.flatnonzero(table.is_device).astype(np.int32)
-        layer = np.where(table.kind <= Kind.COPY, KERNEL, WIRE).astype(np.uint8)
+        row = np.arange(len(table))
+        part = np.where(table.kind <= Kind.COPY, row % 3, 4 + row % 2).astype(np.uint8)
+        waiting = np.full(len(table), 6, np.uint8)
         key = (np.arange(len(table)) % 3).astype(np.int32)
         streams = np.array([0, len(device)])
         if by_stream:
             device = device[np.argsort(table.stream[device], kind="stable")]
             streams = np.searchsorted(table.stream[device], np.arange(table.n_streams + 1))
-        of_table = device, streams, layer, key, 3
+        of_table = device, streams, part, waiting, key, 3, 7, 3
         ranks = np.flatnonzero(program.table == number)
         ledger = Ledger(*of_table)
         for _ in range(2):

@@ -48,10 +48,13 @@ def digest(report: str) -> str:
 def test_no_command_runs_the_default_experiment(run_mpisim: Run) -> None:
     done = run_mpisim([])
     assert done.rc == 0, done.stderr
-    assert re.search(r"^step time +[0-9.]+ ms +± [0-9.]+ %$", done.stdout, re.MULTILINE)
-    assert re.search(r"^ranks +8 on 1 process", done.stdout, re.MULTILINE)
+    assert re.search(r"^step time +[0-9.]+ ms +± [0-9.]+ %  \(", done.stdout, re.MULTILINE)
+    detailed = run_mpisim(["run", "--details"])
+    assert re.search(r"^step time +[0-9.]+ ms +± [0-9.]+ %$", detailed.stdout, re.MULTILINE)
+    for text in (done.stdout, detailed.stdout):
+        assert re.search(r"^ranks +8 on 1 process", text, re.MULTILINE)
     for heading in ("uncertainty sources:", "assumptions:", "not modelled:", "Critical path"):
-        assert heading in done.stdout
+        assert heading in detailed.stdout
     assert done.stderr == ""
 
 
@@ -106,7 +109,7 @@ def test_what_the_command_line_sets_is_no_default(
     run_mpisim: Run, small: Path, tmp_path: Path, nprocs: int
 ) -> None:
     keys = {"network.contention": "true", "plan.dp_overlap": "true", "kernels.model": "analytical"}
-    plain = run_mpisim(["run", str(small), "-o", "plain.h5"], nprocs=nprocs)
+    plain = run_mpisim(["run", str(small), "-o", "plain.h5", "--details"], nprocs=nprocs)
     assert plain.rc == 0, plain.stderr
     for key, value in keys.items():
         assert f"  - {key} = {value} (default)\n" in plain.stdout
@@ -118,7 +121,7 @@ def test_what_the_command_line_sets_is_no_default(
         "--set",
         "kernels.model=roofline",
     ]
-    done = run_mpisim(["run", str(small), *changes, "-o", "set.h5"], nprocs=nprocs)
+    done = run_mpisim(["run", str(small), *changes, "-o", "set.h5", "--details"], nprocs=nprocs)
     assert done.rc == 0, done.stderr
     with mpisim.open_results(tmp_path / "set.h5") as results:
         said = results.attributes["assumptions"]
@@ -147,7 +150,7 @@ def test_memory_is_judged_before_the_simulation(run_mpisim: Run) -> None:
     assert "does not fit into NVIDIA H100 SXM5 80 GB" in refused.errors[0]
     assert 'dp_style = "fsdp", zero = 3 (' in refused.errors[0]
     assert refused.stdout == ""
-    allowed = run_mpisim([*options, "--allow-oom"])
+    allowed = run_mpisim([*options, "--allow-oom", "--details"])
     assert allowed.rc == 0
     assert "does not fit" in allowed.stdout
     assert "Any of these makes it fit:" in allowed.stdout

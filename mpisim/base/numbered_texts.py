@@ -31,6 +31,11 @@ class NumberedTexts(Sequence[str]):
         self._parts = tuple(parts)
         self._ends = tuple(accumulate(count for _, count in self._parts))
 
+    @property
+    def parts(self) -> tuple[tuple[str, int], ...]:
+        """The prefix of each part, and how many texts have it."""
+        return self._parts
+
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 

@@ -7,7 +7,15 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .output import add_overwrite_option, add_report_options, check_json, check_options, check_page
+from .output import (
+    LINES,
+    add_html_option,
+    add_json_option,
+    add_overwrite_option,
+    check_json,
+    check_options,
+    check_page,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,7 +49,15 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("file", metavar="A", help="a results file (HDF5)")
     parser.add_argument("other", metavar="B", help="another one")
-    add_report_options(parser)
+    add_json_option(parser)
+    add_html_option(parser)
+    parser.add_argument(
+        "--top",
+        type=int,
+        metavar="N",
+        default=LINES,
+        help=f"lines of each list (default: {LINES})",
+    )
     add_overwrite_option(parser)
     parser.set_defaults(run=run)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
     from ..results import Results
 
 __all__ = [
+    "LINES",
     "add_fold_option",
+    "add_html_option",
+    "add_json_option",
     "add_monitor_option",
     "add_overwrite_option",
     "add_report_options",
@@ -27,8 +31,13 @@ __all__ = [
     "check_outputs",
     "check_page",
     "deliver",
+    "in_detail",
     "page_of",
+    "written",
 ]
+
+LINES = 10
+"""Lines of each list of the report, unless ``--top`` says otherwise."""
 
 OUTPUTS = (
     ("-o", "output"),
@@ -43,16 +52,35 @@ OUTPUTS = (
 
 
 def add_report_options(parser: argparse.ArgumentParser) -> None:
-    """Add ``--json``, ``--html`` and ``--top``."""
-    parser.add_argument("--json", metavar="FILE", help="also write all figures to this file (JSON)")
+    """Add ``--details``, ``--top``, ``--json`` and ``--html``."""
+    parser.add_argument(
+        "--details",
+        action="store_true",
+        help="print everything: assumptions, and tables of memory, ranks, kernels, communications, "
+        "links and the critical path",
+    )
+    parser.add_argument(
+        "--top",
+        type=int,
+        metavar="N",
+        help=f"lines of each list of --details, which it implies (default: {LINES})",
+    )
+    add_json_option(parser)
+    add_html_option(parser)
+
+
+def add_html_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--html``."""
     parser.add_argument(
         "--html",
         metavar="FILE",
         help="also write a page to look at in a browser: one file that needs nothing else",
     )
-    parser.add_argument(
-        "--top", type=int, metavar="N", default=10, help="lines of each list (default: 10)"
-    )
+
+
+def add_json_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--json``."""
+    parser.add_argument("--json", metavar="FILE", help="also write all figures to this file (JSON)")
 
 
 def add_overwrite_option(parser: argparse.ArgumentParser) -> None:
@@ -102,7 +130,7 @@ def check_options(args: argparse.Namespace) -> None:
     ------
     UsageError
     """
-    if args.top < 1:
+    if args.top is not None and args.top < 1:
         raise UsageError(f"--top is {args.top}; it must be 1 or more")
     check_outputs(args)
     named = getattr(args, "output", None)
@@ -214,12 +242,7 @@ def deliver(
     report = ""
     with collective_errors(comm):
         if results is not None:  # the others need not even load what follows
-            from ..base.files import write_json
-            from ..report import figures, render
-
-            if args.json is not None:
-                write_json(args.json, {**figures(results), **(extra or {})})
-            report = render(results, args.top)
+            report = written(results, args, extra)
     if args.html is not None:
         from ..page.write import write_run_page
 
@@ -234,3 +257,37 @@ def _name(args: argparse.Namespace) -> str:
     """Return what a run without a title is called: the file it was made of."""
     paths = getattr(args, "paths", None) or [getattr(args, "file", None) or ""]
     return Path(paths[0]).stem
+
+
+def written(
+    results: Results, args: argparse.Namespace, extra: Mapping[str, Any] | None = None
+) -> str:
+    """Write the figures if asked to, and return the report, short or with all details. Local.
+
+    Parameters
+    ----------
+    results : Results
+    args : argparse.Namespace
+    extra : mapping, optional
+        Figures beside those of the report.
+    """
+    from ..base.files import write_json
+
+    if args.json is not None:
+        from ..report.figures import figures
+
+        write_json(args.json, {**figures(results), **(extra or {})})
+    if in_detail(args):
+        from ..report.text import render
+
+        return render(results, args.top or LINES)
+    from ..report.drawing import drawing_for
+    from ..report.summary import summarise
+    from .launch import without_launcher
+
+    return summarise(results, drawing_for(sys.stdout, launched=not without_launcher()))
+
+
+def in_detail(args: argparse.Namespace) -> bool:
+    """Whether all tables are to be printed."""
+    return args.details or args.top is not None

@@ -14,6 +14,7 @@ from .output import (
     check_options,
     check_page,
     deliver,
+    in_detail,
 )
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from ..replay.what_if import WhatIf
 
 __all__ = ["add_parser", "run"]
+
+MAX_STEPS, MAX_STEPS_IN_SHORT = 16, 4
+"""Steps of ranks that are shown beside the measured ones, with all details and in short."""
 
 EXAMPLES = """\
 examples:
@@ -216,7 +220,9 @@ def run(args: argparse.Namespace) -> int:
             shown = ShownRun(asked.run)
         report = deliver(results, args, comm, _figures(job, asked, plain), shown)
     if first:
-        print(f"{_steps(asked, plain, what)}\n\n{report}\n\n{_findings(job)}")
+        details = in_detail(args)
+        steps = _steps(asked, plain, what, MAX_STEPS if details else MAX_STEPS_IN_SHORT)
+        print("\n\n".join([steps, report, *([_findings(job)] if details else [])]))
     advise(comm, seconds, len(job.traces.ranks), "rank(s)")
     return 0
 
@@ -260,13 +266,15 @@ def _statements(job: TraceJob, asked: Replay, plain: Replay) -> dict[str, Any]:
     }
 
 
-def _steps(asked: Replay, plain: Replay, what: WhatIf) -> str:
+def _steps(asked: Replay, plain: Replay, what: WhatIf, most: int) -> str:
     """Measured and replayed step times, rank by rank; the worst ones of many."""
     changed = bool(asked.changes)
     head = f"{'rank':>6s} {'step':>6s} {'measured':>12s} {'replayed':>12s} {'error':>8s}"
     lines = [head + (f" {'changed':>12s} {'change':>8s}" if changed else "")]
     pairs = list(zip(plain.steps, asked.steps, strict=True))
-    shown = pairs if len(pairs) <= 16 else sorted(pairs, key=lambda p: -abs(p[0].error))[:16]
+    shown = pairs
+    if len(pairs) > most:
+        shown = sorted(pairs, key=lambda p: -abs(p[0].error))[:most]
     for before, after in shown:
         line = (
             f"{before.rank:6d} {before.step if before.step >= 0 else 'all':>6} "

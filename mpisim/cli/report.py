@@ -16,6 +16,7 @@ from .output import (
     check_json,
     check_options,
     check_page,
+    written,
 )
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ __all__ = ["add_parser", "run"]
 
 EXAMPLES = """\
 examples:
-  mpisim report run.h5                     step time, ranks, kernels, critical path
+  mpisim report run.h5                     step time, where it goes, what costs most
+  mpisim report run.h5 --details           ranks, kernels, communications, critical path
   mpisim report run.h5 --top 30            longer lists
   mpisim report run.h5 --json run.json     the same as numbers
   mpisim report run.h5 --html run.html     a page to look at, or to send to someone
@@ -40,9 +42,9 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "report",
         help="print where the time of a run went",
-        description="Print where the time of a run went: per rank, per kernel, along the critical "
-        "path. A page (--html) also shows every row of some ranks: what was simulated is simulated "
-        "again for it.",
+        description="Print where the time of a run went, in short or with all details: per rank, "
+        "per kernel, along the critical path. A page (--html) also shows every row of some ranks: "
+        "what was simulated is simulated again for it.",
         epilog=EXAMPLES,
     )
     parser.add_argument("file", metavar="FILE", help="a results file (HDF5)")
@@ -61,17 +63,8 @@ def run(args: argparse.Namespace) -> int:
     from ..results import open_results
 
     with open_results(args.file) as results:
-        _print(args, results)
+        print(written(results, args))
     return 0
-
-
-def _print(args: argparse.Namespace, results: Results) -> None:
-    from ..base.files import write_json
-    from ..report import figures, render
-
-    if args.json is not None:
-        write_json(args.json, figures(results))
-    print(render(results, args.top))
 
 
 def _with_page(args: argparse.Namespace) -> int:
@@ -105,7 +98,7 @@ def _with_page(args: argparse.Namespace) -> int:
                 if why:
                     note = f"{args.html}: without timeline and memory: {why}"
                     print(f"mpisim: note: {one_line(note)}", file=sys.stderr)
-                _print(args, results)
+                print(written(results, args))
     return 0
 
 

@@ -113,7 +113,7 @@ class Solution:
 
         Returns
         -------
-        covered : int64, shape (n, 5)
+        covered : int64, shape (n, n_parts + 1)
         sums : int64, shape (n, 3, n_keys)
         host_end : int64, shape (n,)
         """

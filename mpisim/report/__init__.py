@@ -5,7 +5,9 @@ Read in this order.
 ``tables``
     The columns of every table, as text and as JSON: to add one, change this module alone.
 ``text``
-    `render`: results → text.
+    `render`: results → all tables as text.
+``summary``, ``drawing``
+    `summarise`: results → the short report; bars and colours, where they can be shown.
 ``figures``
     `figures`: results → numbers, ready for JSON.
 ``comparison``
@@ -17,6 +19,7 @@ Read in this order.
 """
 
 from .figures import figures
+from .summary import summarise
 from .text import render
 
-__all__ = ["figures", "render"]
+__all__ = ["figures", "render", "summarise"]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..engine.critical_path import CriticalPath, PieceKind
-from ..results import SECONDS, Results
+from ..results import SECONDS, PartKind, Results
 from .tables import COMMUNICATION_KEYS, KERNEL_KEYS, communication_rows, kernel_rows
 
 __all__ = ["figures", "path_by"]
@@ -34,9 +34,10 @@ def figures(results: Results) -> dict[str, Any]:
     Returns
     -------
     dict
-        digest, step_time (s), step_time_ps, n_ranks, n_classes (equivalence classes of ranks),
-        n_processes, rounds, ranks, rank_steps, kernels, communications, critical_path (by kind,
-        name and rank; None if there is none), attributes, program, versions, seed, experiment.
+        digest, step_time (s), step_time_ps, tokens_per_second, uncertainty, n_ranks, n_classes
+        (equivalence classes of ranks), n_processes, rounds, ranks, rank_steps, parts, kernels,
+        communications, critical_path (by kind, name and rank; None if there is none),
+        sensitivities, attributes, program, versions, seed, experiment.
         step_time is the mean over the steps of a recording, which has `job_steps` (s, by number),
         `shown_step` and `recording_ps`, the time of the whole of it; ranks, kernels, communications
         and critical_path are about the step shown. In every rank compute_ps + exposed_ps + idle_ps
@@ -49,12 +50,15 @@ def figures(results: Results) -> dict[str, Any]:
         "step_time": results.step_time,
         "step_time_ps": results.step_time_ps,
         **_steps(results),
+        "tokens_per_second": _tokens_per_second(results),
+        "uncertainty": results.attributes.get("uncertainty"),
         "n_ranks": results.n_ranks,
         "n_classes": results.n_classes,
         "n_processes": results.n_processes,
         "rounds": results.rounds,
         "ranks": _ranks(results),
         "rank_steps": {str(numbers[rank]): s for rank, s in results.rank_steps.items()},
+        "parts": _parts(results),
         "kernels": _as_dicts(KERNEL_KEYS, kernel_rows(results)),
         "communications": _as_dicts(COMMUNICATION_KEYS, communication_rows(results)),
         "critical_path": None
@@ -63,6 +67,7 @@ def figures(results: Results) -> dict[str, Any]:
             "pieces": len(path.kind),
             **{f"by_{what}": path_by(path, what, numbers) for what in ("kind", "name", "rank")},
         },
+        "sensitivities": _sensitivities(results),
         "attributes": dict(results.attributes),
         "program": dict(results.program),
         "versions": dict(results.versions),
@@ -83,6 +88,42 @@ def _steps(results: Results) -> dict[str, Any]:
         "shown_ps": of.shown_ps,
         "recording_ps": of.whole_ps,
     }
+
+
+def _tokens_per_second(results: Results) -> float | None:
+    """Return tokens a second; None for models without, and where the step takes no time."""
+    tokens = results.attributes.get("tokens")
+    return None if tokens is None or not results.step_time_ps else tokens / results.step_time
+
+
+def _sensitivities(results: Results) -> list[dict[str, Any]] | None:
+    """Return what the step time depends on, the most first."""
+    known = results.sensitivities
+    if known is None:
+        return None
+    rows = zip(known.names, known.keys, known.now, known.elasticity.tolist(), strict=True)
+    return [
+        {"name": name, "key": key or None, "now": now, "elasticity": elasticity}
+        for name, key, now, elasticity in rows
+    ]
+
+
+def _parts(results: Results) -> list[dict[str, Any]] | None:
+    """Return the parts of the step, of the mean rank and of each class of ranks."""
+    parts = results.parts
+    if parts is None:
+        return None
+    columns = zip(
+        parts.names,
+        parts.kinds.tolist(),
+        parts.mean(results.classes["count"]).tolist(),
+        parts.times.T.tolist(),
+        strict=True,
+    )
+    return [
+        {"name": name, "kind": PartKind(kind).name.lower(), "mean_ps": mean, "classes_ps": times}
+        for name, kind, mean, times in columns
+    ]
 
 
 def path_by(path: CriticalPath, what: str, rank_numbers: Sequence[int]) -> list[dict[str, Any]]:

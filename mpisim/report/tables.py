@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.frozen import frozen
+from ..base.rank_ranges import ranges_text
 from ..base.text import (
     TimeUnit,
     aligned,
@@ -48,11 +49,13 @@ __all__ = [
     "WIDTH",
     "Column",
     "communication_rows",
+    "equal_ranks",
     "kernel_rows",
     "link_rows",
     "mean_row",
     "names_cut",
     "rank_row",
+    "ranks_label",
     "slowest_first",
     "slowest_rows",
     "table_lines",
@@ -126,6 +129,9 @@ BREAKDOWN = ("compute", "exposed_waiting", "exposed_wire", "idle")
 BESIDE = ("communication", "host_busy", "host_waiting")
 """Columns shown beside the breakdown."""
 
+LONGEST_LABEL = 12
+"""Characters of the numbers of equal ranks; of more it is said how many they are."""
+
 
 @frozen
 class RankRow:
@@ -143,7 +149,7 @@ class RankRow:
 
 
 RANK_COLUMNS: tuple[Column[RankRow], ...] = (
-    Column("rank", lambda row: row.label),
+    Column("ranks", lambda row: row.label),
     Column("compute", lambda row: row.unit.show(row.compute)),
     Column("exposed =", lambda row: row.unit.show(row.waiting + row.wire)),
     Column("waiting", lambda row: row.unit.show(row.waiting)),
@@ -156,19 +162,46 @@ RANK_COLUMNS: tuple[Column[RankRow], ...] = (
 )
 
 
-def rank_row(results: Results, rank: int, unit: TimeUnit) -> RankRow:
-    """Return the row of a rank; `rank` is its place in the results.
+def equal_ranks(results: Results) -> list[NDArray[np.int64]]:
+    """Return the places of ranks in the results, those of which all times are equal together.
+
+    Groups are in the order of their first ranks.
+    """
+    columns = [results.ranks[name] for name in (*BREAKDOWN, *BESIDE, "end")]
+    order = np.lexsort(columns)  # of equal ones the first comes first
+    new = np.ones(len(order), bool)
+    new[1:] = np.any([column[order][1:] != column[order][:-1] for column in columns], axis=0)
+    groups = np.split(order, np.flatnonzero(new)[1:])
+    return sorted(groups, key=lambda group: int(group[0]))
+
+
+def ranks_label(results: Results, group: NDArray[np.int64]) -> str:
+    """Return what equal ranks are called in a table: their numbers, or how many they are.
 
     Parameters
     ----------
     results : Results
-    rank : int
-        Its place in the results, not its number.
+    group : int64
+        Places in the results.
+    """
+    numbers = results.rank_numbers
+    text = ranges_text(sorted(numbers[at] for at in group.tolist()))
+    return text if len(text) <= LONGEST_LABEL else f"{len(group):,} equal"
+
+
+def rank_row(results: Results, group: NDArray[np.int64], unit: TimeUnit) -> RankRow:
+    """Return the row of equal ranks.
+
+    Parameters
+    ----------
+    results : Results
+    group : int64
+        Their places in the results, not their numbers.
     unit : TimeUnit
         What times are shown in.
     """
-    values = [int(results.ranks[name][rank]) for name in (*BREAKDOWN, *BESIDE)]
-    return _rank_row(str(results.rank_numbers[rank]), values, unit, unit.step)
+    values = [int(results.ranks[name][group[0]]) for name in (*BREAKDOWN, *BESIDE)]
+    return _rank_row(ranks_label(results, group), values, unit, unit.step)
 
 
 def mean_row(results: Results, unit: TimeUnit) -> RankRow:
@@ -197,9 +230,9 @@ def _total(values: NDArray[np.int64]) -> int:
 
 @frozen
 class SlowRankRow:
-    """How long a rank would have taken had it never waited for others; times in ps."""
+    """How long equal ranks would have taken had they never waited for others; times in ps."""
 
-    number: int
+    label: str
     unit: TimeUnit
     own: int
     mean_own: float
@@ -209,7 +242,7 @@ class SlowRankRow:
 
 
 SLOWEST_COLUMNS: tuple[Column[SlowRankRow], ...] = (
-    Column("rank", lambda row: str(row.number)),
+    Column("ranks", lambda row: row.label),
     Column("own time", lambda row: row.unit.of(row.own)),
     Column(
         "vs mean",
@@ -222,7 +255,7 @@ SLOWEST_COLUMNS: tuple[Column[SlowRankRow], ...] = (
 
 
 def slowest_rows(results: Results, unit: TimeUnit, top: int) -> list[SlowRankRow]:
-    """Return the rows of the `top` slowest ranks, the slowest first.
+    """Return the rows of the slowest ranks, equal ones once, the slowest first.
 
     Parameters
     ----------
@@ -234,23 +267,33 @@ def slowest_rows(results: Results, unit: TimeUnit, top: int) -> list[SlowRankRow
     """
     own, ranks = _own_time(results), results.ranks
     mean = float(own.mean())
+    groups = equal_ranks(results)
     return [
         SlowRankRow(
-            results.rank_numbers[rank],
+            ranks_label(results, groups[at]),
             unit,
-            int(own[rank]),
+            int(own[groups[at][0]]),
             mean,
-            int(ranks["compute"][rank]),
-            int(ranks["exposed_waiting"][rank]),
-            int(ranks["end"][rank]),
+            int(ranks["compute"][groups[at][0]]),
+            int(ranks["exposed_waiting"][groups[at][0]]),
+            int(ranks["end"][groups[at][0]]),
         )
-        for rank in slowest_first(results)[:top]
+        for at in slowest_first(results, groups)[:top]
     ]
 
 
-def slowest_first(results: Results) -> list[int]:
-    """Return the places of ranks by their own time, then by their compute time, longest first."""
-    order: list[int] = np.lexsort((-results.ranks["compute"], -_own_time(results))).tolist()
+def slowest_first(results: Results, groups: Sequence[NDArray[np.int64]]) -> list[int]:
+    """Return the places of groups by their own time, then by their compute time, longest first.
+
+    Parameters
+    ----------
+    results : Results
+    groups : sequence of int64 arrays
+        Of equal ranks.
+    """
+    first = np.array([int(group[0]) for group in groups])
+    keys = -results.ranks["compute"][first], -_own_time(results)[first]
+    order: list[int] = np.lexsort(keys).tolist()
     return order
 
 
@@ -362,6 +405,7 @@ COMMUNICATION_KEYS: Mapping[str, Callable[[CommunicationRow], Any]] = {
     "wire_ps": lambda row: row.wire,
     "waiting_ps": lambda row: row.waiting,
     "bandwidth": lambda row: row.bandwidth,
+    "bus_bandwidth": lambda row: row.bus_bandwidth,
     "limit": lambda row: row.limit or None,
 }
 

@@ -32,6 +32,7 @@ from .tables import (
     SLOWEST_COLUMNS,
     WIDTH,
     communication_rows,
+    equal_ranks,
     kernel_rows,
     link_rows,
     mean_row,
@@ -42,7 +43,7 @@ from .tables import (
     table_lines,
 )
 
-__all__ = ["render"]
+__all__ = ["recorded_facts", "render", "sampled_facts"]
 
 SPLIT_REASONS = {
     SplitReason.SPEED: "their speed",
@@ -94,7 +95,7 @@ def _head(results: Results) -> list[str]:
     of_memory = ("memory", "memory_peak", "memory_capacity")
     for key in (*of_memory, "launch_share", "cuda_graphs_step_time"):
         attributes.pop(key, None)
-    sampled = _sampled(attributes)
+    sampled = sampled_facts(attributes)
     step = duration(results.step_time_ps)
     if isinstance(error, float):
         step += f"  ± {100 * error:.2g} %"
@@ -106,7 +107,7 @@ def _head(results: Results) -> list[str]:
         ranks += f"{results.n_classes:,} class" + ("es, " if results.n_classes != 1 else ", ")
     facts = [
         ("step time", step),
-        *_recorded(results),
+        *recorded_facts(results),
         *sampled,
         ("digest", results.digest),
         ("ranks", f"{ranks}{rounds} of exchange, {n_rows:,} rows"),
@@ -130,8 +131,11 @@ def _head(results: Results) -> list[str]:
     return lines + lists
 
 
-def _recorded(results: Results) -> list[tuple[str, str]]:
-    """The steps of a recording: which the step time is the mean of, and which the tables show."""
+def recorded_facts(results: Results) -> list[tuple[str, str]]:
+    """Results → the steps of a recording: which the step time is the mean of, and which is shown.
+
+    Pairs of a label and a text; none but for recordings.
+    """
     of = results.recorded
     if of is None:
         return []
@@ -151,8 +155,8 @@ def _recorded(results: Results) -> list[tuple[str, str]]:
     return [*facts, ("recording", f"{duration(of.whole_ps)} in all, before and after included")]
 
 
-def _sampled(attributes: dict[str, Any]) -> list[tuple[str, str]]:
-    """Take the statements of runs with other seeds out of the attributes."""
+def sampled_facts(attributes: dict[str, Any]) -> list[tuple[str, str]]:
+    """Take the statements of runs with other seeds out of attributes: pairs of label and text."""
     found = {key: attributes.pop(key) for key in list(attributes) if key.startswith("sampled_")}
     if not found:
         return []
@@ -190,16 +194,17 @@ def _hanging(label: str, text: str) -> list[str]:
 
 
 def _ranks(results: Results, unit: TimeUnit) -> list[str]:
-    """The breakdown of each rank, or of the slowest and fastest; and the mean."""
-    order = list(range(results.n_ranks))
-    if len(order) > MAX_RANKS:
-        order = slowest_first(results)
+    """The breakdown of ranks, equal ones once, or of the slowest and fastest; and the mean."""
+    groups = equal_ranks(results)
+    order = list(range(len(groups)))
+    if len(groups) > MAX_RANKS:
+        order = slowest_first(results, groups)
         order = order[: MAX_RANKS // 2] + order[-MAX_RANKS // 2 :]
-    rows = [rank_row(results, rank, unit) for rank in order]
+    rows = [rank_row(results, groups[at], unit) for at in order]
     lines = table_lines(RANK_COLUMNS, [*rows, mean_row(results, unit)])
-    if len(order) < results.n_ranks:
+    if len(order) < len(groups):
         lines.insert(1 + MAX_RANKS // 2, "  ...")
-    what = "all ranks" if len(order) == results.n_ranks else "the slowest and the fastest ranks"
+    what = "all ranks" if len(order) == len(groups) else "the slowest and the fastest ranks"
     return [
         f"Where the step went, {what}, in {unit.name} "
         "(compute + exposed communication + idle = step)",

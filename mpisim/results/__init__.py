@@ -7,19 +7,25 @@ Read in this order:
 
 - `results`: `Results` and its `Timeline`.
 - `collect`: the parts of all processes → one result, by `accounting` (time of each rank by what it
-  did), `step_times` (steps of ranks and of recorded jobs) and `link_use` (use of shared links).
+  did), `step_parts` (the same by name, for each class of ranks), `step_times` (steps of ranks and
+  of recorded jobs) and `link_use` (use of shared links).
 - `schema`: groups, columns, types and units of a file; `write` and `read`: a result as such a file.
 """
 
 from .collect import collect
 from .read import open_results
 from .results import SECONDS, Results, Timeline
+from .sensitivities import Sensitivities
+from .step_parts import PartKind, StepParts
 from .step_times import rank_steps
 from .write import write_results
 
 __all__ = [
     "SECONDS",
+    "PartKind",
     "Results",
+    "Sensitivities",
+    "StepParts",
     "Timeline",
     "collect",
     "open_results",

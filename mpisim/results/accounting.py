@@ -13,6 +13,9 @@ Exposed communication is the sum of the second and the third, so that compute + 
 communication + idle is the step time, exactly, in integers. ``communication`` is the whole time
 in which some communication ran, hidden or not.
 
+`mpisim.results.step_parts` says how these are divided further: compute by phase, exposed
+communication by kind of communicator.
+
 Ranks are accounted for a few at a time, side by side, since the rows of all may not fit into
 memory; ranks with identical timelines once.
 """
@@ -24,10 +27,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..engine._core import COPY, KERNEL, WIRE, Ledger
+from ..engine._core import Ledger
 from ..engine.refine import dense, ranges
 from ..engine.run import Run
 from ..program import Flag, Kind, Table
+from .step_parts import PartLayout
 
 __all__ = ["BREAKDOWN", "Accounts", "RowAccounts", "account", "added_up"]
 
@@ -57,14 +61,18 @@ class Accounts(NamedTuple):
     communications : int64, shape (k, 8)
         Rows (communicator, operation, rows, wire ps, waiting ps, rows of known size, their bytes,
         their wire ps); a communication of n members is n rows.
+    parts : int64, shape (m, n_parts + 1)
+        ps of each part of the step (`PartLayout`) and of idle time, one row for each of
+        `Run.simulated`.
     """
 
     breakdown: NDArray[np.int64]
     kernels: NDArray[np.int64]
     communications: NDArray[np.int64]
+    parts: NDArray[np.int64]
 
 
-def account(run: Run, names: NDArray[np.int64], n_names: int) -> Accounts:
+def account(run: Run, names: NDArray[np.int64], n_names: int, layout: PartLayout) -> Accounts:
     """Run → accounts of the step of every rank hosted here.
 
     Local.
@@ -76,13 +84,16 @@ def account(run: Run, names: NDArray[np.int64], n_names: int) -> Accounts:
         The number of each name, equal on all processes.
     n_names : int
         Number of distinct names.
+    layout : PartLayout
+        Of the program.
     """
     program = run.program
     first, number = np.unique(run.identical, return_inverse=True)
     # Structure by structure: columns serve all ranks whose tables differ in durations alone.
-    numbers: dict[Table, int] = {}
+    numbers: dict[tuple[Table, bytes], int] = {}
     of_table = [
-        -1 if t is None else numbers.setdefault(t.structure, len(numbers)) for t in program.tables
+        -1 if t is None else numbers.setdefault((t.structure, kinds.tobytes()), len(numbers))
+        for t, kinds in zip(program.tables, layout.of_slot, strict=True)
     ]
     structures = np.array(of_table)[program.table[run.hosted[run.simulated[first]]]]
     order = np.argsort(structures, kind="stable")
@@ -90,17 +101,20 @@ def account(run: Run, names: NDArray[np.int64], n_names: int) -> Accounts:
     place[order] = np.arange(len(order))
     accounted_by = place[number][run.simulated_by]  # which account is that of each hosted rank
     n_ranks = np.bincount(accounted_by, minlength=len(first))
-    breakdown, kernels, communications = [np.zeros((0, len(BREAKDOWN)), np.int64)], [], []
+    breakdown, parts = [np.zeros((0, len(BREAKDOWN)), np.int64)], [_no_parts(layout)]
+    kernels, communications = [], []
     counts: list[int] = []  # communications of each
     at = 0
-    for structure, n in zip(numbers, np.bincount(structures, minlength=len(numbers)).tolist()):
+    for key, n in zip(numbers, np.bincount(structures, minlength=len(numbers)).tolist()):
         if not n:
             continue
-        columns = _TableColumns(structure)
+        structure, kinds = key[0], np.frombuffer(key[1], np.uint8)
+        columns = _TableColumns(structure, layout, kinds)
         ranks = run.simulated[first[order[at : at + n]]]
         covered, sums, host_end = run.accounts(ranks, columns.ledger, run.step_time)
         waited = host_end - program.start[run.hosted[ranks]] - columns.host_busy
-        breakdown.append(_breakdown(covered, run.step_time, columns.host_busy, waited))
+        breakdown.append(_breakdown(covered, run.step_time, columns.host_busy, waited, layout))
+        parts.append(_parts(covered, run.step_time))
         weight = n_ranks[at : at + n]
         total, longest = weight @ sums[:, 0], sums[:, 2].max(axis=0)
         kernels.append(columns.kernels(total, longest, weight.sum(), names))
@@ -111,26 +125,48 @@ def account(run: Run, names: NDArray[np.int64], n_names: int) -> Accounts:
         breakdown=np.concatenate(breakdown)[accounted_by],
         kernels=_kernels(kernels, n_names),
         communications=_communications(run, communications, np.cumsum([0, *counts]), accounted_by),
+        parts=np.concatenate(parts)[place[number]],
     )
 
 
 def _breakdown(
-    covered: NDArray[np.int64], until: int, busy: int, waited: NDArray[np.int64]
+    covered: NDArray[np.int64],
+    until: int,
+    busy: int,
+    waited: NDArray[np.int64],
+    layout: PartLayout,
 ) -> NDArray[np.int64]:
-    """Return rows of `Accounts.breakdown`."""
-    kernels, computing, communicating, computing_or_wire, anything = covered.T
+    """Return rows of `Accounts.breakdown`, given what a `Ledger` has found."""
+    n_compute, n_kinds = layout.n_compute, len(layout.kinds)
+    copies = covered[:, n_compute - 1]
+    computing, wire, waiting = (
+        covered[:, first : first + n].sum(axis=1)
+        for first, n in ((0, n_compute), (n_compute, n_kinds), (n_compute + n_kinds, n_kinds))
+    )
     columns = (
         computing,
-        computing - kernels,
-        communicating,
-        anything - computing,
-        computing_or_wire - computing,
-        anything - computing_or_wire,
-        until - anything,
+        copies,
+        covered[:, -1],
+        wire + waiting,
+        wire,
+        waiting,
+        until - computing - wire - waiting,
         np.full(len(waited), busy),
         waited,
     )
     return np.stack(columns, axis=1)
+
+
+def _no_parts(layout: PartLayout) -> NDArray[np.int64]:
+    """Return `Accounts.parts` of no ranks."""
+    return np.zeros((0, layout.n_parts + 1), np.int64)
+
+
+def _parts(covered: NDArray[np.int64], until: int) -> NDArray[np.int64]:
+    """Return rows of `Accounts.parts`, given what a `Ledger` has found."""
+    found = covered.copy()
+    found[:, -1] = until - covered[:, :-1].sum(axis=1)
+    return found
 
 
 class RowAccounts:
@@ -141,11 +177,14 @@ class RowAccounts:
     names : int64, shape (n,)
         The number of each name that all processes use.
     n_names : int
+    layout : PartLayout
+        Of the program.
     """
 
-    def __init__(self, names: NDArray[np.int64], n_names: int) -> None:
-        self._names, self._n_names = names, n_names
+    def __init__(self, names: NDArray[np.int64], n_names: int, layout: PartLayout) -> None:
+        self._names, self._n_names, self._layout = names, n_names, layout
         self._breakdown = [np.zeros((0, len(BREAKDOWN)), np.int64)]
+        self._parts = [_no_parts(layout)]
         self._kernels: list[NDArray[np.int64]] = []
         self._communications: list[NDArray[np.int64]] = []
 
@@ -166,6 +205,7 @@ class RowAccounts:
     def add(
         self,
         table: Table,
+        kinds: NDArray[np.uint8],
         rows: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
         until: int,
         own: NDArray[np.bool_],
@@ -177,6 +217,8 @@ class RowAccounts:
         Parameters
         ----------
         table : Table
+        kinds : uint8, shape (at least its slots,)
+            Of what its slots are bound to: a row of `PartLayout.of_slot`.
         rows : tuple of int64, shape (n,)
             Begin, end and wire of its rows, in ps from the begin of the part.
         until : int
@@ -186,9 +228,11 @@ class RowAccounts:
         busy, waited : int
             CPU time of work and of waiting, in ps.
         """
-        covered, _ = _TableColumns(table).ledger.of_rows(*rows, until)
-        self._breakdown.append(_breakdown(covered[None], until, busy, np.array([waited])))
-        columns = _TableColumns(table, own)
+        layout = self._layout
+        covered, _ = _TableColumns(table, layout, kinds).ledger.of_rows(*rows, until)
+        self._breakdown.append(_breakdown(covered[None], until, busy, np.array([waited]), layout))
+        self._parts.append(_parts(covered[None], until))
+        columns = _TableColumns(table, layout, kinds, own)
         _, sums = columns.ledger.of_rows(*rows, until)
         self._kernels.append(columns.kernels(sums[0], sums[2], 1, self._names))
         self._communications.append(columns.communications(sums[:1], sums[1:2]))
@@ -201,6 +245,7 @@ class RowAccounts:
             breakdown=np.concatenate(self._breakdown),
             kernels=_kernels(self._kernels, self._n_names),
             communications=_communications(run, self._communications, index, own),
+            parts=np.concatenate(self._parts)[run.simulated],
         )
 
 
@@ -211,13 +256,17 @@ class _TableColumns:
     whether their size is known; a key's first row says which.
     """
 
-    def __init__(self, table: Table, chosen: NDArray[np.bool_] | None = None) -> None:
+    def __init__(
+        self,
+        table: Table,
+        layout: PartLayout,
+        kinds: NDArray[np.uint8],
+        chosen: NDArray[np.bool_] | None = None,
+    ) -> None:
         device = np.flatnonzero(table.is_device if chosen is None else table.is_device & chosen)
         device = device[np.argsort(table.stream[device], kind="stable")].astype(np.int32)
         new = np.flatnonzero(np.diff(table.stream[device])) + 1
         stream_index = np.concatenate([[0], new, [len(device)]]).astype(np.int64)
-        layers = np.full(len(Kind), WIRE, np.uint8)
-        layers[[Kind.KERNEL, Kind.COPY]] = KERNEL, COPY
         is_kernel = table.kind[device] <= Kind.COPY
         known = table.bytes[device] >= 0
         which = np.where(is_kernel, table.name[device], table.slot[device]).astype(np.int64)
@@ -232,7 +281,10 @@ class _TableColumns:
         n_keys = len(first)
         key_of = np.zeros(len(table), np.int32)
         key_of[device] = key
-        self.ledger = Ledger(device, stream_index, layers[table.kind], key_of, n_keys)
+        part, waiting = layout.of_rows(table, kinds)
+        self.ledger = Ledger(
+            device, stream_index, part, waiting, key_of, n_keys, layout.n_parts, layout.n_compute
+        )
         self._bytes = np.zeros(n_keys, np.int64)
         np.add.at(self._bytes, key, np.where(known, table.bytes[device], 0))
         self._is_kernel = is_kernel[first]

@@ -20,6 +20,7 @@ from ..topo.network import ExplainedNetwork, bus_factor
 from .accounting import BREAKDOWN, Accounts, account, added_up
 from .link_use import LinkUse, use_of_links
 from .results import SECONDS, Results
+from .step_parts import PartLayout
 from .step_times import account_step, path_of_step, rank_steps, step_of_job
 
 if TYPE_CHECKING:
@@ -79,21 +80,26 @@ def collect(
     recorded = step_of_job(program, run, comm, step)
     names, numbers = shared_names(program, comm)
 
+    layout = PartLayout.of(program)
     path = run.critical_path
     if recorded is None:
-        accounts = _accounts(run, repetition, numbers, len(names))
+        accounts = _accounts(run, repetition, numbers, len(names), layout)
     else:
-        accounts = account_step(run, numbers, len(names), recorded)
+        accounts = account_step(run, numbers, len(names), layout, recorded)
         path = None if path is None else path_of_step(run, recorded)
     if path is not None and repetition is not None:
         path = repetition.whole_path(path)
     rows = _rows(run, repetition)
     ranks = gathered(np.concatenate([rows, accounts.breakdown], axis=1), comm)
+    of_class = run.classes.of_rank[run.hosted[run.simulated]].astype(np.int64)
+    parts = gathered(np.concatenate([of_class[:, None], accounts.parts], axis=1), comm)
     kernels = gathered(accounts.kernels, comm)
     communications = gathered(accounts.communications, comm)
     steps = gathered(_steps(run, repetition), comm)
     links = _links(run, repetition, comm)
-    if ranks is None or kernels is None or communications is None or steps is None or links is None:
+    if ranks is None or parts is None or kernels is None:
+        return None
+    if communications is None or steps is None or links is None:
         return None
 
     of_rank = _by_column(ranks[np.argsort(ranks[:, 0])], "rank", "rows", *BREAKDOWN)
@@ -127,6 +133,7 @@ def collect(
         links=links,
         critical_path=path,
         recorded=None if recorded is None else recorded.recorded,
+        parts=layout.step_parts(parts[np.argsort(parts[:, 0]), 1:]),
         experiment=experiment,
         seed=seed,
         creator=f"mpisim {__version__}",
@@ -138,20 +145,25 @@ def collect(
 
 
 def _accounts(
-    run: Run, repetition: Repetition | None, names: NDArray[np.int64], n_names: int
+    run: Run,
+    repetition: Repetition | None,
+    names: NDArray[np.int64],
+    n_names: int,
+    layout: PartLayout,
 ) -> Accounts:
     """Return the accounts of all ranks hosted here: see `account`."""
     if repetition is None:
-        return account(run, names, n_names)
-    shorter, longer = (
-        account(each, names, n_names) for each in (repetition.shorter, repetition.longer)
-    )
+        return account(run, names, n_names, layout)
+    one, other = repetition.shorter, repetition.longer
+    shorter = account(one, names, n_names, PartLayout.of(one.program))
+    longer = account(other, names, n_names, layout)
     kernels = repetition.sums(shorter.kernels, longer.kernels)
     kernels[:, 4] = longer.kernels[:, 4]  # the longest of each is in there
     return Accounts(
         repetition.sums(shorter.breakdown, longer.breakdown),
         kernels,
         repetition.sums(shorter.communications, longer.communications),
+        repetition.sums(shorter.parts[one.simulated_by[other.simulated]], longer.parts),
     )
 
 

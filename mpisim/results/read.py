@@ -16,6 +16,7 @@ from ..program import Communicators, Kind, Operation
 from . import schema
 from .link_use import BINS, LinkUse
 from .results import Results, SharedRows, Timeline
+from .step_parts import PartKind, StepParts
 from .step_times import Recording
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def open_results(path: str | Path) -> Results:
             links=_read_links(file),
             critical_path=_read_critical_path(file) if "critical_path" in file else None,
             recorded=_read_recorded(file) if "recorded_steps" in file else None,
+            parts=_read_parts(file, len(classes["count"])) if "parts" in file else None,
             experiment=text_of(file.attrs["experiment"]),
             origin=text_of(file.attrs.get("origin", "")),  # not in files of earlier mpisim
             seed=int(file.attrs["seed"]),
@@ -147,6 +149,13 @@ def _check_numbers(results: Results) -> None:
             for column in ("communicator", "other")
         ),
     ]
+    if results.parts is not None:
+        numbers.append(("parts/kind", results.parts.kinds, 0, len(PartKind)))
+        totals = results.parts.times.sum(axis=1)
+        if (results.parts.times < 0).any() or (totals != results.shown_ps).any():
+            raise InputError(
+                f"parts/time: the parts of each class must add up to {results.shown_ps} ps"
+            )
     pieces = results.critical_path
     if pieces is not None:
         numbers += [
@@ -179,6 +188,17 @@ def _read_links(file: File) -> LinkUse:
 def _read_critical_path(file: File) -> CriticalPath:
     columns: dict[str, Any] = _read_table(file, "critical_path", schema.CRITICAL_PATH)
     return CriticalPath(**columns, names=read_texts(file["critical_path"], "names"))
+
+
+def _read_parts(file: File, n_classes: int) -> StepParts:
+    columns = _read_table(file, "parts", schema.PARTS)
+    shape = (n_classes, len(columns["name"]))
+    found = file["parts"].get("time")
+    if found is None or found.shape != shape or found.dtype != np.int64:
+        raise InputError(f"parts/time is missing or not of shape {shape} and type int64")
+    if found.attrs.get("units") != "ps":
+        raise InputError("parts/time: its attribute 'units' must be 'ps'")
+    return StepParts(tuple(columns["name"].tolist()), columns["kind"], found[()])
 
 
 def _read_recorded(file: File) -> Recording:

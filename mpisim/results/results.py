@@ -173,7 +173,7 @@ class Results:
         The steps of a recording, and which of them the tables and the path are about: `ranks`
         (end: from its begin), `kernels`, `communications`.
     parts : StepParts or None
-        The step of each class of ranks, taken apart.
+        The step of each class of ranks, taken apart. None: a file of an earlier mpisim.
     sensitivities : Sensitivities or None
         Of a prediction: what the step time depends on.
     experiment : str

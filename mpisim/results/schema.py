@@ -16,6 +16,8 @@
                                    that are used equally. Empty where communications share none
     links/utilisation              share of the capacity in each hundredth of the step, links × 100
     link_sharing/<column>          which communicators used a link at the same time, and how long
+    parts/name, kind, time         the step of each class of ranks taken apart, classes × parts;
+                                   absent in files of earlier mpisim
     critical_path/<column>, names  absent unless requested
     recorded_steps/<column>        absent but for recordings: begin and end of each step from the
                                    begin of the run. ranks, kernels, communications and the
@@ -43,6 +45,7 @@ from ..engine.fold import SplitReason
 from ..engine.rows import Binding
 from ..program import Kind, Operation, Phase
 from .accounting import BREAKDOWN
+from .step_parts import PartKind
 
 __all__ = [
     "BINDINGS",
@@ -53,6 +56,7 @@ __all__ = [
     "KERNELS",
     "LINKS",
     "LINK_SHARING",
+    "PARTS",
     "RANKS",
     "RECORDED_STEPS",
     "SPLIT_REASONS",
@@ -137,6 +141,10 @@ LINK_SHARING: ColumnTypes = {
     "communicator": (np.int64, None),
     "other": (np.int64, None),
     "time": (np.int64, "ps"),
+}
+PARTS: ColumnTypes = {
+    "name": (object, None),
+    "kind": (PartKind, None),
 }
 CRITICAL_PATH: ColumnTypes = {
     "kind": (PieceKind, None),

@@ -28,6 +28,7 @@ from ..engine.refine import ranges
 from ..engine.run import Run
 from ..program import Kind, Program, Table
 from .accounting import Accounts, RowAccounts
+from .step_parts import PartLayout
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -345,7 +346,9 @@ def _row_that_ends(table: Table, end: NDArray[np.int64], step: int, at: int) -> 
     return int(device[0] if len(device) else np.flatnonzero(here & (table.kind == Kind.HOST))[-1])
 
 
-def account_step(run: Run, names: NDArray[np.int64], n_names: int, of: StepOfJob) -> Accounts:
+def account_step(
+    run: Run, names: NDArray[np.int64], n_names: int, layout: PartLayout, of: StepOfJob
+) -> Accounts:
     """Account for one step on every rank hosted here. Local.
 
     The breakdown is of all that ran between the job's begin of the step and its end; kernels and
@@ -358,16 +361,19 @@ def account_step(run: Run, names: NDArray[np.int64], n_names: int, of: StepOfJob
         The number of each name, equal on all processes.
     n_names : int
         How many there are.
+    layout : PartLayout
+        Of the program.
     of : StepOfJob
     """
     begin, end = of.window
-    step, found = of.recorded.shown_step, RowAccounts(names, n_names)
+    step, found = of.recorded.shown_step, RowAccounts(names, n_names, layout)
     for i, rank in enumerate(run.hosted.tolist()):
         table, rows = run.program.table_of(rank), run.rows(i)
         shifted = (rows.begin - begin, rows.end - begin, rows.wire - begin)
         own = table.step == step if step >= 0 else np.ones(len(table), bool)
         host = _host_time(table, rows.end, int(run.program.start[rank]), own, run.program.names)
-        found.add(table, shifted, end - begin, own, *host)
+        kinds = layout.of_slot[run.program.table[rank]]
+        found.add(table, kinds, shifted, end - begin, own, *host)
     return found.joined(run)
 
 

@@ -35,6 +35,7 @@ from ..topo import Network
 from . import schema
 from .collect import collect, shared_names
 from .results import Results
+from .step_parts import StepParts
 
 if TYPE_CHECKING:
     from h5py import File, Group
@@ -204,6 +205,8 @@ def _write_main(results: Results, file: File) -> None:
         "utilisation", data=results.links.utilisation, track_times=False, compression=1
     )
     _write_table(file.create_group("link_sharing"), results.links.sharing, schema.LINK_SHARING)
+    if results.parts is not None:
+        _write_parts(results.parts, file.create_group("parts"))
     if results.critical_path is not None:
         path = file.create_group("critical_path")
         columns = {
@@ -220,6 +223,13 @@ def _write_main(results: Results, file: File) -> None:
         )
         write_column(steps, "shown", np.array([results.recorded.shown_step], np.int32))
         write_column(steps, "whole", np.array([results.recorded.whole_ps]), "ps")
+
+
+def _write_parts(parts: StepParts, group: Group) -> None:
+    """Write the parts of the step, and how long each class of ranks spent on each."""
+    _write_table(group, {"name": np.array(parts.names, object), "kind": parts.kinds}, schema.PARTS)
+    group.create_dataset("time", data=parts.times, track_times=False, compression=1)
+    group["time"].attrs["units"] = "ps"
 
 
 def _write_summary(results: Results, group: Group) -> None:

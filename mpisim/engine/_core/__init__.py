@@ -50,9 +50,8 @@ memory
 
 ``Ledger(order, stream_index, ...)``
     Adds up where the time of ranks of one table went, and what their rows took. Each row on the
-    device is in one of the layers ``KERNEL``, ``COPY`` and ``WIRE``; what is ``WAITING`` is a
-    communication before its last member is ready. ``COVERED`` lists the sets of layers whose union
-    is measured.
+    device is a part of the step, a communication two: until its last member is ready, and from
+    then on. Every moment counts for one part, the lowest of those under way.
 ``vary(durations, rows, ...)``
     Durations of a rank whose kernels vary: see `mpisim.engine.duration_factors`.
 
@@ -107,7 +106,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .accounts import N_LANES, Ledger
+from .accounts import MOST_PARTS, N_LANES, Ledger
 from .links import carried, depths, flows_by_link, full_links, joined, pair_depths
 from .lowering import allocate, kernels_of, view_streams, write_instructions
 from .price_requests import filled, overlapping_slots, requested_prices
@@ -115,12 +114,8 @@ from .refining import by_end, multisets, partition, ranges, signatures
 from .rows import fingerprint, rows_of, vary
 
 __all__ = [
-    "COPY",
-    "COVERED",
-    "KERNEL",
+    "MOST_PARTS",
     "N_LANES",
-    "WAITING",
-    "WIRE",
     "Ledger",
     "allocate",
     "by_end",
@@ -145,18 +140,6 @@ __all__ = [
     "view_streams",
     "write_instructions",
 ]
-
-KERNEL, COPY, WAITING, WIRE = 1, 2, 4, 8
-"""Layers of `Ledger`."""
-
-COVERED = (
-    KERNEL,
-    KERNEL | COPY,
-    WAITING | WIRE,
-    KERNEL | COPY | WIRE,
-    KERNEL | COPY | WAITING | WIRE,
-)
-"""What a `Ledger` measures: the time in which a row of any of these layers was under way."""
 
 
 def core(contended: bool) -> Any:

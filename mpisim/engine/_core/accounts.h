@@ -9,44 +9,34 @@
    into the *chain*: a list without overlap, entry by entry the same rows on all lanes. A lane on
    which a row begins before its chain has ended gets an empty entry there, and the interval goes to
    the list of the row's own stream. Most programs alternate between two streams, so nearly all
-   of a rank stands in its chain, and `cover` hardly ever goes from list to list. */
+   of a rank stands in its chain, and `cover` hardly ever goes from list to list.
+
+   PARTS. What an interval is, is a number, its *part*. Where several are under way the least counts:
+   at every moment the time goes to one part, and the parts of a rank add up to the time in which
+   anything was under way. Numbers below n_compute compute, all others communicate. */
 
 #ifndef MPISIM_ACCOUNTS_H
 #define MPISIM_ACCOUNTS_H
 
 #include "tiles.h"
 
-enum { LANES = 8 };
-enum { KERNEL_LAYER = 1, COPY_LAYER = 2, WAITING_LAYER = 4, WIRE_LAYER = 8, N_SETS = 5 };
-
-/* What is covered, in this order: time in which any of these was under way. */
-static const uint8_t SETS[N_SETS] = {
-    KERNEL_LAYER,
-    KERNEL_LAYER | COPY_LAYER,
-    WAITING_LAYER | WIRE_LAYER,
-    KERNEL_LAYER | COPY_LAYER | WIRE_LAYER,
-    KERNEL_LAYER | COPY_LAYER | WAITING_LAYER | WIRE_LAYER,
-};
-
-/* Which sets a layer is in, as masks: sets are lanes of a vector, and the last three are none. */
-static const int64_t IN_SETS[2 * WIRE_LAYER][LANES] = {
-    [KERNEL_LAYER] = {-1, -1, 0, -1, -1},
-    [COPY_LAYER] = {0, -1, 0, -1, -1},
-    [WAITING_LAYER] = {0, 0, -1, 0, -1},
-    [WIRE_LAYER] = {0, 0, -1, -1, -1},
-};
+enum { LANES = 8, MAX_PARTS = 64 };
 
 typedef struct {  /* intervals in order of their begins */
     int64_t *begin, *end;
-    uint8_t *what;
+    uint8_t *part;
     int64_t stride;  /* from one begin or end to the next */
     int64_t at, n;  /* the next to visit; how many there are */
-    const int64_t *total;  /* of a chain, how long it is, by kind; of another list NULL */
+    const int64_t *total;  /* of a chain, how long it is, by part; of another list NULL */
 } List;
+
+typedef struct {  /* the parts of a rank */
+    int64_t n, n_compute;
+} Parts;
 
 typedef struct {  /* a row on the device, as it is added up; not launched: key < 0 */
     int32_t key, stream;
-    uint8_t layer, chained;
+    uint8_t part, waiting, chained;  /* waiting: of a communication, its part until it starts */
 } Entry;
 
 typedef struct {
@@ -60,8 +50,9 @@ typedef struct {
     int64_t *registers, *clock;
     int64_t *spent, *waited, *longest;  /* by key */
     int64_t *chain_begin, *chain_end;
-    int64_t *chained;  /* how long the chain is, by kind */
-    uint8_t *chain_what;
+    int64_t *chained;  /* how long the chain is, by part */
+    uint8_t *chain_part;
+    Parts parts;
     List *list;  /* of each lane n_lists: the chain, then one for each stream */
     int64_t n_lists, n_chain;
     int one_duration, whole;  /* all lanes have the same durations; all factors are 1 */
@@ -70,21 +61,21 @@ typedef struct {
 /* --- intervals -------------------------------------------------------------------------------- */
 
 /* Put an interval that is not empty into its place. */
-static inline void insert(List *list, int64_t begin, int64_t end, uint8_t what)
+static inline void insert(List *list, int64_t begin, int64_t end, uint8_t part)
 {
     int64_t at = list->n;
-    if (at && list->end[at - 1] == begin && list->what[at - 1] == what) {  /* most kernels */
+    if (at && list->end[at - 1] == begin && list->part[at - 1] == part) {  /* most kernels */
         list->end[at - 1] = end;
         return;
     }
     for (; at && list->begin[at - 1] > begin; at--) {  /* rare: rows of a stream are in order */
         list->begin[at] = list->begin[at - 1];
         list->end[at] = list->end[at - 1];
-        list->what[at] = list->what[at - 1];
+        list->part[at] = list->part[at - 1];
     }
     list->begin[at] = begin;
     list->end[at] = end;
-    list->what[at] = what;
+    list->part[at] = part;
     list->n++;
 }
 
@@ -122,21 +113,73 @@ static inline int64_t first_after(const List *list, int64_t at, int64_t time)
     return high;
 }
 
-/* Add up the time that intervals cover, by the sets they are in: lists are merged. For each set,
-   `reach` is the latest end so far of an interval in it; an interval adds what lies beyond. The
-   common case, an interval that begins when all before it are over, is counted by kind, in `alone`,
-   and distributed to the sets at the end. There all of a chain stands from the begin, and what
-   meets other intervals is taken away. */
-CLONES static void cover(List *list, int64_t n_lists, int32_t *heap, int64_t *covered)
+typedef struct {  /* a part that is under way, and until when */
+    int64_t end;
+    uint8_t part;
+} Active;
+
+/* What is under way, as far as it will count: the part that counts now is last, and each before it
+   has a larger number and ends later. So those that count after it are in order, too. */
+typedef struct {
+    Active step[MAX_PARTS];
+    int64_t n, now;
+} Underway;
+
+/* Give the time up to some moment to the parts that count. */
+static inline void advance(Underway *a, int64_t until, int64_t *covered)
 {
-    int64_t reach[LANES] = {0}, met[LANES] = {0}, alone[2 * WIRE_LAYER] = {0}, over = 0, left = 0;
-    uint8_t latest = 0;
+    while (a->n && a->now < until) {
+        const Active *counts = &a->step[a->n - 1];
+        const int64_t end = counts->end < until ? counts->end : until;
+        covered[counts->part] += later(end, a->now) - a->now;
+        a->now = later(end, a->now);
+        if (counts->end <= a->now)
+            a->n--;
+    }
+    a->now = until;
+}
+
+/* A part is under way from now until its end. */
+static inline void activate(Underway *a, uint8_t part, int64_t end)
+{
+    int64_t above = a->n, below;
+    while (above && a->step[above - 1].part < part)
+        above--;
+    if (above < a->n && a->step[above].end >= end)
+        return;  /* one that goes before it ends no earlier */
+    for (below = above; below && a->step[below - 1].end <= end; below--)
+        ;
+    if (below && a->step[below - 1].part == part)
+        return;
+    if (below == above) {
+        for (int64_t i = a->n; i > above; i--)
+            a->step[i] = a->step[i - 1];
+        a->n++;
+    } else {
+        for (int64_t i = above; i < a->n; i++)
+            a->step[below + 1 + i - above] = a->step[i];
+        a->n += below + 1 - above;
+    }
+    a->step[below] = (Active){end, part};
+}
+
+/* Add up the time that intervals cover, by the part that counts, and behind the parts the time in
+   which any communication was under way: lists are merged. The common case, an interval that
+   begins when all before it are over, is counted in `alone`; there all of a chain stands from the
+   begin, and what meets other intervals is taken away. */
+CLONES static void cover(
+    List *list, int64_t n_lists, int32_t *heap, const Parts *parts, int64_t *covered)
+{
+    int64_t alone[MAX_PARTS] = {0}, over = 0, left = 0, latest = -1;
+    int64_t communicating = 0, reach = 0;  /* in what met; up to when there is a communication */
+    Underway active;
+    active.n = active.now = 0;
     for (int64_t i = 0; i < n_lists; i++) {
         list[i].at = 0;
         if (list[i].n)
             heap[left++] = (int32_t)i;
-        for (int64_t what = 0; list[i].total && what < 2 * WIRE_LAYER; what++)
-            alone[what] += list[i].total[what * LANES];
+        for (int64_t part = 0; list[i].total && part < parts->n; part++)
+            alone[part] += list[i].total[part * LANES];
     }
     for (int64_t i = left - 1; i >= 0; i--)
         sink(list, heap, i, left);
@@ -150,29 +193,39 @@ CLONES static void cover(List *list, int64_t n_lists, int32_t *heap, int64_t *co
         int64_t first = begin[at * stride];
         do {
             int64_t last = end[at * stride];
-            uint8_t what = own->what[at];
+            uint8_t part = own->part[at];
             if (first >= over) {  /* most */
+                if (active.n)
+                    advance(&active, over, covered);
                 if (own->total) {  /* those that follow begin when it is over */
                     at = first_after(own, at, other) - 1;
                     last = end[at * stride];
-                    what = own->what[at];
+                    part = own->part[at];
                 } else {
-                    alone[what] += last - first;
+                    alone[part] += last - first;
                 }
                 over = last;
-                latest = what;
+                latest = part;
             } else if (last > first) {
-                if (own->total)
-                    alone[what] -= last - first;
-                const int64_t *reached = IN_SETS[latest], *in = IN_SETS[what];
-                EACH(i, LANES) {
-                    /* None reaches as far as the latest, if it began when all was over. */
-                    const int64_t before = reached[i] ? over : reach[i];
-                    const int64_t more = later(last - later(first, before), 0) & in[i];
-                    met[i] += more;
-                    reach[i] = more ? last : before;
+                if (latest >= 0) {  /* until now it was alone */
+                    active.now = first;
+                    alone[latest] -= over - first;
+                    activate(&active, (uint8_t)latest, over);
+                    if (latest >= parts->n_compute) {
+                        communicating += over - first;
+                        reach = over;
+                    }
+                    latest = -1;
+                } else {
+                    advance(&active, first, covered);
                 }
-                latest = 0;
+                if (own->total)
+                    alone[part] -= last - first;
+                activate(&active, part, last);
+                if (part >= parts->n_compute && last > reach) {
+                    communicating += last - later(first, reach);
+                    reach = last;
+                }
                 over = later(over, last);
             }
             at++;
@@ -183,19 +236,19 @@ CLONES static void cover(List *list, int64_t n_lists, int32_t *heap, int64_t *co
         if (left)
             sink(list, heap, 0, left);
     }
-    for (int64_t i = 0; i < N_SETS; i++) {
-        covered[i] += met[i];
-        for (int64_t what = 0; what < 2 * WIRE_LAYER; what++)
-            if (what & SETS[i])
-                covered[i] += alone[what];
+    advance(&active, over, covered);
+    for (int64_t part = 0; part < parts->n; part++) {
+        covered[part] += alone[part];
+        communicating += part >= parts->n_compute ? alone[part] : 0;
     }
+    covered[parts->n] += communicating;
 #undef NEXT
 }
 
 /* --- lanes ------------------------------------------------------------------------------------ */
 
 /* Put what lies in [0, until] of an interval of each lane into its place. */
-INLINED void put(Lanes *t, const Entry *x, uint8_t what, const int64_t *begin, const int64_t *end)
+INLINED void put(Lanes *t, const Entry *x, uint8_t part, const int64_t *begin, const int64_t *end)
 {
     int64_t first[LANES], last[LANES], over[LANES], early = 0, apart = 0;
     const int64_t n = t->n_chain, until = t->until;
@@ -207,7 +260,7 @@ INLINED void put(Lanes *t, const Entry *x, uint8_t what, const int64_t *begin, c
     if (!x->chained) {
         for (int64_t l = 0; l < LANES; l++)
             if (first[l] < last[l])
-                insert(&t->list[l * t->n_lists + 1 + x->stream], first[l], last[l], what);
+                insert(&t->list[l * t->n_lists + 1 + x->stream], first[l], last[l], part);
         return;
     }
     EACH(l, LANES) {
@@ -217,8 +270,8 @@ INLINED void put(Lanes *t, const Entry *x, uint8_t what, const int64_t *begin, c
         last[l] = empty ? over[l] : last[l];
         apart |= first[l] ^ over[l];
     }
-    int64_t *chained = t->chained + what * LANES;
-    if (!apart && t->chain_what[n - 1] == what) {  /* most kernels */
+    int64_t *chained = t->chained + part * LANES;
+    if (!apart && t->chain_part[n - 1] == part) {  /* most kernels */
         EACH(l, LANES) {
             chained[l] += last[l] - over[l];
             latest[l] = last[l];
@@ -228,7 +281,7 @@ INLINED void put(Lanes *t, const Entry *x, uint8_t what, const int64_t *begin, c
     EACH(l, LANES) early |= first[l] < over[l];
     for (int64_t l = 0; early && l < LANES; l++)
         if (first[l] < over[l]) {
-            insert(&t->list[l * t->n_lists + 1 + x->stream], first[l], last[l], what);
+            insert(&t->list[l * t->n_lists + 1 + x->stream], first[l], last[l], part);
             first[l] = last[l] = over[l];
         }
     int64_t *from = t->chain_begin + n * LANES, *to = t->chain_end + n * LANES;
@@ -237,7 +290,7 @@ INLINED void put(Lanes *t, const Entry *x, uint8_t what, const int64_t *begin, c
         to[l] = last[l];
         chained[l] += last[l] - first[l];
     }
-    t->chain_what[n] = what;
+    t->chain_part[n] = part;
     t->n_chain++;
 }
 
@@ -254,12 +307,12 @@ INLINED void add_row(
         spent[l] += length;
         longest[l] = later(longest[l], length);
     }
-    if (x->layer == WIRE_LAYER) {
+    if (x->part >= t->parts.n_compute) {
         int64_t *waited = t->waited + (int64_t)x->key * LANES;
         EACH(l, LANES) waited[l] += wire[l] - begin[l];
-        put(t, x, WAITING_LAYER, begin, wire);
+        put(t, x, x->waiting, begin, wire);
     }
-    put(t, x, x->layer, wire, end);
+    put(t, x, x->part, wire, end);
 }
 
 /* end = begin + how long a kernel takes on each lane. */

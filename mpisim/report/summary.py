@@ -1,0 +1,364 @@
+"""The short report: how long, does it fit, where the step goes, what costs most, what would help.
+
+`summarise` puts the sections together; `mpisim.report.text` has the tables behind them.
+"""
+
+from __future__ import annotations
+
+from textwrap import wrap
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base.text import (
+    apportioned,
+    duration,
+    one_line,
+    percent,
+    quantity,
+    shortened,
+    unit_for,
+)
+from ..engine.critical_path import PieceKind
+from ..program import Operation
+from ..results import PartKind, Results
+from ..results.step_parts import IDLE, communicator_kinds
+from .drawing import PLAIN, Drawing
+from .tables import WIDTH
+from .text import recorded_facts, sampled_facts
+
+__all__ = ["summarise"]
+
+BAR = 92
+"""Characters of the bar."""
+
+MAX_SHOWN = 8
+"""Parts with lines of their own; the others are one."""
+
+LEAST_SHOWN = 1e-3
+"""Share of the step from which on a part has a line of its own."""
+
+MAX_COSTS, MAX_KERNELS = 3, 2
+"""Things that are named as what costs most, and how many of them may be kernels."""
+
+LEAST_COST = 0.005
+"""Share of the step from which on something is among what costs most."""
+
+MAX_REMEDIES = 3
+LEAST_EFFECT = 0.002
+"""Relative change of the step by a tenth of a quantity, from which on it is named."""
+
+A_TENTH = 0.1
+
+NOT_WORK = (PieceKind.HOST, PieceKind.LAUNCH, PieceKind.GAP)
+"""Pieces of the critical path in which the device waits for the CPU."""
+
+RINGS = {"cp", "tp", "ep", "dp"}
+"""Kinds of communicators on which messages go round: no pipelines."""
+
+GIB = 2**30
+
+
+def summarise(results: Results, drawing: Drawing = PLAIN) -> str:
+    """Report a result in about 25 lines.
+
+    Parameters
+    ----------
+    results : Results
+    drawing : Drawing
+        What can be shown where it is printed.
+
+    Returns
+    -------
+    str
+        At most 30 lines of at most 100 characters, colours aside.
+
+    Examples
+    --------
+    >>> with mpisim.open_results("run.h5") as results:              # doctest: +SKIP
+    ...     print(summarise(results))
+    """
+    kinds = Communications.of(results)
+    shares = _shares(results, kinds)
+    sections = [
+        _head(results, drawing),
+        _bar(results, shares, drawing),
+        _titled("What costs most", _costs(results, kinds, shares), drawing),
+        _titled("What would help most", _remedies(results), drawing),
+        [*_warnings(results, drawing), *_more(results)],
+    ]
+    return "\n".join(line for section in sections if section for line in [*section, ""]).rstrip()
+
+
+def _titled(title: str, lines: list[str], drawing: Drawing) -> list[str]:
+    cut = [f"  {shortened(line, WIDTH - 2, tail=16)}" for line in lines]
+    return [drawing.bold(title), *cut] if lines else []
+
+
+# --- how long, and does it fit --------------------------------------------------------------------
+
+
+def _head(results: Results, drawing: Drawing) -> list[str]:
+    said = results.attributes
+    step, error = duration(results.step_time_ps), said.get("uncertainty")
+    if isinstance(error, float) and error > 0:  # a replay has none
+        step += f"  ± {100 * error:.2g} %{_interval(results.step_time_ps, error)}"
+    facts = [("step time", step), *recorded_facts(results)]
+    facts += [
+        (key, one_line(str(value)))
+        for key in ("title", "throughput")
+        if (value := {**results.program, **said}.get(key))
+    ]
+    facts += sampled_facts(dict(said))
+    facts.append(("memory", _memory(said)) if "memory_peak" in said else ("", ""))
+    processes = f"{results.n_processes} process" + ("es" if results.n_processes != 1 else "")
+    equal = results.n_classes < results.n_ranks
+    classes = f" ({results.n_classes:,} simulated, the others are equal)" if equal else ""
+    facts += [("ranks", f"{results.n_ranks:,} on {processes}{classes}"), ("digest", results.digest)]
+    width = max(len(label) for label, text in facts if text)
+    lines = [
+        shortened(f"{label:<{width}}  {text}", WIDTH, tail=16) for label, text in facts if text
+    ]
+    return [drawing.bold(lines[0]), *lines[1:]]
+
+
+def _interval(step: int, error: float) -> str:
+    """The step less and plus one standard deviation."""
+    unit = unit_for(step)
+    low, high = (unit.of(max(round(step * (1 + sign * error)), 0)) for sign in (-1, 1))
+    return f"  ({low} to {high} {unit.name})" if step else ""
+
+
+def _memory(said: Any) -> str:
+    """Whether the plan fits, in one line."""
+    peak, capacity = said["memory_peak"], said["memory_capacity"]
+    verdict = "fits" if peak <= capacity else "does not fit"
+    left = f"{abs(capacity - peak) / GIB:,.1f} GiB {'free' if peak <= capacity else 'missing'}"
+    return (
+        f"{verdict}: the fullest GPU needs {peak / GIB:,.1f} of {capacity / GIB:,.1f} GiB, {left}"
+    )
+
+
+# --- where the step goes --------------------------------------------------------------------------
+
+
+class Share(NamedTuple):
+    """A part of the step in words, over all ranks."""
+
+    label: str
+    kind: PartKind
+    total: int  # ps over all ranks
+    of: str  # the name of the part
+
+
+def _shares(results: Results, kinds: Communications) -> list[Share]:
+    """Parts of the step in words, in their order; without parts the columns of the breakdown."""
+    parts = results.parts
+    if parts is None:
+        columns = (
+            ("compute", PartKind.COMPUTE, "compute"),
+            ("exposed communication", PartKind.WIRE, "exposed_wire"),
+            ("waiting for other GPUs", PartKind.WAITING, "exposed_waiting"),
+            (IDLE, PartKind.IDLE, "idle"),
+        )
+        return [
+            Share(label, kind, sum(results.ranks[column].tolist()), "")
+            for label, kind, column in columns
+        ]
+    totals = parts.totals(results.classes["count"])
+    found: dict[str, Share] = {}
+    for name, kind, total in zip(parts.names, parts.kinds.tolist(), totals, strict=True):
+        label = _label(name, PartKind(kind), name in kinds.pairs)
+        before = found[label].total if label in found else 0
+        found[label] = Share(label, PartKind(kind), before + total, name)
+    return list(found.values())
+
+
+def _label(name: str, kind: PartKind, pairs: bool) -> str:
+    """Return what people call a part."""
+    if kind == PartKind.WIRE:
+        return "messages between stages" if pairs else f"{name} communication"
+    if kind == PartKind.WAITING:
+        return "pipeline bubble" if pairs else f"waiting in {name}"
+    if kind == PartKind.IDLE:
+        return "idle: nothing runs"
+    return "weight gradients" if name == "weight" else name
+
+
+class Communications(NamedTuple):
+    """Kinds of communicators, as they are called (`mpisim.results.step_parts`)."""
+
+    names: list[str]
+    kind: NDArray[np.int64]  # of each row of `Results.communications`
+    pairs: set[str]  # on which stages of a pipeline send each other messages
+
+    @classmethod
+    def of(cls, results: Results) -> Communications:
+        """Results → the kinds of their communicators."""
+        columns = results.communications
+        names, kinds = communicator_kinds(results.communicators.names)
+        kind = kinds[columns["communicator"]]
+        messages = kind[columns["operation"] == Operation.SEND_RECV]
+        pairs = {names[each] for each in set(messages.tolist())}
+        return cls(names, kind, pairs - RINGS)
+
+
+def _bar(results: Results, shares: list[Share], drawing: Drawing) -> list[str]:
+    whole = sum(share.total for share in shares)
+    if not whole:
+        return []
+    by_size = sorted(shares, key=lambda share: -share.total)
+    large = {s.label for s in by_size[:MAX_SHOWN] if s.total >= LEAST_SHOWN * whole}
+    shown = [share for share in shares if share.label in large]
+    rest = [share for share in shares if share.label not in large]
+    if rest:
+        total = sum(share.total for share in rest)
+        more = f"{len(rest)} more part" + ("s" if len(rest) > 1 else "")
+        shown.append(Share(more, PartKind.COMPUTE, total, ""))
+    unit = unit_for(results.shown_ps)
+    times = [share.total for share in shown]
+    steps = apportioned(times, unit.step * results.n_ranks)
+    blank = next((i for i, share in enumerate(shown) if share.kind == PartKind.IDLE), None)
+    label, width = max(len(s.label) for s in shown), max(len(unit.show(step)) for step in steps)
+    rows = [
+        f"{drawing.fill(i, blank=i == blank)} {share.label:<{label}}  "
+        f"{unit.show(step):>{width}} {unit.name}  {percent(share.total, whole):>5} %"
+        for i, (share, step) in enumerate(zip(shown, steps, strict=True))
+    ]
+    of = results.recorded
+    what = "the step" if of is None or of.shown_step < 0 else f"step {of.shown_step}"
+    gpus = f"the mean of {results.n_ranks:,} GPUs" if results.n_ranks > 1 else "its GPU"
+    return [
+        drawing.bold(f"Where {what} goes, {duration(results.shown_ps)} in {gpus}"),
+        f"  {drawing.bar(times, BAR, blank)}",
+        *(f"  {row}" for row in rows),
+    ]
+
+
+# --- what costs most ------------------------------------------------------------------------------
+
+
+def _costs(results: Results, kinds: Communications, shares: list[Share]) -> list[str]:
+    """The largest costs in words: kernels on the critical path, exposed communication, waiting."""
+    whole = max(sum(share.total for share in shares), 1)
+    costs: list[tuple[float, str | Share]] = [*_on_path(results)]
+    exposed = (PartKind.WIRE, PartKind.WAITING)
+    costs += [(share.total / whole, share) for share in shares if share.kind in exposed]
+    costs.sort(key=lambda cost: -cost[0])
+    return [
+        what if isinstance(what, str) else _exposed(results, kinds, what, part)
+        for part, what in costs[:MAX_COSTS]
+        if part >= LEAST_COST
+    ]
+
+
+def _on_path(results: Results) -> list[tuple[float, str]]:
+    """Shares of the critical path: of kernels by name, and of the CPU."""
+    path = results.critical_path
+    if path is None or not len(path.kind) or not results.shown_ps:
+        return []
+    length = (path.end - path.begin).astype(np.float64) / results.shown_ps
+    found = []
+    work = (path.kind == PieceKind.COMPUTE) | (path.kind == PieceKind.COPY)
+    names, number, pieces = np.unique(path.name[work], return_inverse=True, return_counts=True)
+    total = np.bincount(number, length[work], len(names))
+    for at in np.argsort(-total, kind="stable")[:MAX_KERNELS].tolist():
+        name, n = one_line(path.names[int(names[at])]), int(pieces[at])
+        many = f"{n:,} pieces" if n > 1 else "1 piece"
+        text = f"{name}: {100 * total[at]:.1f} % of the critical path, {many}"
+        found.append((float(total[at]), text))
+    host = sum(float(length[path.kind == kind].sum()) for kind in NOT_WORK)
+    text = f"the CPU: {100 * host:.1f} % of the critical path is launching kernels and work between"
+    return [*found, (host, text)]
+
+
+def _exposed(results: Results, kinds: Communications, share: Share, part: float) -> str:
+    """Say how much is exposed, where, and what limits it."""
+    if share.kind == PartKind.WAITING:
+        parts = results.parts
+        if parts is None:
+            return f"{share.label}: {100 * part:.1f} %"
+        names = zip(parts.names, parts.kinds.tolist(), strict=True)
+        same = [
+            kind == share.kind and _label(name, share.kind, name in kinds.pairs) == share.label
+            for name, kind in names
+        ]
+        waits = parts.times[:, np.array(same)].sum(axis=1) > results.shown_ps // 100
+        n = int(results.classes["count"][waits].sum())
+        return (
+            f"{share.label}: {100 * part:.1f} % of the mean GPU; {n:,} of {results.n_ranks:,} GPUs "
+            "wait more than 1 % of the step"
+        )
+    text = f"{share.label}: {100 * part:.1f} % exposed"
+    columns = results.communications
+    named = [_label(name, PartKind.WIRE, name in kinds.pairs) for name in kinds.names]
+    own = np.flatnonzero(np.array([each == share.label for each in named], bool)[kinds.kind])
+    if not len(own):
+        return text
+    wire: dict[tuple[int, str], int] = {}
+    of_own = (columns[each][own].tolist() for each in ("operation", "limit", "wire"))
+    for operation, limit, time in zip(*of_own, strict=True):
+        wire[operation, limit] = wire.get((operation, limit), 0) + time
+    (operation, limit), _ = max(wire.items(), key=lambda each: each[1])
+    what = Operation(operation).name.lower().replace("_", "-")
+    limited = f", limited by {one_line(limit)}" if limit else ""
+    return f"{text}, most of it {what}{limited}"
+
+
+# --- what would help ------------------------------------------------------------------------------
+
+
+def _remedies(results: Results) -> list[str]:
+    """What a tenth more of a quantity would do, the most first."""
+    known = results.sensitivities
+    if known is None:
+        return []
+    lines: list[str] = []
+    rows = zip(known.names, known.keys, known.now, known.elasticity.tolist(), strict=True)
+    for name, key, now, elasticity in sorted(rows, key=lambda row: -abs(row[3])):
+        factor = 1 + A_TENTH if elasticity < 0 else 1 - A_TENTH
+        effect = 1 - factor**elasticity
+        if effect >= LEAST_EFFECT and len(lines) < MAX_REMEDIES:
+            more = "more" if elasticity < 0 else "less"
+            line = (
+                f"{100 * A_TENTH:.0f} % {more} {one_line(name)} would make the step about "
+                f"{100 * effect:.1f} % shorter"
+            )
+            for about in (f"now {now}; {key}" if now and key else "", f"now {now}" if now else key):
+                if about and len(line) + len(about) + 5 <= WIDTH:
+                    line += f" ({one_line(about)})"
+                    break
+            lines.append(line)
+    return lines
+
+
+# --- the end --------------------------------------------------------------------------------------
+
+
+def _warnings(results: Results, drawing: Drawing) -> list[str]:
+    said = results.attributes
+    lines: list[str] = []
+    if said.get("memory_peak", 0) > said.get("memory_capacity", 0):
+        more = quantity(said["memory_peak"] - said["memory_capacity"], "B", 1024)
+        lines.append(f"This plan does not fit into memory, {more} are missing: see --details")
+    if "launch_bound" in said:
+        lines += wrap(f"Launch-bound: {one_line(str(said['launch_bound']))}", WIDTH)[:2]
+    texts = [drawing.warning(line) for line in lines]
+    published = said.get("published", [])
+    for line in published[:2] if isinstance(published, list) else []:
+        texts.append(shortened(f"Published {one_line(line)}", WIDTH))
+    return texts
+
+
+def _more(results: Results) -> list[str]:
+    said = results.attributes
+    n, missing = (
+        len(found) if isinstance(found := said.get(key), list) else 0
+        for key in ("assumptions", "not_modelled")
+    )
+    assumed = f"{n} assumptions, {missing} things not modelled, " if n or missing else ""
+    return [
+        f"--details prints {assumed}all tables.",
+        "-o run.h5 keeps it for mpisim report (--html: a page), export, compare, sensitivity.",
+    ]

@@ -1,0 +1,73 @@
+"""Parts of a step in plain Python: what each rank does from one moment at which something begins or
+ends to the next."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+
+from mpisim.engine import Run
+from mpisim.program import Kind, Phase, Program
+
+__all__ = ["parts_of_rank"]
+
+PHASES = ("forward", "backward", "weight", "recompute", "optimizer", "none")
+KINDS = ("compute", "wire", "waiting", "idle")
+
+
+def parts_of_rank(
+    run: Run, i: int, begin: int, end: int, most: int = 12
+) -> Counter[tuple[str, str]]:
+    """Return the time of each part, (kind, name), of the i-th hosted rank in a window."""
+    program = run.program
+    rank = int(run.hosted[i])
+    table, rows = program.table_of(rank), run.rows(i)
+    kinds = _kinds(program, most)
+    work: list[tuple[int, int, tuple[int, int, str], tuple[str, str]]] = []
+    for row in range(len(table)):
+        first, middle, last = (int(t[row]) for t in (rows.begin, rows.wire, rows.end))
+        kind = Kind(int(table.kind[row]))
+        if kind == Kind.KERNEL:
+            phase = Phase(int(table.phase[row])).name.lower()
+            name = "other compute" if phase == "none" else phase
+            work.append((middle, last, (0, PHASES.index(phase), ""), ("compute", name)))
+        elif kind == Kind.COPY:
+            work.append((middle, last, (0, len(PHASES), ""), ("compute", "copies")))
+        elif kind.is_communication:
+            name = kinds[int(program.table[rank]), int(table.slot[row])]
+            order = int(name == "other")
+            work.append((middle, last, (1, order, name), ("wire", name)))
+            work.append((first, middle, (2, order, name), ("waiting", name)))
+    moments = sorted({begin, end, *(t for a, b, *_ in work for t in (a, b) if begin < t < end)})
+    found: Counter[tuple[str, str]] = Counter()
+    for now, then in itertools.pairwise(moments):
+        under_way = [(order, part) for a, b, order, part in work if a <= now < b]
+        found[min(under_way)[1] if under_way else ("idle", "idle")] += then - now
+    return found
+
+
+def _kinds(program: Program, most: int) -> dict[tuple[int, int], str]:
+    """What communicators are called that ranks of a table bind by a slot."""
+    bound: dict[tuple[int, int], set[str]] = {}
+    for rank in range(program.n_ranks):
+        for slot, number in enumerate(program.slots_of(rank).tolist()):
+            name = re.sub(r"[^a-zA-Z]*[0-9][^a-zA-Z]*$", "", program.communicators.names[number])
+            bound.setdefault((int(program.table[rank]), slot), set()).add(name or "communication")
+    groups: list[set[str]] = []
+    for names in bound.values():
+        joined = set(names)
+        for group in [group for group in groups if group & joined]:
+            groups.remove(group)
+            joined |= group
+        groups.append(joined)
+    called = {name: min(group) for group in groups for name in group}
+    uses: Counter[str] = Counter()
+    for rank in range(program.n_ranks):
+        for slot in range(len(program.slots_of(rank))):
+            uses[called[min(bound[int(program.table[rank]), slot])]] += 1
+    kept = sorted(uses, key=lambda name: (-uses[name], name))[:most]
+    return {
+        place: called[min(names)] if called[min(names)] in kept else "other"
+        for place, names in bound.items()
+    }
