@@ -77,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     from ..base.files import check_output, write_json
     from ..mpi.parallel import collective_errors
-    from .launch import world
+    from ..report.drawing import drawing_for
+    from .launch import without_launcher, world
 
     comm = world()
     begun: tuple[SearchSpace, Records | None] | None = None
@@ -115,7 +116,8 @@ def run(args: argparse.Namespace) -> int:
             write_store(args.output, space, records, found.as_json(), overwrite=True)
         if args.json is not None:
             write_json(args.json, found.as_json())
-        print("\n".join(answer_lines(space, found)))
+        drawing = drawing_for(sys.stdout, launched=not without_launcher())
+        print("\n".join(answer_lines(space, found, drawing)))
     return 0
 
 

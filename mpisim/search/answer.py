@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..base.text import aligned, quantity, shortened
+from ..report.drawing import PLAIN, Drawing
 from .finalists import Finalist, difference_error, simulate_finalists
 from .pareto import front
 from .records import Records, Status, least_values
@@ -26,8 +27,8 @@ BARS = 6
 """Candidates whose time is shown as a bar."""
 BAR_WIDTH = 40
 GIB = 2**30
-PARTS = (("compute", "#"), ("communication", "="), ("waiting", "."), ("idle", " "))
-"""Parts of a bar, and the character of each."""
+PARTS = ("compute", "communication", "waiting", "idle")
+"""Parts of a bar; communication is what nothing computes beside."""
 
 
 class Answer(NamedTuple):
@@ -98,7 +99,7 @@ def _first_value(space: SearchSpace, of: Finalist) -> float:
 # --- text -----------------------------------------------------------------------------------------
 
 
-def answer_lines(space: SearchSpace, found: Answer) -> list[str]:
+def answer_lines(space: SearchSpace, found: Answer, drawing: Drawing = PLAIN) -> list[str]:
     """Search space, answer → lines of at most 100 characters."""
     counts = found.counts
     total = sum(counts.values())
@@ -106,7 +107,7 @@ def answer_lines(space: SearchSpace, found: Answer) -> list[str]:
     if not found.best:
         return [*lines, "", "None is valid, fits into memory and keeps the limits."]
     lines += ["", f"The best by {_words(space.choice.objectives[0])}", *_table(space, found.best)]
-    lines += ["", *_told_apart(found.best), "", *_bars(found.best[:BARS])]
+    lines += ["", *_told_apart(found.best), "", *_bars(found.best[:BARS], drawing)]
     if found.front:
         names = ", ".join(map(_words, space.choice.objectives))
         lines += [
@@ -114,7 +115,7 @@ def answer_lines(space: SearchSpace, found: Answer) -> list[str]:
             f"The front: no other candidate is better in {names}",
             *_table(space, found.front),
         ]
-    return [shortened(line, WIDTH) for line in lines]
+    return [line if "\x1b" in line else shortened(line, WIDTH) for line in lines]
 
 
 def _words(objective: str) -> str:
@@ -178,18 +179,20 @@ def _told_apart(best: Sequence[Finalist]) -> list[str]:
     ]
 
 
-def _bars(rows: Sequence[Finalist]) -> list[str]:
+def _bars(rows: Sequence[Finalist], drawing: Drawing) -> list[str]:
     """Draw the step of each candidate, all to one scale."""
     longest = max(each.step_ps for each in rows)
-    lines = ["Where the mean GPU's step goes: # compute, = exposed communication, . waiting, idle"]
-    cells = []
+    last = len(PARTS) - 1
+    legend = ", ".join(f"{drawing.fill(i, blank=i == last)} {name}" for i, name in enumerate(PARTS))
+    cells = [("", *PARTS)]
+    bars = [" " * BAR_WIDTH]
     for place, each in enumerate(rows, 1):
-        bar, drawn, until = "", 0, 0.0
-        for name, character in PARTS:
-            until += each.parts_ps[name]
-            width = round(BAR_WIDTH * until / longest) - drawn
-            bar, drawn = bar + character * width, drawn + width
-        shares = [f"{each.parts_ps[name] / each.step_ps:.1%}" for name, _ in PARTS]
-        cells.append((f"{place}", f"{bar:<{BAR_WIDTH}}", *shares))
-    head = ("", " " * BAR_WIDTH, *(name for name, _ in PARTS))
-    return [*lines, *(f"  {line}" for line in aligned([head, *cells], left=(1,)))]
+        parts = [round(each.parts_ps[name]) for name in PARTS]
+        width = max(round(BAR_WIDTH * each.step_ps / longest), 1)
+        bars.append(drawing.bar(parts, width, blank=last) + " " * (BAR_WIDTH - width))
+        cells.append((f"{place}", *(f"{part / each.step_ps:.1%}" for part in parts)))
+    table = zip(aligned(cells), bars, strict=True)
+    return [
+        f"Where the mean GPU's step goes, its communication beside no kernel: {legend}",
+        *(f"  {line}  {bar}".rstrip() for line, bar in table),
+    ]
