@@ -71,6 +71,22 @@ DAMAGES = [
         lambda p: changed(p, shortened),
         r"timeline/begin has shape \(\d+,\); it must have \d+ rows",
     ),
+    (
+        lambda p: changed(p, lambda f: f.__delitem__("parts/time")),
+        "parts/time is missing or not of",
+    ),
+    (
+        lambda p: changed(p, lambda f: f["parts/time"].write_direct(np.zeros((2, 5), np.int64))),
+        "parts/time: the parts of each class must add up to 241000000 ps",
+    ),
+    (
+        lambda p: changed(p, lambda f: f["parts/time"].attrs.update(units="s")),
+        "parts/time: its attribute 'units' must be 'ps'",
+    ),
+    (
+        lambda p: changed(p, lambda f: f["parts/kind"].write_direct(np.full(5, 9, np.uint8))),
+        "parts/kind is 9 in entry 0; it must be from 0 to 3",
+    ),
     (lambda p: p.write_bytes(b""), "run.h5: is empty; mpisim-results files are HDF5"),
     (lambda p: p.chmod(0) or os.geteuid() or p.unlink(), "Permission denied|no such file"),
 ]
@@ -84,6 +100,12 @@ def test_a_bad_file_is_named(written: Path, damage: Callable[[Path], None], said
         mpisim.open_results(written)
     assert caught.value.exit_code == 2
     assert "\n" not in str(caught.value)
+
+
+def test_files_without_parts_are_read(written: Path) -> None:
+    changed(written, lambda f: f.__delitem__("parts"))
+    with mpisim.open_results(written) as results:
+        assert results.parts is None
 
 
 def test_damage_anywhere_is_one_line(written: Path) -> None:

@@ -121,8 +121,9 @@ def test_what_would_help() -> None:
 
 def test_a_plan_that_does_not_fit() -> None:
     lines = lines_of(predicted("llama3-8b-8-h100", "plan.zero=0"))
-    assert any(re.match(r"memory      does not fit: .* GiB missing", line) for line in lines)
-    assert any(line.startswith("This plan does not fit into memory") for line in lines)
+    assert any(
+        re.match(r"memory +does not fit: .* GiB missing; see --details", line) for line in lines
+    )
 
 
 def test_files_without_parts_have_the_columns() -> None:
@@ -140,6 +141,23 @@ def test_any_program(program: Program) -> None:
     plain = re.sub(r"\x1b\[\d+m", "", coloured)
     assert "\x1b" not in plain
     assert len(plain.splitlines()) == len(lines_of(results))
+
+
+def test_all_there_can_be_still_fits() -> None:
+    results = predicted("deepseek-v3-2048-h800")
+    known = Sensitivities(("a", "b", "c"), ("",) * 3, ("",) * 3, np.array([-0.5, -0.4, -0.3]))
+    said = {
+        **results.attributes,
+        "memory_peak": 2 * results.attributes["memory_capacity"],
+        "launch_bound": "GPUs wait " * 40,
+        "published": ["one", "two", "three"],
+        "sampled_mean": 1e12,
+        "sampled_steps": [10**12, 2 * 10**12],
+    }
+    lines = lines_of(replace(results, attributes=said, sensitivities=known))
+    for title in ("What costs most", "What would help most", "Published two", "2 seeds"):
+        assert any(line.startswith(title) for line in lines)
+    assert any(re.search(r"\d+ more parts", line) for line in lines)
 
 
 # --- drawing --------------------------------------------------------------------------------------

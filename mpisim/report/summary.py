@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from textwrap import wrap
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,6 @@ from ..base.text import (
     duration,
     one_line,
     percent,
-    quantity,
     shortened,
     unit_for,
 )
@@ -33,8 +32,11 @@ __all__ = ["summarise"]
 BAR = 92
 """Characters of the bar."""
 
-MAX_SHOWN = 8
-"""Parts with lines of their own; the others are one."""
+MIN_SHOWN, MAX_SHOWN = 2, 8
+"""Parts with lines of their own, as there is room for them; the others are one."""
+
+HEIGHT = 30
+"""Lines of the report."""
 
 LEAST_SHOWN = 1e-3
 """Share of the step from which on a part has a line of its own."""
@@ -81,14 +83,17 @@ def summarise(results: Results, drawing: Drawing = PLAIN) -> str:
     """
     kinds = Communications.of(results)
     shares = _shares(results, kinds)
-    sections = [
-        _head(results, drawing),
-        _bar(results, shares, drawing),
+    above = [_head(results, drawing)]
+    below = [
         _titled("What costs most", _costs(results, kinds, shares), drawing),
         _titled("What would help most", _remedies(results), drawing),
         [*_warnings(results, drawing), *_more(results)],
     ]
-    return "\n".join(line for section in sections if section for line in [*section, ""]).rstrip()
+    taken = sum(len(section) + 1 for section in (*above, *below) if section) - 1
+    room = HEIGHT - taken - 4  # a title, the bar, the others, an empty line
+    bar = _bar(results, shares, drawing, min(max(room, MIN_SHOWN), MAX_SHOWN))
+    sections = [section for section in (*above, bar, *below) if section]
+    return "\n".join(line for section in sections for line in [*section, ""]).rstrip()
 
 
 def _titled(title: str, lines: list[str], drawing: Drawing) -> list[str]:
@@ -120,7 +125,10 @@ def _head(results: Results, drawing: Drawing) -> list[str]:
     lines = [
         shortened(f"{label:<{width}}  {text}", WIDTH, tail=16) for label, text in facts if text
     ]
-    return [drawing.bold(lines[0]), *lines[1:]]
+    warned = [
+        drawing.warning(line) if re.match(r"memory +does not", line) else line for line in lines[1:]
+    ]
+    return [drawing.bold(lines[0]), *warned]
 
 
 def _interval(step: int, error: float) -> str:
@@ -135,8 +143,10 @@ def _memory(said: Any) -> str:
     peak, capacity = said["memory_peak"], said["memory_capacity"]
     verdict = "fits" if peak <= capacity else "does not fit"
     left = f"{abs(capacity - peak) / GIB:,.1f} GiB {'free' if peak <= capacity else 'missing'}"
+    more = "" if peak <= capacity else "; see --details"
     return (
-        f"{verdict}: the fullest GPU needs {peak / GIB:,.1f} of {capacity / GIB:,.1f} GiB, {left}"
+        f"{verdict}: the fullest GPU needs {peak / GIB:,.1f} of {capacity / GIB:,.1f} GiB, "
+        f"{left}{more}"
     )
 
 
@@ -204,12 +214,13 @@ class Communications(NamedTuple):
         return cls(names, kind, pairs - RINGS)
 
 
-def _bar(results: Results, shares: list[Share], drawing: Drawing) -> list[str]:
+def _bar(results: Results, shares: list[Share], drawing: Drawing, most: int) -> list[str]:
+    """The step as a bar, with lines for the largest parts."""
     whole = sum(share.total for share in shares)
     if not whole:
         return []
     by_size = sorted(shares, key=lambda share: -share.total)
-    large = {s.label for s in by_size[:MAX_SHOWN] if s.total >= LEAST_SHOWN * whole}
+    large = {s.label for s in by_size[:most] if s.total >= LEAST_SHOWN * whole}
     shown = [share for share in shares if share.label in large]
     rest = [share for share in shares if share.label not in large]
     if rest:
@@ -338,13 +349,10 @@ def _remedies(results: Results) -> list[str]:
 
 def _warnings(results: Results, drawing: Drawing) -> list[str]:
     said = results.attributes
-    lines: list[str] = []
-    if said.get("memory_peak", 0) > said.get("memory_capacity", 0):
-        more = quantity(said["memory_peak"] - said["memory_capacity"], "B", 1024)
-        lines.append(f"This plan does not fit into memory, {more} are missing: see --details")
+    texts: list[str] = []
     if "launch_bound" in said:
-        lines += wrap(f"Launch-bound: {one_line(str(said['launch_bound']))}", WIDTH)[:2]
-    texts = [drawing.warning(line) for line in lines]
+        line = f"Launch-bound: {one_line(str(said['launch_bound']))}"
+        texts.append(drawing.warning(shortened(line, WIDTH, tail=72)))
     published = said.get("published", [])
     for line in published[:2] if isinstance(published, list) else []:
         texts.append(shortened(f"Published {one_line(line)}", WIDTH))
