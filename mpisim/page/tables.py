@@ -95,7 +95,8 @@ def _ranks(results: Results) -> dict[str, Any]:
     count = np.bincount(line, minlength=len(same))
     members = np.split(np.argsort(line, kind="stable"), np.cumsum(count)[:-1])
     own = same[:, -1] - same[:, 1]  # had it never waited for others
-    order = np.lexsort(([int(each[0]) for each in members], -own))
+    lowest = np.array([int(each[0]) for each in members], np.int64)
+    order = np.lexsort((lowest, -own))
     numbers = results.rank_numbers
     texts = [ranges_text([numbers[rank] for rank in members[i].tolist()]) for i in order.tolist()]
     columns: list[tuple[str, str, str, str, Any]] = [
