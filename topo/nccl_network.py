@@ -17,6 +17,8 @@ the rate is what links carry.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -66,6 +68,19 @@ _LINK_WORDS = {
 }
 """What messages call links that limit."""
 
+_LINK_SCALES: dict[LinkKind, tuple[str, ...]] = {
+    LinkKind.NVLINK: ("link_bandwidth",),
+    LinkKind.PCIE: ("pcie_bandwidth",),
+    LinkKind.HOST: ("pcie_bandwidth",),
+    LinkKind.SOCKET: (),
+    LinkKind.NIC: ("nic_bandwidth",),
+    LinkKind.FABRIC: ("switch_bandwidth",),
+}
+"""Factors of `mpisim.topo.scaled` by the links that they are of."""
+
+VARIED = 1.01
+"""Factor of a number whose effect is looked for."""
+
 _PORT_WORDS = dict.fromkeys(LinkKind, "link") | {LinkKind.NIC: "GPU port"}
 """The same without NICs and typical bandwidths."""
 
@@ -91,6 +106,10 @@ class NcclNetwork:
         Whether what NCCL does by rings goes dimension by dimension where a group can.
     by_fabric : bool
         Whether NCCL's rings follow the fabric rather than the order of ranks.
+    latency : float
+        Factor of the latencies of links, and of a `LinkLibrary`; an `Nccl` has its own.
+    switches_follow : bool
+        Whether links between switches are as wide as NICs need them: `elasticities` asks.
     """
 
     def __init__(
@@ -103,6 +122,8 @@ class NcclNetwork:
         meshed: bool = False,
         dimensions: bool = False,
         by_fabric: bool = False,
+        latency: float = 1.0,
+        switches_follow: bool = False,
     ) -> None:
         self.library: CollectiveLibrary = library
         self.topology = topology
@@ -110,6 +131,9 @@ class NcclNetwork:
         self._link_library = library if isinstance(library, LinkLibrary) else None
         self.notes = () if self._link_library is None else (UNMEASURED,)
         self._dimensions = dimensions
+        self._latency = latency
+        self._switches_follow = switches_follow
+        self._parts: dict[tuple[Operation, int, Shape], dict[str, tuple[float, float]]] = {}
         self.numbers = {
             _quantity_name(where, decade): numbers(10.0**decade, regime)
             for where, regime in _REGIMES.items()
@@ -302,7 +326,8 @@ class NcclNetwork:
     def _unlimited_price(
         self, operation: Operation, bytes: int, shape: Shape, choice: Choice
     ) -> Price:
-        latency = round(choice.latency * PICOSECONDS)
+        factor = 1.0 if self._link_library is None else self._latency
+        latency = round(choice.latency * factor * PICOSECONDS)
         if not bytes or operation is Operation.BARRIER:
             done = Operation.ALL_REDUCE if operation is Operation.BARRIER else operation
             return Price(latency, pattern=self._pattern(done, choice))
@@ -325,7 +350,8 @@ class NcclNetwork:
         if limit is not None:
             node_rate = limit.node_rate if factor == 1 else round(limit.node_rate / factor)
             rate = max(1, min(price.rate, node_rate, limit.fabric_rate)) if price.volume else 0
-            latency = max(0, price.latency + limit.latency)
+            late = limit.latency if self._latency == 1 else round(self._latency * limit.latency)
+            latency = max(0, price.latency + late)
             price = price._replace(rate=rate, latency=latency)
         return price if price.volume else price._replace(pattern=None)
 
@@ -472,6 +498,137 @@ class NcclNetwork:
         if key not in self._bottlenecks:
             _remember(self._bottlenecks, key, bottleneck_of(self.nccl, *key))
         return self._bottlenecks[key]
+
+    # --- what prices depend on --------------------------------------------------------------------
+
+    def elasticities(self, operation: Operation, bytes: int, group: Placement) -> dict[str, float]:
+        """Return how a price answers to the hardware, the library's choice held.
+
+        Parameters
+        ----------
+        operation : Operation
+        bytes : int
+            Of the full buffer; see `Network.price`.
+        group : Placement
+            Made for this operation, or for any.
+
+        Returns
+        -------
+        dict of str to float
+            By the names of `mpisim.topo.scaled.LINK_SCALES`: relative change of the time for a
+            small relative change of what the name says, -1 for what all of it is inversely
+            proportional to. Empty for what takes no time.
+        """
+        return self.elasticities_of(
+            operation,
+            bytes,
+            group,
+            self.nccl_price(operation, bytes, group),
+            self.price(operation, bytes, group),
+        )
+
+    def elasticities_of(
+        self, operation: Operation, bytes: int, group: Placement, nccl: Price, price: Price
+    ) -> dict[str, float]:
+        """Return how a price that was made of NCCL's on these links answers; see `elasticities`.
+
+        Parameters
+        ----------
+        operation : Operation
+        bytes : int
+            Of the full buffer; see `Network.price`.
+        group : Placement
+            That both prices are for.
+        nccl : Price
+            From `nccl_price`, perhaps with a longer time.
+        price : Price
+            The same on these links.
+        """
+        time = price.duration
+        if not time:
+            return {}
+        limit = group.limit(nccl.pattern) if group.limits else None
+        flowing = price.duration - price.latency
+        late = price.latency - nccl.latency
+        found = {"latency": float(late)}
+        limited = limit is not None and price.rate < nccl.rate
+        if self.nccl is None:
+            found["latency"] += nccl.latency
+        else:
+            # Overhead and flow are NCCL's; of a calibrated price both are longer by one factor.
+            own, flow = self._latency_and_flow(operation, bytes, group.shape)
+            longer = nccl.latency / own if own else 1.0
+            for key, (waits, flows) in self._parts_of(operation, bytes, group.shape).items():
+                part = longer * waits
+                if flow and not limited:
+                    part += flowing * flows / flow
+                found[key] = found.get(key, 0.0) + part
+        if limited:
+            assert limit is not None
+            for key in self._scales_of(LinkKind(self.topology.kind[limit.link])):
+                found[key] = found.get(key, 0.0) - flowing
+        return {key: part / time for key, part in found.items() if part}
+
+    def _scales_of(self, kind: LinkKind) -> tuple[str, ...]:
+        """Return the factors that a link of some kind is proportional to."""
+        if kind is LinkKind.FABRIC and self._switches_follow:
+            return "switch_bandwidth", "nic_bandwidth"
+        if kind is LinkKind.NIC and self.nccl is None:
+            return ("link_bandwidth",)
+        return _LINK_SCALES[kind]
+
+    def _latency_and_flow(
+        self, operation: Operation, bytes: int, shape: Shape
+    ) -> tuple[float, float]:
+        """Return the ps that NCCL's choice takes until bytes flow, and those in which they do."""
+        assert self.nccl is not None
+        found = self.nccl.choose(operation, bytes, shape)
+        size = 0 if operation is Operation.BARRIER else bytes
+        return found.latency * PICOSECONDS, size / found.bandwidth * PICOSECONDS
+
+    def _parts_of(
+        self, operation: Operation, bytes: int, shape: Shape
+    ) -> dict[str, tuple[float, float]]:
+        """Return what of NCCL's two times is proportional to each factor, in ps; below 0: to 1 / f.
+
+        By hardware that is better by a hundredth, where NCCL still sees the old one.
+        """
+        key = (operation, bytes, shape)
+        found = self._parts.get(key)
+        if found is not None:
+            return found
+        assert self.nccl is not None
+        found = {}
+        before = self._latency_and_flow(*key)
+        size = 0 if operation is Operation.BARRIER else bytes
+        for name, other in self._varied.items():
+            if name == "nic_bandwidth" and shape.nodes == 1:
+                continue
+            after = other.choose(*key)
+            change = VARIED - 1 if name == "latency" else 1 - 1 / VARIED
+            times = after.latency, size / after.bandwidth
+            parts = [
+                (time * PICOSECONDS - old) / change for time, old in zip(times, before, strict=True)
+            ]
+            if any(abs(part) > 1e-9 * sum(before) for part in parts):
+                found[name] = parts[0], parts[1]
+        _remember(self._parts, key, found)
+        return found
+
+    @cached_property
+    def _varied(self) -> dict[str, Nccl]:
+        """NCCL on hardware of which one number is better by a hundredth."""
+        own = self.nccl
+        assert own is not None
+        found = {}
+        for name in ("link_bandwidth", "nic_bandwidth", "pcie_bandwidth"):
+            value = getattr(own.hardware, name)
+            if value:
+                hardware = replace(own.hardware, **{name: value * VARIED})
+                found[name] = Nccl(own.system, own.settings, own.factors, hardware)
+        slower = replace(own.factors, latency=own.factors.latency * VARIED)
+        found["latency"] = Nccl(own.system, own.settings, slower, own.hardware)
+        return found
 
     # --- links ------------------------------------------------------------------------------------
 

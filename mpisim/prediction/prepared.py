@@ -23,6 +23,7 @@ from ..experiment import Experiment, KernelChoice
 from ..experiment.serialization import PACKAGED_CONSTANTS
 from ..kernels import Gpu, KernelModel, Roofline
 from ..kernels.operations import Precision
+from ..kernels.scaled import rated_gpu
 from ..memory import Evaluate, Verdict
 from ..program import Program
 from ..topo import Cluster, Network
@@ -241,7 +242,8 @@ def _with_overhead(workload: Workload, constants: AppliedConstants | None) -> Wo
 
 def _kernel_models(experiment: Experiment, gpus: Iterable[Gpu], n_gpus: int) -> list[KernelModel]:
     """Return the kernel models of GPUs, by the experiment's choice."""
-    models = [*map(_model_maker(experiment), gpus)]
+    make, factors = _model_maker(experiment), experiment.scale.changes
+    models = [make(rated_gpu(gpu)).scaled(factors) for gpu in gpus]
     if experiment.variation.waits_for_slowest:
         return [SlowestKernels(model, n_gpus) for model in models]
     return models

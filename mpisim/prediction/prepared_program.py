@@ -21,6 +21,7 @@ from ..experiment import (
     Experiment,
     ProgramChoices,
     ProgramExperiment,
+    ScaleChoice,
     deserialize,
     serialize,
 )
@@ -28,13 +29,14 @@ from ..experiment.serialization import with_absolute_paths
 from ..kernels.counted import COUNTED, PricedShares
 from ..program import Kind, Program, load
 from ..topo import Cluster, Network, find_cluster
+from ..topo.scaled import LINK_SCALES
 from ..topo.speeds import with_speeds
-from .hardware import check_speeds
+from .hardware import check_speeds, with_scale
 from .network import NetworkCache, NetworkRequest
 from .prepared import PreparedExperiment, prepare, with_step_constants
 from .variation import with_changed_variation, with_variation
 
-__all__ = ["PreparedProgram", "prepare_program", "saved_program"]
+__all__ = ["PreparedProgram", "prepare_program", "saved_program", "with_launch_time"]
 
 EXPERIMENT_ATTRIBUTE = "experiment"
 """Attribute of a program: the experiment it was written from (`serialize`)."""
@@ -68,9 +70,7 @@ class PreparedProgram:
     @cached_property
     def cluster(self) -> Cluster | None:
         """The cluster, with the speeds chosen."""
-        return (
-            None if self.request is None else with_speeds(self.request.cluster, self.request.speeds)
-        )
+        return None if self.request is None else self.request.placed
 
     @cached_property
     def network(self) -> Network | None:
@@ -152,8 +152,11 @@ def _prepare_saved(
             f"{path}: holds {program.n_ranks} ranks, but the experiment kept in it has {ranks}: "
             "the file is damaged"
         )
-    if before.variation.waits_for_slowest != after.variation.waits_for_slowest:
+    paces = [(each.variation.waits_for_slowest, _of_gpus(each.scale)) for each in (before, after)]
+    if paces[0] != paces[1]:
         program = _with_other_pace(program, prepare(before, networks=networks), base)
+    longer = after.scale.launch_time / before.scale.launch_time
+    program = with_launch_time(program, longer)
     program = with_changed_variation(program, before.variation, after.variation)
     notes = _notes(program, base, before, after)
     prepared = replace(base, experiment=after, workload=replace(base.workload, program=program))
@@ -161,6 +164,7 @@ def _prepare_saved(
         return replace(prepared, notes=notes)
     check_speeds(after.cluster.speeds, after.network.model)
     cluster = with_speeds(find_cluster(after.cluster.preset), after.cluster.speeds)
+    cluster = with_scale(cluster, after.scale, after.network.model)
     constants = base.constants
     if constants is not None:
         platform = cluster.nccl.platform or Path(after.cluster.preset).stem
@@ -169,6 +173,38 @@ def _prepare_saved(
     network = networks.network_of(cluster, after.cluster.nodes, after.network, folder)
     network = with_step_constants(network, constants)
     return replace(prepared, cluster=cluster, network=network, constants=constants, notes=notes)
+
+
+def _of_gpus(scale: ScaleChoice) -> dict[str, float]:
+    """Return the factors that kernels depend on."""
+    names = ("hbm_bandwidth", "matrix_rate", "pcie_bandwidth")
+    return {name: getattr(scale, name) for name in names}
+
+
+def with_launch_time(program: Program, factor: float) -> Program:
+    """Return a program whose CPUs take some times as long between and in their calls.
+
+    Parameters
+    ----------
+    program : Program
+    factor : float
+    """
+    if factor == 1:
+        return program
+    tables = [
+        None
+        if table is None
+        else replace(
+            table,
+            **{
+                column: np.rint(getattr(table, column) * factor).astype(np.int64)
+                for column in ("host", "launch", "launch_cost")
+            },
+            original=None,
+        )
+        for table in program.tables
+    ]
+    return program.replace(tables=tuple(tables))
 
 
 def _with_other_pace(program: Program, old: PreparedExperiment, new: PreparedExperiment) -> Program:
@@ -261,9 +297,10 @@ def _prepare_with_choices(experiment: ProgramExperiment, program: Program) -> Pr
     if cluster:
         _check_cluster(source, cluster, program.n_ranks)
     if "preset" not in cluster:
-        for table in ("cluster", "network"):
-            if tables.get(table):
-                key = next(iter(tables[table]))
+        for table in ("cluster", "network", "scale"):
+            given = [key for key in tables.get(table, {}) if key != "launch_time"]
+            if given:
+                key = given[0]
                 raise UsageError(f"{source}: {table}.{key} needs a network: --cluster NAME")
     else:
         tables["cluster"] = _with_nodes(source, cluster, program.n_ranks)
@@ -280,11 +317,18 @@ def _prepare_with_choices(experiment: ProgramExperiment, program: Program) -> Pr
             "say what its kernels do; allowed: overlap.model = 'off'"
         )
     choices = ProgramChoices.of(tables, source)
+    for key in choices.scale.changes:
+        if key not in (*LINK_SCALES, "launch_time"):
+            raise UsageError(
+                f"{source}: key 'scale.{key}' has no effect: the program does not say what its "
+                "kernels do; their speed is variation.speeds"
+            )
     attributes = dict(program.attributes)
     counted = PricedShares.read(attributes.pop(COUNTED, None), source)
     program = program.replace(attributes=attributes)
     try:
         program = with_variation(program, choices.variation)
+        program = with_launch_time(program, choices.scale.launch_time)
         if choices.variation.slowest:
             raise InputError(
                 "variation.slowest is true; the program does not say which kernels are products"
@@ -295,7 +339,9 @@ def _prepare_with_choices(experiment: ProgramExperiment, program: Program) -> Pr
         preset = find_cluster(choices.cluster.preset)
         folder = Path(source).parent
         placed = choices.cluster
-        request = NetworkRequest(preset, placed.nodes, choices.network, placed.speeds, folder)
+        request = NetworkRequest(
+            preset, placed.nodes, choices.network, placed.speeds, folder, choices.scale
+        )
         prepared = PreparedProgram(choices, program, request, counted)
         prepared.network  # noqa: B018 - errors in the choices come before the run
     except InputError as error:

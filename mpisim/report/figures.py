@@ -36,7 +36,8 @@ def figures(results: Results) -> dict[str, Any]:
     dict
         digest, step_time (s), step_time_ps, n_ranks, n_classes (equivalence classes of ranks),
         n_processes, rounds, ranks, rank_steps, kernels, communications, critical_path (by kind,
-        name and rank; None if there is none), attributes, program, versions, seed, experiment.
+        name and rank; None if there is none), sensitivities (a list, of a prediction; else None),
+        attributes, program, versions, seed, experiment.
         step_time is the mean over the steps of a recording, which has `job_steps` (s, by number),
         `shown_step` and `recording_ps`, the time of the whole of it; ranks, kernels, communications
         and critical_path are about the step shown. In every rank compute_ps + exposed_ps + idle_ps
@@ -63,12 +64,21 @@ def figures(results: Results) -> dict[str, Any]:
             "pieces": len(path.kind),
             **{f"by_{what}": path_by(path, what, numbers) for what in ("kind", "name", "rank")},
         },
+        "sensitivities": _sensitivities(results),
         "attributes": dict(results.attributes),
         "program": dict(results.program),
         "versions": dict(results.versions),
         "seed": results.seed,
         "experiment": results.experiment,
     }
+
+
+def _sensitivities(results: Results) -> list[dict[str, Any]] | None:
+    found = results.sensitivities
+    if found is None:
+        return None
+    rows = zip(found.names, found.keys, found.now, found.elasticity.tolist(), strict=True)
+    return [dict(zip(("name", "key", "now", "elasticity"), row, strict=True)) for row in rows]
 
 
 def _steps(results: Results) -> dict[str, Any]:

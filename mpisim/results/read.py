@@ -16,6 +16,7 @@ from ..program import Communicators, Kind, Operation
 from . import schema
 from .link_use import BINS, LinkUse
 from .results import Results, SharedRows, Timeline
+from .sensitivities import Sensitivities
 from .step_times import Recording
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def open_results(path: str | Path) -> Results:
             links=_read_links(file),
             critical_path=_read_critical_path(file) if "critical_path" in file else None,
             recorded=_read_recorded(file) if "recorded_steps" in file else None,
+            sensitivities=_read_sensitivities(file) if "sensitivities" in file else None,
             experiment=text_of(file.attrs["experiment"]),
             origin=text_of(file.attrs.get("origin", "")),  # not in files of earlier mpisim
             seed=int(file.attrs["seed"]),
@@ -179,6 +181,12 @@ def _read_links(file: File) -> LinkUse:
 def _read_critical_path(file: File) -> CriticalPath:
     columns: dict[str, Any] = _read_table(file, "critical_path", schema.CRITICAL_PATH)
     return CriticalPath(**columns, names=read_texts(file["critical_path"], "names"))
+
+
+def _read_sensitivities(file: File) -> Sensitivities:
+    columns: dict[str, Any] = _read_table(file, "sensitivities", schema.SENSITIVITIES)
+    texts = (tuple(columns[column].tolist()) for column in ("name", "key", "now"))
+    return Sensitivities(*texts, columns["elasticity"])
 
 
 def _read_recorded(file: File) -> Recording:

@@ -17,6 +17,7 @@
     links/utilisation              share of the capacity in each hundredth of the step, links × 100
     link_sharing/<column>          which communicators used a link at the same time, and how long
     critical_path/<column>, names  absent unless requested
+    sensitivities/<column>         of a prediction: how the step time answers to each quantity
     recorded_steps/<column>        absent but for recordings: begin and end of each step from the
                                    begin of the run. ranks, kernels, communications and the
                                    critical path are about the one whose number is in
@@ -55,6 +56,8 @@ __all__ = [
     "LINK_SHARING",
     "RANKS",
     "RECORDED_STEPS",
+    "SENSITIVITIES",
+    "SENSITIVITY_FIELDS",
     "SPLIT_REASONS",
     "STEPS",
     "TIMELINE",
@@ -146,6 +149,15 @@ CRITICAL_PATH: ColumnTypes = {
     "end": (np.int64, "ps"),
     "name": (np.int32, None),
 }
+SENSITIVITIES: ColumnTypes = {
+    "name": (object, None),
+    "key": (object, None),
+    "now": (object, None),
+    "elasticity": (np.float64, None),
+}
+SENSITIVITY_FIELDS = dict(zip(("names", "keys", "now", "elasticity"), SENSITIVITIES, strict=True))
+"""Columns by the fields of `Sensitivities`."""
+
 RECORDED_STEPS: ColumnTypes = {
     "step": (np.int32, None),
     "begin": (np.int64, "ps"),

@@ -1,0 +1,331 @@
+"""How the step time answers to each number of the hardware, first order along the critical path.
+
+The path's pieces add up to the step. A number that is raised a little makes each piece shorter or
+longer by its elasticity: a kernel by what its model says of a GPU that is faster by a hundredth, a
+communication by what its price would be on links that are (the library's choice held), the CPU's
+work in proportion. What overlap adds to a kernel lasts as long as the communications beside it, and
+answers as these do. Another path may become critical, a library choose otherwise, another limit
+take over: the first order does not see that (:mod:`mpisim.prediction.tornado` simulates again).
+
+A piece that is inversely proportional to a number f changes by its length times 1/f - 1, whatever
+f: `first_order` extrapolates so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..base.distinct import distinct
+from ..base.quantity import Quantity
+from ..engine.critical_path import PieceKind
+from ..engine.run import Run
+from ..kernels import KernelModel
+from ..kernels.operations import Kernel
+from ..program import UNPRICED, Operation
+from ..results.sensitivities import Sensitivities
+from ..topo.alpha_beta import AlphaBeta
+from .prepared import PreparedExperiment
+from .uncertainty import PathShares, equal_columns
+
+if TYPE_CHECKING:
+    from ..overlap import OverlapSummary
+    from ..topo import Cluster
+    from .prepared_program import PreparedProgram
+
+__all__ = ["NAMES", "SPEEDS", "first_order", "key_of", "path_sensitivities", "values_now"]
+
+SPEEDS = "speeds"
+"""The speed of all kernels of a program, which does not say what they do."""
+
+NAMES = {
+    "hbm_bandwidth": "memory bandwidth",
+    "matrix_rate": "matrix rate",
+    SPEEDS: "speed of kernels",
+    "link_bandwidth": "NVLink bandwidth",
+    "nic_bandwidth": "NIC bandwidth",
+    "switch_bandwidth": "switch bandwidth",
+    "pcie_bandwidth": "PCIe bandwidth",
+    "latency": "latency",
+    "launch_time": "launch time",
+    "memory": "memory capacity",
+    "micro_batch": "micro-batch size",
+}
+"""What reports call each quantity, in the order of its part of the machine."""
+
+TIMES = ("latency", "launch_time")
+"""Quantities of which more makes a step longer; all others are rates."""
+
+OF_KERNELS = ("hbm_bandwidth", "matrix_rate", "pcie_bandwidth")
+"""Numbers of a GPU that kernels depend on."""
+
+VARIED = 1.01
+"""Factor of a number whose effect is looked for."""
+
+
+def key_of(name: str) -> str:
+    """Return the key of an experiment that a quantity is changed by."""
+    if name == "micro_batch":
+        return "plan.micro_batch"
+    return "variation.speeds" if name == SPEEDS else f"scale.{name}"
+
+
+def first_order(name: str, elasticity: float, factor: float) -> float:
+    """Return the relative change of a step for a factor of a quantity, by its elasticity.
+
+    Parameters
+    ----------
+    name : str
+        Of `NAMES`.
+    elasticity : float
+    factor : float
+
+    Examples
+    --------
+    >>> first_order("nic_bandwidth", -0.5, 2.0), first_order("latency", 0.5, 2.0)
+    (-0.25, 0.5)
+    """
+    return elasticity * (factor - 1 if name in TIMES else 1 - 1 / factor)
+
+
+def path_sensitivities(
+    prepared: PreparedExperiment | PreparedProgram,
+    run: Run,
+    overlap: OverlapSummary | None = None,
+    shares: PathShares | None = None,
+) -> Sensitivities:
+    """Return how a step answers to each quantity that applies, the most first. Local.
+
+    Parameters
+    ----------
+    prepared : PreparedExperiment or PreparedProgram
+    run : Run
+        With its critical path.
+    overlap : OverlapSummary, optional
+        What slowed what overlaps, if that was modelled.
+    shares : PathShares, optional
+        Of the run, if known.
+    """
+    now = values_now(prepared)
+    parts = _PathParts(prepared, shares or PathShares(prepared, run), overlap).parts
+    step = max(run.step_time, 1)
+    order = {name: i for i, name in enumerate(NAMES)}
+    found = {name: parts.get(name, 0.0) / step for name in now if name not in ("memory",)}
+    names = sorted(found, key=lambda name: (-abs(found[name]), order[name]))
+    return Sensitivities(
+        tuple(NAMES[name] for name in names),
+        tuple(key_of(name) for name in names),
+        tuple(now[name] for name in names),
+        np.array([found[name] for name in names], np.float64),
+    )
+
+
+# --- the path -------------------------------------------------------------------------------------
+
+
+class _PathParts:
+    """What of a step is proportional to each quantity, in ps; below 0: inversely.
+
+    Attributes
+    ----------
+    parts : dict of str to float
+        By names of `NAMES`.
+    """
+
+    def __init__(
+        self,
+        prepared: PreparedExperiment | PreparedProgram,
+        shares: PathShares,
+        overlap: OverlapSummary | None,
+    ) -> None:
+        self._prepared, self._shares = prepared, shares
+        path = shares.path
+        length = path.lengths
+        added = np.zeros(len(length), np.int64) if overlap is None else overlap.longer
+        self._models: dict[tuple[int, str], KernelModel] = {}
+        self._kernels = cache(self._kernel_elasticities)
+        self.parts: dict[str, float] = {}
+        kinds = path.kind.tolist()
+        for piece, pieces in shares.equal_pieces():
+            kind = kinds[piece]
+            whole = float(length[pieces].sum())
+            if kind in (PieceKind.HOST, PieceKind.LAUNCH):
+                self._add({"launch_time": 1.0}, whole)
+            elif kind in (PieceKind.COMPUTE, PieceKind.COPY):
+                self._add(self._of_kernel(piece), whole - float(added[pieces].sum()))
+            elif kind == PieceKind.COMMUNICATION:
+                self._add(self._of_communication(piece), whole)
+        if overlap is not None:
+            self._add_slowdown(added)
+
+    def _add(self, elasticities: Mapping[str, float], length: float) -> None:
+        for name, elasticity in elasticities.items():
+            self.parts[name] = self.parts.get(name, 0.0) + elasticity * length
+
+    # --- kernels ----------------------------------------------------------------------------------
+
+    def _of_kernel(self, piece: int) -> Mapping[str, float]:
+        prepared, path = self._prepared, self._shares.path
+        if not isinstance(prepared, PreparedExperiment):
+            return {SPEEDS: -1.0}
+        rank, row = int(path.rank[piece]), int(path.row[piece])
+        program, layout = prepared.program, prepared.workload.layout
+        table = program.table_of(rank)
+        device = 0 if layout.gpu_of is None else int(layout.gpu_of[rank])
+        key = program.names[table.name[row]], int(table.duration[row])
+        kernel = prepared.workload.pricings[device].kernels.get(key)
+        return {} if kernel is None else self._kernels(device, kernel)
+
+    def _kernel_elasticities(self, device: int, kernel: Kernel) -> Mapping[str, float]:
+        assert isinstance(self._prepared, PreparedExperiment)
+        model = self._prepared.workload.pricings[device].model
+        before = model.estimate(kernel).duration
+        found = {}
+        for name in OF_KERNELS if before else ():
+            if name == "pcie_bandwidth" and getattr(kernel, "path", "") != "host":
+                continue
+            varied = self._models.get((device, name))
+            if varied is None:
+                varied = self._models[device, name] = model.scaled({name: VARIED})
+            after = varied.estimate(kernel).duration
+            if after != before:
+                found[name] = (after / before - 1) / (1 - 1 / VARIED)
+        return found
+
+    # --- communications ---------------------------------------------------------------------------
+
+    def _of_communication(self, piece: int) -> Mapping[str, float]:
+        path, program = self._shares.path, self._prepared.program
+        rank, row = int(path.rank[piece]), int(path.row[piece])
+        table = program.table_of(rank)
+        if table.duration[row] != UNPRICED:
+            return {}
+        group = program.slots_of(rank)[table.slot[row]]
+        label = int(self._shares.label[group])
+        return self._price_elasticities(int(table.operation[row]), int(table.bytes[row]), label)
+
+    def _price_elasticities(self, operation: int, size: int, label: int) -> Mapping[str, float]:
+        network: Any = self._prepared.network
+        group = self._shares.classes[label]
+        if isinstance(network, AlphaBeta):
+            fast = self._prepared.cluster is not None and _fast_links(self._prepared.cluster)
+            names = {
+                "node_bandwidth": ("link_bandwidth" if fast else "pcie_bandwidth", -1.0),
+                "network_bandwidth": ("nic_bandwidth", -1.0),
+                "node_latency": ("latency", 1.0),
+                "network_latency": ("latency", 1.0),
+            }
+            shares = network.shares(Operation(operation), size, group)
+            known = [(*names[name], share) for name, share in shares.items() if name in names]
+            return {name: sign * share for name, sign, share in known}
+        if not hasattr(network, "elasticities"):
+            return {}
+        found: Mapping[str, float] = network.elasticities(Operation(operation), size, group)
+        return found
+
+    def _add_slowdown(self, added: np.ndarray) -> None:
+        """Add what overlap adds to kernels: it lasts as long as what ran beside them.
+
+        That is taken to be all communications of the rank that are not on the path themselves.
+        """
+        path, program = self._shares.path, self._prepared.program
+        if self._prepared.network is None:
+            return
+        of_piece = program.table[path.rank]
+        for number in distinct(of_piece[added > 0]).tolist():
+            here = of_piece == number
+            rank = int(path.rank[np.argmax(here & (added > 0))])
+            table = program.table_of(rank)
+            rows = np.flatnonzero((table.slot >= 0) & (table.duration == UNPRICED))
+            on_path = path.row[here & (path.kind == PieceKind.COMMUNICATION)]
+            rows = rows[~np.isin(rows, on_path)]
+            if not len(rows):
+                continue
+            label = self._shares.label[program.slots_of(rank)[table.slot[rows]]]
+            columns = np.stack(
+                [table.operation[rows].astype(np.int64), table.bytes[rows] + 1, label]
+            )
+            kind, n = equal_columns(columns)
+            first = np.zeros(n, np.int64)
+            first[kind] = np.arange(len(kind))
+            count = np.bincount(kind, minlength=n)
+            beside: dict[str, float] = {}
+            total = 0.0
+            for (operation, more, at), times in zip(
+                columns[:, first].T.tolist(), count.tolist(), strict=True
+            ):
+                size = more - 1
+                group = self._shares.classes[at]
+                time = self._prepared.network.price(Operation(operation), size, group).duration
+                total += times * time
+                for name, share in self._price_elasticities(operation, size, at).items():
+                    beside[name] = beside.get(name, 0.0) + share * times * time
+            if total:
+                mean = {name: part / total for name, part in beside.items()}
+                self._add(mean, float(added[here].sum()))
+
+
+# --- what there is --------------------------------------------------------------------------------
+
+
+def values_now(prepared: PreparedExperiment | PreparedProgram) -> dict[str, str]:
+    """Return the quantities that apply, by name, with their values for people. Local."""
+    found: dict[str, str] = {}
+    network, cluster = prepared.network, prepared.cluster
+    ranks = prepared.program.n_ranks
+    if isinstance(prepared, PreparedExperiment):
+        gpu = prepared.gpu
+        found["hbm_bandwidth"] = _text(gpu.bandwidth)
+        found["matrix_rate"] = f"{_text(gpu.peak(prepared.format))} ({prepared.format})"
+        found["memory"] = _text(gpu.memory)
+        pricing = prepared.workload.pricings[0]
+        launch = pricing.launching["host"] + pricing.launching["launch_cost"]
+        found["launch_time"] = f"{launch / 1e6:.3g} us a call"
+    else:
+        found[SPEEDS] = "as in the program"
+        found["launch_time"] = "as in the program"
+    if cluster is not None and ranks > 1 and _looks_at_links(network):
+        found |= _links_now(cluster, ranks, isinstance(network, AlphaBeta))
+    return found
+
+
+def _looks_at_links(network: Any) -> bool:
+    return isinstance(network, AlphaBeta) or hasattr(network, "elasticities")
+
+
+def _links_now(cluster: Cluster, ranks: int, plain: bool) -> dict[str, str]:
+    """Return the bandwidths and the latency of a cluster that some ranks use."""
+    found = {"latency": "as known" if cluster.latency == 1 else f"{cluster.latency:g} x"}
+    node, fabric = cluster.node, cluster.fabric
+    if node is None or cluster.graph is not None:
+        return found
+    if node.link_bandwidth is not None:
+        found["link_bandwidth"] = f"{_text(node.link_bandwidth)} a GPU"
+    if node.pcie_bandwidth is not None and (not plain or node.link_bandwidth is None):
+        found["pcie_bandwidth"] = _text(node.pcie_bandwidth)
+    if ranks <= cluster.gpus_per_node or fabric is None:
+        return found
+    if node.nic_bandwidth is not None:
+        found["nic_bandwidth"] = f"{node.nics} x {_text(node.nic_bandwidth)} a node"
+    if plain or fabric.kind == "switch":
+        return found
+    if fabric.link_bandwidth is not None:
+        found["switch_bandwidth"] = f"{_text(fabric.link_bandwidth)} a link"
+    elif fabric.oversubscription * fabric.core_oversubscription != 1:
+        parts = (fabric.oversubscription, fabric.core_oversubscription)
+        found["switch_bandwidth"] = "1/" + "/".join(f"{each:.3g}" for each in parts if each != 1)
+        found["switch_bandwidth"] += " of the NICs"
+    else:
+        found["switch_bandwidth"] = "that of the NICs"
+    return found
+
+
+def _fast_links(cluster: Cluster) -> bool:
+    return cluster.node is not None and cluster.node.link_bandwidth is not None
+
+
+def _text(number: Quantity) -> str:
+    return f"{number.value:.4g} {number.unit}"
