@@ -18,6 +18,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..base.distinct import distinct
 from ..base.quantity import Quantity
@@ -58,6 +59,9 @@ NAMES = {
 
 TIMES = ("latency", "launch_time")
 """Quantities of which more makes a step longer; all others are rates."""
+
+BANDWIDTH = "overlap: bandwidth of memory"
+"""The number that the slowdown by communications' memory traffic depends on."""
 
 OF_KERNELS = ("hbm_bandwidth", "matrix_rate", "pcie_bandwidth")
 """Numbers of a GPU that kernels depend on."""
@@ -158,8 +162,8 @@ class _PathParts:
                 self._add(self._of_kernel(piece), whole - float(added[pieces].sum()))
             elif kind == PieceKind.COMMUNICATION:
                 self._add(self._of_communication(piece), whole)
-        if overlap is not None:
-            self._add_slowdown(added)
+        if overlap is not None and prepared.network is not None:
+            self._add_slowdown(added, overlap.lengths().get(BANDWIDTH, 0.0))
 
     def _add(self, elasticities: Mapping[str, float], length: float) -> None:
         for name, elasticity in elasticities.items():
@@ -226,46 +230,52 @@ class _PathParts:
         found: Mapping[str, float] = network.elasticities(Operation(operation), size, group)
         return found
 
-    def _add_slowdown(self, added: np.ndarray) -> None:
-        """Add what overlap adds to kernels: it lasts as long as what ran beside them.
+    def _add_slowdown(self, added: NDArray[np.int64], by_traffic: float) -> None:
+        """Add what overlap adds to kernels, in ps: `added` by piece, `by_traffic` in proportion to
+        the share of the memory's bandwidth that communications take.
 
-        That is taken to be all communications of the rank that are not on the path themselves.
+        It lasts as long as what runs beside: communications that are shorter take multiprocessors
+        for less time, and more of the memory's bandwidth. Those beside are taken to be all of the
+        rank's that are not on the path.
         """
+        self._add({"hbm_bandwidth": -1.0}, by_traffic)
+        whole = float(added.sum())
         path, program = self._shares.path, self._prepared.program
-        if self._prepared.network is None:
-            return
         of_piece = program.table[path.rank]
         for number in distinct(of_piece[added > 0]).tolist():
             here = of_piece == number
-            rank = int(path.rank[np.argmax(here & (added > 0))])
-            table = program.table_of(rank)
-            rows = np.flatnonzero((table.slot >= 0) & (table.duration == UNPRICED))
-            on_path = path.row[here & (path.kind == PieceKind.COMMUNICATION)]
-            rows = rows[~np.isin(rows, on_path)]
-            if not len(rows):
-                continue
-            label = self._shares.label[program.slots_of(rank)[table.slot[rows]]]
-            columns = np.stack(
-                [table.operation[rows].astype(np.int64), table.bytes[rows] + 1, label]
-            )
-            kind, n = equal_columns(columns)
-            first = np.zeros(n, np.int64)
-            first[kind] = np.arange(len(kind))
-            count = np.bincount(kind, minlength=n)
-            beside: dict[str, float] = {}
-            total = 0.0
-            for (operation, more, at), times in zip(
-                columns[:, first].T.tolist(), count.tolist(), strict=True
-            ):
-                size = more - 1
-                group = self._shares.classes[at]
-                time = self._prepared.network.price(Operation(operation), size, group).duration
-                total += times * time
-                for name, share in self._price_elasticities(operation, size, at).items():
-                    beside[name] = beside.get(name, 0.0) + share * times * time
-            if total:
-                mean = {name: part / total for name, part in beside.items()}
-                self._add(mean, float(added[here].sum()))
+            own = float(added[here].sum())
+            self._add(self._beside(number, here), own * (1 - by_traffic / whole))
+
+    def _beside(self, number: int, here: NDArray[np.bool_]) -> dict[str, float]:
+        """Return the mean elasticities of a table's communications that are not on the path."""
+        path, program = self._shares.path, self._prepared.program
+        rank = int(path.rank[np.argmax(here)])
+        table = program.table_of(rank)
+        rows = np.flatnonzero((table.slot >= 0) & (table.duration == UNPRICED))
+        on_path = path.row[here & (path.kind == PieceKind.COMMUNICATION)]
+        rows = rows[~np.isin(rows, on_path)]
+        if not len(rows):
+            return {}
+        label = self._shares.label[program.slots_of(rank)[table.slot[rows]]]
+        columns = np.stack([table.operation[rows].astype(np.int64), table.bytes[rows] + 1, label])
+        kind, n = equal_columns(columns)
+        first = np.zeros(n, np.int64)
+        first[kind] = np.arange(len(kind))
+        count = np.bincount(kind, minlength=n)
+        found: dict[str, float] = {}
+        total = 0.0
+        network = self._prepared.network
+        assert network is not None
+        for (operation, more, at), times in zip(
+            columns[:, first].T.tolist(), count.tolist(), strict=True
+        ):
+            of_group = self._shares.classes[at]
+            time = times * network.price(Operation(operation), more - 1, of_group).duration
+            total += time
+            for name, share in self._price_elasticities(operation, more - 1, at).items():
+                found[name] = found.get(name, 0.0) + share * time
+        return {name: part / total for name, part in found.items()} if total else {}
 
 
 # --- what there is --------------------------------------------------------------------------------
