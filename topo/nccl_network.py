@@ -565,12 +565,13 @@ class NcclNetwork:
                 found[key] = found.get(key, 0.0) + part
         if limited:
             assert limit is not None
-            for key in self._scales_of(LinkKind(self.topology.kind[limit.link])):
+            for key in self.scales_of_link(limit.link):
                 found[key] = found.get(key, 0.0) - flowing
         return {key: part / time for key, part in found.items() if part}
 
-    def _scales_of(self, kind: LinkKind) -> tuple[str, ...]:
-        """Return the factors that a link of some kind is proportional to."""
+    def scales_of_link(self, link: int) -> tuple[str, ...]:
+        """Return the factors of `mpisim.topo.scaled` that the bandwidth of a link goes with."""
+        kind = LinkKind(self.topology.kind[link])
         if kind is LinkKind.FABRIC and self._switches_follow:
             return "switch_bandwidth", "nic_bandwidth"
         if kind is LinkKind.NIC and self.nccl is None:

@@ -234,6 +234,10 @@ class CalibratedNetwork:
             self.price(operation, bytes, group),
         )
 
+    def scales_of_link(self, link: int) -> tuple[str, ...]:
+        """Return the factors of `mpisim.topo.scaled` that the bandwidth of a link goes with."""
+        return self._network.scales_of_link(link)
+
     @property
     def capacity(self) -> Ints:
         """What each link carries."""

@@ -14,7 +14,7 @@ f: `first_order` extrapolates so.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,12 +23,15 @@ from numpy.typing import NDArray
 from ..base.distinct import distinct
 from ..base.quantity import Quantity
 from ..engine.critical_path import PieceKind
+from ..engine.refine import ranges
 from ..engine.run import Run
 from ..kernels import KernelModel
 from ..kernels.operations import Kernel
+from ..kernels.slowdown import CLASSES
 from ..program import UNPRICED, Operation
 from ..results.sensitivities import Sensitivities
 from ..topo.alpha_beta import AlphaBeta
+from ..topo.network import WEIGHT_ONE
 from .prepared import PreparedExperiment
 from .uncertainty import PathShares, equal_columns
 
@@ -60,11 +63,14 @@ NAMES = {
 TIMES = ("latency", "launch_time")
 """Quantities of which more makes a step longer; all others are rates."""
 
-BANDWIDTH = "overlap: bandwidth of memory"
-"""The number that the slowdown by communications' memory traffic depends on."""
+BANDWIDTH, COMMUNICATIONS = "overlap: bandwidth of memory", "overlap: communications"
+"""Numbers that the slowdown of kernels by memory traffic, and of communications, depend on."""
 
 OF_KERNELS = ("hbm_bandwidth", "matrix_rate", "pcie_bandwidth")
 """Numbers of a GPU that kernels depend on."""
+
+MIN_STRETCH = 1.05
+"""Times its price that a communication takes at least where it counts as sharing links."""
 
 VARIED = 1.01
 """Factor of a number whose effect is looked for."""
@@ -114,7 +120,7 @@ def path_sensitivities(
         Of the run, if known.
     """
     now = values_now(prepared)
-    parts = _PathParts(prepared, shares or PathShares(prepared, run), overlap).parts
+    parts = _PathParts(prepared, shares or PathShares(prepared, run), overlap, run.mode).parts
     step = max(run.step_time, 1)
     order = {name: i for i, name in enumerate(NAMES)}
     found = {name: parts.get(name, 0.0) / step for name in now if name not in ("memory",)}
@@ -144,6 +150,7 @@ class _PathParts:
         prepared: PreparedExperiment | PreparedProgram,
         shares: PathShares,
         overlap: OverlapSummary | None,
+        mode: str,
     ) -> None:
         self._prepared, self._shares = prepared, shares
         path = shares.path
@@ -151,8 +158,10 @@ class _PathParts:
         added = np.zeros(len(length), np.int64) if overlap is None else overlap.longer
         self._models: dict[tuple[int, str], KernelModel] = {}
         self._kernels = cache(self._kernel_elasticities)
+        self._loads: dict[tuple[int, Any], Any] = {}
         self.parts: dict[str, float] = {}
         kinds = path.kind.tolist()
+        shared = mode != "dataflow" and hasattr(prepared.network, "scales_of_link")
         for piece, pieces in shares.equal_pieces():
             kind = kinds[piece]
             whole = float(length[pieces].sum())
@@ -161,9 +170,19 @@ class _PathParts:
             elif kind in (PieceKind.COMPUTE, PieceKind.COPY):
                 self._add(self._of_kernel(piece), whole - float(added[pieces].sum()))
             elif kind == PieceKind.COMMUNICATION:
-                self._add(self._of_communication(piece), whole)
+                if shared:
+                    self._add_shared(piece, pieces)
+                else:
+                    self._add(self._of_communication(piece), whole)
         if overlap is not None and prepared.network is not None:
-            self._add_slowdown(added, overlap.lengths().get(BANDWIDTH, 0.0))
+            slowed = overlap.lengths()
+            self._add_slowdown(added, slowed.get(BANDWIDTH, 0.0))
+            # Products use less of a faster memory, and more if they are faster themselves; it is
+            # communications that have their links to themselves that are slower for it.
+            time = overlap.outcome.kernel_time[:, 0]
+            products = float(time[CLASSES.index("matrix")] / max(int(time.sum()), 1))
+            wire = 0.0 if shared else products * slowed.get(COMMUNICATIONS, 0.0)
+            self._add({"hbm_bandwidth": -1.0, "matrix_rate": 1.0}, wire)
 
     def _add(self, elasticities: Mapping[str, float], length: float) -> None:
         for name, elasticity in elasticities.items():
@@ -210,6 +229,87 @@ class _PathParts:
         group = program.slots_of(rank)[table.slot[row]]
         label = int(self._shares.label[group])
         return self._price_elasticities(int(table.operation[row]), int(table.bytes[row]), label)
+
+    def _add_shared(self, piece: int, pieces: NDArray[np.int64]) -> None:
+        """Add communications of which some share links with others, and take longer for it.
+
+        One that has the network to itself answers as its price does. One that shares links all
+        along moves its bytes as fast as the link does that is loaded most when all groups of its
+        kind communicate at once. One in between is taken to move a part of its bytes so.
+        """
+        path, network = self._shares.path, self._prepared.network
+        program = self._prepared.program
+        alone = self._of_communication(piece)
+        length, times = (path.end - path.begin)[pieces], path.times[pieces]
+        rank, row = int(path.rank[piece]), int(path.row[piece])
+        table = program.table_of(rank)
+        whole = float((length * times).sum())
+        if table.duration[row] != UNPRICED:
+            return
+        slot = table.slot[row]
+        groups = program.slots[program.slot_index[path.rank[pieces]] + slot]
+        label = int(self._shares.label[groups[0]])
+        operation, size = Operation(int(table.operation[row])), int(table.bytes[row])
+        price = network.price(operation, size, self._shares.classes[label])
+        late = length > MIN_STRETCH * price.duration
+        if price.pattern is None or not late.any():
+            self._add(alone, whole)
+            return
+        self._add(alone, float((length * times)[~late].sum()))
+        for group in distinct(groups[late]).tolist():
+            here = late & (groups == group)
+            each = (length * times)[here].astype(float)
+            found = self._shared_link(group, price.pattern)
+            slowest = price if found is None else price._replace(rate=min(found[0], price.rate))
+            more = slowest.duration - price.duration
+            if found is None or not more:
+                self._add(alone, float(each.sum()))
+                continue
+            part = np.minimum((length[here] - price.duration) / more, 1.0)
+            flowing = (slowest.duration - slowest.latency) / slowest.duration
+            shared = float((each * part * slowest.duration / length[here]).sum())
+            shared = min(shared, float(each.sum()))
+            self._add(dict.fromkeys(found[1], -flowing), shared)
+            latency = alone.get("latency", 0.0) * price.duration / slowest.duration
+            self._add({"latency": latency}, shared)
+            self._add(alone, float(each.sum()) - shared)
+
+    def _shared_link(self, group: int, pattern: Any) -> tuple[int, tuple[str, ...]] | None:
+        """Return the rate that the most loaded link of a group leaves it when all groups of its
+        kind communicate, in units of prices, and the factors that the link goes with.
+        """
+        network: Any = self._prepared.network
+        index, links, weights = self._loads_of_kind(self._kinds_of_groups[group], pattern)
+        members = np.flatnonzero(self._kinds_of_groups == self._kinds_of_groups[group])
+        at = int(np.searchsorted(members, group))
+        own = slice(int(index[at]), int(index[at + 1]))
+        if own.start == own.stop:
+            return None
+        total = np.bincount(links, weights.astype(float), minlength=len(network.capacity))
+        rates = network.capacity[links[own]] / total[links[own]] * WEIGHT_ONE
+        lowest = int(np.argmin(rates))
+        return max(1, int(rates[lowest])), network.scales_of_link(int(links[own][lowest]))
+
+    def _loads_of_kind(self, kind: int, pattern: Any) -> Any:
+        """Return the links that all groups of a kind load."""
+        known = self._loads.get((kind, pattern))
+        if known is None:
+            groups = self._prepared.program.communicators
+            which = np.flatnonzero(self._kinds_of_groups == kind)
+            entries, _ = ranges(groups.index, which)
+            index = np.concatenate([[0], np.cumsum(groups.sizes[which])]).astype(np.int64)
+            network: Any = self._prepared.network
+            known = network.loads(index, groups.members[entries], pattern)
+            self._loads[kind, pattern] = known
+        return known
+
+    @cached_property
+    def _kinds_of_groups(self) -> NDArray[np.int64]:
+        """Equal numbers for communicators that are called alike but for their numbers."""
+        known: dict[str, int] = {}
+        names = self._prepared.program.communicators.names
+        words = (name.rstrip("0123456789 ") for name in names)
+        return np.array([known.setdefault(word, len(known)) for word in words], np.int64)
 
     def _price_elasticities(self, operation: int, size: int, label: int) -> Mapping[str, float]:
         network: Any = self._prepared.network
