@@ -49,6 +49,11 @@ class NumberedTexts(Sequence[str]):
 
     __hash__ = None  # type: ignore[assignment]
 
+    @property
+    def part(self) -> NDArray[np.int64]:
+        """Which part each text is of, from 0; shape (n,)."""
+        return np.repeat(np.arange(len(self._parts)), [count for _, count in self._parts])
+
     def encoded(self) -> NDArray[np.bytes_]:
         """Return all texts in UTF-8; shape (n,)."""
         begins = [begin.encode() for begin, _ in self._parts]

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.distinct import distinct
+from ..base.numbered_texts import NumberedTexts
 from ..base.quantity import Quantity
 from ..engine.critical_path import PieceKind
 from ..engine.refine import ranges
@@ -308,6 +309,8 @@ class _PathParts:
         """Equal numbers for communicators that are called alike but for their numbers."""
         known: dict[str, int] = {}
         names = self._prepared.program.communicators.names
+        if isinstance(names, NumberedTexts):
+            return names.part
         words = (name.rstrip("0123456789 ") for name in names)
         return np.array([known.setdefault(word, len(known)) for word in words], np.int64)
 
