@@ -152,7 +152,11 @@ def sensitivity(
     now = values_now(prepared)
     if isinstance(what, Experiment):
         now["micro_batch"] = f"{what.plan.micro_batch}"
-    wanted = [name for name in NAMES if name in now and (not only or name in only)]
+    wanted = [
+        name
+        for name in NAMES
+        if name in now and (not only or name in only) and (simulate or name in elasticities)
+    ]
     tasks = [
         (name, factor)
         for name in wanted

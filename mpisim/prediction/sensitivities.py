@@ -177,11 +177,12 @@ class _PathParts:
                     self._add(self._of_communication(piece), whole)
         if overlap is not None and prepared.network is not None:
             slowed = overlap.lengths()
-            self._add_slowdown(added, slowed.get(BANDWIDTH, 0.0))
+            time = overlap.outcome.kernel_time
+            self._add_slowdown(added, slowed.get(BANDWIDTH, 0.0), _at_the_end(time))
             # Products use less of a faster memory, and more if they are faster themselves; it is
             # communications that have their links to themselves that are slower for it.
-            time = overlap.outcome.kernel_time[:, 0]
-            products = float(time[CLASSES.index("matrix")] / max(int(time.sum()), 1))
+            alone = time[:, 0]
+            products = float(alone[CLASSES.index("matrix")] / max(int(alone.sum()), 1))
             wire = 0.0 if shared else products * slowed.get(COMMUNICATIONS, 0.0)
             self._add({"hbm_bandwidth": -1.0, "matrix_rate": 1.0}, wire)
 
@@ -333,13 +334,14 @@ class _PathParts:
         found: Mapping[str, float] = network.elasticities(Operation(operation), size, group)
         return found
 
-    def _add_slowdown(self, added: NDArray[np.int64], by_traffic: float) -> None:
+    def _add_slowdown(self, added: NDArray[np.int64], by_traffic: float, at_the_end: float) -> None:
         """Add what overlap adds to kernels, in ps: `added` by piece, `by_traffic` in proportion to
         the share of the memory's bandwidth that communications take.
 
-        It lasts as long as what runs beside: communications that are shorter take multiprocessors
-        for less time, and more of the memory's bandwidth. Those beside are taken to be all of the
-        rank's that are not on the path.
+        It lasts as long as what runs beside: communications that are shorter end earlier beside a
+        kernel, which is slowed `at_the_end` times as much as those before on the average, and take
+        more of the memory's bandwidth until then. Those beside are taken to be all of the rank's
+        that are not on the path.
         """
         self._add({"hbm_bandwidth": -1.0}, by_traffic)
         whole = float(added.sum())
@@ -348,7 +350,7 @@ class _PathParts:
         for number in distinct(of_piece[added > 0]).tolist():
             here = of_piece == number
             own = float(added[here].sum())
-            self._add(self._beside(number, here), own * (1 - by_traffic / whole))
+            self._add(self._beside(number, here), own * (at_the_end - by_traffic / whole))
 
     def _beside(self, number: int, here: NDArray[np.bool_]) -> dict[str, float]:
         """Return the mean elasticities of a table's communications that are not on the path."""
@@ -379,6 +381,25 @@ class _PathParts:
             for name, share in self._price_elasticities(operation, more - 1, at).items():
                 found[name] = found.get(name, 0.0) + share * time
         return {name: part / total for name, part in found.items()} if total else {}
+
+
+def _at_the_end(kernel_time: NDArray[np.int64]) -> float:
+    """Return how much more than all the class of kernels is slowed in which communications end.
+
+    That is the one that takes most of the time beside them: the others are short, and begin where
+    communications do.
+
+    Parameters
+    ----------
+    kernel_time : int64, shape (classes, 2)
+        Alone, and beside communications, in ps.
+    """
+    alone, beside = kernel_time.T.astype(float)
+    added = beside - alone
+    if not added.sum():
+        return 1.0
+    longest = int(np.argmax(alone))
+    return float(added[longest] / alone[longest] / (added.sum() / alone.sum()))
 
 
 # --- what there is --------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ ENDINGS = (".png", ".svg", ".pdf")
 
 GIB = 2**30
 
-HEAD = ("", "factor", "derivative", "first order", "simulated", "change")
+HEAD = ("", "factor", "derivative", "first order", "simulated")
 
 
 # --- text -----------------------------------------------------------------------------------------
@@ -47,27 +47,24 @@ def render_tornado(found: Tornado) -> str:
     most = max(
         (abs(_change(e, found) or 0.0) for bar in found.bars for e in bar.effects), default=0
     )
-    cells, ends = [HEAD], [" " * (SIDE - 7) + "shorter|longer"]
+    cells, ends = [(*HEAD, f"change, {small.name}")], [" " * (SIDE - 7) + "shorter|longer"]
     for bar in found.bars:
-        for row, effect in zip(_rows(bar, found, small), bar.effects, strict=True):
-            cells.append(row)
-            ends.append(_drawn(_change(effect, found), most, effect))
+        rows = _rows(bar, found, small)
+        cells += rows
+        ends += [_drawn(_change(effect, found), most) for effect in bar.effects]
+        ends += [""] * (len(rows) - len(bar.effects))
     table = aligned(cells)
     width = max(map(len, table))
-    lines += [
-        "",
-        *(f"{line:<{width}}  {end}".rstrip() for line, end in zip(table, ends, strict=True)),
-    ]
+    lines.append("")
+    lines += [f"{row:<{width}}  {end}".rstrip() for row, end in zip(table, ends, strict=True)]
     lines += _notes(found)
     return "\n".join(lines)
 
 
 def _rows(bar: Bar, found: Tornado, unit: TimeUnit) -> list[tuple[str, ...]]:
-    """Return the cells of a quantity, a row for each factor."""
-    labels = [bar.name, f"  {shortened(bar.now, 24)}"]
-    if len(bar.effects) == 1:
-        labels = [f"{bar.name}, {shortened(bar.now, 24)}"]
-    rows = []
+    """Return the cells of a quantity: a row for each factor, two at least."""
+    labels = [bar.name, f"  {shortened(bar.now, 22)}"]
+    rows: list[tuple[str, ...]] = []
     for i, effect in enumerate(bar.effects):
         derivative = "" if i or bar.elasticity is None else _signed(bar.elasticity, 3)
         first = "" if effect.first_order is None else f"{_signed(100 * effect.first_order, 2)} %"
@@ -76,9 +73,14 @@ def _rows(bar: Bar, found: Tornado, unit: TimeUnit) -> list[tuple[str, ...]]:
             longer = effect.step_ps - found.step_ps
             mark = "*" if effect.agrees is False else " "
             simulated = f"{_signed(100 * longer / found.step_ps, 2)} %{mark}"
-            change = f"{'+' if longer > 0 else ''}{unit.of(longer)} {unit.name}"
+            change = f"{'+' if longer > 0 else ''}{unit.of(longer)}"
+        elif effect.fits is not None:
+            first = "fits" if effect.fits else "does not fit"
+            simulated = f"{(effect.headroom or 0) / GIB:+,.1f} GiB"
         label = labels[i] if i < len(labels) else ""
         rows.append((label, f"x {effect.factor:g}", derivative, first, simulated, change))
+    if len(rows) == 1:
+        rows.append((labels[1], "", "", "", "", ""))
     return rows
 
 
@@ -89,10 +91,10 @@ def _change(effect: Effect, found: Tornado) -> float | None:
     return effect.first_order
 
 
-def _drawn(change: float | None, most: float, effect: Effect) -> str:
-    """Return the bar of a change, or the verdict on memory in its place."""
+def _drawn(change: float | None, most: float) -> str:
+    """Return the bar of a change; empty where there is none."""
     if change is None:
-        return "" if effect.fits is None else _verdict(effect.fits, effect.headroom)
+        return ""
     n = round(SIDE * abs(change) / most + 0.4) if most else 0
     left, right = ("█" * n, "") if change < 0 else ("", "█" * n)
     return f"{left:>{SIDE}}|{right}"
@@ -127,7 +129,7 @@ def _notes(found: Tornado) -> list[str]:
     if starred:
         lines.insert(0, "* more than 10 % of the change off the first order:")
     if found.not_applicable:
-        lines += ["", "without effect:", *found.not_applicable]
+        lines += [*([""] if lines else []), "without effect:", *found.not_applicable]
     wrapped = []
     for line in lines:
         wrapped += wrap(line, WIDTH, subsequent_indent="    ", break_long_words=False) or [""]
