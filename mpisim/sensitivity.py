@@ -36,6 +36,7 @@ from .prediction.sensitivities import (
     key_of,
     path_sensitivities,
     values_now,
+    why_not,
 )
 from .results.sensitivities import Bar, Effect, Tornado, agree
 
@@ -184,7 +185,7 @@ def sensitivity(
             sorted(bars, key=lambda bar: (-_size(bar, base.time), list(NAMES).index(bar.quantity)))
         ),
         tuple(
-            f"{name}: {_why_not(name, prepared)}"
+            f"{name}: {why_not(name, prepared)}"
             for name in (only or NAMES)
             if name not in now and (only or name != SPEEDS)
         ),
@@ -488,30 +489,3 @@ def _largest(base: _Step, step: _Step) -> str:
 def _piece(kind: int, name: str) -> str:
     word = PieceKind(kind).name.lower()
     return f"{word} {name}" if name and word != name else word
-
-
-# --- what does not apply --------------------------------------------------------------------------
-
-
-def _why_not(name: str, prepared: PreparedExperiment | PreparedProgram) -> str:
-    """Return why a quantity has no effect on a step."""
-    cluster, program = prepared.cluster, not isinstance(prepared, PreparedExperiment)
-    if name == SPEEDS:
-        return "kernels are described: see matrix_rate and hbm_bandwidth"
-    if program and name in ("hbm_bandwidth", "matrix_rate", "memory"):
-        return "the program does not say what its kernels do or need; see speeds"
-    if name == "micro_batch":
-        return "the program fixes it"
-    if cluster is None:
-        return "no network is chosen (--set cluster.preset=NAME)"
-    if prepared.program.n_ranks == 1:
-        return "one GPU, nothing communicates"
-    if cluster.graph is not None:
-        return f"links are listed in {cluster.graph}; scale them by network.changes"
-    if name == "link_bandwidth":
-        return "GPUs have no links of their own"
-    if name in ("nic_bandwidth", "switch_bandwidth"):
-        if prepared.program.n_ranks <= cluster.gpus_per_node:
-            return "one node, no NIC is used"
-        return "the fabric has no links between switches" if "switch" in name else "there are none"
-    return "the network model does not look at it"

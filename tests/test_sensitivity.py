@@ -271,7 +271,7 @@ def test_bandwidths_agree_with_simulation_or_it_is_said_why(case: str) -> None:
             if effect.agrees is False and "not in proportion" in effect.note:
                 change = effect.step_ps / found.step_ps - 1  # type: ignore[operator, union-attr]
                 assert abs(change - effect.first_order) < 0.01  # type: ignore[operator]
-    if case in ("alpha-beta", "experts", "dlrm", "megatron, folded", "calibrated", "bert", "cnn"):
+    if case in ("alpha-beta", "experts", "dlrm", "calibrated", "bert", "cnn"):
         assert all(effect.agrees for bar in bars(found).values() for effect in bar.effects)
 
 

@@ -41,7 +41,15 @@ if TYPE_CHECKING:
     from ..topo import Cluster
     from .prepared_program import PreparedProgram
 
-__all__ = ["NAMES", "SPEEDS", "first_order", "key_of", "path_sensitivities", "values_now"]
+__all__ = [
+    "NAMES",
+    "SPEEDS",
+    "first_order",
+    "key_of",
+    "path_sensitivities",
+    "values_now",
+    "why_not",
+]
 
 SPEEDS = "speeds"
 """The speed of all kernels of a program, which does not say what they do."""
@@ -241,6 +249,7 @@ class _PathParts:
         """
         path, network = self._shares.path, self._prepared.network
         program = self._prepared.program
+        assert network is not None
         alone = self._of_communication(piece)
         length, times = (path.end - path.begin)[pieces], path.times[pieces]
         rank, row = int(path.rank[piece]), int(path.row[piece])
@@ -317,7 +326,7 @@ class _PathParts:
 
     def _price_elasticities(self, operation: int, size: int, label: int) -> Mapping[str, float]:
         network: Any = self._prepared.network
-        group = self._shares.classes[label]
+        group: Any = self._shares.classes[label]
         if isinstance(network, AlphaBeta):
             fast = self._prepared.cluster is not None and _fast_links(self._prepared.cluster)
             names = {
@@ -455,6 +464,30 @@ def _links_now(cluster: Cluster, ranks: int, plain: bool) -> dict[str, str]:
     else:
         found["switch_bandwidth"] = "that of the NICs"
     return found
+
+
+def why_not(name: str, prepared: PreparedExperiment | PreparedProgram) -> str:
+    """Return why a quantity that `values_now` does not have has no effect on a step. Local."""
+    cluster, program = prepared.cluster, not isinstance(prepared, PreparedExperiment)
+    if name == SPEEDS:
+        return "kernels are described: see matrix_rate and hbm_bandwidth"
+    if program and name in ("hbm_bandwidth", "matrix_rate", "memory"):
+        return "the program does not say what its kernels do or need; see speeds"
+    if name == "micro_batch":
+        return "the program fixes it"
+    if cluster is None:
+        return "no network is chosen (--set cluster.preset=NAME)"
+    if prepared.program.n_ranks == 1:
+        return "one GPU, nothing communicates"
+    if cluster.graph is not None:
+        return f"links are listed in {cluster.graph}; scale them by network.changes"
+    if name == "link_bandwidth":
+        return "GPUs have no links of their own"
+    if name in ("nic_bandwidth", "switch_bandwidth"):
+        if prepared.program.n_ranks <= cluster.gpus_per_node:
+            return "one node, no NIC is used"
+        return "the fabric has no links between switches" if "switch" in name else "there are none"
+    return "the network model does not look at it"
 
 
 def _fast_links(cluster: Cluster) -> bool:

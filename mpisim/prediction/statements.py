@@ -14,7 +14,7 @@ import numpy as np
 
 from ..base.quantity import PICOSECONDS, Quantity
 from ..engine.run import Run
-from ..experiment import Cnn, Dlrm, Experiment, Plan, ScaleChoice, Transformer, VariationChoice
+from ..experiment import Cnn, Dlrm, Experiment, Plan, Transformer, VariationChoice
 from ..kernels.counted import PRICED
 from ..program import Program
 from ..topo import Cluster, find_cluster
@@ -23,6 +23,7 @@ from ..workloads.transformer.core_attention import MATRIX_UNIT_LOAD
 from .network import NetworkCache, NetworkRequest
 from .prepared import PreparedExperiment
 from .published import compare_published
+from .sensitivities import values_now, why_not
 from .step_constants import model_class
 from .uncertainty import PathShares, Uncertainty, combine, error_bar
 from .unused_keys import unused_keys
@@ -123,7 +124,7 @@ def statements(
             prepared.gpu.title,
             *prepared.notes,
             *_unused_constants(prepared),
-            *scale_lines(prepared.experiment.scale),
+            *_scale_lines(prepared),
             *unused_keys(prepared),
             *_plan_assumptions(prepared.experiment),
             *_rank_assumptions(prepared),
@@ -277,9 +278,18 @@ def _jitter_not_modelled(prepared: PreparedExperiment) -> list[str]:
     return [f"jitter{slow} ([variation])"]
 
 
-def scale_lines(scale: ScaleChoice) -> list[str]:
-    """Return what is faster or slower than it is, lines for people. Local."""
-    return [f"scale.{key} = {factor:g}: not as it is" for key, factor in scale.changes.items()]
+def _scale_lines(prepared: PreparedExperiment | PreparedProgram) -> list[str]:
+    """Return what is faster or slower than it is, lines for people."""
+    applies = values_now(prepared)
+    lines = []
+    for key, factor in prepared.experiment.scale.changes.items():
+        said = "not as it is"
+        if key == "memory":
+            said = "no effect on the step, only on whether it fits"
+        elif key not in applies:
+            said = f"no effect, {why_not(key, prepared)}"
+        lines.append(f"scale.{key} = {factor:g}: {said}")
+    return lines
 
 
 def _worth_listing(key: str, value: object, prepared: PreparedExperiment) -> bool:
@@ -367,7 +377,7 @@ def program_statements(
     speeds = choices.variation.speeds
     lines = [] if varies is None else [varies]
     lines += [f"variation.speeds.{ranks} = {speed:g}" for ranks, speed in speeds.items()]
-    lines += scale_lines(choices.scale)
+    lines += _scale_lines(prepared)
     if prepared.counted.shares:
         lines.append(f"priced by roofline: {prepared.program.attributes[PRICED]}")
     if request is None or cluster is None:

@@ -47,6 +47,7 @@ def render_tornado(found: Tornado) -> str:
     most = max(
         (abs(_change(e, found) or 0.0) for bar in found.bars for e in bar.effects), default=0
     )
+    cells: list[tuple[str, ...]]
     cells, ends = [(*HEAD, f"change, {small.name}")], [" " * (SIDE - 7) + "shorter|longer"]
     for bar in found.bars:
         rows = _rows(bar, found, small)

@@ -185,8 +185,8 @@ def _read_critical_path(file: File) -> CriticalPath:
 
 def _read_sensitivities(file: File) -> Sensitivities:
     columns: dict[str, Any] = _read_table(file, "sensitivities", schema.SENSITIVITIES)
-    texts = (tuple(columns[column].tolist()) for column in ("name", "key", "now"))
-    return Sensitivities(*texts, columns["elasticity"])
+    names, keys, now = (tuple(columns[column].tolist()) for column in ("name", "key", "now"))
+    return Sensitivities(names, keys, now, columns["elasticity"])
 
 
 def _read_recorded(file: File) -> Recording:
