@@ -17,8 +17,6 @@ the rate is what links carry.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -30,6 +28,7 @@ from mpisim.base.kinds import Operation
 from mpisim.base.lru_cache import LruCache
 from mpisim.base.quantity import PICOSECONDS, Quantity
 
+from .elasticities import PriceElasticities
 from .link_library import UNMEASURED, CollectiveLibrary, LinkLibrary
 from .nccl import Choice, Nccl, Shape
 from .nccl.bottleneck import LATENCY, bottleneck_of
@@ -67,19 +66,6 @@ _LINK_WORDS = {
     LinkKind.FABRIC: "fabric",
 }
 """What messages call links that limit."""
-
-_LINK_SCALES: dict[LinkKind, tuple[str, ...]] = {
-    LinkKind.NVLINK: ("link_bandwidth",),
-    LinkKind.PCIE: ("pcie_bandwidth",),
-    LinkKind.HOST: ("pcie_bandwidth",),
-    LinkKind.SOCKET: (),
-    LinkKind.NIC: ("nic_bandwidth",),
-    LinkKind.FABRIC: ("switch_bandwidth",),
-}
-"""Factors of `mpisim.topo.scaled` by the links that they are of."""
-
-VARIED = 1.01
-"""Factor of a number whose effect is looked for."""
 
 _PORT_WORDS = dict.fromkeys(LinkKind, "link") | {LinkKind.NIC: "GPU port"}
 """The same without NICs and typical bandwidths."""
@@ -132,8 +118,7 @@ class NcclNetwork:
         self.notes = () if self._link_library is None else (UNMEASURED,)
         self._dimensions = dimensions
         self._latency = latency
-        self._switches_follow = switches_follow
-        self._parts: dict[tuple[Operation, int, Shape], dict[str, tuple[float, float]]] = {}
+        self._elasticities = PriceElasticities(self.nccl, topology, switches_follow)
         self.numbers = {
             _quantity_name(where, decade): numbers(10.0**decade, regime)
             for where, regime in _REGIMES.items()
@@ -502,7 +487,7 @@ class NcclNetwork:
     # --- what prices depend on --------------------------------------------------------------------
 
     def elasticities(self, operation: Operation, bytes: int, group: Placement) -> dict[str, float]:
-        """Return how a price answers to the hardware, the library's choice held.
+        """Return how a price answers to the hardware; see `PriceElasticities.of`.
 
         Parameters
         ----------
@@ -511,21 +496,9 @@ class NcclNetwork:
             Of the full buffer; see `Network.price`.
         group : Placement
             Made for this operation, or for any.
-
-        Returns
-        -------
-        dict of str to float
-            By the names of `mpisim.topo.scaled.LINK_SCALES`: relative change of the time for a
-            small relative change of what the name says, -1 for what all of it is inversely
-            proportional to. Empty for what takes no time.
         """
-        return self.elasticities_of(
-            operation,
-            bytes,
-            group,
-            self.nccl_price(operation, bytes, group),
-            self.price(operation, bytes, group),
-        )
+        nccl = self.nccl_price(operation, bytes, group)
+        return self.elasticities_of(operation, bytes, group, nccl, self.limited(nccl, group))
 
     def elasticities_of(
         self, operation: Operation, bytes: int, group: Placement, nccl: Price, price: Price
@@ -544,92 +517,13 @@ class NcclNetwork:
         price : Price
             The same on these links.
         """
-        time = price.duration
-        if not time:
-            return {}
         limit = group.limit(nccl.pattern) if group.limits else None
-        flowing = price.duration - price.latency
-        late = price.latency - nccl.latency
-        found = {"latency": float(late)}
-        limited = limit is not None and price.rate < nccl.rate
-        if self.nccl is None:
-            found["latency"] += nccl.latency
-        else:
-            # Overhead and flow are NCCL's; of a calibrated price both are longer by one factor.
-            own, flow = self._latency_and_flow(operation, bytes, group.shape)
-            longer = nccl.latency / own if own else 1.0
-            for key, (waits, flows) in self._parts_of(operation, bytes, group.shape).items():
-                part = longer * waits
-                if flow and not limited:
-                    part += flowing * flows / flow
-                found[key] = found.get(key, 0.0) + part
-        if limited:
-            assert limit is not None
-            for key in self.scales_of_link(limit.link):
-                found[key] = found.get(key, 0.0) - flowing
-        return {key: part / time for key, part in found.items() if part}
+        limiting = limit.link if limit is not None and price.rate < nccl.rate else None
+        return self._elasticities.of(operation, bytes, group.shape, limiting, nccl, price)
 
     def scales_of_link(self, link: int) -> tuple[str, ...]:
         """Return the factors of `mpisim.topo.scaled` that the bandwidth of a link goes with."""
-        kind = LinkKind(self.topology.kind[link])
-        if kind is LinkKind.FABRIC and self._switches_follow:
-            return "switch_bandwidth", "nic_bandwidth"
-        if kind is LinkKind.NIC and self.nccl is None:
-            return ("link_bandwidth",)
-        return _LINK_SCALES[kind]
-
-    def _latency_and_flow(
-        self, operation: Operation, bytes: int, shape: Shape
-    ) -> tuple[float, float]:
-        """Return the ps that NCCL's choice takes until bytes flow, and those in which they do."""
-        assert self.nccl is not None
-        found = self.nccl.choose(operation, bytes, shape)
-        size = 0 if operation is Operation.BARRIER else bytes
-        return found.latency * PICOSECONDS, size / found.bandwidth * PICOSECONDS
-
-    def _parts_of(
-        self, operation: Operation, bytes: int, shape: Shape
-    ) -> dict[str, tuple[float, float]]:
-        """Return what of NCCL's two times is proportional to each factor, in ps; below 0: to 1 / f.
-
-        By hardware that is better by a hundredth, where NCCL still sees the old one.
-        """
-        key = (operation, bytes, shape)
-        found = self._parts.get(key)
-        if found is not None:
-            return found
-        assert self.nccl is not None
-        found = {}
-        before = self._latency_and_flow(*key)
-        size = 0 if operation is Operation.BARRIER else bytes
-        for name, other in self._varied.items():
-            if name == "nic_bandwidth" and shape.nodes == 1:
-                continue
-            after = other.choose(*key)
-            change = VARIED - 1 if name == "latency" else 1 - 1 / VARIED
-            times = after.latency, size / after.bandwidth
-            parts = [
-                (time * PICOSECONDS - old) / change for time, old in zip(times, before, strict=True)
-            ]
-            if any(abs(part) > 1e-9 * sum(before) for part in parts):
-                found[name] = parts[0], parts[1]
-        _remember(self._parts, key, found)
-        return found
-
-    @cached_property
-    def _varied(self) -> dict[str, Nccl]:
-        """NCCL on hardware of which one number is better by a hundredth."""
-        own = self.nccl
-        assert own is not None
-        found = {}
-        for name in ("link_bandwidth", "nic_bandwidth", "pcie_bandwidth"):
-            value = getattr(own.hardware, name)
-            if value:
-                hardware = replace(own.hardware, **{name: value * VARIED})
-                found[name] = Nccl(own.system, own.settings, own.factors, hardware)
-        slower = replace(own.factors, latency=own.factors.latency * VARIED)
-        found["latency"] = Nccl(own.system, own.settings, slower, own.hardware)
-        return found
+        return self._elasticities.scales_of_link(link)
 
     # --- links ------------------------------------------------------------------------------------
 
