@@ -16,7 +16,7 @@ from mpisim.base.errors import InputError
 from mpisim.base.frozen import frozen
 from mpisim.base.presets import packaged, table_names
 
-from .gpu import FILE, Gpu, find_gpu
+from .gpu import FILE, PEAK, Gpu, find_gpu
 from .numbers import number
 from .scaled import rated_gpu
 
@@ -97,6 +97,17 @@ class GpuParameters:
         peaks = tuple(sorted(self.chip_peaks.items()))
         return self.family, self.sms, self.clock, self.l2, peaks
 
+    def rescaled(self, gpu: Gpu) -> GpuParameters:
+        """Return these parameters with the numbers of the same GPU, scaled (:mod:`.scaled`)."""
+        return replace(
+            self,
+            peaks={each: getattr(gpu, PEAK + each).si for each in self.peaks},
+            bandwidth=gpu.bandwidth.si,
+            pcie=gpu.pcie.si,
+            rated_peaks=self.chip_peaks,
+            rated_bandwidth=self.rated_bandwidth or self.bandwidth,
+        )
+
     @property
     def chip_peaks(self) -> Mapping[str, float]:
         """FLOP/s by number format that tell which chip it is."""
@@ -116,15 +127,7 @@ class GpuParameters:
         """
         rated = rated_gpu(gpu)
         if rated is not gpu:
-            found = cls.of(rated)
-            return replace(
-                found,
-                peaks={each: gpu.peak(each).si for each in gpu.formats},
-                bandwidth=gpu.bandwidth.si,
-                pcie=gpu.pcie.si,
-                rated_peaks=found.peaks,
-                rated_bandwidth=found.bandwidth,
-            )
+            return cls.of(rated).rescaled(gpu)
         architecture = packaged(ARCHITECTURES)[gpu.family]
         complete = gpu if gpu.sms and gpu.clock and gpu.l2 else _nearest_complete(gpu)
         sms = gpu.sms or complete.sms

@@ -38,7 +38,7 @@ from .prediction.sensitivities import (
     values_now,
     why_not,
 )
-from .results.sensitivities import Bar, Effect, Tornado, agree
+from .results.tornado import Bar, Effect, Tornado, agree
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm

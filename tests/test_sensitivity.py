@@ -37,7 +37,7 @@ from mpisim.prediction.sensitivities import (
 from mpisim.prediction.uncertainty import PathShares
 from mpisim.program import Operation, Program, ProgramBuilder, save
 from mpisim.report.tornado import render_tornado, tornado_figures
-from mpisim.results.sensitivities import Bar, Effect, Tornado, agree
+from mpisim.results.tornado import Bar, Effect, Tornado, agree
 from mpisim.topo import find_cluster
 from mpisim.topo.scaled import LINK_SCALES, scaled_cluster
 

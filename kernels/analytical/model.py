@@ -154,9 +154,7 @@ class Analytical:
         if gpu is self._gpu:
             return self
         found = copy(self)
-        parameters = GpuParameters.of(gpu)
-        found._gpu = gpu
-        found._parameters = parameters if self._alone else parameters.at_steady_clock()
+        found._gpu, found._parameters = gpu, self._parameters.rescaled(gpu)
         found._estimates, found._divisions, found._stretches, found._numbers = {}, {}, {}, {}
         return found  # which constants serve does not depend on factors
 

@@ -12,7 +12,7 @@ from typing import Any
 from ..base.errors import InputError
 from ..base.files import check_output, write_whole
 from ..base.text import TimeUnit, aligned, one_line, shortened, unit_for
-from ..results.sensitivities import Bar, Effect, Tornado
+from ..results.tornado import Bar, Effect, Tornado
 
 __all__ = ["check_picture", "draw_tornado", "render_tornado", "tornado_figures"]
 
