@@ -187,7 +187,7 @@ def sensitivity(
         tuple(
             f"{name}: {why_not(name, prepared)}"
             for name in (only or NAMES)
-            if name not in now and (only or name != SPEEDS)
+            if name not in now and (only or name not in (SPEEDS, "communications"))
         ),
     )
 

@@ -197,7 +197,7 @@ def _as(kernel: Kernel, dtype: Any) -> Kernel:
 
 def test_every_key_of_the_table_scales_something() -> None:
     keys = set(ScaleChoice().__dataclass_fields__)
-    assert keys == {*GPU_SCALES, *LINK_SCALES}
+    assert keys == {*GPU_SCALES, *LINK_SCALES, "communications"}
     assert keys | {"speeds", "micro_batch"} == set(NAMES)
     gpu, cluster = find_gpu("h100-sxm"), find_cluster("dgx-h100")
     for key in keys:
@@ -387,6 +387,17 @@ def test_programs_without_a_network_have_few(tmp_path: Path) -> None:
     assert "nic_bandwidth: no network is chosen (--set cluster.preset=NAME)" in found.not_applicable
 
 
+def test_recordings_answer_to_kernels_communications_and_cpus(tmp_path: Path) -> None:
+    from straggler import straggler
+
+    path = saved(tmp_path, straggler(3))
+    found = sensitivity(load_any(path)[1], factors=(0.9, 1.1))
+    assert set(bars(found)) == {"speeds", "communications", "launch_time"}
+    for bar in bars(found).values():
+        assert bar.elasticity
+        assert all(effect.agrees or effect.moved for effect in bar.effects)
+
+
 # --- the command ----------------------------------------------------------------------------------
 
 
@@ -434,6 +445,13 @@ def test_the_command_writes_text_figures_and_a_picture(
         assert bar["name"] in text
         assert [e["factor"] for e in bar["effects"]] in ([1.1, 2.0], [0.5, 2.0])
     assert "nic_bandwidth: one node, no NIC is used" in text
+
+
+def test_a_folder_of_recordings_is_told_the_way(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sensitivity", str(tmp_path)]) == 2
+    assert "--save-program" in capsys.readouterr().err
 
 
 def test_derivatives_alone_take_one_run(capsys: pytest.CaptureFixture[str]) -> None:

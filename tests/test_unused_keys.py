@@ -206,6 +206,7 @@ OTHER_TABLES = {
         "pcie_bandwidth": 2.0,
         "switch_bandwidth": 2.0,
         "latency": 2.0,
+        "communications": 2.0,
         "launch_time": 2.0,
         "memory": 0.9,
     },

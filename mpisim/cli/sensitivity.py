@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from ..base.errors import UsageError
@@ -53,7 +54,7 @@ def add_parser(subparsers: Any) -> None:
         default="",
         help="of these quantities alone: hbm_bandwidth, matrix_rate, link_bandwidth, "
         "nic_bandwidth, switch_bandwidth, pcie_bandwidth, latency, launch_time, memory, "
-        "micro_batch; of a program speeds in place of the first two",
+        "micro_batch; of a program speeds in place of the first two, and communications",
     )
     parser.add_argument(
         "--factors",
@@ -89,6 +90,11 @@ def run(args: argparse.Namespace) -> int:
     read: tuple[str, Experiment | ProgramExperiment] | None = None
     with collective_errors(comm):
         if comm.rank == 0:
+            if Path(args.file).is_dir():
+                raise UsageError(
+                    f"{args.file}: is a folder; recordings are read by mpisim replay {args.file} "
+                    "--save-program step.h5, which mpisim sensitivity step.h5 takes"
+                )
             read = load_any(args.file, changes)
             check_json(args)
             if args.draw is not None:

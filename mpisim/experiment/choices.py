@@ -107,6 +107,8 @@ class ScaleChoice:
         Of the links between switches, or of those of a torus, a mesh or a wafer.
     latency : float
         Of communications: starts, steps, links and switches. Above 1: longer.
+    communications : float
+        Speed of communications whose durations a program file has, as recordings do.
     launch_time : float
         Of the CPU: launching calls, what the framework does between them, and the time until a
         kernel starts. Above 1: longer.
@@ -121,6 +123,7 @@ class ScaleChoice:
     pcie_bandwidth: Factor = 1.0
     switch_bandwidth: Factor = 1.0
     latency: Factor = 1.0
+    communications: Factor = 1.0
     launch_time: Factor = 1.0
     memory: Factor = 1.0
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..base.errors import InputError, UsageError
 from ..base.frozen import frozen
@@ -27,7 +28,7 @@ from ..experiment import (
 )
 from ..experiment.serialization import with_absolute_paths
 from ..kernels.counted import COUNTED, PricedShares
-from ..program import Kind, Program, load
+from ..program import UNPRICED, Kind, Program, Table, load
 from ..topo import Cluster, Network, find_cluster
 from ..topo.scaled import LINK_SCALES
 from ..topo.speeds import with_speeds
@@ -36,13 +37,19 @@ from .network import NetworkCache, NetworkRequest
 from .prepared import PreparedExperiment, prepare, with_step_constants
 from .variation import with_changed_variation, with_variation
 
-__all__ = ["PreparedProgram", "prepare_program", "saved_program", "with_launch_time"]
+__all__ = ["PreparedProgram", "prepare_program", "saved_program"]
 
 EXPERIMENT_ATTRIBUTE = "experiment"
 """Attribute of a program: the experiment it was written from (`serialize`)."""
 
 FIXED_BY_PROGRAM = ("gpus", "other_gpus")
 """Keys of ``[cluster]`` that a program file fixes."""
+
+
+CPU_COLUMNS = ("host", "launch", "launch_cost")
+
+OF_ROWS = ("launch_time", "communications")
+"""Keys of ``[scale]`` that change times of a program's rows."""
 
 
 @frozen
@@ -155,8 +162,7 @@ def _prepare_saved(
     paces = [(each.variation.waits_for_slowest, _of_gpus(each.scale)) for each in (before, after)]
     if paces[0] != paces[1]:
         program = _with_other_pace(program, prepare(before, networks=networks), base)
-    longer = after.scale.launch_time / before.scale.launch_time
-    program = with_launch_time(program, longer)
+    program = _with_scaled_rows(program, before.scale, after.scale)
     program = with_changed_variation(program, before.variation, after.variation)
     notes = _notes(program, base, before, after)
     prepared = replace(base, experiment=after, workload=replace(base.workload, program=program))
@@ -181,29 +187,25 @@ def _of_gpus(scale: ScaleChoice) -> dict[str, float]:
     return {name: getattr(scale, name) for name in names}
 
 
-def with_launch_time(program: Program, factor: float) -> Program:
-    """Return a program whose CPUs take some times as long between and in their calls.
-
-    Parameters
-    ----------
-    program : Program
-    factor : float
+def _with_scaled_rows(program: Program, before: ScaleChoice, after: ScaleChoice) -> Program:
+    """Return a program written with one scale with the CPU's times and the durations of
+    communications that it has as another would have them.
     """
-    if factor == 1:
+    longer = after.launch_time / before.launch_time
+    faster = after.communications / before.communications
+    if longer == faster == 1:
         return program
-    tables = [
-        None
-        if table is None
-        else replace(
-            table,
-            **{
-                column: np.rint(getattr(table, column) * factor).astype(np.int64)
-                for column in ("host", "launch", "launch_cost")
-            },
-            original=None,
-        )
-        for table in program.tables
-    ]
+
+    def times(values: NDArray[np.int64], factor: float) -> NDArray[np.int64]:
+        return np.rint(values * factor).astype(np.int64)
+
+    def changed(table: Table) -> Table:
+        given = table.is_communication & (table.duration != UNPRICED)
+        cpu = {each: times(getattr(table, each), longer) for each in CPU_COLUMNS}
+        duration = np.where(given, times(table.duration, 1 / faster), table.duration)
+        return replace(table, **cpu, duration=duration, original=None)
+
+    tables = (None if table is None else changed(table) for table in program.tables)
     return program.replace(tables=tuple(tables))
 
 
@@ -298,7 +300,7 @@ def _prepare_with_choices(experiment: ProgramExperiment, program: Program) -> Pr
         _check_cluster(source, cluster, program.n_ranks)
     if "preset" not in cluster:
         for table in ("cluster", "network", "scale"):
-            given = [key for key in tables.get(table, {}) if key != "launch_time"]
+            given = [key for key in tables.get(table, {}) if key not in OF_ROWS]
             if given:
                 key = given[0]
                 raise UsageError(f"{source}: {table}.{key} needs a network: --cluster NAME")
@@ -318,7 +320,7 @@ def _prepare_with_choices(experiment: ProgramExperiment, program: Program) -> Pr
         )
     choices = ProgramChoices.of(tables, source)
     for key in choices.scale.changes:
-        if key not in (*LINK_SCALES, "launch_time"):
+        if key not in (*LINK_SCALES, *OF_ROWS):
             raise UsageError(
                 f"{source}: key 'scale.{key}' has no effect: the program does not say what its "
                 "kernels do; their speed is variation.speeds"
@@ -328,7 +330,7 @@ def _prepare_with_choices(experiment: ProgramExperiment, program: Program) -> Pr
     program = program.replace(attributes=attributes)
     try:
         program = with_variation(program, choices.variation)
-        program = with_launch_time(program, choices.scale.launch_time)
+        program = _with_scaled_rows(program, ScaleChoice(), choices.scale)
         if choices.variation.slowest:
             raise InputError(
                 "variation.slowest is true; the program does not say which kernels are products"

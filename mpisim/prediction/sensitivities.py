@@ -58,6 +58,7 @@ NAMES = {
     "hbm_bandwidth": "memory bandwidth",
     "matrix_rate": "matrix rate",
     SPEEDS: "speed of kernels",
+    "communications": "speed of communications",
     "link_bandwidth": "NVLink bandwidth",
     "nic_bandwidth": "NIC bandwidth",
     "switch_bandwidth": "switch bandwidth",
@@ -235,7 +236,7 @@ class _PathParts:
         rank, row = int(path.rank[piece]), int(path.row[piece])
         table = program.table_of(rank)
         if table.duration[row] != UNPRICED:
-            return {}
+            return {"communications": -1.0}
         group = program.slots_of(rank)[table.slot[row]]
         label = int(self._shares.label[group])
         return self._price_elasticities(int(table.operation[row]), int(table.bytes[row]), label)
@@ -256,6 +257,7 @@ class _PathParts:
         table = program.table_of(rank)
         whole = float((length * times).sum())
         if table.duration[row] != UNPRICED:
+            self._add(alone, whole)
             return
         slot = table.slot[row]
         groups = program.slots[program.slot_index[path.rank[pieces]] + slot]
@@ -428,8 +430,13 @@ def values_now(prepared: PreparedExperiment | PreparedProgram) -> dict[str, str]
         launch = pricing.launching["host"] + pricing.launching["launch_cost"]
         found["launch_time"] = f"{launch / 1e6:.3g} us a call"
     else:
-        found[SPEEDS] = "as in the program"
-        found["launch_time"] = "as in the program"
+        timed = any(
+            bool((table.is_communication & (table.duration != UNPRICED)).any())
+            for table in prepared.program.tables
+            if table is not None
+        )
+        names = (SPEEDS, *(["communications"] if timed else []), "launch_time")
+        found |= dict.fromkeys(names, "as in the program")
     if cluster is not None and ranks > 1 and _looks_at_links(network):
         found |= _links_now(cluster, ranks, isinstance(network, AlphaBeta))
     return found
@@ -475,6 +482,8 @@ def why_not(name: str, prepared: PreparedExperiment | PreparedProgram) -> str:
         return "the program does not say what its kernels do or need; see speeds"
     if name == "micro_batch":
         return "the program fixes it"
+    if name == "communications":
+        return "no communication has a duration of its own; see the bandwidths"
     if cluster is None:
         return "no network is chosen (--set cluster.preset=NAME)"
     if prepared.program.n_ranks == 1:
