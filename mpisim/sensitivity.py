@@ -29,15 +29,8 @@ from .prediction.memory_fit import verdict
 from .prediction.network import NetworkCache
 from .prediction.prepared import PreparedExperiment, prepare
 from .prediction.prepared_program import PreparedProgram, prepare_program
-from .prediction.sensitivities import (
-    NAMES,
-    SPEEDS,
-    first_order,
-    key_of,
-    path_sensitivities,
-    values_now,
-    why_not,
-)
+from .prediction.quantities import NAMES, SPEEDS, first_order, key_of, values_now, why_not
+from .prediction.sensitivities import path_sensitivities
 from .results.tornado import Bar, Effect, Tornado, agree
 
 if TYPE_CHECKING:
@@ -107,7 +100,7 @@ def sensitivity(
     comm : mpi4py.MPI.Intracomm, optional
         The processes that share the work; by default this one alone.
     only : sequence of str
-        Quantities, by names of `mpisim.prediction.sensitivities.NAMES`; by default all that apply.
+        Quantities, by names of `mpisim.prediction.quantities.NAMES`; by default all that apply.
     factors : sequence of float
         Times what each quantity is. The micro-batch size is halved and doubled.
     simulate : bool

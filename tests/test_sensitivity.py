@@ -26,14 +26,8 @@ from mpisim.kernels.operations import Elementwise, Gemm, Kernel
 from mpisim.kernels.scaled import GPU_SCALES, rated_gpu, scaled_gpu
 from mpisim.prediction.execution import execute
 from mpisim.prediction.prepared import prepare
-from mpisim.prediction.sensitivities import (
-    NAMES,
-    TIMES,
-    first_order,
-    key_of,
-    path_sensitivities,
-    values_now,
-)
+from mpisim.prediction.quantities import NAMES, TIMES, first_order, key_of, values_now
+from mpisim.prediction.sensitivities import path_sensitivities
 from mpisim.prediction.uncertainty import PathShares
 from mpisim.program import Operation, Program, ProgramBuilder, save
 from mpisim.report.tornado import render_tornado, tornado_figures

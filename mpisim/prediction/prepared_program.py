@@ -201,7 +201,7 @@ def _with_scaled_rows(program: Program, before: ScaleChoice, after: ScaleChoice)
 
     def changed(table: Table) -> Table:
         given = table.is_communication & (table.duration != UNPRICED)
-        cpu = {each: times(getattr(table, each), longer) for each in CPU_COLUMNS}
+        cpu: dict[str, Any] = {each: times(getattr(table, each), longer) for each in CPU_COLUMNS}
         duration = np.where(given, times(table.duration, 1 / faster), table.duration)
         return replace(table, **cpu, duration=duration, original=None)
 

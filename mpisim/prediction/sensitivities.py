@@ -5,10 +5,10 @@ longer by its elasticity: a kernel by what its model says of a GPU that is faste
 communication by what its price would be on links that are (the library's choice held), the CPU's
 work in proportion. What overlap adds to a kernel lasts as long as the communications beside it, and
 answers as these do. Another path may become critical, a library choose otherwise, another limit
-take over: the first order does not see that (:mod:`mpisim.prediction.tornado` simulates again).
+take over: the first order does not see that (`mpisim.sensitivity` simulates again).
 
 A piece that is inversely proportional to a number f changes by its length times 1/f - 1, whatever
-f: `first_order` extrapolates so.
+f: `mpisim.prediction.quantities.first_order` extrapolates so.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from ..base.distinct import distinct
 from ..base.numbered_texts import NumberedTexts
-from ..base.quantity import Quantity
 from ..engine.critical_path import PieceKind
 from ..engine.refine import ranges
 from ..engine.run import Run
@@ -34,44 +33,14 @@ from ..results.sensitivities import Sensitivities
 from ..topo.alpha_beta import AlphaBeta
 from ..topo.network import WEIGHT_ONE
 from .prepared import PreparedExperiment
+from .quantities import NAMES, SPEEDS, has_fast_links, key_of, values_now
 from .uncertainty import PathShares, equal_columns
 
 if TYPE_CHECKING:
     from ..overlap import OverlapSummary
-    from ..topo import Cluster
     from .prepared_program import PreparedProgram
 
-__all__ = [
-    "NAMES",
-    "SPEEDS",
-    "first_order",
-    "key_of",
-    "path_sensitivities",
-    "values_now",
-    "why_not",
-]
-
-SPEEDS = "speeds"
-"""The speed of all kernels of a program, which does not say what they do."""
-
-NAMES = {
-    "hbm_bandwidth": "memory bandwidth",
-    "matrix_rate": "matrix rate",
-    SPEEDS: "speed of kernels",
-    "communications": "speed of communications",
-    "link_bandwidth": "NVLink bandwidth",
-    "nic_bandwidth": "NIC bandwidth",
-    "switch_bandwidth": "switch bandwidth",
-    "pcie_bandwidth": "PCIe bandwidth",
-    "latency": "latency",
-    "launch_time": "launch time",
-    "memory": "memory capacity",
-    "micro_batch": "micro-batch size",
-}
-"""What reports call each quantity, in the order of its part of the machine."""
-
-TIMES = ("latency", "launch_time")
-"""Quantities of which more makes a step longer; all others are rates."""
+__all__ = ["path_sensitivities"]
 
 BANDWIDTH, COMMUNICATIONS = "overlap: bandwidth of memory", "overlap: communications"
 """Numbers that the slowdown of kernels by memory traffic, and of communications, depend on."""
@@ -84,31 +53,6 @@ MIN_STRETCH = 1.05
 
 VARIED = 1.01
 """Factor of a number whose effect is looked for."""
-
-
-def key_of(name: str) -> str:
-    """Return the key of an experiment that a quantity is changed by."""
-    if name == "micro_batch":
-        return "plan.micro_batch"
-    return "variation.speeds" if name == SPEEDS else f"scale.{name}"
-
-
-def first_order(name: str, elasticity: float, factor: float) -> float:
-    """Return the relative change of a step for a factor of a quantity, by its elasticity.
-
-    Parameters
-    ----------
-    name : str
-        Of `NAMES`.
-    elasticity : float
-    factor : float
-
-    Examples
-    --------
-    >>> first_order("nic_bandwidth", -0.5, 2.0), first_order("latency", 0.5, 2.0)
-    (-0.25, 0.5)
-    """
-    return elasticity * (factor - 1 if name in TIMES else 1 - 1 / factor)
 
 
 def path_sensitivities(
@@ -330,7 +274,7 @@ class _PathParts:
         network: Any = self._prepared.network
         group: Any = self._shares.classes[label]
         if isinstance(network, AlphaBeta):
-            fast = self._prepared.cluster is not None and _fast_links(self._prepared.cluster)
+            fast = self._prepared.cluster is not None and has_fast_links(self._prepared.cluster)
             names = {
                 "node_bandwidth": ("link_bandwidth" if fast else "pcie_bandwidth", -1.0),
                 "network_bandwidth": ("nic_bandwidth", -1.0),
@@ -411,97 +355,3 @@ def _at_the_end(kernel_time: NDArray[np.int64]) -> float:
         return 1.0
     longest = int(np.argmax(alone))
     return float(added[longest] / alone[longest] / (added.sum() / alone.sum()))
-
-
-# --- what there is --------------------------------------------------------------------------------
-
-
-def values_now(prepared: PreparedExperiment | PreparedProgram) -> dict[str, str]:
-    """Return the quantities that apply, by name, with their values for people. Local."""
-    found: dict[str, str] = {}
-    network, cluster = prepared.network, prepared.cluster
-    ranks = prepared.program.n_ranks
-    if isinstance(prepared, PreparedExperiment):
-        gpu = prepared.gpu
-        found["hbm_bandwidth"] = _text(gpu.bandwidth)
-        found["matrix_rate"] = f"{_text(gpu.peak(prepared.format))} ({prepared.format})"
-        found["memory"] = _text(gpu.memory)
-        pricing = prepared.workload.pricings[0]
-        launch = pricing.launching["host"] + pricing.launching["launch_cost"]
-        found["launch_time"] = f"{launch / 1e6:.3g} us a call"
-    else:
-        timed = any(
-            bool((table.is_communication & (table.duration != UNPRICED)).any())
-            for table in prepared.program.tables
-            if table is not None
-        )
-        names = (SPEEDS, *(["communications"] if timed else []), "launch_time")
-        found |= dict.fromkeys(names, "as in the program")
-    if cluster is not None and ranks > 1 and _looks_at_links(network):
-        found |= _links_now(cluster, ranks, isinstance(network, AlphaBeta))
-    return found
-
-
-def _looks_at_links(network: Any) -> bool:
-    return isinstance(network, AlphaBeta) or hasattr(network, "elasticities")
-
-
-def _links_now(cluster: Cluster, ranks: int, plain: bool) -> dict[str, str]:
-    """Return the bandwidths and the latency of a cluster that some ranks use."""
-    found = {"latency": "as known" if cluster.latency == 1 else f"{cluster.latency:g} x"}
-    node, fabric = cluster.node, cluster.fabric
-    if node is None or cluster.graph is not None:
-        return found
-    if node.link_bandwidth is not None:
-        found["link_bandwidth"] = f"{_text(node.link_bandwidth)} a GPU"
-    if node.pcie_bandwidth is not None and (not plain or node.link_bandwidth is None):
-        found["pcie_bandwidth"] = _text(node.pcie_bandwidth)
-    if ranks <= cluster.gpus_per_node or fabric is None:
-        return found
-    if node.nic_bandwidth is not None:
-        found["nic_bandwidth"] = f"{node.nics} x {_text(node.nic_bandwidth)} a node"
-    if plain or fabric.kind == "switch":
-        return found
-    if fabric.link_bandwidth is not None:
-        found["switch_bandwidth"] = f"{_text(fabric.link_bandwidth)} a link"
-    elif fabric.oversubscription * fabric.core_oversubscription != 1:
-        parts = (fabric.oversubscription, fabric.core_oversubscription)
-        found["switch_bandwidth"] = "1/" + "/".join(f"{each:.3g}" for each in parts if each != 1)
-        found["switch_bandwidth"] += " of the NICs"
-    else:
-        found["switch_bandwidth"] = "that of the NICs"
-    return found
-
-
-def why_not(name: str, prepared: PreparedExperiment | PreparedProgram) -> str:
-    """Return why a quantity that `values_now` does not have has no effect on a step. Local."""
-    cluster, program = prepared.cluster, not isinstance(prepared, PreparedExperiment)
-    if name == SPEEDS:
-        return "kernels are described: see matrix_rate and hbm_bandwidth"
-    if program and name in ("hbm_bandwidth", "matrix_rate", "memory"):
-        return "the program does not say what its kernels do or need; see speeds"
-    if name == "micro_batch":
-        return "the program fixes it"
-    if name == "communications":
-        return "no communication has a duration of its own; see the bandwidths"
-    if cluster is None:
-        return "no network is chosen (--set cluster.preset=NAME)"
-    if prepared.program.n_ranks == 1:
-        return "one GPU, nothing communicates"
-    if cluster.graph is not None:
-        return f"links are listed in {cluster.graph}; scale them by network.changes"
-    if name == "link_bandwidth":
-        return "GPUs have no links of their own"
-    if name in ("nic_bandwidth", "switch_bandwidth"):
-        if prepared.program.n_ranks <= cluster.gpus_per_node:
-            return "one node, no NIC is used"
-        return "the fabric has no links between switches" if "switch" in name else "there are none"
-    return "the network model does not look at it"
-
-
-def _fast_links(cluster: Cluster) -> bool:
-    return cluster.node is not None and cluster.node.link_bandwidth is not None
-
-
-def _text(number: Quantity) -> str:
-    return f"{number.value:.4g} {number.unit}"

@@ -23,7 +23,7 @@ from ..workloads.transformer.core_attention import MATRIX_UNIT_LOAD
 from .network import NetworkCache, NetworkRequest
 from .prepared import PreparedExperiment
 from .published import compare_published
-from .sensitivities import values_now, why_not
+from .quantities import values_now, why_not
 from .step_constants import model_class
 from .uncertainty import PathShares, Uncertainty, combine, error_bar
 from .unused_keys import unused_keys

@@ -48,7 +48,7 @@ class Bar:
     Attributes
     ----------
     quantity : str
-        As `mpisim.prediction.sensitivities.NAMES` has it: "nic_bandwidth".
+        As `mpisim.prediction.quantities.NAMES` has it: "nic_bandwidth".
     name, key, now : str
         As of `Sensitivities`.
     elasticity : float, optional
