@@ -7,6 +7,8 @@ Read in this order:
 :mod:`.gpu`, :mod:`.gpu_parameters`
     ``Gpu``: the numbers of a GPU with error bars and sources (``data/gpus.toml``); and the plain
     numbers that formulas take.
+:mod:`.scaled`
+    GPUs that are faster or slower than they are, with what was measured of them.
 :mod:`.model`
     ``KernelModel``, ``Estimate``: the interface of all kernel models.
 :mod:`.roofline`, :mod:`.counted`

@@ -16,8 +16,9 @@ from mpisim.base.errors import InputError
 from mpisim.base.frozen import frozen
 from mpisim.base.presets import packaged, table_names
 
-from .gpu import FILE, Gpu, find_gpu
+from .gpu import FILE, PEAK, Gpu, find_gpu
 from .numbers import number
+from .scaled import rated_gpu
 
 __all__ = ["GpuParameters", "gpu_parameters"]
 
@@ -65,6 +66,10 @@ class GpuParameters:
         The same share where kernels follow one another without pause, as in a training step: below
         1 also on the reference, where its short kernels run at a clock that its power does not
         sustain.
+    rated_peaks : mapping of str to float, optional
+    rated_bandwidth : float, optional
+        Of the board as it is, where `peaks` and `bandwidth` are of one that is faster or slower
+        (:mod:`.scaled`).
     """
 
     name: str
@@ -79,6 +84,8 @@ class GpuParameters:
     shared_memory: float
     sustained: float = 1.0
     steady: float = 1.0
+    rated_peaks: Mapping[str, float] | None = None
+    rated_bandwidth: float | None = None
 
     def at_steady_clock(self) -> GpuParameters:
         """Return the GPU as it runs in a training step, at the clock that its power sustains."""
@@ -87,8 +94,24 @@ class GpuParameters:
     @property
     def chip(self) -> tuple[object, ...]:
         """What boards with the same chip share; memory and power differ among them."""
-        peaks = tuple(sorted(self.peaks.items()))
+        peaks = tuple(sorted(self.chip_peaks.items()))
         return self.family, self.sms, self.clock, self.l2, peaks
+
+    def rescaled(self, gpu: Gpu) -> GpuParameters:
+        """Return these parameters with the numbers of the same GPU, scaled (:mod:`.scaled`)."""
+        return replace(
+            self,
+            peaks={each: getattr(gpu, PEAK + each).si for each in self.peaks},
+            bandwidth=gpu.bandwidth.si,
+            pcie=gpu.pcie.si,
+            rated_peaks=self.chip_peaks,
+            rated_bandwidth=self.rated_bandwidth or self.bandwidth,
+        )
+
+    @property
+    def chip_peaks(self) -> Mapping[str, float]:
+        """FLOP/s by number format that tell which chip it is."""
+        return self.peaks if self.rated_peaks is None else self.rated_peaks
 
     @classmethod
     def of(cls, gpu: Gpu) -> GpuParameters:
@@ -102,6 +125,9 @@ class GpuParameters:
         InputError
             If no GPU of its architecture has these numbers.
         """
+        rated = rated_gpu(gpu)
+        if rated is not gpu:
+            return cls.of(rated).rescaled(gpu)
         architecture = packaged(ARCHITECTURES)[gpu.family]
         complete = gpu if gpu.sms and gpu.clock and gpu.l2 else _nearest_complete(gpu)
         sms = gpu.sms or complete.sms

@@ -55,3 +55,6 @@ class KernelModel(Protocol):
         InputError
             If the GPU lacks the kernel's number format, or the model does not know its kind.
         """
+
+    def scaled(self, factors: Mapping[str, float]) -> KernelModel:
+        """Return the model of a GPU whose numbers are multiplied: see `mpisim.kernels.scaled`."""

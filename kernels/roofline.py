@@ -32,6 +32,7 @@ from .operations import (
     OptimizerStep,
     Softmax,
 )
+from .scaled import scaled_gpu
 
 __all__ = ["Roofline"]
 
@@ -136,6 +137,16 @@ class Roofline:
         if found is None:
             found = self._estimates[kernel] = self._price(kernel)
         return found
+
+    def scaled(self, factors: Mapping[str, float]) -> Roofline:
+        """Return the model of a GPU whose numbers are multiplied.
+
+        Parameters
+        ----------
+        factors : mapping of str to float
+            As of `mpisim.kernels.scaled.scaled_gpu`.
+        """
+        return Roofline(scaled_gpu(self._gpu, factors))
 
     def _price(self, kernel: Kernel) -> Estimate:
         terms = _terms(kernel)

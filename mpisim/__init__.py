@@ -9,6 +9,8 @@ that only prints its help starts at once.
     Read the result of a run (an HDF5 file) as numpy arrays.
 ``Program``
     What every rank does: tables, bindings and communicators.
+``sensitivity``
+    How the step of an experiment answers to its hardware.
 ``simulate``
     Run a program and return its result.
 """
@@ -26,13 +28,15 @@ from mpisim.base.version import __version__
 if TYPE_CHECKING:
     from mpisim.program import Program
     from mpisim.results import open_results
+    from mpisim.sensitivity import sensitivity
     from mpisim.simulate import simulate
 
-__all__ = ["Program", "__version__", "errors", "open_results", "simulate"]
+__all__ = ["Program", "__version__", "errors", "open_results", "sensitivity", "simulate"]
 
 _HOME = {
     "Program": "mpisim.program",
     "open_results": "mpisim.results",
+    "sensitivity": "mpisim.sensitivity",
     "simulate": "mpisim.simulate",
 }
 
@@ -48,9 +52,9 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Keep ``mpisim.simulate`` the function.
+    """Keep ``mpisim.simulate`` and ``mpisim.sensitivity`` the functions.
 
-    Importing the submodule ``mpisim.simulate`` anywhere would bind the module to that name.
+    Importing the submodule of such a name anywhere would bind the module to it.
     """
 
     def __setattr__(self, name: str, value: object) -> None:

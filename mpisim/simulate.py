@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .engine.repetition import Repetition
     from .overlap import OverlapSummary
     from .prediction.prepared_program import PreparedProgram
+    from .results.sensitivities import Sensitivities
 
 __all__ = ["Simulated", "simulate"]
 
@@ -167,9 +168,11 @@ def simulate(
     if isinstance(prepared, PreparedExperiment):
         # May simulate a second time.
         stated |= launch_bound_statement(prepared, run, comm, found is not None)
+    sensitivities: Sensitivities | None = None
     with show_progress(comm, "adding up what every rank did" if progress else ""):
         if not isinstance(prepared, Program) and comm.rank == 0:
-            stated |= _stated(prepared, run, overlap)
+            said, sensitivities = _stated(prepared, run, overlap)
+            stated |= said
         if network is None and not isinstance(prepared, Program):
             network = prepared.network
         if output is None:
@@ -180,6 +183,7 @@ def simulate(
                 attributes=stated,
                 network=network,
                 repetition=repetition,
+                sensitivities=sensitivities,
             )
         if not origin and isinstance(what, Experiment | ProgramExperiment):
             origin = serialize_any(what)
@@ -194,6 +198,7 @@ def simulate(
             attributes=stated,
             network=network,
             repetition=repetition,
+            sensitivities=sensitivities,
         )
 
 
@@ -221,10 +226,18 @@ def _prepared(
 
 def _stated(
     prepared: PreparedExperiment | PreparedProgram, run: Run, overlap: OverlapSummary | None
-) -> dict[str, Any]:
-    """Return the statements of a prediction; other processes need not even load what makes them."""
-    from .prediction.statements import program_statements, statements
+) -> tuple[dict[str, Any], Sensitivities]:
+    """Return the statements of a prediction, and what its step time depends on.
 
-    if isinstance(prepared, PreparedExperiment):
-        return statements(prepared, run, prepared.experiment.left_to_defaults(), overlap)
-    return program_statements(prepared, run)
+    Other processes need not even load what makes them.
+    """
+    from .prediction.sensitivities import path_sensitivities
+    from .prediction.statements import program_statements, statements
+    from .prediction.uncertainty import PathShares
+
+    shares = PathShares(prepared, run)
+    found = path_sensitivities(prepared, run, overlap, shares)
+    if not isinstance(prepared, PreparedExperiment):
+        return program_statements(prepared, run, shares), found
+    defaults = prepared.experiment.left_to_defaults()
+    return statements(prepared, run, defaults, overlap, shares), found

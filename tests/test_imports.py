@@ -24,7 +24,7 @@ LAYERS = (
     ("overlap", "results", "traces", "memory"),
     ("report", "formats"),
     ("prediction", "replay"),
-    ("simulate", "export"),
+    ("simulate", "sensitivity", "export"),
     ("validate", "search", "page"),
     ("cli",),
 )

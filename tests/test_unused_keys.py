@@ -198,6 +198,18 @@ OTHER_TABLES = {
         "seed": 3,
         "speeds": '{"0" = 0.5}',
     },
+    "scale": {
+        "hbm_bandwidth": 2.0,
+        "matrix_rate": 2.0,
+        "link_bandwidth": 2.0,
+        "nic_bandwidth": 2.0,
+        "pcie_bandwidth": 2.0,
+        "switch_bandwidth": 2.0,
+        "latency": 2.0,
+        "communications": 2.0,
+        "launch_time": 2.0,
+        "memory": 0.9,
+    },
     "calibration": {"file": "ours", "framework": "nemo"},
     "run": {"allow_oom": "true"},
     "cluster": {

@@ -6,8 +6,8 @@ The machine
     ``topology`` (`Topology`: nodes, links and routes as arrays), ``routes`` (shortest-time routes
     of any graph), ``nodes`` (the inside of a node), ``fabrics/`` (what joins nodes), ``assemble``
     (nodes and fabric → topology), ``topology_files`` (a graph in TOML or GraphML → topology),
-    ``changes`` (links slowed or cut), ``cluster`` (`Cluster`: the file of a machine), ``speeds``
-    (a cluster with other bandwidths), ``units``.
+    ``changes`` (links slowed or cut), ``cluster`` (`Cluster`: the file of a machine), ``speeds``,
+    ``scaled`` (a cluster with other bandwidths, by value or by factor), ``units``.
 Collectives on links
     ``traffic/``: bytes and hops of each algorithm, summed over links, and what the links allow.
 NCCL
@@ -15,7 +15,8 @@ NCCL
     NCCL sees of a cluster.
 Prices, which the engine gets
     ``network`` (`Network`, `SharedNetwork`, `Price`: the interface), ``nccl_network`` (NCCL on the
-    links of a topology), ``link_library`` (collectives without NICs), ``alpha_beta``.
+    links of a topology), ``link_library`` (collectives without NICs), ``alpha_beta``,
+    ``elasticities`` (how prices answer to bandwidths and latency).
 Measurements
     ``collectives/``: measured collectives, and the calibration fitted to them.
 For people

@@ -120,6 +120,9 @@ class Cluster:
         Links to slow or cut, as for :func:`.changes.apply_changes`.
     aliases : tuple of str
         Other names it goes by.
+    latency : float
+        Factor of what is known of the latencies of communications: of starts, steps, links and
+        switches.
     """
 
     title: str
@@ -132,6 +135,7 @@ class Cluster:
     graph: str | None = None
     changes: dict[str, str] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
+    latency: Annotated[float, Limits(least=0, most=1e4)] = 1.0
 
     def __post_init__(self) -> None:
         node, fabric = self.node, self.fabric
@@ -215,7 +219,7 @@ class Cluster:
             "node_latency": measured.node_latency,
             "node_bandwidth": measured.node_bandwidth,
         }
-        inside = (measured.node_latency.si, measured.node_bandwidth.si)
+        inside = (self.latency * measured.node_latency.si, measured.node_bandwidth.si)
         if measured.network_bandwidth is None or measured.network_latency is None:
             if nodes > 1:
                 raise InputError(
@@ -224,7 +228,7 @@ class Cluster:
                 )
             across = inside
         else:
-            across = (measured.network_latency.si, measured.network_bandwidth.si)
+            across = (self.latency * measured.network_latency.si, measured.network_bandwidth.si)
             numbers |= {
                 "network_latency": measured.network_latency,
                 "network_bandwidth": measured.network_bandwidth,

@@ -28,6 +28,7 @@ from mpisim.base.kinds import Operation
 from mpisim.base.lru_cache import LruCache
 from mpisim.base.quantity import PICOSECONDS, Quantity
 
+from .elasticities import PriceElasticities
 from .link_library import UNMEASURED, CollectiveLibrary, LinkLibrary
 from .nccl import Choice, Nccl, Shape
 from .nccl.bottleneck import LATENCY, bottleneck_of
@@ -91,6 +92,10 @@ class NcclNetwork:
         Whether what NCCL does by rings goes dimension by dimension where a group can.
     by_fabric : bool
         Whether NCCL's rings follow the fabric rather than the order of ranks.
+    latency : float
+        Factor of the latencies of links, and of a `LinkLibrary`; an `Nccl` has its own.
+    switches_follow : bool
+        Whether links between switches are as wide as NICs need them: `elasticities` asks.
     """
 
     def __init__(
@@ -103,6 +108,8 @@ class NcclNetwork:
         meshed: bool = False,
         dimensions: bool = False,
         by_fabric: bool = False,
+        latency: float = 1.0,
+        switches_follow: bool = False,
     ) -> None:
         self.library: CollectiveLibrary = library
         self.topology = topology
@@ -110,6 +117,8 @@ class NcclNetwork:
         self._link_library = library if isinstance(library, LinkLibrary) else None
         self.notes = () if self._link_library is None else (UNMEASURED,)
         self._dimensions = dimensions
+        self._latency = latency
+        self._elasticities = PriceElasticities(self.nccl, topology, switches_follow)
         self.numbers = {
             _quantity_name(where, decade): numbers(10.0**decade, regime)
             for where, regime in _REGIMES.items()
@@ -302,7 +311,8 @@ class NcclNetwork:
     def _unlimited_price(
         self, operation: Operation, bytes: int, shape: Shape, choice: Choice
     ) -> Price:
-        latency = round(choice.latency * PICOSECONDS)
+        factor = 1.0 if self._link_library is None else self._latency
+        latency = round(choice.latency * factor * PICOSECONDS)
         if not bytes or operation is Operation.BARRIER:
             done = Operation.ALL_REDUCE if operation is Operation.BARRIER else operation
             return Price(latency, pattern=self._pattern(done, choice))
@@ -325,7 +335,8 @@ class NcclNetwork:
         if limit is not None:
             node_rate = limit.node_rate if factor == 1 else round(limit.node_rate / factor)
             rate = max(1, min(price.rate, node_rate, limit.fabric_rate)) if price.volume else 0
-            latency = max(0, price.latency + limit.latency)
+            late = limit.latency if self._latency == 1 else round(self._latency * limit.latency)
+            latency = max(0, price.latency + late)
             price = price._replace(rate=rate, latency=latency)
         return price if price.volume else price._replace(pattern=None)
 
@@ -472,6 +483,47 @@ class NcclNetwork:
         if key not in self._bottlenecks:
             _remember(self._bottlenecks, key, bottleneck_of(self.nccl, *key))
         return self._bottlenecks[key]
+
+    # --- what prices depend on --------------------------------------------------------------------
+
+    def elasticities(self, operation: Operation, bytes: int, group: Placement) -> dict[str, float]:
+        """Return how a price answers to the hardware; see `PriceElasticities.of`.
+
+        Parameters
+        ----------
+        operation : Operation
+        bytes : int
+            Of the full buffer; see `Network.price`.
+        group : Placement
+            Made for this operation, or for any.
+        """
+        nccl = self.nccl_price(operation, bytes, group)
+        return self.elasticities_of(operation, bytes, group, nccl, self.limited(nccl, group))
+
+    def elasticities_of(
+        self, operation: Operation, bytes: int, group: Placement, nccl: Price, price: Price
+    ) -> dict[str, float]:
+        """Return how a price that was made of NCCL's on these links answers; see `elasticities`.
+
+        Parameters
+        ----------
+        operation : Operation
+        bytes : int
+            Of the full buffer; see `Network.price`.
+        group : Placement
+            That both prices are for.
+        nccl : Price
+            From `nccl_price`, perhaps with a longer time.
+        price : Price
+            The same on these links.
+        """
+        limit = group.limit(nccl.pattern) if group.limits else None
+        limiting = limit.link if limit is not None and price.rate < nccl.rate else None
+        return self._elasticities.of(operation, bytes, group.shape, limiting, nccl, price)
+
+    def scales_of_link(self, link: int) -> tuple[str, ...]:
+        """Return the factors of `mpisim.topo.scaled` that the bandwidth of a link goes with."""
+        return self._elasticities.scales_of_link(link)
 
     # --- links ------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from ..measured import MeasuredKernels
 from ..model import Estimate, KernelModel
 from ..numbers import quantity
 from ..operations import Kernel
+from ..scaled import ScaledKernels
 
 __all__ = ["OperationDatabase"]
 
@@ -104,6 +105,16 @@ class OperationDatabase:
         if found is None:
             found = self._known[kernel] = self._look_up(kernel)
         return found
+
+    def scaled(self, factors: Mapping[str, float]) -> ScaledKernels:
+        """Return the times of a GPU whose numbers are multiplied, by the other model's ratio.
+
+        Parameters
+        ----------
+        factors : mapping of str to float
+            As of `mpisim.kernels.scaled.scaled_gpu`.
+        """
+        return ScaledKernels(self, self._fallback.scaled(factors), self._fallback)
 
     def _look_up(self, kernel: Kernel) -> Estimate:
         seconds = self._times.get(kernel)

@@ -28,6 +28,7 @@ from ..gpu_parameters import GpuParameters, gpu_parameters
 from ..measured import MeasuredKernels
 from ..model import Estimate
 from ..operations import Kernel
+from ..scaled import scaled_gpu
 
 __all__ = ["Li", "Regression", "RegressionLine", "regress"]
 
@@ -167,3 +168,13 @@ class Li:
         one, arithmetic, memory = _features([kernel], self._parameters, dtype)[0].tolist()
         seconds = one * line.floor + arithmetic * line.arithmetic + memory * line.memory
         return Estimate(picoseconds(seconds), {name: 1.0}, line.error)
+
+    def scaled(self, factors: Mapping[str, float]) -> Li:
+        """Return the model of a GPU whose numbers are multiplied, with the lines of this one.
+
+        Parameters
+        ----------
+        factors : mapping of str to float
+            As of `mpisim.kernels.scaled.scaled_gpu`.
+        """
+        return Li(scaled_gpu(self._gpu, factors), self._regression)

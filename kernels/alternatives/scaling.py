@@ -13,6 +13,7 @@ from mpisim.base.quantity import Quantity
 from ..gpu import Gpu
 from ..model import Estimate, KernelModel
 from ..operations import Kernel
+from ..scaled import scaled_gpu
 
 __all__ = ["Scaling"]
 
@@ -71,3 +72,13 @@ class Scaling:
         ratio = self.ratio(kernel)
         found = self._base.estimate(kernel)
         return Estimate(round(found.duration * ratio), found.shares, found.error)
+
+    def scaled(self, factors: Mapping[str, float]) -> Scaling:
+        """Return the model of a GPU whose numbers are multiplied, by the same times.
+
+        Parameters
+        ----------
+        factors : mapping of str to float
+            As of `mpisim.kernels.scaled.scaled_gpu`.
+        """
+        return Scaling(scaled_gpu(self._gpu, factors), self._base)

@@ -220,7 +220,8 @@ def _boards_with_chip(
         if (name, other) == (formula, dtype) and presets.get(owner, {}).get("family") == gpu.family
     ]
     same = [each for each in boards if each.chip == gpu.chip]
-    same.sort(key=lambda each: (abs(math.log(each.bandwidth / gpu.bandwidth)), each.name))
+    own = gpu.rated_bandwidth or gpu.bandwidth
+    same.sort(key=lambda each: (abs(math.log(each.bandwidth / own)), each.name))
     return [each.name for each in same]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import field, replace
 from functools import lru_cache
 from typing import Any
@@ -16,6 +17,7 @@ from ..gpu import Gpu
 from ..gpu_parameters import GpuParameters
 from ..model import Estimate
 from ..operations import Kernel
+from ..scaled import scaled_gpu
 from .calibration import KernelCalibration, decade_of, packaged_calibration
 from .families import FORMULAS, formula_of, stack_columns
 from .formula import ANY, Columns, Formula
@@ -139,6 +141,22 @@ class Analytical:
                 self._estimates.clear()
             found = self._estimates[kernel] = self._price(kernel)
         return found
+
+    def scaled(self, factors: Mapping[str, float]) -> Analytical:
+        """Return the model of a GPU whose numbers are multiplied, with the constants of this one.
+
+        Parameters
+        ----------
+        factors : mapping of str to float
+            As of `mpisim.kernels.scaled.scaled_gpu`.
+        """
+        gpu = scaled_gpu(self._gpu, factors)
+        if gpu is self._gpu:
+            return self
+        found = copy(self)
+        found._gpu, found._parameters = gpu, self._parameters.rescaled(gpu)
+        found._estimates, found._divisions, found._stretches, found._numbers = {}, {}, {}, {}
+        return found  # which constants serve does not depend on factors
 
     def estimate_many(self, formula: str, columns: Mapping[str, Any]) -> np.ndarray:
         """Return the durations of many kernels of one formula, in seconds.

@@ -111,7 +111,7 @@ def _sm_threads(gpu: GpuParameters) -> int:
     """Return how many threads a multiprocessor holds."""
     if (
         gpu.family == "ampere"
-        and gpu.peaks.get("fp32", 0.0) > MIN_FLOPS_GA10X * gpu.sms * gpu.clock
+        and gpu.chip_peaks.get("fp32", 0.0) > MIN_FLOPS_GA10X * gpu.sms * gpu.clock
     ):
         return SM_THREADS_GA10X
     return SM_THREADS.get(gpu.family, SM_THREADS_DEFAULT)

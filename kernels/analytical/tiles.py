@@ -141,7 +141,8 @@ def tiled_times(
     """
     peak = gpu.peaks[dtype]
     rate = peak / gpu.sms * efficiency / (1 + _issue_overhead(gpu, dtype))
-    loads = loading * OPERAND_BYTES[dtype] * peak / 2 / gpu.l2_bandwidth
+    # Of a GPU that is scaled products keep their efficiency: caches keep up with matrix units.
+    loads = loading * OPERAND_BYTES[dtype] * gpu.chip_peaks[dtype] / 2 / gpu.l2_bandwidth
     ceil, _, _, maximum, _ = functions(m)
     sums = batch * m * n / gpu.l2_bandwidth
     sms, full = gpu.sms, 1 - quantisation
@@ -194,7 +195,7 @@ def _issue_overhead(gpu: GpuParameters, dtype: str) -> float:
     """Return the instructions beside each multiplication that cost time."""
     if dtype != "fp32" or gpu.family not in SINGLE_ISSUE:
         return 0.0
-    lanes = gpu.peaks["fp32"] / (2 * gpu.sms * gpu.clock)
+    lanes = gpu.chip_peaks["fp32"] / (2 * gpu.sms * gpu.clock)
     return ISSUE_OVERHEAD if lanes > MIN_LANES_SHARED_ISSUE else 0.0
 
 

@@ -42,6 +42,7 @@ COMMANDS = (
     "mpisim.cli.replay",
     "mpisim.cli.report",
     "mpisim.cli.compare",
+    "mpisim.cli.sensitivity",
     "mpisim.cli.export",
     "mpisim.cli.program",
     "mpisim.cli.trace",

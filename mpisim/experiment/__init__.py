@@ -1,9 +1,9 @@
 """Experiments: which model, on which cluster, by which parallel plan.
 
 An experiment is one TOML file with the tables ``[model]``, ``[plan]`` and ``[cluster]``, and where
-wanted ``[kernels]``, ``[network]``, ``[overlap]``, ``[variation]``, ``[calibration]`` and
-``[run]``, read into frozen dataclasses whose fields are the keys. ``mpisim new`` writes one with
-every key explained. Where the work stands in a program file, ``[workload]`` takes the place of
+wanted ``[scale]``, ``[kernels]``, ``[network]``, ``[overlap]``, ``[variation]``, ``[calibration]``
+and ``[run]``, read into frozen dataclasses whose fields are the keys. ``mpisim new`` writes one
+with every key explained. Where the work stands in a program file, ``[workload]`` takes the place of
 ``[model]`` and ``[plan]``.
 
 Read in this order.
@@ -27,6 +27,7 @@ from .choices import (
     NetworkChoice,
     OverlapChoice,
     RunChoice,
+    ScaleChoice,
     VariationChoice,
 )
 from .experiment import Experiment
@@ -53,6 +54,7 @@ __all__ = [
     "ProgramChoices",
     "ProgramExperiment",
     "RunChoice",
+    "ScaleChoice",
     "Transformer",
     "VariationChoice",
     "defaulted",

@@ -1,9 +1,9 @@
 """The tables of an experiment besides ``[model]`` and ``[plan]``: one dataclass a table.
 
-`ClusterChoice`, `KernelChoice`, `NetworkChoice`, `OverlapChoice`, `VariationChoice`,
-`CalibrationChoice` and `RunChoice` are ``[cluster]`` to ``[run]``, in the order in which a
-prediction uses them. Their fields are the keys; `__post_init__` refuses keys of one table that
-contradict each other.
+`ClusterChoice`, `ScaleChoice`, `KernelChoice`, `NetworkChoice`, `OverlapChoice`,
+`VariationChoice`, `CalibrationChoice` and `RunChoice` are ``[cluster]`` to ``[run]``, in the order
+in which a prediction uses them. Their fields are the keys; `__post_init__` refuses keys of one
+table that contradict each other.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ __all__ = [
     "NetworkChoice",
     "OverlapChoice",
     "RunChoice",
+    "ScaleChoice",
     "VariationChoice",
 ]
 
@@ -33,6 +34,7 @@ MAX_GPUS = 10_000_000
 Spread = Annotated[float, Limits(least=0, most=1)]
 Speed = Annotated[float, Limits(least=0.001, most=1000)]
 Seed = Annotated[int, Limits(least=0, most=2**63 - 1)]
+Factor = Annotated[float, Limits(least=0.01, most=100)]
 
 
 @frozen
@@ -81,6 +83,54 @@ class ClusterChoice:
         """The keys given that replace numbers of the cluster's nodes."""
         keys = ("nic_bandwidth", "link_bandwidth", "pcie_bandwidth", "nics")
         return {key: getattr(self, key) for key in keys if getattr(self, key) is not None}
+
+
+@frozen
+class ScaleChoice:
+    """What if parts of the hardware were faster or slower: factors on what is known of them.
+
+    The share of a peak that kernels and collectives were measured to reach stays; the peak changes.
+
+    Attributes
+    ----------
+    hbm_bandwidth : float
+        Of the GPUs' memory.
+    matrix_rate : float
+        Of matrix products in every format; the clock stays, and what limits the power.
+    link_bandwidth : float
+        Of NVLink or xGMI.
+    nic_bandwidth : float
+        Of the NICs; a fabric that does not block follows, the links of others stay.
+    pcie_bandwidth : float
+        Of PCIe: to the host's memory, to the NICs, between GPUs without other links.
+    switch_bandwidth : float
+        Of the links between switches, or of those of a torus, a mesh or a wafer.
+    latency : float
+        Of communications: starts, steps, links and switches. Above 1: longer.
+    communications : float
+        Speed of communications whose durations a program file has, as recordings do.
+    launch_time : float
+        Of the CPU: launching calls, what the framework does between them, and the time until a
+        kernel starts. Above 1: longer.
+    memory : float
+        Capacity of the GPUs' memory.
+    """
+
+    hbm_bandwidth: Factor = 1.0
+    matrix_rate: Factor = 1.0
+    link_bandwidth: Factor = 1.0
+    nic_bandwidth: Factor = 1.0
+    pcie_bandwidth: Factor = 1.0
+    switch_bandwidth: Factor = 1.0
+    latency: Factor = 1.0
+    communications: Factor = 1.0
+    launch_time: Factor = 1.0
+    memory: Factor = 1.0
+
+    @property
+    def changes(self) -> dict[str, float]:
+        """The factors that are not 1, by key."""
+        return {key: factor for key, factor in vars(self).items() if factor != 1}
 
 
 @frozen

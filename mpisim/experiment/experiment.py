@@ -27,6 +27,7 @@ from .choices import (
     NetworkChoice,
     OverlapChoice,
     RunChoice,
+    ScaleChoice,
     VariationChoice,
 )
 from .models import Model
@@ -120,6 +121,7 @@ class Experiment:
     model : Transformer, Cnn or Dlrm
     plan : Plan
     cluster : ClusterChoice
+    scale : ScaleChoice
     kernels : KernelChoice
     network : NetworkChoice
     overlap : OverlapChoice
@@ -144,6 +146,7 @@ class Experiment:
     model: Model
     plan: Plan
     cluster: ClusterChoice
+    scale: ScaleChoice = field(default_factory=ScaleChoice)
     kernels: KernelChoice = field(default_factory=KernelChoice)
     network: NetworkChoice = field(default_factory=NetworkChoice)
     overlap: OverlapChoice = field(default_factory=OverlapChoice)

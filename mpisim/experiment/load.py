@@ -26,6 +26,7 @@ from .choices import (
     NetworkChoice,
     OverlapChoice,
     RunChoice,
+    ScaleChoice,
     VariationChoice,
 )
 from .experiment import Experiment, Published
@@ -58,6 +59,7 @@ ALL_KEYS = "docs/experiments.md and 'mpisim new' explain all keys"
 TABLES: dict[str, Any] = {
     "plan": Plan,
     "cluster": ClusterChoice,
+    "scale": ScaleChoice,
     "kernels": KernelChoice,
     "network": NetworkChoice,
     "overlap": OverlapChoice,

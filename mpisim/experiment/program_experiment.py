@@ -1,7 +1,8 @@
 """Experiments of a program file: ``[workload]`` in place of ``[model]`` and ``[plan]``.
 
 The program file holds the rows of all ranks and how long kernels take. Everything else is a choice
-as in any experiment: ``[cluster]``, ``[network]``, ``[overlap]``, ``[variation]`` and ``[run]``.
+as in any experiment: ``[cluster]``, ``[scale]``, ``[network]``, ``[overlap]``, ``[variation]`` and
+``[run]``.
 """
 
 from __future__ import annotations
@@ -13,13 +14,21 @@ from typing import Any
 from ..base.errors import InputError, UsageError, nearest
 from ..base.frozen import frozen
 from ..base.schema import build, defaults
-from .choices import ClusterChoice, NetworkChoice, OverlapChoice, RunChoice, VariationChoice
+from .choices import (
+    ClusterChoice,
+    NetworkChoice,
+    OverlapChoice,
+    RunChoice,
+    ScaleChoice,
+    VariationChoice,
+)
 from .experiment import keys_at_defaults
 
 __all__ = ["ProgramChoices", "ProgramExperiment", "WorkloadChoice", "program_experiment"]
 
 TABLES: dict[str, Any] = {
     "cluster": ClusterChoice,
+    "scale": ScaleChoice,
     "network": NetworkChoice,
     "overlap": OverlapChoice,
     "variation": VariationChoice,
@@ -74,6 +83,7 @@ class ProgramChoices:
     ----------
     cluster : ClusterChoice, optional
         None where it needs none: all of its communications have durations.
+    scale : ScaleChoice
     network : NetworkChoice
     overlap : OverlapChoice
     variation : VariationChoice
@@ -83,6 +93,7 @@ class ProgramChoices:
     """
 
     cluster: ClusterChoice | None
+    scale: ScaleChoice
     network: NetworkChoice
     overlap: OverlapChoice
     variation: VariationChoice
@@ -104,7 +115,8 @@ class ProgramChoices:
         ------
         InputError
         """
-        given = {key: tables.get(key, {}) for key in ("cluster", "network", "overlap", "variation")}
+        keys = ("cluster", "scale", "network", "overlap", "variation")
+        given = {key: tables.get(key, {}) for key in keys}
         parts: dict[str, Any] = {
             key: None if key == "cluster" and not table else build(TABLES[key], table, source, key)
             for key, table in given.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from ..base.distinct import distinct
 from ..base.frozen import frozen
 from ..base.quantity import PICOSECONDS, Quantity
-from ..engine.critical_path import CriticalPath, PieceKind
+from ..engine.critical_path import PieceKind
 from ..kernels.slowdown import CLASSES
 from ..program import Kind
 from .model import OverlapModel
@@ -83,18 +84,18 @@ class OverlapSummary:
             if alone
         ] or ["nothing overlaps"]
 
-    def lengths(self, path: CriticalPath) -> dict[str, float]:
+    @property
+    def longer(self) -> NDArray[np.int64]:
+        """What overlap adds to each kernel of the critical path, with its repeats, in ps."""
+        return self._added[2]
+
+    def lengths(self) -> dict[str, float]:
         """Return the part of a critical path that depends on each number of the slowdown, in ps.
 
         Of the time that slowdown adds to a class of kernels on the path, each number has the same
         share as of the time that it adds to all kernels of the class.
-
-        Parameters
-        ----------
-        path : CriticalPath
-            Of the run with slowdown.
         """
-        added, wire = self._added(path)
+        added, wire, _ = self._added
         outcome = self.outcome
         longer = outcome.kernel_time[:, 1] - outcome.kernel_time[:, 0]
         found = {COMMUNICATIONS: wire}
@@ -106,13 +107,16 @@ class OverlapSummary:
             )
         return found
 
-    def _added(self, path: CriticalPath) -> tuple[NDArray[np.int64], float]:
-        """Return the time that slowdown adds to the path, in ps: kernels by class, communications.
+    @cached_property
+    def _added(self) -> tuple[NDArray[np.int64], float, NDArray[np.int64]]:
+        """The time that slowdown adds to the path, in ps: kernels by class; communications; pieces.
 
         Communications that share links take longer for that, too: no more counts than the ratio
         that slowdown adds to communications altogether.
         """
-        model = self.model
+        model, path = self.model, self.outcome.run.critical_path
+        assert path is not None
+        pieces_longer = np.zeros(len(path.kind), np.int64)
         kernels = np.zeros(len(CLASSES), np.int64)
         wire = 0.0
         alone, beside = self.outcome.wire_time.tolist()
@@ -130,6 +134,7 @@ class OverlapSummary:
             longer = np.rint(length[pieces[computing]] - alone_there).astype(np.int64)
             known = number >= 0
             longer = np.maximum(longer, 0) * times[pieces[computing]]
+            pieces_longer[pieces[computing]] = longer
             np.add.at(kernels, device.work.kind[number[known]], longer[known])
             own = model.communications.of(rank)
             at = np.searchsorted(own.rows, rows[~computing])
@@ -137,4 +142,4 @@ class OverlapSummary:
             longer = length[pieces[~computing]] - lasting
             longer = np.clip(longer, 0, max_ratio * lasting) * times[pieces[~computing]]
             wire += float(longer.sum())
-        return kernels, wire
+        return kernels, wire, pieces_longer

@@ -15,6 +15,8 @@ Read in this order, which is that of one prediction (`mpisim.simulate`).
     How far a step time may be off, from the numbers its critical path depends on.
 ``memory_course``
     Memory of a rank over the step, at the times of a run.
+``quantities``, ``sensitivities``, ``library_choices``
+    What a step depends on, and how it answers to each along its critical path; what NCCL chooses.
 ``statements``, ``unused_keys``, ``unused_network_keys``
     Statements of a prediction: uncertainty, assumptions, limits; keys that change nothing.
 ``published``

@@ -72,6 +72,16 @@ class CalibratedKernels:
             )
         return found
 
+    def scaled(self, factors: Mapping[str, float]) -> CalibratedKernels:
+        """Return the model of a GPU whose numbers are multiplied, with the same constants.
+
+        Parameters
+        ----------
+        factors : mapping of str to float
+            As of `mpisim.kernels.scaled.scaled_gpu`.
+        """
+        return CalibratedKernels(self._model.scaled(factors), self._constants)
+
     def _constant(self, kernel: Kernel) -> tuple[str, str]:
         gpu = self._constants.gpu
         if isinstance(kernel, (Gemm, GroupedGemm, Convolution)):
@@ -199,6 +209,34 @@ class CalibratedNetwork:
         if self._constants.covers(_kind(group.nodes), self._constants.platform):
             found = {}
         return {**found, self._constant(group.nodes)[0]: 1.0}
+
+    def elasticities(self, operation: Operation, bytes: int, group: Placement) -> dict[str, float]:
+        """Return how a price answers to the hardware; the constants stay.
+
+        Parameters
+        ----------
+        operation : Operation
+        bytes : int
+            Size of the communication.
+        group : Placement
+            One of the classes of `group_classes`.
+
+        Returns
+        -------
+        dict of str to float
+            As of `mpisim.topo.nccl_network.NcclNetwork.elasticities`.
+        """
+        return self._network.elasticities_of(
+            operation,
+            bytes,
+            group,
+            self._multiplied(operation, bytes, group),
+            self.price(operation, bytes, group),
+        )
+
+    def scales_of_link(self, link: int) -> tuple[str, ...]:
+        """Return the factors of `mpisim.topo.scaled` that the bandwidth of a link goes with."""
+        return self._network.scales_of_link(link)
 
     @property
     def capacity(self) -> Ints:

@@ -11,12 +11,22 @@ from numpy.typing import NDArray
 
 from ..base.errors import InputError
 from ..base.rank_ranges import parse_ranges
-from ..experiment import ClusterChoice, Cnn, Experiment
+from ..experiment import ClusterChoice, Cnn, Experiment, ScaleChoice
 from ..kernels import Gpu, find_gpu
+from ..kernels.scaled import scaled_gpu
 from ..topo import Cluster, find_cluster
+from ..topo.scaled import LINK_SCALES, scaled_cluster
 from ..topo.speeds import with_speeds
 
-__all__ = ["Hardware", "check_speeds", "gpu_kinds", "gpus_of", "hardware_of", "with_convolutions"]
+__all__ = [
+    "Hardware",
+    "check_speeds",
+    "gpu_kinds",
+    "gpus_of",
+    "hardware_of",
+    "with_convolutions",
+    "with_scale",
+]
 
 
 class Hardware(NamedTuple):
@@ -48,6 +58,7 @@ def hardware_of(experiment: Experiment) -> Hardware:
     choice = experiment.cluster
     check_speeds(choice.speeds, experiment.network.model)
     cluster = with_speeds(find_cluster(choice.preset), choice.speeds)
+    cluster = with_scale(cluster, experiment.scale, experiment.network.model)
     available = choice.nodes * cluster.gpus_per_node
     if choice.gpus is not None and choice.gpus > available:
         raise InputError(
@@ -83,6 +94,31 @@ def check_speeds(speeds: Mapping[str, str | int], model: str) -> None:
         )
 
 
+def with_scale(cluster: Cluster, scale: ScaleChoice, model: str) -> Cluster:
+    """Return a cluster whose links are as an experiment's ``[scale]`` has them.
+
+    Parameters
+    ----------
+    cluster : Cluster
+        With the speeds that were given.
+    scale : ScaleChoice
+    model : str
+        As of ``network.model``.
+
+    Raises
+    ------
+    InputError
+        If the network model does not look at links, or the cluster lists them in a file.
+    """
+    given = [key for key in scale.changes if key in LINK_SCALES and key != "pcie_bandwidth"]
+    if given and model == "echo":
+        raise InputError(
+            f"scale.{given[0]} is given; network.model = 'echo' has no use for it: it takes the "
+            "times of measured collectives"
+        )
+    return scaled_cluster(cluster, scale.changes)
+
+
 def gpus_of(experiment: Experiment, cluster: Cluster) -> dict[str, Gpu]:
     """Return the cluster's GPU by its name, then the other ones that some nodes have.
 
@@ -98,7 +134,8 @@ def gpus_of(experiment: Experiment, cluster: Cluster) -> dict[str, Gpu]:
         If one is unknown, or cannot compute in the plan's format.
     """
     names = [experiment.kernels.gpu or cluster.gpu, *experiment.cluster.other_gpus.values()]
-    found = {name: find_gpu(name) for name in names}
+    factors = experiment.scale.changes
+    found = {name: scaled_gpu(find_gpu(name), factors) for name in names}
     for gpu in found.values():
         gpu.peak(experiment.plan.precision)
     return found

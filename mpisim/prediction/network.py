@@ -12,9 +12,11 @@ import numpy as np
 from ..base.errors import InputError, nearest
 from ..base.frozen import frozen
 from ..base.quantity import Quantity
-from ..experiment import NetworkChoice
+from ..experiment import NetworkChoice, ScaleChoice
 from ..topo import Cluster, Network
+from ..topo.scaled import switches_follow
 from ..topo.speeds import with_speeds
+from .hardware import with_scale
 
 if TYPE_CHECKING:
     from ..topo import Topology
@@ -131,6 +133,7 @@ class NetworkRequest:
         Keys of `mpisim.topo.speeds.SPEEDS` that were given.
     folder : Path, optional
         Where relative paths of `choice` start.
+    scale : ScaleChoice
     """
 
     cluster: Cluster
@@ -138,10 +141,17 @@ class NetworkRequest:
     choice: NetworkChoice = field(default_factory=NetworkChoice)
     speeds: Mapping[str, str | int] = field(default_factory=dict)
     folder: Path | None = None
+    scale: ScaleChoice = field(default_factory=ScaleChoice)
+
+    @property
+    def placed(self) -> Cluster:
+        """The cluster with the speeds that were given, and scaled."""
+        cluster = with_speeds(self.cluster, self.speeds)
+        return with_scale(cluster, self.scale, self.choice.model)
 
     def network(self, networks: NetworkCache | None = None) -> Network:
         """Build it, or take it from `networks` if that has it."""
-        cluster = with_speeds(self.cluster, self.speeds)
+        cluster = self.placed
         build = network_of if networks is None else networks.network_of
         return build(cluster, self.nodes, self.choice, self.folder)
 
@@ -181,7 +191,7 @@ class NetworkRequest:
         keys = [key for key in self.given if key.part == "changes"]
         if len(keys) < 2:
             return {}
-        topology = with_speeds(self.cluster, self.speeds).topology(self.nodes)
+        topology = self.placed.topology(self.nodes)
         found = without_each_change(topology, self.choice.changes)
         return {key: found[key.entry] for key in keys}
 
@@ -230,6 +240,8 @@ def _nccl_network(
         meshed=nccl.system.intra in MESHES,
         dimensions=choice.algorithm == "dimensions",
         by_fabric=choice.ring_order == "fabric",
+        latency=cluster.latency,
+        switches_follow=cluster.fabric is not None and switches_follow(cluster.fabric),
     )
     if cluster.graph is not None and cluster.node is not None:
         found.notes = (*found.notes, GRAPH_NOTE)
@@ -249,7 +261,7 @@ def _direct(cluster: Cluster, choice: NetworkChoice, topology: Topology) -> Netw
             )
     algorithm = None if choice.algorithm == "library" else choice.algorithm
     library = LinkLibrary(topology, cluster.gpus_per_node, algorithm, choice.ring_order)
-    return NcclNetwork(library, topology, library.factor)
+    return NcclNetwork(library, topology, library.factor, latency=cluster.latency)
 
 
 class ErrorFactor(Protocol):
@@ -323,4 +335,5 @@ def nccl_model(
         return Quantity(1, "1", errors[worst], source)
 
     variables = choice.nccl | ({} if choice.algorithm == "library" else {"NCCL_ALGO": "ring"})
-    return Nccl(system, Settings.of(variables), Factors(**found.numbers)), factor
+    factors = Factors(**found.numbers, latency=cluster.latency)
+    return Nccl(system, Settings.of(variables), factors), factor

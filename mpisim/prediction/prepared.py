@@ -23,6 +23,7 @@ from ..experiment import Experiment, KernelChoice
 from ..experiment.serialization import PACKAGED_CONSTANTS
 from ..kernels import Gpu, KernelModel, Roofline
 from ..kernels.operations import Precision
+from ..kernels.scaled import rated_gpu
 from ..memory import Evaluate, Verdict
 from ..program import Program
 from ..topo import Cluster, Network
@@ -255,7 +256,8 @@ def kernel_models(
             if file == PACKAGED_CONSTANTS
             else StepConstants.read(folder / file)
         )
-    models = [*map(_model_maker(experiment), hardware.named.values())]
+    make, factors = _model_maker(experiment), experiment.scale.changes
+    models = [make(rated_gpu(gpu)).scaled(factors) for gpu in hardware.named.values()]
     if experiment.variation.waits_for_slowest:
         models = [SlowestKernels(model, hardware.gpus) for model in models]
     if constants is None:

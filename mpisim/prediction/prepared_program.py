@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..base.errors import InputError, UsageError
 from ..base.frozen import frozen
@@ -21,15 +22,17 @@ from ..experiment import (
     Experiment,
     ProgramChoices,
     ProgramExperiment,
+    ScaleChoice,
     deserialize,
     serialize,
 )
 from ..experiment.serialization import with_absolute_paths
 from ..kernels.counted import COUNTED, PricedShares
-from ..program import Kind, Program, load
+from ..program import UNPRICED, Kind, Program, Table, load
 from ..topo import Cluster, Network, find_cluster
+from ..topo.scaled import LINK_SCALES
 from ..topo.speeds import with_speeds
-from .hardware import check_speeds
+from .hardware import check_speeds, with_scale
 from .network import NetworkCache, NetworkRequest
 from .prepared import PreparedExperiment, prepare, with_step_constants
 from .variation import with_changed_variation, with_variation
@@ -41,6 +44,12 @@ EXPERIMENT_ATTRIBUTE = "experiment"
 
 FIXED_BY_PROGRAM = ("gpus", "other_gpus")
 """Keys of ``[cluster]`` that a program file fixes."""
+
+
+CPU_COLUMNS = ("host", "launch", "launch_cost")
+
+OF_ROWS = ("launch_time", "communications")
+"""Keys of ``[scale]`` that change times of a program's rows."""
 
 
 @frozen
@@ -68,9 +77,7 @@ class PreparedProgram:
     @cached_property
     def cluster(self) -> Cluster | None:
         """The cluster, with the speeds chosen."""
-        return (
-            None if self.request is None else with_speeds(self.request.cluster, self.request.speeds)
-        )
+        return None if self.request is None else self.request.placed
 
     @cached_property
     def network(self) -> Network | None:
@@ -152,8 +159,10 @@ def _prepare_saved(
             f"{path}: holds {program.n_ranks} ranks, but the experiment kept in it has {ranks}: "
             "the file is damaged"
         )
-    if before.variation.waits_for_slowest != after.variation.waits_for_slowest:
+    paces = [(each.variation.waits_for_slowest, _of_gpus(each.scale)) for each in (before, after)]
+    if paces[0] != paces[1]:
         program = _with_other_pace(program, prepare(before, networks=networks), base)
+    program = _with_scaled_rows(program, before.scale, after.scale)
     program = with_changed_variation(program, before.variation, after.variation)
     notes = _notes(program, base, before, after)
     prepared = replace(base, experiment=after, workload=replace(base.workload, program=program))
@@ -161,6 +170,7 @@ def _prepare_saved(
         return replace(prepared, notes=notes)
     check_speeds(after.cluster.speeds, after.network.model)
     cluster = with_speeds(find_cluster(after.cluster.preset), after.cluster.speeds)
+    cluster = with_scale(cluster, after.scale, after.network.model)
     constants = base.constants
     if constants is not None:
         platform = cluster.nccl.platform or Path(after.cluster.preset).stem
@@ -169,6 +179,34 @@ def _prepare_saved(
     network = networks.network_of(cluster, after.cluster.nodes, after.network, folder)
     network = with_step_constants(network, constants)
     return replace(prepared, cluster=cluster, network=network, constants=constants, notes=notes)
+
+
+def _of_gpus(scale: ScaleChoice) -> dict[str, float]:
+    """Return the factors that kernels depend on."""
+    names = ("hbm_bandwidth", "matrix_rate", "pcie_bandwidth")
+    return {name: getattr(scale, name) for name in names}
+
+
+def _with_scaled_rows(program: Program, before: ScaleChoice, after: ScaleChoice) -> Program:
+    """Return a program written with one scale with the CPU's times and the durations of
+    communications that it has as another would have them.
+    """
+    longer = after.launch_time / before.launch_time
+    faster = after.communications / before.communications
+    if longer == faster == 1:
+        return program
+
+    def times(values: NDArray[np.int64], factor: float) -> NDArray[np.int64]:
+        return np.rint(values * factor).astype(np.int64)
+
+    def changed(table: Table) -> Table:
+        given = table.is_communication & (table.duration != UNPRICED)
+        cpu: dict[str, Any] = {each: times(getattr(table, each), longer) for each in CPU_COLUMNS}
+        duration = np.where(given, times(table.duration, 1 / faster), table.duration)
+        return replace(table, **cpu, duration=duration, original=None)
+
+    tables = (None if table is None else changed(table) for table in program.tables)
+    return program.replace(tables=tuple(tables))
 
 
 def _with_other_pace(program: Program, old: PreparedExperiment, new: PreparedExperiment) -> Program:
@@ -261,9 +299,10 @@ def _prepare_with_choices(experiment: ProgramExperiment, program: Program) -> Pr
     if cluster:
         _check_cluster(source, cluster, program.n_ranks)
     if "preset" not in cluster:
-        for table in ("cluster", "network"):
-            if tables.get(table):
-                key = next(iter(tables[table]))
+        for table in ("cluster", "network", "scale"):
+            given = [key for key in tables.get(table, {}) if key not in OF_ROWS]
+            if given:
+                key = given[0]
                 raise UsageError(f"{source}: {table}.{key} needs a network: --cluster NAME")
     else:
         tables["cluster"] = _with_nodes(source, cluster, program.n_ranks)
@@ -280,11 +319,18 @@ def _prepare_with_choices(experiment: ProgramExperiment, program: Program) -> Pr
             "say what its kernels do; allowed: overlap.model = 'off'"
         )
     choices = ProgramChoices.of(tables, source)
+    for key in choices.scale.changes:
+        if key not in (*LINK_SCALES, *OF_ROWS):
+            raise UsageError(
+                f"{source}: key 'scale.{key}' has no effect: the program does not say what its "
+                "kernels do; their speed is variation.speeds"
+            )
     attributes = dict(program.attributes)
     counted = PricedShares.read(attributes.pop(COUNTED, None), source)
     program = program.replace(attributes=attributes)
     try:
         program = with_variation(program, choices.variation)
+        program = _with_scaled_rows(program, ScaleChoice(), choices.scale)
         if choices.variation.slowest:
             raise InputError(
                 "variation.slowest is true; the program does not say which kernels are products"
@@ -295,7 +341,9 @@ def _prepare_with_choices(experiment: ProgramExperiment, program: Program) -> Pr
         preset = find_cluster(choices.cluster.preset)
         folder = Path(source).parent
         placed = choices.cluster
-        request = NetworkRequest(preset, placed.nodes, choices.network, placed.speeds, folder)
+        request = NetworkRequest(
+            preset, placed.nodes, choices.network, placed.speeds, folder, choices.scale
+        )
         prepared = PreparedProgram(choices, program, request, counted)
         prepared.network  # noqa: B018 - errors in the choices come before the run
     except InputError as error:

@@ -23,6 +23,7 @@ from ..workloads.transformer.core_attention import MATRIX_UNIT_LOAD
 from .network import NetworkCache, NetworkRequest
 from .prepared import PreparedExperiment
 from .published import compare_published
+from .quantities import values_now, why_not
 from .step_constants import model_class
 from .uncertainty import PathShares, Uncertainty, combine, error_bar
 from .unused_keys import unused_keys
@@ -67,6 +68,7 @@ def statements(
     run: Run,
     defaults: Mapping[str, object],
     overlap: OverlapSummary | None = None,
+    shares: PathShares | None = None,
 ) -> dict[str, Any]:
     """Return the statements of a prediction, as attributes of its results. Local.
 
@@ -79,6 +81,8 @@ def statements(
         Keys the experiment did not give, with the values taken instead.
     overlap : OverlapSummary, optional
         The slowdown of what overlaps, if that was modelled.
+    shares : PathShares, optional
+        Of the run, if known.
 
     Returns
     -------
@@ -91,7 +95,7 @@ def statements(
         bytes; ``published``, where the experiment says what was; and what
         `OverlapSummary.statements` adds.
     """
-    bar = error_bar(prepared, run, overlap=overlap)
+    bar = error_bar(prepared, run, overlap=overlap, shares=shares)
     seconds = run.step_time / PICOSECONDS
     work, plan = prepared.workload, prepared.experiment.plan
     peak = prepared.peak / work.layout.grid.world
@@ -120,6 +124,7 @@ def statements(
             prepared.gpu.title,
             *prepared.notes,
             *_unused_constants(prepared),
+            *_scale_lines(prepared),
             *unused_keys(prepared),
             *_plan_assumptions(prepared.experiment),
             *_rank_assumptions(prepared),
@@ -203,6 +208,7 @@ def _network_request(experiment: Experiment) -> NetworkRequest:
         experiment.network,
         choice.speeds,
         Path(experiment.source).parent,
+        experiment.scale,
     )
 
 
@@ -272,6 +278,20 @@ def _jitter_not_modelled(prepared: PreparedExperiment) -> list[str]:
     return [f"jitter{slow} ([variation])"]
 
 
+def _scale_lines(prepared: PreparedExperiment | PreparedProgram) -> list[str]:
+    """Return what is faster or slower than it is, lines for people."""
+    applies = values_now(prepared)
+    lines = []
+    for key, factor in prepared.experiment.scale.changes.items():
+        said = "not as it is"
+        if key == "memory":
+            said = "no effect on the step, only on whether it fits"
+        elif key not in applies:
+            said = f"no effect, {why_not(key, prepared)}"
+        lines.append(f"scale.{key} = {factor:g}: {said}")
+    return lines
+
+
 def _worth_listing(key: str, value: object, prepared: PreparedExperiment) -> bool:
     """Whether a default is listed among the assumptions: it may have changed the step time."""
     if value is not True and value in (None, False, 0, 1, (), {}):
@@ -332,7 +352,9 @@ def format_value(value: object) -> str:
 # --- of a program file ----------------------------------------------------------------------------
 
 
-def program_statements(prepared: PreparedProgram, run: Run) -> dict[str, Any]:
+def program_statements(
+    prepared: PreparedProgram, run: Run, shares: PathShares | None = None
+) -> dict[str, Any]:
     """Return the statements of a program's results, as their attributes. Local.
 
     Parameters
@@ -340,6 +362,8 @@ def program_statements(prepared: PreparedProgram, run: Run) -> dict[str, Any]:
     prepared : PreparedProgram
     run : Run
         With its critical path.
+    shares : PathShares, optional
+        Of the run, if known.
 
     Returns
     -------
@@ -353,10 +377,14 @@ def program_statements(prepared: PreparedProgram, run: Run) -> dict[str, Any]:
     speeds = choices.variation.speeds
     lines = [] if varies is None else [varies]
     lines += [f"variation.speeds.{ranks} = {speed:g}" for ranks, speed in speeds.items()]
+    lines += _scale_lines(prepared)
     if prepared.counted.shares:
         lines.append(f"priced by roofline: {prepared.program.attributes[PRICED]}")
     if request is None or cluster is None:
-        return {**({"assumptions": lines} if lines else {}), **_program_error_bar(prepared, run)}
+        return {
+            **({"assumptions": lines} if lines else {}),
+            **_program_error_bar(prepared, run, shares),
+        }
     nodes = f"{request.nodes} node" + ("s" if request.nodes > 1 else "")
     shown = {
         key: value
@@ -381,11 +409,13 @@ def program_statements(prepared: PreparedProgram, run: Run) -> dict[str, Any]:
             *(f"{key} = {format_value(value)} (default)" for key, value in shown.items()),
         ],
         "not_modelled": list(NOT_MODELLED_OF_PROGRAMS),
-        **_program_error_bar(prepared, run),
+        **_program_error_bar(prepared, run, shares),
     }
 
 
-def _program_error_bar(prepared: PreparedProgram, run: Run) -> dict[str, Any]:
+def _program_error_bar(
+    prepared: PreparedProgram, run: Run, shares: PathShares | None
+) -> dict[str, Any]:
     """Return how far communications and kernels that were priced put the step time off."""
     errors = prepared.counted.numbers
     numbers = {name: Quantity(1, "1", error, PRICED) for name, error in errors.items()}
@@ -393,7 +423,8 @@ def _program_error_bar(prepared: PreparedProgram, run: Run) -> dict[str, Any]:
         numbers |= prepared.network.numbers
     if run.critical_path is None or not numbers:
         return {}
-    found = combine(PathShares(prepared, run).lengths(), run.step_time, numbers, None)
+    lengths = (shares or PathShares(prepared, run)).lengths()
+    found = combine(lengths, run.step_time, numbers, None)
     return {
         "uncertainty": found.relative,
         "uncertainty_method": f"{METHOD}; durations of the program count as exact",

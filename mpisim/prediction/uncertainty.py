@@ -15,7 +15,7 @@ errors, and `error_bar` is both for a prepared experiment.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ from ..base.distinct import distinct
 from ..base.frozen import frozen
 from ..base.quantity import Quantity
 from ..engine.critical_path import PieceKind
+from ..engine.refine import dense
 from ..engine.run import Run
 from ..program import UNPRICED, Operation
 from .prepared import PreparedExperiment
@@ -36,11 +37,19 @@ if TYPE_CHECKING:
     from ..overlap import OverlapSummary
     from .prepared_program import PreparedProgram
 
-__all__ = ["Effect", "PathShares", "Uncertainty", "combine", "error_bar", "propagate"]
+__all__ = [
+    "Effect",
+    "PathShares",
+    "Uncertainty",
+    "combine",
+    "equal_columns",
+    "error_bar",
+    "propagate",
+]
 
 Ints = NDArray[np.int64]
 
-ON_DEVICE = (PieceKind.COMPUTE, PieceKind.COMMUNICATION)
+ON_DEVICE = (PieceKind.COMPUTE, PieceKind.COPY, PieceKind.COMMUNICATION)
 
 
 @frozen
@@ -160,6 +169,7 @@ class PathShares:
         self.prepared, self.path = prepared, run.critical_path
         groups = prepared.program.communicators
         self.label = np.zeros(len(groups), np.int64)
+        self._equal: list[tuple[int, Ints]] | None = None
         if prepared.network is not None:
             self.label, self.classes = prepared.network.group_classes(
                 groups.index, groups.members, prepared.program.operation_bits
@@ -213,33 +223,38 @@ class PathShares:
             self.classes[self.label[group]],
         )
 
-    def equal_pieces(self) -> Iterator[tuple[int, Ints]]:
-        """Yield one piece of each kind, and all pieces of that kind.
+    def equal_pieces(self) -> list[tuple[int, Ints]]:
+        """Return one piece of each kind, and all pieces of that kind.
 
         Kernels are equal by name and duration, communications by operation and size
         over groups of one class.
         """
+        if self._equal is None:
+            self._equal = self._sorted_pieces()
+        return self._equal
+
+    def _sorted_pieces(self) -> list[tuple[int, Ints]]:
         path, program = self.path, self.prepared.program
-        keys = np.zeros((len(path.kind), 4), np.int64)
-        keys[:, 0] = path.kind
+        keys = np.zeros((4, len(path.kind)), np.int64)
+        keys[0] = path.kind
         on_device = np.isin(path.kind, ON_DEVICE)
         of_piece = program.table[path.rank]
         for number in distinct(of_piece[on_device]).tolist():
             pieces = np.flatnonzero(on_device & (of_piece == number))
             rank, row = path.rank[pieces], path.row[pieces]
             table = program.table_of(int(rank[0]))
-            compute = path.kind[pieces] == PieceKind.COMPUTE
+            compute = path.kind[pieces] != PieceKind.COMMUNICATION
             kernels, at = pieces[compute], row[compute]
-            keys[kernels, 1:3] = np.stack([table.name[at], table.duration[at]], axis=1)
+            keys[1, kernels], keys[2, kernels] = table.name[at], table.duration[at]
             sends, at = pieces[~compute], row[~compute]
             group = program.slots[program.slot_index[rank[~compute]] + table.slot[at]]
-            columns = [table.operation[at], table.bytes[at], self.label[group]]
-            keys[sends, 1:] = np.stack(columns, axis=1)
-        _, first, kind = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-        order = np.argsort(kind.reshape(-1), kind="stable")
-        ends = np.cumsum(np.bincount(kind.reshape(-1), minlength=len(first)))
-        for piece, pieces in zip(first.tolist(), np.split(order, ends[:-1]), strict=True):
-            yield piece, pieces
+            columns = table.operation[at], table.bytes[at] + 1, self.label[group]
+            for i, column in enumerate(columns, start=1):
+                keys[i, sends] = column
+        kind, n = equal_columns(keys)
+        order = np.argsort(kind, kind="stable")
+        ends = np.cumsum(np.bincount(kind, minlength=n))
+        return [(int(pieces[0]), pieces) for pieces in np.split(order, ends[:-1]) if len(pieces)]
 
     def lengths(self) -> dict[str, float]:
         """Return how much of the step depends on each number, in ps."""
@@ -252,6 +267,27 @@ class PathShares:
         return found
 
 
+def equal_columns(columns: Ints) -> tuple[Ints, int]:
+    """Columns of several numbers, at least 0 → which are equal.
+
+    Parameters
+    ----------
+    columns : int64, shape (k, n)
+
+    Returns
+    -------
+    int64, shape (n,)
+        Equal numbers, from 0 on, for equal columns.
+    int
+        How many there are.
+    """
+    found, n = dense(columns[0])
+    for row in columns[1:]:
+        more, m = dense(row)
+        found, n = dense(found * max(m, 1) + more)
+    return found, n
+
+
 # --- of an experiment -----------------------------------------------------------------------------
 
 
@@ -262,6 +298,7 @@ def error_bar(
     *,
     model_error: bool = True,
     overlap: OverlapSummary | None = None,
+    shares: PathShares | None = None,
 ) -> Uncertainty:
     """Return the error bar of a step time, and what it consists of. Local.
 
@@ -276,6 +313,8 @@ def error_bar(
         Whether it holds what the model leaves out.
     overlap : OverlapSummary, optional
         What slowed what overlaps, if that was modelled.
+    shares : PathShares, optional
+        Of the run, if known.
     """
     numbers = {
         name: number for name, number in vars(prepared.gpu).items() if isinstance(number, Quantity)
@@ -284,10 +323,10 @@ def error_bar(
     for pricing in reversed(prepared.workload.pricings):  # of equal names those of most nodes count
         numbers |= dict(pricing.model.numbers)
     if lengths is None:
-        lengths = PathShares(prepared, run).lengths()
+        lengths = (shares or PathShares(prepared, run)).lengths()
     if overlap is not None and run.critical_path is not None:
         numbers |= overlap.numbers
-        lengths = {**lengths, **overlap.lengths(run.critical_path)}
+        lengths = {**lengths, **overlap.lengths()}
     left_out = _model_error(prepared) if model_error else None
     return combine(lengths, run.step_time, numbers, left_out)
 

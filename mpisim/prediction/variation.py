@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from copy import copy
 from functools import cache
 from statistics import NormalDist
 
@@ -177,4 +178,16 @@ class SlowestKernels:
             found = self._prices[kernel] = Estimate(
                 duration, {**typical.shares, FACTOR_NAME: 1.0}, typical.error
             )
+        return found
+
+    def scaled(self, factors: Mapping[str, float]) -> SlowestKernels:
+        """Return the model of the slowest of GPUs whose numbers are multiplied.
+
+        Parameters
+        ----------
+        factors : mapping of str to float
+            As of `mpisim.kernels.scaled.scaled_gpu`.
+        """
+        found = copy(self)
+        found._model, found._prices = self._model.scaled(factors), {}
         return found

@@ -20,6 +20,7 @@ from ..topo.network import ExplainedNetwork, bus_factor
 from .accounting import BREAKDOWN, Accounts, account, added_up
 from .link_use import LinkUse, use_of_links
 from .results import SECONDS, Results
+from .sensitivities import Sensitivities
 from .step_parts import PartLayout
 from .step_times import account_step, path_of_step, rank_steps, step_of_job
 
@@ -44,6 +45,7 @@ def collect(
     network: Network | None = None,
     step: int | None = None,
     repetition: Repetition | None = None,
+    sensitivities: Sensitivities | None = None,
 ) -> Results | None:
     """Gather the result of a run.
 
@@ -65,6 +67,8 @@ def collect(
         Of a recorded program, the step that the result is about; by default the last.
     repetition : Repetition, optional
         How `run` follows from those of two shorter steps, if it does.
+    sensitivities : Sensitivities, optional
+        What the step time depends on; on process 0.
 
     Returns
     -------
@@ -134,6 +138,7 @@ def collect(
         critical_path=path,
         recorded=None if recorded is None else recorded.recorded,
         parts=layout.step_parts(parts[np.argsort(parts[:, 0]), 1:]),
+        sensitivities=sensitivities,
         experiment=experiment,
         seed=seed,
         creator=f"mpisim {__version__}",

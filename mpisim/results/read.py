@@ -16,6 +16,7 @@ from ..program import Communicators, Kind, Operation
 from . import schema
 from .link_use import BINS, LinkUse
 from .results import Results, SharedRows, Timeline
+from .sensitivities import Sensitivities
 from .step_parts import PartKind, StepParts
 from .step_times import Recording
 
@@ -84,6 +85,7 @@ def open_results(path: str | Path) -> Results:
             critical_path=_read_critical_path(file) if "critical_path" in file else None,
             recorded=_read_recorded(file) if "recorded_steps" in file else None,
             parts=_read_parts(file, len(classes["count"])) if "parts" in file else None,
+            sensitivities=_read_sensitivities(file) if "sensitivities" in file else None,
             experiment=text_of(file.attrs["experiment"]),
             origin=text_of(file.attrs.get("origin", "")),  # not in files of earlier mpisim
             seed=int(file.attrs["seed"]),
@@ -199,6 +201,12 @@ def _read_parts(file: File, n_classes: int) -> StepParts:
     if found.attrs.get("units") != "ps":
         raise InputError("parts/time: its attribute 'units' must be 'ps'")
     return StepParts(tuple(columns["name"].tolist()), columns["kind"], found[()])
+
+
+def _read_sensitivities(file: File) -> Sensitivities:
+    columns: dict[str, Any] = _read_table(file, "sensitivities", schema.SENSITIVITIES)
+    names, keys, now = (tuple(columns[column].tolist()) for column in ("name", "key", "now"))
+    return Sensitivities(names, keys, now, columns["elasticity"])
 
 
 def _read_recorded(file: File) -> Recording:

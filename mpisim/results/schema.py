@@ -19,6 +19,7 @@
     parts/name, kind, time         the step of each class of ranks taken apart, classes × parts;
                                    absent in files of earlier mpisim
     critical_path/<column>, names  absent unless requested
+    sensitivities/<column>         of a prediction: how the step time answers to each quantity
     recorded_steps/<column>        absent but for recordings: begin and end of each step from the
                                    begin of the run. ranks, kernels, communications and the
                                    critical path are about the one whose number is in
@@ -59,6 +60,8 @@ __all__ = [
     "PARTS",
     "RANKS",
     "RECORDED_STEPS",
+    "SENSITIVITIES",
+    "SENSITIVITY_FIELDS",
     "SPLIT_REASONS",
     "STEPS",
     "TIMELINE",
@@ -154,6 +157,15 @@ CRITICAL_PATH: ColumnTypes = {
     "end": (np.int64, "ps"),
     "name": (np.int32, None),
 }
+SENSITIVITIES: ColumnTypes = {
+    "name": (object, None),
+    "key": (object, None),
+    "now": (object, None),
+    "elasticity": (np.float64, None),
+}
+SENSITIVITY_FIELDS = dict(zip(("names", "keys", "now", "elasticity"), SENSITIVITIES, strict=True))
+"""Columns by the fields of `Sensitivities`."""
+
 RECORDED_STEPS: ColumnTypes = {
     "step": (np.int32, None),
     "begin": (np.int64, "ps"),

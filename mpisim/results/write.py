@@ -35,6 +35,7 @@ from ..topo import Network
 from . import schema
 from .collect import collect, shared_names
 from .results import Results
+from .sensitivities import Sensitivities
 from .step_parts import StepParts
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def write_results(
     network: Network | None = None,
     step: int | None = None,
     repetition: Repetition | None = None,
+    sensitivities: Sensitivities | None = None,
 ) -> Results | None:
     """Write the result of a run to an HDF5 file.
 
@@ -101,7 +103,7 @@ def write_results(
         The processes that simulated.
     timeline : bool
         Write every row too.
-    experiment, seed, attributes, network, step, repetition
+    experiment, seed, attributes, network, step, repetition, sensitivities
         See `collect`. With a repetition there is no timeline of the whole step.
     origin : str
         What it can be simulated again from; see `Results`.
@@ -139,6 +141,7 @@ def write_results(
         network=network,
         step=step,
         repetition=repetition,
+        sensitivities=sensitivities,
     )
     results = None if results is None else replace(results, origin=origin)
     with collective_errors(comm):
@@ -214,6 +217,13 @@ def _write_main(results: Results, file: File) -> None:
         }
         _write_table(path, columns, schema.CRITICAL_PATH)
         write_texts(path, "names", results.critical_path.names)
+    if results.sensitivities is not None:
+        found = results.sensitivities._asdict()
+        _write_table(
+            file.create_group("sensitivities"),
+            {schema.SENSITIVITY_FIELDS[name]: np.array(found[name]) for name in found},
+            schema.SENSITIVITIES,
+        )
     if results.recorded is not None:
         steps = file.create_group("recorded_steps")
         _write_table(

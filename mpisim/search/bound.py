@@ -162,7 +162,7 @@ class StepBounds:
             for each in fields(plan)
             if not transformer or each.name not in NOT_OF_KERNELS
         )
-        choices = (experiment.kernels, experiment.network, experiment.calibration)
+        choices = (experiment.kernels, experiment.network, experiment.calibration, experiment.scale)
         place = (*map(repr, choices), repr(experiment.variation), repr(experiment.cluster))
         on = (experiment.model, place, hardware.gpus)
         if on not in self._prices:

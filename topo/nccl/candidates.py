@@ -391,9 +391,9 @@ def _delays(
     if algorithm in ("ring", "tree") and protocol != LL:
         step = step_latency(algorithm, LL, hardware, settings, shape, seen, constants)
         lowest = tuner_latency(operation, algorithm, LL, shape, step, False, constants)
-    inside = own.inside + (factors.latency_inside - 1) * lowest.inside
-    across = own.across + (factors.latency_across - 1) * lowest.across
-    bulk = factors.latency_bulk * lowest.across
+    inside = factors.latency * (own.inside + (factors.latency_inside - 1) * lowest.inside)
+    across = factors.latency * (own.across + (factors.latency_across - 1) * lowest.across)
+    bulk = factors.latency * factors.latency_bulk * lowest.across
     return _Delays(inside + across, bulk, own.crossings * (inside + across + bulk))
 
 

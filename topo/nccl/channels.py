@@ -283,6 +283,9 @@ def channel_counts(
     return min(max(count, low), high), min(nvls, high)
 
 
+_MAY_BE_ZERO = ("latency_bulk", "latency")
+
+
 @frozen
 class Factors:
     """Multipliers; 1: as NCCL's constants and the links' numbers say.
@@ -298,6 +301,8 @@ class Factors:
     latency_bulk : float
         Added to `latency_across` for messages too large for the network to send at once: it first
         asks the receiver. 0: as NCCL's constants say.
+    latency : float
+        Of all latencies, those that the other factors make: a network that answers sooner or later.
     """
 
     bandwidth_inside: float = 1.0
@@ -305,11 +310,12 @@ class Factors:
     latency_inside: float = 1.0
     latency_across: float = 1.0
     latency_bulk: float = 0.0
+    latency: float = 1.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not (0 < value < float("inf") or (value == 0 and field.name == "latency_bulk")):
+            if not (0 < value < float("inf") or (value == 0 and field.name in _MAY_BE_ZERO)):
                 raise InputError(f"factor {field.name} is {value}; it must be above 0")
 
     def of(self, found: LinkBandwidths, system: System) -> LinkBandwidths:

@@ -333,6 +333,7 @@ class Nccl:
             + (self.factors.latency_across - 1) * found.least_across
         )
         slowest = max(found.inside, found.across)
+        latency *= self.factors.latency
         return Choice("send", found.protocol, found.channels, latency, 1 / slowest)
 
     def _check(self, operation: Operation, shape: Shape) -> None:

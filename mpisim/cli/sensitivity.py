@@ -1,0 +1,135 @@
+"""``mpisim sensitivity``: what would a step gain from more of each part of the hardware?"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ..base.errors import UsageError
+from .output import add_fold_option, check_json, check_outputs
+
+__all__ = ["add_parser", "run"]
+
+EXAMPLES = """\
+examples:
+  mpisim sensitivity mine.toml                      every quantity, x 0.9, x 1.1 and x 2
+  mpisim sensitivity mine.toml --only nic_bandwidth,link_bandwidth --factors 1.5,2,4
+  mpisim sensitivity mine.toml --no-simulate        the derivatives alone, from one run
+  mpisim sensitivity mine.toml --draw tornado.png --json tornado.json
+  mpirun -n 8 python -m mpisim sensitivity mine.toml      changes spread over processes
+  mpisim run mine.toml --set scale.nic_bandwidth=2        one of the changes by itself
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the parser of ``mpisim sensitivity``."""
+    parser = subparsers.add_parser(
+        "sensitivity",
+        help="print what a step would gain from more of each part of the hardware",
+        description="Print how the step of an experiment answers to bandwidths, matrix rate, "
+        "latency, launch time, memory and micro-batch size: by the derivative along the critical "
+        "path, and simulated again with each changed; where the two differ, why.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        help="an experiment (TOML), the name of one of mpisim list experiments, or a program file "
+        "(HDF5)",
+    )
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="set a key of the experiment, as plan.tp=8; may be repeated",
+    )
+    parser.add_argument(
+        "--allow-oom", action="store_true", help="simulate a plan that does not fit into memory"
+    )
+    parser.add_argument(
+        "--only",
+        metavar="NAME,...",
+        default="",
+        help="of these quantities alone: hbm_bandwidth, matrix_rate, link_bandwidth, "
+        "nic_bandwidth, switch_bandwidth, pcie_bandwidth, latency, launch_time, memory, "
+        "micro_batch; of a program speeds in place of the first two, and communications",
+    )
+    parser.add_argument(
+        "--factors",
+        metavar="F,...",
+        default="0.9,1.1,2",
+        help="times what each quantity is (default: 0.9,1.1,2)",
+    )
+    parser.add_argument(
+        "--no-simulate",
+        dest="simulate",
+        action="store_false",
+        help="print the derivatives alone, without simulating the changes",
+    )
+    add_fold_option(parser)
+    parser.add_argument("--draw", metavar="FILE", help="draw it: .png, .svg or .pdf (matplotlib)")
+    parser.add_argument("--json", metavar="FILE", help="also write all figures to this file (JSON)")
+    parser.set_defaults(run=run, collective=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a tornado; the first process prints."""
+    check_outputs(args)
+    only = [name.strip() for name in args.only.split(",") if name.strip()]
+    factors = _factors(args.factors)
+    from ..experiment import Experiment, ProgramExperiment, load_any
+    from ..mpi.parallel import collective_errors
+    from ..report.tornado import check_picture, draw_tornado, render_tornado, tornado_figures
+    from ..sensitivity import sensitivity
+    from .launch import world
+
+    comm = world()
+    changes = [*args.set, *(["run.allow_oom=true"] if args.allow_oom else [])]
+    read: tuple[str, Experiment | ProgramExperiment] | None = None
+    with collective_errors(comm):
+        if comm.rank == 0:
+            if Path(args.file).is_dir():
+                raise UsageError(
+                    f"{args.file}: is a folder; recordings are read by mpisim replay {args.file} "
+                    "--save-program step.h5, which mpisim sensitivity step.h5 takes"
+                )
+            read = load_any(args.file, changes)
+            check_json(args)
+            if args.draw is not None:
+                check_picture(args.draw)
+    _, experiment = comm.bcast(read, root=0)
+    found = sensitivity(
+        experiment,
+        comm,
+        only=only,
+        factors=factors,
+        simulate=args.simulate,
+        fold=args.fold,
+        progress=True,
+    )
+    with collective_errors(comm):
+        if found is not None:
+            if args.json is not None:
+                from ..base.files import write_json
+
+                write_json(args.json, tornado_figures(found))
+            if args.draw is not None:
+                draw_tornado(found, args.draw)
+    if found is not None:
+        print(render_tornado(found))
+    return 0
+
+
+def _factors(text: str) -> list[float]:
+    """Return the numbers of a list."""
+    found = []
+    for word in text.split(","):
+        try:
+            found.append(float(word))
+        except ValueError as error:
+            raise UsageError(
+                f"--factors {text}: {word.strip()!r} is no number; write them as 0.9,1.1,2"
+            ) from error
+    return list(dict.fromkeys(found))
