@@ -184,7 +184,7 @@ def _bars(rows: Sequence[Finalist], drawing: Drawing) -> list[str]:
     longest = max(each.step_ps for each in rows)
     last = len(PARTS) - 1
     legend = ", ".join(f"{drawing.fill(i, blank=i == last)} {name}" for i, name in enumerate(PARTS))
-    cells = [("", *PARTS)]
+    cells: list[tuple[str, ...]] = [("", *PARTS)]
     bars = [" " * BAR_WIDTH]
     for place, each in enumerate(rows, 1):
         parts = [round(each.parts_ps[name]) for name in PARTS]
