@@ -22,7 +22,7 @@ from mpisim.experiment import Experiment, load
 from mpisim.export import read_kept, simulate_again
 from mpisim.page import path as path_module
 from mpisim.page.payload import comparison_payload, run_payload
-from mpisim.page.rows import communicator_family
+from mpisim.results.step_parts import kind_name
 from mpisim.page.shown import MOST_GROUPS, ShownRun
 from mpisim.page.use import level_of
 from mpisim.page.words import UNTITLED
@@ -394,8 +394,7 @@ def test_words_are_those_of_the_results(comm: Intracomm) -> None:
 
 def test_what_experiments_without_a_title_are_called() -> None:
     assert {field.name: field.default for field in fields(Experiment)}["title"] == UNTITLED
-    assert communicator_family("activation+ 12") == "activation+"
-    assert communicator_family("12") == "12"
+    assert kind_name("activation+ 12") == "activation+"
 
 
 def test_parts_of_the_step_are_shown_where_there_are_some(comm: Intracomm) -> None:

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..program import Flag, Kind, Program, Table
+from ..results.step_parts import kind_name
 from .shown import ShownRun
 
 __all__ = [
     "Gap",
     "RankRows",
     "begun_before",
-    "communicator_family",
     "numbered",
     "rank_rows",
     "whole_rows",
@@ -269,17 +269,6 @@ def _stream_title(program: Program, rank: int, table: Table, stream: int) -> str
     if not talks.any():
         return "copies"
     groups = program.slots_of(rank)[np.unique(table.slot[talks])]
-    texts = (communicator_family(program.communicators.names[i]) for i in groups.tolist())
+    texts = (kind_name(program.communicators.names[i]) for i in groups.tolist())
     families = sorted(set(texts))
     return ", ".join(families[:3]) + (", …" if len(families) > 3 else "")
-
-
-def communicator_family(name: str) -> str:
-    """Return what communicators of one kind are called, without their numbers.
-
-    Examples
-    --------
-    >>> communicator_family("activation+ 12")
-    'activation+'
-    """
-    return name.rstrip(" 0123456789") or name

@@ -15,7 +15,7 @@ from ..engine.refine import dense
 from ..program import Kind, Operation
 from ..report.figures import path_by
 from ..results import Results
-from .rows import communicator_family
+from ..results.step_parts import kind_name
 from .shown import RankGroups
 
 __all__ = ["tables_of"]
@@ -230,7 +230,7 @@ def _families(names: Sequence[str]) -> tuple[list[str], NDArray[np.int64]]:
     """Return what communicators are called without their numbers, and which each is, shape (n,)."""
     part = names.part if isinstance(names, NumberedTexts) else np.arange(len(names))
     _, first, number = np.unique(part, return_index=True, return_inverse=True)
-    texts = [communicator_family(names[i]) for i in first.tolist()]
+    texts = [kind_name(names[i]) for i in first.tolist()]
     found = sorted(set(texts))
     place = {text: i for i, text in enumerate(found)}
     return found, np.array([place[text] for text in texts], np.int64)[number.reshape(-1)]
