@@ -10,6 +10,8 @@ Read in this order.
     `figures`: results → numbers, ready for JSON.
 ``comparison``
     Two runs beside each other, part by part.
+``tornado``
+    A step with other hardware: text, numbers, picture.
 ``kernel_names``
     Names of kernels short enough for a table.
 """

@@ -8,6 +8,7 @@ Read in this order:
 - `results`: `Results` and its `Timeline`.
 - `collect`: the parts of all processes → one result, by `accounting` (time of each rank by what it
   did), `step_times` (steps of ranks and of recorded jobs) and `link_use` (use of shared links).
+- `sensitivities`: what the step of a prediction depends on; `tornado`: steps with other hardware.
 - `schema`: groups, columns, types and units of a file; `write` and `read`: a result as such a file.
 """
 
