@@ -22,7 +22,6 @@ from mpisim.experiment import Experiment, load
 from mpisim.export import read_kept, simulate_again
 from mpisim.page import path as path_module
 from mpisim.page.payload import comparison_payload, run_payload
-from mpisim.results.step_parts import kind_name
 from mpisim.page.shown import MOST_GROUPS, ShownRun
 from mpisim.page.use import level_of
 from mpisim.page.words import UNTITLED
@@ -30,7 +29,7 @@ from mpisim.program import Kind, Operation, Program, ProgramBuilder
 from mpisim.replay import read_job, replay
 from mpisim.report.comparison import compare
 from mpisim.results import Results, collect, open_results
-from mpisim.results.step_parts import StepParts
+from mpisim.results.step_parts import StepParts, kind_name
 from mpisim.simulate import Simulated, simulate
 
 if TYPE_CHECKING:

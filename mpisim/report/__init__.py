@@ -14,6 +14,8 @@ Read in this order.
     Two runs beside each other, part by part.
 ``status``
     The status of a run that may go on.
+``tornado``
+    A step with other hardware: text, numbers, picture.
 ``kernel_names``
     Names of kernels short enough for a table.
 """

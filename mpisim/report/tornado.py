@@ -200,7 +200,8 @@ def draw_tornado(found: Tornado, path: str | Path) -> None:
         If the file cannot be written.
     """
     shown = [bar for bar in found.bars if any(_change(e, found) is not None for e in bar.effects)]
-    factors = list(dict.fromkeys(e.factor for bar in shown for e in bar.effects))
+    drawn = [e for bar in shown for e in bar.effects if _change(e, found) is not None]
+    factors = sorted({effect.factor for effect in drawn})
     height = 0.8 / max(len(factors), 1)
     size = (8, 1.2 + 0.45 * max(len(shown), 1))
     figure = import_module("matplotlib.figure").Figure(figsize=size, layout="constrained")

@@ -9,6 +9,7 @@ Read in this order:
 - `collect`: the parts of all processes → one result, by `accounting` (time of each rank by what it
   did), `step_parts` (the same by name, for each class of ranks), `step_times` (steps of ranks and
   of recorded jobs) and `link_use` (use of shared links).
+- `sensitivities`: what the step of a prediction depends on; `tornado`: steps with other hardware.
 - `schema`: groups, columns, types and units of a file; `write` and `read`: a result as such a file.
 """
 
