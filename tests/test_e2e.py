@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from mpisim.validate.e2e import (
     Row,
     Skipped,
     as_json,
-    check_plot,
     compare,
     experiment_of,
     read,
@@ -500,12 +498,6 @@ def test_the_command(tmp_path: Path, run_mpisim: Any) -> None:
     bad = run_mpisim(["validate", "e2e", str(file), "--where", "vtrain"])
     assert bad.rc == 2
     assert "not of the form COLUMN=VALUE" in bad.stderr
-
-
-def test_a_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.backend_bases", None)
-    with pytest.raises(InputError, match=r"s\.png: needs matplotlib"):
-        check_plot(tmp_path / "s.png")
 
 
 def test_the_whole_table_is_understood(shared: Path) -> None:

@@ -211,7 +211,7 @@ def test_who_can_be_followed() -> None:
     look(_parser("", COMMANDS), "")
     many = ("traces", "kernels", "collectives", "e2e", "published")
     assert found == {
-        *("run", "program run", "replay", "export", "search"),
+        *("run", "program run", "replay", "export", "search", "sensitivity"),
         *(f"validate {kind}" for kind in many),
         *(f"calibrate {kind}" for kind in ("kernels", "collectives", "e2e", "overlap")),
     }

@@ -463,7 +463,7 @@ def test_derivatives_alone_take_one_run(capsys: pytest.CaptureFixture[str]) -> N
         (["--factors", "1"], "the factor 1 is not allowed"),
         (["--factors", "0"], "the factor 0 is not allowed"),
         (["--factors", "nan"], "the factor nan is not allowed"),
-        (["--draw", "t.txt"], "the ending must be one of .png, .svg, .pdf"),
+        (["--draw", "t.txt"], "pictures end in .svg, .png or .pdf"),
         (["--set", "scale.hbm=2"], "unknown key 'hbm' in [scale]"),
         (["--set", "scale.hbm_bandwidth=0"], "scale.hbm_bandwidth"),
     ],

@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import UsageError
-from .output import add_fold_option, check_json, check_outputs
+from .output import (
+    add_fold_option,
+    add_json_option,
+    add_monitor_option,
+    add_overwrite_option,
+    check_json,
+    check_outputs,
+)
 
 __all__ = ["add_parser", "run"]
 
@@ -70,18 +77,22 @@ def add_parser(subparsers: Any) -> None:
     )
     add_fold_option(parser)
     parser.add_argument("--draw", metavar="FILE", help="draw it: .png, .svg or .pdf (matplotlib)")
-    parser.add_argument("--json", metavar="FILE", help="also write all figures to this file (JSON)")
+    add_json_option(parser)
+    add_overwrite_option(parser)
+    add_monitor_option(parser)
     parser.set_defaults(run=run, collective=True)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print a tornado; the first process prints."""
     check_outputs(args)
+    if args.overwrite and args.draw is None:
+        raise UsageError("--overwrite needs a picture to write: --draw FILE")
     only = [name.strip() for name in args.only.split(",") if name.strip()]
     factors = _factors(args.factors)
     from ..experiment import Experiment, ProgramExperiment, load_any
     from ..mpi.parallel import collective_errors
-    from ..report.tornado import check_picture, draw_tornado, render_tornado, tornado_figures
+    from ..report.tornado import draw_tornado, render_tornado, tornado_figures
     from ..sensitivity import sensitivity
     from .launch import world
 
@@ -98,7 +109,9 @@ def run(args: argparse.Namespace) -> int:
             read = load_any(args.file, changes)
             check_json(args)
             if args.draw is not None:
-                check_picture(args.draw)
+                from ..base.picture import check_picture
+
+                check_picture("--draw", args.draw, overwrite=args.overwrite)
     _, experiment = comm.bcast(read, root=0)
     found = sensitivity(
         experiment,
@@ -116,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
 
                 write_json(args.json, tornado_figures(found))
             if args.draw is not None:
-                draw_tornado(found, args.draw)
+                draw_tornado(found, args.draw, overwrite=args.overwrite)
     if found is not None:
         print(render_tornado(found))
     return 0

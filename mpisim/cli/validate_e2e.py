@@ -121,7 +121,6 @@ def run(args: argparse.Namespace) -> int:
     from ..mpi.parallel import collective_errors
     from ..validate.e2e import (
         as_json,
-        check_plot,
         compare,
         composition,
         cross_validate,
@@ -140,7 +139,9 @@ def run(args: argparse.Namespace) -> int:
         if comm.rank == 0:
             check_json(args)
             if args.plot is not None:
-                check_plot(args.plot)
+                from ..base.picture import check_picture
+
+                check_picture("--plot", args.plot, overwrite=True)
             page = "" if args.markdown is None else page_of(args.markdown)
         constants = _constants(args.calibration)
         known = {} if args.predicted is None else stored(args.predicted)

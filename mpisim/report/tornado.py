@@ -9,19 +9,17 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from ..base.errors import InputError
-from ..base.files import check_output, write_whole
+from ..base.picture import save_picture
 from ..base.text import TimeUnit, aligned, one_line, shortened, unit_for
 from ..results.tornado import Bar, Effect, Tornado
 
-__all__ = ["check_picture", "draw_tornado", "render_tornado", "tornado_figures"]
+__all__ = ["draw_tornado", "render_tornado", "tornado_figures"]
 
 WIDTH = 100
 
 SIDE = 8
 """Characters of the longest bar."""
 
-ENDINGS = (".png", ".svg", ".pdf")
 
 GIB = 2**30
 
@@ -164,27 +162,8 @@ def tornado_figures(found: Tornado) -> dict[str, Any]:
 # --- picture --------------------------------------------------------------------------------------
 
 
-def check_picture(path: str | Path) -> None:
-    """Refuse a picture that cannot be drawn or written, before the work that fills it.
-
-    Raises
-    ------
-    InputError
-        If the ending is no picture's, or matplotlib is not installed.
-    OutputError
-        If the file cannot be written.
-    """
-    if Path(path).suffix.lower() not in ENDINGS:
-        raise InputError(f"--draw {path}: the ending must be one of {', '.join(ENDINGS)}")
-    try:
-        import_module("matplotlib.figure")
-    except ImportError as error:
-        raise InputError(f"--draw {path}: needs matplotlib: pip install matplotlib") from error
-    check_output(path, overwrite=True)
-
-
-def draw_tornado(found: Tornado, path: str | Path) -> None:
-    """Draw a tornado, replacing a file of that name.
+def draw_tornado(found: Tornado, path: str | Path, *, overwrite: bool = False) -> None:
+    """Draw a tornado.
 
     A bar for each factor, the largest quantity on top; a line marks the first order.
 
@@ -192,7 +171,9 @@ def draw_tornado(found: Tornado, path: str | Path) -> None:
     ----------
     found : Tornado
     path : str or Path
-        Its ending says the format: one of `ENDINGS`.
+        That `mpisim.base.picture.check_picture` has accepted.
+    overwrite : bool
+        Whether a file of that name may be replaced.
 
     Raises
     ------
@@ -230,8 +211,7 @@ def draw_tornado(found: Tornado, path: str | Path) -> None:
     axes.set_title(shortened(one_line(found.title), 70), fontsize=9)
     if factors:
         axes.legend(fontsize="small", title="line: first order", title_fontsize="small")
-    with write_whole(path, overwrite=True) as file:
-        figure.savefig(file, format=Path(path).suffix[1:].lower(), dpi=150)
+    save_picture(figure, path, found.title, overwrite=overwrite)
 
 
 def _mark_first_order(axes: Any, places: Sequence[tuple[float, Effect]], height: float) -> None:

@@ -21,7 +21,7 @@ from .cross_validation import calibrate, cross_validate, written
 from .experiments import Mapped, Skipped, experiment_of
 from .figures import as_json
 from .predict import stored
-from .report import check_plot, markdown, render, scatter
+from .report import markdown, render, scatter
 from .rows import Row, read
 from .settings import Settings, settings
 
@@ -34,7 +34,6 @@ __all__ = [
     "Skipped",
     "as_json",
     "calibrate",
-    "check_plot",
     "compare",
     "composition",
     "cross_validate",

@@ -8,14 +8,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ...base.errors import InputError
-from ...base.files import check_output, write_whole
+from ...base.picture import save_picture
 from ...base.text import aligned, markdown_table, replace_between, shortened
 from .compare import Compared, Comparison
 from .figures import coverage, headlines, tables
 from .pairs import pair_figures, pairs
 
-__all__ = ["BEGIN", "END", "check_plot", "markdown", "render", "scatter"]
+__all__ = ["BEGIN", "END", "markdown", "render", "scatter"]
 
 COLUMNS = {
     "mean": "mape",
@@ -222,25 +221,6 @@ BAND = 0.1
 """Errors that the grey band holds."""
 
 
-def check_plot(path: str | Path) -> None:
-    """Refuse a picture that cannot be drawn or written, before the work that fills it.
-
-    Raises
-    ------
-    InputError
-        If matplotlib is not installed, or cannot write files of that kind.
-    OutputError
-        If the file cannot be written.
-    """
-    try:
-        kinds = import_module("matplotlib.backend_bases").FigureCanvasBase.get_supported_filetypes()
-    except ImportError as error:
-        raise InputError(f"--plot {path}: needs matplotlib: pip install matplotlib") from error
-    if Path(path).suffix.lstrip(".") not in kinds:
-        raise InputError(f"--plot {path}: the ending must be one of {', '.join(sorted(kinds))}")
-    check_output(path, overwrite=True)
-
-
 def scatter(rows: Sequence[Compared], path: str | Path) -> None:
     """Draw predicted over measured times, a colour for each source.
 
@@ -249,7 +229,7 @@ def scatter(rows: Sequence[Compared], path: str | Path) -> None:
     rows : sequence of Compared
         One at least; times in s.
     path : str or Path
-        Replaced if it exists; its suffix says the format, as ``.png``.
+        That `mpisim.base.picture.check_picture` has accepted; replaced if it exists.
 
     Raises
     ------
@@ -284,5 +264,4 @@ def scatter(rows: Sequence[Compared], path: str | Path) -> None:
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
     axes.set(xlabel="measured step (s)", ylabel="predicted step (s)")
     axes.legend(fontsize="small")
-    with write_whole(path, overwrite=True) as file:
-        figure.savefig(file, format=Path(path).suffix[1:], dpi=150)
+    save_picture(figure, path, "predicted and measured steps", overwrite=True)
