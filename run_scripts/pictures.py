@@ -23,7 +23,7 @@ from html import escape
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-EXPERIMENT = "llama3-405b-16384-h100"
+EXPERIMENT = "echo-gpt3-175b-96-h800"
 
 FONT_SIZE, LINE, ADVANCE, MARGIN = 13, 18, 7.83, 16
 """px: of the type, from line to line, of a character, and around all."""
@@ -35,7 +35,7 @@ COLOURS = {
 """Codes of ANSI colours, on a dark terminal."""
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-PAGE_SIZE = {"width": 1280, "height": 1180}
+PAGE_SIZE = {"width": 1280, "height": 1750}
 
 
 def on_terminal(command: list[str]) -> str:

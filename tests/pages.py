@@ -108,7 +108,7 @@ def pipeline(
         for name, lane in (("compute", compute), ("communication", wires)):
             streams.append({"name": name, "first": len(rows), "count": len(lane)})
             rows += lane
-        title, subtitle = called(stage, f"stage {stage}"), f"rank {stage} of {stages}"
+        title, subtitle = called(stage, f"stage {stage}"), f"rank {stage}, one of {stages}"
         groups.append(
             {
                 "title": title,

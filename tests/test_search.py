@@ -276,6 +276,8 @@ def test_the_command_searches_keeps_and_goes_on(tmp_path, run_mpisim):
     )
     again = run_mpisim(["search", "-o", store, "--resume"])
     assert (again.rc, again.stdout) == (0, first.stdout)
+    told = run_mpisim(["report", store])
+    assert (told.rc, told.stdout) == (0, first.stdout)
     spread = run_mpisim(["search", file], nprocs=2)
     assert (spread.rc, spread.stdout) == (0, first.stdout)
     assert run_mpisim(["search", file, "-o", store]).rc == 2

@@ -47,7 +47,9 @@ def add_parser(subparsers: Any) -> None:
         "what was simulated is simulated again for it.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("file", metavar="FILE", help="a results file (HDF5)")
+    parser.add_argument(
+        "file", metavar="FILE", help="a results file, or what mpisim search -o has kept (HDF5)"
+    )
     add_report_options(parser)
     add_overwrite_option(parser)
     # Only a page needs the run again, which processes can share.
@@ -62,8 +64,44 @@ def run(args: argparse.Namespace) -> int:
     check_json(args)
     from ..results import open_results
 
+    if _is_search(args.file):
+        return _search(args)
+
     with open_results(args.file) as results:
         print(written(results, args))
+    return 0
+
+
+def _is_search(path: str) -> bool:
+    """Whether a file is a store of ``mpisim search``; whether it is whole, its reader says."""
+    import h5py
+
+    from ..search.store import FORMAT
+
+    try:
+        with h5py.File(path, "r") as file:
+            return bool(file.attrs.get("format") == FORMAT)
+    except OSError:  # the reader of results says what is wrong
+        return False
+
+
+def _search(args: argparse.Namespace) -> int:
+    """Print what a search has found."""
+    from ..base.files import write_json
+    from ..report.drawing import drawing_for
+    from ..search import read_store
+    from ..search.answer import Answer, answer_lines
+    from .launch import without_launcher
+
+    space, records, kept = read_store(args.file)
+    found = Answer.of_json(kept) if kept is not None else Answer.unfinished(records)
+    if args.json is not None:
+        write_json(args.json, found.as_json())
+    drawing = drawing_for(sys.stdout, launched=not without_launcher())
+    lines = answer_lines(space, found, drawing)
+    if kept is None:
+        lines += ["", f"The search has not ended: mpisim search -o {args.file} --resume"]
+    print("\n".join(lines))
     return 0
 
 

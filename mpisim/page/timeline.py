@@ -247,7 +247,7 @@ def _joined(
         place[rank] = part.numbers[order], first + order
         equal = f"rank {numbers[rank]}"
         if sizes[i] > 1:
-            equal += f" of {sizes[i]:,}"
+            equal += f", one of {sizes[i]:,}"
         lanes.append(
             {
                 "title": groups.titles[i],

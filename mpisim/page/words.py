@@ -33,6 +33,7 @@ NUMBERS = (
     "utilisation",
     "memory_peak",
     "memory_capacity",
+    "memory_error",
     "overlap_added",
     "launch_share",
     "cuda_graphs_step_time",

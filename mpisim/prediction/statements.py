@@ -91,9 +91,9 @@ def statements(
         ``model_flops`` of the step, ``utilisation`` (of the GPUs' dense
         peak), ``uncertainty`` (relative, one standard deviation),
         ``uncertainty_method``, as lists of texts ``uncertainty_sources``, ``assumptions``,
-        ``not_modelled`` and ``memory`` (a table), and ``memory_peak`` and ``memory_capacity`` in
-        bytes; ``published``, where the experiment says what was; and what
-        `OverlapSummary.statements` adds.
+        ``not_modelled`` and ``memory`` (a table), and ``memory_peak``, ``memory_error`` (one
+        standard deviation) and ``memory_capacity`` in bytes; ``published``, where the experiment
+        says what was; and what `OverlapSummary.statements` adds.
     """
     bar = error_bar(prepared, run, overlap=overlap, shares=shares)
     seconds = run.step_time / PICOSECONDS
@@ -147,6 +147,7 @@ def statements(
         ],
         "memory": [*prepared.memory.text().splitlines(), *prepared.advice],
         "memory_peak": prepared.memory.peak,
+        "memory_error": prepared.memory.worst.error,
         "memory_capacity": prepared.memory.capacity,
         **({} if overlap is None else overlap.statements()),
     }

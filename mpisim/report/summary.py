@@ -144,6 +144,8 @@ def _memory(said: Any) -> str:
     verdict = "fits" if peak <= capacity else "does not fit"
     left = f"{abs(capacity - peak) / GIB:,.1f} GiB {'free' if peak <= capacity else 'missing'}"
     more = "" if peak <= capacity else "; see --details"
+    if abs(capacity - peak) <= 2 * said.get("memory_error", 0):  # as `Verdict.certain`
+        more = f", too close to call{more}"
     return (
         f"{verdict}: the fullest GPU needs {peak / GIB:,.1f} of {capacity / GIB:,.1f} GiB, "
         f"{left}{more}"

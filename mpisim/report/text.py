@@ -92,7 +92,7 @@ def _head(results: Results) -> list[str]:
     attributes = dict(results.attributes)
     error = attributes.pop("uncertainty", None)
     # Memory has a section of its own; the last two are in the text of `launch_bound`.
-    of_memory = ("memory", "memory_peak", "memory_capacity")
+    of_memory = ("memory", "memory_peak", "memory_error", "memory_capacity")
     for key in (*of_memory, "launch_share", "cuda_graphs_step_time"):
         attributes.pop(key, None)
     sampled = sampled_facts(attributes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -47,6 +47,17 @@ class Answer(NamedTuple):
     best: list[Finalist]
     front: list[Finalist]
     counts: dict[str, int]
+
+    @classmethod
+    def of_json(cls, found: Mapping[str, Any]) -> Answer:
+        """Return the answer that `as_json` was made of."""
+        best, on_front = ([Finalist(**each) for each in found[key]] for key in ("best", "front"))
+        return cls(best, on_front, dict(found["counts"]))
+
+    @classmethod
+    def unfinished(cls, records: Records) -> Answer:
+        """Return what can be said of a search that goes on: how far it has come."""
+        return cls([], [], {status.name.lower(): records.count(status) for status in Status})
 
     def as_json(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
@@ -103,9 +114,10 @@ def answer_lines(space: SearchSpace, found: Answer, drawing: Drawing = PLAIN) ->
     """Search space, answer → lines of at most 100 characters."""
     counts = found.counts
     total = sum(counts.values())
-    lines = [f"{total:,} candidates", *(f"  {line}" for line in _counted(counts))]
+    lines = [f"{total:,} candidates", *(f"  {line}" for line in _counted(counts, bool(found.best)))]
     if not found.best:
-        return [*lines, "", "None is valid, fits into memory and keeps the limits."]
+        none = not counts["bounded"] and not counts["simulated"]
+        return [*lines, *(["", "None is valid, fits into memory and keeps the limits."] * none)]
     lines += ["", f"The best by {_words(space.choice.objectives[0])}", *_table(space, found.best)]
     lines += ["", *_told_apart(found.best), "", *_bars(found.best[:BARS], drawing)]
     if found.front:
@@ -122,12 +134,12 @@ def _words(objective: str) -> str:
     return objective.replace("_per_", "/").replace("_", " ").replace("second", "s")
 
 
-def _counted(counts: dict[str, int]) -> list[str]:
+def _counted(counts: dict[str, int], ended: bool) -> list[str]:
     words = {
         "invalid": "whose keys do not go together",
         "over_limit": "beyond a limit",
         "too_large": "too large for memory",
-        "bounded": "that cannot be among the best (proven bound)",
+        "bounded": "that cannot be among the best (proven bound)" if ended else "not judged yet",
         "simulated": "simulated",
         "too_slow": "simulated and too slow",
     }
