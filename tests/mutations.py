@@ -283,6 +283,10 @@ def _table(path: Path, damage: Mutation) -> None:
         file.close()
 
 
+MAX_SIZE = 10**7
+"""Elements of a dataset that is damaged as a whole: these fit into memory."""
+
+
 def _hdf5(path: Path, damage: Mutation) -> None:
     """Change a number, a shape or a type, or take a dataset or an attribute away."""
     with h5py.File(path, "r+") as file:
@@ -301,6 +305,8 @@ def _hdf5(path: Path, damage: Mutation) -> None:
         datasets = [name for name in names if isinstance(file[name], h5py.Dataset)]
         name = datasets[int(damage.at * len(datasets))]
         dataset = file[name]
+        if dataset.size > MAX_SIZE:  # made by an earlier damage
+            return
         how = damage.length % 6
         if how == 0:
             del file[name]

@@ -50,6 +50,8 @@ NO_FILE = [
     (["calibrate", "collectives", "no.csv", "-o", "out.toml"], "no.csv"),
     (["calibrate", "e2e", "no.csv", "-o", "out.toml"], "no.csv"),
     (["calibrate", "overlap", "no.csv", "-o", "out.toml"], "no.csv"),
+    (["search", "no.toml", "--vary", "auto"], "no.toml: cannot be read"),
+    (["sensitivity", "no.toml"], "no.toml: cannot be read"),
     (["watch", "no.json"], "no.json: cannot be read: No such file"),
 ]
 """Of every command: an input that is not there, and what the line says."""
@@ -76,6 +78,8 @@ NO_OUTPUT = [
     (["calibrate", "kernels", "there.csv", "-o", "no/x.toml"], MISSING),
     (["calibrate", "collectives", "there.csv", "-o", "there.h5"], "there.h5: exists already"),
     (["calibrate", "e2e", "there.csv", "-o", "no/x.toml"], MISSING),
+    (["search", "llama3-8b-8-h100", "--vary", "plan.zero=1,3", "-o", "no/x.h5"], MISSING),
+    (["sensitivity", "llama3-8b-8-h100", "--draw", "no/x.svg"], MISSING),
     (["run", "--monitor", "no/s.json"], MISSING),
     (["validate", "kernels", "there.csv", "--monitor", "there.csv"], "is no status file"),
 ]

@@ -346,7 +346,7 @@ def test_a_step_on_a_wafer(tmp_path: Path, run_mpisim: Callable[..., Any]) -> No
     path = written(tmp_path, WAFER.format(kind="wafer"), "tp = 4\ndp = 4")
     said = []
     for processes in (1, 2):
-        found = run_mpisim(["run", str(path)], processes)
+        found = run_mpisim(["run", "--details", str(path)], processes)
         assert found.rc == 0, found.stderr
         said.append(found.stdout)
     digests = {line for out in said for line in out.splitlines() if line.startswith("digest")}

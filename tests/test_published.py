@@ -94,7 +94,7 @@ def test_bad_figures(table: str, message: str) -> None:
 def test_a_run_prints_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, figures = tmp_path / "x.toml", tmp_path / "x.json"
     file.write_text(RUN + STEP + 'assumed = "batch"\n', encoding="utf-8")
-    assert main(["run", str(file), "--json", str(figures)]) == 0
+    assert main(["run", str(file), "--details", "--json", str(figures)]) == 0
     out = capsys.readouterr().out
     found = json.loads(figures.read_text())
     (figure,) = found["published"]

@@ -205,6 +205,6 @@ def _bars(rows: Sequence[Finalist], drawing: Drawing) -> list[str]:
         cells.append((f"{place}", *(f"{part / each.step_ps:.1%}" for part in parts)))
     table = zip(aligned(cells), bars, strict=True)
     return [
-        f"Where the mean GPU's step goes, its communication beside no kernel: {legend}",
+        f"Where the mean GPU's step goes: {legend}",
         *(f"  {line}  {bar}".rstrip() for line, bar in table),
     ]
