@@ -29,8 +29,9 @@ from .prediction.memory_fit import verdict
 from .prediction.network import NetworkCache
 from .prediction.prepared import PreparedExperiment, prepare
 from .prediction.prepared_program import PreparedProgram, prepare_program
-from .prediction.quantities import NAMES, SPEEDS, first_order, key_of, values_now, why_not
+from .prediction.quantities import NAMES, SPEEDS, key_of, values_now, why_not
 from .prediction.sensitivities import path_sensitivities
+from .results.sensitivities import first_order
 from .results.tornado import Bar, Effect, Tornado, agree
 
 if TYPE_CHECKING:
@@ -415,14 +416,20 @@ def _why(base: _Step, step: _Step) -> str:
         for what, did in base.choices.items()
         if what in step.choices
     ]
-    other = [f"{what}: {now.how}, not {did.how}" for what, did, now in both if now.how != did.how]
-    if other:
-        return f"NCCL chooses otherwise: {_first(other)}"
-    other = [
+    limits = [
         f"{what}: {now.limit}, not {did.limit}" for what, did, now in both if now.limit != did.limit
     ]
-    if other:
-        return f"another limit takes over: {_first(other)}"
+    chosen = [f"{what}: {now.how}, not {did.how}" for what, did, now in both if now.how != did.how]
+    whys = [
+        f"{why}: {_first(texts)}"
+        for why, texts in (
+            ("another limit takes over", limits),
+            ("NCCL chooses otherwise", chosen),
+        )
+        if texts
+    ]
+    if whys:
+        return "; ".join(whys)
     return f"its pieces are not in proportion: {_largest(base, step)}"
 
 

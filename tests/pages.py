@@ -223,9 +223,9 @@ def pipeline(
                  "now": "989 TFLOP/s",
                  "elasticity": -0.61, "minus10": 0.067, "plus10": -0.056, "double": -0.33},
                 {"name": called(1, "bandwidth of NICs"), "now": "50 GB/s",
-                 "elasticity": -0.18, "minus10": None, "plus10": None, "double": None},
+                 "elasticity": -0.18, "minus10": 0.02, "plus10": -0.0164, "double": -0.09},
                 {"name": called(2, "latency of launches"), "now": "8 µs", "elasticity": 0.04,
-                 "minus10": None, "plus10": 0.004, "double": 0.05},
+                 "minus10": -0.004, "plus10": 0.004, "double": 0.05},
             ],
         },
         "statements": [

@@ -29,7 +29,7 @@ from mpisim.program import Kind, Operation, Program, ProgramBuilder
 from mpisim.replay import read_job, replay
 from mpisim.report.comparison import compare
 from mpisim.results import Results, collect, open_results
-from mpisim.results.step_parts import StepParts, kind_name
+from mpisim.results.step_parts import StepParts
 from mpisim.simulate import Simulated, simulate
 
 if TYPE_CHECKING:
@@ -393,7 +393,6 @@ def test_words_are_those_of_the_results(comm: Intracomm) -> None:
 
 def test_what_experiments_without_a_title_are_called() -> None:
     assert {field.name: field.default for field in fields(Experiment)}["title"] == UNTITLED
-    assert kind_name("activation+ 12") == "activation+"
 
 
 def test_parts_of_the_step_are_shown_where_there_are_some(comm: Intracomm) -> None:
@@ -413,8 +412,8 @@ def test_parts_of_the_step_are_shown_where_there_are_some(comm: Intracomm) -> No
     parts = StepParts(("forward", "backward", "dp", "dp", "idle"), kinds, times)
     page = run_payload(replace(results, parts=parts), None, comm, why="no run")
     assert page is not None
-    moving, waiting = "dp, data moving", "dp, waiting for others"
-    assert page["parts"]["names"] == ["forward", "backward", moving, waiting, "idle"]
+    moving, waiting, idle = "dp communication", "waiting in dp", "idle: nothing runs"
+    assert page["parts"]["names"] == ["forward", "backward", moving, waiting, idle]
     assert page["parts"]["kinds"] == ["compute", "compute", "wire", "waiting", "idle"]
     for row in page["parts"]["rows"]:
         assert sum(row["ps"]) == pytest.approx(page["whole_ps"], abs=1)

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 from mpisim.base.errors import InputError
+from mpisim.base.toml import toml_value
+from mpisim.experiment import read
 from mpisim.experiment.load import experiment_of
 from mpisim.prediction.extrapolation import step_time
 from mpisim.prediction.hardware import hardware_of
@@ -115,6 +117,14 @@ def space_of(seed: int) -> Any:
     return read_search({**SMALL, "search": search}, "x.toml")
 
 
+def toml_lines(tables: dict[str, Any]) -> str:
+    """Tables → TOML."""
+    lines = []
+    for name, table in tables.items():
+        lines += [f"[{name}]", *(f"{key} = {toml_value(value)}" for key, value in table.items())]
+    return "\n".join(lines)
+
+
 def exhaustive(space: Any) -> Records:
     """What is known of a space when everything is simulated."""
     records = Records.none(len(space))
@@ -209,6 +219,10 @@ def test_finalists_are_what_a_run_says():
     for each in found.best:
         results = simulate(space.experiment(each.number))
         assert results is not None
+        changes = [f"{key}={toml_value(value)}" for key, value in each.settings.items()]
+        set_by_hand = simulate(read(toml_lines({**SMALL, "search": {}}), "x.toml", changes))
+        assert set_by_hand is not None
+        assert set_by_hand.digest == results.digest
         assert (each.step_ps, each.digest) == (results.step_time_ps, results.digest)
         assert each.error == pytest.approx(results.attributes["uncertainty"])
         assert each.tokens == results.attributes["tokens"]
@@ -229,6 +243,7 @@ def test_finalists_are_what_a_run_says():
         ({"vary": {"plan.tp": {"from": 5, "to": 2}}}, "holds no value"),
         ({"vary": {"plan.tp": {"powers_of_two": [4, 1]}}}, "it must be as [1, 8]"),
         ({"vary": {"plan.clip": "auto"}}, 'is "auto"; that is for plan.tp'),
+        ({"vary": {"cluster.preset": ["dgx-h100", "dgx-h1000"]}}, "unknown cluster 'dgx-h1000'"),
         ({"vary": "auto", "objectives": ["speed"]}, "key 'search.objectives[0]' is 'speed'"),
         ({"vary": "auto", "objective": ["gpus"]}, "unknown key 'objective' in [search]"),
         ({"vary": {"plan.micro_batch": {"from": 1, "to": 10**6}, "plan.zero": "auto",

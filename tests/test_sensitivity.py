@@ -26,11 +26,12 @@ from mpisim.kernels.operations import Elementwise, Gemm, Kernel
 from mpisim.kernels.scaled import GPU_SCALES, rated_gpu, scaled_gpu
 from mpisim.prediction.execution import execute
 from mpisim.prediction.prepared import prepare
-from mpisim.prediction.quantities import NAMES, TIMES, first_order, key_of, values_now
+from mpisim.prediction.quantities import NAMES, key_of, values_now
 from mpisim.prediction.sensitivities import path_sensitivities
 from mpisim.prediction.uncertainty import PathShares
 from mpisim.program import Operation, Program, ProgramBuilder, save
 from mpisim.report.tornado import render_tornado, tornado_figures
+from mpisim.results.sensitivities import TIMES, first_order
 from mpisim.results.tornado import Bar, Effect, Tornado, agree
 from mpisim.topo import find_cluster
 from mpisim.topo.scaled import LINK_SCALES, scaled_cluster

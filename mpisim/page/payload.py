@@ -22,6 +22,7 @@ import numpy as np
 
 from ..mpi.parallel import collective_errors
 from ..report.comparison import Comparison, verdict_of
+from ..report.part_labels import CommunicatorKinds, part_labels
 from ..results import Results
 from ..results.step_parts import PartKind
 from .path import path_of
@@ -43,13 +44,10 @@ KINDS = {
     PartKind.IDLE: "idle",
 }
 
-SAID = {PartKind.WIRE: "data moving", PartKind.WAITING: "waiting for others"}
-"""What is said of parts that are called after communicators."""
-
 WITHOUT_PARTS = (
     ("compute", "compute", PartKind.COMPUTE),
-    ("exposed_wire", f"communication, {SAID[PartKind.WIRE]}", PartKind.WIRE),
-    ("exposed_waiting", f"communication, {SAID[PartKind.WAITING]}", PartKind.WAITING),
+    ("exposed_wire", "communication, data moving", PartKind.WIRE),
+    ("exposed_waiting", "communication, waiting for others", PartKind.WAITING),
     ("idle", "idle", PartKind.IDLE),
 )
 """Columns of `Results.ranks` that add up to the step, where a result has no parts."""
@@ -154,12 +152,12 @@ def _parts(results: Results, groups: RankGroups) -> dict[str, Any]:
         representative = results.classes["representative"]
         times = of_rank[representative]
     else:
-        names = [
-            f"{name}, {SAID[PartKind(kind)]}" if kind in SAID else name
-            for name, kind in zip(results.parts.names, results.parts.kinds.tolist(), strict=True)
-        ]
-        kinds = [KINDS[PartKind(kind)] for kind in results.parts.kinds.tolist()]
-        times = results.parts.times
+        labels = part_labels(results.parts, CommunicatorKinds.of(results))
+        names = list(dict.fromkeys(labels))
+        of_label = dict(zip(labels, results.parts.kinds.tolist(), strict=True))
+        kinds = [KINDS[PartKind(of_label[name])] for name in names]
+        times = np.zeros((len(results.parts.times), len(names)), np.int64)
+        np.add.at(times.T, [names.index(label) for label in labels], results.parts.times.T)
     n = len(times)
     mean = np.bincount(classes, minlength=n) @ times / max(results.n_ranks, 1)
     word = "GPU" if results.n_ranks == 1 else "GPUs"
@@ -195,17 +193,17 @@ def _sensitivities(results: Results) -> dict[str, Any] | None:
                 "name": name,
                 "key": key,
                 "now": now,
-                "elasticity": float(elasticity),
-                "minus10": None,
-                "plus10": None,
-                "double": None,
+                "elasticity": float(found.elasticity[i]),
+                "minus10": found.change(i, 0.9),
+                "plus10": found.change(i, 1.1),
+                "double": found.change(i, 2.0),
             }
-            for name, key, now, elasticity in zip(
-                found.names, found.keys, found.now, found.elasticity, strict=True
+            for i, (name, key, now) in enumerate(
+                zip(found.names, found.keys, found.now, strict=True)
             )
         ],
-        "note": "Relative change of the step for a small relative change of each quantity, along "
-        "the critical path as it is.",
+        "note": "Change of the step for other hardware, first order along the critical path as it "
+        "is; mpisim sensitivity simulates each change beside it.",
     }
 
 

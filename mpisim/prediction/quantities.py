@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 __all__ = [
     "NAMES",
     "SPEEDS",
-    "TIMES",
-    "first_order",
     "has_fast_links",
     "key_of",
     "values_now",
@@ -43,33 +41,12 @@ NAMES = {
 }
 """What reports call each quantity, in the order of its part of the machine."""
 
-TIMES = ("latency", "launch_time")
-"""Quantities of which more makes a step longer; all others are rates."""
-
 
 def key_of(name: str) -> str:
     """Return the key of an experiment that a quantity is changed by."""
     if name == "micro_batch":
         return "plan.micro_batch"
     return "variation.speeds" if name == SPEEDS else f"scale.{name}"
-
-
-def first_order(name: str, elasticity: float, factor: float) -> float:
-    """Return the relative change of a step for a factor of a quantity, by its elasticity.
-
-    Parameters
-    ----------
-    name : str
-        Of `NAMES`.
-    elasticity : float
-    factor : float
-
-    Examples
-    --------
-    >>> first_order("nic_bandwidth", -0.5, 2.0), first_order("latency", 0.5, 2.0)
-    (-0.25, 0.5)
-    """
-    return elasticity * (factor - 1 if name in TIMES else 1 - 1 / factor)
 
 
 def values_now(prepared: PreparedExperiment | PreparedProgram) -> dict[str, str]:

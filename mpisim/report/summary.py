@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import re
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..base.text import (
     apportioned,
@@ -22,8 +22,9 @@ from ..base.text import (
 from ..engine.critical_path import PieceKind
 from ..program import Operation
 from ..results import PartKind, Results
-from ..results.step_parts import IDLE, communicator_kinds
+from ..results.step_parts import IDLE
 from .drawing import PLAIN, Drawing
+from .part_labels import CommunicatorKinds, part_label, part_labels
 from .tables import WIDTH
 from .text import recorded_facts, sampled_facts
 
@@ -56,9 +57,6 @@ A_TENTH = 0.1
 NOT_WORK = (PieceKind.HOST, PieceKind.LAUNCH, PieceKind.GAP)
 """Pieces of the critical path in which the device waits for the CPU."""
 
-RINGS = {"cp", "tp", "ep", "dp"}
-"""Kinds of communicators on which messages go round: no pipelines."""
-
 GIB = 2**30
 
 
@@ -81,7 +79,7 @@ def summarise(results: Results, drawing: Drawing = PLAIN) -> str:
     >>> with mpisim.open_results("run.h5") as results:              # doctest: +SKIP
     ...     print(summarise(results))
     """
-    kinds = Communications.of(results)
+    kinds = CommunicatorKinds.of(results)
     shares = _shares(results, kinds)
     above = [_head(results, drawing)]
     below = [
@@ -164,7 +162,7 @@ class Share(NamedTuple):
     of: str  # the name of the part
 
 
-def _shares(results: Results, kinds: Communications) -> list[Share]:
+def _shares(results: Results, kinds: CommunicatorKinds) -> list[Share]:
     """Parts of the step in words, in their order; without parts the columns of the breakdown."""
     parts = results.parts
     if parts is None:
@@ -180,40 +178,11 @@ def _shares(results: Results, kinds: Communications) -> list[Share]:
         ]
     totals = parts.totals(results.classes["count"])
     found: dict[str, Share] = {}
-    for name, kind, total in zip(parts.names, parts.kinds.tolist(), totals, strict=True):
-        label = _label(name, PartKind(kind), name in kinds.pairs)
+    columns_of = (parts.names, parts.kinds.tolist(), part_labels(parts, kinds), totals)
+    for name, kind, label, total in zip(*columns_of, strict=True):
         before = found[label].total if label in found else 0
         found[label] = Share(label, PartKind(kind), before + total, name)
     return list(found.values())
-
-
-def _label(name: str, kind: PartKind, pairs: bool) -> str:
-    """Return what people call a part."""
-    if kind == PartKind.WIRE:
-        return "messages between stages" if pairs else f"{name} communication"
-    if kind == PartKind.WAITING:
-        return "pipeline bubble" if pairs else f"waiting in {name}"
-    if kind == PartKind.IDLE:
-        return "idle: nothing runs"
-    return "weight gradients" if name == "weight" else name
-
-
-class Communications(NamedTuple):
-    """Kinds of communicators, as they are called (`mpisim.results.step_parts`)."""
-
-    names: list[str]
-    kind: NDArray[np.int64]  # of each row of `Results.communications`
-    pairs: set[str]  # on which stages of a pipeline send each other messages
-
-    @classmethod
-    def of(cls, results: Results) -> Communications:
-        """Results → the kinds of their communicators."""
-        columns = results.communications
-        names, kinds = communicator_kinds(results.communicators.names)
-        kind = kinds[columns["communicator"]]
-        messages = kind[columns["operation"] == Operation.SEND_RECV]
-        pairs = {names[each] for each in set(messages.tolist())}
-        return cls(names, kind, pairs - RINGS)
 
 
 def _bar(results: Results, shares: list[Share], drawing: Drawing, most: int) -> list[str]:
@@ -252,7 +221,7 @@ def _bar(results: Results, shares: list[Share], drawing: Drawing, most: int) -> 
 # --- what costs most ------------------------------------------------------------------------------
 
 
-def _costs(results: Results, kinds: Communications, shares: list[Share]) -> list[str]:
+def _costs(results: Results, kinds: CommunicatorKinds, shares: list[Share]) -> list[str]:
     """The largest costs in words: kernels on the critical path, exposed communication, waiting."""
     whole = max(sum(share.total for share in shares), 1)
     costs: list[tuple[float, str | Share]] = [*_on_path(results)]
@@ -286,17 +255,13 @@ def _on_path(results: Results) -> list[tuple[float, str]]:
     return [*found, (host, text)]
 
 
-def _exposed(results: Results, kinds: Communications, share: Share, part: float) -> str:
+def _exposed(results: Results, kinds: CommunicatorKinds, share: Share, part: float) -> str:
     """Say how much is exposed, where, and what limits it."""
     if share.kind == PartKind.WAITING:
         parts = results.parts
         if parts is None:
             return f"{share.label}: {100 * part:.1f} %"
-        names = zip(parts.names, parts.kinds.tolist(), strict=True)
-        same = [
-            kind == share.kind and _label(name, share.kind, name in kinds.pairs) == share.label
-            for name, kind in names
-        ]
+        same = [label == share.label for label in part_labels(parts, kinds)]
         waits = parts.times[:, np.array(same)].sum(axis=1) > results.shown_ps // 100
         n = int(results.classes["count"][waits].sum())
         return (
@@ -305,7 +270,7 @@ def _exposed(results: Results, kinds: Communications, share: Share, part: float)
         )
     text = f"{share.label}: {100 * part:.1f} % exposed"
     columns = results.communications
-    named = [_label(name, PartKind.WIRE, name in kinds.pairs) for name in kinds.names]
+    named = [part_label(name, PartKind.WIRE, pairs=name in kinds.pairs) for name in kinds.names]
     own = np.flatnonzero(np.array([each == share.label for each in named], bool)[kinds.kind])
     if not len(own):
         return text
@@ -328,10 +293,11 @@ def _remedies(results: Results) -> list[str]:
     if known is None:
         return []
     lines: list[str] = []
-    rows = zip(known.names, known.keys, known.now, known.elasticity.tolist(), strict=True)
-    for name, key, now, elasticity in sorted(rows, key=lambda row: -abs(row[3])):
+    for number in np.argsort(-np.abs(known.elasticity), kind="stable").tolist():
+        name, key, now = known.names[number], known.keys[number], known.now[number]
+        elasticity = known.elasticity[number]
         factor = 1 + A_TENTH if elasticity < 0 else 1 - A_TENTH
-        effect = 1 - factor**elasticity
+        effect = -known.change(number, factor)
         if effect >= LEAST_EFFECT and len(lines) < MAX_REMEDIES:
             more = "more" if elasticity < 0 else "less"
             line = (
@@ -354,9 +320,9 @@ def _warnings(results: Results, drawing: Drawing) -> list[str]:
     texts: list[str] = []
     if "launch_bound" in said:
         line = f"Launch-bound: {one_line(str(said['launch_bound']))}"
-        texts.append(drawing.warning(shortened(line, WIDTH, tail=72)))
+        texts += map(drawing.warning, wrap(line, WIDTH, max_lines=2, placeholder=" …"))
     published = said.get("published", [])
-    for line in published[:2] if isinstance(published, list) else []:
+    for line in published[: 2 if len(texts) < 2 else 1] if isinstance(published, list) else []:
         texts.append(shortened(f"Published {one_line(line)}", WIDTH))
     return texts
 

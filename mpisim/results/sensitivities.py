@@ -7,7 +7,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Sensitivities"]
+__all__ = ["TIMES", "Sensitivities", "first_order"]
+
+TIMES = ("latency", "launch_time")
+"""Quantities of which more makes a step longer; all others are rates."""
 
 
 class Sensitivities(NamedTuple):
@@ -30,3 +33,28 @@ class Sensitivities(NamedTuple):
     keys: tuple[str, ...]
     now: tuple[str, ...]
     elasticity: NDArray[np.float64]
+
+    def change(self, number: int, factor: float) -> float:
+        """Return the relative change of the step for a factor of a quantity, first order."""
+        quantity = self.keys[number].rpartition(".")[2]
+        return first_order(quantity, float(self.elasticity[number]), factor)
+
+
+def first_order(name: str, elasticity: float, factor: float) -> float:
+    """Return the relative change of a step for a factor of a quantity, by its elasticity.
+
+    What a rate bounds takes a time in proportion to its inverse: twice the rate saves half of it.
+
+    Parameters
+    ----------
+    name : str
+        Of the quantity, as the last part of its key.
+    elasticity : float
+    factor : float
+
+    Examples
+    --------
+    >>> first_order("nic_bandwidth", -0.5, 2.0), first_order("latency", 0.5, 2.0)
+    (-0.25, 0.5)
+    """
+    return elasticity * (factor - 1 if name in TIMES else 1 - 1 / factor)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..base.text import aligned, quantity, shortened
+from ..base.text import aligned, quantity
+from ..base.toml import toml_value
 from ..report.drawing import PLAIN, Drawing
 from .finalists import Finalist, difference_error, simulate_finalists
 from .pareto import front
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "answer", "answer_lines"]
 
 WIDTH = 100
+TIMED = ("step_time", "tokens_per_second", "tokens_per_second_per_gpu")
+"""Objectives that the step time decides."""
 MAX_FRONT = 30
 """Candidates of the front that are simulated in full and shown."""
 BARS = 6
@@ -82,14 +86,15 @@ def answer(space: SearchSpace, records: Records, comm: Intracomm, *, show: bool 
     """
     done = records.numbers(Status.SIMULATED)
     values = least_values(space, records, done)
-    order = np.lexsort((done, values[:, 0]))[: space.choice.top]
+    # Of equal ones in the first objective the others decide, then the step.
+    order = np.lexsort((done, records.step[done], *values.T[::-1]))[: space.choice.top]
     best = done[order].tolist()
     on_front: list[int] = []
     if values.shape[1] > 1:
         on_front = done[front(values)][:MAX_FRONT].tolist()
     numbers = list(dict.fromkeys([*best, *on_front]))
     found = dict(zip(numbers, simulate_finalists(space, numbers, comm, show=show), strict=True))
-    if space.choice.objectives[0] != "memory" and space.choice.objectives[0] != "gpus":
+    if space.choice.objectives[0] in TIMED:
         best.sort(key=lambda number: (_first_value(space, found[number]), number))
     counts = {status.name.lower(): records.count(status) for status in Status}
     return Answer(
@@ -114,12 +119,17 @@ def answer_lines(space: SearchSpace, found: Answer, drawing: Drawing = PLAIN) ->
     """Search space, answer → lines of at most 100 characters."""
     counts = found.counts
     total = sum(counts.values())
-    lines = [f"{total:,} candidates", *(f"  {line}" for line in _counted(counts, bool(found.best)))]
+    lines = [
+        f"{total:,} candidate{'s' * (total != 1)}",
+        *(f"  {line}" for line in _counted(counts, bool(found.best))),
+    ]
     if not found.best:
         none = not counts["bounded"] and not counts["simulated"]
         return [*lines, *(["", "None is valid, fits into memory and keeps the limits."] * none)]
     lines += ["", f"The best by {_words(space.choice.objectives[0])}", *_table(space, found.best)]
-    lines += ["", *_told_apart(found.best), "", *_bars(found.best[:BARS], drawing)]
+    if space.choice.objectives[0] in TIMED:
+        lines += ["", *wrap(_told_apart(found.best), WIDTH)]
+    lines += ["", *_bars(found.best[:BARS], drawing)]
     if found.front:
         names = ", ".join(map(_words, space.choice.objectives))
         lines += [
@@ -127,7 +137,8 @@ def answer_lines(space: SearchSpace, found: Answer, drawing: Drawing = PLAIN) ->
             f"The front: no other candidate is better in {names}",
             *_table(space, found.front),
         ]
-    return [line if "\x1b" in line else shortened(line, WIDTH) for line in lines]
+    lines += ["", "To run the first:", f"  {_command(space, found.best[0])}"]
+    return lines
 
 
 def _words(objective: str) -> str:
@@ -167,15 +178,36 @@ def _table(space: SearchSpace, rows: Sequence[Finalist]) -> list[str]:
                 space.described(each.number, among),
             )
         )
-    table = [f"  {line}" for line in aligned(cells, left=(8,))]
-    return [*table, *wrap(f"All of these: {alike}", WIDTH, initial_indent="  ")] if alike else table
+    room = max(WIDTH - max(map(len, aligned([row[:8] for row in cells]))) - 4, 20)
+    table = []
+    for figures, row in zip(aligned([row[:8] for row in cells]), cells, strict=True):
+        first, *others = wrap(row[8], room) or [""]
+        table.append(f"  {figures}  {first}".rstrip())
+        table += [f"  {'':{len(figures)}}  {each}" for each in others]
+    if alike:
+        table += wrap(
+            f"All of these: {alike}", WIDTH, initial_indent="  ", subsequent_indent="    "
+        )
+    return table
 
 
-def _told_apart(best: Sequence[Finalist]) -> list[str]:
+def _command(space: SearchSpace, best: Finalist) -> str:
+    """Return the command that runs a candidate."""
+    import shlex
+
+    # Packaged experiments are named without the ending.
+    file = space.source if Path(space.source).exists() else Path(space.source).stem
+    changes = [f"{key}={toml_value(value)}" for key, value in best.settings.items()]
+    return " ".join(
+        [f"mpisim run {shlex.quote(file)}", *(f"--set {shlex.quote(each)}" for each in changes)]
+    )
+
+
+def _told_apart(best: Sequence[Finalist]) -> str:
     """Say which of the first candidates the error bars do not separate."""
     first = best[0]
     if len(best) == 1:
-        return ["It is the only one that is valid and keeps the limits."]
+        return "It is the only one that is valid and keeps the limits."
     ties = []
     for place, each in enumerate(best[1:], 2):
         error = difference_error(first, each)
@@ -183,12 +215,12 @@ def _told_apart(best: Sequence[Finalist]) -> list[str]:
         if difference / max(first.tokens, 1) <= error:
             ties.append(place)
     if not ties:
-        return ["The first is ahead of each of the others by more than one standard deviation."]
+        return "The first is ahead of each of the others by more than one standard deviation."
     places = ", ".join(map(str, ties))
-    return [
-        f"Not told apart from the first (by less than one standard deviation of the difference): "
+    return (
+        "Not told apart from the first (by less than one standard deviation of the difference): "
         f"{places}"
-    ]
+    )
 
 
 def _bars(rows: Sequence[Finalist], drawing: Drawing) -> list[str]:

@@ -147,7 +147,7 @@ def explore(
             verdict(experiment)
     networks = NetworkCache()
     size = FIRST_ROUND
-    with progress(comm, "searching" if show else "", len(records)) as update:
+    with progress(comm, "searching" if show else "", len(records), steady=False) as update:
         while True:
             open_ones = undecided(space, records)
             update(len(records) - len(open_ones))

@@ -41,6 +41,8 @@ class Finalist:
         Of the candidate.
     described : str
         What it sets.
+    settings : mapping
+        The same by key.
     step_ps : int
     error : float
         One standard deviation of the step time, as a share of it.
@@ -58,6 +60,7 @@ class Finalist:
 
     number: int
     described: str
+    settings: Mapping[str, Any]
     step_ps: int
     error: float
     effects: Mapping[str, float]
@@ -126,10 +129,14 @@ def _simulated(space: SearchSpace, number: int, experiment: Experiment) -> Final
         "idle": "idle",
     }
     workload = prepared.workload
+    settings = space.settings(number)
+    if any(f"plan.{axis}" in settings for axis in ("tp", "pp", "cp")):
+        settings.setdefault("plan.dp", workload.layout.grid.dp)  # the file may have another
     micro_batches = experiment.plan.global_batch / prepared.experiment.plan.global_batch
     return Finalist(
         number=number,
         described=space.described(number),
+        settings=settings,
         step_ps=results.step_time_ps,
         error=bar.relative,
         effects={each.name: each.effect for each in bar.effects},

@@ -15,7 +15,7 @@ means the same on every process and in a store, and no list of them is ever made
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from ..base.errors import InputError, one_of
@@ -147,6 +147,16 @@ class SearchSpace:
         """
         return experiment_of(self.candidate_tables(number), self.source)
 
+    def settings(self, number: int) -> dict[str, Any]:
+        """Return the keys that a candidate sets, and the schedule where it follows from them."""
+        tables = self.candidate_tables(number)
+        found = dict(zip(self.keys, self.assignment(number), strict=True))
+        base = self.tables.get("plan", {})
+        schedule = tables.get("plan", {}).get("schedule")
+        if schedule is not None and schedule != base.get("schedule", "1f1b"):
+            found["plan.schedule"] = schedule
+        return found
+
     def candidate_tables(self, number: int) -> dict[str, Any]:
         """Return the tables of a candidate, to be changed."""
         return self.with_values(self.assignment(number))
@@ -265,10 +275,30 @@ def _values(key: str, value: Any, experiment: Experiment, source: str) -> tuple[
             f"{where} is {value!r}; it must be a list of values, "
             '{ powers_of_two = [1, 8] }, { from = 1, to = 9, step = 2 }, or "auto"'
         )
+    for each in value:
+        _check_name(where, key, each)
     found = tuple(tuple(each) if isinstance(each, list) else each for each in value)
     if len(set(map(repr, found))) < len(found):
         raise InputError(f"{where} is {value!r}; a value stands in it twice")
     return tuple(value)
+
+
+def _check_name(where: str, key: str, value: Any) -> None:
+    """Refuse a name that there is not: it would be a candidate that is left out in silence."""
+    from ..experiment.model_presets import find_model
+    from ..kernels import find_gpu
+    from ..topo import find_cluster
+
+    finders: Mapping[str, Callable[[str], Any]] = {
+        "cluster.preset": find_cluster,
+        "kernels.gpu": find_gpu,
+        "model.preset": find_model,
+    }
+    if key in finders and isinstance(value, str):
+        try:
+            finders[key](value)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from error
 
 
 def _range(where: str, value: Mapping[str, Any]) -> tuple[int, ...]:

@@ -3,16 +3,14 @@
 function sensitivitiesSection(sensitivities) {
   const rows = sensitivities.rows.map((row) => ({
     ...row,
-    less: row.minus10 ?? -0.1 * row.elasticity,
-    more: row.plus10 ?? 0.1 * row.elasticity,
-    derived: row.minus10 === null || row.minus10 === undefined,
-    derivedMore: row.plus10 === null || row.plus10 === undefined,
+    less: row.minus10,
+    more: row.plus10,
   }));
   const reach = (row) => Math.max(Math.abs(row.less), Math.abs(row.more));
   rows.sort((a, b) => reach(b) - reach(a));
   const most = Math.max(1e-9, ...rows.map(reach));
-  const arm = (value, paintName, derived) => {
-    const element = make(derived ? "i.arm.derived" : "i.arm", { "aria-hidden": "true" });
+  const arm = (value, paintName) => {
+    const element = make("i.arm", { "aria-hidden": "true" });
     paint(element, paintName);
     element.style.width = `${(50 * Math.abs(value)) / most}%`;
     element.style[value < 0 ? "right" : "left"] = "50%";
@@ -22,8 +20,8 @@ function sensitivitiesSection(sensitivities) {
     make(
       "span.swing",
       {},
-      arm(rows[i].less, "forward", rows[i].derived),
-      arm(rows[i].more, "collective", rows[i].derivedMore),
+      arm(rows[i].less, "forward"),
+      arm(rows[i].more, "collective"),
     );
   const column = (key) => rows.map((row) => row[key] ?? null);
   const bare = rows.some((row) => row.now !== null && row.now !== undefined && row.now !== "");
@@ -42,9 +40,6 @@ function sensitivitiesSection(sensitivities) {
       {},
       make("li", {}, swatch("forward"), "10 % less"),
       make("li", {}, swatch("collective"), "10 % more"),
-      rows.some((row) => row.derived)
-        ? make("li", {}, swatch("host", true), "striped: first-order, not simulated again")
-        : null,
     ),
     makeTable(
       {
