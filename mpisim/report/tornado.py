@@ -50,7 +50,11 @@ def render_tornado(found: Tornado) -> str:
     for bar in found.bars:
         rows = _rows(bar, found, small)
         cells += rows
-        ends += [_drawn(_change(effect, found), most) for effect in bar.effects]
+        ends += [
+            _drawn(_change(effect, found), most)
+            + ("  does not fit" if effect.fits is False and effect.step_ps is not None else "")
+            for effect in bar.effects
+        ]
         ends += [""] * (len(rows) - len(bar.effects))
     table = aligned(cells)
     width = max(map(len, table))

@@ -70,7 +70,8 @@ function percent(share, decimals = 1) {
 /** Share of one → per cent with its sign. */
 function change(share, decimals = 1) {
   if (share === null || share === undefined || !Number.isFinite(share)) return MISSING;
-  return `${share > 0 ? "+" : ""}${digits(100 * share, decimals)} %`;
+  const none = Math.abs(100 * share) < 0.5 / 10 ** decimals; // no sign before a zero
+  return `${share > 0 && !none ? "+" : ""}${digits(none ? 0 : 100 * share, decimals)} %`;
 }
 
 function plain(value) {
