@@ -26,6 +26,7 @@ __all__ = [
     "add_overwrite_option",
     "add_report_options",
     "add_result_options",
+    "add_set_option",
     "check_json",
     "check_options",
     "check_outputs",
@@ -86,6 +87,17 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
 def add_overwrite_option(parser: argparse.ArgumentParser) -> None:
     """Add ``--overwrite``."""
     parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+
+
+def add_set_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--set``: changes to the experiment."""
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="set a key of the experiment, as plan.tp=8; may be repeated",
+    )
 
 
 def add_fold_option(parser: argparse.ArgumentParser) -> None:

@@ -10,6 +10,7 @@ from .output import (
     add_fold_option,
     add_monitor_option,
     add_result_options,
+    add_set_option,
     check_json,
     check_options,
     check_page,
@@ -68,13 +69,7 @@ def add_parser(subparsers: Any) -> None:
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a run, of an experiment or of a program."""
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="set a key of the experiment, as plan.tp=8; may be repeated",
-    )
+    add_set_option(parser)
     parser.add_argument(
         "--allow-oom", action="store_true", help="simulate a plan that does not fit into memory"
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UsageError
-from .output import add_monitor_option, check_json, check_outputs
+from .output import add_monitor_option, add_set_option, check_json, check_outputs
 
 if TYPE_CHECKING:
     from ..search import Answer, SearchSpace
@@ -40,13 +40,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "file", metavar="FILE", nargs="?", help="an experiment, which may have a table [search]"
     )
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="set a key of the experiment, as plan.tp=8; may be repeated",
-    )
+    add_set_option(parser)
     parser.add_argument(
         "--vary",
         metavar="KEY=VALUES",

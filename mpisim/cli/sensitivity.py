@@ -12,6 +12,7 @@ from .output import (
     add_json_option,
     add_monitor_option,
     add_overwrite_option,
+    add_set_option,
     check_json,
     check_outputs,
 )
@@ -45,13 +46,7 @@ def add_parser(subparsers: Any) -> None:
         help="an experiment (TOML), the name of one of mpisim list experiments, or a program file "
         "(HDF5)",
     )
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="set a key of the experiment, as plan.tp=8; may be repeated",
-    )
+    add_set_option(parser)
     parser.add_argument(
         "--allow-oom", action="store_true", help="simulate a plan that does not fit into memory"
     )
