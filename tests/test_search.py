@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
 
-from mpisim.base.errors import InputError
+from mpisim.base.errors import InputError, OutputError
 from mpisim.base.toml import toml_value
 from mpisim.experiment import read
 from mpisim.experiment.load import experiment_of
@@ -209,6 +210,26 @@ def test_what_candidates_set_alike_is_said_once():
     assert space.described(1, [0, 1]) == "zero 1"
     assert space.in_common([0, 1]) == "tp 1, sp no"
     assert space.in_common([0, 3]) == "sp no"
+
+
+@pytest.mark.mpi
+def test_an_error_of_one_process_is_raised_on_all(comm: Any) -> None:
+    def fail(records: Records) -> None:
+        raise OutputError("the disk is full")
+
+    with pytest.raises(OutputError, match="the disk is full"):
+        explore(space_of(3), comm, each_round=fail)
+
+
+@pytest.mark.mpi
+def test_an_error_in_a_round_is_raised_on_all(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*args: Any, **named: Any) -> Any:
+        raise OutputError("no room")
+
+    if comm.rank == comm.size - 1:
+        monkeypatch.setattr(sys.modules[explore.__module__], "step_time", refused)
+    with pytest.raises(OutputError, match="no room"):
+        explore(space_of(3), comm)
 
 
 def test_finalists_are_what_a_run_says():

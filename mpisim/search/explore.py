@@ -133,13 +133,14 @@ def explore(
     ------
     InputError
         If no candidate is valid: what is wrong with the first.
+    MpisimError
+        On all processes, what one of them or `each_round` raised.
     """
     candidates = Candidates(space)
     records = known
     if records is None:
         records = _screened(space, candidates, comm, show)
-        if comm.rank == 0:
-            each_round(records)
+        _told(records, comm, each_round)
     if not np.any(records.status != Status.INVALID):
         with collective_errors(comm):
             experiment, hardware = candidates.experiment(0)
@@ -155,11 +156,19 @@ def explore(
                 return records
             some = open_ones[:size]
             mine = some[comm.rank :: comm.size]
-            found = _judged(space, candidates, mine, networks)
+            found: list[Found] = []
+            with collective_errors(comm):
+                found = _judged(space, candidates, mine, networks)
             _merge(records, some, comm.allgather(found))
             size = min(2 * size, LARGEST_ROUND)
-            if comm.rank == 0:
-                each_round(records)
+            _told(records, comm, each_round)
+
+
+def _told(records: Records, comm: Intracomm, each_round: Callable[[Records], None]) -> None:
+    """Tell process 0's caller what is known; an error of his is raised on all. **Collective.**"""
+    with collective_errors(comm):
+        if comm.rank == 0:
+            each_round(records)
 
 
 def undecided(space: SearchSpace, records: Records) -> NDArray[np.int64]:
@@ -195,7 +204,8 @@ def _screened(space: SearchSpace, candidates: Candidates, comm: Intracomm, show:
     choice, bounds = space.choice, StepBounds()
     records = Records.none(len(space))
     own = range(comm.rank, len(space), comm.size)
-    with progress(comm, "screening candidates" if show else "", len(own)) as update:
+    label = "screening candidates" if show else ""
+    with collective_errors(comm), progress(comm, label, len(own)) as update:
         for done, number in enumerate(own):
             try:
                 experiment, hardware = candidates.experiment(number)

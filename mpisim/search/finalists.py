@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.frozen import frozen
 from ..experiment import Experiment
-from ..mpi.parallel import progress
+from ..mpi.parallel import collective_errors, progress
 from ..prediction.execution import execute
 from ..prediction.long_steps import long_step
 from ..prediction.prepared import prepare
@@ -99,7 +99,8 @@ def simulate_finalists(
     candidates = Candidates(space)
     found: dict[int, Finalist] = {}
     own = numbers[comm.rank :: comm.size]
-    with progress(comm, "simulating the best in full" if show else "", len(own)) as update:
+    label = "simulating the best in full" if show else ""
+    with collective_errors(comm), progress(comm, label, len(own)) as update:
         for done, number in enumerate(own):
             experiment, _ = candidates.experiment(number)
             found[number] = _simulated(space, number, experiment)
