@@ -22,6 +22,7 @@ from ..experiment.choices import (
     KernelChoice,
     NetworkChoice,
     OverlapChoice,
+    PriceChoice,
     RunChoice,
     VariationChoice,
 )
@@ -134,6 +135,7 @@ def example(
         "[overlap]\n" + _section(OverlapChoice, {}),
         "[variation]\n" + _section(VariationChoice, {}),
         "[calibration]\n" + _section(CalibrationChoice, {}),
+        "[prices]\n" + _section(PriceChoice, {}),
         "[run]\n" + _section(RunChoice, {}),
     ]
     return Example("\n".join(parts), notes)
