@@ -32,7 +32,7 @@ def a_cluster(n: int = 8, hosts: float = 2000.0, pue: float = 1.25) -> ClusterPo
 
 
 def rent(hour: float) -> Prices:
-    return Prices(known(hour), known(0.1), None, False, "", ())
+    return Prices(known(hour), known(0.1), None, False, "", "", ())
 
 
 def test_energy_by_hand() -> None:
@@ -62,7 +62,7 @@ def test_gpus_that_are_not_used_are_idle() -> None:
 
 
 def test_electricity_of_what_is_owned() -> None:
-    owned = Prices(known(10.0), known(0.2), known(1e6), True, "", ())
+    owned = Prices(known(10.0), known(0.2), known(1e6), True, "", "", ())
     cost = cost_from(a_cluster(), owned, [Busy(8, 0.0, 0.0, 0.0)], 3600.0, 1, nodes=1)
     kwh = (8 * 100 + 2200) * 1.25 / 1000
     assert cost.usd is not None

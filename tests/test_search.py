@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
 
+from mpisim import simulate
 from mpisim.base.errors import InputError, OutputError
 from mpisim.base.toml import toml_value
+from mpisim.cost.step import cost_of_cluster
 from mpisim.experiment import read
 from mpisim.experiment.load import experiment_of
 from mpisim.prediction.extrapolation import step_time
@@ -110,12 +112,39 @@ def space_of(seed: int) -> Any:
     objectives = rng.choice(
         [["step_time"], ["tokens_per_second_per_gpu"], ["step_time", "memory"], ["memory", "gpus"]]
     )
-    search = {"vary": vary, "objectives": objectives, "top": rng.choice([1, 3])}
+    return _space(rng, vary, objectives, {})
+
+
+def costly_space_of(seed: int) -> Any:
+    """A random small search space with objectives and limits of power and dollars."""
+    rng = random.Random(seed)
+    vary = {
+        "plan.tp": rng.choice([[1, 2, 4], [2, 4]]),
+        "plan.zero": rng.choice([[0], [0, 1]]),
+        "plan.recompute": rng.choice([["none"], ["none", "full"]]),
+        "cluster.preset": ["dgx-h100", "dgx-a100"],
+        "cluster.nodes": [1, 2],
+    }
+    costs = ["usd_per_token", "energy_per_token", "usd_per_hour", "power", "price"]
+    objectives = rng.sample(costs, rng.choice([1, 2]))
+    if rng.random() < 0.5:
+        objectives.append("step_time")
+    limits: dict[str, Any] = rng.choice(
+        [{}, {"max_power": "12 kW"}, {"max_usd_per_hour": 25.0}, {"max_price": 5e5}]
+    )
+    contract = rng.choice(["on-demand", "owned"])
+    return _space(rng, vary, objectives, limits, prices={"contract": contract})
+
+
+def _space(
+    rng: random.Random, vary: Any, objectives: list[str], limits: dict[str, Any], **tables: Any
+) -> Any:
+    search = {"vary": vary, "objectives": objectives, "top": rng.choice([1, 3]), **limits}
     if rng.random() < 0.3:
         search["memory_headroom"] = 40.0
     if rng.random() < 0.3:
         search["max_gpus"] = 8
-    return read_search({**SMALL, "search": search}, "x.toml")
+    return read_search({**SMALL, **tables, "search": search}, "x.toml")
 
 
 def toml_lines(tables: dict[str, Any]) -> str:
@@ -164,6 +193,91 @@ def test_nothing_that_matters_is_left_out(seed):
     if len(space.choice.objectives) > 1:
         on_front = all_of_them[front(least_values(space, whole, all_of_them))]
         assert set(on_front.tolist()) <= set(done.tolist())
+
+
+def values_by_runs(space: Any) -> dict[int, tuple[float, ...]]:
+    """Objectives of every candidate that keeps the limits, from `simulate` and from sums by hand."""
+    found = {}
+    for number in range(len(space)):
+        try:
+            experiment = space.experiment(number)
+            results = simulate(experiment)
+        except InputError:
+            continue
+        assert results is not None
+        said, choice = results.attributes, space.choice
+        if said["memory_capacity"] - said["memory_peak"] < choice.memory_headroom * 2**30:
+            continue
+        gpus = hardware_of(experiment).gpus
+        if gpus > (choice.max_gpus or 10**9):
+            continue
+        power, prices = cost_of_cluster(experiment)
+        assert prices.purchase is not None
+        assert prices.hour is not None
+        kwh = said["power"] / 1000 if prices.pays_electricity else 0.0
+        hour = prices.hour.value + kwh * prices.kwh.value
+        seconds, tokens = results.step_time, said["tokens"]
+        of = {
+            "step_time": seconds,
+            "usd_per_token": hour * seconds / 3600 / tokens,
+            "energy_per_token": said["power"] * seconds / tokens,
+            "usd_per_hour": hour,
+            "power": said["power"],
+            "price": prices.purchase.value,
+        }
+        limits = {"power": 1e99, "usd_per_hour": 1e99, "price": 1e99, **choice.limits}
+        if all(of[name] <= limit for name, limit in limits.items()):
+            found[number] = tuple(of[name] for name in choice.objectives)
+        assert power.least <= said["power"]
+    return found
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_cheapest_are_those_of_all_runs(seed):
+    space = costly_space_of(seed)
+    whole = values_by_runs(space)
+    records = explore(space, MPI.COMM_SELF)
+    found = answer(space, records, MPI.COMM_SELF)
+    best = sorted(whole.values())[: space.choice.top]
+    shown = [whole[each.number] for each in found.best]
+    assert [each[0] for each in shown] == pytest.approx([each[0] for each in best], rel=2e-3)
+    if len(space.choice.objectives) > 1 and whole:
+        numbers = list(whole)
+        on_front = front(np.round(np.array([whole[each] for each in numbers]), 15))
+        exact = {whole[numbers[each]] for each in on_front.tolist()}
+        kept = {whole[each.number] for each in found.front}
+        assert np.array(sorted(kept)) == pytest.approx(np.array(sorted(exact)), rel=2e-3)
+
+
+def test_why_candidates_are_invalid_is_said():
+    search = {"vary": {"plan.tp": [1, 16, 32], "plan.pp": [1, 3]}}
+    space = read_search({**SMALL, "search": search}, "x.toml")
+    found = answer(space, explore(space, MPI.COMM_SELF), MPI.COMM_SELF)
+    assert (found.counts["invalid"], found.why["count"]) == (5, 4)
+    text = " ".join(answer_lines(space, found))
+    assert "Of those that do not go together 4 as this one: the plan needs 16 GPUs" in text
+    assert "(tp 16, pp 1)" in text
+
+
+def test_columns_of_costs_are_there_when_asked_for():
+    search: dict[str, Any] = {"vary": {"plan.tp": [1, 2]}, "max_power": 20_000}
+    space = read_search({**SMALL, "search": search}, "x.toml")
+    found = answer(space, explore(space, MPI.COMM_SELF), MPI.COMM_SELF)
+    head = answer_lines(space, found)[4]
+    assert "power" in head
+    assert "$" not in head
+    search = {"vary": {"plan.tp": [1, 2]}, "objectives": ["usd_per_token"]}
+    space = read_search({**SMALL, "search": search}, "x.toml")
+    found = answer(space, explore(space, MPI.COMM_SELF), MPI.COMM_SELF)
+    assert "$/M" in answer_lines(space, found)[4]
+
+
+def test_what_has_no_price_is_invalid():
+    search = {"vary": {"plan.tp": [1, 2]}, "objectives": ["usd_per_token"]}
+    cluster = {"preset": "alps"}
+    space = read_search({**SMALL, "cluster": cluster, "search": search}, "x.toml")
+    with pytest.raises(InputError, match="give prices.gpu_hour"):
+        explore(space, MPI.COMM_SELF)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 5)), max_size=30))

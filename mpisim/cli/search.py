@@ -54,8 +54,9 @@ def add_parser(subparsers: Any) -> None:
         metavar="NAME",
         action="append",
         default=[],
-        help="step_time (default), tokens_per_second, tokens_per_second_per_gpu, gpus, memory; the "
-        "first ranks, several show a front",
+        help="step_time (default), tokens_per_second, tokens_per_second_per_gpu, gpus, memory, "
+        "usd_per_token, energy_per_token, usd_per_hour, power, price; the first ranks, several "
+        "show a front",
     )
     parser.add_argument("--top", type=int, metavar="N", help="how many to show (default: 10)")
     parser.add_argument("-o", "--output", metavar="STORE", help="keep all that is found (HDF5)")

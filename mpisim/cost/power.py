@@ -12,6 +12,7 @@ all the time, and so do switches. `PUE` is what the building draws for each watt
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from math import ceil, sqrt
@@ -25,7 +26,15 @@ from ..base.schema import build
 from ..kernels import Gpu
 from ..topo import Cluster
 
-__all__ = ["STATES", "ClusterPower", "GpuPower", "Uncertain", "cluster_power", "gpu_power"]
+__all__ = [
+    "STATES",
+    "ClusterPower",
+    "GpuPower",
+    "Uncertain",
+    "cluster_power",
+    "gpu_power",
+    "watts_of",
+]
 
 FILE = "power.toml"
 
@@ -258,6 +267,35 @@ WORDS = {
     "communication": "in communications alone",
 }
 """States of a GPU, as texts name them."""
+
+WATTS = {"W": 1.0, "kW": 1e3, "MW": 1e6, "GW": 1e9}
+
+
+def watts_of(value: str | float, where: str) -> float:
+    """Power as a number of W, or as a text with its unit → W.
+
+    Parameters
+    ----------
+    value : str or float
+    where : str
+        The key, for messages.
+
+    Raises
+    ------
+    InputError
+        If it is none.
+
+    Examples
+    --------
+    >>> watts_of("2 MW", "max_power")
+    2000000.0
+    """
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*", str(value))
+    if found is None or (found[2] or "W") not in WATTS or not float(found[1]):
+        raise InputError(
+            f'{where} is {value!r}; it must be a power above 0, as 500000, "500 kW" or "2 MW"'
+        )
+    return float(found[1]) * WATTS[found[2] or "W"]
 
 
 def cluster_nics(cluster: Cluster, nodes: int) -> tuple[int, float]:

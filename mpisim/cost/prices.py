@@ -72,7 +72,9 @@ class Prices:
     pays_electricity : bool
         Whether electricity comes on top of `hour`.
     missing : str
-        Why something is not known, or empty.
+        Why `hour` is not known, or empty.
+    no_purchase : str
+        Why `purchase` is not known, or empty.
     assumptions : tuple of str
         Lines for people: each price with its date and source.
     """
@@ -82,6 +84,7 @@ class Prices:
     purchase: Uncertain | None
     pays_electricity: bool
     missing: str
+    no_purchase: str
     assumptions: tuple[str, ...]
 
     def of(self, seconds: float, joules: Uncertain) -> Uncertain | None:
@@ -134,7 +137,7 @@ def read_prices(
     lines: list[str] = []
     kwh = _known(choice.kwh, "electricity", "kwh", "a kWh", lines)
     assert kwh is not None
-    purchase, missing = _purchase(choice, cluster, nodes, named, numbers, lines)
+    purchase, no_purchase = _purchase(choice, cluster, nodes, named, numbers, lines)
     if choice.contract == "owned":
         years = _known(choice.years, "ownership", "years", "years of use", lines, unit="")
         assert years is not None
@@ -143,7 +146,7 @@ def read_prices(
             value = purchase.value / (years.value * HOURS_OF_A_YEAR)
             relative = (purchase.relative**2 + years.relative**2) ** 0.5
             hour = Uncertain(value, value * relative)
-        return Prices(hour, kwh, purchase, True, missing, tuple(lines))
+        return Prices(hour, kwh, purchase, True, no_purchase, no_purchase, tuple(lines))
     # Electricity and what is bought are not paid for here.
     lines, parts, unknown = [], [], ""
     for name, n in zip(named, numbers, strict=True):
@@ -159,7 +162,7 @@ def read_prices(
         else:
             parts.append(each.times(n))
     hour = None if unknown else added(parts)
-    return Prices(hour, kwh, purchase, False, unknown, tuple(lines))
+    return Prices(hour, kwh, purchase, False, unknown, no_purchase, tuple(lines))
 
 
 def _own_hour(choice: PriceChoice, name: str) -> float | None:

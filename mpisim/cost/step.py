@@ -23,7 +23,7 @@ from ..prediction.prepared import PreparedExperiment
 from ..program import Kind
 from ..results import Results
 from .power import STATES, ClusterPower, Uncertain, added, cluster_power
-from .prices import J_OF_A_KWH, Prices, read_prices
+from .prices import J_OF_A_KWH, SECONDS_OF_AN_HOUR, Prices, read_prices
 
 __all__ = ["Busy", "StepCost", "busy_of", "cost_of_cluster", "step_cost"]
 
@@ -103,6 +103,11 @@ class StepCost:
         return Uncertain(total.value, float(np.hypot(total.error, self.error * total.value)))
 
     @property
+    def joules_of_building(self) -> float:
+        """J of the whole building in a step."""
+        return sum(each.value for each in self.joules.values())
+
+    @property
     def watts(self) -> Uncertain:
         """Mean power of the whole building."""
         total = added(list(self.joules.values()))
@@ -144,13 +149,18 @@ class StepCost:
         return [*found, *self.assumptions]
 
     def attributes(self) -> dict[str, Any]:
-        """Return what is kept with results: texts in ``cost``, numbers beside them.
+        """Return what is kept with results: texts in ``cost``, and `numbers` beside them."""
+        return {**self.numbers(), "cost": self.lines()}
+
+    def numbers(self) -> dict[str, float]:
+        """Return the numbers that are kept with results.
 
         ``energy`` (J of a step), ``power`` (W of the building), ``power_gpu``, ``power_node`` (W),
-        ``power_error`` (relative), ``energy_per_million`` (kWh), and where prices are known
-        ``usd_step``, ``usd_hour``, ``usd_per_million``.
+        ``power_error`` (relative), ``energy_per_million`` (kWh); where prices are known
+        ``usd_step``, ``usd_hour``, ``usd_per_million``, ``usd_error`` (relative), and
+        ``usd_purchase``.
         """
-        found: dict[str, Any] = {
+        found: dict[str, float] = {
             "energy": self.energy.value,
             "power": self.watts.value,
             "power_gpu": self.gpu_watts.value,
@@ -161,10 +171,13 @@ class StepCost:
         if self.usd is not None:
             found |= {
                 "usd_step": self.usd.value,
-                "usd_hour": self.usd_per_hour,
-                "usd_per_million": self.usd_per_million,
+                "usd_hour": self.usd.value / self.seconds * SECONDS_OF_AN_HOUR,
+                "usd_per_million": self.usd.value / max(self.tokens, 1) * MILLION,
+                "usd_error": self.usd.relative,
             }
-        return {**found, "cost": self.lines()}
+        if self.purchase is not None:
+            found["usd_purchase"] = self.purchase.value
+        return found
 
 
 LABELS = {
@@ -271,7 +284,9 @@ def matrix_share(prepared: PreparedExperiment, results: Results) -> float:
     return matrix / whole if whole else 0.0
 
 
-def step_cost(prepared: PreparedExperiment, results: Results) -> StepCost:
+def step_cost(
+    prepared: PreparedExperiment, results: Results, tokens: int | None = None
+) -> StepCost:
     """Experiment, result → what its step costs.
 
     Parameters
@@ -280,6 +295,8 @@ def step_cost(prepared: PreparedExperiment, results: Results) -> StepCost:
         Of a long step that follows from shorter ones, that of one of these.
     results : Results
         Of the whole step.
+    tokens : int, optional
+        Tokens (images, samples) of the whole step, where `results` do not say.
 
     Raises
     ------
@@ -299,8 +316,8 @@ def step_cost(prepared: PreparedExperiment, results: Results) -> StepCost:
     error = uncertainty if isinstance(uncertainty, float) else 0.0
     model = experiment.model
     words = "tokens" if model.samples == "sequences" else model.samples
-    said = results.attributes.get(words)
-    tokens = prepared.workload.tokens if said is None else int(said)
+    if tokens is None:
+        tokens = int(results.attributes.get(words, prepared.workload.tokens))
     return cost_from(
         power,
         prices,
@@ -375,7 +392,7 @@ def cost_from(
         gpu_watts=added(list(used.values())).times(1 / seconds / max(n_used, 1)),
         node_watts=added(within).times(1 / seconds / nodes),
         usd=usd,
-        usd_per_hour=None if usd is None else usd.value / seconds * 3600,
+        usd_per_hour=None if usd is None else usd.value / seconds * SECONDS_OF_AN_HOUR,
         purchase=prices.purchase,
         tokens=tokens,
         samples=samples,

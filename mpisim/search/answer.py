@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..base.text import aligned, quantity
+from ..base.text import aligned, one_line, quantity
 from ..base.toml import toml_value
 from ..report.drawing import PLAIN, Drawing
 from .finalists import Finalist, difference_error, simulate_finalists
@@ -25,6 +25,8 @@ __all__ = ["Answer", "answer", "answer_lines"]
 WIDTH = 100
 TIMED = ("step_time", "tokens_per_second", "tokens_per_second_per_gpu")
 """Objectives that the step time decides."""
+BY_STEP = (*TIMED, "usd_per_token", "energy_per_token")
+"""Objectives of which those who are shown are known to the last bit."""
 MAX_FRONT = 30
 """Candidates of the front that are simulated in full and shown."""
 BARS = 6
@@ -46,22 +48,27 @@ class Answer(NamedTuple):
         Those that no other is better than in all objectives; empty with one objective.
     counts : dict of str to int
         Candidates by what became of them.
+    why : dict
+        Why most of the invalid candidates are: ``count``, ``example`` (a candidate's number) and
+        its ``message``; empty if none is invalid.
     """
 
     best: list[Finalist]
     front: list[Finalist]
     counts: dict[str, int]
+    why: dict[str, Any]
 
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> Answer:
         """Return the answer that `as_json` was made of."""
         best, on_front = ([Finalist(**each) for each in found[key]] for key in ("best", "front"))
-        return cls(best, on_front, dict(found["counts"]))
+        return cls(best, on_front, dict(found["counts"]), dict(found["why"]))
 
     @classmethod
     def unfinished(cls, records: Records) -> Answer:
         """Return what can be said of a search that goes on: how far it has come."""
-        return cls([], [], {status.name.lower(): records.count(status) for status in Status})
+        counts = {status.name.lower(): records.count(status) for status in Status}
+        return cls([], [], counts, _most_frequent(records))
 
     def as_json(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
@@ -69,6 +76,7 @@ class Answer(NamedTuple):
             "best": [each.as_json() for each in self.best],
             "front": [each.as_json() for each in self.front],
             "counts": self.counts,
+            "why": self.why,
         }
 
 
@@ -94,12 +102,23 @@ def answer(space: SearchSpace, records: Records, comm: Intracomm, *, show: bool 
         on_front = done[front(values)][:MAX_FRONT].tolist()
     numbers = list(dict.fromkeys([*best, *on_front]))
     found = dict(zip(numbers, simulate_finalists(space, numbers, comm, show=show), strict=True))
-    if space.choice.objectives[0] in TIMED:
+    if space.choice.objectives[0] in BY_STEP:
         best.sort(key=lambda number: (_first_value(space, found[number]), number))
     counts = {status.name.lower(): records.count(status) for status in Status}
     return Answer(
-        [found[number] for number in best], [found[number] for number in on_front], counts
+        [found[number] for number in best],
+        [found[number] for number in on_front],
+        counts,
+        _most_frequent(records),
     )
+
+
+def _most_frequent(records: Records) -> dict[str, Any]:
+    """Return why most of the invalid candidates are."""
+    if not records.why:
+        return {}
+    reason = min(records.why.values(), key=lambda each: (-each.number, each.first))
+    return {"count": reason.number, "example": reason.first, "message": reason.text}
 
 
 def _first_value(space: SearchSpace, of: Finalist) -> float:
@@ -109,6 +128,8 @@ def _first_value(space: SearchSpace, of: Finalist) -> float:
         "step_time": of.step_time,
         "tokens_per_second": rate,
         "tokens_per_second_per_gpu": rate / of.gpus,
+        "usd_per_token": of.cost.get("usd_per_million", np.inf),
+        "energy_per_token": of.cost.get("energy_per_million", np.inf),
     }[space.choice.objectives[0]]
 
 
@@ -122,6 +143,7 @@ def answer_lines(space: SearchSpace, found: Answer, drawing: Drawing = PLAIN) ->
     lines = [
         f"{total:,} candidate{'s' * (total != 1)}",
         *(f"  {line}" for line in _counted(counts, bool(found.best))),
+        *_why(space, found.why),
     ]
     if not found.best:
         none = not counts["bounded"] and not counts["simulated"]
@@ -142,7 +164,24 @@ def answer_lines(space: SearchSpace, found: Answer, drawing: Drawing = PLAIN) ->
 
 
 def _words(objective: str) -> str:
-    return objective.replace("_per_", "/").replace("_", " ").replace("second", "s")
+    named = {
+        "usd_per_token": "dollars of a token",
+        "energy_per_token": "energy of a token",
+        "usd_per_hour": "dollars of an hour",
+        "price": "price of the cluster",
+    }
+    plain = objective.replace("_per_", "/").replace("_", " ").replace("second", "s")
+    return named.get(objective, plain)
+
+
+def _why(space: SearchSpace, why: Mapping[str, Any]) -> list[str]:
+    """Say why most invalid candidates are, with an example."""
+    if not why:
+        return []
+    message = one_line(why["message"].removeprefix(f"{space.source}: "))
+    text = f"Of those that do not go together {why['count']:,} as this one: "
+    text += f"{message} ({space.described(why['example'])})"
+    return wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
 
 
 def _counted(counts: dict[str, int], ended: bool) -> list[str]:
@@ -153,8 +192,9 @@ def _counted(counts: dict[str, int], ended: bool) -> list[str]:
         "bounded": "that cannot be among the best (proven bound)" if ended else "not judged yet",
         "simulated": "simulated",
         "too_slow": "simulated and too slow",
+        "over_budget": "simulated and beyond a limit on power or dollars",
     }
-    cells = [(f"{counts[name]:,}", text) for name, text in words.items() if counts[name]]
+    cells = [(f"{counts[name]:,}", text) for name, text in words.items() if counts.get(name)]
     return aligned(cells, left=(1,))
 
 
@@ -162,7 +202,9 @@ def _table(space: SearchSpace, rows: Sequence[Finalist]) -> list[str]:
     numbers = [each.number for each in rows]
     alike = space.in_common(numbers) if len(rows) > 1 else ""
     among = numbers if len(rows) > 1 else []
-    cells = [("", "step", "±", "tokens/s", "per GPU", "use", "GiB", "GPUs", "what it sets")]
+    columns = _cost_columns(space)
+    heads = ("", "step", "±", "tokens/s", "per GPU", "use", "GiB", "GPUs")
+    cells = [(*heads, *columns, "what it sets")]
     for place, each in enumerate(rows, 1):
         rate = each.tokens / each.step_time
         cells.append(
@@ -175,13 +217,15 @@ def _table(space: SearchSpace, rows: Sequence[Finalist]) -> list[str]:
                 f"{each.utilisation:.1%}",
                 f"{each.peak / GIB:.1f}",
                 f"{each.gpus:,}",
+                *(show(each) for show in columns.values()),
                 space.described(each.number, among),
             )
         )
-    room = max(WIDTH - max(map(len, aligned([row[:8] for row in cells]))) - 4, 20)
+    lines = aligned([row[:-1] for row in cells])
+    room = max(WIDTH - max(map(len, lines)) - 4, 20)
     table = []
-    for figures, row in zip(aligned([row[:8] for row in cells]), cells, strict=True):
-        first, *others = wrap(row[8], room) or [""]
+    for figures, row in zip(lines, cells, strict=True):
+        first, *others = wrap(row[-1], room) or [""]
         table.append(f"  {figures}  {first}".rstrip())
         table += [f"  {'':{len(figures)}}  {each}" for each in others]
     if alike:
@@ -189,6 +233,30 @@ def _table(space: SearchSpace, rows: Sequence[Finalist]) -> list[str]:
             f"All of these: {alike}", WIDTH, initial_indent="  ", subsequent_indent="    "
         )
     return table
+
+
+def _cost_columns(space: SearchSpace) -> dict[str, Callable[[Finalist], str]]:
+    """Return heads of columns of what candidates cost, as far as it was asked for, and the texts."""
+    asked = {*space.choice.objectives, *space.choice.limits}
+    columns: dict[str, Callable[[Finalist], str]] = {}
+    if "usd_per_token" in asked:
+        columns["$/M"] = lambda of: _figure(of, "usd_per_million", "{:,.4g}")
+        columns["± $"] = lambda of: _figure(of, "usd_error", "{:.0%}")
+    if "energy_per_token" in asked:
+        columns["kWh/M"] = lambda of: _figure(of, "energy_per_million", "{:,.4g}")
+    if "power" in asked:
+        columns["power"] = lambda of: quantity(of.cost["power"], "W") if of.cost else ""
+    if asked & {"energy_per_token", "power"}:
+        columns["± W"] = lambda of: _figure(of, "power_error", "{:.0%}")
+    if "usd_per_hour" in asked:
+        columns["$/h"] = lambda of: _figure(of, "usd_hour", "{:,.2f}")
+    if "price" in asked:
+        columns["price"] = lambda of: _figure(of, "usd_purchase", "${:,.0f}")
+    return columns
+
+
+def _figure(of: Finalist, name: str, form: str) -> str:
+    return form.format(of.cost[name]) if name in of.cost else ""
 
 
 def _command(space: SearchSpace, best: Finalist) -> str:

@@ -33,8 +33,9 @@ from ..prediction.hardware import Hardware, hardware_of
 from ..prediction.memory_fit import verdict
 from ..prediction.network import NetworkCache
 from .bound import StepBounds
+from .budget import Budget, budget_of, over_budget, simulated_cost
 from .pareto import dominated
-from .records import Records, Status, least_values
+from .records import Reason, Records, Status, least_values
 from .space import SearchSpace
 
 if TYPE_CHECKING:
@@ -145,6 +146,8 @@ def explore(
         with collective_errors(comm):
             experiment, hardware = candidates.experiment(0)
             StepBounds().of(experiment, hardware)
+            if space.choice.asks_cost:
+                budget_of(space.choice, experiment, hardware)
             verdict(experiment)
     networks = NetworkCache()
     size = FIRST_ROUND
@@ -158,7 +161,7 @@ def explore(
             mine = some[comm.rank :: comm.size]
             found: list[Found] = []
             with collective_errors(comm):
-                found = _judged(space, candidates, mine, networks)
+                found = _judged(space, candidates, records, mine, networks)
             _merge(records, some, comm.allgather(found))
             size = min(2 * size, LARGEST_ROUND)
             _told(records, comm, each_round)
@@ -207,33 +210,51 @@ def _screened(space: SearchSpace, candidates: Candidates, comm: Intracomm, show:
     label = "screening candidates" if show else ""
     with collective_errors(comm), progress(comm, label, len(own)) as update:
         for done, number in enumerate(own):
+            budget = Budget()
             try:
                 experiment, hardware = candidates.experiment(number)
                 bound = bounds.of(experiment, hardware)
-            except InputError:
+                if choice.asks_cost:
+                    budget = budget_of(choice, experiment, hardware)
+            except InputError as error:
                 records.status[number] = Status.INVALID
+                records.enter_reason(number, str(error))
                 continue
+            records.enter_budget(number, budget)
             records.bound[number] = bound
             records.gpus[number] = hardware.gpus
             records.tokens[number] = bounds.tokens(experiment, hardware)
             over = choice.max_gpus is not None and hardware.gpus > choice.max_gpus
             over |= choice.max_step_time is not None and bound * 1e-12 > choice.max_step_time
+            over |= over_budget(choice, budget, budget.least_watts)
             records.status[number] = Status.OVER_LIMIT if over else Status.BOUNDED
             if done % 256 == 0:
                 update(done)
     for column in records.columns.values():  # of each candidate all but one process have zeros
         column[:] = sum(comm.allgather(column)) if comm.size > 1 else column
+    _merge_reasons(records, comm.allgather(records.why))
     return records
+
+
+def _merge_reasons(records: Records, parts: list[dict[str, Reason]]) -> None:
+    """Add up why candidates are invalid, by all processes."""
+    records.why = {}
+    for reason in sorted(reason for part in parts for reason in part.values()):
+        records.enter_reason(reason.first, reason.text, reason.number)
 
 
 # --- rounds ---------------------------------------------------------------------------------------
 
-Found = tuple[int, int, int, int, int]
-"""Candidate, status, step in ps, peak in bytes, tokens."""
+Found = tuple[int, int, int, int, int, float, str]
+"""Candidate, status, step in ps, peak in bytes, tokens, J of a step, why it is invalid."""
 
 
 def _judged(
-    space: SearchSpace, candidates: Candidates, numbers: NDArray[np.int64], networks: NetworkCache
+    space: SearchSpace,
+    candidates: Candidates,
+    records: Records,
+    numbers: NDArray[np.int64],
+    networks: NetworkCache,
 ) -> list[Found]:
     """Judge and simulate candidates. Local."""
     from mpi4py import MPI
@@ -245,17 +266,24 @@ def _judged(
             experiment, _ = candidates.experiment(number)
             memory = verdict(experiment)
             if memory.headroom < choice.memory_headroom * GIB:
-                found.append((number, Status.TOO_LARGE, 0, memory.peak, 0))
+                found.append((number, Status.TOO_LARGE, 0, memory.peak, 0, 0.0, ""))
                 continue
-            step = step_time(experiment, MPI.COMM_SELF, networks=networks, memory=memory)
-        except InputError:
-            found.append((number, Status.INVALID, 0, 0, 0))
+            budget, energy, watts = records.budget(number), 0.0, 0.0
+            if choice.asks_energy or budget.usd_joule:
+                picoseconds, tokens, cost = simulated_cost(experiment)
+                energy, watts = cost.joules_of_building, cost.watts.value
+            else:
+                step = step_time(experiment, MPI.COMM_SELF, networks=networks, memory=memory)
+                picoseconds, tokens = step.picoseconds, step.tokens
+        except InputError as error:
+            found.append((number, Status.INVALID, 0, 0, 0, 0.0, str(error)))
             continue
-        slow = choice.max_step_time is not None and (
-            step.picoseconds * 1e-12 > choice.max_step_time
-        )
-        status = Status.TOO_SLOW if slow else Status.SIMULATED
-        found.append((number, status, step.picoseconds, memory.peak, step.tokens))
+        status = Status.SIMULATED
+        if choice.max_step_time is not None and picoseconds * 1e-12 > choice.max_step_time:
+            status = Status.TOO_SLOW
+        elif over_budget(choice, budget, watts):
+            status = Status.OVER_BUDGET
+        found.append((number, status, picoseconds, memory.peak, tokens, energy, ""))
     return found
 
 
@@ -263,8 +291,11 @@ def _merge(records: Records, some: NDArray[np.int64], parts: list[list[Found]]) 
     """Enter what the processes have found into the records."""
     found = [each for part in parts for each in part]
     assert sorted(each[0] for each in found) == sorted(some.tolist())
-    for number, status, step, peak, tokens in found:
+    for number, status, step, peak, tokens, energy, why in sorted(found):
         records.status[number] = status
         records.step[number], records.peak[number] = step, peak
-        if status in (Status.SIMULATED, Status.TOO_SLOW):
+        records.energy[number] = energy
+        if why:
+            records.enter_reason(number, why)
+        if status in (Status.SIMULATED, Status.TOO_SLOW, Status.OVER_BUDGET):
             records.tokens[number] = tokens

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, field
 from typing import TYPE_CHECKING, Any
 
+from ..base.errors import InputError
 from ..base.frozen import frozen
+from ..cost.step import step_cost
 from ..experiment import Experiment
 from ..mpi.parallel import collective_errors, progress
 from ..prediction.execution import execute
@@ -56,6 +58,8 @@ class Finalist:
     utilisation : float
         Model FLOPs over the peak of all GPUs.
     digest : str
+    cost : mapping of str to float
+        Numbers of `mpisim.cost.StepCost.attributes`; empty where nothing says what it draws.
     """
 
     number: int
@@ -70,6 +74,7 @@ class Finalist:
     tokens: int
     utilisation: float
     digest: str
+    cost: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def step_time(self) -> float:
@@ -134,6 +139,11 @@ def _simulated(space: SearchSpace, number: int, experiment: Experiment) -> Final
     if any(f"plan.{axis}" in settings for axis in ("tp", "pp", "cp")):
         settings.setdefault("plan.dp", workload.layout.grid.dp)  # the file may have another
     micro_batches = experiment.plan.global_batch / prepared.experiment.plan.global_batch
+    tokens = round(workload.tokens * micro_batches)
+    try:
+        cost = step_cost(prepared, results, tokens).numbers()
+    except InputError:
+        cost = {}
     return Finalist(
         number=number,
         described=space.described(number),
@@ -144,9 +154,10 @@ def _simulated(space: SearchSpace, number: int, experiment: Experiment) -> Final
         parts_ps={name: float(results.ranks[column].mean()) for column, name in names.items()},
         peak=prepared.memory.peak,
         gpus=results.n_ranks,
-        tokens=round(workload.tokens * micro_batches),
+        tokens=tokens,
         utilisation=workload.flops * micro_batches / (results.step_time * prepared.peak),
         digest=results.digest,
+        cost=cost,
     )
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import re
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .budget import Budget
 from .space import SearchSpace
 
-__all__ = ["Records", "Status", "least_values"]
+__all__ = ["Reason", "Records", "Status", "least_values"]
 
 
 class Status(IntEnum):
@@ -18,11 +21,36 @@ class Status(IntEnum):
 
     UNKNOWN = 0
     INVALID = 1  # model, plan and cluster do not go together
-    OVER_LIMIT = 2  # more GPUs than allowed, or a bound above the longest step allowed
+    OVER_LIMIT = 2  # more GPUs, power or dollars than allowed, or a bound above the longest step
     BOUNDED = 3  # how fast it could be at best is known
     TOO_LARGE = 4  # does not fit into memory, or leaves too little
     SIMULATED = 5
     TOO_SLOW = 6  # simulated, and above the longest step allowed
+    OVER_BUDGET = 7  # simulated, and draws or costs more than allowed
+
+
+class Reason(NamedTuple):
+    """Why candidates are invalid.
+
+    Attributes
+    ----------
+    number : int
+        How many, by this message but for its numbers.
+    first : int
+        The first of them.
+    text : str
+        Its message.
+    """
+
+    number: int
+    first: int
+    text: str
+
+
+_NUMBERS = re.compile(r"\d[\d,.]*")
+
+BUDGET_COLUMNS = tuple(each.name for each in fields(Budget))
+"""Columns of what is known of the cost before a candidate is simulated."""
 
 
 @dataclass
@@ -42,6 +70,12 @@ class Records:
     gpus : int32, shape (n,)
     tokens : int64, shape (n,)
         Of a step (images, samples); 0 where it was not simulated.
+    usd_hour, usd_joule, least_watts, purchase : float64, shape (n,)
+        `mpisim.search.budget.Budget`; 0 where the search does not ask for it.
+    energy : float64, shape (n,)
+        J that the building draws in a step; 0 where it was not simulated, or is not asked for.
+    why : dict of str to Reason
+        Why candidates are invalid: by the message without its numbers.
     """
 
     status: NDArray[np.uint8]
@@ -50,6 +84,12 @@ class Records:
     peak: NDArray[np.int64]
     gpus: NDArray[np.int32]
     tokens: NDArray[np.int64]
+    usd_hour: NDArray[np.float64]
+    usd_joule: NDArray[np.float64]
+    least_watts: NDArray[np.float64]
+    purchase: NDArray[np.float64]
+    energy: NDArray[np.float64]
+    why: dict[str, Reason] = field(default_factory=dict)
 
     @classmethod
     def none(cls, n: int) -> Records:
@@ -61,12 +101,48 @@ class Records:
             peak=np.zeros(n, np.int64),
             gpus=np.zeros(n, np.int32),
             tokens=np.zeros(n, np.int64),
+            usd_hour=np.zeros(n),
+            usd_joule=np.zeros(n),
+            least_watts=np.zeros(n),
+            purchase=np.zeros(n),
+            energy=np.zeros(n),
         )
 
     @property
-    def columns(self) -> dict[str, NDArray[np.integer]]:
+    def columns(self) -> dict[str, NDArray[Any]]:
         """The columns by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "why"}
+
+    def enter_budget(self, number: int, budget: Budget) -> None:
+        """Enter what a candidate costs whatever its step.
+
+        Parameters
+        ----------
+        number : int
+        budget : Budget
+        """
+        for name in BUDGET_COLUMNS:
+            getattr(self, name)[number] = getattr(budget, name)
+
+    def budget(self, number: int) -> Budget:
+        """Return what was entered of a candidate."""
+        return Budget(*(float(getattr(self, name)[number]) for name in BUDGET_COLUMNS))
+
+    def enter_reason(self, number: int, text: str, count: int = 1) -> None:
+        """Count why candidates are invalid.
+
+        Parameters
+        ----------
+        number : int
+            The first of them.
+        text : str
+            The message.
+        count : int
+        """
+        key = _NUMBERS.sub("#", text)
+        known = self.why.get(key, Reason(0, number, text))
+        first = min((known.first, known.text), (number, text))
+        self.why[key] = Reason(known.number + count, *first)
 
     def __len__(self) -> int:
         return len(self.status)
@@ -103,11 +179,21 @@ def least_values(
     gpus = records.gpus[numbers].astype(float)
     with np.errstate(divide="ignore"):
         rate = np.where(time > 0, tokens / time, np.inf)
+    energy = np.maximum(records.energy[numbers], records.least_watts[numbers] * time)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        watts = np.where(records.energy[numbers] > 0, energy / time, records.least_watts[numbers])
+    joule, hour = records.usd_joule[numbers], records.usd_hour[numbers]
+    per_token = 1 / np.maximum(tokens, 1)
     of = {
         "step_time": time,
         "tokens_per_second": -rate,
         "tokens_per_second_per_gpu": -rate / np.maximum(gpus, 1),
         "gpus": gpus,
         "memory": records.peak[numbers].astype(float),
+        "usd_per_token": (hour * time / 3600 + joule * energy) * per_token,
+        "energy_per_token": energy * per_token,
+        "usd_per_hour": hour + joule * watts * 3600,
+        "power": watts,
+        "price": records.purchase[numbers],
     }
     return np.stack([of[name] for name in space.choice.objectives], axis=1)

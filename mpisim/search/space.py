@@ -16,18 +16,31 @@ means the same on every process and in a store, and no list of them is ever made
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from ..base.errors import InputError, one_of
 from ..base.frozen import frozen
 from ..base.schema import Limits, build
+from ..cost.power import watts_of
 from ..experiment import Experiment
 from ..experiment.load import TABLES, experiment_of
 from .automatic import AUTOMATIC, automatic_values
 
-__all__ = ["OBJECTIVES", "Choice", "SearchSpace", "read_search"]
+__all__ = ["COSTS", "OBJECTIVES", "Choice", "SearchSpace", "read_search"]
 
-Objective = Literal["step_time", "tokens_per_second", "tokens_per_second_per_gpu", "gpus", "memory"]
+Objective = Literal[
+    "step_time",
+    "tokens_per_second",
+    "tokens_per_second_per_gpu",
+    "gpus",
+    "memory",
+    "usd_per_token",
+    "energy_per_token",
+    "usd_per_hour",
+    "power",
+    "price",
+]
 
 OBJECTIVES: Mapping[str, bool] = {
     "step_time": False,
@@ -35,8 +48,16 @@ OBJECTIVES: Mapping[str, bool] = {
     "tokens_per_second_per_gpu": True,
     "gpus": False,
     "memory": False,
+    "usd_per_token": False,
+    "energy_per_token": False,
+    "usd_per_hour": False,
+    "power": False,
+    "price": False,
 }
 """Each objective, and whether more of it is better."""
+
+COSTS = ("usd_per_token", "energy_per_token", "usd_per_hour", "power", "price")
+"""Objectives that need power and prices."""
 
 MAX_CANDIDATES = 10**8
 """Combinations of a search; each takes a byte of memory at least."""
@@ -60,6 +81,11 @@ class Choice:
     max_step_time : float, optional
         Seconds.
     max_gpus : int, optional
+    max_power : str or float, optional
+        Mean power of the building in a step: W, ``"500 kW"``, ``"2 MW"``.
+    max_usd_per_hour : float, optional
+    max_price : float, optional
+        US dollars to buy the cluster.
     """
 
     objectives: tuple[Objective, ...] = ("step_time",)
@@ -67,10 +93,33 @@ class Choice:
     memory_headroom: Annotated[float, Limits(least=0, most=10**6)] = 0.0
     max_step_time: Annotated[float, Limits(least=1e-9)] | None = None
     max_gpus: Annotated[int, Limits(least=1, most=10**6)] | None = None
+    max_power: str | None = None
+    max_usd_per_hour: Annotated[float, Limits(least=0.001)] | None = None
+    max_price: Annotated[float, Limits(least=1)] | None = None
 
     def __post_init__(self) -> None:
         if not self.objectives:
             raise InputError(f"objectives is empty; it may have {', '.join(OBJECTIVES)}")
+        if self.max_power is not None:
+            watts_of(self.max_power, "max_power")
+
+    @cached_property
+    def limits(self) -> Mapping[str, float]:
+        """Limits on what candidates cost, by objective: W, $ an hour, $."""
+        found = {"usd_per_hour": self.max_usd_per_hour, "price": self.max_price}
+        if self.max_power is not None:
+            found["power"] = watts_of(self.max_power, "max_power")
+        return {name: limit for name, limit in found.items() if limit is not None}
+
+    @property
+    def asks_energy(self) -> bool:
+        """Whether the power of a step decides on anything."""
+        return "power" in self.limits or bool({"energy_per_token", "power"} & {*self.objectives})
+
+    @property
+    def asks_cost(self) -> bool:
+        """Whether power or prices decide on anything."""
+        return bool(self.limits) or any(each in COSTS for each in self.objectives)
 
 
 @frozen
@@ -201,6 +250,8 @@ def read_search(tables: Mapping[str, Any], source: str) -> SearchSpace:
         raise InputError(f"{source}: key 'search' is {search!r}; it must be a table, [search]")
     given = dict(search)
     vary = given.pop("vary", {})
+    if type(given.get("max_power")) in (int, float):
+        given["max_power"] = f"{given['max_power']} W"
     choice = build(Choice, given, source, "search")
     base = {name: table for name, table in tables.items() if name != "search"}
     if vary == "auto":

@@ -1,7 +1,9 @@
 """Search stores: HDF5 files with what is known of every candidate, to go on from and to read.
 
 attributes   space (JSON: tables, keys, values, choice), answer (JSON, once there is one)
-candidates/  status (enumeration), bound, step (ps), peak (bytes), gpus, tokens
+candidates/  status (enumeration), bound, step (ps), peak (bytes), gpus, tokens, and what it costs:
+             usd_hour, usd_joule, least_watts, purchase, energy (J of a step)
+attribute    why (JSON: messages of invalid candidates without numbers, their count, an example)
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ from ..base.hdf5 import (
     write_column,
     write_texts,
 )
-from .records import Records, Status
+from .records import Reason, Records, Status
 from .space import Choice, SearchSpace
 
 __all__ = ["FORMAT", "read_store", "write_store"]
 
-FORMAT, VERSION = "mpisim-search", 1
+FORMAT, VERSION = "mpisim-search", 2
 
-UNITS = {"bound": "ps", "step": "ps", "peak": "bytes"}
+UNITS = {"bound": "ps", "step": "ps", "peak": "bytes", "energy": "J", "least_watts": "W"}
 
 
 def write_store(
@@ -62,6 +64,7 @@ def write_store(
     with create_file(path, FORMAT, VERSION, overwrite=overwrite) as file:
         write_texts(file, "space", [_space_text(space)])
         write_texts(file, "answer", [json.dumps(answer)])
+        write_texts(file, "why", [json.dumps(records.why)])
         group = file.create_group("candidates")
         for name, column in records.columns.items():
             write_column(group, name, column, UNITS.get(name), stored=_stored(name, column))
@@ -79,6 +82,8 @@ def read_store(path: str | Path) -> tuple[SearchSpace, Records, dict[str, Any] |
         try:
             kept = json.loads(read_texts(file, "space", 1)[0])
             answer = json.loads(read_texts(file, "answer", 1)[0])
+            why = json.loads(read_texts(file, "why", 1)[0])
+            reasons = {key: Reason(*each) for key, each in why.items()}
             choice = Choice(**{**kept["choice"], "objectives": tuple(kept["choice"]["objectives"])})
             values = tuple(tuple(each) for each in kept["values"])
             space = SearchSpace(kept["tables"], kept["source"], tuple(kept["keys"]), values, choice)
@@ -90,10 +95,11 @@ def read_store(path: str | Path) -> tuple[SearchSpace, Records, dict[str, Any] |
             columns[name] = read_column(
                 file["candidates"], name, _stored(name, empty), UNITS.get(name), n
             )
-    return space, Records(**{name: np.array(column) for name, column in columns.items()}), answer
+    found = {name: np.array(column) for name, column in columns.items()}
+    return space, Records(**found, why=reasons), answer
 
 
-def _stored(name: str, column: NDArray[np.integer]) -> StoredType:
+def _stored(name: str, column: NDArray[Any]) -> StoredType:
     """Return the type of a column in the file."""
     return Status if name == "status" else column.dtype.type
 
