@@ -196,7 +196,7 @@ def test_nothing_that_matters_is_left_out(seed):
 
 
 def values_by_runs(space: Any) -> dict[int, tuple[float, ...]]:
-    """Objectives of every candidate that keeps the limits, from `simulate` and from sums by hand."""
+    """Objectives of every candidate that keeps the limits: from `simulate` and sums by hand."""
     found = {}
     for number in range(len(space)):
         try:
@@ -272,11 +272,55 @@ def test_columns_of_costs_are_there_when_asked_for():
     assert "$/M" in answer_lines(space, found)[4]
 
 
+def test_the_front_is_drawn(tmp_path, run_mpisim):
+    pytest.importorskip("matplotlib")
+    words = ["search", "llama3-8b-8-h100", "--vary", "plan.tp=1,2,4", "--vary", "plan.zero=1,3"]
+    words += ["--objective", "usd_per_token", "--objective", "memory"]
+    for name, begins in (("f.svg", b"<?xml"), ("f.png", b"\x89PNG"), ("f.pdf", b"%PDF")):
+        found = run_mpisim([*words, "--draw", tmp_path / name])
+        assert found.rc == 0, found.stderr
+        assert (tmp_path / name).read_bytes().startswith(begins)
+    text = (tmp_path / "f.svg").read_text()
+    assert "dollars of a million tokens; less is better" in text
+    assert "memory of the fullest GPU (GiB)" in text
+    rows = found.stdout.split("The front:")[1].splitlines()
+    assert f"1: {rows[2].split('  ')[-1].strip()}" in text
+    again = run_mpisim([*words, "--draw", tmp_path / "f.svg"])
+    assert again.rc != 0
+    assert "f.svg" in again.stderr
+    before = (tmp_path / "f.svg").read_bytes()
+    again = run_mpisim([*words, "--draw", tmp_path / "f.svg", "--overwrite"])
+    assert again.rc == 0
+    assert (tmp_path / "f.svg").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--draw", "f.txt", "--objective", "memory"], "pictures end in .svg, .png or .pdf"),
+        (["--draw", "f.png"], "the search has one objective, and no front"),
+        (["--overwrite"], "--overwrite needs a file to write"),
+        (["--objective", "usd"], "usd_per_token"),
+        (["--set", "search.max_power=2 MV"], "it must be a power above 0"),
+        (["--set", "search.max_power=0"], "it must be a power above 0"),
+        (["--set", "search.max_price=-1"], "max_price"),
+        (["--set", "prices.gpu_hour=-1"], "prices.gpu_hour"),
+        (["--set", "prices.contract=rented"], "on-demand"),
+        (["--set", "prices.gpu_hours.h100-smx=1"], "did you mean 'h100-sxm'"),
+    ],
+)
+def test_bad_costs_are_one_line(more, said, run_mpisim):
+    found = run_mpisim(["search", "llama3-8b-8-h100", "--vary", "plan.tp=1,2", *more])
+    assert found.rc == 2
+    assert said in found.stderr
+    assert len(found.stderr.strip().splitlines()) == 1
+
+
 def test_what_has_no_price_is_invalid():
     search = {"vary": {"plan.tp": [1, 2]}, "objectives": ["usd_per_token"]}
     cluster = {"preset": "alps"}
     space = read_search({**SMALL, "cluster": cluster, "search": search}, "x.toml")
-    with pytest.raises(InputError, match="give prices.gpu_hour"):
+    with pytest.raises(InputError, match=r"give prices\.gpu_hour"):
         explore(space, MPI.COMM_SELF)
 
 

@@ -24,6 +24,7 @@ examples:
   mpisim search -o found.h5 --resume                   go on with it
   mpirun -n 8 mpisim search mine.toml --vary auto      candidates shared by eight processes
   mpisim search mine.toml --vary cluster.nodes=16,32,64 --objective step_time --objective gpus
+  mpisim search mine.toml --objective usd_per_token --objective step_time --draw front.png
 """
 
 
@@ -62,7 +63,12 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("-o", "--output", metavar="STORE", help="keep all that is found (HDF5)")
     parser.add_argument("--resume", action="store_true", help="go on with the search kept in STORE")
     parser.add_argument("--json", metavar="FILE", help="also write the answer to this file (JSON)")
-    parser.add_argument("--overwrite", action="store_true", help="replace STORE if it exists")
+    parser.add_argument(
+        "--draw", metavar="PICTURE", help="draw the front: .png, .svg or .pdf (matplotlib)"
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace STORE and PICTURE if they exist"
+    )
     add_monitor_option(parser)
     parser.set_defaults(run=run, collective=True)
 
@@ -71,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
     """Search, and print the answer; the first process prints."""
     _check(args)
     from ..base.files import check_output, write_json
+    from ..base.picture import check_picture
     from ..mpi.parallel import collective_errors
     from ..report.drawing import drawing_for
     from .launch import without_launcher, world
@@ -79,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
     begun: tuple[SearchSpace, Records | None] | None = None
     from ..search import answer, explore, write_store
     from ..search.answer import answer_lines
+    from ..search.picture import check_front, draw_front
 
     with collective_errors(comm):
         if comm.rank == 0:
@@ -86,6 +94,9 @@ def run(args: argparse.Namespace) -> int:
             check_json(args)
             if args.output is not None and not args.resume:
                 check_output(args.output, overwrite=args.overwrite)
+            if args.draw is not None:
+                check_picture("--draw", args.draw, overwrite=args.overwrite)
+                check_front(begun[0])
     space, known = comm.bcast(begun, root=0)
     replaces = args.overwrite or args.resume
 
@@ -111,6 +122,8 @@ def run(args: argparse.Namespace) -> int:
             write_store(args.output, space, records, found.as_json(), overwrite=True)
         if args.json is not None:
             write_json(args.json, found.as_json())
+        if args.draw is not None:
+            draw_front(space, records, found, args.draw, overwrite=args.overwrite)
         drawing = drawing_for(sys.stdout, launched=not without_launcher())
         print("\n".join(answer_lines(space, found, drawing)))
     return 0
@@ -125,8 +138,8 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("--resume goes on with what STORE says; give nothing else besides -o")
     if not args.resume and args.file is None:
         raise UsageError("what to search is missing: mpisim search FILE")
-    if args.overwrite and args.output is None:
-        raise UsageError("--overwrite needs a file to write: -o STORE")
+    if args.overwrite and args.output is None and args.draw is None:
+        raise UsageError("--overwrite needs a file to write: -o STORE or --draw PICTURE")
 
 
 def _begun(args: argparse.Namespace) -> tuple[SearchSpace, Records | None]:

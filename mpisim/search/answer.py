@@ -236,7 +236,7 @@ def _table(space: SearchSpace, rows: Sequence[Finalist]) -> list[str]:
 
 
 def _cost_columns(space: SearchSpace) -> dict[str, Callable[[Finalist], str]]:
-    """Return heads of columns of what candidates cost, as far as it was asked for, and the texts."""
+    """Return columns of what candidates cost, as far as it was asked for: head → text of one."""
     asked = {*space.choice.objectives, *space.choice.limits}
     columns: dict[str, Callable[[Finalist], str]] = {}
     if "usd_per_token" in asked:
