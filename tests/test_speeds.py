@@ -80,7 +80,7 @@ def test_every_number_of_the_node_is_that_of_the_file(tmp_path: Path) -> None:
     own = find_cluster(copied(tmp_path, nic_bandwidth=quantity(200, "Gb/s", 0), nics="16"))
     set_ = with_speeds(find_cluster("dgx-h100"), {"nic_bandwidth": "200 Gb/s", "nics": 16})
     assert cluster_system(set_) == cluster_system(own)
-    for key in SPEEDS[:3]:
+    for key in FASTER:
         ours, theirs = getattr(set_.node, key), getattr(own.node, key)
         assert (ours.si, ours.error) == (theirs.si, theirs.error)
     assert "nic_bandwidth 200 Gb/s, 16 NICs a node" in set_.title
@@ -99,6 +99,35 @@ def test_nothing_given_changes_nothing() -> None:
     cluster = find_cluster("dgx-h100")
     assert with_speeds(cluster, {}) is cluster
     assert with_speeds(cluster, dict.fromkeys(SPEEDS)) is cluster
+
+
+def test_sizes_are_those_of_a_file_with_them(tmp_path: Path) -> None:
+    found = text("clusters/dgx-h100.toml").replace("gpus_per_node = 8", "gpus_per_node = 4")
+    own = tmp_path / "mine.toml"
+    own.write_text(found.replace("leaf = 32", "leaf = 32\noversubscription = 4", 1))
+    sizes = ["cluster.gpus_per_node=4", "cluster.oversubscription=4", "cluster.nics=8"]
+    four = ["cluster.nodes=4", "plan.dp=4"]
+    plain, by_key, by_file = (
+        simulate(read(SMALL, "e", [*four, *changes]))
+        for changes in (["plan.dp=8"], sizes, [f"cluster.preset={own}"])
+    )
+    assert plain is not None
+    assert by_key is not None
+    assert by_file is not None
+    assert (by_key.n_ranks, plain.n_ranks) == (16, 32)
+    assert by_key.digest == by_file.digest
+    title = by_key.attributes["assumptions"][0]
+    assert "set: 8 NICs a node, 4 GPUs a node, oversubscription 4" in title
+
+
+def test_oversubscription_makes_messages_between_leaves_slower() -> None:
+    wide = ["cluster.nodes=16", "cluster.nics=8", "plan.dp=32", "plan.global_batch=32"]
+    times = []
+    for over in (1, 4, 16):
+        results = simulate(read(SMALL, "e", [*wide, f"cluster.oversubscription={over}"]))
+        assert results is not None
+        times.append(results.step_time)
+    assert times == sorted(times)
 
 
 def test_what_limits_cards_is_said() -> None:
@@ -137,6 +166,8 @@ def test_the_report_says_what_was_set_and_what_limits() -> None:
         ("titan-xp-4gpu", {"nics": 2}, "cluster.nics: .* its nodes have no NICs"),
         ("titan-xp-4gpu", {"link_bandwidth": "1 GB/s"}, "its GPUs have no NVLink or xGMI"),
         ("gb200-nvl72", {"nics": 5}, "cluster.nics: 'node.nics' is 5; it must be a multiple of 18"),
+        ("titan-xp-4gpu", {"oversubscription": 2.0}, "its fabric is no tree of switches"),
+        ("dgx-v100", {"gpus_per_node": 4}, "a hypercube-mesh has 8"),
         ("dgx-h100", {"nics": 0}, "cluster.nics is 0; it must be a number, 1 or more"),
         ("dgx-h100", {"nic_bandwidth": "800"}, "cluster.nic_bandwidth is '800'; it must have a"),
         ("dgx-h100", {"nic_bandwidth": "fast"}, "nic_bandwidth is 'fast'; it must be like"),
@@ -145,7 +176,7 @@ def test_the_report_says_what_was_set_and_what_limits() -> None:
     ],
 )
 def test_what_a_cluster_cannot_have_is_refused(
-    cluster: str, given: dict[str, str | int], message: str
+    cluster: str, given: dict[str, str | float], message: str
 ) -> None:
     with pytest.raises(InputError, match=message) as error:
         with_speeds(find_cluster(cluster), given)

@@ -1,4 +1,4 @@
-"""A cluster with other bandwidths than its file has, and what then limits its NICs."""
+"""A cluster with other bandwidths or sizes than its file has, and what then limits its NICs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,20 @@ if TYPE_CHECKING:
 
 __all__ = ["SPEEDS", "nic_bottleneck", "with_speeds"]
 
-SPEEDS = ("nic_bandwidth", "link_bandwidth", "pcie_bandwidth", "nics")
-"""Keys of a cluster's ``[node]`` that may be given besides its file."""
+SPEEDS = (
+    "nic_bandwidth",
+    "link_bandwidth",
+    "pcie_bandwidth",
+    "nics",
+    "gpus_per_node",
+    "oversubscription",
+)
+"""Keys of a cluster, its ``[node]`` and ``[fabric]`` that may be given besides its file."""
 
 SOURCE_OF_OVERRIDES = "set in the experiment"
+
+WITHOUT_NODES = "has no use for it: its GPUs are joined to the fabric themselves"
+WITHOUT_LEAVES = "has no use for it: its fabric is no tree of switches"
 
 WHY_WITHOUT = {
     "nic_bandwidth": "its nodes have no NICs",
@@ -32,7 +42,7 @@ WHY_WITHOUT = {
 
 def with_speeds(
     cluster: Cluster,
-    given: Mapping[str, str | int | None],
+    given: Mapping[str, str | float | None],
     label: Callable[[str], str] = "cluster.{}".format,
 ) -> Cluster:
     """Cluster and keys of its nodes → the cluster with these, as if its file had them.
@@ -44,7 +54,7 @@ def with_speeds(
     ----------
     cluster : Cluster
     given : mapping
-        By names of `SPEEDS`: bandwidths as texts with a unit (``"800 Gb/s"``), `nics` as a number;
+        By names of `SPEEDS`: bandwidths as texts with a unit (``"800 Gb/s"``), others as numbers;
         None: as the cluster has it.
     label : callable
         From a key to what messages call it.
@@ -68,6 +78,7 @@ def with_speeds(
     100000000000.0
     """
     changes: dict[str, Any] = {}
+    others: dict[str, Any] = {}
     stated = []
     for key in SPEEDS:
         value = given.get(key)
@@ -79,6 +90,19 @@ def with_speeds(
                 "set them there, or by network.changes"
             )
         assert cluster.node is not None  # only a graph does without
+        if key == "gpus_per_node":
+            if cluster.node.kind == "direct":
+                raise InputError(f"{label(key)}: {cluster.title} {WITHOUT_NODES}")
+            others[key] = value
+            stated.append(f"{value} GPUs a node")
+            continue
+        if key == "oversubscription":
+            fabric = cluster.fabric
+            if fabric is None or fabric.leaf is None:
+                raise InputError(f"{label(key)}: {cluster.title} {WITHOUT_LEAVES}")
+            others["fabric"] = replace(fabric, oversubscription=float(value))
+            stated.append(f"oversubscription {value:g}")
+            continue
         old = getattr(cluster.node, key)
         if not old:  # None, or no NICs
             raise InputError(f"{label(key)}: {cluster.title} has no use for it: {WHY_WITHOUT[key]}")
@@ -92,14 +116,16 @@ def with_speeds(
                 _bandwidth(value, label(key)), "B/s", old.error, SOURCE_OF_OVERRIDES
             )
             stated.append(f"{key} {value}")
-    if not changes:
+    if not changes and not others:
         return cluster
     try:
         assert cluster.node is not None
         node = replace(cluster.node, **changes)
-        return replace(cluster, node=node, title=f"{cluster.title}; set: {', '.join(stated)}")
+        title = f"{cluster.title}; set: {', '.join(stated)}"
+        return replace(cluster, node=node, title=title, **others)
     except InputError as error:
-        keys = ", ".join(label(key) for key in changes)
+        keys = ", ".join(label(key) for key in (*changes, *others))
+        keys = keys.replace(label("fabric"), label("oversubscription"))
         raise InputError(f"{keys}: {error}") from error
 
 

@@ -30,7 +30,7 @@ def add_speed_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(_option(key), metavar=metavar, type=kind, help=text)
 
 
-def given_speeds(args: argparse.Namespace) -> dict[str, str | int]:
+def given_speeds(args: argparse.Namespace) -> dict[str, str | float]:
     """Return the speeds that were given, by key."""
     return {key: getattr(args, key) for key in OPTIONS if getattr(args, key) is not None}
 

@@ -16,6 +16,8 @@ from ..base.frozen import frozen
 from ..base.presets import SUFFIX, find_table
 from ..base.rank_ranges import parse_ranges
 from ..base.schema import Limits
+from ..topo import find_cluster
+from ..topo.speeds import SPEEDS
 from .models import Count
 
 __all__ = [
@@ -62,6 +64,10 @@ class ClusterChoice:
         Of one PCIe connection, one direction, usable: ``"63 GB/s"``. A NIC is no faster than its.
     nics : int, optional
         NICs of a node.
+    gpus_per_node : int, optional
+        GPUs that the fast links join.
+    oversubscription : float, optional
+        What the NICs of a full leaf switch can send over what the leaf can send on.
     """
 
     preset: str
@@ -72,6 +78,8 @@ class ClusterChoice:
     link_bandwidth: str | None = None
     pcie_bandwidth: str | None = None
     nics: Count | None = None
+    gpus_per_node: Count | None = None
+    oversubscription: Annotated[float, Limits(least=1, most=1000)] | None = None
 
     def __post_init__(self) -> None:
         known: set[int] = set()
@@ -82,10 +90,14 @@ class ClusterChoice:
                 known.add(node)
 
     @property
-    def speeds(self) -> dict[str, str | int]:
-        """The keys given that replace numbers of the cluster's nodes."""
-        keys = ("nic_bandwidth", "link_bandwidth", "pcie_bandwidth", "nics")
-        return {key: getattr(self, key) for key in keys if getattr(self, key) is not None}
+    def speeds(self) -> dict[str, str | float]:
+        """The keys given that replace numbers of the cluster."""
+        return {key: getattr(self, key) for key in SPEEDS if getattr(self, key) is not None}
+
+    @property
+    def node_gpus(self) -> int:
+        """GPUs of a node."""
+        return self.gpus_per_node or find_cluster(self.preset).gpus_per_node
 
 
 @frozen

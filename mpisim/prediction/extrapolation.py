@@ -35,7 +35,6 @@ from ..memory import Verdict
 from ..mpi.reductions import allreduce_max
 from ..program import Flag
 from ..schedules import SCHEDULES
-from ..topo import find_cluster
 from .execution import execute
 from .memory_fit import verdict
 from .network import NetworkCache
@@ -186,7 +185,7 @@ def _replicas(experiment: Experiment) -> int:
     plan, cluster = experiment.plan, experiment.cluster
     if plan.dp is not None:
         return plan.dp
-    gpus = cluster.gpus or cluster.nodes * find_cluster(cluster.preset).gpus_per_node
+    gpus = cluster.gpus or cluster.nodes * cluster.node_gpus
     replicas, rest = divmod(gpus, plan.tp * plan.cp * plan.pp)
     return 0 if rest else replicas
 

@@ -68,12 +68,12 @@ def hardware_of(experiment: Experiment) -> Hardware:
     return Hardware(cluster, gpus_of(experiment, cluster), choice.gpus or available)
 
 
-def check_speeds(speeds: Mapping[str, str | int], model: str) -> None:
+def check_speeds(speeds: Mapping[str, str | float], model: str) -> None:
     """Refuse speeds of links with a network model that does not look at them.
 
     Parameters
     ----------
-    speeds : mapping of str to str or int
+    speeds : mapping of str to str or float
         Keys of `mpisim.topo.speeds.SPEEDS` that were given; none are never refused.
     model : str
         As of ``network.model``.

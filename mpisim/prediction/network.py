@@ -129,7 +129,7 @@ class NetworkRequest:
         As its file says.
     nodes : int
     choice : NetworkChoice
-    speeds : mapping of str to str or int
+    speeds : mapping of str to str or float
         Keys of `mpisim.topo.speeds.SPEEDS` that were given.
     folder : Path, optional
         Where relative paths of `choice` start.
@@ -139,7 +139,7 @@ class NetworkRequest:
     cluster: Cluster
     nodes: int
     choice: NetworkChoice = field(default_factory=NetworkChoice)
-    speeds: Mapping[str, str | int] = field(default_factory=dict)
+    speeds: Mapping[str, str | float] = field(default_factory=dict)
     folder: Path | None = None
     scale: ScaleChoice = field(default_factory=ScaleChoice)
 

@@ -366,8 +366,9 @@ def _with_nodes(source: str, table: dict[str, Any], ranks: int) -> dict[str, Any
     preset = table.get("preset")
     if not isinstance(preset, str):
         return table  # refused with the rest of the table
+    own = table.get("gpus_per_node")
     try:
-        each = find_cluster(preset).gpus_per_node
+        each = own if type(own) is int and own > 0 else find_cluster(preset).gpus_per_node
     except InputError as error:
         raise InputError(f"{source}: {error}") from error
     least = -(-ranks // each)

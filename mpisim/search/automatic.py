@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 
 from ..base.errors import InputError
 from ..experiment import Experiment, Transformer
-from ..topo import find_cluster
 
 __all__ = ["AUTOMATIC", "automatic_values"]
 
@@ -50,7 +49,7 @@ def _transformer(experiment: Experiment, key: str) -> Transformer:
 
 def _gpus(experiment: Experiment) -> int:
     cluster = experiment.cluster
-    return cluster.gpus or cluster.nodes * find_cluster(cluster.preset).gpus_per_node
+    return cluster.gpus or cluster.nodes * cluster.node_gpus
 
 
 def _divisors(number: int, most: int) -> tuple[int, ...]:
@@ -64,7 +63,7 @@ def _powers(most: int) -> tuple[int, ...]:
 def _tp(experiment: Experiment) -> tuple[int, ...]:
     """Powers of two within a node that divide the heads."""
     heads = _transformer(experiment, "tp").heads
-    node = find_cluster(experiment.cluster.preset).gpus_per_node
+    node = experiment.cluster.node_gpus
     most = min(node, _gpus(experiment))
     return tuple(each for each in _powers(most) if heads % each == 0)
 

@@ -18,7 +18,6 @@ from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..experiment import Cnn, Experiment, Plan, Transformer
 from ..schedules import Pipeline, pipeline
-from ..topo import find_cluster
 from .grid import Grid
 from .operators import Layer, Network
 
@@ -211,7 +210,7 @@ def _per_node(experiment: Experiment) -> int | None:
     """Return how many GPUs fast links join, where what ranks send depends on it."""
     if experiment.plan.moe_dispatcher == "all-to-all":
         return None
-    return find_cluster(experiment.cluster.preset).gpus_per_node
+    return experiment.cluster.node_gpus
 
 
 def _networks(experiment: Experiment, grid: Grid) -> tuple[Sequence[Network], NDArray[np.int64]]:
