@@ -24,6 +24,7 @@ from mpisim.prediction.extrapolation import step_time
 from mpisim.prediction.hardware import hardware_of
 from mpisim.search import answer, explore, read_search, read_store, write_store
 from mpisim.search.answer import answer_lines
+from mpisim.search.balance import balanced_shares, handed_out
 from mpisim.search.bound import StepBounds
 from mpisim.search.explore import undecided
 from mpisim.search.pareto import dominated, front
@@ -314,6 +315,95 @@ def test_bad_costs_are_one_line(more, said, run_mpisim):
     assert found.rc == 2
     assert said in found.stderr
     assert len(found.stderr.strip().splitlines()) == 1
+
+
+@given(
+    st.integers(0, 12),
+    st.lists(st.tuples(st.integers(1, 9), st.integers(0, 20)), min_size=1, max_size=4),
+)
+def test_work_is_handed_out_so_that_the_last_is_done_early(number, workers):
+    each, already = ([worker[i] for worker in workers] for i in (0, 1))
+    n = len(workers)
+    found = handed_out(number + n, each, already, least=1)
+    assert sum(found) == number + n
+    assert min(found) >= 1
+
+    def done(counts: Any) -> int:
+        return max(b + c * t for b, c, t in zip(already, counts, each, strict=True))
+
+    def shares(rest: int, places: int) -> Any:
+        if places == 1:
+            yield (rest + 1,)
+            return
+        for own in range(rest + 1):
+            yield from ((own + 1, *others) for others in shares(rest - own, places - 1))
+
+    assert done(found) == min(done(counts) for counts in shares(number, n))
+
+
+MIXED: dict[str, Any] = {
+    "model": {"preset": "llama-3-8b", "layers": 16, "seq_len": 2048},
+    "plan": {"tp": 8, "micro_batch": 1, "global_batch": 32},
+    "cluster": {"preset": "dgx-h100", "nodes": 4, "other_gpus": {"2-3": "a100-sxm"}},
+}
+
+
+def test_uneven_shares_on_mixed_gpus_beat_even_ones():
+    vary: dict[str, Any] = {"plan.pp": [1, 2], "plan.replica_batch": "auto", "plan.stages": "auto"}
+    space = read_search({**MIXED, "search": {"vary": vary, "top": 8}}, "x.toml")
+    found = answer(space, explore(space, MPI.COMM_SELF), MPI.COMM_SELF)
+    steps = {each.described: each.step_time for each in found.best}
+    even = "stages even", "replica_batch even"
+    for pp, key in ((1, "replica_batch"), (2, "stages")):
+        uneven = ", ".join(
+            [
+                f"pp {pp}",
+                *(
+                    each.replace("even", "balanced") if key in each else each
+                    for each in reversed(even)
+                ),
+            ]
+        )
+        assert steps[uneven] < 0.9 * steps[", ".join([f"pp {pp}", *reversed(even)])]
+    settings = found.best[0].settings
+    batch = settings.get("plan.replica_batch", [])
+    assert not batch or (sum(batch) == 32 and batch[0] > batch[-1])
+    # The command that is printed gives the same step.
+    changes = [f"{key}={toml_value(value)}" for key, value in settings.items()]
+    again = simulate(read(toml_lines(MIXED), "x.toml", changes))
+    assert again is not None
+    assert again.digest == found.best[0].digest
+
+
+def test_layers_are_balanced_by_the_speed_of_kernels():
+    experiment = experiment_of({**MIXED, "plan": {**MIXED["plan"], "pp": 2}}, "x.toml")
+    stages = balanced_shares(experiment, ["stages"])["stages"]
+    assert sum(stages) == 16
+    assert stages[0] > stages[1] > 0  # H100s come first
+    equal = experiment_of(
+        {
+            **MIXED,
+            "plan": {**MIXED["plan"], "pp": 2},
+            "cluster": {"preset": "dgx-h100", "nodes": 4},
+        },
+        "x.toml",
+    )
+    assert max(balanced_shares(equal, ["stages"])["stages"]) <= 9  # the head takes its time
+    assert balanced_shares(equal, ["replica_batch"])["replica_batch"] == [16, 16]
+
+
+@pytest.mark.parametrize(
+    ("plan", "key", "said"),
+    [
+        ({"schedule": "dualpipe", "pp": 2}, "stages", "work both ways"),
+        ({"pp": 4, "vpp": 8, "schedule": "interleaved"}, "stages", "cannot be shared by 4"),
+        ({"micro_batch": 3}, "replica_batch", "no multiple of micro_batch = 3"),
+    ],
+)
+def test_what_cannot_be_balanced_is_said(plan, key, said):
+    experiment = experiment_of({**MIXED, "plan": {**MIXED["plan"], **plan}}, "x.toml")
+    with pytest.raises(InputError, match=said):
+        balanced_shares(experiment, [key])
 
 
 def test_what_has_no_price_is_invalid():

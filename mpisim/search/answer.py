@@ -151,6 +151,7 @@ def answer_lines(space: SearchSpace, found: Answer, drawing: Drawing = PLAIN) ->
     lines += ["", f"The best by {_words(space.choice.objectives[0])}", *_table(space, found.best)]
     if space.choice.objectives[0] in TIMED:
         lines += ["", *wrap(_told_apart(found.best), WIDTH)]
+    lines += _errors_of_costs(space, found.best)
     lines += ["", *_bars(found.best[:BARS], drawing)]
     if found.front:
         names = ", ".join(map(_words, space.choice.objectives))
@@ -204,30 +205,31 @@ def _table(space: SearchSpace, rows: Sequence[Finalist]) -> list[str]:
     among = numbers if len(rows) > 1 else []
     columns = _cost_columns(space)
     heads = ("", "step", "±", "tokens/s", "per GPU", "use", "GiB", "GPUs")
-    cells = [(*heads, *columns, "what it sets")]
+    # Lines have room for the costs in place of what follows from the others.
+    kept = [i for i, head in enumerate(heads) if not columns or head not in ("per GPU", "use")]
+    cells = [(*(heads[i] for i in kept), *columns, "what it sets")]
     for place, each in enumerate(rows, 1):
         rate = each.tokens / each.step_time
-        cells.append(
-            (
-                f"{place}",
-                quantity(each.step_time, "s"),
-                f"{each.error:.1%}",
-                f"{rate:,.0f}",
-                f"{rate / each.gpus:,.0f}",
-                f"{each.utilisation:.1%}",
-                f"{each.peak / GIB:.1f}",
-                f"{each.gpus:,}",
-                *(show(each) for show in columns.values()),
-                space.described(each.number, among),
-            )
+        figures = (
+            f"{place}",
+            quantity(each.step_time, "s"),
+            f"{each.error:.1%}",
+            f"{rate:,.0f}",
+            f"{rate / each.gpus:,.0f}",
+            f"{each.utilisation:.1%}",
+            f"{each.peak / GIB:.1f}",
+            f"{each.gpus:,}",
         )
+        costs = (show(each) for show in columns.values())
+        sets = space.described(each.number, among)
+        cells.append((*(figures[i] for i in kept), *costs, sets))
     lines = aligned([row[:-1] for row in cells])
     room = max(WIDTH - max(map(len, lines)) - 4, 20)
     table = []
-    for figures, row in zip(lines, cells, strict=True):
+    for line, row in zip(lines, cells, strict=True):
         first, *others = wrap(row[-1], room) or [""]
-        table.append(f"  {figures}  {first}".rstrip())
-        table += [f"  {'':{len(figures)}}  {each}" for each in others]
+        table.append(f"  {line}  {first}".rstrip())
+        table += [f"  {'':{len(line)}}  {each}" for each in others]
     if alike:
         table += wrap(
             f"All of these: {alike}", WIDTH, initial_indent="  ", subsequent_indent="    "
@@ -241,18 +243,34 @@ def _cost_columns(space: SearchSpace) -> dict[str, Callable[[Finalist], str]]:
     columns: dict[str, Callable[[Finalist], str]] = {}
     if "usd_per_token" in asked:
         columns["$/M"] = lambda of: _figure(of, "usd_per_million", "{:,.4g}")
-        columns["± $"] = lambda of: _figure(of, "usd_error", "{:.0%}")
     if "energy_per_token" in asked:
         columns["kWh/M"] = lambda of: _figure(of, "energy_per_million", "{:,.4g}")
     if "power" in asked:
         columns["power"] = lambda of: quantity(of.cost["power"], "W") if of.cost else ""
-    if asked & {"energy_per_token", "power"}:
-        columns["± W"] = lambda of: _figure(of, "power_error", "{:.0%}")
     if "usd_per_hour" in asked:
         columns["$/h"] = lambda of: _figure(of, "usd_hour", "{:,.2f}")
     if "price" in asked:
         columns["price"] = lambda of: _figure(of, "usd_purchase", "${:,.0f}")
     return columns
+
+
+def _errors_of_costs(space: SearchSpace, rows: Sequence[Finalist]) -> list[str]:
+    """Say how sure dollars and power are."""
+    heads = _cost_columns(space)
+    said: list[str] = []
+    for head, name, what in (
+        ("$/M", "usd_error", "dollars"),
+        ("$/h", "usd_error", "dollars"),
+        ("kWh/M", "power_error", "power and energy"),
+        ("power", "power_error", "power and energy"),
+    ):
+        errors = [each.cost[name] for each in rows if name in each.cost]
+        if head in heads and errors and not any(text.startswith(what) for text in said):
+            said.append(f"{what} ± {max(errors):.0%}")
+    if not said:
+        return []
+    text = f"One standard deviation: {', '.join(said)}; of candidates with one kind of GPU most of"
+    return ["", *wrap(f"{text} it is common to all. $/M, kWh/M: of a million tokens.", WIDTH)]
 
 
 def _figure(of: Finalist, name: str, form: str) -> str:

@@ -26,6 +26,7 @@ from ..cost.power import watts_of
 from ..experiment import Experiment
 from ..experiment.load import TABLES, experiment_of
 from .automatic import AUTOMATIC, automatic_values
+from .balance import BALANCED, EVEN, SHARES, balanced_shares
 
 __all__ = ["COSTS", "OBJECTIVES", "Choice", "SearchSpace", "read_search"]
 
@@ -200,6 +201,12 @@ class SearchSpace:
         """Return the keys that a candidate sets, and the schedule where it follows from them."""
         tables = self.candidate_tables(number)
         found = dict(zip(self.keys, self.assignment(number), strict=True))
+        for name in SHARES:
+            key = f"plan.{name}"
+            if found.get(key) == BALANCED:
+                found[key] = tables["plan"][name]
+            elif found.get(key) == EVEN:
+                del found[key]
         base = self.tables.get("plan", {})
         schedule = tables.get("plan", {}).get("schedule")
         if schedule is not None and schedule != base.get("schedule", "1f1b"):
@@ -225,10 +232,14 @@ class SearchSpace:
                 within = within[name]
             within[last] = value
         plan = tables.get("plan", {})
+        shares = {name: plan.pop(name) for name in SHARES if plan.get(name) in (EVEN, BALANCED)}
         # The two schedules of Megatron-LM differ in this alone.
         either = plan.get("schedule", "1f1b") in ("1f1b", "interleaved")
         if either and "plan.vpp" in self.keys and "plan.schedule" not in self.keys:
             plan["schedule"] = "interleaved" if plan["vpp"] > 1 else "1f1b"
+        uneven = [name for name, share in shares.items() if share == BALANCED]
+        if uneven:
+            plan |= balanced_shares(experiment_of(tables, self.source), uneven)
         return tables
 
 
@@ -315,8 +326,10 @@ def _values(key: str, value: Any, experiment: Experiment, source: str) -> tuple[
     where = f"{source}: key 'search.vary.{key}'"
     if value == "auto":
         name = key.removeprefix("plan.")
+        if name in SHARES:
+            return (EVEN, BALANCED)
         if name not in AUTOMATIC:
-            known = [f"plan.{each}" for each in AUTOMATIC]
+            known = [f"plan.{each}" for each in (*AUTOMATIC, *SHARES)]
             raise InputError(f'{where} is "auto"; that is for {", ".join(known)}')
         return automatic_values(name, experiment)
     if isinstance(value, dict):
