@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from math import hypot
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 import mpisim
 from mpisim.base.errors import InputError
 from mpisim.base.presets import packaged
+from mpisim.cli import main
 from mpisim.cost import Busy, ClusterPower, GpuPower, Prices, cluster_power, gpu_power, read_prices
 from mpisim.cost.power import STATES, Uncertain, canonical, switch_ports
 from mpisim.cost.prices import HOURS_OF_A_YEAR, price
@@ -206,3 +209,22 @@ def test_results_say_what_the_step_costs() -> None:
     assert said["power"] == pytest.approx(said["energy"] / results.step_time)
     assert said["power_gpu"] * 8 < said["power_node"] == pytest.approx(said["power"])
     assert said["usd_per_million"] == pytest.approx(said["usd_step"] / said["tokens"] * 1e6)
+
+
+# --- measured power -------------------------------------------------------------------------------
+
+
+def test_measured_power_is_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "p.json"
+    assert main(["validate", "power", "--json", str(file)]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 100
+    rows = {row["name"]: row for row in json.loads(file.read_text())}
+    for name, row in rows.items():
+        assert name in text
+        assert row["error"] == pytest.approx(row["predicted"] / row["measured"] - 1)
+    near = [name for name, row in rows.items() if abs(row["error"]) <= 0.15]
+    assert len(near) >= 3, near
+    # All within two of their own error bars.
+    for row in rows.values():
+        assert abs(row["error"]) <= 2 * row["predicted_error"]

@@ -156,7 +156,8 @@ class StepCost:
         """Return the numbers that are kept with results.
 
         ``energy`` (J of a step), ``power`` (W of the building), ``power_gpu``, ``power_node`` (W),
-        ``power_error`` (relative), ``energy_per_million`` (kWh); where prices are known
+        ``power_error``, ``power_gpu_error``, ``power_node_error`` (relative),
+        ``energy_per_million`` (kWh); where prices are known
         ``usd_step``, ``usd_hour``, ``usd_per_million``, ``usd_error`` (relative), and
         ``usd_purchase``.
         """
@@ -166,6 +167,8 @@ class StepCost:
             "power_gpu": self.gpu_watts.value,
             "power_node": self.node_watts.value,
             "power_error": self.watts.relative,
+            "power_gpu_error": self.gpu_watts.relative,
+            "power_node_error": self.node_watts.relative,
             "energy_per_million": self.kwh_per_million,
         }
         if self.usd is not None:

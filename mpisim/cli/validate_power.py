@@ -1,0 +1,41 @@
+"""``mpisim validate power``: measured power of training beside what is predicted."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from .output import add_monitor_option
+
+__all__ = ["add_kind", "run"]
+
+
+def add_kind(kinds: Any) -> None:
+    """Add the parser of ``mpisim validate power``."""
+    parser = kinds.add_parser(
+        "power",
+        help="measured power of training beside what is predicted",
+        description="Simulate training runs of which the power was published, and print both.",
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write all figures to this file")
+    add_monitor_option(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate and print the table; under a launcher only the first process does."""
+    from .launch import launched_rank
+    from .output import check_json
+
+    if launched_rank() != 0:
+        return 0
+    check_json(args)
+    from ..validate.power import as_json, power_rows, render
+
+    rows = power_rows()
+    print(render(rows))
+    if args.json is not None:
+        from ..base.files import write_json
+
+        write_json(args.json, as_json(rows))
+    return 0
