@@ -260,6 +260,23 @@ def test_why_candidates_are_invalid_is_said():
     assert "(tp 16, pp 1)" in text
 
 
+def test_prices_of_other_gpus_are_off_independently():
+    search: dict[str, Any] = {
+        "vary": {"cluster.preset": ["dgx-h100", "dgx-a100"], "plan.tp": [2, 4]},
+        "objectives": ["usd_per_token"],
+    }
+    space = read_search({**SMALL, "search": search}, "x.toml")
+    found = answer(space, explore(space, MPI.COMM_SELF), MPI.COMM_SELF)
+    presets = [each.settings["cluster.preset"] for each in found.best]
+    values = [each.cost["usd_per_million"] for each in found.best]
+    assert values == sorted(values)
+    said = " ".join(answer_lines(space, found))
+    other = next(at for at, preset in enumerate(presets) if preset != presets[0])
+    # 30 % each: closer than that times the square root of 2 is not told apart.
+    assert values[other] - values[0] < 0.3 * np.hypot(values[0], values[other])
+    assert f"difference): {other + 1}" in said or f", {other + 1}" in said
+
+
 def test_columns_of_costs_are_there_when_asked_for():
     search: dict[str, Any] = {"vary": {"plan.tp": [1, 2]}, "max_power": 20_000}
     space = read_search({**SMALL, "search": search}, "x.toml")
@@ -427,8 +444,8 @@ def test_fronts_are_those_by_definition(points):
     assert [i for i in range(len(values)) if not lost[i]] == expected
 
 
-def test_a_search_goes_on_where_it_was_stopped(tmp_path):
-    space = space_of(3)
+@pytest.mark.parametrize("space", [space_of(3), costly_space_of(2)], ids=["time", "dollars"])
+def test_a_search_goes_on_where_it_was_stopped(tmp_path, space):
     kept: list[Records] = []
 
     def keep(records: Records) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import hypot
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,7 +26,12 @@ __all__ = ["Answer", "answer", "answer_lines"]
 WIDTH = 100
 TIMED = ("step_time", "tokens_per_second", "tokens_per_second_per_gpu")
 """Objectives that the step time decides."""
-BY_STEP = (*TIMED, "usd_per_token", "energy_per_token")
+COSTS_OF_TOKENS = {
+    "usd_per_token": ("usd_per_million", "usd_error"),
+    "energy_per_token": ("energy_per_million", "power_error"),
+}
+"""Objectives that the step time and costs decide: numbers of `Finalist.cost`, and their errors."""
+BY_STEP = (*TIMED, *COSTS_OF_TOKENS)
 """Objectives of which those who are shown are known to the last bit."""
 MAX_FRONT = 30
 """Candidates of the front that are simulated in full and shown."""
@@ -149,8 +155,8 @@ def answer_lines(space: SearchSpace, found: Answer, drawing: Drawing = PLAIN) ->
         none = not counts["bounded"] and not counts["simulated"]
         return [*lines, *(["", "None is valid, fits into memory and keeps the limits."] * none)]
     lines += ["", f"The best by {_words(space.choice.objectives[0])}", *_table(space, found.best)]
-    if space.choice.objectives[0] in TIMED:
-        lines += ["", *wrap(_told_apart(found.best), WIDTH)]
+    if space.choice.objectives[0] in BY_STEP:
+        lines += ["", *wrap(_told_apart(space, found.best), WIDTH)]
     lines += _errors_of_costs(space, found.best)
     lines += ["", *_bars(found.best[:BARS], drawing)]
     if found.front:
@@ -269,8 +275,10 @@ def _errors_of_costs(space: SearchSpace, rows: Sequence[Finalist]) -> list[str]:
             said.append(f"{what} ± {max(errors):.0%}")
     if not said:
         return []
-    text = f"One standard deviation: {', '.join(said)}; of candidates with one kind of GPU most of"
-    return ["", *wrap(f"{text} it is common to all. $/M, kWh/M: of a million tokens.", WIDTH)]
+    text = (
+        f"One standard deviation: {', '.join(said)}, most of it common to candidates with the same"
+    )
+    return ["", *wrap(f"{text} GPUs. $/M, kWh/M: of a million tokens.", WIDTH)]
 
 
 def _figure(of: Finalist, name: str, form: str) -> str:
@@ -289,16 +297,40 @@ def _command(space: SearchSpace, best: Finalist) -> str:
     )
 
 
-def _told_apart(best: Sequence[Finalist]) -> str:
+def _weight(objective: str, of: Finalist) -> float:
+    """Return what a second of a candidate's step costs in the objective: tokens, dollars, kWh."""
+    if objective in COSTS_OF_TOKENS:
+        return of.cost.get(COSTS_OF_TOKENS[objective][0], np.inf) / of.step_time
+    gpus = of.gpus if objective == "tokens_per_second_per_gpu" else 1
+    return gpus / max(of.tokens, 1)
+
+
+def _apart(objective: str, one: Finalist, other: Finalist) -> float:
+    """Return how far prices or powers of two candidates can be off apart from each other.
+
+    Those of the same GPUs are off together, others independently.
+    """
+    keys = ("cluster.preset", "kernels.gpu", "cluster.other_gpus", "prices.contract")
+    if objective not in COSTS_OF_TOKENS:
+        return 0.0
+    value, error = COSTS_OF_TOKENS[objective]
+    off = [each.cost.get(value, 0.0) * each.cost.get(error, 0.0) for each in (one, other)]
+    if all(one.settings.get(key) == other.settings.get(key) for key in keys):
+        return abs(off[0] - off[1])
+    return hypot(*off)
+
+
+def _told_apart(space: SearchSpace, best: Sequence[Finalist]) -> str:
     """Say which of the first candidates the error bars do not separate."""
-    first = best[0]
+    first, objective = best[0], space.choice.objectives[0]
     if len(best) == 1:
         return "It is the only one that is valid and keeps the limits."
     ties = []
     for place, each in enumerate(best[1:], 2):
-        error = difference_error(first, each)
-        difference = each.step_time * first.tokens - first.step_time * each.tokens
-        if difference / max(first.tokens, 1) <= error:
+        weights = _weight(objective, first), _weight(objective, each)
+        error = difference_error(first, each, weights)
+        error = hypot(error, _apart(objective, first, each))
+        if weights[1] * each.step_time - weights[0] * first.step_time <= error:
             ties.append(place)
     if not ties:
         return "The first is ahead of each of the others by more than one standard deviation."

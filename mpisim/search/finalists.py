@@ -161,15 +161,19 @@ def _simulated(space: SearchSpace, number: int, experiment: Experiment) -> Final
     )
 
 
-def difference_error(one: Finalist, other: Finalist) -> float:
+def difference_error(
+    one: Finalist, other: Finalist, weights: tuple[float, float] = (1.0, 1.0)
+) -> float:
     """Two candidates → one standard deviation of the difference of their step times, in s.
+
+    With weights, of what the steps cost: weight times step time.
 
     An input that is off is off for both: what depends on it in both cancels, as far as both depend
     on it equally long. What the model leaves out is taken to be the same share of both.
     """
     total = 0.0
     for name in {*one.effects, *other.effects}:
-        first = one.effects.get(name, 0.0) * one.step_time
-        second = other.effects.get(name, 0.0) * other.step_time
+        first = one.effects.get(name, 0.0) * one.step_time * weights[0]
+        second = other.effects.get(name, 0.0) * other.step_time * weights[1]
         total += (first - second) ** 2
     return math.sqrt(total)

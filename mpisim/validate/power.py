@@ -89,8 +89,8 @@ def _predicted(name: str, table: Mapping[str, Any]) -> PowerRow:
     results = simulate(experiment)
     assert results is not None
     said = results.attributes
-    watts = float(said[f"power_{measured.of}"])
-    return PowerRow(name, measured, Uncertain(watts, watts * float(said[f"power_{measured.of}_error"])))
+    watts, error = (float(said[f"power_{measured.of}{end}"]) for end in ("", "_error"))
+    return PowerRow(name, measured, Uncertain(watts, watts * error))
 
 
 def render(rows: Sequence[PowerRow]) -> str:
