@@ -166,6 +166,22 @@ def _hour(choice: PriceChoice, cluster: Cluster, nodes: int) -> float:
     return found.hour.value
 
 
+def test_nodes_of_other_gpus_have_their_own_prices_and_powers() -> None:
+    text = (
+        '[model]\npreset = "gpt2-124m"\n[plan]\nglobal_batch = 32\n[cluster]\npreset = "dgx-h100"\n'
+        'nodes = 4\nother_gpus = { "1-3" = "a100-sxm" }\n[prices]\ngpu_hour = 4\n'
+        "gpu_hours = { a100-sxm = 1 }\n"
+    )
+    power, prices = cost_of_cluster(read(text, "x.toml"))
+    assert power.counts == (8, 24)
+    assert prices.hour == known(8 * 4 + 24 * 1)
+    board = [gpu.board for gpu in power.gpus]
+    assert board == [700, 400]
+    idle = 0.12 * (8 * 700 + 24 * 400)
+    assert power.least == pytest.approx((idle + power.beside.value) * power.pue.value)
+    assert power.hosts.value == pytest.approx(8 * 335 + 24 * 235)
+
+
 def test_what_is_bought_by_hand() -> None:
     cluster = find_cluster("dgx-h100")  # 8 NICs of 400 Gb/s, leaves of 32
     choice = PriceChoice(contract="owned", node=300_000, years=5, kwh=0.1)

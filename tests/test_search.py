@@ -250,6 +250,19 @@ def test_the_cheapest_are_those_of_all_runs(seed):
         assert np.array(sorted(kept)) == pytest.approx(np.array(sorted(exact)), rel=2e-3)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_no_candidate_costs_less_than_its_bound(seed):
+    space = costly_space_of(seed)
+    records = explore(space, MPI.COMM_SELF)
+    done = records.numbers(Status.SIMULATED)
+    values = least_values(space, records, done)
+    records.step[:], records.energy[:] = 0, 0.0
+    bounds = least_values(space, records, done)
+    assert (bounds <= values * (1 + 1e-12)).all()
+    if space.choice.objectives[0] != "price":
+        assert (bounds[:, 0] > 0).all()
+
+
 def test_why_candidates_are_invalid_is_said():
     search = {"vary": {"plan.tp": [1, 16, 32], "plan.pp": [1, 3]}}
     space = read_search({**SMALL, "search": search}, "x.toml")

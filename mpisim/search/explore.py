@@ -220,7 +220,8 @@ def _screened(space: SearchSpace, candidates: Candidates, comm: Intracomm, show:
                 records.status[number] = Status.INVALID
                 records.enter_reason(number, str(error))
                 continue
-            records.enter_budget(number, budget)
+            if choice.asks_cost:
+                records.enter_budget(number, budget)
             records.bound[number] = bound
             records.gpus[number] = hardware.gpus
             records.tokens[number] = bounds.tokens(experiment, hardware)
