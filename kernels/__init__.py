@@ -41,7 +41,7 @@ a format of measured tables
 """
 
 from . import operations
-from .gpu import Gpu, find_gpu, gpu_names
+from .gpu import Gpu, find_gpu, gpu_name, gpu_names
 from .model import Estimate, KernelModel
 from .roofline import Roofline
 
@@ -51,6 +51,7 @@ __all__ = [
     "KernelModel",
     "Roofline",
     "find_gpu",
+    "gpu_name",
     "gpu_names",
     "operations",
 ]

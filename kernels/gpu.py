@@ -17,7 +17,7 @@ from mpisim.base.presets import SUFFIX, find_table, packaged, table_names
 from mpisim.base.quantity import Quantity
 from mpisim.base.schema import Limits, build
 
-__all__ = ["Gpu", "find_gpu", "gpu_names"]
+__all__ = ["Gpu", "find_gpu", "gpu_name", "gpu_names"]
 
 FILE = "gpus.toml"
 FAMILIES = "gpu_families.toml"
@@ -170,6 +170,17 @@ _MAY_BE_ZERO = frozenset(
     ("gemm_floor", "memory_floor", "copy_floor", "launch_call", "launch_latency", "host_gap")
 )
 """Times: a GPU without overhead is a valid input. Rates divide, and must not be 0."""
+
+
+def gpu_name(name: str) -> str:
+    """Return the name of a GPU in ``data/gpus.toml``; of a file the path itself.
+
+    Examples
+    --------
+    >>> gpu_name("H100")
+    'h100-sxm'
+    """
+    return name if name.endswith(SUFFIX) else find_table(name, FILE, "GPU").name
 
 
 def find_gpu(name: str | Path) -> Gpu:

@@ -15,11 +15,11 @@ from mpisim.base.errors import InputError
 from mpisim.base.presets import packaged
 from mpisim.cli import main
 from mpisim.cost import Busy, ClusterPower, GpuPower, Prices, cluster_power, gpu_power, read_prices
-from mpisim.cost.power import STATES, Uncertain, canonical, switch_ports
+from mpisim.cost.power import STATES, Uncertain, switch_ports
 from mpisim.cost.prices import HOURS_OF_A_YEAR, price
 from mpisim.cost.step import cost_from, cost_of_cluster
 from mpisim.experiment import PriceChoice, load, read
-from mpisim.kernels import find_gpu, gpu_names
+from mpisim.kernels import find_gpu, gpu_name, gpu_names
 from mpisim.topo import Cluster, find_cluster
 
 WATTS = {"idle": 100.0, "matrix": 700.0, "memory": 400.0, "communication": 200.0}
@@ -129,7 +129,7 @@ def test_names_in_the_data_are_gpus() -> None:
     tables = packaged("prices.toml")
     named = [*packaged("power.toml")["host"]]
     named += [name for table in ("on-demand", "reserved", "purchase") for name in tables[table]]
-    assert [name for name in named if canonical(name) != name] == []
+    assert [name for name in named if gpu_name(name) != name] == []
 
 
 def test_every_price_has_a_date_and_a_source() -> None:

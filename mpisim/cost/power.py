@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 from ..base.errors import InputError
 from ..base.frozen import frozen
-from ..base.presets import SUFFIX, find_table, packaged
+from ..base.presets import packaged
 from ..base.quantity import Quantity
 from ..base.schema import build
-from ..kernels import Gpu
+from ..kernels import Gpu, gpu_name
 from ..topo import Cluster
 
 __all__ = [
@@ -80,17 +80,6 @@ def added(parts: Sequence[Uncertain]) -> Uncertain:
 def number(table: str, name: str) -> Quantity:
     """Return a number of ``data/power.toml``: ``number("gpu", "idle")``."""
     return build(Quantity, packaged(FILE)[table][name], FILE, f"{table}.{name}")
-
-
-def canonical(gpu: str) -> str:
-    """Return the name of a GPU in ``data/gpus.toml``; of a file the path itself.
-
-    Examples
-    --------
-    >>> canonical("H100")
-    'h100-sxm'
-    """
-    return gpu if gpu.endswith(SUFFIX) else find_table(gpu, "gpus.toml", "GPU").name
 
 
 @frozen
@@ -226,7 +215,7 @@ def cluster_power(
     hosts, lines = [], []
     for name, gpu, n in zip(named, gpus, numbers, strict=True):
         known = packaged(FILE)["host"]
-        key = canonical(name)
+        key = gpu_name(name)
         if key in known:
             host = number("host", key)
             each = Uncertain(host.si, host.si * host.error)

@@ -16,8 +16,9 @@ from ..base.frozen import frozen
 from ..base.presets import packaged
 from ..base.schema import Limits, build
 from ..experiment import PriceChoice
+from ..kernels import gpu_name
 from ..topo import Cluster
-from .power import Uncertain, added, canonical, cluster_nics, switch_ports
+from .power import Uncertain, added, cluster_nics, switch_ports
 
 __all__ = ["HOURS_OF_A_YEAR", "Price", "Prices", "read_prices"]
 
@@ -154,7 +155,7 @@ def read_prices(
             continue
         own = _own_hour(choice, name)
         what = f"an hour of a GPU ({name}), {choice.contract}"
-        each = _known(own, choice.contract, canonical(name), what, lines)
+        each = _known(own, choice.contract, gpu_name(name), what, lines)
         if each is None:
             unknown = (
                 f"no price of an hour of {name}, {choice.contract}, is known; give prices.gpu_hour"
@@ -168,9 +169,9 @@ def read_prices(
 def _own_hour(choice: PriceChoice, name: str) -> float | None:
     """Return what the user says of an hour of a GPU; None if nothing."""
     by_name: Mapping[str, float] = {
-        canonical(each): value for each, value in choice.gpu_hours.items()
+        gpu_name(each): value for each, value in choice.gpu_hours.items()
     }
-    return by_name.get(canonical(name), choice.gpu_hour)
+    return by_name.get(gpu_name(name), choice.gpu_hour)
 
 
 def _known(
@@ -204,7 +205,7 @@ def _purchase(
         for name, n in zip(named, numbers, strict=True):
             if not n:
                 continue
-            each = _known(None, "purchase", canonical(name), f"a GPU ({name}) with its node", lines)
+            each = _known(None, "purchase", gpu_name(name), f"a GPU ({name}) with its node", lines)
             if each is None:
                 return None, f"no price to buy {name} is known; give prices.node"
             parts.append(each.times(n))

@@ -13,9 +13,9 @@ from typing import Annotated, Literal
 
 from ..base.errors import InputError
 from ..base.frozen import frozen
-from ..base.presets import SUFFIX, find_table
 from ..base.rank_ranges import parse_ranges
 from ..base.schema import Limits
+from ..kernels import gpu_name
 from ..topo import find_cluster
 from ..topo.speeds import SPEEDS
 from .models import Count
@@ -362,8 +362,7 @@ class PriceChoice:
 
     def __post_init__(self) -> None:
         for name in self.gpu_hours:
-            if not name.endswith(SUFFIX):
-                find_table(name, "gpus.toml", "GPU")
+            gpu_name(name)
 
 
 @frozen

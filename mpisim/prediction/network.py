@@ -158,7 +158,9 @@ class NetworkRequest:
     @property
     def given(self) -> list[GivenKey]:
         """The keys that were given."""
-        found = [GivenKey(f"cluster.{key}", "speeds", key) for key in self.speeds]
+        # With other nodes there are other GPUs: their networks cannot be compared.
+        links = [key for key in self.speeds if key != "gpus_per_node"]
+        found = [GivenKey(f"cluster.{key}", "speeds", key) for key in links]
         for table in PER_ENTRY:
             for entry in getattr(self.choice, table):
                 name = f"network.{table}.{entry if entry.isidentifier() else repr(entry)}"

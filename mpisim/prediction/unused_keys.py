@@ -21,7 +21,10 @@ from ..base.errors import InputError
 from ..base.rank_ranges import parse_ranges
 from ..experiment import Dlrm, Experiment, Plan, Transformer
 from ..experiment.load import experiment_of
+from ..kernels import gpu_name
 from ..program import COLUMNS, Program, Table
+from ..topo import find_cluster
+from .hardware import hardware_of
 from .prepared import PreparedExperiment, prepare
 
 __all__ = [
@@ -349,7 +352,30 @@ def _lines_of_other_tables(prepared: PreparedExperiment) -> list[str]:
         lines.append("run.allow_oom: no effect, the plan fits into memory")
     if experiment.cluster.other_gpus:
         lines += _unused_gpus(prepared)
-    return lines
+    own = experiment.cluster.gpus_per_node
+    if own is not None and own == find_cluster(experiment.cluster.preset).gpus_per_node:
+        lines.append(f"cluster.gpus_per_node: no effect, the cluster's nodes have {own}")
+    return [*lines, *_unused_prices(experiment)]
+
+
+def _unused_prices(experiment: Experiment) -> list[str]:
+    """Return lines for prices that no dollar depends on."""
+    choice = experiment.prices
+    owned = choice.contract == "owned"
+    keys = ("gpu_hour", "gpu_hours") if owned else ("kwh", "years")
+    why = f"no effect, prices.contract is {choice.contract!r}"
+    lines = [f"prices.{key}: {why}" for key in keys if getattr(choice, key)]
+    if owned:
+        return lines
+    used = {gpu_name(name) for name in hardware_of(experiment).named}
+    return [
+        *lines,
+        *(
+            f"prices.gpu_hours.{name}: no effect, the cluster has {', '.join(sorted(used))}"
+            for name in choice.gpu_hours
+            if gpu_name(name) not in used
+        ),
+    ]
 
 
 def _unused_gpus(prepared: PreparedExperiment) -> list[str]:
