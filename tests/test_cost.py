@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from math import hypot
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -225,6 +227,30 @@ def test_results_say_what_the_step_costs() -> None:
     assert said["power"] == pytest.approx(said["energy"] / results.step_time)
     assert said["power_gpu"] * 8 < said["power_node"] == pytest.approx(said["power"])
     assert said["usd_per_million"] == pytest.approx(said["usd_step"] / said["tokens"] * 1e6)
+
+
+def test_energy_follows_from_the_accounts() -> None:
+    """From the accounts of all ranks: when products run, when others do, when communications."""
+    _, experiment = load("qwen3-30b-a3b-16-h100", ["prices.pue=1"])
+    results = mpisim.simulate(experiment)
+    assert results is not None
+    ranks, step = results.ranks, results.step_time
+    names = results.kernels["name"].tolist()
+    totals = results.kernels["total"].astype(float)
+    linear = "experts in|experts out|qkv|attention output|logits|router"
+    product = re.compile(rf"attention( backward)?|({linear})( (weight|input) gradient)?")
+    products = np.array([product.fullmatch(name) is not None for name in names])
+    share = totals[products].sum() / totals.sum()
+    compute = ranks["compute"].sum() * 1e-12
+    exposed = ranks["exposed"].sum() * 1e-12
+    watts = {state: gpu_power(find_gpu("h100-sxm")).watts[state].value for state in STATES}
+    joules = (
+        share * compute * watts["matrix"]
+        + (1 - share) * compute * watts["memory"]
+        + exposed * watts["communication"]
+        + (16 * step - compute - exposed) * watts["idle"]
+    )
+    assert results.attributes["power_gpu"] * 16 * step == pytest.approx(joules, rel=1e-3)
 
 
 # --- measured power -------------------------------------------------------------------------------

@@ -491,6 +491,15 @@ def test_what_candidates_set_alike_is_said_once():
 
 
 @pytest.mark.mpi
+def test_dollars_on_any_number_of_processes(comm: Any) -> None:
+    space = costly_space_of(2)
+    found, alone = (explore(space, each) for each in (comm, MPI.COMM_SELF))
+    for name, column in alone.columns.items():
+        assert column.tolist() == found.columns[name].tolist(), name
+    assert found.why == alone.why
+
+
+@pytest.mark.mpi
 def test_an_error_of_one_process_is_raised_on_all(comm: Any) -> None:
     def fail(records: Records) -> None:
         raise OutputError("the disk is full")

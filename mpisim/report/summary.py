@@ -16,6 +16,7 @@ from ..base.text import (
     duration,
     one_line,
     percent,
+    quantity,
     shortened,
     unit_for,
 )
@@ -89,6 +90,9 @@ def summarise(results: Results, drawing: Drawing = PLAIN) -> str:
     ]
     taken = sum(len(section) + 1 for section in (*above, *below) if section) - 1
     room = HEIGHT - taken - 4  # a title, the bar, the others, an empty line
+    if room < MIN_SHOWN and "power" in results.attributes:  # the cost makes room for warnings
+        above = [_head(results, drawing, cost=False)]
+        room += 1
     bar = _bar(results, shares, drawing, min(max(room, MIN_SHOWN), MAX_SHOWN))
     sections = [section for section in (*above, bar, *below) if section]
     return "\n".join(line for section in sections for line in [*section, ""]).rstrip()
@@ -102,7 +106,7 @@ def _titled(title: str, lines: list[str], drawing: Drawing) -> list[str]:
 # --- how long, and does it fit --------------------------------------------------------------------
 
 
-def _head(results: Results, drawing: Drawing) -> list[str]:
+def _head(results: Results, drawing: Drawing, *, cost: bool = True) -> list[str]:
     said = results.attributes
     step, error = duration(results.step_time_ps), said.get("uncertainty")
     if isinstance(error, float) and error > 0:  # a replay has none
@@ -115,6 +119,7 @@ def _head(results: Results, drawing: Drawing) -> list[str]:
     ]
     facts += sampled_facts(dict(said))
     facts.append(("memory", _memory(said)) if "memory_peak" in said else ("", ""))
+    facts.append(("cost", _cost(said)) if cost and "power" in said else ("", ""))
     processes = f"{results.n_processes} process" + ("es" if results.n_processes != 1 else "")
     equal = results.n_classes < results.n_ranks
     classes = f" ({results.n_classes:,} simulated, the others are equal)" if equal else ""
@@ -148,6 +153,17 @@ def _memory(said: Any) -> str:
         f"{verdict}: the fullest GPU needs {peak / GIB:,.1f} of {capacity / GIB:,.1f} GiB, "
         f"{left}{more}"
     )
+
+
+def _cost(said: Any) -> str:
+    """Power, energy and dollars, in one line."""
+    samples = next((each for each in ("tokens", "images", "samples") if each in said), "samples")
+    text = f"{quantity(said['power'], 'W')} with the building"
+    dollars = ""
+    if "usd_hour" in said:
+        text += f", ${said['usd_hour']:,.2f} an hour"
+        dollars = f" and ${said['usd_per_million']:,.3g}"
+    return f"{text}; {said['energy_per_million']:,.3g} kWh{dollars} for a million {samples}"
 
 
 # --- where the step goes --------------------------------------------------------------------------
