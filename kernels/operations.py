@@ -533,9 +533,7 @@ class EmbeddingTables(Kernel):
     @property
     def traffic(self) -> int:
         """Rows read and outputs written; backward gradients read, rows read and written."""
-        return (
-            8 * self.lookups + self.output_bytes + self.row_bytes * (2 if self.backward else 1)
-        )
+        return 8 * self.lookups + self.output_bytes + self.row_bytes * (2 if self.backward else 1)
 
 
 @frozen

@@ -107,9 +107,7 @@ def _terms(columns: Columns, gpu: GpuParameters, constants: Constants) -> tuple[
 
     first = where(several, columns.get("distinct", 0.0), _distinct(lookups, entries))
     hit = minimum(1.0, cache / (first * row))
-    missed = where(
-        several, _missed(columns, cache), row * (first + (lookups - first) * (1 - hit))
-    )
+    missed = where(several, _missed(columns, cache), row * (first + (lookups - first) * (1 - hit)))
     outputs = columns["outputs"] * row
     forward = missed + outputs + INDEX_BYTES * lookups
     # Gradients of the outputs in, sums of the rows out on top of what they hold.
