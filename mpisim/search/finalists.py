@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..base.frozen import frozen
 from ..experiment import Experiment
@@ -150,7 +150,25 @@ def _simulated(space: SearchSpace, number: int, experiment: Experiment) -> Final
     )
 
 
-def difference_error(one: Finalist, other: Finalist) -> float:
+class Compared(Protocol):
+    """What two simulated steps are compared by.
+
+    Attributes
+    ----------
+    step_time : float
+        Seconds.
+    effects : mapping of str to float
+        Relative error of it from each number alone.
+    """
+
+    @property
+    def step_time(self) -> float: ...
+
+    @property
+    def effects(self) -> Mapping[str, float]: ...
+
+
+def difference_error(one: Compared, other: Compared) -> float:
     """Two candidates → one standard deviation of the difference of their step times, in s.
 
     An input that is off is off for both: what depends on it in both cancels, as far as both depend
