@@ -36,6 +36,7 @@ COMMANDS = (
     "mpisim.cli.run",
     "mpisim.cli.search",
     "mpisim.cli.shard",
+    "mpisim.cli.tables",
     "mpisim.cli.new",
     "mpisim.cli.list",
     "mpisim.cli.topo",

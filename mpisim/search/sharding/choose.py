@@ -36,9 +36,8 @@ FILE = "file"
 STARTS = 2
 """Placements of least cost that the local search starts from."""
 
-FULLEST = 0.98
-"""Share of the room for tables that the search fills: what the allocator loses to fragmentation
-grows with them."""
+FULLEST = 0.995
+"""Share of the room for tables that the search fills."""
 
 
 @frozen
@@ -162,8 +161,7 @@ def choose_placement(
     tables = model_tables(model)
     empty = prepare(_with(experiment, ["row_wise fused_uvm"]))
     ranks = empty.workload.layout.grid.dp
-    room = FULLEST * (empty.memory.capacity - empty.memory.peak) / 4
-    cost = PlacementCost(empty, tables, max(room, 1.0))
+    cost = PlacementCost(empty, tables, _room(experiment, empty, tables, ranks))
     named: dict[str, list[Placement]] = {}
     if experiment.plan.placement:
         named[FILE] = placements(experiment.plan, tables, ranks)
@@ -184,8 +182,18 @@ def choose_placement(
             if known is not None
             else _simulated(experiment, name, key, cost, empty)
         )
-    order = sorted(simulated.values(), key=lambda each: (not each.fits, each.step_ps))
+    order = sorted(simulated.values(), key=lambda each: (not each.fits, each.step_ps, each.cost))
     return Chosen(tuple(order), tuple(tables), ranks, compared, time.monotonic() - begun)
+
+
+def _room(
+    experiment: Experiment, empty: PreparedExperiment, tables: Sequence[EmbeddingTable], ranks: int
+) -> float:
+    """Return the elements of tables that a rank has room for, with what the allocator loses."""
+    even = prepare(_with(experiment, ["row_wise"]), networks=empty.networks).memory.peak
+    held = sum(-(-each.entries // ranks) * each.width for each in tables)
+    left = empty.memory.capacity - empty.memory.peak
+    return max(1.0, FULLEST * left * held / (even - empty.memory.peak))
 
 
 def _searched(

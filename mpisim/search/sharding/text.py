@@ -22,10 +22,10 @@ def chosen_lines(found: Chosen) -> list[str]:
     rows = [("sharder", "rule or cost", "step", "over best", *LOADS, "GiB")]
     for each in found.found:
         over = each.step_ps / best.step_ps - 1
-        if each is best:
-            mark = "best"
-        elif not each.fits:
+        if not each.fits:
             mark = "no room"
+        elif each is best:
+            mark = "best"
         else:
             mark = f"{'≈ ' if found.as_fast(each) else ''}{over:+.1%}"
         first = each.name.split(", ")[0]
@@ -50,7 +50,9 @@ def chosen_lines(found: Chosen) -> list[str]:
         "lookup, update, sent, memory: the most loaded rank over the mean of all (1.00: even)",
         "GiB: of the fullest GPU",
         "≈: not to be told from the best by the error of the difference",
-        f"The best is {best.name}: {kinds}; its step {duration(best.step_ps)} ± {best.error:.0%}",
+        f"The best is {best.name}: {kinds}; its step {duration(best.step_ps)} ± {best.error:.0%}"
+        if best.fits
+        else "No placement fits into memory; the first is the fastest",
     ]
 
 
