@@ -15,7 +15,6 @@ the whole group. They are sums over tables, so a moved table changes them by a d
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -42,8 +41,8 @@ SIZES = 1 << np.arange(8, 37, dtype=np.int64)
 """Bytes at which communications are priced; between two of them in proportion."""
 
 CROWDED = 1e3
-"""Seconds for each share of the room that a rank holds too much: no placement with room costs as
-much, and of two without the less crowded costs less."""
+"""Seconds where a rank has no room, and for each share of the room that ranks hold too much: no
+placement with room costs as much, and of two without the less crowded costs less."""
 
 
 class PlacementCost:
@@ -184,11 +183,11 @@ class PlacementCost:
         float64, shape (placements,)
             Seconds; above `CROWDED` where a rank has no room.
         """
-        lookup, update, sent, held = loads.max(axis=2).T
+        lookup, update, sent, _ = loads.max(axis=2).T
         exchange = self._time(Operation.ALL_TO_ALL, self._batch * sent)
         forward, backward = (np.maximum(exchange - beside, 0.0) for beside in self._beside)
         rows, gradient = summed.T
-        more = np.maximum(held / self.room - 1, 0.0) if math.isfinite(self.room) else 0.0
+        more = np.maximum(loads[:, 3] / self.room - 1, 0.0).sum(axis=1)
         return (
             lookup
             + update

@@ -21,6 +21,12 @@ __all__ = ["improved", "options"]
 MAX_CHANGES = 2000
 """After so many changes a search ends in any case."""
 
+KICKS, KICKED = 12, 3
+"""How often, and how many tables are put anywhere at an end of the search."""
+
+MAX_COMPARED = 150_000
+"""Placements after whose comparison no table is put anywhere any more: some seconds."""
+
 MAX_SWAPPED = 64
 """Tables of a rank, the largest in what it is last in, whose swaps are tried."""
 
@@ -91,8 +97,38 @@ def improved(
     placed : list of Placement
     compared : int
     """
-    placed, compared = list(start), 0
+    generator = np.random.default_rng(0)
     loads = [np.array([cost.load(t, each) for each in of]) for t, of in enumerate(choices)]
+    best, compared = _descended(cost, start, choices, loads)
+    for _ in range(KICKS):
+        if compared > MAX_COMPARED:
+            break
+        kicked = list(best)
+        for t in generator.integers(len(choices), size=KICKED).tolist():
+            kicked[t] = choices[t][generator.integers(len(choices[t]))]
+        found, more = _descended(cost, kicked, choices, loads)
+        compared += more
+        if cost.of(found) < cost.of(best) * (1 - LEAST_GAIN):
+            best = found
+    return best, compared
+
+
+def _descended(
+    cost: PlacementCost,
+    start: Sequence[Placement],
+    choices: Sequence[Sequence[Placement]],
+    loads: Sequence[np.ndarray],
+) -> tuple[list[Placement], int]:
+    """Make the best change until none lowers the cost; as `improved`.
+
+    Parameters
+    ----------
+    cost, start, choices
+        As of `improved`.
+    loads : sequence of ndarray
+        Of each table what it adds to ranks in each place.
+    """
+    placed, compared = list(start), 0
     summed = [np.array([cost.summed(t, each) for each in of]) for t, of in enumerate(choices)]
     for _ in range(MAX_CHANGES):
         now, sums = cost.loads(placed)
