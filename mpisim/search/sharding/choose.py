@@ -20,6 +20,7 @@ from ...prediction.execution import execute
 from ...prediction.prepared import PreparedExperiment, prepare
 from ...prediction.uncertainty import error_bar
 from ...workloads.dlrm import SHARDERS, EmbeddingTable, Placement, model_tables, placements
+from ...workloads.dlrm.sharding import sharded
 from ...workloads.dlrm.tables import SHARDING
 from ..finalists import difference_error
 from .cost import LOADS, PlacementCost
@@ -166,8 +167,8 @@ def choose_placement(
     if experiment.plan.placement:
         named[FILE] = placements(experiment.plan, tables, ranks)
     for name in sharders:
-        plan = replace(experiment.plan, sharder=name, placement=())
-        named[name] = placements(plan, tables, ranks)
+        of = sharded(name, tables, ranks)
+        named[name] = [Placement("table_wise", (rank,)) for rank in of]
     compared = len(named)
     if search:
         found, more = _searched(cost, named, kinds)

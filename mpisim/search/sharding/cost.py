@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.kinds import Operation
+from ...experiment import Dlrm
 from ...kernels.operations import EmbeddingTables
 from ...prediction.prepared import PreparedExperiment
 from ...workloads.dlrm import EmbeddingTable, Placement, Shard, rank_shards
@@ -63,6 +64,7 @@ class PlacementCost:
         layout = prepared.workload.layout
         self.ranks, self.tables, self.room = layout.grid.dp, tables, room
         self.plan, self.grid = layout.experiment.plan, layout.grid
+        assert isinstance(layout.experiment.model, Dlrm)
         self._model = layout.experiment.model
         self._kernels = prepared.workload.pricings[0].model
         self._batch = self.grid.dp * self.plan.micro_batch

@@ -105,7 +105,7 @@ def improved(
             break
         kicked = list(best)
         for t in generator.integers(len(choices), size=KICKED).tolist():
-            kicked[t] = choices[t][generator.integers(len(choices[t]))]
+            kicked[t] = choices[t][int(generator.integers(len(choices[t])))]
         found, more = _descended(cost, kicked, choices, loads)
         compared += more
         if cost.of(found) < cost.of(best) * (1 - LEAST_GAIN):

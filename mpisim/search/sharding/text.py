@@ -19,7 +19,7 @@ GIB = 2**30
 def chosen_lines(found: Chosen) -> list[str]:
     """Return what a choice found, lines for people."""
     best = found.best
-    rows = [("sharder", "rule or cost", "step", "over best", *LOADS, "GiB")]
+    rows: list[tuple[str, ...]] = [("sharder", "rule or cost", "step", "over best", *LOADS, "GiB")]
     for each in found.found:
         over = each.step_ps / best.step_ps - 1
         if not each.fits:

@@ -27,7 +27,8 @@ hold are fetched once before the lookup, and as many others, which were changed,
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+
+import numpy as np
 
 from mpisim.kernels.operations import Embedding, EmbeddingTables, Gemm, OptimizerStep
 
@@ -267,13 +268,15 @@ class DlrmOperators(EagerModules):
         lookups = [each.lookups(batch) for each in shards]
         reuse = [each.reuse(batch) for each in shards]
         rows = [FP32 * each.width for each in shards]
-        missed = sum(one.missed_bytes(row) for one, row in zip(reuse, rows, strict=True))
+        missed = np.sum(
+            [one.missed_bytes(row) for one, row in zip(reuse, rows, strict=True)], axis=0
+        )
         return EmbeddingTables(
             sum(lookups),
             sum(n * row for n, row in zip(lookups, rows, strict=True)),
             max(1, round(sum(one.distinct * row for one, row in zip(reuse, rows, strict=True)))),
             sum(each.samples(batch) * row for each, row in zip(shards, rows, strict=True)),
-            tuple(map(round, missed)),
+            tuple(map(round, missed.tolist())),
             backward,
         )
 
@@ -446,18 +449,15 @@ class DlrmOperators(EagerModules):
         backward: list[Task] = []
         for width, number in self._narrow().items():
 
-            def product(
-                name: str, m: int, n: int, k: int, batch: int = number, **keys: Any
-            ) -> Compute:
-                kernel = Gemm(m, n, k, batch, dtype=self.dtype, output=self.dtype)
-                return Compute(name, kernel, **keys)
+            def product(m: int, n: int, k: int, batch: int = number) -> Gemm:
+                return Gemm(m, n, k, batch, dtype=self.dtype, output=self.dtype)
 
-            name = f"widening from {width}"
-            waits = {} if forward else {"after": after}
-            forward.append(product(name, self.batch, self.base, width, **waits))
-            backward.append(product(f"{name} input gradient", self.batch, width, self.base))
-            gradient = product(f"{name} weight gradient", self.base, width, self.batch, weight=True)
-            backward.append(gradient)
+            name, waits = f"widening from {width}", () if forward else after
+            forward.append(Compute(name, product(self.batch, self.base, width), after=waits))
+            inward = product(self.batch, width, self.base)
+            gradient = product(self.base, width, self.batch)
+            backward.append(Compute(f"{name} input gradient", inward))
+            backward.append(Compute(f"{name} weight gradient", gradient, weight=True))
         return forward, backward
 
     def _widening_parameters(self) -> Iterator[Parameter]:

@@ -100,7 +100,7 @@ def _read(text: str, number: int, table: EmbeddingTable, ranks: int) -> Placemen
             )
     if not all(each.isdecimal() and int(each) < ranks for each in rest):
         raise InputError(f"{where}; ranks are numbers from 0 to {ranks - 1}")
-    found = Placement(cast(Sharding, kind), tuple(map(int, rest)), cast(EmbeddingKernel, kernel))
+    found = Placement(kind, tuple(map(int, rest)), cast(EmbeddingKernel, kernel))
     if kind == "table_wise" and len(rest) > 1:
         raise InputError(f"{where}; a whole table is on one rank")
     if kind in ("row_wise", "data_parallel") and rest:
