@@ -2,21 +2,28 @@
 
 From a start, again and again the best of these changes is made until none lowers the cost: a table
 of a rank that is the last in something (lookups, updates, bytes sent, memory) goes elsewhere, or is
-divided or copied instead; or it is swapped with a table of another rank. A table that is divided or
-copied may become whole again. The end is a placement that no single change improves.
+divided or copied instead; one that is divided or copied becomes whole again; where that does not
+help, a table of such a rank is swapped with one of another. The end is a placement that no single
+change improves. From there some tables are put anywhere, and the search goes on (iterated local
+search): the best end counts. What is drawn is always the same.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...workloads.dlrm import Placement
 from ...workloads.dlrm.placement import MIN_COLUMNS
 from .cost import PlacementCost
 
 __all__ = ["improved", "options"]
+
+Floats = NDArray[np.float64]
 
 MAX_CHANGES = 2000
 """After so many changes a search ends in any case."""
@@ -27,8 +34,10 @@ KICKS, KICKED = 12, 3
 MAX_COMPARED = 150_000
 """Placements after whose comparison no table is put anywhere any more: some seconds."""
 
-MAX_SWAPPED = 64
-"""Tables of a rank, the largest in what it is last in, whose swaps are tried."""
+MAX_SWAPPED, MAX_PARTNERS = 16, 256
+"""Tables of a rank, the largest in what it is last in, whose swaps are tried; and with how many."""
+
+TINY = 1e-30
 
 LEAST_GAIN = 1e-6
 """Share of the cost that a change must lower: below is noise of floating point."""
@@ -98,93 +107,123 @@ def improved(
     compared : int
     """
     generator = np.random.default_rng(0)
-    loads = [np.array([cost.load(t, each) for each in of]) for t, of in enumerate(choices)]
-    best, compared = _descended(cost, start, choices, loads)
+    choice = _Choices(
+        choices,
+        [np.array([cost.load(t, each) for each in of]) for t, of in enumerate(choices)],
+        [np.array([cost.summed(t, each) for each in of]) for t, of in enumerate(choices)],
+    )
+    best, compared = _descended(cost, start, choice)
     for _ in range(KICKS):
         if compared > MAX_COMPARED:
             break
         kicked = list(best)
         for t in generator.integers(len(choices), size=KICKED).tolist():
             kicked[t] = choices[t][int(generator.integers(len(choices[t])))]
-        found, more = _descended(cost, kicked, choices, loads)
+        found, more = _descended(cost, kicked, choice)
         compared += more
         if cost.of(found) < cost.of(best) * (1 - LEAST_GAIN):
             best = found
     return best, compared
 
 
-def _descended(
-    cost: PlacementCost,
-    start: Sequence[Placement],
-    choices: Sequence[Sequence[Placement]],
-    loads: Sequence[np.ndarray],
-) -> tuple[list[Placement], int]:
-    """Make the best change until none lowers the cost; as `improved`.
+class _Choices(NamedTuple):
+    """Where each table can be, and what it adds there to ranks and to what they sum up."""
 
-    Parameters
-    ----------
-    cost, start, choices
-        As of `improved`.
-    loads : sequence of ndarray
-        Of each table what it adds to ranks in each place.
-    """
+    places: Sequence[Sequence[Placement]]
+    loads: Sequence[Floats]
+    summed: Sequence[Floats]
+
+
+class _Change(NamedTuple):
+    """The cheapest change of a kind: its cost, the new places, how many were compared."""
+
+    cost: float
+    places: Sequence[tuple[int, Placement]]
+    compared: int
+
+
+def _descended(
+    cost: PlacementCost, start: Sequence[Placement], choice: _Choices
+) -> tuple[list[Placement], int]:
+    """Make the best change until none lowers the cost; swaps where no move does."""
     placed, compared = list(start), 0
-    summed = [np.array([cost.summed(t, each) for each in of]) for t, of in enumerate(choices)]
     for _ in range(MAX_CHANGES):
         now, sums = cost.loads(placed)
-        best = float(cost.total(now[None], sums[None])[0])
-        limit, change = best * (1 - LEAST_GAIN), None
-        last = set(now.argmax(axis=1).tolist())
-        for t, each in enumerate(placed):
-            own = cost.load(t, each)
-            if each.ranks and not last & set(each.ranks):
-                continue
-            rest, other = now - own, sums - np.array(cost.summed(t, each))
-            totals = cost.total(rest + loads[t], other + summed[t])
-            compared += len(totals)
-            pick = int(totals.argmin())
-            if totals[pick] < limit:
-                limit, change = float(totals[pick]), [(t, choices[t][pick])]
-        for one, other_ones in _swaps(cost, placed, last, now):
-            shift = np.array([_exchanged(cost, placed, one, other) for other in other_ones])
-            totals = cost.total(now + shift, np.broadcast_to(sums, (len(shift), 2)))
-            compared += len(totals)
-            pick = int(totals.argmin())
-            if totals[pick] < limit:
-                other = other_ones[pick]
-                limit = float(totals[pick])
-                change = [(one, placed[other]), (other, placed[one])]
-        if change is None:
+        limit = float(cost.total(now[None], sums[None])[0]) * (1 - LEAST_GAIN)
+        last = sorted(set(now.argmax(axis=1).tolist()))
+        for best in (_best_move, _best_swap):
+            found = best(cost, placed, choice, now, sums, last)
+            compared += found.compared
+            if found.cost < limit:
+                break
+        else:
             break
-        for t, each in change:
+        for t, each in found.places:
             placed[t] = each
     return placed, compared
 
 
-def _swaps(
-    cost: PlacementCost, placed: Sequence[Placement], last: set[int], now: np.ndarray
-) -> Iterator[tuple[int, list[int]]]:
-    """Yield whole tables of ranks that are last in something, each with whole tables elsewhere."""
+def _best_move(
+    cost: PlacementCost,
+    placed: Sequence[Placement],
+    choice: _Choices,
+    now: Floats,
+    sums: Floats,
+    last: Sequence[int],
+) -> _Change:
+    """Another place for a table of ranks that are last in something, or one that is on all."""
+    best = _Change(math.inf, (), 0)
+    for t, each in enumerate(placed):
+        if each.ranks and not set(last) & set(each.ranks):
+            continue
+        rest, others = now - cost.load(t, each), sums - np.array(cost.summed(t, each))
+        totals = cost.total(rest + choice.loads[t], others + choice.summed[t])
+        pick = int(totals.argmin())
+        compared = best.compared + len(totals)
+        if totals[pick] < best.cost:
+            best = _Change(float(totals[pick]), [(t, choice.places[t][pick])], compared)
+        else:
+            best = best._replace(compared=compared)
+    return best
+
+
+def _best_swap(
+    cost: PlacementCost,
+    placed: Sequence[Placement],
+    choice: _Choices,
+    now: Floats,
+    sums: Floats,
+    last: Sequence[int],
+) -> _Change:
+    """A whole table of ranks that are last in something, for a whole one elsewhere."""
+    best = _Change(math.inf, (), 0)
     whole = [t for t, each in enumerate(placed) if each.sharding == "table_wise"]
-    for rank in sorted(last):
-        here = [t for t in whole if placed[t].ranks == (rank,)]
-        share = now.max(axis=1)[:, None] + 1e-30
-        here.sort(key=lambda t: -float((cost.load(t, placed[t]) / share).max()))
-        elsewhere = [t for t in whole if placed[t].ranks != (rank,)]
-        for t in here[:MAX_SWAPPED]:
-            partners = [u for u in elsewhere if placed[u].kernel == placed[t].kernel]
-            if partners:
-                yield t, partners
-
-
-def _exchanged(
-    cost: PlacementCost, placed: Sequence[Placement], one: int, other: int
-) -> np.ndarray:
-    """Return by how much the loads of ranks change where two tables change places."""
-    mine, theirs = placed[one], placed[other]
-    return (
-        cost.load(one, theirs)
-        + cost.load(other, mine)
-        - cost.load(one, mine)
-        - cost.load(other, theirs)
-    )
+    if not whole:
+        return best
+    rank = {t: placed[t].ranks[0] for t in whole}
+    own = {t: cost.load(t, placed[t])[:, rank[t]] for t in whole}
+    most = now.max(axis=1) + TINY
+    for crowded in last:
+        here = [t for t in whole if rank[t] == crowded]
+        here.sort(key=lambda t: -float((own[t] / most).max()))
+        for one in here[:MAX_SWAPPED]:
+            others = [
+                u for u in whole if rank[u] != crowded and placed[u].kernel == placed[one].kernel
+            ]
+            others = others[:: -(-len(others) // MAX_PARTNERS) or 1]
+            if not others:
+                continue
+            gained = np.array([own[u] for u in others]) - own[one]
+            loads = np.repeat(now[None], len(others), axis=0)
+            loads[:, :, crowded] += gained
+            loads[np.arange(len(others)), :, [rank[u] for u in others]] -= gained
+            totals = cost.total(loads, np.broadcast_to(sums, (len(others), len(sums))))
+            pick = int(totals.argmin())
+            compared = best.compared + len(totals)
+            if totals[pick] < best.cost:
+                other = others[pick]
+                places = [(one, placed[other]), (other, placed[one])]
+                best = _Change(float(totals[pick]), places, compared)
+            else:
+                best = best._replace(compared=compared)
+    return best
