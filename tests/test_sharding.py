@@ -13,13 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpisim import simulate
 from mpisim.base.errors import InputError
 from mpisim.experiment import ClusterChoice, Experiment
 from mpisim.experiment.models import Dlrm
 from mpisim.experiment.plan import Plan
 from mpisim.kernels.operations import Copy, EmbeddingTables, Gemm
 from mpisim.prediction.prepared import prepare
-from mpisim.program import Operation
+from mpisim.program import Operation, check_matching
 from mpisim.search.sharding import PlacementCost, choose_placement, improved
 from mpisim.search.sharding.improve import options
 from mpisim.workloads.dlrm import (
@@ -250,6 +251,51 @@ def test_nothing_is_exchanged_where_all_is_divided_by_rows() -> None:
     first, _ = networks(["row_wise"])
     names = [name for name, _, _ in communications(first)]
     assert names == ["sums reduce-scatter", "sums gradient all-gather"]
+
+
+def test_what_waits_for_what() -> None:
+    first, _ = networks(["row_wise", "table_wise 0", "table_wise 1"])
+    waits = {
+        task.name: task.after
+        for layer in first.layers
+        for operator in layer.operators
+        for task in (*operator.forward, *operator.backward)
+        if isinstance(task, Compute) and task.after
+    }
+    sent = {
+        task.name: task.token
+        for layer in first.layers
+        for operator in layer.operators
+        for task in (*operator.forward, *operator.backward)
+        if isinstance(task, Communicate)
+    }
+    # Narrow rows are widened first: that waits for all rows. Updates wait for their gradients.
+    assert waits == {
+        "widening from 8": (sent["rows all-to-all"], sent["sums reduce-scatter"]),
+        "tables update": (sent["rows gradient all-to-all"],),
+        "row-wise tables update": (sent["sums gradient all-gather"],),
+    }
+
+
+def test_a_mixed_step_matches() -> None:
+    model = replace(model_of(5, 5), skew=(0.5,))
+    experiment = experiment_of(model, 4, 256)
+    texts = (
+        "row_wise",
+        "column_wise 0 3",
+        "table_wise 2",
+        "data_parallel",
+        "table_wise 1 fused_uvm",
+    )
+    experiment = replace(experiment, plan=replace(experiment.plan, placement=texts))
+    prepared = prepare(experiment)
+    check_matching(prepared.program)
+    folded, whole = (simulate(prepared, fold=fold) for fold in (True, False))
+    assert folded is not None
+    assert whole is not None
+    assert folded.digest == whole.digest
+    reduced = [4 * p.size for p in prepared.workload.layout.networks[0].layers[1].parameters]
+    assert 4 * model.table_entries[3] * model.widths[3] in reduced
 
 
 def test_tables_in_host_memory() -> None:
