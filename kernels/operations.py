@@ -31,6 +31,7 @@ from mpisim.base.frozen import frozen
 __all__ = [
     "ATTENTION_VARIANTS",
     "BYTES",
+    "CACHE_BYTES",
     "OPERAND_BYTES",
     "Attention",
     "AttentionVariant",
@@ -40,6 +41,7 @@ __all__ = [
     "CrossEntropy",
     "Elementwise",
     "Embedding",
+    "EmbeddingTables",
     "Gemm",
     "GemmVariant",
     "GroupedGemm",
@@ -63,6 +65,9 @@ OPERAND_BYTES: dict[str, float] = {**BYTES, "nvfp4": 9 / 16}
 """Bytes of an element of a matrix operand. NVFP4 has 4 bits and one scale of 8 bits for 16 elements
 (arXiv:2509.25149)."""
 
+
+CACHE_BYTES = tuple(1 << exponent for exponent in range(20, 28))
+"""Sizes of caches, 1 to 128 MiB, for which lookups in tables say what misses."""
 
 GemmVariant = Literal["cores", "split"]
 """``cores``: 16-bit operands multiplied on CUDA cores, in fp32, which is the kernel's `dtype`.
@@ -492,6 +497,43 @@ class Embedding(Kernel):
         outputs = self.outputs or -(-self.lookups // self.pooling)
         indices = 8 * self.lookups
         return indices + row * (outputs + self.lookups * (2 if self.backward else 1))
+
+
+@frozen
+class EmbeddingTables(Kernel):
+    """Look up and pool rows of several tables in one kernel, or add gradients to them.
+
+    FBGEMM's table-batched embeddings, for tables of any width and accesses of any skew.
+
+    Attributes
+    ----------
+    lookups : int
+        Rows read, with repetition.
+    row_bytes : int
+        Of all these rows.
+    distinct_bytes : int
+        Of the rows without repetition.
+    output_bytes : int
+        Of the pooled rows.
+    missed : tuple of int
+        Bytes of the rows that caches of `CACHE_BYTES` miss: the miss-ratio curve of the accesses.
+    backward : bool
+    dtype : Precision
+    """
+
+    family: ClassVar[str] = "embedding"
+    lookups: int
+    row_bytes: int
+    distinct_bytes: int
+    output_bytes: int
+    missed: tuple[int, ...]
+    backward: bool = False
+    dtype: Precision = "fp32"
+
+    @property
+    def traffic(self) -> int:
+        """Rows read and outputs written; backward gradients read, rows read and written."""
+        return 8 * self.lookups + self.output_bytes + self.row_bytes * (2 if self.backward else 1)
 
 
 @frozen

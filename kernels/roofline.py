@@ -25,6 +25,7 @@ from .operations import (
     CrossEntropy,
     Elementwise,
     Embedding,
+    EmbeddingTables,
     Gemm,
     GroupedGemm,
     Kernel,
@@ -84,7 +85,7 @@ def _terms(kernel: Kernel) -> _Terms:
             return _Terms(rate, STREAMING, "gemm_floor")
         case Norm() | Softmax() | CrossEntropy():
             return _Terms((), ("bandwidth", "reduction_fraction"), "memory_floor")
-        case Embedding():
+        case Embedding() | EmbeddingTables():
             return _Terms((), ("bandwidth", "embedding_fraction"), "memory_floor")
         case Copy(path="host"):
             return _Terms((), ("pcie", "pcie_fraction"), "copy_floor")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,14 @@ from mpisim.base.errors import InputError
 from mpisim.experiment import ClusterChoice, Experiment
 from mpisim.experiment.models import Dlrm
 from mpisim.experiment.plan import Plan
-from mpisim.kernels.operations import Copy, Elementwise, Embedding, Gemm, OptimizerStep
+from mpisim.kernels.operations import (
+    Copy,
+    Elementwise,
+    Embedding,
+    EmbeddingTables,
+    Gemm,
+    OptimizerStep,
+)
 from mpisim.program import Names, Operation, check_matching
 from mpisim.workloads import lay_out, training_step
 from mpisim.workloads.assembly import TableAssembler
@@ -128,7 +136,8 @@ def test_every_table_is_placed_once(sharder: str, ranks: int, sizes: list[tuple[
         # No rank has more than another by more than its dearest table.
         cost = {
             "dim-greedy": lambda t: t.width,
-            "size-greedy": lambda t: t.size,
+            "bytes-greedy": lambda t: t.entries * t.width,
+            "size-greedy": lambda t: t.entries,
             "lookup-greedy": lambda t: t.width * t.pooling,
             "norm-lookup-greedy": lambda t: t.pooling / t.entries,
             "size-lookup-greedy": lambda t: t.width * t.pooling * np.log10(t.entries),
@@ -171,14 +180,15 @@ def test_a_step_on_two_ranks_by_hand() -> None:
         ("copy offsets", Copy(8 * 4 * 3, "host")),
         ("copy indices", Copy(8 * 4 * (2 + 1 + 3), "host")),
     ]
+    # Rows drawn evenly: 1000 (1 - exp(-12/1000)) = 11.93 distinct ones; of 100 and of 10 7.69 and
+    # 3.30. Caches of a megabyte and more hold them: each is missed once.
+    distinct = [round(16 * 1000 * -np.expm1(-0.012)), round(16 * (7.68837 + 3.2968))]
+    assert distinct == [191, 176]
     lookups = [
-        Embedding(4 * 3, 4, 1000, dtype="fp32", outputs=4),
-        Embedding(4 * (2 + 1), 4, 110, dtype="fp32", outputs=8),
+        EmbeddingTables(12, 12 * 16, distinct[0], 4 * 16, (distinct[0],) * 8),
+        EmbeddingTables(12, 12 * 16, distinct[1], 8 * 16, (distinct[1],) * 8),
     ]
-    updates = [
-        Embedding(4 * 3, 4, 1000, backward=True, dtype="fp32", outputs=4),
-        Embedding(4 * (2 + 1), 4, 110, backward=True, dtype="fp32", outputs=8),
-    ]
+    updates = [replace(each, backward=True) for each in lookups]
     for network, lookup, update in zip(found, lookups, updates, strict=True):
         assert [described(step) for step in forward(network)] == [
             *inputs,
@@ -286,7 +296,8 @@ def test_one_kernel_touches_what_single_ones_do() -> None:
 
     def touched(network: Network) -> int:
         kernels = [s.kernel for s in forward(network) if isinstance(s, Compute)]
-        return sum(kernel.traffic for kernel in kernels if isinstance(kernel, Embedding))
+        kinds = Embedding | EmbeddingTables
+        return sum(kernel.traffic for kernel in kernels if isinstance(kernel, kinds))
 
     assert touched(together) == touched(single)
     assert together.flops == single.flops
@@ -353,7 +364,7 @@ def test_what_holds_for_every_placement(
     }
     assert len(sequences) == 1
     kernels = [s.kernel for n in ranks for s in forward(n) if isinstance(s, Compute)]
-    lookups = sum(k.lookups for k in kernels if isinstance(k, Embedding))
+    lookups = sum(k.lookups for k in kernels if isinstance(k, Embedding | EmbeddingTables))
     assert lookups == 2 * gpus * 3 * len(entries)
     assert {n.flops for n in ranks} == {ranks[0].flops}
 

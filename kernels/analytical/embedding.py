@@ -14,16 +14,21 @@ divisions of its index (github:pytorch/pytorch, aten/src/ATen/native/cuda/Indexi
 multiprocessors' instructions set its pace on GPUs with much bandwidth: lookups in fp16 run at 148
 GB/s read on an A100 and 293 on an H100. Kernels that pool rows load vectors and have no such limit.
 
+Of lookups in several tables (`EmbeddingTables`), whose widths and skew may differ, the description
+brings the rows that miss in caches of several sizes, and the formula reads off those for
+``capacity`` × L2 size, between two sizes in proportion to the logarithm.
+
 Backward, the indices are sorted first, so that each row's gradients are summed by one group of
 threads: a radix sort passes eight times over keys and values of 8 bytes.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..gpu_parameters import GpuParameters
-from ..operations import BYTES, Embedding
+from ..operations import BYTES, CACHE_BYTES, Embedding, EmbeddingTables
 from .formula import (
     WAITING,
     Columns,
@@ -53,15 +58,32 @@ SORT_BYTES = 8 * 2 * 2 * INDEX_BYTES
 """Bytes that sorting moves for a lookup: eight passes, keys and values, read and written."""
 
 
-def _columns(kernel: Embedding) -> dict[str, float | int | str]:
+MISSED = tuple(f"missed_{number}" for number in range(len(CACHE_BYTES)))
+"""Columns: bytes of rows that caches of these sizes miss."""
+
+
+def _columns(kernel: Embedding | EmbeddingTables) -> dict[str, float | int | str]:
     """Return the sizes of a lookup.
 
     Returns
     -------
     dict
         ``lookups``, ``entries``, ``outputs``, ``row`` (bytes), ``width`` where each element is
-        copied by itself and 0 where rows are loaded whole, ``backward``.
+        copied by itself and 0 where rows are loaded whole, ``backward``; of several tables
+        ``distinct``, the bytes of rows without repetition, and what caches miss; 0 of one table.
     """
+    if isinstance(kernel, EmbeddingTables):
+        return {
+            "lookups": kernel.lookups,
+            "entries": 1,
+            "outputs": kernel.output_bytes,
+            "row": 1,
+            "width": 0,
+            "backward": int(kernel.backward),
+            "dtype": kernel.dtype,
+            "distinct": kernel.distinct_bytes,
+            **dict(zip(MISSED, kernel.missed, strict=True)),
+        }
     single = kernel.pooling == 1 and kernel.outputs is None
     return {
         "lookups": kernel.lookups,
@@ -71,6 +93,8 @@ def _columns(kernel: Embedding) -> dict[str, float | int | str]:
         "width": kernel.width if single else 0,
         "backward": int(kernel.backward),
         "dtype": kernel.dtype,
+        "distinct": 0,
+        **dict.fromkeys(MISSED, 0),
     }
 
 
@@ -78,11 +102,14 @@ def _terms(columns: Columns, gpu: GpuParameters, constants: Constants) -> tuple[
     """Return the times that memory and that instructions alone would take."""
     lookups, row, entries = columns_as_floats(columns, "lookups", "row", "entries")
     backward = columns["backward"] != 0
+    several = columns.get("distinct", 0) != 0
+    cache = constants["capacity"] * gpu.l2
 
-    first = _distinct(lookups, entries)
-    hit = minimum(1.0, constants["capacity"] * gpu.l2 / (first * row))
+    first = where(several, columns.get("distinct", 0.0), _distinct(lookups, entries))
+    hit = minimum(1.0, cache / (first * row))
+    missed = where(several, _missed(columns, cache), row * (first + (lookups - first) * (1 - hit)))
     outputs = columns["outputs"] * row
-    forward = row * (first + (lookups - first) * (1 - hit)) + outputs + INDEX_BYTES * lookups
+    forward = missed + outputs + INDEX_BYTES * lookups
     # Gradients of the outputs in, sums of the rows out on top of what they hold.
     reverse = outputs + 2 * row * first + (INDEX_BYTES + SORT_BYTES) * lookups
     memory = where(backward, reverse, forward) / (gpu.bandwidth * constants["share"])
@@ -90,6 +117,14 @@ def _terms(columns: Columns, gpu: GpuParameters, constants: Constants) -> tuple[
     elements = where(backward, 0.0, lookups * columns["width"])
     issue = elements / (gpu.sms * gpu.clock * constants["rate"])
     return memory, issue
+
+
+def _missed(columns: Columns, cache: float) -> Any:
+    """Return the bytes of rows that a cache of so many bytes misses, of several tables."""
+    place = math.log2(max(cache, CACHE_BYTES[0]) / CACHE_BYTES[0])
+    low = min(int(place), len(CACHE_BYTES) - 2)
+    share = min(place - low, 1.0)
+    return (1 - share) * columns.get(MISSED[low], 0.0) + share * columns.get(MISSED[low + 1], 0.0)
 
 
 def _distinct(lookups: Any, entries: Any) -> Any:

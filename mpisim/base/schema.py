@@ -98,8 +98,9 @@ def build(
     ----------
     cls : type
         A dataclass. Its fields have the types int, float, str or bool, one of these with `Limits`
-        (``Annotated``), a choice of texts (``Literal``), ``tuple[T, ...]``, ``dict[str, T]``, such
-        a dataclass, or any of these ``| None`` (whose default is None: TOML has no null).
+        (``Annotated``), a choice of texts (``Literal``), ``tuple[T, ...]``, ``T | tuple[T, ...]``,
+        ``dict[str, T]``, such a dataclass, or any of these ``| None`` (whose default is None: TOML
+        has no null).
     values : mapping
         The table.
     source : str
@@ -220,13 +221,18 @@ def _type_of(module: str, text: str) -> Any:
 def _without_none(expected: Any) -> Any:
     """Return T of ``T | None``."""
     if get_origin(expected) in (Union, UnionType):
-        (expected,) = (each for each in get_args(expected) if each is not NoneType)
+        kinds = [each for each in get_args(expected) if each is not NoneType]
+        if len(kinds) == 1:
+            return kinds[0]
     return expected
 
 
 def _check(expected: Any) -> Check:
     """Return the function that checks values of a type."""
     expected = _without_none(expected)
+    if get_origin(expected) in (Union, UnionType):  # one, or a list of them
+        one, several = map(_check, get_args(expected))
+        return partial(_one_or_list, one, several)
     if dataclasses.is_dataclass(expected):
         return partial(_table, expected)
     limits = None
@@ -258,6 +264,10 @@ def _list(check: Check, found: Any, source: str, key: str) -> Any:
     if not isinstance(found, list):
         raise InputError(f"{source}: key {key!r} is {found!r}; it must be a list in brackets")
     return tuple(check(each, source, f"{key}[{i}]") for i, each in enumerate(found))
+
+
+def _one_or_list(one: Check, several: Check, found: Any, source: str, key: str) -> Any:
+    return (several if isinstance(found, list) else one)(found, source, key)
 
 
 def _tables(check: Check, found: Any, source: str, key: str) -> Any:

@@ -35,6 +35,8 @@ __all__ = ["COMMANDS", "main"]
 COMMANDS = (
     "mpisim.cli.run",
     "mpisim.cli.search",
+    "mpisim.cli.shard",
+    "mpisim.cli.tables",
     "mpisim.cli.new",
     "mpisim.cli.list",
     "mpisim.cli.topo",

@@ -113,7 +113,9 @@ def _model(table: Mapping[str, Any]) -> tuple[str, str, str, str]:
         from ..workloads.dlrm import dlrm_networks
 
         (network,), _ = dlrm_networks(model, plan, grid)
-        kind, shape = "dlrm", f"{len(model.table_entries)} tables × {model.embedding}"
+        widths = sorted(set(model.widths))
+        width = f"{widths[0]} to {widths[-1]}" if len(widths) > 1 else str(widths[0])
+        kind, shape = "dlrm", f"{len(model.table_entries)} tables × {width}"
         sample = f"{sum(map(model.lookups, range(len(model.table_entries)))):,} lookups"
     size = total(each for layer in network.layers for each in layer.parameters)
     return kind, _billions(size), shape, sample

@@ -20,6 +20,9 @@ USUAL_LENGTH = 8192
 """Tokens of the sequences that large language models are trained on, but for a last phase on longer
 ones: 8,192 of Llama 3 (arXiv:2407.21783, section 3.4), 4,096 of DeepSeek-V3 (arXiv:2412.19437)."""
 
+REUSE_FACTORS = 17
+"""Shares of a table's rows by how often a batch looks them up."""
+
 Count = Annotated[int, Limits(least=1, most=1_000_000)]
 Classes = Annotated[int, Limits(least=2, most=1_000_000)]
 Large = Annotated[int, Limits(least=1, most=1_000_000_000)]
@@ -334,23 +337,32 @@ class Dlrm:
     family : {"dlrm"}
     table_entries : tuple of int
         Rows of each embedding table.
-    embedding : int
-        Elements of an embedding.
+    embedding : int or tuple of int
+        Elements of an embedding: of all tables, or of each.
     pooling : tuple of int
         Lookups of one sample in each table; one number serves all tables.
+    skew : tuple of float
+        Exponent of the Zipf distribution that rows are looked up with, 0 where all are as likely;
+        one number serves all tables.
+    reuse : tuple of tuple of float
+        Reuse factors of each table for the global batch, 17 shares of its distinct rows by how
+        often each is looked up, in place of `skew`; what mpisim tables reads off a data set.
     dense_features : int
     bottom_mlp, top_mlp : tuple of int
-        Widths of the layers; the bottom one ends with `embedding`, the top one with 1.
+        Widths of the layers; the bottom one ends with the widest embedding, the top one with 1.
     interaction : {"dot", "cat"}
-        How embeddings are combined: dot products of all pairs, or concatenation.
+        How embeddings are combined: dot products of all pairs, for which narrower ones are widened
+        by a matrix each, or concatenation.
     """
 
     family: Literal["dlrm"]
     table_entries: tuple[Large, ...]
-    embedding: Count
+    embedding: Count | tuple[Count, ...]
     bottom_mlp: tuple[Count, ...]
     top_mlp: tuple[Count, ...]
     pooling: tuple[Count, ...] = (1,)
+    skew: tuple[Annotated[float, Limits(least=0, most=4)], ...] = (0.0,)
+    reuse: tuple[tuple[Annotated[float, Limits(least=0, most=1)], ...], ...] = ()
     dense_features: Count = 13
     interaction: Literal["dot", "cat"] = "dot"
 
@@ -358,27 +370,62 @@ class Dlrm:
         for key in ("table_entries", "bottom_mlp", "top_mlp"):
             if not getattr(self, key):
                 raise InputError(f"{key} is empty; it needs one entry or more")
-        if self.bottom_mlp[-1] != self.embedding:
+        tables = len(self.table_entries)
+        if isinstance(self.embedding, tuple) and len(self.embedding) != tables:
             raise InputError(
-                f"bottom_mlp ends with {self.bottom_mlp[-1]}; it must end with "
-                f"embedding = {self.embedding}"
+                f"embedding has {len(self.embedding)} entries; one number, or one for each of the "
+                f"{tables} tables"
+            )
+        widest = max(self.widths)
+        if self.bottom_mlp[-1] != widest:
+            which = "the widest embedding" if isinstance(self.embedding, tuple) else "embedding"
+            raise InputError(
+                f"bottom_mlp ends with {self.bottom_mlp[-1]}; it must end with {which} = {widest}"
             )
         if self.top_mlp[-1] != 1:
             raise InputError(f"top_mlp ends with {self.top_mlp[-1]}; it must end with 1")
-        if len(self.pooling) not in (1, len(self.table_entries)):
+        for key in ("pooling", "skew"):
+            if len(getattr(self, key)) not in (1, tables):
+                raise InputError(
+                    f"{key} has {len(getattr(self, key))} entries; one, or one for each of the "
+                    f"{tables} tables"
+                )
+        self._check_reuse()
+
+    def _check_reuse(self) -> None:
+        if self.reuse and len(self.reuse) != len(self.table_entries):
             raise InputError(
-                f"pooling has {len(self.pooling)} entries; one, or one for each of the "
-                f"{len(self.table_entries)} tables"
+                f"reuse has {len(self.reuse)} entries; there are {len(self.table_entries)} tables"
             )
+        for number, factors in enumerate(self.reuse):
+            if len(factors) != REUSE_FACTORS or not sum(factors):
+                raise InputError(
+                    f"reuse of table {number} has {len(factors)} shares that add up to "
+                    f"{sum(factors):g}; it needs {REUSE_FACTORS}, of rows looked up once, twice, "
+                    "up to 4 times, 8, …, 32768, and more often"
+                )
+        if self.reuse and any(self.skew):
+            raise InputError("skew is given, but reuse, too: it says how often rows are looked up")
 
     @property
     def samples(self) -> str:
         """What a batch counts."""
         return "samples"
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Elements of an embedding of each table."""
+        if isinstance(self.embedding, tuple):
+            return self.embedding
+        return (self.embedding,) * len(self.table_entries)
+
     def lookups(self, table: int) -> int:
         """Lookups of one sample in a table."""
         return self.pooling[table if len(self.pooling) > 1 else 0]
+
+    def skew_of(self, table: int) -> float:
+        """Exponent of the Zipf distribution of a table."""
+        return self.skew[table if len(self.skew) > 1 else 0]
 
 
 Model = Transformer | Cnn | Dlrm

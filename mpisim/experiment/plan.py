@@ -280,8 +280,14 @@ class Plan:
 
     sharder : str
         DLRM: how tables are placed on GPUs, see `mpisim.workloads.dlrm.sharding`: "naive",
-        "naive-chunk", "random", "dim-greedy", "size-greedy", "lookup-greedy", "norm-lookup-greedy",
-        "size-lookup-greedy".
+        "naive-chunk", "random", "dim-greedy", "bytes-greedy", "size-greedy", "lookup-greedy",
+        "norm-lookup-greedy", "size-lookup-greedy".
+    placement : tuple of str
+        DLRM: where each table is, in words of TorchRec, in place of `sharder`: "table_wise 3",
+        "column_wise 0 1", "row_wise", "data_parallel"; "table_wise" alone leaves the rank to
+        `sharder`. A word behind says how it is kept: "fused" (default) in the GPU's memory,
+        "fused_uvm" in the host's, "fused_uvm_caching" there with a cache on the GPU. One text
+        serves all tables. mpisim shard writes it.
     """
 
     # Batch, and the grid of ranks.
@@ -395,11 +401,13 @@ class Plan:
         "naive-chunk",
         "random",
         "dim-greedy",
+        "bytes-greedy",
         "size-greedy",
         "lookup-greedy",
         "norm-lookup-greedy",
         "size-lookup-greedy",
     ] = "size-lookup-greedy"
+    placement: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_sizes(self)

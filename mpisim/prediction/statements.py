@@ -333,7 +333,7 @@ def _worth_listing(key: str, value: object, prepared: PreparedExperiment) -> boo
         "plan.prefetch": plan.zero == 3 or staged,
         "plan.fsdp_pipeline": staged,
         "plan.moment_precision": transformer and plan.weight_format != "fp32",
-        "plan.sharder": isinstance(model, Dlrm),
+        "plan.sharder": isinstance(model, Dlrm) and not plan.placement,
         "network.contention": experiment.network.model == "nccl",
         "overlap.passes": experiment.overlap.model == "coupled",
     }

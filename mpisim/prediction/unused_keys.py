@@ -56,6 +56,10 @@ def _dlrm(experiment: Experiment) -> bool:
     return isinstance(experiment.model, Dlrm)
 
 
+def _sharded(experiment: Experiment) -> bool:
+    return _dlrm(experiment) and not experiment.plan.placement
+
+
 def _pipeline(experiment: Experiment) -> bool:
     return experiment.plan.pp > 1
 
@@ -166,7 +170,8 @@ EFFECTIVE_KEYS: dict[str, Condition] = {
     "plan.cp_style": _context,
     "plan.recompute_layers": _computed_again,
     "plan.bucket": _buckets,
-    "plan.sharder": _dlrm,
+    "plan.sharder": _sharded,
+    "plan.placement": _dlrm,
     **dict.fromkeys(
         (
             "model.family",
@@ -196,7 +201,7 @@ EFFECTIVE_KEYS: dict[str, Condition] = {
         _always,
     ),
     "model.vocab": _words,
-    "model.pooling": _dlrm,
+    **dict.fromkeys(("model.pooling", "model.skew", "model.reuse"), _dlrm),
     "model.decoder_seq_len": _decoder,
     **dict.fromkeys(("model.topk", "model.moe_ffn_hidden", "model.dense_layers"), _experts),
     **dict.fromkeys(
@@ -308,7 +313,7 @@ def other_values(experiment: Experiment, name: str) -> list[Any]:
     table, _, key = name.partition(".")
     part = getattr(experiment, table)
     value, kind = getattr(part, key), _kind(type(part), key)
-    if get_origin(kind) is Annotated:
+    if get_origin(kind) is Annotated and not isinstance(value, tuple):
         kind, limits = get_args(kind)
         if value is None:
             found = {limits.least, 2, 3, 4}
@@ -331,7 +336,7 @@ def _kind(cls: type, key: str) -> Any:
     """Return the type of a key without ``| None``."""
     kind = get_type_hints(cls, include_extras=True)[key]
     if get_origin(kind) in (Union, UnionType):
-        (kind,) = (each for each in get_args(kind) if each is not NoneType)
+        kind = next(each for each in get_args(kind) if each is not NoneType)
     return kind
 
 

@@ -7,11 +7,12 @@ that hold for each key alone. Combinations that do not go together are left out 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import get_args, get_type_hints
 
 from ..base.errors import InputError
-from ..experiment import Experiment, Transformer
+from ..experiment import Dlrm, Experiment, Plan, Transformer
 
-__all__ = ["AUTOMATIC", "automatic_values"]
+__all__ = ["AUTOMATIC", "OF_TRANSFORMERS", "automatic_values"]
 
 MAX_CONTEXT_PARALLEL = 16
 MIN_TOKENS_OF_A_RANK = 1024
@@ -107,6 +108,15 @@ def _zero(experiment: Experiment) -> tuple[int, ...]:
     return (0, 1, 2, 3)
 
 
+def _sharder(experiment: Experiment) -> tuple[str, ...]:
+    if not isinstance(experiment.model, Dlrm):
+        raise InputError(
+            f"{experiment.source}: key 'search.vary.plan.sharder' is \"auto\"; "
+            "that is for recommendation models"
+        )
+    return get_args(get_type_hints(Plan)["sharder"])
+
+
 AUTOMATIC: Mapping[str, Callable[[Experiment], tuple[int | str, ...]]] = {
     "tp": _tp,
     "pp": _pp,
@@ -116,5 +126,9 @@ AUTOMATIC: Mapping[str, Callable[[Experiment], tuple[int | str, ...]]] = {
     "micro_batch": _micro_batch,
     "recompute": _recompute,
     "zero": _zero,
+    "sharder": _sharder,
 }
 """Keys of ``[plan]`` that may be "auto", and what makes their values."""
+
+OF_TRANSFORMERS = tuple(key for key in AUTOMATIC if key != "sharder")
+"""Those that are varied where "auto" is said of the whole plan."""

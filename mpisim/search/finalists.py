@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..base.errors import InputError
 from ..base.frozen import frozen
@@ -161,8 +161,26 @@ def _simulated(space: SearchSpace, number: int, experiment: Experiment) -> Final
     )
 
 
+class Compared(Protocol):
+    """What two simulated steps are compared by.
+
+    Attributes
+    ----------
+    step_time : float
+        Seconds.
+    effects : mapping of str to float
+        Relative error of it from each number alone.
+    """
+
+    @property
+    def step_time(self) -> float: ...
+
+    @property
+    def effects(self) -> Mapping[str, float]: ...
+
+
 def difference_error(
-    one: Finalist, other: Finalist, weights: tuple[float, float] = (1.0, 1.0)
+    one: Compared, other: Compared, weights: tuple[float, float] = (1.0, 1.0)
 ) -> float:
     """Two candidates → one standard deviation of the difference of their step times, in s.
 

@@ -25,7 +25,7 @@ from ..base.schema import Limits, build
 from ..cost.power import watts_of
 from ..experiment import Experiment
 from ..experiment.load import TABLES, experiment_of
-from .automatic import AUTOMATIC, automatic_values
+from .automatic import AUTOMATIC, OF_TRANSFORMERS, automatic_values
 from .balance import BALANCED, EVEN, SHARES, balanced_shares
 
 __all__ = ["COSTS", "OBJECTIVES", "Choice", "SearchSpace", "read_search"]
@@ -266,7 +266,7 @@ def read_search(tables: Mapping[str, Any], source: str) -> SearchSpace:
     choice = build(Choice, given, source, "search")
     base = {name: table for name, table in tables.items() if name != "search"}
     if vary == "auto":
-        vary = {"plan": dict.fromkeys(AUTOMATIC, "auto")}
+        vary = {"plan": dict.fromkeys(OF_TRANSFORMERS, "auto")}
     if not isinstance(vary, dict) or not vary:
         raise InputError(
             f"{source}: key 'search.vary' is {vary!r}; it must be \"auto\" or a table of keys with "

@@ -2,15 +2,36 @@
 
 ``dlrm_networks(model, plan, grid)``
     The layers of a DLRM in each rank's shapes.
-``assign_tables(sharder, tables, ranks)``
-    Which rank holds which embedding tables.
+``placements(plan, tables, ranks)``, ``assign_tables(sharder, tables, ranks)``
+    Where each embedding table is; which rank holds which tables.
+``reuse_factors(lookups)``, `Reuse`
+    How often a batch looks up rows, and what caches miss of that.
 
-Read `sharding` (tables to ranks), `dlrm_operators` (what each rank launches), `network` (in which
+Read `tables` (tables and shards), `reuse` (lookups of a batch), `sharding` (tables to ranks),
+`placement` (shards of all ranks), `dlrm_operators` (what each rank launches), `network` (in which
 order). A further sharder is a function and an entry in `sharding.SHARDERS`, and its name in
 ``plan.sharder``.
 """
 
 from .network import dlrm_networks
-from .sharding import SHARDERS, EmbeddingTable, assign_tables
+from .placement import Placement, placements, rank_shards
+from .reuse import Reuse, reuse_factors, zipf_lookups
+from .sharding import COSTS, RULES, SHARDERS, assign_tables
+from .tables import EmbeddingTable, Shard, model_tables
 
-__all__ = ["SHARDERS", "EmbeddingTable", "assign_tables", "dlrm_networks"]
+__all__ = [
+    "COSTS",
+    "RULES",
+    "SHARDERS",
+    "EmbeddingTable",
+    "Placement",
+    "Reuse",
+    "Shard",
+    "assign_tables",
+    "dlrm_networks",
+    "model_tables",
+    "placements",
+    "rank_shards",
+    "reuse_factors",
+    "zipf_lookups",
+]

@@ -2,13 +2,35 @@
 
 Sizes count every operand once. Of the forward pass is kept what autograd keeps: inputs of matrices,
 outputs of activations, indices, and the features that meet.
+
+Tables that are looked up for the samples of all ranks (whole ones and slices of columns) are one
+kernel each way, tables divided by rows another, copies on all ranks a third; those in host memory
+have their own of each (TorchRec's lookups, grouped by kind of sharding and of kernel). What the
+kernels give travels so:
+
+===================  ==========================================  ==================================
+tables               forward                                     backward
+===================  ==========================================  ==================================
+whole, columns       all-to-all of the pooled rows               all-to-all of their gradients
+row_wise             reduce-scatter of what each rank's rows     all-gather of the gradients of
+                     add to the pooled rows                      pooled rows
+data_parallel        nothing                                     all-reduce of the table's gradient,
+                                                                 dense, as of any other weight
+===================  ==========================================  ==================================
+
+Rows in host memory pass the host's link: with ``fused_uvm`` each lookup does, since the GPU does
+not cache what it reads there (CUDA C++ Best Practices Guide, "Zero Copy"), and updates read and
+write each distinct row; with ``fused_uvm_caching`` the rows of the batch that the cache does not
+hold are fetched once before the lookup, and as many others, which were changed, written back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mpisim.kernels.operations import Embedding, Gemm, OptimizerStep
+import numpy as np
+
+from mpisim.kernels.operations import Embedding, EmbeddingTables, Gemm, OptimizerStep
 
 from ...experiment.models import Dlrm
 from ...experiment.plan import Plan
@@ -16,12 +38,15 @@ from ...program import Operation
 from ..eager_modules import FP32, INDEX, EagerModules, copy, elementwise, fill
 from ..grid import Grid
 from ..operators import Communicate, Compute, Operator, Parameter, Task
-from .sharding import EmbeddingTable
+from .tables import Shard
 
 __all__ = ["DlrmOperators"]
 
 ROWS_ARRIVED, GRADIENTS_ARRIVED = "rows", "gradients of rows"
 """Tokens of the two all-to-alls."""
+
+SUMS_ARRIVED, ALL_GRADIENTS_ARRIVED = "sums of rows", "gradients of sums"
+"""Tokens of the reduce-scatter and the all-gather of tables divided by rows."""
 
 SPARSE_UPDATE_BYTES = {"sgd": 12, "adagrad": 20}
 """Bytes of a sparse update for each element looked up: the gradient read, the weight (and the sum
@@ -36,10 +61,10 @@ class DlrmOperators(EagerModules):
     model : Dlrm
     plan : Plan
     grid : Grid
-    own : sequence of EmbeddingTable
-        The tables this rank holds.
-    counts : sequence of int
-        Number of tables of each rank.
+    own : sequence of Shard
+        What this rank holds of the tables.
+    sent : sequence of tuple of int
+        Of each rank the widths of the pooled rows that it sends for a sample.
 
     Attributes
     ----------
@@ -54,12 +79,13 @@ class DlrmOperators(EagerModules):
         model: Dlrm,
         plan: Plan,
         grid: Grid,
-        own: Sequence[EmbeddingTable],
-        counts: Sequence[int],
+        own: Sequence[Shard],
+        sent: Sequence[Sequence[int]],
     ) -> None:
         super().__init__(plan, grid)
         self.model, self.plan = model, plan
-        self.own, self.counts = own, counts
+        self.own, self.sent = own, [sum(widths) for widths in sent]
+        self.by_rows = [each for each in own if each.by_rows]
         self.batch = plan.micro_batch
         self.global_batch = grid.dp * plan.micro_batch
         self.single_rank = grid.dp == 1
@@ -75,21 +101,31 @@ class DlrmOperators(EagerModules):
         return self.features * (self.features - 1) // 2
 
     @property
+    def base(self) -> int:
+        """Width of the vectors that interact."""
+        return self.model.bottom_mlp[-1]
+
+    @property
     def interactions(self) -> int:
         """Elements of a sample that the top layers see."""
         if self.model.interaction == "cat":
-            return self.features * self.model.embedding
-        return self.pairs + self.model.embedding
+            return sum(self.model.widths) + self.base
+        return self.pairs + self.base
 
     @property
     def own_row_elements(self) -> int:
-        """Elements this rank looks up for all."""
-        return self.global_batch * len(self.own) * self.model.embedding
+        """Elements this rank looks up for all, and sends."""
+        return self.global_batch * sum(each.width for each in self.own if each.exchanged)
 
     @property
     def all_row_elements(self) -> int:
         """Elements looked up for this rank by all."""
-        return self.batch * (self.features - 1) * self.model.embedding
+        return self.batch * sum(self.model.widths)
+
+    @property
+    def summed_elements(self) -> int:
+        """Elements of a batch of all ranks to which each rank's rows add."""
+        return self.global_batch * sum(each.width for each in self.by_rows)
 
     # --- inputs and loss ------------------------------------------------------------------------
 
@@ -171,56 +207,112 @@ class DlrmOperators(EagerModules):
         """Indices of all ranks' samples → rows of this rank's tables, sent to their ranks."""
         if not self.plan.fused:
             yield from self._updates()
-            for i, table in enumerate(self.own):
-                yield self._embedding_bag(i, table)
-        elif self.own:
-            yield self._table_batched_embeddings()
-        if not self.single_rank:
+            for i, shard in enumerate(self.own):
+                yield self._embedding_bag(i, shard)
+            if not self.single_rank:
+                yield self._exchange()
+            return
+        arrived = self._arrived(GRADIENTS_ARRIVED) if max(self.sent) else ()
+        exchanged = [each for each in self.own if each.exchanged]
+        yield from self._table_batched_embeddings("tables", exchanged, arrived)
+        if not self.single_rank and max(self.sent):
             yield self._exchange()
+        if self.by_rows:
+            arrived = self._arrived(ALL_GRADIENTS_ARRIVED)
+            yield from self._table_batched_embeddings("row-wise tables", self.by_rows, arrived)
+            if not self.single_rank:
+                yield self._reduce_scatter()
+        copies = [each for each in self.own if each.sharding == "data_parallel"]
+        yield from self._table_batched_embeddings("replicated tables", copies, ())
 
-    def _table_batched_embeddings(self) -> Operator:
-        """All tables in one kernel each way, FBGEMM's table-batched embeddings.
+    def _table_batched_embeddings(
+        self, name: str, shards: Sequence[Shard], after: tuple[str, ...]
+    ) -> Iterator[Operator]:
+        """Tables in one kernel each way, FBGEMM's table-batched embeddings.
 
-        Not counted is Adagrad's state, there one number a row.
+        Those of each kind of memory are one. Not counted is Adagrad's state, there one number a
+        row.
         """
+        for kernel, suffix in (
+            ("fused", ""),
+            ("fused_uvm", " in host memory"),
+            ("fused_uvm_caching", " in host memory, cached"),
+        ):
+            group = [each for each in shards if each.kernel == kernel]
+            if group:
+                yield self._tables_in_one_kernel(name + suffix, group, after)
 
-        def kernel(*, backward: bool) -> Embedding:
-            return Embedding(
-                self.global_batch * sum(table.pooling for table in self.own),
-                self.model.embedding,
-                sum(table.entries for table in self.own),
-                backward=backward,
-                dtype="fp32",
-                outputs=self.global_batch * len(self.own),
-            )
-
-        update = Compute(
-            "tables update",
-            kernel(backward=True),
-            weight=True,
-            after=self._arrived(GRADIENTS_ARRIVED),
-        )
+    def _tables_in_one_kernel(
+        self, name: str, shards: Sequence[Shard], after: tuple[str, ...]
+    ) -> Operator:
+        numbers = {id(each): number for number, each in enumerate(self.own)}
+        forward = Compute(name, self._lookup(shards, backward=False))
+        update = Compute(f"{name} update", self._lookup(shards, backward=True), True, after)
+        begin, end = self._host_traffic(name, shards, after)
+        dense = [each for each in shards if each.sharding == "data_parallel"]
+        zeros = [
+            Compute(f"{name} gradient", fill("", FP32 * each.size).kernel, weight=True)
+            for each in dense
+        ]
         return Operator(
-            "tables",
-            (Compute("tables", kernel(backward=False)),),
-            (update,),
-            tuple(self._parameter(i, table) for i, table in enumerate(self.own)),
-            saved=sum(map(self._index_bytes, self.own)),
+            name,
+            (*begin, forward),
+            (*zeros, *end, update),
+            tuple(self._parameter(numbers[id(each)], each) for each in shards if each.resident),
+            saved=sum(map(self._index_bytes, shards)),
         )
 
-    def _embedding_bag(self, number: int, table: EmbeddingTable) -> Operator:
+    def _lookup(self, shards: Sequence[Shard], *, backward: bool) -> EmbeddingTables:
+        """Lookups of a batch in several tables, one after the other: each has the whole cache."""
+        batch = self.global_batch
+        lookups = [each.lookups(batch) for each in shards]
+        reuse = [each.reuse(batch) for each in shards]
+        rows = [FP32 * each.width for each in shards]
+        missed = np.sum(
+            [one.missed_bytes(row) for one, row in zip(reuse, rows, strict=True)], axis=0
+        )
+        return EmbeddingTables(
+            sum(lookups),
+            sum(n * row for n, row in zip(lookups, rows, strict=True)),
+            max(1, round(sum(one.distinct * row for one, row in zip(reuse, rows, strict=True)))),
+            sum(each.samples(batch) * row for each, row in zip(shards, rows, strict=True)),
+            tuple(map(round, missed.tolist())),
+            backward,
+        )
+
+    def _host_traffic(
+        self, name: str, shards: Sequence[Shard], after: tuple[str, ...]
+    ) -> tuple[list[Task], list[Task]]:
+        """Rows that pass the host's link, for the lookup and for the update."""
+        kernel, batch = shards[0].kernel, self.global_batch
+        if kernel == "fused":
+            return [], []
+        if kernel == "fused_uvm":
+            read = sum(FP32 * each.width * each.lookups(batch) for each in shards)
+            changed = sum(FP32 * each.width * each.reuse(batch).distinct for each in shards)
+            update = copy(f"{name} rows changed", max(1, round(2 * changed))).kernel
+            rows = [copy(f"{name} rows", read)]
+            return [*rows], [Compute(f"{name} rows changed", update, True, after)]
+        fetched = sum(FP32 * each.width * each.fetched(batch) for each in shards)
+        if fetched < 1:
+            return [], []
+        evict = copy(f"{name} rows evicted", round(fetched))
+        return [evict, copy(f"{name} rows fetched", round(fetched))], []
+
+    def _embedding_bag(self, number: int, shard: Shard) -> Operator:
         """One table, ``EmbeddingBag(sparse=True)`` of PyTorch.
 
         Its gradient is a copy of the gradient of its output for each lookup.
         """
-        lookups = self.global_batch * table.pooling
-        lookup = Embedding(lookups, table.width, table.entries, table.pooling, dtype="fp32")
+        pooling = shard.table.pooling
+        lookups = self.global_batch * pooling
+        lookup = Embedding(lookups, shard.width, shard.entries, pooling, dtype="fp32")
         return Operator(
             f"table {number}",
             (Compute(f"table {number}", lookup),),
             (elementwise(f"table {number} gradient", lookup.traffic, weight=True),),
-            (self._parameter(number, table),),
-            saved=self._index_bytes(table),
+            (self._parameter(number, shard),),
+            saved=self._index_bytes(shard),
         )
 
     def _updates(self) -> Iterator[Operator]:
@@ -229,10 +321,10 @@ class DlrmOperators(EagerModules):
         steps = tuple(
             Compute(
                 f"table {i} update",
-                OptimizerStep(self.global_batch * table.pooling * table.width, each),
+                OptimizerStep(self.global_batch * shard.table.pooling * shard.width, each),
                 weight=True,
             )
-            for i, table in enumerate(self.own)
+            for i, shard in enumerate(self.own)
         )
         yield Operator("table updates", (), steps)
 
@@ -242,20 +334,34 @@ class DlrmOperators(EagerModules):
         backward: list[Task] = []
         if not self.plan.fused and self.own:
             forward.append(elementwise("rows concatenation", 2 * FP32 * self.own_row_elements))
-            each = 2 * FP32 * self.global_batch * self.model.embedding
-            for i in range(len(self.own)):
+            for i, shard in enumerate(self.own):
+                each = 2 * FP32 * self.global_batch * shard.width
                 name, kernel = f"table {i} gradient copy", elementwise("", each).kernel
                 after = () if i else self._arrived(GRADIENTS_ARRIVED)
                 backward.append(Compute(name, kernel, after=after))
         forward.append(self._all_to_all("rows all-to-all", ROWS_ARRIVED))
         return Operator("exchange", tuple(forward), tuple(backward))
 
-    def _parameter(self, number: int, table: EmbeddingTable) -> Parameter:
-        return Parameter(f"table {number} weight", table.size, local=True)
+    def _reduce_scatter(self) -> Operator:
+        """What each rank's rows add to the pooled rows of all → the sums of a rank's samples."""
+        task = Communicate(
+            "sums reduce-scatter",
+            Operation.REDUCE_SCATTER,
+            "dp",
+            FP32 * self.summed_elements,
+            token=SUMS_ARRIVED,
+            carried=True,
+        )
+        return Operator("sums", (task,))
 
-    def _index_bytes(self, table: EmbeddingTable) -> int:
+    def _parameter(self, number: int, shard: Shard) -> Parameter:
+        local = shard.sharding != "data_parallel"
+        return Parameter(f"table {number} weight", shard.resident, local=local)
+
+    def _index_bytes(self, shard: Shard) -> int:
         """Bytes of a table's indices and offsets, which the update needs again."""
-        return INDEX * self.global_batch * (table.pooling + 1)
+        samples = shard.samples(self.global_batch)
+        return INDEX * samples * (shard.table.pooling + 1)
 
     # --- interaction ----------------------------------------------------------------------------
 
@@ -263,12 +369,18 @@ class DlrmOperators(EagerModules):
         """Vectors of a sample → features of the top layers: side by side, or all dot products."""
         forward: list[Task]
         backward: list[Task]
-        n, d, batch = self.features, self.model.embedding, self.batch
-        vectors, dense = FP32 * batch * n * d, FP32 * batch * d
+        n, d, batch = self.features, self.base, self.batch
+        dense = FP32 * batch * d
+        arrived = self._arrived(ROWS_ARRIVED) if max(self.sent) else ()
+        if self.by_rows:
+            arrived += self._arrived(SUMS_ARRIVED)
+        widened, narrowed = self._widening(arrived)
+        mixed = self.model.interaction == "cat"
+        vectors = FP32 * self.all_row_elements + dense if mixed else FP32 * batch * n * d
         joined = Compute(
             "features concatenation",
             elementwise("", 2 * vectors).kernel,
-            after=self._arrived(ROWS_ARRIVED),
+            after=() if widened else arrived,
         )
         if self.model.interaction == "cat":
             forward, backward, saved = [joined], [], 0
@@ -281,6 +393,7 @@ class DlrmOperators(EagerModules):
                 return Compute(name, Gemm(rows, columns, inner, batch, dtype=dtype, output=dtype))
 
             forward = [
+                *widened,
                 joined,
                 product("interaction", n, n, d),
                 elementwise("pairs", 2 * picked + index),
@@ -293,22 +406,70 @@ class DlrmOperators(EagerModules):
                 product("transposed features gradient", d, n, n),
                 elementwise("features gradient sum", 3 * vectors),
                 elementwise("dense gradient sum", 3 * dense),
+                *narrowed,
             ]
             saved = vectors + index
         if not self.single_rank:
-            for count in filter(None, self.counts):
-                backward.append(elementwise("rows gradient copy", 2 * dense * count))
-            backward.append(
-                elementwise("rows gradient concatenation", 2 * FP32 * self.all_row_elements)
+            backward += self._gradients_sent()
+        parameters = tuple(self._widening_parameters())
+        return Operator("interaction", tuple(forward), tuple(backward), parameters, saved=saved)
+
+    def _gradients_sent(self) -> Iterator[Task]:
+        """Gradients of this rank's rows → the ranks that have the tables."""
+        if max(self.sent):
+            row = FP32 * self.batch
+            for width in filter(None, self.sent):
+                yield elementwise("rows gradient copy", 2 * row * width)
+            yield elementwise("rows gradient concatenation", 2 * row * sum(self.sent))
+            yield self._all_to_all("rows gradient all-to-all", GRADIENTS_ARRIVED)
+        if self.by_rows:
+            yield Communicate(
+                "sums gradient all-gather",
+                Operation.ALL_GATHER,
+                "dp",
+                FP32 * self.summed_elements,
+                token=ALL_GRADIENTS_ARRIVED,
+                carried=True,
             )
-            backward.append(self._all_to_all("rows gradient all-to-all", GRADIENTS_ARRIVED))
-        return Operator("interaction", tuple(forward), tuple(backward), saved=saved)
+
+    def _narrow(self) -> dict[int, int]:
+        """Widths below that of the vectors that interact, and how many tables have each."""
+        if self.model.interaction == "cat":
+            return {}
+        narrow = sorted(width for width in self.model.widths if width < self.base)
+        return {width: narrow.count(width) for width in dict.fromkeys(narrow)}
+
+    def _widening(self, after: tuple[str, ...]) -> tuple[list[Task], list[Task]]:
+        """Pooled rows → vectors as wide as the others, by a matrix for each table without a bias.
+
+        `PrEmbeddingBag` of facebookresearch/dlrm (tricks/md_embedding_bag.py); here behind the
+        exchange, so that narrow rows travel, and tables of one width in one batched product.
+        """
+        forward: list[Task] = []
+        backward: list[Task] = []
+        for width, number in self._narrow().items():
+
+            def product(m: int, n: int, k: int, batch: int = number) -> Gemm:
+                return Gemm(m, n, k, batch, dtype=self.dtype, output=self.dtype)
+
+            name, waits = f"widening from {width}", () if forward else after
+            forward.append(Compute(name, product(self.batch, self.base, width), after=waits))
+            inward = product(self.batch, width, self.base)
+            gradient = product(self.base, width, self.batch)
+            backward.append(Compute(f"{name} input gradient", inward))
+            backward.append(Compute(f"{name} weight gradient", gradient, weight=True))
+        return forward, backward
+
+    def _widening_parameters(self) -> Iterator[Parameter]:
+        for width, number in self._narrow().items():
+            for i in range(number):
+                yield Parameter(f"widening from {width} {i} weight", width * self.base)
 
     # --- messages -------------------------------------------------------------------------------
 
     def _all_to_all(self, name: str, token: str) -> Communicate:
-        """Rows of the rank that has the most tables, beside what follows."""
-        size = FP32 * self.global_batch * max(self.counts) * self.model.embedding
+        """Rows of the rank that sends the most, beside what follows."""
+        size = FP32 * self.global_batch * max(self.sent)
         return Communicate(name, Operation.ALL_TO_ALL, "dp", size, token=token, carried=True)
 
     def _arrived(self, token: str) -> tuple[str, ...]:

@@ -16,9 +16,11 @@ own. Updates of single tables end the backward, where the script's optimizer fir
 reduced gradients. The CPU does not read the loss between forward and backward, as the script does
 for its log.
 
-How much each rank sends differs with its tables. NCCL's time of an all-to-all is that of the rank
-that sends or receives most, so its bytes represent all: what the rank with the most tables sends
-forward, which is what it receives backward.
+`dlrm_operators` says what tables divided by rows or columns, copied, or kept in host memory launch
+and send. How much each rank sends differs with its tables. NCCL's time of an all-to-all is that of
+the rank that sends or receives most, so its bytes represent all: what the rank with the widest
+tables together sends forward, which is what it receives backward (Lin et al., arXiv:2404.12674, who
+price it so, too).
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ from ..eager_modules import FP32
 from ..grid import Grid
 from ..operators import Layer, Network
 from .dlrm_operators import DlrmOperators
-from .sharding import EmbeddingTable, assign_tables
+from .placement import Placement, placements, rank_shards
+from .tables import Shard, model_tables
 
 __all__ = ["dlrm_networks"]
 
@@ -61,28 +64,23 @@ def dlrm_networks(model: Dlrm, plan: Plan, grid: Grid) -> tuple[list[Network], N
     InputError
         If the plan asks for what this model does not have.
     """
-    _check(plan, grid)
-    tables = [
-        EmbeddingTable(entries, model.embedding, model.lookups(i))
-        for i, entries in enumerate(model.table_entries)
-    ]
-    placed = [
-        tuple(tables[number] for number in numbers)
-        for numbers in assign_tables(plan.sharder, tables, grid.dp)
-    ]
-    kinds = list(dict.fromkeys(placed))
-    counts = [len(each) for each in placed]
-    networks = [_network(model, plan, grid, own, counts) for own in kinds]
-    return networks, np.array([kinds.index(each) for each in placed], np.int64)
+    tables = model_tables(model)
+    placed = placements(plan, tables, grid.dp)
+    _check(plan, grid, placed)
+    shards = rank_shards(tables, placed, grid.dp)
+    kinds = list(dict.fromkeys(shards))
+    sent = [tuple(each.width for each in own if each.exchanged) for own in shards]
+    networks = [_network(model, plan, grid, own, sent) for own in kinds]
+    return networks, np.array([kinds.index(each) for each in shards], np.int64)
 
 
 def _network(
-    model: Dlrm, plan: Plan, grid: Grid, own: Sequence[EmbeddingTable], counts: Sequence[int]
+    model: Dlrm, plan: Plan, grid: Grid, own: Sequence[Shard], sent: Sequence[tuple[int, ...]]
 ) -> Network:
-    """Tables of a rank and the numbers of tables of all ranks → its layers."""
-    m = DlrmOperators(model, plan, grid, own, counts)
+    """Shards of a rank and what all ranks send for a sample → its layers."""
+    m = DlrmOperators(model, plan, grid, own, sent)
     row = FP32 * m.batch
-    out = row * model.embedding
+    out = row * m.base
     bottom = Layer("bottom", tuple(m.bottom()), "block", out, row * model.dense_features)
     rows = Layer("tables", tuple(m.tables()), "block", FP32 * m.all_row_elements, 0)
     top = Layer("top", tuple(m.top()), "block", row, row * m.interactions)
@@ -97,7 +95,14 @@ def _network(
     return Network(layers, flops, plan.micro_batch)
 
 
-def _check(plan: Plan, grid: Grid) -> None:
+def _check(plan: Plan, grid: Grid, placed: Sequence[Placement]) -> None:
+    if not plan.fused:
+        for number, each in enumerate(placed):
+            if each.sharding != "table_wise" or each.kernel != "fused":
+                raise InputError(
+                    f"plan.placement of table {number} is '{each}'; tables one by one (plan.fused "
+                    "= false) are whole and in the GPU's memory: 'table_wise'"
+                )
     for key in ("tp", "pp"):
         if getattr(plan, key) > 1:
             raise InputError(
