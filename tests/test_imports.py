@@ -25,6 +25,7 @@ LAYERS = (
     ("report", "formats"),
     ("prediction", "replay"),
     ("simulate", "sensitivity", "export"),
+    ("job",),
     ("validate", "search", "page"),
     ("cli",),
 )

@@ -35,6 +35,7 @@ __all__ = ["COMMANDS", "main"]
 COMMANDS = (
     "mpisim.cli.run",
     "mpisim.cli.search",
+    "mpisim.cli.job",
     "mpisim.cli.new",
     "mpisim.cli.list",
     "mpisim.cli.topo",

@@ -26,6 +26,7 @@ from ..experiment.choices import (
     VariationChoice,
 )
 from ..experiment.huggingface import from_config
+from ..experiment.job_choice import JobChoice
 from ..experiment.load import model_of
 from ..experiment.model_presets import find_model, model_presets
 from ..experiment.models import USUAL_LENGTH, Model
@@ -46,6 +47,13 @@ MODEL_NOTE = """\
 # A model of 'mpisim list models'; the keys below change it. In place of it, hf_config = "PATH"
 # takes a config.json of Hugging Face; without either, family and sizes describe a model of your
 # own.
+"""
+
+
+JOB_NOTE = """\
+# [job]
+#   How long the whole training takes, for 'mpisim job FILE': remove the '#' above, and give tokens
+#   or steps.
 """
 
 
@@ -135,6 +143,7 @@ def example(
         "[variation]\n" + _section(VariationChoice, {}),
         "[calibration]\n" + _section(CalibrationChoice, {}),
         "[run]\n" + _section(RunChoice, {}),
+        JOB_NOTE + _section(JobChoice, {}),
     ]
     return Example("\n".join(parts), notes)
 

@@ -40,7 +40,7 @@ class JobChoice:
     planned : float, optional
         Planned interruptions of 30 days, in place of the fleet's: a checkpoint is written first.
     detection : str, optional
-        Time until a failure is noticed and its cause is found: ``"5 min"``.
+        Time until a failure is noticed and its cause is found, as "5 min".
     restart : str, optional
         Time from there to the first step, without loading the checkpoint.
     rewarmup_steps : int
@@ -59,7 +59,7 @@ class JobChoice:
     checkpoint : {"async", "sync"}
         Whether training goes on while a checkpoint is written, once it is copied to the hosts.
     checkpoint_interval : str, optional
-        Time between checkpoints: ``"30 min"``. The best by simulation if not given.
+        Time between checkpoints, as "30 min". The best by simulation if not given.
     storage : str
         A storage of ``mpisim list storages``, or the path of a TOML file with one.
     runs : int, optional
@@ -92,6 +92,10 @@ class JobChoice:
         if (self.tokens is None) == (self.steps is None):
             found = "neither" if self.tokens is None else "both"
             raise InputError(f"{found} of tokens and steps given; one of the two is needed")
+        if self.failures == "none" and self.failure_rate is not None:
+            raise InputError("failure_rate is given; failures = 'none' has no use for it")
+        if self.spares is None and self.repair is not None:
+            raise InputError("repair is given, but spares is not: a spare is always ready then")
         for key in (
             "detection",
             "restart",

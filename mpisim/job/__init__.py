@@ -25,6 +25,6 @@ Read in this order.
     An outcome as text and as a file.
 """
 
+from .outcome import Costs, JobCluster, JobOutcome, Step, job_outcome
 
-
-
+__all__ = ["Costs", "JobCluster", "JobOutcome", "Step", "job_outcome"]

@@ -9,7 +9,8 @@ itself; the expectation of a segment is
 
     E = (1/λ + D) · e^{λR} · (e^{λ(τ+δ)} − 1)
 
-With D = 0 it is Daly's equation 13; with R = 0, where restarts cannot fail, (1/λ + D)(e^{λ(τ+δ)} − 1).
+With D = 0 it is Daly's equation 13; with R = 0, where no restart can fail, it is
+(1/λ + D)(e^{λ(τ+δ)} − 1).
 """
 
 from __future__ import annotations

@@ -89,7 +89,9 @@ class Fleet:
         """Unexpected interruptions of a GPU-day."""
         if self.rate is not None:
             return self.rate / 1000
-        assert self.gpus and self.days and self.interruptions
+        assert self.gpus is not None
+        assert self.days is not None
+        assert self.interruptions is not None
         return self.interruptions / (self.gpus * self.days)
 
     @property

@@ -11,18 +11,21 @@ or lost follows from its length alone (`_stretch`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from math import gamma
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import InputError
+from ..mpi.parallel import collective_errors
 from .model import JobModel, stacked
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["COUNTS", "PARTS", "Runs", "simulate_runs"]
+__all__ = ["COUNTS", "EXACT", "FACTORS", "PARTS", "Runs", "simulate_runs"]
 
 PARTS = (
     "training",
@@ -42,8 +45,10 @@ COUNTS = ("failures", "planned", "nodes", "checkpoints written")
 DRAWS = 3
 """Random numbers of an interruption: time to a failure, to a planned interruption, node or not."""
 
-FACTORS = 3
-"""Normal numbers of a run: error of the step, of detection, of the restart."""
+FACTORS = ("step", "detection", "restart", "rate")
+"""Numbers of a job that runs may have with errors: each run then has a factor of its own."""
+
+EXACT = (0.0, 0.0, 0.0, 0.0)
 
 CHUNK = 1024
 """Runs that go side by side: arrays that fit into the cache."""
@@ -81,7 +86,7 @@ def simulate_runs(
     comm: Intracomm | None = None,
     *,
     first: int = 0,
-    errors: tuple[float, float, float] = (0.0, 0.0, 0.0),
+    errors: Sequence[float] = EXACT,
 ) -> Runs:
     """Jobs → runs of each, with the same random numbers for all jobs. **Collective.**
 
@@ -95,21 +100,25 @@ def simulate_runs(
         The processes that share the runs; all get all of them.
     first : int
         Number of the first run.
-    errors : tuple of float
-        Relative errors, one standard deviation, of the step, of detection and of the restart: each
-        run has factors of its own for them, lognormal with median 1.
+    errors : sequence of float
+        Of each number of `FACTORS`: relative, one standard deviation. Each run has factors of its
+        own for them, lognormal with median 1.
 
     Raises
     ------
     InputError
         If a job would be interrupted too often to come to an end.
     """
+    expected = max(model.undisturbed * (model.rate + model.planned_rate) for model in models)
+    if expected > MOST_INTERRUPTIONS:
+        raise InputError(f"{expected:,.0f} interruptions of a job are too many to simulate")
     rank, size = (0, 1) if comm is None else (comm.rank, comm.size)
     begin, end = runs * rank // size, runs * (rank + 1) // size
-    chunks = [
-        _simulate(models, np.arange(at, min(at + CHUNK, end)) + first, seed, errors)
-        for at in range(begin, end, CHUNK)
-    ]
+    chunks = []
+    with nullcontext() if comm is None else collective_errors(comm):
+        for at in range(begin, end, CHUNK):
+            numbers = np.arange(at, min(at + CHUNK, end)) + first
+            chunks.append(_simulate(models, numbers, seed, errors, expected))
     if chunks:
         parts = np.concatenate([each[0] for each in chunks], axis=1)
         counts = np.concatenate([each[1] for each in chunks], axis=1)
@@ -132,8 +141,8 @@ class _Draws:
             for run in runs
         ]
         self._block = max(16, expected)
-        normal = [each.standard_normal(FACTORS) for each in self._generators]
-        self.normal: Floats = np.array(normal).reshape(len(runs), FACTORS)
+        normal = [each.standard_normal(len(FACTORS)) for each in self._generators]
+        self.normal: Floats = np.array(normal).reshape(len(runs), len(FACTORS))
         self._begin = self._end = 0
         self._numbers: Floats = np.empty((len(runs), 0, DRAWS))
 
@@ -151,26 +160,19 @@ def _simulate(
     models: Sequence[JobModel],
     runs: NDArray[np.int64],
     seed: int,
-    errors: tuple[float, float, float],
+    errors: Sequence[float],
+    expected: float,
 ) -> tuple[Floats, NDArray[np.int64]]:
     """Run some runs of each job; see `simulate_runs`."""
     n = len(runs)
-    expected = max(model.undisturbed * (model.rate + model.planned_rate) for model in models)
-    if expected > MOST_INTERRUPTIONS:
-        raise InputError(f"{expected:,.0f} interruptions of a job are too many to simulate")
     draws = _Draws(runs, seed, min(2048, int(1.2 * expected + 4 * expected**0.5) + 8))
     # One row a job and run; `row` says where its sums go, and `run` where its numbers come from.
     row = np.arange(len(models) * n)
     run = np.tile(np.arange(n), len(models))
     m = {name: np.repeat(values, n) for name, values in stacked(list(models)).items()}
-    factors = [
-        np.exp(error * draws.normal[run, i]) if error else 1.0 for i, error in enumerate(errors)
-    ]
-    m["step"] = m["step"] * factors[0]
-    m["detection"] = m["detection"] * factors[1]
-    m["restart"] = m["restart"] * factors[2]
-    from math import gamma
-
+    for i, (name, error) in enumerate(zip(FACTORS, errors, strict=True)):
+        if error:
+            m[name] = m[name] * np.exp(error * draws.normal[run, i])
     mean_of_shape = np.array([gamma(1 + 1 / model.shape) for model in models])
     with np.errstate(divide="ignore"):
         m["scale"] = 1 / (m["rate"] * np.repeat(mean_of_shape, n))

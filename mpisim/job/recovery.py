@@ -1,4 +1,4 @@
-"""Recovery: how long an interruption takes where ``[job]`` does not say (``data/recovery.toml``)."""
+"""How long an interruption takes where ``[job]`` does not say (``data/recovery.toml``)."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ class Recovery:
         Of a planned interruption.
     stall : Quantity
         Of an asynchronous checkpoint, beside the copy to the host.
+    host : Quantity
+        What a GPU copies to its host, where the cluster does not say.
     """
 
     detection: Quantity
@@ -40,6 +42,7 @@ class Recovery:
     repair: Quantity
     maintenance: Quantity
     stall: Quantity
+    host: Quantity
 
 
 @cache
