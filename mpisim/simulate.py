@@ -5,16 +5,17 @@
 
 `simulate` is one line for each arrow: `prepared` looks up the hardware, the memory and the network
 and writes the program; `execution` runs the engine; `statements` adds uncertainty, assumptions and
-limits; and `results` collects or writes it all.
+limits; `cost` adds energy and dollars; and `results` collects or writes it all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .base.errors import UsageError
+from .base.errors import InputError, UsageError
 from .base.files import check_output
 from .experiment import Experiment, ProgramExperiment
 from .experiment.serialization import serialize_any
@@ -175,6 +176,7 @@ def simulate(
             stated |= said
         if network is None and not isinstance(prepared, Program):
             network = prepared.network
+        cost = partial(_cost, prepared) if isinstance(prepared, PreparedExperiment) else None
         if output is None:
             return collect(
                 run,
@@ -184,6 +186,7 @@ def simulate(
                 network=network,
                 repetition=repetition,
                 sensitivities=sensitivities,
+                stated=cost,
             )
         if not origin and isinstance(what, Experiment | ProgramExperiment):
             origin = serialize_any(what)
@@ -199,6 +202,7 @@ def simulate(
             network=network,
             repetition=repetition,
             sensitivities=sensitivities,
+            stated=cost,
         )
 
 
@@ -222,6 +226,16 @@ def _prepared(
                 raise UsageError("seeds are for experiments; a program has no random factors")
             check_seeds(what, seeds)
         return what
+
+
+def _cost(prepared: PreparedExperiment, results: Results) -> dict[str, Any]:
+    """Return what the step costs, as attributes of its result."""
+    from .cost.step import step_cost
+
+    try:
+        return step_cost(prepared, results).attributes()
+    except InputError as error:
+        return {"cost": [str(error)]}
 
 
 def _stated(

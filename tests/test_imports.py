@@ -24,6 +24,7 @@ LAYERS = (
     ("overlap", "results", "traces", "memory"),
     ("report", "formats"),
     ("prediction", "replay"),
+    ("cost",),
     ("simulate", "sensitivity", "export"),
     ("job",),
     ("validate", "search", "page"),

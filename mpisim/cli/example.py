@@ -22,6 +22,7 @@ from ..experiment.choices import (
     KernelChoice,
     NetworkChoice,
     OverlapChoice,
+    PriceChoice,
     RunChoice,
     VariationChoice,
 )
@@ -142,6 +143,7 @@ def example(
         "[overlap]\n" + _section(OverlapChoice, {}),
         "[variation]\n" + _section(VariationChoice, {}),
         "[calibration]\n" + _section(CalibrationChoice, {}),
+        "[prices]\n" + _section(PriceChoice, {}),
         "[run]\n" + _section(RunChoice, {}),
         JOB_NOTE + _section(JobChoice, {}),
     ]

@@ -1,10 +1,10 @@
 """Experiments: which model, on which cluster, by which parallel plan.
 
 An experiment is one TOML file with the tables ``[model]``, ``[plan]`` and ``[cluster]``, and where
-wanted ``[scale]``, ``[kernels]``, ``[network]``, ``[overlap]``, ``[variation]``, ``[calibration]``
-and ``[run]``, read into frozen dataclasses whose fields are the keys. ``mpisim new`` writes one
-with every key explained. Where the work stands in a program file, ``[workload]`` takes the place of
-``[model]`` and ``[plan]``.
+wanted ``[scale]``, ``[kernels]``, ``[network]``, ``[overlap]``, ``[variation]``, ``[calibration]``,
+``[prices]`` and ``[run]``, read into frozen dataclasses whose fields are the keys. ``mpisim new``
+writes one with every key explained. Where the work stands in a program file, ``[workload]`` takes
+the place of ``[model]`` and ``[plan]``.
 
 Read in this order.
 
@@ -28,6 +28,7 @@ from .choices import (
     KernelChoice,
     NetworkChoice,
     OverlapChoice,
+    PriceChoice,
     RunChoice,
     ScaleChoice,
     VariationChoice,
@@ -53,6 +54,7 @@ __all__ = [
     "NetworkChoice",
     "OverlapChoice",
     "Plan",
+    "PriceChoice",
     "ProgramChoices",
     "ProgramExperiment",
     "RunChoice",

@@ -1,9 +1,9 @@
 """The tables of an experiment besides ``[model]`` and ``[plan]``: one dataclass a table.
 
-`ClusterChoice`, `ScaleChoice`, `KernelChoice`, `NetworkChoice`, `OverlapChoice`,
-`VariationChoice`, `CalibrationChoice` and `RunChoice` are ``[cluster]`` to ``[run]``, in the order
-in which a prediction uses them. Their fields are the keys; `__post_init__` refuses keys of one
-table that contradict each other.
+`ClusterChoice`, `ScaleChoice`, `KernelChoice`, `NetworkChoice`, `OverlapChoice`, `VariationChoice`,
+`CalibrationChoice`, `PriceChoice` and `RunChoice` are ``[cluster]`` to ``[run]``, in the order in
+which a prediction uses them. Their fields are the keys; `__post_init__` refuses keys of one table
+that contradict each other.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from ..base.errors import InputError
 from ..base.frozen import frozen
+from ..base.presets import SUFFIX, find_table
 from ..base.rank_ranges import parse_ranges
 from ..base.schema import Limits
 from .models import Count
@@ -23,6 +24,7 @@ __all__ = [
     "KernelChoice",
     "NetworkChoice",
     "OverlapChoice",
+    "PriceChoice",
     "RunChoice",
     "ScaleChoice",
     "VariationChoice",
@@ -35,6 +37,7 @@ Spread = Annotated[float, Limits(least=0, most=1)]
 Speed = Annotated[float, Limits(least=0.001, most=1000)]
 Seed = Annotated[int, Limits(least=0, most=2**63 - 1)]
 Factor = Annotated[float, Limits(least=0.01, most=100)]
+Dollars = Annotated[float, Limits(least=0, most=1e9)]
 
 
 @frozen
@@ -313,6 +316,42 @@ class CalibrationChoice:
 
     file: str | None = None
     framework: str | None = None
+
+
+@frozen
+class PriceChoice:
+    """What the cluster costs, in place of what ``data/prices.toml`` says. It changes no step time.
+
+    Attributes
+    ----------
+    contract : {"on-demand", "reserved", "owned"}
+        GPUs rented by the hour, for a year or more, or bought.
+    gpu_hour : float, optional
+        US dollars of an hour of a GPU, its part of the node and the network included.
+    gpu_hours : mapping of str to float
+        The same for single kinds of GPUs: ``h100-sxm = 2.5``.
+    kwh : float, optional
+        US dollars of a kWh; of GPUs that are bought.
+    pue : float, optional
+        What the building draws for each watt of the machines.
+    node : float, optional
+        US dollars to buy a node with its GPUs and NICs.
+    years : float, optional
+        After which what was bought is worth nothing.
+    """
+
+    contract: Literal["on-demand", "reserved", "owned"] = "on-demand"
+    gpu_hour: Dollars | None = None
+    gpu_hours: dict[str, Dollars] = field(default_factory=dict)
+    kwh: Dollars | None = None
+    pue: Annotated[float, Limits(least=1, most=10)] | None = None
+    node: Dollars | None = None
+    years: Annotated[float, Limits(least=0.01, most=100)] | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.gpu_hours:
+            if not name.endswith(SUFFIX):
+                find_table(name, "gpus.toml", "GPU")
 
 
 @frozen

@@ -26,6 +26,7 @@ from .choices import (
     KernelChoice,
     NetworkChoice,
     OverlapChoice,
+    PriceChoice,
     RunChoice,
     ScaleChoice,
     VariationChoice,
@@ -130,6 +131,7 @@ class Experiment:
     overlap : OverlapChoice
     variation : VariationChoice
     calibration : CalibrationChoice
+    prices : PriceChoice
     run : RunChoice
     published : Published
         What the source of the experiment reports.
@@ -157,6 +159,7 @@ class Experiment:
     overlap: OverlapChoice = field(default_factory=OverlapChoice)
     variation: VariationChoice = field(default_factory=VariationChoice)
     calibration: CalibrationChoice = field(default_factory=CalibrationChoice)
+    prices: PriceChoice = field(default_factory=PriceChoice)
     run: RunChoice = field(default_factory=RunChoice)
     published: Published = field(default_factory=Published)
     job: JobChoice | None = None

@@ -25,6 +25,7 @@ from .choices import (
     KernelChoice,
     NetworkChoice,
     OverlapChoice,
+    PriceChoice,
     RunChoice,
     ScaleChoice,
     VariationChoice,
@@ -65,6 +66,7 @@ TABLES: dict[str, Any] = {
     "overlap": OverlapChoice,
     "variation": VariationChoice,
     "calibration": CalibrationChoice,
+    "prices": PriceChoice,
     "run": RunChoice,
 }
 """Tables of the file besides ``[model]``, whose dataclass depends on its family."""

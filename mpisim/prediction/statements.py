@@ -297,6 +297,8 @@ def _worth_listing(key: str, value: object, prepared: PreparedExperiment) -> boo
     """Whether a default is listed among the assumptions: it may have changed the step time."""
     if value is not True and value in (None, False, 0, 1, (), {}):
         return False
+    if key.startswith("prices."):  # no step time depends on them
+        return False
     experiment, grid = prepared.experiment, prepared.workload.layout.grid
     plan, model = experiment.plan, experiment.model
     transformer, images = isinstance(model, Transformer), isinstance(model, Cnn)

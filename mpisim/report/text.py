@@ -93,6 +93,10 @@ def _head(results: Results) -> list[str]:
     error = attributes.pop("uncertainty", None)
     # Memory has a section of its own; the last two are in the text of `launch_bound`.
     of_memory = ("memory", "memory_peak", "memory_error", "memory_capacity")
+    # The numbers of the cost are in its texts.
+    of_cost = ("energy", "power", "usd")
+    for key in [each for each in attributes if each.startswith(of_cost)]:
+        del attributes[key]
     for key in (*of_memory, "launch_share", "cuda_graphs_step_time"):
         attributes.pop(key, None)
     sampled = sampled_facts(attributes)

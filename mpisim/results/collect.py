@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,6 +47,7 @@ def collect(
     step: int | None = None,
     repetition: Repetition | None = None,
     sensitivities: Sensitivities | None = None,
+    stated: Callable[[Results], Mapping[str, Any]] | None = None,
 ) -> Results | None:
     """Gather the result of a run.
 
@@ -69,6 +71,8 @@ def collect(
         How `run` follows from those of two shorter steps, if it does.
     sensitivities : Sensitivities, optional
         What the step time depends on; on process 0.
+    stated : callable, optional
+        Result → further attributes, which follow from it; called on process 0.
 
     Returns
     -------
@@ -110,7 +114,7 @@ def collect(
     del of_rank["rank"]
     classes = run.classes
     representative = classes.representative
-    return Results(
+    results = Results(
         step_time_ps=int(run.step_time) if recorded is None else recorded.recorded.mean_ps,
         digest=run.digest,
         n_processes=comm.size,
@@ -147,6 +151,9 @@ def collect(
         program=dict(program.attributes),
         wall=dict(run.wall),
     )
+    if stated is None:
+        return results
+    return replace(results, attributes={**results.attributes, **stated(results)})
 
 
 def _accounts(

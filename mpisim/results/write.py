@@ -8,7 +8,7 @@ joins the parts in one file, whole chunks as they come, since packing is most of
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -88,6 +88,7 @@ def write_results(
     step: int | None = None,
     repetition: Repetition | None = None,
     sensitivities: Sensitivities | None = None,
+    stated: Callable[[Results], Mapping[str, Any]] | None = None,
 ) -> Results | None:
     """Write the result of a run to an HDF5 file.
 
@@ -103,7 +104,7 @@ def write_results(
         The processes that simulated.
     timeline : bool
         Write every row too.
-    experiment, seed, attributes, network, step, repetition, sensitivities
+    experiment, seed, attributes, network, step, repetition, sensitivities, stated
         See `collect`. With a repetition there is no timeline of the whole step.
     origin : str
         What it can be simulated again from; see `Results`.
@@ -142,6 +143,7 @@ def write_results(
         step=step,
         repetition=repetition,
         sensitivities=sensitivities,
+        stated=stated,
     )
     results = None if results is None else replace(results, origin=origin)
     with collective_errors(comm):

@@ -1,0 +1,295 @@
+"""Watts: of a GPU by what runs on it, of the rest of its node, of the network, of the building.
+
+A GPU draws its idle power all the time, and more while something runs:
+
+    P = P_idle + (P_matrix - P_idle) t_matrix + (P_memory - P_idle) t_memory
+               + (P_communication - P_idle) t_communication
+
+with t the shares of the time in which products run, other kernels, and communications alone.
+What a GPU draws is a share of its board's power (``data/power.toml``); hosts and NICs draw the same
+all the time, and so do switches. `PUE` is what the building draws for each watt of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from math import ceil, sqrt
+from typing import NamedTuple
+
+from ..base.errors import InputError
+from ..base.frozen import frozen
+from ..base.presets import SUFFIX, find_table, packaged
+from ..base.quantity import Quantity
+from ..base.schema import build
+from ..kernels import Gpu
+from ..topo import Cluster
+
+__all__ = ["STATES", "ClusterPower", "GpuPower", "Uncertain", "cluster_power", "gpu_power"]
+
+FILE = "power.toml"
+
+STATES = ("idle", "matrix", "memory", "communication")
+"""What a GPU does: nothing, products, other kernels, communications with nothing beside them."""
+
+PORTS = 64
+"""Ports of a switch, where the fabric does not say how many NICs a leaf has."""
+
+GIGABIT = 1e9 / 8
+"""Bytes a second in one Gb/s."""
+
+
+class Uncertain(NamedTuple):
+    """A number with its error.
+
+    Attributes
+    ----------
+    value : float
+    error : float
+        One standard deviation, in the unit of the value.
+    """
+
+    value: float
+    error: float
+
+    @property
+    def relative(self) -> float:
+        """The error as a share of the value; 0 of nothing."""
+        return self.error / abs(self.value) if self.value else 0.0
+
+    def times(self, factor: float) -> Uncertain:
+        """Return the number times one that is known."""
+        return Uncertain(self.value * factor, self.error * abs(factor))
+
+
+def added(parts: Sequence[Uncertain]) -> Uncertain:
+    """Numbers whose errors are independent → their sum."""
+    return Uncertain(sum(each.value for each in parts), sqrt(sum(each.error**2 for each in parts)))
+
+
+@cache
+def number(table: str, name: str) -> Quantity:
+    """Return a number of ``data/power.toml``: ``number("gpu", "idle")``."""
+    return build(Quantity, packaged(FILE)[table][name], FILE, f"{table}.{name}")
+
+
+def canonical(gpu: str) -> str:
+    """Return the name of a GPU in ``data/gpus.toml``; of a file the path itself.
+
+    Examples
+    --------
+    >>> canonical("H100")
+    'h100-sxm'
+    """
+    return gpu if gpu.endswith(SUFFIX) else find_table(gpu, "gpus.toml", "GPU").name
+
+
+@frozen
+class GpuPower:
+    """What one GPU draws.
+
+    Attributes
+    ----------
+    board : float
+        W that the board may draw.
+    watts : mapping of str to Uncertain
+        W by entries of `STATES`.
+    """
+
+    board: float
+    watts: Mapping[str, Uncertain]
+
+    def energy(self, busy: Mapping[str, float], seconds: float) -> dict[str, Uncertain]:
+        """Times of what runs → J of each, idle power counted all the time.
+
+        Parameters
+        ----------
+        busy : mapping of str to float
+            s by entries of `STATES` but "idle".
+        seconds : float
+            Of the whole step.
+
+        Returns
+        -------
+        dict of str to Uncertain
+            By entries of `STATES`. What runs counts above the idle power.
+        """
+        idle = self.watts["idle"]
+        rest = max(seconds - sum(busy.get(name, 0.0) for name in STATES[1:]), 0.0)
+        found = {"idle": Uncertain(idle.value * seconds, idle.error * rest)}
+        for name in STATES[1:]:
+            watts, time = self.watts[name], busy.get(name, 0.0)
+            more = max(watts.value - idle.value, 0.0)
+            found[name] = Uncertain(more * time, watts.error * time)
+        return found
+
+
+def gpu_power(gpu: Gpu) -> GpuPower:
+    """GPU → what it draws by what runs on it.
+
+    Raises
+    ------
+    InputError
+        If nothing says what its board may draw.
+    """
+    if gpu.power is None:
+        raise InputError(f"nothing says what a {gpu.title} draws; give its 'power' in its file")
+    board = gpu.power.si
+    watts = {}
+    for name in STATES:
+        share = number("gpu", name)
+        watts[name] = Uncertain(board * share.si, board * share.si * share.error)
+    return GpuPower(board, watts)
+
+
+@frozen
+class ClusterPower:
+    """What a cluster draws.
+
+    Attributes
+    ----------
+    gpus : tuple of GpuPower
+        By kind of GPU, as `mpisim.prediction.hardware.gpus_of` has them.
+    counts : tuple of int
+        GPUs of each kind, of all nodes: those that are not used draw their idle power.
+    hosts : Uncertain
+        W of all nodes without GPUs and NICs.
+    nics : Uncertain
+        W of all NICs.
+    switches : Uncertain
+        W of all switches and optics.
+    pue : Uncertain
+        W of the building for each of these.
+    assumptions : tuple of str
+        Lines for people.
+    """
+
+    gpus: tuple[GpuPower, ...]
+    counts: tuple[int, ...]
+    hosts: Uncertain
+    nics: Uncertain
+    switches: Uncertain
+    pue: Uncertain
+    assumptions: tuple[str, ...]
+
+    @property
+    def beside(self) -> Uncertain:
+        """W of all that is no GPU."""
+        return added([self.hosts, self.nics, self.switches])
+
+    @property
+    def least(self) -> float:
+        """W below which the building's power cannot be: all GPUs idle."""
+        gpus = sum(
+            each.watts["idle"].value * n for each, n in zip(self.gpus, self.counts, strict=True)
+        )
+        return (gpus + self.beside.value) * self.pue.value
+
+
+def cluster_power(
+    cluster: Cluster,
+    nodes: int,
+    named: Mapping[str, Gpu],
+    counts: Sequence[int] | None = None,
+    pue: float | None = None,
+) -> ClusterPower:
+    """Cluster and its GPUs → what it draws.
+
+    Parameters
+    ----------
+    cluster : Cluster
+    nodes : int
+    named : mapping of str to Gpu
+        Its kinds of GPUs, as `mpisim.prediction.hardware.Hardware` has them.
+    counts : sequence of int, optional
+        GPUs of each kind; all of the first if not given.
+    pue : float, optional
+        In place of that of ``data/power.toml``.
+
+    Raises
+    ------
+    InputError
+        If nothing says what a GPU draws.
+    """
+    total = nodes * cluster.gpus_per_node
+    numbers = (total, *(0 for _ in list(named)[1:])) if counts is None else tuple(counts)
+    gpus = tuple(gpu_power(gpu) for gpu in named.values())
+    hosts, lines = [], []
+    for name, gpu, n in zip(named, gpus, numbers, strict=True):
+        known = packaged(FILE)["host"]
+        key = canonical(name)
+        if key in known:
+            host = number("host", key)
+            each = Uncertain(host.si, host.si * host.error)
+        else:
+            share = number("other", "host")
+            each = Uncertain(gpu.board * share.si, gpu.board * share.si * share.error)
+        hosts.append(each.times(n))
+        if n:
+            lines.append(
+                f"a GPU ({name}) draws "
+                + ", ".join(f"{gpu.watts[state].value:,.0f} W {WORDS[state]}" for state in STATES)
+                + f"; its part of the node {each.value:,.0f} W"
+            )
+    n_nics, rate = cluster_nics(cluster, nodes)
+    nic, port = number("network", "nic"), number("network", "port")
+    ports = n_nics * switch_ports(cluster, nodes) * rate
+    if pue is None:
+        given = number("facility", "pue")
+        building = Uncertain(given.si, given.si * given.error)
+    else:
+        building = Uncertain(pue, 0.0)
+    lines.append(f"the building draws {building.value:g} times what the machines do (PUE)")
+    return ClusterPower(
+        gpus,
+        numbers,
+        added(hosts),
+        Uncertain(n_nics * nic.si, n_nics * nic.si * nic.error),
+        Uncertain(ports * port.si, ports * port.si * port.error),
+        building,
+        tuple(lines),
+    )
+
+
+WORDS = {
+    "idle": "idle",
+    "matrix": "in products",
+    "memory": "in other kernels",
+    "communication": "in communications alone",
+}
+"""States of a GPU, as texts name them."""
+
+
+def cluster_nics(cluster: Cluster, nodes: int) -> tuple[int, float]:
+    """Return the NICs of all nodes, and the line rate of one in Gb/s."""
+    node = cluster.node
+    if node is None or node.nic_bandwidth is None:
+        return 0, 0.0
+    return nodes * node.nics, node.nic_bandwidth.si / GIGABIT
+
+
+def switch_ports(cluster: Cluster, nodes: int) -> float:
+    """Return the ports of switches that a fabric has for each NIC.
+
+    A tier of a tree takes one port down, and one up where there is a tier above; up from a leaf
+    that is oversubscribed lead fewer.
+
+    Parameters
+    ----------
+    cluster : Cluster
+    nodes : int
+        One alone needs none.
+    """
+    fabric, (nics, _) = cluster.fabric, cluster_nics(cluster, nodes)
+    if fabric is None or not nics or nodes < 2:
+        return 0.0
+    if fabric.kind == "switch":
+        return 1.0
+    leaf = fabric.leaf or PORTS
+    leaves = ceil(nics / leaf)
+    if leaves < 2:
+        return 1.0
+    up = 2.0 / fabric.oversubscription
+    if leaves <= (fabric.pod or max(2 * leaf, PORTS)):
+        return 1.0 + up
+    return 1.0 + up + up / fabric.core_oversubscription

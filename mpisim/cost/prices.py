@@ -1,0 +1,221 @@
+"""Dollars: what an hour of a cluster costs, rented by the GPU or bought and written off.
+
+What the experiment's ``[prices]`` says comes first; the rest is from ``data/prices.toml``. Rented
+GPUs bring their node, the network and the electricity. Bought ones cost their price over the years
+of use, and the electricity that the building draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Annotated, Any
+
+from ..base.errors import InputError
+from ..base.frozen import frozen
+from ..base.presets import packaged
+from ..base.schema import Limits, build
+from ..experiment import PriceChoice
+from ..topo import Cluster
+from .power import Uncertain, added, canonical, cluster_nics, switch_ports
+
+__all__ = ["HOURS_OF_A_YEAR", "Price", "Prices", "read_prices"]
+
+FILE = "prices.toml"
+
+HOURS_OF_A_YEAR = 8766
+SECONDS_OF_AN_HOUR = 3600
+J_OF_A_KWH = 3.6e6
+
+
+@frozen
+class Price:
+    """A price of ``data/prices.toml``.
+
+    Attributes
+    ----------
+    value : float
+        US dollars; of `years` years.
+    error : float
+        How far offers lie apart: one standard deviation as a fraction of the value.
+    date : str
+        When it was asked for: "2026-05".
+    source : str
+    """
+
+    value: Annotated[float, Limits(least=0)]
+    error: Annotated[float, Limits(least=0, most=10)]
+    date: str
+    source: str
+
+
+@cache
+def price(table: str, name: str) -> Price | None:
+    """Return a price of ``data/prices.toml``, ``price("on-demand", "h100-sxm")``; None: unknown."""
+    found: dict[str, Any] | None = packaged(FILE).get(table, {}).get(name)
+    return None if found is None else build(Price, found, FILE, f"{table}.{name}")
+
+
+@frozen
+class Prices:
+    """What a cluster costs.
+
+    Attributes
+    ----------
+    hour : Uncertain or None
+        $ of an hour of the whole cluster, without electricity where that is paid for by itself;
+        None: not known.
+    kwh : Uncertain
+        $ of a kWh.
+    purchase : Uncertain or None
+        $ to buy GPUs, nodes, NICs, switches and links; None: not known.
+    pays_electricity : bool
+        Whether electricity comes on top of `hour`.
+    missing : str
+        Why something is not known, or empty.
+    assumptions : tuple of str
+        Lines for people: each price with its date and source.
+    """
+
+    hour: Uncertain | None
+    kwh: Uncertain
+    purchase: Uncertain | None
+    pays_electricity: bool
+    missing: str
+    assumptions: tuple[str, ...]
+
+    def of(self, seconds: float, joules: Uncertain) -> Uncertain | None:
+        """Return the $ of a time in which the building draws so much; None: not known.
+
+        Parameters
+        ----------
+        seconds : float
+        joules : Uncertain
+            Of the building. Not looked at where electricity is part of the price.
+        """
+        if self.hour is None:
+            return None
+        rent = self.hour.times(seconds / SECONDS_OF_AN_HOUR)
+        if not self.pays_electricity:
+            return rent
+        kwh = joules.times(1 / J_OF_A_KWH)
+        relative = (kwh.relative**2 + self.kwh.relative**2) ** 0.5
+        bill = kwh.value * self.kwh.value
+        return added([rent, Uncertain(bill, bill * relative)])
+
+    def per_hour(self, watts: float) -> float | None:
+        """Return the $ of an hour in which the building draws `watts`; None: not known."""
+        found = self.of(SECONDS_OF_AN_HOUR, Uncertain(watts * SECONDS_OF_AN_HOUR, 0.0))
+        return None if found is None else found.value
+
+
+def read_prices(
+    choice: PriceChoice,
+    cluster: Cluster,
+    nodes: int,
+    named: Sequence[str],
+    counts: Sequence[int] | None = None,
+) -> Prices:
+    """The user's prices, a cluster → what it costs.
+
+    Parameters
+    ----------
+    choice : PriceChoice
+        ``[prices]`` of the experiment.
+    cluster : Cluster
+    nodes : int
+    named : sequence of str
+        Names of its kinds of GPUs.
+    counts : sequence of int, optional
+        GPUs of each kind, of all nodes; all of the first if not given.
+    """
+    total = nodes * cluster.gpus_per_node
+    numbers = (total, *(0 for _ in named[1:])) if counts is None else tuple(counts)
+    lines: list[str] = []
+    kwh = _known(choice.kwh, "electricity", "kwh", "a kWh", lines)
+    assert kwh is not None
+    purchase, missing = _purchase(choice, cluster, nodes, named, numbers, lines)
+    if choice.contract == "owned":
+        years = _known(choice.years, "ownership", "years", "years of use", lines, unit="")
+        assert years is not None
+        hour = None
+        if purchase is not None:
+            value = purchase.value / (years.value * HOURS_OF_A_YEAR)
+            relative = (purchase.relative**2 + years.relative**2) ** 0.5
+            hour = Uncertain(value, value * relative)
+        return Prices(hour, kwh, purchase, True, missing, tuple(lines))
+    # Electricity and what is bought are not paid for here.
+    lines, parts, unknown = [], [], ""
+    for name, n in zip(named, numbers, strict=True):
+        if not n:
+            continue
+        own = _own_hour(choice, name)
+        what = f"an hour of a GPU ({name}), {choice.contract}"
+        each = _known(own, choice.contract, canonical(name), what, lines)
+        if each is None:
+            unknown = (
+                f"no price of an hour of {name}, {choice.contract}, is known; give prices.gpu_hour"
+            )
+        else:
+            parts.append(each.times(n))
+    hour = None if unknown else added(parts)
+    return Prices(hour, kwh, purchase, False, unknown, tuple(lines))
+
+
+def _own_hour(choice: PriceChoice, name: str) -> float | None:
+    """Return what the user says of an hour of a GPU; None if nothing."""
+    by_name: Mapping[str, float] = {
+        canonical(each): value for each, value in choice.gpu_hours.items()
+    }
+    return by_name.get(canonical(name), choice.gpu_hour)
+
+
+def _known(
+    own: float | None, table: str, name: str, what: str, lines: list[str], unit: str = "$"
+) -> Uncertain | None:
+    """Return the user's number, or that of the file; and say which."""
+    if own is not None:
+        lines.append(f"{what}: {unit}{own:g} ([prices])")
+        return Uncertain(own, 0.0)
+    found = price(table, name)
+    if found is None:
+        return None
+    lines.append(f"{what}: {unit}{found.value:g} ± {found.error:.0%}, {found.date}: {found.source}")
+    return Uncertain(found.value, found.value * found.error)
+
+
+def _purchase(
+    choice: PriceChoice,
+    cluster: Cluster,
+    nodes: int,
+    named: Sequence[str],
+    numbers: Sequence[int],
+    lines: list[str],
+) -> tuple[Uncertain | None, str]:
+    """Return what buying all of it costs, and why that is not known."""
+    parts = []
+    if choice.node is not None:
+        lines.append(f"a node: ${choice.node:g} ([prices])")
+        parts.append(Uncertain(choice.node * nodes, 0.0))
+    else:
+        for name, n in zip(named, numbers, strict=True):
+            if not n:
+                continue
+            each = _known(None, "purchase", canonical(name), f"a GPU ({name}) with its node", lines)
+            if each is None:
+                return None, f"no price to buy {name} is known; give prices.node"
+            parts.append(each.times(n))
+    n_nics, rate = cluster_nics(cluster, nodes)
+    if n_nics:
+        ports = switch_ports(cluster, nodes)
+        # Every port but those that NICs are joined to is one end of a link between switches.
+        links = 1 + (ports - 1) / 2 if ports else 0.0
+        names = {"port": ports, "link": links}
+        if choice.node is None:
+            names["nic"] = 1.0
+        for name, each_nic in names.items():
+            gigabit = _known(None, "network", name, f"Gb/s of a {name}", lines)
+            if gigabit is None:
+                raise InputError(f"{FILE}: table 'network' lacks {name!r}")
+            parts.append(gigabit.times(n_nics * rate * each_nic))
+    return added(parts), ""
