@@ -27,7 +27,6 @@ from ..experiment.choices import (
     VariationChoice,
 )
 from ..experiment.huggingface import from_config
-from ..experiment.job_choice import JobChoice
 from ..experiment.load import model_of
 from ..experiment.model_presets import find_model, model_presets
 from ..experiment.models import USUAL_LENGTH, Model
@@ -52,9 +51,8 @@ MODEL_NOTE = """\
 
 
 JOB_NOTE = """\
-# [job]
-#   How long the whole training takes, for 'mpisim job FILE': remove the '#' above, and give tokens
-#   or steps.
+# Of how long the whole training takes, [job] says more (docs/job.md), or the command line:
+#   mpisim job FILE --set job.tokens=2e12
 """
 
 
@@ -145,7 +143,7 @@ def example(
         "[calibration]\n" + _section(CalibrationChoice, {}),
         "[prices]\n" + _section(PriceChoice, {}),
         "[run]\n" + _section(RunChoice, {}),
-        JOB_NOTE + _section(JobChoice, {}),
+        JOB_NOTE,
     ]
     return Example("\n".join(parts), notes)
 

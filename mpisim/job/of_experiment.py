@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..base.errors import InputError
+from ..cost.step import cost_of_cluster
 from ..experiment import Experiment
 from ..mpi.parallel import collective_errors, progress
 from ..prediction.hardware import Hardware, gpu_kinds, hardware_of, with_convolutions
@@ -18,7 +19,7 @@ from .recovery import recovery
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["cluster_of", "experiment_outcome", "step_of"]
+__all__ = ["cluster_of", "costs_of", "experiment_outcome", "step_of"]
 
 
 def experiment_outcome(
@@ -52,7 +53,7 @@ def experiment_outcome(
     found: tuple[Step, Costs | None] | None = None
     with collective_errors(comm):
         if results is not None:
-            found = step_of(experiment, results), None
+            found = step_of(experiment, results), costs_of(experiment, results)
     step, costs = comm.bcast(found, root=0)
     try:
         with progress(comm, "simulating runs of the job" if show else ""):
@@ -66,6 +67,24 @@ def step_of(experiment: Experiment, results: Results) -> Step:
     words = "tokens" if experiment.model.samples == "sequences" else experiment.model.samples
     error = results.attributes["uncertainty"]
     return Step(results.step_time, float(error), int(results.attributes[words]))
+
+
+def costs_of(experiment: Experiment, results: Results) -> Costs | None:
+    """Experiment, its result → what an hour of the cluster costs; None: not known. Local."""
+    said = results.attributes
+    if "power" not in said:  # nothing says what the hardware draws
+        return None
+    power, prices = cost_of_cluster(experiment)
+    return Costs(
+        watts=float(said["power"]),
+        idle_watts=power.least,
+        watts_error=float(said["power_error"]),
+        usd_hour=None if prices.hour is None else prices.hour.value,
+        usd_error=0.0 if prices.hour is None else prices.hour.relative,
+        usd_kwh=prices.kwh.value if prices.pays_electricity else 0.0,
+        missing=prices.missing,
+        lines=(*power.assumptions, *prices.assumptions),
+    )
 
 
 def cluster_of(experiment: Experiment) -> JobCluster:

@@ -106,6 +106,8 @@ class Costs:
         Relative, one standard deviation.
     usd_hour : float, optional
         Dollars of an hour, electricity not included where it is paid for; None: not known.
+    usd_error : float
+        Of it, relative, one standard deviation.
     usd_kwh : float
         Dollars of a kWh where electricity is paid for; else 0.
     missing : str
@@ -118,6 +120,7 @@ class Costs:
     idle_watts: float
     watts_error: float = 0.0
     usd_hour: float | None = None
+    usd_error: float = 0.0
     usd_kwh: float = 0.0
     missing: str = ""
     lines: tuple[str, ...] = ()
@@ -304,10 +307,13 @@ def job_outcome(
     energy = usd = None
     if costs is not None:
         down = runs.parts[0][:, [PARTS.index(name) for name in DOWN]].sum(axis=1)
-        joules = (time - down) * costs.watts + down * costs.idle_watts
+        # Spares stand idle, and are paid for like the others.
+        spares = (choice.spares or 0) * cluster.gpus_per_node / cluster.gpus
+        joules = (time - down) * costs.watts + (down + spares * time) * costs.idle_watts
         energy = Spread.of(joules)
         if costs.usd_hour is not None:
-            usd = Spread.of(time / 3600 * costs.usd_hour + joules / 3.6e6 * costs.usd_kwh)
+            hours = (1 + spares) * time / 3600
+            usd = Spread.of(hours * costs.usd_hour + joules / 3.6e6 * costs.usd_kwh)
     return JobOutcome(
         step=step,
         cluster=cluster,

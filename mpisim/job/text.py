@@ -161,18 +161,15 @@ class JobReport:
             ("GPU-hours", f"{_big(hours.p50)} (p95 {_big(hours.p95)}){self._spares()}"),
         ]
         if n["usd"] is not None:
-            usd = self._spread("usd")
-            facts.append(("dollars", f"${_big(usd.p50)} (p95 ${_big(usd.p95)})"))
+            usd, error = self._spread("usd"), n["costs"]["usd_error"]
+            both = f"${_big(usd.p50)} (p95 ${_big(usd.p95)})"
+            facts.append(("dollars", f"{both} ± {error:.0%} by its prices"))
         elif n["costs"] is not None:
             facts.append(("dollars", n["costs"]["missing"]))
         if n["energy"] is not None:
-            kwh = self._spread("energy").times(1 / J_OF_A_KWH)
-            facts.append(
-                (
-                    "energy",
-                    f"{_big(kwh.p50)} kWh (p95 {_big(kwh.p95)}) ± {n['costs']['watts_error']:.0%}",
-                )
-            )
+            kwh, error = self._spread("energy").times(1 / J_OF_A_KWH), n["costs"]["watts_error"]
+            both = f"{_big(kwh.p50)} kWh (p95 {_big(kwh.p95)})"
+            facts.append(("energy", f"{both} ± {error:.0%}, with the building"))
         every = f", one in {duration_text(time.mean / many.mean)}" if many.mean else ""
         facts.append(
             (
