@@ -7,6 +7,7 @@ from typing import Any
 from . import (
     validate_collectives,
     validate_e2e,
+    validate_job,
     validate_kernels,
     validate_published,
     validate_traces,
@@ -20,6 +21,7 @@ KINDS = (
     validate_collectives,
     validate_e2e,
     validate_published,
+    validate_job,
 )
 
 EXAMPLES = """\
@@ -29,6 +31,7 @@ examples:
   mpisim validate collectives nccl_measurements.csv --split test
   mpirun -n 2 python -m mpisim validate e2e all.csv    measured training steps
   mpisim validate published                        experiments of papers beside their figures
+  mpisim validate job                              published runs of weeks, beside jobs
 """
 
 

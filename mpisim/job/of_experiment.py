@@ -79,6 +79,7 @@ def costs_of(experiment: Experiment, results: Results) -> Costs | None:
         watts=float(said["power"]),
         idle_watts=power.least,
         watts_error=float(said["power_error"]),
+        pue=power.pue.value,
         usd_hour=None if prices.hour is None else prices.hour.value,
         usd_error=0.0 if prices.hour is None else prices.hour.relative,
         usd_kwh=prices.kwh.value if prices.pays_electricity else 0.0,

@@ -104,6 +104,8 @@ class Costs:
         Of the whole building: in a step, and while the job is down.
     watts_error : float
         Relative, one standard deviation.
+    pue : float
+        Watts of the building for each of the machines.
     usd_hour : float, optional
         Dollars of an hour, electricity not included where it is paid for; None: not known.
     usd_error : float
@@ -119,6 +121,7 @@ class Costs:
     watts: float
     idle_watts: float
     watts_error: float = 0.0
+    pue: float = 1.0
     usd_hour: float | None = None
     usd_error: float = 0.0
     usd_kwh: float = 0.0
