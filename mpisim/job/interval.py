@@ -82,8 +82,9 @@ def best_interval(model: JobModel, seed: int = 0, comm: Intracomm | None = None)
     )
     jobs = [replace(model, interval=steps) for steps in wanted]
     likely = [each for each in jobs if expected_time(each) < HOPELESS * each.undisturbed]
-    if not likely:  # the job is hopeless with all: the shortest says so best
-        likely = jobs[:1]
+    if not likely:
+        formulas = young(model.stall, mtbf), daly(model.stall, mtbf)
+        return Intervals(*formulas, best=centre, low=centre, high=centre, tried=())
     found = simulate_runs(likely, RUNS, seed, comm)
     means = found.time.mean(axis=1)
     steps = np.array([each.interval for each in likely])

@@ -203,7 +203,7 @@ def _simulate(
 
 
 def _advance(
-    s: dict[str, NDArray],  # type: ignore[type-arg]
+    s: dict[str, NDArray],
     ready: Floats,
     parts: Floats,
     counts: NDArray[np.int64],
@@ -211,9 +211,9 @@ def _advance(
     drawn: Floats,
 ) -> NDArray[np.bool_]:
     """Take every run to its next interruption, or to its end; return which have ended."""
-    failure = s["scale"] * (-np.log(drawn[:, 0])) ** (1 / s["shape"])
-    planned = s["planned_scale"] * -np.log(drawn[:, 1])
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
+        failure = s["scale"] * (-np.log(drawn[:, 0])) ** (1 / s["shape"])
+        planned = s["planned_scale"] * -np.log(drawn[:, 1])
         failure = np.where(np.isnan(failure), np.inf, failure)  # infinite times 0
         planned = np.where(np.isnan(planned), np.inf, planned)
     until = np.minimum(failure, planned)
@@ -229,10 +229,13 @@ def _advance(
     running = np.clip(until - restart - rewarmup, 0, needed)
     steps, stalled, whole = _stretch(s, running, left, checkpoints)
     done = np.minimum(np.floor(steps / s["step"] + 1e-9), left)
+    # A checkpoint that a planned interruption asks for may be the last.
+    closes = is_planned & ~ended & (done >= left)
+    closing = np.where(is_planned & ~ended & (done > 0), s["stall"] + s["persist"], 0.0)
+    ended |= closes
     keeps = np.where(is_planned, done, np.minimum(whole * s["interval"], left))
     keeps = np.where(ended, left, keeps)
     kept = keeps * s["step"]
-    closing = np.where(is_planned & ~ended & (done > 0), s["stall"] + s["persist"], 0.0)
 
     down = ~ended
     fails = down & ~is_planned
@@ -265,7 +268,7 @@ def _advance(
 
 
 def _stretch(
-    s: dict[str, NDArray],  # type: ignore[type-arg]
+    s: dict[str, NDArray],
     running: Floats,
     left: Floats,
     checkpoints: Floats,
@@ -287,7 +290,7 @@ def _stretch(
 
 
 def _swap(
-    s: dict[str, NDArray],  # type: ignore[type-arg]
+    s: dict[str, NDArray],
     ready: Floats,
     leaves: NDArray[np.bool_],
     now: Floats,

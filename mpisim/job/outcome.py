@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -471,7 +471,7 @@ def _changes(
         )
         return with_interval(faster)
 
-    other = "sync" if choice.checkpoint == "async" else "async"
+    other: Literal["async", "sync"] = "sync" if choice.checkpoint == "async" else "async"
     switched = job_model(step, cluster, replace(choice, checkpoint=other))[0]
     jobs = {
         "failures half as often": with_interval(replace(model, rate=model.rate / 2)),

@@ -17,8 +17,11 @@ __all__ = ["JobReport", "as_json", "duration_text"]
 WIDTH = 100
 BAR = 92
 
+HEIGHT = 30
+"""Lines of the short report."""
+
 SHOWN_CHANGES = 5
-LEAST_PART = 1e-4
+LEAST_PART = 5e-4
 """Share of the time from which on a part has a line."""
 
 UNITS = (("days", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
@@ -116,14 +119,18 @@ class JobReport:
             self._head(drawing),
             self._time(drawing, details=details),
             self._checkpoints(drawing, details=details),
-            self._changes(drawing, details=details),
         ]
         if details:
-            sections += [self._causes(drawing), self._rests_on(drawing)]
+            every = len(self.numbers["changes"])
+            sections += [self._changes(drawing, every), self._causes(drawing)]
+            sections.append(self._rests_on(drawing))
         else:
-            sections.append(
-                [f"--details prints {len(self.numbers['assumptions'])} assumptions, all tables."]
-            )
+            n = len(self.numbers["assumptions"])
+            last = [f"--details prints {n} assumptions, all tables."]
+            # Each section is followed by an empty line, the last one not.
+            taken = sum(len(section) + 1 for section in sections) + len(last)
+            room = HEIGHT - taken - 2
+            sections += [self._changes(drawing, min(room, SHOWN_CHANGES)), last]
         kept = [section for section in sections if section]
         return "\n".join(line for section in kept for line in [*section, ""]).rstrip()
 
@@ -243,13 +250,12 @@ class JobReport:
             lines += [f"    {line}" for line in aligned(cells)]
         return lines
 
-    def _changes(self, drawing: Drawing, *, details: bool) -> list[str]:
+    def _changes(self, drawing: Drawing, most: int) -> list[str]:
         changes = self.numbers["changes"]
-        if not changes:
+        if not changes or most < 1:
             return []
-        if not details:
-            largest = sorted(changes, key=lambda each: -abs(each["relative"]))[:SHOWN_CHANGES]
-            changes = [each for each in changes if each in largest]
+        largest = sorted(changes, key=lambda each: -abs(each["relative"]))[:most]
+        changes = [each for each in changes if each in largest]
         cells = [
             (each["name"], duration_text(each["mean"] - each["base"]), f"{each['relative']:+.2%}")
             for each in changes
