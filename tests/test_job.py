@@ -373,6 +373,18 @@ def test_without_failures_a_job_takes_its_steps_and_a_checkpoint() -> None:
     assert found.time.p5 == found.time.p95 == pytest.approx(found.model.undisturbed)
     assert found.interruptions.mean == 0
     assert found.changes == ()
+
+
+def test_a_fleet_that_is_not_named_has_a_wider_error() -> None:
+    rates = [find_fleet(name)[1].per_gpu_day for name in fleet_names()]
+    spread = float(np.std(np.log(rates), ddof=1))
+    assert outcome(failures="llama3").errors["rate"] == pytest.approx(419**-0.5)
+    assert outcome().errors["rate"] == pytest.approx(math.hypot(spread, 419**-0.5))
+    assert outcome(failure_rate=0.5).errors["rate"] == 0
+
+
+def test_nothing_more_is_written_than_the_last_checkpoint() -> None:
+    found = outcome(failures="none")
     assert found.model.interval == found.model.steps
 
 

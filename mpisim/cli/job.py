@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..base.errors import UsageError
 from .output import (
@@ -15,9 +15,6 @@ from .output import (
     check_json,
     check_outputs,
 )
-
-if TYPE_CHECKING:
-    from ..experiment import Experiment
 
 __all__ = ["add_parser", "run"]
 
@@ -72,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(args)
     if args.overwrite and args.output is None:
         raise UsageError("--overwrite needs a file to write: -o FILE")
-    from ..experiment import load
+    from ..experiment import Experiment, load_any
     from ..mpi.parallel import collective_errors
     from .launch import without_launcher, world
 
@@ -85,7 +82,13 @@ def run(args: argparse.Namespace) -> int:
         if comm.rank == 0:
             from ..base.files import check_output
 
-            read = load(args.file, changes)
+            text, found = load_any(args.file, changes)
+            if not isinstance(found, Experiment):
+                raise UsageError(
+                    f"{args.file}: is of a program, which does not say what a checkpoint holds; "
+                    "mpisim job takes an experiment with a model"
+                )
+            read = text, found
             check_json(args)
             if args.output is not None:
                 check_output(args.output, overwrite=args.overwrite)

@@ -29,16 +29,18 @@ class JobChoice:
     tokens : float, optional
         Tokens to train on, samples of a model without tokens; or `steps`.
     steps : int, optional
-    failures : str
+    failures : str, optional
         A fleet of ``mpisim list fleets`` whose jobs were interrupted as often, the path of a TOML
-        file with one, or "none".
+        file with one, or "none". As Llama 3's if not given, with an error bar that covers how far
+        fleets lie apart.
     failure_rate : float, optional
         Interruptions of 1,000 GPU-days, in place of the fleet's.
     failure_shape : float
         Of the Weibull distribution of the time to the next failure: 1 is exponential; below 1 they
         come in clusters.
     planned : float, optional
-        Planned interruptions of 30 days, in place of the fleet's: a checkpoint is written first.
+        Planned interruptions of 30 days, in place of as many of a GPU-day as the fleet's: a
+        checkpoint is written first.
     detection : str, optional
         Time until a failure is noticed and its cause is found, as "5 min".
     restart : str, optional
@@ -70,7 +72,7 @@ class JobChoice:
 
     tokens: Annotated[float, Limits(least=1)] | None = None
     steps: Annotated[int, Limits(least=1, most=MOST_STEPS)] | None = None
-    failures: str = "llama3"
+    failures: str | None = None
     failure_rate: Annotated[float, Limits(least=0, most=1e6)] | None = None
     failure_shape: Annotated[float, Limits(least=0.2, most=10)] = 1.0
     planned: Annotated[float, Limits(least=0, most=1e4)] | None = None

@@ -11,9 +11,12 @@ from ..base.frozen import frozen
 from ..base.presets import find_table, table_names
 from ..base.schema import Limits, build
 
-__all__ = ["FILE", "NONE", "Cause", "Fleet", "find_fleet", "fleet_names"]
+__all__ = ["DEFAULT", "NONE", "Cause", "Fleet", "apart", "find_fleet", "fleet_names"]
 
 FILE = "failures.toml"
+
+DEFAULT = "llama3"
+"""The fleet of jobs that name none: that with the largest count."""
 
 NONE = "none"
 """The name of a fleet without failures."""
@@ -95,9 +98,13 @@ class Fleet:
         return self.interruptions / (self.gpus * self.days)
 
     @property
-    def planned_per_day(self) -> float:
-        """Planned interruptions of a day: they do not grow with the job."""
-        return self.planned / self.days if self.planned and self.days else 0.0
+    def planned_per_gpu_day(self) -> float:
+        """Planned interruptions of a GPU-day: most are maintenance, which grows with the job."""
+        if not self.planned:
+            return 0.0
+        assert self.gpus is not None
+        assert self.days is not None
+        return self.planned / (self.gpus * self.days)
 
     @property
     def rate_error(self) -> float:
@@ -132,6 +139,13 @@ def find_fleet(wanted: str) -> tuple[str, Fleet]:
         return NONE, Fleet("no failures", "none", rate=0.0)
     found = find_table(wanted, FILE, "fleet")
     return found.name, build(Fleet, found.table, found.source, found.name)
+
+
+def apart() -> float:
+    """Return how far the rates of fleets lie apart: standard deviation of their logarithms."""
+    rates = [math.log(find_fleet(name)[1].per_gpu_day) for name in fleet_names()]
+    mean = sum(rates) / len(rates)
+    return math.sqrt(sum((each - mean) ** 2 for each in rates) / (len(rates) - 1))
 
 
 def fleet_names() -> list[str]:

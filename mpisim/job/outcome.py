@@ -16,7 +16,7 @@ from ..base.quantity import Quantity
 from ..experiment.job_choice import JobChoice, seconds
 from .checkpoint import Checkpoint, CheckpointTimes, checkpoint_times
 from .closed_form import expected_time
-from .fleets import Fleet, find_fleet
+from .fleets import DEFAULT, NONE, Fleet, apart, find_fleet
 from .interval import Intervals, best_interval, daly_steps
 from .model import JobModel
 from .monte_carlo import COUNTS, EXACT, FACTORS, PARTS, Runs, simulate_runs
@@ -364,7 +364,7 @@ def job_model(step: Step, cluster: JobCluster, choice: JobChoice) -> tuple[JobMo
     step, cluster, choice
         As of `job_outcome`.
     """
-    fleet_name, fleet = find_fleet(choice.failures)
+    fleet_name, fleet = find_fleet(choice.failures or DEFAULT)
     storage_name, storage = find_storage(choice.storage)
     known = recovery()
     times = checkpoint_times(
@@ -378,7 +378,9 @@ def job_model(step: Step, cluster: JobCluster, choice: JobChoice) -> tuple[JobMo
     each = fleet.per_gpu_day
     if choice.failure_rate is not None:
         each = choice.failure_rate / 1000
-    planned = fleet.planned_per_day if choice.planned is None else choice.planned / 30
+    planned = fleet.planned_per_gpu_day * cluster.gpus
+    if choice.planned is not None:
+        planned = choice.planned / 30
     steps = choice.steps
     if steps is None:
         assert choice.tokens is not None  # one of the two is given
@@ -435,11 +437,14 @@ def _enough_runs(model: JobModel, choice: JobChoice, comm: Intracomm | None) -> 
 def _errors(step: Step, choice: JobChoice, fleet: Fleet) -> dict[str, float]:
     """Return the relative errors of `FACTORS`; what the user gives has none."""
     known = recovery()
+    rate = 0.0
+    if choice.failure_rate is None:
+        rate = math.hypot(fleet.rate_error, apart() if choice.failures is None else 0.0)
     return {
         "step": step.error,
         "detection": known.detection.error if choice.detection is None else 0.0,
         "restart": known.restart.error if choice.restart is None else 0.0,
-        "rate": fleet.rate_error if choice.failure_rate is None else 0.0,
+        "rate": rate,
     }
 
 
@@ -515,8 +520,18 @@ def _assumptions(model: JobModel, choice: JobChoice, parts: _Parts) -> tuple[str
             f"failures as of {parts.fleet_name} ({fleet.title}): {1000 * fleet.per_gpu_day:.3g} of "
             f"1,000 GPU-days ± {fleet.rate_error:.0%}; {fleet.source}"
         )
-    if choice.failures != "none" and not fleet.causes:
+    if choice.failures is None and choice.failure_rate is None:
+        lines.append(
+            f"failures is not given: fleets lie apart by a factor of {math.exp(apart()):.2g} "
+            "(one σ), which the errors cover"
+        )
+    if parts.fleet_name != NONE and not fleet.causes:
         lines.append(f"{parts.fleet_name} does not say why: every failure costs a node")
+    if choice.planned is None and fleet.planned:
+        lines.append(
+            f"planned interruptions as of {parts.fleet_name}: "
+            f"{1000 * fleet.planned_per_gpu_day:.3g} of 1,000 GPU-days"
+        )
     for key, quantity in (
         ("detection", known.detection),
         ("restart", known.restart),

@@ -310,4 +310,6 @@ def _big(value: float) -> str:
         return f"{value / 1e9:.3g} billion"
     if abs(value) >= 1e6:
         return f"{value / 1e6:.3g} million"
+    if abs(value) < 10:
+        return f"{value:.2g}"
     return f"{value:,.0f}"

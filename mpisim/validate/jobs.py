@@ -17,7 +17,7 @@ from ..base.presets import packaged
 from ..base.schema import build
 from ..base.text import aligned
 from ..experiment import load
-from ..job.fleets import find_fleet, fleet_names
+from ..job.fleets import DEFAULT, find_fleet, fleet_names
 from ..job.of_experiment import cluster_of, costs_of, step_of
 from ..job.outcome import JobOutcome, Spread, job_outcome
 from ..mpi.parallel import collective_errors
@@ -279,7 +279,7 @@ def _own(found: Compared) -> str:
     """Return the fleet of the run's own ``[job]``."""
     _, experiment = load(found.job.experiment)
     assert experiment.job is not None
-    return experiment.job.failures
+    return experiment.job.failures or DEFAULT
 
 
 def _number(value: float) -> str:
