@@ -32,6 +32,8 @@ PAPERS = {
     "korthikanti": "arXiv:2205.05198",
     "llama3": "arXiv:2407.21783",
     "deepseek": "arXiv:2412.19437",
+    "bloom": "arXiv:2211.05100",
+    "opt": "arXiv:2205.01068",
 }
 
 

@@ -26,6 +26,7 @@ LAYERS = (
     ("prediction", "replay"),
     ("cost",),
     ("simulate", "sensitivity", "export"),
+    ("job",),
     ("validate", "search", "page"),
     ("cli",),
 )

@@ -37,6 +37,7 @@ COMMANDS = (
     "mpisim.cli.search",
     "mpisim.cli.shard",
     "mpisim.cli.tables",
+    "mpisim.cli.job",
     "mpisim.cli.new",
     "mpisim.cli.list",
     "mpisim.cli.topo",

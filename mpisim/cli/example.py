@@ -50,6 +50,12 @@ MODEL_NOTE = """\
 """
 
 
+JOB_NOTE = """\
+# Of how long the whole training takes, [job] says more (docs/job.md), or the command line:
+#   mpisim job FILE --set job.tokens=2e12
+"""
+
+
 class Example(NamedTuple):
     """An experiment to start from.
 
@@ -137,6 +143,7 @@ def example(
         "[calibration]\n" + _section(CalibrationChoice, {}),
         "[prices]\n" + _section(PriceChoice, {}),
         "[run]\n" + _section(RunChoice, {}),
+        JOB_NOTE,
     ]
     return Example("\n".join(parts), notes)
 

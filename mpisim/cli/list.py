@@ -1,4 +1,4 @@
-"""``mpisim list``: the models, clusters, GPUs, schedules and experiments that have names."""
+"""``mpisim list``: the models, clusters, GPUs, schedules, experiments, … that have names."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def add_parser(subparsers: Any) -> None:
     """Add the parser of ``mpisim list``."""
     parser = subparsers.add_parser(
         "list",
-        help="list models, clusters, GPUs, schedules, experiments",
+        help="list models, clusters, GPUs, schedules, experiments, fleets, storages",
         description="List what an experiment can name: models, clusters, GPUs, pipeline "
-        "schedules; or the example experiments.",
+        "schedules, fleets that fail, storages; or the example experiments.",
         epilog=EXAMPLES,
     )
     parser.add_argument("what", metavar="WHAT", choices=tuple(LISTINGS), help=", ".join(LISTINGS))
@@ -209,10 +209,46 @@ def _experiments() -> Listing:
     return Listing(("name", "cluster", "title"), rows, (0, 1, 2), f"Files: {path(folder)}")
 
 
+def _fleets() -> Listing:
+    from ..job.fleets import find_fleet, fleet_names
+
+    rows = []
+    for name in fleet_names():
+        _, fleet = find_fleet(name)
+        counted = f"{fleet.interruptions}" if fleet.interruptions else "-"
+        rate = (f"{1000 * fleet.per_gpu_day:.3g}", f"{fleet.rate_error:.0%}")
+        rows.append(((name, counted, *rate, fleet.title), fleet.aliases))
+    return Listing(
+        ("name", "failures", "of 1,000 GPU-days", "±", "title"),
+        rows,
+        (0, 4),
+        "How often jobs were interrupted, planned interruptions aside. [job] failures",
+    )
+
+
+def _storages() -> Listing:
+    from ..job.storage import find_storage, storage_names
+
+    rows = []
+    for name in storage_names():
+        _, storage = find_storage(name)
+        rates = (storage.node_write, storage.total_write, storage.node_read, storage.total_read)
+        cells = ("-" if each is None else f"{each.si / 1e9:,.4g}" for each in rates)
+        rows.append(((name, *cells, storage.title), storage.aliases))
+    return Listing(
+        ("name", "node writes", "all write", "node reads", "all read", "title"),
+        rows,
+        (0, 5),
+        "GB/s of checkpoints; what is not given does not limit. [job] storage",
+    )
+
+
 LISTINGS: Mapping[str, Callable[[], Listing]] = {
     "models": _models,
     "clusters": _clusters,
     "gpus": _gpus,
     "schedules": _schedules,
     "experiments": _experiments,
+    "fleets": _fleets,
+    "storages": _storages,
 }

@@ -16,6 +16,7 @@ from .output import (
     check_json,
     check_options,
     check_page,
+    in_detail,
     written,
 )
 
@@ -48,7 +49,9 @@ def add_parser(subparsers: Any) -> None:
         epilog=EXAMPLES,
     )
     parser.add_argument(
-        "file", metavar="FILE", help="a results file, or what mpisim search -o has kept (HDF5)"
+        "file",
+        metavar="FILE",
+        help="a results file, or what mpisim search -o or mpisim job -o has kept (HDF5)",
     )
     add_report_options(parser)
     add_overwrite_option(parser)
@@ -64,25 +67,41 @@ def run(args: argparse.Namespace) -> int:
     check_json(args)
     from ..results import open_results
 
-    if _is_search(args.file):
+    format = _format(args.file)
+    if format == "mpisim-search":
         return _search(args)
+    if format == "mpisim-job":
+        return _job(args)
 
     with open_results(args.file) as results:
         print(written(results, args))
     return 0
 
 
-def _is_search(path: str) -> bool:
-    """Whether a file is a store of ``mpisim search``; whether it is whole, its reader says."""
+def _format(path: str) -> str:
+    """Return what a file says it holds; whether it is whole, its reader says."""
     import h5py
-
-    from ..search.store import FORMAT
 
     try:
         with h5py.File(path, "r") as file:
-            return bool(file.attrs.get("format") == FORMAT)
+            return str(file.attrs.get("format"))
     except OSError:  # the reader of results says what is wrong
-        return False
+        return ""
+
+
+def _job(args: argparse.Namespace) -> int:
+    """Print when a job is done."""
+    from ..base.files import write_json
+    from ..job.store import read_job
+    from ..report.drawing import drawing_for
+    from .launch import without_launcher
+
+    report = read_job(args.file)
+    if args.json is not None:
+        write_json(args.json, {"title": report.title, **report.numbers})
+    drawing = drawing_for(sys.stdout, launched=not without_launcher())
+    print(report.text(drawing, details=in_detail(args)))
+    return 0
 
 
 def _search(args: argparse.Namespace) -> int:

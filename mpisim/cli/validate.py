@@ -7,6 +7,7 @@ from typing import Any
 from . import (
     validate_collectives,
     validate_e2e,
+    validate_job,
     validate_kernels,
     validate_power,
     validate_published,
@@ -22,6 +23,7 @@ KINDS = (
     validate_e2e,
     validate_published,
     validate_power,
+    validate_job,
 )
 
 EXAMPLES = """\
@@ -32,6 +34,7 @@ examples:
   mpirun -n 2 python -m mpisim validate e2e all.csv    measured training steps
   mpisim validate published                        experiments of papers beside their figures
   mpisim validate power                            measured power of training runs
+  mpisim validate job                              published runs of weeks, beside jobs
 """
 
 

@@ -12,6 +12,8 @@ Read in this order.
     The tables as dataclasses: ``[model]``; ``[plan]``; all others.
 ``experiment``, ``program_experiment``
     An experiment of a model, with the figures published of it; one of a program file.
+``job_choice``
+    The job it is a step of, for ``mpisim job`` alone.
 ``model_presets``, ``huggingface``
     Models by name; ``config.json`` → keys of ``[model]``.
 ``load``

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import field, fields
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ..base.errors import InputError, nearest
 from ..base.frozen import frozen
@@ -33,6 +33,9 @@ from .choices import (
 )
 from .models import Model
 from .plan import Plan
+
+if TYPE_CHECKING:
+    from .job_choice import JobChoice
 
 __all__ = ["PUBLISHED_UNITS", "Experiment", "Published", "PublishedFigure", "keys_at_defaults"]
 
@@ -132,6 +135,8 @@ class Experiment:
     run : RunChoice
     published : Published
         What the source of the experiment reports.
+    job : JobChoice, optional
+        The job that it is a step of.
     title : str
     source : str
         The file it was read from, for messages.
@@ -157,6 +162,7 @@ class Experiment:
     prices: PriceChoice = field(default_factory=PriceChoice)
     run: RunChoice = field(default_factory=RunChoice)
     published: Published = field(default_factory=Published)
+    job: JobChoice | None = None
     title: str = "experiment"
     source: str = "experiment"
     defaulted: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)

@@ -74,6 +74,9 @@ TABLES: dict[str, Any] = {
 PUBLISHED = "published"
 """The table of published figures, which chooses nothing."""
 
+JOB = "job"
+"""The table of ``mpisim job``, of which no step depends."""
+
 SEARCH = "search"
 """The table of ``mpisim search``, which says nothing of the experiment itself."""
 
@@ -222,7 +225,7 @@ def experiment_of(
     if not table:
         raise InputError(f"{source}: holds no key; 'mpisim new' writes an experiment to start from")
     table = {key: value for key, value in table.items() if key != SEARCH}
-    allowed = ("title", "model", *TABLES, PUBLISHED, SEARCH)
+    allowed = ("title", "model", *TABLES, PUBLISHED, JOB, SEARCH)
     for key in table:
         if key not in allowed:
             near = _tables_with(key) or one_of(key, allowed)
@@ -241,6 +244,11 @@ def experiment_of(
         for key, cls in TABLES.items()
     }
     published = build(Published, _table(table, PUBLISHED, source), source, PUBLISHED)
+    job = None
+    if JOB in table:
+        from .job_choice import JobChoice
+
+        job = build(JobChoice, _table(table, JOB, source), source, JOB, "docs/job.md explains them")
     return Experiment(
         model=model,
         title=title,
@@ -248,6 +256,7 @@ def experiment_of(
         defaulted=_defaulted(table),
         given=table,
         published=published,
+        job=job,
         config_length=config,
         **parts,
     )

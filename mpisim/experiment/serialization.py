@@ -45,7 +45,12 @@ RELATIVE_PATHS = (
 )
 """Keys with paths relative to the experiment's file."""
 
-NAMES_OR_PATHS = (("cluster", "preset"), ("kernels", "gpu"))
+NAMES_OR_PATHS = (
+    ("cluster", "preset"),
+    ("kernels", "gpu"),
+    ("job", "failures"),
+    ("job", "storage"),
+)
 """Keys with a name, or a path relative to the working folder."""
 
 

@@ -1,0 +1,116 @@
+"""``mpisim job``: when is the whole training done, what does it cost, what is lost to failures?"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from ..base.errors import UsageError
+from .output import (
+    add_json_option,
+    add_monitor_option,
+    add_overwrite_option,
+    add_set_option,
+    check_json,
+    check_outputs,
+)
+
+__all__ = ["add_parser", "run"]
+
+EXAMPLES = """\
+examples:
+  mpisim job llama3-405b-16384-h100                       an experiment with a table [job]
+  mpisim job mine.toml --set job.tokens=2e12              ... or with one made here
+  mpisim job mine.toml --set 'job.failures="meta-rsc-1"' --set 'job.checkpoint_interval="1 h"'
+  mpisim job mine.toml --details                          every part, what it rests on
+  mpisim job mine.toml -o job.h5 && mpisim report job.h5
+  mpirun -n 4 python -m mpisim job mine.toml --runs 100000
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the parser of ``mpisim job``."""
+    parser = subparsers.add_parser(
+        "job",
+        help="print when a whole training job is done, with failures and checkpoints",
+        description="Simulate one step of an experiment, and from it the job of its table [job]: "
+        "many steps, checkpoints between them, failures as of published fleets, restarts. Print "
+        "when it is done, what it costs, where the time goes and how often to checkpoint.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        help="an experiment (TOML), or the name of one of mpisim list experiments",
+    )
+    add_set_option(parser)
+    parser.add_argument(
+        "--allow-oom", action="store_true", help="take a plan that does not fit into memory"
+    )
+    parser.add_argument(
+        "--runs",
+        metavar="N",
+        type=int,
+        help="simulate so many runs of the job (default: as many as make the p95 certain)",
+    )
+    parser.add_argument(
+        "--details", action="store_true", help="print everything: all parts, what it rests on"
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the result (HDF5)")
+    add_json_option(parser)
+    add_overwrite_option(parser)
+    add_monitor_option(parser)
+    parser.set_defaults(run=run, collective=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print when a job is done; the first process prints."""
+    check_outputs(args)
+    if args.overwrite and args.output is None:
+        raise UsageError("--overwrite needs a file to write: -o FILE")
+    from ..experiment import Experiment, load_any
+    from ..mpi.parallel import collective_errors
+    from .launch import without_launcher, world
+
+    comm = world()
+    changes = [*args.set, *(["run.allow_oom=true"] if args.allow_oom else [])]
+    if args.runs is not None:
+        changes.append(f"job.runs={args.runs}")
+    read: tuple[str, Experiment] | None = None
+    with collective_errors(comm):
+        if comm.rank == 0:
+            from ..base.files import check_output
+
+            text, found = load_any(args.file, changes)
+            if not isinstance(found, Experiment):
+                raise UsageError(
+                    f"{args.file}: is of a program, which does not say what a checkpoint holds; "
+                    "mpisim job takes an experiment with a model"
+                )
+            read = text, found
+            check_json(args)
+            if args.output is not None:
+                check_output(args.output, overwrite=args.overwrite)
+    text, experiment = comm.bcast(read, root=0)
+    from ..job.of_experiment import experiment_outcome
+
+    outcome = experiment_outcome(experiment, comm, show=True)
+    with collective_errors(comm):
+        if comm.rank == 0:
+            from ..job.text import JobReport, as_json
+            from ..report.drawing import drawing_for
+
+            numbers = as_json(outcome)
+            if args.json is not None:
+                from ..base.files import write_json
+
+                write_json(args.json, {"title": experiment.title, **numbers})
+            if args.output is not None:
+                from ..job.store import write_job
+
+                write_job(args.output, outcome, experiment.title, text, overwrite=args.overwrite)
+            report = JobReport(experiment.title, numbers)
+            drawing = drawing_for(sys.stdout, launched=not without_launcher())
+            print(report.text(drawing, details=args.details))
+    return 0

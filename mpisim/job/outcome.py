@@ -1,0 +1,576 @@
+"""Step, cluster, ``[job]`` → when the job is done, what it costs and where its time goes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base.errors import InputError
+from ..base.frozen import frozen
+from ..base.quantity import Quantity
+from ..experiment.job_choice import JobChoice, seconds
+from .checkpoint import Checkpoint, CheckpointTimes, checkpoint_times
+from .closed_form import expected_time
+from .fleets import DEFAULT, NONE, Fleet, apart, find_fleet
+from .interval import Intervals, best_interval, daly_steps
+from .model import JobModel
+from .monte_carlo import COUNTS, EXACT, FACTORS, PARTS, Runs, simulate_runs
+from .recovery import recovery
+from .storage import Storage, find_storage
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+__all__ = [
+    "Change",
+    "Costs",
+    "JobCluster",
+    "JobOutcome",
+    "Spread",
+    "Step",
+    "job_model",
+    "job_outcome",
+]
+
+DAY = 86400.0
+
+FIRST_RUNS = 1000
+MOST_RUNS = 16_000
+CERTAIN = 1e-3
+"""Standard error of the p95, as a share of it, with which there are runs enough."""
+
+CHANGE_RUNS = 256
+"""Of each change: with the same random numbers as the job without it."""
+
+HOPELESS = 100.0
+"""Times the undisturbed job: if more is to be expected, the job does not come to an end."""
+
+DOWN = ("detection", "waiting for nodes", "restart", "maintenance")
+"""Parts in which GPUs are idle."""
+
+Floats = NDArray[np.float64]
+
+
+@frozen
+class Step:
+    """One step of the job.
+
+    Attributes
+    ----------
+    seconds : float
+    error : float
+        Relative, one standard deviation.
+    tokens : int
+        Tokens, or samples of a model without.
+    """
+
+    seconds: float
+    error: float = 0.0
+    tokens: int = 1
+
+
+@frozen
+class JobCluster:
+    """What a job needs to know of its cluster and its plan.
+
+    Attributes
+    ----------
+    gpus : int
+        That the job uses.
+    gpus_per_node : int
+    checkpoint : Checkpoint
+    host_bandwidth : float
+        Of a GPU to its host's memory, in B/s.
+    """
+
+    gpus: int
+    gpus_per_node: int
+    checkpoint: Checkpoint
+    host_bandwidth: float
+
+
+@frozen
+class Costs:
+    """What an hour of the cluster costs.
+
+    Attributes
+    ----------
+    watts, idle_watts : float
+        Of the whole building: in a step, and while the job is down.
+    watts_error : float
+        Relative, one standard deviation.
+    pue : float
+        Watts of the building for each of the machines.
+    usd_hour : float, optional
+        Dollars of an hour, electricity not included where it is paid for; None: not known.
+    usd_error : float
+        Of it, relative, one standard deviation.
+    usd_kwh : float
+        Dollars of a kWh where electricity is paid for; else 0.
+    missing : str
+        Why dollars are not known.
+    lines : tuple of str
+        Where the figures are from, for people.
+    """
+
+    watts: float
+    idle_watts: float
+    watts_error: float = 0.0
+    pue: float = 1.0
+    usd_hour: float | None = None
+    usd_error: float = 0.0
+    usd_kwh: float = 0.0
+    missing: str = ""
+    lines: tuple[str, ...] = ()
+
+
+@frozen
+class Spread:
+    """A number over the runs.
+
+    Attributes
+    ----------
+    mean, p5, p50, p95 : float
+    error : float
+        Standard error of the p95, from the order statistics beside it.
+    """
+
+    mean: float
+    p5: float
+    p50: float
+    p95: float
+    error: float
+
+    @classmethod
+    def of(cls, values: Floats) -> Spread:
+        """Values of runs → their spread."""
+        ordered = np.sort(values)
+        n = len(ordered)
+        aside = math.sqrt(n * 0.95 * 0.05)
+        low, high = (int(np.clip(round(0.95 * n + each), 0, n - 1)) for each in (-aside, aside))
+        p5, p50, p95 = np.quantile(ordered, (0.05, 0.5, 0.95))
+        error = float(ordered[high] - ordered[low]) / 2
+        return cls(float(values.mean()), float(p5), float(p50), float(p95), error)
+
+    def times(self, factor: float) -> Spread:
+        """Return the spread of the number times a factor."""
+        return Spread(*(factor * each for each in vars(self).values()))
+
+
+@frozen
+class Change:
+    """What a job takes if one thing of it changes.
+
+    Attributes
+    ----------
+    name : str
+    mean : float
+        Seconds until it is done, in the mean.
+    base : float
+        Without the change, of the same random numbers.
+    """
+
+    name: str
+    mean: float
+    base: float
+
+    @property
+    def relative(self) -> float:
+        """The change of the time."""
+        return self.mean / self.base - 1
+
+
+@frozen
+class JobOutcome:
+    """When a job is done, and where its time goes. Times in seconds, energy in J.
+
+    Attributes
+    ----------
+    step : Step
+    cluster : JobCluster
+    choice : JobChoice
+    model : JobModel
+    fleet : str
+    fleet_table : Fleet
+    storage : str
+    times : CheckpointTimes
+    intervals : Intervals
+    expected : float
+        Time by closed form, about.
+    time : Spread
+        Until it is done.
+    time_with_errors : Spread
+        The same with the errors of the step, of the failure rate and of the recovery.
+    errors : mapping of str to float
+        These errors, relative.
+    goodput : Spread
+        Share of the time that makes steps which count.
+    goodput_with_errors : Spread
+    parts : mapping of str to float
+        Mean seconds of each part of the time.
+    interruptions : Spread
+    counts : mapping of str to float
+        Mean number of failures, planned interruptions, nodes that left, checkpoints.
+    energy, usd : Spread or None
+    changes : tuple of Change
+    costs : Costs or None
+    assumptions : tuple of str
+    runs : Runs
+        Of the one job.
+    """
+
+    step: Step
+    cluster: JobCluster
+    choice: JobChoice
+    model: JobModel
+    fleet: str
+    fleet_table: Fleet
+    storage: str
+    times: CheckpointTimes
+    intervals: Intervals
+    expected: float
+    time: Spread
+    time_with_errors: Spread
+    errors: Mapping[str, float]
+    goodput: Spread
+    goodput_with_errors: Spread
+    parts: Mapping[str, float]
+    interruptions: Spread
+    counts: Mapping[str, float]
+    energy: Spread | None
+    usd: Spread | None
+    changes: tuple[Change, ...]
+    costs: Costs | None
+    assumptions: tuple[str, ...]
+    runs: Runs
+
+    @property
+    def gpu_hours(self) -> Spread:
+        """GPU-hours of the job, spares not included."""
+        return self.time.times(self.cluster.gpus / 3600)
+
+    @property
+    def spare_gpu_hours(self) -> float:
+        """GPU-hours of spares that stand ready, in the mean."""
+        nodes = self.choice.spares or 0
+        return nodes * self.cluster.gpus_per_node * self.time.mean / 3600
+
+
+def job_outcome(
+    step: Step,
+    cluster: JobCluster,
+    choice: JobChoice,
+    costs: Costs | None = None,
+    comm: Intracomm | None = None,
+    *,
+    changes: bool = True,
+) -> JobOutcome:
+    """Step, cluster, ``[job]`` → when the job is done. **Collective.**
+
+    Parameters
+    ----------
+    step : Step
+    cluster : JobCluster
+    choice : JobChoice
+    costs : Costs, optional
+        For energy and dollars.
+    comm : mpi4py.MPI.Intracomm, optional
+        The processes that share the runs; all get the outcome, the same on any number of them.
+    changes : bool
+        Whether to look at what would change it.
+
+    Raises
+    ------
+    InputError
+        For unknown names, and jobs that would not come to an end.
+    """
+    model, parts = job_model(step, cluster, choice)
+    intervals = best_interval(model, choice.seed, comm)
+    if choice.checkpoint_interval is None:
+        model = replace(model, interval=min(intervals.best, model.steps))
+    expected = expected_time(model)
+    if expected > HOPELESS * model.undisturbed:
+        raise InputError(
+            f"job: with a failure every {1 / model.rate / 60:,.1f} min and a checkpoint every "
+            f"{model.interval * model.step / 60:,.1f} min the job would not come to an end"
+        )
+    runs = _enough_runs(model, choice, comm)
+    errors = _errors(step, choice, parts.fleet)
+    with_errors = simulate_runs(
+        [model], runs.parts.shape[1], choice.seed, comm, errors=[errors[name] for name in FACTORS]
+    )
+    time = runs.time[0]
+    mean = runs.parts[0].mean(axis=0)
+    counts = runs.counts[0]
+    energy = usd = None
+    if costs is not None:
+        down = runs.parts[0][:, [PARTS.index(name) for name in DOWN]].sum(axis=1)
+        # Spares stand idle, and are paid for like the others.
+        spares = (choice.spares or 0) * cluster.gpus_per_node / cluster.gpus
+        joules = (time - down) * costs.watts + (down + spares * time) * costs.idle_watts
+        energy = Spread.of(joules)
+        if costs.usd_hour is not None:
+            hours = (1 + spares) * time / 3600
+            usd = Spread.of(hours * costs.usd_hour + joules / 3.6e6 * costs.usd_kwh)
+    return JobOutcome(
+        step=step,
+        cluster=cluster,
+        choice=choice,
+        model=model,
+        fleet=parts.fleet_name,
+        fleet_table=parts.fleet,
+        storage=parts.storage_name,
+        times=parts.times,
+        intervals=intervals,
+        expected=expected,
+        time=Spread.of(time),
+        time_with_errors=Spread.of(with_errors.time[0]),
+        errors=errors,
+        goodput=Spread.of(runs.parts[0][:, 0] / time),
+        goodput_with_errors=Spread.of(with_errors.parts[0][:, 0] / with_errors.time[0]),
+        parts=dict(zip(PARTS, mean.tolist(), strict=True)),
+        interruptions=Spread.of((counts[:, 0] + counts[:, 1]).astype(np.float64)),
+        counts=dict(zip(COUNTS, counts.mean(axis=0).tolist(), strict=True)),
+        energy=energy,
+        usd=usd,
+        changes=_changes(model, step, cluster, choice, comm) if changes else (),
+        costs=costs,
+        assumptions=_assumptions(model, choice, parts),
+        runs=runs,
+    )
+
+
+@frozen
+class _Parts:
+    """What a job is made of."""
+
+    fleet_name: str
+    fleet: Fleet
+    storage_name: str
+    storage: Storage
+    times: CheckpointTimes
+
+
+def job_model(step: Step, cluster: JobCluster, choice: JobChoice) -> tuple[JobModel, _Parts]:
+    """Step, cluster, ``[job]`` → the job in seconds, with Daly's interval if none is given.
+
+    Parameters
+    ----------
+    step, cluster, choice
+        As of `job_outcome`.
+    """
+    fleet_name, fleet = find_fleet(choice.failures or DEFAULT)
+    storage_name, storage = find_storage(choice.storage)
+    known = recovery()
+    times = checkpoint_times(
+        cluster.checkpoint,
+        storage,
+        gpus_per_node=min(cluster.gpus, cluster.gpus_per_node),
+        host_bandwidth=cluster.host_bandwidth,
+        asynchronous=choice.checkpoint == "async",
+        overhead=known.stall.si,
+    )
+    each = fleet.per_gpu_day
+    if choice.failure_rate is not None:
+        each = choice.failure_rate / 1000
+    planned = fleet.planned_per_gpu_day * cluster.gpus
+    if choice.planned is not None:
+        planned = choice.planned / 30
+    steps = choice.steps
+    if steps is None:
+        assert choice.tokens is not None  # one of the two is given
+        steps = math.ceil(choice.tokens / step.tokens)
+    model = JobModel(
+        steps=steps,
+        step=step.seconds,
+        interval=1,
+        stall=times.stall,
+        persist=times.persist,
+        rate=each * cluster.gpus / DAY,
+        shape=choice.failure_shape,
+        planned_rate=planned / DAY,
+        detection=_time(choice, "detection", known.detection),
+        restart=_time(choice, "restart", known.restart) + times.load,
+        rewarmup=choice.rewarmup_steps * (choice.rewarmup_slowdown - 1) * step.seconds,
+        node_share=fleet.node_share,
+        spares=-1 if choice.spares is None else choice.spares,
+        swap=_time(choice, "swap", known.swap),
+        repair=_time(choice, "repair", known.repair),
+        maintenance=_time(choice, "maintenance", known.maintenance),
+    )
+    wanted = daly_steps(model)
+    if choice.checkpoint_interval is not None:
+        asked = round(seconds(choice.checkpoint_interval, "checkpoint_interval") / step.seconds)
+        wanted = min(max(asked, model.least_interval), steps)
+    model = replace(model, interval=wanted)
+    return model, _Parts(fleet_name, fleet, storage_name, storage, times)
+
+
+def _time(choice: JobChoice, key: str, default: Quantity) -> float:
+    """Return the seconds of a key of ``[job]``, or of the data file."""
+    given = getattr(choice, key)
+    return default.si if given is None else seconds(given, key)
+
+
+def _enough_runs(model: JobModel, choice: JobChoice, comm: Intracomm | None) -> Runs:
+    """Return as many runs as are asked for, or as make the p95 certain. **Collective.**"""
+    if choice.runs is not None:
+        return simulate_runs([model], choice.runs, choice.seed, comm)
+    runs = simulate_runs([model], FIRST_RUNS, choice.seed, comm)
+    while True:
+        found = Spread.of(runs.time[0])
+        n = runs.parts.shape[1]
+        if found.error <= CERTAIN * found.p95 or n >= MOST_RUNS:
+            return runs
+        more = simulate_runs([model], n, choice.seed, comm, first=n)
+        runs = Runs(
+            np.concatenate([runs.parts, more.parts], axis=1),
+            np.concatenate([runs.counts, more.counts], axis=1),
+        )
+
+
+def _errors(step: Step, choice: JobChoice, fleet: Fleet) -> dict[str, float]:
+    """Return the relative errors of `FACTORS`; what the user gives has none."""
+    known = recovery()
+    rate = 0.0
+    if choice.failure_rate is None:
+        rate = math.hypot(fleet.rate_error, apart() if choice.failures is None else 0.0)
+    return {
+        "step": step.error,
+        "detection": known.detection.error if choice.detection is None else 0.0,
+        "restart": known.restart.error if choice.restart is None else 0.0,
+        "rate": rate,
+    }
+
+
+def _changes(
+    model: JobModel,
+    step: Step,
+    cluster: JobCluster,
+    choice: JobChoice,
+    comm: Intracomm | None,
+) -> tuple[Change, ...]:
+    """Return what the job takes with one thing better or worse each. **Collective.**"""
+
+    def with_interval(changed: JobModel) -> JobModel:
+        """The interval that is as much Daly's as before, where the user gives none."""
+        if choice.checkpoint_interval is not None:
+            wanted = changed.interval
+        else:
+            wanted = round(changed.interval * daly_steps(changed) / max(daly_steps(model), 1))
+        return replace(changed, interval=min(max(wanted, changed.least_interval), model.steps))
+
+    def stored(factor: float) -> JobModel:
+        """Storage and the way to the hosts so many times as fast."""
+        times = job_model(step, cluster, choice)[1].times
+        faster = replace(
+            model,
+            stall=model.stall / factor,
+            persist=model.persist / factor,
+            restart=model.restart - times.load * (1 - 1 / factor),
+        )
+        return with_interval(faster)
+
+    other: Literal["async", "sync"] = "sync" if choice.checkpoint == "async" else "async"
+    switched = job_model(step, cluster, replace(choice, checkpoint=other))[0]
+    jobs = {
+        "failures half as often": with_interval(replace(model, rate=model.rate / 2)),
+        "failures twice as often": with_interval(replace(model, rate=model.rate * 2)),
+        "detection in half the time": replace(model, detection=model.detection / 2),
+        "restart in half the time": replace(model, restart=model.restart / 2),
+        "storage twice as fast": stored(2.0),
+        "storage a quarter as fast": stored(0.25),
+        f"{'synchronous' if other == 'sync' else 'asynchronous'} checkpoints": (
+            switched
+            if choice.checkpoint_interval is not None
+            else replace(switched, interval=daly_steps(switched))
+        ),
+        "checkpoints twice as often": replace(
+            model, interval=max(model.interval // 2, model.least_interval)
+        ),
+        "checkpoints half as often": replace(model, interval=min(2 * model.interval, model.steps)),
+    }
+    if choice.spares is not None:
+        jobs["twice as many spares"] = replace(model, spares=max(2 * choice.spares, 1))
+    if not model.rate and not model.planned_rate:
+        return ()
+    likely = {
+        name: each
+        for name, each in jobs.items()
+        if expected_time(each) < HOPELESS * each.undisturbed
+    }
+    found = simulate_runs([model, *likely.values()], CHANGE_RUNS, choice.seed, comm, errors=EXACT)
+    base, *others = found.time.mean(axis=1).tolist()
+    changes = [Change(name, mean, base) for name, mean in zip(likely, others, strict=True)]
+    return tuple(sorted(changes, key=lambda each: each.mean))
+
+
+def _assumptions(model: JobModel, choice: JobChoice, parts: _Parts) -> tuple[str, ...]:
+    """Return what the outcome rests on, lines for people."""
+    known = recovery()
+    fleet = parts.fleet
+    lines = []
+    if choice.failure_rate is None:
+        lines.append(
+            f"failures as of {parts.fleet_name} ({fleet.title}): {1000 * fleet.per_gpu_day:.3g} of "
+            f"1,000 GPU-days ± {fleet.rate_error:.0%}; {fleet.source}"
+        )
+    if choice.failures is None and choice.failure_rate is None:
+        lines.append(
+            f"failures is not given: fleets lie apart by a factor of {math.exp(apart()):.2g} "
+            "(one σ), which the errors cover"
+        )
+    if parts.fleet_name != NONE and not fleet.causes:
+        lines.append(f"{parts.fleet_name} does not say why: every failure costs a node")
+    if choice.planned is None and fleet.planned:
+        lines.append(
+            f"planned interruptions as of {parts.fleet_name}: "
+            f"{1000 * fleet.planned_per_gpu_day:.3g} of 1,000 GPU-days"
+        )
+    for key, quantity in (
+        ("detection", known.detection),
+        ("restart", known.restart),
+        ("swap", known.swap),
+        ("maintenance", known.maintenance),
+    ):
+        if getattr(choice, key) is None:
+            lines.append(
+                f"{key} = {quantity.si / 60:g} min ± {quantity.error:.0%} (default): "
+                f"{quantity.source}"
+            )
+    if choice.spares is None:
+        lines.append("spares: one is always ready (default)")
+    elif choice.repair is None:
+        lines.append(
+            f"repair = {known.repair.si / 3600:g} h ± {known.repair.error:.0%} (default): "
+            f"{known.repair.source}"
+        )
+    rates = {
+        name: getattr(parts.storage, name)
+        for name in ("node_write", "total_write", "node_read", "total_read")
+    }
+    given = ", ".join(
+        f"{name} {each.value:g} {each.unit} ± {each.error:.0%}"
+        for name, each in rates.items()
+        if each is not None
+    )
+    lines.append(f"storage {parts.storage_name} ({parts.storage.title}): {given}")
+    if choice.checkpoint == "async":
+        lines.append(
+            f"a checkpoint stalls {known.stall.si:g} s ± {known.stall.error:.0%} beside the copy "
+            f"to the hosts: {known.stall.source}"
+        )
+    if choice.checkpoint_interval is not None:
+        asked = seconds(choice.checkpoint_interval, "checkpoint_interval")
+        if model.least_interval * model.step > asked + model.step:
+            lines.append(
+                f"checkpoint_interval = {choice.checkpoint_interval!r} is less than the "
+                f"{model.persist:,.0f} s in which one becomes whole: one after the other"
+            )
+    lines.append("every step takes the same time: [variation] says how GPUs and kernels vary in it")
+    return tuple(lines)

@@ -1,0 +1,72 @@
+"""Files of jobs: all that the report says, and every run.
+
+attributes   title, numbers (JSON, as `mpisim.job.text.as_json`)
+runs/        a column a part of the time (s), and one a count
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from ..base.errors import InputError
+from ..base.hdf5 import create_file, open_file, read_texts, write_column, write_texts
+from .monte_carlo import COUNTS, PARTS
+from .outcome import JobOutcome
+from .text import JobReport, as_json
+
+__all__ = ["FORMAT", "read_job", "write_job"]
+
+FORMAT, VERSION = "mpisim-job", 1
+
+
+def write_job(
+    path: str | Path, outcome: JobOutcome, title: str, text: str = "", *, overwrite: bool = False
+) -> None:
+    """Write a job; the file appears whole or not at all. Local.
+
+    Parameters
+    ----------
+    path : str or Path
+    outcome : JobOutcome
+    title : str
+        Of the experiment.
+    text : str
+        The experiment, to be kept.
+    overwrite : bool
+        Whether a file of that name may be replaced.
+
+    Raises
+    ------
+    OutputError
+        If it cannot be written.
+    """
+    with create_file(path, FORMAT, VERSION, overwrite=overwrite) as file:
+        write_texts(file, "title", [title])
+        write_texts(file, "experiment", [text])
+        write_texts(file, "numbers", [json.dumps(as_json(outcome))])
+        group = file.create_group("runs")
+        for number, name in enumerate(PARTS):
+            column = np.ascontiguousarray(outcome.runs.parts[0][:, number])
+            write_column(group, name.replace(" ", "_"), column, "s")
+        for number, name in enumerate(COUNTS):
+            column = np.ascontiguousarray(outcome.runs.counts[0][:, number])
+            write_column(group, name.replace(" ", "_"), column)
+
+
+def read_job(path: str | Path) -> JobReport:
+    """File of a job → what is said of it. Local.
+
+    Raises
+    ------
+    InputError
+        If it is no whole file of this format.
+    """
+    with open_file(path, FORMAT, VERSION) as file:
+        try:
+            numbers = json.loads(read_texts(file, "numbers", 1)[0])
+            return JobReport(read_texts(file, "title", 1)[0], dict(numbers))
+        except (LookupError, TypeError, ValueError) as error:
+            raise InputError(f"the job kept in it is damaged: {error}") from error
