@@ -18,7 +18,7 @@ from mpisim.base.errors import InputError, OutputError
 from mpisim.base.toml import toml_value
 from mpisim.experiment import read
 from mpisim.experiment.load import experiment_of
-from mpisim.prediction.extrapolation import step_time
+from mpisim.prediction.extrapolation import MAX_EXTRAPOLATION_ERROR, step_time
 from mpisim.prediction.hardware import hardware_of
 from mpisim.search import answer, explore, read_search, read_store, write_store
 from mpisim.search.answer import answer_lines
@@ -46,6 +46,8 @@ def tables(rng: random.Random) -> dict[str, Any]:
             "tp": rng.choice([1, 2, 4]),
             "pp": rng.choice([1, 2, 4, 8]),
             "ep": rng.choice([1, 1, 2]),
+            "cp": rng.choice([1, 1, 2, 4]),
+            "cp_style": rng.choice(["ring", "all-gather", "pytorch"]),
             "micro_batch": rng.choice([1, 2]),
             "recompute": rng.choice(["none", "selective", "full"]),
             "zero": rng.choice([0, 1, 2, 3]),
@@ -68,7 +70,7 @@ def tables(rng: random.Random) -> dict[str, Any]:
 
 def test_no_step_is_faster_than_its_bound():
     rng, bounds, checked = random.Random(1), StepBounds(), 0
-    tightest = 0.0
+    tightest, loosest = 0.0, 1.0
     while checked < 40:
         found = tables(rng)
         try:
@@ -78,9 +80,15 @@ def test_no_step_is_faster_than_its_bound():
         except InputError:
             continue
         assert 0 < bound <= step, found
+        closer = step_time(experiment, MPI.COMM_SELF, beyond=lambda least: True)
+        assert closer.is_bound
+        assert bound <= closer.picoseconds * (1 + MAX_EXTRAPOLATION_ERROR)
+        assert closer.picoseconds <= step, found
         tightest = max(tightest, bound / step)
+        loosest = min(loosest, closer.picoseconds / step)
         checked += 1
     assert tightest > 0.5  # it is of use
+    assert loosest > 0.8
 
 
 def test_random_factors_leave_no_bound():

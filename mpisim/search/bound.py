@@ -17,10 +17,13 @@ Durations are those that the simulation uses: of one kernel alone, on the fastes
 Nothing makes a kernel faster there: what overlaps slows it, stragglers slow it. Random factors
 could; with these there is no bound (0).
 
-f, b and g also hold the communications of tensor and expert parallelism that the next kernel of the
-pass waits for, as long as each takes alone on the network: sharing links only makes them longer.
-The last one of a pass may be beside the kernels of the next, so the longest of each pass is left
-out; where passes of two micro-batches take turns, all are.
+f, b and g also hold the communications of operators (of tensor, context and expert parallelism), as
+long as each takes alone on the network: sharing links only makes them longer. What an operator
+starts waits for the kernels and communications before it, and the next operator for all of it; in
+between some communications run beside kernels (rings of context parallelism, chunks of products).
+So the time of an operator is its longest chain of tasks (`_Price.chain`), and times of operators
+add up. The exception are passes of two micro-batches that take turns, which run beside the
+communications of each other: no communication counts there.
 
 Kernels depend on few keys of a plan, so their sums are kept by these (`StepBounds`): a bound of
 another number of stages or micro-batches costs some additions.
@@ -34,6 +37,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..base.errors import InputError
 from ..experiment import Experiment, Plan, Transformer
@@ -43,12 +47,12 @@ from ..prediction.hardware import Hardware, with_convolutions
 from ..prediction.network import network_of
 from ..prediction.prepared import kernel_models, with_step_constants
 from ..program import Operation
-from ..schedules import SCHEDULES
+from ..schedules import SCHEDULES, PipelineSize, check_interleaved
 from ..topo import Network
 from ..workloads import lay_out
 from ..workloads.grid import Grid
 from ..workloads.layout import ModelChunk, split_layers
-from ..workloads.operators import Communicate, Compute, Layer, Task
+from ..workloads.operators import BackwardPart, Communicate, Compute, Layer, Task
 from ..workloads.operators import Network as LayerStack
 from ..workloads.recomputation import recomputed_layers, recomputed_operators
 
@@ -75,12 +79,16 @@ NOT_OF_KERNELS = (
 """Keys of a plan that no kernel of a layer depends on."""
 
 
-BLOCKING_AXES = ("tp", "etp", "ep", "etp-ep")
+AXES = ("tp", "cp", "etp", "ep", "etp-ep")
 """Axes whose communications belong to operators."""
 
 
+PARTS: tuple[BackwardPart, BackwardPart] = ("input", "weight")
+"""Of the backward, where it is split."""
+
+
 class _LayerTimes(NamedTuple):
-    """Kernels of one micro-batch on a layer, in ps."""
+    """Kernels and communications of one micro-batch on a layer, in ps."""
 
     forward: int
     backward: int
@@ -90,12 +98,10 @@ class _LayerTimes(NamedTuple):
     """Where the whole layer is recomputed."""
     selected: int
     """Where it is not, but some of its operators are."""
-    longest: int
-    """Communication among these."""
 
 
 class _ChunkTimes(NamedTuple):
-    """Kernels of one micro-batch on a chunk of the model, in ps."""
+    """Kernels and communications of one micro-batch on a chunk of the model, in ps."""
 
     forward: int
     whole: int
@@ -135,6 +141,8 @@ class StepBounds:
                 f"plan.global_batch is {plan.global_batch}, no multiple of dp × micro_batch = "
                 f"{grid.dp} × {plan.micro_batch}"
             )
+        if SCHEDULES[plan.schedule].interleaved:  # else found out only where it is laid out
+            check_interleaved(PipelineSize(plan.pp, batch, plan.vpp, plan.pp, plan.ep_overlap))
         experiment = with_convolutions(experiment, hardware.named)
         least = 0
         for network, layers in self._layers(experiment, hardware, grid):
@@ -202,19 +210,27 @@ class _Price:
         self._layers: dict[Hashable, _LayerTimes] = {}
 
     def classes_of(self, grid: Grid) -> Classes:
-        """Return the classes of communicators of a grid, along the axes whose messages block."""
+        """Return the classes of communicators of a grid, along the axes of operators.
+
+        Those of neighbours in a ring have ``":pairs"`` behind the name of the axis.
+        """
         found = self._classes.get(grid)
         if found is None:
             made = {}
-            for axis in BLOCKING_AXES:
+            for axis in AXES:
                 members = grid.groups(axis)
-                n, size = members.shape
-                if size > 1:
-                    index = np.arange(n + 1, dtype=np.int64) * size
-                    flat = members.reshape(-1).astype(np.int32)
-                    made[axis] = tuple(self._network.group_classes(index, flat)[1])
+                if members.shape[1] > 1:
+                    pairs = np.stack([members, np.roll(members, -1, axis=1)], axis=2)
+                    made[axis] = self._classes_of(members)
+                    made[f"{axis}:pairs"] = self._classes_of(pairs.reshape(-1, 2))
             found = self._classes[grid] = made
         return found
+
+    def _classes_of(self, members: NDArray[np.int64]) -> tuple[Hashable, ...]:
+        n, size = members.shape
+        index = np.arange(n + 1, dtype=np.int64) * size
+        flat = members.reshape(-1).astype(np.int32)
+        return tuple(self._network.group_classes(index, flat)[1])
 
     def layer(self, plan: Plan, layer: Layer, classes: Classes) -> _LayerTimes:
         """Return the times of a layer."""
@@ -224,30 +240,58 @@ class _Price:
         key = (operators, len(again), selective, tuple(classes.items()))
         found = self._layers.get(key)
         if found is None:
-            forward = [self._tasks(each.forward, classes) for each in operators]
-            backward = [self._tasks(each.backward, classes) for each in operators]
-            tasks = [task for each in operators for task in (*each.forward, *each.backward)]
+            forward = [self.chain(each.forward, classes) for each in operators]
+            inputs, weights = (
+                [self.chain(each.backward_part(part), classes) for each in operators]
+                for part in PARTS
+            )
             found = self._layers[key] = _LayerTimes(
                 forward=sum(forward),
-                backward=sum(backward),
-                inputs=sum(self._tasks(each.backward_part("input"), classes) for each in operators),
-                again=sum(self._tasks(each.forward, classes) for each in again),
+                # In one pass or in two, whichever is sooner.
+                backward=sum(
+                    min(self.chain(each.backward, classes), one + other)
+                    for each, one, other in zip(operators, inputs, weights, strict=True)
+                ),
+                inputs=sum(inputs),
+                again=sum(self.chain(each.forward, classes) for each in again),
                 selected=sum(
                     time for time, each in zip(forward, operators, strict=True) if each.selective
                 )
                 if selective
                 else 0,
-                longest=max((self._communication(task, classes) for task in tasks), default=0),
             )
         return found
 
-    def _tasks(self, tasks: Sequence[Task], classes: Classes) -> int:
-        return sum(
-            self._kernel(task.kernel)
-            if isinstance(task, Compute)
-            else self._communication(task, classes)
-            for task in tasks
-        )
+    def chain(self, tasks: Sequence[Task], classes: Classes) -> int:
+        """Return how long what an operator starts takes until the next one can begin.
+
+        As `mpisim.workloads.blocks.BlockBuilder` writes tasks: kernels one after another, each
+        after the latest communication without a token and after those whose tokens it names;
+        communications of a group likewise, each after the kernel before it or after its tokens.
+        Tokens that outlive the operator are not waited for here.
+        """
+        kernels = pending = 0
+        tokens: dict[str, int] = {}
+        streams: dict[str, int] = {}
+        for task in tasks:
+            if isinstance(task, Compute):
+                arrived = (tokens[each] for each in task.after if each in tokens)
+                kernels = max(kernels, pending, *arrived, 0) + self._kernel(task.kernel)
+            elif isinstance(task, Communicate):
+                time = self._communication(task, classes)
+                if task.after is None:
+                    start = max(kernels, pending)
+                else:
+                    start = max((tokens[each] for each in task.after if each in tokens), default=0)
+                    if not any(each in tokens for each in task.after):
+                        continue  # it may begin before the operator does
+                end = max(start, streams.get(task.group, 0)) + time
+                streams[task.group] = end
+                if not task.token:
+                    pending = end
+                elif not task.carried:
+                    tokens[task.token] = end
+        return max(kernels, pending, *tokens.values(), 0)
 
     def _kernel(self, kernel: Kernel) -> int:
         found = self._known.get(kernel)
@@ -256,18 +300,17 @@ class _Price:
             self._known[kernel] = found
         return found
 
-    def _communication(self, task: Task, classes: Classes) -> int:
-        """Return how long a task takes alone if the next kernel waits for it, else 0."""
-        if not isinstance(task, Communicate) or task.token or task.after is not None:
+    def _communication(self, task: Communicate, classes: Classes) -> int:
+        """Return how long a communication takes alone; 0 where nothing is known."""
+        ring = task.operation is Operation.SEND_RECV
+        group = classes.get(f"{task.group}:pairs" if ring else task.group)
+        if group is None:
             return 0
-        if task.group not in classes or task.operation is Operation.SEND_RECV:
-            return 0
-        key = (task.operation, task.bytes, classes[task.group])
+        key = (task.operation, task.bytes, group)
         found = self._communications.get(key)
         if found is None:
             found = min(
-                self._network.price(task.operation, task.bytes, each).duration
-                for each in classes[task.group]
+                self._network.price(task.operation, task.bytes, each).duration for each in group
             )
             self._communications[key] = found
         return found
@@ -288,14 +331,8 @@ def _times_of_chunks(
         recomputed = sum(
             each.again if whole else each.selected for each, whole in zip(own, again, strict=True)
         )
-        longest = max((each.longest for each in own), default=0)
         found.append(
-            _ChunkTimes(
-                forward - longest,
-                forward + backward + recomputed - 3 * longest,  # gradients of weights: a third pass
-                inputs - longest,
-                backward - inputs + longest,
-            )
+            _ChunkTimes(forward, forward + backward + recomputed, inputs, max(0, backward - inputs))
         )
     assert at == len(network.layers)
     return found

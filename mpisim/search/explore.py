@@ -3,8 +3,10 @@
 1. **Screen** every candidate: do model, plan and cluster go together, and how fast could its step
    be at best (`bound`)? Candidates are shared out to the processes.
 2. **Rounds**, best first. Of the candidates that can still matter, those that could be best are
-   taken and shared out. Each is judged by the memory model and, where it fits, simulated.
-   All processes then learn what was found.
+   taken and shared out. Each is judged by the memory model and, where it fits, simulated: first
+   as if nothing slowed anything else, which takes little time and is a bound closer than the first
+   (`mpisim.prediction.extrapolation`), and if it can still matter then, in full. All processes
+   then learn what was found.
 3. A candidate can no longer matter if `top` simulated ones are better in the first objective than
    it can be, and some simulated one is as good in every objective as it can be, and better in one.
    The search ends when none is left that can.
@@ -19,7 +21,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Hashable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,9 +158,9 @@ def explore(
                 return records
             some = open_ones[:size]
             mine = some[comm.rank :: comm.size]
-            found: list[Found] = []
+            found: list[_Found] = []
             with collective_errors(comm):
-                found = _judged(space, candidates, mine, networks)
+                found = _judged(space, candidates, records, mine, networks)
             _merge(records, some, comm.allgather(found))
             size = min(2 * size, LARGEST_ROUND)
             _told(records, comm, each_round)
@@ -180,20 +182,32 @@ def undecided(space: SearchSpace, records: Records) -> NDArray[np.int64]:
     records : Records
     """
     open_ones = records.numbers(Status.BOUNDED)
-    done = records.numbers(Status.SIMULATED)
     could_be = least_values(space, records, open_ones)
-    matters = np.ones(len(open_ones), bool)
-    if len(done) >= space.choice.top:
-        values = least_values(space, records, done)
-        # As if what is known were worse by the slack: negative values shrink, others grow.
-        worse = np.where(values < 0, values / SLACK, values * SLACK)
-        last = np.partition(worse[:, 0], space.choice.top - 1)[space.choice.top - 1]
-        matters = could_be[:, 0] <= last
-        if values.shape[1] > 1:
-            matters |= ~dominated(could_be, worse)
+    matters = _Rivals(space, records).left_to(could_be)
     kept = open_ones[matters]
     order = np.lexsort((kept, could_be[matters, 0]))
     return kept[order]
+
+
+class _Rivals:
+    """The simulated candidates that others have to be as good as."""
+
+    def __init__(self, space: SearchSpace, records: Records) -> None:
+        done, top = records.numbers(Status.SIMULATED), space.choice.top
+        values = least_values(space, records, done)
+        # As if what is known were worse by the slack: negative values shrink, others grow.
+        self._worse = np.where(values < 0, values / SLACK, values * SLACK)
+        self._enough = len(done) >= top
+        self._last = np.partition(self._worse[:, 0], top - 1)[top - 1] if self._enough else np.inf
+
+    def left_to(self, could_be: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Return which candidates can still matter, given the best that they can be."""
+        if not self._enough:
+            return np.ones(len(could_be), bool)
+        matters = could_be[:, 0] <= self._last
+        if could_be.shape[1] > 1:
+            matters |= ~dominated(could_be, self._worse)
+        return np.asarray(matters, bool)
 
 
 # --- screening ------------------------------------------------------------------------------------
@@ -228,43 +242,91 @@ def _screened(space: SearchSpace, candidates: Candidates, comm: Intracomm, show:
 
 # --- rounds ---------------------------------------------------------------------------------------
 
-Found = tuple[int, int, int, int, int]
-"""Candidate, status, step in ps, peak in bytes, tokens."""
+
+class _Found(NamedTuple):
+    """What was found of a candidate.
+
+    Attributes
+    ----------
+    number, status : int
+        Of the candidate.
+    time : int
+        Of its step, in ps; a bound of it where it was not simulated in full.
+    peak : int
+        Bytes.
+    tokens : int
+        Of a step.
+    """
+
+    number: int
+    status: Status
+    time: int = 0
+    peak: int = 0
+    tokens: int = 0
 
 
 def _judged(
-    space: SearchSpace, candidates: Candidates, numbers: NDArray[np.int64], networks: NetworkCache
-) -> list[Found]:
-    """Judge and simulate candidates. Local."""
-    from mpi4py import MPI
-
-    choice = space.choice
-    found: list[Found] = []
+    space: SearchSpace,
+    candidates: Candidates,
+    records: Records,
+    numbers: NDArray[np.int64],
+    networks: NetworkCache,
+) -> list[_Found]:
+    """Judge and simulate candidates, given what is known as the round begins. Local."""
+    rivals = _Rivals(space, records)
+    found = []
     for number in numbers.tolist():
         try:
-            experiment, _ = candidates.experiment(number)
-            memory = verdict(experiment)
-            if memory.headroom < choice.memory_headroom * GIB:
-                found.append((number, Status.TOO_LARGE, 0, memory.peak, 0))
-                continue
-            step = step_time(experiment, MPI.COMM_SELF, networks=networks, memory=memory)
+            found.append(_judged_one(space, candidates, records, number, rivals, networks))
         except InputError:
-            found.append((number, Status.INVALID, 0, 0, 0))
-            continue
-        slow = choice.max_step_time is not None and (
-            step.picoseconds * 1e-12 > choice.max_step_time
-        )
-        status = Status.TOO_SLOW if slow else Status.SIMULATED
-        found.append((number, status, step.picoseconds, memory.peak, step.tokens))
+            found.append(_Found(number, Status.INVALID))
     return found
 
 
-def _merge(records: Records, some: NDArray[np.int64], parts: list[list[Found]]) -> None:
+def _judged_one(
+    space: SearchSpace,
+    candidates: Candidates,
+    records: Records,
+    number: int,
+    rivals: _Rivals,
+    networks: NetworkCache,
+) -> _Found:
+    from mpi4py import MPI
+
+    choice = space.choice
+    longest = np.inf if choice.max_step_time is None else choice.max_step_time
+    one = np.array([number])
+
+    def beyond(least: int) -> bool:
+        """Whether the candidate cannot matter, if its step takes so long or longer."""
+        records.bound[number] = max(int(records.bound[number]), least)
+        left = rivals.left_to(least_values(space, records, one))[0]
+        return bool(least * 1e-12 > longest or not left)
+
+    experiment, _ = candidates.experiment(number)
+    memory = verdict(experiment)
+    records.peak[number] = memory.peak
+    if memory.headroom < choice.memory_headroom * GIB:
+        return _Found(number, Status.TOO_LARGE, peak=memory.peak)
+    bound = int(records.bound[number])
+    if beyond(bound):  # now that its memory is known
+        return _Found(number, Status.BOUNDED, bound, memory.peak)
+    step = step_time(experiment, MPI.COMM_SELF, networks=networks, memory=memory, beyond=beyond)
+    slow = step.picoseconds * 1e-12 > longest
+    if step.is_bound:
+        status = Status.OVER_LIMIT if slow else Status.BOUNDED
+    else:
+        status = Status.TOO_SLOW if slow else Status.SIMULATED
+    return _Found(number, status, step.picoseconds, memory.peak, step.tokens)
+
+
+def _merge(records: Records, some: NDArray[np.int64], parts: list[list[_Found]]) -> None:
     """Enter what the processes have found into the records."""
     found = [each for part in parts for each in part]
-    assert sorted(each[0] for each in found) == sorted(some.tolist())
-    for number, status, step, peak, tokens in found:
-        records.status[number] = status
-        records.step[number], records.peak[number] = step, peak
+    assert sorted(each.number for each in found) == sorted(some.tolist())
+    for number, status, time, peak, tokens in found:
+        records.status[number], records.peak[number] = status, peak
         if status in (Status.SIMULATED, Status.TOO_SLOW):
-            records.tokens[number] = tokens
+            records.step[number], records.tokens[number] = time, tokens
+        elif time:
+            records.bound[number] = max(int(records.bound[number]), time)
