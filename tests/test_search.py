@@ -18,8 +18,14 @@ from mpisim.base.errors import InputError, OutputError
 from mpisim.base.toml import toml_value
 from mpisim.experiment import read
 from mpisim.experiment.load import experiment_of
-from mpisim.prediction.extrapolation import MAX_EXTRAPOLATION_ERROR, step_time
+from mpisim.prediction.extrapolation import (
+    MAX_EXTRAPOLATION_ERROR,
+    least_step_time,
+    step_time,
+)
 from mpisim.prediction.hardware import hardware_of
+from mpisim.prediction.memory_fit import verdict
+from mpisim.prediction.network import NetworkCache
 from mpisim.search import answer, explore, read_search, read_store, write_store
 from mpisim.search.answer import answer_lines
 from mpisim.search.bound import StepBounds
@@ -80,12 +86,12 @@ def test_no_step_is_faster_than_its_bound():
         except InputError:
             continue
         assert 0 < bound <= step, found
-        closer = step_time(experiment, MPI.COMM_SELF, beyond=lambda least: True)
-        assert closer.is_bound
-        assert bound <= closer.picoseconds * (1 + MAX_EXTRAPOLATION_ERROR)
-        assert closer.picoseconds <= step, found
+        memory = verdict(experiment)
+        closer = least_step_time(experiment, MPI.COMM_SELF, NetworkCache(), memory)
+        assert bound <= closer * (1 + 2 * MAX_EXTRAPOLATION_ERROR), found
+        assert closer <= step, found
         tightest = max(tightest, bound / step)
-        loosest = min(loosest, closer.picoseconds / step)
+        loosest = min(loosest, closer / step)
         checked += 1
     assert tightest > 0.5  # it is of use
     assert loosest > 0.8

@@ -19,12 +19,11 @@ reduced in every micro-batch, which couples its stages so loosely that a lead ma
 rounds, and in ZB-H1, where the set of communications that share links, and of kernels beside them,
 goes on changing from round to round.
 
-Who looks for the best of many steps need not know how long the others are, only that they are
+Who looks for the best of many steps need not know how long most of them are, only that they are
 longer. A step in which no communication waits for a link and no kernel is slowed takes no longer
 than with both: the order of rows is that of the program, so all times are maxima of sums of
-durations, and no duration is less. It is simulated in one pass of dataflow, a fraction of the work.
-So callers of `step_time` can say which times are `beyond` what matters to them, and are given that
-pass's time, a lower bound, of steps that are.
+durations, and no duration is less. It is simulated in one pass of dataflow, a fraction of the work:
+`least_step_time`.
 """
 
 from __future__ import annotations
@@ -36,9 +35,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import engine
 from ..base.frozen import frozen
-from ..engine import Run
+from ..engine import Run, simulate
 from ..experiment import Experiment, Plan
 from ..memory import Verdict
 from ..mpi.reductions import allreduce_max
@@ -61,6 +59,7 @@ __all__ = [
     "busy_times",
     "extrapolate",
     "is_periodic",
+    "least_step_time",
     "shortened_run",
     "shortened_runs",
     "shortest_runs",
@@ -111,15 +110,12 @@ class StepTime:
         Tokens (images, samples) of the step.
     rounds : Rounds or None
         What it was worked out from; None if all micro-batches were simulated.
-    is_bound : bool
-        Whether the step takes that long or longer, which is all that was asked.
     """
 
     picoseconds: int
     memory: Verdict
     tokens: int
     rounds: ShortenedRun | None
-    is_bound: bool = False
 
     @property
     def assumption(self) -> str:
@@ -285,7 +281,6 @@ def step_time(
     every: bool = False,
     networks: NetworkCache | None = None,
     memory: Verdict | None = None,
-    beyond: Callable[[int], bool] | None = None,
 ) -> StepTime:
     """Return how long a step of an experiment takes. **Collective.**
 
@@ -301,65 +296,86 @@ def step_time(
         Shared by the steps that one caller compares; they are faster then.
     memory : Verdict, optional
         Whether it fits, where that is known; nothing is refused then.
-    beyond : callable, optional
-        ps that the step takes at least → whether that is all the caller needs to know.
 
     Raises
     ------
     InputError
         As `mpisim.prediction.prepared.prepare`.
     """
+
+    def run(prepared: PreparedExperiment) -> Run:
+        return execute(prepared, comm)[0]
+
     networks = networks or NetworkCache()
-    for rounds in [] if every else shortened_runs(experiment):
+    tries = [] if every else shortened_runs(experiment)
+    return _step_time(experiment, comm, run, tries, constants, networks, memory)
+
+
+def least_step_time(
+    experiment: Experiment, comm: Intracomm, networks: NetworkCache, memory: Verdict
+) -> int:
+    """Return a time below which the step of an experiment cannot be, in ps. **Collective.**
+
+    It is that of a step in which nothing slows anything else, mostly a few percent less. Where it
+    is extrapolated it is less by `MAX_EXTRAPOLATION_ERROR`.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    comm : mpi4py.MPI.Intracomm
+    networks, memory
+        As for `step_time`.
+
+    Raises
+    ------
+    InputError
+        As `mpisim.prediction.prepared.prepare`.
+    """
+
+    def run(prepared: PreparedExperiment) -> Run:
+        return simulate(prepared.program, comm, network=prepared.network, contention=False)
+
+    found = _step_time(experiment, comm, run, shortened_runs(experiment), None, networks, memory)
+    exact = found.rounds is None
+    return int(found.picoseconds * (1 if exact else 1 - MAX_EXTRAPOLATION_ERROR))
+
+
+def _step_time(
+    experiment: Experiment,
+    comm: Intracomm,
+    run: Callable[[PreparedExperiment], Run],
+    tries: Sequence[ShortenedRun],
+    constants: StepConstants | None,
+    networks: NetworkCache,
+    memory: Verdict | None,
+) -> StepTime:
+    """Return how long a step takes, of runs of it or of shorter ones. **Collective.**"""
+    for rounds in tries:
         memory = verdict(experiment) if memory is None else memory
-        prepared = prepare(
-            with_micro_batches(experiment, rounds.first), constants, memory, networks
-        )
-        pair = [prepared, prepared.with_micro_batches(rounds.second)]
-        found = _extrapolated(pair, rounds, comm, memory, beyond)
+        shorter = with_micro_batches(experiment, rounds.first)
+        first = prepare(shorter, constants, memory, networks)
+        found = _extrapolated(first, rounds, comm, run)
         if found is not None:
-            return found
+            tokens = first.workload.tokens // rounds.first * rounds.whole
+            return StepTime(found, memory, tokens, rounds)
     prepared = prepare(experiment, constants, memory, networks)
-    if beyond is not None:
-        least = _alone(prepared, comm).step_time
-        if beyond(least):
-            return StepTime(least, prepared.memory, prepared.workload.tokens, None, True)
-    run, _ = execute(prepared, comm)
-    return StepTime(run.step_time, prepared.memory, prepared.workload.tokens, None)
+    return StepTime(run(prepared).step_time, prepared.memory, prepared.workload.tokens, None)
 
 
 def _extrapolated(
-    pair: Sequence[PreparedExperiment],
+    first: PreparedExperiment,
     rounds: ShortenedRun,
     comm: Intracomm,
-    memory: Verdict,
-    beyond: Callable[[int], bool] | None,
-) -> StepTime | None:
-    """Return the time of a step from two shorter ones; None if they do not tell it."""
-    tokens = pair[1].workload.tokens // rounds.second * rounds.whole
-    if beyond is not None:
-        alone = [_alone(each, comm) for each in pair]
-        found = _further(pair, alone, rounds, comm)
-        least = 0 if found is None else int(found * (1 - MAX_EXTRAPOLATION_ERROR))
-        if least and beyond(least):
-            return StepTime(least, memory, tokens, rounds, True)
-    found = _further(pair, [execute(each, comm)[0] for each in pair], rounds, comm)
-    return None if found is None else StepTime(round(found), memory, tokens, rounds)
-
-
-def _alone(prepared: PreparedExperiment, comm: Intracomm) -> Run:
-    """Return the run in which nothing slows anything else. **Collective.**"""
-    return engine.simulate(prepared.program, comm, network=prepared.network, contention=False)
-
-
-def _further(
-    pair: Sequence[PreparedExperiment], runs: Sequence[Run], rounds: ShortenedRun, comm: Intracomm
-) -> float | None:
-    """Return the time of a step from runs of two shorter ones, in ps; None if they do not tell."""
-    loads = [
-        allreduce_max(busy_times(each, run), comm) for each, run in zip(pair, runs, strict=True)
-    ]
-    first, second = (run.step_time for run in runs)
-    if not is_periodic(loads[0], loads[1], (first, second), rounds):
+    run: Callable[[PreparedExperiment], Run],
+) -> int | None:
+    """Return the time of a step from two shorter ones, in ps; None if they do not tell it."""
+    times: list[int] = []
+    loads: list[Ints] = []
+    for prepared in (first, first.with_micro_batches(rounds.second)):
+        done = run(prepared)
+        times.append(done.step_time)
+        loads.append(allreduce_max(busy_times(prepared, done), comm))
+    one, other = times
+    if not is_periodic(loads[0], loads[1], (one, other), rounds):
         return None
-    return extrapolate(first, second, rounds)
+    return round(extrapolate(one, other, rounds))

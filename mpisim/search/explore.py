@@ -3,10 +3,10 @@
 1. **Screen** every candidate: do model, plan and cluster go together, and how fast could its step
    be at best (`bound`)? Candidates are shared out to the processes.
 2. **Rounds**, best first. Of the candidates that can still matter, those that could be best are
-   taken and shared out. Each is judged by the memory model and, where it fits, simulated: first
-   as if nothing slowed anything else, which takes little time and is a bound closer than the first
-   (`mpisim.prediction.extrapolation`), and if it can still matter then, in full. All processes
-   then learn what was found.
+   taken and shared out. Each is judged by the memory model and, where it fits, simulated as if
+   nothing slowed anything else: that takes little time, and is a bound that is close
+   (`mpisim.prediction.extrapolation`). Those that could be best with close bounds, too, are
+   simulated in full. All processes learn what was found.
 3. A candidate can no longer matter if `top` simulated ones are better in the first objective than
    it can be, and some simulated one is as good in every objective as it can be, and better in one.
    The search ends when none is left that can.
@@ -30,7 +30,7 @@ from ..base.errors import InputError
 from ..base.schema import build
 from ..experiment import Experiment, Plan
 from ..mpi.parallel import collective_errors, progress
-from ..prediction.extrapolation import MAX_EXTRAPOLATION_ERROR, step_time
+from ..prediction.extrapolation import MAX_EXTRAPOLATION_ERROR, least_step_time, step_time
 from ..prediction.hardware import Hardware, hardware_of
 from ..prediction.memory_fit import verdict
 from ..prediction.network import NetworkCache
@@ -44,10 +44,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Candidates", "explore", "undecided"]
 
-FIRST_ROUND, LARGEST_ROUND = 8, 64
-"""Candidates of the first round and of the largest; each has twice as many as the one before. Few
-at first, since what they find spares others. On any number of processes, so that all of them
-simulate the same candidates."""
+ROUND, SIMULATED_IN_ROUND = 32, 8
+"""Candidates of a round, and of one that simulates in full. Few, since what they find spares
+others. On any number of processes, so that all of them simulate the same candidates."""
 
 SLACK = 1 + 2 * MAX_EXTRAPOLATION_ERROR
 """By how much a candidate must be worse to be left out."""
@@ -149,20 +148,28 @@ def explore(
             StepBounds().of(experiment, hardware)
             verdict(experiment)
     networks = NetworkCache()
-    size = FIRST_ROUND
+    close: set[int] = set()  # candidates whose bound is of a simulation
     with progress(comm, "searching" if show else "", len(records), steady=False) as update:
         while True:
             open_ones = undecided(space, records)
             update(len(records) - len(open_ones))
             if not len(open_ones):
                 return records
-            some = open_ones[:size]
-            mine = some[comm.rank :: comm.size]
+            first = open_ones[:ROUND]
+            some = np.array([each for each in first.tolist() if each not in close], np.int64)
+            judge = _judged
+            if not len(some):
+                some, judge = first[:SIMULATED_IN_ROUND], _simulated
+            mine = some[comm.rank :: comm.size].tolist()
             found: list[_Found] = []
             with collective_errors(comm):
-                found = _judged(space, candidates, records, mine, networks)
+                for number in mine:
+                    try:
+                        found.append(judge(space, candidates, records, number, networks))
+                    except InputError:
+                        found.append(_Found(number, Status.INVALID))
             _merge(records, some, comm.allgather(found))
-            size = min(2 * size, LARGEST_ROUND)
+            close.update(some.tolist())
             _told(records, comm, each_round)
 
 
@@ -182,32 +189,20 @@ def undecided(space: SearchSpace, records: Records) -> NDArray[np.int64]:
     records : Records
     """
     open_ones = records.numbers(Status.BOUNDED)
+    done = records.numbers(Status.SIMULATED)
     could_be = least_values(space, records, open_ones)
-    matters = _Rivals(space, records).left_to(could_be)
+    matters = np.ones(len(open_ones), bool)
+    if len(done) >= space.choice.top:
+        values = least_values(space, records, done)
+        # As if what is known were worse by the slack: negative values shrink, others grow.
+        worse = np.where(values < 0, values / SLACK, values * SLACK)
+        last = np.partition(worse[:, 0], space.choice.top - 1)[space.choice.top - 1]
+        matters = could_be[:, 0] <= last
+        if values.shape[1] > 1:
+            matters |= ~dominated(could_be, worse)
     kept = open_ones[matters]
     order = np.lexsort((kept, could_be[matters, 0]))
     return kept[order]
-
-
-class _Rivals:
-    """The simulated candidates that others have to be as good as."""
-
-    def __init__(self, space: SearchSpace, records: Records) -> None:
-        done, top = records.numbers(Status.SIMULATED), space.choice.top
-        values = least_values(space, records, done)
-        # As if what is known were worse by the slack: negative values shrink, others grow.
-        self._worse = np.where(values < 0, values / SLACK, values * SLACK)
-        self._enough = len(done) >= top
-        self._last = np.partition(self._worse[:, 0], top - 1)[top - 1] if self._enough else np.inf
-
-    def left_to(self, could_be: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return which candidates can still matter, given the best that they can be."""
-        if not self._enough:
-            return np.ones(len(could_be), bool)
-        matters = could_be[:, 0] <= self._last
-        if could_be.shape[1] > 1:
-            matters |= ~dominated(could_be, self._worse)
-        return np.asarray(matters, bool)
 
 
 # --- screening ------------------------------------------------------------------------------------
@@ -251,7 +246,7 @@ class _Found(NamedTuple):
     number, status : int
         Of the candidate.
     time : int
-        Of its step, in ps; a bound of it where it was not simulated in full.
+        Of its step, in ps: a bound until it is simulated in full.
     peak : int
         Bytes.
     tokens : int
@@ -269,54 +264,40 @@ def _judged(
     space: SearchSpace,
     candidates: Candidates,
     records: Records,
-    numbers: NDArray[np.int64],
+    number: int,
     networks: NetworkCache,
-) -> list[_Found]:
-    """Judge and simulate candidates, given what is known as the round begins. Local."""
-    rivals = _Rivals(space, records)
-    found = []
-    for number in numbers.tolist():
-        try:
-            found.append(_judged_one(space, candidates, records, number, rivals, networks))
-        except InputError:
-            found.append(_Found(number, Status.INVALID))
-    return found
+) -> _Found:
+    """Judge the memory of a candidate, and bound its step by a simulation. Local."""
+    from mpi4py import MPI
+
+    choice = space.choice
+    experiment, _ = candidates.experiment(number)
+    memory = verdict(experiment)
+    if memory.headroom < choice.memory_headroom * GIB:
+        return _Found(number, Status.TOO_LARGE, 0, memory.peak, 0)
+    least = least_step_time(experiment, MPI.COMM_SELF, networks, memory)
+    over = choice.max_step_time is not None and least * 1e-12 > choice.max_step_time
+    status = Status.OVER_LIMIT if over else Status.BOUNDED
+    bound = max(least, int(records.bound[number]))
+    return _Found(number, status, bound, memory.peak, int(records.tokens[number]))
 
 
-def _judged_one(
+def _simulated(
     space: SearchSpace,
     candidates: Candidates,
     records: Records,
     number: int,
-    rivals: _Rivals,
     networks: NetworkCache,
 ) -> _Found:
+    """Simulate a candidate that fits into memory. Local."""
     from mpi4py import MPI
 
-    choice = space.choice
-    longest = np.inf if choice.max_step_time is None else choice.max_step_time
-    one = np.array([number])
-
-    def beyond(least: int) -> bool:
-        """Whether the candidate cannot matter, if its step takes so long or longer."""
-        records.bound[number] = max(int(records.bound[number]), least)
-        left = rivals.left_to(least_values(space, records, one))[0]
-        return bool(least * 1e-12 > longest or not left)
-
+    longest = space.choice.max_step_time
     experiment, _ = candidates.experiment(number)
     memory = verdict(experiment)
-    records.peak[number] = memory.peak
-    if memory.headroom < choice.memory_headroom * GIB:
-        return _Found(number, Status.TOO_LARGE, peak=memory.peak)
-    bound = int(records.bound[number])
-    if beyond(bound):  # now that its memory is known
-        return _Found(number, Status.BOUNDED, bound, memory.peak)
-    step = step_time(experiment, MPI.COMM_SELF, networks=networks, memory=memory, beyond=beyond)
-    slow = step.picoseconds * 1e-12 > longest
-    if step.is_bound:
-        status = Status.OVER_LIMIT if slow else Status.BOUNDED
-    else:
-        status = Status.TOO_SLOW if slow else Status.SIMULATED
+    step = step_time(experiment, MPI.COMM_SELF, networks=networks, memory=memory)
+    slow = longest is not None and step.picoseconds * 1e-12 > longest
+    status = Status.TOO_SLOW if slow else Status.SIMULATED
     return _Found(number, status, step.picoseconds, memory.peak, step.tokens)
 
 
@@ -329,4 +310,4 @@ def _merge(records: Records, some: NDArray[np.int64], parts: list[list[_Found]])
         if status in (Status.SIMULATED, Status.TOO_SLOW):
             records.step[number], records.tokens[number] = time, tokens
         elif time:
-            records.bound[number] = max(int(records.bound[number]), time)
+            records.bound[number] = time
