@@ -149,17 +149,19 @@ def explore(
             verdict(experiment)
     networks = NetworkCache()
     close: set[int] = set()  # candidates whose bound is of a simulation
-    with progress(comm, "searching" if show else "", len(records), steady=False) as update:
+    looked_at = 0
+    with progress(comm, "searching" if show else "", 1.0) as update:
         while True:
             open_ones = undecided(space, records)
-            update(len(records) - len(open_ones))
+            # Most of those that are open will be left out unseen: more time than is needed.
+            update(looked_at / max(looked_at + len(open_ones), 1), _best_so_far(space, records))
             if not len(open_ones):
                 return records
             first = open_ones[:ROUND]
             some = np.array([each for each in first.tolist() if each not in close], np.int64)
             judge = _judged
             if not len(some):
-                some, judge = first[:SIMULATED_IN_ROUND], _simulated
+                some, judge = first[: min(space.choice.top, SIMULATED_IN_ROUND)], _simulated
             mine = some[comm.rank :: comm.size].tolist()
             found: list[_Found] = []
             with collective_errors(comm):
@@ -170,7 +172,17 @@ def explore(
                         found.append(_Found(number, Status.INVALID))
             _merge(records, some, comm.allgather(found))
             close.update(some.tolist())
+            looked_at += len(some)
             _told(records, comm, each_round)
+
+
+def _best_so_far(space: SearchSpace, records: Records) -> str:
+    """Return the first objective of the best candidate that is simulated, in words."""
+    done = records.numbers(Status.SIMULATED)
+    if not len(done):
+        return ""
+    best = done[np.argmin(least_values(space, records, done)[:, 0])]
+    return f"best step so far {records.step[best] * 1e-12:.4g} s"
 
 
 def _told(records: Records, comm: Intracomm, each_round: Callable[[Records], None]) -> None:
