@@ -61,6 +61,9 @@ def tables(rng: random.Random) -> dict[str, Any]:
             "precision": rng.choice(["bf16", "fp8"]),
             "tp_overlap": rng.random() < 0.2,
             "cuda_graphs": rng.random() < 0.2,
+            "flat_shards": rng.random() < 0.2,
+            "reshard_after_forward": rng.random() < 0.8,
+            "dp_overlap": rng.random() < 0.8,
         }
         plan["vpp"] = 2 if plan["schedule"] == "interleaved" else 1
     found: dict[str, Any] = {
@@ -77,7 +80,7 @@ def tables(rng: random.Random) -> dict[str, Any]:
 def test_no_step_is_faster_than_its_bound():
     rng, bounds, checked = random.Random(1), StepBounds(), 0
     tightest, loosest = 0.0, 1.0
-    while checked < 40:
+    while checked < 60:
         found = tables(rng)
         try:
             experiment = experiment_of(found, "x.toml")

@@ -25,6 +25,11 @@ So the time of an operator is its longest chain of tasks (`_Price.chain`), and t
 add up. The exception are passes of two micro-batches that take turns, which run beside the
 communications of each other: no communication counts there.
 
+FSDP adds kernels to every micro-batch: copies of what is gathered and reduced, or gradients that
+are added up; without a pipeline it gathers and reduces every layer in each, too, so that
+
+    step ≥ m × (all-gathers of a micro-batch),   step ≥ m × (reduce-scatters of a micro-batch) .
+
 Kernels depend on few keys of a plan, so their sums are kept by these (`StepBounds`): a bound of
 another number of stages or micro-batches costs some additions.
 """
@@ -42,7 +47,7 @@ from numpy.typing import NDArray
 from ..base.errors import InputError
 from ..experiment import Experiment, Plan, Transformer
 from ..kernels import KernelModel
-from ..kernels.operations import Kernel
+from ..kernels.operations import BYTES, Elementwise, Kernel
 from ..prediction.hardware import Hardware, with_convolutions
 from ..prediction.network import network_of
 from ..prediction.prepared import kernel_models, with_step_constants
@@ -50,6 +55,7 @@ from ..program import Operation
 from ..schedules import SCHEDULES, PipelineSize, check_interleaved
 from ..topo import Network
 from ..workloads import lay_out
+from ..workloads.data_parallel.buckets import chunk_parameters, of_kind, padded
 from ..workloads.grid import Grid
 from ..workloads.layout import ModelChunk, split_layers
 from ..workloads.operators import BackwardPart, Communicate, Compute, Layer, Task
@@ -100,6 +106,18 @@ class _LayerTimes(NamedTuple):
     """Where it is not, but some of its operators are."""
 
 
+class _Sharded(NamedTuple):
+    """What sharded parameters add to a micro-batch on a layer, in ps."""
+
+    forward: int
+    backward: int
+    gathered: int
+    reduced: int
+
+
+NOTHING = _Sharded(0, 0, 0, 0)
+
+
 class _ChunkTimes(NamedTuple):
     """Kernels and communications of one micro-batch on a chunk of the model, in ps."""
 
@@ -147,6 +165,13 @@ class StepBounds:
         least = 0
         for network, layers in self._layers(experiment, hardware, grid):
             chunks = split_layers(network, plan, plan.pp * plan.vpp)
+            if isinstance(experiment.model, Transformer) and plan.style(transformer=True) == "fsdp":
+                sharded = self._price(experiment, hardware).sharded(plan, network, grid)
+                layers = [_added(*each) for each in zip(layers, sharded, strict=True)]
+                if plan.pp == 1:  # each micro-batch gathers and reduces, on one stream or on two
+                    gathered = sum(each.gathered for each in sharded)
+                    reduced = sum(each.reduced for each in sharded)
+                    least = max(least, batch * gathered, batch * reduced)
             times = _times_of_chunks(plan, network, layers, chunks)
             least = max(least, _pipeline_bound(plan, batch, times))
         return int(least / max([1.0, *experiment.variation.speeds.values()]))
@@ -170,6 +195,22 @@ class StepBounds:
             for each in fields(plan)
             if not transformer or each.name not in NOT_OF_KERNELS
         )
+        price = self._price(experiment, hardware)
+        # Passes of two micro-batches that take turns hide the communications of each other.
+        alone = not (plan.ep_overlap or SCHEDULES[plan.schedule].mirrored)
+        classes = price.classes_of(grid) if alone else {}
+        key = (shape, id(price), tuple(classes.values()))
+        found = self._networks.get(key)
+        if found is None:
+            found = [
+                (network, [price.layer(plan, layer, classes) for layer in network.layers])
+                for network in lay_out(experiment, hardware.gpus).networks
+            ]
+            self._networks[key] = found
+        return found
+
+    def _price(self, experiment: Experiment, hardware: Hardware) -> _Price:
+        """Return the durations on the hardware of an experiment."""
         choices = (experiment.kernels, experiment.network, experiment.calibration, experiment.scale)
         place = (*map(repr, choices), repr(experiment.variation), repr(experiment.cluster))
         on = (experiment.model, place, hardware.gpus)
@@ -180,19 +221,7 @@ class StepBounds:
             network = network_of(hardware.cluster, nodes, experiment.network, folder)
             network = with_step_constants(network, constants)
             self._prices[on] = _Price(models, network)
-        price = self._prices[on]
-        # Passes of two micro-batches that take turns hide the communications of each other.
-        alone = not (plan.ep_overlap or SCHEDULES[plan.schedule].mirrored)
-        classes = price.classes_of(grid) if alone else {}
-        key = (shape, on, tuple(classes.values()))
-        found = self._networks.get(key)
-        if found is None:
-            found = [
-                (network, [price.layer(plan, layer, classes) for layer in network.layers])
-                for network in lay_out(experiment, hardware.gpus).networks
-            ]
-            self._networks[key] = found
-        return found
+        return self._prices[on]
 
 
 Classes = Mapping[str, tuple[Hashable, ...]]
@@ -208,6 +237,8 @@ class _Price:
         self._communications: dict[Hashable, int] = {}
         self._classes: dict[Grid, Classes] = {}
         self._layers: dict[Hashable, _LayerTimes] = {}
+        self._sharded: dict[Hashable, _Sharded] = {}
+        self._data: dict[Grid, Classes] = {}
 
     def classes_of(self, grid: Grid) -> Classes:
         """Return the classes of communicators of a grid, along the axes of operators.
@@ -293,6 +324,59 @@ class _Price:
                     tokens[task.token] = end
         return max(kernels, pending, *tokens.values(), 0)
 
+    def sharded(self, plan: Plan, network: LayerStack, grid: Grid) -> list[_Sharded]:
+        """Return what FSDP adds to every micro-batch, for each layer of a network.
+
+        Of blocks that are a unit each; nothing is said of others, nor of routed experts. As
+        `mpisim.workloads.data_parallel.fsdp` writes it.
+        """
+        ranks = grid.dp * grid.cp
+        key = (plan.pp == 1, plan.zero, plan.reshard_after_forward, plan.flat_shards, ranks)
+        formats = plan.weight_format, plan.grad_precision
+        known: dict[int, _Sharded] = {}  # by the tuple of operators itself
+        found = []
+        for layer in network.layers:
+            if plan.wrap_layers > 1 or plan.zero_group is not None or layer.role != "block":
+                found.append(NOTHING)
+                continue
+            at = id(layer.operators)
+            if at not in known:
+                of_layer = (layer.operators, key, formats, grid)
+                if of_layer not in self._sharded:
+                    self._sharded[of_layer] = self._unit(plan, layer, grid)
+                known[at] = self._sharded[of_layer]
+            found.append(known[at])
+        return found
+
+    def _unit(self, plan: Plan, layer: Layer, grid: Grid) -> _Sharded:
+        """Return what FSDP adds to every micro-batch for a unit of one layer."""
+        parameters = of_kind(chunk_parameters([layer]), expert=False)
+        ranks = grid.dp * grid.cp
+        size = sum(padded(each.size, ranks) for each in parameters)
+        weight = BYTES[plan.weight_format]
+        gradient = BYTES[plan.grad_precision or plan.weight_format]
+        if plan.pp > 1:  # gathered and reduced once a step
+            return _Sharded(0, self._kernel(Elementwise((weight + 2 * gradient) * size)), 0, 0)
+        again = plan.zero == 3 and plan.reshard_after_forward
+        out = into = 0
+        if not plan.flat_shards:
+            source = weight if ranks > 1 else BYTES["fp32"]
+            out = self._kernel(Elementwise((source + weight) * size))
+            into = self._kernel(Elementwise((weight + gradient) * size))
+        gather, reduce = Operation.ALL_GATHER, Operation.REDUCE_SCATTER
+        classes = {}
+        if ranks > 1:
+            classes = self.data_classes(grid)
+        gathered = self._communication(Communicate("", gather, "dp", weight * size), classes)
+        reduced = self._communication(Communicate("", reduce, "dp", gradient * size), classes)
+        return _Sharded(out, again * out + into, (1 + again) * gathered, reduced)
+
+    def data_classes(self, grid: Grid) -> Classes:
+        """Return the classes of the communicators that share gradients."""
+        if grid not in self._data:
+            self._data[grid] = {"dp": self._classes_of(grid.groups("dp-cp"))}
+        return self._data[grid]
+
     def _kernel(self, kernel: Kernel) -> int:
         found = self._known.get(kernel)
         if found is None:
@@ -314,6 +398,13 @@ class _Price:
             )
             self._communications[key] = found
         return found
+
+
+def _added(times: _LayerTimes, sharded: _Sharded) -> _LayerTimes:
+    """Return the times of a layer with the kernels of sharded parameters."""
+    return times._replace(
+        forward=times.forward + sharded.forward, backward=times.backward + sharded.backward
+    )
 
 
 def _times_of_chunks(
