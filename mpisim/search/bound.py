@@ -364,9 +364,7 @@ class _Price:
             out = self._kernel(Elementwise((source + weight) * size))
             into = self._kernel(Elementwise((weight + gradient) * size))
         gather, reduce = Operation.ALL_GATHER, Operation.REDUCE_SCATTER
-        classes = {}
-        if ranks > 1:
-            classes = self.data_classes(grid)
+        classes = self.data_classes(grid) if ranks > 1 else {}
         gathered = self._communication(Communicate("", gather, "dp", weight * size), classes)
         reduced = self._communication(Communicate("", reduce, "dp", gradient * size), classes)
         return _Sharded(out, again * out + into, (1 + again) * gathered, reduced)
