@@ -66,7 +66,8 @@ class Candidates:
         self._space = space
         self._shared: dict[Hashable, Experiment] = {}
         self._hardware: dict[Hashable, Hardware] = {}
-        self._of_plan = [key.startswith("plan.") for key in space.keys]
+        self._others = [at for at, key in enumerate(space.keys) if not key.startswith("plan.")]
+        self._peaks: set[tuple[str, str]] = set()  # formats that the GPUs are known to have
 
     def experiment(self, number: int) -> tuple[Experiment, Hardware]:
         """Return the experiment of a candidate, and its hardware.
@@ -79,27 +80,22 @@ class Candidates:
         space = self._space
         assignment = space.assignment(number)
         tables = space.with_values(assignment)
-        others = json.dumps(
-            [
-                value
-                for value, of_plan in zip(assignment, self._of_plan, strict=True)
-                if not of_plan
-            ],
-            default=str,
-        )
+        values = [assignment[at] for at in self._others]
+        others = json.dumps(values, default=str) if values else ""
         plan = build(Plan, tables["plan"], space.source, "plan")
         shared = self._shared.get(others)
         if shared is None:
-            shared = self._shared[others] = space.experiment(number)
-        experiment = replace(
-            shared, plan=plan, given=tables, run=replace(shared.run, allow_oom=True)
-        )
+            shared = space.experiment(number)
+            shared = replace(shared, run=replace(shared.run, allow_oom=True))
+            self._shared[others] = shared
+        experiment = replace(shared, plan=plan, given=tables)
         hardware = self._hardware.get(others)
         if hardware is None:
             hardware = self._hardware[others] = hardware_of(experiment)
-        else:
+        elif (others, plan.precision) not in self._peaks:
             for gpu in hardware.named.values():
                 gpu.peak(plan.precision)
+            self._peaks.add((others, plan.precision))
         return experiment, hardware
 
 
