@@ -66,10 +66,11 @@ def test_progress_is_drawn_by_rank_0_and_wiped(comm, capsys, monkeypatch):
     monkeypatch.setenv("MPISIM_PROGRESS", "1")
     with progress(comm, "replay", 200, interval=0.0) as update:
         update(50)
-        update(50)
+        update(50, "best 3 s")
     written = capsys.readouterr().err
     if comm.rank == 0:
         assert written.startswith("\rreplay: 25 %")
+        assert ", best 3 s" in written
         assert written.endswith(" \r")
     else:
         assert written == ""

@@ -20,8 +20,14 @@ from mpisim.base.toml import toml_value
 from mpisim.cost.step import cost_of_cluster
 from mpisim.experiment import read
 from mpisim.experiment.load import experiment_of
-from mpisim.prediction.extrapolation import step_time
+from mpisim.prediction.extrapolation import (
+    MAX_EXTRAPOLATION_ERROR,
+    least_step_time,
+    step_time,
+)
 from mpisim.prediction.hardware import hardware_of
+from mpisim.prediction.memory_fit import verdict
+from mpisim.prediction.network import NetworkCache
 from mpisim.search import answer, explore, read_search, read_store, write_store
 from mpisim.search.answer import answer_lines
 from mpisim.search.balance import balanced_shares, handed_out
@@ -49,6 +55,8 @@ def tables(rng: random.Random) -> dict[str, Any]:
             "tp": rng.choice([1, 2, 4]),
             "pp": rng.choice([1, 2, 4, 8]),
             "ep": rng.choice([1, 1, 2]),
+            "cp": rng.choice([1, 1, 2, 4]),
+            "cp_style": rng.choice(["ring", "all-gather", "pytorch"]),
             "micro_batch": rng.choice([1, 2]),
             "recompute": rng.choice(["none", "selective", "full"]),
             "zero": rng.choice([0, 1, 2, 3]),
@@ -56,6 +64,9 @@ def tables(rng: random.Random) -> dict[str, Any]:
             "precision": rng.choice(["bf16", "fp8"]),
             "tp_overlap": rng.random() < 0.2,
             "cuda_graphs": rng.random() < 0.2,
+            "flat_shards": rng.random() < 0.2,
+            "reshard_after_forward": rng.random() < 0.8,
+            "dp_overlap": rng.random() < 0.8,
         }
         plan["vpp"] = 2 if plan["schedule"] == "interleaved" else 1
     found: dict[str, Any] = {
@@ -71,8 +82,8 @@ def tables(rng: random.Random) -> dict[str, Any]:
 
 def test_no_step_is_faster_than_its_bound():
     rng, bounds, checked = random.Random(1), StepBounds(), 0
-    tightest = 0.0
-    while checked < 40:
+    tightest, loosest = 0.0, 1.0
+    while checked < 60:
         found = tables(rng)
         try:
             experiment = experiment_of(found, "x.toml")
@@ -81,9 +92,15 @@ def test_no_step_is_faster_than_its_bound():
         except InputError:
             continue
         assert 0 < bound <= step, found
+        memory = verdict(experiment)
+        closer = least_step_time(experiment, MPI.COMM_SELF, NetworkCache(), memory)
+        assert bound <= closer * (1 + 2 * MAX_EXTRAPOLATION_ERROR), found
+        assert closer <= step, found
         tightest = max(tightest, bound / step)
+        loosest = min(loosest, closer / step)
         checked += 1
     assert tightest > 0.5  # it is of use
+    assert loosest > 0.8
 
 
 def test_random_factors_leave_no_bound():

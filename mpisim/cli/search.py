@@ -99,12 +99,19 @@ def run(args: argparse.Namespace) -> int:
                 check_front(begun[0])
     space, known = comm.bcast(begun, root=0)
     replaces = args.overwrite or args.resume
+    go_on = f"mpisim search -o {args.output} --resume"
+    told = without_launcher()  # mpirun passes on nothing that is printed after Ctrl-C
 
     def keep(records: Records) -> None:
-        nonlocal replaces
+        nonlocal replaces, told
         if args.output is not None:
             write_store(args.output, space, records, overwrite=replaces)
-            replaces = True
+            if not told:
+                words = (
+                    f"{args.output} has what is found so far; if interrupted, go on with: {go_on}"
+                )
+                print(f"mpisim: {words}", file=sys.stderr)
+            replaces = told = True
 
     try:
         records = explore(space, comm, known=known, show=True, each_round=keep)
@@ -112,8 +119,7 @@ def run(args: argparse.Namespace) -> int:
     except BaseException:
         if comm.rank == 0 and args.output is not None and Path(args.output).exists():
             print(
-                f"mpisim: what was found is in {args.output}; go on with: "
-                f"mpisim search -o {args.output} --resume",
+                f"mpisim: what was found is in {args.output}; go on with: {go_on}",
                 file=sys.stderr,
             )
         raise

@@ -10,7 +10,7 @@ parameters are freed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import fields
 from typing import NamedTuple
 
@@ -20,8 +20,9 @@ from ..program import Phase
 from ..schedules import Pipeline
 from ..workloads.grid import Grid, Groups
 from ..workloads.layout import ModelChunk
-from ..workloads.operators import Layer, Operator
-from .activations import LayerMemories, Moment, chunk_memory, peak
+from ..workloads.operators import Layer
+from ..workloads.recomputation import recomputed_layers
+from .activations import ChunkMemory, LayerMemories, Moment, chunk_memory, peak
 from .communicators import connections
 from .constants import constants
 from .states import (
@@ -226,7 +227,10 @@ class _MemoryModel:
         self._plan, self._grid, self._node = plan, grid, node
         self._sizes = dict(Groups(grid, plan.zero_group).sizes)
         self._passes: LayerMemories = {}
-        self._layers: dict[tuple[tuple[tuple[Operator, ...], str], ...], _OfLayers] = {}
+        # By the tuples of operators themselves, which the chunks hold: layers of one kind have one.
+        self._layers: dict[tuple[tuple[int, str], ...], _OfLayers] = {}
+        self._sums: dict[tuple[int, ...], int] = {}
+        self._chunk_memories: dict[Hashable, ChunkMemory] = {}
 
     def stage(self, stage: int) -> StageMemory:
         """Return the memory of one stage."""
@@ -236,7 +240,7 @@ class _MemoryModel:
         layers = [layer for each in chunks for layer in each.layers]
         found = self._of_layers(layers)
         sums = [self._accumulated(each.layers) for each in chunks]
-        passes = [chunk_memory(each, plan, sizes, self._passes) for each in chunks]
+        passes = [self._chunk_memory(each) for each in chunks]
         worst = peak(pipeline.actions[stage], passes, sums if any(sums) else ())
         moving = {
             "activations": worst.kept,
@@ -281,7 +285,7 @@ class _MemoryModel:
         chunks = [self._chunks[pipeline.part(stage, each)] for each in range(pipeline.chunks)]
         found = self._of_layers([layer for each in chunks for layer in each.layers])
         sums = [self._accumulated(each.layers) for each in chunks]
-        passes = [chunk_memory(each, plan, self._sizes, self._passes) for each in chunks]
+        passes = [self._chunk_memory(each) for each in chunks]
         moments: list[Moment] = []
         peak(pipeline.actions[stage], passes, sums if any(sums) else (), moments)
         whole = self.stage(stage)
@@ -296,7 +300,7 @@ class _MemoryModel:
         return StageMoments({**always, **passing}, moments, {**always, **updating})
 
     def _of_layers(self, layers: Sequence[Layer]) -> _OfLayers:
-        key = tuple((layer.operators, layer.role) for layer in layers)
+        key = tuple([(id(layer.operators), layer.role) for layer in layers])
         if key not in self._layers:
             plan, sizes = self._plan, self._sizes
             counts = parameter_counts(layers, plan.wrap_layers)
@@ -312,7 +316,19 @@ class _MemoryModel:
         """Return the bytes of buffers in which gradients of a chunk are accumulated."""
         if framework(self._plan) != "fsdp" or self._plan.pp == 1:
             return 0
-        return accumulated_gradients(parameter_counts(layers), self._plan, self._sizes)
+        key = tuple([id(layer.operators) for layer in layers])
+        if key not in self._sums:
+            counts = parameter_counts(layers)
+            self._sums[key] = accumulated_gradients(counts, self._plan, self._sizes)
+        return self._sums[key]
+
+    def _chunk_memory(self, chunk: ModelChunk) -> ChunkMemory:
+        whole = recomputed_layers(self._plan, chunk.numbers)
+        key = tuple([(id(each.operators), each.checkpoint) for each in chunk.layers]), tuple(whole)
+        if key not in self._chunk_memories:
+            found = chunk_memory(chunk, self._plan, self._sizes, self._passes)
+            self._chunk_memories[key] = found
+        return self._chunk_memories[key]
 
 
 def _messages(pipeline: Pipeline, stage: int, chunks: Sequence[ModelChunk]) -> int:

@@ -24,13 +24,13 @@ Everything here is a function of how many parameters a rank holds, which are cou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from ..base.frozen import frozen
 from ..experiment.plan import Plan
 from ..kernels.operations import BYTES, Gemm, GroupedGemm
-from ..workloads.data_parallel.buckets import chunk_parameters, of_kind
 from ..workloads.data_parallel.frameworks import frameworks
-from ..workloads.operators import Compute, Layer, Operator
+from ..workloads.operators import Compute, Layer, Operator, Parameter
 from ..workloads.optimizer import OPTIMIZER_STATES
 from .constants import constants
 
@@ -105,24 +105,58 @@ def parameter_counts(layers: Sequence[Layer], wrap_layers: int = 1) -> Parameter
     wrap_layers : int
         Blocks of an FSDP unit.
     """
-    found = chunk_parameters(layers)
-    dense, experts = (sum(each.size for each in of_kind(found, kind)) for kind in (False, True))
-    blocks = [layer for layer in layers if layer.role == "block"]
-    ends = [layer for layer in layers if layer.role != "block"]
+    known: dict[int, _OfOperators] = {}  # by the tuple itself: most layers have one and the same
+    each = []
+    for layer in layers:
+        found = known.get(id(layer.operators))
+        if found is None:
+            found = known[id(layer.operators)] = _OfOperators.of(layer.operators)
+        each.append(found)
+    blocks = [one for one, layer in zip(each, layers, strict=True) if layer.role == "block"]
+    ends = [one for one, layer in zip(each, layers, strict=True) if layer.role != "block"]
     units = [blocks[i : i + wrap_layers] for i in range(0, len(blocks), wrap_layers)]
     return ParameterCounts(
-        dense=dense,
-        experts=experts,
-        local=sum(p.size for layer in layers for p in layer.parameters if p.local),
-        quantised=sum(_quantised(layer.operators) for layer in layers),
+        dense=sum(one.dense for one in each) + _tied(each, expert=False),
+        experts=sum(one.experts for one in each) + _tied(each, expert=True),
+        local=sum(one.local for one in each),
+        quantised=sum(one.quantised for one in each),
         root=_common(ends),
         units=tuple(map(_common, units)),
     )
 
 
-def _common(layers: Sequence[Layer]) -> int:
+class _OfOperators(NamedTuple):
+    """Numbers of parameters of a layer; of those that layers may share, the parameters."""
+
+    dense: int
+    experts: int
+    local: int
+    quantised: int
+    tied: tuple[Parameter, ...]
+
+    @classmethod
+    def of(cls, operators: Sequence[Operator]) -> _OfOperators:
+        found = [each for operator in operators for each in operator.parameters]
+        own = [each for each in found if not (each.local or each.tied)]
+        return cls(
+            dense=sum(each.size for each in own if not each.expert),
+            experts=sum(each.size for each in own if each.expert),
+            local=sum(each.size for each in found if each.local),
+            quantised=_quantised(operators),
+            tied=tuple(each for each in found if each.tied and not each.local),
+        )
+
+
+def _common(layers: Sequence[_OfOperators]) -> int:
     """Return the parameters of layers that data-parallel ranks have in common."""
-    return sum(each.size for each in chunk_parameters(layers))
+    own = sum(each.dense + each.experts for each in layers)
+    return own + _tied(layers, expert=False) + _tied(layers, expert=True)
+
+
+def _tied(layers: Sequence[_OfOperators], *, expert: bool) -> int:
+    """Return the elements of matrices that layers share: one of a size is registered once."""
+    first = {tied.size: tied for layer in reversed(layers) for tied in reversed(layer.tied)}
+    return sum(size for size, tied in first.items() if tied.expert is expert)
 
 
 def _quantised(operators: Sequence[Operator]) -> int:

@@ -6,9 +6,9 @@ Simulated ranks are called ranks elsewhere; here a rank is that of a process in 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -19,7 +19,14 @@ from .reductions import allreduce_min
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["collective_errors", "progress"]
+__all__ = ["Update", "collective_errors", "progress"]
+
+
+class Update(Protocol):
+    """Says how far a phase has come, and what else there is to say."""
+
+    def __call__(self, done: float, said: str = "") -> None:
+        """Show what is done, and words behind it."""
 
 
 @contextmanager
@@ -72,7 +79,7 @@ def progress(
     *,
     steady: bool = True,
     interval: float = 0.5,
-) -> Iterator[Callable[[float], None]]:
+) -> Iterator[Update]:
     """Show how far a long run has come: on process 0, on standard error.
 
     Local. On a terminal a line moves: nothing before the first `interval` has passed, and the line
@@ -97,8 +104,9 @@ def progress(
 
     Yields
     ------
-    callable
-        ``update(done)``, cheap enough to be called once a round.
+    Update
+        ``update(done)``, cheap enough to be called once a round; ``update(done, said)`` shows words
+        behind the share, too.
     """
     if not label or (comm is not None and comm.rank != 0):
         yield _nothing
@@ -110,10 +118,10 @@ def progress(
     phase = Phase(label, total, steady, time.monotonic())
     phases.enter(phase, way, interval)
     try:
-        yield lambda done: phases.update(phase, done)
+        yield lambda done, said="": phases.update(phase, done, said)
     finally:
         phases.leave(phase)
 
 
-def _nothing(done: float) -> None:
+def _nothing(done: float, said: str = "") -> None:
     """Take a progress update and show nothing."""

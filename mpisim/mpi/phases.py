@@ -64,12 +64,12 @@ class Phase:
 
     def __init__(self, label: str, total: float, steady: bool, begun: float) -> None:
         self.label, self.total, self.begun = label, total, begun
-        self.done = 0.0
+        self.done, self.said = 0.0, ""
         self.left = TimeLeft(total if steady else 0, begun)
 
-    def update(self, done: float, now: float) -> None:
-        """Learn how much is done, at a time by `time.monotonic`."""
-        self.done = done
+    def update(self, done: float, now: float, said: str = "") -> None:
+        """Learn how much is done, at a time by `time.monotonic`, and what else is said."""
+        self.done, self.said = done, said
         self.left.update(done, now)
 
     def __str__(self) -> str:
@@ -132,10 +132,10 @@ class Phases:
             thread.join()
         self._wipe()
 
-    def update(self, phase: Phase, done: float) -> None:
-        """Learn how much of a phase is done."""
+    def update(self, phase: Phase, done: float, said: str = "") -> None:
+        """Learn how much of a phase is done, and what else is to be said of it."""
         now = time.monotonic()
-        phase.update(done, now)
+        phase.update(done, now, said)
         if self.way and now - self._shown >= self._interval:
             with self.lock:
                 self._show(now)
@@ -182,7 +182,7 @@ class Phases:
         assert inner is not None
         assert lead is not None
         parts = [str(lead) if lead is inner else f"{lead} ({inner.label})"]
-        parts += [time_text(now - self._begun), left_text(lead.left.seconds(now))]
+        parts += [lead.said, time_text(now - self._begun), left_text(lead.left.seconds(now))]
         return ", ".join(part for part in parts if part)
 
     @contextmanager

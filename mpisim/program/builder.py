@@ -348,7 +348,7 @@ class TableBuilder:
         """
         n, n_tags = len(self._rows), len(self._tags)
         values = np.empty((n, len(COLUMNS)), np.int64)
-        values[:, :-n_tags] = np.array(self._rows, np.int64).reshape(n, -1) if n else 0
+        values[:, :-n_tags] = _as_array(self._rows) if n else 0
         first = np.array([row for row, _ in self._tagged] + [n])
         tags = np.array([each for _, each in self._tagged])
         values[:, -n_tags:] = np.repeat(tags, np.diff(first), axis=0)
@@ -377,6 +377,15 @@ class TableBuilder:
             queue_depth=queue_depth,
             label=self.label,
         )
+
+
+def _as_array(rows: Sequence[tuple[int, ...]]) -> NDArray[np.int64]:
+    """Rows, at least one → an array. Most are copies: each tuple is looked into once."""
+    _, first, which = np.unique(
+        np.fromiter(map(id, rows), np.int64, len(rows)), return_index=True, return_inverse=True
+    )
+    distinct = np.array([rows[i] for i in first.tolist()], np.int64)
+    return distinct[which]
 
 
 def columns_of(values: NDArray[np.int64], label: str = "") -> dict[str, Any]:

@@ -9,6 +9,8 @@ follow from the durations.
     What each stage does, which parts of the model it holds, and how much it keeps.
 ``Action``
     A forward, a backward or the gradients of weights, of one micro-batch in one model chunk.
+``check_interleaved``
+    Refuse sizes that the interleaved schedule cannot work with, without laying it out.
 ``SCHEDULES``
     The kinds of schedules by name, each described by a `Schedule`.
 
@@ -17,6 +19,22 @@ added: its order, its entry in `SCHEDULES` and its name in `ScheduleName`.
 """
 
 from .actions import Action, Pipeline
-from .catalogue import SCHEDULES, Schedule, ScheduleName, pipeline
+from .catalogue import (
+    SCHEDULES,
+    PipelineSize,
+    Schedule,
+    ScheduleName,
+    check_interleaved,
+    pipeline,
+)
 
-__all__ = ["SCHEDULES", "Action", "Pipeline", "Schedule", "ScheduleName", "pipeline"]
+__all__ = [
+    "SCHEDULES",
+    "Action",
+    "Pipeline",
+    "PipelineSize",
+    "Schedule",
+    "ScheduleName",
+    "check_interleaved",
+    "pipeline",
+]

@@ -19,7 +19,14 @@ from ..base.frozen import frozen
 from ..program import Phase
 from .actions import Action, Order, Pipeline
 
-__all__ = ["SCHEDULES", "PipelineSize", "Schedule", "ScheduleName", "pipeline"]
+__all__ = [
+    "SCHEDULES",
+    "PipelineSize",
+    "Schedule",
+    "ScheduleName",
+    "check_interleaved",
+    "pipeline",
+]
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe"]
 """Values of ``plan.schedule``."""
@@ -136,18 +143,14 @@ def _one_f_one_b(size: PipelineSize) -> tuple[Order, ...]:
     )
 
 
-def _interleaved(size: PipelineSize) -> tuple[Order, ...]:
-    """One forward, one backward, over several chunks a stage (arXiv:2104.04473).
+def check_interleaved(size: PipelineSize) -> None:
+    """Refuse sizes that the interleaved schedule cannot work with.
 
-    As in ``forward_backward_pipelining_with_interleaving`` of Megatron-LM
-    (megatron/core/pipeline_parallel/schedules.py): a stage takes `group` micro-batches through one
-    chunk before it turns to the next (``get_schedule_table``), backwards through the chunks in
-    reverse, and warms up with ``2 × stages that follow + (chunks - 1) × group`` forwards
-    (``get_pp_rank_microbatches``). The limits are Megatron-LM's too. `paired`, a forward and the
-    backward after it overlap, for which a stage is one forward further ahead
-    (``combined_1f1b_schedule_for_interleaved_pipelining``).
+    Raises
+    ------
+    InputError
     """
-    stages, micro_batches, chunks, group, paired = size
+    stages, micro_batches, chunks, group, _ = size
     if stages < 2 or chunks < 2:
         raise InputError(
             f"schedule interleaved: stages is {stages} and chunks is {chunks}; both must be 2 or "
@@ -165,6 +168,21 @@ def _interleaved(size: PipelineSize) -> tuple[Order, ...]:
             f"schedule interleaved: micro_batches is {micro_batches}; it must be a multiple of "
             f"the group, {group}, or leave a remainder of at least the number of stages, {stages}"
         )
+
+
+def _interleaved(size: PipelineSize) -> tuple[Order, ...]:
+    """One forward, one backward, over several chunks a stage (arXiv:2104.04473).
+
+    As in ``forward_backward_pipelining_with_interleaving`` of Megatron-LM
+    (megatron/core/pipeline_parallel/schedules.py): a stage takes `group` micro-batches through one
+    chunk before it turns to the next (``get_schedule_table``), backwards through the chunks in
+    reverse, and warms up with ``2 × stages that follow + (chunks - 1) × group`` forwards
+    (``get_pp_rank_microbatches``). The limits are Megatron-LM's too. `paired`, a forward and the
+    backward after it overlap, for which a stage is one forward further ahead
+    (``combined_1f1b_schedule_for_interleaved_pipelining``).
+    """
+    check_interleaved(size)
+    stages, micro_batches, chunks, group, paired = size
     places = [
         (chunk, i)
         for first in range(0, micro_batches, group)

@@ -17,10 +17,18 @@ Durations are those that the simulation uses: of one kernel alone, on the fastes
 Nothing makes a kernel faster there: what overlaps slows it, stragglers slow it. Random factors
 could; with these there is no bound (0).
 
-f, b and g also hold the communications of tensor and expert parallelism that the next kernel of the
-pass waits for, as long as each takes alone on the network: sharing links only makes them longer.
-The last one of a pass may be beside the kernels of the next, so the longest of each pass is left
-out; where passes of two micro-batches take turns, all are.
+f, b and g also hold the communications of operators (of tensor, context and expert parallelism), as
+long as each takes alone on the network: sharing links only makes them longer. What an operator
+starts waits for the kernels and communications before it, and the next operator for all of it; in
+between some communications run beside kernels (rings of context parallelism, chunks of products).
+So the time of an operator is its longest chain of tasks (`_Price.chain`), and times of operators
+add up. The exception are passes of two micro-batches that take turns, which run beside the
+communications of each other: no communication counts there.
+
+FSDP adds kernels to every micro-batch: copies of what is gathered and reduced, or gradients that
+are added up; without a pipeline it gathers and reduces every layer in each, too, so that
+
+    step ≥ m × (all-gathers of a micro-batch),   step ≥ m × (reduce-scatters of a micro-batch) .
 
 Kernels depend on few keys of a plan, so their sums are kept by these (`StepBounds`): a bound of
 another number of stages or micro-batches costs some additions.
@@ -34,21 +42,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..base.errors import InputError
 from ..experiment import Experiment, Plan, Transformer
 from ..kernels import KernelModel
-from ..kernels.operations import Kernel
+from ..kernels.operations import BYTES, Elementwise, Kernel
 from ..prediction.hardware import Hardware, with_convolutions
 from ..prediction.network import network_of
 from ..prediction.prepared import kernel_models, with_step_constants
 from ..program import Operation
-from ..schedules import SCHEDULES
+from ..schedules import SCHEDULES, PipelineSize, check_interleaved
 from ..topo import Network
 from ..workloads import lay_out
+from ..workloads.data_parallel.buckets import chunk_parameters, of_kind, padded
 from ..workloads.grid import Grid
 from ..workloads.layout import ModelChunk, split_layers
-from ..workloads.operators import Communicate, Compute, Layer, Task
+from ..workloads.operators import BackwardPart, Communicate, Compute, Layer, Task
 from ..workloads.operators import Network as LayerStack
 from ..workloads.recomputation import recomputed_layers, recomputed_operators
 
@@ -75,12 +85,16 @@ NOT_OF_KERNELS = (
 """Keys of a plan that no kernel of a layer depends on."""
 
 
-BLOCKING_AXES = ("tp", "etp", "ep", "etp-ep")
+AXES = ("tp", "cp", "etp", "ep", "etp-ep")
 """Axes whose communications belong to operators."""
 
 
+PARTS: tuple[BackwardPart, BackwardPart] = ("input", "weight")
+"""Of the backward, where it is split."""
+
+
 class _LayerTimes(NamedTuple):
-    """Kernels of one micro-batch on a layer, in ps."""
+    """Kernels and communications of one micro-batch on a layer, in ps."""
 
     forward: int
     backward: int
@@ -90,12 +104,22 @@ class _LayerTimes(NamedTuple):
     """Where the whole layer is recomputed."""
     selected: int
     """Where it is not, but some of its operators are."""
-    longest: int
-    """Communication among these."""
+
+
+class _Sharded(NamedTuple):
+    """What sharded parameters add to a micro-batch on a layer, in ps."""
+
+    forward: int
+    backward: int
+    gathered: int
+    reduced: int
+
+
+NOTHING = _Sharded(0, 0, 0, 0)
 
 
 class _ChunkTimes(NamedTuple):
-    """Kernels of one micro-batch on a chunk of the model, in ps."""
+    """Kernels and communications of one micro-batch on a chunk of the model, in ps."""
 
     forward: int
     whole: int
@@ -135,10 +159,19 @@ class StepBounds:
                 f"plan.global_batch is {plan.global_batch}, no multiple of dp × micro_batch = "
                 f"{grid.dp} × {plan.micro_batch}"
             )
+        if SCHEDULES[plan.schedule].interleaved:  # else found out only where it is laid out
+            check_interleaved(PipelineSize(plan.pp, batch, plan.vpp, plan.pp, plan.ep_overlap))
         experiment = with_convolutions(experiment, hardware.named)
         least = 0
         for network, layers in self._layers(experiment, hardware, grid):
             chunks = split_layers(network, plan, plan.pp * plan.vpp)
+            if isinstance(experiment.model, Transformer) and plan.style(transformer=True) == "fsdp":
+                sharded = self._price(experiment, hardware).sharded(plan, network, grid)
+                layers = [_added(*each) for each in zip(layers, sharded, strict=True)]
+                if plan.pp == 1:  # each micro-batch gathers and reduces, on one stream or on two
+                    gathered = sum(each.gathered for each in sharded)
+                    reduced = sum(each.reduced for each in sharded)
+                    least = max(least, batch * gathered, batch * reduced)
             times = _times_of_chunks(plan, network, layers, chunks)
             least = max(least, _pipeline_bound(plan, batch, times))
         return int(least / max([1.0, *experiment.variation.speeds.values()]))
@@ -162,6 +195,22 @@ class StepBounds:
             for each in fields(plan)
             if not transformer or each.name not in NOT_OF_KERNELS
         )
+        price = self._price(experiment, hardware)
+        # Passes of two micro-batches that take turns hide the communications of each other.
+        alone = not (plan.ep_overlap or SCHEDULES[plan.schedule].mirrored)
+        classes = price.classes_of(grid) if alone else {}
+        key = (shape, id(price), tuple(classes.values()))
+        found = self._networks.get(key)
+        if found is None:
+            found = [
+                (network, [price.layer(plan, layer, classes) for layer in network.layers])
+                for network in lay_out(experiment, hardware.gpus).networks
+            ]
+            self._networks[key] = found
+        return found
+
+    def _price(self, experiment: Experiment, hardware: Hardware) -> _Price:
+        """Return the durations on the hardware of an experiment."""
         choices = (experiment.kernels, experiment.network, experiment.calibration, experiment.scale)
         place = (*map(repr, choices), repr(experiment.variation), repr(experiment.cluster))
         on = (experiment.model, place, hardware.gpus)
@@ -172,19 +221,7 @@ class StepBounds:
             network = network_of(hardware.cluster, nodes, experiment.network, folder)
             network = with_step_constants(network, constants)
             self._prices[on] = _Price(models, network)
-        price = self._prices[on]
-        # Passes of two micro-batches that take turns hide the communications of each other.
-        alone = not (plan.ep_overlap or SCHEDULES[plan.schedule].mirrored)
-        classes = price.classes_of(grid) if alone else {}
-        key = (shape, on, tuple(classes.values()))
-        found = self._networks.get(key)
-        if found is None:
-            found = [
-                (network, [price.layer(plan, layer, classes) for layer in network.layers])
-                for network in lay_out(experiment, hardware.gpus).networks
-            ]
-            self._networks[key] = found
-        return found
+        return self._prices[on]
 
 
 Classes = Mapping[str, tuple[Hashable, ...]]
@@ -200,21 +237,31 @@ class _Price:
         self._communications: dict[Hashable, int] = {}
         self._classes: dict[Grid, Classes] = {}
         self._layers: dict[Hashable, _LayerTimes] = {}
+        self._sharded: dict[Hashable, _Sharded] = {}
+        self._data: dict[Grid, Classes] = {}
 
     def classes_of(self, grid: Grid) -> Classes:
-        """Return the classes of communicators of a grid, along the axes whose messages block."""
+        """Return the classes of communicators of a grid, along the axes of operators.
+
+        Those of neighbours in a ring have ``":pairs"`` behind the name of the axis.
+        """
         found = self._classes.get(grid)
         if found is None:
             made = {}
-            for axis in BLOCKING_AXES:
+            for axis in AXES:
                 members = grid.groups(axis)
-                n, size = members.shape
-                if size > 1:
-                    index = np.arange(n + 1, dtype=np.int64) * size
-                    flat = members.reshape(-1).astype(np.int32)
-                    made[axis] = tuple(self._network.group_classes(index, flat)[1])
+                if members.shape[1] > 1:
+                    pairs = np.stack([members, np.roll(members, -1, axis=1)], axis=2)
+                    made[axis] = self._classes_of(members)
+                    made[f"{axis}:pairs"] = self._classes_of(pairs.reshape(-1, 2))
             found = self._classes[grid] = made
         return found
+
+    def _classes_of(self, members: NDArray[np.int64]) -> tuple[Hashable, ...]:
+        n, size = members.shape
+        index = np.arange(n + 1, dtype=np.int64) * size
+        flat = members.reshape(-1).astype(np.int32)
+        return tuple(self._network.group_classes(index, flat)[1])
 
     def layer(self, plan: Plan, layer: Layer, classes: Classes) -> _LayerTimes:
         """Return the times of a layer."""
@@ -224,30 +271,109 @@ class _Price:
         key = (operators, len(again), selective, tuple(classes.items()))
         found = self._layers.get(key)
         if found is None:
-            forward = [self._tasks(each.forward, classes) for each in operators]
-            backward = [self._tasks(each.backward, classes) for each in operators]
-            tasks = [task for each in operators for task in (*each.forward, *each.backward)]
+            forward = [self.chain(each.forward, classes) for each in operators]
+            inputs, weights = (
+                [self.chain(each.backward_part(part), classes) for each in operators]
+                for part in PARTS
+            )
             found = self._layers[key] = _LayerTimes(
                 forward=sum(forward),
-                backward=sum(backward),
-                inputs=sum(self._tasks(each.backward_part("input"), classes) for each in operators),
-                again=sum(self._tasks(each.forward, classes) for each in again),
+                # In one pass or in two, whichever is sooner.
+                backward=sum(
+                    min(self.chain(each.backward, classes), one + other)
+                    for each, one, other in zip(operators, inputs, weights, strict=True)
+                ),
+                inputs=sum(inputs),
+                again=sum(self.chain(each.forward, classes) for each in again),
                 selected=sum(
                     time for time, each in zip(forward, operators, strict=True) if each.selective
                 )
                 if selective
                 else 0,
-                longest=max((self._communication(task, classes) for task in tasks), default=0),
             )
         return found
 
-    def _tasks(self, tasks: Sequence[Task], classes: Classes) -> int:
-        return sum(
-            self._kernel(task.kernel)
-            if isinstance(task, Compute)
-            else self._communication(task, classes)
-            for task in tasks
-        )
+    def chain(self, tasks: Sequence[Task], classes: Classes) -> int:
+        """Return how long what an operator starts takes until the next one can begin.
+
+        As `mpisim.workloads.blocks.BlockBuilder` writes tasks: kernels one after another, each
+        after the latest communication without a token and after those whose tokens it names;
+        communications of a group likewise, each after the kernel before it or after its tokens.
+        Tokens that outlive the operator are not waited for here.
+        """
+        kernels = pending = 0
+        tokens: dict[str, int] = {}
+        streams: dict[str, int] = {}
+        for task in tasks:
+            if isinstance(task, Compute):
+                arrived = (tokens[each] for each in task.after if each in tokens)
+                kernels = max(kernels, pending, *arrived, 0) + self._kernel(task.kernel)
+            elif isinstance(task, Communicate):
+                time = self._communication(task, classes)
+                if task.after is None:
+                    start = max(kernels, pending)
+                else:
+                    start = max((tokens[each] for each in task.after if each in tokens), default=0)
+                    if not any(each in tokens for each in task.after):
+                        continue  # it may begin before the operator does
+                end = max(start, streams.get(task.group, 0)) + time
+                streams[task.group] = end
+                if not task.token:
+                    pending = end
+                elif not task.carried:
+                    tokens[task.token] = end
+        return max(kernels, pending, *tokens.values(), 0)
+
+    def sharded(self, plan: Plan, network: LayerStack, grid: Grid) -> list[_Sharded]:
+        """Return what FSDP adds to every micro-batch, for each layer of a network.
+
+        Of blocks that are a unit each; nothing is said of others, nor of routed experts. As
+        `mpisim.workloads.data_parallel.fsdp` writes it.
+        """
+        ranks = grid.dp * grid.cp
+        key = (plan.pp == 1, plan.zero, plan.reshard_after_forward, plan.flat_shards, ranks)
+        formats = plan.weight_format, plan.grad_precision
+        known: dict[int, _Sharded] = {}  # by the tuple of operators itself
+        found = []
+        for layer in network.layers:
+            if plan.wrap_layers > 1 or plan.zero_group is not None or layer.role != "block":
+                found.append(NOTHING)
+                continue
+            at = id(layer.operators)
+            if at not in known:
+                of_layer = (layer.operators, key, formats, grid)
+                if of_layer not in self._sharded:
+                    self._sharded[of_layer] = self._unit(plan, layer, grid)
+                known[at] = self._sharded[of_layer]
+            found.append(known[at])
+        return found
+
+    def _unit(self, plan: Plan, layer: Layer, grid: Grid) -> _Sharded:
+        """Return what FSDP adds to every micro-batch for a unit of one layer."""
+        parameters = of_kind(chunk_parameters([layer]), expert=False)
+        ranks = grid.dp * grid.cp
+        size = sum(padded(each.size, ranks) for each in parameters)
+        weight = BYTES[plan.weight_format]
+        gradient = BYTES[plan.grad_precision or plan.weight_format]
+        if plan.pp > 1:  # gathered and reduced once a step
+            return _Sharded(0, self._kernel(Elementwise((weight + 2 * gradient) * size)), 0, 0)
+        again = plan.zero == 3 and plan.reshard_after_forward
+        out = into = 0
+        if not plan.flat_shards:
+            source = weight if ranks > 1 else BYTES["fp32"]
+            out = self._kernel(Elementwise((source + weight) * size))
+            into = self._kernel(Elementwise((weight + gradient) * size))
+        gather, reduce = Operation.ALL_GATHER, Operation.REDUCE_SCATTER
+        classes = self.data_classes(grid) if ranks > 1 else {}
+        gathered = self._communication(Communicate("", gather, "dp", weight * size), classes)
+        reduced = self._communication(Communicate("", reduce, "dp", gradient * size), classes)
+        return _Sharded(out, again * out + into, (1 + again) * gathered, reduced)
+
+    def data_classes(self, grid: Grid) -> Classes:
+        """Return the classes of the communicators that share gradients."""
+        if grid not in self._data:
+            self._data[grid] = {"dp": self._classes_of(grid.groups("dp-cp"))}
+        return self._data[grid]
 
     def _kernel(self, kernel: Kernel) -> int:
         found = self._known.get(kernel)
@@ -256,21 +382,27 @@ class _Price:
             self._known[kernel] = found
         return found
 
-    def _communication(self, task: Task, classes: Classes) -> int:
-        """Return how long a task takes alone if the next kernel waits for it, else 0."""
-        if not isinstance(task, Communicate) or task.token or task.after is not None:
+    def _communication(self, task: Communicate, classes: Classes) -> int:
+        """Return how long a communication takes alone; 0 where nothing is known."""
+        ring = task.operation is Operation.SEND_RECV
+        group = classes.get(f"{task.group}:pairs" if ring else task.group)
+        if group is None:
             return 0
-        if task.group not in classes or task.operation is Operation.SEND_RECV:
-            return 0
-        key = (task.operation, task.bytes, classes[task.group])
+        key = (task.operation, task.bytes, group)
         found = self._communications.get(key)
         if found is None:
             found = min(
-                self._network.price(task.operation, task.bytes, each).duration
-                for each in classes[task.group]
+                self._network.price(task.operation, task.bytes, each).duration for each in group
             )
             self._communications[key] = found
         return found
+
+
+def _added(times: _LayerTimes, sharded: _Sharded) -> _LayerTimes:
+    """Return the times of a layer with the kernels of sharded parameters."""
+    return times._replace(
+        forward=times.forward + sharded.forward, backward=times.backward + sharded.backward
+    )
 
 
 def _times_of_chunks(
@@ -288,14 +420,8 @@ def _times_of_chunks(
         recomputed = sum(
             each.again if whole else each.selected for each, whole in zip(own, again, strict=True)
         )
-        longest = max((each.longest for each in own), default=0)
         found.append(
-            _ChunkTimes(
-                forward - longest,
-                forward + backward + recomputed - 3 * longest,  # gradients of weights: a third pass
-                inputs - longest,
-                backward - inputs + longest,
-            )
+            _ChunkTimes(forward, forward + backward + recomputed, inputs, max(0, backward - inputs))
         )
     assert at == len(network.layers)
     return found

@@ -3,8 +3,10 @@
 1. **Screen** every candidate: do model, plan and cluster go together, and how fast could its step
    be at best (`bound`)? Candidates are shared out to the processes.
 2. **Rounds**, best first. Of the candidates that can still matter, those that could be best are
-   taken and shared out. Each is judged by the memory model and, where it fits, simulated.
-   All processes then learn what was found.
+   taken and shared out. Each is judged by the memory model and, where it fits, simulated as if
+   nothing slowed anything else: that takes little time, and is a bound that is close
+   (`mpisim.prediction.extrapolation`). Those that could be best with close bounds, too, are
+   simulated in full. All processes learn what was found.
 3. A candidate can no longer matter if `top` simulated ones are better in the first objective than
    it can be, and some simulated one is as good in every objective as it can be, and better in one.
    The search ends when none is left that can.
@@ -19,7 +21,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Hashable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +30,7 @@ from ..base.errors import InputError
 from ..base.schema import build
 from ..experiment import Experiment, Plan
 from ..mpi.parallel import collective_errors, progress
-from ..prediction.extrapolation import MAX_EXTRAPOLATION_ERROR, step_time
+from ..prediction.extrapolation import MAX_EXTRAPOLATION_ERROR, least_step_time, step_time
 from ..prediction.hardware import Hardware, hardware_of
 from ..prediction.memory_fit import verdict
 from ..prediction.network import NetworkCache
@@ -43,10 +45,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Candidates", "explore", "undecided"]
 
-FIRST_ROUND, LARGEST_ROUND = 8, 64
-"""Candidates of the first round and of the largest; each has twice as many as the one before. Few
-at first, since what they find spares others. On any number of processes, so that all of them
-simulate the same candidates."""
+ROUND, SIMULATED_IN_ROUND = 32, 8
+"""Candidates of a round, and of one that simulates in full. Few, since what they find spares
+others. On any number of processes, so that all of them simulate the same candidates."""
 
 SLACK = 1 + 2 * MAX_EXTRAPOLATION_ERROR
 """By how much a candidate must be worse to be left out."""
@@ -66,7 +67,8 @@ class Candidates:
         self._space = space
         self._shared: dict[Hashable, Experiment] = {}
         self._hardware: dict[Hashable, Hardware] = {}
-        self._of_plan = [key.startswith("plan.") for key in space.keys]
+        self._others = [at for at, key in enumerate(space.keys) if not key.startswith("plan.")]
+        self._peaks: set[tuple[str, str]] = set()  # formats that the GPUs are known to have
 
     def experiment(self, number: int) -> tuple[Experiment, Hardware]:
         """Return the experiment of a candidate, and its hardware.
@@ -79,27 +81,22 @@ class Candidates:
         space = self._space
         assignment = space.assignment(number)
         tables = space.with_values(assignment)
-        others = json.dumps(
-            [
-                value
-                for value, of_plan in zip(assignment, self._of_plan, strict=True)
-                if not of_plan
-            ],
-            default=str,
-        )
+        values = [assignment[at] for at in self._others]
+        others = json.dumps(values, default=str) if values else ""
         plan = build(Plan, tables["plan"], space.source, "plan")
         shared = self._shared.get(others)
         if shared is None:
-            shared = self._shared[others] = space.experiment(number)
-        experiment = replace(
-            shared, plan=plan, given=tables, run=replace(shared.run, allow_oom=True)
-        )
+            shared = space.experiment(number)
+            shared = replace(shared, run=replace(shared.run, allow_oom=True))
+            self._shared[others] = shared
+        experiment = replace(shared, plan=plan, given=tables)
         hardware = self._hardware.get(others)
         if hardware is None:
             hardware = self._hardware[others] = hardware_of(experiment)
-        else:
+        elif (others, plan.precision) not in self._peaks:
             for gpu in hardware.named.values():
                 gpu.peak(plan.precision)
+            self._peaks.add((others, plan.precision))
         return experiment, hardware
 
 
@@ -150,21 +147,41 @@ def explore(
                 budget_of(space.choice, experiment, hardware)
             verdict(experiment)
     networks = NetworkCache()
-    size = FIRST_ROUND
-    with progress(comm, "searching" if show else "", len(records), steady=False) as update:
+    close: set[int] = set()  # candidates whose bound is of a simulation
+    looked_at = 0
+    with progress(comm, "searching" if show else "", 1.0) as update:
         while True:
             open_ones = undecided(space, records)
-            update(len(records) - len(open_ones))
+            # Most of those that are open will be left out unseen: more time than is needed.
+            update(looked_at / max(looked_at + len(open_ones), 1), _best_so_far(space, records))
             if not len(open_ones):
                 return records
-            some = open_ones[:size]
-            mine = some[comm.rank :: comm.size]
-            found: list[Found] = []
+            first = open_ones[:ROUND]
+            some = np.array([each for each in first.tolist() if each not in close], np.int64)
+            judge = _judged
+            if not len(some):
+                some, judge = first[: min(space.choice.top, SIMULATED_IN_ROUND)], _simulated
+            mine = some[comm.rank :: comm.size].tolist()
+            found: list[_Found] = []
             with collective_errors(comm):
-                found = _judged(space, candidates, records, mine, networks)
+                for number in mine:
+                    try:
+                        found.append(judge(space, candidates, records, number, networks))
+                    except InputError as error:
+                        found.append(_Found(number, Status.INVALID, why=str(error)))
             _merge(records, some, comm.allgather(found))
-            size = min(2 * size, LARGEST_ROUND)
+            close.update(some.tolist())
+            looked_at += len(some)
             _told(records, comm, each_round)
+
+
+def _best_so_far(space: SearchSpace, records: Records) -> str:
+    """Return the first objective of the best candidate that is simulated, in words."""
+    done = records.numbers(Status.SIMULATED)
+    if not len(done):
+        return ""
+    best = done[np.argmin(least_values(space, records, done)[:, 0])]
+    return f"best step so far {records.step[best] * 1e-12:.4g} s"
 
 
 def _told(records: Records, comm: Intracomm, each_round: Callable[[Records], None]) -> None:
@@ -246,57 +263,95 @@ def _merge_reasons(records: Records, parts: list[dict[str, Reason]]) -> None:
 
 # --- rounds ---------------------------------------------------------------------------------------
 
-Found = tuple[int, int, int, int, int, float, str]
-"""Candidate, status, step in ps, peak in bytes, tokens, J of a step, why it is invalid."""
+
+class _Found(NamedTuple):
+    """What was found of a candidate.
+
+    Attributes
+    ----------
+    number, status : int
+        Of the candidate.
+    time : int
+        Of its step, in ps: a bound until it is simulated in full.
+    peak : int
+        Bytes.
+    tokens : int
+        Of a step.
+    energy : float
+        J of a step; 0 where it was not asked for.
+    why : str
+        Why it is invalid.
+    """
+
+    number: int
+    status: Status
+    time: int = 0
+    peak: int = 0
+    tokens: int = 0
+    energy: float = 0.0
+    why: str = ""
 
 
 def _judged(
     space: SearchSpace,
     candidates: Candidates,
     records: Records,
-    numbers: NDArray[np.int64],
+    number: int,
     networks: NetworkCache,
-) -> list[Found]:
-    """Judge and simulate candidates. Local."""
+) -> _Found:
+    """Judge the memory of a candidate, and bound its step by a simulation. Local."""
     from mpi4py import MPI
 
     choice = space.choice
-    found: list[Found] = []
-    for number in numbers.tolist():
-        try:
-            experiment, _ = candidates.experiment(number)
-            memory = verdict(experiment)
-            if memory.headroom < choice.memory_headroom * GIB:
-                found.append((number, Status.TOO_LARGE, 0, memory.peak, 0, 0.0, ""))
-                continue
-            budget, energy, watts = records.budget(number), 0.0, 0.0
-            if choice.asks_energy or budget.usd_joule:
-                picoseconds, tokens, cost = simulated_cost(experiment)
-                energy, watts = cost.joules_of_building, cost.watts.value
-            else:
-                step = step_time(experiment, MPI.COMM_SELF, networks=networks, memory=memory)
-                picoseconds, tokens = step.picoseconds, step.tokens
-        except InputError as error:
-            found.append((number, Status.INVALID, 0, 0, 0, 0.0, str(error)))
-            continue
-        status = Status.SIMULATED
-        if choice.max_step_time is not None and picoseconds * 1e-12 > choice.max_step_time:
-            status = Status.TOO_SLOW
-        elif over_budget(choice, budget, watts):
-            status = Status.OVER_BUDGET
-        found.append((number, status, picoseconds, memory.peak, tokens, energy, ""))
-    return found
+    experiment, _ = candidates.experiment(number)
+    memory = verdict(experiment)
+    if memory.headroom < choice.memory_headroom * GIB:
+        return _Found(number, Status.TOO_LARGE, 0, memory.peak, 0)
+    least = least_step_time(experiment, MPI.COMM_SELF, networks, memory)
+    over = choice.max_step_time is not None and least * 1e-12 > choice.max_step_time
+    status = Status.OVER_LIMIT if over else Status.BOUNDED
+    bound = max(least, int(records.bound[number]))
+    return _Found(number, status, bound, memory.peak, int(records.tokens[number]))
 
 
-def _merge(records: Records, some: NDArray[np.int64], parts: list[list[Found]]) -> None:
+def _simulated(
+    space: SearchSpace,
+    candidates: Candidates,
+    records: Records,
+    number: int,
+    networks: NetworkCache,
+) -> _Found:
+    """Simulate a candidate that fits into memory. Local."""
+    from mpi4py import MPI
+
+    choice = space.choice
+    experiment, _ = candidates.experiment(number)
+    memory = verdict(experiment)
+    budget, energy, watts = records.budget(number), 0.0, 0.0
+    if choice.asks_energy or budget.usd_joule:
+        picoseconds, tokens, cost = simulated_cost(experiment)
+        energy, watts = cost.joules_of_building, cost.watts.value
+    else:
+        step = step_time(experiment, MPI.COMM_SELF, networks=networks, memory=memory)
+        picoseconds, tokens = step.picoseconds, step.tokens
+    status = Status.SIMULATED
+    if choice.max_step_time is not None and picoseconds * 1e-12 > choice.max_step_time:
+        status = Status.TOO_SLOW
+    elif over_budget(choice, budget, watts):
+        status = Status.OVER_BUDGET
+    return _Found(number, status, picoseconds, memory.peak, tokens, energy)
+
+
+def _merge(records: Records, some: NDArray[np.int64], parts: list[list[_Found]]) -> None:
     """Enter what the processes have found into the records."""
     found = [each for part in parts for each in part]
-    assert sorted(each[0] for each in found) == sorted(some.tolist())
-    for number, status, step, peak, tokens, energy, why in sorted(found):
-        records.status[number] = status
-        records.step[number], records.peak[number] = step, peak
-        records.energy[number] = energy
+    assert sorted(each.number for each in found) == sorted(some.tolist())
+    for number, status, time, peak, tokens, energy, why in sorted(found):
+        records.status[number], records.peak[number] = status, peak
         if why:
             records.enter_reason(number, why)
         if status in (Status.SIMULATED, Status.TOO_SLOW, Status.OVER_BUDGET):
-            records.tokens[number] = tokens
+            records.step[number], records.tokens[number] = time, tokens
+            records.energy[number] = energy
+        elif time:
+            records.bound[number] = time

@@ -41,7 +41,8 @@ class TableAssembler:
 
     def __init__(self, label: str, *, first_layer: int = 0) -> None:
         self.label, self.first_layer = label, first_layer
-        self._blocks: dict[Block, int] = {}  # number of each; a block equals itself only
+        self._blocks: list[Block] = []
+        self._numbers: dict[int, int] = {}  # of each block, which equals itself only
         self._uses: list[tuple[int, int, tuple[int, ...]]] = []  # block, row, micro-batches
         self._outside: list[tuple[int, int]] = []
         self._length = 0
@@ -54,7 +55,10 @@ class TableAssembler:
     def add(self, block: Block, *micro_batches: int) -> None:
         """Append a block, with the micro-batch of each pass that alternates in it (none: -1)."""
         at = self._length
-        number = self._blocks.setdefault(block, len(self._blocks))
+        number = self._numbers.get(id(block))
+        if number is None:
+            number = self._numbers[id(block)] = len(self._blocks)
+            self._blocks.append(block)
         self._uses.append((number, at, micro_batches or (-1,)))
         for row, port in block.outside:
             if port == LAST:
@@ -73,9 +77,10 @@ class TableAssembler:
             self._pending = []
         if block.pending:
             self._pending += [at + row for row in block.pending]
-        for name, exported in block.exports.items():
-            self._exports.setdefault(name, []).extend(at + row for row in exported)
-        self._length += block.values.shape[0]
+        if block.exports:
+            for name, exported in block.exports.items():
+                self._exports.setdefault(name, []).extend(at + row for row in exported)
+        self._length += len(block.values)
         self.flops += block.flops
         self.duration += block.duration
 
@@ -87,7 +92,7 @@ class TableAssembler:
         ProgramError
             If a column cannot hold a value, such as too many micro-batches.
         """
-        blocks = list(self._blocks)
+        blocks = self._blocks
         used = np.array([number for number, _, _ in self._uses], np.int64)
         at = np.array([at for _, at, _ in self._uses], np.int64)
         passes = max(len(each) for _, _, each in self._uses)

@@ -187,14 +187,14 @@ class PipelineMessages:
         """
         if not self._any:
             return []
-        kinds = tuple(map(_kind, before)), tuple(map(_kind, after))
-        if kinds not in self._batches:
-            self._batches[kinds] = self._batched(before, after)
-        actions = (*before, *after)
-        return [
-            (block, tuple(actions[i].micro_batch for i in indices))
-            for block, indices in self._batches[kinds]
-        ]
+        kinds = _kinds_of(before), _kinds_of(after)
+        batches = self._batches.get(kinds)
+        if batches is None:
+            batches = self._batches[kinds] = self._batched(before, after)
+        if not batches:
+            return []
+        numbers = [action.micro_batch for action in (*before, *after)]
+        return [(block, tuple([numbers[i] for i in indices])) for block, indices in batches]
 
     def _batched(self, before: Sequence[Action], after: Sequence[Action]) -> list[Batch]:
         """Return the messages between units of these phases and chunks, batch by batch."""
@@ -261,9 +261,10 @@ class PipelineMessages:
         return self._blocks[messages, posted]
 
 
-def _kind(action: Action) -> tuple[bool, bool, int]:
+def _kinds_of(unit: Sequence[Action]) -> Kinds:
+    """Return what messages depend on of the actions of a unit."""
     # No phases: their hashes are slow, and there are thousands of actions.
-    return action.phase is _FORWARD, action.phase is _WEIGHT, action.chunk
+    return tuple([(each.phase is _FORWARD, each.phase is _WEIGHT, each.chunk) for each in unit])
 
 
 _FORWARD, _WEIGHT = Phase.FORWARD, Phase.WEIGHT

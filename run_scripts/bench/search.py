@@ -2,11 +2,12 @@
 """How fast a search is: candidates screened a second, and the whole of it.
 
     source run_scripts/env.sh
-    [mpirun -n 2] .venv/bin/python run_scripts/bench/search.py [--screen] [--nodes N]
+    [mpirun -n 2] .venv/bin/python run_scripts/bench/search.py [--screen] [--nodes N] [--batch N]
 
 GPT-3 175B on 512 GPUs (DGX A100), all that ``vary = "auto"`` combines. With --screen the search
-ends before the first simulation. Printed are CPU seconds of this process, candidates and valid
-candidates a second, what became of the candidates, and the memory of the process.
+ends before the first simulation. Printed are seconds, of CPU over all processes, too; candidates
+and valid ones a second; what became of the candidates; and the memory of the largest process after
+the screening and at the end.
 """
 
 from __future__ import annotations
@@ -22,16 +23,22 @@ from mpisim.search.answer import answer_lines
 from mpisim.search.records import Records, Status
 
 
+def _memory() -> float:
+    """Return the most memory that this process has had, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
 def main() -> None:
     """Search and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--screen", action="store_true", help="screen only")
     parser.add_argument("--nodes", type=int, default=64, help="of 8 GPUs (default: 64)")
+    parser.add_argument("--batch", type=int, default=512, help="sequences a step (default: 512)")
     args = parser.parse_args()
     comm = MPI.COMM_WORLD
     tables = {
         "model": {"preset": "gpt3-175b"},
-        "plan": {"global_batch": 512},
+        "plan": {"global_batch": args.batch},
         "cluster": {"preset": "dgx-a100", "nodes": args.nodes},
         "search": {"vary": "auto"},
     }
@@ -48,16 +55,23 @@ def main() -> None:
                 f"{len(records) / wall:,.0f} a second, {valid / wall:,.0f} valid ones",
                 flush=True,
             )
+            print(f"{_memory():.0f} MB", flush=True)
             if args.screen:
                 comm.Abort(0) if comm.size > 1 else exit(0)
 
     records = explore(space, comm, show=True, each_round=note)
     found = answer(space, records, comm)
+    cpu = comm.reduce(time.process_time())
+    memory = comm.reduce(_memory(), MPI.MAX)
     if comm.rank == 0:
         wall = time.perf_counter() - began
-        done = records.count(Status.SIMULATED)
-        print(f"{wall:.0f} s in all; {done / wall:.1f} simulated a second; {len(marks)} rounds")
-        print(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")
+        valid = len(records) - records.count(Status.INVALID)
+        judged = int((records.peak > 0).sum())
+        print(f"{wall:.0f} s in all, {cpu:.0f} s of CPU on {comm.size} processes: ", end="")
+        print(
+            f"{valid:,} valid candidates, {valid / wall:.0f} a second; {judged:,} judged by memory"
+        )
+        print(f"{len(marks)} rounds; {memory:.0f} MB in the largest process")
         print("\n".join(answer_lines(space, found)))
 
 
