@@ -210,12 +210,13 @@ def _screened(space: SearchSpace, candidates: Candidates, comm: Intracomm, show:
             try:
                 experiment, hardware = candidates.experiment(number)
                 bound = bounds.of(experiment, hardware)
+                tokens = bounds.tokens(experiment, hardware)
             except InputError:
                 records.status[number] = Status.INVALID
                 continue
             records.bound[number] = bound
             records.gpus[number] = hardware.gpus
-            records.tokens[number] = bounds.tokens(experiment, hardware)
+            records.tokens[number] = tokens
             over = choice.max_gpus is not None and hardware.gpus > choice.max_gpus
             over |= choice.max_step_time is not None and bound * 1e-12 > choice.max_step_time
             records.status[number] = Status.OVER_LIMIT if over else Status.BOUNDED
