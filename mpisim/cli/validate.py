@@ -8,6 +8,7 @@ from . import (
     validate_collectives,
     validate_e2e,
     validate_kernels,
+    validate_plans,
     validate_published,
     validate_traces,
 )
@@ -19,6 +20,7 @@ KINDS = (
     validate_kernels,
     validate_collectives,
     validate_e2e,
+    validate_plans,
     validate_published,
 )
 
@@ -28,6 +30,7 @@ examples:
   mpisim validate kernels gemm.csv --split test    measured kernels, errors by operator
   mpisim validate collectives nccl_measurements.csv --split test
   mpirun -n 2 python -m mpisim validate e2e all.csv    measured training steps
+  mpisim validate plans all.csv                    would a search have chosen right?
   mpisim validate published                        experiments of papers beside their figures
 """
 
