@@ -23,7 +23,7 @@ CLEAR = 0.05
 framework, and repetitions on busy clusters, differ by up to this."""
 
 LIMITS = (0.0, 0.5, 1.0, 2.0, 4.0, math.inf)
-"""Bounds of z, the size of a predicted difference over its standard deviation, for `reliability`."""
+"""Bounds of z, size of a predicted difference over its standard deviation, for `reliability`."""
 
 
 @frozen
