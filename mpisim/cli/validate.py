@@ -9,6 +9,7 @@ from . import (
     validate_e2e,
     validate_job,
     validate_kernels,
+    validate_plans,
     validate_power,
     validate_published,
     validate_traces,
@@ -21,6 +22,7 @@ KINDS = (
     validate_kernels,
     validate_collectives,
     validate_e2e,
+    validate_plans,
     validate_published,
     validate_power,
     validate_job,
@@ -32,6 +34,7 @@ examples:
   mpisim validate kernels gemm.csv --split test    measured kernels, errors by operator
   mpisim validate collectives nccl_measurements.csv --split test
   mpirun -n 2 python -m mpisim validate e2e all.csv    measured training steps
+  mpisim validate plans all.csv                    would a search have chosen right?
   mpisim validate published                        experiments of papers beside their figures
   mpisim validate power                            measured power of training runs
   mpisim validate job                              published runs of weeks, beside jobs

@@ -24,7 +24,9 @@ from numpy.typing import NDArray
 
 from ..base.distinct import distinct
 from ..base.frozen import frozen
+from ..base.presets import packaged
 from ..base.quantity import Quantity
+from ..base.schema import build
 from ..engine.critical_path import PieceKind
 from ..engine.refine import dense
 from ..engine.run import Run
@@ -42,12 +44,15 @@ __all__ = [
     "PathShares",
     "Uncertainty",
     "combine",
+    "difference_error",
     "equal_columns",
     "error_bar",
     "propagate",
 ]
 
 Ints = NDArray[np.int64]
+
+PLANS_FILE = "plans.toml"
 
 ON_DEVICE = (PieceKind.COMPUTE, PieceKind.COPY, PieceKind.COMMUNICATION)
 
@@ -329,6 +334,40 @@ def error_bar(
         lengths = {**lengths, **overlap.lengths()}
     left_out = _model_error(prepared) if model_error else None
     return combine(lengths, run.step_time, numbers, left_out)
+
+
+def difference_error(
+    one: Mapping[str, float],
+    one_time: float,
+    other: Mapping[str, float],
+    other_time: float,
+    unshared: float | None = None,
+) -> float:
+    """Two predicted steps → one standard deviation of the difference of their times.
+
+    An input that is off is off for both: what depends on it in both cancels, as far as both depend
+    on it equally long. Of what the model leaves out most is the same share of both; the rest is
+    each plan's own.
+
+    Parameters
+    ----------
+    one, other : mapping of str to float
+        Relative error of each step from each number alone (`Effect.effect`).
+    one_time, other_time : float
+        Of the steps, in one unit, which is that of the result.
+    unshared : float, optional
+        What the model leaves out and the two do not share, relative to the shorter step; by
+        default as measured plans show (``data/plans.toml``).
+    """
+    if unshared is None:
+        unshared = build(Quantity, packaged(PLANS_FILE)["unshared"], PLANS_FILE, "unshared").value
+    return math.hypot(
+        unshared * min(one_time, other_time),
+        *(
+            one.get(name, 0.0) * one_time - other.get(name, 0.0) * other_time
+            for name in sorted({*one, *other})
+        ),
+    )
 
 
 def _model_error(prepared: PreparedExperiment) -> tuple[str, Quantity] | None:

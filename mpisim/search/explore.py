@@ -231,6 +231,7 @@ def _screened(space: SearchSpace, candidates: Candidates, comm: Intracomm, show:
             try:
                 experiment, hardware = candidates.experiment(number)
                 bound = bounds.of(experiment, hardware)
+                tokens = bounds.tokens(experiment, hardware)
                 if choice.asks_cost:
                     budget = budget_of(choice, experiment, hardware)
             except InputError as error:
@@ -241,7 +242,7 @@ def _screened(space: SearchSpace, candidates: Candidates, comm: Intracomm, show:
                 records.enter_budget(number, budget)
             records.bound[number] = bound
             records.gpus[number] = hardware.gpus
-            records.tokens[number] = bounds.tokens(experiment, hardware)
+            records.tokens[number] = tokens
             over = choice.max_gpus is not None and hardware.gpus > choice.max_gpus
             over |= choice.max_step_time is not None and bound * 1e-12 > choice.max_step_time
             over |= over_budget(choice, budget, budget.least_watts)

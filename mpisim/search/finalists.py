@@ -6,7 +6,6 @@ told is what it consists of and how sure it is.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,10 +15,10 @@ from ..base.frozen import frozen
 from ..cost.step import step_cost
 from ..experiment import Experiment
 from ..mpi.parallel import collective_errors, progress
+from ..prediction import uncertainty
 from ..prediction.execution import execute
 from ..prediction.long_steps import long_step
 from ..prediction.prepared import prepare
-from ..prediction.uncertainty import error_bar
 from ..results import collect
 from .explore import Candidates
 from .space import SearchSpace
@@ -127,7 +126,7 @@ def _simulated(space: SearchSpace, number: int, experiment: Experiment) -> Final
         run, overlap = execute(prepared, comm, critical_path=True)
     results = collect(run, comm=comm, network=prepared.network, repetition=repetition)
     assert results is not None
-    bar = error_bar(prepared, run, overlap=overlap)
+    bar = uncertainty.error_bar(prepared, run, overlap=overlap)
     names = {
         "compute": "compute",
         "exposed_wire": "communication",
@@ -185,13 +184,7 @@ def difference_error(
     """Two candidates → one standard deviation of the difference of their step times, in s.
 
     With weights, of what the steps cost: weight times step time.
-
-    An input that is off is off for both: what depends on it in both cancels, as far as both depend
-    on it equally long. What the model leaves out is taken to be the same share of both.
     """
-    total = 0.0
-    for name in {*one.effects, *other.effects}:
-        first = one.effects.get(name, 0.0) * one.step_time * weights[0]
-        second = other.effects.get(name, 0.0) * other.step_time * weights[1]
-        total += (first - second) ** 2
-    return math.sqrt(total)
+    return uncertainty.difference_error(
+        one.effects, one.step_time * weights[0], other.effects, other.step_time * weights[1]
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -177,6 +177,7 @@ def compare(
     every: bool = False,
     constants: StepConstants | None = None,
     known: Mapping[str, Outcome] | None = None,
+    keep: Callable[[Sequence[Mapped]], list[Mapped]] = list,
 ) -> Comparison | None:
     """Predict the rows of a table. **Collective.**
 
@@ -199,6 +200,8 @@ def compare(
     known : mapping of str to Outcome, optional
         What was simulated before without constants (`mpisim.validate.e2e.predict`); other rows are
         simulated.
+    keep : callable
+        Of the rows that are experiments, those that are wanted; all by default.
 
     Returns
     -------
@@ -223,6 +226,7 @@ def compare(
             else:
                 found.skipped.append(result)
         _check_any(path, ready, found.skipped)
+        ready = keep(ready)
     outcomes = _outcomes(ready, comm, every, constants, known or {})
     errors = (constants or packaged_constants()).model_error
     with collective_errors(comm):

@@ -135,6 +135,8 @@ class Outcome:
     lengths : dict of str to float
         Seconds of the critical path that each constant multiplies, fitted or not
         (:mod:`mpisim.prediction.step_constants`).
+    effects : dict of str to float
+        What `inputs` consists of: relative error of the step from each number alone.
     busy : int64, shape (tables, 1 + streams)
         Busy time of CPUs and streams, in ps (`mpisim.prediction.extrapolation.busy_times`).
     failed : str
@@ -147,6 +149,7 @@ class Outcome:
     known: bool = False
     fits: bool = True
     lengths: Mapping[str, float] = field(default_factory=dict)
+    effects: Mapping[str, float] = field(default_factory=dict)
     busy: NDArray[np.int64] = field(default_factory=_nothing, compare=False)
     failed: str = ""
 
@@ -276,6 +279,7 @@ def _simulated(job: _Job, networks: NetworkCache) -> Outcome:
                 for name, length in lengths.items()
                 if parse_constant_name(name) is not None
             },
+            effects={each.name: each.effect for each in error.effects},
             busy=busy_times(case, run),
         )
     except MpisimError as error:
@@ -358,6 +362,7 @@ def outcome_as_json(mapped: Mapped, outcome: Outcome, every: bool) -> dict[str, 
         **numbers,
         "fits": outcome.fits,
         "lengths": dict(outcome.lengths),
+        "effects": dict(outcome.effects),
     }
 
 
@@ -386,5 +391,15 @@ def stored(path: str | Path) -> dict[str, Outcome]:
 
 def _outcome(case: Mapping[str, Any]) -> Outcome:
     seconds, before_optimizer, inputs = (float(case[name]) for name in NUMBERS)
-    lengths = {str(name): float(length) for name, length in case["lengths"].items()}
-    return Outcome(seconds, before_optimizer, inputs, fits=bool(case["fits"]), lengths=lengths)
+    lengths, effects = (
+        {str(name): float(value) for name, value in case[key].items()}
+        for key in ("lengths", "effects")
+    )
+    return Outcome(
+        seconds,
+        before_optimizer,
+        inputs,
+        fits=bool(case["fits"]),
+        lengths=lengths,
+        effects=effects,
+    )

@@ -1,0 +1,207 @@
+"""Table of measured steps → groups of plans that were measured under the same conditions.
+
+A group has one model, one cluster and so many of its GPUs, one number format, one framework, one
+source and one release of its software (or day of the measurement, where that is what the source
+says). What its rows differ in is the plan: degrees of parallelism, batches, recomputation, ZeRO,
+overlap. Where batches differ, what counts is the time of a sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...base.errors import InputError
+from ...prediction.uncertainty import difference_error
+from ..e2e.compare import Compared, compare
+from ..e2e.experiments import Mapped
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+    from ..e2e.predict import Outcome
+
+__all__ = ["Group", "MeasuredPlan", "compare_plans"]
+
+TRUST = "AB"
+"""Trust of the rows that count: F follows a formula, C is weak."""
+
+MODEL_ERROR = "model error"
+
+
+class MeasuredPlan:
+    """One plan of a group, measured once or several times.
+
+    Parameters
+    ----------
+    rows : sequence of Compared
+        Measurements of equal experiments, one at least.
+    """
+
+    def __init__(self, rows: Sequence[Compared]) -> None:
+        self.rows = rows
+
+    @cached_property
+    def measured(self) -> float:
+        """Measured seconds of a sequence (image, sample), in the mean of the measurements."""
+        return sum(each.measured for each in self.rows) / len(self.rows) / self._batch
+
+    @cached_property
+    def predicted(self) -> float:
+        """Predicted seconds of a sequence (image, sample)."""
+        return self.rows[0].predicted / self._batch
+
+    @property
+    def _batch(self) -> int:
+        return self.rows[0].mapped.experiment.plan.global_batch
+
+    @property
+    def effects(self) -> Mapping[str, float]:
+        """Relative error of the step from each number alone, and from what the model leaves out."""
+        first = self.rows[0]
+        return {**first.outcome.effects, MODEL_ERROR: first.model_error}
+
+    @property
+    def suspect(self) -> bool:
+        """Whether a measurement stands apart for the source's own reasons."""
+        return any(each.row.texts["suspect"] for each in self.rows)
+
+    @property
+    def keys(self) -> dict[str, object]:
+        """What its plan says."""
+        plan, gpus = self.rows[0].mapped.experiment.plan, self.rows[0].row.integers["num_gpus"]
+        return {**vars(plan), "dp": plan.dp or gpus // (plan.tp * plan.pp * plan.cp)}
+
+    def ahead(self, other: MeasuredPlan) -> float:
+        """Return by how many standard deviations of the difference it is predicted to be faster."""
+        return (other.predicted - self.predicted) / self.difference_error(other)
+
+    def difference_error(self, other: MeasuredPlan, unshared: float | None = None) -> float:
+        """Return one standard deviation of the predicted difference, in seconds of a sequence.
+
+        Parameters
+        ----------
+        other : MeasuredPlan
+        unshared : float, optional
+            As for `mpisim.prediction.uncertainty.difference_error`.
+        """
+        return difference_error(
+            self.effects, self.predicted, other.effects, other.predicted, unshared
+        )
+
+
+class Group:
+    """Plans that were measured under the same conditions.
+
+    Parameters
+    ----------
+    name : str
+    plans : sequence of MeasuredPlan
+    """
+
+    def __init__(self, name: str, plans: Sequence[MeasuredPlan]) -> None:
+        self.name, self.plans = name, plans
+
+    def described(self, plan: MeasuredPlan) -> str:
+        """Return what a plan sets that the group's plans do not set alike."""
+        keys = [each.keys for each in self.plans]
+        return ", ".join(
+            f"{key} {_in_words(value)}"
+            for key, value in plan.keys.items()
+            if value is not None and any(each[key] != value for each in keys)
+        )
+
+    def sound(self) -> Group:
+        """Return the group without plans that stand apart."""
+        return Group(self.name, [each for each in self.plans if not each.suspect])
+
+
+def compare_plans(
+    path: str | Path,
+    comm: Intracomm,
+    *,
+    where: Mapping[str, str] | None = None,
+    changes: Sequence[str] = (),
+    least: int = 4,
+    known: Mapping[str, Outcome] | None = None,
+) -> list[Group] | None:
+    """Table of measured steps → its groups of plans, each predicted. **Collective.**
+
+    Parameters
+    ----------
+    path : str or Path
+        As for `mpisim.validate.e2e.read`.
+    comm : mpi4py.MPI.Intracomm
+        The processes that share the rows.
+    where, changes, known
+        As for `mpisim.validate.e2e.compare`.
+    least : int
+        Plans that a group must have.
+
+    Returns
+    -------
+    list of Group or None
+        On process 0, those with the most plans first; None on the others.
+
+    Raises
+    ------
+    InputError
+        If the table is not as it must be, or has no such group.
+    """
+
+    def keep(rows: Sequence[Mapped]) -> list[Mapped]:
+        groups = _grouped([each for each in rows if each.row.texts["trust"] in TRUST], least)
+        if not groups:
+            raise InputError(
+                f"{path}: has no {least} plans of one model that one source measured on the same "
+                f"GPUs, in rows of trust {' and '.join(TRUST)}"
+            )
+        return [row for group in groups.values() for plan in group.values() for row in plan]
+
+    found = compare(path, comm, where=where, changes=changes, known=known, keep=keep)
+    if found is None:
+        return None
+    by_row = {each.row.id: each for each in found.compared}
+    groups = []
+    for plans in _grouped([each.mapped for each in found.compared], least).values():
+        (first, *_), *_ = plans.values()
+        rows = [[by_row[each.row.id] for each in plan] for plan in plans.values()]
+        groups.append(Group(_name(first), [MeasuredPlan(each) for each in rows]))
+    return sorted(groups, key=lambda group: (-len(group.plans), group.name))
+
+
+def _grouped(rows: Sequence[Mapped], least: int) -> dict[str, dict[str, list[Mapped]]]:
+    """Rows → by group, by plan, its rows; groups of fewer than `least` plans are left out."""
+    groups: dict[str, dict[str, list[Mapped]]] = {}
+    for each in rows:
+        experiment = each.experiment
+        group = repr(
+            (
+                each.source,
+                each.row.texts.get("source_version", ""),
+                each.row.texts["framework"],
+                each.row.texts["precision"],
+                experiment.model,
+                experiment.cluster,
+            )
+        )
+        groups.setdefault(group, {}).setdefault(repr(experiment.plan), []).append(each)
+    return {name: plans for name, plans in groups.items() if len(plans) >= least}
+
+
+def _in_words(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
+
+
+def _name(row: Mapped) -> str:
+    """Return the name of a row's group: model, GPUs, source."""
+    texts = row.row.texts
+    shape = ""
+    if texts["model"].startswith("GPT"):
+        shape = f" {texts['layers'] or '?'} × {texts['hidden']}"
+    gpus = row.row.integers["num_gpus"]
+    return f"{texts['model']}{shape}, {gpus} {texts['gpu']}, {row.source}"

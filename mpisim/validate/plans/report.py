@@ -1,0 +1,211 @@
+"""Groups of measured and predicted plans → tables: text for people, Markdown, or JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...base.text import aligned, markdown_table, replace_between
+from .groups import Group
+from .ranking import CLEAR, Ranking, Reliable, reliability, unshared_error
+
+__all__ = ["BEGIN", "END", "as_json", "markdown", "render"]
+
+BEGIN, END = "<!-- figures: mpisim validate plans --markdown -->", "<!-- end of figures -->"
+
+NOTE = f"""\
+regret: measured time of the plan that is predicted to be the fastest, over that of the fastest
+measured, less one; blind: the mean of that over all plans; pairs: of those whose measured times
+differ by more than {CLEAR:.0%}, how many are put in the right order."""
+
+NOTE_RELIABILITY = """\
+z: size of the predicted difference of two plans over its standard deviation; stated: share that
+would be right if differences were normally distributed with the stated errors."""
+
+Table = Sequence[Sequence[str]]
+Lay = Callable[[Table], str]
+
+
+def render(groups: Sequence[Group], least: int) -> str:
+    """Return all tables as text.
+
+    Parameters
+    ----------
+    groups : sequence of Group
+    least : int
+        Plans that a group must have.
+    """
+    return "\n\n".join(_parts(groups, least, lambda cells: "\n".join(aligned(cells))))
+
+
+def markdown(groups: Sequence[Group], least: int, page: str) -> str:
+    """Return a page with the tables between the lines `BEGIN` and `END` written anew."""
+    return replace_between(page, BEGIN, END, "\n\n".join(_parts(groups, least, markdown_table)))
+
+
+def as_json(groups: Sequence[Group], least: int, path: str) -> dict[str, Any]:
+    """Return all figures.
+
+    Parameters
+    ----------
+    groups : sequence of Group
+    least : int
+        Plans that a group must have.
+    path : str
+        Of the table of measurements, as the user gave it.
+    """
+    sound = _sound(groups, least)
+    return {
+        "kind": "plans",
+        "table": path,
+        "groups": [
+            {
+                "name": group.name,
+                **_figures(Ranking.of(group)),
+                "best": group.described(Ranking.of(group).best),
+                "chosen": group.described(Ranking.of(group).chosen),
+                "cases": [
+                    {
+                        "rows": [row.row.id for row in plan.rows],
+                        "sets": group.described(plan),
+                        "measured": plan.measured,
+                        "predicted": plan.predicted,
+                        "suspect": plan.suspect,
+                    }
+                    for plan in sorted(group.plans, key=lambda each: each.measured)
+                ],
+            }
+            for group in groups
+        ],
+        "mean": _means(groups),
+        "mean_without_suspect_rows": _means(sound),
+        "unshared_error": unshared_error(groups),
+        "unshared_error_without_suspect_rows": unshared_error(sound),
+        "reliability": [_line(each) for each in reliability(groups)],
+        "reliability_without_suspect_rows": [_line(each) for each in reliability(sound)],
+    }
+
+
+def _line(each: Reliable) -> dict[str, Any]:
+    return {
+        "low": each.low,
+        "high": each.high if math.isfinite(each.high) else None,
+        "pairs": each.pairs,
+        "right": each.right,
+        "stated": each.stated,
+    }
+
+
+def _figures(found: Ranking) -> dict[str, Any]:
+    return {
+        "plans": found.plans,
+        "regret": found.regret,
+        "blind": found.blind,
+        "spearman": _number(found.spearman),
+        "kendall": _number(found.kendall),
+        "clear_pairs": found.clear,
+        "right_pairs": found.right,
+    }
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _means(groups: Sequence[Group]) -> dict[str, Any]:
+    """Return means over groups, and sums of pairs."""
+    found = [Ranking.of(group) for group in groups]
+
+    def mean(values: Sequence[float]) -> float | None:
+        known = [each for each in values if math.isfinite(each)]
+        return sum(known) / len(known) if known else None
+
+    return {
+        "groups": len(found),
+        "plans": sum(each.plans for each in found),
+        "regret": mean([each.regret for each in found]),
+        "blind": mean([each.blind for each in found]),
+        "spearman": mean([each.spearman for each in found]),
+        "kendall": mean([each.kendall for each in found]),
+        "clear_pairs": sum(each.clear for each in found),
+        "right_pairs": sum(each.right for each in found),
+    }
+
+
+def _sound(groups: Sequence[Group], least: int) -> list[Group]:
+    """Return the groups without suspect rows, where enough plans are left."""
+    return [group for group in map(Group.sound, groups) if len(group.plans) >= least]
+
+
+def _parts(groups: Sequence[Group], least: int, lay: Lay) -> list[str]:
+    sound = _sound(groups, least)
+    parts = [lay(_table(groups, sound)), NOTE, lay(_choices(groups))]
+    for text, some in (("all rows", groups), ("without suspect rows", sound)):
+        lines = reliability(some)
+        if lines and (some is groups or _suspect(groups)):
+            cells: list[Sequence[str]] = [(f"z, {text}", "pairs", "right", "stated")]
+            for each in lines:
+                bound = f"{each.low:g} to {each.high:g}"
+                if not math.isfinite(each.high):
+                    bound = f"{each.low:g} or more"
+                share = f"{each.right / each.pairs:.0%}"
+                cells.append((bound, str(each.pairs), share, f"{each.stated:.0%}"))
+            parts.append(lay(cells))
+    unshared = [f"{unshared_error(groups):.1%} of the step"]
+    if _suspect(groups):
+        unshared.append(f"{unshared_error(sound):.1%} without suspect rows")
+    parts.append(NOTE_RELIABILITY)
+    own = " and ".join(unshared)
+    return [
+        *parts,
+        f"Error of its own of each difference with which 90 % are in its interval: {own}",
+    ]
+
+
+def _suspect(groups: Sequence[Group]) -> bool:
+    return any(plan.suspect for group in groups for plan in group.plans)
+
+
+def _table(groups: Sequence[Group], sound: Sequence[Group]) -> list[Sequence[str]]:
+    headings = ("group", "plans", "regret", "blind", "Spearman", "Kendall", "pairs", "right")
+    lines = [(group.name, _figures(Ranking.of(group))) for group in groups]
+    lines.append((f"mean of {len(groups)}", _means(groups)))
+    if _suspect(groups):
+        means = _means(sound)
+        lines.append((f"mean of {means['groups']}, without suspect rows", means))
+    cells: list[Sequence[str]] = [headings]
+    for name, each in lines:
+        clear = each["clear_pairs"]
+        cells.append(
+            (
+                name,
+                str(each["plans"]),
+                _share(each["regret"]),
+                _share(each["blind"]),
+                _correlation(each["spearman"]),
+                _correlation(each["kendall"]),
+                str(clear),
+                f"{each['right_pairs'] / clear:.0%}" if clear else "",
+            )
+        )
+    return cells
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
+def _correlation(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _choices(groups: Sequence[Group]) -> list[Sequence[str]]:
+    """What was measured to be the fastest, and what is predicted to be."""
+    cells: list[Sequence[str]] = [("group", "fastest as measured", "fastest as predicted")]
+    for group in groups:
+        found = Ranking.of(group)
+        same = found.best is found.chosen
+        chosen = "the same" if same else group.described(found.chosen)
+        cells.append((group.name, group.described(found.best), chosen))
+    return cells
