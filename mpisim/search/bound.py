@@ -89,6 +89,9 @@ AXES = ("tp", "cp", "etp", "ep", "etp-ep")
 """Axes whose communications belong to operators."""
 
 
+MAX_RANKS = 1024
+"""Of a group that shares gradients, to be looked at: its price takes the square of that."""
+
 PARTS: tuple[BackwardPart, BackwardPart] = ("input", "weight")
 """Of the backward, where it is split."""
 
@@ -364,15 +367,15 @@ class _Price:
             out = self._kernel(Elementwise((source + weight) * size))
             into = self._kernel(Elementwise((weight + gradient) * size))
         gather, reduce = Operation.ALL_GATHER, Operation.REDUCE_SCATTER
-        classes = self.data_classes(grid) if ranks > 1 else {}
+        classes = self.data_classes(grid) if 1 < ranks <= MAX_RANKS else {}
         gathered = self._communication(Communicate("", gather, "dp", weight * size), classes)
         reduced = self._communication(Communicate("", reduce, "dp", gradient * size), classes)
         return _Sharded(out, again * out + into, (1 + again) * gathered, reduced)
 
     def data_classes(self, grid: Grid) -> Classes:
-        """Return the classes of the communicators that share gradients."""
+        """Return the class of a communicator that shares gradients: any one bounds the step."""
         if grid not in self._data:
-            self._data[grid] = {"dp": self._classes_of(grid.groups("dp-cp"))}
+            self._data[grid] = {"dp": self._classes_of(grid.groups("dp-cp")[:1])}
         return self._data[grid]
 
     def _kernel(self, kernel: Kernel) -> int:
