@@ -72,9 +72,9 @@ def test_presets_are_whole(name: str) -> None:
         return
     assert measured.network_bandwidth.si < measured.node_bandwidth.si
     assert node.nic_bandwidth is not None
-    # One GPU's share: below that of the line rate, and above half of it.
+    # One GPU's share: below that of the line rate, and above 0.4 of it (Omni-Path, by verbs).
     line = node.nics * node.nic_bandwidth.si / cluster.gpus_per_node
-    assert 0.5 * line < measured.network_bandwidth.si < line
+    assert 0.4 * line < measured.network_bandwidth.si < line
     assert fabric is not None
     assert fabric.nic_efficiency is not None
     share = fabric.nic_efficiency.si * line

@@ -50,7 +50,13 @@ NO_FILE = [
     (["calibrate", "collectives", "no.csv", "-o", "out.toml"], "no.csv"),
     (["calibrate", "e2e", "no.csv", "-o", "out.toml"], "no.csv"),
     (["calibrate", "overlap", "no.csv", "-o", "out.toml"], "no.csv"),
+    (["validate", "plans", "no.csv"], "no.csv"),
+    (["validate", "power", "--json", "no/x.json"], "there is no folder"),
+    (["validate", "job", "--json", "no/x.json"], "there is no folder"),
     (["search", "no.toml", "--vary", "auto"], "no.toml: cannot be read"),
+    (["job", "no.toml"], "no.toml: cannot be read"),
+    (["shard", "no.toml"], "no.toml: cannot be read"),
+    (["tables", "no.pt", "no.toml"], "no.toml: cannot be read"),
     (["sensitivity", "no.toml"], "no.toml: cannot be read"),
     (["watch", "no.json"], "no.json: cannot be read: No such file"),
 ]

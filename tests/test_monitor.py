@@ -209,9 +209,9 @@ def test_who_can_be_followed() -> None:
                     look(inner, f"{words} {name}".strip())
 
     look(_parser("", COMMANDS), "")
-    many = ("traces", "kernels", "collectives", "e2e", "published")
+    many = ("traces", "kernels", "collectives", "e2e", "published", "plans", "power", "job")
     assert found == {
-        *("run", "program run", "replay", "export", "search", "sensitivity"),
+        *("run", "program run", "replay", "export", "search", "sensitivity", "job"),
         *(f"validate {kind}" for kind in many),
         *(f"calibrate {kind}" for kind in ("kernels", "collectives", "e2e", "overlap")),
     }

@@ -136,8 +136,8 @@ def searched(space: SearchSpace, steps: Steps, first: int) -> Records:
     module = sys.modules[explore.__module__]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "step_time", steps)
-        patch.setattr(module, "FIRST_ROUND", first)
-        patch.setattr(module, "LARGEST_ROUND", 2 * first)
+        patch.setattr(module, "ROUND", 2 * first)
+        patch.setattr(module, "SIMULATED_IN_ROUND", first)
         return explore(space, MPI.COMM_SELF)
 
 
@@ -201,7 +201,9 @@ def test_candidates_of_the_spaces_end_in_all_ways(steps: Steps) -> None:
             continue
         for status in Status:
             counts[status.name] = counts.get(status.name, 0) + found.count(status)
-    assert min(counts[each.name] for each in Status if each != Status.UNKNOWN) > 0, counts
+    # Too slow only by contention is rare; limits on costs are those of test_search.py.
+    others = (Status.UNKNOWN, Status.TOO_SLOW, Status.OVER_BUDGET)
+    assert min(counts[each.name] for each in Status if each not in others) > 0, counts
 
 
 def plans_of(seed: int) -> tuple[Any, ...]:
@@ -219,6 +221,32 @@ def plans_of(seed: int) -> tuple[Any, ...]:
         tables["run"] = {"allow_oom": True}
         found.append(tables)
     return tuple(found)
+
+
+def bound_of(bounds: StepBounds, tables: dict[str, Any]) -> int | str:
+    """Return a bound, or why there is none."""
+    try:
+        experiment = experiment_of(tables, "x.toml")
+        return bounds.of(experiment, hardware_of(experiment))
+    except InputError as error:
+        return str(error)
+
+
+def test_what_was_seen_before_changes_no_bound() -> None:
+    """What bounds keep of other candidates, which processes see differently."""
+    kept = StepBounds()
+    for seed in range(0, SPACES, 6):
+        for tables in plans_of(seed):
+            assert bound_of(kept, tables) == bound_of(StepBounds(), tables), tables
+    # Gradients of one micro-batch are not added up, whichever was first.
+    tables = {
+        "model": {"preset": "bert-large", "layers": 2},
+        "plan": {"dp": 4, "dp_style": "ddp", "micro_batch": 1, "global_batch": 16},
+        "cluster": {"preset": "dgx-a100", "nodes": 1},
+    }
+    one = {**tables, "plan": {**tables["plan"], "global_batch": 4}}
+    assert bound_of(kept, tables) == bound_of(StepBounds(), tables)
+    assert bound_of(kept, one) == bound_of(StepBounds(), one)
 
 
 def test_no_bound_is_above_its_step(steps: Steps) -> None:
@@ -243,11 +271,8 @@ def test_processes_find_what_one_finds(comm: Any, seed: int) -> None:
     """Every column, so also what was left out."""
     space = space_of(seed)
     shared, alone = explore(space, comm), explore(space, MPI.COMM_SELF)
-    # What is invalid may be noticed by its bound or later, as other candidates were seen before.
-    valid = alone.status != Status.INVALID
     for name, column in alone.columns.items():
-        assert column[valid].tolist() == shared.columns[name][valid].tolist(), name
-    assert alone.status.tolist() == shared.status.tolist()
+        assert column.tolist() == shared.columns[name].tolist(), name
 
 
 @pytest.mark.mpi

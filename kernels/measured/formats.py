@@ -221,7 +221,8 @@ COLLECTED_FAMILIES: dict[str, type[Kernel]] = {
     for each in vars(operations).values()
     if isinstance(each, type)
     and issubclass(each, Kernel)
-    and each not in (Kernel, operations.Counted)  # no kernel in particular
+    # No kernel in particular; and one that no row can describe, as its misses are a curve.
+    and each not in (Kernel, operations.Counted, operations.EmbeddingTables)
 }
 
 

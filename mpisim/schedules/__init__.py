@@ -9,8 +9,8 @@ follow from the durations.
     What each stage does, which parts of the model it holds, and how much it keeps.
 ``Action``
     A forward, a backward or the gradients of weights, of one micro-batch in one model chunk.
-``check_interleaved``
-    Refuse sizes that the interleaved schedule cannot work with, without laying it out.
+``check_schedule``
+    Refuse numbers that a schedule cannot work with, without laying it out.
 ``SCHEDULES``
     The kinds of schedules by name, each described by a `Schedule`.
 
@@ -24,7 +24,7 @@ from .catalogue import (
     PipelineSize,
     Schedule,
     ScheduleName,
-    check_interleaved,
+    check_schedule,
     pipeline,
 )
 
@@ -35,6 +35,6 @@ __all__ = [
     "PipelineSize",
     "Schedule",
     "ScheduleName",
-    "check_interleaved",
+    "check_schedule",
     "pipeline",
 ]

@@ -24,7 +24,7 @@ __all__ = [
     "PipelineSize",
     "Schedule",
     "ScheduleName",
-    "check_interleaved",
+    "check_schedule",
     "pipeline",
 ]
 
@@ -95,6 +95,8 @@ class Schedule:
         Whether every part of the model is held twice, for pipelines of both directions.
     splits_backward : bool
         Whether gradients of weights may come apart from those of inputs, and later.
+    check : callable, optional
+        Refuses sizes that the schedule cannot work with; called before `order`.
     """
 
     title: str
@@ -109,6 +111,7 @@ class Schedule:
     interleaved: bool = False
     mirrored: bool = False
     splits_backward: bool = False
+    check: Callable[[PipelineSize], None] | None = None
 
 
 # --- orders -------------------------------------------------------------------------------------
@@ -143,13 +146,8 @@ def _one_f_one_b(size: PipelineSize) -> tuple[Order, ...]:
     )
 
 
-def check_interleaved(size: PipelineSize) -> None:
-    """Refuse sizes that the interleaved schedule cannot work with.
-
-    Raises
-    ------
-    InputError
-    """
+def _check_interleaved(size: PipelineSize) -> None:
+    """Refuse sizes that the interleaved schedule cannot work with."""
     stages, micro_batches, chunks, group, _ = size
     if stages < 2 or chunks < 2:
         raise InputError(
@@ -181,7 +179,6 @@ def _interleaved(size: PipelineSize) -> tuple[Order, ...]:
     backward after it overlap, for which a stage is one forward further ahead
     (``combined_1f1b_schedule_for_interleaved_pipelining``).
     """
-    check_interleaved(size)
     stages, micro_batches, chunks, group, paired = size
     places = [
         (chunk, i)
@@ -217,6 +214,18 @@ def _zb_h1(size: PipelineSize) -> tuple[Order, ...]:
     )
 
 
+def _check_dualpipe(size: PipelineSize) -> None:
+    """Refuse sizes that DualPipe cannot work with."""
+    stages, micro_batches = size.stages, size.micro_batches
+    if stages % 2:
+        raise InputError(f"schedule dualpipe: stages is {stages}; it must be even")
+    if micro_batches % 2 or micro_batches < 2 * stages:
+        raise InputError(
+            f"schedule dualpipe: micro_batches is {micro_batches}; it must be even, and at least "
+            f"twice the number of stages: {2 * stages} or more"
+        )
+
+
 def _dualpipe(size: PipelineSize) -> tuple[Order, ...]:
     """Two pipelines in opposite directions, forwards of one overlapped with backwards of the other.
 
@@ -226,13 +235,6 @@ def _dualpipe(size: PipelineSize) -> tuple[Order, ...]:
     first.
     """
     stages, micro_batches = size.stages, size.micro_batches
-    if stages % 2:
-        raise InputError(f"schedule dualpipe: stages is {stages}; it must be even")
-    if micro_batches % 2 or micro_batches < 2 * stages:
-        raise InputError(
-            f"schedule dualpipe: micro_batches is {micro_batches}; it must be even, and at least "
-            f"twice the number of stages: {2 * stages} or more"
-        )
     return tuple(_dualpipe_stage(stage, stages, micro_batches) for stage in range(stages))
 
 
@@ -377,6 +379,7 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
             megatron=True,
             rounds_to_fill=1,
             interleaved=True,
+            check=_check_interleaved,
         ),
         "zb-h1": Schedule(
             title="1F1B with gradients of weights put off into the bubbles",
@@ -399,10 +402,55 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
             rounds_to_fill=3,
             mirrored=True,
             splits_backward=True,
+            check=_check_dualpipe,
         ),
     }
 )
 """The kinds of schedules by name."""
+
+
+def check_schedule(
+    name: str,
+    stages: int,
+    micro_batches: int,
+    chunks: int = 1,
+    *,
+    group: int | None = None,
+    paired: bool = False,
+) -> PipelineSize:
+    """Refuse numbers that a schedule cannot work with, without laying it out.
+
+    Parameters
+    ----------
+    name, stages, micro_batches, chunks, group, paired
+        As for `pipeline`.
+
+    Raises
+    ------
+    InputError
+        For an unknown name, and for numbers that the schedule cannot work with.
+    """
+    if name not in SCHEDULES:
+        raise InputError(
+            f"no schedule {name!r}{nearest(name, SCHEDULES)}; there are {', '.join(SCHEDULES)}"
+        )
+    for key, value in (("stages", stages), ("micro_batches", micro_batches), ("chunks", chunks)):
+        if value < 1:
+            raise InputError(f"schedule {name}: {key} is {value}; it must be 1 or more")
+    schedule = SCHEDULES[name]
+    if not schedule.interleaved:
+        single_stage = name == "1f1b" and stages == 1
+        for key, given in (
+            ("chunks", chunks > 1),
+            ("group", group is not None),
+            ("paired", paired and not single_stage),
+        ):
+            if given:
+                raise InputError(f"schedule {name}: {key} is for the schedule interleaved only")
+    size = PipelineSize(stages, micro_batches, chunks, stages if group is None else group, paired)
+    if schedule.check is not None:
+        schedule.check(size)
+    return size
 
 
 def pipeline(
@@ -454,24 +502,8 @@ def pipeline(
     >>> [(action.phase.name, action.micro_batch) for action in last]
     [('FORWARD', 0), ('BACKWARD', 0), ('FORWARD', 1), ('BACKWARD', 1)]
     """
-    if name not in SCHEDULES:
-        raise InputError(
-            f"no schedule {name!r}{nearest(name, SCHEDULES)}; there are {', '.join(SCHEDULES)}"
-        )
-    for key, value in (("stages", stages), ("micro_batches", micro_batches), ("chunks", chunks)):
-        if value < 1:
-            raise InputError(f"schedule {name}: {key} is {value}; it must be 1 or more")
+    size = check_schedule(name, stages, micro_batches, chunks, group=group, paired=paired)
     schedule = SCHEDULES[name]
-    if not schedule.interleaved:
-        single_stage = name == "1f1b" and stages == 1
-        for key, given in (
-            ("chunks", chunks > 1),
-            ("group", group is not None),
-            ("paired", paired and not single_stage),
-        ):
-            if given:
-                raise InputError(f"schedule {name}: {key} is for the schedule interleaved only")
-    size = PipelineSize(stages, micro_batches, chunks, stages if group is None else group, paired)
     return Pipeline(
         name,
         stages,

@@ -44,7 +44,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.errors import InputError
 from ..experiment import Experiment, Plan, Transformer
 from ..kernels import KernelModel
 from ..kernels.operations import BYTES, Elementwise, Kernel
@@ -52,9 +51,9 @@ from ..prediction.hardware import Hardware, with_convolutions
 from ..prediction.network import network_of
 from ..prediction.prepared import kernel_models, with_step_constants
 from ..program import Operation
-from ..schedules import SCHEDULES, PipelineSize, check_interleaved
+from ..schedules import SCHEDULES
 from ..topo import Network
-from ..workloads import lay_out
+from ..workloads import check_layout, lay_out
 from ..workloads.data_parallel.buckets import chunk_parameters, of_kind, padded
 from ..workloads.grid import Grid
 from ..workloads.layout import ModelChunk, split_layers
@@ -82,7 +81,7 @@ NOT_OF_KERNELS = (
     "bucket",
     "order",
 )
-"""Keys of a plan that no kernel of a layer depends on."""
+"""Keys of a plan that no kernel of a layer depends on, but by what `_layers` looks at besides."""
 
 
 AXES = ("tp", "cp", "etp", "ep", "etp-ep")
@@ -156,14 +155,7 @@ class StepBounds:
             return 0
         plan = experiment.plan
         grid = Grid.of(plan, hardware.gpus)
-        batch, rest = divmod(plan.global_batch, grid.dp * plan.micro_batch)
-        if rest:
-            raise InputError(
-                f"plan.global_batch is {plan.global_batch}, no multiple of dp × micro_batch = "
-                f"{grid.dp} × {plan.micro_batch}"
-            )
-        if SCHEDULES[plan.schedule].interleaved:  # else found out only where it is laid out
-            check_interleaved(PipelineSize(plan.pp, batch, plan.vpp, plan.pp, plan.ep_overlap))
+        batch, *_ = check_layout(experiment, grid)
         experiment = with_convolutions(experiment, hardware.named)
         least = 0
         for network, layers in self._layers(experiment, hardware, grid):
@@ -202,7 +194,10 @@ class StepBounds:
         # Passes of two micro-batches that take turns hide the communications of each other.
         alone = not (plan.ep_overlap or SCHEDULES[plan.schedule].mirrored)
         classes = price.classes_of(grid) if alone else {}
-        key = (shape, id(price), tuple(classes.values()))
+        # Whether gradients are added up; on how many nodes experts lie, where dispatchers heed it.
+        accumulates = plan.global_batch > grid.dp * plan.micro_batch
+        place = grid if plan.ep > 1 and plan.moe_dispatcher != "all-to-all" else None
+        key = (shape, id(price), tuple(classes.values()), accumulates, place)
         found = self._networks.get(key)
         if found is None:
             found = [

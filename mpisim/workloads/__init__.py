@@ -41,7 +41,7 @@ To be read in this order; each module uses only those above it:
     `training_step`: layout → `Workload`: a table for each stage, bound to ranks and communicators.
 """
 
-from .layout import Layout, lay_out
+from .layout import Layout, check_layout, lay_out
 from .step import Workload, training_step
 
-__all__ = ["Layout", "Workload", "lay_out", "training_step"]
+__all__ = ["Layout", "Workload", "check_layout", "lay_out", "training_step"]

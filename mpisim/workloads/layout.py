@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..experiment import Cnn, Experiment, Plan, Transformer
-from ..schedules import Pipeline, pipeline
+from ..schedules import Pipeline, check_schedule, pipeline
 from .grid import Grid
 from .operators import Layer, Network
 
@@ -157,7 +157,7 @@ def lay_out(experiment: Experiment, gpus: int, gpu_of: NDArray[np.int64] | None 
     """
     plan = experiment.plan
     grid = Grid.of(plan, gpus, _per_node(experiment))
-    counts = _micro_batches(plan, grid.dp)
+    counts = check_layout(experiment, grid)
     distinct = sorted(set(counts), reverse=True)
     networks, network = _networks(experiment, grid)
     chunks = tuple(tuple(split_layers(each, plan, plan.pp * plan.vpp)) for each in networks)
@@ -174,6 +174,31 @@ def lay_out(experiment: Experiment, gpus: int, gpu_of: NDArray[np.int64] | None 
         pipeline_of=np.array([distinct.index(each) for each in counts])[grid.index("dp")],
         gpu_of=None if gpu_of is None else gpu_of[: grid.world],
     )
+
+
+def check_layout(experiment: Experiment, grid: Grid) -> list[int]:
+    """Refuse what can be told without laying out; return the micro-batches of each replica.
+
+    What this takes depends on sizes alone; networks of layers do not.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    grid : Grid
+        Of its plan.
+
+    Raises
+    ------
+    InputError
+        As `lay_out`.
+    """
+    model, plan = experiment.model, experiment.plan
+    counts = _micro_batches(plan, grid.dp)
+    if isinstance(model, Transformer) and model.experts:
+        grid.check_experts()
+    for count in sorted(set(counts)):
+        check_schedule(plan.schedule, plan.pp, count, plan.vpp, paired=plan.ep_overlap)
+    return counts
 
 
 def _pipeline(plan: Plan, micro_batches: int) -> Pipeline:
@@ -220,8 +245,6 @@ def _networks(experiment: Experiment, grid: Grid) -> tuple[Sequence[Network], ND
     if isinstance(model, Transformer):
         from .transformer import transformer_network
 
-        if model.experts:
-            grid.check_experts()
         return [transformer_network(model, plan, grid)], one
     if isinstance(model, Cnn):
         from .cnn import cnn_network
