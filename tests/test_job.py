@@ -446,8 +446,10 @@ def test_checkpoints_wait_for_each_other() -> None:
     [
         ({}, "neither of tokens and steps given"),
         ({"tokens": 1e9, "steps": 3}, "both of tokens and steps given"),
-        ({"steps": 3, "detection": "5"}, r"detection is '5'; it must be a number, 0 or more, and"),
+        ({"steps": 3, "detection": "5"}, r"detection is '5'; it must be a number from 0 to below"),
         ({"steps": 3, "restart": "5 mins"}, r"restart is '5 mins' \(did you mean 'min'\?\)"),
+        ({"steps": 3, "repair": "1e30 days", "spares": 1}, "'1e30 days'; .* below 1e\\+12"),
+        ({"steps": 3, "checkpoint_interval": "0 s"}, "checkpoint_interval is '0 s'"),
         ({"steps": 3, "swap": "-5 min"}, "swap is '-5 min'"),
         ({"steps": 3, "failures": "none", "failure_rate": 1.0}, "failure_rate is given"),
         ({"steps": 3, "repair": "1 h"}, "repair is given, but spares is not"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,26 @@ def tables(rng: random.Random) -> dict[str, Any]:
     if rng.random() < 0.3:
         found["variation"] = {"speeds": {"0": 1.2, "1": 0.8}}
     return found
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "says"),
+    [
+        ("plan.tp", [1, "x"], "'search.vary.plan.tp' is 'x'; it must be an integer"),
+        ("plan.tp", [-1, 2], "'search.vary.plan.tp' is -1; it must be an integer from 1"),
+        ("plan.tp", {"from": 0, "to": 2}, "'search.vary.plan.tp' is 0"),
+        ("cluster.nodes", {"from": 1, "to": 10**40}, "holds more than 100,000,000 values"),
+    ],
+)
+def test_values_that_a_key_can_never_have(key: str, values: Any, says: str) -> None:
+    tables = {
+        "model": {"preset": "llama-3-8b"},
+        "plan": {"global_batch": 8},
+        "cluster": {"preset": "dgx-h100"},
+        "search": {"vary": {key: values}},
+    }
+    with pytest.raises(InputError, match=re.escape(says)):
+        read_search(tables, "x.toml")
 
 
 def test_no_step_is_faster_than_its_bound():

@@ -22,7 +22,7 @@ from .errors import InputError, one_of
 from .frozen import frozen
 from .text import shortened
 
-__all__ = ["Limits", "build", "defaults", "parse"]
+__all__ = ["Limits", "build", "check_value", "defaults", "parse"]
 
 T = TypeVar("T")
 
@@ -139,6 +139,29 @@ def build(
     except InputError as error:
         prefix = f"[{path}] " if path else ""
         raise InputError(f"{source}: {prefix}{error}") from error
+
+
+def check_value(cls: type, key: str, value: Any, source: str, name: str) -> None:
+    """Refuse a value that a field of a dataclass cannot have, whatever others are.
+
+    Parameters
+    ----------
+    cls : type
+        A dataclass, as for `build`.
+    key : str
+        The field; one that there is not has no limits here.
+    value : object
+        As parsed from TOML.
+    source, name : str
+        The file, and what to call the key, for messages.
+
+    Raises
+    ------
+    InputError
+        For a wrong type, and for a value outside the field's limits.
+    """
+    if key in _fields(cls):
+        _fields(cls)[key][0](value, source, name)
 
 
 def _optional(field: dataclasses.Field[Any]) -> bool:

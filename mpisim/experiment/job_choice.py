@@ -16,6 +16,9 @@ __all__ = ["TIMES", "JobChoice", "seconds"]
 TIMES = {"s": 1.0, "min": 60.0, "h": 3600.0, "days": 86400.0, "day": 86400.0}
 """Units of the times of ``[job]``, in seconds."""
 
+MOST_TIME = 1e12
+"""Number in front of a unit, from which on a time is refused."""
+
 MOST_STEPS = 1_000_000_000
 MOST_RUNS = 1_000_000
 
@@ -107,8 +110,8 @@ class JobChoice:
             "checkpoint_interval",
         ):
             text = getattr(self, key)
-            if text is not None:
-                seconds(text, key)
+            if text is not None and not seconds(text, key) and key == "checkpoint_interval":
+                raise InputError(f"{key} is {text!r}; it must be above 0")
 
 
 def seconds(text: str, key: str) -> float:
@@ -136,10 +139,10 @@ def seconds(text: str, key: str) -> float:
     except ValueError:
         value = -1.0
     unit = unit.strip()
-    if not 0 <= value < 1e12 or unit not in TIMES:
-        near = nearest(unit, TIMES) if unit and value >= 0 else ""
+    if not 0 <= value < MOST_TIME or unit not in TIMES:
+        near = nearest(unit, TIMES) if unit and unit not in TIMES and value >= 0 else ""
         raise InputError(
-            f"{key} is {text!r}{near}; it must be a number, 0 or more, and one of "
-            f'{", ".join(TIMES)}: "5 min"'
+            f"{key} is {text!r}{near}; it must be a number from 0 to below {MOST_TIME:g}, and one "
+            f'of {", ".join(TIMES)}: "5 min"'
         )
     return value * TIMES[unit]

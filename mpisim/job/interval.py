@@ -10,7 +10,7 @@ import numpy as np
 from ..base.frozen import frozen
 from .closed_form import daly, expected_time, young
 from .model import JobModel
-from .monte_carlo import simulate_runs
+from .monte_carlo import runs_needed, simulate_runs
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -18,13 +18,16 @@ if TYPE_CHECKING:
 __all__ = ["Intervals", "best_interval", "daly_steps"]
 
 RUNS = 128
-"""Of each interval: they share their random numbers, so differences are certain long before."""
+"""Of each interval at least: they share their random numbers."""
 
 FACTORS = tuple(2.0 ** (exponent / 2) for exponent in range(-6, 7))
 """Intervals that are tried, times Daly's."""
 
 FLAT = 1e-3
 """By how much longer a job may take that counts as the same."""
+
+SURE = 2.0
+"""Standard errors by which an interval has to be better than Daly's to be preferred."""
 
 HOPELESS = 20.0
 """Times the undisturbed job: intervals with more to be expected are not simulated."""
@@ -85,12 +88,18 @@ def best_interval(model: JobModel, seed: int = 0, comm: Intracomm | None = None)
     if not likely:
         formulas = young(model.stall, mtbf), daly(model.stall, mtbf)
         return Intervals(*formulas, best=centre, low=centre, high=centre, tried=())
-    found = simulate_runs(likely, RUNS, seed, comm)
-    means = found.time.mean(axis=1)
+    times = simulate_runs(likely, runs_needed(model, RUNS), seed, comm).time
+    means = times.mean(axis=1)
     steps = np.array([each.interval for each in likely])
     at = int(np.argmin(means))
+    # What may be luck does not speak against the formula.
+    sure = True
+    for formula in np.flatnonzero(steps == centre).tolist():
+        gain = times[formula] - times[at]
+        sure = bool(gain.mean() > SURE * gain.std() / np.sqrt(len(gain)))
+        at = at if sure else formula
     best = int(steps[at])
-    if 0 < at < len(steps) - 1:
+    if sure and 0 < at < len(steps) - 1:
         # The minimum of the parabola through the best and its neighbours, over the logarithm.
         x, y = np.log(steps[at - 1 : at + 2]), means[at - 1 : at + 2]
         second, first, _ = np.polyfit(x - x[1], y, 2)

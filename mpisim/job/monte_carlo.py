@@ -56,6 +56,11 @@ CHUNK = 1024
 MOST_INTERRUPTIONS = 200_000
 """Of a run: more would take minutes."""
 
+ENOUGH_INTERRUPTIONS = 1000
+"""Of all runs together, for means over them to be sure within a few percent."""
+
+MOST_RUNS = 16_000
+
 Floats = NDArray[np.float64]
 
 
@@ -77,6 +82,21 @@ class Runs:
         """Seconds until the end, shape (jobs, runs)."""
         total: Floats = self.parts.sum(axis=2)
         return total
+
+
+def runs_needed(model: JobModel, least: int) -> int:
+    """Job → how many runs tell what interruptions do to it: more where they are rare.
+
+    Parameters
+    ----------
+    model : JobModel
+    least : int
+        Runs, however many interruptions a run has.
+    """
+    expected = model.undisturbed * (model.rate + model.planned_rate)
+    if not expected:
+        return least
+    return int(min(max(ENOUGH_INTERRUPTIONS / expected, least), MOST_RUNS))
 
 
 def simulate_runs(
@@ -111,7 +131,10 @@ def simulate_runs(
     """
     expected = max(model.undisturbed * (model.rate + model.planned_rate) for model in models)
     if expected > MOST_INTERRUPTIONS:
-        raise InputError(f"{expected:,.0f} interruptions of a job are too many to simulate")
+        raise InputError(
+            f"job: a run would be interrupted {expected:.3g} times; up to {MOST_INTERRUPTIONS:,} "
+            "are simulated: give fewer tokens or steps, or rarer failures"
+        )
     rank, size = (0, 1) if comm is None else (comm.rank, comm.size)
     begin, end = runs * rank // size, runs * (rank + 1) // size
     chunks = []

@@ -19,7 +19,7 @@ from .closed_form import expected_time
 from .fleets import DEFAULT, NONE, Fleet, apart, find_fleet
 from .interval import Intervals, best_interval, daly_steps
 from .model import JobModel
-from .monte_carlo import COUNTS, EXACT, FACTORS, PARTS, Runs, simulate_runs
+from .monte_carlo import COUNTS, EXACT, FACTORS, MOST_RUNS, PARTS, Runs, runs_needed, simulate_runs
 from .recovery import recovery
 from .storage import Storage, find_storage
 
@@ -40,7 +40,6 @@ __all__ = [
 DAY = 86400.0
 
 FIRST_RUNS = 1000
-MOST_RUNS = 16_000
 CERTAIN = 1e-3
 """Standard error of the p95, as a share of it, with which there are runs enough."""
 
@@ -421,7 +420,7 @@ def _enough_runs(model: JobModel, choice: JobChoice, comm: Intracomm | None) -> 
     """Return as many runs as are asked for, or as make the p95 certain. **Collective.**"""
     if choice.runs is not None:
         return simulate_runs([model], choice.runs, choice.seed, comm)
-    runs = simulate_runs([model], FIRST_RUNS, choice.seed, comm)
+    runs = simulate_runs([model], runs_needed(model, FIRST_RUNS), choice.seed, comm)
     while True:
         found = Spread.of(runs.time[0])
         n = runs.parts.shape[1]
@@ -496,7 +495,8 @@ def _changes(
         "checkpoints half as often": replace(model, interval=min(2 * model.interval, model.steps)),
     }
     if choice.spares is not None:
-        jobs["twice as many spares"] = replace(model, spares=max(2 * choice.spares, 1))
+        more = "twice as many spares" if choice.spares else "one spare"
+        jobs[more] = replace(model, spares=max(2 * choice.spares, 1))
     if not model.rate and not model.planned_rate:
         return ()
     likely = {
@@ -504,7 +504,8 @@ def _changes(
         for name, each in jobs.items()
         if expected_time(each) < HOPELESS * each.undisturbed
     }
-    found = simulate_runs([model, *likely.values()], CHANGE_RUNS, choice.seed, comm, errors=EXACT)
+    runs = runs_needed(model, CHANGE_RUNS)
+    found = simulate_runs([model, *likely.values()], runs, choice.seed, comm, errors=EXACT)
     base, *others = found.time.mean(axis=1).tolist()
     changes = [Change(name, mean, base) for name, mean in zip(likely, others, strict=True)]
     return tuple(sorted(changes, key=lambda each: each.mean))

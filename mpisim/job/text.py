@@ -142,6 +142,7 @@ class JobReport:
         time, errors = self._spread("time"), self._spread("time_with_errors")
         good, hours = self._spread("goodput"), self._spread("gpu_hours")
         many, counts = self._spread("interruptions"), n["counts"]
+        unsure = self._spread("goodput_with_errors")
         facts = [
             (
                 "done in",
@@ -156,14 +157,14 @@ class JobReport:
             ("title", self.title),
             (
                 "job",
-                f"{n['model']['steps']:,} steps of {n['step']['seconds']:.4g} s on "
-                f"{n['cluster']['gpus']:,} GPUs",
+                f"{n['model']['steps']:,} step{'s' * (n['model']['steps'] != 1)} of "
+                f"{n['step']['seconds']:.4g} s on {n['cluster']['gpus']:,} GPUs",
             ),
             (
                 "goodput",
-                f"{good.p50:.1%} of the time makes steps that count ({good.p5:.1%} to "
-                f"{good.p95:.1%}; with errors {self._spread('goodput_with_errors').p5:.0%} to "
-                f"{self._spread('goodput_with_errors').p95:.0%})",
+                f"{good.mean:.1%} of the time makes steps that count (of most runs "
+                f"{good.p5:.1%} to {good.p95:.1%}; with errors {unsure.p5:.0%} to "
+                f"{unsure.p95:.0%})",
             ),
             ("GPU-hours", f"{_big(hours.p50)} (p95 {_big(hours.p95)}){self._spares()}"),
         ]
@@ -177,7 +178,8 @@ class JobReport:
             kwh, error = self._spread("energy").times(1 / J_OF_A_KWH), n["costs"]["watts_error"]
             both = f"{_big(kwh.p50)} kWh (p95 {_big(kwh.p95)})"
             facts.append(("energy", f"{both} ± {error:.0%}, with the building"))
-        every = f", one in {duration_text(time.mean / many.mean)}" if many.mean else ""
+        rate = n["model"]["rate"] + n["model"]["planned_rate"]
+        every = f", one in {duration_text(1 / rate)} of running" if rate else ""
         facts.append(
             (
                 "interrupted",

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 
 from ..base.errors import InputError, one_of
 from ..base.frozen import frozen
-from ..base.schema import Limits, build
+from ..base.schema import Limits, build, check_value
 from ..cost.power import watts_of
 from ..experiment import Experiment
 from ..experiment.load import TABLES, experiment_of
@@ -333,7 +333,9 @@ def _values(key: str, value: Any, experiment: Experiment, source: str) -> tuple[
             raise InputError(f'{where} is "auto"; that is for {", ".join(known)}')
         return automatic_values(name, experiment)
     if isinstance(value, dict):
-        return _range(where, value)
+        found = _range(where, value)
+        _check_values(key, (found[0], found[-1]), source)
+        return found
     if not isinstance(value, list) or not value:
         raise InputError(
             f"{where} is {value!r}; it must be a list of values, "
@@ -341,10 +343,19 @@ def _values(key: str, value: Any, experiment: Experiment, source: str) -> tuple[
         )
     for each in value:
         _check_name(where, key, each)
+    _check_values(key, value, source)
     found = tuple(tuple(each) if isinstance(each, list) else each for each in value)
     if len(set(map(repr, found))) < len(found):
         raise InputError(f"{where} is {value!r}; a value stands in it twice")
     return tuple(value)
+
+
+def _check_values(key: str, values: Sequence[Any], source: str) -> None:
+    """Refuse values that a key can never have: they are slips, not candidates."""
+    table, _, name = key.partition(".")
+    if table in TABLES:
+        for each in values:
+            check_value(TABLES[table], name, each, source, f"search.vary.{key}")
 
 
 def _check_name(where: str, key: str, value: Any) -> None:
@@ -376,16 +387,18 @@ def _range(where: str, value: Mapping[str, Any]) -> tuple[int, ...]:
             or ends[0] > ends[1]
         ):
             raise InputError(f"{where}.powers_of_two is {ends!r}; it must be as [1, 8]")
-        found = [1 << e for e in range(64) if ends[0] <= 1 << e <= ends[1]]
+        found: Sequence[int] = [1 << e for e in range(64) if ends[0] <= 1 << e <= ends[1]]
     else:
         numbers = {"step": 1, **value}
         if any(type(each) is not int for each in numbers.values()) or numbers["step"] < 1:
             raise InputError(f"{where} is {dict(value)!r}; it must have integers, step 1 or more")
-        found = list(range(numbers["from"], numbers["to"] + 1, numbers["step"]))
+        found = range(numbers["from"], numbers["to"] + 1, numbers["step"])
     if not found:
         raise InputError(f"{where} is {dict(value)!r}, which holds no value")
-    if len(found) > MAX_CANDIDATES:
-        raise InputError(f"{where} is {dict(value)!r}, which holds {len(found):,} values")
+    if found[MAX_CANDIDATES:]:  # lengths beyond 64 bits have no len()
+        raise InputError(
+            f"{where} is {dict(value)!r}, which holds more than {MAX_CANDIDATES:,} values"
+        )
     return tuple(found)
 
 
