@@ -333,9 +333,9 @@ def _values(key: str, value: Any, experiment: Experiment, source: str) -> tuple[
             raise InputError(f'{where} is "auto"; that is for {", ".join(known)}')
         return automatic_values(name, experiment)
     if isinstance(value, dict):
-        found = _range(where, value)
-        _check_values(key, (found[0], found[-1]), source)
-        return found
+        numbers = _range(where, value)
+        _check_values(key, (numbers[0], numbers[-1]), source)
+        return numbers
     if not isinstance(value, list) or not value:
         raise InputError(
             f"{where} is {value!r}; it must be a list of values, "
