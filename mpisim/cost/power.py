@@ -183,6 +183,12 @@ class ClusterPower:
         )
         return (gpus + self.beside.value) * self.pue.value
 
+    @property
+    def most(self) -> float:
+        """W of the building with all GPUs at their board's power, used or not."""
+        gpus = sum(each.board * n for each, n in zip(self.gpus, self.counts, strict=True))
+        return (gpus + self.beside.value) * self.pue.value
+
 
 def cluster_power(
     cluster: Cluster,

@@ -68,6 +68,8 @@ class StepCost:
         Mean power of a GPU that is used.
     node_watts : Uncertain
         Mean power of a node with its NICs.
+    most_watts : float
+        Power of the building with all GPUs at their board's power: what a peak can be.
     usd : Uncertain or None
         US dollars of the step; None: no price is known.
     usd_per_hour : float or None
@@ -88,6 +90,7 @@ class StepCost:
     joules: Mapping[str, Uncertain]
     gpu_watts: Uncertain
     node_watts: Uncertain
+    most_watts: float
     usd: Uncertain | None
     usd_per_hour: float | None
     purchase: Uncertain | None
@@ -137,6 +140,8 @@ class StepCost:
             f"mean power: {watts_text(power.value)} ± {power.relative:.0%} with the building; "
             f"{self.gpu_watts.value:,.0f} W ± {self.gpu_watts.relative:.0%} a GPU, "
             f"{watts_text(self.node_watts.value)} ± {self.node_watts.relative:.0%} a node",
+            f"at most {watts_text(self.most_watts)} with the building, with all GPUs at their "
+            "board's power",
         ]
         if self.usd is None:
             found.append(f"dollars: {self.missing}")
@@ -394,6 +399,7 @@ def cost_from(
         joules=joules,
         gpu_watts=added(list(used.values())).times(1 / seconds / max(n_used, 1)),
         node_watts=added(within).times(1 / seconds / nodes),
+        most_watts=power.most,
         usd=usd,
         usd_per_hour=None if usd is None else usd.value / seconds * SECONDS_OF_AN_HOUR,
         purchase=prices.purchase,
