@@ -19,7 +19,7 @@ into an empty block (`OperatorRows`) and copied, with the rows of the pass in pl
 
 Operators that follow each other are copied together: a layer has a dozen of them, and a stage
 dozens of equal layers. So they are only put down (`BlockBuilder.write_operator`) until anything
-else is written or asked of the block, and the rows of all of them are kept under the whole sequence.
+else is written or asked of the block, and the rows of all are kept under the whole sequence.
 """
 
 from __future__ import annotations
