@@ -81,15 +81,16 @@ def test_steps_are_as_if_every_operator_were_written_anew(
 def test_an_operator_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 8 layers alike, and 2 passes that differ in what data parallelism adds."""
     written = []
-    write = blocks.BlockBuilder._rows_of_operator
+    write = blocks.BlockBuilder._rows_of_operators
 
-    def counted(builder, tasks):  # type: ignore[no-untyped-def]
-        written.append(tasks)
-        return write(builder, tasks)
+    def counted(builder, some, cache):  # type: ignore[no-untyped-def]
+        written.append(some)
+        return write(builder, some, cache)
 
-    monkeypatch.setattr(blocks.BlockBuilder, "_rows_of_operator", counted)
+    monkeypatch.setattr(blocks.BlockBuilder, "_rows_of_operators", counted)
     step("", "global_batch = 16\nmicro_batch = 1\nzero = 1\ntp = 2")
     assert len(written) == len(set(written))
+    assert any(len(some) > 1 for some in written)
 
 
 def matrix(name: str = "matrix") -> Operator:
@@ -116,7 +117,7 @@ def test_equal_operators_are_written_once_and_renumbered() -> None:
     def columns(operator: Operator, cache: BlockCache | None, *before: Communicate) -> list[int]:
         builder = blocks.BlockBuilder(names, pricing, Slots(sizes), cache)
         builder.write(before)
-        list(builder.write_operator((operator, "forward"), operator.forward))
+        list(builder.write_operator(operator, "forward"))
         values = builder.done().values
         return values[:, [list(COLUMNS).index(each) for each in ("slot", "stream")]].tolist()
 

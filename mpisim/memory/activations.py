@@ -322,14 +322,19 @@ def chunk_memory(
     """
     known = {} if known is None else known
     recomputes = recomputed_layers(plan, chunk.numbers)
-    pairs = list(zip(chunk.layers, recomputes, strict=True))
-    keeps = [kept(layer, plan, whole) for layer, whole in pairs]
-    each = []
-    for layer, whole in pairs:
-        key = layer.operators, layer.checkpoint, whole
-        if key not in known:
-            known[key] = LayerMemory(layer, plan, whole, sizes)
-        each.append(known[key])
+    # By the operators themselves first: layers of one kind have one tuple, which is slow to hash.
+    seen: dict[tuple[int, int, bool], tuple[LayerMemory, int]] = {}
+    keeps, each = [], []
+    for layer, whole in zip(chunk.layers, recomputes, strict=True):
+        same = id(layer.operators), layer.checkpoint, whole
+        if same not in seen:
+            key = layer.operators, layer.checkpoint, whole
+            if key not in known:
+                known[key] = LayerMemory(layer, plan, whole, sizes)
+            seen[same] = known[key], kept(layer, plan, whole)
+        found, left = seen[same]
+        each.append(found)
+        keeps.append(left)
 
     held, forward_by_layer, backward_by_layer = 0, [], []
     for found, left in zip(each, keeps, strict=True):

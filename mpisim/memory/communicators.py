@@ -6,13 +6,13 @@ the tokens of experts, have their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ..base.frozen import frozen
 from ..experiment.plan import Plan
 from ..program import Operation
 from ..workloads.grid import Grid
-from ..workloads.operators import Communicate, Layer
+from ..workloads.operators import Communicate, Layer, Operator
 from .constants import MemoryConstants
 from .states import sharding
 
@@ -89,7 +89,8 @@ def connections(
     """
     collective: set[str] = set(_data_parallel_groups(layers, plan, sizes))
     between: dict[str, Operation] = {}
-    for task in _communications(layers):
+    communications = list(_communications(layers))
+    for task in communications:
         if sizes[task.group] == 1:
             continue
         if task.operation is Operation.ALL_TO_ALL and plan.moe_dispatcher != "all-to-all":
@@ -113,8 +114,7 @@ def connections(
         peers += near
         network += near < len(beside)
     own = any(
-        task.operation is Operation.ALL_TO_ALL and sizes[task.group] > 1
-        for task in _communications(layers)
+        task.operation is Operation.ALL_TO_ALL and sizes[task.group] > 1 for task in communications
     )
     return Connections(
         len(collective),
@@ -133,18 +133,24 @@ def _hybridep(layers: Sequence[Layer], sizes: dict[str, int]) -> int:
 
 def _communications(layers: Sequence[Layer]) -> Iterator[Communicate]:
     """Yield the communications of each kind of layer."""
-    for operators in dict.fromkeys(layer.operators for layer in layers):
+    for operators in _kinds(layers):
         for operator in operators:
             for task in (*operator.forward, *operator.backward):
                 if isinstance(task, Communicate):
                     yield task
 
 
+def _kinds(layers: Sequence[Layer]) -> Iterable[tuple[Operator, ...]]:
+    """Return the operators of each kind of layer."""
+    # By the tuples themselves: layers of one kind have one, and hashing it takes longer.
+    return {id(layer.operators): layer.operators for layer in layers}.values()
+
+
 def _data_parallel_groups(
     layers: Sequence[Layer], plan: Plan, sizes: dict[str, int]
 ) -> Iterator[str]:
     """Yield the groups on which gradients, parameters and the gradient's norm are exchanged."""
-    parameters = [p for layer in layers for p in layer.parameters]
+    parameters = [p for kind in _kinds(layers) for each in kind for p in each.parameters]
     if any(not (p.expert or p.local) for p in parameters):
         names = ("shard", "replica") if any(sharding(plan)) else ("dp",)
         yield from (name for name in names if sizes[name] > 1)

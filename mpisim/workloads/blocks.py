@@ -16,6 +16,10 @@ What an operator writes
 state between two tasks is a `_Pass`. If no communication with a token is under way, what an
 operator writes depends on that state through ``LAST`` and ``PENDING`` alone; so it is written once
 into an empty block (`OperatorRows`) and copied, with the rows of the pass in place of the ports.
+
+Operators that follow each other are copied together: a layer has a dozen of them, and a stage
+dozens of equal layers. So they are only put down (`BlockBuilder.write_operator`) until anything
+else is written or asked of the block, and the rows of all are kept under the whole sequence.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from numpy.typing import NDArray
 from ..base.frozen import frozen
 from ..program import COLUMNS, Flag, Kind, Names, Operation, Phase, TableBuilder
 from .block_cache import COMPUTE, BlockCache, Renumbering, Slots
-from .operators import Await, Communicate, Compute, Task
+from .operators import Await, Communicate, Compute, Operator, OperatorPart, Task
 from .pricing import NO_LAUNCH, Pricing
 
 __all__ = ["BEFORE", "LAST", "PENDING", "Block", "BlockBuilder"]
@@ -96,7 +100,7 @@ class Block:
 
 
 class OperatorRows(NamedTuple):
-    """What an operator writes into an empty block.
+    """What operators in sequence write into an empty block.
 
     Attributes
     ----------
@@ -148,9 +152,10 @@ class BlockBuilder:
     def __init__(
         self, names: Names, pricing: Pricing, slots: Slots, cache: BlockCache | None = None
     ) -> None:
-        self.rows = TableBuilder(names)
+        self._rows = TableBuilder(names)
         self.pricing, self.slots, self._cache = pricing, slots, cache
-        self.rows.tags(micro_batch=0)
+        self._rows.tags(micro_batch=0)
+        self._put_down: list[tuple[Operator, OperatorPart]] = []
         self.flops = self.duration = 0
         self._passes = [_Pass()]
         self._pass = self._passes[0]
@@ -164,30 +169,29 @@ class BlockBuilder:
         for _ in self.write_in_turn(tuple(tasks)):
             pass
 
-    def write_operator(self, key: tuple[object, str], tasks: Sequence[Task]) -> Iterator[None]:
-        """Write the tasks of one operator, or copy its rows; yield as `write_in_turn` does.
+    def write_operator(self, operator: Operator, part: OperatorPart) -> Iterable[None]:
+        """Write a part of an operator, or copy its rows; yield as `write_in_turn` does.
+
+        What is copied is there once anything else is written or asked for.
 
         Parameters
         ----------
-        key : (Operator, str)
-            The operator and the part of it that `tasks` are.
-        tasks : sequence of Task
+        operator : Operator
+        part : {"forward", "all", "input", "weight"}
+            The forward, or a part of the backward.
         """
-        carries = any(isinstance(task, Communicate) and task.carried for task in tasks)
-        if self._cache is None or carries or not self._pass.idle:
-            yield from self.write_in_turn(tasks)
-            return
-        found = self._cache.get(
-            (self.pricing, *key), self.slots, lambda: self._rows_of_operator(tasks)
-        )
-        self._copy(found)
-        self.pricing.note(tasks)
+        idle = self._put_down or self._pass.idle
+        if self._cache is not None and idle and not operator.carries:
+            self._put_down.append((operator, part))
+            return ()
+        return self.write_in_turn(operator.tasks(part))
 
     def write_in_turn(self, tasks: Sequence[Task]) -> Iterator[None]:
         """Write as `write` does, and yield where the next kernel has to wait.
 
         At a yield another pass may be selected (`select_pass`), and this one before resuming.
         """
+        self._write_down()
         for task in tasks:
             if isinstance(task, Compute):
                 if self._pass.exchanging(task.after):
@@ -200,11 +204,34 @@ class BlockBuilder:
                 yield
         self._pass.end_operator()
 
-    def _rows_of_operator(self, tasks: Sequence[Task]) -> OperatorRows:
-        """Write tasks into an empty block."""
-        other = BlockBuilder(self.rows.names, self.pricing, self.slots)
-        other.write(tasks)
-        rows, waits = other.rows.untagged()
+    def _write_down(self) -> None:
+        """Copy the rows of the operators that were put down."""
+        if not self._put_down or self._cache is None:
+            return
+        some, self._put_down = tuple(self._put_down), []
+        self._copy(self._rows_of(some, self._cache))
+        self.pricing.note(task for operator, part in some for task in operator.tasks(part))
+
+    def _rows_of(
+        self, some: tuple[tuple[Operator, OperatorPart], ...], cache: BlockCache
+    ) -> OperatorRows:
+        """Return the rows of parts of operators in sequence."""
+        return cache.get(
+            (self.pricing, some), self.slots, lambda: self._rows_of_operators(some, cache)
+        )
+
+    def _rows_of_operators(
+        self, some: tuple[tuple[Operator, OperatorPart], ...], cache: BlockCache
+    ) -> OperatorRows:
+        """Write parts of operators into an empty block; of several, copy what each writes."""
+        other = BlockBuilder(self._rows.names, self.pricing, self.slots)
+        if len(some) == 1:
+            operator, part = some[0]
+            other.write(operator.tasks(part))
+        else:
+            for each in some:
+                other._copy(self._rows_of((each,), cache))
+        rows, waits = other._rows.untagged()
         with_ports = [i for i, each in enumerate(waits) if min(each, default=0) < 0]
         head = max(with_ports, default=-1) + 1
         return OperatorRows(
@@ -212,15 +239,15 @@ class BlockBuilder:
             [*waits[:head]],
             [len(each) for each in waits[head:]],
             [row for each in waits[head:] for row in each],
-            last=other.last,
-            pending=tuple(other.pending),
+            last=other._pass.last,
+            pending=tuple(other._pass.pending),
             flops=other.flops,
             duration=other.duration,
         )
 
     def _copy(self, operator: OperatorRows) -> None:
-        """Append the rows of an operator, with rows of the pass in place of its ports."""
-        state, at = self._pass, len(self.rows)
+        """Append rows of operators, with rows of the pass in place of their ports."""
+        state, at = self._pass, len(self._rows)
         ports = {LAST: [state.last], PENDING: state.pending}
 
         def moved(rows: Sequence[int]) -> list[int]:
@@ -228,7 +255,7 @@ class BlockBuilder:
 
         head = [moved(each) for each in operator.head]
         counts, awaited = [len(each) for each in head], [row for each in head for row in each]
-        self.rows.extend(
+        self._rows.extend(
             operator.rows,
             counts + operator.counts,
             awaited + [at + row for row in operator.awaited],
@@ -257,11 +284,12 @@ class BlockBuilder:
         int
             The row, in the block.
         """
+        self._write_down()
         estimate = self.pricing.estimate(task.name, task.kernel)
         state = self._pass
         awaited = [*state.pending, *state.rows_of(task.after), *waits]
         state.awaited.update(task.after)  # kernels run in order: no later one has to wait for these
-        state.last = self.rows.kernel(
+        state.last = self._rows.kernel(
             task.name,
             COMPUTE,
             estimate.duration,
@@ -293,6 +321,7 @@ class BlockBuilder:
         """
         if self.slots.has_one_member(task.group):
             return None
+        self._write_down()
         state = self._pass
         if task.after is None:
             waits = [state.last, *state.pending, *waits]
@@ -325,6 +354,7 @@ class BlockBuilder:
         """
         if self.slots.has_one_member(task.group):
             return None
+        self._write_down()
         if waits is None:
             waits = [self._pass.last, *self._pass.pending]
         return self._collective(task, waits)
@@ -339,7 +369,8 @@ class BlockBuilder:
         name : str
             Of the row that is written.
         """
-        self.rows.host_wait(rows, name=name)
+        self._write_down()
+        self._rows.host_wait(rows, name=name)
 
     def point_to_point(
         self,
@@ -372,8 +403,9 @@ class BlockBuilder:
         stream : str, optional
             By default that of the slot.
         """
+        self._write_down()
         launching = NO_LAUNCH if joined else self.pricing.launching
-        return self.rows.point_to_point(
+        return self._rows.point_to_point(
             kind,
             self.slots.slot(slot),
             self.slots.stream(stream or slot),
@@ -386,16 +418,18 @@ class BlockBuilder:
 
     def await_next(self, rows: Iterable[int]) -> None:
         """Let the next kernel wait for rows (or ports), too."""
-        self._pass.pending += rows
+        self.pending.extend(rows)
 
     @property
     def last(self) -> int:
         """The latest kernel; ``LAST`` if there is none yet."""
+        self._write_down()
         return self._pass.last
 
     @property
     def pending(self) -> list[int]:
         """What the next kernel has to wait for."""
+        self._write_down()
         return self._pass.pending
 
     def select_pass(self, number: int) -> None:
@@ -404,10 +438,11 @@ class BlockBuilder:
         Each waits only for its own communications. Rows are tagged with the number of the pass,
         which `TableAssembler` replaces by its micro-batch.
         """
+        self._write_down()
         while len(self._passes) <= number:
             self._passes.append(_Pass())
         self._pass = self._passes[number]
-        self.rows.tags(micro_batch=number, **self._pass.tags)
+        self._rows.tags(micro_batch=number, **self._pass.tags)
 
     def port(self, name: str) -> int:
         """Return the port of rows that earlier blocks exported under a name."""
@@ -438,15 +473,17 @@ class BlockBuilder:
             Counted from the first layer of the block (`Block.first_layer`), -1 for none; stays as
             it is if not given.
         """
+        self._write_down()
         if phase is not None:
             self._pass.tags["phase"] = phase
         if layer is not None:
             self._pass.tags["layer"] = layer
-        self.rows.tags(**self._pass.tags)
+        self._rows.tags(**self._pass.tags)
 
     def done(self, first_layer: int = 0) -> Block:
         """Return the block, whose layers were counted from `first_layer`."""
-        values, index, awaited = self.rows.rows()
+        self._write_down()
+        values, index, awaited = self._rows.rows()
         waiter = np.repeat(np.arange(len(values)), np.diff(index))
         inside = awaited >= 0
         ports: dict[int, str | int] = {each: each for each in (LAST, PENDING, BEFORE)}
@@ -471,7 +508,7 @@ class BlockBuilder:
         )
 
     def _collective(self, task: Communicate, waits: Iterable[int]) -> int:
-        row = self.rows.collective(
+        row = self._rows.collective(
             task.operation,
             self.slots.slot(task.group),
             self.slots.stream(task.group),

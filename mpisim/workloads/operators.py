@@ -133,6 +133,9 @@ Task = Compute | Communicate | Await
 BackwardPart = Literal["all", "input", "weight"]
 """The whole of a backward pass, or the gradients of inputs or weights alone (zero bubble)."""
 
+OperatorPart = Literal["forward"] | BackwardPart
+"""The forward pass of an operator, or a part of its backward."""
+
 
 @frozen(slots=True)
 class Parameter:
@@ -211,6 +214,16 @@ class Operator:
         if part == "all":
             return self.backward
         return tuple(task for task in self.backward if task.weight == (part == "weight"))
+
+    def tasks(self, part: OperatorPart) -> tuple[Task, ...]:
+        """Return the forward, or a part of the backward."""
+        return self.forward if part == "forward" else self.backward_part(part)
+
+    @cached_property
+    def carries(self) -> bool:
+        """Whether it leaves a communication under way that later operators wait for."""
+        tasks = self.forward + self.backward
+        return any(isinstance(task, Communicate) and task.carried for task in tasks)
 
 
 @frozen

@@ -296,7 +296,7 @@ class StageWriter:
             self._strategy.before_forward(builder, chunk, i, edge)
             for j, operator in enumerate(layer.operators):
                 self._strategy.before_operator(builder, chunk, i, j, edge)
-                yield from builder.write_operator((operator, "forward"), operator.forward)
+                yield from builder.write_operator(operator, "forward")
             self._strategy.after_forward(builder, chunk, i, edge)
 
     def _backward(self, builder: BlockBuilder, what: Pass, first: int) -> Iterator[None]:
@@ -317,8 +317,7 @@ class StageWriter:
                     self._strategy.before_gradients(builder, chunk, i, j, edge)
                     if self._selective(operator) and not recomputes[i]:
                         yield from self._recompute(builder, [operator])
-                tasks = operator.backward_part(what.part)
-                yield from builder.write_operator((operator, what.part), tasks)
+                yield from builder.write_operator(operator, what.part)
                 if weights:
                     self._strategy.after_gradients(builder, chunk, i, j, edge)
             if weights:
@@ -330,7 +329,7 @@ class StageWriter:
     def _recompute(self, builder: BlockBuilder, operators: Sequence[Operator]) -> Iterator[None]:
         builder.tags(phase=Phase.RECOMPUTE)
         for operator in operators:
-            yield from builder.write_operator((operator, "forward"), operator.forward)
+            yield from builder.write_operator(operator, "forward")
         builder.tags(phase=Phase.BACKWARD)
 
 
