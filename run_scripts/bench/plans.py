@@ -17,7 +17,7 @@ that take longest first, to the process that has least to do. Plans that do not 
 predicted too, but are not among the best.
 
 With --small the plans are of a model of 24 layers on 16 GPUs, of many batch sizes: 10,000 take
-minutes, and the memory that the process holds is printed after every 1,000 (`--small --plans 10000`).
+minutes (`--small --plans 10000`), and the memory that is held is printed after every 1,000.
 
 Printed are: plans a second; wall time and CPU time; memory of the largest process; the best plans,
 by tokens a second; and of how many plans not all micro-batches were simulated.

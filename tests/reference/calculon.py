@@ -25,9 +25,12 @@ __all__ = [
     "Estimate",
     "Execution",
     "Network",
+    "System",
     "count",
+    "divisors",
     "estimate",
     "executions",
+    "fits_networks",
 ]
 
 BYTES = 2
@@ -203,7 +206,7 @@ FORWARD, INPUTS, WEIGHTS = range(3)
 
 
 class _Communication(NamedTuple):
-    """What tensor parallelism sends before (`after` false) or after an operator, without overlap."""
+    """What tensor parallelism sends before or after an operator, without overlap."""
 
     after: bool
     again: bool
@@ -225,7 +228,9 @@ def _linear(m: int, n: int, k: int, **flags: bool) -> _Layer:
 
 def _batched(batch: int, m: int, n: int, k: int, **flags: bool) -> _Layer:
     work = 2 * batch * m * n * k
-    return _Layer((work, 2 * work, 0), (batch * (m * n + n * k), batch * m * k), matrix=True, **flags)
+    return _Layer(
+        (work, 2 * work, 0), (batch * (m * n + n * k), batch * m * k), matrix=True, **flags
+    )
 
 
 def _fork(size: int, users: int, **flags: bool) -> _Layer:
@@ -339,7 +344,12 @@ def _items(app: Application, e: Execution) -> Iterator[Item]:
 
 
 def _sent(
-    layer: _Layer, what: _Communication | _Overlapped, e: Execution, system: System, stage: int, edge: bool
+    layer: _Layer,
+    what: _Communication | _Overlapped,
+    e: Execution,
+    system: System,
+    stage: int,
+    edge: bool,
 ) -> float:
     """Return seconds on the network, of an inner block or the last of a chunk."""
     if e.tp == 1 or (stage == WEIGHTS and not what.again):
@@ -577,7 +587,8 @@ def _memory(e: Execution, b: _Block, blocks: int, micro_batches: int) -> tuple[f
     return gpu, host
 
 
-def _divisors(number: int) -> list[int]:
+def divisors(number: int) -> list[int]:
+    """Return the divisors of a number, in order."""
     return [each for each in range(1, number + 1) if number % each == 0]
 
 
@@ -595,10 +606,10 @@ def executions(
         Whether to yield assignments to networks that the groups do not fit into.
     """
     either = (True, False)
-    for tp in _divisors(gpus):
+    for tp in divisors(gpus):
         if app.hidden % tp or app.heads % tp:
             continue
-        for pp in _divisors(min(gpus // tp, app.blocks)):
+        for pp in divisors(min(gpus // tp, app.blocks)):
             if gpus % (tp * pp) or app.blocks % pp or gpus // (tp * pp) > max_batch:
                 continue
             dp = gpus // (tp * pp)
@@ -606,12 +617,12 @@ def executions(
             batch = max_batch // dp * dp
             tiers = range(len(A100.networks))
             nets = list(product(*(tiers if n > 1 else (0,) for n in (tp, pp, dp))))
-            micro = [n for n in _divisors(batch // dp) if n * app.seq_size % tp == 0]
+            micro = [n for n in divisors(batch // dp) if n * app.seq_size % tp == 0]
             if not every_network:
                 first = Execution(tp, pp, dp, batch, 1, 1, "none", "ar", (0, 0, 0))
                 nets = [each for each in nets if fits_networks(first._replace(nets=each))]
             for interleaving, recompute, sharded, comm in product(
-                _divisors(app.blocks // pp) if pp > 1 else (1,),
+                divisors(app.blocks // pp) if pp > 1 else (1,),
                 ("full", "attn_only", "none"),
                 either if several else (False,),
                 ("ar", "p2p_rs_ag", "rs_ag"),
@@ -632,6 +643,19 @@ def executions(
                     )  # fmt: skip
 
 
-def count(app: Application, gpus: int, max_batch: int) -> int:
-    """Return how many executions Calculon's search counts."""
-    return sum(1 for _ in executions(app, gpus, max_batch))
+def count(
+    app: Application, gpus: int, max_batch: int, *, tp_overlap: bool = True, fused: int = 1
+) -> int:
+    """Return how many executions Calculon's search counts, with its options.
+
+    Parameters
+    ----------
+    app : Application
+    gpus, max_batch : int
+    tp_overlap : bool
+        False: ``--no-tp-overlap``.
+    fused : int
+        Ways to run activations: 2 with ``--fused_activation all``.
+    """
+    found = executions(app, gpus, max_batch)
+    return fused * sum(tp_overlap or e.tp_overlap == "none" for e in found)
