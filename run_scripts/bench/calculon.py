@@ -8,7 +8,8 @@ GPT-3 175B on nodes of 8 A100 80 GB. Calculon is its closed form (tests/referenc
 source, commits and what is left out) with its own `systems/a100_80g.json`; mpisim has its own
 dgx-a100. Both vary tp, pp, interleaving, micro-batch, recomputation, sharding of the optimizer,
 sequence parallelism, overlap of tensor and of data parallelism. Only Calculon varies offloading,
-gathering again, tp across nodes, assignment to networks, and sending shards between stages.
+gathering again (with sequence parallelism mpisim always does), tp across nodes, assignment to
+networks, and sending shards between stages.
 
 Printed are: executions that Calculon counts; seconds of CPU that its closed form takes for those
 whose groups fit into their networks (one process); seconds of mpisim's search; then three plans,
@@ -99,10 +100,11 @@ def ranked(gpus: int, batch: int) -> list[tuple[float, Execution]]:
 
 def plan_of(e: Execution) -> dict[str, Any] | None:
     """Return the plan of an execution; None if mpisim has no such plan."""
-    if any(e.offload) or e.redo or e.tp > A100.networks[0].size:
+    if any(e.offload) or e.tp > A100.networks[0].size:
         return None
-    parallel = e.tp > 1
-    sp = parallel and e.comm == "rs_ag"
+    sp = e.tp > 1 and e.comm == "rs_ag"
+    if e.redo != (sp and e.recompute != "full"):  # Megatron-LM's sequence parallelism: always
+        return None
     if e.tp_overlap != "none" and not sp:
         return None
     plan = {
@@ -134,7 +136,7 @@ def execution_of(settings: dict[str, Any], gpus: int, batch: int) -> Execution:
     wanted = Execution(
         tp, pp, gpus // (tp * pp), batch, plan["micro_batch"], plan["vpp"],
         NAMES[plan["recompute"]], "ar", (0, 0, 0), bool(plan["zero"]) and tp * pp < gpus,
-        overlap, False, plan["dp_overlap"] and tp * pp < gpus,
+        overlap, plan["sp"] and plan["recompute"] != "full", plan["dp_overlap"] and tp * pp < gpus,
     )  # fmt: skip
     comms = ("rs_ag",) if plan["sp"] else ("ar", "p2p_rs_ag")
     nets = [(t, p, d) for t in range(2) for p in range(2) for d in range(2)]
