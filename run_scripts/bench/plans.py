@@ -3,7 +3,7 @@
 
     source run_scripts/env.sh
     [mpirun -n 2] .venv/bin/python run_scripts/bench/plans.py [--plans N]
-        [--every-micro-batch] [--changes CHANGE ...]
+        [--every-micro-batch] [--changes CHANGE ...] [--small]
 
 GPT-3 175B on 512 GPUs: all combinations of tensor and pipeline parallelism, micro-batch, batch,
 recomputation, sharding of the optimizer and schedule that come out even, or N of them, drawn
@@ -15,6 +15,9 @@ Plans are dealt to the processes before they start: all of one tensor and pipeli
 one process, since they have most in common (groups of GPUs, the links these load, kernels), those
 that take longest first, to the process that has least to do. Plans that do not fit into memory are
 predicted too, but are not among the best.
+
+With --small the plans are of a model of 24 layers on 16 GPUs, of many batch sizes: 10,000 take
+minutes (`--small --plans 10000`), and the memory that is held is printed after every 1,000.
 
 Printed are: plans a second; wall time and CPU time; memory of the largest process; the best plans,
 by tokens a second; and of how many plans not all micro-batches were simulated.
@@ -31,14 +34,15 @@ from typing import NamedTuple
 
 from mpi4py import MPI
 
+from mpisim.base.machine_memory import resident
 from mpisim.experiment import read
 from mpisim.prediction.extrapolation import shortened_run, step_time
 from mpisim.prediction.network import NetworkCache
 
 EXPERIMENT = """
 [model]
-preset = "gpt3-175b"
-seq_len = 2048
+preset = "{model}"
+seq_len = {seq_len}
 [plan]
 tp = {tp}
 pp = {pp}
@@ -50,17 +54,39 @@ recompute = "{recompute}"
 zero = {zero}
 [cluster]
 preset = "dgx-h100"
-nodes = 64
+nodes = {nodes}
 [run]
 allow_oom = true
 """
 
-GPUS = 512
-LAYERS = 96
 BEST = 5
+
+HELD_EVERY = 1_000
+"""Plans after which --small prints the memory that is held."""
 
 FIXED = 2_000
 """What each plan takes besides its micro-batches, in the unit of `lasting`."""
+
+
+class Sweep(NamedTuple):
+    """What is trained on what, and the sizes that are combined."""
+
+    model: str
+    seq_len: int
+    layers: int
+    nodes: int
+    stages: tuple[int, ...]
+    micro_batches: tuple[int, ...]
+    batches: tuple[int, ...]
+
+    @property
+    def gpus(self) -> int:
+        """Of all nodes."""
+        return 8 * self.nodes
+
+
+LARGE = Sweep("gpt3-175b", 2048, 96, 64, (1, 2, 4, 8, 16, 32), (1, 2, 4), (1536, 1024))
+SMALL = Sweep("gpt3-350m", 1024, 24, 2, (1, 2, 3, 4, 6), (1, 2, 4), tuple(range(48, 4848, 48)))
 
 
 class Candidate(NamedTuple):
@@ -73,6 +99,7 @@ class Candidate(NamedTuple):
     recompute: str
     zero: int
     schedule: str
+    sweep: Sweep
 
     @property
     def vpp(self) -> int:
@@ -82,15 +109,17 @@ class Candidate(NamedTuple):
     @property
     def micro_batches(self) -> float:
         """Of a replica; no integer where the plan does not come out even."""
-        return self.batch * self.tp * self.pp / (GPUS * self.micro_batch)
+        return self.batch * self.tp * self.pp / (self.sweep.gpus * self.micro_batch)
 
     @property
     def possible(self) -> bool:
         """Whether it comes out even."""
-        whole = self.micro_batches.is_integer()
+        layers = self.sweep.layers
+        whole = layers % self.pp == self.sweep.gpus % (self.tp * self.pp) == 0
+        whole = whole and self.micro_batches.is_integer()
         if self.schedule == "1f1b":
             return whole
-        return whole and self.pp > 1 and LAYERS % (2 * self.pp) == 0 == self.micro_batches % self.pp
+        return whole and self.pp > 1 and layers % (2 * self.pp) == 0 == self.micro_batches % self.pp
 
     @property
     def neighbours(self) -> tuple[int, int]:
@@ -99,7 +128,8 @@ class Candidate(NamedTuple):
 
     def text(self) -> str:
         """Return the experiment."""
-        return EXPERIMENT.format(vpp=self.vpp, **self._asdict())
+        sizes = self._asdict() | self.sweep._asdict()
+        return EXPERIMENT.format(vpp=self.vpp, **sizes)
 
 
 class Result(NamedTuple):
@@ -111,25 +141,25 @@ class Result(NamedTuple):
     candidate: Candidate
 
 
-def candidates() -> Iterator[Candidate]:
+def candidates(sweep: Sweep) -> Iterator[Candidate]:
     """Yield all plans."""
     for each in product(
         (1, 2, 4, 8),
-        (1, 2, 4, 8, 16, 32),
-        (1, 2, 4),
-        (1536, 1024),
+        sweep.stages,
+        sweep.micro_batches,
+        sweep.batches,
         ("none", "selective", "full"),
         (0, 1),
         ("1f1b", "interleaved"),
     ):
-        candidate = Candidate(*each)
+        candidate = Candidate(*each, sweep)
         if candidate.possible:
             yield candidate
 
 
-def chosen(number: int) -> list[Candidate]:
+def chosen(number: int, sweep: Sweep) -> list[Candidate]:
     """Return so many plans, evenly from all in order."""
-    every = sorted(candidates())
+    every = sorted(candidates(sweep))
     number = min(number, len(every))
     return [every[i * len(every) // number] for i in range(number)]
 
@@ -138,7 +168,7 @@ def lasting(candidate: Candidate) -> float:
     """Return what predicting a plan takes, roughly: rows of all stages, messages among them."""
     rounds = shortened_run(read(candidate.text(), "plans.toml"))
     simulated = candidate.micro_batches if rounds is None else rounds.first + rounds.second
-    return FIXED + simulated * (LAYERS + 4 * candidate.pp)
+    return FIXED + simulated * (candidate.sweep.layers + 4 * candidate.pp)
 
 
 def dealt(plans: list[Candidate], comm: MPI.Intracomm) -> list[Candidate]:
@@ -179,16 +209,21 @@ def main() -> None:
     parser.add_argument(
         "--every-micro-batch", action="store_true", help="simulate long steps in full"
     )
+    parser.add_argument(
+        "--small", action="store_true", help="a small model; print memory after every 1,000 plans"
+    )
     args = parser.parse_args()
     comm = MPI.COMM_WORLD
-    plans = chosen(max(args.plans, 1))
+    plans = chosen(max(args.plans, 1), SMALL if args.small else LARGE)
     comm.Barrier()
     begin, begin_cpu = time.perf_counter(), time.process_time()
     networks = NetworkCache()
-    own = [
-        predicted(each, args.changes, args.every_micro_batch, networks)
-        for each in dealt(plans, comm)
-    ]
+    own = []
+    for each in dealt(plans, comm):
+        own.append(predicted(each, args.changes, args.every_micro_batch, networks))
+        if args.small and len(own) % HELD_EVERY == 0:
+            held = f"{resident() / 2**20:,.0f} MiB"
+            print(f"process {comm.rank}: {held} after {len(own):,} plans", flush=True)
     cpu = comm.reduce(time.process_time() - begin_cpu)
     wall = time.perf_counter() - begin
     memory = comm.reduce(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, MPI.MAX)
@@ -203,7 +238,8 @@ def main() -> None:
     fitting = sorted((each for each in every if each.fits), reverse=True)
     print(f"{len(fitting):,} plans fit into memory; the best:")
     for rate, _, _, candidate in fitting[:BEST]:
-        keys = ", ".join(f"{key} {value}" for key, value in candidate._asdict().items())
+        sizes = zip(candidate._fields[:-1], candidate, strict=False)
+        keys = ", ".join(f"{key} {value}" for key, value in sizes)
         print(f"  {rate:12,.0f} tokens/s  {keys}")
 
 

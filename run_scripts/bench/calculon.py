@@ -1,0 +1,228 @@
+#!/usr/bin/env python3
+"""Calculon's search beside `mpisim.search`: how large, how long, and both optima judged by both.
+
+    source run_scripts/env.sh
+    [mpirun -n 2] .venv/bin/python run_scripts/bench/calculon.py [--nodes N] [--batch N]
+
+GPT-3 175B on nodes of 8 A100 80 GB. Calculon is its closed form (tests/reference/calculon.py has
+source, commits and what is left out) with its own `systems/a100_80g.json`; mpisim has its own
+dgx-a100. Both vary tp, pp, interleaving, micro-batch, recomputation, sharding of the optimizer,
+sequence parallelism, overlap of tensor and of data parallelism. Only Calculon varies offloading,
+gathering again (with sequence parallelism mpisim always does), tp across nodes, assignment to
+networks, and sending shards between stages.
+
+Printed are: executions that Calculon counts; seconds of CPU that its closed form takes for those
+whose groups fit into their networks (one process); seconds of mpisim's search; then three plans,
+each with its step by both: Calculon's best, its best that mpisim can run, and mpisim's best.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from mpi4py import MPI
+
+from mpisim.base.errors import InputError
+from mpisim.experiment.load import experiment_of
+from mpisim.prediction.extrapolation import step_time
+from mpisim.search import answer, explore, read_search
+from mpisim.search.answer import answer_lines
+from mpisim.search.records import Status
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+
+from reference.calculon import (
+    A100,
+    GPT3_175B,
+    Execution,
+    count,
+    divisors,
+    estimate,
+    executions,
+)
+
+RECOMPUTE = {"full": "full", "attn_only": "selective", "none": "none"}
+NAMES = {ours: theirs for theirs, ours in RECOMPUTE.items()}
+
+
+def tables_of(nodes: int, batch: int) -> dict[str, Any]:
+    """Return the tables of an experiment without a plan."""
+    return {
+        "model": {"preset": "gpt3-175b", "seq_len": GPT3_175B.seq_size},
+        "plan": {"global_batch": batch},
+        "cluster": {"preset": "dgx-a100", "nodes": nodes},
+    }
+
+
+def vary(gpus: int, batch: int) -> dict[str, Any]:
+    """Return what both search, in mpisim's keys."""
+    either = [True, False]
+    tps = [each for each in divisors(A100.networks[0].size) if gpus % each == 0]
+    stages = [each for each in divisors(GPT3_175B.blocks) if gpus % each == 0]
+    replicas = {gpus // (tp * pp) for tp in tps for pp in stages if gpus % (tp * pp) == 0}
+    shares = [batch // dp for dp in replicas if batch % dp == 0]
+    return {
+        "tp": tps,
+        "pp": stages,
+        "vpp": "auto",
+        "micro_batch": sorted({each for share in shares for each in divisors(share)}),
+        "recompute": "auto",
+        "zero": [0, 1],
+        "sp": either,
+        "tp_overlap": either,
+        "tp_overlap_scatter": ["pipeline", "ring"],
+        "dp_overlap": either,
+    }
+
+
+def in_calculon(e: Execution) -> tuple[float, bool] | None:
+    """Return seconds of a step and whether it fits, by Calculon; None if it cannot run."""
+    found = estimate(GPT3_175B, e)
+    if found is None:
+        return None
+    return found.time, found.memory <= A100.capacity and found.host <= A100.host_capacity
+
+
+def ranked(gpus: int, batch: int) -> list[tuple[float, Execution]]:
+    """Return what fits by Calculon with seconds a sequence, the best first."""
+    found = []
+    for e in executions(GPT3_175B, gpus, batch, every_network=False):
+        judged = in_calculon(e)
+        if judged is not None and judged[1]:
+            found.append((judged[0] / e.batch, e))
+    found.sort(key=lambda each: each[0])
+    return found
+
+
+def plan_of(e: Execution) -> dict[str, Any] | None:
+    """Return the plan of an execution; None if mpisim has no such plan."""
+    if any(e.offload) or e.tp > A100.networks[0].size:
+        return None
+    sp = e.tp > 1 and e.comm == "rs_ag"
+    if e.redo != (sp and e.recompute != "full"):  # Megatron-LM's sequence parallelism: always
+        return None
+    if e.tp_overlap != "none" and not sp:
+        return None
+    plan = {
+        "global_batch": e.batch,
+        "tp": e.tp,
+        "pp": e.pp,
+        "dp": e.dp,
+        "vpp": e.interleaving,
+        "schedule": "interleaved" if e.interleaving > 1 else "1f1b",
+        "micro_batch": e.micro_batch,
+        "recompute": RECOMPUTE[e.recompute],
+        "zero": int(e.sharded),
+        "sp": sp,
+        "tp_overlap": e.tp_overlap != "none",
+        "dp_overlap": e.dp_overlap,
+    }
+    if e.tp_overlap == "ring":
+        plan["tp_overlap_scatter"] = "ring"
+    return plan
+
+
+def execution_of(settings: dict[str, Any], gpus: int, batch: int) -> Execution:
+    """Return the execution of a plan; of what the plan leaves open, the fastest by Calculon."""
+    plan = {key.removeprefix("plan."): value for key, value in settings.items()}
+    tp, pp = plan["tp"], plan["pp"]
+    overlap = "none"
+    if plan["tp_overlap"]:
+        overlap = "ring" if plan["tp_overlap_scatter"] == "ring" else "pipe"
+    wanted = Execution(
+        tp, pp, gpus // (tp * pp), batch, plan["micro_batch"], plan["vpp"],
+        NAMES[plan["recompute"]], "ar", (0, 0, 0), bool(plan["zero"]) and tp * pp < gpus,
+        overlap, plan["sp"] and plan["recompute"] != "full", plan["dp_overlap"] and tp * pp < gpus,
+    )  # fmt: skip
+    comms = ("rs_ag",) if plan["sp"] else ("ar", "p2p_rs_ag")
+    nets = [(t, p, d) for t in range(2) for p in range(2) for d in range(2)]
+    found = []
+    for comm in comms:
+        for net in nets:
+            e = wanted._replace(comm=comm, nets=net)
+            judged = in_calculon(e)
+            if judged is not None:
+                found.append((judged[0], e))
+    return min(found, key=lambda each: each[0])[1]
+
+
+def simulated(plan: dict[str, Any] | None, nodes: int) -> tuple[float, bool] | None:
+    """Return seconds of a step and whether it fits, by mpisim; None if it cannot run."""
+    if plan is None:
+        return None
+    tables = tables_of(nodes, plan["global_batch"])
+    try:
+        experiment = experiment_of(
+            tables | {"plan": plan, "run": {"allow_oom": True}}, "calculon.toml"
+        )
+        found = step_time(experiment, MPI.COMM_SELF)
+    except InputError:
+        return None
+    return found.picoseconds / 1e12, found.memory.fits
+
+
+def _said(judged: tuple[float, bool] | None) -> str:
+    if judged is None:
+        return "cannot run"
+    return f"{judged[0]:.2f} s" + ("" if judged[1] else ", too large")
+
+
+def _line(name: str, e: Execution, ours: tuple[float, bool] | None) -> None:
+    print(f"{name}: {_said(in_calculon(e))} by Calculon, {_said(ours)} by mpisim")
+    keys = (f"{key} {value}" for key, value in zip(e._fields, e, strict=True))
+    print(f"    {', '.join(keys)}", flush=True)
+
+
+def main() -> None:
+    """Search twice and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--nodes", type=int, default=20, help="of 8 GPUs (default: 20)")
+    parser.add_argument("--batch", type=int, default=40, help="sequences a step (default: 40)")
+    args = parser.parse_args()
+    comm = MPI.COMM_WORLD
+    gpus = 8 * args.nodes
+
+    tables = tables_of(args.nodes, args.batch)
+    tables["search"] = {"top": 1, "vary": {"plan": vary(gpus, args.batch)}}
+    space = read_search(tables, "calculon.toml")
+    began = time.perf_counter()
+    cpu = -time.process_time()
+    records = explore(space, comm)
+    found = answer(space, records, comm)
+    wall = time.perf_counter() - began
+    cpu = comm.allreduce(cpu + time.process_time())
+    if comm.rank > 0:
+        return
+    valid = len(records) - records.count(Status.INVALID)
+    print(f"mpisim: {len(records):,} combinations, {valid:,} valid, {wall:.0f} s, ", end="")
+    print(f"{cpu:.0f} s of CPU on {comm.size} processes")
+    print("\n".join(answer_lines(space, found)), flush=True)
+
+    total = count(GPT3_175B, gpus, args.batch)
+    plain = count(GPT3_175B, gpus, args.batch, tp_overlap=False, fused=2)
+    cpu = -time.process_time()
+    theirs = ranked(gpus, args.batch)
+    cpu += time.process_time()
+    print(f"Calculon: {total:,} executions ({plain:,} with --no-tp-overlap -f all), ", end="")
+    print(f"{len(theirs):,} good, {cpu:.0f} s of CPU")
+    if not theirs:
+        return
+    best = theirs[0][1]
+    _line("Calculon's best", best, simulated(plan_of(best), args.nodes))
+    for _, e in theirs:
+        ours = simulated(plan_of(e), args.nodes)
+        if ours is not None and ours[1]:
+            _line("Calculon's best that mpisim runs", e, ours)
+            break
+    if found.best:
+        winner = execution_of(found.best[0].settings, gpus, args.batch)
+        plan = plan_of(winner)
+        _line("mpisim's best", winner, simulated(plan, args.nodes))
+
+
+if __name__ == "__main__":
+    main()
