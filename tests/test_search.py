@@ -656,7 +656,7 @@ def test_the_command_searches_keeps_and_goes_on(tmp_path, run_mpisim):
         (["search"], "what to search is missing"),
         (["search", "--resume"], "--resume needs the search"),
         (["search", "FILE", "--vary", "plan.tp"], "--vary plan.tp: not of the form"),
-        (["search", "FILE", "--vary", "plan.tp=x"], "key 'plan.tp'"),
+        (["search", "FILE", "--vary", "plan.tp=x"], "key 'search.vary.plan.tp' is 'x'"),
         (["search", "FILE", "--objective", "speed"], "search.objectives[0]"),
         (["search", "FILE", "--top", "0"], "search.top"),
     ],
