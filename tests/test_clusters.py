@@ -72,9 +72,11 @@ def test_presets_are_whole(name: str) -> None:
         return
     assert measured.network_bandwidth.si < measured.node_bandwidth.si
     assert node.nic_bandwidth is not None
-    # One GPU's share: below that of the line rate, and above 0.4 of it (Omni-Path, by verbs).
+    # One GPU's share: below that of the line rate, and above half of it; the one NIC that was
+    # measured to do less is Jean Zay's Omni-Path, by verbs.
+    share_of_line = 0.4 if name == "jean-zay-a100" else 0.5
     line = node.nics * node.nic_bandwidth.si / cluster.gpus_per_node
-    assert 0.4 * line < measured.network_bandwidth.si < line
+    assert share_of_line * line < measured.network_bandwidth.si < line
     assert fabric is not None
     assert fabric.nic_efficiency is not None
     share = fabric.nic_efficiency.si * line

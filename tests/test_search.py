@@ -558,6 +558,26 @@ def test_an_error_in_a_round_is_raised_on_all(comm: Any, monkeypatch: pytest.Mon
         explore(space_of(3), comm)
 
 
+def test_limits_that_only_a_whole_step_breaks() -> None:
+    """Between what a step takes at least and what it takes, and the same of power."""
+    vary = {"plan.tp": [1, 2]}
+    free = {"vary": vary, "objectives": ["step_time", "power"]}
+    known = explore(read_search({**SMALL, "search": free}, "x.toml"), MPI.COMM_SELF)
+    (done,) = np.flatnonzero(known.status == Status.SIMULATED)[:1]
+    assert known.bound[done] < known.step[done]
+    limits = {
+        Status.TOO_SLOW: {"max_step_time": (known.bound[done] + known.step[done]) / 2e12},
+        Status.OVER_BUDGET: {
+            "max_power": (known.least_watts[done] + known.energy[done] / known.step[done] * 1e12)
+            / 2
+        },
+    }
+    for status, limit in limits.items():
+        limited = {**free, **{key: float(value) for key, value in limit.items()}}
+        found = explore(read_search({**SMALL, "search": limited}, "x.toml"), MPI.COMM_SELF)
+        assert found.status[done] == status
+
+
 def test_finalists_are_what_a_run_says():
     from mpisim import simulate
 

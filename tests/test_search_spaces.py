@@ -201,7 +201,7 @@ def test_candidates_of_the_spaces_end_in_all_ways(steps: Steps) -> None:
             continue
         for status in Status:
             counts[status.name] = counts.get(status.name, 0) + found.count(status)
-    # Too slow only by contention is rare; limits on costs are those of test_search.py.
+    # Too slow only by contention is rare here, and no space limits costs: test_search.py has both.
     others = (Status.UNKNOWN, Status.TOO_SLOW, Status.OVER_BUDGET)
     assert min(counts[each.name] for each in Status if each not in others) > 0, counts
 

@@ -65,7 +65,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print when a job is done; the first process prints."""
+    """Print how long the job of an experiment takes and what it costs, on process 0."""
     check_outputs(args)
     if args.overwrite and args.output is None:
         raise UsageError("--overwrite needs a file to write: -o FILE")

@@ -59,7 +59,7 @@ def price(table: str, name: str) -> Price | None:
 
 @frozen
 class Prices:
-    """What a cluster costs.
+    """Prices of one cluster in US dollars: an hour of it, a kWh, and what it costs to buy.
 
     Attributes
     ----------
