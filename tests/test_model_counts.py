@@ -8,9 +8,9 @@ import published_formulas
 import pytest
 from transformers import model
 
+from mpisim.experiment import model_counts
 from mpisim.experiment.model_presets import find_model
 from mpisim.experiment.models import Transformer
-from mpisim.workloads import model_counts
 
 
 def preset(name: str, **changes: Any) -> Transformer:

@@ -36,6 +36,7 @@ from .plan import Plan
 
 if TYPE_CHECKING:
     from .job_choice import JobChoice
+    from .likely_models import Guess
 
 __all__ = ["PUBLISHED_UNITS", "Experiment", "Published", "PublishedFigure", "keys_at_defaults"]
 
@@ -148,6 +149,8 @@ class Experiment:
     config_length : str
         The config.json that `seq_len` of the model was read from; empty where it was given, or
         comes with a preset.
+    guess : Guess, optional
+        What was not said of the model, and taken from a published one.
     """
 
     model: Model
@@ -168,6 +171,7 @@ class Experiment:
     defaulted: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)
     given: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     config_length: str = field(default="", compare=False, repr=False)
+    guess: Guess | None = field(default=None, compare=False, repr=False)
 
     def left_to_defaults(self) -> dict[str, object]:
         """Return the keys that were not given and have kept their defaults, with these."""

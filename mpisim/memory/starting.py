@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..experiment import ClusterChoice, Experiment, Model, Plan, Transformer
+from ..experiment.model_counts import feed_forward_matrices, parameters
 from ..experiment.models import Cnn
 from ..kernels import Gpu, find_gpu
 from ..topo import Cluster
 from ..workloads import lay_out
-from ..workloads.model_counts import feed_forward_matrices, parameters
 from .constants import capacity
 from .states import FP32
 from .verdict import GIB, Verdict, assess

@@ -123,6 +123,7 @@ def statements(
             prepared.cluster.title,
             prepared.gpu.title,
             *prepared.notes,
+            *([] if prepared.experiment.guess is None else prepared.experiment.guess.notes),
             *_unused_constants(prepared),
             *_scale_lines(prepared),
             *unused_keys(prepared),

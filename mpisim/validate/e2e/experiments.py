@@ -11,6 +11,7 @@ from ...base.frozen import frozen
 from ...base.toml import toml_table, toml_value
 from ...experiment import Experiment, Transformer
 from ...experiment import read as read_experiment
+from ...experiment.likely_models import like_named
 from ...experiment.model_presets import find_model
 from .clusters import choose
 from .rows import Row
@@ -137,8 +138,8 @@ def experiment_of(row: Row, settings: Settings, changes: Sequence[str] = ()) -> 
 
 def _mapped(row: Row, source: str, settings: Settings, changes: Sequence[str]) -> Mapped:
     keys: dict[str, Any] = {}
-    preset, approximations = _preset(row, settings)
-    stated = _stated(row, preset)
+    preset, base, approximations = _preset(row, settings)
+    stated = _stated(row, preset, base)
     if "plan.precision" in stated:
         stated["plan.precision"], notes = _precision(stated["plan.precision"], settings)
         approximations += notes
@@ -147,8 +148,10 @@ def _mapped(row: Row, source: str, settings: Settings, changes: Sequence[str]) -
     keys = {**open_keys, **stated, **replaced}
     if preset is not None:
         keys["model.preset"] = preset
-    else:
+    elif unnamed(_name(row)):
         keys["model.family"] = "gpt"
+    elif "params_b" in row.numbers:
+        keys["model.parameters"] = row.numbers["params_b"] * 1e9
     defaults = [
         f"{key} = {toml_value(value)}"
         for key, value in open_keys.items()
@@ -162,11 +165,13 @@ def _mapped(row: Row, source: str, settings: Settings, changes: Sequence[str]) -
     chosen = choose(row, source, settings)
     keys |= chosen.keys
     defaults += chosen.assumed
-    defaults += _settle(keys, row, preset)
+    defaults += _settle(keys, row, base)
     keys["calibration.framework"] = settings.framework(row)
     table = _table(keys)
     text = f"title = {toml_value(row.texts['model'])}\n" + toml_table(table)
     experiment = read_experiment(text, row.where, changes)
+    if experiment.guess is not None:
+        approximations += experiment.guess.notes
     return Mapped(row, source, experiment, text, tuple(defaults), tuple(approximations))
 
 
@@ -175,28 +180,46 @@ def unnamed(model: str) -> bool:
     return model == "GPT" or model.startswith("GPT (")
 
 
-def _preset(row: Row, settings: Settings) -> tuple[str | None, list[str]]:
-    """Return the preset of a row's model, None for one whose shape is printed, and a note."""
+def _name(row: Row) -> str:
+    """Return the name of a row's model, without what follows it."""
     name = row.texts["model"]
-    for each in settings.models:
-        if name.startswith(each.text):
-            return each.preset, [each.note] if each.note else []
     for suffix in SUFFIXES:
         name = name.partition(suffix)[0]
+    return name
+
+
+def _preset(row: Row, settings: Settings) -> tuple[str | None, dict[str, Any], list[str]]:
+    """Return the preset of a row's model, its keys, and a note; None and nothing without a name.
+
+    A name that no preset has is one of its size (`like_named`), or its printed shape tells it.
+    """
+    for each in settings.models:
+        if row.texts["model"].startswith(each.text):
+            return each.preset, find_model(each.preset), [each.note] if each.note else []
+    name = _name(row)
     if unnamed(name):
-        return None, []
+        return None, {}, []
     try:
-        find_model(name)
+        return name, find_model(name), []
     except InputError as error:
+        shape = {
+            key: row.integers[column]
+            for column, key in MODEL_KEYS.items()
+            if column in row.integers
+        }
+        found = like_named(name, shape)
+        if found is not None:
+            return name, found[0], []
+        if {"layers", "hidden", "heads"} <= shape.keys():
+            return None, {}, []
         raise InputError(f"no such model: {name}") from error
-    return name, []
 
 
-def _stated(row: Row, preset: str | None) -> dict[str, Any]:
+def _stated(row: Row, preset: str | None, base: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of an experiment that a row states."""
     words = {name: row.texts[name] for name in ("precision", "activation_recompute")}
     known: Mapping[str, Any] = {**words, **row.integers, **row.flags}
-    transformer = preset is None or "layers" in find_model(preset)
+    transformer = not base or "layers" in base
     found = {}
     for columns, table in ((MODEL_KEYS, "model"), (PLAN_KEYS, "plan")):
         for column, key in columns.items():
@@ -230,10 +253,10 @@ def _ruled(row: Row, source: str, settings: Settings) -> tuple[dict[str, Any], d
     return ruled, replaced
 
 
-def _settle(keys: dict[str, Any], row: Row, preset: str | None) -> list[str]:
-    """Make keys go together; return what was filled in."""
+def _settle(keys: dict[str, Any], row: Row, base: Mapping[str, Any]) -> list[str]:
+    """Make keys go together; return what was filled in. `base`: keys of the preset, if any."""
     filled = []
-    transformer = preset is None or "layers" in find_model(preset)
+    transformer = not base or "layers" in base
     if not transformer:
         for key in [key for key in keys if key.startswith("model.") and key != "model.preset"]:
             del keys[key]
@@ -246,8 +269,7 @@ def _settle(keys: dict[str, Any], row: Row, preset: str | None) -> list[str]:
         raise InputError("micro_batch is not stated")
     if "plan.precision" not in keys:
         raise InputError("precision is not stated")
-    family = None if preset is None else find_model(preset)["family"]
-    if family == "dlrm" and keys["plan.precision"] not in DLRM_FORMATS:
+    if base.get("family") == "dlrm" and keys["plan.precision"] not in DLRM_FORMATS:
         raise InputError(f"a DLRM in {keys['plan.precision']} is not modelled")
     if keys.get("plan.dp_style") == "deepspeed" and keys.get("plan.precision") == "fp32":
         keys["plan.grad_precision"] = "fp32"
@@ -260,11 +282,11 @@ def _settle(keys: dict[str, Any], row: Row, preset: str | None) -> list[str]:
     if keys.get("plan.vpp", 1) > 1:
         keys["plan.schedule"] = "interleaved"
     if transformer:
-        filled += _layers(keys, row, preset)
+        filled += _layers(keys, row, base)
     share = keys.pop(RECOMPUTE_SHARE, None)
     if share is not None:
         parts = keys.get("plan.pp", 1) * keys.get("plan.vpp", 1)
-        keys["plan.recompute_layers"] = max(1, round(share * _count(keys, preset) / parts))
+        keys["plan.recompute_layers"] = max(1, round(share * _count(keys, base) / parts))
     keys["run.allow_oom"] = True  # it was run, so it fitted
     return filled
 
@@ -279,16 +301,15 @@ def _micro_batch(keys: dict[str, Any]) -> list[str]:
     return [f"plan.micro_batch = {keys['plan.micro_batch']}"]
 
 
-def _count(keys: Mapping[str, Any], preset: str | None) -> int:
-    base = {} if preset is None else find_model(preset)
+def _count(keys: Mapping[str, Any], base: Mapping[str, Any]) -> int:
     return int(keys.get("model.layers", base.get("layers", 0)))
 
 
-def _layers(keys: dict[str, Any], row: Row, preset: str | None) -> list[str]:
+def _layers(keys: dict[str, Any], row: Row, base: Mapping[str, Any]) -> list[str]:
     """Fill in layers that are not stated, and spread them over the pipeline."""
     filled = []
     parts = keys.get("plan.pp", 1) * keys.get("plan.vpp", 1)
-    if not _count(keys, preset):
+    if not _count(keys, base):
         if "params_b" not in row.numbers:
             raise InputError("layers are not stated")
         if "model.vocab" not in keys:
@@ -298,7 +319,7 @@ def _layers(keys: dict[str, Any], row: Row, preset: str | None) -> list[str]:
         exact = (row.numbers["params_b"] * 1e9 - keys["model.vocab"] * hidden) / (12 * hidden**2)
         keys["model.layers"] = max(1, round(exact / parts)) * parts
         filled.append("model.layers from the number of parameters")
-    layers = _count(keys, preset)
+    layers = _count(keys, base)
     if parts == 1 or layers % parts == 0:
         return filled
     if (layers + 2) % parts == 0:

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from ...experiment.model_counts import model_flops, samples
 from ...experiment.models import Transformer
 from ...experiment.plan import Plan
 from ..grid import Grid
-from ..model_counts import model_flops, samples
 from ..operators import Layer, Network, Operator
 from .attention import cross_attention, relative_bias, self_attention
 from .embedding import patch_embedding, token_embedding

@@ -10,7 +10,7 @@ Megatron-LM's `num_floating_point_operations`. Vocabularies are not padded.
 
 from __future__ import annotations
 
-from ..experiment.models import Transformer
+from .models import Transformer
 
 __all__ = [
     "active_matrices",
