@@ -244,8 +244,9 @@ def _routed(model: Transformer) -> int:
     """Return a lower bound of the parameters of routed experts."""
     if not model.experts:
         return 0
-    layers = (model.layers - model.dense_layers) // model.moe_every
-    return layers * feed_forward_matrices(model, model.experts * model.expert_ffn)
+    layers = sum(map(model.is_moe, range(model.layers)))
+    routed = layers * feed_forward_matrices(model, model.experts * model.expert_ffn)
+    return routed * (model.moe_latent or model.hidden) // model.hidden
 
 
 def _splits(model: Transformer, target: _Target) -> Iterator[tuple[int, int, int]]:

@@ -212,7 +212,13 @@ class Shapes:
             raise InputError(
                 f"model.kv_heads is {model.kv}, neither a multiple nor a divisor of plan.tp = {tp}"
             )
-        if any(not model.is_moe(layer) for layer in range(model.layers)):
+        letters = set("".join(model.kinds))
+        if "M" in letters:
+            divides("model.mamba_heads", model.mamba_heads, "plan.tp × plan.cp", tp * grid.cp)
+            divides("model.mamba_groups", model.mamba_groups, "plan.tp", tp)
+        if "G" in letters:
+            divides("model.delta_key_heads", model.delta_key_heads, "plan.tp × plan.cp", tp * grid.cp)
+        if "-" in letters:
             divides("model.ffn_hidden", model.ffn, "plan.tp", tp)
         self._check_length("model.seq_len", model.seq_len)
         if model.decoder_layers:
