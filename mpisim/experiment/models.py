@@ -71,6 +71,9 @@ class Transformer:
         Tokens a token sees at most (sliding window).
     window_every : int
         Every so many-th layer has the window, from the first on; the others have none.
+    whole_every : int
+        Of layers that have the window, every so many-th has none, the last of each so many; 0 if
+        all have it (Gemma 3: 6).
     yarn : bool
         Whether rotary positions are stretched (YaRN, arXiv:2309.00071) and what they turn is scaled
         with them.
@@ -152,6 +155,7 @@ class Transformer:
     tied_embeddings: bool = True
     window: Large | None = None
     window_every: Count = 1
+    whole_every: OptionalCount = 0
     yarn: bool = False
     attention: Literal["mha", "mla"] = "mha"
     q_lora_rank: OptionalCount = 0
@@ -253,8 +257,8 @@ class Transformer:
     def _check_pattern(self) -> None:
         if self.family not in ("gpt", "llama", "moe"):
             raise InputError(
-                f"pattern is {self.pattern!r}; family {self.family!r} has none: only gpt, llama and "
-                "moe do"
+                f"pattern is {self.pattern!r}; family {self.family!r} has none: only gpt, llama "
+                "and moe do"
             )
         if not self.pattern.split():
             raise InputError("pattern is empty; mtp_pattern needs it")
@@ -269,7 +273,8 @@ class Transformer:
         used |= set(self.mtp_pattern.replace(" ", ""))
         if ("E" in used) != bool(self.experts):
             raise InputError(
-                f"pattern is {self.pattern!r} and experts {self.experts}: layers with E need experts"
+                f"pattern is {self.pattern!r} and experts is {self.experts}: layers with E need "
+                "experts, others have none"
             )
         for letter, key in (("M", "mamba_heads"), ("G", "delta_key_heads")):
             if letter in used and not getattr(self, key):
@@ -376,7 +381,9 @@ class Transformer:
 
     def windowed(self, layer: int) -> bool:
         """Whether attention of a layer, counted from 0, has the window."""
-        return self.window is not None and layer % self.window_every == 0
+        if self.window is None or layer % self.window_every:
+            return False
+        return not self.whole_every or layer % self.whole_every != self.whole_every - 1
 
     @property
     def samples(self) -> str:

@@ -383,9 +383,7 @@ class Plan:
 
     # Launches.
     cuda_graphs: bool = False
-    cuda_graph_modules: tuple[
-        Literal["attn", "mamba", "moe_router", "moe_preprocess"], ...
-    ] = ()
+    cuda_graph_modules: tuple[Literal["attn", "mamba", "moe_router", "moe_preprocess"], ...] = ()
     launch_blocking: bool = False
 
     # Mixture of experts.

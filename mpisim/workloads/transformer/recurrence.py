@@ -5,14 +5,14 @@ tokens, a gated norm and one matrix out. Tensor-parallel ranks have heads of the
 Megatron-LM's `MambaMixer` (``megatron/core/ssm/mamba_mixer.py``) and `GatedDeltaNet`
 (``megatron/core/ssm/gated_delta_net.py``): the matrix in is split by columns, the one out by rows.
 With context parallelism each rank exchanges its tokens of all heads for all tokens of its heads
-before the convolution, and back behind the recurrence (``mamba_context_parallel.py``).
+before the convolution, and back behind it (`MambaContextParallel`).
 
 Kernels of Mamba-2 are those of ``mamba_ssm/ops/triton`` (ssd_combined.py,
-`MambaSplitConv1dScanCombinedFn`, arXiv:2405.21060 section 6): inside a chunk of L tokens products of
-matrices, between chunks a scan over states. Heads of a group share what a token writes to the state
-(B) and reads of it (C): their products are one with the heads side by side, of which a mask leaves
-half where L × L pairs are computed. Backward convolution, states and pairs are computed again; what
-is kept is the result of the matrix in and that of the scan.
+`MambaSplitConv1dScanCombinedFn`, arXiv:2405.21060, section 6): inside a chunk of L tokens products
+of matrices, between chunks a scan over states. Heads of a group share what a token writes to the
+state (B) and reads of it (C): their products are one with the heads side by side, of which a mask
+leaves half where L × L pairs are computed. Backward convolution, states and pairs are computed
+again; what is kept is the result of the matrix in and that of the scan.
 
 Kernels of the gated delta rule are those of ``fla/ops/gated_delta_rule`` (chunk.py,
 arXiv:2412.06464): pairs of keys, the inverse of a triangular matrix a chunk and head, the products
@@ -57,9 +57,7 @@ def gated_delta_layer(s: Shapes) -> tuple[Operator, ...]:
     values = m.delta_value_heads // tp * m.delta_value_size
     keys = m.delta_key_heads // tp * m.delta_key_size
     width = 2 * keys + 2 * values + 2 * m.delta_value_heads // tp
-    return _layer(
-        s, "delta", width, values, 2 * keys + values, _delta_rule(s), m.delta_value_size
-    )
+    return _layer(s, "delta", width, values, 2 * keys + values, _delta_rule(s), m.delta_value_size)
 
 
 def _layer(

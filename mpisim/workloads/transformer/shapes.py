@@ -217,7 +217,9 @@ class Shapes:
             divides("model.mamba_heads", model.mamba_heads, "plan.tp × plan.cp", tp * grid.cp)
             divides("model.mamba_groups", model.mamba_groups, "plan.tp", tp)
         if "G" in letters:
-            divides("model.delta_key_heads", model.delta_key_heads, "plan.tp × plan.cp", tp * grid.cp)
+            divides(
+                "model.delta_key_heads", model.delta_key_heads, "plan.tp × plan.cp", tp * grid.cp
+            )
         if "-" in letters:
             divides("model.ffn_hidden", model.ffn, "plan.tp", tp)
         self._check_length("model.seq_len", model.seq_len)
