@@ -344,7 +344,6 @@ def test_convolutions(row: Any) -> None:
     ("changes", "reason"),
     [
         ({"step_time_ms": ""}, "no measured step time"),
-        ({"model": "Llama-2-70B LoRA (r=16)"}, "LoRA is not modelled"),
         ({"cpu_offload": "True"}, "offloading to the CPU is not modelled"),
         ({"model": "SSD300 R50", "heads": ""}, "no such model: SSD300 R50"),
         ({"micro_batch": ""}, "micro_batch is not stated"),

@@ -295,7 +295,7 @@ def attention_flops(model: Transformer, batch: int) -> int:
     windowed = sum(map(model.windowed, layers))
     others = "".join(model.kinds).count("*") - windowed
     total = windowed * _pairs(model, s, causal=model.causal)
-    total += others * _all_pairs(s, causal=model.causal)
+    total += others * _all_pairs(s, causal=model.causal, examples=_examples(model, s))
     if model.family == "t5":
         d = _decoder_length(model)
         total += model.decoder_layers * (_pairs(model, d, causal=True) + s * d)
@@ -330,6 +330,7 @@ def model_flops(model: Transformer, batch: int) -> int:
     """Return the FLOPs of a batch of sequences, forward and backward.
 
     Three times the forward pass, 6 for each token and active matrix element; of patches twice.
+    Matrices beside adapters are frozen: twice; the adapters' few are left out.
 
     Parameters
     ----------
@@ -342,8 +343,10 @@ def model_flops(model: Transformer, batch: int) -> int:
     int
         FLOP of the whole model, not of one rank's share.
     """
-    forward = matrix_flops(model, batch) + attention_flops(model, batch)
-    forward += recurrence_flops(model, batch)
+    matrices = matrix_flops(model, batch)
+    if model.lora_rank:
+        return 2 * matrices + 3 * (attention_flops(model, batch) + recurrence_flops(model, batch))
+    forward = matrices + attention_flops(model, batch) + recurrence_flops(model, batch)
     return 3 * forward + 2 * patch_flops(model, batch)
 
 
@@ -355,9 +358,15 @@ def _pairs(model: Transformer, s: int, *, causal: bool) -> int:
     """Pairs of tokens of a sequence that see each other."""
     w = model.window
     if w is None or w >= s:
-        return _all_pairs(s, causal=causal)
+        return _all_pairs(s, causal=causal, examples=_examples(model, s))
     return s * w - w * w // 2 if causal else s * w
 
 
-def _all_pairs(s: int, *, causal: bool) -> int:
-    return s * s // 2 if causal else s * s
+def _examples(model: Transformer, s: int) -> int:
+    """Examples of a packed sequence, as if all were as long."""
+    return 1 if model.example_length is None else max(1, round(s / model.example_length))
+
+
+def _all_pairs(s: int, *, causal: bool, examples: int = 1) -> int:
+    pairs = s * s // examples
+    return pairs // 2 if causal else pairs

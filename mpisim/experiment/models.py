@@ -129,6 +129,14 @@ class Transformer:
     predicted : int, optional
         Of BERT: tokens of a sequence whose words are predicted, whose scores alone are computed
         (``max_predictions_per_seq``); all if not given.
+    lora_rank : int
+        Features of low-rank adapters (LoRA), beside which all else is frozen; 0 if all is trained.
+    lora_modules : tuple of {"qkv", "proj", "fc1", "fc2"}
+        Matrices that have an adapter: into and out of attention, into and out of feed-forward
+        blocks.
+    example_length : int, optional
+        Of packed sequences, in which tokens attend to their own example alone: the mean length of
+        the example that a token is in (Σ l² / Σ l).
     decoder_layers, decoder_seq_len : int
         Of T5's decoder.
     image, patch, classes : int
@@ -190,6 +198,9 @@ class Transformer:
     convolution: Count = 4
     attention_gate: bool = False
     predicted: Large | None = None
+    lora_rank: OptionalCount = 0
+    lora_modules: tuple[Literal["qkv", "proj", "fc1", "fc2"], ...] = ("qkv", "proj", "fc1", "fc2")
+    example_length: Large | None = None
     decoder_layers: Annotated[int, Limits(least=0, most=30_000)] = 0
     decoder_seq_len: Large | None = None
     image: Count = 224
@@ -237,6 +248,20 @@ class Transformer:
             raise InputError(
                 f"predicted is {self.predicted}; only family 'bert' predicts some of its tokens, "
                 f"seq_len = {self.seq_len} at most"
+            )
+        if self.lora_rank and self.family in ("bert", "t5", "vit"):
+            raise InputError(
+                f"lora_rank is {self.lora_rank}; family {self.family!r} has no adapters: only gpt, "
+                "llama and moe do"
+            )
+        if self.lora_rank and not self.lora_modules:
+            raise InputError("lora_modules is empty: nothing would be trained")
+        if self.example_length is not None and (
+            self.family in ("t5", "vit") or self.example_length > self.seq_len
+        ):
+            raise InputError(
+                f"example_length is {self.example_length}; it is for packed sequences, and at most "
+                f"seq_len = {self.seq_len}"
             )
         if self.family == "vit":
             divides("image", self.image, "patch", self.patch)

@@ -59,6 +59,9 @@ RECOMPUTE_SHARE = "plan.recompute_share"
 MICRO_BATCHES = "plan.micro_batches"
 """Of rules: the micro-batches of a step, resolved to ``plan.micro_batch``; "pp": one a stage."""
 
+SEQUENCE_TOKENS = "plan.sequence_tokens"
+"""Of rules: batches are counted in tokens, of which a sequence has so many, padding included."""
+
 SUFFIXES = (" SFT", "-proxy")
 """What follows the name of a model when it is trained otherwise, or cut to fewer layers."""
 
@@ -155,7 +158,7 @@ def _mapped(row: Row, source: str, settings: Settings, changes: Sequence[str]) -
     defaults = [
         f"{key} = {toml_value(value)}"
         for key, value in open_keys.items()
-        if key not in (RECOMPUTE_SHARE, MICRO_BATCHES)
+        if key not in (RECOMPUTE_SHARE, MICRO_BATCHES, SEQUENCE_TOKENS)
     ]
     defaults += [
         f"{key} = {toml_value(value)} (instead)"
@@ -264,6 +267,7 @@ def _settle(keys: dict[str, Any], row: Row, base: Mapping[str, Any]) -> list[str
             keys.pop(key, None)
     if "plan.global_batch" not in keys:
         raise InputError("global_batch is not stated")
+    filled += _batches_in_tokens(keys)
     filled += _micro_batch(keys)
     if "plan.micro_batch" not in keys:
         raise InputError("micro_batch is not stated")
@@ -299,6 +303,16 @@ def _micro_batch(keys: dict[str, Any]) -> list[str]:
     count = keys.get("plan.pp", 1) if count == "pp" else count
     keys["plan.micro_batch"] = max(1, keys["plan.global_batch"] // (keys["plan.dp"] * count))
     return [f"plan.micro_batch = {keys['plan.micro_batch']}"]
+
+
+def _batches_in_tokens(keys: dict[str, Any]) -> list[str]:
+    """Turn batches that are counted in tokens into sequences."""
+    length = keys.pop(SEQUENCE_TOKENS, None)
+    if length is None:
+        return []
+    keys["plan.micro_batch"] = max(1, keys["plan.micro_batch"] // length)
+    keys["plan.global_batch"] = keys["plan.micro_batch"] * keys["plan.dp"]
+    return [f"batches in sequences of {length} tokens"]
 
 
 def _count(keys: Mapping[str, Any], base: Mapping[str, Any]) -> int:

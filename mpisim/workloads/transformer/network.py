@@ -17,6 +17,7 @@ from ...experiment.models import Transformer
 from ...experiment.plan import Plan
 from ..grid import Grid
 from ..operators import Layer, Network, Operator
+from .adapters import adapt, freeze_embedding
 from .attention import cross_attention, relative_bias, self_attention
 from .embedding import patch_embedding, token_embedding
 from .feed_forward import feed_forward
@@ -102,7 +103,7 @@ def _block(s: Shapes, letters: str) -> tuple[Operator, ...]:
         "E": mixture_of_experts,
     }
     operators = tuple(operator for letter in letters for operator in parts[letter](s))
-    return split_accumulators(s, operators)
+    return adapt(s, split_accumulators(s, operators))
 
 
 def _encoder_decoder(s: Shapes) -> Iterator[Layer]:
@@ -164,4 +165,8 @@ def _layer(
         Bytes handed on besides its own output.
     """
     output = s.element_size * s.sharded_tokens * s.model.hidden
+    if s.model.lora_rank and role == "embedding":
+        operators = freeze_embedding(operators)
+    elif role != "block":
+        operators = adapt(s, operators)
     return Layer(name, operators, role, output + extra_output, output)

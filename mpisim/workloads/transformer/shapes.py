@@ -231,6 +231,11 @@ class Shapes:
             raise InputError(f"plan.ep is {plan.ep}, but the model has no experts")
         if grid.cp > 1:
             self._check_context()
+        if model.lora_rank and plan.zero == 3:
+            raise InputError(
+                "model.lora_rank is given with plan.zero = 3: frozen parameters that are sharded "
+                "are not modelled"
+            )
 
     def _check_length(self, key: str, length: int) -> None:
         tp, cp = self.grid.tp, self.grid.cp
@@ -354,13 +359,18 @@ class AttentionShape:
             2.1 ms in fp8 with a window of 128 or without, 0.44 to 0.46 ms in bf16
             (github:NVIDIA/cudnn-frontend, benchmark/attention_training/results/gpt_oss).
         """
+        example = s.model.example_length
+        if example is not None and example < s.length and not self.relative_bias:
+            examples = max(1, round(s.length / example))
+        else:
+            examples = 1
         ignores_window = backward and s.attention_format == "fp8" and s.plan.attention == "cudnn"
         return Attention(
-            s.batch,
+            s.batch * examples,
             self.heads,
             self.kv_heads,
-            queries,
-            keys,
+            max(1, queries // examples),
+            max(1, keys // examples),
             self.head_size,
             self.value_size,
             causal,
