@@ -10,6 +10,7 @@ Megatron-LM's `num_floating_point_operations`. Vocabularies are not padded.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 from .models import Transformer
@@ -40,7 +41,8 @@ def attention_matrices(model: Transformer) -> int:
     out = a * model.value_head * h
     if model.attention == "mha":
         queries = a * model.head * (2 if model.attention_gate else 1)
-        return h * (queries + model.kv * (model.head + model.value_head)) + out
+        positions = h * a * model.head if model.memory else 0
+        return h * (queries + model.kv * (model.head + model.value_head)) + out + positions
     rank = model.q_lora_rank
     queries = h * rank + rank * a * model.head if rank else h * a * model.head
     down = h * (model.kv_lora_rank + model.qk_rope_head_size)
@@ -111,8 +113,27 @@ def active_matrices(model: Transformer) -> int:
     total = sum(number * _matrices(model, letter) for letter, number in letters.items())
     total += decoder_matrices(model)
     total += model.mtp_layers * 2 * h * h
-    total += (1 + model.mtp_layers) * model.vocab * h
+    total += (1 + model.mtp_layers) * _score_matrices(model)
     return total + (h * h if model.family == "bert" else 0)
+
+
+def _score_matrices(model: Transformer) -> int:
+    """Matrices from hidden states to scores that a token is multiplied with, in the mean."""
+    h = model.hidden
+    if not model.cutoffs:
+        return model.vocab * h
+    total = (model.cutoffs[0] + len(model.cutoffs)) * h
+    for i, (words, share) in enumerate(zip(_tails(model), model.cutoff_shares, strict=True), 1):
+        width = max(1, h // model.cutoff_divisor**i)
+        # Scores, and beside narrower vectors a matrix on the way out and one on the way in.
+        total += round(share * (words * width + (2 * h * width if width < h else 0)))
+    return total
+
+
+def _tails(model: Transformer) -> list[int]:
+    """Words of the clusters behind the first."""
+    bounds = (*model.cutoffs, model.vocab)
+    return [last - first for first, last in itertools.pairwise(bounds)]
 
 
 def decoder_matrices(model: Transformer) -> int:
@@ -131,7 +152,13 @@ def parameters(model: Transformer) -> int:
     if model.family == "vit":
         total += CHANNELS * model.patch**2 * h + h + h + model.seq_len * h
         return total + model.classes * (h + 1)
-    total += model.vocab * h * (1 if model.tied_embeddings else 2)
+    if model.cutoffs:
+        total += model.cutoffs[0] * h
+        for i, words in enumerate(_tails(model), 1):
+            width = max(1, h // model.cutoff_divisor**i)
+            total += words * width + (2 * h * width if width < h else 0)
+    else:
+        total += model.vocab * h * (1 if model.tied_embeddings else 2)
     if model.position == "learned":
         total += model.seq_len * h
     if model.family == "bert":

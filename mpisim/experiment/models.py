@@ -137,6 +137,14 @@ class Transformer:
     example_length : int, optional
         Of packed sequences, in which tokens attend to their own example alone: the mean length of
         the example that a token is in (Σ l² / Σ l).
+    memory : int
+        Of Transformer-XL: tokens of the segments before that a token attends to beside its own.
+    cutoffs : tuple of int
+        Ranks of words, by frequency, where a softmax in clusters is cut; none if it is whole.
+    cutoff_shares : tuple of float
+        Of all tokens those in the second cluster and in each further one.
+    cutoff_divisor : int
+        Vectors of each cluster are narrower than those of the one before by this factor.
     decoder_layers, decoder_seq_len : int
         Of T5's decoder.
     image, patch, classes : int
@@ -201,6 +209,10 @@ class Transformer:
     lora_rank: OptionalCount = 0
     lora_modules: tuple[Literal["qkv", "proj", "fc1", "fc2"], ...] = ("qkv", "proj", "fc1", "fc2")
     example_length: Large | None = None
+    memory: Annotated[int, Limits(least=0, most=1_000_000_000)] = 0
+    cutoffs: tuple[Large, ...] = ()
+    cutoff_shares: tuple[Annotated[float, Limits(least=0, most=1)], ...] = ()
+    cutoff_divisor: Count = 1
     decoder_layers: Annotated[int, Limits(least=0, most=30_000)] = 0
     decoder_seq_len: Large | None = None
     image: Count = 224
@@ -256,6 +268,8 @@ class Transformer:
             )
         if self.lora_rank and not self.lora_modules:
             raise InputError("lora_modules is empty: nothing would be trained")
+        if self.memory or self.cutoffs:
+            self._check_segments()
         if self.example_length is not None and (
             self.family in ("t5", "vit") or self.example_length > self.seq_len
         ):
@@ -278,6 +292,26 @@ class Transformer:
             raise InputError(f"moe_latent is {self.moe_latent}, but experts is 0")
         if self.vocab == 1:
             raise InputError("vocab is 1: there is nothing to predict; it must be 2 or more")
+
+    def _check_segments(self) -> None:
+        if self.family != "gpt" or self.experts or self.pattern or self.attention == "mla":
+            raise InputError(
+                f"memory is {self.memory} and cutoffs {list(self.cutoffs)}; only dense models of "
+                "family 'gpt' have them"
+            )
+        if list(self.cutoffs) != sorted(set(self.cutoffs)) or self.vocab <= max(
+            self.cutoffs, default=0
+        ):
+            raise InputError(
+                f"cutoffs is {list(self.cutoffs)}; it must ascend, and end below vocab = "
+                f"{self.vocab}"
+            )
+        if len(self.cutoffs) != len(self.cutoff_shares) or sum(self.cutoff_shares) >= 1:
+            raise InputError(
+                f"cutoff_shares has {len(self.cutoff_shares)} entries that add up to "
+                f"{sum(self.cutoff_shares):g}; each of {len(self.cutoffs)} cutoffs needs one, and "
+                "some tokens are before the first"
+            )
 
     def _check_pattern(self) -> None:
         if self.family not in ("gpt", "llama", "moe"):

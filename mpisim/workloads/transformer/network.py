@@ -32,6 +32,7 @@ from .module_options import capture_module
 from .pointwise import dropout, norm
 from .precision import split_accumulators
 from .recurrence import gated_delta_layer, mamba_layer
+from .segment_memory import clustered_embedding, memory_attention
 from .shapes import Shapes
 
 __all__ = ["transformer_network"]
@@ -67,6 +68,8 @@ def _stack_of_blocks(s: Shapes) -> Iterator[Layer]:
     """Embedding, blocks, modules of multi-token prediction, head."""
     model = s.model
     embedding = patch_embedding(s) if model.family == "vit" else token_embedding(s)
+    if model.cutoffs:
+        embedding = clustered_embedding(s)
     yield _layer(s, "embedding", embedding, "embedding")
     # Layers of one kind are one and the same tuple: built once, recognised as equal at once.
     kinds: dict[tuple[str, bool], tuple[Operator, ...]] = {}
@@ -95,10 +98,11 @@ def _stack_of_blocks(s: Shapes) -> Iterator[Layer]:
 
 def _block(s: Shapes, letters: str) -> tuple[Operator, ...]:
     """What a layer is made of (`Transformer.kind`) → its operators."""
+    attention = memory_attention if s.model.memory else self_attention
     parts = {
         "M": mamba_layer,
         "G": gated_delta_layer,
-        "*": lambda s: capture_module(s, "attn", self_attention(s)),
+        "*": lambda s: capture_module(s, "attn", attention(s)),
         "-": feed_forward,
         "E": mixture_of_experts,
     }

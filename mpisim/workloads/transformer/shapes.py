@@ -231,6 +231,16 @@ class Shapes:
             raise InputError(f"plan.ep is {plan.ep}, but the model has no experts")
         if grid.cp > 1:
             self._check_context()
+        if (model.memory or model.cutoffs) and grid.tp * grid.cp > 1:
+            raise InputError(
+                f"plan.tp is {grid.tp} and plan.cp {grid.cp} with model.memory or model.cutoffs: "
+                "Transformer-XL is not shared by tensor or context"
+            )
+        if model.memory and plan.kernels != "eager":
+            raise InputError(
+                f"plan.kernels is {plan.kernels!r} with model.memory = {model.memory}: shifted "
+                "scores need 'eager'"
+            )
         if model.lora_rank and plan.zero == 3:
             raise InputError(
                 "model.lora_rank is given with plan.zero = 3: frozen parameters that are sharded "
