@@ -525,9 +525,11 @@ class Dlrm:
     dense_features : int
     bottom_mlp, top_mlp : tuple of int
         Widths of the layers; the bottom one ends with the widest embedding, the top one with 1.
-    interaction : {"dot", "cat"}
+    interaction : {"dot", "cat", "cross"}
         How embeddings are combined: dot products of all pairs, for which narrower ones are widened
-        by a matrix each, or concatenation.
+        by a matrix each, or concatenation, or concatenation and a network of cross layers (DCNv2).
+    cross_layers, cross_rank : int
+        Of "cross": layers, and features between the two matrices of each.
     """
 
     family: Literal["dlrm"]
@@ -539,7 +541,9 @@ class Dlrm:
     skew: tuple[Annotated[float, Limits(least=0, most=4)], ...] = (0.0,)
     reuse: tuple[tuple[Annotated[float, Limits(least=0, most=1)], ...], ...] = ()
     dense_features: Count = 13
-    interaction: Literal["dot", "cat"] = "dot"
+    interaction: Literal["dot", "cat", "cross"] = "dot"
+    cross_layers: Count = 3
+    cross_rank: Count = 512
 
     def __post_init__(self) -> None:
         for key in ("table_entries", "bottom_mlp", "top_mlp"):

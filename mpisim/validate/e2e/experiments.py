@@ -65,8 +65,6 @@ SEQUENCE_TOKENS = "plan.sequence_tokens"
 SUFFIXES = (" SFT", "-proxy")
 """What follows the name of a model when it is trained otherwise, or cut to fewer layers."""
 
-DLRM_FORMATS = ("fp32", "tf32")
-
 
 @frozen
 class Mapped:
@@ -273,8 +271,6 @@ def _settle(keys: dict[str, Any], row: Row, base: Mapping[str, Any]) -> list[str
         raise InputError("micro_batch is not stated")
     if "plan.precision" not in keys:
         raise InputError("precision is not stated")
-    if base.get("family") == "dlrm" and keys["plan.precision"] not in DLRM_FORMATS:
-        raise InputError(f"a DLRM in {keys['plan.precision']} is not modelled")
     if keys.get("plan.dp_style") == "deepspeed" and keys.get("plan.precision") == "fp32":
         keys["plan.grad_precision"] = "fp32"
     if keys.get("plan.tp", 1) == 1:
