@@ -98,9 +98,9 @@ class Mapped:
 
     @property
     def is_dense(self) -> bool:
-        """Whether it is a transformer without experts."""
+        """Whether it is a transformer without experts and recurrences."""
         model = self.experiment.model
-        return isinstance(model, Transformer) and not model.experts
+        return isinstance(model, Transformer) and not (model.experts or model.pattern)
 
 
 @frozen
