@@ -112,6 +112,7 @@ def matrices(found: Network, ranks: int, phase: str) -> int:
         ("nemotron-3-nano", 31.6e9, 3.2e9),
         # Nemotron 3 Super: 120.6B in all, 12.7B a token; without multi-token prediction
         ("nemotron-3-super", 120.6e9, 12.4e9),
+        ("nemotron-3-ultra", 550e9, 55e9),  # "550B-A55B"
         ("qwen3-next-80b-a3b", 79.7e9, 3.5e9),  # "80B-A3B", matrix of scores included
     ],
 )

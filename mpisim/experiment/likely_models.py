@@ -275,8 +275,8 @@ def _pool(given: Mapping[str, Any]) -> Iterator[tuple[str, ModelPreset]]:
             continue
         if table["family"] not in (KINDS if family is None else (family,)):
             continue
-        if hybrid != bool(table.get("pattern")):
-            continue
+        if hybrid != bool(table.get("pattern")) or table.get("memory"):
+            continue  # who has a hybrid or a Transformer-XL says so
         if family is None and mixed != bool(table.get("experts")):
             continue
         yield name, preset
