@@ -20,7 +20,8 @@ from mpisim.simulate import simulate
 NAMED = {
     name: dict(preset.table)
     for name, preset in model_presets().items()
-    if preset.table["family"] in ("gpt", "llama", "moe") and not preset.table.get("pattern")
+    if preset.table["family"] in ("gpt", "llama", "moe")
+    and not {"pattern", "memory"} & preset.table.keys()
 }
 
 EXPERIMENT = """
