@@ -349,7 +349,7 @@ def test_dense_layers_add_their_gradients() -> None:
         ({"recompute": "selective"}, "plan.recompute is 'selective', which is about attention"),
         ({"tp": 3}, "plan.tp is 3, which does not divide the 64 outputs of 'conv1'"),
         ({"tp": 2, "classes": 999}, "plan.tp is 2, which does not divide the 999 outputs of 'fc'"),
-        ({"tp": 2, "tp_overlap": True}, "plan.tp_overlap is true; only transformers overlap"),
+        ({"tp": 2, "overlap_tp": True}, "plan.overlap.tp is true; only transformers overlap"),
     ],
 )
 def test_what_a_cnn_does_not_have(keys: dict[str, Any], message: str) -> None:

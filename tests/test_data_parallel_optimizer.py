@@ -124,7 +124,7 @@ def test_norms_are_added_up_over_those_who_share_gradients() -> None:
     [
         # Gradient read, master and two moments read and written in fp32.
         ({"dp_style": "megatron"}, 4 + 8 + 16),
-        ({"dp_style": "megatron", "grad_precision": "bf16"}, 4 + 8 + 16),
+        ({"dp_style": "megatron", "precision_gradients": "bf16"}, 4 + 8 + 16),
         ({"dp_style": "megatron", "optimizer": "sgd"}, 4 + 8),
         ({"dp_style": "ddp", "optimizer": "momentum", "precision": "fp32"}, 4 + 8 + 8),
         ({"dp_style": "ddp", "optimizer": "adagrad", "precision": "tf32"}, 4 + 8 + 8),
@@ -142,7 +142,7 @@ def test_bytes_of_a_fused_step(plan: dict[str, object], each: int) -> None:
     ("plan", "gradients", "weights"),
     [
         ({"dp_style": "megatron"}, None, 6),
-        ({"dp_style": "megatron", "grad_precision": "bf16"}, 6, 6),
+        ({"dp_style": "megatron", "precision_gradients": "bf16"}, 6, 6),
         ({"dp_style": "megatron", "precision": "fp32"}, None, None),
         ({"dp_style": "deepspeed", "zero": 1}, 6, 6),
         ({"dp_style": "fsdp", "zero": 3}, None, None),
@@ -212,7 +212,7 @@ def test_stages_without_experts_join_in_their_norm(zero: int) -> None:
 @pytest.mark.parametrize(
     "plan",
     [
-        {"dp_style": style, "zero": zero, "dp_overlap": overlap, **more}
+        {"dp_style": style, "zero": zero, "overlap_dp": overlap, **more}
         for style, stages in (
             ("ddp", (0, 1)),
             ("megatron", (0, 1)),

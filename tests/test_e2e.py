@@ -228,7 +228,7 @@ def test_what_a_row_states_counts(row: Any) -> None:
     assert isinstance(model, Transformer)
     assert (model.layers, model.hidden, model.heads, model.seq_len) == (4, 1024, 16, 1024)
     assert (plan.tp, plan.pp, plan.dp, plan.micro_batch, plan.global_batch) == (2, 2, 2, 2, 16)
-    assert (plan.sp, plan.dp_overlap, plan.recompute) == (False, False, "full")
+    assert (plan.sp, plan.overlap.dp, plan.recompute.granularity) == (False, False, "full")
     assert (cluster.preset, cluster.nodes, cluster.gpus) == ("a100-800g", 1, None)
     assert found.experiment.run.allow_oom
 
@@ -237,9 +237,13 @@ def test_what_it_leaves_open_is_filled_in_and_counted(row: Any) -> None:
     found = mapped(row(VTRAIN))
     model, plan = found.experiment.model, found.experiment.plan
     assert isinstance(model, Transformer)
-    assert (model.vocab, plan.kernels, plan.grad_precision) == (51200, "eager", "fp16")
+    assert (model.vocab, plan.framework.kernels, plan.precision.gradients) == (
+        51200,
+        "eager",
+        "fp16",
+    )
     assert "model.vocab = 51200" in found.defaults
-    assert 'plan.kernels = "eager"' in found.defaults
+    assert 'framework.kernels = "eager"' in found.defaults
     assert not any("plan.recompute" in each for each in found.defaults)  # the row states it
 
 
@@ -247,10 +251,10 @@ def test_a_mixture_in_a_rack(row: Any) -> None:
     found = mapped(row(BRIDGE))
     plan = found.experiment.plan
     # 61 layers on 4 × 4 chunks: four on each, one on the last, as Megatron-Bridge lays it out.
-    assert plan.stages == (4,) * 15 + (1,)
-    assert (plan.schedule, plan.vpp, plan.ep, plan.etp) == ("interleaved", 4, 64, 1)
-    assert (plan.precision, found.approximations) == ("fp8", ("mxfp8 priced as fp8",))
-    assert (plan.zero, plan.dp_style) == (1, "megatron")  # FSDP = 0 is no word on ZeRO-1
+    assert plan.pipeline.stages == (4,) * 15 + (1,)
+    assert (plan.pipeline.schedule, plan.vpp, plan.ep, plan.etp) == ("interleaved", 4, 64, 1)
+    assert (plan.precision.products, found.approximations) == ("fp8", ("mxfp8 priced as fp8",))
+    assert (plan.zero, plan.framework.dp_style) == (1, "megatron")  # FSDP = 0 is no word on ZeRO-1
     assert "plan.zero = 1 (instead)" in found.defaults
     # 256 GPUs in four racks of 64.
     assert found.experiment.cluster.nodes == 4
@@ -277,22 +281,26 @@ def test_embedding_and_loss_take_the_place_of_layers(row: Any) -> None:
         "global_batch": 64,
     }
     plan = mapped(row(BRIDGE, **changes)).experiment.plan
-    assert plan.account_for_embedding
-    assert plan.account_for_loss
-    assert plan.tp_overlap  # NeMo's recipes
+    assert plan.pipeline.account_for_embedding
+    assert plan.pipeline.account_for_loss
+    assert plan.overlap.tp  # NeMo's recipes
     assert plan.sequence_parallel
 
 
 def test_selective_recomputation_of_torchtitan(row: Any) -> None:
     plan = mapped(row(TITAN)).experiment.plan
-    assert (plan.recompute, plan.recompute_layers, plan.recompute_stops) == ("full", None, True)
-    assert plan.recompute_keeps == ("query", "value", "attention", "feed-forward gate")
+    assert (plan.recompute.granularity, plan.recompute.layers, plan.recompute.stops) == (
+        "full",
+        None,
+        True,
+    )
+    assert plan.recompute.keeps == ("query", "value", "attention", "feed-forward gate")
     layers = mapped(row(TITAN, activation_recompute_as_printed="selective layer"))
     plan = layers.experiment.plan
-    assert (plan.recompute_keeps, plan.recompute_layers) == ((), 16)  # every second of 32
-    assert (plan.fused, plan.dp_style, plan.zero) == (False, "fsdp", 3)
+    assert (plan.recompute.keeps, plan.recompute.layers) == ((), 16)  # every second of 32
+    assert (plan.framework.fused, plan.framework.dp_style, plan.zero) == (False, "fsdp", 3)
     compiled = mapped(row(TITAN, notes="torch.compile; TPS read at one iteration"))
-    assert compiled.experiment.plan.fused
+    assert compiled.experiment.plan.framework.fused
     assert compiled.experiment.cluster.preset == "hgx-h100-500w"
 
 
@@ -328,16 +336,19 @@ def test_layers_from_the_number_of_parameters(row: Any) -> None:
     assert found.experiment.model.layers == 72
     assert "model.layers from the number of parameters" in found.defaults
     assert found.experiment.cluster.preset == "jean-zay-a100"
-    assert found.experiment.plan.dp_style == "deepspeed"
+    assert found.experiment.plan.framework.dp_style == "deepspeed"
     # 78 layers on 12 stages: seven each, one on the last.
     uneven = mapped(row(VTRAIN, **{**base, "layers": 78}))
-    assert uneven.experiment.plan.stages == (7,) * 11 + (1,)
+    assert uneven.experiment.plan.pipeline.stages == (7,) * 11 + (1,)
 
 
 def test_convolutions(row: Any) -> None:
     found = mapped(row(RESNET))
     assert not found.is_transformer
-    assert (found.experiment.plan.dp_style, found.experiment.plan.optimizer) == ("ddp", "momentum")
+    assert (found.experiment.plan.framework.dp_style, found.experiment.plan.optimizer) == (
+        "ddp",
+        "momentum",
+    )
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,10 @@ depth = 18
 [plan]
 global_batch = 64
 micro_batch = 8
-dp_style = "ddp"
 precision = "fp16"
+
+[framework]
+dp_style = "ddp"
 [cluster]
 preset = "dgx-h100"
 """
@@ -60,9 +62,11 @@ top_mlp = [32, 1]
 global_batch = 64
 micro_batch = 32
 dp = 2
-dp_style = "ddp"
 precision = "fp32"
 optimizer = "sgd"
+
+[framework]
+dp_style = "ddp"
 [cluster]
 preset = "dgx-h100"
 """
@@ -120,6 +124,8 @@ def test_the_minimal_experiment() -> None:
         dp = 64
         micro_batch = 1
         global_batch = 4096
+
+        [plan.pipeline]
         schedule = "1f1b"
         [cluster]
         preset = "dgx-h100"
@@ -169,10 +175,20 @@ def test_parts_of_a_key_may_be_in_quotes() -> None:
 
 
 def test_changes_are_toml_or_words() -> None:
-    changes = ["plan.tp=4", "plan.schedule=gpipe", "plan.stages=[4]", "cluster.nodes = 2"]
+    changes = [
+        "plan.tp=4",
+        "plan.pipeline.schedule=gpipe",
+        "plan.pipeline.stages=[4]",
+        "cluster.nodes = 2",
+    ]
     experiment = read(SMALL, "e", [*changes, "plan.sp=false", 'title="other"'])
     plan = experiment.plan
-    assert (plan.tp, plan.schedule, plan.stages, plan.sp) == (4, "gpipe", (4,), False)
+    assert (plan.tp, plan.pipeline.schedule, plan.pipeline.stages, plan.sp) == (
+        4,
+        "gpipe",
+        (4,),
+        False,
+    )
     assert (experiment.cluster.nodes, experiment.title) == (2, "other")
     assert read(SMALL, "e", ["run.allow_oom=true"]).run.allow_oom  # a table the file has not
     for bad in ("plan.tp", "=3", "plan.=3", ".tp=3"):
@@ -251,7 +267,12 @@ BAD = [
     (SMALL, "dp = 2", "dp = 8", "the plan needs 16 GPUs (dp = 8, tp × cp × pp = 2 × 1 × 1 = 2)"),
     (SMALL, "tp = 2\ndp = 2", "tp = 3", "tp × cp × pp = 3 × 1 × 1 = 3 does not divide the 8 GPUs"),
     (SMALL, "tp = 2", "pp = 3", "4 layers cannot be spread evenly over plan.pp × plan.vpp = 3"),
-    (SMALL, "tp = 2", "pp = 3", "give the layers of each in plan.stages, such as [2, 1, 1]"),
+    (
+        SMALL,
+        "tp = 2",
+        "pp = 3",
+        "give the layers of each in plan.pipeline.stages, such as [2, 1, 1]",
+    ),
     (SMALL, "tp = 2\ndp = 2", "tp = 16", "the plan needs 16 GPUs (dp = 1, tp"),
     (SMALL, "global_batch = 12", "global_batch = 240000", "40000 micro-batches of dp ×"),
     (SMALL, "tp = 2", "pp = 2\nstages = [1, 2]", "adds up to 3 layers; the model has 4"),

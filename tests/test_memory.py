@@ -117,7 +117,7 @@ def test_zero_as_published(stage: int, n: int) -> None:
     ("keys", "expected"),
     [
         ({}, (2, 4, 12)),  # Megatron-LM: 18
-        ({"grad_precision": "bf16"}, (2, 2, 12)),
+        ({"precision_gradients": "bf16"}, (2, 2, 12)),
         ({"zero": 1}, (2, 4, 12 / 4)),  # 6 + 12/dp
         ({"precision": "fp32"}, (4, 4, 8)),
         ({"precision": "tf32"}, (4, 4, 8)),
@@ -366,7 +366,7 @@ def test_buckets() -> None:
     assert buckets(layers, plan(), shared) == 0  # Megatron-LM reduces in place
     assert buckets(layers, plan(dp_style="ddp", precision="fp32"), shared) == 4 * 170
     assert buckets(layers, plan(dp_style="ddp", precision="fp32"), ALONE) == 0
-    fsdp = {"dp_style": "fsdp", "grad_precision": "fp32"}
+    fsdp = {"dp_style": "fsdp", "precision_gradients": "fp32"}
     assert buckets(layers, plan(**fsdp, zero=3), shared) == (2 + 4) * 40 + 2 * 100
     assert buckets(layers, plan(**fsdp, zero=2, pp=2), shared) == 2 * 40
     assert accumulated(layers, plan(**fsdp, zero=2, pp=2), shared) == 4 * 170
@@ -375,7 +375,7 @@ def test_buckets() -> None:
     # The documented 9 GB of DeepSpeed: 5e8 elements of two bytes, two buckets, 4.5 times.
     large = [layer(size=10**10)]
     assert buckets(large, plan(dp_style="deepspeed", zero=2), shared) == 9 * 10**9
-    slow = plan(dp_style="deepspeed", zero=2, dp_overlap=False, bucket=1000)
+    slow = plan(dp_style="deepspeed", zero=2, overlap_dp=False, bucket=1000)
     assert buckets(large, slow, shared) == 2000
 
 
@@ -467,7 +467,10 @@ def test_updates_of_a_big_table_take_the_rows_looked_up_and_no_second_table(fuse
         micro_batch = 64
         precision = "fp32"
         optimizer = "sgd"
-        fused = {str(fused).lower()}
+
+        [framework]
+        fused = 
+{str(fused).lower()}
         [cluster]
         preset = "dgx-h100"
         gpus = 2

@@ -75,19 +75,19 @@ SHARING = [
     ("megatron", 0, {"bucket": 1000}),
     ("megatron", 1, {}),
     ("ddp", 0, {}),
-    ("megatron", 1, {"dp_overlap": False}),
-    ("ddp", 1, {"dp_overlap": False}),
+    ("megatron", 1, {"overlap_dp": False}),
+    ("ddp", 1, {"overlap_dp": False}),
     ("deepspeed", 0, {}),
     ("deepspeed", 1, {"bucket": 1000}),
     ("deepspeed", 2, {}),
     ("deepspeed", 3, {}),
-    ("deepspeed", 3, {"dp_overlap": False}),
+    ("deepspeed", 3, {"overlap_dp": False}),
     ("fsdp", 2, {}),
     ("fsdp", 3, {"prefetch": 0}),
     ("fsdp", 3, {"prefetch": 2, "wrap_layers": 2}),
     ("fsdp", 2, {"fsdp_pipeline": "pytorch"}),
     ("fsdp", 2, {"prefetch": 2, "flat_shards": True}),
-    ("fsdp", 2, {"dp_overlap": False}),
+    ("fsdp", 2, {"overlap_dp": False}),
     ("fsdp", 3, {"zero_group": 2}),
     ("fsdp", 3, {"reshard_after_forward": False}),
 ]
@@ -103,7 +103,7 @@ ANY: dict[str, Any] = {
     "precision": st.sampled_from(["fp32", "tf32", "fp16"]),
     "optimizer": st.sampled_from(["sgd", "momentum"]),
     "sharing": st.sampled_from(SHARING),
-    "p2p_overlap": st.booleans(),
+    "overlap_p2p": st.booleans(),
     "fused": st.booleans(),
     "cuda_graphs": st.booleans(),
 }
@@ -116,10 +116,10 @@ DENSE = ANY | {
     "sp": st.sampled_from([None, False]),
     "precision": st.sampled_from(["fp32", "tf32", "fp16", "bf16", "fp8", "nvfp4"]),
     "optimizer": st.sampled_from(["adam", "sgd", "momentum", "adagrad"]),
-    "tp_overlap": st.sampled_from([False, False, True]),
+    "overlap_tp": st.sampled_from([False, False, True]),
     "p2p_split": st.booleans(),
     "unaligned": st.sampled_from(["tensor-cores", "cores"]),
-    "dgrad_overlap": st.booleans(),
+    "overlap_dgrad": st.booleans(),
     "fused_wgrad": st.sampled_from([None, False]),
     "persistent_norms": st.booleans(),
     "launch_blocking": st.booleans(),
@@ -128,8 +128,8 @@ DENSE = ANY | {
 MIXED = DENSE | {
     "ep": few,
     "etp": few,
-    "moe_overlap": st.booleans(),
-    "ep_overlap": st.booleans(),
+    "overlap_moe": st.booleans(),
+    "overlap_ep": st.booleans(),
     "moe_dispatcher": st.sampled_from(["all-to-all", "flex", "hybrid-ep"]),
 }
 CLICKS: dict[str, Any] = {
@@ -139,7 +139,7 @@ CLICKS: dict[str, Any] = {
     "precision": st.sampled_from(["fp32", "tf32"]),
     "optimizer": st.sampled_from(["sgd", "adagrad"]),
     "cuda_graphs": st.booleans(),
-    "dp_overlap": st.booleans(),
+    "overlap_dp": st.booleans(),
 }
 
 
@@ -214,9 +214,11 @@ ep = 2
 dp = 2
 zero = 1
 vpp = 2
-schedule = "interleaved"
 recompute = "selective"
 global_batch = 8
+
+[plan.pipeline]
+schedule = "interleaved"
 [cluster]
 preset = "dgx-h100"
 nodes = 2

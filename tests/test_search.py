@@ -63,11 +63,11 @@ def tables(rng: random.Random) -> dict[str, Any]:
             "zero": rng.choice([0, 1, 2, 3]),
             "schedule": rng.choice(["1f1b", "gpipe", "interleaved", "zb-h1", "dualpipe"]),
             "precision": rng.choice(["bf16", "fp8"]),
-            "tp_overlap": rng.random() < 0.2,
+            "overlap_tp": rng.random() < 0.2,
             "cuda_graphs": rng.random() < 0.2,
             "flat_shards": rng.random() < 0.2,
             "reshard_after_forward": rng.random() < 0.8,
-            "dp_overlap": rng.random() < 0.8,
+            "overlap_dp": rng.random() < 0.8,
         }
         plan["vpp"] = 2 if plan["schedule"] == "interleaved" else 1
     found: dict[str, Any] = {
@@ -417,7 +417,11 @@ MIXED: dict[str, Any] = {
 
 
 def test_uneven_shares_on_mixed_gpus_beat_even_ones():
-    vary: dict[str, Any] = {"plan.pp": [1, 2], "plan.replica_batch": "auto", "plan.stages": "auto"}
+    vary: dict[str, Any] = {
+        "plan.pp": [1, 2],
+        "plan.replica_batch": "auto",
+        "plan.pipeline.stages": "auto",
+    }
     space = read_search({**MIXED, "search": {"vary": vary, "top": 8}}, "x.toml")
     found = answer(space, explore(space, MPI.COMM_SELF), MPI.COMM_SELF)
     steps = {each.described: each.step_time for each in found.best}

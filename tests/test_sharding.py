@@ -334,7 +334,7 @@ def test_what_is_in_host_memory_takes_none_of_the_gpus() -> None:
     [
         (
             ["table_wise 2"] * 3,
-            "plan.placement[0] is 'table_wise 2'; ranks are numbers from 0 to 1",
+            "plan.tables.placement[0] is 'table_wise 2'; ranks are numbers from 0 to 1",
         ),
         (["table_wise 0 1"] * 3, "a whole table is on one rank"),
         (["row_wise 0"] * 3, "row_wise is on all ranks, and names none"),
@@ -343,7 +343,10 @@ def test_what_is_in_host_memory_takes_none_of_the_gpus() -> None:
         (["column_wise 0 1 0"] * 3, "the table's 8 columns must divide into slices of 4 or more"),
         (["column_wise"] * 3, "it names the rank of each slice"),
         (["data_parallel fused_uvm"] * 3, "copies on all ranks are 'fused'"),
-        (["row_wise"] * 2, "plan.placement has 2 entries; one, or one for each of the 3 tables"),
+        (
+            ["row_wise"] * 2,
+            "plan.tables.placement has 2 entries; one, or one for each of the 3 tables",
+        ),
         ([""], "it begins with table_wise, column_wise, row_wise, data_parallel"),
     ],
 )

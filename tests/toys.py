@@ -93,7 +93,7 @@ def layout(network: Network, gpus: int, **plan: object) -> Layout:
     grid = Grid.of(experiment.plan, gpus)
     each = grid.dp * experiment.plan.micro_batch
     laid = pipeline(
-        experiment.plan.schedule,
+        experiment.plan.pipeline.schedule,
         grid.pp,
         experiment.plan.global_batch // each,
         experiment.plan.vpp,

@@ -184,7 +184,7 @@ def defaults(cls: type, values: Mapping[str, Any], path: str = "") -> dict[str, 
     Returns
     -------
     dict
-        Default values by full key (``"plan.bucket"``).
+        Default values by full key (``"framework.bucket"``).
     """
     found: dict[str, Any] = {}
     for field in dataclasses.fields(cls):

@@ -19,7 +19,7 @@ examples:
   mpisim validate e2e all.csv
   mpisim validate e2e all.csv --where source=vtrain,trust=A --json out.json
   mpisim validate e2e all.csv --where 'trust=A|B' --plot scatter.png
-  mpisim validate e2e all.csv --set plan.fused=false
+  mpisim validate e2e all.csv --set framework.fused=false
   mpisim validate e2e all.csv --cross-validate --markdown docs/accuracy.md
   mpisim validate e2e all.csv --predicted out.json --cross-validate
   mpisim validate e2e all.csv --calibration mine.toml

@@ -142,8 +142,8 @@ class Experiment:
     source : str
         The file it was read from, for messages.
     defaulted : mapping of str to object
-        Keys that neither the file nor the command line gave, by full name (``"plan.bucket"``), with
-        their defaults; those of the model are left out.
+        Keys that neither the file nor the command line gave, by full name (``"framework.bucket"``),
+        with their defaults; those of the model are left out.
     given : mapping of str to object
         The tables as the file and the command line gave them.
     config_length : str
@@ -186,7 +186,7 @@ def keys_at_defaults(tables: object, defaulted: Mapping[str, object]) -> dict[st
     tables : object
         An experiment: its attributes are the tables.
     defaulted : mapping of str to object
-        Default values by full key (``"plan.bucket"``).
+        Default values by full key (``"framework.bucket"``).
     """
     found = {}
     for key, value in defaulted.items():

@@ -226,15 +226,15 @@ def _kinds(plan: Plan, which: str, node: int) -> list[Changes]:
         )
     if plan.tp > 1 and not plan.sequence_parallel:
         kinds.append(lambda p: _keys(p, sp=True))
-    if plan.kernels == "eager":
+    if plan.framework.kernels == "eager":
         kinds.append(lambda p: _keys(p, kernels="flash"))
-    if plan.recompute == "none":
+    if plan.recompute.granularity == "none":
         kinds.append(lambda p: _keys(p, recompute="selective"))
     kinds.append(_micro_batches)
     kinds.append(lambda p: _grouped(p, "tp", lambda size: size <= node))
     kinds.append(lambda p: _grouped(p, "ep", lambda size: size <= node))
     kinds.append(lambda p: _grouped(p, "pp", lambda size: True))
-    if plan.recompute != "full" or plan.recompute_layers is not None:
+    if plan.recompute.granularity != "full" or plan.recompute.layers is not None:
         kinds.append(lambda p: _keys(p, recompute="full", recompute_layers=None))
     if plan.zero < 3:
         style = "deepspeed" if which == "deepspeed" else "fsdp"

@@ -93,7 +93,7 @@ class PreparedExperiment:
     def format(self) -> Precision:
         """Number format of the matrix products that take most of the time."""
         plan = self.experiment.plan
-        return plan.convolution_precision or plan.precision
+        return plan.precision.convolutions or plan.precision.products
 
     @property
     def peak(self) -> float:

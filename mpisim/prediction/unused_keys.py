@@ -57,7 +57,7 @@ def _dlrm(experiment: Experiment) -> bool:
 
 
 def _sharded(experiment: Experiment) -> bool:
-    return _dlrm(experiment) and not experiment.plan.placement
+    return _dlrm(experiment) and not experiment.plan.tables.placement
 
 
 def _pipeline(experiment: Experiment) -> bool:
@@ -65,7 +65,9 @@ def _pipeline(experiment: Experiment) -> bool:
 
 
 def _shared_evenly(experiment: Experiment) -> bool:
-    return _transformer(experiment) and _pipeline(experiment) and not experiment.plan.stages
+    return (
+        _transformer(experiment) and _pipeline(experiment) and not experiment.plan.pipeline.stages
+    )
 
 
 def _exchange(experiment: Experiment) -> bool:
@@ -96,7 +98,7 @@ def _context(experiment: Experiment) -> bool:
 
 
 def _fused_attention(experiment: Experiment) -> bool:
-    return _transformer(experiment) and experiment.plan.kernels == "flash"
+    return _transformer(experiment) and experiment.plan.framework.kernels == "flash"
 
 
 def _whole_layers(experiment: Experiment) -> bool:
@@ -109,15 +111,15 @@ def _fsdp(experiment: Experiment) -> bool:
 
 
 def _tensor_overlap(experiment: Experiment) -> bool:
-    return experiment.plan.tp_overlap
+    return experiment.plan.overlap.tp
 
 
 def _fp8(experiment: Experiment) -> bool:
-    return _transformer(experiment) and experiment.plan.precision == "fp8"
+    return _transformer(experiment) and experiment.plan.precision.products == "fp8"
 
 
 def _computed_again(experiment: Experiment) -> bool:
-    return _transformer(experiment) and experiment.plan.recompute != "none"
+    return _transformer(experiment) and experiment.plan.recompute.granularity != "none"
 
 
 def _mla(experiment: Experiment) -> bool:
@@ -141,37 +143,43 @@ EFFECTIVE_KEYS: dict[str, Condition] = {
             "plan.ep",
             "plan.dp",
             "plan.vpp",
-            "plan.stages",
-            "plan.dp_style",
+            "plan.pipeline.stages",
+            "framework.dp_style",
             "plan.zero",
-            "plan.dp_overlap",
+            "plan.overlap.dp",
             "plan.precision",
-            "plan.grad_precision",
+            "plan.precision.gradients",
             "plan.optimizer",
             "plan.clip",
-            "plan.fused",
-            "plan.cuda_graphs",
-            "plan.launch_blocking",
+            "framework.fused",
+            "framework.cuda_graphs",
+            "framework.launch_blocking",
         ),
         _always,
     ),
-    **dict.fromkeys(("plan.schedule", "plan.p2p_overlap"), _pipeline),
-    **dict.fromkeys(("plan.account_for_embedding", "plan.account_for_loss"), _shared_evenly),
-    **dict.fromkeys(("plan.sp", "plan.tp_overlap", "plan.dgrad_overlap"), _tensor),
-    **dict.fromkeys(("plan.recompute", "plan.kernels", "plan.persistent_norms"), _transformer),
-    "plan.attention": _fused_attention,
-    "plan.separate_projections": _whole_layers,
-    **dict.fromkeys(("plan.wrap_layers", "plan.reshard_after_forward", "plan.flat_shards"), _fsdp),
-    **dict.fromkeys(("plan.tp_overlap_scatter", "plan.tp_overlap_pairs"), _tensor_overlap),
-    **dict.fromkeys(("plan.fp8_scaling", "plan.fp8_casts"), _fp8),
-    **dict.fromkeys(("plan.moe_experts", "plan.moe_dispatcher"), _experts),
-    **dict.fromkeys(("plan.dispatch_precision", "plan.moe_imbalance"), _exchange),
+    **dict.fromkeys(("plan.pipeline.schedule", "plan.overlap.p2p"), _pipeline),
+    **dict.fromkeys(
+        ("plan.pipeline.account_for_embedding", "plan.pipeline.account_for_loss"), _shared_evenly
+    ),
+    **dict.fromkeys(("plan.sp", "plan.overlap.tp", "plan.overlap.dgrad"), _tensor),
+    **dict.fromkeys(
+        ("plan.recompute", "framework.kernels", "framework.persistent_norms"), _transformer
+    ),
+    "framework.attention": _fused_attention,
+    "framework.separate_projections": _whole_layers,
+    **dict.fromkeys(
+        ("framework.wrap_layers", "framework.reshard_after_forward", "framework.flat_shards"), _fsdp
+    ),
+    **dict.fromkeys(("plan.overlap.tp_scatter", "plan.overlap.tp_pairs"), _tensor_overlap),
+    **dict.fromkeys(("plan.precision.fp8_scaling", "framework.fp8_casts"), _fp8),
+    **dict.fromkeys(("framework.moe_experts", "framework.moe_dispatcher"), _experts),
+    **dict.fromkeys(("plan.precision.dispatch", "plan.moe_imbalance"), _exchange),
     "plan.order": _axes,
-    "plan.cp_style": _context,
-    "plan.recompute_layers": _computed_again,
-    "plan.bucket": _buckets,
-    "plan.sharder": _sharded,
-    "plan.placement": _dlrm,
+    "framework.cp_style": _context,
+    "plan.recompute.layers": _computed_again,
+    "framework.bucket": _buckets,
+    "plan.tables.sharder": _sharded,
+    "plan.tables.placement": _dlrm,
     **dict.fromkeys(
         (
             "model.family",
@@ -309,7 +317,7 @@ def other_values(experiment: Experiment, name: str) -> list[Any]:
     ----------
     experiment : Experiment
     name : str
-        As ``"plan.bucket"``.
+        As ``"framework.bucket"``.
     """
     table, _, key = name.partition(".")
     part = getattr(experiment, table)

@@ -48,9 +48,10 @@ def balanced_shares(experiment: Experiment, keys: Sequence[str]) -> dict[str, li
     model, plan = experiment.model, experiment.plan
     if not isinstance(model, Transformer):
         raise InputError(f"plan.{keys[0]} is {BALANCED!r}; that is for transformers")
-    if "stages" in keys and SCHEDULES[plan.schedule].mirrored:
+    if "stages" in keys and SCHEDULES[plan.pipeline.schedule].mirrored:
         raise InputError(
-            f"plan.stages is {BALANCED!r}; stages of schedule = {plan.schedule!r} work both ways"
+            f"plan.pipeline.stages is {BALANCED!r}; stages of schedule = "
+            f"{plan.pipeline.schedule!r} work both ways"
         )
     hardware = hardware_of(experiment)
     grid = Grid.of(plan, hardware.gpus)
@@ -67,7 +68,7 @@ def balanced_shares(experiment: Experiment, keys: Sequence[str]) -> dict[str, li
     stage, replica = grid.stage, grid.index("dp")
     found: dict[str, list[int]] = {}
     parts = plan.pp * plan.vpp
-    counts: Sequence[float] = list(plan.stages) or [(last - first) / parts] * parts
+    counts: Sequence[float] = list(plan.pipeline.stages) or [(last - first) / parts] * parts
     if "stages" in keys:
         # Of every stage the slowest GPU in each respect.
         own = [np.unique(of_rank[stage == number]) for number in range(plan.pp)]

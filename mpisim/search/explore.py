@@ -93,10 +93,10 @@ class Candidates:
         hardware = self._hardware.get(others)
         if hardware is None:
             hardware = self._hardware[others] = hardware_of(experiment)
-        elif (others, plan.precision) not in self._peaks:
+        elif (others, plan.precision.products) not in self._peaks:
             for gpu in hardware.named.values():
-                gpu.peak(plan.precision)
-            self._peaks.add((others, plan.precision))
+                gpu.peak(plan.precision.products)
+            self._peaks.add((others, plan.precision.products))
         return experiment, hardware
 
 

@@ -210,7 +210,7 @@ class SearchSpace:
         base = self.tables.get("plan", {})
         schedule = tables.get("plan", {}).get("schedule")
         if schedule is not None and schedule != base.get("schedule", "1f1b"):
-            found["plan.schedule"] = schedule
+            found["plan.pipeline.schedule"] = schedule
         return found
 
     def candidate_tables(self, number: int) -> dict[str, Any]:
@@ -235,7 +235,7 @@ class SearchSpace:
         shares = {name: plan.pop(name) for name in SHARES if plan.get(name) in (EVEN, BALANCED)}
         # The two schedules of Megatron-LM differ in this alone.
         either = plan.get("schedule", "1f1b") in ("1f1b", "interleaved")
-        if either and "plan.vpp" in self.keys and "plan.schedule" not in self.keys:
+        if either and "plan.vpp" in self.keys and "plan.pipeline.schedule" not in self.keys:
             plan["schedule"] = "interleaved" if plan["vpp"] > 1 else "1f1b"
         uneven = [name for name, share in shares.items() if share == BALANCED]
         if uneven:

@@ -36,9 +36,9 @@ def recomputed_layers(plan: Plan, numbers: Sequence[int]) -> list[bool]:
     """
     found, blocks = [], 0
     for number in numbers:
-        recomputes = number >= 0 and plan.recompute == "full"
-        if recomputes and plan.recompute_layers is not None:
-            recomputes = blocks < plan.recompute_layers
+        recomputes = number >= 0 and plan.recompute.granularity == "full"
+        if recomputes and plan.recompute.layers is not None:
+            recomputes = blocks < plan.recompute.layers
         found.append(recomputes)
         blocks += number >= 0
     return found
@@ -60,13 +60,13 @@ def recomputed_operators(plan: Plan, operators: Sequence[Operator]) -> tuple[Ope
         In the same order; may be empty.
     """
     found = list(operators)
-    if plan.recompute_stops:
+    if plan.recompute.stops:
         while found and not found[-1].saved:
             found.pop()
         # What a matrix product saves is its input: no one reads its result.
         if found and _products(found[-1]):
             found.pop()
-    return tuple(each for each in found if each.name not in plan.recompute_keeps)
+    return tuple(each for each in found if each.name not in plan.recompute.keeps)
 
 
 def kept_bytes(plan: Plan, operators: Sequence[Operator]) -> int:
@@ -89,7 +89,7 @@ def kept_bytes(plan: Plan, operators: Sequence[Operator]) -> int:
         if isinstance(kernel, Gemm)
         else BYTES[kernel.dtype] * kernel.batch * kernel.heads * kernel.queries * kernel.value_size
         for each in operators
-        if each.name in plan.recompute_keeps
+        if each.name in plan.recompute.keeps
         for kernel in _products(each)
     )
 

@@ -140,7 +140,8 @@ class StageWriter:
             len(self._chunks),
             overlap=plan.overlaps_p2p,
             builder=self._builder,
-            synchronous=self._strategy.style == "megatron" and SCHEDULES[plan.schedule].megatron,
+            synchronous=self._strategy.style == "megatron"
+            and SCHEDULES[plan.pipeline.schedule].megatron,
         )
         begin = self._builder()
         self._strategy.begin(begin)

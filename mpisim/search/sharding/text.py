@@ -58,7 +58,9 @@ def chosen_lines(found: Chosen) -> list[str]:
 
 def _rule(name: str) -> str:
     """Return the rule of a sharder as the paper prints it."""
-    return RULES.get(name, {SEARCH: "moves, swaps, kinds", FILE: "plan.placement"}.get(name, ""))
+    return RULES.get(
+        name, {SEARCH: "moves, swaps, kinds", FILE: "plan.tables.placement"}.get(name, "")
+    )
 
 
 def _kinds(found: SimulatedPlacement) -> dict[str, int]:
@@ -79,7 +81,7 @@ def chosen_figures(found: Chosen) -> dict[str, Any]:
         ``ranks``, ``compared``, ``seconds``; ``placements``, the best first, of each ``sharder``,
         ``step_time`` (s), ``uncertainty`` (relative), ``as_fast`` (as the best, by the error of the
         difference), ``cost`` (s), ``balance`` by `LOADS`, ``peak`` (bytes), ``fits``, ``digest``,
-        ``placement`` (texts of ``plan.placement``).
+        ``placement`` (texts of ``plan.tables.placement``).
     """
     return {
         "ranks": found.ranks,

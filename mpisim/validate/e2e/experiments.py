@@ -54,7 +54,7 @@ PLAN_KEYS = {
 """Keys of ``[plan]`` by columns."""
 
 RECOMPUTE_SHARE = "plan.recompute_share"
-"""Of rules: the share of layers that recompute, resolved to ``plan.recompute_layers``."""
+"""Of rules: the share of layers that recompute, resolved to ``plan.recompute.layers``."""
 
 MICRO_BATCHES = "plan.micro_batches"
 """Of rules: the micro-batches of a step, resolved to ``plan.micro_batch``; "pp": one a stage."""
@@ -261,7 +261,13 @@ def _settle(keys: dict[str, Any], row: Row, base: Mapping[str, Any]) -> list[str
     if not transformer:
         for key in [key for key in keys if key.startswith("model.") and key != "model.preset"]:
             del keys[key]
-        for key in ("plan.sp", "plan.tp_overlap", "plan.recompute", "plan.kernels", "plan.fused"):
+        for key in (
+            "plan.sp",
+            "plan.overlap.tp",
+            "plan.recompute",
+            "framework.kernels",
+            "framework.fused",
+        ):
             keys.pop(key, None)
     if "plan.global_batch" not in keys:
         raise InputError("global_batch is not stated")
@@ -271,22 +277,22 @@ def _settle(keys: dict[str, Any], row: Row, base: Mapping[str, Any]) -> list[str
         raise InputError("micro_batch is not stated")
     if "plan.precision" not in keys:
         raise InputError("precision is not stated")
-    if keys.get("plan.dp_style") == "deepspeed" and keys.get("plan.precision") == "fp32":
-        keys["plan.grad_precision"] = "fp32"
+    if keys.get("framework.dp_style") == "deepspeed" and keys.get("plan.precision") == "fp32":
+        keys["plan.precision.gradients"] = "fp32"
     if keys.get("plan.tp", 1) == 1:
         keys.pop("plan.sp", None)
     if keys.get("plan.tp", 1) == 1 or not keys.get("plan.sp", True):
-        keys.pop("plan.tp_overlap", None)
+        keys.pop("plan.overlap.tp", None)
     if not keys.get("plan.zero"):
         keys.pop("plan.zero_group", None)
     if keys.get("plan.vpp", 1) > 1:
-        keys["plan.schedule"] = "interleaved"
+        keys["plan.pipeline.schedule"] = "interleaved"
     if transformer:
         filled += _layers(keys, row, base)
     share = keys.pop(RECOMPUTE_SHARE, None)
     if share is not None:
         parts = keys.get("plan.pp", 1) * keys.get("plan.vpp", 1)
-        keys["plan.recompute_layers"] = max(1, round(share * _count(keys, base) / parts))
+        keys["plan.recompute.layers"] = max(1, round(share * _count(keys, base) / parts))
     keys["run.allow_oom"] = True  # it was run, so it fitted
     return filled
 
@@ -333,14 +339,17 @@ def _layers(keys: dict[str, Any], row: Row, base: Mapping[str, Any]) -> list[str
     if parts == 1 or layers % parts == 0:
         return filled
     if (layers + 2) % parts == 0:
-        keys["plan.account_for_embedding"] = keys["plan.account_for_loss"] = True
-        return [*filled, "plan.account_for_embedding, plan.account_for_loss = true"]
+        keys["plan.pipeline.account_for_embedding"] = keys["plan.pipeline.account_for_loss"] = True
+        return [
+            *filled,
+            "plan.pipeline.account_for_embedding, plan.pipeline.account_for_loss = true",
+        ]
     if parts > layers + 2:
         raise InputError(f"pp × vpp is {parts}, more than its {layers} layers")
     each = -(-layers // parts)
     counts = [max(0, min(each, layers - each * part)) for part in range(parts)]
-    keys["plan.stages"] = counts
-    return [*filled, "plan.stages: the last ones shorter"]
+    keys["plan.pipeline.stages"] = counts
+    return [*filled, "plan.pipeline.stages: the last ones shorter"]
 
 
 def _table(keys: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -34,4 +34,4 @@ def way(mapped: Mapped) -> Way:
     """
     plan = mapped.experiment.plan
     sizes = plan.tp, plan.pp, plan.vpp, plan.cp, plan.ep
-    return mapped.row.texts["gpu"], plan.precision, *sizes
+    return mapped.row.texts["gpu"], plan.precision.products, *sizes

@@ -92,7 +92,7 @@ def _layer(
             hidden,
             width,
             keep=s.element_size * s.tokens * width,
-            keeps_input="layernorm" not in s.plan.recompute_modules,
+            keeps_input="layernorm" not in s.plan.recompute.modules,
         ),
         *_exchange(s, f"{name} in", width),
         _convolution(s, f"{name} convolution", channels, again=name == "mamba"),
