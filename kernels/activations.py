@@ -5,7 +5,7 @@ it computes. A framework that composes it of its elementary operations launches 
 
 To add a function, write its name in `ActivationName` and its entry in `ACTIVATIONS`; models take
 both from here. If the entry has operations, its name belongs in `ComposedActivation`, too: they are
-launched where ``plan.primitive`` names it and ``plan.fused`` is false.
+launched where ``framework.primitive`` names it and ``framework.fused`` is false.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ActivationName = Literal["gelu", "relu", "swiglu", "geglu"]
 """Values of ``model.activation``."""
 
 ComposedActivation = Literal["gelu"]
-"""Those of them that ``plan.primitive`` can name: they have operations."""
+"""Those of them that ``framework.primitive`` can name: they have operations."""
 
 Operations = tuple[tuple[str, int], ...]
 """Of each operation what it computes, and how many tensors of the result's size it reads and
@@ -38,8 +38,8 @@ class ActivationFunction:
     gated : bool
         Whether it takes a gate and a value for each result: two matrices on the way in.
     forward, backward : tuple of (str, int)
-        Elementary operations where a framework composes it (``plan.primitive``); both empty where
-        none is known to.
+        Elementary operations where a framework composes it (``framework.primitive``); both empty
+        where none is known to.
     """
 
     gated: bool = False

@@ -105,7 +105,7 @@ ATTENTION_VARIANTS: Mapping[str, AttentionVariant | None] = {
     "flash-2": "flash_2",
     "triton": "triton",
 }
-"""Variants of attention by the names that experiments use (``plan.attention``)."""
+"""Variants of attention by the names that experiments use (``framework.attention``)."""
 
 
 def operand_bytes(dtype: str, elements: int) -> int:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from plans import plan_of
 from sharing import layer, stepped, told
 
-from mpisim.experiment import Plan
 from mpisim.workloads.data_parallel import make_strategy
 from mpisim.workloads.data_parallel.buckets import buckets_closed_after, chunk_parameters
 from mpisim.workloads.data_parallel.megatron import Megatron
@@ -27,7 +27,7 @@ END = [
 
 def megatron(layers: tuple[Layer, ...], stage: int = 0, **plan: object) -> Megatron:
     """The strategy of one stage that holds these layers."""
-    made = Plan(**{"global_batch": 64, **plan})  # type: ignore[arg-type]
+    made = plan_of(**{"global_batch": 64, **plan})  # type: ignore[arg-type]
     groups = Groups(Grid.of(made, (made.dp or 1) * made.pp), made.zero_group)
     found = make_strategy(made, [layers], groups, stage=stage)
     assert isinstance(found, Megatron)
@@ -87,7 +87,7 @@ def test_ddp_reduces_in_the_last_micro_batch_alone() -> None:
 
 
 def test_ddp_without_overlap_reduces_at_the_end() -> None:
-    rows = told(stepped(NET, 2, dp_style="ddp", bucket=100, dp_overlap=False).program)
+    rows = told(stepped(NET, 2, dp_style="ddp", bucket=100, overlap_dp=False).program)
     at = rows.index("embedding backward")
     assert rows[at + 1 :] == [
         COPY_IN,
@@ -165,7 +165,7 @@ def test_megatron_reduces_buckets_in_fp32_beside_the_backward() -> None:
 
 def test_nccl_divides_where_it_averages() -> None:
     rows = told(
-        stepped(NET, 2, dp_style="megatron", dp_overlap=False, average_in_collective=True).program
+        stepped(NET, 2, dp_style="megatron", overlap_dp=False, average_in_collective=True).program
     )
     assert rows[: len(FORWARD) + len(BACKWARD) + 2] == [
         "zero gradients",
@@ -176,7 +176,7 @@ def test_nccl_divides_where_it_averages() -> None:
 
 
 def test_megatron_without_overlap_reduces_one_buffer_at_the_end() -> None:
-    rows = told(stepped(NET, 2, dp_style="megatron", dp_overlap=False, bucket=100).program)
+    rows = told(stepped(NET, 2, dp_style="megatron", overlap_dp=False, bucket=100).program)
     assert rows == [
         "zero gradients",
         *FORWARD,
@@ -225,7 +225,7 @@ def test_distributed_optimizer_with_overlap() -> None:
 
 
 def test_distributed_optimizer_without_overlap() -> None:
-    rows = told(stepped(NET, 2, dp_style="megatron", zero=1, dp_overlap=False).program)
+    rows = told(stepped(NET, 2, dp_style="megatron", zero=1, overlap_dp=False).program)
     # 0-8, 64-70, 128-168, 192-198, 256-296, 320-328 -> 384 elements in one bucket.
     assert rows == [
         "zero gradients",

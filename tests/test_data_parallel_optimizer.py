@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from plans import plan_of
 from sharing import layer, stepped, told
 from toys import Free
 
 from mpisim import engine
-from mpisim.experiment import Plan
 from mpisim.program import Phase
 from mpisim.workloads.data_parallel import make_strategy
 from mpisim.workloads.grid import Grid, Groups
@@ -124,7 +124,7 @@ def test_norms_are_added_up_over_those_who_share_gradients() -> None:
     [
         # Gradient read, master and two moments read and written in fp32.
         ({"dp_style": "megatron"}, 4 + 8 + 16),
-        ({"dp_style": "megatron", "grad_precision": "bf16"}, 4 + 8 + 16),
+        ({"dp_style": "megatron", "precision_gradients": "bf16"}, 4 + 8 + 16),
         ({"dp_style": "megatron", "optimizer": "sgd"}, 4 + 8),
         ({"dp_style": "ddp", "optimizer": "momentum", "precision": "fp32"}, 4 + 8 + 8),
         ({"dp_style": "ddp", "optimizer": "adagrad", "precision": "tf32"}, 4 + 8 + 8),
@@ -133,7 +133,7 @@ def test_norms_are_added_up_over_those_who_share_gradients() -> None:
     ],
 )
 def test_bytes_of_a_fused_step(plan: dict[str, object], each: int) -> None:
-    made = Plan(**{"global_batch": 4, **plan})  # type: ignore[arg-type]
+    made = plan_of(**{"global_batch": 4, **plan})  # type: ignore[arg-type]
     found = make_strategy(made, [(layer("a", 40),)], Groups(Grid.of(made, 4)))
     assert optimizer_bytes(made, found) == each
 
@@ -142,7 +142,7 @@ def test_bytes_of_a_fused_step(plan: dict[str, object], each: int) -> None:
     ("plan", "gradients", "weights"),
     [
         ({"dp_style": "megatron"}, None, 6),
-        ({"dp_style": "megatron", "grad_precision": "bf16"}, 6, 6),
+        ({"dp_style": "megatron", "precision_gradients": "bf16"}, 6, 6),
         ({"dp_style": "megatron", "precision": "fp32"}, None, None),
         ({"dp_style": "deepspeed", "zero": 1}, 6, 6),
         ({"dp_style": "fsdp", "zero": 3}, None, None),
@@ -186,7 +186,7 @@ def test_torch_without_fused_kernels_runs_one_over_all_for_each_operation() -> N
     ],
 )
 def test_a_rank_updates_its_share(plan: dict[str, object], updated: int) -> None:
-    made = Plan(**{"global_batch": 4, "dp": 4, "ep": 2, **plan})  # type: ignore[arg-type]
+    made = plan_of(**{"global_batch": 4, "dp": 4, "ep": 2, **plan})  # type: ignore[arg-type]
     layers = (layer("a", 40, Parameter("expert", 100, expert=True)),)
     found = make_strategy(made, [layers], Groups(Grid.of(made, 4), made.zero_group))
     assert found.updated_parameters == updated
@@ -212,7 +212,7 @@ def test_stages_without_experts_join_in_their_norm(zero: int) -> None:
 @pytest.mark.parametrize(
     "plan",
     [
-        {"dp_style": style, "zero": zero, "dp_overlap": overlap, **more}
+        {"dp_style": style, "zero": zero, "overlap_dp": overlap, **more}
         for style, stages in (
             ("ddp", (0, 1)),
             ("megatron", (0, 1)),

@@ -95,7 +95,7 @@ def test_zero_1_reduces_in_the_last_micro_batch_and_zero_2_in_every_one(stage: i
 
 
 def test_zero_1_without_overlap_reduces_after_the_backward() -> None:
-    plan = {"dp_style": "deepspeed", "zero": 1, "bucket": 100, "dp_overlap": False}
+    plan = {"dp_style": "deepspeed", "zero": 1, "bucket": 100, "overlap_dp": False}
     rows = told(stepped(NET, 2, **plan).program)
     # In the order of registration: 8 + 40; 6 + 40; 6 + 8.
     assert rows[: -len(NORM) - 1] == [
@@ -274,7 +274,7 @@ def test_fsdp_gathers_as_fast_as_memory_allows_and_before_it_reduces() -> None:
 
 def test_what_fsdp_copies_is_read_and_written_once() -> None:
     # 46 elements of a block; gathered in bf16, reduced in fp32.
-    done = stepped(NET, 2, zero=3, grad_precision="fp32")
+    done = stepped(NET, 2, zero=3, precision_gradients="fp32")
     program = done.program
     table = program.table_of(0)
     taken = {OUT: set(), IN: set()}
@@ -318,7 +318,7 @@ def test_fsdp_that_stays_gathered(plan: dict[str, object]) -> None:
 
 
 def test_fsdp_without_overlap_waits_for_everything() -> None:
-    rows = told(stepped(NET, 2, zero=3, dp_overlap=False).program)
+    rows = told(stepped(NET, 2, zero=3, overlap_dp=False).program)
     assert rows[:11] == [
         f"{GATHER} [dp 32]",
         f"{OUT} < {GATHER}",

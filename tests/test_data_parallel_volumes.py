@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plans import plan_of
 from sharing import layer, stepped
 
-from mpisim.experiment import Plan
 from mpisim.program import Kind, Operation, Program
 from mpisim.workloads import Workload
 from mpisim.workloads.data_parallel import make_strategy
@@ -55,12 +55,12 @@ PSI = 5 * 1536
         # arXiv:1910.02054, section 7: data parallelism and stages 1 and 2 move 2 Ψ, stage 3 3 Ψ.
         ({"dp_style": "ddp"}, 2),
         ({"dp_style": "megatron"}, 2),
-        ({"dp_style": "megatron", "dp_overlap": False}, 2),
+        ({"dp_style": "megatron", "overlap_dp": False}, 2),
         ({"dp_style": "megatron", "zero": 1}, 2),
-        ({"dp_style": "megatron", "zero": 1, "dp_overlap": False}, 2),
+        ({"dp_style": "megatron", "zero": 1, "overlap_dp": False}, 2),
         ({"zero": 2}, 2),
         ({"zero": 3, "wrap_layers": 2}, 3),
-        ({"zero": 3, "dp_overlap": False}, 3),
+        ({"zero": 3, "overlap_dp": False}, 3),
         ({"dp_style": "deepspeed"}, 2),
         # DeepSpeed all-reduces where a reduce-scatter would do.
         ({"dp_style": "deepspeed", "zero": 1}, 3),
@@ -70,7 +70,7 @@ PSI = 5 * 1536
     ],
 )
 def test_volume_of_a_step(plan: dict[str, object], times: int) -> None:
-    done = stepped(LAYERS, 4, grad_precision="bf16", **plan)
+    done = stepped(LAYERS, 4, precision_gradients="bf16", **plan)
     # The root of FSDP (embedding and head) stays gathered from its forward to its backward.
     root = 2 * 1536 if plan.get("zero") == 3 else 0
     assert volume(done.program) == 2 * (times * PSI - root)
@@ -100,7 +100,9 @@ def test_zero_2_and_3_move_gradients_in_every_micro_batch() -> None:
         ({"zero": 2}, 0, 2 * PSI),
     ):
         for micro_batches in (1, 3):
-            done = stepped(LAYERS, 4, grad_precision="bf16", global_batch=4 * micro_batches, **plan)
+            done = stepped(
+                LAYERS, 4, precision_gradients="bf16", global_batch=4 * micro_batches, **plan
+            )
             assert volume(done.program) == 2 * (once + micro_batches * each)
 
 
@@ -121,7 +123,7 @@ networks = st.lists(st.lists(parameters, min_size=1, max_size=4), min_size=1, ma
 
 
 def buckets_of(layers: tuple[Layer, ...], **plan: object) -> list[Bucket]:
-    made = Plan(**{"global_batch": 4, "ep": 2, "dp": 4, **plan})  # type: ignore[arg-type]
+    made = plan_of(**{"global_batch": 4, "ep": 2, "dp": 4, **plan})  # type: ignore[arg-type]
     found = make_strategy(made, [layers], Groups(Grid.of(made, 4)))
     if isinstance(found, Megatron):
         return list(found.buckets.values())
@@ -196,7 +198,7 @@ def test_gradients_are_reduced_once_and_when_complete(
         zero=style[1],
         bucket=bucket,
         global_batch=4 * micro_batches,
-        grad_precision="fp32",
+        precision_gradients="fp32",
     )
     program, table = done.program, done.program.table_of(0)
     names = [program.names[name] for name in table.name]
@@ -213,7 +215,7 @@ def test_gradients_are_reduced_once_and_when_complete(
     assert max(found[-1][2]) >= max(done_at.values())
     if style in (("ddp", 0), ("megatron", 0), ("megatron", 1)):
         buckets = buckets_of(
-            layers, dp_style=style[0], zero=style[1], bucket=bucket, grad_precision="fp32"
+            layers, dp_style=style[0], zero=style[1], bucket=bucket, precision_gradients="fp32"
         )
         left: defaultdict[tuple[int, bool], list[Bucket]] = defaultdict(list)
         for each in buckets:

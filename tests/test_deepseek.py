@@ -141,8 +141,8 @@ def test_inputs_of_activations_may_be_kept_in_fp8() -> None:
     rows = TOKENS * 2  # two experts a token
     for keys in ({}, {"precision": "fp8"}):
         assert saved("experts swiglu", **keys) == 2 * rows * 2 * 32
-        assert saved("experts swiglu", activation_fp8=True, **keys) == rows * 2 * 32
-    found = operator(network(MIXED, plan(activation_fp8=True)).layers[2], "experts swiglu")
+        assert saved("experts swiglu", fp8_activations=True, **keys) == rows * 2 * 32
+    found = operator(network(MIXED, plan(fp8_activations=True)).layers[2], "experts swiglu")
     cast = (2 + 1) * rows * 2 * 32
     assert lines(found.forward)[-1] == f"experts swiglu input cast: {cast} bytes"
     assert lines(found.backward)[0] == f"experts swiglu input cast back: {cast} bytes"
@@ -158,10 +158,10 @@ def test_in_fp8_attention_keeps_its_result_beside_what_is_multiplied() -> None:
     # Cast once more for the gradient, unless scales come from steps before.
     assert saved("attention output", **fp8, fp8_scaling="blocks") == 0
     assert saved("attention output", **fp8, fp8_scaling="blocks", recompute="selective") == result
-    assert saved("attention", **fp8, attention_precision="fp8") == sums + result
+    assert saved("attention", **fp8, precision_attention="fp8") == sums + result
 
 
-@pytest.mark.parametrize(("keys", "expected"), [({}, 12), ({"moment_precision": "bf16"}, 8)])
+@pytest.mark.parametrize(("keys", "expected"), [({}, 12), ({"precision_moments": "bf16"}, 8)])
 def test_moments_in_16_bits(keys: dict[str, str], expected: int) -> None:
     made = plan(zero=1, **keys).resolved(transformer=True)
     assert rates(made).optimizer == expected

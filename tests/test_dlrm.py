@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from plans import plan_of
 from toys import Times
 
 from mpisim.base.errors import InputError
 from mpisim.experiment import ClusterChoice, Experiment
 from mpisim.experiment.models import Dlrm
-from mpisim.experiment.plan import Plan
 from mpisim.kernels.operations import (
     Copy,
     Elementwise,
@@ -54,7 +54,7 @@ def networks(
     model: Dlrm = TINY, gpus: int = 2, **keys: Any
 ) -> tuple[list[Network], NDArray[np.int64]]:
     keys = KEYS | keys
-    plan = Plan(**{"global_batch": gpus * keys["micro_batch"]} | keys)
+    plan = plan_of(**{"global_batch": gpus * keys["micro_batch"]} | keys)
     return dlrm_networks(model, plan, Grid.of(plan, gpus))
 
 
@@ -370,7 +370,7 @@ def test_what_holds_for_every_placement(
 
 
 def test_a_whole_step_matches() -> None:
-    plan = Plan(global_batch=4, sharder="size-greedy", **KEYS)  # type: ignore[arg-type]
+    plan = plan_of(global_batch=4, sharder="size-greedy", **KEYS)  # type: ignore[arg-type]
     experiment = Experiment(model=TINY, plan=plan, cluster=ClusterChoice("dgx-h100"))
     done = training_step(lay_out(experiment, 2), Times())
     check_matching(done.program)
@@ -401,7 +401,7 @@ def test_a_whole_step_matches() -> None:
         ({"precision": "bf16"}, "plan.precision is 'bf16'; a DLRM has fp32, tf32"),
         ({"optimizer": "adam"}, "plan.optimizer is 'adam'; rows of tables are updated by sgd"),
         ({"recompute": "full"}, "plan.recompute is 'full'; a DLRM keeps everything"),
-        ({"zero": 1}, "plan.zero is 1 and plan.dp_style None; the matrices of a DLRM"),
+        ({"zero": 1}, "plan.zero is 1 and framework.dp_style None; the matrices of a DLRM"),
         ({"global_batch": 8}, "plan.global_batch is 8; a DLRM does it in one micro-batch"),
     ],
 )

@@ -6,6 +6,7 @@ import csv
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from mpi4py import MPI
 
 from mpisim.base.errors import InputError, UsageError
 from mpisim.experiment import Transformer
+from mpisim.experiment import read as read_experiment
 from mpisim.validate.e2e import (
     Mapped,
     Row,
@@ -25,6 +27,7 @@ from mpisim.validate.e2e import (
     render,
 )
 from mpisim.validate.e2e import settings as declared
+from mpisim.validate.e2e.experiments import shown
 from mpisim.validate.e2e.pairs import pairs
 from mpisim.validate.e2e.predict import predict
 from mpisim.validate.e2e.rows import COLUMNS
@@ -228,7 +231,7 @@ def test_what_a_row_states_counts(row: Any) -> None:
     assert isinstance(model, Transformer)
     assert (model.layers, model.hidden, model.heads, model.seq_len) == (4, 1024, 16, 1024)
     assert (plan.tp, plan.pp, plan.dp, plan.micro_batch, plan.global_batch) == (2, 2, 2, 2, 16)
-    assert (plan.sp, plan.dp_overlap, plan.recompute) == (False, False, "full")
+    assert (plan.sp, plan.overlap.dp, plan.recompute.granularity) == (False, False, "full")
     assert (cluster.preset, cluster.nodes, cluster.gpus) == ("a100-800g", 1, None)
     assert found.experiment.run.allow_oom
 
@@ -237,9 +240,13 @@ def test_what_it_leaves_open_is_filled_in_and_counted(row: Any) -> None:
     found = mapped(row(VTRAIN))
     model, plan = found.experiment.model, found.experiment.plan
     assert isinstance(model, Transformer)
-    assert (model.vocab, plan.kernels, plan.grad_precision) == (51200, "eager", "fp16")
+    assert (model.vocab, plan.framework.kernels, plan.precision.gradients) == (
+        51200,
+        "eager",
+        "fp16",
+    )
     assert "model.vocab = 51200" in found.defaults
-    assert 'plan.kernels = "eager"' in found.defaults
+    assert 'framework.kernels = "eager" (profile)' in found.defaults
     assert not any("plan.recompute" in each for each in found.defaults)  # the row states it
 
 
@@ -247,11 +254,11 @@ def test_a_mixture_in_a_rack(row: Any) -> None:
     found = mapped(row(BRIDGE))
     plan = found.experiment.plan
     # 61 layers on 4 × 4 chunks: four on each, one on the last, as Megatron-Bridge lays it out.
-    assert plan.stages == (4,) * 15 + (1,)
-    assert (plan.schedule, plan.vpp, plan.ep, plan.etp) == ("interleaved", 4, 64, 1)
-    assert (plan.precision, found.approximations) == ("fp8", ("mxfp8 priced as fp8",))
-    assert (plan.zero, plan.dp_style) == (1, "megatron")  # FSDP = 0 is no word on ZeRO-1
-    assert "plan.zero = 1 (instead)" in found.defaults
+    assert plan.pipeline.stages == (4,) * 15 + (1,)
+    assert (plan.pipeline.schedule, plan.vpp, plan.ep, plan.etp) == ("interleaved", 4, 64, 1)
+    assert (plan.precision.products, found.approximations) == ("fp8", ("mxfp8 priced as fp8",))
+    assert (plan.zero, plan.framework.dp_style) == (1, "megatron")  # FSDP = 0 is no word on ZeRO-1
+    assert "plan.zero = 1 (profile)" in found.defaults
     # 256 GPUs in four racks of 64.
     assert found.experiment.cluster.nodes == 4
     assert "gb200-nvl72" in found.experiment.cluster.preset
@@ -277,22 +284,26 @@ def test_embedding_and_loss_take_the_place_of_layers(row: Any) -> None:
         "global_batch": 64,
     }
     plan = mapped(row(BRIDGE, **changes)).experiment.plan
-    assert plan.account_for_embedding
-    assert plan.account_for_loss
-    assert plan.tp_overlap  # NeMo's recipes
+    assert plan.pipeline.account_for_embedding
+    assert plan.pipeline.account_for_loss
+    assert plan.overlap.tp  # NeMo's recipes
     assert plan.sequence_parallel
 
 
 def test_selective_recomputation_of_torchtitan(row: Any) -> None:
     plan = mapped(row(TITAN)).experiment.plan
-    assert (plan.recompute, plan.recompute_layers, plan.recompute_stops) == ("full", None, True)
-    assert plan.recompute_keeps == ("query", "value", "attention", "feed-forward gate")
+    assert (plan.recompute.granularity, plan.recompute.layers, plan.recompute.stops) == (
+        "full",
+        None,
+        True,
+    )
+    assert plan.recompute.keeps == ("query", "value", "attention", "feed-forward gate")
     layers = mapped(row(TITAN, activation_recompute_as_printed="selective layer"))
     plan = layers.experiment.plan
-    assert (plan.recompute_keeps, plan.recompute_layers) == ((), 16)  # every second of 32
-    assert (plan.fused, plan.dp_style, plan.zero) == (False, "fsdp", 3)
+    assert (plan.recompute.keeps, plan.recompute.layers) == ((), 16)  # every second of 32
+    assert (plan.framework.fused, plan.framework.dp_style, plan.zero) == (False, "fsdp", 3)
     compiled = mapped(row(TITAN, notes="torch.compile; TPS read at one iteration"))
-    assert compiled.experiment.plan.fused
+    assert compiled.experiment.plan.framework.fused
     assert compiled.experiment.cluster.preset == "hgx-h100-500w"
 
 
@@ -328,16 +339,19 @@ def test_layers_from_the_number_of_parameters(row: Any) -> None:
     assert found.experiment.model.layers == 72
     assert "model.layers from the number of parameters" in found.defaults
     assert found.experiment.cluster.preset == "jean-zay-a100"
-    assert found.experiment.plan.dp_style == "deepspeed"
+    assert found.experiment.plan.framework.dp_style == "deepspeed"
     # 78 layers on 12 stages: seven each, one on the last.
     uneven = mapped(row(VTRAIN, **{**base, "layers": 78}))
-    assert uneven.experiment.plan.stages == (7,) * 11 + (1,)
+    assert uneven.experiment.plan.pipeline.stages == (7,) * 11 + (1,)
 
 
 def test_convolutions(row: Any) -> None:
     found = mapped(row(RESNET))
     assert not found.is_transformer
-    assert (found.experiment.plan.dp_style, found.experiment.plan.optimizer) == ("ddp", "momentum")
+    assert (found.experiment.plan.framework.dp_style, found.experiment.plan.optimizer) == (
+        "ddp",
+        "momentum",
+    )
 
 
 @pytest.mark.parametrize(
@@ -511,3 +525,21 @@ def test_the_whole_table_is_understood(shared: Path) -> None:
     timed = [each for each in found if each.row.seconds is not None]
     mapped = [each for each in timed if isinstance(each, Mapped)]
     assert len(mapped) >= 0.85 * len(timed)
+
+
+def test_a_row_is_shown_as_the_file_a_user_would_write(row: Any, tmp_path: Path) -> None:
+    line = row(TITAN)
+    found = mapped(line)
+    text = shown(found)
+    assert text.startswith(f"# {line.id}: ")
+    again = read_experiment(text, str(tmp_path / "row.toml"))
+    assert again.framework.name == "torchtitan"
+    assert replace(again, source="") == replace(found.experiment, source="")
+
+
+def test_without_profiles_nobody_says_which_framework_it_is(row: Any) -> None:
+    found = experiment_of(row(TITAN), declared(), profiles=False)
+    assert isinstance(found, Mapped)
+    assert found.experiment.framework.name is None
+    assert not found.experiment.set_by_profile
+    assert found.experiment.plan.style(transformer=True) == "fsdp"  # as zero = 3 says

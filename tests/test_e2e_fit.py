@@ -264,7 +264,7 @@ def test_what_was_simulated_is_used_again(tmp_path: Path, monkeypatch: pytest.Mo
     assert [each.uncertainty for each in again.compared] == [
         each.uncertainty for each in found.compared
     ]
-    compare(file, MPI.COMM_SELF, known=known, changes=["plan.fused=false"])
+    compare(file, MPI.COMM_SELF, known=known, changes=["framework.fused=false"])
     assert counted[0] == 0 < counted[1]  # some experiments are so already
     first, second = calibrate(found, MPI.COMM_SELF, 0), calibrate(again, MPI.COMM_SELF, 0)
     assert first == second

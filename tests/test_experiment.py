@@ -43,8 +43,10 @@ depth = 18
 [plan]
 global_batch = 64
 micro_batch = 8
-dp_style = "ddp"
 precision = "fp16"
+
+[framework]
+dp_style = "ddp"
 [cluster]
 preset = "dgx-h100"
 """
@@ -60,9 +62,11 @@ top_mlp = [32, 1]
 global_batch = 64
 micro_batch = 32
 dp = 2
-dp_style = "ddp"
 precision = "fp32"
 optimizer = "sgd"
+
+[framework]
+dp_style = "ddp"
 [cluster]
 preset = "dgx-h100"
 """
@@ -120,6 +124,8 @@ def test_the_minimal_experiment() -> None:
         dp = 64
         micro_batch = 1
         global_batch = 4096
+
+        [plan.pipeline]
         schedule = "1f1b"
         [cluster]
         preset = "dgx-h100"
@@ -169,10 +175,20 @@ def test_parts_of_a_key_may_be_in_quotes() -> None:
 
 
 def test_changes_are_toml_or_words() -> None:
-    changes = ["plan.tp=4", "plan.schedule=gpipe", "plan.stages=[4]", "cluster.nodes = 2"]
+    changes = [
+        "plan.tp=4",
+        "plan.pipeline.schedule=gpipe",
+        "plan.pipeline.stages=[4]",
+        "cluster.nodes = 2",
+    ]
     experiment = read(SMALL, "e", [*changes, "plan.sp=false", 'title="other"'])
     plan = experiment.plan
-    assert (plan.tp, plan.schedule, plan.stages, plan.sp) == (4, "gpipe", (4,), False)
+    assert (plan.tp, plan.pipeline.schedule, plan.pipeline.stages, plan.sp) == (
+        4,
+        "gpipe",
+        (4,),
+        False,
+    )
     assert (experiment.cluster.nodes, experiment.title) == (2, "other")
     assert read(SMALL, "e", ["run.allow_oom=true"]).run.allow_oom  # a table the file has not
     for bad in ("plan.tp", "=3", "plan.=3", ".tp=3"):
@@ -226,16 +242,28 @@ BAD = [
     (SMALL, "tp = 2", 'tp = "2"', "key 'plan.tp' is '2'; it must be an integer"),
     (SMALL, "tp = 2", "tp = 0", "key 'plan.tp' is 0; it must be an integer from 1 to"),
     (SMALL, "global_batch = 12", "", "key 'plan.global_batch' is missing"),
-    (SMALL, "tp = 2", 'schedule = "gpip"', "'gpip' (did you mean 'gpipe'?); allowed: gpipe, 1f1b"),
+    (SMALL, "tp = 2", 'pipeline = "gpip"', "'gpip' (did you mean 'gpipe'?); allowed: gpipe, 1f1b"),
     (SMALL, "tp = 2", 'order = "tp-dp"', "order is 'tp-dp'; it must name each of"),
     (SMALL, "tp = 2", 'order = "tp-cp-ep-dq-pp"', "unknown axis 'dq'; allowed: tp, cp, ep, dp, pp"),
-    (SMALL, "tp = 2", "vpp = 2", "vpp is 2, but schedule = '1f1b' has one chunk"),
+    (SMALL, "tp = 2", "vpp = 2", "vpp is 2, but pipeline.schedule = '1f1b' has one chunk"),
     (SMALL, "tp = 2", "sp = true", "sp is true, but tp is 1"),
-    (SMALL, "tp = 2", "tp_overlap = true", "tp_overlap is true; it needs tp > 1"),
+    (SMALL, "tp = 2", "overlap.tp = true", "overlap.tp is true; it needs tp > 1"),
     (SMALL, "tp = 2", "pp = 2\nzero = 3", "zero is 3 with pp > 1"),
-    (SMALL, "tp = 2", 'zero = 3\ndp_style = "megatron"', "dp_style = 'megatron' allows 0, 1"),
+    (SMALL, "[plan]", '[framework]\ndp_style = "megatron"\n[plan]\nzero = 3', "allows 0, 1"),
+    (SMALL, "tp = 2", "fused = false", "has a new name: 'framework.fused'"),
+    (SMALL, "tp = 2", "framework.fused = false", "it is a table by itself, [framework]"),
+    (SMALL, "tp = 2", 'recompute = "some"', "key 'plan.recompute.granularity' is 'some'"),
+    (SMALL, "[plan]", '[framework]\nversion = "1"\n[plan]', "version is given, but name is not"),
+    (SMALL, "[plan]", '[framework]\nname = "nem"\n[plan]', "(did you mean 'nemo'?)"),
+    (SMALL, "[plan]", '[framework]\nname = "nemo"\nversion = "x"\n[plan]', "must begin with num"),
+    (SMALL, "[plan]", "[calibration]\nframework = 1\n[plan]", "new name: 'framework.name'"),
     (SMALL, "tp = 2", "zero_group = 2", "zero_group is given, but zero is 0"),
-    (SMALL, "tp = 2", "pp = 2\nstages = [4]", "stages has 1 entries; pp × vpp = 2 are needed"),
+    (
+        SMALL,
+        "tp = 2",
+        "pp = 2\npipeline.stages = [4]",
+        "stages has 1 entries; pp × vpp = 2 are needed",
+    ),
     # model, plan and cluster together
     (SMALL, "tp = 2", "tp = 3", "model.heads is 4, which is not a multiple of plan.tp = 3"),
     (SMALL, "seq_len = 32", "seq_len = 33", "model.seq_len is 33"),
@@ -243,17 +271,22 @@ BAD = [
     (SMALL, "dp = 2", "dp = 8", "the plan needs 16 GPUs (dp = 8, tp × cp × pp = 2 × 1 × 1 = 2)"),
     (SMALL, "tp = 2\ndp = 2", "tp = 3", "tp × cp × pp = 3 × 1 × 1 = 3 does not divide the 8 GPUs"),
     (SMALL, "tp = 2", "pp = 3", "4 layers cannot be spread evenly over plan.pp × plan.vpp = 3"),
-    (SMALL, "tp = 2", "pp = 3", "give the layers of each in plan.stages, such as [2, 1, 1]"),
-    (SMALL, "tp = 2\ndp = 2", "tp = 16", "the plan needs 16 GPUs (dp = 1, tp"),
-    (SMALL, "global_batch = 12", "global_batch = 240000", "40000 micro-batches of dp ×"),
-    (SMALL, "tp = 2", "pp = 2\nstages = [1, 2]", "adds up to 3 layers; the model has 4"),
     (
         SMALL,
         "tp = 2",
-        'pp = 2\nvpp = 2\nschedule = "interleaved"\nglobal_batch = 18',
+        "pp = 3",
+        "give the layers of each in plan.pipeline.stages, such as [2, 1, 1]",
+    ),
+    (SMALL, "tp = 2\ndp = 2", "tp = 16", "the plan needs 16 GPUs (dp = 1, tp"),
+    (SMALL, "global_batch = 12", "global_batch = 240000", "40000 micro-batches of dp ×"),
+    (SMALL, "tp = 2", "pp = 2\npipeline.stages = [1, 2]", "adds up to 3 layers; the model has 4"),
+    (
+        SMALL,
+        "tp = 2",
+        'pp = 2\nvpp = 2\npipeline = "interleaved"\nglobal_batch = 18',
         "interleaved",
     ),
-    (SMALL, "tp = 2", 'pp = 4\nschedule = "dualpipe"', "dualpipe"),
+    (SMALL, "tp = 2", 'pp = 4\npipeline = "dualpipe"', "dualpipe"),
     (MIXTURE, "ep = 2", "ep = 3", "etp × ep is 2 × 3 = 6, which does not divide"),
     # [cluster], [kernels], [network], [run]
     (SMALL, "dgx-h100", "dgx-h10", "dgx-h10"),

@@ -264,11 +264,11 @@ def test_ranges_as_text() -> None:
 
 SCHEDULES = [
     (),
-    ("plan.schedule=interleaved", "plan.vpp=2"),
-    ("plan.schedule=zb-h1",),
-    ("plan.schedule=dualpipe",),
-    ("plan.schedule=gpipe", "plan.recompute=full"),
-    ("plan.dp_style=fsdp", "plan.zero=2"),
+    ("plan.pipeline.schedule=interleaved", "plan.vpp=2"),
+    ("plan.pipeline.schedule=zb-h1",),
+    ("plan.pipeline.schedule=dualpipe",),
+    ("plan.pipeline.schedule=gpipe", "plan.recompute=full"),
+    ("framework.dp_style=fsdp", "plan.zero=2"),
 ]
 
 

@@ -105,7 +105,7 @@ def test_a_stream_that_falls_behind_is_not_periodic() -> None:
         {"tp": 8, "pp": 1},
         {"zero": 1, "recompute": "full"},
         {"schedule": "interleaved", "vpp": 2},
-        {"schedule": "gpipe", "p2p_overlap": True},
+        {"schedule": "gpipe", "overlap_p2p": True},
         {"schedule": "dualpipe", "pp": 2},
         {"tp": 4, "pp": 2, "cuda_graphs": True},
     ],

@@ -136,7 +136,7 @@ def test_without_prefetch_every_part_of_the_pipeline_gathers_in_turn(
     stages: int, chunks: int, gather: int
 ) -> None:
     # The first micro-batch waits for a gather in each part; nothing that follows catches up.
-    for keys in ({"prefetch": 0}, {"dp_overlap": False}, {"fsdp_pipeline": "pytorch"}):
+    for keys in ({"prefetch": 0}, {"overlap_dp": False}, {"fsdp_pipeline": "pytorch"}):
         done = piped(stages * chunks, stages, chunks, stages, **keys)
         assert took(done, gather) == took(done) + stages * chunks * gather
 
@@ -162,5 +162,5 @@ def test_overlap_is_never_slower(
 
     ahead = [time(prefetch=n) for n in range(4)]
     assert ahead == sorted(ahead, reverse=True)
-    assert ahead[1] <= time(fsdp_pipeline="pytorch") <= time(dp_overlap=False)
-    assert ahead[0] <= time(dp_overlap=False)
+    assert ahead[1] <= time(fsdp_pipeline="pytorch") <= time(overlap_dp=False)
+    assert ahead[0] <= time(overlap_dp=False)

@@ -17,7 +17,7 @@ from mpisim.results import Results
 from mpisim.simulate import simulate
 
 COMM = MPI.COMM_SELF
-CUDA_GRAPHS = "plan.cuda_graphs=true"
+CUDA_GRAPHS = "framework.cuda_graphs=true"
 
 
 def experiment(name: str, *changes: str) -> Experiment:
@@ -51,7 +51,7 @@ def test_what_graphs_gain_is_what_they_give() -> None:
     [
         ("llama3-8b-8-h100", ()),  # kernels take longer than their launches
         ("lin-dlrm-mlperf-4-a100", (CUDA_GRAPHS,)),
-        ("lin-dlrm-mlperf-4-a100", ("plan.launch_blocking=true",)),  # asked for
+        ("lin-dlrm-mlperf-4-a100", ("framework.launch_blocking=true",)),  # asked for
     ],
 )
 def test_others_say_nothing(name: str, changes: tuple[str, ...]) -> None:
@@ -86,7 +86,7 @@ def formats(experiment: Experiment) -> dict[str, set[Any]]:
     ("changes", "convolutions", "others"),
     [
         ((), "tf32", "fp32"),  # torch.backends.cudnn.allow_tf32, but not cuda.matmul's
-        (("plan.convolution_precision=fp32",), "fp32", "fp32"),
+        (("plan.precision.convolutions=fp32",), "fp32", "fp32"),
         (("plan.precision=tf32",), "tf32", "tf32"),
         (("plan.precision=fp16",), "fp16", "fp16"),
         (("cluster.preset=dgx-v100",), "fp32", "fp32"),  # Volta has no TF32
@@ -102,14 +102,14 @@ def test_convolutions_of_fp32_have_tf32(
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("triosim-p2-vgg16-ddp", "plan.precision=bf16", "convolution_precision is given"),
+        ("triosim-p2-vgg16-ddp", "plan.precision=bf16", "convolutions is given"),
         ("llama3-8b-8-h100", "plan.precision=fp32", "only CNNs have convolutions"),
         ("triosim-p2-vgg16-ddp", "kernels.gpu=v100-sxm2-16gb", "has no tf32"),
     ],
 )
 def test_formats_that_cannot_be(name: str, change: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        prepare(experiment(name, "plan.convolution_precision=tf32", change, "run.allow_oom=true"))
+        prepare(experiment(name, "plan.precision.convolutions=tf32", change, "run.allow_oom=true"))
 
 
 def test_samples_have_their_names() -> None:

@@ -25,6 +25,8 @@ vocab = 1024
 [plan]
 tp = 2
 global_batch = 4
+
+[framework]
 attention = "cudnn"
 [cluster]
 preset = "dgx-h100"

@@ -41,7 +41,7 @@ LONG = ("model.layers=4", "plan.pp=2", "plan.dp=4", "plan.zero=1", "plan.global_
 CASES = {
     "one-stage": ("model.layers=4",),
     "pipeline": PIPELINE,
-    "interleaved": (*PIPELINE, "plan.schedule=interleaved", "plan.vpp=2"),
+    "interleaved": (*PIPELINE, "plan.pipeline.schedule=interleaved", "plan.vpp=2"),
     "slow-gpu": ("model.layers=4", *SLOW_GPU),
     "long": LONG,
 }

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
+from plans import changed, plan_of
 from toys import Free, Times
 
 from mpisim import engine
@@ -20,7 +20,6 @@ from mpisim.experiment import (
     Dlrm,
     Experiment,
     Model,
-    Plan,
     Transformer,
     read,
 )
@@ -75,19 +74,19 @@ SHARING = [
     ("megatron", 0, {"bucket": 1000}),
     ("megatron", 1, {}),
     ("ddp", 0, {}),
-    ("megatron", 1, {"dp_overlap": False}),
-    ("ddp", 1, {"dp_overlap": False}),
+    ("megatron", 1, {"overlap_dp": False}),
+    ("ddp", 1, {"overlap_dp": False}),
     ("deepspeed", 0, {}),
     ("deepspeed", 1, {"bucket": 1000}),
     ("deepspeed", 2, {}),
     ("deepspeed", 3, {}),
-    ("deepspeed", 3, {"dp_overlap": False}),
+    ("deepspeed", 3, {"overlap_dp": False}),
     ("fsdp", 2, {}),
     ("fsdp", 3, {"prefetch": 0}),
     ("fsdp", 3, {"prefetch": 2, "wrap_layers": 2}),
     ("fsdp", 2, {"fsdp_pipeline": "pytorch"}),
     ("fsdp", 2, {"prefetch": 2, "flat_shards": True}),
-    ("fsdp", 2, {"dp_overlap": False}),
+    ("fsdp", 2, {"overlap_dp": False}),
     ("fsdp", 3, {"zero_group": 2}),
     ("fsdp", 3, {"reshard_after_forward": False}),
 ]
@@ -103,7 +102,7 @@ ANY: dict[str, Any] = {
     "precision": st.sampled_from(["fp32", "tf32", "fp16"]),
     "optimizer": st.sampled_from(["sgd", "momentum"]),
     "sharing": st.sampled_from(SHARING),
-    "p2p_overlap": st.booleans(),
+    "overlap_p2p": st.booleans(),
     "fused": st.booleans(),
     "cuda_graphs": st.booleans(),
 }
@@ -116,10 +115,10 @@ DENSE = ANY | {
     "sp": st.sampled_from([None, False]),
     "precision": st.sampled_from(["fp32", "tf32", "fp16", "bf16", "fp8", "nvfp4"]),
     "optimizer": st.sampled_from(["adam", "sgd", "momentum", "adagrad"]),
-    "tp_overlap": st.sampled_from([False, False, True]),
+    "overlap_tp": st.sampled_from([False, False, True]),
     "p2p_split": st.booleans(),
     "unaligned": st.sampled_from(["tensor-cores", "cores"]),
-    "dgrad_overlap": st.booleans(),
+    "overlap_dgrad": st.booleans(),
     "fused_wgrad": st.sampled_from([None, False]),
     "persistent_norms": st.booleans(),
     "launch_blocking": st.booleans(),
@@ -128,8 +127,8 @@ DENSE = ANY | {
 MIXED = DENSE | {
     "ep": few,
     "etp": few,
-    "moe_overlap": st.booleans(),
-    "ep_overlap": st.booleans(),
+    "overlap_moe": st.booleans(),
+    "overlap_ep": st.booleans(),
     "moe_dispatcher": st.sampled_from(["all-to-all", "flex", "hybrid-ep"]),
 }
 CLICKS: dict[str, Any] = {
@@ -139,7 +138,7 @@ CLICKS: dict[str, Any] = {
     "precision": st.sampled_from(["fp32", "tf32"]),
     "optimizer": st.sampled_from(["sgd", "adagrad"]),
     "cuda_graphs": st.booleans(),
-    "dp_overlap": st.booleans(),
+    "overlap_dp": st.booleans(),
 }
 
 
@@ -160,7 +159,7 @@ def workload(name: str, keys: dict[str, Any], micro_batches: int) -> Workload:
     gpus = math.prod(keys.get(axis, 1) for axis in ("tp", "pp", "cp", "dp"))
     keys["global_batch"] = keys["dp"] * keys["micro_batch"] * micro_batches
     try:
-        experiment = Experiment(MODELS[name], Plan(**keys), ClusterChoice("dgx-h100", 32))
+        experiment = Experiment(MODELS[name], plan_of(**keys), ClusterChoice("dgx-h100", 32))
         return training_step(lay_out(experiment, gpus), Times())
     except InputError as refused:
         event(f"refused: {str(refused)[:40]}")
@@ -184,15 +183,15 @@ def test_every_accepted_plan_runs(name: str, data: st.DataObject) -> None:
 def test_plans_of_each_kind_are_accepted() -> None:
     # What the property above would not notice: that everything is refused.
     for name, model in MODELS.items():
-        plan = Plan(global_batch=8, micro_batch=4, dp=2, optimizer="sgd", precision="fp32")
+        plan = plan_of(global_batch=8, micro_batch=4, dp=2, optimizer="sgd", precision="fp32")
         if isinstance(model, Transformer):
-            plan = replace(plan, tp=2 if name != "vit" else 1, pp=2 if name != "t5" else 1)
+            plan = changed(plan, tp=2 if name != "vit" else 1, pp=2 if name != "t5" else 1)
         training_step(lay_out(Experiment(model, plan, ClusterChoice("dgx-h100")), 8), Times())
 
 
 def test_a_plan_of_an_unknown_schedule_is_refused() -> None:
     with pytest.raises(InputError, match=r"schedule is 'gpip' \(did you mean 'gpipe'\?\); allowed"):
-        Plan(global_batch=8, schedule="gpip")  # type: ignore[arg-type]
+        plan_of(global_batch=8, schedule="gpip")  # type: ignore[arg-type]
 
 
 EVERYTHING = """
@@ -214,9 +213,11 @@ ep = 2
 dp = 2
 zero = 1
 vpp = 2
-schedule = "interleaved"
 recompute = "selective"
 global_batch = 8
+
+[plan.pipeline]
+schedule = "interleaved"
 [cluster]
 preset = "dgx-h100"
 nodes = 2

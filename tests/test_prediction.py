@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from plans import plan_of
 from toys import instant
 
 import mpisim
@@ -20,7 +21,6 @@ from mpisim.experiment import (
     Experiment,
     KernelChoice,
     NetworkChoice,
-    Plan,
     Transformer,
     VariationChoice,
     defaulted,
@@ -44,7 +44,7 @@ GPT = {"layers": 2, "hidden": 1024, "heads": 8, "vocab": 32_000, "seq_len": 512}
 
 SMALL = Experiment(
     model=Transformer("gpt", **GPT),
-    plan=Plan(tp=2, dp=4, micro_batch=2, global_batch=16),
+    plan=plan_of(tp=2, dp=4, micro_batch=2, global_batch=16),
     cluster=ClusterChoice("dgx-h100"),
 )
 
@@ -54,7 +54,7 @@ def run_of(case: PreparedExperiment) -> engine.Run:
 
 
 def small(**plan: object) -> Experiment:
-    return dataclasses.replace(SMALL, plan=dataclasses.replace(SMALL.plan, **plan))  # type: ignore[arg-type]
+    return dataclasses.replace(SMALL, plan=dataclasses.changed(SMALL.plan, **plan))  # type: ignore[arg-type]
 
 
 def test_too_few_gpus() -> None:
@@ -140,7 +140,9 @@ def test_shares_of_the_step_are_its_derivatives(experiment: Experiment) -> None:
 def test_statements() -> None:
     case = prepare(LARGE)
     run = run_of(case)
-    said = statements(case, run, {"plan.dp_overlap": True, "plan.cp_style": "ring", "plan.pp": 1})
+    said = statements(
+        case, run, {"plan.overlap.dp": True, "framework.cp_style": "ring", "plan.pp": 1}
+    )
     inputs = error_bar(case, run, model_error=False).relative
     left_out = packaged_constants().model_error
     assert left_out is not None
@@ -152,7 +154,7 @@ def test_statements() -> None:
     )
     assert 0.3 < said["utilisation"] < 0.6  # what Megatron-LM reaches on H100
     assert case.cluster.title in said["assumptions"]
-    assert "plan.dp_overlap = true (default)" in said["assumptions"]
+    assert "plan.overlap.dp = true (default)" in said["assumptions"]
     idle = "cp_style", "plan.pp", "plan.moe", "image_layout", "unaligned", "broadcast_buffers"
     assert not any(key in line for line in said["assumptions"] for key in idle)
     assert said["memory_peak"] == case.memory.peak < said["memory_capacity"]

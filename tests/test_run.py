@@ -108,7 +108,7 @@ def test_keys_can_be_set_on_the_command_line(run_mpisim: Run, small: Path) -> No
 def test_what_the_command_line_sets_is_no_default(
     run_mpisim: Run, small: Path, tmp_path: Path, nprocs: int
 ) -> None:
-    keys = {"network.contention": "true", "plan.dp_overlap": "true", "kernels.model": "analytical"}
+    keys = {"network.contention": "true", "plan.overlap.dp": "true", "kernels.model": "analytical"}
     plain = run_mpisim(["run", str(small), "-o", "plain.h5", "--details"], nprocs=nprocs)
     assert plain.rc == 0, plain.stderr
     for key, value in keys.items():
@@ -117,7 +117,7 @@ def test_what_the_command_line_sets_is_no_default(
         "--set",
         "network.contention=false",
         "--set",
-        "plan.dp_overlap=true",
+        "plan.overlap.dp=true",
         "--set",
         "kernels.model=roofline",
     ]

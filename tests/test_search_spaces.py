@@ -52,12 +52,12 @@ VARIED: dict[str, tuple[list[Any], ...]] = {
     "plan.micro_batch": ([1, 2], [1, 2, 4], [4, 3]),
     "plan.recompute": (["none", "full"], ["none", "selective", "full"]),
     "plan.zero": ([0, 1], [0, 1, 3]),
-    "plan.schedule": (["1f1b", "gpipe"], ["1f1b", "zb-h1"], ["gpipe", "dualpipe"]),
+    "plan.pipeline.schedule": (["1f1b", "gpipe"], ["1f1b", "zb-h1"], ["gpipe", "dualpipe"]),
     "plan.precision": (["bf16", "fp8"], ["fp32", "tf32", "bf16"]),
     "plan.global_batch": ([16, 32], [8, 32]),
     "plan.sp": ([False, True],),
-    "plan.dp_overlap": ([False, True],),
-    "plan.kernels": (["eager", "flash"],),
+    "plan.overlap.dp": ([False, True],),
+    "framework.kernels": (["eager", "flash"],),
     "cluster.nodes": ([1, 2],),
     "cluster.preset": (["dgx-h100", "dgx-a100"], ["a10-cluster", "dgx-a100"]),
     "model.seq_len": ([512, 1024],),
@@ -215,7 +215,7 @@ def plans_of(seed: int) -> tuple[Any, ...]:
         tables = space.candidate_tables(number)
         plan = tables["plan"]
         if tables["model"]["preset"] != "resnet50":
-            for key in ("tp", "pp", "recompute", "zero", "schedule", "dp_overlap", "sp"):
+            for key in ("tp", "pp", "recompute", "zero", "sp"):
                 if rng.random() < 0.4:
                     plan[key] = rng.choice(rng.choice(VARIED[f"plan.{key}"]))
         tables["run"] = {"allow_oom": True}

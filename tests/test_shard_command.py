@@ -1,4 +1,5 @@
-"""``mpisim shard``, ``mpisim tables``, ``plan.sharder = "auto"``, and files of ``torch.save``."""
+"""``mpisim shard``, ``mpisim tables``, ``plan.tables.sharder = "auto"``, and files of
+``torch.save``."""
 
 from __future__ import annotations
 
@@ -72,8 +73,8 @@ def test_the_best_placement_is_written_and_runs(
     )
     assert best["as_fast"]
     written = tomllib.loads(placed.read_text())
-    assert written["plan"]["placement"] == best["placement"]
-    assert "sharder" not in written["plan"]
+    assert written["plan"]["tables"]["placement"] == best["placement"]
+    assert "sharder" not in written["plan"]["tables"]
     # The written experiment is the step that was shown, to the last digit.
     _, experiment = load(str(placed))
     results = simulate(experiment)
@@ -82,7 +83,7 @@ def test_the_best_placement_is_written_and_runs(
     assert results.step_time == pytest.approx(best["step_time"])
     # It is a starting point of a further search by itself.
     assert main(["shard", str(placed), "--sharders", "naive", "--kinds", "table_wise"]) == 0
-    assert "plan.placement" in capsys.readouterr().out
+    assert "plan.tables.placement" in capsys.readouterr().out
     assert main(["shard", str(mine), "-o", str(placed)]) == 2
     assert "placed.toml" in capsys.readouterr().err
 
@@ -100,8 +101,11 @@ def test_sharders_alone(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--sharders", "naiv"], "--sharders has 'naiv' (did you mean 'naive'?)"),
         (["--kinds", "row_wize"], "--kinds has 'row_wize' (did you mean 'row_wise'?)"),
         (["--overwrite"], "--overwrite needs a file to write: -o FILE"),
-        (["--set", "plan.fused=false"], "plan.fused is false"),
-        (["--set", "plan.placement=['row_wise','row_wise']"], "plan.placement has 2 entries"),
+        (["--set", "framework.fused=false"], "framework.fused is false"),
+        (
+            ["--set", "plan.tables.placement=['row_wise','row_wise']"],
+            "plan.tables.placement has 2 entries",
+        ),
     ],
 )
 def test_bad_input(
@@ -117,11 +121,11 @@ def test_other_models_have_no_tables(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_searches_vary_the_sharder(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["search", str(mine), "--vary", "plan.sharder=auto"]) == 0
+    assert main(["search", str(mine), "--vary", "plan.tables.sharder=auto"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("9 candidates")
-    assert "sharder size-lookup-greedy" in shown
-    assert main(["search", "llama3-8b-8-h100", "--vary", "plan.sharder=auto"]) == 2
+    assert "tables size-lookup-greedy" in shown
+    assert main(["search", "llama3-8b-8-h100", "--vary", "plan.tables.sharder=auto"]) == 2
     assert "that is for recommendation models" in capsys.readouterr().err
 
 

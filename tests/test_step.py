@@ -137,7 +137,7 @@ def test_megatron_synchronises_with_the_gpu_after_each_batch_of_messages() -> No
 def test_messages_may_be_split_over_a_tensor_parallel_group(overlap: bool) -> None:
     # 16 bytes that both ranks of a tp group hold: each sends 8 to its own peer, and the two gather
     # what they received before they compute with it (arXiv:2104.04473, section 4.1).
-    plan = {"global_batch": 1, "pp": 2, "tp": 2, "sp": False, "p2p_overlap": overlap}
+    plan = {"global_batch": 1, "pp": 2, "tp": 2, "sp": False, "overlap_p2p": overlap}
     program = step(2, (5, 6, 7), 4, **plan, p2p_split=True).program
     check_matching(program)
     assert listed(program, 2) == [
@@ -172,7 +172,7 @@ def test_messages_that_do_not_come_out_even_are_sent_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    "plan", [{"dp_style": "ddp"}, {"schedule": "gpipe"}, {"p2p_overlap": True}], ids=str
+    "plan", [{"dp_style": "ddp"}, {"schedule": "gpipe"}, {"overlap_p2p": True}], ids=str
 )
 def test_the_cpu_does_not_wait_for_messages_elsewhere(plan: dict[str, object]) -> None:
     program = step(2, (5, 6, 7), 2, **{"global_batch": 2, "pp": 2, "dp_style": "megatron", **plan})
@@ -180,7 +180,7 @@ def test_the_cpu_does_not_wait_for_messages_elsewhere(plan: dict[str, object]) -
 
 
 def test_with_overlap_each_message_has_a_stream_and_receives_are_early() -> None:
-    program = step(2, (5, 6, 7), 2, global_batch=3, pp=2, p2p_overlap=True).program
+    program = step(2, (5, 6, 7), 2, global_batch=3, pp=2, overlap_p2p=True).program
     table = program.table_of(0)
     assert len(np.unique(table.stream[table.is_communication])) == 2
     receives = np.flatnonzero(table.kind == Kind.RECV)
@@ -231,7 +231,7 @@ def test_bubbles_of_gpipe_and_1f1b(
             pp=stages,
             schedule=schedule,
             global_batch=stages + more,
-            p2p_overlap=overlap,
+            overlap_p2p=overlap,
         )
         assert bubble(done) == (stages - 1) * sum(times)
 

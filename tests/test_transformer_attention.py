@@ -152,7 +152,7 @@ def test_a_window_limits_the_keys_of_a_query() -> None:
 def test_cudnn_has_no_window_in_fp8_on_the_way_back() -> None:
     found = network(
         model("gpt", **SIZES, window=4),
-        plan(attention="cudnn", precision="fp8", attention_precision="fp8"),
+        plan(attention="cudnn", precision="fp8", precision_attention="fp8"),
     )
     attention = operator(found, "attention")
     assert lines(attention.forward)[-1] == "attention: 4/4 heads 8 x 8 causal window 4"

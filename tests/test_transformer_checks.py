@@ -73,7 +73,7 @@ REFUSED = {
     "scores in memory": (
         GPT,
         {"cp": 2, "kernels": "eager"},
-        "plan.cp is 2 with plan.kernels = 'eager'",
+        "plan.cp is 2 with framework.kernels = 'eager'",
     ),
     "window": (
         model("gpt", **SIZES, window=8),

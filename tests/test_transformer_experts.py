@@ -138,7 +138,7 @@ class TestGptOss:
 
 
 def test_attention_in_fp8_casts_what_comes_in() -> None:
-    attention = operator(block(precision="fp8", attention_precision="fp8"), "attention")
+    attention = operator(block(precision="fp8", precision_attention="fp8"), "attention")
     (cast, kernel) = [step for step in attention.forward if isinstance(step, Compute)]
     assert cast.kernel.traffic == 8 * 3 * 16 * (2 + 1)  # queries, keys and values
     assert isinstance(kernel.kernel, Attention)
@@ -157,5 +157,5 @@ def test_passes_of_one_stage_can_overlap() -> None:
         (backward, 1, True),
         (backward, 2, False),
     ]
-    with pytest.raises(InputError, match="ep_overlap is true, but schedule = '1f1b'"):
-        plan(ep_overlap=True, pp=2)
+    with pytest.raises(InputError, match=r"overlap\.ep is true, but pipeline\.schedule = '1f1b'"):
+        plan(overlap_ep=True, pp=2)

@@ -47,11 +47,11 @@ PLANS: dict[str, dict[str, Any]] = {
     "one GPU": {},
     "tp": {"tp": 4},
     "tp without sp": {"tp": 2, "sp": False},
-    "chunks": {"tp": 2, "tp_overlap": True},
+    "chunks": {"tp": 2, "overlap_tp": True},
     "ring": {"cp": 2},
     "gathered context": {"cp": 4, "cp_style": "all-gather", "tp": 2},
     "experts": {"ep": 4, "dp": 4},
-    "all": {"tp": 2, "cp": 2, "ep": 4, "etp": 2, "pp": 2, "dp": 2, "moe_overlap": True},
+    "all": {"tp": 2, "cp": 2, "ep": 4, "etp": 2, "pp": 2, "dp": 2, "overlap_moe": True},
     "step by step": {"fused": False},
 }
 

@@ -146,7 +146,7 @@ def test_volume_is_the_published_one(tp: int, ep: int) -> None:
 
 
 def test_tokens_in_fp8_return_in_bf16() -> None:
-    layer = block(TINY, ep=4, dp=4, dispatch_precision="fp8")
+    layer = block(TINY, ep=4, dp=4, precision_dispatch="fp8")
     copies = 8 * 2 * 16
     sizes = [size for operation, _, size in communications(layer) if operation == "A2A"]
     assert sizes == [copies, 8 * 2 * 4, 2 * copies]
@@ -183,7 +183,7 @@ def test_shared_experts_come_first_and_are_added_last() -> None:
 
 
 def test_shared_experts_beside_dispatch_and_combination() -> None:
-    layer = block(SHARED, ep=4, dp=4, moe_overlap=True)
+    layer = block(SHARED, ep=4, dp=4, overlap_moe=True)
     mixture = operator(layer, "mixture of experts")
     forward = [line.partition(":")[0] for line in lines(mixture.forward)]
     assert forward[4:] == [
@@ -224,7 +224,7 @@ def test_shared_experts_beside_dispatch_and_combination() -> None:
 
 
 def test_overlap_changes_the_order_and_nothing_else() -> None:
-    plain, overlapped = (block(SHARED, ep=4, dp=4, moe_overlap=each) for each in (False, True))
+    plain, overlapped = (block(SHARED, ep=4, dp=4, overlap_moe=each) for each in (False, True))
 
     def work(layer: Layer) -> list[str]:
         steps = [s for o in layer.operators for s in (*o.forward, *o.backward)]
@@ -236,7 +236,7 @@ def test_overlap_changes_the_order_and_nothing_else() -> None:
 
 
 def test_inside_an_expert_group_gathers_wait_for_the_all_to_alls() -> None:
-    layer = block(SHARED, tp=2, etp=2, ep=2, dp=2, moe_overlap=True)
+    layer = block(SHARED, tp=2, etp=2, ep=2, dp=2, overlap_moe=True)
     steps = operator(layer, "mixture of experts").forward
     found = [s for s in steps if isinstance(s, Communicate)]
     exchange = {s.token for s in found if s.name.startswith(("dispatch all-to", "probab"))} - {""}
@@ -326,7 +326,7 @@ def test_rows_in_fp8_are_copied_to_multiples_and_back() -> None:
 
 
 def test_the_flexible_dispatcher_in_fp8_sends_a_byte_a_number() -> None:
-    layer = block(TINY, ep=4, dp=4, etp=1, moe_dispatcher="flex", dispatch_precision="fp8")
+    layer = block(TINY, ep=4, dp=4, etp=1, moe_dispatcher="flex", precision_dispatch="fp8")
     assert lines(operator(layer, "dispatch").forward)[2:] == [
         f"dispatch cast: {8 * 16 * 3} bytes",
         "wait for token counts: read token counts",

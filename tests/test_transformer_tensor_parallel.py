@@ -30,7 +30,7 @@ def test_a_matrix_split_by_columns_all_reduces_its_input_gradient() -> None:
 
 
 def test_older_frameworks_reduce_after_both_gradients_and_add_in_a_kernel_of_its_own() -> None:
-    old = plan(tp=2, sp=False, dgrad_overlap=False, fused_wgrad=False)
+    old = plan(tp=2, sp=False, overlap_dgrad=False, fused_wgrad=False)
     assert lines(operator(network(TINY, old), "qkv").backward) == [
         "qkv input gradient: 8 x 16 x 24 bf16",
         "qkv weight gradient: 24 x 16 x 8 bf16 (weight)",
@@ -168,7 +168,7 @@ def test_volumes_are_the_published_ones(tp: int) -> None:
 
 
 def test_gather_and_multiply_in_chunks() -> None:
-    matrix = operator(network(TINY, plan(tp=4, tp_overlap=True)), "feed-forward in")
+    matrix = operator(network(TINY, plan(tp=4, overlap_tp=True)), "feed-forward in")
     share = HIDDEN // 4
     assert lines(matrix.forward) == [
         f"feed-forward in exchange: ring tp {share} => chunk 1",
@@ -186,7 +186,7 @@ def test_gather_and_multiply_in_chunks() -> None:
 
 def test_chunks_in_pairs() -> None:
     """Neighbours swap theirs first; then half as many products of twice the rows."""
-    found = plan(tp=4, tp_overlap=True, tp_overlap_pairs=True)
+    found = plan(tp=4, overlap_tp=True, overlap_tp_pairs=True)
     matrix = operator(network(TINY, found), "feed-forward in")
     share = 2 * 2 * 16
     assert lines(matrix.forward) == [
@@ -198,7 +198,7 @@ def test_chunks_in_pairs() -> None:
 
 
 def test_chunks_sent_to_their_ranks() -> None:
-    found = plan(tp=2, tp_overlap=True, tp_overlap_scatter="ring")
+    found = plan(tp=2, overlap_tp=True, overlap_tp_scatter="ring")
     matrix = operator(network(TINY, found), "attention output")
     assert lines(matrix.forward) == [
         "attention output chunk: 4 x 16 x 8 bf16",
@@ -209,7 +209,7 @@ def test_chunks_sent_to_their_ranks() -> None:
 
 
 def test_parts_in_fp8() -> None:
-    found = plan(tp=2, tp_overlap=True, tp_overlap_fp8=True, precision="fp8")
+    found = plan(tp=2, overlap_tp=True, overlap_tp_fp8=True, precision="fp8")
     matrix = operator(network(TINY, found), "attention output")
     sizes = [step.bytes for step in matrix.forward if hasattr(step, "bytes")]
     assert sizes == [2 * 16] * 4
@@ -217,7 +217,7 @@ def test_parts_in_fp8() -> None:
 
 def test_multiply_and_scatter_in_chunks() -> None:
     # Transformer Engine: 4 parts, each reduce-scattered beside the product of the next.
-    matrix = operator(network(TINY, plan(tp=2, tp_overlap=True)), "attention output")
+    matrix = operator(network(TINY, plan(tp=2, overlap_tp=True)), "attention output")
     assert lines(matrix.forward) == [
         line
         for part in range(4)
@@ -227,12 +227,12 @@ def test_multiply_and_scatter_in_chunks() -> None:
         )
     ]
     # As many as the share of a rank can be cut into: 4 tokens of each of 2, 2 of each of 4.
-    (first, *_) = operator(network(TINY, plan(tp=4, tp_overlap=True)), "attention output").forward
+    (first, *_) = operator(network(TINY, plan(tp=4, overlap_tp=True)), "attention output").forward
     assert lines([first]) == ["attention output chunk: 4 x 16 x 4 bf16"]
 
 
 def test_multiply_and_scatter_round_the_ring() -> None:
-    asynchronous = plan(tp=2, tp_overlap=True, dp_style="fsdp", zero=3)
+    asynchronous = plan(tp=2, overlap_tp=True, dp_style="fsdp", zero=3)
     matrix = operator(network(TINY, asynchronous), "attention output")
     share = HIDDEN // 2
     assert lines(matrix.forward) == [
@@ -341,8 +341,8 @@ def test_gradients_of_weights_are_added_where_the_framework_keeps_them() -> None
         f"feed-forward out weight gradient cast: {size * (2 + 4)} bytes (weight)",
         f"{added}: {size * 3 * 4} bytes (weight)",
     ]
-    assert backward(dp_style="deepspeed", grad_precision="fp32") == widened
-    assert backward(dp_style="deepspeed", grad_precision="fp32", global_batch=1) == widened
+    assert backward(dp_style="deepspeed", precision_gradients="fp32") == widened
+    assert backward(dp_style="deepspeed", precision_gradients="fp32", global_batch=1) == widened
     assert backward(dp_style="deepspeed") == [separate, f"{added}: {size * 3 * 2} bytes (weight)"]
 
 

@@ -38,7 +38,7 @@ def add_parser(subparsers: Any) -> None:
         "--sharders",
         metavar="NAME,...",
         default="",
-        help="of these sharders alone (default: all values of plan.sharder)",
+        help="of these sharders alone (default: all values of plan.tables.sharder)",
     )
     parser.add_argument(
         "--kinds",

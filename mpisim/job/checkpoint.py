@@ -74,7 +74,7 @@ def checkpoint_of(layout: Layout) -> Checkpoint:
         ranks = int((layout.network == network).sum()) // grid.pp
         for stage in range(pipeline.stages):
             layers = [layer for part in parts[stage] for layer in chunks[part].layers]
-            counts = parameter_counts(layers, plan.wrap_layers)
+            counts = parameter_counts(layers, plan.framework.wrap_layers)
             copies = max(holders[part] for part in parts[stage])
             share = counts.dense / replicas + counts.experts / expert_replicas
             written = (bytes_of_one * share + of_local * counts.local) / copies

@@ -255,7 +255,7 @@ def kept(layer: Layer, plan: Plan, whole: bool) -> int:
     """
     if whole:
         return layer.checkpoint + kept_bytes(plan, layer.operators)
-    return layer.saved_selective if plan.recompute == "selective" else layer.saved
+    return layer.saved_selective if plan.recompute.granularity == "selective" else layer.saved
 
 
 class LayerMemory:
@@ -263,7 +263,7 @@ class LayerMemory:
 
     def __init__(self, layer: Layer, plan: Plan, whole: bool, sizes: Mapping[str, int]) -> None:
         self.for_weights = sum(weight_gradient_inputs(each, sizes) for each in layer.operators)
-        again = plan.recompute == "selective"
+        again = plan.recompute.granularity == "selective"
         self.forward, held = 0, layer.checkpoint if whole else 0
         for operator in layer.operators:
             drops = whole or (again and operator.selective)
@@ -284,7 +284,7 @@ class LayerMemory:
     def _back(
         self, layer: Layer, plan: Plan, whole: bool, sizes: Mapping[str, int], part: str
     ) -> int:
-        again = plan.recompute == "selective"
+        again = plan.recompute.granularity == "selective"
         # The input of a layer that is recomputed is the first thing its operators save.
         held = most = max(layer.saved - layer.checkpoint, 0) if whole else 0
         for operator in reversed(layer.operators):

@@ -93,7 +93,7 @@ def connections(
     for task in communications:
         if sizes[task.group] == 1:
             continue
-        if task.operation is Operation.ALL_TO_ALL and plan.moe_dispatcher != "all-to-all":
+        if task.operation is Operation.ALL_TO_ALL and plan.framework.moe_dispatcher != "all-to-all":
             continue  # DeepEP's or HybridEP's, with buffers of their own
         if task.operation in PEER_TO_PEER:
             between[task.group] = task.operation
@@ -120,8 +120,10 @@ def connections(
         len(collective),
         peers,
         network,
-        deepep=own and plan.moe_dispatcher == "flex",
-        hybridep=_hybridep(layers, sizes) if own and plan.moe_dispatcher == "hybrid-ep" else 0,
+        deepep=own and plan.framework.moe_dispatcher == "flex",
+        hybridep=_hybridep(layers, sizes)
+        if own and plan.framework.moe_dispatcher == "hybrid-ep"
+        else 0,
     )
 
 

@@ -303,7 +303,7 @@ class _MemoryModel:
         key = tuple([(id(layer.operators), layer.role) for layer in layers])
         if key not in self._layers:
             plan, sizes = self._plan, self._sizes
-            counts = parameter_counts(layers, plan.wrap_layers)
+            counts = parameter_counts(layers, plan.framework.wrap_layers)
             self._layers[key] = _OfLayers(
                 model_states(counts, plan, sizes),
                 gathered_parameters(counts, plan),

@@ -204,8 +204,8 @@ class Rates:
 
 def framework(plan: Plan) -> str:
     """Return the framework whose data parallelism a plan follows (`Plan.resolved` fills it in)."""
-    assert plan.dp_style is not None
-    return plan.dp_style
+    assert plan.framework.dp_style is not None
+    return plan.framework.dp_style
 
 
 def _weight_bytes(plan: Plan) -> int:
@@ -215,15 +215,15 @@ def _weight_bytes(plan: Plan) -> int:
 
 def _gradient_bytes(plan: Plan) -> int:
     """Return the bytes of a gradient as it is kept and reduced."""
-    if plan.grad_precision is not None:
-        return BYTES[plan.grad_precision]
+    if plan.precision.gradients is not None:
+        return BYTES[plan.precision.gradients]
     return FP32 if framework(plan) == "megatron" else _weight_bytes(plan)
 
 
 def rates(plan: Plan) -> Rates:
     """Return the bytes of a parameter under a plan, before sharding."""
     weight = _weight_bytes(plan)
-    moments = BYTES[plan.moment_precision] * OPTIMIZER_STATES[plan.optimizer]
+    moments = BYTES[plan.precision.moments] * OPTIMIZER_STATES[plan.optimizer]
     if framework(plan) == "fsdp":
         # The sharded parameter is the master copy, and its gradient has the same precision.
         return Rates(FP32, FP32, moments)
@@ -290,16 +290,16 @@ def _quantised_copies(counts: ParameterCounts, plan: Plan) -> int:
     weights of products in that format have them: not embedding, head, router and norms. With
     ``fp8_params`` they are all there is of these weights.
     """
-    quantises = plan.precision in QUANTISED_FORMATS and not plan.fp8_weight_casts
+    quantises = plan.precision.products in QUANTISED_FORMATS and not plan.framework.fp8_weight_casts
     if framework(plan) != "megatron" or not quantises:
         return 0
     size = counts.quantised
-    if plan.precision == "nvfp4":
+    if plan.precision.products == "nvfp4":
         return 2 * 9 * size // 16
-    blocks = plan.fp8_scaling == "blocks"
-    each = 2 if plan.fp8_transposed or blocks else 1
+    blocks = plan.precision.fp8_scaling == "blocks"
+    each = 2 if plan.framework.fp8_transposed or blocks else 1
     scales = each * (size // MXFP8_BLOCK) if blocks else 0
-    return each * size + scales - (_weight_bytes(plan) * size if plan.fp8_params else 0)
+    return each * size + scales - (_weight_bytes(plan) * size if plan.precision.fp8_params else 0)
 
 
 # --- buffers --------------------------------------------------------------------------------------
@@ -324,9 +324,9 @@ def gathered_parameters(counts: ParameterCounts, plan: Plan) -> int:
         return min(weight * counts.total, weight * round(frameworks().deepspeed.live.si))
     if framework(plan) != "fsdp":
         return 0
-    if plan.zero == 2 or not plan.reshard_after_forward:
+    if plan.zero == 2 or not plan.framework.reshard_after_forward:
         return weight * (counts.root + sum(counts.units))
-    ahead = 1 + plan.prefetch
+    ahead = 1 + plan.framework.prefetch
     most = max((sum(counts.units[i : i + ahead]) for i in range(len(counts.units))), default=0)
     return weight * (counts.root + most)
 
@@ -361,8 +361,8 @@ def gradient_buckets(counts: ParameterCounts, plan: Plan, sizes: Mapping[str, in
         return (weight + gradient) * max(counts.units, default=0) + weight * counts.root
     if plan.zero == 0:
         return 0
-    bucket = plan.bucket or gradient * round(frameworks().deepspeed.bucket.si)
-    times = constants().deepspeed_overlap.value if plan.dp_overlap else 1.0
+    bucket = plan.framework.bucket or gradient * round(frameworks().deepspeed.bucket.si)
+    times = constants().deepspeed_overlap.value if plan.overlap.dp else 1.0
     pairs = 1 if plan.zero == 3 else 2  # reduce and all-gather; stage 3 gathers by itself
     return round(pairs * times * min(bucket, gradient * everything))
 

@@ -152,7 +152,7 @@ def shortest_runs(experiment: Experiment) -> ShortenedRun | None:
     replicas = _replicas(experiment)
     if plan.replica_batch or experiment.variation.kernels or not replicas:
         return None
-    to_fill = SCHEDULES[plan.schedule].rounds_to_fill
+    to_fill = SCHEDULES[plan.pipeline.schedule].rounds_to_fill
     if to_fill is None:
         return None
     whole, rest = divmod(plan.global_batch, replicas * plan.micro_batch)
@@ -182,7 +182,7 @@ def _round(plan: Plan) -> int:
     Interleaved schedules take groups of as many as there are stages; of others a step has a
     micro-batch more or less, DualPipe one in either direction.
     """
-    if SCHEDULES[plan.schedule].interleaved:
+    if SCHEDULES[plan.pipeline.schedule].interleaved:
         return plan.pp
     several = max(2, plan.pp // 4)
     return several + several % 2

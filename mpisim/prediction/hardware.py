@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import InputError
 from ..base.rank_ranges import parse_ranges
-from ..experiment import ClusterChoice, Cnn, Experiment, ScaleChoice
+from ..experiment import ClusterChoice, Cnn, Experiment, ScaleChoice, with_keys
 from ..kernels import Gpu, find_gpu
 from ..kernels.scaled import scaled_gpu
 from ..topo import Cluster, find_cluster
@@ -137,7 +137,7 @@ def gpus_of(experiment: Experiment, cluster: Cluster) -> dict[str, Gpu]:
     factors = experiment.scale.changes
     found = {name: scaled_gpu(find_gpu(name), factors) for name in names}
     for gpu in found.values():
-        gpu.peak(experiment.plan.precision)
+        gpu.peak(experiment.plan.precision.products)
     return found
 
 
@@ -186,15 +186,15 @@ def with_convolutions(experiment: Experiment, gpus: Mapping[str, Gpu]) -> Experi
         If the model has no convolutions, or a GPU not the format that is requested.
     """
     plan = experiment.plan
-    chosen = plan.convolution_precision
+    chosen = plan.precision.convolutions
     if not isinstance(experiment.model, Cnn):
         if chosen is not None:
-            raise InputError("plan.convolution_precision is given; only CNNs have convolutions")
+            raise InputError("plan.precision.convolutions is given; only CNNs have convolutions")
         return experiment
     if chosen is not None:
         for gpu in gpus.values():
             gpu.peak(chosen)
         return experiment
-    if plan.precision != "fp32" or not all("tf32" in gpu.formats for gpu in gpus.values()):
+    if plan.precision.products != "fp32" or not all("tf32" in gpu.formats for gpu in gpus.values()):
         return experiment
-    return replace(experiment, plan=replace(plan, convolution_precision="tf32"))
+    return replace(experiment, plan=with_keys(plan, {"precision.convolutions": "tf32"}))

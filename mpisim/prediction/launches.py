@@ -10,6 +10,7 @@ from ..base.quantity import PICOSECONDS
 from ..base.text import duration
 from ..engine.critical_path import PieceKind
 from ..engine.run import Run
+from ..experiment import with_keys
 from ..mpi.parallel import collective_errors
 from ..program import Kind, Program
 from .execution import execute
@@ -49,11 +50,11 @@ def launch_bound_statement(
 ) -> dict[str, Any]:
     """Return what a step would take if CUDA graphs launched its kernels, as attributes of results.
 
-    **Collective.** The experiment is simulated once more with ``plan.cuda_graphs``, but only where
-    launches are on the critical path for `MIN_LAUNCH_SHARE` of the step. The length of launches on
-    the path alone would not do: without them, another path may be hardly shorter. Where the CPU
-    waits for results, such as the number of tokens of each expert, capture needs code that does
-    without; the text says so.
+    **Collective.** The experiment is simulated once more with ``framework.cuda_graphs``, but only
+    where launches are on the critical path for `MIN_LAUNCH_SHARE` of the step. The length of
+    launches on the path alone would not do: without them, another path may be hardly shorter. Where
+    the CPU waits for results, such as the number of tokens of each expert, capture needs code that
+    does without; the text says so.
 
     Parameters
     ----------
@@ -73,9 +74,9 @@ def launch_bound_statement(
     """
     share: float = comm.bcast(launch_share(run) if comm.rank == 0 else 0.0)
     plan = prepared.experiment.plan
-    if share < MIN_LAUNCH_SHARE or plan.cuda_graphs or plan.launch_blocking:
+    if share < MIN_LAUNCH_SHARE or plan.framework.cuda_graphs or plan.framework.launch_blocking:
         return {}
-    captured = replace(prepared.experiment, plan=replace(plan, cuda_graphs=True))
+    captured = replace(prepared.experiment, plan=with_keys(plan, {"framework.cuda_graphs": True}))
     memory, networks = prepared.memory, prepared.networks
     short = prepared.workload.layout.pipeline.micro_batches if long else None
     with collective_errors(comm):
@@ -99,7 +100,7 @@ def launch_bound_statement(
     return {
         "launch_bound": (
             f"GPUs wait for the CPU to launch kernels, {share:.0%} of the critical path; CUDA "
-            f"graphs (plan.cuda_graphs = true) would make the step {duration(time)}, "
+            f"graphs (framework.cuda_graphs = true) would make the step {duration(time)}, "
             f"{gain:.0%} less"
             + ("" if waits <= 0 else ", if the CPU need not wait for results as it does now")
         ),

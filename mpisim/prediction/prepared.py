@@ -93,7 +93,7 @@ class PreparedExperiment:
     def format(self) -> Precision:
         """Number format of the matrix products that take most of the time."""
         plan = self.experiment.plan
-        return plan.convolution_precision or plan.precision
+        return plan.precision.convolutions or plan.precision.products
 
     @property
     def peak(self) -> float:
@@ -264,7 +264,7 @@ def kernel_models(
         return models, None
     constants = constants.for_model(experiment.model)
     platform = hardware.cluster.nccl.platform or Path(experiment.cluster.preset).stem
-    framework = experiment.calibration.framework
+    framework = experiment.software
     of_gpus = [
         AppliedConstants(constants, gpu_key(name, experiment.model), platform, framework)
         for name in hardware.named

@@ -15,6 +15,8 @@ import numpy as np
 from ..base.quantity import PICOSECONDS, Quantity
 from ..engine.run import Run
 from ..experiment import Cnn, Dlrm, Experiment, Plan, Transformer, VariationChoice
+from ..experiment.plan_keys import short_key
+from ..experiment.profiles import profile_of
 from ..kernels.counted import PRICED
 from ..program import Program
 from ..topo import Cluster, find_cluster
@@ -127,6 +129,7 @@ def statements(
             *_scale_lines(prepared),
             *unused_keys(prepared),
             *_plan_assumptions(prepared.experiment),
+            *_profile_lines(prepared.experiment),
             *_rank_assumptions(prepared),
             *network_notes(
                 prepared.cluster,
@@ -136,7 +139,7 @@ def statements(
                 run.setup,
             ),
             *(
-                f"{key} = {format_value(value)} (default)"
+                f"{short_key(key)} = {format_value(value)} (default)"
                 for key, value in defaults.items()
                 if _worth_listing(key, value, prepared)
             ),
@@ -216,17 +219,39 @@ def _network_request(experiment: Experiment) -> NetworkRequest:
 def _plan_assumptions(experiment: Experiment) -> list[str]:
     """The assumptions behind the plan's keys, given or not."""
     plan = experiment.plan
-    products = f"{plan.precision} matrix products"
+    products = f"{plan.precision.products} matrix products"
     if isinstance(experiment.model, Transformer):
-        products += f", {'fused' if plan.kernels == 'flash' else 'unfused'} attention"
-    elif plan.convolution_precision is not None:
-        products += f", convolutions in {plan.convolution_precision}"
-        if "plan.convolution_precision" in experiment.defaulted:
+        products += f", {'fused' if plan.framework.kernels == 'flash' else 'unfused'} attention"
+    elif plan.precision.convolutions is not None:
+        products += f", convolutions in {plan.precision.convolutions}"
+        if "plan.precision.convolutions" in experiment.defaulted:
             products += " (as PyTorch lets cuDNN by default)"
     return [
-        f"{products}, {'fused' if plan.fused else 'elementary'} elementwise kernels",
+        f"{products}, {'fused' if plan.framework.fused else 'elementary'} elementwise kernels",
         "kernels one after another on one stream; each kind of communicator on a stream of its own",
     ]
+
+
+def _profile_lines(experiment: Experiment) -> list[str]:
+    """Say what the profile of the framework has set, and by which source."""
+    if experiment.framework.name is None:
+        return []
+    profile = profile_of(experiment.framework.name, experiment.source)
+    called = profile.title
+    version = experiment.framework.version
+    if version is not None:
+        called += f" {version}"
+    lines = [f"framework: {called}; the profile covers {profile.versions}"]
+    if version is None:
+        lines[0] += "; no version is given, so the newest is taken"
+    elif profile.is_newer(version):
+        lines[0] += ", the version is newer"
+    for key, each in experiment.set_by_profile.items():
+        how = ", by analogy" if each.analogy else ""
+        lines.append(
+            f"{short_key(key)} = {format_value(each.value)} ({called}{how}: {each.source})"
+        )
+    return lines
 
 
 def _unused_constants(prepared: PreparedExperiment) -> list[str]:
@@ -307,33 +332,38 @@ def _worth_listing(key: str, value: object, prepared: PreparedExperiment) -> boo
     rotary = isinstance(model, Transformer) and (
         model.position == "rotary" or model.attention == "mla"
     )
-    scaled = transformer and plan.precision in ("fp8", "nvfp4")
+    scaled = transformer and plan.precision.products in ("fp8", "nvfp4")
     conditions = {
-        **{f"plan.{each}": scaled for each in vars(plan) if each.startswith("fp8_")},
-        "plan.sp_style": plan.tp > 1,
-        "plan.dp_overlap": grid.dp * grid.cp > 1,
-        "plan.rotary": rotary,
+        **{
+            key: scaled for key in experiment.defaulted if key.rpartition(".")[2].startswith("fp8_")
+        },
+        "framework.recipe": False,
+        "framework.sp_style": plan.tp > 1,
+        "plan.overlap.dp": grid.dp * grid.cp > 1,
+        "framework.rotary": rotary,
         "plan.order": sum(size > 1 for size in (plan.tp, plan.cp, plan.ep, plan.pp)) > 0,
-        "plan.schedule": plan.pp > 1,
-        "plan.cp_style": plan.cp > 1,
-        "plan.tp_overlap_scatter": plan.tp_overlap,
-        "plan.dgrad_overlap": plan.tp > 1 and not plan.sequence_parallel,
-        "plan.broadcast_buffers": images and plan.style(transformer=transformer) == "ddp",
-        "plan.kernels": transformer,
-        "plan.attention": transformer and plan.kernels == "flash",
-        "plan.unaligned": isinstance(model, Transformer) and _unaligned(model, plan),
-        "plan.scores_softmax": transformer and plan.kernels == "eager" and plan.fused,
-        "plan.norm_fusion": images,
-        "plan.image_layout": images,
+        "plan.pipeline.schedule": plan.pp > 1,
+        "framework.cp_style": plan.cp > 1,
+        "plan.overlap.tp_scatter": plan.overlap.tp,
+        "plan.overlap.dgrad": plan.tp > 1 and not plan.sequence_parallel,
+        "framework.broadcast_buffers": images and plan.style(transformer=transformer) == "ddp",
+        "framework.kernels": transformer,
+        "framework.attention": transformer and plan.framework.kernels == "flash",
+        "framework.unaligned": isinstance(model, Transformer) and _unaligned(model, plan),
+        "framework.scores_softmax": transformer
+        and plan.framework.kernels == "eager"
+        and plan.framework.fused,
+        "framework.norm_fusion": images,
+        "framework.image_layout": images,
         "plan.moe_imbalance": mixture,
-        "plan.moe_dispatcher": mixture and plan.ep > 1,
-        "plan.dispatch_precision": mixture and plan.ep > 1,
-        "plan.reshard_after_forward": plan.zero == 3,
-        "plan.wrap_layers": plan.zero == 3,
-        "plan.prefetch": plan.zero == 3 or staged,
-        "plan.fsdp_pipeline": staged,
-        "plan.moment_precision": transformer and plan.weight_format != "fp32",
-        "plan.sharder": isinstance(model, Dlrm) and not plan.placement,
+        "framework.moe_dispatcher": mixture and plan.ep > 1,
+        "plan.precision.dispatch": mixture and plan.ep > 1,
+        "framework.reshard_after_forward": plan.zero == 3,
+        "framework.wrap_layers": plan.zero == 3,
+        "framework.prefetch": plan.zero == 3 or staged,
+        "framework.fsdp_pipeline": staged,
+        "plan.precision.moments": transformer and plan.weight_format != "fp32",
+        "plan.tables.sharder": isinstance(model, Dlrm) and not plan.tables.placement,
         "network.contention": experiment.network.model == "nccl",
         "overlap.passes": experiment.overlap.model == "coupled",
     }
@@ -344,7 +374,7 @@ def _unaligned(model: Transformer, plan: Plan) -> bool:
     """Whether products of scores in memory have sizes that matrix units do not load at once."""
     widths = (model.head, model.value_head, model.seq_len, model.decoder_seq_len or 0)
     odd = any(2 * width % MATRIX_UNIT_LOAD for width in widths)
-    return plan.kernels == "eager" and plan.weight_format != "fp32" and odd
+    return plan.framework.kernels == "eager" and plan.weight_format != "fp32" and odd
 
 
 def format_value(value: object) -> str:

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe"]
-"""Values of ``plan.schedule``."""
+"""Values of ``plan.pipeline.schedule``."""
 
 Place = tuple[int, int]
 """A chunk and a micro-batch."""
@@ -81,7 +81,7 @@ class Schedule:
     order : callable
         From the size of a pipeline to the order of every stage.
     overlaps_messages : bool
-        Whether its implementation computes on while messages are sent (``plan.p2p_overlap``, where
+        Whether its implementation computes on while messages are sent (``plan.overlap.p2p``, where
         a plan does not say).
     megatron : bool
         Whether Megatron-LM has it, whose CPU waits for messages that do not overlap.

@@ -37,14 +37,13 @@ another number of stages or micro-batches costs some additions.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..experiment import Experiment, Plan, Transformer
+from ..experiment import Experiment, Plan, Transformer, keys_of
 from ..kernels import KernelModel
 from ..kernels.operations import BYTES, Elementwise, Kernel
 from ..prediction.hardware import Hardware, with_convolutions
@@ -69,17 +68,17 @@ NOT_OF_KERNELS = (
     "dp",
     "pp",
     "vpp",
-    "schedule",
-    "stages",
-    "p2p_overlap",
-    "p2p_split",
-    "account_for_embedding",
-    "account_for_loss",
+    "pipeline.schedule",
+    "pipeline.stages",
+    "pipeline.account_for_embedding",
+    "pipeline.account_for_loss",
     "zero",
     "zero_group",
-    "dp_overlap",
-    "bucket",
     "order",
+    "overlap.dp",
+    "overlap.p2p",
+    "framework.bucket",
+    "framework.p2p_split",
 )
 """Keys of a plan that no kernel of a layer depends on, but by what `_layers` looks at besides."""
 
@@ -185,18 +184,15 @@ class StepBounds:
         """Return the networks of an experiment with the times of each layer."""
         transformer = isinstance(experiment.model, Transformer)
         plan = experiment.plan
-        shape = tuple(
-            getattr(plan, each.name)
-            for each in fields(plan)
-            if not transformer or each.name not in NOT_OF_KERNELS
-        )
+        keys = keys_of(plan).items()
+        shape = tuple(each for key, each in keys if not transformer or key not in NOT_OF_KERNELS)
         price = self._price(experiment, hardware)
         # Passes of two micro-batches that take turns hide the communications of each other.
-        alone = not (plan.ep_overlap or SCHEDULES[plan.schedule].mirrored)
+        alone = not (plan.overlap.ep or SCHEDULES[plan.pipeline.schedule].mirrored)
         classes = price.classes_of(grid) if alone else {}
         # Whether gradients are added up; on how many nodes experts lie, where dispatchers heed it.
         accumulates = plan.global_batch > grid.dp * plan.micro_batch
-        place = grid if plan.ep > 1 and plan.moe_dispatcher != "all-to-all" else None
+        place = grid if plan.ep > 1 and plan.framework.moe_dispatcher != "all-to-all" else None
         key = (shape, id(price), tuple(classes.values()), accumulates, place)
         found = self._networks.get(key)
         if found is None:
@@ -265,7 +261,7 @@ class _Price:
         """Return the times of a layer."""
         operators = layer.operators
         again = recomputed_operators(plan, operators)
-        selective = plan.recompute == "selective"
+        selective = plan.recompute.granularity == "selective"
         key = (operators, len(again), selective, tuple(classes.items()))
         found = self._layers.get(key)
         if found is None:
@@ -329,12 +325,22 @@ class _Price:
         `mpisim.workloads.data_parallel.fsdp` writes it.
         """
         ranks = grid.dp * grid.cp
-        key = (plan.pp == 1, plan.zero, plan.reshard_after_forward, plan.flat_shards, ranks)
-        formats = plan.weight_format, plan.grad_precision
+        key = (
+            plan.pp == 1,
+            plan.zero,
+            plan.framework.reshard_after_forward,
+            plan.framework.flat_shards,
+            ranks,
+        )
+        formats = plan.weight_format, plan.precision.gradients
         known: dict[int, _Sharded] = {}  # by the tuple of operators itself
         found = []
         for layer in network.layers:
-            if plan.wrap_layers > 1 or plan.zero_group is not None or layer.role != "block":
+            if (
+                plan.framework.wrap_layers > 1
+                or plan.zero_group is not None
+                or layer.role != "block"
+            ):
                 found.append(NOTHING)
                 continue
             at = id(layer.operators)
@@ -352,12 +358,12 @@ class _Price:
         ranks = grid.dp * grid.cp
         size = sum(padded(each.size, ranks) for each in parameters)
         weight = BYTES[plan.weight_format]
-        gradient = BYTES[plan.grad_precision or plan.weight_format]
+        gradient = BYTES[plan.precision.gradients or plan.weight_format]
         if plan.pp > 1:  # gathered and reduced once a step
             return _Sharded(0, self._kernel(Elementwise((weight + 2 * gradient) * size)), 0, 0)
-        again = plan.zero == 3 and plan.reshard_after_forward
+        again = plan.zero == 3 and plan.framework.reshard_after_forward
         out = into = 0
-        if not plan.flat_shards:
+        if not plan.framework.flat_shards:
             source = weight if ranks > 1 else BYTES["fp32"]
             out = self._kernel(Elementwise((source + weight) * size))
             into = self._kernel(Elementwise((weight + gradient) * size))
@@ -427,7 +433,7 @@ def _times_of_chunks(
 
 def _pipeline_bound(plan: Plan, micro_batches: int, parts: Sequence[_ChunkTimes]) -> int:
     """Kernels of the parts of a pipeline → the bound of the module's head, in ps."""
-    schedule = SCHEDULES[plan.schedule]
+    schedule = SCHEDULES[plan.pipeline.schedule]
     if schedule.mirrored:  # half of the micro-batches pass either way
         pairs = zip(parts, reversed(parts), strict=True)
         return max(micro_batches // 2 * (one.whole + other.whole) for one, other in pairs)

@@ -101,25 +101,26 @@ class EagerModules:
     """
 
     def __init__(self, plan: Plan, grid: Grid) -> None:
-        if plan.precision in ("fp8", "nvfp4"):
+        if plan.precision.products in ("fp8", "nvfp4"):
             raise InputError(
-                f"plan.precision is {plan.precision!r}, which only transformers have; allowed "
+                f"plan.precision is {plan.precision.products!r}, which only transformers have; "
+                f"allowed "
                 "here: fp32, tf32, fp16, bf16"
             )
-        if plan.tp_overlap:
-            raise InputError("plan.tp_overlap is true; only transformers overlap in this way")
+        if plan.overlap.tp:
+            raise InputError("plan.overlap.tp is true; only transformers overlap in this way")
         for key in ("cp", "ep"):
             if getattr(plan, key) > 1:
                 raise InputError(
                     f"plan.{key} is {getattr(plan, key)}; only transformers have sequences and "
                     "experts to share"
                 )
-        if plan.recompute == "selective":
+        if plan.recompute.granularity == "selective":
             raise InputError(
                 "plan.recompute is 'selective', which is about attention; allowed here: none, full"
             )
-        self.dtype: Precision = plan.precision
-        self.element = BYTES[plan.precision]
+        self.dtype: Precision = plan.precision.products
+        self.element = BYTES[plan.precision.products]
         self.stored: Literal["fp32", "fp16", "bf16"] = plan.weight_format
         self.mixed = self.element < FP32
         self.tp = grid.tp

@@ -197,12 +197,14 @@ def check_layout(experiment: Experiment, grid: Grid) -> list[int]:
     if isinstance(model, Transformer) and model.experts:
         grid.check_experts()
     for count in sorted(set(counts)):
-        check_schedule(plan.schedule, plan.pp, count, plan.vpp, paired=plan.ep_overlap)
+        check_schedule(plan.pipeline.schedule, plan.pp, count, plan.vpp, paired=plan.overlap.ep)
     return counts
 
 
 def _pipeline(plan: Plan, micro_batches: int) -> Pipeline:
-    return pipeline(plan.schedule, plan.pp, micro_batches, plan.vpp, paired=plan.ep_overlap)
+    return pipeline(
+        plan.pipeline.schedule, plan.pp, micro_batches, plan.vpp, paired=plan.overlap.ep
+    )
 
 
 def _micro_batches(plan: Plan, dp: int) -> list[int]:
@@ -233,7 +235,7 @@ def _micro_batches(plan: Plan, dp: int) -> list[int]:
 
 def _per_node(experiment: Experiment) -> int | None:
     """Return how many GPUs fast links join, where what ranks send depends on it."""
-    if experiment.plan.moe_dispatcher == "all-to-all":
+    if experiment.plan.framework.moe_dispatcher == "all-to-all":
         return None
     return experiment.cluster.node_gpus
 
@@ -257,7 +259,8 @@ def _networks(experiment: Experiment, grid: Grid) -> tuple[Sequence[Network], ND
 
 
 def split_layers(network: Network, plan: Plan, parts: int) -> list[ModelChunk]:
-    """Network → model chunks, evenly or as ``plan.stages`` says; embeddings first, heads last.
+    """Network → model chunks, evenly or as ``plan.pipeline.stages`` says; embeddings first, heads
+    last.
 
     Parameters
     ----------
@@ -273,10 +276,11 @@ def split_layers(network: Network, plan: Plan, parts: int) -> list[ModelChunk]:
     """
     roles = [layer.role for layer in network.layers]
     blocks = roles.count("block")
-    counts = list(plan.stages) or _even(blocks, plan, parts)
+    counts = list(plan.pipeline.stages) or _even(blocks, plan, parts)
     if sum(counts) != blocks:
         raise InputError(
-            f"plan.stages = {counts} adds up to {sum(counts)} layers; the model has {blocks}"
+            f"plan.pipeline.stages = {counts} adds up to {sum(counts)} layers; the model has "
+            f"{blocks}"
         )
     first = roles.index("block") if blocks else len(roles)
     number = 0
@@ -296,13 +300,15 @@ def split_layers(network: Network, plan: Plan, parts: int) -> list[ModelChunk]:
         found.append(ModelChunk(tuple(layers), tuple(numbers)))
     for part, each in enumerate(found):
         if not each.layers:
-            raise InputError(f"part {part} of the pipeline has no layer; plan.stages = {counts}")
+            raise InputError(
+                f"part {part} of the pipeline has no layer; plan.pipeline.stages = {counts}"
+            )
     return found
 
 
 def _even(blocks: int, plan: Plan, parts: int) -> list[int]:
     """Return the number of blocks of each chunk; embedding and loss may count as one each."""
-    extra = plan.account_for_embedding + plan.account_for_loss
+    extra = plan.pipeline.account_for_embedding + plan.pipeline.account_for_loss
     each, rest = divmod(blocks + extra, parts)
     if rest:
         counted = "1 layer" if blocks == 1 else f"{blocks} layers"
@@ -312,9 +318,9 @@ def _even(blocks: int, plan: Plan, parts: int) -> list[int]:
         such = f", such as {uneven}" if min(uneven) > 0 and parts <= MAX_CHUNKS_LISTED else ""
         raise InputError(
             f"{counted} cannot be spread evenly over plan.pp × plan.vpp = {parts} parts of the "
-            f"pipeline; give the layers of each in plan.stages{such}"
+            f"pipeline; give the layers of each in plan.pipeline.stages{such}"
         )
     counts = [each] * parts
-    counts[0] -= plan.account_for_embedding
-    counts[-1] -= plan.account_for_loss
+    counts[0] -= plan.pipeline.account_for_embedding
+    counts[-1] -= plan.pipeline.account_for_loss
     return counts

@@ -112,8 +112,8 @@ class Communicate:
 class Await:
     """The CPU waits for a kernel whose result it needs before it launches anything further.
 
-    Left out where launches are captured (``plan.cuda_graphs``), which is possible only if the CPU
-    needs nothing.
+    Left out where launches are captured (``framework.cuda_graphs``), which is possible only if the
+    CPU needs nothing.
 
     Attributes
     ----------

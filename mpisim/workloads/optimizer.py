@@ -86,7 +86,7 @@ def optimizer_bytes(plan: Plan, strategy: Strategy) -> int:
     strategy : Strategy
         It knows the format of the gradient.
     """
-    states = BYTES[plan.moment_precision] * OPTIMIZER_STATES[plan.optimizer]
+    states = BYTES[plan.precision.moments] * OPTIMIZER_STATES[plan.optimizer]
     return strategy.optimizer_gradient_size + 2 * (FP32 + states)
 
 
@@ -109,7 +109,7 @@ def write_optimizer(block: BlockBuilder, layout: Layout, stage: int, strategy: S
             block, "gradients", strategy.gradient_size, strategy.optimizer_gradient_size, strategy
         )
     plan = layout.experiment.plan
-    if plan.precision == "fp16" and (strategy.norm_groups or plan.clip):
+    if plan.precision.products == "fp16" and (strategy.norm_groups or plan.clip):
         _check_overflow(block, strategy)
     if plan.clip if plan.clip is not None else strategy.norm_groups:
         _clip(block, layout, strategy)
@@ -183,12 +183,12 @@ def _update(block: BlockBuilder, plan: Plan, strategy: Strategy) -> None:
     if not strategy.updated_parameters:
         return
     torch = strategy.style in ("ddp", "fsdp")
-    if plan.fused or not torch:
+    if plan.framework.fused or not torch:
         each = optimizer_bytes(plan, strategy)
         block.compute(Compute(plan.optimizer, OptimizerStep(strategy.updated_parameters, each)))
         return
     kernels = FOREACH_KERNELS[plan.optimizer]
-    if plan.optimizer in plan.primitive:
+    if plan.optimizer in plan.framework.primitive:
         kernels = PRIMITIVE_KERNELS[plan.optimizer]
     for name, numbers in kernels:
         block.compute(Compute(name, OptimizerStep(strategy.updated_parameters, FP32 * numbers)))
@@ -208,7 +208,7 @@ def _quantise(block: BlockBuilder, layout: Layout, stage: int, strategy: Strateg
     :mod:`.transformer.casts`; those to NVFP4 also read a weight for its largest value.
     """
     plan = layout.experiment.plan
-    if plan.precision not in ("fp8", "nvfp4") or plan.fp8_weight_casts:
+    if plan.precision.products not in ("fp8", "nvfp4") or plan.framework.fp8_weight_casts:
         return
     chunks = zip(layout.chunks(stage), strategy.parameters, strict=True)
     size = sum(
@@ -217,10 +217,10 @@ def _quantise(block: BlockBuilder, layout: Layout, stage: int, strategy: Strateg
         for each in held
         if chunk.layers[each.layer].role == "block"
     )
-    current = plan.precision == "nvfp4" or plan.fp8_scaling == "current"
-    layouts = 2 if plan.fp8_transposed or plan.fp8_scaling == "blocks" else 1
+    current = plan.precision.products == "nvfp4" or plan.precision.fp8_scaling == "current"
+    layouts = 2 if plan.framework.fp8_transposed or plan.precision.fp8_scaling == "blocks" else 1
     traffic = (2 if current else 1) * BYTES[plan.weight_format] * size
-    traffic += layouts * operand_bytes(plan.precision, size)
+    traffic += layouts * operand_bytes(plan.precision.products, size)
     block.compute(Compute("cast weights", Elementwise(traffic, transposes=layouts == 2)))
 
 

@@ -4,8 +4,8 @@ Full recomputation keeps the input of a layer and runs the layer again before it
 either of all layers or of the first few of each model chunk (Megatron-LM's ``--recompute-method
 block``). Megatron-LM runs the whole layer. PyTorch's checkpoints without reentry stop when the last
 value that the backward pass reads is there, and XLA drops what no one reads: the matrix that ends a
-layer is not multiplied again, since its backward pass reads its input (`Plan.recompute_stops`).
-Policies keep the results of some operators (`Plan.recompute_keeps`): ``jax.checkpoint_policies``,
+layer is not multiplied again, since its backward pass reads its input (`plan.recompute.stops`).
+Policies keep the results of some operators (`plan.recompute.keeps`): ``jax.checkpoint_policies``,
 PyTorch's selective checkpoints.
 
 Selective recomputation (Korthikanti et al., arXiv:2205.05198) runs single operators again
@@ -36,9 +36,9 @@ def recomputed_layers(plan: Plan, numbers: Sequence[int]) -> list[bool]:
     """
     found, blocks = [], 0
     for number in numbers:
-        recomputes = number >= 0 and plan.recompute == "full"
-        if recomputes and plan.recompute_layers is not None:
-            recomputes = blocks < plan.recompute_layers
+        recomputes = number >= 0 and plan.recompute.granularity == "full"
+        if recomputes and plan.recompute.layers is not None:
+            recomputes = blocks < plan.recompute.layers
         found.append(recomputes)
         blocks += number >= 0
     return found
@@ -50,7 +50,7 @@ def recomputed_operators(plan: Plan, operators: Sequence[Operator]) -> tuple[Ope
     Parameters
     ----------
     plan : Plan
-        Its `recompute_stops` and `recompute_keeps` are read.
+        Its `recompute.stops` and `recompute.keeps` are read.
     operators : sequence of Operator
         All of the layer, in the order of the forward.
 
@@ -60,13 +60,13 @@ def recomputed_operators(plan: Plan, operators: Sequence[Operator]) -> tuple[Ope
         In the same order; may be empty.
     """
     found = list(operators)
-    if plan.recompute_stops:
+    if plan.recompute.stops:
         while found and not found[-1].saved:
             found.pop()
         # What a matrix product saves is its input: no one reads its result.
         if found and _products(found[-1]):
             found.pop()
-    return tuple(each for each in found if each.name not in plan.recompute_keeps)
+    return tuple(each for each in found if each.name not in plan.recompute.keeps)
 
 
 def kept_bytes(plan: Plan, operators: Sequence[Operator]) -> int:
@@ -75,7 +75,7 @@ def kept_bytes(plan: Plan, operators: Sequence[Operator]) -> int:
     Parameters
     ----------
     plan : Plan
-        Its `recompute_keeps` is read.
+        Its `recompute.keeps` is read.
     operators : sequence of Operator
         All of the layer, in the shapes of one rank.
 
@@ -89,7 +89,7 @@ def kept_bytes(plan: Plan, operators: Sequence[Operator]) -> int:
         if isinstance(kernel, Gemm)
         else BYTES[kernel.dtype] * kernel.batch * kernel.heads * kernel.queries * kernel.value_size
         for each in operators
-        if each.name in plan.recompute_keeps
+        if each.name in plan.recompute.keeps
         for kernel in _products(each)
     )
 

@@ -140,7 +140,8 @@ class StageWriter:
             len(self._chunks),
             overlap=plan.overlaps_p2p,
             builder=self._builder,
-            synchronous=self._strategy.style == "megatron" and SCHEDULES[plan.schedule].megatron,
+            synchronous=self._strategy.style == "megatron"
+            and SCHEDULES[plan.pipeline.schedule].megatron,
         )
         begin = self._builder()
         self._strategy.begin(begin)
@@ -324,7 +325,7 @@ class StageWriter:
                 self._strategy.after_backward(builder, chunk, i, edge)
 
     def _selective(self, operator: Operator) -> bool:
-        return operator.selective and self._plan.recompute == "selective"
+        return operator.selective and self._plan.recompute.granularity == "selective"
 
     def _recompute(self, builder: BlockBuilder, operators: Sequence[Operator]) -> Iterator[None]:
         builder.tags(phase=Phase.RECOMPUTE)

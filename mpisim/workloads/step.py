@@ -104,7 +104,11 @@ class _StepWriter:
         plan = layout.experiment.plan
         self._names = Names()
         self._pricings = tuple(
-            Pricing(each, cuda_graphs=plan.cuda_graphs, launch_blocking=plan.launch_blocking)
+            Pricing(
+                each,
+                cuda_graphs=plan.framework.cuda_graphs,
+                launch_blocking=plan.framework.launch_blocking,
+            )
             for each in kernels
         )
         self._groups = Groups(layout.grid, plan.zero_group)

@@ -28,6 +28,8 @@ preset = "gpt2"
 [plan]
 global_batch = 512
 micro_batch = 8
+
+[framework]
 dp_style = "ddp"
 [cluster]
 preset = "dgx-h100"

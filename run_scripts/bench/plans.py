@@ -47,11 +47,13 @@ seq_len = {seq_len}
 tp = {tp}
 pp = {pp}
 vpp = {vpp}
-schedule = "{schedule}"
 micro_batch = {micro_batch}
 global_batch = {batch}
 recompute = "{recompute}"
 zero = {zero}
+
+[plan.pipeline]
+schedule = "{schedule}"
 [cluster]
 preset = "dgx-h100"
 nodes = {nodes}

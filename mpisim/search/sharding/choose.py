@@ -15,7 +15,7 @@ import numpy as np
 
 from ...base.errors import InputError
 from ...base.frozen import frozen
-from ...experiment import Dlrm, Experiment
+from ...experiment import Dlrm, Experiment, with_keys
 from ...prediction.execution import execute
 from ...prediction.prepared import PreparedExperiment, prepare
 from ...prediction.uncertainty import error_bar
@@ -153,9 +153,10 @@ def choose_placement(
     model, source = experiment.model, experiment.source
     if not isinstance(model, Dlrm):
         raise InputError(f"{source}: model.family is {model.family!r}; tables has a 'dlrm'")
-    if not experiment.plan.fused:
+    if not experiment.plan.framework.fused:
         raise InputError(
-            f"{source}: plan.fused is false; tables are placed in any way by FBGEMM's kernels: true"
+            f"{source}: framework.fused is false; tables are placed in any way by FBGEMM's "
+            f"kernels: true"
         )
     run = replace(experiment.run, allow_oom=True)
     experiment = replace(experiment, run=run)
@@ -164,7 +165,7 @@ def choose_placement(
     ranks = empty.workload.layout.grid.dp
     cost = PlacementCost(empty, tables, _room(experiment, empty, tables, ranks))
     named: dict[str, list[Placement]] = {}
-    if experiment.plan.placement:
+    if experiment.plan.tables.placement:
         named[FILE] = placements(experiment.plan, tables, ranks)
     for name in sharders:
         of = sharded(name, tables, ranks)
@@ -218,7 +219,7 @@ def _allowed(placed: Sequence[Placement], choices: Sequence[Sequence[Placement]]
 
 
 def _with(experiment: Experiment, texts: Sequence[str]) -> Experiment:
-    return replace(experiment, plan=replace(experiment.plan, placement=tuple(texts)))
+    return replace(experiment, plan=with_keys(experiment.plan, {"tables.placement": tuple(texts)}))
 
 
 def _simulated(

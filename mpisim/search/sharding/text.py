@@ -58,7 +58,9 @@ def chosen_lines(found: Chosen) -> list[str]:
 
 def _rule(name: str) -> str:
     """Return the rule of a sharder as the paper prints it."""
-    return RULES.get(name, {SEARCH: "moves, swaps, kinds", FILE: "plan.placement"}.get(name, ""))
+    return RULES.get(
+        name, {SEARCH: "moves, swaps, kinds", FILE: "plan.tables.placement"}.get(name, "")
+    )
 
 
 def _kinds(found: SimulatedPlacement) -> dict[str, int]:
@@ -79,7 +81,7 @@ def chosen_figures(found: Chosen) -> dict[str, Any]:
         ``ranks``, ``compared``, ``seconds``; ``placements``, the best first, of each ``sharder``,
         ``step_time`` (s), ``uncertainty`` (relative), ``as_fast`` (as the best, by the error of the
         difference), ``cost`` (s), ``balance`` by `LOADS`, ``peak`` (bytes), ``fits``, ``digest``,
-        ``placement`` (texts of ``plan.placement``).
+        ``placement`` (texts of ``plan.tables.placement``).
     """
     return {
         "ranks": found.ranks,
@@ -108,7 +110,8 @@ def _texts(placed: tuple[Placement, ...]) -> list[str]:
 
 
 def placement_tables(given: Mapping[str, Any], found: SimulatedPlacement) -> dict[str, Any]:
-    """Tables of an experiment → the same with a placement in ``[plan]``, in place of a sharder.
+    """Tables of an experiment → the same with a placement in ``[plan.tables]``, in place of a
+    sharder.
 
     Parameters
     ----------
@@ -116,5 +119,4 @@ def placement_tables(given: Mapping[str, Any], found: SimulatedPlacement) -> dic
         Tables of a file, paths absolute.
     found : SimulatedPlacement
     """
-    plan = {key: value for key, value in given["plan"].items() if key != "sharder"}
-    return {**given, "plan": {**plan, "placement": _texts(found.placed)}}
+    return {**given, "plan": {**given["plan"], "tables": {"placement": _texts(found.placed)}}}

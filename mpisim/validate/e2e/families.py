@@ -23,7 +23,7 @@ def family(mapped: Mapped) -> Family:
         name = name.partition(suffix)[0]
     if unnamed(name):
         name = f"{name} {mapped.row.texts['hidden']}"
-    return mapped.source, name.casefold(), mapped.experiment.calibration.framework or ""
+    return mapped.source, name.casefold(), mapped.experiment.software or ""
 
 
 def way(mapped: Mapped) -> Way:
@@ -34,4 +34,4 @@ def way(mapped: Mapped) -> Way:
     """
     plan = mapped.experiment.plan
     sizes = plan.tp, plan.pp, plan.vpp, plan.cp, plan.ep
-    return mapped.row.texts["gpu"], plan.precision, *sizes
+    return mapped.row.texts["gpu"], plan.precision.products, *sizes

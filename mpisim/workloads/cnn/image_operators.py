@@ -60,10 +60,10 @@ class ImageOperators(EagerModules):
     def __init__(self, plan: Plan, grid: Grid) -> None:
         super().__init__(plan, grid)
         self.batch = plan.micro_batch
-        self.norm_fusion = plan.norm_fusion
-        self.convolution_format = plan.convolution_precision or self.dtype
+        self.norm_fusion = plan.framework.norm_fusion
+        self.convolution_format = plan.precision.convolutions or self.dtype
         self.transposes_layout = (
-            plan.image_layout == "channels-first" and self.convolution_format != "fp32"
+            plan.framework.image_layout == "channels-first" and self.convolution_format != "fp32"
         )
 
     def bytes(self, image: Image) -> int:

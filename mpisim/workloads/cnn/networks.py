@@ -6,7 +6,7 @@ Parameters are listed as torchvision registers them. To add a family: a function
 
 ResNet (arXiv:1512.03385) and Wide ResNet, after ``torchvision/models/resnet.py``. Strides are in
 the 3 × 3 convolution of a bottleneck ("v1.5"). Batch normalisation can be fused with what is around
-it (``plan.norm_fusion``):
+it (``framework.norm_fusion``):
 
 "activation"
     ReLU, and the sum of two branches before it, belong to the kernel of the normalisation

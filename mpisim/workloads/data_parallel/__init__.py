@@ -72,7 +72,7 @@ def make_strategy(
 
 def _kind(plan: Plan) -> type[Strategy]:
     """Plan → its strategy, the only one that is loaded."""
-    match plan.dp_style:
+    match plan.framework.dp_style:
         case "ddp":
             from .ddp import Ddp
 
@@ -94,6 +94,6 @@ def _kind(plan: Plan) -> type[Strategy]:
 
             if plan.pp == 1:
                 return Fsdp
-            return PyTorchPipeline if plan.fsdp_pipeline == "pytorch" else FsdpPipeline
+            return PyTorchPipeline if plan.framework.fsdp_pipeline == "pytorch" else FsdpPipeline
         case None:
             raise AssertionError("a plan that is not resolved")

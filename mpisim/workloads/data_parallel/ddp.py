@@ -49,7 +49,7 @@ class Ddp(Strategy):
         defaults, plan = frameworks().ddp, self.plan
         # A size the user gives holds for the first bucket, too (distributed.py).
         first, further = int(defaults.first_bucket.si), int(defaults.bucket.si)
-        sizes = (first, further) if plan.bucket is None else (plan.bucket,)
+        sizes = (first, further) if plan.framework.bucket is None else (plan.framework.bucket,)
         limits = [-(-size // self.gradient_size) for size in sizes]
         self.buckets = tuple(
             tuple(
@@ -81,7 +81,7 @@ class Ddp(Strategy):
         first : bool
             Whether this is the chunk's first forward of the step; otherwise nothing is written.
         """
-        if not self.plan.broadcast_buffers:
+        if not self.plan.framework.broadcast_buffers:
             return
         channels = [
             operator.statistics
@@ -135,7 +135,7 @@ class Ddp(Strategy):
                 continue
             self.write_copies(block, "copy gradient into bucket", [each], self.gradient_size)
             bucket = self._full.get((chunk, each))
-            if self.plan.dp_overlap and bucket is not None:
+            if self.plan.overlap.dp and bucket is not None:
                 row = block.launch(self._reduction(bucket))
                 assert row is not None  # the bucket's group has several members
                 self._launched[chunk, bucket] = row
@@ -157,7 +157,7 @@ class Ddp(Strategy):
         if not last or layer > 0:
             return
         for bucket in self.buckets[chunk]:
-            if self.plan.dp_overlap:
+            if self.plan.overlap.dp:
                 block.await_next([self._launched[chunk, bucket]])
             else:
                 block.communicate(self._reduction(bucket))

@@ -78,18 +78,18 @@ class DeepSpeed(Strategy):
 
     def _buckets_of(self, parameters: Sequence[ChunkParameter]) -> list[Bucket]:
         limit = int(frameworks().deepspeed.bucket.si)
-        if self.plan.bucket is not None:
-            limit = self.plan.bucket // self.gradient_size
+        if self.plan.framework.bucket is not None:
+            limit = self.plan.framework.bucket // self.gradient_size
         if not self.plan.zero:
             return buckets_closed_after(parameters, [limit + 1])
-        if self.plan.zero == 1 and not self.plan.dp_overlap:
+        if self.plan.zero == 1 and not self.plan.overlap.dp:
             return buckets_closed_before(parameters, limit)
         return buckets_closed_before(parameters[::-1], limit)
 
     @property
     def _reduces_in_backward(self) -> bool:
         """Whether gradients are reduced during the backward, or after it."""
-        return self.plan.zero >= 2 or (self.plan.zero == 1 and self.plan.dp_overlap)
+        return self.plan.zero >= 2 or (self.plan.zero == 1 and self.plan.overlap.dp)
 
     def _reduces(self, last: bool) -> bool:
         return self._reduces_in_backward and (last or self.plan.zero >= 2)
@@ -212,7 +212,7 @@ class DeepSpeed(Strategy):
         int or None
             The row, in the block; None where the group has one member.
         """
-        if not self.plan.dp_overlap:
+        if not self.plan.overlap.dp:
             return block.communicate(step)
         row = block.launch(step, waits=waits)
         if row is not None:

@@ -9,7 +9,7 @@ What is gathered lies rank by rank, and is copied to where the parameters are; g
 the other way, in the format in which they are reduced: two copies of a unit on the stream of the
 kernels (``foreach_all_gather_copy_out``, ``foreach_reduce_scatter_copy_in``). Not counted are the
 casts between shards and those formats, on streams of their own. Megatron-FSDP keeps a unit in one
-buffer, which is gathered and reduced as it is (``plan.flat_shards``): nothing is copied.
+buffer, which is gathered and reduced as it is (``framework.flat_shards``): nothing is copied.
 
 Memory sets the pace of gathering (``wait_for_unshard``): forward, a unit waits until the last but
 one has been copied; backward, until the last one has. Backward the next unit is gathered before the
@@ -137,7 +137,7 @@ class Fsdp(Strategy):
         roots, units = [], []
         for layers, parameters in zip(self.chunks, self.parameters, strict=True):
             blocks = [i for i, layer in enumerate(layers) if layer.role == "block"]
-            size = self.plan.wrap_layers
+            size = self.plan.framework.wrap_layers
             wraps = [blocks[i : i + size] for i in range(0, len(blocks), size)]
             units.append(tuple(self._unit(wrap, parameters) for wrap in wraps))
             rest = [i for i in range(len(layers)) if i not in blocks]
@@ -157,7 +157,7 @@ class Fsdp(Strategy):
     @property
     def _reshards(self) -> bool:
         """Whether a unit is freed after its forward."""
-        return self.plan.zero == 3 and self.plan.reshard_after_forward
+        return self.plan.zero == 3 and self.plan.framework.reshard_after_forward
 
     @property
     def _computed_gradient_size(self) -> int:
@@ -167,7 +167,7 @@ class Fsdp(Strategy):
     @property
     def _prefetched(self) -> int:
         """Units that are gathered ahead of the one at work."""
-        return self.plan.prefetch if self.plan.dp_overlap else 0
+        return self.plan.framework.prefetch if self.plan.overlap.dp else 0
 
     # --- gathering ------------------------------------------------------------------------------
 
@@ -239,7 +239,7 @@ class Fsdp(Strategy):
             step = collective(
                 Operation.ALL_GATHER, self.shard_group(expert), self.weight_size * size, "parameter"
             )
-            if not self.plan.dp_overlap:
+            if not self.plan.overlap.dp:
                 block.communicate(step)
                 continue
             row = block.launch(step, waits=waits)
@@ -249,7 +249,7 @@ class Fsdp(Strategy):
         """Bring what was gathered to where the parameters are."""
         if unit.kinds:
             block.await_next(state.gathered[unit])
-            for expert, size in () if self.plan.flat_shards else unit.kinds:
+            for expert, size in () if self.plan.framework.flat_shards else unit.kinds:
                 source = self.weight_size if self.shard_ranks(expert) > 1 else BYTES["fp32"]
                 traffic = (source + self.weight_size) * size
                 block.compute(Compute("copy parameters out", Elementwise(traffic)))
@@ -284,7 +284,7 @@ class Fsdp(Strategy):
         block.await_next(state.latest)
         state.latest = []
         for expert, size in unit.kinds:
-            if not self.plan.flat_shards:
+            if not self.plan.framework.flat_shards:
                 traffic = (self._computed_gradient_size + self.gradient_size) * size
                 block.compute(Compute("copy gradients in", Elementwise(traffic)))
             group, whole = self.shard_group(expert), self.gradient_size * size
@@ -295,7 +295,7 @@ class Fsdp(Strategy):
                 steps.append(collective(Operation.ALL_REDUCE, group, share, "gradient shard"))
             waits: list[int] | None = None
             for step in steps:
-                if not self.plan.dp_overlap:
+                if not self.plan.overlap.dp:
                     block.communicate(step)
                     continue
                 row = block.launch(step, waits=waits)
@@ -378,7 +378,7 @@ class FsdpPipeline(_PipelinedFsdp):
             self._launch_until(block, position + 1 + self._prefetched)
             state = GatherState({unit: self._awaited(block, f"gathered {position}")})
             self._copy_out(block, state, unit)
-            if not self.plan.flat_shards:
+            if not self.plan.framework.flat_shards:
                 self._export(block, f"copied {position}", state.copied)
 
     def before_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
@@ -433,7 +433,7 @@ class FsdpPipeline(_PipelinedFsdp):
                 continue
             by, rows = self._rows.get(REDUCED_GRADIENTS, (block, []))
             state = ReduceState()
-            if not self.plan.flat_shards:  # nothing is copied to a buffer
+            if not self.plan.framework.flat_shards:  # nothing is copied to a buffer
                 state.latest += rows if by is block else [block.port(REDUCED_GRADIENTS)]
             self._reduce(block, state, unit)
             self._export(block, REDUCED_GRADIENTS, state.all)

@@ -70,11 +70,11 @@ class Megatron(Strategy):
         plan, defaults = self.plan, frameworks().megatron
         parameters = of_kind(reversed(self.parameters[chunk]), expert)
         limit: int | None = None
-        if plan.dp_overlap and self.stage == 0 and chunk == 0:
+        if plan.overlap.dp and self.stage == 0 and chunk == 0:
             ranks = self.groups.grid.dp
             limit = int(max(defaults.bucket.si, ranks * defaults.bucket_per_rank.si))
-            if plan.bucket is not None:
-                limit = -(-plan.bucket // self.gradient_size)
+            if plan.framework.bucket is not None:
+                limit = -(-plan.framework.bucket // self.gradient_size)
         if not plan.zero:
             return buckets_closed_after(parameters, [limit or self.parameter_count(expert) + 1])
         alignment = defaults.parameter_alignment.si, defaults.bucket_alignment.si
@@ -203,7 +203,7 @@ class Megatron(Strategy):
         last : bool
             Whether this is the chunk's last backward of the step; otherwise nothing is written.
         """
-        if last and self.plan.dp_overlap and not self._interleaved:
+        if last and self.plan.overlap.dp and not self._interleaved:
             for key in self._keys_of_operator.get((chunk, layer, operator), ()):
                 if self.buckets[key].complete == (layer, operator):
                     self._reduce(block, key)
@@ -222,14 +222,14 @@ class Megatron(Strategy):
         last : bool
             Whether this is the chunk's last backward of the step; otherwise nothing is written.
         """
-        if last and self.plan.dp_overlap and self._interleaved and layer == 0:
+        if last and self.plan.overlap.dp and self._interleaved and layer == 0:
             for expert in (False, True):
                 for key in self._keys_of_chunk(chunk, expert):
                     self._reduce(block, key)
 
     def before_optimizer(self, block: BlockBuilder) -> None:
         """Wait for reductions, or without overlap reduce now."""
-        if self.plan.dp_overlap and self.buckets:
+        if self.plan.overlap.dp and self.buckets:
             block.await_next([block.port(REDUCED_GRADIENTS)])
         else:
             for key in self.buckets:
@@ -237,13 +237,13 @@ class Megatron(Strategy):
 
     def after_optimizer(self, block: BlockBuilder) -> None:
         """Without overlap, gather the updated parameters."""
-        if self.plan.zero and not self.plan.dp_overlap:
+        if self.plan.zero and not self.plan.overlap.dp:
             for key in self.buckets:
                 block.communicate(self._all_gather(key))
 
     def _reduce(self, block: BlockBuilder, key: BucketKey) -> None:
         expert, size = key[1], self.gradient_size * self.buckets[key].size
-        if self.groups.sizes["dp"] > 1 and not self.plan.average_in_collective:
+        if self.groups.sizes["dp"] > 1 and not self.plan.framework.average_in_collective:
             block.compute(Compute("scale gradients", Elementwise(2 * size)))
         if not self.plan.zero:
             steps = [collective(Operation.ALL_REDUCE, self.data_group(expert), size, "gradient")]
@@ -255,7 +255,7 @@ class Megatron(Strategy):
                 share, group = size // self.shard_ranks(expert), self.replica_group(expert)
                 steps.append(collective(Operation.ALL_REDUCE, group, share, "gradient shard"))
         for step in steps:
-            if self.plan.dp_overlap:
+            if self.plan.overlap.dp:
                 row = block.launch(step)  # the second of two follows the first on their stream
                 block.export(REDUCED_GRADIENTS, [] if row is None else [row])
             else:
@@ -266,7 +266,7 @@ class Megatron(Strategy):
     @property
     def _gathers_in_forward(self) -> bool:
         """Whether parameters are gathered during the first forward."""
-        return bool(self.plan.zero) and self.plan.dp_overlap
+        return bool(self.plan.zero) and self.plan.overlap.dp
 
     @property
     def _interleaved(self) -> bool:

@@ -233,7 +233,7 @@ class Strategy:
     def gradient_size(self) -> int:
         """Bytes of a gradient as it is reduced; fp32 in Megatron, that of the weights otherwise."""
         default = "fp32" if self.style == "megatron" else self.plan.weight_format
-        return BYTES[self.plan.grad_precision or default]
+        return BYTES[self.plan.precision.gradients or default]
 
     @property
     def optimizer_gradient_size(self) -> int:

@@ -158,7 +158,7 @@ class Zero3(DeepSpeed):
     def _prepare(self) -> None:
         super()._prepare()
         defaults, plan = frameworks().deepspeed, self.plan
-        ahead = plan.dp_overlap and plan.prefetch > 0
+        ahead = plan.overlap.dp and plan.framework.prefetch > 0
         self.limits = FetchLimits(
             ahead=int(defaults.prefetch.si) if ahead else 0,
             live=int(defaults.live.si),
@@ -204,10 +204,10 @@ class Zero3(DeepSpeed):
     def _recomputed(self, chunk: int, layer: int) -> bool:
         """Whether a layer is recomputed in the backward."""
         layers, plan = self.chunks[chunk], self.plan
-        if plan.recompute != "full" or layers[layer].role != "block":
+        if plan.recompute.granularity != "full" or layers[layer].role != "block":
             return False
         before = sum(each.role == "block" for each in layers[:layer])
-        return plan.recompute_layers is None or before < plan.recompute_layers
+        return plan.recompute.layers is None or before < plan.recompute.layers
 
     # --- gathering ------------------------------------------------------------------------------
 
@@ -301,7 +301,7 @@ class Zero3(DeepSpeed):
             if not size:
                 continue
             step = collective(Operation.ALL_GATHER, self.shard_group(expert), size, "parameter")
-            if self.plan.dp_overlap:
+            if self.plan.overlap.dp:
                 row = block.launch(step, waits=())
                 self._latest += [] if row is None else [row]
             else:

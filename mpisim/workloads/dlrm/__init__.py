@@ -10,7 +10,7 @@
 Read `tables` (tables and shards), `reuse` (lookups of a batch), `sharding` (tables to ranks),
 `placement` (shards of all ranks), `dlrm_operators` (what each rank launches), `network` (in which
 order). A further sharder is a function and an entry in `sharding.SHARDERS`, and its name in
-``plan.sharder``.
+``plan.tables.sharder``.
 """
 
 from .network import dlrm_networks

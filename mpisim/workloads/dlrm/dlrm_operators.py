@@ -205,7 +205,7 @@ class DlrmOperators(EagerModules):
 
     def tables(self) -> Iterator[Operator]:
         """Indices of all ranks' samples → rows of this rank's tables, sent to their ranks."""
-        if not self.plan.fused:
+        if not self.plan.framework.fused:
             yield from self._updates()
             for i, shard in enumerate(self.own):
                 yield self._embedding_bag(i, shard)
@@ -332,7 +332,7 @@ class DlrmOperators(EagerModules):
         """Rows → the ranks whose samples they are, by all-to-all; backward their gradients."""
         forward: list[Task] = []
         backward: list[Task] = []
-        if not self.plan.fused and self.own:
+        if not self.plan.framework.fused and self.own:
             forward.append(elementwise("rows concatenation", 2 * FP32 * self.own_row_elements))
             for i, shard in enumerate(self.own):
                 each = 2 * FP32 * self.global_batch * shard.width

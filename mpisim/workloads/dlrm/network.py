@@ -7,7 +7,7 @@ back: gradients of rows travel beside the bottom layers' backward. Matrices are 
 their gradients are all-reduced; tables are updated where they are, in the rows that were looked up.
 On one rank nothing travels, and the bottom layers come first (`sequential_forward`).
 
-With ``plan.fused`` a rank's tables are one kernel each way, the update included, as FBGEMM's
+With ``framework.fused`` a rank's tables are one kernel each way, the update included, as FBGEMM's
 table-batched embeddings are; otherwise each table is an ``EmbeddingBag(sparse=True)``.
 
 Three things differ from the script. One DDP reduces the gradients of all matrices, as TorchRec's
@@ -96,11 +96,12 @@ def _network(
 
 
 def _check(plan: Plan, grid: Grid, placed: Sequence[Placement]) -> None:
-    if not plan.fused:
+    if not plan.framework.fused:
         for number, each in enumerate(placed):
             if each.sharding != "table_wise" or each.kernel != "fused":
                 raise InputError(
-                    f"plan.placement of table {number} is '{each}'; tables one by one (plan.fused "
+                    f"plan.tables.placement of table {number} is '{each}'; tables one by one "
+                    f"(framework.fused "
                     "= false) are whole and in the GPU's memory: 'table_wise'"
                 )
     for key in ("tp", "pp"):
@@ -108,17 +109,20 @@ def _check(plan: Plan, grid: Grid, placed: Sequence[Placement]) -> None:
             raise InputError(
                 f"plan.{key} is {getattr(plan, key)}; a DLRM shares its tables and samples over dp"
             )
-    if plan.precision not in ("fp32", "tf32"):
-        raise InputError(f"plan.precision is {plan.precision!r}; a DLRM has fp32, tf32")
+    if plan.precision.products not in ("fp32", "tf32"):
+        raise InputError(f"plan.precision is {plan.precision.products!r}; a DLRM has fp32, tf32")
     if plan.optimizer not in ("sgd", "adagrad"):
         raise InputError(
             f"plan.optimizer is {plan.optimizer!r}; rows of tables are updated by sgd, adagrad"
         )
-    if plan.recompute != "none":
-        raise InputError(f"plan.recompute is {plan.recompute!r}; a DLRM keeps everything: none")
-    if plan.zero or plan.dp_style not in (None, "ddp"):
+    if plan.recompute.granularity != "none":
         raise InputError(
-            f"plan.zero is {plan.zero} and plan.dp_style {plan.dp_style!r}; the matrices of a DLRM "
+            f"plan.recompute is {plan.recompute.granularity!r}; a DLRM keeps everything: none"
+        )
+    if plan.zero or plan.framework.dp_style not in (None, "ddp"):
+        raise InputError(
+            f"plan.zero is {plan.zero} and framework.dp_style {plan.framework.dp_style!r}; the "
+            f"matrices of a DLRM "
             "are on all ranks: zero = 0, dp_style = 'ddp'"
         )
     if plan.global_batch != grid.dp * plan.micro_batch:

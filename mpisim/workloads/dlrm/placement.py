@@ -1,4 +1,4 @@
-"""Where each table is: texts of ``plan.placement`` or a sharder → the shards of every rank.
+"""Where each table is: texts of ``plan.tables.placement`` or a sharder → the shards of every rank.
 
 "table_wise 3"                    whole, on rank 3
 "column_wise 0 1"                 half of the columns on rank 0, half on rank 1
@@ -58,12 +58,13 @@ def placements(plan: Plan, tables: Sequence[EmbeddingTable], ranks: int) -> list
     Raises
     ------
     InputError
-        If ``plan.placement`` has what tables or ranks do not allow; the message names the entry.
+        If ``plan.tables.placement`` has what tables or ranks do not allow; the message names the
+        entry.
     """
-    texts = plan.placement
+    texts = plan.tables.placement
     if len(texts) not in (0, 1, len(tables)):
         raise InputError(
-            f"plan.placement has {len(texts)} entries; one, or one for each of the "
+            f"plan.tables.placement has {len(texts)} entries; one, or one for each of the "
             f"{len(tables)} tables"
         )
     found = [
@@ -72,7 +73,9 @@ def placements(plan: Plan, tables: Sequence[EmbeddingTable], ranks: int) -> list
     ]
     # The sharder sees the tables that are left to it alone.
     left = [i for i, each in enumerate(found) if each is None or _is_open(each)]
-    given = dict(zip(left, sharded(plan.sharder, [tables[i] for i in left], ranks), strict=True))
+    given = dict(
+        zip(left, sharded(plan.tables.sharder, [tables[i] for i in left], ranks), strict=True)
+    )
     return [
         Placement("table_wise", (given[i],), "fused" if each is None else each.kernel)
         if i in given
@@ -87,7 +90,7 @@ def _is_open(placement: Placement) -> bool:
 
 def _read(text: str, number: int, table: EmbeddingTable, ranks: int) -> Placement:
     """Return what an entry says."""
-    where = f"plan.placement[{number}] is {text!r}"
+    where = f"plan.tables.placement[{number}] is {text!r}"
     kind, *rest = text.split() or [""]
     if kind not in SHARDING:
         raise InputError(f"{where}{nearest(kind, SHARDING)}; it begins with {', '.join(SHARDING)}")

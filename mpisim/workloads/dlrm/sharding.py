@@ -157,4 +157,4 @@ SHARDERS: Mapping[str, Sharder] = {
     "random": _random,
     **{name: _greedy(cost) for name, cost in COSTS.items()},
 }
-"""The values of ``plan.sharder``."""
+"""The values of ``plan.tables.sharder``."""

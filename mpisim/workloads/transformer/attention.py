@@ -1,7 +1,7 @@
 """The attention half of a block: norm, projections, positions, attention, output projection.
 
 Multi-head and grouped-query attention make queries, keys and values from the hidden states by one
-matrix, or by three (``plan.separate_projections``). Multi-head latent attention (DeepSeek-V2,
+matrix, or by three (``framework.separate_projections``). Multi-head latent attention (DeepSeek-V2,
 arXiv:2405.04434, section 2.1) makes them from short latent vectors: as in Megatron-LM
 (``megatron/core/transformer/multi_latent_attention.py``) the matrices down to these are held whole
 by every rank and work on its share of the sequence; those up are split by columns and gather the
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...experiment import with_keys
 from ...program import Operation
 from ..operators import Operator, Parameter, Task
 from .core_attention import core_attention
@@ -114,11 +115,11 @@ def _output_projection(s: Shapes, name: str, shape: AttentionShape) -> tuple[Ope
     """
     model, plan = s.model, s.plan
     casts_again = (
-        plan.precision == "fp8"
-        and plan.fp8_scaling != "delayed"
-        and plan.recompute == "none"
+        plan.precision.products == "fp8"
+        and plan.precision.fp8_scaling != "delayed"
+        and plan.recompute.granularity == "none"
         and s.is_megatron
-        and plan.kernels == "flash"
+        and plan.framework.kernels == "flash"
     )
     return (
         row_linear(
@@ -151,7 +152,7 @@ def _qkv_projections(s: Shapes, shape: AttentionShape) -> tuple[Operator, ...]:
             width,
             bias=model.has_qkv_bias,
             keep=s.element_size * s.tokens * width,
-            keeps_input="layernorm" not in s.plan.recompute_modules,
+            keeps_input="layernorm" not in s.plan.recompute.modules,
         )
         operators = [matrix, *_split_qkv(s, shape)]
     operators += _query_key_norms(s, s, shape)
@@ -169,7 +170,7 @@ def _split_qkv(s: Shapes, shape: AttentionShape) -> tuple[Operator, ...]:
     (``SplitAlongDim`` of Transformer Engine, whose ``noop_cat`` is of no use: rotary positions and
     attention make three tensors).
     """
-    if not (s.is_megatron and s.plan.fused and s.plan.kernels == "flash"):
+    if not (s.is_megatron and s.plan.framework.fused and s.plan.framework.kernels == "flash"):
         return ()
     moved = 2 * s.element_size * s.tokens
     grouped = shape.kv_heads < shape.heads
@@ -199,9 +200,9 @@ def _latent_projections(s: Shapes, shape: AttentionShape) -> tuple[Operator, ...
     up = shape.heads * (m.qk_nope_head_size + m.v_head_size)
     kept = e * s.tokens * shape.query_width
     keys = e * s.tokens * shape.key_value_width
-    if "mla_up_proj" in s.plan.recompute_modules:
+    if "mla_up_proj" in s.plan.recompute.modules:
         kept = keys = 0
-    keeps_input = "layernorm" not in s.plan.recompute_modules
+    keeps_input = "layernorm" not in s.plan.recompute.modules
     operators = [branch(s, "latent", s.sharded_tokens * m.hidden)]
     if m.q_lora_rank:
         operators += [
@@ -261,7 +262,7 @@ def _rotary(s: Shapes, shape: AttentionShape) -> Operator:
     with ``mscale``).
     """
     if s.model.yarn and s.is_megatron:
-        s = replace(s, plan=replace(s.plan, fused=False))
+        s = replace(s, plan=with_keys(s.plan, {"framework.fused": False}))
     parts = {
         "query rotary": s.tokens * shape.query_width,
         "key rotary": s.tokens * shape.kv_heads * shape.head_size,
@@ -285,7 +286,7 @@ def _latent_rotary(s: Shapes, shape: AttentionShape) -> Operator:
     up = s.tokens * (shape.heads * (m.qk_nope_head_size + m.v_head_size) + rope)
 
     def steps(suffix: str) -> tuple[Task, ...]:
-        if s.plan.fused:
+        if s.plan.framework.fused:
             return (
                 *rotary_kernels(s, [(f"query rotary{suffix}", rotated["query rotary"])]),
                 elementwise(f"key-value rotary{suffix}", e * (up + pairs)),

@@ -146,7 +146,7 @@ def pytorch_ring_attention(s: Shapes, name: str, shape: AttentionShape) -> Passe
     shape : AttentionShape
         `queries` are those of this rank, `keys` those of all.
     """
-    cp, e, local, fused = s.grid.cp, s.element_size, shape.queries, s.plan.fused
+    cp, e, local, fused = s.grid.cp, s.element_size, shape.queries, s.plan.framework.fused
     pair = s.batch * local * shape.key_value_width
     queries, output = s.batch * local * shape.query_width, s.batch * local * shape.output_width
 

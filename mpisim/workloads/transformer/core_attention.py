@@ -50,7 +50,7 @@ def core_attention(s: Shapes, name: str, shape: AttentionShape) -> Operator:
     name : str
     shape : AttentionShape
     """
-    if s.plan.kernels == "eager":
+    if s.plan.framework.kernels == "eager":
         return _eager_attention(s, name, shape)
     # Of fused attention the logarithm of each row's sum is kept; its output is the next input, but
     # for products that take it in another format.
@@ -60,7 +60,7 @@ def core_attention(s: Shapes, name: str, shape: AttentionShape) -> Operator:
         saved += result * s.batch * shape.queries * shape.output_width
     repeated: list[Task] = []
     repeated_backward: list[Task] = []
-    if s.plan.repeats_heads and shape.kv_heads < shape.heads:
+    if s.plan.framework.repeats_heads and shape.kv_heads < shape.heads:
         whole = replace(shape, kv_heads=shape.heads)
         width = shape.key_value_width + whole.key_value_width
         traffic = s.element_size * s.batch * (shape.keys // s.grid.cp) * width
@@ -68,7 +68,7 @@ def core_attention(s: Shapes, name: str, shape: AttentionShape) -> Operator:
         repeated_backward = [elementwise(f"{name} repeated heads backward", traffic)]
         shape = whole
     if s.grid.cp > 1:
-        forward, backward = CONTEXT_PARALLEL[s.plan.cp_style](s, name, shape)
+        forward, backward = CONTEXT_PARALLEL[s.plan.framework.cp_style](s, name, shape)
         return Operator(
             name,
             (*repeated, *forward),
@@ -87,7 +87,7 @@ def core_attention(s: Shapes, name: str, shape: AttentionShape) -> Operator:
         forward_steps.insert(0, elementwise(f"{name} cast", _cast_traffic(s) * width))
         result = shape.queries * shape.output_width
         backward_steps.insert(0, elementwise(f"{name} gradient cast", _cast_traffic(s) * result))
-    if not s.plan.fused and not s.plan.separate_projections:
+    if not s.plan.framework.fused and not s.plan.framework.separate_projections:
         # Queries, keys and values were cut out of one tensor: so is their gradient put together.
         width = s.batch * (shape.queries * shape.query_width + shape.keys * shape.key_value_width)
         backward_steps.append(
@@ -118,16 +118,16 @@ def _eager_attention(s: Shapes, name: str, shape: AttentionShape) -> Operator:
     batch of (1024, 1024) × (1024, 140) in bf16 ran at 12 TFLOP/s under CUDA 11.6 and at 86 under
     11.7 (github:pytorch/pytorch, issue 83272), and attention over 197 tokens took longer in fp16
     than in fp32 (github:facebookresearch/xformers, pull request 467). In one layout of the first
-    fp16 reached 54. Here all of them run there (``plan.unaligned = "cores"``).
+    fp16 reached 54. Here all of them run there (``framework.unaligned = "cores"``).
 
-    With ``plan.scores_softmax = "causal"`` the softmax is Megatron-LM's
+    With ``framework.scores_softmax = "causal"`` the softmax is Megatron-LM's
     ScaledUpperTriangMaskedSoftmax (megatron/fused_kernels/scaled_upper_triang_masked_softmax.h): of
     each row it reads what the mask leaves, and writes zeros behind. It takes scores in 16 bits of
     17 to 2,048 keys, as many queries, and a multiple of four heads × sequences
     (megatron/model/fused_softmax.py). Others are cast to fp32, multiplied by the number of the
     layer, masked, put through PyTorch's softmax and cast back.
     """
-    e, drops, fused = s.element_size, s.model.dropout, s.plan.fused
+    e, drops, fused = s.element_size, s.model.dropout, s.plan.framework.fused
     q, k = shape.queries, shape.keys
     batch = s.batch * shape.heads
     rows, scores = batch * q, batch * q * k
@@ -137,7 +137,7 @@ def _eager_attention(s: Shapes, name: str, shape: AttentionShape) -> Operator:
     output = s.batch * q * shape.output_width
     widths = (shape.head_size, shape.value_size, k)
     misaligned = e == 2 and any(e * width % MATRIX_UNIT_LOAD for width in widths)
-    on_cuda_cores = misaligned and s.plan.unaligned == "cores"
+    on_cuda_cores = misaligned and s.plan.framework.unaligned == "cores"
     variant: GemmVariant | None = "cores" if on_cuda_cores else None
     dtype: Precision = "fp32" if on_cuda_cores else s.matmul_format
 
@@ -148,7 +148,7 @@ def _eager_attention(s: Shapes, name: str, shape: AttentionShape) -> Operator:
         )
 
     causal = shape.causal and shape.window is None
-    wants_causal_kernel = s.plan.scores_softmax == "causal" and fused and causal
+    wants_causal_kernel = s.plan.framework.scores_softmax == "causal" and fused and causal
     fits_causal_kernel = (
         e == 2
         and 16 < k <= MAX_CAUSAL_SOFTMAX_KEYS

@@ -29,7 +29,7 @@ def feed_forward(s: Shapes) -> tuple[Operator, ...]:
     """Hidden states → hidden states: norm, two matrices with an activation between, residual."""
     model = s.model
     before = norm(s, "feed-forward norm", s.sharded_tokens, model.hidden, residual=True)
-    modules = s.plan.recompute_modules
+    modules = s.plan.recompute.modules
     matrices = mlp(
         s,
         "feed-forward",
@@ -105,11 +105,11 @@ def activation(s: Shapes, name: str, rows: int, width: int, *, bias: bool = Fals
     forward: list[Task] = [elementwise(name, e * (inputs + size))]
     backward: list[Task] = [elementwise(f"{name} backward", e * (2 * inputs + size))]
     kept = e * inputs
-    if not s.plan.fused:
-        bias_kernel = bias and s.plan.bias_kernels
+    if not s.plan.framework.fused:
+        bias_kernel = bias and s.plan.framework.bias_kernels
         forward = [elementwise(f"{name} bias", 2 * e * inputs)] if bias_kernel else []
         composed = ACTIVATIONS[s.model.activation]
-        if composed.forward and s.model.activation in s.plan.primitive:
+        if composed.forward and s.model.activation in s.plan.framework.primitive:
             forward += [elementwise(f"{name} {what}", n * e * size) for what, n in composed.forward]
             backward = [
                 elementwise(f"{name} {what}", n * e * size) for what, n in composed.backward
@@ -131,7 +131,7 @@ def activation(s: Shapes, name: str, rows: int, width: int, *, bias: bool = Fals
         backward.append(elementwise(f"{name} bias gradient", e * inputs))
         backward += accumulate_gradient(s, f"{name} bias", columns)
         parameters.append(Parameter(f"{name} bias", columns))
-    if s.plan.activation_fp8:
+    if s.plan.precision.fp8_activations:
         kept, cast = BYTES["fp8"] * inputs, (e + BYTES["fp8"]) * inputs
         forward.append(elementwise(f"{name} input cast", cast))
         backward.insert(0, elementwise(f"{name} input cast back", cast))

@@ -236,7 +236,7 @@ def _cross_entropy(s: Shapes) -> Operator:
 
     forward: list[Task]
     backward: list[Task]
-    if s.plan.eager_loss and s.grid.tp == 1:
+    if s.plan.framework.eager_loss and s.grid.tp == 1:
         forward = [
             elementwise("loss cast", (e + FP32) * size),
             Compute("loss softmax", Softmax(rows, columns, dtype="fp32")),
@@ -247,7 +247,7 @@ def _cross_entropy(s: Shapes) -> Operator:
             Compute("loss softmax backward", Softmax(rows, columns, True, "fp32")),
             elementwise("loss cast backward", (FP32 + e) * size),
         ]
-    elif s.plan.compiled_loss:
+    elif s.plan.framework.compiled_loss:
         forward = [
             elementwise("loss maximum", (e + FP32) * size),
             *reduced("maximum"),
@@ -256,7 +256,7 @@ def _cross_entropy(s: Shapes) -> Operator:
             elementwise("loss softmax", 2 * FP32 * size),
         ]
         backward = [elementwise("loss backward", (FP32 + e) * size)]
-    elif s.plan.fuses_loss:
+    elif s.plan.framework.fuses_loss:
         forward = [
             elementwise("loss maximum", e * size),
             *reduced("maximum"),

@@ -50,7 +50,7 @@ def mixture_of_experts(s: Shapes) -> tuple[Operator, ...]:
         # They take the router's input, which keeps it.
         width = model.shared_ffn // s.grid.tp
         shared = mlp(s, "shared expert", width, bias=False, keeps_input=False)
-        if s.plan.moe_overlap and s.grid.ep > 1:
+        if s.plan.overlap.moe and s.grid.ep > 1:
             routed = (_overlap_shared_experts(routed, shared),)
             shared = ()
             in_router_graph = 0
@@ -136,7 +136,7 @@ def _router(s: Shapes, routing: Routing) -> Operator:
         return Gemm(m, n, k, dtype="fp32", output="fp32")
 
     casts = s.element_size != FP32
-    kept = 0 if "layernorm" in s.plan.recompute_modules else e * tokens * h
+    kept = 0 if "layernorm" in s.plan.recompute.modules else e * tokens * h
     forward: list[Task] = [elementwise("router cast", widened)] if casts else []
     forward += [
         Compute("router", gemm(tokens, n, h)),
@@ -175,7 +175,7 @@ def _routed_experts(s: Shapes, routing: Routing) -> tuple[Operator, ...]:
     if s.plan.experts == "fused":
         between = replace(between, forward=(), backward=())
     out = _grouped_linear(s, routing, SECOND_LINEAR, width, model.hidden)
-    if "moe_act" in s.plan.recompute_modules:
+    if "moe_act" in s.plan.recompute.modules:
         out = replace(out, saved=0)
     operators = (
         _grouped_linear(s, routing, FIRST_LINEAR, model.hidden, into),
@@ -197,9 +197,14 @@ def _pad_for_fp8(
     backward. HybridEP's permutation leaves the room, and capacities are multiples.
     """
     plan = s.plan
-    if not s.quantised or not s.is_megatron or plan.moe_capacity or plan.experts == "fused":
+    if (
+        not s.quantised
+        or not s.is_megatron
+        or plan.framework.moe_capacity
+        or plan.experts == "fused"
+    ):
         return operators
-    if plan.moe_dispatcher == "hybrid-ep" and s.grid.ep > 1:
+    if plan.framework.moe_dispatcher == "hybrid-ep" and s.grid.ep > 1:
         return operators
     size = 2 * s.element_size * routing.rows * s.model.hidden
 
@@ -235,7 +240,7 @@ def _grouped_linear(s: Shapes, routing: Routing, name: str, k: int, n: int) -> O
     backward.append(launched(Compute(f"{name} input gradient", gemm(k, n))))
     weights = f"{name} weight gradient"
     size = groups * n * k
-    if s.is_megatron and s.plan.fused:
+    if s.is_megatron and s.plan.framework.fused:
         added = GroupedGemm(
             rows,
             groups,

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ...experiment.plan import RecomputedModule
+from ...experiment.plan_options import RecomputedModule
 from ..operators import Compute, Operator, Task
 from .shapes import Shapes
 
@@ -36,11 +36,11 @@ def recompute_module(
     ----------
     s : Shapes
     module : {"layernorm", "moe_act", "mla_up_proj", "mlp"}
-        As in ``plan.recompute_modules``.
+        As in ``plan.recompute.modules``.
     *operators : Operator
         In the order of the forward pass.
     """
-    if module not in s.plan.recompute_modules:
+    if module not in s.plan.recompute.modules:
         return ()
     steps = tuple(step for each in operators for step in each.forward)
     return (Operator(f"{operators[0].name} again", (), steps),)
@@ -53,11 +53,11 @@ def capture_module(s: Shapes, module: str, operators: tuple[Operator, ...]) -> t
     ----------
     s : Shapes
     module : str
-        As in ``plan.cuda_graph_modules``.
+        As in ``framework.cuda_graph_modules``.
     operators : tuple of Operator
         In the order of the forward pass.
     """
-    if module not in s.plan.cuda_graph_modules or not operators:
+    if module not in s.plan.framework.cuda_graph_modules or not operators:
         return operators
     forward = [each.forward for each in operators]
     backward = [each.backward for each in reversed(operators)]
@@ -75,12 +75,12 @@ def capture_steps(s: Shapes, module: str, steps: Iterable[Task]) -> tuple[Task, 
     ----------
     s : Shapes
     module : str
-        As in ``plan.cuda_graph_modules``.
+        As in ``framework.cuda_graph_modules``.
     steps : iterable of Task
         Of one pass.
     """
     steps = tuple(steps)
-    return _replayed([steps])[0] if module in s.plan.cuda_graph_modules else steps
+    return _replayed([steps])[0] if module in s.plan.framework.cuda_graph_modules else steps
 
 
 def _replayed(parts: Iterable[tuple[Task, ...]]) -> list[tuple[Task, ...]]:

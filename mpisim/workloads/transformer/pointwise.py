@@ -3,7 +3,8 @@
 Fused, each is one kernel, as in Apex, Transformer Engine and Megatron-LM's compiled functions;
 otherwise each operation that PyTorch would launch is. Sizes count every operand once. Biases are
 added where a matrix product ends (``torch.addmm`` calls cuBLASLt with a bias as epilogue), unless
-the tp group's sums are reduced in between, or by a kernel of their own (``plan.bias_kernels``).
+the tp group's sums are reduced in between, or by a kernel of their own
+(``framework.bias_kernels``).
 """
 
 from __future__ import annotations
@@ -74,11 +75,11 @@ def norm(
         Whether each rank of a tp group normalises vectors of its own heads.
     """
     kind, size, e = s.model.norm, rows * columns, s.element_size
-    variant: NormVariant | None = "persistent" if s.plan.persistent_norms else None
+    variant: NormVariant | None = "persistent" if s.plan.framework.persistent_norms else None
     fused = Norm(rows, columns, kind=kind, dtype=s.storage_format, variant=variant)
     forward: list[Task] = [Compute(name, fused)]
     backward: list[Task] = [Compute(f"{name} backward", replace(fused, backward=True))]
-    if not s.plan.fused:
+    if not s.plan.framework.fused:
         if kind == "rms":
             forward = [
                 elementwise(f"{name} cast", (e + FP32) * size),
@@ -145,10 +146,10 @@ def dropout_add(s: Shapes, name: str, *, bias: bool) -> Operator:
     e, h, drops = s.element_size, s.model.hidden, s.model.dropout
     size = s.sharded_tokens * h
     mask = MASK_BYTES if drops else 0
-    if s.plan.fused:
+    if s.plan.framework.fused:
         forward: list[Task] = [elementwise(name, (3 * e + mask) * size)]
     else:
-        bias_kernel = bias and (s.grid.tp > 1 or s.plan.bias_kernels)
+        bias_kernel = bias and (s.grid.tp > 1 or s.plan.framework.bias_kernels)
         forward = [elementwise(f"{name} bias", 2 * e * size)] if bias_kernel else []
         if drops:
             forward += dropout_kernels(s, f"{name} dropout", size)
@@ -184,7 +185,8 @@ def dropout_kernels(
 ) -> Iterator[Compute]:
     """The kernels of dropout of `size` elements.
 
-    One, or TensorFlow's operations (``tf.nn.dropout`` of 1.15) where ``plan.primitive`` has them.
+    One, or TensorFlow's operations (``tf.nn.dropout`` of 1.15) where ``framework.primitive`` has
+    them.
 
     Parameters
     ----------
@@ -196,7 +198,7 @@ def dropout_kernels(
         Whether it is the way back, which applies the mask again.
     """
     e = s.element_size
-    if "dropout" not in s.plan.primitive:
+    if "dropout" not in s.plan.framework.primitive:
         yield elementwise(name, (2 * e + MASK_BYTES) * size)
     elif backward:
         yield elementwise(name, 3 * e * size)
@@ -212,7 +214,7 @@ def dropout_kernels(
 def rotary_kernels(s: Shapes, parts: Iterable[tuple[str, int]]) -> Iterator[Compute]:
     """The kernels of rotary positions (arXiv:2104.09864), the same forward and backward.
 
-    As products of complex numbers in fp32 (``plan.rotary``) they are three kernels also where
+    As products of complex numbers in fp32 (``framework.rotary``) they are three kernels also where
     others are fused: torch.compile has no code for complex numbers and calls PyTorch's kernel.
 
     Parameters
@@ -223,11 +225,11 @@ def rotary_kernels(s: Shapes, parts: Iterable[tuple[str, int]]) -> Iterator[Comp
     """
     e = s.element_size
     for name, size in parts:
-        if s.plan.rotary == "complex":
+        if s.plan.framework.rotary == "complex":
             yield elementwise(f"{name} cast", (e + FP32) * size)
             yield elementwise(f"{name} product", 2 * FP32 * size)
             yield elementwise(f"{name} round", (FP32 + e) * size)
-        elif s.plan.fused:
+        elif s.plan.framework.fused:
             yield elementwise(name, 2 * e * size)
         else:
             yield elementwise(f"{name} cosine", 2 * e * size)

@@ -3,17 +3,18 @@
 Operands
     In fp8 and NVFP4 an operand is cast before it is multiplied, read and written once in each
     layout that products need: on Hopper they take fp8 only where both run along k, so that what
-    gradients of weights read is kept transposed, too (``plan.fp8_transposed``). Where scales come
-    from (``plan.fp8_scaling``) decides how often it is read: from steps before ("delayed") or from
-    blocks of 32 elements ("blocks", MXFP8) once; from the whole operand ("current") once more.
+    gradients of weights read is kept transposed, too (``framework.fp8_transposed``). Where scales
+    come from (``plan.precision.fp8_scaling``) decides how often it is read: from steps before
+    ("delayed") or from blocks of 32 elements ("blocks", MXFP8) once; from the whole operand
+    ("current") once more.
 
     Transformer Engine (transformer_engine/pytorch/module) fuses a cast with delayed scaling into
     the norm before a matrix split by columns (``layernorm_fwd_fp8``; with others the norm's output
     is cast behind it), and transposes what was gathered or cast in one layout when the gradient of
     the weights needs it (``fp8_transpose`` of ``ln_out_total`` and ``grad_output``). Blocks are
     scaled along the layout they are written in: both are made at once, and nothing is transposed.
-    With ``plan.fp8_casts`` "compiled" a compiler fuses the search of the largest value with what
-    makes an operand (torchao, XLA).
+    With ``framework.fp8_casts`` "compiled" a compiler fuses the search of the largest value with
+    what makes an operand (torchao, XLA).
 
 Accumulators
     Forward, cuBLAS's fast accumulation serves; products in fp8 that make gradients keep their sums
@@ -80,9 +81,11 @@ def cast(
     if s.linear_format == "nvfp4":
         reads = 3
     elif _by_transformer_engine(s):
-        reads = 2 if s.plan.fp8_scaling == "current" else 1
+        reads = 2 if s.plan.precision.fp8_scaling == "current" else 1
         layouts = 1 if _transposes_later(s, gathered) or not _needs_both_layouts(s) else 2
-    elif s.plan.fp8_scaling == "current" and not (after_kernel and s.plan.fused):
+    elif s.plan.precision.fp8_scaling == "current" and not (
+        after_kernel and s.plan.framework.fused
+    ):
         reads = 3
     traffic = reads * s.element_size * elements + layouts * s.operand_bytes(elements)
     return Compute(f"{name} cast", Elementwise(traffic, transposes=layouts == 2))
@@ -117,8 +120,8 @@ def cast_weight(
     backward : bool
         Whether the pass is the backward, which takes the matrix transposed.
     """
-    if s.plan.fp8_weight_casts:
-        reads = 1 if backward or s.plan.fp8_scaling == "delayed" else 2
+    if s.plan.framework.fp8_weight_casts:
+        reads = 1 if backward or s.plan.precision.fp8_scaling == "delayed" else 2
         traffic = reads * s.element_size * elements + s.operand_bytes(elements)
         what = f"{name} weight cast{' backward' if backward else ''}"
         yield Compute(what, Elementwise(traffic, transposes=backward))
@@ -169,18 +172,18 @@ def _transposition(s: Shapes, name: str, elements: int, after: tuple[str, ...] =
 
 def _by_transformer_engine(s: Shapes) -> bool:
     """Whether Transformer Engine casts."""
-    return s.plan.fp8_casts == "transformer-engine"
+    return s.plan.framework.fp8_casts == "transformer-engine"
 
 
 def _needs_both_layouts(s: Shapes) -> bool:
     """Whether products take an operand in two layouts."""
-    return s.plan.fp8_transposed or s.plan.fp8_scaling == "blocks"
+    return s.plan.framework.fp8_transposed or s.plan.precision.fp8_scaling == "blocks"
 
 
 def _transposes_later(s: Shapes, one_layout: bool) -> bool:
     """Whether an operand that exists in one layout is transposed when it is needed."""
-    whole = s.linear_format == "fp8" and s.plan.fp8_scaling != "blocks"
-    return one_layout and whole and s.plan.fp8_transposed
+    whole = s.linear_format == "fp8" and s.plan.precision.fp8_scaling != "blocks"
+    return one_layout and whole and s.plan.framework.fp8_transposed
 
 
 def _norm_casts(s: Shapes) -> bool:
@@ -188,8 +191,8 @@ def _norm_casts(s: Shapes) -> bool:
     return (
         s.linear_format == "fp8"
         and _by_transformer_engine(s)
-        and s.plan.fp8_scaling == "delayed"
-        and s.plan.fused
+        and s.plan.precision.fp8_scaling == "delayed"
+        and s.plan.framework.fused
     )
 
 
@@ -205,7 +208,7 @@ def split_accumulators(s: Shapes, operators: tuple[Operator, ...]) -> tuple[Oper
     operators : tuple of Operator
         Of a layer; only their backward passes change.
     """
-    if s.linear_format != "fp8" or not s.plan.fp8_split_sums:
+    if s.linear_format != "fp8" or not s.plan.precision.fp8_split_sums:
         return operators
     return tuple(
         replace(each, backward=tuple(map(_split_accumulator, each.backward))) for each in operators
@@ -275,7 +278,7 @@ def weight_gradient(
     """
     name = f"{name} weight gradient"
     dtype = s.linear_format if linear else s.matmul_format
-    if s.is_megatron and s.plan.fuses_wgrad:
+    if s.is_megatron and s.plan.framework.fuses_wgrad:
         gemm = Gemm(n, k, tokens, dtype=dtype, output=s.gradient_format, accumulate=True)
         yield Compute(name, gemm, weight=True, after=after)
     else:

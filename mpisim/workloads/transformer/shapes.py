@@ -95,7 +95,7 @@ class Shapes:
     @property
     def gathers_batch_first(self) -> bool:
         """Whether gathered sequences come after the batch (PyTorch's DTensor), not before it."""
-        return self.sequence_parallel and self.plan.sp_style == "pytorch"
+        return self.sequence_parallel and self.plan.framework.sp_style == "pytorch"
 
     # --- widths ---------------------------------------------------------------------------------
 
@@ -118,35 +118,35 @@ class Shapes:
     @property
     def separate_projections(self) -> bool:
         """Whether matrices with the same input are separate products."""
-        possible = self.grid.tp == 1 or (self.gathers_batch_first and not self.plan.tp_overlap)
-        return self.plan.separate_projections and possible
+        possible = self.grid.tp == 1 or (self.gathers_batch_first and not self.plan.overlap.tp)
+        return self.plan.framework.separate_projections and possible
 
     # --- number formats -------------------------------------------------------------------------
 
     @property
     def quantised(self) -> bool:
         """Whether linear layers multiply in fp8 or NVFP4; everything else is then bf16."""
-        return self.plan.precision in ("fp8", "nvfp4")
+        return self.plan.precision.products in ("fp8", "nvfp4")
 
     @property
     def linear_format(self) -> Precision:
         """Format of the matrix products of linear layers."""
-        return self.plan.precision
+        return self.plan.precision.products
 
     @property
     def dispatches_fp8(self) -> bool:
         """Whether tokens travel to experts in fp8 and are multiplied as they come."""
-        return self.plan.dispatch_precision == self.plan.precision == "fp8"
+        return self.plan.precision.dispatch == self.plan.precision.products == "fp8"
 
     @property
     def matmul_format(self) -> Precision:
         """Format of matrix products that are not of linear layers."""
-        return "bf16" if self.quantised else self.plan.precision
+        return "bf16" if self.quantised else self.plan.precision.products
 
     @property
     def attention_format(self) -> Precision:
         """Format of the products inside fused attention."""
-        return self.plan.attention_precision or self.matmul_format
+        return self.plan.precision.attention or self.matmul_format
 
     @property
     def storage_format(self) -> Format:
@@ -165,8 +165,8 @@ class Shapes:
     @property
     def gradient_format(self) -> Precision:
         """Format in which gradients of weights are kept."""
-        if self.plan.grad_precision is not None:
-            return self.plan.grad_precision
+        if self.plan.precision.gradients is not None:
+            return self.plan.precision.gradients
         return "fp32" if self.is_megatron else self.storage_format
 
     @property
@@ -253,17 +253,17 @@ class Shapes:
 
     def _check_context(self) -> None:
         model, plan = self.model, self.plan
-        if plan.kernels == "eager":
+        if plan.framework.kernels == "eager":
             raise InputError(
-                f"plan.cp is {plan.cp} with plan.kernels = 'eager': context parallelism needs "
+                f"plan.cp is {plan.cp} with framework.kernels = 'eager': context parallelism needs "
                 "'flash'"
             )
         if model.family == "t5":
             raise InputError(f"plan.cp is {plan.cp}; family 't5' has no context parallelism")
-        if self.window is not None and plan.cp_style != "all-gather":
+        if self.window is not None and plan.framework.cp_style != "all-gather":
             raise InputError(
                 f"model.window is {model.window} with plan.cp = {plan.cp}: a sliding window needs "
-                "plan.cp_style = 'all-gather'"
+                "framework.cp_style = 'all-gather'"
             )
 
 
@@ -346,7 +346,9 @@ class AttentionShape:
             2.1 ms in fp8 with a window of 128 or without, 0.44 to 0.46 ms in bf16
             (github:NVIDIA/cudnn-frontend, benchmark/attention_training/results/gpt_oss).
         """
-        ignores_window = backward and s.attention_format == "fp8" and s.plan.attention == "cudnn"
+        ignores_window = (
+            backward and s.attention_format == "fp8" and s.plan.framework.attention == "cudnn"
+        )
         return Attention(
             s.batch,
             self.heads,
@@ -359,7 +361,7 @@ class AttentionShape:
             backward,
             s.attention_format,
             None if ignores_window else self.window,
-            variant=ATTENTION_VARIANTS[s.plan.attention],
+            variant=ATTENTION_VARIANTS[s.plan.framework.attention],
         )
 
     @property

@@ -6,22 +6,22 @@ before the first and the result reduce-scattered after the second; without, the 
 second and the input gradient of the first are all-reduced. Order and overlap are those of
 ``megatron/core/tensor_parallel/layers.py``, `LinearWithGradAccumulationAndAsyncCommunication`:
 the saved input is gathered again beside the input gradient, which is reduced beside the weight
-gradient. Before that class the all-reduce came after both gradients (``plan.dgrad_overlap``).
+gradient. Before that class the all-reduce came after both gradients (``plan.overlap.dgrad``).
 
-PyTorch's DTensor (``plan.sp_style = "pytorch"``) keeps what it gathered, and its sequences come
-after the batch: what ranks send lies rank by rank, and is copied to its place behind each all-
+PyTorch's DTensor (``framework.sp_style = "pytorch"``) keeps what it gathered, and its sequences
+come after the batch: what ranks send lies rank by rank, and is copied to its place behind each all-
 gather, and the other way before each reduce-scatter (`all_gather_tensor` and
 `reduce_scatter_tensor` of torch/distributed/_functional_collectives.py). The input gradient is
 reduced after both products, the two outputs of one node of autograd.
 
-Matrices with one input are separate with ``plan.separate_projections``, as torchtitan, MaxText and
-Hugging Face have them (queries, keys and values; gate and value): the products are smaller, the
+Matrices with one input are separate with ``framework.separate_projections``, as torchtitan, MaxText
+and Hugging Face have them (queries, keys and values; gate and value): the products are smaller, the
 gradients of their input are added up, and selective recomputation can keep some of them. With
 PyTorch's tensor parallelism their input is gathered once, and its gradient reduced once.
 
 With fp8 or NVFP4, operands are cast (:mod:`.precision`) before they are gathered, so that gathers
 move a byte an element or less. Casts of weights are made once a step (by Megatron-LM, and not
-counted elsewhere), unless every pass makes them (``plan.fp8_weight_casts``): scale and cast
+counted elsewhere), unless every pass makes them (``framework.fp8_weight_casts``): scale and cast
 forward, again where the layer is computed again, and the cast, transposed, backward.
 """
 
@@ -107,7 +107,7 @@ def column_linear(
         forward += cast_norm_output(s, name, entering * k)
     if quantised:
         forward += cast_weight(s, name, n * k)
-    if s.sequence_parallel and s.plan.tp_overlap:
+    if s.sequence_parallel and s.plan.overlap.tp:
         gemm = Gemm(s.sharded_tokens, n, k, dtype=dtype, output=s.storage_format)
         forward += gather_and_multiply(s, name, k, gemm)
     else:
@@ -123,7 +123,7 @@ def column_linear(
         backward.append(cast(s, f"{name} gradient", s.tokens * n, after_kernel=True))
         backward += cast_weight(s, name, n * k, backward=True)
     keeps_gathered = s.gathers_batch_first
-    overlaps_reduction = s.plan.dgrad_overlap and not keeps_gathered
+    overlaps_reduction = s.plan.overlap.dgrad and not keeps_gathered
     if s.sequence_parallel and not keeps_gathered:
         after = ("gathered",)
         gathering = _input_all_gather(s, name, dtype, k)
@@ -173,7 +173,7 @@ def row_linear(s: Shapes, name: str, k: int, n: int, *, keeps_input: bool = True
     if s.quantised:
         forward.append(cast(s, name, s.tokens * k))
         forward += cast_weight(s, name, n * k)
-    overlap = s.sequence_parallel and s.plan.tp_overlap
+    overlap = s.sequence_parallel and s.plan.overlap.tp
     if overlap:
         forward += multiply_and_scatter(s, name, k, n)
     else:
@@ -322,7 +322,7 @@ def _gather_shared_input(s: Shapes, name: str, k: int, uses: int) -> Operator:
     forward: list[Task] = [cast(s, name, s.sharded_tokens * k)] if s.quantised else []
     forward += _gather_in_order(s, _input_all_gather(s, name, dtype, k))
     backward: list[Task]
-    if s.plan.fused:
+    if s.plan.framework.fused:
         total = Elementwise((uses + 1) * s.element_size * size)
         backward = [Compute(f"{name} gradient sum", total)]
         gradient = tp_collective(
@@ -339,13 +339,13 @@ def _gather_shared_input(s: Shapes, name: str, k: int, uses: int) -> Operator:
 
 def _add_bias(s: Shapes, name: str, elements: int) -> Iterator[Compute]:
     """The addition of a bias, where a kernel of its own does it."""
-    if s.plan.bias_kernels:
+    if s.plan.framework.bias_kernels:
         yield Compute(f"{name} bias", Elementwise(2 * s.element_size * elements))
 
 
 def _bias_gradient(s: Shapes, name: str, tokens: int, n: int) -> Iterator[Compute]:
     """Gradients of `tokens` rows → gradient of a bias; fused, the matrix product makes it."""
-    if not s.plan.fused:
+    if not s.plan.framework.fused:
         traffic = s.element_size * tokens * n
         yield Compute(f"{name} bias gradient", Elementwise(traffic), weight=True)
     yield from accumulate_gradient(s, f"{name} bias", n)

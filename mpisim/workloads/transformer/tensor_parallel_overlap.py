@@ -5,11 +5,11 @@ Transformer Engine's userbuffers (``tp_comm_overlap`` in Megatron-LM), with the 
 
 - "ring_exchange": an all-gather before a product becomes tp - 1 exchanges with both neighbours of
   the ring, each beside the product of a chunk of the sequence. With ``aggregate`` neighbours first
-  swap their chunks, and pairs of chunks go round (``plan.tp_overlap_pairs``).
+  swap their chunks, and pairs of chunks go round (``plan.overlap.tp_pairs``).
 - "pipeline": a product is cut into 4, and each part is reduce-scattered beside the product of the
   next; the last has nothing beside it. Instead, "ring_exchange" sends each chunk to the rank whose
   it is, beside the product of the next, and adds up what came in the end
-  (``plan.tp_overlap_scatter``).
+  (``plan.overlap.tp_scatter``).
 - "bulk": the two collectives of a column-split matrix's backward pass stay whole, each beside a
   whole product, as they are without.
 
@@ -48,7 +48,7 @@ def gather_and_multiply(s: Shapes, name: str, width: int, gemm: Gemm) -> Iterato
         Product of one chunk, this rank's share of the sequence.
     """
     size, chunks = operand_bytes(gemm.dtype, s.sharded_tokens * width), s.grid.tp
-    if s.plan.tp_overlap_pairs and chunks % 2 == 0:
+    if s.plan.overlap.tp_pairs and chunks % 2 == 0:
         yield Communicate(f"{name} exchange", Operation.SEND_RECV, "tp", size)
         size, chunks, gemm = 2 * size, chunks // 2, replace(gemm, m=2 * gemm.m)
     for chunk in range(chunks):
@@ -76,11 +76,11 @@ def multiply_and_scatter(s: Shapes, name: str, k: int, n: int) -> Iterator[Task]
     k, n : int
         Features in, this rank's, and out.
     """
-    if s.plan.sp_style == "pytorch":
+    if s.plan.framework.sp_style == "pytorch":
         yield from _send_to_owners(s, name, k, n)
     elif not s.is_megatron:
         yield from _ring_of_sums(s, name, k, n)
-    elif s.plan.tp_overlap_scatter == "ring":
+    elif s.plan.overlap.tp_scatter == "ring":
         yield from _send_to_owners(s, name, k, n)
     else:
         yield from _reduce_scatter_parts(s, name, k, n)
@@ -90,7 +90,7 @@ def _reduce_scatter_parts(s: Shapes, name: str, k: int, n: int) -> Iterator[Task
     """Reduce-scatter each part beside the product of the next."""
     splits = next(parts for parts in (REDUCE_SCATTER_PARTS, 2, 1) if s.sharded_tokens % parts == 0)
     rows = s.tokens // splits
-    format = s.linear_format if s.plan.tp_overlap_fp8 and s.quantised else s.storage_format
+    format = s.linear_format if s.plan.overlap.tp_fp8 and s.quantised else s.storage_format
     for part in range(splits):
         yield Compute(
             f"{name} chunk", Gemm(rows, n, k, dtype=s.linear_format, output=s.storage_format)

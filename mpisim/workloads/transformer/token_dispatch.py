@@ -102,7 +102,7 @@ def dispatch(s: Shapes, routing: Routing) -> Operator:
     routing : Routing
         Rows before and after the exchange.
     """
-    if s.plan.moe_dispatcher == "all-to-all":
+    if s.plan.framework.moe_dispatcher == "all-to-all":
         return _all_to_all_dispatch(s, routing)
     return _flexible_dispatch(s, routing)
 
@@ -116,7 +116,7 @@ def combine(s: Shapes, routing: Routing) -> Operator:
     routing : Routing
         Rows before and after the exchange.
     """
-    if s.plan.moe_dispatcher == "all-to-all":
+    if s.plan.framework.moe_dispatcher == "all-to-all":
         return _all_to_all_combine(s, routing)
     return _flexible_combine(s, routing)
 
@@ -132,7 +132,7 @@ def _all_to_all_dispatch(s: Shapes, routing: Routing) -> Operator:
     permutation_traffic = e * h * (routing.tokens + routing.copies)
     cast_row_traffic = (e + sent_size) * h
 
-    needs_counts = not s.plan.moe_capacity
+    needs_counts = not s.plan.framework.moe_capacity
     forward: list[Task] = []
     if needs_counts:
         forward.append(_local_counts(routing.tokens, s.model.experts))
@@ -247,7 +247,7 @@ def _flexible_dispatch(s: Shapes, routing: Routing) -> Operator:
     arrived, exchanged = _arriving_tokens(s, routing)
     received_size = sent_size if s.dispatches_fp8 else e
 
-    hybrid = s.plan.moe_dispatcher == "hybrid-ep"
+    hybrid = s.plan.framework.moe_dispatcher == "hybrid-ep"
     choices = routing.tokens * s.model.experts
     forward: list[Task] = []
     if not hybrid:
@@ -342,7 +342,7 @@ def expected_destinations(
 
 def _dispatch_element_size(s: Shapes) -> int:
     """Bytes of an element on its way to the experts."""
-    return BYTES["fp8"] if s.plan.dispatch_precision == "fp8" else s.element_size
+    return BYTES["fp8"] if s.plan.precision.dispatch == "fp8" else s.element_size
 
 
 def _arriving_tokens(s: Shapes, routing: Routing) -> tuple[int, int]:
