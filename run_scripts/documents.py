@@ -337,6 +337,8 @@ def _check_keys(text: str, table: str) -> None:
         for line in EXPERIMENT["plan"].splitlines()
         if line.partition(" ")[0] not in named.get("plan", {})
     )
+    if "plan" in named and "[plan]\n" not in given:  # a sub-table of it
+        given = f"[plan]\n{given}"
     given = given.replace("[plan]\n", f"[plan]\n{plan}")
     missing = [f"[{name}]\n{keys}" for name, keys in EXPERIMENT.items() if name not in named]
     try:

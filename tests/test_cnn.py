@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plans import plan_of
 from toys import Times
 
 from mpisim.base.errors import InputError
 from mpisim.experiment import ClusterChoice, Experiment
 from mpisim.experiment.models import Cnn
-from mpisim.experiment.plan import Plan
 from mpisim.kernels.operations import Convolution, Copy, Elementwise, Gemm, Norm, Softmax
 from mpisim.program import Kind, Operation, check_matching
 from mpisim.workloads import lay_out, training_step
@@ -29,7 +29,7 @@ def network(family: str, depth: int, /, gpus: int = 1, **keys: Any) -> Network:
     of_model = ("image", "classes", "batch_norm", "width")
     model = {key: keys.pop(key) for key in of_model if key in keys}
     batch = keys.get("micro_batch", 1) * gpus // keys.get("tp", 1)
-    plan = Plan(**{"global_batch": batch, "precision": "fp32"} | keys)
+    plan = plan_of(**{"global_batch": batch, "precision": "fp32"} | keys)
     return cnn_network(Cnn(family, depth, **model), plan, Grid.of(plan, gpus))  # type: ignore[arg-type]
 
 
@@ -495,7 +495,7 @@ def test_the_operators_of_a_recorded_vgg(shared: Path) -> None:
 
 
 def test_a_step_on_two_ranks_and_a_pipeline() -> None:
-    plan = Plan(global_batch=8, micro_batch=2, pp=2, precision="fp16", optimizer="momentum")
+    plan = plan_of(global_batch=8, micro_batch=2, pp=2, precision="fp16", optimizer="momentum")
     model = Cnn("resnet", 18, image=64)
     experiment = Experiment(model=model, plan=plan, cluster=ClusterChoice("dgx-h100"))
     done = training_step(lay_out(experiment, 4), Times())
@@ -528,7 +528,7 @@ def test_a_step_on_two_ranks_and_a_pipeline() -> None:
 
 def test_running_statistics_may_stay_where_they_are() -> None:
     model = Cnn("resnet", 18, image=64)
-    plan = Plan(global_batch=8, micro_batch=2, precision="fp16", broadcast_buffers=False)
+    plan = plan_of(global_batch=8, micro_batch=2, precision="fp16", broadcast_buffers=False)
     experiment = Experiment(model=model, plan=plan, cluster=ClusterChoice("dgx-h100"))
     table = training_step(lay_out(experiment, 4), Times()).program.table_of(0)
     operations = set(table.operation[table.kind == Kind.COLLECTIVE].tolist())

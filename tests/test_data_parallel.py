@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from plans import plan_of
 from sharing import layer, stepped, told
 
-from mpisim.experiment import Plan
 from mpisim.workloads.data_parallel import make_strategy
 from mpisim.workloads.data_parallel.buckets import buckets_closed_after, chunk_parameters
 from mpisim.workloads.data_parallel.megatron import Megatron
@@ -27,7 +27,7 @@ END = [
 
 def megatron(layers: tuple[Layer, ...], stage: int = 0, **plan: object) -> Megatron:
     """The strategy of one stage that holds these layers."""
-    made = Plan(**{"global_batch": 64, **plan})  # type: ignore[arg-type]
+    made = plan_of(**{"global_batch": 64, **plan})  # type: ignore[arg-type]
     groups = Groups(Grid.of(made, (made.dp or 1) * made.pp), made.zero_group)
     found = make_strategy(made, [layers], groups, stage=stage)
     assert isinstance(found, Megatron)

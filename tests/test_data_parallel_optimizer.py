@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from plans import plan_of
 from sharing import layer, stepped, told
 from toys import Free
 
 from mpisim import engine
-from mpisim.experiment import Plan
 from mpisim.program import Phase
 from mpisim.workloads.data_parallel import make_strategy
 from mpisim.workloads.grid import Grid, Groups
@@ -133,7 +133,7 @@ def test_norms_are_added_up_over_those_who_share_gradients() -> None:
     ],
 )
 def test_bytes_of_a_fused_step(plan: dict[str, object], each: int) -> None:
-    made = Plan(**{"global_batch": 4, **plan})  # type: ignore[arg-type]
+    made = plan_of(**{"global_batch": 4, **plan})  # type: ignore[arg-type]
     found = make_strategy(made, [(layer("a", 40),)], Groups(Grid.of(made, 4)))
     assert optimizer_bytes(made, found) == each
 
@@ -186,7 +186,7 @@ def test_torch_without_fused_kernels_runs_one_over_all_for_each_operation() -> N
     ],
 )
 def test_a_rank_updates_its_share(plan: dict[str, object], updated: int) -> None:
-    made = Plan(**{"global_batch": 4, "dp": 4, "ep": 2, **plan})  # type: ignore[arg-type]
+    made = plan_of(**{"global_batch": 4, "dp": 4, "ep": 2, **plan})  # type: ignore[arg-type]
     layers = (layer("a", 40, Parameter("expert", 100, expert=True)),)
     found = make_strategy(made, [layers], Groups(Grid.of(made, 4), made.zero_group))
     assert found.updated_parameters == updated

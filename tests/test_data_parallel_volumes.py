@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plans import plan_of
 from sharing import layer, stepped
 
-from mpisim.experiment import Plan
 from mpisim.program import Kind, Operation, Program
 from mpisim.workloads import Workload
 from mpisim.workloads.data_parallel import make_strategy
@@ -123,7 +123,7 @@ networks = st.lists(st.lists(parameters, min_size=1, max_size=4), min_size=1, ma
 
 
 def buckets_of(layers: tuple[Layer, ...], **plan: object) -> list[Bucket]:
-    made = Plan(**{"global_batch": 4, "ep": 2, "dp": 4, **plan})  # type: ignore[arg-type]
+    made = plan_of(**{"global_batch": 4, "ep": 2, "dp": 4, **plan})  # type: ignore[arg-type]
     found = make_strategy(made, [layers], Groups(Grid.of(made, 4)))
     if isinstance(found, Megatron):
         return list(found.buckets.values())

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from plans import plan_of
 from toys import Times
 
 from mpisim.base.errors import InputError
 from mpisim.experiment import ClusterChoice, Experiment
 from mpisim.experiment.model_presets import find_model
 from mpisim.experiment.models import Dlrm
-from mpisim.experiment.plan import Plan
 from mpisim.kernels.operations import (
     Copy,
     Elementwise,
@@ -55,7 +55,7 @@ def networks(
     model: Dlrm = TINY, gpus: int = 2, **keys: Any
 ) -> tuple[list[Network], NDArray[np.int64]]:
     keys = KEYS | keys
-    plan = Plan(**{"global_batch": gpus * keys["micro_batch"]} | keys)
+    plan = plan_of(**{"global_batch": gpus * keys["micro_batch"]} | keys)
     return dlrm_networks(model, plan, Grid.of(plan, gpus))
 
 
@@ -371,7 +371,7 @@ def test_what_holds_for_every_placement(
 
 
 def test_a_whole_step_matches() -> None:
-    plan = Plan(global_batch=4, sharder="size-greedy", **KEYS)  # type: ignore[arg-type]
+    plan = plan_of(global_batch=4, sharder="size-greedy", **KEYS)  # type: ignore[arg-type]
     experiment = Experiment(model=TINY, plan=plan, cluster=ClusterChoice("dgx-h100"))
     done = training_step(lay_out(experiment, 2), Times())
     check_matching(done.program)

@@ -6,6 +6,7 @@ import csv
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from mpi4py import MPI
 
 from mpisim.base.errors import InputError, UsageError
 from mpisim.experiment import Transformer
+from mpisim.experiment import read as read_experiment
 from mpisim.validate.e2e import (
     Mapped,
     Row,
@@ -25,6 +27,7 @@ from mpisim.validate.e2e import (
     render,
 )
 from mpisim.validate.e2e import settings as declared
+from mpisim.validate.e2e.experiments import shown
 from mpisim.validate.e2e.pairs import pairs
 from mpisim.validate.e2e.predict import predict
 from mpisim.validate.e2e.rows import COLUMNS
@@ -243,7 +246,7 @@ def test_what_it_leaves_open_is_filled_in_and_counted(row: Any) -> None:
         "fp16",
     )
     assert "model.vocab = 51200" in found.defaults
-    assert 'framework.kernels = "eager"' in found.defaults
+    assert 'framework.kernels = "eager" (profile)' in found.defaults
     assert not any("plan.recompute" in each for each in found.defaults)  # the row states it
 
 
@@ -255,7 +258,7 @@ def test_a_mixture_in_a_rack(row: Any) -> None:
     assert (plan.pipeline.schedule, plan.vpp, plan.ep, plan.etp) == ("interleaved", 4, 64, 1)
     assert (plan.precision.products, found.approximations) == ("fp8", ("mxfp8 priced as fp8",))
     assert (plan.zero, plan.framework.dp_style) == (1, "megatron")  # FSDP = 0 is no word on ZeRO-1
-    assert "plan.zero = 1 (instead)" in found.defaults
+    assert "plan.zero = 1 (profile)" in found.defaults
     # 256 GPUs in four racks of 64.
     assert found.experiment.cluster.nodes == 4
     assert "gb200-nvl72" in found.experiment.cluster.preset
@@ -531,3 +534,21 @@ def test_the_whole_table_is_understood(shared: Path) -> None:
     timed = [each for each in found if each.row.seconds is not None]
     mapped = [each for each in timed if isinstance(each, Mapped)]
     assert len(mapped) >= 0.85 * len(timed)
+
+
+def test_a_row_is_shown_as_the_file_a_user_would_write(row: Any, tmp_path: Path) -> None:
+    line = row(TITAN)
+    found = mapped(line)
+    text = shown(found)
+    assert text.startswith(f"# {line.id}: ")
+    again = read_experiment(text, str(tmp_path / "row.toml"))
+    assert again.framework.name == "torchtitan"
+    assert replace(again, source="") == replace(found.experiment, source="")
+
+
+def test_without_profiles_nobody_says_which_framework_it_is(row: Any) -> None:
+    found = experiment_of(row(TITAN), declared(), profiles=False)
+    assert isinstance(found, Mapped)
+    assert found.experiment.framework.name is None
+    assert not found.experiment.set_by_profile
+    assert found.experiment.plan.style(transformer=True) == "fsdp"  # as zero = 3 says

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from plans import plan_of
 
 from mpisim.experiment.models import Cnn
-from mpisim.experiment.plan import Plan
 from mpisim.kernels.operations import Norm
 from mpisim.workloads.cnn.image_operators import ImageOperators
 from mpisim.workloads.cnn.networks import resnet
@@ -19,7 +19,7 @@ MODEL = Cnn(family="resnet", depth=50)
 
 
 def layers(fusion: Any) -> list[Layer]:
-    plan = Plan(global_batch=2, micro_batch=2, dp=1, precision="fp16", norm_fusion=fusion)
+    plan = plan_of(global_batch=2, micro_batch=2, dp=1, precision="fp16", norm_fusion=fusion)
     return resnet(ImageOperators(plan, Grid.of(plan, 1)), MODEL)
 
 

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plans import plan_of
 
 from mpisim.base.errors import InputError
-from mpisim.experiment import Plan
 from mpisim.workloads.grid import Grid, Groups
 
 
 def grid(gpus: int, **plan: object) -> Grid:
-    return Grid.of(Plan(global_batch=64, **plan), gpus)  # type: ignore[arg-type]
+    return Grid.of(plan_of(global_batch=64, **plan), gpus)  # type: ignore[arg-type]
 
 
 def test_the_example_of_megatron() -> None:

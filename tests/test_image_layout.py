@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from plans import plan_of
 
 from mpisim.experiment.models import Cnn
-from mpisim.experiment.plan import Plan
 from mpisim.kernels import find_gpu
 from mpisim.kernels.analytical import Analytical
 from mpisim.kernels.operations import Convolution
@@ -17,7 +17,7 @@ from mpisim.workloads.operators import Compute, Layer
 
 
 def layers(**keys: Any) -> tuple[Layer, ...]:
-    plan = Plan(global_batch=2, micro_batch=2, **keys)
+    plan = plan_of(global_batch=2, micro_batch=2, **keys)
     return cnn_network(Cnn("vgg", 11), plan, Grid.of(plan, 1)).layers
 
 

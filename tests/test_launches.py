@@ -102,7 +102,7 @@ def test_convolutions_of_fp32_have_tf32(
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("triosim-p2-vgg16-ddp", "plan.precision=bf16", "convolution_precision is given"),
+        ("triosim-p2-vgg16-ddp", "plan.precision=bf16", "convolutions is given"),
         ("llama3-8b-8-h100", "plan.precision=fp32", "only CNNs have convolutions"),
         ("triosim-p2-vgg16-ddp", "kernels.gpu=v100-sxm2-16gb", "has no tf32"),
     ],

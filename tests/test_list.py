@@ -65,7 +65,7 @@ def test_the_experiments_are_the_files(run_mpisim: Run) -> None:
     ("args", "message"),
     [
         (["models", "lama", "19b"], "models has 'lama' and '19b' in its name or title"),
-        (["modls"], "'modls' is not one of models, clusters, gpus, schedules, experiments, "),
+        (["modls"], "'modls' is not one of models, clusters, gpus, frameworks, schedules, "),
     ],
 )
 def test_nothing_found_is_one_line(run_mpisim: Run, args: list[str], message: str) -> None:

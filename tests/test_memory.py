@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plans import changed, plan_of
 from published_formulas import zero_states
 
 from mpisim.experiment import Plan, read
@@ -48,8 +49,8 @@ ALONE = dict.fromkeys(("tp", "cp", "dp", "ep", "pp", "shard", "eshard", "model",
 
 def plan(**keys: object) -> Plan:
     """A plan whose data parallelism is settled."""
-    found = Plan(**{"global_batch": 64, **keys})  # type: ignore[arg-type]
-    return replace(found, dp_style=found.style(transformer=True))
+    found = plan_of(**{"global_batch": 64, **keys})  # type: ignore[arg-type]
+    return changed(found, dp_style=found.style(transformer=True))
 
 
 def operator(
@@ -84,11 +85,11 @@ def states(layers: Sequence[Layer], chosen: Plan, sizes: Mapping[str, int]) -> M
 
 
 def gathered(layers: Sequence[Layer], chosen: Plan) -> int:
-    return gathered_parameters(parameter_counts(layers, chosen.wrap_layers), chosen)
+    return gathered_parameters(parameter_counts(layers, chosen.framework.wrap_layers), chosen)
 
 
 def buckets(layers: Sequence[Layer], chosen: Plan, sizes: Mapping[str, int]) -> int:
-    return gradient_buckets(parameter_counts(layers, chosen.wrap_layers), chosen, sizes)
+    return gradient_buckets(parameter_counts(layers, chosen.framework.wrap_layers), chosen, sizes)
 
 
 def accumulated(layers: Sequence[Layer], chosen: Plan, sizes: Mapping[str, int]) -> int:
@@ -141,7 +142,7 @@ def test_zero_as_published(stage: int, n: int) -> None:
 )
 def test_bytes_of_a_parameter(keys: dict, expected: tuple[float, ...]) -> None:
     chosen = plan(**keys)
-    product = Compute("product", Gemm(4, 4, 4, dtype=chosen.precision))
+    product = Compute("product", Gemm(4, 4, 4, dtype=chosen.precision.products))
     linear = Operator("linear", (product,), (), (Parameter("linear weight", 6400),))
     found = states([layer(linear)], chosen, ALONE | {"shard": 4})
     each = (found.parameters / 6400, found.gradients / 6400, found.optimizer / 6400)
@@ -285,7 +286,8 @@ def test_the_optimizer_works_when_gathered_parameters_are_gone() -> None:
     """FSDP: PyTorch's copy for the update is there when units and their gradients are not."""
     text = """
     model = { preset = "llama-3-70b", seq_len = 128 }
-    plan = { global_batch = 8, dp_style = "fsdp", zero = 3, recompute = "full" }
+    plan = { global_batch = 8, zero = 3, recompute = "full" }
+    framework = { dp_style = "fsdp" }
     cluster = { preset = "dgx-h100" }
     """
     laid = lay_out(read(text, "text"), 8)
@@ -397,10 +399,10 @@ def test_connections() -> None:
     # Collectives on tp, on edp, and of the gradient's norm; 8 neighbours are one node, with 7
     # peers; the other stage is in another node.
     assert (found.collective, found.peers, found.network) == (3, 7, 1)
-    flex = replace(keys, moe_dispatcher="flex")
+    flex = changed(keys, moe_dispatcher="flex")
     flexible = connections([layer(experts)], 0, flex, grid, sizes, 8)
     assert (flexible.peers, flexible.deepep, flexible.hybridep) == (0, True, 0)
-    hybrid = replace(keys, moe_dispatcher="hybrid-ep")
+    hybrid = changed(keys, moe_dispatcher="hybrid-ep")
     flexible = connections([layer(experts)], 0, hybrid, grid, sizes, 8)
     assert (flexible.peers, flexible.deepep, flexible.hybridep) == (0, False, 8 * 16)
     known = constants()
@@ -413,9 +415,9 @@ def test_connections() -> None:
 
 def walk(**keys: object) -> list[StageMemory]:
     """The memory of a toy of 8 blocks."""
-    chosen = Plan(**{"global_batch": 32, "dp": 2, **keys})  # type: ignore[arg-type]
+    chosen = plan_of(**{"global_batch": 32, "dp": 2, **keys})  # type: ignore[arg-type]
     grid = Grid.of(chosen, 2 * chosen.pp)
-    pipe = pipeline(chosen.schedule, chosen.pp, 32 // 2, chosen.vpp)
+    pipe = pipeline(chosen.pipeline.schedule, chosen.pp, 32 // 2, chosen.vpp)
     each = 8 // pipe.parts
     block = layer(operator(10**9, 10**8, 10**8), checkpoint=10**8, size=10**8)
     return memory(pipe, [part(*[block] * each)] * pipe.parts, chosen, grid)
@@ -469,8 +471,7 @@ def test_updates_of_a_big_table_take_the_rows_looked_up_and_no_second_table(fuse
         optimizer = "sgd"
 
         [framework]
-        fused = 
-{str(fused).lower()}
+        fused = {str(fused).lower()}
         [cluster]
         preset = "dgx-h100"
         gpus = 2

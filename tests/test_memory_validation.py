@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 
 import pytest
+from plans import plan_of
 from published_formulas import Gpt
 
 from mpisim.data import text
@@ -56,10 +57,11 @@ def model(row: dict[str, str]) -> Transformer:
 def plan(row: dict[str, str]) -> Plan:
     """The plan of a row."""
     sizes = ("global_batch", "micro_batch", "tp", "cp", "pp", "vpp", "dp", "zero")
-    words = ("dp_style", "recompute", "kernels", "precision", "grad_precision")
-    return Plan(
+    words = ("dp_style", "recompute", "kernels", "precision")
+    return plan_of(
         **{key: int(row[key]) for key in sizes},
-        **{key: row[key] for key in words},  # type: ignore[arg-type]
+        **{key: row[key] for key in words},
+        precision_gradients=row["grad_precision"],
         schedule="interleaved" if row["vpp"] != "1" else "1f1b",
         sp=row["sp"] == "1",
         fused=row["fused"] == "1",
@@ -74,7 +76,7 @@ def stages(row: dict[str, str]) -> list[StageMemory]:
     grid = Grid.of(chosen, chosen.tp * chosen.cp * chosen.pp * chosen.dp)
     network = transformer_network(model(row), chosen, grid)
     micro_batches = chosen.global_batch // (chosen.dp * chosen.micro_batch)
-    pipe = pipeline(chosen.schedule, chosen.pp, micro_batches, chosen.vpp)
+    pipe = pipeline(chosen.pipeline.schedule, chosen.pp, micro_batches, chosen.vpp)
     return memory(pipe, split_layers(network, chosen, pipe.parts), chosen, grid)
 
 
@@ -124,7 +126,7 @@ def test_published_figures(row: dict[str, str]) -> None:
 def test_a_layer_keeps_what_korthikanti_says(tp: int, sp: bool, recompute: str) -> None:
     """Table 2 of arXiv:2205.05198, byte for byte."""
     gpt = Transformer("gpt", layers=2, hidden=1024, heads=16, seq_len=512, vocab=51200)
-    chosen = Plan(
+    chosen = plan_of(
         global_batch=2,
         micro_batch=2,
         tp=tp,
@@ -148,7 +150,7 @@ def test_a_layer_keeps_what_korthikanti_says(tp: int, sp: bool, recompute: str) 
 def test_gradients_of_weights_need_what_zero_bubble_says() -> None:
     """32sbh of a GPT layer: table 1 of arXiv:2401.10241."""
     gpt = Transformer("gpt", layers=2, hidden=1024, heads=16, seq_len=512, vocab=51200)
-    chosen = Plan(global_batch=2, micro_batch=2, dp=1, kernels="eager", precision="fp16")
+    chosen = plan_of(global_batch=2, micro_batch=2, dp=1, kernels="eager", precision="fp16")
     grid = Grid.of(chosen, 1)
     sizes = Groups(grid).sizes
     (block, _) = transformer_network(gpt, chosen, grid).of_role("block")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plans import plan_of
 
 from mpisim.base.errors import InputError
 from mpisim.experiment import ClusterChoice, Cnn, Experiment, Model, Plan, Transformer
@@ -45,7 +46,7 @@ def stage(number: int, total: int, error: int = 0) -> StageMemory:
 
 def experiment(model: Model = LLAMA, **plan: object) -> Experiment:
     """A model on nodes of H100."""
-    chosen = Plan(**{"global_batch": 8, **plan})  # type: ignore[arg-type]
+    chosen = plan_of(**{"global_batch": 8, **plan})  # type: ignore[arg-type]
     return Experiment(model=model, plan=chosen, cluster=ClusterChoice("dgx-h100"))
 
 
@@ -115,7 +116,7 @@ def test_certain_is_what_two_standard_deviations_leave(
 
 
 def test_the_table_adds_up() -> None:
-    found = evaluate(Plan(global_batch=32, tp=2, pp=2), 1)
+    found = evaluate(plan_of(global_batch=32, tp=2, pp=2), 1)
     lines = found.text().splitlines()
     assert lines[0].startswith("The plan fits into NVIDIA H100 SXM5 80 GB (700 W): stage 0 of 2")
     assert max(map(len, lines)) <= 100
@@ -135,7 +136,7 @@ def test_many_stages_are_cut() -> None:
 
 
 def test_as_numbers() -> None:
-    found = evaluate(Plan(global_batch=32, tp=2, pp=2), 1)
+    found = evaluate(plan_of(global_batch=32, tp=2, pp=2), 1)
     said = json.loads(json.dumps(found.as_dict()))
     assert said["fits"] is found.fits
     for each in said["stages"]:
@@ -145,7 +146,7 @@ def test_as_numbers() -> None:
 
 def test_what_would_make_it_fit() -> None:
     """8B parameters at 18 bytes and their activations need more than 80 GB."""
-    plan = Plan(global_batch=256, micro_batch=1)
+    plan = plan_of(global_batch=256, micro_batch=1)
     verdict = evaluate(plan, 1)
     assert not verdict.fits
     found = remedies(plan, evaluate)
@@ -163,7 +164,7 @@ def test_what_would_make_it_fit() -> None:
 
 
 def test_more_nodes_help_where_states_are_sharded() -> None:
-    plan = Plan(global_batch=512, micro_batch=1, zero=1, recompute="full")
+    plan = plan_of(global_batch=512, micro_batch=1, zero=1, recompute="full")
     base, more = evaluate(plan, 1), evaluate(plan, 4)
     assert more.stages[0].optimizer == pytest.approx(base.stages[0].optimizer / 4, rel=1e-6)
     limit = (base.peak + more.peak) // 2
@@ -176,7 +177,7 @@ def test_more_nodes_help_where_states_are_sharded() -> None:
 
 
 def test_advice_where_nothing_helps_and_where_none_is_needed() -> None:
-    plan = Plan(global_batch=32)
+    plan = plan_of(global_batch=32)
     full = Verdict((stage(0, 90 * GIB),), 80 * GIB, "a GPU")
     (line,) = advice(plan, full, lambda changed, times: full)
     assert line == "No change of the plan makes it fit, nor do 3 together."
@@ -195,7 +196,7 @@ def test_given_dp_shrinks_as_the_model_spreads() -> None:
         seen.append((changed, times))
         return Verdict((stage(0, 90 * GIB),), 80 * GIB, "a GPU")
 
-    remedies(Plan(global_batch=64, micro_batch=4, dp=8), record)
+    remedies(plan_of(global_batch=64, micro_batch=4, dp=8), record)
     alone = [p for p, times in seen if times == 1 and p.pp == p.cp == 1]
     assert {(p.tp, p.dp) for p in alone if p.tp > 1} == {(2, 4), (4, 2), (8, 1)}
     assert all(p.dp is not None and p.tp * p.pp * p.cp * p.dp == 8 * times for p, times in seen)
@@ -215,7 +216,7 @@ def limited(peak: Callable[[Plan, int], int], room: int) -> Evaluate:
 
 
 def test_more_stages_come_before_tensor_parallelism_across_nodes() -> None:
-    plan = Plan(global_batch=64, tp=8)
+    plan = plan_of(global_batch=64, tp=8)
     fits = limited(lambda p, times: 160 // (p.tp * p.pp // 8), 80)
     changes = [remedy.change for remedy in remedies(plan, fits, node=8)]
     assert changes.index("pp = 2") < changes.index("tp = 16")
@@ -230,17 +231,17 @@ def test_changes_are_combined_where_none_is_enough() -> None:
     def peak(changed: Plan, times: int) -> int:
         if changed.pp > 4 or changed.tp > 1 or changed.cp > 1 or changed.ep > 1:
             raise InputError("no")
-        return 640 // changed.pp // (2 if changed.recompute == "full" else 1)
+        return 640 // changed.pp // (2 if changed.recompute.granularity == "full" else 1)
 
-    found = remedies(Plan(global_batch=64), limited(peak, 80))
+    found = remedies(plan_of(global_batch=64), limited(peak, 80))
     assert (found[0].change, found[0].together) == ('pp = 4, recompute = "full"', 2)
     lines = advice(
-        Plan(global_batch=64), limited(peak, 80)(Plan(global_batch=64), 1), limited(peak, 80)
+        plan_of(global_batch=64), limited(peak, 80)(plan_of(global_batch=64), 1), limited(peak, 80)
     )
     assert lines[0] == "No single change makes it fit; any of these does:"
     # The smallest that fit: two stages would do with more room.
-    assert remedies(Plan(global_batch=64), limited(peak, 170))[0].change == "pp = 4"
-    wide = remedies(Plan(global_batch=64), limited(lambda p, t: 2 * peak(p, t), 330))
+    assert remedies(plan_of(global_batch=64), limited(peak, 170))[0].change == "pp = 4"
+    wide = remedies(plan_of(global_batch=64), limited(lambda p, t: 2 * peak(p, t), 330))
     assert wide[0].change == "pp = 4"
 
 
@@ -250,9 +251,9 @@ def test_changes_are_combined_where_one_is_enough_but_dear() -> None:
     def peak(changed: Plan, times: int) -> int:
         if changed.pp > 1 or changed.cp > 1 or changed.ep > 1 or changed.zero == 3 or times > 1:
             raise InputError("no")
-        return 1280 // changed.tp // (2 if changed.recompute == "full" else 1)
+        return 1280 // changed.tp // (2 if changed.recompute.granularity == "full" else 1)
 
-    plan, fits = Plan(global_batch=64), limited(peak, 80)
+    plan, fits = plan_of(global_batch=64), limited(peak, 80)
     changes = [remedy.change for remedy in remedies(plan, fits, node=8)]
     assert changes == ['tp = 8, recompute = "full"', "tp = 16"]
     assert advice(plan, fits(plan, 1), fits, node=8)[0] == "Any of these makes it fit:"

@@ -18,11 +18,24 @@ from hypothesis import strategies as st
 from mpisim.base.errors import InputError
 from mpisim.base.schema import build
 from mpisim.cli.example import _documented, example
-from mpisim.experiment import Cnn, Dlrm, Plan, Transformer, read
+from mpisim.experiment import (
+    Cnn,
+    Dlrm,
+    FrameworkOptions,
+    OverlapOptions,
+    PipelineOptions,
+    Plan,
+    PrecisionOptions,
+    RecomputeOptions,
+    TableOptions,
+    Transformer,
+    read,
+)
 from mpisim.experiment.choices import ClusterChoice, KernelChoice, NetworkChoice, RunChoice
 from mpisim.experiment.model_counts import parameters
 from mpisim.experiment.model_presets import find_model, model_presets
 from mpisim.experiment.models import FAMILIES
+from mpisim.experiment.plan import GROUPS
 from mpisim.kernels import find_gpu
 from mpisim.memory import assess, capacity
 from mpisim.memory.starting import _spread
@@ -38,6 +51,12 @@ GIB = 2**30
 
 SECTIONS = {
     "plan": Plan,
+    "plan.pipeline": PipelineOptions,
+    "plan.recompute": RecomputeOptions,
+    "plan.precision": PrecisionOptions,
+    "plan.overlap": OverlapOptions,
+    "plan.tables": TableOptions,
+    "framework": FrameworkOptions,
     "cluster": ClusterChoice,
     "kernels": KernelChoice,
     "network": NetworkChoice,
@@ -46,14 +65,16 @@ SECTIONS = {
 
 
 def sections(text: str) -> dict[str, str]:
-    parts = re.split(r"^\[(\w+)\]\n", text, flags=re.MULTILINE)
+    parts = re.split(r"^\[([\w.]+)\]\n", text, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def test_every_key_stands_in_the_example_with_its_default() -> None:
-    text = sections(example("llama-3-8b", "dgx-h100").text)
+    text = sections(example("llama-3-8b", "dgx-h100", every=True).text)
     for name, cls in {"model": Transformer, **SECTIONS}.items():
         for field in dataclasses.fields(cls):
+            if name == "plan" and field.name in GROUPS:  # a table of its own
+                continue
             pattern = rf"^(# )?{field.name} (= .+|is not set)$"
             assert re.search(pattern, text[name], re.MULTILINE), (name, field.name)
 
@@ -65,9 +86,11 @@ def test_every_key_is_documented(cls: type) -> None:
 
 
 def test_keys_that_are_uncommented_change_nothing() -> None:
-    text = example("deepseek-v3", "dgx-h800", 256).text
+    text = example("deepseek-v3", "dgx-h800", 256, every=True).text
     whole = re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE)
-    assert len(tomllib.loads(whole)["plan"]) > 25
+    tables = tomllib.loads(whole)
+    assert len(tables["plan"]) > 15
+    assert len(tables["framework"]) > 25
     assert dataclasses.replace(read(whole, "whole"), source="") == dataclasses.replace(
         read(text, "text"), source=""
     )
@@ -168,7 +191,7 @@ def test_sizes_can_be_changed(name: str, gpus: int, change: str) -> None:
 
 @given(layers=st.integers(4, 200), pp=st.sampled_from([1, 2, 4, 8, 16, 32]))
 def test_layers_are_spread_evenly(layers: int, pp: int) -> None:
-    sizes = _spread(layers, pp).get("stages")
+    sizes = _spread(layers, pp).get("pipeline.stages")
     if sizes is None:
         assert layers % pp == 0 or (layers + 2) % pp == 0
         return

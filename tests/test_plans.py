@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
+from plans import changed, plan_of
 from toys import Free, Times
 
 from mpisim import engine
@@ -20,7 +20,6 @@ from mpisim.experiment import (
     Dlrm,
     Experiment,
     Model,
-    Plan,
     Transformer,
     read,
 )
@@ -160,7 +159,7 @@ def workload(name: str, keys: dict[str, Any], micro_batches: int) -> Workload:
     gpus = math.prod(keys.get(axis, 1) for axis in ("tp", "pp", "cp", "dp"))
     keys["global_batch"] = keys["dp"] * keys["micro_batch"] * micro_batches
     try:
-        experiment = Experiment(MODELS[name], Plan(**keys), ClusterChoice("dgx-h100", 32))
+        experiment = Experiment(MODELS[name], plan_of(**keys), ClusterChoice("dgx-h100", 32))
         return training_step(lay_out(experiment, gpus), Times())
     except InputError as refused:
         event(f"refused: {str(refused)[:40]}")
@@ -184,15 +183,15 @@ def test_every_accepted_plan_runs(name: str, data: st.DataObject) -> None:
 def test_plans_of_each_kind_are_accepted() -> None:
     # What the property above would not notice: that everything is refused.
     for name, model in MODELS.items():
-        plan = Plan(global_batch=8, micro_batch=4, dp=2, optimizer="sgd", precision="fp32")
+        plan = plan_of(global_batch=8, micro_batch=4, dp=2, optimizer="sgd", precision="fp32")
         if isinstance(model, Transformer):
-            plan = replace(plan, tp=2 if name != "vit" else 1, pp=2 if name != "t5" else 1)
+            plan = changed(plan, tp=2 if name != "vit" else 1, pp=2 if name != "t5" else 1)
         training_step(lay_out(Experiment(model, plan, ClusterChoice("dgx-h100")), 8), Times())
 
 
 def test_a_plan_of_an_unknown_schedule_is_refused() -> None:
     with pytest.raises(InputError, match=r"schedule is 'gpip' \(did you mean 'gpipe'\?\); allowed"):
-        Plan(global_batch=8, schedule="gpip")  # type: ignore[arg-type]
+        plan_of(global_batch=8, schedule="gpip")  # type: ignore[arg-type]
 
 
 EVERYTHING = """

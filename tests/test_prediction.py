@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from plans import plan_of
 from toys import instant
 
 import mpisim
@@ -20,7 +21,6 @@ from mpisim.experiment import (
     Experiment,
     KernelChoice,
     NetworkChoice,
-    Plan,
     Transformer,
     VariationChoice,
     defaulted,
@@ -44,7 +44,7 @@ GPT = {"layers": 2, "hidden": 1024, "heads": 8, "vocab": 32_000, "seq_len": 512}
 
 SMALL = Experiment(
     model=Transformer("gpt", **GPT),
-    plan=Plan(tp=2, dp=4, micro_batch=2, global_batch=16),
+    plan=plan_of(tp=2, dp=4, micro_batch=2, global_batch=16),
     cluster=ClusterChoice("dgx-h100"),
 )
 
@@ -54,7 +54,7 @@ def run_of(case: PreparedExperiment) -> engine.Run:
 
 
 def small(**plan: object) -> Experiment:
-    return dataclasses.replace(SMALL, plan=dataclasses.replace(SMALL.plan, **plan))  # type: ignore[arg-type]
+    return dataclasses.replace(SMALL, plan=dataclasses.changed(SMALL.plan, **plan))  # type: ignore[arg-type]
 
 
 def test_too_few_gpus() -> None:

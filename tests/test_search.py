@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
+from plans import plan_tables
 
 from mpisim import simulate
 from mpisim.base.errors import InputError, OutputError
@@ -72,7 +73,7 @@ def tables(rng: random.Random) -> dict[str, Any]:
         plan["vpp"] = 2 if plan["schedule"] == "interleaved" else 1
     found: dict[str, Any] = {
         "model": model,
-        "plan": plan,
+        **plan_tables(**plan),
         "cluster": {"preset": rng.choice(["dgx-h100", "dgx-a100"]), "nodes": rng.choice([1, 2])},
         "run": {"allow_oom": True},
     }
@@ -425,8 +426,8 @@ def test_uneven_shares_on_mixed_gpus_beat_even_ones():
     space = read_search({**MIXED, "search": {"vary": vary, "top": 8}}, "x.toml")
     found = answer(space, explore(space, MPI.COMM_SELF), MPI.COMM_SELF)
     steps = {each.described: each.step_time for each in found.best}
-    even = "stages even", "replica_batch even"
-    for pp, key in ((1, "replica_batch"), (2, "stages")):
+    even = "pipeline.stages even", "replica_batch even"
+    for pp, key in ((1, "replica_batch"), (2, "pipeline.stages")):
         uneven = ", ".join(
             [
                 f"pp {pp}",
@@ -449,7 +450,7 @@ def test_uneven_shares_on_mixed_gpus_beat_even_ones():
 
 def test_layers_are_balanced_by_the_speed_of_kernels():
     experiment = experiment_of({**MIXED, "plan": {**MIXED["plan"], "pp": 2}}, "x.toml")
-    stages = balanced_shares(experiment, ["stages"])["stages"]
+    stages = balanced_shares(experiment, ["pipeline.stages"])["pipeline.stages"]
     assert sum(stages) == 16
     assert stages[0] > stages[1] > 0  # H100s come first
     equal = experiment_of(
@@ -460,15 +461,21 @@ def test_layers_are_balanced_by_the_speed_of_kernels():
         },
         "x.toml",
     )
-    assert max(balanced_shares(equal, ["stages"])["stages"]) <= 9  # the head takes its time
+    assert (
+        max(balanced_shares(equal, ["pipeline.stages"])["pipeline.stages"]) <= 9
+    )  # the head takes its time
     assert balanced_shares(equal, ["replica_batch"])["replica_batch"] == [16, 16]
 
 
 @pytest.mark.parametrize(
     ("plan", "key", "said"),
     [
-        ({"schedule": "dualpipe", "pp": 2}, "stages", "work both ways"),
-        ({"pp": 4, "vpp": 8, "schedule": "interleaved"}, "stages", "cannot be shared by 4"),
+        ({"pipeline": "dualpipe", "pp": 2}, "pipeline.stages", "work both ways"),
+        (
+            {"pp": 4, "vpp": 8, "pipeline": "interleaved"},
+            "pipeline.stages",
+            "cannot be shared by 4",
+        ),
         ({"micro_batch": 3}, "replica_batch", "no multiple of micro_batch = 3"),
     ],
 )

@@ -215,7 +215,7 @@ def plans_of(seed: int) -> tuple[Any, ...]:
         tables = space.candidate_tables(number)
         plan = tables["plan"]
         if tables["model"]["preset"] != "resnet50":
-            for key in ("tp", "pp", "recompute", "zero", "schedule", "dp_overlap", "sp"):
+            for key in ("tp", "pp", "recompute", "zero", "sp"):
                 if rng.random() < 0.4:
                     plan[key] = rng.choice(rng.choice(VARIED[f"plan.{key}"]))
         tables["run"] = {"allow_oom": True}

@@ -14,6 +14,7 @@ import pytest
 from conftest import Finished
 from hypothesis import given
 from hypothesis import strategies as st
+from plans import changed
 
 from mpisim import open_results, sensitivity, simulate
 from mpisim.base.errors import InputError
@@ -333,9 +334,8 @@ def test_memory_and_micro_batches() -> None:
     assert "cannot be halved" in half.note
     assert twice.step_ps is not None
     assert twice.fits is False
-    changed = replace(experiment, plan=replace(experiment.plan, micro_batch=2))
-    changed = replace(changed, run=replace(changed.run, allow_oom=True))
-    again = simulate(changed)
+    halved = replace(experiment, plan=changed(experiment.plan, micro_batch=2))
+    again = simulate(replace(halved, run=replace(halved.run, allow_oom=True)))
     assert again is not None
     assert twice.step_ps == again.step_time_ps
 

@@ -73,8 +73,8 @@ def test_the_best_placement_is_written_and_runs(
     )
     assert best["as_fast"]
     written = tomllib.loads(placed.read_text())
-    assert written["plan"]["placement"] == best["placement"]
-    assert "sharder" not in written["plan"]
+    assert written["plan"]["tables"]["placement"] == best["placement"]
+    assert "sharder" not in written["plan"]["tables"]
     # The written experiment is the step that was shown, to the last digit.
     _, experiment = load(str(placed))
     results = simulate(experiment)
@@ -124,7 +124,7 @@ def test_searches_vary_the_sharder(mine: Path, capsys: pytest.CaptureFixture[str
     assert main(["search", str(mine), "--vary", "plan.tables.sharder=auto"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("9 candidates")
-    assert "sharder size-lookup-greedy" in shown
+    assert "tables size-lookup-greedy" in shown
     assert main(["search", "llama3-8b-8-h100", "--vary", "plan.tables.sharder=auto"]) == 2
     assert "that is for recommendation models" in capsys.readouterr().err
 

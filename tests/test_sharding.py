@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plans import changed, plan_of
 
 from mpisim import simulate
 from mpisim.base.errors import InputError
 from mpisim.experiment import ClusterChoice, Experiment
 from mpisim.experiment.models import Dlrm
-from mpisim.experiment.plan import Plan
 from mpisim.kernels.operations import Copy, EmbeddingTables, Gemm
 from mpisim.prediction.prepared import prepare
 from mpisim.program import Operation, check_matching
@@ -150,7 +150,7 @@ def networks(
     placement: Sequence[str], gpus: int = 2, model: Dlrm = MODEL, **keys: Any
 ) -> list[Network]:
     keys = {"precision": "fp32", "optimizer": "sgd", "micro_batch": 4} | keys
-    plan = Plan(global_batch=gpus * keys["micro_batch"], placement=tuple(placement), **keys)
+    plan = plan_of(global_batch=gpus * keys["micro_batch"], placement=tuple(placement), **keys)
     found, of = dlrm_networks(model, plan, Grid.of(plan, gpus))
     return [found[i] for i in of]
 
@@ -287,7 +287,7 @@ def test_a_mixed_step_matches() -> None:
         "data_parallel",
         "table_wise 1 fused_uvm",
     )
-    experiment = replace(experiment, plan=replace(experiment.plan, placement=texts))
+    experiment = replace(experiment, plan=changed(experiment.plan, placement=texts))
     prepared = prepare(experiment)
     check_matching(prepared.program)
     folded, whole = (simulate(prepared, fold=fold) for fold in (True, False))
@@ -317,10 +317,10 @@ def test_tables_in_host_memory() -> None:
 
 def test_what_is_in_host_memory_takes_none_of_the_gpus() -> None:
     model = replace(MODEL, table_entries=(10**8, 200, 64))
-    plan = Plan(global_batch=8, micro_batch=4, precision="fp32", optimizer="sgd")
+    plan = plan_of(global_batch=8, micro_batch=4, precision="fp32", optimizer="sgd")
     found = {}
     for kernel, held in (("fused", 1.0), ("fused_uvm_caching", 0.2), ("fused_uvm", 0.0)):
-        placed = replace(plan, placement=(f"table_wise 0 {kernel}", "table_wise 1", "table_wise 1"))
+        placed = changed(plan, placement=(f"table_wise 0 {kernel}", "table_wise 1", "table_wise 1"))
         experiment = Experiment(
             model=model, plan=placed, cluster=ClusterChoice("gv100-4gpu", gpus=2)
         )
@@ -383,7 +383,7 @@ def test_tables_that_there_are_not(keys: dict[str, Any], message: str) -> None:
 def experiment_of(
     model: Dlrm, gpus: int, batch: int = 4096, preset: str = "gv100-4gpu"
 ) -> Experiment:
-    plan = Plan(
+    plan = plan_of(
         global_batch=batch,
         micro_batch=batch // gpus,
         dp=gpus,
@@ -426,7 +426,7 @@ def test_local_search_finds_the_best_of_all_placements(seed: int) -> None:
     found, _ = improved(cost, [of[0] for of in choices], choices)
     assert cost.of(found) <= 1.002 * min(costs.values())
     for code in range(2**5):  # the ranks are alike: the last table on rank 0
-        plan = replace(
+        plan = changed(
             experiment.plan, placement=tuple(f"table_wise {code >> i & 1}" for i in range(6))
         )
         steps[code] = simulated(replace(experiment, plan=plan))

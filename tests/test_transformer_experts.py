@@ -157,5 +157,5 @@ def test_passes_of_one_stage_can_overlap() -> None:
         (backward, 1, True),
         (backward, 2, False),
     ]
-    with pytest.raises(InputError, match="ep_overlap is true, but schedule = '1f1b'"):
+    with pytest.raises(InputError, match=r"overlap\.ep is true, but pipeline\.schedule = '1f1b'"):
         plan(overlap_ep=True, pp=2)

@@ -7,10 +7,12 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+from plans import NAMES
 
 from mpisim.base.errors import InputError
-from mpisim.experiment import Experiment, read
+from mpisim.experiment import Experiment, Plan, keys_of, read, with_keys
 from mpisim.experiment.load import TABLES
+from mpisim.experiment.plan_keys import short_key
 from mpisim.prediction.prepared import PreparedExperiment, prepare
 from mpisim.prediction.statements import _worth_listing
 from mpisim.prediction.unused_keys import (
@@ -23,16 +25,20 @@ from mpisim.prediction.unused_keys import (
 from mpisim.results import Results
 from mpisim.simulate import simulate
 
+EMPTY = Plan(1)
 WORDS = '[model]\nfamily = "{}"\nlayers = 4\nhidden = 256\nheads = 4\nvocab = 1000\nseq_len = 128\n'
 GPT, LLAMA = WORDS.format("gpt"), WORDS.format("llama") + "kv_heads = 2\n"
 MOE = WORDS.format("moe") + "experts = 8\n"
 HERE = '[cluster]\npreset = "dgx-h100"\n'
 
 
-def plan(**keys: object) -> str:
-    """Return the table ``[plan]``."""
-    given = {"global_batch": 16} | keys
-    return "[plan]\n" + "".join(f"{key} = {value}\n" for key, value in given.items())
+def plan(**words: object) -> str:
+    """Return the tables ``[plan]`` and ``[framework]``, by words of `plans.plan_of`."""
+    given = {NAMES[word]: value for word, value in ({"global_batch": 16} | words).items()}
+    lines: dict[bool, str] = {False: "[plan]\n", True: "[framework]\n"}
+    for key, value in given.items():
+        lines[key.startswith("framework.")] += f"{key.removeprefix('framework.')} = {value}\n"
+    return lines[False] + lines[True]
 
 
 CASES = {
@@ -61,10 +67,10 @@ def case(request: pytest.FixtureRequest) -> PreparedExperiment:
 
 def settings(experiment: Experiment) -> Iterator[tuple[str, Any]]:
     """Yield every key of model and plan, with its other values."""
-    for table in ("model", "plan"):
-        for each in fields(getattr(experiment, table)):
-            name = f"{table}.{each.name}"
-            yield name, other_values(experiment, name)
+    names = [f"model.{each.name}" for each in fields(experiment.model)]
+    names += [key if key.startswith("framework.") else f"plan.{key}" for key in keys_of(EMPTY)]
+    for name in names:
+        yield name, other_values(experiment, name)
 
 
 def changed(case: PreparedExperiment, name: str, value: object) -> PreparedExperiment | None:
@@ -72,8 +78,10 @@ def changed(case: PreparedExperiment, name: str, value: object) -> PreparedExper
     table, _, key = name.partition(".")
     experiment = case.experiment
     try:
-        part = replace(getattr(experiment, table), **{key: value})
-        return prepare(replace(experiment, **{table: part}))
+        if table == "model":
+            return prepare(replace(experiment, model=replace(experiment.model, **{key: value})))
+        plan = with_keys(experiment.plan, {name.removeprefix("plan."): value})
+        return prepare(replace(experiment, plan=plan))
     except InputError:
         return None
 
@@ -95,7 +103,7 @@ def test_no_key_of_model_or_plan_is_ignored_in_silence(case: PreparedExperiment)
 def test_defaults_that_are_told_can_have_changed_the_answer(case: PreparedExperiment) -> None:
     """Of a GPT in bf16 no report speaks of fp8; of a DLRM none of positions."""
     for name, value in case.experiment.left_to_defaults().items():
-        if name.startswith("plan.") and _worth_listing(name, value, case):
+        if name.startswith(("plan.", "framework.")) and _worth_listing(name, value, case):
             found = [changed(case, name, each) for each in other_values(case.experiment, name)]
             assert any(each is None or not equivalent(case, each) for each in found), name
 
@@ -105,7 +113,7 @@ UNUSED = [
     ("dense", "framework.moe_capacity=true", "framework.moe_capacity: no effect"),
     ("dense", "framework.p2p_split=true", "framework.p2p_split: no effect"),
     ("dense", "plan.precision.fp8_scaling=blocks", "plan.precision.fp8_scaling: no effect"),
-    ("dense", "plan.tables.sharder=naive", "plan.tables.sharder: no effect"),
+    ("dense", "plan.tables.sharder=naive", "plan.tables: no effect"),
     ("dense", "plan.recompute.layers=2", "plan.recompute.layers: no effect"),
     ("dense", "plan.recompute.modules=['moe_act', 'mlp']", "'moe_act' has no effect"),
     ("dense", "model.topk=4", "model.topk: no effect"),
@@ -122,7 +130,6 @@ UNUSED = [
     ("dense", "overlap.passes=7", "overlap.passes: no effect, overlap.model is 'static'"),
     ("dense", "variation.seed=7", "variation.seed: no effect, nothing is drawn"),
     ("dense", "run.allow_oom=true", "run.allow_oom: no effect, the plan fits"),
-    ("dense", "calibration.framework=nemo", "no effect, calibration.file is not given"),
     ("dense", "network.contention=false", "network.contention: no effect"),
 ]
 
@@ -211,7 +218,7 @@ OTHER_TABLES = {
         "launch_time": 2.0,
         "memory": 0.9,
     },
-    "calibration": {"file": "ours", "framework": "nemo"},
+    "calibration": {"file": "ours"},
     "prices": {
         "contract": "owned",
         "gpu_hour": 1.0,
@@ -249,10 +256,10 @@ OTHER_TABLES = {
 
 def test_there_is_a_value_for_every_key() -> None:
     for table, cls in TABLES.items():
-        if table != "plan":
+        if table not in ("plan", "framework"):
             assert {each.name for each in fields(cls)} == set(OTHER_TABLES[table])
-    known = {f"{table}.{each.name}" for table, cls in TABLES.items() for each in fields(cls)}
-    assert {each for each in EFFECTIVE_KEYS if each.startswith("plan.")} <= known
+    known = {short_key(key if "framework." in key else f"plan.{key}") for key in keys_of(EMPTY)}
+    assert {each for each in EFFECTIVE_KEYS if not each.startswith("model.")} <= known
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from plans import plan_of
 
 from mpisim.base.quantity import Quantity
-from mpisim.experiment import ClusterChoice, Experiment, Plan, Transformer
+from mpisim.experiment import ClusterChoice, Experiment, Transformer
 from mpisim.kernels import Estimate, Gpu, find_gpu
 from mpisim.kernels.operations import Elementwise, Kernel
 from mpisim.program import Operation
@@ -87,7 +88,7 @@ def layout(network: Network, gpus: int, **plan: object) -> Layout:
     """Lay a toy network out, as `mpisim.workloads.lay_out` does with a model."""
     experiment = Experiment(
         model=MODEL,
-        plan=Plan(**plan),
+        plan=plan_of(**plan),
         cluster=ClusterChoice("dgx-h100", nodes=gpus),  # type: ignore[arg-type]
     )
     grid = Grid.of(experiment.plan, gpus)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from plans import plan_of
+
 from mpisim.experiment.models import FAMILIES, Transformer
 from mpisim.experiment.plan import Plan
 from mpisim.kernels.operations import Attention, Gemm, GroupedGemm, Kernel
@@ -30,7 +32,7 @@ def model(family: str, **keys: Any) -> Transformer:
 
 def plan(**keys: Any) -> Plan:
     """A plan of one micro-batch a rank."""
-    return Plan(**{"global_batch": 1_000_000, **keys})
+    return plan_of(**{"global_batch": 1_000_000, **keys})
 
 
 def network(model: Transformer, plan: Plan) -> Network:

@@ -22,7 +22,7 @@ from .errors import InputError, one_of
 from .frozen import frozen
 from .text import shortened
 
-__all__ = ["Limits", "build", "check_value", "defaults", "parse"]
+__all__ = ["Limits", "build", "check_value", "defaults", "field_of", "parse"]
 
 T = TypeVar("T")
 
@@ -141,6 +141,24 @@ def build(
         raise InputError(f"{source}: {prefix}{error}") from error
 
 
+def field_of(cls: type, key: str) -> tuple[type, dataclasses.Field[Any]] | None:
+    """Dataclass, key → the dataclass that has the field, and the field; None if there is none.
+
+    Parameters
+    ----------
+    cls : type
+        As for `build`.
+    key : str
+        Of the dataclass, or of a table in it: ``"recompute.layers"``.
+    """
+    first, _, rest = key.partition(".")
+    found = next((each for each in dataclasses.fields(cls) if each.name == first), None)
+    if found is None or not rest:
+        return None if found is None else (cls, found)
+    inner = _without_none(_type_of(*_declared(cls, found)))
+    return field_of(inner, rest) if dataclasses.is_dataclass(inner) else None  # type: ignore[arg-type]
+
+
 def check_value(cls: type, key: str, value: Any, source: str, name: str) -> None:
     """Refuse a value that a field of a dataclass cannot have, whatever others are.
 
@@ -149,7 +167,7 @@ def check_value(cls: type, key: str, value: Any, source: str, name: str) -> None
     cls : type
         A dataclass, as for `build`.
     key : str
-        The field; one that there is not has no limits here.
+        As for `field_of`; one that there is not has no limits here.
     value : object
         As parsed from TOML.
     source, name : str
@@ -160,8 +178,9 @@ def check_value(cls: type, key: str, value: Any, source: str, name: str) -> None
     InputError
         For a wrong type, and for a value outside the field's limits.
     """
-    if key in _fields(cls):
-        _fields(cls)[key][0](value, source, name)
+    found = field_of(cls, key)
+    if found is not None:
+        _fields(found[0])[found[1].name][0](value, source, name)
 
 
 def _optional(field: dataclasses.Field[Any]) -> bool:

@@ -17,7 +17,7 @@ examples:
   mpisim validate e2e all.csv --json out.json
   mpisim calibrate e2e all.csv --predicted out.json --passes 0 -o mine.toml
   mpisim validate e2e all.csv --calibration mine.toml
-  mpisim run experiment.toml --set calibration.file=mine.toml calibration.framework=nemo
+  mpisim run experiment.toml --set calibration.file=mine.toml framework.name=nemo
 """
 
 TRUST = "A|B"

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from ..base.errors import InputError
-from ..base.toml import toml_value
+from ..base.schema import field_of
+from ..base.toml import toml_table, toml_value
 from ..experiment.choices import (
     CalibrationChoice,
     ClusterChoice,
@@ -26,11 +27,14 @@ from ..experiment.choices import (
     RunChoice,
     VariationChoice,
 )
+from ..experiment.framework import FrameworkOptions
 from ..experiment.huggingface import from_config
 from ..experiment.load import model_of
 from ..experiment.model_presets import find_model, model_presets
-from ..experiment.models import USUAL_LENGTH, Model
-from ..experiment.plan import Plan
+from ..experiment.models import USUAL_LENGTH, Model, Transformer
+from ..experiment.plan import Plan, keys_of
+from ..experiment.plan_keys import nested, short_key
+from ..experiment.plan_options import MAIN_KEYS
 from ..memory.starting import starting_plan
 from ..topo import find_cluster
 
@@ -42,6 +46,36 @@ HEAD = """\
 # One training step, to be run with: mpisim run FILE
 # Every key is here, with what it means. One behind a '#' has the value shown unless it is set.
 """
+
+BRIEF_HEAD = """\
+# One training step, to be run with: mpisim run FILE
+# What most people set; a key behind a '#' has the value shown unless it is set. 'mpisim new --all'
+# writes all other keys, too, with what they mean; docs/experiments.md explains them by subject.
+"""
+
+BRIEF_MODEL_NOTE = """\
+# Of 'mpisim list models'; or hf_config = "config.json" of Hugging Face; or family and sizes.
+"""
+
+BRIEF_PLAN = {
+    "tp": "tensor parallel size",
+    "pp": "pipeline stages",
+    "vpp": 'model chunks of a stage, with pipeline = "interleaved"',
+    "cp": "context parallel size",
+    "ep": "expert parallel size",
+    "etp": "tensor parallel size inside an expert",
+    "zero": "sharded: 1 optimizer states, 2 and gradients, 3 and parameters",
+    "micro_batch": "of one GPU at a time",
+    "global_batch": "of a step",
+    "precision": "of products: fp32, tf32, fp16, bf16, fp8, nvfp4",
+    "recompute": "activations computed again: none, selective, full",
+    "pipeline": "schedule, one of 'mpisim list schedules'",
+    "optimizer": "adam, sgd, momentum, adagrad",
+}
+"""Keys of ``[plan]`` in brief examples, in words; dp is what remains of the GPUs."""
+
+OF_EXPERTS, OF_TRANSFORMERS = ("ep", "etp"), ("tp", "vpp", "cp", "recompute", "pipeline")
+"""Those of models with experts, and of transformers alone."""
 
 MODEL_NOTE = """\
 # A model of 'mpisim list models'; the keys below change it. In place of it, hf_config = "PATH"
@@ -88,6 +122,8 @@ def example(
     *,
     config: bool = False,
     folder: str | Path = "",
+    framework: Mapping[str, str] | None = None,
+    every: bool = False,
 ) -> Example:
     """Write an experiment, with a plan that fits by the memory model, or that takes least.
 
@@ -103,6 +139,10 @@ def example(
         Whether `name` is a path.
     folder : str or Path
         Where the experiment will be: paths in it are relative to that.
+    framework : mapping, optional
+        Keys of ``[framework]``: name, version, recipe.
+    every : bool
+        Whether to write every key with what it means, or those that most people set.
 
     Returns
     -------
@@ -124,17 +164,30 @@ def example(
     choice: dict[str, Any] = {"preset": cluster, "nodes": nodes}
     if count != nodes * found.gpus_per_node:
         choice["gpus"] = count
-    start = starting_plan(chosen.model, cluster, found, count)
+    start = starting_plan(chosen.model, cluster, found, count, framework)
     resolved = {f.name: getattr(chosen.model, f.name) for f in dataclasses.fields(chosen.model)}
     notes = (*chosen.notes, *(f"plan: {each}" for each in start.why))
     first = {key: value for key, value in chosen.keys.items() if key in ("preset", "hf_config")}
     given = {key: value for key, value in chosen.keys.items() if key not in first}
     head = "".join(f"{key} = {toml_value(value)}\n" for key, value in first.items())
+    of_framework = {**(framework or {}), **_in_table(start.keys, "framework")}
+    if not every:
+        parts = [
+            BRIEF_HEAD + f"\ntitle = {toml_value(f'{chosen.title} on {count} GPUs')}\n",
+            f"[model]\n{BRIEF_MODEL_NOTE}{_comment(chosen.notes)}{head}"
+            + _brief_model(chosen, given),
+            "[plan]\n" + _comment(start.why) + _brief_plan(start.keys, chosen.model),
+            "[framework]\n" + _brief_framework(of_framework),
+            "[cluster]\n"
+            + "".join(f"{key} = {toml_value(value)}\n" for key, value in choice.items()),
+        ]
+        return Example("\n".join(parts), notes)
     parts = [
         HEAD + f"\ntitle = {toml_value(f'{chosen.title} on {count} GPUs')}\n",
         f"[model]\n{MODEL_NOTE}{_comment(chosen.notes)}{head}\n"
         + _section(type(chosen.model), given, resolved),
-        "[plan]\n" + _comment(start.why) + "\n" + _section(Plan, start.keys),
+        "[plan]\n" + _comment(start.why) + "\n" + _plan(start.keys),
+        "[framework]\n" + _section(FrameworkOptions, of_framework),
         "[cluster]\n" + _section(ClusterChoice, choice),
         "[kernels]\n" + _section(KernelChoice, {}),
         "[network]\n" + _section(NetworkChoice, {}),
@@ -173,6 +226,69 @@ def _of_config(path: Path, folder: Path) -> _Chosen:
     return _Chosen(keys, model_of(read, str(path)), name.resolve().name, notes)
 
 
+def _brief_model(chosen: _Chosen, given: Mapping[str, Any]) -> str:
+    """Write the length of samples, where the model has one, and what was chosen for the model."""
+    length = getattr(chosen.model, "seq_len", None)
+    lines = [f"{key} = {toml_value(value)}\n" for key, value in given.items()]
+    if length is not None and "seq_len" not in given:
+        lines.append(f"# seq_len = {length}\n")
+    return "".join(lines)
+
+
+def _brief_plan(keys: Mapping[str, Any], model: Model) -> str:
+    """Write the keys of a plan that most people set; what was chosen besides as it is."""
+    of_all = {short_key(key): value for key, value in keys_of(Plan(1)).items()}
+    known = {short_key(key): value for key, value in keys.items()}
+    known = {key: value for key, value in known.items() if not key.startswith("framework.")}
+    hidden: tuple[str, ...] = () if isinstance(model, Transformer) else OF_TRANSFORMERS
+    if not getattr(model, "experts", 0):
+        hidden += OF_EXPERTS
+    lines, sections = [], {key.partition(".")[0] for key in known if "." in key}
+    for key, words in BRIEF_PLAN.items():
+        if key in hidden or key in sections:
+            continue
+        value = known.pop(key, None)
+        chosen = "" if value is not None else "# "
+        value = of_all[key] if value is None else value
+        if value is None:
+            value = known.get("tp", keys.get("tp", 1))  # etp
+        left = f"{chosen}{key} = {toml_value(value)}"
+        lines.append(f"{left:<24}# {words}\n")
+    tables = nested({f"plan.{key}": value for key, value in known.items()})
+    return "".join(lines) + toml_table(tables.get("plan", {}), "plan")
+
+
+def _brief_framework(given: Mapping[str, Any]) -> str:
+    """Write which framework it is, or how to say so."""
+    lines = [f"{key} = {toml_value(value)}\n" for key, value in given.items()]
+    if "name" not in given:
+        name = '# name = "megatron-lm"'
+        lines.insert(0, f"{name:<24}# of 'mpisim list frameworks': sets what is left blank\n")
+    if "version" not in given:
+        version = "# version is not set"
+        lines.insert(1, f"{version:<24}# the newest that is known\n")
+    return "".join(lines)
+
+
+def _plan(keys: Mapping[str, Any]) -> str:
+    """Write the table of a plan, and those in it."""
+    own = {key: value for key, value in keys.items() if "." not in key}
+    hidden = (*MAIN_KEYS, "framework")
+    parts = [_section(Plan, own, hidden=hidden)]
+    for name in MAIN_KEYS:
+        _, field = field_of(Plan, name) or (Plan, None)
+        assert field is not None
+        table = _section(type(field.default), _in_table(keys, name))
+        parts.append(f"[plan.{name}]\n{table}")
+    return "\n".join(parts)
+
+
+def _in_table(keys: Mapping[str, Any], table: str) -> dict[str, Any]:
+    """Return the keys of a sub-table, without its name."""
+    prefix = f"{table}."
+    return {key.removeprefix(prefix): keys[key] for key in keys if key.startswith(prefix)}
+
+
 def _comment(notes: Iterable[str]) -> str:
     """Return sentences as lines of comments, set in: no one is to take them for keys."""
     filled = (
@@ -182,15 +298,23 @@ def _comment(notes: Iterable[str]) -> str:
     return "".join(f"{line}\n" for lines in filled for line in lines)
 
 
-def _section(cls: type, given: Mapping[str, Any], resolved: Mapping[str, Any] | None = None) -> str:
+def _section(
+    cls: type,
+    given: Mapping[str, Any],
+    resolved: Mapping[str, Any] | None = None,
+    hidden: Iterable[str] = (),
+) -> str:
     """Write a table: `given` keys as they are, others behind a ``#`` with their default.
 
-    `resolved` are the values that keys have if not given, where those are not the defaults.
+    `resolved` are the values that keys have if not given, where those are not the defaults;
+    `hidden` keys stand elsewhere.
     """
     hints = get_type_hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     lines = []
     for names, text in _documented(cls):
+        if names[0] in hidden:
+            continue
         choices = [_choices(hints[name]) for name in names]
         if any(choices):
             text = f"{text} One of {', '.join(next(filter(None, choices)))}.".lstrip()

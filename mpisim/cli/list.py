@@ -46,9 +46,9 @@ def add_parser(subparsers: Any) -> None:
     """Add the parser of ``mpisim list``."""
     parser = subparsers.add_parser(
         "list",
-        help="list models, clusters, GPUs, schedules, experiments, fleets, storages",
-        description="List what an experiment can name: models, clusters, GPUs, pipeline "
-        "schedules, fleets that fail, storages; or the example experiments.",
+        help="list models, clusters, GPUs, frameworks, schedules, experiments, …",
+        description="List what an experiment can name: models, clusters, GPUs, frameworks, "
+        "pipeline schedules, fleets that fail, storages; or the example experiments.",
         epilog=EXAMPLES,
     )
     parser.add_argument("what", metavar="WHAT", choices=tuple(LISTINGS), help=", ".join(LISTINGS))
@@ -91,7 +91,7 @@ def _models() -> Listing:
 def _model(table: Mapping[str, Any]) -> tuple[str, str, str, str]:
     """Return kind, parameters, shape and size of a sample."""
     from ..base.schema import build
-    from ..experiment import FAMILIES, Cnn, Plan, Transformer
+    from ..experiment import FAMILIES, Cnn, Plan, PrecisionOptions, Transformer
     from ..experiment.model_counts import parameters
     from ..workloads.grid import Grid
     from ..workloads.operators import total
@@ -102,7 +102,8 @@ def _model(table: Mapping[str, Any]) -> tuple[str, str, str, str]:
         shape = f"{model.layers} × {model.hidden:,}"
         kind = "moe" if model.experts else "dense"
         return kind, _billions(parameters(model)), shape, f"{model.seq_len:,} tokens"
-    plan = Plan(global_batch=1, precision="fp32", optimizer="sgd")  # of one GPU, for any model
+    # Of one GPU, for any model.
+    plan = Plan(global_batch=1, precision=PrecisionOptions("fp32"), optimizer="sgd")
     grid = Grid.of(plan, 1)
     if isinstance(model, Cnn):
         from ..workloads.cnn import cnn_network
@@ -180,6 +181,21 @@ def _gpus() -> Listing:
     )
 
 
+def _frameworks() -> Listing:
+    from ..experiment.profiles import profiles
+
+    rows = [
+        ((each.name, each.versions, str(len(each.entries)), each.title, each.url), each.aliases)
+        for each in profiles()
+    ]
+    return Listing(
+        ("name", "versions", "entries", "title", "documentation"),
+        rows,
+        (0, 1, 3, 4),
+        "What each sets, and by which source: data/frameworks. [framework] name, version, recipe",
+    )
+
+
 def _schedules() -> Listing:
     from ..schedules import SCHEDULES
 
@@ -247,6 +263,7 @@ LISTINGS: Mapping[str, Callable[[], Listing]] = {
     "models": _models,
     "clusters": _clusters,
     "gpus": _gpus,
+    "frameworks": _frameworks,
     "schedules": _schedules,
     "experiments": _experiments,
     "fleets": _fleets,

@@ -17,6 +17,8 @@ examples:
   mpisim new mine.toml --model gpt3-175b --gpus 96      another model, on 96 GPUs
   mpisim new mine.toml --model qwen3-30b-a3b --cluster dgx-a100 --overwrite
   mpisim new mine.toml --config Llama-3.1-70B/config.json --gpus 64
+  mpisim new mine.toml --framework nemo --framework-version 25.07 --recipe performance
+  mpisim new mine.toml --all                            every key, with what it means
 """
 
 MODEL, CLUSTER = "llama-3-8b", "dgx-h100"
@@ -27,9 +29,9 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "new",
         help="write an experiment to start from",
-        description="Write an experiment with every key explained, and a plan that fits into "
-        "the memory of the GPUs: something to start from, not the fastest plan. What was chosen, "
-        "and why, is said on standard error and in the file, and so is that nothing fits.",
+        description="Write an experiment with the keys that most people set, and a plan that fits "
+        "into the memory of the GPUs: something to start from, not the fastest plan. What was "
+        "chosen, and why, is said on standard error and in the file, and so is that nothing fits.",
         epilog=EXAMPLES,
     )
     parser.add_argument(
@@ -54,6 +56,18 @@ def add_parser(subparsers: Any) -> None:
         help=f"one of 'mpisim list clusters' (default: {CLUSTER})",
     )
     parser.add_argument("--gpus", type=int, metavar="N", help="how many (default: one node)")
+    parser.add_argument(
+        "--framework",
+        metavar="NAME",
+        help="one of 'mpisim list frameworks': what it does where the plan says nothing",
+    )
+    parser.add_argument("--framework-version", metavar="V", help="(default: the newest known)")
+    parser.add_argument(
+        "--recipe",
+        choices=("none", "performance"),
+        help="whether also what the framework's recipes for performance set",
+    )
+    parser.add_argument("--all", action="store_true", help="write every key, with what it means")
     parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
     parser.set_defaults(run=run)
 
@@ -70,7 +84,24 @@ def run(args: argparse.Namespace) -> int:
     path = args.config or (args.model if _is_path(args.model) else None)
     folder = Path(args.file or "").parent
     name = path or args.model
-    found = example(name, args.cluster, args.gpus, config=path is not None, folder=folder)
+    framework = {
+        "name": args.framework,
+        "version": args.framework_version,
+        "recipe": args.recipe,
+    }
+    chosen = {key: value for key, value in framework.items() if value is not None}
+    if chosen and args.framework is None:
+        option = "--recipe" if args.framework_version is None else "--framework-version"
+        raise UsageError(f"{option} is given without --framework: of which one?")
+    found = example(
+        name,
+        args.cluster,
+        args.gpus,
+        config=path is not None,
+        folder=folder,
+        framework=chosen,
+        every=args.all,
+    )
     _write(found.text, args)
     for line in found.notes:
         print(f"mpisim: {line}", file=sys.stderr)

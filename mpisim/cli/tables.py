@@ -92,7 +92,9 @@ def run(args: argparse.Namespace) -> int:
             "pooling": [max(1, round(each.pooling)) for each in found],
             "reuse": [[round(share, 6) for share in each.reuse] for each in found],
         }
-        tables["plan"] = {key: v for key, v in tables["plan"].items() if key != "placement"}
+        plan = dict(tables["plan"])
+        placed = {key: v for key, v in plan.pop("tables", {}).items() if key != "placement"}
+        tables["plan"] = plan | ({"tables": placed} if placed else {})
         tables.pop("published", None)
         text = f"# {source} with tables of {args.dataset}\n\n{toml_table(tables)}"
         with write_whole(args.output, overwrite=args.overwrite) as file:

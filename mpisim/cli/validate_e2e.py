@@ -24,6 +24,8 @@ examples:
   mpisim validate e2e all.csv --predicted out.json --cross-validate
   mpisim validate e2e all.csv --calibration mine.toml
   mpisim validate e2e all.csv --composition
+  mpisim validate e2e all.csv --show tt-l8b-8g-eager-bf16 > row.toml    the experiment of a row
+  mpisim validate e2e all.csv --no-profiles             with the defaults of experiments alone
   mpirun -n 2 python -m mpisim validate e2e all.csv
 """
 
@@ -46,6 +48,15 @@ def add_kind(kinds: Any) -> None:
         default=[],
         help="only rows with this value, or one of several between | ; several conditions with "
         "commas between; source is its short name",
+    )
+    parser.add_argument(
+        "--show", metavar="ID", help="print the experiment that a user would write for this row"
+    )
+    parser.add_argument(
+        "--no-profiles",
+        action="store_false",
+        dest="profiles",
+        help="do not say which framework ran a row: the defaults of experiments count",
     )
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N rows")
     parser.add_argument(
@@ -126,10 +137,16 @@ def run(args: argparse.Namespace) -> int:
         cross_validate,
         render,
         scatter,
+        show,
         stored,
     )
 
     comm = world()
+    if args.show is not None:
+        with collective_errors(comm):
+            if comm.rank == 0:
+                print(show(args.paths[0], args.show, profiles=args.profiles), end="")
+        return 0
     if args.composition:
         with collective_errors(comm):
             if comm.rank == 0:
@@ -155,6 +172,7 @@ def run(args: argparse.Namespace) -> int:
         every=args.every_micro_batch,
         constants=constants,
         known=known,
+        profiles=args.profiles,
     )
     with collective_errors(comm):
         if found is not None:

@@ -1,15 +1,18 @@
 """Experiments: which model, on which cluster, by which parallel plan.
 
 An experiment is one TOML file with the tables ``[model]``, ``[plan]`` and ``[cluster]``, and where
-wanted ``[scale]``, ``[kernels]``, ``[network]``, ``[overlap]``, ``[variation]``, ``[calibration]``,
-``[prices]`` and ``[run]``, read into frozen dataclasses whose fields are the keys. ``mpisim new``
-writes one with every key explained. Where the work stands in a program file, ``[workload]`` takes
-the place of ``[model]`` and ``[plan]``.
+wanted ``[framework]``, ``[scale]``, ``[kernels]``, ``[network]``, ``[overlap]``, ``[variation]``,
+``[calibration]``, ``[prices]`` and ``[run]``, read into frozen dataclasses whose fields are the
+keys. ``mpisim new`` writes one with every key explained. Where the work stands in a program file,
+``[workload]`` takes the place of ``[model]`` and ``[plan]``.
 
 Read in this order.
 
-``models``, ``plan``, ``choices``
-    The tables as dataclasses: ``[model]``; ``[plan]``; all others.
+``models``, ``plan_options``, ``framework``, ``plan``, ``choices``
+    The tables as dataclasses: ``[model]``; sub-tables of ``[plan]``; ``[framework]``; ``[plan]``;
+    all others.
+``plan_keys``
+    Tables as people write them: a value for a sub-table, names of earlier versions.
 ``experiment``, ``program_experiment``
     An experiment of a model, with the figures published of it; one of a program file.
 ``job_choice``
@@ -34,9 +37,17 @@ from .choices import (
     VariationChoice,
 )
 from .experiment import Experiment
+from .framework import FrameworkOptions
 from .load import DEFAULT, defaulted, load, load_any, read
 from .models import FAMILIES, USUAL_LENGTH, Cnn, Dlrm, Model, Transformer
-from .plan import Plan
+from .plan import Plan, keys_of, with_keys
+from .plan_options import (
+    OverlapOptions,
+    PipelineOptions,
+    PrecisionOptions,
+    RecomputeOptions,
+    TableOptions,
+)
 from .program_experiment import ProgramChoices, ProgramExperiment
 from .serialization import deserialize, serialize
 
@@ -49,22 +60,30 @@ __all__ = [
     "Cnn",
     "Dlrm",
     "Experiment",
+    "FrameworkOptions",
     "KernelChoice",
     "Model",
     "NetworkChoice",
     "OverlapChoice",
+    "OverlapOptions",
+    "PipelineOptions",
     "Plan",
+    "PrecisionOptions",
     "PriceChoice",
     "ProgramChoices",
     "ProgramExperiment",
+    "RecomputeOptions",
     "RunChoice",
     "ScaleChoice",
+    "TableOptions",
     "Transformer",
     "VariationChoice",
     "defaulted",
     "deserialize",
+    "keys_of",
     "load",
     "load_any",
     "read",
     "serialize",
+    "with_keys",
 ]

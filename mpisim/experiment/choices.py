@@ -314,20 +314,16 @@ class VariationChoice:
 
 @frozen
 class CalibrationChoice:
-    """Constants fitted to measured steps.
+    """Constants fitted to measured steps; launches are those of ``framework.name``.
 
     Attributes
     ----------
     file : str, optional
         A file that ``mpisim calibrate e2e`` has written, its path relative to the experiment's, or
         ``"ours"``: the one that comes with mpisim. Nothing is fitted to steps if not given.
-    framework : str, optional
-        The framework whose launches and overhead of a step to take: a name under ``host`` in the
-        file.
     """
 
     file: str | None = None
-    framework: str | None = None
 
 
 @frozen

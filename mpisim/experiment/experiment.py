@@ -31,8 +31,10 @@ from .choices import (
     ScaleChoice,
     VariationChoice,
 )
+from .framework import FrameworkOptions
 from .models import Model
 from .plan import Plan
+from .profiles import ProfileKey, profile_of
 
 if TYPE_CHECKING:
     from .job_choice import JobChoice
@@ -144,6 +146,8 @@ class Experiment:
     defaulted : mapping of str to object
         Keys that neither the file nor the command line gave, by full name (``"framework.bucket"``),
         with their defaults; those of the model are left out.
+    set_by_profile : mapping of str to ProfileKey
+        Keys that the profile of the framework has set, by full name.
     given : mapping of str to object
         The tables as the file and the command line gave them.
     config_length : str
@@ -169,9 +173,23 @@ class Experiment:
     title: str = "experiment"
     source: str = "experiment"
     defaulted: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)
+    set_by_profile: Mapping[str, ProfileKey] = field(
+        default_factory=dict, compare=False, repr=False
+    )
     given: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     config_length: str = field(default="", compare=False, repr=False)
     guess: Guess | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def framework(self) -> FrameworkOptions:
+        """The table ``[framework]``."""
+        return self.plan.framework
+
+    @property
+    def software(self) -> str | None:
+        """Whose launches and overhead of a step fitted constants are to be; None if not known."""
+        name = self.plan.framework.name
+        return None if name is None else profile_of(name, self.source).host
 
     def left_to_defaults(self) -> dict[str, object]:
         """Return the keys that were not given and have kept their defaults, with these."""

@@ -31,8 +31,11 @@ from .choices import (
     VariationChoice,
 )
 from .experiment import Experiment, Published
+from .framework import FrameworkOptions
 from .models import FAMILIES, Cnn, Dlrm, Model, Transformer
 from .plan import Plan
+from .plan_keys import key_path, with_sub_tables
+from .profiles import filled
 from .program_experiment import ProgramExperiment, program_experiment
 
 if TYPE_CHECKING:
@@ -47,6 +50,7 @@ __all__ = [
     "load_any",
     "load_tables",
     "model_of",
+    "plan_of",
     "read",
 ]
 
@@ -65,6 +69,7 @@ MODEL_SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "seq_len",
 
 TABLES: dict[str, Any] = {
     "plan": Plan,
+    "framework": FrameworkOptions,
     "cluster": ClusterChoice,
     "scale": ScaleChoice,
     "kernels": KernelChoice,
@@ -75,7 +80,12 @@ TABLES: dict[str, Any] = {
     "prices": PriceChoice,
     "run": RunChoice,
 }
-"""Tables of the file besides ``[model]``, whose dataclass depends on its family."""
+"""Tables of the file besides ``[model]``, whose dataclass depends on its family.
+
+``[framework]`` becomes a part of the plan.
+"""
+
+PART_OF_PLAN = "framework"
 
 PUBLISHED = "published"
 """The table of published figures, which chooses nothing."""
@@ -134,7 +144,7 @@ def load_any(
         table = parse(contents, source)
     else:
         contents, source, table = _read(named)
-    table = _with_changes(table, changes)
+    table = _with_changes(table, source, changes)
     if "workload" in table:
         return _with_changes_noted(contents, changes), program_experiment(table, source)
     return _with_changes_noted(contents, changes), experiment_of(table, source)
@@ -146,7 +156,7 @@ def load_tables(path: str | Path, changes: Sequence[str] = ()) -> tuple[str, dic
     Parameters and errors are those of `load`; the tables are not checked.
     """
     _, source, table = _read(str(path))
-    return source, _with_changes(table, changes)
+    return source, _with_changes(table, source, changes)
 
 
 def _is_hdf5(path: str) -> bool:
@@ -201,7 +211,7 @@ def read(text: str, source: str, changes: Sequence[str] = ()) -> Experiment:
 
 def _changed(table: dict[str, Any], source: str, changes: Sequence[str]) -> Experiment:
     """Build an experiment from its tables and changes."""
-    experiment = experiment_of(_with_changes(table, changes), source)
+    experiment = experiment_of(_with_changes(table, source, changes), source)
     if any(_key_path(change)[0] in REQUIRED for change in changes):
         return replace(experiment, published=Published())
     return experiment
@@ -231,6 +241,7 @@ def experiment_of(
     if not table:
         raise InputError(f"{source}: holds no key; 'mpisim new' writes an experiment to start from")
     table = {key: value for key, value in table.items() if key != SEARCH}
+    table = with_sub_tables(table, source)
     allowed = ("title", "model", *TABLES, PUBLISHED, JOB, SEARCH)
     for key in table:
         if key not in allowed:
@@ -246,11 +257,17 @@ def experiment_of(
     model, guess = _model_and_guess(named if resolved is None else dict(resolved), source)
     if resolved is not None and "hf_config" not in named:
         guess = _model_and_guess(named, source)[1]
+    given = table
+    table, set_by = filled(table, model, source, with_model=resolved is None)
+    if any(key.startswith("model.") for key in set_by):
+        model = model_of(table["model"], source)
     config = "" if "seq_len" in named else named.get("hf_config", "")
     parts = {
         key: build(cls, _table(table, key, source), source, key, ALL_KEYS)
         for key, cls in TABLES.items()
+        if key not in ("plan", PART_OF_PLAN)
     }
+    parts["plan"] = plan_of(table, source)
     published = build(Published, _table(table, PUBLISHED, source), source, PUBLISHED)
     job = None
     if JOB in table:
@@ -262,13 +279,26 @@ def experiment_of(
         title=title,
         source=source,
         defaulted=_defaulted(table),
-        given=table,
+        given=given,
+        set_by_profile=set_by,
         published=published,
         job=job,
         config_length=config,
         guess=guess,
         **parts,
     )
+
+
+def plan_of(tables: Mapping[str, Any], source: str) -> Plan:
+    """Tables ``[plan]`` and ``[framework]``, as `with_sub_tables` returns them → plan."""
+    plan, framework = (
+        build(TABLES[key], _table(tables, key, source), source, key, ALL_KEYS)
+        for key in ("plan", PART_OF_PLAN)
+    )
+    try:
+        return replace(plan, framework=framework)
+    except InputError as error:
+        raise InputError(f"{source}: [plan] {error}") from error
 
 
 def defaulted(text: str, changes: Sequence[str] = ()) -> dict[str, object]:
@@ -288,14 +318,16 @@ def defaulted(text: str, changes: Sequence[str] = ()) -> dict[str, object]:
     dict of str to object
         Full key (``table.key``) → its default.
     """
-    return _defaulted(_with_changes(parse(text, "experiment"), changes))
+    tables = _with_changes(parse(text, "experiment"), "experiment", changes)
+    return _defaulted(with_sub_tables(tables, "experiment"))
 
 
 def _defaulted(table: Mapping[str, Any]) -> dict[str, object]:
     found: dict[str, object] = {}
     for key, cls in TABLES.items():
         found |= defaults(cls, table.get(key, {}), key)
-    return found
+    inside = f"plan.{PART_OF_PLAN}."  # where the table does not stand in a file
+    return {key: value for key, value in found.items() if not key.startswith(inside)}
 
 
 def _table(table: Mapping[str, Any], key: str, source: str) -> dict[str, Any]:
@@ -408,14 +440,15 @@ def _completed(given: dict[str, Any], source: str) -> tuple[dict[str, Any], Gues
     return {**keys, **given}, guess
 
 
-def _with_changes(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+def _with_changes(table: dict[str, Any], source: str, changes: Sequence[str]) -> dict[str, Any]:
     """Return the table with keys set as on the command line."""
     if not changes:
         return table
     import tomllib
 
+    table = with_sub_tables(table, source)
     for change in changes:
-        *path, last = _key_path(change)
+        *path, last = key_path(_key_path(change))
         within = table
         for name in path:
             within = within.setdefault(name, {})
@@ -426,7 +459,10 @@ def _with_changes(table: dict[str, Any], changes: Sequence[str]) -> dict[str, An
             within[last] = tomllib.loads(f"value = {value}")["value"]
         except (ValueError, RecursionError):
             within[last] = value.strip()
-        if path == NCCL_VARIABLES and type(within[last]) is int:  # as one writes them in a shell
+        # As one writes them in a shell.
+        if path == NCCL_VARIABLES and type(within[last]) is int:
+            within[last] = value.strip()
+        if [*path, last] == ["framework", "version"] and not isinstance(within[last], str):
             within[last] = value.strip()
     return table
 

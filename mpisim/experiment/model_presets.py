@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ..base.presets import match_name, packaged
 from ..data import names
 
-__all__ = ["ModelPreset", "find_model", "model_presets"]
+__all__ = ["ModelPreset", "find_model", "model_presets", "preset_name"]
 
 FOLDER = "models"
 
@@ -84,8 +84,13 @@ def find_model(name: str) -> dict[str, Any]:
     >>> find_model("GPT-3-175B") == find_model("gpt3-175b")
     True
     """
-    found = match_name(name, _tables(), "model", "'mpisim list models' shows them")
-    return dict(model_presets()[found].table)
+    return dict(model_presets()[preset_name(name)].table)
+
+
+@cache
+def preset_name(name: str) -> str:
+    """Name or alias of a published model → the name it is listed by; errors as of `find_model`."""
+    return match_name(name, _tables(), "model", "'mpisim list models' shows them")
 
 
 @cache

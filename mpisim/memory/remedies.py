@@ -6,14 +6,15 @@ three together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, islice, product
 from typing import Any
 
 from ..base.errors import InputError
 from ..base.frozen import frozen
-from ..experiment.plan import Plan
+from ..experiment.plan import Plan, with_keys
+from ..experiment.plan_keys import RECOMPUTE, short_key
 from .verdict import GIB, Evaluate, Verdict
 
 __all__ = ["Remedy", "advice", "remedies"]
@@ -219,26 +220,26 @@ def _kinds(plan: Plan, which: str, node: int) -> list[Changes]:
     """Kinds of changes that a plan leaves room for, the cheapest first."""
     kinds: list[Changes] = []
     if which in ("megatron", "ddp") and plan.zero == 0:
-        kinds.append(lambda p: _keys(p, zero=1))
+        kinds.append(lambda p: _keys(p, {"zero": 1}))
     if which == "deepspeed":
         kinds.append(
-            lambda p: [each for zero in range(p.zero + 1, 3) for each in _keys(p, zero=zero)]
+            lambda p: [each for zero in range(p.zero + 1, 3) for each in _keys(p, {"zero": zero})]
         )
     if plan.tp > 1 and not plan.sequence_parallel:
-        kinds.append(lambda p: _keys(p, sp=True))
+        kinds.append(lambda p: _keys(p, {"sp": True}))
     if plan.framework.kernels == "eager":
-        kinds.append(lambda p: _keys(p, kernels="flash"))
+        kinds.append(lambda p: _keys(p, {"framework.kernels": "flash"}))
     if plan.recompute.granularity == "none":
-        kinds.append(lambda p: _keys(p, recompute="selective"))
+        kinds.append(lambda p: _keys(p, {RECOMPUTE: "selective"}))
     kinds.append(_micro_batches)
     kinds.append(lambda p: _grouped(p, "tp", lambda size: size <= node))
     kinds.append(lambda p: _grouped(p, "ep", lambda size: size <= node))
     kinds.append(lambda p: _grouped(p, "pp", lambda size: True))
     if plan.recompute.granularity != "full" or plan.recompute.layers is not None:
-        kinds.append(lambda p: _keys(p, recompute="full", recompute_layers=None))
+        kinds.append(lambda p: _keys(p, {RECOMPUTE: "full", "recompute.layers": None}))
     if plan.zero < 3:
         style = "deepspeed" if which == "deepspeed" else "fsdp"
-        kinds.append(lambda p: _keys(p, dp_style=style, zero=3))
+        kinds.append(lambda p: _keys(p, {"framework.dp_style": style, "zero": 3}))
     kinds.append(lambda p: _grouped(p, "cp", lambda size: True))
     kinds.append(lambda p: _grouped(p, "ep", lambda size: size > node))
     kinds.append(lambda p: _grouped(p, "tp", lambda size: size > node))
@@ -246,19 +247,19 @@ def _kinds(plan: Plan, which: str, node: int) -> list[Changes]:
     return [kind for kind in kinds if kind(plan)]
 
 
-def _keys(plan: Plan, **keys: Any) -> list[Candidate]:
+def _keys(plan: Plan, keys: Mapping[str, Any]) -> list[Candidate]:
     """Change keys; nothing where the plan itself refuses."""
     given = {key: value for key, value in keys.items() if value is not None}
-    words = ", ".join(f"{key} = {_toml(value)}" for key, value in given.items())
+    words = ", ".join(f"{short_key(key)} = {_toml(value)}" for key, value in given.items())
     try:
-        return [(words, replace(plan, **keys), 1)]
+        return [(words, with_keys(plan, keys), 1)]
     except InputError:
         return []
 
 
 def _micro_batches(plan: Plan) -> list[Candidate]:
     smaller = [plan.micro_batch // times for times in _powers_of_two() if times <= plan.micro_batch]
-    return [each for size in smaller for each in _keys(plan, micro_batch=size)]
+    return [each for size in smaller for each in _keys(plan, {"micro_batch": size})]
 
 
 def _grouped(plan: Plan, axis: str, allowed: Callable[[int], bool]) -> list[Candidate]:
@@ -279,7 +280,7 @@ def _multiplied(plan: Plan, axis: str, times: int) -> list[Candidate]:
         if plan.dp % times:
             return []
         keys["dp"] = plan.dp // times
-    return _keys(plan, **keys)
+    return _keys(plan, keys)
 
 
 def _more_nodes(plan: Plan, times: int) -> Candidate:

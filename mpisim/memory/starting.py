@@ -14,9 +14,11 @@ from typing import Any, NamedTuple
 
 from ..base.errors import InputError
 from ..base.frozen import frozen
-from ..experiment import ClusterChoice, Experiment, Model, Plan, Transformer
+from ..experiment import ClusterChoice, Experiment, Model, Plan, Transformer, with_keys
 from ..experiment.model_counts import feed_forward_matrices, parameters
 from ..experiment.models import Cnn
+from ..experiment.plan_keys import PRECISION, RECOMPUTE, nested
+from ..experiment.profiles import filled
 from ..kernels import Gpu, find_gpu
 from ..topo import Cluster
 from ..workloads import lay_out
@@ -35,7 +37,7 @@ MAX_MULTIPLE = 1024
 MAX_TP = 8
 """GPUs of a tensor-parallel group, also where nodes have more."""
 
-ACCOUNT_FOR_ENDS = ("account_for_embedding", "account_for_loss")
+ACCOUNT_FOR_ENDS = ("pipeline.account_for_embedding", "pipeline.account_for_loss")
 """Keys that make the first and the last stage a layer shorter."""
 
 COSTS = {
@@ -93,6 +95,7 @@ class _Target(NamedTuple):
     cluster: Cluster
     gpus: int
     gpu: Gpu
+    framework: Mapping[str, Any]
 
     @property
     def choice(self) -> ClusterChoice:
@@ -107,7 +110,13 @@ class _Candidate(NamedTuple):
     verdict: Verdict
 
 
-def starting_plan(model: Model, name: str, cluster: Cluster, gpus: int) -> StartingPlan:
+def starting_plan(
+    model: Model,
+    name: str,
+    cluster: Cluster,
+    gpus: int,
+    framework: Mapping[str, Any] | None = None,
+) -> StartingPlan:
     """Model, cluster, GPUs → a plan that fits, or else the one that takes least.
 
     Parameters
@@ -118,8 +127,10 @@ def starting_plan(model: Model, name: str, cluster: Cluster, gpus: int) -> Start
     cluster : Cluster
     gpus : int
         To use.
+    framework : mapping, optional
+        The table ``[framework]``.
     """
-    target = _Target(name, cluster, gpus, find_gpu(cluster.gpu))
+    target = _Target(name, cluster, gpus, find_gpu(cluster.gpu), framework or {})
     chosen, before = _chosen(model, target)
     verdict = chosen.verdict
     worst = verdict.worst
@@ -192,8 +203,20 @@ def _chosen(model: Model, target: _Target) -> tuple[_Candidate, _Candidate | Non
     return chosen, before if close else None
 
 
+def _plan(model: Model, keys: Mapping[str, Any], target: _Target) -> Plan:
+    """Return a plan of keys, and of what the profile of the framework adds."""
+    full = {key if key.startswith("framework.") else f"plan.{key}": keys[key] for key in keys}
+    tables = nested(full)
+    tables["framework"] = {**target.framework, **tables.get("framework", {})}
+    tables["cluster"] = {"preset": target.name, "gpus": target.gpus}
+    _, set_by = filled(tables, model, "", with_model=False)
+    added = {key.removeprefix("plan."): each.value for key, each in set_by.items()}
+    lists = {key: tuple(value) for key, value in added.items() if isinstance(value, list)}
+    return with_keys(Plan(keys["global_batch"]), {**added, **lists, **keys})
+
+
 def _verdict(model: Model, keys: dict[str, Any], target: _Target) -> Verdict:
-    experiment = Experiment(model=model, plan=Plan(**keys), cluster=target.choice)
+    experiment = Experiment(model=model, plan=_plan(model, keys, target), cluster=target.choice)
     layout = lay_out(experiment, target.gpus)
     return assess(layout, target.gpu, node=target.cluster.gpus_per_node)
 
@@ -220,22 +243,22 @@ def _candidates(model: Model, target: _Target) -> list[tuple[dict[str, Any], flo
         keys |= {"etp": 1} if model.experts and tp > 1 else {}
         keys |= _spread(model.layers, pp)
         keys |= {"zero": 1} if dp > 1 else {}
-        keys["precision"] = precision
+        keys[PRECISION] = precision
         found.append((cost, keys, least + MIN_LAYER_BYTES * tokens / tp))
-        again = keys | {"recompute": "full"}
+        again = keys | {RECOMPUTE: "full"}
         found.append((cost + COSTS["full"], again, least + MIN_CHECKPOINT_BYTES * tokens / tp))
     if not model.experts and target.gpus > 1 and precision != "fp32":
         keys = {
             "global_batch": 8 * target.gpus,
             "micro_batch": 1,
-            "dp_style": "fsdp",
+            "framework.dp_style": "fsdp",
             "zero": 3,
-            "precision": precision,
+            PRECISION: precision,
         }
         least = total * 4 * FP32 / target.gpus
         cost = COSTS["fsdp"] + COSTS["pp"] * max(0.0, log2(target.gpus / 8))
         found.append((cost, keys, least + MIN_LAYER_BYTES * tokens))
-        again = keys | {"recompute": "full"}
+        again = keys | {RECOMPUTE: "full"}
         found.append((cost + COSTS["full"], again, least + MIN_CHECKPOINT_BYTES * tokens))
     return [(keys, least) for _, keys, least in sorted(found, key=lambda each: each[0])]
 
@@ -284,7 +307,7 @@ def _spread(layers: int, pp: int) -> dict[str, Any]:
         sizes[pp // 2 + (-1) ** i * ((i + 1) // 2)] += 1
     sizes[0] -= 1
     sizes[-1] -= 1
-    return {"stages": tuple(sizes)}
+    return {"pipeline.stages": tuple(sizes)}
 
 
 def _batches(model: Model, gpus: int) -> Iterator[tuple[dict[str, Any], float]]:
@@ -292,7 +315,7 @@ def _batches(model: Model, gpus: int) -> Iterator[tuple[dict[str, Any], float]]:
     batch, optimizer = (64, "momentum") if isinstance(model, Cnn) else (2048, "sgd")
     while batch:
         keys = {"global_batch": batch * gpus, "micro_batch": batch}
-        yield keys | {"precision": "fp32", "optimizer": optimizer}, 0.0
+        yield keys | {PRECISION: "fp32", "optimizer": optimizer}, 0.0
         batch //= 2
 
 
@@ -300,11 +323,11 @@ def _words(keys: Mapping[str, Any]) -> str:
     """Return the keys of a plan that decide over memory, as text."""
     given = {key: keys[key] for key in ("tp", "pp", "ep") if keys.get(key, 1) > 1}
     parts = [f"{key} = {value}" for key, value in given.items()]
-    if "dp_style" in keys:
+    if "framework.dp_style" in keys:
         parts.append("dp_style = fsdp")
     elif keys.get("zero"):
         parts.append("zero = 1")
-    if "recompute" in keys:
+    if RECOMPUTE in keys:
         parts.append("recompute = full")
     if "optimizer" in keys:
         parts.append(f"micro_batch = {keys['micro_batch']}")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import InputError
 from ..base.rank_ranges import parse_ranges
-from ..experiment import ClusterChoice, Cnn, Experiment, ScaleChoice
+from ..experiment import ClusterChoice, Cnn, Experiment, ScaleChoice, with_keys
 from ..kernels import Gpu, find_gpu
 from ..kernels.scaled import scaled_gpu
 from ..topo import Cluster, find_cluster
@@ -197,4 +197,4 @@ def with_convolutions(experiment: Experiment, gpus: Mapping[str, Gpu]) -> Experi
         return experiment
     if plan.precision.products != "fp32" or not all("tf32" in gpu.formats for gpu in gpus.values()):
         return experiment
-    return replace(experiment, plan=replace(plan, convolution_precision="tf32"))
+    return replace(experiment, plan=with_keys(plan, {"precision.convolutions": "tf32"}))

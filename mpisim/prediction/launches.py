@@ -10,6 +10,7 @@ from ..base.quantity import PICOSECONDS
 from ..base.text import duration
 from ..engine.critical_path import PieceKind
 from ..engine.run import Run
+from ..experiment import with_keys
 from ..mpi.parallel import collective_errors
 from ..program import Kind, Program
 from .execution import execute
@@ -75,7 +76,7 @@ def launch_bound_statement(
     plan = prepared.experiment.plan
     if share < MIN_LAUNCH_SHARE or plan.framework.cuda_graphs or plan.framework.launch_blocking:
         return {}
-    captured = replace(prepared.experiment, plan=replace(plan, cuda_graphs=True))
+    captured = replace(prepared.experiment, plan=with_keys(plan, {"framework.cuda_graphs": True}))
     memory, networks = prepared.memory, prepared.networks
     short = prepared.workload.layout.pipeline.micro_batches if long else None
     with collective_errors(comm):

@@ -264,7 +264,7 @@ def kernel_models(
         return models, None
     constants = constants.for_model(experiment.model)
     platform = hardware.cluster.nccl.platform or Path(experiment.cluster.preset).stem
-    framework = experiment.calibration.framework
+    framework = experiment.software
     of_gpus = [
         AppliedConstants(constants, gpu_key(name, experiment.model), platform, framework)
         for name in hardware.named

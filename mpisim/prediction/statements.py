@@ -15,6 +15,8 @@ import numpy as np
 from ..base.quantity import PICOSECONDS, Quantity
 from ..engine.run import Run
 from ..experiment import Cnn, Dlrm, Experiment, Plan, Transformer, VariationChoice
+from ..experiment.plan_keys import short_key
+from ..experiment.profiles import profile_of
 from ..kernels.counted import PRICED
 from ..program import Program
 from ..topo import Cluster, find_cluster
@@ -128,6 +130,7 @@ def statements(
             *_scale_lines(prepared),
             *unused_keys(prepared),
             *_plan_assumptions(prepared.experiment),
+            *_profile_lines(prepared.experiment),
             *_rank_assumptions(prepared),
             *network_notes(
                 prepared.cluster,
@@ -137,7 +140,7 @@ def statements(
                 run.setup,
             ),
             *(
-                f"{key} = {format_value(value)} (default)"
+                f"{short_key(key)} = {format_value(value)} (default)"
                 for key, value in defaults.items()
                 if _worth_listing(key, value, prepared)
             ),
@@ -230,6 +233,28 @@ def _plan_assumptions(experiment: Experiment) -> list[str]:
     ]
 
 
+def _profile_lines(experiment: Experiment) -> list[str]:
+    """Say what the profile of the framework has set, and by which source."""
+    if experiment.framework.name is None:
+        return []
+    profile = profile_of(experiment.framework.name, experiment.source)
+    called = profile.title
+    version = experiment.framework.version
+    if version is not None:
+        called += f" {version}"
+    lines = [f"framework: {called}; the profile covers {profile.versions}"]
+    if version is None:
+        lines[0] += "; no version is given, so the newest is taken"
+    elif profile.is_newer(version):
+        lines[0] += ", the version is newer"
+    for key, each in experiment.set_by_profile.items():
+        how = ", by analogy" if each.analogy else ""
+        lines.append(
+            f"{short_key(key)} = {format_value(each.value)} ({called}{how}: {each.source})"
+        )
+    return lines
+
+
 def _unused_constants(prepared: PreparedExperiment) -> list[str]:
     """Say that step constants are not applied, where the file names some but they do not fit."""
     given = prepared.experiment.calibration.file is not None
@@ -311,7 +336,10 @@ def _worth_listing(key: str, value: object, prepared: PreparedExperiment) -> boo
     )
     scaled = transformer and plan.precision.products in ("fp8", "nvfp4")
     conditions = {
-        **{f"plan.{each}": scaled for each in vars(plan) if each.startswith("fp8_")},
+        **{
+            key: scaled for key in experiment.defaulted if key.rpartition(".")[2].startswith("fp8_")
+        },
+        "framework.recipe": False,
         "framework.sp_style": plan.tp > 1,
         "plan.overlap.dp": grid.dp * grid.cp > 1,
         "framework.rotary": rotary,

@@ -10,7 +10,7 @@ other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -21,6 +21,7 @@ from ..base.errors import InputError
 from ..base.rank_ranges import parse_ranges
 from ..experiment import Dlrm, Experiment, Plan, Transformer
 from ..experiment.load import experiment_of
+from ..experiment.plan_keys import flattened, short_key
 from ..kernels import gpu_name
 from ..program import COLUMNS, Program, Table
 from ..topo import find_cluster
@@ -157,7 +158,7 @@ EFFECTIVE_KEYS: dict[str, Condition] = {
         ),
         _always,
     ),
-    **dict.fromkeys(("plan.pipeline.schedule", "plan.overlap.p2p"), _pipeline),
+    **dict.fromkeys(("plan.pipeline", "plan.overlap.p2p"), _pipeline),
     **dict.fromkeys(
         ("plan.pipeline.account_for_embedding", "plan.pipeline.account_for_loss"), _shared_evenly
     ),
@@ -178,7 +179,7 @@ EFFECTIVE_KEYS: dict[str, Condition] = {
     "framework.cp_style": _context,
     "plan.recompute.layers": _computed_again,
     "framework.bucket": _buckets,
-    "plan.tables.sharder": _sharded,
+    "plan.tables": _sharded,
     "plan.tables.placement": _dlrm,
     **dict.fromkeys(
         (
@@ -248,29 +249,37 @@ def unused_keys(prepared: PreparedExperiment) -> list[str]:
 
 
 def _given(experiment: Experiment) -> Iterator[str]:
-    """Yield the keys of model and plan that were given, by full name."""
-    for table in ("plan", "model"):
-        for key in experiment.given.get(table, {}):
-            yield f"{table}.{key}"
+    """Yield the keys of model, plan and framework that were given, by full name."""
+    for table in ("plan", "framework", "model"):
+        for name, _ in flattened(experiment.given.get(table, {}), table):
+            yield name
 
 
 def _is_effective(name: str, experiment: Experiment) -> bool:
     """Whether a key is known to have an effect, or has the value it has by default."""
-    table, _, key = name.partition(".")
-    sure = EFFECTIVE_KEYS.get(name)
+    sure = EFFECTIVE_KEYS.get(short_key(name))
     if sure is not None and sure(experiment):
         return True
-    cls = type(getattr(experiment, table))
-    default = next((each.default for each in fields(cls) if each.name == key), None)
-    return bool(default == getattr(getattr(experiment, table), key))
+    part, key = _home(experiment, name)
+    default = next((each.default for each in fields(part) if each.name == key), None)
+    return bool(default == getattr(part, key))
+
+
+def _home(experiment: Experiment, name: str) -> tuple[Any, str]:
+    """Return the table, or sub-table, that has a key, and the key's name in it."""
+    *path, key = name.split(".")
+    part: Any = experiment
+    for each in path:
+        part = getattr(part, each)
+    return part, key
 
 
 def _lines_of_key(name: str, prepared: PreparedExperiment) -> list[str]:
     """Return a line for a key, or for entries of its list, without effect."""
     experiment = prepared.experiment
-    table, _, key = name.partition(".")
-    value = getattr(getattr(experiment, table), key)
-    if isinstance(value, tuple) and len(value) > 1 and _is_choice(experiment, table, key):
+    part, key = _home(experiment, name)
+    value = getattr(part, key)
+    if isinstance(value, tuple) and len(value) > 1 and _is_choice(type(part), key):
         return [
             f"{name}: {entry!r} has no effect, without it the step is the same"
             for entry in value
@@ -280,18 +289,22 @@ def _lines_of_key(name: str, prepared: PreparedExperiment) -> list[str]:
         _is_equivalent_with(name, each, prepared)
         for each in (None, *other_values(experiment, name))
     ):
-        return [f"{name}: no effect, without it the step is the same"]
+        return [f"{short_key(name)}: no effect, without it the step is the same"]
     return []
 
 
 def _is_equivalent_with(name: str, value: object, prepared: PreparedExperiment) -> bool:
     """Whether the step is the same with another value of a key, or without it (None)."""
-    table, _, key = name.partition(".")
+    *path, key = name.split(".")
     experiment = prepared.experiment
-    given: Mapping[str, Any] = experiment.given
-    tables = {**given, table: {k: v for k, v in given[table].items() if k != key}}
+    tables = dict(experiment.given)
+    within: dict[str, Any] = tables
+    for each in path:
+        within[each] = dict(within[each])
+        within = within[each]
+    del within[key]
     if value is not None:
-        tables[table][key] = list(value) if isinstance(value, tuple) else value
+        within[key] = list(value) if isinstance(value, tuple) else value
     run = replace(experiment.run, allow_oom=True)
     try:
         other = experiment_of(tables, experiment.source)
@@ -304,9 +317,9 @@ def _is_equivalent_with(name: str, value: object, prepared: PreparedExperiment) 
     return equivalent(prepared, found)
 
 
-def _is_choice(experiment: Experiment, table: str, key: str) -> bool:
+def _is_choice(cls: type, key: str) -> bool:
     """Whether a key is a list of words to choose from."""
-    kind = _kind(type(getattr(experiment, table)), key)
+    kind = _kind(cls, key)
     return get_origin(kind) is tuple and get_origin(get_args(kind)[0]) is Literal
 
 
@@ -319,8 +332,7 @@ def other_values(experiment: Experiment, name: str) -> list[Any]:
     name : str
         As ``"framework.bucket"``.
     """
-    table, _, key = name.partition(".")
-    part = getattr(experiment, table)
+    part, key = _home(experiment, name)
     value, kind = getattr(part, key), _kind(type(part), key)
     if get_origin(kind) is Annotated and not isinstance(value, tuple):
         kind, limits = get_args(kind)
@@ -358,8 +370,6 @@ def _lines_of_other_tables(prepared: PreparedExperiment) -> list[str]:
         lines.append(
             f"overlap.passes: no effect, overlap.model is {overlap.model!r}, not 'coupled'"
         )
-    if experiment.calibration.framework is not None and prepared.constants is None:
-        lines.append("calibration.framework: no effect, calibration.file is not given")
     if variation.seed and not variation.random:
         lines.append("variation.seed: no effect, nothing is drawn (variation.kernels, .gpus)")
     if experiment.run.allow_oom and prepared.memory.fits:

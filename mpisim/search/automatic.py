@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import get_args, get_type_hints
 
 from ..base.errors import InputError
-from ..experiment import Dlrm, Experiment, Plan, Transformer
+from ..experiment import Dlrm, Experiment, TableOptions, Transformer
 
 __all__ = ["AUTOMATIC", "OF_TRANSFORMERS", "automatic_values"]
 
@@ -111,10 +111,10 @@ def _zero(experiment: Experiment) -> tuple[int, ...]:
 def _sharder(experiment: Experiment) -> tuple[str, ...]:
     if not isinstance(experiment.model, Dlrm):
         raise InputError(
-            f"{experiment.source}: key 'search.vary.plan.sharder' is \"auto\"; "
+            f"{experiment.source}: key 'search.vary.plan.tables' is \"auto\"; "
             "that is for recommendation models"
         )
-    return get_args(get_type_hints(Plan)["sharder"])
+    return get_args(get_type_hints(TableOptions)["sharder"])
 
 
 AUTOMATIC: Mapping[str, Callable[[Experiment], tuple[int | str, ...]]] = {
@@ -126,9 +126,9 @@ AUTOMATIC: Mapping[str, Callable[[Experiment], tuple[int | str, ...]]] = {
     "micro_batch": _micro_batch,
     "recompute": _recompute,
     "zero": _zero,
-    "sharder": _sharder,
+    "tables": _sharder,
 }
 """Keys of ``[plan]`` that may be "auto", and what makes their values."""
 
-OF_TRANSFORMERS = tuple(key for key in AUTOMATIC if key != "sharder")
+OF_TRANSFORMERS = tuple(key for key in AUTOMATIC if key != "tables")
 """Those that are varied where "auto" is said of the whole plan."""

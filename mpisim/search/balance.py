@@ -26,7 +26,7 @@ __all__ = ["BALANCED", "EVEN", "SHARES", "balanced_shares", "handed_out"]
 
 EVEN, BALANCED = "even", "balanced"
 
-SHARES = ("stages", "replica_batch")
+SHARES = ("pipeline.stages", "replica_batch")
 """Keys of ``[plan]`` that may be `EVEN` or `BALANCED` in a search."""
 
 
@@ -48,7 +48,7 @@ def balanced_shares(experiment: Experiment, keys: Sequence[str]) -> dict[str, li
     model, plan = experiment.model, experiment.plan
     if not isinstance(model, Transformer):
         raise InputError(f"plan.{keys[0]} is {BALANCED!r}; that is for transformers")
-    if "stages" in keys and SCHEDULES[plan.pipeline.schedule].mirrored:
+    if "pipeline.stages" in keys and SCHEDULES[plan.pipeline.schedule].mirrored:
         raise InputError(
             f"plan.pipeline.stages is {BALANCED!r}; stages of schedule = "
             f"{plan.pipeline.schedule!r} work both ways"
@@ -69,7 +69,7 @@ def balanced_shares(experiment: Experiment, keys: Sequence[str]) -> dict[str, li
     found: dict[str, list[int]] = {}
     parts = plan.pp * plan.vpp
     counts: Sequence[float] = list(plan.pipeline.stages) or [(last - first) / parts] * parts
-    if "stages" in keys:
+    if "pipeline.stages" in keys:
         # Of every stage the slowest GPU in each respect.
         own = [np.unique(of_rank[stage == number]) for number in range(plan.pp)]
         already = [0.0] * plan.pp
@@ -77,12 +77,12 @@ def balanced_shares(experiment: Experiment, keys: Sequence[str]) -> dict[str, li
         already[-1] += float(after[own[-1]].max())
         each = [float(block[kinds_here].max()) for kinds_here in own]
         blocks = handed_out(last - first, each, already, least=plan.vpp)
-        found["stages"] = [
+        found["pipeline.stages"] = [
             blocks[part % plan.pp] // plan.vpp
             + (part // plan.pp < blocks[part % plan.pp] % plan.vpp)
             for part in range(parts)
         ]
-        counts = found["stages"]
+        counts = found["pipeline.stages"]
     if "replica_batch" in keys:
         micro_batches, rest = divmod(plan.global_batch, plan.micro_batch)
         if rest:

@@ -37,14 +37,13 @@ another number of stages or micro-batches costs some additions.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..experiment import Experiment, Plan, Transformer
+from ..experiment import Experiment, Plan, Transformer, keys_of
 from ..kernels import KernelModel
 from ..kernels.operations import BYTES, Elementwise, Kernel
 from ..prediction.hardware import Hardware, with_convolutions
@@ -69,17 +68,17 @@ NOT_OF_KERNELS = (
     "dp",
     "pp",
     "vpp",
-    "schedule",
-    "stages",
-    "p2p_overlap",
-    "p2p_split",
-    "account_for_embedding",
-    "account_for_loss",
+    "pipeline.schedule",
+    "pipeline.stages",
+    "pipeline.account_for_embedding",
+    "pipeline.account_for_loss",
     "zero",
     "zero_group",
-    "dp_overlap",
-    "bucket",
     "order",
+    "overlap.dp",
+    "overlap.p2p",
+    "framework.bucket",
+    "framework.p2p_split",
 )
 """Keys of a plan that no kernel of a layer depends on, but by what `_layers` looks at besides."""
 
@@ -185,11 +184,8 @@ class StepBounds:
         """Return the networks of an experiment with the times of each layer."""
         transformer = isinstance(experiment.model, Transformer)
         plan = experiment.plan
-        shape = tuple(
-            getattr(plan, each.name)
-            for each in fields(plan)
-            if not transformer or each.name not in NOT_OF_KERNELS
-        )
+        keys = keys_of(plan).items()
+        shape = tuple(each for key, each in keys if not transformer or key not in NOT_OF_KERNELS)
         price = self._price(experiment, hardware)
         # Passes of two micro-batches that take turns hide the communications of each other.
         alone = not (plan.overlap.ep or SCHEDULES[plan.pipeline.schedule].mirrored)

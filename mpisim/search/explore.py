@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import InputError
-from ..base.schema import build
-from ..experiment import Experiment, Plan
+from ..experiment import Experiment
+from ..experiment.load import plan_of
 from ..mpi.parallel import collective_errors, progress
 from ..prediction.extrapolation import MAX_EXTRAPOLATION_ERROR, least_step_time, step_time
 from ..prediction.hardware import Hardware, hardware_of
@@ -83,13 +83,14 @@ class Candidates:
         tables = space.with_values(assignment)
         values = [assignment[at] for at in self._others]
         others = json.dumps(values, default=str) if values else ""
-        plan = build(Plan, tables["plan"], space.source, "plan")
         shared = self._shared.get(others)
-        if shared is None:
-            shared = space.experiment(number)
-            shared = replace(shared, run=replace(shared.run, allow_oom=True))
-            self._shared[others] = shared
-        experiment = replace(shared, plan=plan, given=tables)
+        if shared is None or shared.framework.name is not None:  # a profile sets more than the plan
+            experiment = space.experiment(number)
+            experiment = replace(experiment, run=replace(experiment.run, allow_oom=True))
+            self._shared[others] = experiment
+        else:
+            experiment = replace(shared, plan=plan_of(tables, space.source), given=tables)
+        plan = experiment.plan
         hardware = self._hardware.get(others)
         if hardware is None:
             hardware = self._hardware[others] = hardware_of(experiment)

@@ -25,6 +25,7 @@ from ..base.schema import Limits, build, check_value
 from ..cost.power import watts_of
 from ..experiment import Experiment
 from ..experiment.load import TABLES, experiment_of
+from ..experiment.plan_keys import key_path, renamed, short_key, with_sub_tables
 from .automatic import AUTOMATIC, OF_TRANSFORMERS, automatic_values
 from .balance import BALANCED, EVEN, SHARES, balanced_shares
 
@@ -177,7 +178,7 @@ class SearchSpace:
         """
         others = [self.assignment(each) for each in among]
         return ", ".join(
-            f"{key.rpartition('.')[2]} {_in_words(value)}"
+            f"{_spoken(key)} {_in_words(value)}"
             for at, (key, value) in enumerate(zip(self.keys, self.assignment(number), strict=True))
             if not others or any(other[at] != value for other in others)
         )
@@ -204,13 +205,14 @@ class SearchSpace:
         for name in SHARES:
             key = f"plan.{name}"
             if found.get(key) == BALANCED:
-                found[key] = tables["plan"][name]
+                table, _, last = name.rpartition(".")
+                found[key] = (tables["plan"][table] if table else tables["plan"])[last]
             elif found.get(key) == EVEN:
                 del found[key]
-        base = self.tables.get("plan", {})
-        schedule = tables.get("plan", {}).get("schedule")
+        base, own = (each.get("plan", {}).get("pipeline", {}) for each in (self.tables, tables))
+        schedule = own.get("schedule")
         if schedule is not None and schedule != base.get("schedule", "1f1b"):
-            found["plan.pipeline.schedule"] = schedule
+            found["plan.pipeline"] = schedule
         return found
 
     def candidate_tables(self, number: int) -> dict[str, Any]:
@@ -224,7 +226,7 @@ class SearchSpace:
             for name, table in self.tables.items()
         }
         for key, value in zip(self.keys, assignment, strict=True):
-            *path, last = key.split(".")
+            *path, last = key_path(key.split("."))
             within = tables
             for name in path:
                 inner = within.get(name)
@@ -232,14 +234,20 @@ class SearchSpace:
                 within = within[name]
             within[last] = value
         plan = tables.get("plan", {})
-        shares = {name: plan.pop(name) for name in SHARES if plan.get(name) in (EVEN, BALANCED)}
+        pipeline = plan["pipeline"] = dict(plan.get("pipeline", {}))
+        homes = {"pipeline.stages": pipeline, "replica_batch": plan}
+        shares = {}
+        for name, home in homes.items():
+            if home.get(name.rpartition(".")[2]) in (EVEN, BALANCED):
+                shares[name] = home.pop(name.rpartition(".")[2])
         # The two schedules of Megatron-LM differ in this alone.
-        either = plan.get("schedule", "1f1b") in ("1f1b", "interleaved")
-        if either and "plan.vpp" in self.keys and "plan.pipeline.schedule" not in self.keys:
-            plan["schedule"] = "interleaved" if plan["vpp"] > 1 else "1f1b"
+        either = pipeline.get("schedule", "1f1b") in ("1f1b", "interleaved")
+        if either and "plan.vpp" in self.keys and "plan.pipeline" not in self.keys:
+            pipeline["schedule"] = "interleaved" if plan["vpp"] > 1 else "1f1b"
         uneven = [name for name, share in shares.items() if share == BALANCED]
         if uneven:
-            plan |= balanced_shares(experiment_of(tables, self.source), uneven)
+            for name, share in balanced_shares(experiment_of(tables, self.source), uneven).items():
+                homes[name][name.rpartition(".")[2]] = share
         return tables
 
 
@@ -264,7 +272,9 @@ def read_search(tables: Mapping[str, Any], source: str) -> SearchSpace:
     if type(given.get("max_power")) in (int, float):
         given["max_power"] = f"{given['max_power']} W"
     choice = build(Choice, given, source, "search")
-    base = {name: table for name, table in tables.items() if name != "search"}
+    base = with_sub_tables(
+        {name: table for name, table in tables.items() if name != "search"}, source
+    )
     if vary == "auto":
         vary = {"plan": dict.fromkeys(OF_TRANSFORMERS, "auto")}
     if not isinstance(vary, dict) or not vary:
@@ -279,6 +289,9 @@ def read_search(tables: Mapping[str, Any], source: str) -> SearchSpace:
     experiment = experiment_of(_first_values(base, flat), source)
     keys, lists = [], []
     for key, value in flat.items():
+        now = renamed(key)
+        if now is not None:
+            raise InputError(f"{source}: key 'search.vary.{key}' has a new name: '{now}'")
         table = key.partition(".")[0]
         if table not in (*TABLES, "model") or "." not in key:
             raise InputError(
@@ -296,6 +309,11 @@ def read_search(tables: Mapping[str, Any], source: str) -> SearchSpace:
     return space
 
 
+def _spoken(key: str) -> str:
+    """Return what to call a key in a list of what a candidate sets."""
+    return key.removeprefix("plan.") if key.startswith("plan.") else key.rpartition(".")[2]
+
+
 def _flattened(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield full keys with what is said of their values."""
     for name, value in table.items():
@@ -303,7 +321,7 @@ def _flattened(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, 
         if isinstance(value, dict) and set(value) not in RANGES:
             yield from _flattened(value, key)
         else:
-            yield key, value
+            yield short_key(key), value
 
 
 def _first_values(base: Mapping[str, Any], vary: Mapping[str, Any]) -> dict[str, Any]:
@@ -352,7 +370,7 @@ def _values(key: str, value: Any, experiment: Experiment, source: str) -> tuple[
 
 def _check_values(key: str, values: Sequence[Any], source: str) -> None:
     """Refuse values that a key can never have: they are slips, not candidates."""
-    table, _, name = key.partition(".")
+    table, _, name = ".".join(key_path(key.split("."))).partition(".")
     if table in TABLES:
         for each in values:
             check_value(TABLES[table], name, each, source, f"search.vary.{key}")

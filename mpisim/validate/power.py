@@ -18,7 +18,7 @@ __all__ = ["PowerRow", "as_json", "power_rows", "render"]
 
 FILE = "validation/power.toml"
 
-TABLES = ("model", "plan", "cluster", "run")
+TABLES = ("model", "plan", "framework", "cluster", "run")
 
 WIDTH = 100
 

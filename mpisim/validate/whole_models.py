@@ -46,7 +46,14 @@ from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..base.quantity import PICOSECONDS
 from ..base.schema import build
-from ..experiment import ClusterChoice, Experiment, Plan, Transformer
+from ..experiment import (
+    ClusterChoice,
+    Experiment,
+    FrameworkOptions,
+    Plan,
+    PrecisionOptions,
+    Transformer,
+)
 from ..experiment.model_presets import find_model
 from ..kernels import KernelModel
 from ..kernels.measured import gpu_name
@@ -340,11 +347,13 @@ def steps(
     plan = Plan(
         global_batch=2 * batch,  # the second adds its gradients to those of the first
         micro_batch=batch,
-        precision="fp32",
-        kernels="eager",
-        fused=fused,
-        primitive=("gelu",) if eager.source == "gpt2" and not fused else (),
-        dp_style="ddp",
+        precision=PrecisionOptions("fp32"),
+        framework=FrameworkOptions(
+            kernels="eager",
+            fused=fused,
+            primitive=("gelu",) if eager.source == "gpt2" and not fused else (),
+            dp_style="ddp",
+        ),
     )
     layout = lay_out(Experiment(model, plan, ClusterChoice("none")), 1)
     forward: list[Kernel] = []

@@ -4,8 +4,8 @@ Full recomputation keeps the input of a layer and runs the layer again before it
 either of all layers or of the first few of each model chunk (Megatron-LM's ``--recompute-method
 block``). Megatron-LM runs the whole layer. PyTorch's checkpoints without reentry stop when the last
 value that the backward pass reads is there, and XLA drops what no one reads: the matrix that ends a
-layer is not multiplied again, since its backward pass reads its input (`Plan.recompute_stops`).
-Policies keep the results of some operators (`Plan.recompute_keeps`): ``jax.checkpoint_policies``,
+layer is not multiplied again, since its backward pass reads its input (`plan.recompute.stops`).
+Policies keep the results of some operators (`plan.recompute.keeps`): ``jax.checkpoint_policies``,
 PyTorch's selective checkpoints.
 
 Selective recomputation (Korthikanti et al., arXiv:2205.05198) runs single operators again
@@ -50,7 +50,7 @@ def recomputed_operators(plan: Plan, operators: Sequence[Operator]) -> tuple[Ope
     Parameters
     ----------
     plan : Plan
-        Its `recompute_stops` and `recompute_keeps` are read.
+        Its `recompute.stops` and `recompute.keeps` are read.
     operators : sequence of Operator
         All of the layer, in the order of the forward.
 
@@ -75,7 +75,7 @@ def kept_bytes(plan: Plan, operators: Sequence[Operator]) -> int:
     Parameters
     ----------
     plan : Plan
-        Its `recompute_keeps` is read.
+        Its `recompute.keeps` is read.
     operators : sequence of Operator
         All of the layer, in the shapes of one rank.
 

@@ -325,7 +325,7 @@ class StageWriter:
                 self._strategy.after_backward(builder, chunk, i, edge)
 
     def _selective(self, operator: Operator) -> bool:
-        return operator.selective and self._plan.recompute == "selective"
+        return operator.selective and self._plan.recompute.granularity == "selective"
 
     def _recompute(self, builder: BlockBuilder, operators: Sequence[Operator]) -> Iterator[None]:
         builder.tags(phase=Phase.RECOMPUTE)

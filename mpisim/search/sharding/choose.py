@@ -15,7 +15,7 @@ import numpy as np
 
 from ...base.errors import InputError
 from ...base.frozen import frozen
-from ...experiment import Dlrm, Experiment
+from ...experiment import Dlrm, Experiment, with_keys
 from ...prediction.execution import execute
 from ...prediction.prepared import PreparedExperiment, prepare
 from ...prediction.uncertainty import error_bar
@@ -219,7 +219,7 @@ def _allowed(placed: Sequence[Placement], choices: Sequence[Sequence[Placement]]
 
 
 def _with(experiment: Experiment, texts: Sequence[str]) -> Experiment:
-    return replace(experiment, plan=replace(experiment.plan, placement=tuple(texts)))
+    return replace(experiment, plan=with_keys(experiment.plan, {"tables.placement": tuple(texts)}))
 
 
 def _simulated(

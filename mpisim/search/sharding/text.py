@@ -110,7 +110,8 @@ def _texts(placed: tuple[Placement, ...]) -> list[str]:
 
 
 def placement_tables(given: Mapping[str, Any], found: SimulatedPlacement) -> dict[str, Any]:
-    """Tables of an experiment → the same with a placement in ``[plan]``, in place of a sharder.
+    """Tables of an experiment → the same with a placement in ``[plan.tables]``, in place of a
+    sharder.
 
     Parameters
     ----------
@@ -118,5 +119,4 @@ def placement_tables(given: Mapping[str, Any], found: SimulatedPlacement) -> dic
         Tables of a file, paths absolute.
     found : SimulatedPlacement
     """
-    plan = {key: value for key, value in given["plan"].items() if key != "sharder"}
-    return {**given, "plan": {**plan, "placement": _texts(found.placed)}}
+    return {**given, "plan": {**given["plan"], "tables": {"placement": _texts(found.placed)}}}

@@ -15,7 +15,7 @@ Read in this order: `rows`, `settings`, `clusters`, `experiments` (row → exper
 (constants fitted to steps). `composition` is independent of these.
 """
 
-from .compare import Compared, Comparison, compare
+from .compare import Compared, Comparison, compare, show
 from .composition import composition
 from .cross_validation import calibrate, cross_validate, written
 from .experiments import Mapped, Skipped, experiment_of
@@ -43,6 +43,7 @@ __all__ = [
     "render",
     "scatter",
     "settings",
+    "show",
     "stored",
     "written",
 ]

@@ -1,22 +1,17 @@
-"""The cluster of a row: the preset that fits best, or a changed copy of one."""
+"""The cluster of a row: the preset that fits best, perhaps with keys that change it."""
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...base.errors import InputError
 from ...base.presets import packaged_folder
-from ...base.toml import toml_table
 from ...kernels import find_gpu
 from .rows import Row
 from .settings import ClusterFor, Settings, assigned
 
-__all__ = ["Chosen", "choose", "nameless"]
+__all__ = ["Chosen", "choose"]
 
 ANY = "dgx-h100"
 """Where one GPU runs that no cluster has: nothing of it matters but the host."""
@@ -28,8 +23,7 @@ class Chosen(NamedTuple):
     Attributes
     ----------
     keys : mapping
-        Keys of an experiment (``cluster.preset``, ``cluster.nodes``, ``cluster.gpus``,
-        ``kernels.gpu``).
+        Keys of an experiment (``cluster.preset``, ``cluster.nodes``, ``kernels.gpu``, …).
     assumed : tuple of str
         What the row does not say, and where the cluster differs from what it says; for counting.
     """
@@ -74,7 +68,7 @@ def choose(row: Row, source: str, settings: Settings) -> Chosen:
     best = fitting[0]
     if network is not None:
         best = min(fitting, key=lambda each: abs(each.network - network))
-    name, per_node = _named(best)
+    changes, per_node = _nodes(best)
     nodes = -(-gpus // per_node)
     if nodes > 1:
         if network is None:
@@ -88,7 +82,7 @@ def choose(row: Row, source: str, settings: Settings) -> Chosen:
             assumed.append(f"{per_node} GPUs a node (not stated)")
     if best.changes:
         assumed.append(f"cluster.preset = {best.preset} with {', '.join(best.changes)}")
-    keys: dict[str, Any] = {"cluster.preset": name, "cluster.nodes": nodes}
+    keys: dict[str, Any] = {"cluster.preset": best.preset, "cluster.nodes": nodes, **changes}
     if gpus != nodes * per_node:
         keys["cluster.gpus"] = gpus
     return Chosen(keys, tuple(assumed))
@@ -106,37 +100,8 @@ def _alone(gpu: str, gpus: int) -> Chosen:
     return Chosen(keys, (f"host of {ANY} (one {gpu})",))
 
 
-def _named(best: ClusterFor) -> tuple[str, int]:
-    """Return the name or path of a cluster, and its GPUs a node."""
-    per_node = int(packaged_folder("clusters")[best.preset]["gpus_per_node"])
-    if not best.changes:
-        return best.preset, per_node
+def _nodes(best: ClusterFor) -> tuple[dict[str, Any], int]:
+    """Return keys that change a preset, and the GPUs of a node with them."""
     changes = dict(assigned(each) for each in best.changes)
-    return str(_changed(best.preset, best.changes)), int(changes.get("gpus_per_node", per_node))
-
-
-@cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder for changed copies, gone when the program ends."""
-    return tempfile.TemporaryDirectory(prefix="mpisim-clusters-")
-
-
-def nameless(text: str) -> str:
-    """Return a text without the folder of changed copies, whose name is another each time."""
-    return text.replace(f"{_folder().name}/", "")
-
-
-@cache
-def _changed(preset: str, changes: tuple[str, ...]) -> Path:
-    """Write a changed copy of a preset; its name says what was changed."""
-    table = json.loads(json.dumps(packaged_folder("clusters")[preset]))
-    for change in changes:
-        key, value = assigned(change)
-        *path, last = key.split(".")
-        within = table
-        for name in path:
-            within = within[name]
-        within[last] = value
-    file = Path(_folder().name) / f"{'-'.join((preset, *changes))}.toml"
-    file.write_text(toml_table(table), encoding="utf-8")
-    return file
+    per_node = packaged_folder("clusters")[best.preset]["gpus_per_node"]
+    return changes, int(changes.get("cluster.gpus_per_node", per_node))

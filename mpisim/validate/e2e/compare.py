@@ -13,7 +13,7 @@ from ...base.errors import InputError, UsageError, nearest
 from ...base.frozen import frozen
 from ...mpi.parallel import collective_errors
 from ...prediction.step_constants import ModelError, StepConstants, model_class, packaged_constants
-from .experiments import Mapped, Skipped, experiment_of
+from .experiments import Mapped, Skipped, experiment_of, shown
 from .predict import Outcome, digest, predict
 from .rows import Row, read
 from .settings import Settings, settings
@@ -21,7 +21,7 @@ from .settings import Settings, settings
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["Compared", "Comparison", "compare", "select"]
+__all__ = ["Compared", "Comparison", "compare", "select", "show"]
 
 Z_90 = 1.6449
 """Half-width of the central 90 % interval of a normal distribution, in standard deviations."""
@@ -167,6 +167,33 @@ def select(
     return found[:limit]
 
 
+def show(path: str | Path, name: str, *, profiles: bool = True) -> str:
+    """Table, ID of a row → the experiment that a user would write for it. Local.
+
+    Parameters
+    ----------
+    path : str or Path
+        As for `mpisim.validate.e2e.rows.read`.
+    name : str
+    profiles : bool
+        Whether it says which framework ran it.
+
+    Raises
+    ------
+    UsageError
+        If no row has this ID.
+    InputError
+        If the row is no experiment, with the reason.
+    """
+    rows = {row.id: row for row in read(path)}
+    if name not in rows:
+        raise UsageError(f"--show {name}: no row of {path} has this id{nearest(name, rows)}")
+    found = experiment_of(rows[name], settings(), profiles=profiles)
+    if isinstance(found, Skipped):
+        raise InputError(f"{path}: row {name} is no experiment: {found.why}")
+    return shown(found)
+
+
 def compare(
     path: str | Path,
     comm: Intracomm,
@@ -177,6 +204,7 @@ def compare(
     every: bool = False,
     constants: StepConstants | None = None,
     known: Mapping[str, Outcome] | None = None,
+    profiles: bool = True,
     keep: Callable[[Sequence[Mapped]], list[Mapped]] = list,
 ) -> Comparison | None:
     """Predict the rows of a table. **Collective.**
@@ -200,6 +228,8 @@ def compare(
     known : mapping of str to Outcome, optional
         What was simulated before without constants (`mpisim.validate.e2e.predict`); other rows are
         simulated.
+    profiles : bool
+        Whether experiments say which framework ran them.
     keep : callable
         Of the rows that are experiments, those that are wanted; all by default.
 
@@ -220,7 +250,7 @@ def compare(
         found = Comparison(len(rows), timed, plain=constants is None, every=every)
         ready: list[Mapped] = []
         for row in rows:
-            result = experiment_of(row, rules, changes)
+            result = experiment_of(row, rules, changes, profiles=profiles)
             if isinstance(result, Mapped):
                 ready.append(result)
             else:

@@ -214,7 +214,7 @@ def _held_out(rows: Sequence[Compared], at: StepConstants, folds: _Folds) -> lis
         constants = fitted.for_model(each.mapped.experiment.model)
         step = linear(each)
         seconds = max(seconds_with(step, at, constants), 1e-3 * each.measured)
-        known = constants.fitted_to(each.mapped.experiment.calibration.framework, _gpu(step))
+        known = constants.fitted_to(each.mapped.experiment.software, _gpu(step))
         residual = math.log(seconds / each.measured)
         inputs = relative_error(step, at, constants)
         if not covered(step, constants):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,11 +13,12 @@ from ...experiment import Experiment, Transformer
 from ...experiment import read as read_experiment
 from ...experiment.likely_models import like_named
 from ...experiment.model_presets import find_model
+from ...experiment.plan_keys import nested, short_key
 from .clusters import choose
 from .rows import Row
-from .settings import Settings, assigned
+from .settings import Fact, Settings, assigned
 
-__all__ = ["Mapped", "Skipped", "experiment_of"]
+__all__ = ["Mapped", "Skipped", "experiment_of", "shown"]
 
 MODEL_KEYS = {
     "layers": "layers",
@@ -48,8 +49,8 @@ PLAN_KEYS = {
     "global_batch": "global_batch",
     "precision": "precision",
     "activation_recompute": "recompute",
-    "tp_overlap": "tp_overlap",
-    "dp_overlap": "dp_overlap",
+    "tp_overlap": "overlap.tp",
+    "dp_overlap": "overlap.dp",
 }
 """Keys of ``[plan]`` by columns."""
 
@@ -60,7 +61,10 @@ MICRO_BATCHES = "plan.micro_batches"
 """Of rules: the micro-batches of a step, resolved to ``plan.micro_batch``; "pp": one a stage."""
 
 SEQUENCE_TOKENS = "plan.sequence_tokens"
-"""Of rules: batches are counted in tokens, of which a sequence has so many, padding included."""
+"""Of facts: batches are counted in tokens, of which a sequence has so many, padding included."""
+
+OF_PROFILE = ("framework.name", "framework.version", "framework.recipe")
+"""Keys that say which framework ran a row; an empty text takes one back."""
 
 SUFFIXES = (" SFT", "-proxy")
 """What follows the name of a model when it is trained otherwise, or cut to fewer layers."""
@@ -112,11 +116,13 @@ class Skipped:
     why: str
 
 
-def experiment_of(row: Row, settings: Settings, changes: Sequence[str] = ()) -> Mapped | Skipped:
+def experiment_of(
+    row: Row, settings: Settings, changes: Sequence[str] = (), *, profiles: bool = True
+) -> Mapped | Skipped:
     """Return a row as an experiment.
 
-    What the row states counts; then the last of the rules that hold for it; then the defaults of
-    experiments.
+    What the row states counts; then the last of the rules that hold for it; then the profile of its
+    framework (`mpisim.experiment.profiles`); then the defaults of experiments.
 
     Parameters
     ----------
@@ -124,6 +130,8 @@ def experiment_of(row: Row, settings: Settings, changes: Sequence[str] = ()) -> 
     settings : Settings
     changes : sequence of str
         Keys to set at last, as for ``--set``.
+    profiles : bool
+        Whether the experiment says which framework ran it.
     """
     source = settings.source(row)
     if row.seconds is None:
@@ -132,19 +140,24 @@ def experiment_of(row: Row, settings: Settings, changes: Sequence[str] = ()) -> 
     if why is not None:
         return Skipped(row, source, why)
     try:
-        return _mapped(row, source, settings, changes)
+        return _mapped(row, source, settings, changes, profiles)
     except InputError as error:
         return Skipped(row, source, str(error).removeprefix(f"{row.where}: "))
 
 
-def _mapped(row: Row, source: str, settings: Settings, changes: Sequence[str]) -> Mapped:
+def _mapped(
+    row: Row, source: str, settings: Settings, changes: Sequence[str], profiles: bool
+) -> Mapped:
     keys: dict[str, Any] = {}
     preset, base, approximations = _preset(row, settings)
     stated = _stated(row, preset, base)
     if "plan.precision" in stated:
         stated["plan.precision"], notes = _precision(stated["plan.precision"], settings)
         approximations += notes
-    ruled, replaced = _ruled(row, source, settings)
+    facts = [each for each in settings.facts if each.holds(row, source)]
+    for key in (key for each in facts for key in each.drop):
+        stated.pop(key, None)
+    ruled, replaced = _ruled(facts)
     open_keys = {key: value for key, value in ruled.items() if key not in stated}
     keys = {**open_keys, **stated, **replaced}
     if preset is not None:
@@ -156,7 +169,7 @@ def _mapped(row: Row, source: str, settings: Settings, changes: Sequence[str]) -
     defaults = [
         f"{key} = {toml_value(value)}"
         for key, value in open_keys.items()
-        if key not in (RECOMPUTE_SHARE, MICRO_BATCHES, SEQUENCE_TOKENS)
+        if key not in (RECOMPUTE_SHARE, MICRO_BATCHES, SEQUENCE_TOKENS, *OF_PROFILE)
     ]
     defaults += [
         f"{key} = {toml_value(value)} (instead)"
@@ -167,13 +180,31 @@ def _mapped(row: Row, source: str, settings: Settings, changes: Sequence[str]) -
     keys |= chosen.keys
     defaults += chosen.assumed
     defaults += _settle(keys, row, base)
-    keys["calibration.framework"] = settings.framework(row)
-    table = _table(keys)
+    _settle_framework(keys, profiles)
+    table = nested(dict(sorted(keys.items())))
     text = f"title = {toml_value(row.texts['model'])}\n" + toml_table(table)
     experiment = read_experiment(text, row.where, changes)
+    defaults += [
+        f"{short_key(key)} = {toml_value(each.value)} (profile)"
+        for key, each in experiment.set_by_profile.items()
+    ]
     if experiment.guess is not None:
         approximations += experiment.guess.notes
     return Mapped(row, source, experiment, text, tuple(defaults), tuple(approximations))
+
+
+def shown(mapped: Mapped) -> str:
+    """Row as an experiment → the file that a user would write, with what was filled in."""
+    row = mapped.row
+    part = ", without its optimizer" if row.without_optimizer else ""
+    seconds = row.seconds
+    assert seconds is not None
+    lines = [f"{row.id}: {seconds:.6g} s measured{part}; to be run with: mpisim run FILE"]
+    own = [each for each in mapped.defaults if not each.endswith("(profile)")]
+    lines += [f"filled in: {each}" for each in own]
+    lines += [f"approximation: {each}" for each in mapped.approximations]
+    comments = (textwrap.wrap(each, 98, subsequent_indent="  ") for each in lines)
+    return "".join(f"# {line}\n" for each in comments for line in each) + f"\n{mapped.text}"
 
 
 def unnamed(model: str) -> bool:
@@ -244,13 +275,12 @@ def _precision(name: str, settings: Settings) -> tuple[str, list[str]]:
     return name, []
 
 
-def _ruled(row: Row, source: str, settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what rules say of keys that a row may state, and of those it is wrong about."""
+def _ruled(facts: Sequence[Fact]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what facts say of keys that a row may state, and of those it is wrong about."""
     ruled: dict[str, Any] = {}
     replaced: dict[str, Any] = {}
-    for rule in settings.rules:
-        if rule.holds(row, source):
-            (replaced if rule.instead else ruled).update(map(assigned, rule.set))
+    for fact in facts:
+        (replaced if fact.instead else ruled).update(map(assigned, fact.set))
     return ruled, replaced
 
 
@@ -295,6 +325,14 @@ def _settle(keys: dict[str, Any], row: Row, base: Mapping[str, Any]) -> list[str
         keys["plan.recompute.layers"] = max(1, round(share * _count(keys, base) / parts))
     keys["run.allow_oom"] = True  # it was run, so it fitted
     return filled
+
+
+def _settle_framework(keys: dict[str, Any], profiles: bool) -> None:
+    """Leave out which framework it is where that is not wanted, and what is said to be none."""
+    known = profiles and "framework.name" in keys
+    for key in OF_PROFILE:
+        if not known or not keys.get(key):
+            keys.pop(key, None)
 
 
 def _micro_batch(keys: dict[str, Any]) -> list[str]:
@@ -350,11 +388,3 @@ def _layers(keys: dict[str, Any], row: Row, base: Mapping[str, Any]) -> list[str
     counts = [max(0, min(each, layers - each * part)) for part in range(parts)]
     keys["plan.pipeline.stages"] = counts
     return [*filled, "plan.pipeline.stages: the last ones shorter"]
-
-
-def _table(keys: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    tables: dict[str, dict[str, Any]] = defaultdict(dict)
-    for key in sorted(keys):
-        name, _, last = key.partition(".")
-        tables[name][last] = keys[key]
-    return tables

@@ -23,7 +23,7 @@ def family(mapped: Mapped) -> Family:
         name = name.partition(suffix)[0]
     if unnamed(name):
         name = f"{name} {mapped.row.texts['hidden']}"
-    return mapped.source, name.casefold(), mapped.experiment.calibration.framework or ""
+    return mapped.source, name.casefold(), mapped.experiment.software or ""
 
 
 def way(mapped: Mapped) -> Way:

@@ -95,7 +95,7 @@ def linear(each: Compared) -> Linear:
             if kind_in(name) == "memory":
                 lengths[name] = max(0.0, lengths[name] - left)
     # Also a framework whose launches are hidden has been seen.
-    framework = experiment.calibration.framework or OTHER
+    framework = experiment.software or OTHER
     for kind in ("host", OVERHEAD):
         lengths.setdefault(constant_name(kind, framework), 0.0)
     return Linear(

@@ -42,7 +42,6 @@ from ...prediction.prepared import PreparedExperiment, prepare
 from ...prediction.step_constants import MULTIPLIERS, OVERHEAD, StepConstants, parse_constant_name
 from ...prediction.uncertainty import PathShares, error_bar
 from ...program import Phase
-from .clusters import nameless
 from .experiments import Mapped
 
 if TYPE_CHECKING:
@@ -342,7 +341,7 @@ def digest(mapped: Mapped, every: bool) -> str:
         Whether every micro-batch is simulated.
     """
     text = f"{every} {replace(mapped.experiment, source='', title='')!r}"
-    return hashlib.sha256(nameless(text).encode()).hexdigest()[:20]
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
 def outcome_as_json(mapped: Mapped, outcome: Outcome, every: bool) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from ...base.presets import packaged
 from ...base.schema import Limits, build
 from .rows import Row
 
-__all__ = ["ClusterFor", "Rule", "Settings", "assigned", "settings"]
+__all__ = ["ClusterFor", "Fact", "Settings", "assigned", "settings"]
 
 FILE = "validation/e2e.toml"
 
@@ -28,16 +28,6 @@ class Source:
 
     name: str
     text: str
-
-
-@frozen
-class Framework:
-    """A short name of a framework, by a text that the column contains, and, where it has several
-    generations, by one that the source's version contains."""
-
-    name: str
-    text: str
-    version: str = ""
 
 
 @frozen
@@ -83,7 +73,7 @@ class ClusterFor:
     sources : tuple of str
         Short names of the sources it is for; all if empty.
     changes : tuple of str
-        Keys of the preset to change, as for ``--set``.
+        Keys to set besides, as for ``--set``.
     why : str
         What the changes depend on.
     """
@@ -98,7 +88,7 @@ class ClusterFor:
 
 
 @frozen
-class Rule:
+class Fact:
     """Keys of an experiment for rows that do not state them.
 
     Attributes
@@ -114,13 +104,16 @@ class Rule:
         the column is blank.
     instead : bool
         Whether it holds also where the row states the key.
+    drop : tuple of str
+        Keys that the row states in a word of its framework, which the profile explains.
     """
 
-    set: tuple[str, ...]
     why: str
+    set: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
     where: dict[str, str] = field(default_factory=dict)
     instead: bool = False
+    drop: tuple[str, ...] = ()
 
     def holds(self, row: Row, source: str) -> bool:
         """Whether it is about a row.
@@ -141,26 +134,15 @@ class Settings:
     """All of the file, in its order."""
 
     sources: tuple[Source, ...]
-    frameworks: tuple[Framework, ...]
     models: tuple[ModelName, ...]
     refused: tuple[Refused, ...]
     precisions: tuple[PrecisionName, ...]
     clusters: tuple[ClusterFor, ...]
-    rules: tuple[Rule, ...]
+    facts: tuple[Fact, ...]
 
     def source(self, row: Row) -> str:
         """Return the short name of a row's source."""
         found = (each.name for each in self.sources if each.text in row.texts["source"])
-        return next(found, OTHER)
-
-    def framework(self, row: Row) -> str:
-        """Return the short name of a row's framework."""
-        version = row.texts.get("source_version", "")
-        found = (
-            each.name
-            for each in self.frameworks
-            if each.text in row.texts["framework"] and each.version in version
-        )
         return next(found, OTHER)
 
     def refuses(self, row: Row) -> str | None:

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...base.errors import InputError
+from ...experiment import keys_of
+from ...experiment.plan_keys import short_key
 from ...prediction.uncertainty import difference_error
 from ..e2e.compare import Compared, compare
 from ..e2e.experiments import Mapped
@@ -72,7 +74,7 @@ class MeasuredPlan:
     def keys(self) -> dict[str, object]:
         """What its plan says."""
         plan, gpus = self.rows[0].mapped.experiment.plan, self.rows[0].row.integers["num_gpus"]
-        return {**vars(plan), "dp": plan.dp or gpus // (plan.tp * plan.pp * plan.cp)}
+        return {**keys_of(plan), "dp": plan.dp or gpus // (plan.tp * plan.pp * plan.cp)}
 
     def ahead(self, other: MeasuredPlan) -> float:
         """Return by how many standard deviations of the difference it is predicted to be faster."""
@@ -108,7 +110,7 @@ class Group:
         """Return what a plan sets that the group's plans do not set alike."""
         keys = [each.keys for each in self.plans]
         return ", ".join(
-            f"{key} {_in_words(value)}"
+            f"{short_key(key)} {_in_words(value)}"
             for key, value in plan.keys.items()
             if value is not None and any(each[key] != value for each in keys)
         )

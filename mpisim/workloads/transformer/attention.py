@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...experiment import with_keys
 from ...program import Operation
 from ..operators import Operator, Parameter, Task
 from .core_attention import core_attention
@@ -272,7 +273,7 @@ def _rotary(s: Shapes, shape: AttentionShape) -> Operator:
     with ``mscale``).
     """
     if s.model.yarn and s.is_megatron:
-        s = replace(s, plan=replace(s.plan, fused=False))
+        s = replace(s, plan=with_keys(s.plan, {"framework.fused": False}))
     parts = {
         "query rotary": s.tokens * shape.query_width,
         "key rotary": s.tokens * shape.kv_heads * shape.head_size,

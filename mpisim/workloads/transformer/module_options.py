@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ...experiment.plan import RecomputedModule
+from ...experiment.plan_options import RecomputedModule
 from ..operators import Compute, Operator, Task
 from .shapes import Shapes
 

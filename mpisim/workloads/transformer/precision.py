@@ -5,7 +5,8 @@ Operands
     layout that products need: on Hopper they take fp8 only where both run along k, so that what
     gradients of weights read is kept transposed, too (``framework.fp8_transposed``). Where scales
     come from (``plan.precision.fp8_scaling``) decides how often it is read: from steps before
-    ("delayed") or from blocks of 32 elements ("blocks", MXFP8) once; from the whole operand ("current") once more.
+    ("delayed") or from blocks of 32 elements ("blocks", MXFP8) once; from the whole operand
+    ("current") once more.
 
     Transformer Engine (transformer_engine/pytorch/module) fuses a cast with delayed scaling into
     the norm before a matrix split by columns (``layernorm_fwd_fp8``; with others the norm's output

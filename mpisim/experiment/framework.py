@@ -1,0 +1,225 @@
+"""How a framework carries a plan out: the table ``[framework]`` of an experiment.
+
+The plan says who does what (`mpisim.experiment.plan`); here is how: whose rules cut gradients into
+buckets, which kernels layers are made of, how they are launched. These are properties of the
+software, which is why a file says them once for a framework.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from ..base.errors import InputError
+from ..base.frozen import frozen
+from ..base.schema import Limits
+from ..kernels.activations import ComposedActivation
+from .models import Count
+
+__all__ = ["FrameworkOptions", "Style"]
+
+Style = Literal["megatron", "ddp", "deepspeed", "fsdp"]
+Bytes = Annotated[int, Limits(least=1, most=10**12)]
+
+
+@frozen
+class FrameworkOptions:
+    """How a framework does its part.
+
+    Attributes
+    ----------
+    name : str, optional
+        One of ``mpisim list frameworks``, or the path of a file as those of ``data/frameworks``: it
+        fills in what the experiment leaves blank (`mpisim.experiment.profiles`).
+    version : str, optional
+        Of the framework, as it counts them: ``"25.07"``, ``"0.12.1"``; the newest if not given.
+    recipe : {"none", "performance"}
+        Whether also what its published recipes for performance set.
+    dp_style : {"megatron", "ddp", "deepspeed", "fsdp"}
+        Whose rules buckets and hooks follow; by default "fsdp" where zero is 2 or more, "megatron"
+        for other transformers, "ddp" for other models.
+    bucket : int, optional
+        Bytes of a gradient bucket; the rule of `dp_style` if not given.
+    average_in_collective : bool
+        Whether NCCL divides by the number of ranks, not a kernel before it (Megatron-LM's
+        ``--ddp-average-in-collective``).
+    broadcast_buffers : bool
+        Whether DDP sends running statistics of normalisation to all ranks before each step.
+    wrap_layers : int
+        Layers of one FSDP unit.
+    prefetch : int
+        FSDP units gathered ahead, in a pipeline over model chunks; 1 is what PyTorch does unless
+        told otherwise.
+    reshard_after_forward : bool
+        Whether FSDP frees a unit's parameters after its forward.
+    fsdp_pipeline : {"overlapped", "pytorch"}
+        When FSDP's units are gathered and reduced in a pipeline: ahead of the first forward and
+        beside what follows the last backward (arXiv:2407.21783), or when a stage comes to its
+        forward and after its last backward, beside nothing (torch.distributed.pipelining's
+        ``PipelineStage``): :mod:`..workloads.data_parallel.fsdp`.
+    flat_shards : bool
+        Whether FSDP keeps a unit's parameters in one buffer that is gathered and reduced as it is,
+        as Megatron-FSDP, not each apart, as PyTorch's ``fully_shard``, which copies them.
+    p2p_split : bool
+        Whether the ranks of a tp group, which all hold what is sent, send a share each and gather
+        what they receive. Nothing changes where `sp` has split it already.
+    sp_style : {"megatron", "pytorch"}
+        How sequences are gathered with `sp`: along the outermost dimension, and again for gradients
+        of weights (Megatron-LM); or along the second, with a copy more for each collective, once
+        (PyTorch's DTensor).
+    cp_style : {"ring", "all-gather", "pytorch"}
+        How keys and values get round a context: :mod:`..workloads.transformer.context_parallel`.
+    fp8_casts : {"transformer-engine", "compiled"}
+        Whose kernels cast operands to fp8, see `mpisim.workloads.transformer.precision`.
+    fp8_transposed : bool
+        Whether products in fp8 take operands in one layout alone, as on Hopper, so that some are
+        kept transposed, too; Blackwell's take any.
+    fp8_weight_casts : bool
+        Whether every pass casts weights to fp8 (torchao without its float8 all-gather); otherwise
+        they are cast once a step, which counts with `dp_style` "megatron".
+    separate_projections : bool
+        Whether queries, keys and values come from a matrix each, and so do gate and value of a
+        gated feed-forward block; otherwise from one. With tp > 1 they count as one, unless
+        `sp_style` is "pytorch" without `overlap.tp`.
+    kernels : {"flash", "eager"}
+        Fused attention, or scores in memory (matrix product, softmax, matrix product).
+    unaligned : {"tensor-cores", "cores"}
+        Where batched products of 16-bit numbers run whose rows are no multiple of 16 bytes, as with
+        heads of odd sizes (`kernels` "eager"): on CUDA cores before CUDA 11.7.
+    scores_softmax : {"whole", "causal"}
+        With `kernels` "eager" and `fused`: whether the softmax reads all scores, or only those that
+        a causal mask leaves, as the kernel of Megatron-LM's ``--masked-softmax-fusion``. Where that
+        does not take the scores' shape, they are cast to fp32, operation by operation.
+    attention : {"newest", "cudnn", "flash-2", "triton"}
+        Which kernel of fused attention: the fastest published for the GPU, or that of cuDNN, of
+        FlashAttention-2, of FlashAttention in Triton
+        (`mpisim.kernels.operations.AttentionVariant`).
+    repeats_heads : bool
+        Whether keys and values of fewer heads than queries are copied for each of these before
+        fused attention (``repeat_kv`` of Llama's reference code).
+    rotary : {"real", "complex"}
+        How rotary positions are computed: by sines and cosines, or as products of complex numbers
+        in fp32, which torch.compile does not fuse (Llama's reference code).
+    fused : bool
+        Whether norms, rotary positions, activations, dropout-add and cross-entropy are one kernel
+        each; otherwise each elementary operation is.
+    primitive : tuple of str
+        Without `fused`: functions that are composed of operations of the framework, a kernel each,
+        as in BERT's TensorFlow code (GELU also in Hugging Face's GPT-2).
+    bias_kernels : bool
+        Without `fused`: whether a kernel adds a bias after each product, not the product itself
+        (PyTorch before cuBLASLt's epilogues, TensorFlow 1, MXNet).
+    persistent_norms : bool
+        Whether fused norms read each row once, into registers, as those of Transformer Engine and
+        of Apex's FastLayerNorm do; otherwise twice.
+    norm_fusion : {"none", "activation", "convolution"}
+        ResNet: batch normalisation by itself, with ReLU and the sum before it, or in convolutions.
+    image_layout : {"channels-last", "channels-first"}
+        Images of a CNN in memory. Matrix units take channels last: convolutions in other formats
+        than fp32 turn images that have them first.
+    fused_wgrad : bool, optional
+        Whether products add gradients of weights straight to Megatron-LM's buffer
+        (``gradient_accumulation_fusion``); as `fused` says if not given.
+    fused_loss : bool, optional
+        Whether cross-entropy is; as `fused` says if not given.
+    eager_loss : bool
+        Whether cross-entropy is PyTorch's of scores that a kernel before it casts to fp32
+        (``F.cross_entropy(scores.float(), targets)``); with tp > 1 as `fused_loss` says.
+    compiled_loss : bool
+        Whether cross-entropy is compiled functions between its all-reduces, as Megatron-LM's
+        ``--cross-entropy-loss-fusion`` with the implementation ``native``.
+    cuda_graphs : bool
+        Whether launches are captured: no CPU time between kernels.
+    cuda_graph_modules : tuple of {"attn", "mamba", "moe_router", "moe_preprocess"}
+        Parts of a layer whose launches are captured where not all are (Transformer Engine's
+        graphs, Megatron-LM's ``--cuda-graph-modules``): attention, the router with the shared
+        experts, what comes before tokens are exchanged.
+    launch_blocking : bool
+        Whether the CPU waits for each kernel it launches (``CUDA_LAUNCH_BLOCKING=1``).
+    moe_experts : {"loop", "grouped", "fused"}, optional
+        How experts multiply: a product after the other, each launched (Transformer Engine's
+        ``GroupedLinear``; default in Megatron-LM); all in one kernel (default elsewhere); or that
+        with the activation and the casts to the format of the next product in it (Megatron-LM's
+        ``--use-transformer-engine-op-fuser``).
+    moe_dispatcher : {"all-to-all", "flex", "hybrid-ep"}
+        How tokens get to experts: a copy for each expert by NCCL, or one for each place that has
+        any of the token's experts, by DeepEP or by HybridEP.
+    moe_capacity : bool
+        Whether every expert gets as many tokens as the next (``--moe-expert-capacity-factor`` with
+        ``--moe-pad-expert-input-to-capacity``), so that no rank has to ask how many come.
+    """
+
+    # Whose rules hold where an experiment says nothing.
+    name: str | None = None
+    version: str | None = None
+    recipe: Literal["none", "performance"] = "none"
+
+    # Data parallelism: sharding, buckets, units.
+    dp_style: Style | None = None
+    bucket: Bytes | None = None
+    average_in_collective: bool = False
+    broadcast_buffers: bool = True
+    wrap_layers: Count = 1
+    prefetch: Annotated[int, Limits(least=0, most=100)] = 1
+    reshard_after_forward: bool = True
+    fsdp_pipeline: Literal["overlapped", "pytorch"] = "overlapped"
+    flat_shards: bool = False
+
+    # Tensor, sequence, context and pipeline parallelism.
+    p2p_split: bool = False
+    sp_style: Literal["megatron", "pytorch"] = "megatron"
+    cp_style: Literal["ring", "all-gather", "pytorch"] = "ring"
+
+    # Casts to fp8.
+    fp8_casts: Literal["transformer-engine", "compiled"] = "transformer-engine"
+    fp8_transposed: bool = True
+    fp8_weight_casts: bool = False
+
+    # Products and attention.
+    separate_projections: bool = False
+    kernels: Literal["flash", "eager"] = "flash"
+    unaligned: Literal["tensor-cores", "cores"] = "tensor-cores"
+    scores_softmax: Literal["whole", "causal"] = "whole"
+    attention: Literal["newest", "cudnn", "flash-2", "triton"] = "newest"
+    repeats_heads: bool = False
+    rotary: Literal["real", "complex"] = "real"
+
+    # Elementwise work, norms, images.
+    fused: bool = True
+    primitive: tuple[Literal[ComposedActivation, "dropout", "adam"], ...] = ()
+    bias_kernels: bool = False
+    persistent_norms: bool = False
+    norm_fusion: Literal["none", "activation", "convolution"] = "none"
+    image_layout: Literal["channels-last", "channels-first"] = "channels-last"
+    fused_wgrad: bool | None = None
+
+    # Loss.
+    fused_loss: bool | None = None
+    eager_loss: bool = False
+    compiled_loss: bool = False
+
+    # Launches.
+    cuda_graphs: bool = False
+    cuda_graph_modules: tuple[Literal["attn", "mamba", "moe_router", "moe_preprocess"], ...] = ()
+    launch_blocking: bool = False
+
+    # Mixture of experts.
+    moe_experts: Literal["loop", "grouped", "fused"] | None = None
+    moe_dispatcher: Literal["all-to-all", "flex", "hybrid-ep"] = "all-to-all"
+    moe_capacity: bool = False
+
+    def __post_init__(self) -> None:
+        if self.name is None and (self.version is not None or self.recipe != "none"):
+            key = "recipe" if self.version is None else "version"
+            raise InputError(f"{key} is given, but name is not: of which framework?")
+        if self.launch_blocking and self.cuda_graphs:
+            raise InputError("launch_blocking is true, but cuda_graphs, too: the CPU launches none")
+
+    @property
+    def fuses_loss(self) -> bool:
+        """Whether cross-entropy is one kernel."""
+        return self.fused if self.fused_loss is None else self.fused_loss
+
+    @property
+    def fuses_wgrad(self) -> bool:
+        """Whether products add gradients of weights straight to Megatron-LM's buffer."""
+        return self.fused if self.fused_wgrad is None else self.fused_wgrad

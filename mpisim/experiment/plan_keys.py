@@ -1,0 +1,193 @@
+"""Tables of a file as people write them → as `mpisim.base.schema.build` takes them.
+
+A value in place of a sub-table of ``[plan]`` is its main key; keys that had another name in earlier
+versions are refused with the new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..base.errors import InputError
+from .plan_options import MAIN_KEYS
+
+__all__ = [
+    "PRECISION",
+    "RECOMPUTE",
+    "flattened",
+    "key_path",
+    "nested",
+    "renamed",
+    "short_key",
+    "with_sub_tables",
+]
+
+PRECISION, RECOMPUTE = "precision.products", "recompute.granularity"
+"""Main keys that are often set, as `mpisim.experiment.plan.with_keys` takes them."""
+
+RENAMED = {
+    "account_for_embedding": "plan.pipeline.account_for_embedding",
+    "account_for_loss": "plan.pipeline.account_for_loss",
+    "activation_fp8": "plan.precision.fp8_activations",
+    "attention": "framework.attention",
+    "attention_precision": "plan.precision.attention",
+    "average_in_collective": "framework.average_in_collective",
+    "bias_kernels": "framework.bias_kernels",
+    "broadcast_buffers": "framework.broadcast_buffers",
+    "bucket": "framework.bucket",
+    "compiled_loss": "framework.compiled_loss",
+    "convolution_precision": "plan.precision.convolutions",
+    "cp_style": "framework.cp_style",
+    "cuda_graph_modules": "framework.cuda_graph_modules",
+    "cuda_graphs": "framework.cuda_graphs",
+    "dgrad_overlap": "plan.overlap.dgrad",
+    "dispatch_precision": "plan.precision.dispatch",
+    "dp_overlap": "plan.overlap.dp",
+    "dp_style": "framework.dp_style",
+    "eager_loss": "framework.eager_loss",
+    "ep_overlap": "plan.overlap.ep",
+    "flat_shards": "framework.flat_shards",
+    "fp8_casts": "framework.fp8_casts",
+    "fp8_params": "plan.precision.fp8_params",
+    "fp8_scaling": "plan.precision.fp8_scaling",
+    "fp8_split_sums": "plan.precision.fp8_split_sums",
+    "fp8_transposed": "framework.fp8_transposed",
+    "fp8_weight_casts": "framework.fp8_weight_casts",
+    "fsdp_pipeline": "framework.fsdp_pipeline",
+    "fused": "framework.fused",
+    "fused_loss": "framework.fused_loss",
+    "fused_wgrad": "framework.fused_wgrad",
+    "grad_precision": "plan.precision.gradients",
+    "image_layout": "framework.image_layout",
+    "kernels": "framework.kernels",
+    "launch_blocking": "framework.launch_blocking",
+    "moe_capacity": "framework.moe_capacity",
+    "moe_dispatcher": "framework.moe_dispatcher",
+    "moe_experts": "framework.moe_experts",
+    "moe_overlap": "plan.overlap.moe",
+    "moment_precision": "plan.precision.moments",
+    "norm_fusion": "framework.norm_fusion",
+    "p2p_overlap": "plan.overlap.p2p",
+    "p2p_split": "framework.p2p_split",
+    "persistent_norms": "framework.persistent_norms",
+    "placement": "plan.tables.placement",
+    "prefetch": "framework.prefetch",
+    "primitive": "framework.primitive",
+    "recompute_keeps": "plan.recompute.keeps",
+    "recompute_layers": "plan.recompute.layers",
+    "recompute_modules": "plan.recompute.modules",
+    "recompute_stops": "plan.recompute.stops",
+    "repeats_heads": "framework.repeats_heads",
+    "reshard_after_forward": "framework.reshard_after_forward",
+    "rotary": "framework.rotary",
+    "schedule": "plan.pipeline.schedule",
+    "scores_softmax": "framework.scores_softmax",
+    "separate_projections": "framework.separate_projections",
+    "sharder": "plan.tables.sharder",
+    "sp_style": "framework.sp_style",
+    "stages": "plan.pipeline.stages",
+    "tp_overlap": "plan.overlap.tp",
+    "tp_overlap_fp8": "plan.overlap.tp_fp8",
+    "tp_overlap_pairs": "plan.overlap.tp_pairs",
+    "tp_overlap_scatter": "plan.overlap.tp_scatter",
+    "unaligned": "framework.unaligned",
+    "wrap_layers": "framework.wrap_layers",
+}
+"""Keys of ``[plan]`` up to version 0.9, with their full names today."""
+
+
+def renamed(key: str) -> str | None:
+    """Full key → its name today, None where it is no key of an earlier version."""
+    table, _, name = key.partition(".")
+    if key == "calibration.framework":
+        return "framework.name"
+    return RENAMED.get(name) if table == "plan" else None
+
+
+def key_path(path: list[str]) -> list[str]:
+    """Parts of a key as written → as tables have them: ``plan.precision`` is a key of a sub-table.
+
+    Examples
+    --------
+    >>> key_path(["plan", "precision"])
+    ['plan', 'precision', 'products']
+    """
+    if len(path) == 2 and path[0] == "plan" and MAIN_KEYS.get(path[1]):
+        return [*path, MAIN_KEYS[path[1]]]
+    return path
+
+
+def short_key(key: str) -> str:
+    """Key of a plan → as one writes it: a main key is that of its sub-table.
+
+    Examples
+    --------
+    >>> short_key("plan.recompute.granularity"), short_key("recompute.layers")
+    ('plan.recompute', 'recompute.layers')
+    """
+    group, _, name = key.rpartition(".")
+    return group if name and MAIN_KEYS.get(group.removeprefix("plan.")) == name else key
+
+
+def with_sub_tables(tables: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Tables of a file → the same, each sub-table of ``[plan]`` a table.
+
+    Parameters
+    ----------
+    tables : mapping
+    source : str
+        The file, for messages.
+
+    Raises
+    ------
+    InputError
+        For a key with the name of an earlier version.
+    """
+    found = dict(tables)
+    for name in ("plan", "calibration"):
+        if not isinstance(found.get(name), dict):
+            continue
+        for key in found[name]:
+            now = renamed(f"{name}.{key}")
+            if now is not None:
+                raise InputError(f"{source}: key '{name}.{key}' has a new name: '{now}'")
+    if isinstance(found.get("plan"), dict):
+        if "framework" in found["plan"]:
+            raise InputError(
+                f"{source}: unknown key 'framework' in [plan]; it is a table by itself, [framework]"
+            )
+        found["plan"] = {
+            key: {MAIN_KEYS[key]: value}
+            if MAIN_KEYS.get(key) and not isinstance(value, dict)
+            else value
+            for key, value in found["plan"].items()
+        }
+    return found
+
+
+def nested(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by full key → tables in tables.
+
+    Examples
+    --------
+    >>> nested({"plan.tp": 2, "plan.recompute": "full", "plan.recompute.layers": 4})
+    {'plan': {'tp': 2, 'recompute': {'granularity': 'full', 'layers': 4}}}
+    """
+    tables: dict[str, Any] = {}
+    for key in keys:
+        *path, last = key_path(key.split("."))
+        within = tables
+        for name in path:
+            within = within.setdefault(name, {})
+        within[last] = keys[key]
+    return tables
+
+
+def flattened(table: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the keys of a table by full name, with their values; sub-tables of ``[plan]`` too."""
+    for key, value in table.items():
+        if path == "plan" and key in MAIN_KEYS and isinstance(value, dict):
+            yield from flattened(value, f"{path}.{key}")
+        else:
+            yield f"{path}.{key}", value

@@ -1,0 +1,258 @@
+"""The sub-tables of ``[plan]``, one dataclass each: details of how the GPUs do their work.
+
+Most plans need the first key of a sub-table alone. A value in place of the table is that key:
+``precision = "fp8"`` is ``[plan.precision]`` with ``products = "fp8"`` (`MAIN_KEYS`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from ..base.errors import InputError, nearest
+from ..base.frozen import frozen
+from ..base.schema import Limits
+from ..schedules import SCHEDULES, ScheduleName
+from .models import Count
+
+__all__ = [
+    "MAIN_KEYS",
+    "OverlapOptions",
+    "PipelineOptions",
+    "PrecisionOptions",
+    "RecomputeOptions",
+    "TableOptions",
+]
+
+MAIN_KEYS = {
+    "pipeline": "schedule",
+    "recompute": "granularity",
+    "precision": "products",
+    "overlap": "",
+    "tables": "sharder",
+}
+"""Sub-tables of ``[plan]``, with the key that a value in place of the table is; empty: none."""
+
+Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "nvfp4"]
+Format = Literal["fp32", "fp16", "bf16"]
+KeptOperator = Literal[
+    "qkv",
+    "query",
+    "key",
+    "value",
+    "rotary",
+    "attention",
+    "attention output",
+    "feed-forward in",
+    "feed-forward gate",
+    "feed-forward value",
+    "feed-forward out",
+]
+"""Operators of a layer, by the names they have in results."""
+RecomputedModule = Literal["layernorm", "moe_act", "mla_up_proj", "mlp"]
+"""Parts of a layer, as Megatron-LM names them."""
+
+
+@frozen
+class PipelineOptions:
+    """How layers are spread over the stages of a pipeline, and in which order these work.
+
+    Attributes
+    ----------
+    schedule : str
+        Pipeline schedule, see ``mpisim list schedules``.
+    stages : tuple of int
+        Layers of each part of the pipeline, for an uneven split; pp × vpp entries.
+    account_for_embedding, account_for_loss : bool
+        Whether embedding and head count as a layer when layers are spread over stages.
+    """
+
+    schedule: ScheduleName = "1f1b"
+    stages: tuple[Annotated[int, Limits(least=0, most=30_000)], ...] = ()
+    account_for_embedding: bool = False
+    account_for_loss: bool = False
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise InputError(
+                f"schedule is {self.schedule!r}{nearest(self.schedule, SCHEDULES)}; "
+                f"allowed: {', '.join(SCHEDULES)}"
+            )
+
+
+@frozen
+class RecomputeOptions:
+    """Which activations are not kept, but computed again in the backward pass.
+
+    Attributes
+    ----------
+    granularity : {"none", "selective", "full"}
+        Activations computed again in the backward pass: none, those inside attention, or all.
+    layers : int, optional
+        Layers of each part of the pipeline that do so; all if not given.
+    keeps : tuple of str
+        With "full": operators of a layer whose results are kept, and not computed again.
+    modules : tuple of {"layernorm", "moe_act", "mla_up_proj", "mlp"}
+        Parts of a layer computed again besides: norms, activations of experts, latent attention's
+        projections up to the heads, dense feed-forward blocks (Megatron-LM's
+        ``--recompute-modules``).
+    stops : bool
+        With "full": whether only what the backward pass reads is computed again, as PyTorch's
+        checkpoints without reentry and XLA do, or the whole layer, as Megatron-LM does.
+    """
+
+    granularity: Literal["none", "selective", "full"] = "none"
+    layers: Count | None = None
+    keeps: tuple[KeptOperator, ...] = ()
+    modules: tuple[RecomputedModule, ...] = ()
+    stops: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.keeps or self.stops) and self.granularity != "full":
+            key = "keeps" if self.keeps else "stops"
+            raise InputError(f"{key} is given, but granularity is {self.granularity!r}; set 'full'")
+        if self.modules and self.granularity == "full":
+            raise InputError("modules is given, but granularity = 'full' is all of them")
+
+
+@frozen
+class PrecisionOptions:
+    """Number formats: of products, gradients, moments and what is sent.
+
+    Attributes
+    ----------
+    products : {"fp32", "tf32", "fp16", "bf16", "fp8", "nvfp4"}
+        Of the matrix products.
+    convolutions : {"fp32", "tf32"}, optional
+        CNNs with `products` "fp32": of the convolutions. If not given, tf32 on GPUs that have it,
+        as PyTorch lets cuDNN compute them (``torch.backends.cudnn.allow_tf32``, True by default);
+        fp32 on others.
+    attention : {"fp8"}, optional
+        Of the products of fused attention; bf16 in plans of fp8 and nvfp4 if not given
+        (Transformer Engine's ``fp8_dpa``).
+    gradients : {"fp32", "bf16", "fp16"}, optional
+        Of gradients as they are kept and reduced; fp32 in Megatron, that of the weights otherwise.
+    moments : {"fp32", "bf16", "fp16"}
+        In which the optimizer's step remembers gradients and their squares where it is one kernel
+        (Megatron-LM's ``--exp-avg-dtype``, ``--exp-avg-sq-dtype``).
+    dispatch : {"bf16", "fp8"}
+        Of tokens on their way to experts; they return in bf16.
+    fp8_scaling : {"delayed", "current", "blocks"}
+        Where scales of operands in fp8 come from: steps before, the operand itself, which is read
+        once more, or its blocks of 32 elements (MXFP8).
+    fp8_params : bool
+        Whether weights of products in fp8 are kept in fp8 alone, without a copy in 16 bits
+        (Megatron-LM's ``--fp8-param-gather``). It counts for memory; gathered they are in 16 bits.
+    fp8_split_sums : bool
+        Whether products in fp8 that make gradients keep their sums in fp32, which forward ones do
+        not: split accumulators of cuBLAS, slower on Hopper
+        (`mpisim.kernels.operations.GemmVariant`). False where one kernel serves all.
+    fp8_activations : bool
+        Whether inputs of the non-linearity of feed-forward blocks and experts are kept in fp8, cast
+        forward and back (Megatron-LM's ``--activation-func-fp8-input-store``).
+    """
+
+    products: Precision = "bf16"
+    convolutions: Literal["fp32", "tf32"] | None = None
+    attention: Literal["fp8"] | None = None
+    gradients: Format | None = None
+    moments: Format = "fp32"
+    dispatch: Literal["bf16", "fp8"] = "bf16"
+    fp8_scaling: Literal["delayed", "current", "blocks"] = "delayed"
+    fp8_params: bool = False
+    fp8_split_sums: bool = True
+    fp8_activations: bool = False
+
+    def __post_init__(self) -> None:
+        if self.convolutions is not None and self.products != "fp32":
+            raise InputError(
+                f"convolutions is given, but products is {self.products!r}, which convolutions "
+                "have, too; the key is for 'fp32'"
+            )
+
+    @property
+    def weights(self) -> Format:
+        """The format in which the passes read weights and write activations.
+
+        fp8 and nvfp4 are made of bf16 just before a matrix product; tf32 is fp32 to everything but
+        the matrix units.
+        """
+        if self.products in ("fp32", "tf32"):
+            return "fp32"
+        return "fp16" if self.products == "fp16" else "bf16"
+
+
+@frozen
+class OverlapOptions:
+    """Which communications run beside kernels.
+
+    Attributes
+    ----------
+    dp : bool
+        Whether gradients are reduced beside the backward pass (and shards gathered beside the
+        forward).
+    p2p : bool, optional
+        Whether the compute stream goes on while activations are sent; by default where the
+        schedule's implementation does so (all but plain 1F1B and GPipe).
+    tp : bool
+        Whether matrix products are cut into as many chunks as tp has ranks, that overlap with their
+        communication.
+    tp_pairs : bool
+        Whether chunks that are gathered come two at a time (Transformer Engine's ``aggregate``).
+    tp_scatter : {"pipeline", "ring"}
+        How Transformer Engine adds up products beside them: parts that are reduce-scattered, or
+        chunks that are sent to their ranks.
+    tp_fp8 : bool
+        Whether what is reduce-scattered in parts is in fp8 (its ``fp8_buf``), in a plan of fp8.
+    dgrad : bool
+        Whether, without sequence parallelism, the gradient of a matrix's input is added up over the
+        tp group beside the product that makes the gradient of the matrix (Megatron-LM's
+        ``async_tensor_model_parallel_allreduce``), or after it.
+    ep : bool
+        Whether a forward and the backward of another micro-batch take turns, so that one's exchange
+        of tokens is beside the other's kernels (interleaved schedule, or one stage; Megatron-LM's
+        ``overlap_moe_expert_parallel_comm``).
+    moe : bool
+        Whether dispatch and combine run beside the shared experts and other micro-batches.
+    """
+
+    dp: bool = True
+    p2p: bool | None = None
+    tp: bool = False
+    tp_pairs: bool = False
+    tp_scatter: Literal["pipeline", "ring"] = "pipeline"
+    tp_fp8: bool = False
+    dgrad: bool = True
+    ep: bool = False
+    moe: bool = False
+
+
+@frozen
+class TableOptions:
+    """DLRM: where embedding tables are.
+
+    Attributes
+    ----------
+    sharder : str
+        How tables are placed on GPUs, see `mpisim.workloads.dlrm.sharding`: "naive",
+        "naive-chunk", "random", "dim-greedy", "bytes-greedy", "size-greedy", "lookup-greedy",
+        "norm-lookup-greedy", "size-lookup-greedy".
+    placement : tuple of str
+        Where each table is, in words of TorchRec, in place of `sharder`: "table_wise 3",
+        "column_wise 0 1", "row_wise", "data_parallel"; "table_wise" alone leaves the rank to
+        `sharder`. A word behind says how it is kept: "fused" (default) in the GPU's memory,
+        "fused_uvm" in the host's, "fused_uvm_caching" there with a cache on the GPU. One text
+        serves all tables. mpisim shard writes it.
+    """
+
+    sharder: Literal[
+        "naive",
+        "naive-chunk",
+        "random",
+        "dim-greedy",
+        "bytes-greedy",
+        "size-greedy",
+        "lookup-greedy",
+        "norm-lookup-greedy",
+        "size-lookup-greedy",
+    ] = "size-lookup-greedy"
+    placement: tuple[str, ...] = ()

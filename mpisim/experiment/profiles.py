@@ -1,0 +1,439 @@
+"""Name and version of a framework → the keys that an experiment leaves blank.
+
+A profile is a file of ``data/frameworks``: what the framework does by its documentation and code,
+by range of versions, each with its source. What the user writes counts; then the last entry of the
+profile that holds; then the defaults of experiments.
+
+    [framework]
+    name = "nemo"
+    version = "25.07"
+    recipe = "performance"    # also what its published recipes for performance set
+
+An entry holds for versions (``versions = ">=24.03,<25.04"``) and conditions on the experiment
+(``where = { gpu = "hopper", tp = ">1" }``), which see what the entries before have set.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from ..base.errors import InputError, one_of
+from ..base.frozen import frozen
+from ..base.presets import SUFFIX, find_file
+from ..base.schema import build
+from ..data import names
+from ..kernels.gpu import find_gpu
+from ..topo import find_cluster
+from .models import Cnn, Model, Transformer
+from .plan_keys import key_path
+
+__all__ = [
+    "Entry",
+    "Profile",
+    "ProfileKey",
+    "Where",
+    "filled",
+    "find_profile",
+    "profile_of",
+    "profiles",
+]
+
+FOLDER = "frameworks"
+
+Version = tuple[int, ...]
+
+NEWEST: Version = (10**9,)
+"""Stands for a version that is not given."""
+
+COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+
+_COMPARISON = re.compile(r"(>=|<=|>|<)\s*(\S+)")
+
+
+@frozen
+class Where:
+    """What an experiment must be for an entry to hold; alternatives stand between ``|``.
+
+    Attributes
+    ----------
+    gpu : str
+        Names of ``mpisim list gpus``, or of their architectures (``"hopper"``).
+    model : str
+        What the name of the model's preset begins with.
+    family : str
+        ``"transformer"``, ``"cnn"`` or ``"dlrm"``.
+    kind : str
+        ``family`` of ``[model]``: ``"bert"``, ``"gpt"``.
+    precision, recompute, fp8_scaling : str
+        Main keys of these sub-tables, and ``precision.fp8_scaling``; ``recompute = "unset"``:
+        neither the experiment nor an entry before says anything of recomputation.
+    experts : bool, optional
+        Whether the model has experts.
+    sp : bool, optional
+        Whether sequences are shared by tensor-parallel ranks.
+    tp, pp, vpp, cp, ep, zero, hidden, seq_len, gpus : str
+        Numbers: ``"2|4"``, ``">1"``, ``">=1024"``.
+    """
+
+    gpu: str = ""
+    model: str = ""
+    family: str = ""
+    kind: str = ""
+    precision: str = ""
+    recompute: str = ""
+    fp8_scaling: str = ""
+    experts: bool | None = None
+    sp: bool | None = None
+    tp: str = ""
+    pp: str = ""
+    vpp: str = ""
+    cp: str = ""
+    ep: str = ""
+    zero: str = ""
+    hidden: str = ""
+    seq_len: str = ""
+    gpus: str = ""
+
+
+@frozen
+class Entry:
+    """Keys that a framework sets, and when.
+
+    Attributes
+    ----------
+    source : str
+        Where that is documented, and what it says.
+    versions : str
+        As ``">=24.03,<25.04"``; all if empty.
+    where : Where
+    recipe : bool
+        Whether only the framework's published recipes for performance do so.
+    analogy : bool
+        Whether it is inferred from similar software, not documented.
+    """
+
+    source: str
+    versions: str = ""
+    where: Where = field(default_factory=Where)
+    recipe: bool = False
+    analogy: bool = False
+
+
+@frozen
+class Profile:
+    """A framework.
+
+    Attributes
+    ----------
+    name : str
+        Of the file.
+    title : str
+        How the framework calls itself.
+    versions : str
+        What is covered, as ``"24.03 to 25.11"``.
+    url : str
+    host : str
+        Its name under ``[host]`` of step constants (`mpisim.prediction.step_constants`).
+    aliases : tuple of str
+    entries : tuple of (Entry, dict)
+        In the order of the file, each with values by full key.
+    """
+
+    name: str
+    title: str
+    versions: str
+    url: str
+    host: str
+    aliases: tuple[str, ...]
+    entries: tuple[tuple[Entry, dict[str, Any]], ...]
+
+    def is_newer(self, version: str) -> bool:
+        """Whether a version came after the last that is covered, where the file names one."""
+        covered = re.findall(r"\d[\w.-]*", self.versions)
+        return bool(covered) and _version(version) > max(map(_version, covered))
+
+
+@frozen
+class ProfileKey:
+    """A key that a profile has set.
+
+    Attributes
+    ----------
+    value : object
+    source : str
+        Why.
+    analogy : bool
+        Whether it is inferred from similar software.
+    """
+
+    value: object
+    source: str
+    analogy: bool = False
+
+
+@frozen
+class _Head:
+    """Keys of a file besides its entries."""
+
+    title: str
+    versions: str
+    url: str
+    version_form: Literal["calendar", "semantic"] = "semantic"
+    host: str = ""
+    aliases: tuple[str, ...] = ()
+
+
+def profile_of(name: str, source: str) -> Profile:
+    """``framework.name`` of an experiment, its file → the profile; errors as of `find_profile`."""
+    return find_profile(str(Path(source).parent / name) if name.endswith(SUFFIX) else name)
+
+
+def find_profile(name: str) -> Profile:
+    """Name, alias or path of a framework's file → its profile.
+
+    Raises
+    ------
+    InputError
+        If there is none of that name, or the file is not a framework's.
+    """
+    return _profile(name)
+
+
+def profiles() -> Iterator[Profile]:
+    """Yield the profiles that come with mpisim, in the order of their names."""
+    for name in names(FOLDER):
+        yield find_profile(name)
+
+
+@cache
+def _profile(name: str) -> Profile:
+    preset = find_file(name, FOLDER, "framework")
+    table, source = dict(preset.table), preset.source
+    defaults = table.pop("defaults", [])
+    head = build(_Head, table, source, listed="docs/frameworks.md explains them")
+    if not isinstance(defaults, list) or not all(isinstance(each, dict) for each in defaults):
+        raise InputError(f"{source}: key 'defaults' must be tables, [[defaults]]")
+    entries = []
+    for number, given in enumerate(defaults):
+        rest = dict(given)
+        values = rest.pop("set", None)
+        where = f"defaults[{number}]"
+        if not isinstance(values, dict) or not values:
+            raise InputError(f"{source}: key '{where}.set' must be a table of keys with values")
+        entry = build(Entry, rest, source, where)
+        try:
+            _check_conditions(entry)
+        except InputError as error:
+            raise InputError(f"{source}: [{where}] {error}") from error
+        entries.append((entry, {".".join(key_path(k.split("."))): v for k, v in values.items()}))
+    return Profile(
+        preset.name, head.title, head.versions, head.url, head.host or preset.name, head.aliases,
+        tuple(entries),
+    )  # fmt: skip
+
+
+def filled(
+    tables: Mapping[str, Any], model: Model, source: str, *, with_model: bool = True
+) -> tuple[dict[str, Any], dict[str, ProfileKey]]:
+    """Tables of an experiment, its model → the tables with what its framework's profile adds.
+
+    Parameters
+    ----------
+    tables : mapping
+        Sub-tables are tables (`mpisim.experiment.plan_keys.with_sub_tables`).
+    model : Model
+        As ``[model]`` says it.
+    source : str
+        The file, for messages.
+    with_model : bool
+        Whether keys of ``[model]`` may be set, too: it does not have all of them already.
+
+    Returns
+    -------
+    tables : dict
+    keys : dict of str to ProfileKey
+        What the profile has set, by full key.
+    """
+    chosen = tables.get("framework")
+    if not isinstance(chosen, dict) or chosen.get("name") is None:
+        return dict(tables), {}
+    name = chosen["name"]
+    if not isinstance(name, str):
+        raise InputError(f"{source}: key 'framework.name' is {name!r}; it must be a text in quotes")
+    try:
+        profile = profile_of(name, source)
+        version = _version(str(chosen.get("version", "")), "framework.version") or NEWEST
+    except InputError as error:
+        raise InputError(f"{source}: key 'framework.name': {error}") from error
+    recipe = chosen.get("recipe", "none") == "performance"
+    found: dict[str, Any] = {
+        key: dict(value) if isinstance(value, dict) else value for key, value in tables.items()
+    }
+    set_by: dict[str, ProfileKey] = {}
+    for entry, values in profile.entries:
+        if (entry.recipe and not recipe) or not _holds_version(entry.versions, version):
+            continue
+        if not _holds(entry.where, found, model):
+            continue
+        for key, value in values.items():
+            if not with_model and key.startswith("model."):
+                continue
+            if key in set_by or not _has(tables, key):
+                _put(found, key, value)
+                set_by[key] = ProfileKey(value, entry.source, entry.analogy)
+    return found, set_by
+
+
+def _has(tables: Mapping[str, Any], key: str) -> bool:
+    """Whether the user has given a key."""
+    within: Any = tables
+    for name in key.split("."):
+        if not isinstance(within, dict) or name not in within:
+            return False
+        within = within[name]
+    return True
+
+
+def _put(tables: dict[str, Any], key: str, value: object) -> None:
+    """Set a key of tables, which are copied on the way: others share them."""
+    *path, last = key.split(".")
+    within = tables
+    for name in path:
+        inner = within.get(name)
+        within[name] = dict(inner) if isinstance(inner, dict) else {}
+        within = within[name]
+    within[last] = value
+
+
+# --- versions -------------------------------------------------------------------------------------
+
+
+def _version(text: str, key: str = "version") -> Version:
+    """``"25.07"`` → (25, 7); empty → ()."""
+    if not text:
+        return ()
+    numbers = re.match(r"[a-zA-Z]*(\d+(?:[.-]\d+)*)", text)
+    if numbers is None:
+        raise InputError(f'{key} is {text!r}; it must begin with numbers, as "25.07" or "0.12.1"')
+    return tuple(map(int, re.split(r"[.-]", numbers[1])))
+
+
+def _conditions(versions: str) -> Iterator[tuple[Callable[[Any, Any], bool], Version]]:
+    for each in filter(None, (part.strip() for part in versions.split(","))):
+        match = _COMPARISON.fullmatch(each)
+        if match is None:
+            raise InputError(f"versions is {versions!r}; it must be as '>=24.03,<25.04'")
+        yield COMPARISONS[match[1]], _version(match[2])
+
+
+def _holds_version(versions: str, version: Version) -> bool:
+    return all(compare(version, limit) for compare, limit in _conditions(versions))
+
+
+# --- conditions -----------------------------------------------------------------------------------
+
+
+def _check_conditions(entry: Entry) -> None:
+    """Refuse what can never be read."""
+    list(_conditions(entry.versions))
+    for name in NUMBERS:
+        _number_holds(getattr(entry.where, name), 1)
+    families = ("transformer", "cnn", "dlrm")
+    for each in filter(None, entry.where.family.split("|")):
+        if each not in families:
+            raise InputError(f"where.family is {each!r}{one_of(each, families)}")
+
+
+NUMBERS = ("tp", "pp", "vpp", "cp", "ep", "zero", "hidden", "seq_len", "gpus")
+
+
+def _holds(where: Where, tables: Mapping[str, Any], model: Model) -> bool:
+    """Whether an experiment is as `where` says."""
+    plan = tables.get("plan", {})
+    experts = isinstance(model, Transformer) and model.experts > 0
+    if where.family and _family(model) not in where.family.split("|"):
+        return False
+    if where.kind and getattr(model, "family", "") not in where.kind.split("|"):
+        return False
+    if where.experts is not None and where.experts != experts:
+        return False
+    if where.sp is not None and where.sp != plan.get("sp", plan.get("tp", 1) != 1):
+        return False
+    if where.model and not _is_model(where.model, tables):
+        return False
+    if where.gpu and not _is_gpu(where.gpu, tables):
+        return False
+    precision, recompute = plan.get("precision", {}), plan.get("recompute", {})
+    words = {
+        "precision": precision.get("products", "bf16"),
+        "recompute": recompute.get("granularity", "unset"),
+        "fp8_scaling": precision.get("fp8_scaling", "delayed"),
+    }
+    if any(
+        getattr(where, name) and value not in getattr(where, name).split("|")
+        for name, value in words.items()
+    ):
+        return False
+    numbers = {name: plan.get(name, 1) for name in ("tp", "pp", "vpp", "cp", "ep")}
+    numbers["zero"] = plan.get("zero", 0)
+    numbers |= {name: getattr(model, name, 0) for name in ("hidden", "seq_len")}
+    if where.gpus:
+        numbers["gpus"] = _gpus(tables)
+    return all(_number_holds(getattr(where, name), value) for name, value in numbers.items())
+
+
+def _family(model: Model) -> str:
+    if isinstance(model, Transformer):
+        return "transformer"
+    return "cnn" if isinstance(model, Cnn) else "dlrm"
+
+
+def _is_model(texts: str, tables: Mapping[str, Any]) -> bool:
+    """Whether the name of the model's preset begins as one of the texts says."""
+    preset = tables.get("model", {}).get("preset")
+    if preset is None:
+        return False
+    from .model_presets import preset_name
+
+    return any(preset_name(preset).startswith(each) for each in texts.split("|"))
+
+
+def _is_gpu(texts: str, tables: Mapping[str, Any]) -> bool:
+    """Whether the experiment's GPU, or its architecture, is one of those named."""
+    named = tables.get("kernels", {}).get("gpu")
+    if named is None:
+        named = find_cluster(tables.get("cluster", {}).get("preset", "")).gpu
+    gpu = find_gpu(named)
+    return any(each in (named, gpu.family) for each in texts.split("|"))
+
+
+def _gpus(tables: Mapping[str, Any]) -> int:
+    cluster = tables.get("cluster", {})
+    per_node = cluster.get("gpus_per_node") or find_cluster(cluster["preset"]).gpus_per_node
+    return int(cluster.get("gpus") or cluster.get("nodes", 1) * per_node)
+
+
+def _number_holds(text: str, value: object) -> bool:
+    """Whether a number is as ``"2|4"`` or ``">1"`` says; any if the text is empty."""
+    if not text:
+        return True
+    if not isinstance(value, int):  # bad input, which is refused where the plan is built
+        return False
+    match = _COMPARISON.fullmatch(text)
+    try:
+        if match is not None:
+            return COMPARISONS[match[1]](value, int(match[2]))
+        return value in [int(each) for each in text.split("|")]
+    except ValueError as error:
+        raise InputError(f"where: {text!r} is no number; allowed: '2|4', '>1'") from error

@@ -1,0 +1,43 @@
+"""Plans by keys, for tests: ``plan_of(tp=2, recompute_layers=1, kernels="eager")``."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from mpisim.experiment import Plan, keys_of, with_keys
+from mpisim.experiment.plan_keys import nested
+from mpisim.experiment.plan_options import MAIN_KEYS
+
+NAMES: dict[str, str] = {}
+"""Words of calls → keys of a plan: ``recompute`` and ``precision`` are main keys, ``overlap_dp``
+and ``recompute_layers`` have the name of their sub-table, those of ``[framework]`` have none."""
+
+for key in keys_of(Plan(1)):
+    group, _, name = key.rpartition(".")
+    own = group in ("", "framework", "tables", "pipeline") or name.startswith("fp8_")
+    word = name if own else f"{group}_{name}"
+    assert word not in NAMES, word
+    NAMES[word] = key
+NAMES |= {group: f"{group}.{main}" for group, main in MAIN_KEYS.items() if main}
+
+
+def plan_of(global_batch: int = 64, **words: Any) -> Plan:
+    """Make a plan."""
+    return changed(Plan(global_batch), **words)
+
+
+def plan_tables(**words: Any) -> dict[str, Any]:
+    """Make the tables ``[plan]`` and ``[framework]`` of a file."""
+    named = {NAMES[word]: value for word, value in words.items()}
+    return {"plan": {}} | nested(
+        {key if key.startswith("framework.") else f"plan.{key}": named[key] for key in named}
+    )
+
+
+def changed(plan: Plan, **words: Any) -> Plan:
+    """Change keys of a plan."""
+    return with_keys(plan, {NAMES[word]: value for word, value in words.items()})
+
+
+assert {each.name for each in fields(Plan)} >= {*MAIN_KEYS}

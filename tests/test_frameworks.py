@@ -1,0 +1,196 @@
+"""Profiles of frameworks: what they fill in, when, and that every file holds keys there are."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpisim.base.errors import InputError
+from mpisim.base.schema import check_value, field_of
+from mpisim.cli import main
+from mpisim.data import names
+from mpisim.experiment import Experiment, Transformer, load, read
+from mpisim.experiment.load import TABLES
+from mpisim.experiment.profiles import find_profile, profiles
+from mpisim.simulate import simulate
+
+ROW = """\
+model = { preset = "llama-3-8b", layers = 4, seq_len = 1024 }
+plan = { global_batch = 16, tp = 2, precision = "fp8" }
+cluster = { preset = "dgx-h100" }
+"""
+
+MINE = """\
+title = "Mine"
+versions = "1.0 to 2.0"
+url = "https://example.org"
+
+[[defaults]]
+set = { "plan.zero" = 1, "plan.precision.gradients" = "bf16", "model.dropout" = true }
+source = "its manual"
+
+[[defaults]]
+set = { "plan.precision.gradients" = "fp32" }
+versions = ">=1.5,<2"
+source = "its notes of 1.5"
+
+[[defaults]]
+set = { "framework.attention" = "cudnn" }
+where = { gpu = "hopper", zero = "1", tp = ">1" }
+source = "its code"
+analogy = true
+
+[[defaults]]
+set = { "framework.attention" = "flash-2" }
+where = { gpu = "ampere" }
+source = "its code"
+
+[[defaults]]
+set = { "framework.cuda_graphs" = true }
+recipe = true
+source = "its recipes"
+"""
+
+
+def experiment(tmp_path: Path, *changes: str, mine: str = MINE, text: str = ROW) -> Experiment:
+    """The experiment with a framework of one's own."""
+    (tmp_path / "mine.toml").write_text(mine)
+    framework = 'framework = { name = "mine.toml" }\n'
+    return read(text + framework, str(tmp_path / "e.toml"), changes)
+
+
+@pytest.mark.parametrize("name", names("frameworks"))
+def test_every_entry_sets_keys_that_there_are(name: str) -> None:
+    for entry, values in find_profile(name).entries:
+        assert entry.source, values
+        for key, value in values.items():
+            table, _, rest = key.partition(".")
+            cls = Transformer if table == "model" else TABLES[table]
+            assert field_of(cls, rest) is not None, key
+            check_value(cls, rest, value, name, key)
+
+
+def test_names_and_aliases_are_each_one_profile() -> None:
+    every = [word for each in profiles() for word in (each.name, *each.aliases)]
+    assert len(every) == len(set(every))
+    assert {"megatron-lm", "megatron-bridge", "nemo", "torchtitan", "deepspeed"} <= set(every)
+    assert {"megatron-deepspeed", "llm-foundry", "maxtext", "paxml", "ddp"} <= set(every)
+
+
+def test_what_is_blank_is_filled_in(tmp_path: Path) -> None:
+    found = experiment(tmp_path)
+    plan = found.plan
+    assert (plan.zero, plan.precision.gradients, plan.precision.products) == (1, "bf16", "fp8")
+    assert isinstance(found.model, Transformer)
+    assert found.model.dropout
+    assert (plan.framework.attention, plan.framework.cuda_graphs) == ("cudnn", False)
+    assert found.set_by_profile["framework.attention"].analogy
+    assert "plan.zero" not in found.left_to_defaults()
+    assert "framework.fused" in found.left_to_defaults()
+
+
+def test_what_is_given_stays(tmp_path: Path) -> None:
+    changes = ("plan.zero=0", "model.dropout=false", "plan.precision.gradients=fp16")
+    found = experiment(tmp_path, *changes)
+    assert found.plan.zero == 0
+    assert found.plan.precision.gradients == "fp16"
+    assert isinstance(found.model, Transformer)
+    assert not found.model.dropout
+    # An entry looks at what is given.
+    assert found.plan.framework.attention == "newest"
+    assert not {"plan.zero", "model.dropout"} & set(found.set_by_profile)
+
+
+@pytest.mark.parametrize(
+    ("version", "gradients"),
+    [("1.4.9", "bf16"), ("1.5", "fp32"), ("1.10", "fp32"), ("2.0", "bf16"), (None, "bf16")],
+)
+def test_entries_hold_for_versions(tmp_path: Path, version: str | None, gradients: str) -> None:
+    changes = [] if version is None else [f"framework.version={version}"]
+    assert experiment(tmp_path, *changes).plan.precision.gradients == gradients
+
+
+def test_recipes_count_where_asked_for(tmp_path: Path) -> None:
+    assert experiment(tmp_path, "framework.recipe=performance").plan.framework.cuda_graphs
+
+
+def test_other_gpus_have_other_entries(tmp_path: Path) -> None:
+    for cluster, attention in (("dgx-a100", "flash-2"), ("dgx-v100", "newest")):
+        text = ROW.replace("dgx-h100", cluster).replace("fp8", "fp16")
+        assert experiment(tmp_path, text=text).plan.framework.attention == attention
+
+
+def test_the_report_says_what_the_profile_set(tmp_path: Path) -> None:
+    results = simulate(experiment(tmp_path, "framework.version=3.1"))
+    assert results is not None
+    said = "\n".join(results.attributes["assumptions"])
+    assert "framework: Mine 3.1; the profile covers 1.0 to 2.0, the version is newer" in said
+    assert "plan.zero = 1 (Mine 3.1: its manual)" in said
+    assert "framework.attention = cudnn (Mine 3.1, by analogy: its code)" in said
+    assert "plan.zero = 0 (default)" not in said
+
+
+def test_no_version_is_the_newest_and_said(tmp_path: Path) -> None:
+    results = simulate(experiment(tmp_path))
+    assert results is not None
+    assert any("no version is given" in each for each in results.attributes["assumptions"])
+
+
+BAD = [
+    ('title = "Mine"\n', "", "key 'title' is missing"),
+    ('versions = ">=1.5,<2"', 'versions = "1.5"', "[defaults[1]] versions is '1.5'"),
+    ('tp = ">1"', 'tp = "many"', "where: 'many' is no number"),
+    ('gpu = "hopper"', 'gpus = "x"', "'x' is no number"),
+    ('source = "its code"', 'source = "its code"\nsauce = 1', "unknown key 'sauce'"),
+    ('{ "framework.cuda_graphs" = true }', "3", "'defaults[4].set' must be a table of keys"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "message"), BAD)
+def test_bad_files_are_told(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in MINE
+    with pytest.raises(InputError, match=re.escape(message)) as error:
+        experiment(tmp_path, mine=MINE.replace(old, new, 1))
+    assert "mine.toml" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_new_writes_an_experiment_of_a_framework(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "e.toml"
+    given = ["--framework", "nemo", "--framework-version", "25.04", "--recipe", "performance"]
+    assert main(["new", str(path), *given]) == 0
+    written: dict[str, Any] = tomllib.loads(path.read_text())
+    assert written["framework"] == {
+        "name": "nemo", "version": "25.04", "recipe": "performance",
+    }  # fmt: skip
+    assert len(path.read_text().splitlines()) < 45
+    _, found = load(str(path))
+    assert found.plan.framework.compiled_loss
+    assert main(["new", "--recipe", "performance"]) == 2
+    assert "--recipe is given without --framework" in capsys.readouterr().err
+
+
+def test_old_names_of_keys_are_told_with_the_new(capsys: pytest.CaptureFixture[str]) -> None:
+    for old, new in (
+        ("fused=true", "framework.fused"),
+        ("grad_precision=fp32", "plan.precision.gradients"),
+        ("dp_overlap=false", "plan.overlap.dp"),
+    ):
+        assert main(["run", "--set", f"plan.{old}"]) == 2
+        assert f"has a new name: '{new}'" in capsys.readouterr().err
+    assert main(["run", "--set", "calibration.framework=nemo"]) == 2
+    assert "has a new name: 'framework.name'" in capsys.readouterr().err
+
+
+def test_a_value_for_a_sub_table_is_its_main_key() -> None:
+    short = read(ROW + 'framework = { name = "nemo" }', "e", ["plan.recompute=full"])
+    long = read(ROW, "e", ["plan.recompute.granularity=full", "framework.name=nemo"])
+    assert short.plan == long.plan
+    both = read(ROW, "e", ["plan.recompute=full", "plan.recompute.layers=2"])
+    assert (both.plan.recompute.granularity, both.plan.recompute.layers) == ("full", 2)
