@@ -13,7 +13,7 @@ import pytest
 from mpisim.base.csv_files import read_table
 from mpisim.base.errors import InputError
 from mpisim.experiment import load
-from mpisim.experiment.huggingface import read_config
+from mpisim.experiment.huggingface_config import read_config
 from mpisim.kernels import find_gpu
 from mpisim.kernels.analytical import KernelCalibration
 from mpisim.kernels.measured import read as read_kernels

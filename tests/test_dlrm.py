@@ -19,6 +19,7 @@ from toys import Times
 
 from mpisim.base.errors import InputError
 from mpisim.experiment import ClusterChoice, Experiment
+from mpisim.experiment.model_presets import find_model
 from mpisim.experiment.models import Dlrm
 from mpisim.kernels.operations import (
     Copy,
@@ -398,7 +399,7 @@ def test_a_whole_step_matches() -> None:
     [
         ({"tp": 2}, "plan.tp is 2; a DLRM shares its tables and samples over dp"),
         ({"pp": 2}, "plan.pp is 2; a DLRM shares its tables and samples over dp"),
-        ({"precision": "bf16"}, "plan.precision is 'bf16'; a DLRM has fp32, tf32"),
+        ({"precision": "fp8"}, "plan.precision is 'fp8', which only transformers have"),
         ({"optimizer": "adam"}, "plan.optimizer is 'adam'; rows of tables are updated by sgd"),
         ({"recompute": "full"}, "plan.recompute is 'full'; a DLRM keeps everything"),
         ({"zero": 1}, "plan.zero is 1 and framework.dp_style None; the matrices of a DLRM"),
@@ -447,3 +448,58 @@ def test_volumes_of_a_recorded_job(shared: Path) -> None:
         s.bytes // 4 for s in (*forward(network), *backward(network)) if isinstance(s, Communicate)
     ]
     assert [size for size in recorded if size in exchanged] == exchanged == [6144, 6144]
+
+
+DCN = replace(TINY, interaction="cross", cross_layers=2, cross_rank=8)
+
+
+def test_cross_layers_by_hand() -> None:
+    """Two matrices a layer through 8 features of 16; torchrec/modules/crossnet.py."""
+    (network, *_), _ = networks(DCN, gpus=1)
+    top = next(layer for layer in network.layers if layer.name == "top")
+    cross = [each for each in top.operators if each.name.startswith("cross")]
+    assert [each.name for each in cross[:3]] == ["cross 1 down", "cross 1 up", "cross 1"]
+    products = [s.kernel for each in cross for s in each.forward if isinstance(s.kernel, Gemm)]
+    assert [(k.m, k.n, k.k) for k in products] == 2 * [(2, 8, 16), (2, 16, 8)]
+    assert total(p for each in cross for p in each.parameters) == 2 * (2 * 16 * 8 + 8 + 16)
+    # What comes in, what came in first, the result of the matrices, and the sum: fp32, 2 samples.
+    assert [s.kernel for s in cross[2].forward] == [Elementwise(4 * 4 * 2 * 16)]
+
+
+def test_dcnv2_of_mlperf() -> None:
+    """26 tables of 204 million rows, 214 lookups; 3,456 features cross three times."""
+    table = dict(find_model("dlrm-dcnv2"))
+    found = Dlrm(**{key: tuple(v) if isinstance(v, list) else v for key, v in table.items()})
+    assert sum(found.table_entries) == 204_184_588
+    assert sum(map(found.lookups, range(26))) == 214
+    (network, *_), _ = networks(found, gpus=1, optimizer="adagrad")
+    dense = [p for layer in network.layers for p in layer.parameters if not p.local]
+    bottom = 13 * 512 + 512 * 256 + 256 * 128 + 512 + 256 + 128
+    crossed = 3 * (2 * 3456 * 512 + 3456 + 512)
+    top = 3456 * 1024 + 1024 * 1024 + 1024 * 512 + 512 * 256 + 256 + 2 * 1024 + 512 + 256 + 1
+    assert total(dense) == bottom + crossed + top
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_in_16_bits_rows_travel_in_16_bits(precision: str) -> None:
+    (half, *_), _ = networks(precision=precision)
+    (whole, *_), _ = networks()
+
+    def exchanged(network: Network) -> list[int]:
+        tasks = (*forward(network), *backward(network))
+        return [
+            t.bytes
+            for t in tasks
+            if isinstance(t, Communicate) and t.operation is Operation.ALL_TO_ALL
+        ]
+
+    assert [2 * size for size in exchanged(half)] == exchanged(whole)
+    kernels = [s.kernel for s in forward(half) if isinstance(s, Compute)]
+    products = [k for k in kernels if isinstance(k, Gemm)]
+    assert {(k.dtype, k.output) for k in products} == {(precision, precision)}
+    tables = [k for k in kernels if isinstance(k, EmbeddingTables)]
+    others = [s.kernel for s in forward(whole) if isinstance(s, Compute)]
+    expected = [k for k in others if isinstance(k, EmbeddingTables)]
+    for one, other in zip(tables, expected, strict=True):  # rows are kept in fp32
+        assert (one.lookups, one.row_bytes) == (other.lookups, other.row_bytes)
+        assert 2 * one.output_bytes == other.output_bytes

@@ -358,9 +358,8 @@ def test_convolutions(row: Any) -> None:
     ("changes", "reason"),
     [
         ({"step_time_ms": ""}, "no measured step time"),
-        ({"model": "Llama-2-70B LoRA (r=16)"}, "LoRA is not modelled"),
         ({"cpu_offload": "True"}, "offloading to the CPU is not modelled"),
-        ({"model": "SSD300 R50"}, "no such model: SSD300 R50"),
+        ({"model": "SSD300 R50", "heads": ""}, "no such model: SSD300 R50"),
         ({"micro_batch": ""}, "micro_batch is not stated"),
         ({"micro_batch": 0.5}, "micro_batch is not whole"),
         ({"precision": ""}, "precision is not stated"),
@@ -368,6 +367,16 @@ def test_convolutions(row: Any) -> None:
 )
 def test_reasons(row: Any, changes: dict[str, Any], reason: str) -> None:
     assert why(row(VTRAIN, **changes)) == reason
+
+
+@pytest.mark.parametrize(("name", "params"), [("Foo-70M", ""), ("Foo", 0.064), ("Foo", 0.2)])
+def test_a_model_of_an_unknown_name(row: Any, name: str, params: float) -> None:
+    """Its printed shape counts; the rest is a published model's, and said."""
+    found = mapped(row(VTRAIN, model=name, params_b=params))
+    model = found.experiment.model
+    assert (model.layers, model.hidden, model.heads, model.kv, model.ffn) == (4, 1024, 16, 16, 4096)
+    assert any("nearest published model" in note for note in found.approximations)
+    assert found.experiment.guess.error > 0
 
 
 # --- bad tables ---------------------------------------------------------------------------------

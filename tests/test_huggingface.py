@@ -17,6 +17,48 @@ from mpisim.experiment.model_presets import find_model
 
 # As published at huggingface.co; what only concerns text, files and inference is left out.
 CONFIGS: dict[str, str] = {
+    "gemma-3-12b": """{"architectures": ["Gemma3ForConditionalGeneration"],
+        "image_token_index": 262144, "mm_tokens_per_image": 256, "model_type": "gemma3",
+        "text_config": {"hidden_size": 3840, "intermediate_size": 15360,
+        "model_type": "gemma3_text", "num_attention_heads": 16, "num_hidden_layers": 48,
+        "num_key_value_heads": 8, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024}, "torch_dtype": "bfloat16"}""",
+    "glm-4-9b": """{"architectures": ["Glm4ForCausalLM"], "attention_bias": true,
+        "attention_dropout": 0.0, "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096,
+        "intermediate_size": 13696, "max_position_embeddings": 32768, "model_type": "glm4",
+        "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 2,
+        "partial_rotary_factor": 0.5, "tie_word_embeddings": false, "vocab_size": 151552}""",
+    "glm-4.5-air": """{"architectures": ["Glm4MoeForCausalLM"], "attention_bias": true,
+        "attention_dropout": 0.0, "first_k_dense_replace": 1, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 10944,
+        "max_position_embeddings": 131072, "model_type": "glm4_moe", "moe_intermediate_size": 1408,
+        "n_group": 1, "n_routed_experts": 128, "n_shared_experts": 1, "num_attention_heads": 96,
+        "num_experts_per_tok": 8, "num_hidden_layers": 46, "num_key_value_heads": 8,
+        "num_nextn_predict_layers": 1, "partial_rotary_factor": 0.5, "rope_scaling": null,
+        "tie_word_embeddings": false, "topk_group": 1, "use_qk_norm": false,
+        "vocab_size": 151552}""",
+    "qwen3-next-80b-a3b": """{"architectures": ["Qwen3NextForCausalLM"],
+        "attention_bias": false, "attention_dropout": 0.0, "decoder_sparse_step": 1,
+        "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu", "hidden_size": 2048,
+        "intermediate_size": 5120, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128,
+        "max_position_embeddings": 262144, "mlp_only_layers": [], "model_type": "qwen3_next",
+        "moe_intermediate_size": 512, "num_attention_heads": 16, "num_experts": 512,
+        "num_experts_per_tok": 10, "num_hidden_layers": 48, "num_key_value_heads": 2,
+        "partial_rotary_factor": 0.25, "shared_expert_intermediate_size": 512,
+        "tie_word_embeddings": false, "vocab_size": 151936}""",
+    "nemotron-3-nano": """{"architectures": ["NemotronHForCausalLM"], "attention_bias": false,
+        "attention_dropout": 0.0, "chunk_size": 128, "conv_kernel": 4, "expand": 2,
+        "head_dim": 128, "hidden_dropout": 0.0, "hidden_size": 2688,
+        "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+        "intermediate_size": 1856, "mamba_head_dim": 64, "mamba_num_heads": 64,
+        "max_position_embeddings": 262144, "mlp_bias": false, "mlp_hidden_act": "relu2",
+        "model_type": "nemotron_h", "moe_intermediate_size": 1856,
+        "moe_shared_expert_intermediate_size": 3712, "n_group": 1, "n_groups": 8,
+        "n_routed_experts": 128, "n_shared_experts": 1, "num_attention_heads": 32,
+        "num_experts_per_tok": 6, "num_hidden_layers": 52, "num_key_value_heads": 2,
+        "ssm_state_size": 128, "tie_word_embeddings": false, "topk_group": 1,
+        "vocab_size": 131072}""",
     "gpt2": """{"activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"],
         "attn_pdrop": 0.1, "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256,
         "initializer_range": 0.02, "layer_norm_epsilon": 1e-05, "model_type": "gpt2",
@@ -212,6 +254,7 @@ def comparable(table: dict[str, Any]) -> Transformer:
         ffn_hidden=model.ffn,
         qkv_bias=model.has_qkv_bias,
         moe_ffn_hidden=model.expert_ffn if model.experts else None,
+        shared_ffn_hidden=model.shared_ffn or None,
     )
     if model.family != "vit":
         model = replace(model, seq_len=2048, decoder_seq_len=None)
@@ -228,8 +271,8 @@ def test_a_published_file_gives_the_preset(name: str, tmp_path: Path) -> None:
 
 def test_every_model_type_is_covered_by_a_file() -> None:
     tested = {json.loads(config)["model_type"] for config in [*CONFIGS.values(), MPT_7B]}
-    # Read by the functions of deepseek_v3 and llama4.
-    assert set(MODEL_TYPES) == tested | {"kimi_k2", "llama4_text"}
+    # Read by the functions of deepseek_v3, llama4 and gemma3.
+    assert set(MODEL_TYPES) == tested | {"kimi_k2", "llama4_text", "gemma3_text"}
 
 
 def test_mpt(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from mpisim.cli import main
 from mpisim.experiment import load
 from mpisim.experiment.job_choice import JobChoice, seconds
 from mpisim.experiment.load import read
+from mpisim.experiment.model_counts import parameters
 from mpisim.experiment.serialization import deserialize, serialize
 from mpisim.job import Costs, JobCluster, JobOutcome, Step, job_outcome
 from mpisim.job.checkpoint import Checkpoint, checkpoint_of, checkpoint_times
@@ -33,7 +34,6 @@ from mpisim.job.text import JobReport, as_json
 from mpisim.prediction.hardware import hardware_of
 from mpisim.validate.jobs import published_jobs, render
 from mpisim.workloads import lay_out
-from mpisim.workloads.model_counts import parameters
 
 from .reference.job import numbers, time_of_run
 

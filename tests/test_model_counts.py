@@ -8,9 +8,9 @@ import published_formulas
 import pytest
 from transformers import model
 
+from mpisim.experiment import model_counts
 from mpisim.experiment.model_presets import find_model
 from mpisim.experiment.models import Transformer
-from mpisim.workloads import model_counts
 
 
 def preset(name: str, **changes: Any) -> Transformer:
@@ -31,6 +31,8 @@ PUBLISHED = {
     "mixtral-8x7b": 46_702_792_704,
     "qwen3-235b-a22b": 235_093_634_560,
     "deepseek-v2": 236e9,  # arXiv:2405.04434
+    "gemma-3-12b": 11_765_788_416,  # of its text model
+    "glm-4-9b": 9_400_279_040,
     "bert-large": 336_226_108,  # with both heads; arXiv:1810.04805 says 340M
     "t5-11b": 11_307_321_344,
     "vit-l-16": 304_326_632,  # torchvision

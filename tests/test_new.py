@@ -32,6 +32,7 @@ from mpisim.experiment import (
     read,
 )
 from mpisim.experiment.choices import ClusterChoice, KernelChoice, NetworkChoice, RunChoice
+from mpisim.experiment.model_counts import parameters
 from mpisim.experiment.model_presets import find_model, model_presets
 from mpisim.experiment.models import FAMILIES
 from mpisim.experiment.plan import GROUPS
@@ -43,7 +44,6 @@ from mpisim.prediction.prepared import prepare
 from mpisim.topo import find_cluster
 from mpisim.workloads import lay_out
 from mpisim.workloads.grid import Grid
-from mpisim.workloads.model_counts import parameters
 
 Run = Callable[..., Any]
 

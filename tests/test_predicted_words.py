@@ -8,7 +8,7 @@ import pytest
 from transformers import lines, model, network, operator, plan
 
 from mpisim.base.errors import InputError
-from mpisim.workloads import model_counts
+from mpisim.experiment import model_counts
 
 SIZES: dict[str, Any] = {"layers": 1, "hidden": 16, "heads": 4, "seq_len": 8, "vocab": 256}
 ALL, SOME = model("bert", **SIZES), model("bert", **SIZES, predicted=2)

@@ -14,8 +14,8 @@ from mpisim.base.errors import InputError
 from mpisim.base.schema import build, parse
 from mpisim.data import text
 from mpisim.experiment import FAMILIES, Model, Transformer
+from mpisim.experiment.model_counts import parameters
 from mpisim.experiment.model_presets import find_model, model_presets
-from mpisim.workloads.model_counts import parameters
 
 PRESETS = model_presets()
 

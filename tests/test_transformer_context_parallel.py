@@ -6,7 +6,7 @@ import published_formulas
 import pytest
 from transformers import communications, lines, model, network, operator, plan
 
-from mpisim.workloads import model_counts
+from mpisim.experiment import model_counts
 from mpisim.workloads.operators import Compute
 
 # 16 tokens, 4 heads of 4, two of keys and values.

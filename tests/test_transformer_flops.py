@@ -8,9 +8,9 @@ import published_formulas
 import pytest
 from transformers import model, network, plan
 
+from mpisim.experiment import model_counts
 from mpisim.experiment.models import Transformer
 from mpisim.kernels.operations import Attention
-from mpisim.workloads import model_counts
 from mpisim.workloads.operators import Compute, Network
 
 COMMON: dict[str, Any] = {

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import model, network, plan
 
+from mpisim.experiment import model_counts
 from mpisim.experiment.model_presets import find_model
 from mpisim.experiment.models import Transformer
 from mpisim.kernels.activations import ACTIVATIONS
-from mpisim.workloads import model_counts
 from mpisim.workloads.operators import Network, Parameter
 
 WHOLE = ("position", "token type", "patch embedding", "class token")

@@ -92,8 +92,8 @@ def _model(table: Mapping[str, Any]) -> tuple[str, str, str, str]:
     """Return kind, parameters, shape and size of a sample."""
     from ..base.schema import build
     from ..experiment import FAMILIES, Cnn, Plan, PrecisionOptions, Transformer
+    from ..experiment.model_counts import parameters
     from ..workloads.grid import Grid
-    from ..workloads.model_counts import parameters
     from ..workloads.operators import total
 
     cls, common = FAMILIES[table["family"]]

@@ -38,6 +38,7 @@ from .profiles import ProfileKey, profile_of
 
 if TYPE_CHECKING:
     from .job_choice import JobChoice
+    from .likely_models import Guess
 
 __all__ = ["PUBLISHED_UNITS", "Experiment", "Published", "PublishedFigure", "keys_at_defaults"]
 
@@ -152,6 +153,8 @@ class Experiment:
     config_length : str
         The config.json that `seq_len` of the model was read from; empty where it was given, or
         comes with a preset.
+    guess : Guess, optional
+        What was not said of the model, and taken from a published one.
     """
 
     model: Model
@@ -175,6 +178,7 @@ class Experiment:
     )
     given: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     config_length: str = field(default="", compare=False, repr=False)
+    guess: Guess | None = field(default=None, compare=False, repr=False)
 
     @property
     def framework(self) -> FrameworkOptions:

@@ -129,7 +129,7 @@ class FrameworkOptions:
         ``--cross-entropy-loss-fusion`` with the implementation ``native``.
     cuda_graphs : bool
         Whether launches are captured: no CPU time between kernels.
-    cuda_graph_modules : tuple of {"attn", "moe_router", "moe_preprocess"}
+    cuda_graph_modules : tuple of {"attn", "mamba", "moe_router", "moe_preprocess"}
         Parts of a layer whose launches are captured where not all are (Transformer Engine's
         graphs, Megatron-LM's ``--cuda-graph-modules``): attention, the router with the shared
         experts, what comes before tokens are exchanged.
@@ -199,7 +199,7 @@ class FrameworkOptions:
 
     # Launches.
     cuda_graphs: bool = False
-    cuda_graph_modules: tuple[Literal["attn", "moe_router", "moe_preprocess"], ...] = ()
+    cuda_graph_modules: tuple[Literal["attn", "mamba", "moe_router", "moe_preprocess"], ...] = ()
     launch_blocking: bool = False
 
     # Mixture of experts.

@@ -2,26 +2,25 @@
 
 Each architecture names its sizes in its own way; what one name means stands in the function of its
 `model_type`. Keys that a file may leave out have the default of the architecture's class in
-``transformers`` (github.com/huggingface/transformers, ``src/transformers/models``). `Config` checks
-each value as it is read.
+``transformers`` (github.com/huggingface/transformers, ``src/transformers/models``).
+:mod:`.huggingface_config` checks each value as it is read.
 
-Three things the keys of ``[model]`` cannot say are left out: windows that only some layers have
-(Gemma 2), attention and feed-forward blocks side by side (Falcon, GPT-NeoX), and norms
-behind a block (Gemma 2).
+What the keys of ``[model]`` cannot say is left out: windows of Gemma 2, attention and feed-forward
+blocks side by side (Falcon, GPT-NeoX), norms behind a block (Gemma 2 and 3, GLM-4), rotary
+positions of a part of a head (GLM-4, Qwen3-Next), towers for images (Gemma 3, Llama 4).
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..base.errors import InputError, nearest
-from ..base.files import read_text
+from .huggingface_config import Config, read_config
 
-__all__ = ["MODEL_TYPES", "from_config", "read_config"]
+__all__ = ["MODEL_TYPES", "from_config"]
 
 Keys = dict[str, Any]
 
@@ -75,142 +74,6 @@ def from_config(path: str | Path) -> Keys:
             f"known: {', '.join(MODEL_TYPES)}"
         )
     return {key: value for key, value in MODEL_TYPES[model_type](config).items() if value != ()}
-
-
-def read_config(file: Path) -> Config:
-    """Read a ``config.json``.
-
-    Raises
-    ------
-    InputError
-        If it cannot be read, or holds no table.
-    """
-    contents = read_text(file)
-    try:
-        table = json.loads(contents)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{file}: not valid JSON: {error}") from error
-    if not isinstance(table, dict):
-        raise InputError(f"{file}: holds no table; is it a config.json?")
-    return Config(table, file)
-
-
-class Config:
-    """A table of a ``config.json``: typed access by key, errors that name file and key.
-
-    The first key of several that the table has counts: older files have other names.
-    """
-
-    def __init__(self, table: Mapping[str, Any], file: Path, within: str = "") -> None:
-        self.table, self.file, self.within = table, file, within
-
-    def size(self, *keys: str, default: Any = None) -> Any:
-        """Return a positive integer; without a default it must be there. Null is absence."""
-        key, found = self._first(keys)
-        if found is None:
-            if default is not None:
-                return default
-            others = f" (nor {', '.join(map(repr, keys[1:]))})" if keys[1:] else ""
-            raise InputError(f"{self.file}: key {self._full(keys[0])!r} is missing{others}")
-        if type(found) is not int or found < 1:
-            raise self.refuse(key, "it must be an integer, 1 or more")
-        return found
-
-    def count(self, key: str) -> int:
-        """Return an integer that may be 0, which is also its default."""
-        found = self.table.get(key)
-        if found is None:
-            return 0
-        if type(found) is not int or found < 0:
-            raise self.refuse(key, "it must be an integer, 0 or more")
-        return found
-
-    def flag(self, key: str, default: bool) -> bool:
-        """Return true or false.
-
-        Parameters
-        ----------
-        key : str
-        default : bool
-            Returned where the key is absent or null.
-        """
-        found = self.table.get(key)
-        if found is None:
-            return default
-        if not isinstance(found, bool):
-            raise self.refuse(key, "it must be true or false")
-        return found
-
-    def text(self, key: str, default: str) -> str:
-        """Return a text.
-
-        Parameters
-        ----------
-        key : str
-        default : str
-            Returned where the key is absent or null.
-        """
-        found = self.table.get(key)
-        if found is None:
-            return default
-        if not isinstance(found, str):
-            raise self.refuse(key, "it must be a text")
-        return found
-
-    def choice(self, key: str, choices: Mapping[str, str], default: str) -> str:
-        """Return the value of `choices` for one of its texts.
-
-        Parameters
-        ----------
-        key : str
-        choices : mapping of str to str
-            Text in the file → value to return.
-        default : str
-            The text that counts where the key is absent or null; one of `choices`.
-        """
-        found = self.text(key, default)
-        if found not in choices:
-            raise InputError(
-                f"{self.file}: key {self._full(key)!r} is {found!r}{nearest(found, choices)}; "
-                f"known: {', '.join(choices)}"
-            )
-        return choices[found]
-
-    def any(self, keys: Mapping[str, float]) -> bool:
-        """Whether any of the numbers under `keys` (dropout rates) is above 0; values: defaults."""
-        rates = {key: self.table.get(key, default) for key, default in keys.items()}
-        for key, found in rates.items():
-            if isinstance(found, bool) or not isinstance(found, int | float):
-                raise self.refuse(key, "it must be a number")
-        return any(found > 0 for found in rates.values())
-
-    def part(self, key: str) -> Config:
-        """Return a table inside this table, empty if there is none."""
-        found = self.table.get(key) or {}
-        if not isinstance(found, dict):
-            raise self.refuse(key, "it must be a table")
-        return Config(found, self.file, self._full(key))
-
-    def refuse(self, key: str, why: str) -> InputError:
-        """Return the error that the value of a key cannot be used, and why.
-
-        Parameters
-        ----------
-        key : str
-            One that the table has.
-        why : str
-            The end of the message, without a full stop: ``"it must be a text"``.
-        """
-        return InputError(f"{self.file}: key {self._full(key)!r} is {self.table[key]!r}; {why}")
-
-    def _first(self, keys: tuple[str, ...]) -> tuple[str, Any]:
-        for key in keys:
-            if self.table.get(key) is not None:
-                return key, self.table[key]
-        return keys[0], None
-
-    def _full(self, key: str) -> str:
-        return f"{self.within}.{key}" if self.within else key
 
 
 # --- one function for each model_type -------------------------------------------------------------
@@ -353,6 +216,36 @@ def _gemma(config: Config) -> Keys:
     return _llama(config) | {"head_size": head, "tied_embeddings": tied}
 
 
+def _gemma3(config: Config) -> Keys:
+    text = config.part("text_config") if "text_config" in config.table else config
+    head = text.size("head_dim", default=256)
+    # The classes' own defaults, which published files leave out.
+    defaults = {
+        "heads": text.size("num_attention_heads", default=8),
+        "kv_heads": text.size("num_key_value_heads", default=4),
+        "vocab": text.size("vocab_size", default=262_208),
+        "seq_len": text.size("max_position_embeddings", default=131_072),
+    }
+    whole = {"num_attention_heads": defaults["heads"], "vocab_size": defaults["vocab"]}
+    filled = text.filled({**whole, "hidden_activation": "gelu_pytorch_tanh"})
+    return (
+        _llama(filled)
+        | defaults
+        | {
+            "head_size": head,
+            "qk_norm": True,
+            "tied_embeddings": text.flag("tie_word_embeddings", True),
+            "window": text.size("sliding_window", default=4096),
+            "whole_every": text.size("sliding_window_pattern", default=6),
+        }
+    )
+
+
+def _glm4(config: Config) -> Keys:
+    head = config.size("head_dim", default=128)
+    return _llama(config) | {"head_size": head}
+
+
 def _mixtral(config: Config) -> Keys:
     return _llama(config, "moe") | {
         "window": config.size("sliding_window", default=()),
@@ -395,6 +288,86 @@ def _deepseek(config: Config) -> Keys:
         "moe_ffn_hidden": config.size("moe_intermediate_size"),
         "shared_experts": config.count("n_shared_experts"),
         "dense_layers": config.count("first_k_dense_replace"),
+    }
+
+
+def _glm4_moe(config: Config) -> Keys:
+    head = config.size("head_dim", default=128)
+    return _deepseek(config) | {
+        "head_size": head,
+        "qk_norm": config.flag("use_qk_norm", False),
+        "mtp_layers": config.count("num_nextn_predict_layers"),
+    }
+
+
+def _qwen3_next(config: Config) -> Keys:
+    interval = config.size("full_attention_interval", default=4)
+    words = {"linear_attention": "GE", "full_attention": "*E"}
+    regular = ["GE"] * (interval - 1) + ["*E"]
+    kinds = config.words("layer_types", words) or regular
+    return _qwen2_moe(config) | {
+        "head_size": config.size("head_dim", default=256),
+        "qkv_bias": config.flag("attention_bias", False),
+        "qk_norm": True,
+        "attention_gate": True,
+        "pattern": " ".join(kinds) if len(kinds) > 1 else kinds[0],
+        "delta_key_heads": config.size("linear_num_key_heads", default=16),
+        "delta_value_heads": config.size("linear_num_value_heads", default=32),
+        "delta_key_size": config.size("linear_key_head_dim", default=128),
+        "delta_value_size": config.size("linear_value_head_dim", default=128),
+        "convolution": config.size("linear_conv_kernel_dim", default=4),
+    }
+
+
+def _nemotron_h(config: Config) -> Keys:
+    words = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
+    pattern = config.text("hybrid_override_pattern", "")
+    pattern = pattern or "".join(config.words("layers_block_type", words))
+    if not pattern:
+        raise InputError(
+            f"{config.file}: key 'hybrid_override_pattern' is missing (nor 'layers_block_type')"
+        )
+    layers = config.size("num_hidden_layers", default=len(pattern))
+    if layers != len(pattern):
+        raise config.refuse("num_hidden_layers", f"its pattern has {len(pattern)} letters")
+    modules = config.count("num_nextn_predict_layers")
+    predicted = config.text("mtp_hybrid_override_pattern", "")
+    predicted = predicted or "".join(config.words("mtp_layers_block_type", words)) or "*E"
+    mixed = "E" in pattern
+    found = _sizes(config.filled({"num_hidden_layers": layers}), "moe" if mixed else "gpt") | {
+        "kv_heads": config.size("num_key_value_heads", default=8),
+        "head_size": config.size("head_dim", "attention_head_dim", default=128),
+        "ffn_hidden": config.size("intermediate_size", default=()),
+        "activation": config.choice("mlp_hidden_act", PLAIN, "relu2"),
+        "norm": "rms",
+        "position": "none",
+        "bias": config.flag("mlp_bias", False),
+        "qkv_bias": config.flag("attention_bias", False),
+        "dropout": config.any({"hidden_dropout": 0, "attention_dropout": 0}),
+        "tied_embeddings": config.flag("tie_word_embeddings", False),
+        "pattern": pattern,
+        "mamba_heads": config.size("mamba_num_heads", default=128),
+        "mamba_head_size": config.size("mamba_head_dim", default=64),
+        "mamba_groups": config.size("n_groups", "mamba_n_groups", default=8),
+        "mamba_state": config.size("ssm_state_size", default=128),
+        "mamba_chunk": config.size("chunk_size", default=128),
+        "convolution": config.size("conv_kernel", default=4),
+        "mtp_layers": modules,
+        "mtp_pattern": predicted if modules else "",
+        "mtp_shared": modules > 0,
+    }
+    if not mixed:
+        return found
+    shared = config.count("n_shared_experts")
+    return found | {
+        "experts": config.size("n_routed_experts"),
+        "topk": config.size("num_experts_per_tok"),
+        "expert_groups": config.count("n_group") or 1,
+        "topk_groups": config.count("topk_group") or 1,
+        "moe_ffn_hidden": config.size("moe_intermediate_size"),
+        "moe_latent": config.count("moe_latent_size") or (),
+        "shared_experts": shared,
+        "shared_ffn_hidden": config.count("moe_shared_expert_intermediate_size") or (),
     }
 
 
@@ -520,6 +493,10 @@ MODEL_TYPES: Mapping[str, Callable[[Config], Keys]] = {
     "falcon": _falcon,
     "gemma": _gemma,
     "gemma2": _gemma,
+    "gemma3": _gemma3,
+    "gemma3_text": _gemma3,
+    "glm4": _glm4,
+    "glm4_moe": _glm4_moe,
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
     "gpt_oss": _gpt_oss,
@@ -531,12 +508,14 @@ MODEL_TYPES: Mapping[str, Callable[[Config], Keys]] = {
     "mixtral": _mixtral,
     "mpt": _mpt,
     "nemotron": _nemotron,
+    "nemotron_h": _nemotron_h,
     "opt": _opt,
     "phi3": _mistral,
     "qwen2": _qwen2,
     "qwen2_moe": _qwen2_moe,
     "qwen3": _qwen3,
     "qwen3_moe": _qwen3_moe,
+    "qwen3_next": _qwen3_next,
     "t5": _t5,
     "vit": _vit,
 }

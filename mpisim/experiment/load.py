@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..base.errors import InputError, UsageError, nearest, one_of
 from ..base.files import read_text
@@ -38,6 +38,9 @@ from .plan_keys import key_path, with_sub_tables
 from .profiles import filled
 from .program_experiment import ProgramExperiment, program_experiment
 
+if TYPE_CHECKING:
+    from .likely_models import Guess
+
 __all__ = [
     "DEFAULT",
     "TABLES",
@@ -60,6 +63,9 @@ HDF5_SIGNATURE = b"\x89HDF"
 """How program files begin."""
 
 ALL_KEYS = "docs/experiments.md and 'mpisim new' explain all keys"
+
+MODEL_SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "seq_len", "vocab", "experts")
+"""Keys of ``[model]`` that a model without a name is told by: whole numbers."""
 
 TABLES: dict[str, Any] = {
     "plan": Plan,
@@ -248,7 +254,9 @@ def experiment_of(
     if not isinstance(title, str):
         raise InputError(f"{source}: key 'title' is {title!r}; it must be a text in quotes")
     named = _table(table, "model", source)
-    model = model_of(named if resolved is None else dict(resolved), source)
+    model, guess = _model_and_guess(named if resolved is None else dict(resolved), source)
+    if resolved is not None and "hf_config" not in named:
+        guess = _model_and_guess(named, source)[1]
     given = table
     table, set_by = filled(table, model, source, with_model=resolved is None)
     if any(key.startswith("model.") for key in set_by):
@@ -276,6 +284,7 @@ def experiment_of(
         published=published,
         job=job,
         config_length=config,
+        guess=guess,
         **parts,
     )
 
@@ -338,8 +347,14 @@ def model_of(table: Mapping[str, Any], source: str) -> Model:
     source : str
         The file they stand in, for messages and relative paths.
     """
+    return _model_and_guess(table, source)[0]
+
+
+def _model_and_guess(table: Mapping[str, Any], source: str) -> tuple[Model, Guess | None]:
+    """Resolve ``[model]`` as `model_of`; return also what was guessed of it."""
     given = dict(table)
     base: dict[str, Any] = {}
+    guess = None
     preset, config = given.pop("preset", None), given.pop("hf_config", None)
     for key, value in (("preset", preset), ("hf_config", config)):
         if value is not None and not isinstance(value, str):
@@ -348,9 +363,7 @@ def model_of(table: Mapping[str, Any], source: str) -> Model:
         raise InputError(f"{source}: [model] has both 'preset' and 'hf_config'; give one")
     try:
         if preset is not None:
-            from .model_presets import find_model
-
-            base = find_model(preset)
+            base, guess = _named(preset, given)
         elif config is not None:
             from .huggingface import from_config
 
@@ -358,23 +371,73 @@ def model_of(table: Mapping[str, Any], source: str) -> Model:
     except InputError as error:
         key = "hf_config" if preset is None else "preset"
         raise InputError(f"{source}: key 'model.{key}': {error}") from error
+    if not base:
+        given, guess = _completed(given, source)
+    elif "parameters" in given:
+        known = "preset" if config is None else "hf_config"
+        raise InputError(f"{source}: [model] has both '{known}' and 'parameters'; give one")
     family = given.get("family", base.get("family"))
     if family is None:
-        raise InputError(f"{source}: [model] needs one of 'preset', 'hf_config' and 'family'")
+        raise InputError(
+            f"{source}: [model] needs one of 'preset', 'hf_config', 'family' and 'parameters', or "
+            "layers, hidden and heads"
+        )
     if not isinstance(family, str) or family not in FAMILIES:
         near = nearest(family, FAMILIES) if isinstance(family, str) else ""
         raise InputError(
             f"{source}: key 'model.family' is {family!r}{near}; allowed: {', '.join(FAMILIES)}"
         )
     cls, common = FAMILIES[family]
-    allowed = ("preset", "hf_config", *(each.name for each in fields(cls)))
+    allowed = ("preset", "hf_config", "parameters", *(each.name for each in fields(cls)))
     for key in given:
         if key not in allowed:
             raise InputError(
                 f"{source}: unknown key {key!r} in [model]{one_of(key, allowed, ALL_KEYS)}"
             )
     model: Model = build(cls, {**common, **base, **given}, source, "model")
-    return model
+    return model, guess
+
+
+def _named(name: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], Guess | None]:
+    """Return the keys of a published model, or of the likeliest for a name with a size."""
+    from .model_presets import find_model
+
+    try:
+        return find_model(name), None
+    except InputError:
+        from .likely_models import like_named
+
+        found = like_named(name, {key: given[key] for key in MODEL_SIZES if key in given})
+        if found is None:
+            raise
+        return found
+
+
+def _completed(given: dict[str, Any], source: str) -> tuple[dict[str, Any], Guess | None]:
+    """Return keys of a model that has no name, with those that it needs and that were not given."""
+    family, count = given.get("family"), given.pop("parameters", None)
+    if family is not None and (
+        not isinstance(family, str) or FAMILIES.get(family, (None,))[0] is not Transformer
+    ):
+        if count is not None:
+            raise InputError(f"{source}: key 'model.parameters' is for transformers")
+        return given, None
+    needs = ["family", "layers", "hidden", "heads", "seq_len"]
+    needs += [] if family == "vit" else ["vocab"]
+    shaped = {"layers", "hidden", "heads"} <= given.keys()
+    if count is None and not (shaped and any(key not in given for key in needs)):
+        return given, None
+    if any(type(value) is not int for key, value in given.items() if key in MODEL_SIZES):
+        return given, None  # reading it says what is wrong
+    from .likely_models import complete, parameters_of
+
+    allowed = {each.name for each in fields(Transformer)}
+    known = {key: value for key, value in given.items() if key in allowed}
+    try:
+        keys, guess = complete(known, None if count is None else parameters_of(count))
+    except InputError as error:
+        raise InputError(f"{source}: [model]: {error}") from error
+    return {**keys, **given}, guess
 
 
 def _with_changes(table: dict[str, Any], source: str, changes: Sequence[str]) -> dict[str, Any]:

@@ -20,6 +20,9 @@ USUAL_LENGTH = 8192
 """Tokens of the sequences that large language models are trained on, but for a last phase on longer
 ones: 8,192 of Llama 3 (arXiv:2407.21783, section 3.4), 4,096 of DeepSeek-V3 (arXiv:2412.19437)."""
 
+LETTERS = ("M", "G", "*", "-", "E")
+"""Parts of layers of hybrids (megatron/core/ssm/mamba_hybrid_layer_allocation.py)."""
+
 REUSE_FACTORS = 17
 """Shares of a table's rows by how often a batch looks them up."""
 
@@ -68,6 +71,9 @@ class Transformer:
         Tokens a token sees at most (sliding window).
     window_every : int
         Every so many-th layer has the window, from the first on; the others have none.
+    whole_every : int
+        Of layers that have the window, every so many-th has none, the last of each so many; 0 if
+        all have it (Gemma 3: 6).
     yarn : bool
         Whether rotary positions are stretched (YaRN, arXiv:2309.00071) and what they turn is scaled
         with them.
@@ -94,11 +100,51 @@ class Transformer:
         Layers at the start without experts.
     moe_every : int
         Every so many-th layer has experts.
+    moe_latent : int, optional
+        Width in which tokens travel to routed experts and these compute, with a matrix before and
+        one behind (LatentMoE of Nemotron 3); `hidden` if not given.
     mtp_layers : int
         Layers of multi-token prediction behind the last (DeepSeek-V3, arXiv:2412.19437).
+    mtp_pattern : str
+        Of hybrids: what a module of multi-token prediction is made of, as one layer of `pattern`;
+        as the last layer if empty.
+    mtp_shared : bool
+        Whether all modules of multi-token prediction are one and the same.
+    pattern : str
+        Of hybrids: what layers are made of, in Megatron-LM's letters: ``M`` Mamba-2, ``G`` gated
+        delta rule, ``*`` attention, ``-`` feed-forward, ``E`` experts. Each letter is a layer; with
+        blanks between, layers may have several (``"GE GE GE *E"``). Repeated until all `layers` are
+        there; empty for models whose layers all have attention and a feed-forward block.
+    mamba_heads, mamba_head_size, mamba_groups, mamba_state : int
+        Of Mamba-2 (arXiv:2405.21060): heads, elements of each, groups of heads that share what a
+        token writes and reads, and elements of the state for each of a head.
+    mamba_chunk : int
+        Tokens that are computed by matrix products, between scans over the states.
+    delta_key_heads, delta_value_heads, delta_key_size, delta_value_size : int
+        Of the gated delta rule (arXiv:2412.06464): heads and their elements.
+    convolution : int
+        Tokens of the causal convolution before a recurrence.
+    attention_gate : bool
+        Whether results of attention are multiplied by a gate for each element (Qwen3-Next).
     predicted : int, optional
         Of BERT: tokens of a sequence whose words are predicted, whose scores alone are computed
         (``max_predictions_per_seq``); all if not given.
+    lora_rank : int
+        Features of low-rank adapters (LoRA), beside which all else is frozen; 0 if all is trained.
+    lora_modules : tuple of {"qkv", "proj", "fc1", "fc2"}
+        Matrices that have an adapter: into and out of attention, into and out of feed-forward
+        blocks.
+    example_length : int, optional
+        Of packed sequences, in which tokens attend to their own example alone: the mean length of
+        the example that a token is in (Σ l² / Σ l).
+    memory : int
+        Of Transformer-XL: tokens of the segments before that a token attends to beside its own.
+    cutoffs : tuple of int
+        Ranks of words, by frequency, where a softmax in clusters is cut; none if it is whole.
+    cutoff_shares : tuple of float
+        Of all tokens those in the second cluster and in each further one.
+    cutoff_divisor : int
+        Vectors of each cluster are narrower than those of the one before by this factor.
     decoder_layers, decoder_seq_len : int
         Of T5's decoder.
     image, patch, classes : int
@@ -125,6 +171,7 @@ class Transformer:
     tied_embeddings: bool = True
     window: Large | None = None
     window_every: Count = 1
+    whole_every: OptionalCount = 0
     yarn: bool = False
     attention: Literal["mha", "mla"] = "mha"
     q_lora_rank: OptionalCount = 0
@@ -142,8 +189,30 @@ class Transformer:
     swiglu_limit: Annotated[float, Limits(least=0, most=1e9)] | None = None
     dense_layers: OptionalCount = 0
     moe_every: Count = 1
+    moe_latent: Count | None = None
     mtp_layers: Annotated[int, Limits(least=0, most=100)] = 0
+    mtp_pattern: str = ""
+    mtp_shared: bool = False
+    pattern: str = ""
+    mamba_heads: OptionalCount = 0
+    mamba_head_size: Count = 64
+    mamba_groups: Count = 8
+    mamba_state: Count = 128
+    mamba_chunk: Count = 128
+    delta_key_heads: OptionalCount = 0
+    delta_value_heads: OptionalCount = 0
+    delta_key_size: Count = 128
+    delta_value_size: Count = 128
+    convolution: Count = 4
+    attention_gate: bool = False
     predicted: Large | None = None
+    lora_rank: OptionalCount = 0
+    lora_modules: tuple[Literal["qkv", "proj", "fc1", "fc2"], ...] = ("qkv", "proj", "fc1", "fc2")
+    example_length: Large | None = None
+    memory: Annotated[int, Limits(least=0, most=1_000_000_000)] = 0
+    cutoffs: tuple[Large, ...] = ()
+    cutoff_shares: tuple[Annotated[float, Limits(least=0, most=1)], ...] = ()
+    cutoff_divisor: Count = 1
     decoder_layers: Annotated[int, Limits(least=0, most=30_000)] = 0
     decoder_seq_len: Large | None = None
     image: Count = 224
@@ -192,6 +261,22 @@ class Transformer:
                 f"predicted is {self.predicted}; only family 'bert' predicts some of its tokens, "
                 f"seq_len = {self.seq_len} at most"
             )
+        if self.lora_rank and self.family in ("bert", "t5", "vit"):
+            raise InputError(
+                f"lora_rank is {self.lora_rank}; family {self.family!r} has no adapters: only gpt, "
+                "llama and moe do"
+            )
+        if self.lora_rank and not self.lora_modules:
+            raise InputError("lora_modules is empty: nothing would be trained")
+        if self.memory or self.cutoffs:
+            self._check_segments()
+        if self.example_length is not None and (
+            self.family in ("t5", "vit") or self.example_length > self.seq_len
+        ):
+            raise InputError(
+                f"example_length is {self.example_length}; it is for packed sequences, and at most "
+                f"seq_len = {self.seq_len}"
+            )
         if self.family == "vit":
             divides("image", self.image, "patch", self.patch)
             patches = (self.image // self.patch) ** 2 + 1
@@ -201,8 +286,74 @@ class Transformer:
                 )
         elif not self.vocab:
             raise InputError("vocab is missing: the number of entries of the vocabulary")
+        if self.pattern or self.mtp_pattern:
+            self._check_pattern()
+        if self.moe_latent is not None and not self.experts:
+            raise InputError(f"moe_latent is {self.moe_latent}, but experts is 0")
         if self.vocab == 1:
             raise InputError("vocab is 1: there is nothing to predict; it must be 2 or more")
+
+    def _check_segments(self) -> None:
+        if self.family != "gpt" or self.experts or self.pattern or self.attention == "mla":
+            raise InputError(
+                f"memory is {self.memory} and cutoffs {list(self.cutoffs)}; only dense models of "
+                "family 'gpt' have them"
+            )
+        if list(self.cutoffs) != sorted(set(self.cutoffs)) or self.vocab <= max(
+            self.cutoffs, default=0
+        ):
+            raise InputError(
+                f"cutoffs is {list(self.cutoffs)}; it must ascend, and end below vocab = "
+                f"{self.vocab}"
+            )
+        if len(self.cutoffs) != len(self.cutoff_shares) or sum(self.cutoff_shares) >= 1:
+            raise InputError(
+                f"cutoff_shares has {len(self.cutoff_shares)} entries that add up to "
+                f"{sum(self.cutoff_shares):g}; each of {len(self.cutoffs)} cutoffs needs one, and "
+                "some tokens are before the first"
+            )
+
+    def _check_pattern(self) -> None:
+        if self.family not in ("gpt", "llama", "moe"):
+            raise InputError(
+                f"pattern is {self.pattern!r}; family {self.family!r} has none: only gpt, llama "
+                "and moe do"
+            )
+        if not self.pattern.split():
+            raise InputError("pattern is empty; mtp_pattern needs it")
+        for key in ("pattern", "mtp_pattern"):
+            for letter in getattr(self, key):
+                if letter not in (*LETTERS, " "):
+                    raise InputError(
+                        f"{key} is {getattr(self, key)!r}; {letter!r} is none of its letters: "
+                        f"{', '.join(LETTERS)}, and a blank"
+                    )
+        used = {letter for layer in range(self.layers) for letter in self.kind(layer)}
+        used |= set(self.mtp_pattern.replace(" ", ""))
+        if ("E" in used) != bool(self.experts):
+            raise InputError(
+                f"pattern is {self.pattern!r} and experts is {self.experts}: layers with E need "
+                "experts, others have none"
+            )
+        for letter, key in (("M", "mamba_heads"), ("G", "delta_key_heads")):
+            if letter in used and not getattr(self, key):
+                raise InputError(f"{key} is 0; layers with {letter} in pattern need it")
+        if "M" in used:
+            divides("mamba_heads", self.mamba_heads, "mamba_groups", self.mamba_groups)
+        if "G" in used:
+            divides(
+                "delta_value_heads",
+                self.delta_value_heads,
+                "delta_key_heads",
+                self.delta_key_heads,
+            )
+            if not self.delta_value_heads:
+                raise InputError("delta_value_heads is 0; layers with G in pattern need it")
+        for key in ("window", "dense_layers"):
+            if getattr(self, key):
+                raise InputError(f"{key} is {getattr(self, key)}; models with a pattern have none")
+        if self.moe_every != 1:
+            raise InputError(f"moe_every is {self.moe_every}; models with a pattern have none")
 
     def _check_groups(self) -> None:
         divides("experts", self.experts, "expert_groups", self.expert_groups)
@@ -259,15 +410,39 @@ class Transformer:
         """Whether the matrices of queries, keys and values have biases."""
         return self.bias if self.qkv_bias is None else self.qkv_bias
 
+    def kind(self, layer: int) -> str:
+        """What a layer, counted from 0, is made of: letters of `pattern` in order."""
+        if self.pattern:
+            parts = self.pattern.split()
+            if len(parts) == 1:
+                return parts[0][layer % len(parts[0])]
+            return parts[layer % len(parts)]
+        return "*E" if self.is_moe(layer) else "*-"
+
+    @property
+    def kinds(self) -> list[str]:
+        """What all layers are made of, modules of multi-token prediction at last."""
+        found = [self.kind(layer) for layer in range(self.layers)]
+        return found + [self.mtp_pattern.replace(" ", "") or found[-1]] * self.mtp_layers
+
+    @property
+    def mamba_inner(self) -> int:
+        """Elements of a token inside a Mamba-2 layer."""
+        return self.mamba_heads * self.mamba_head_size
+
     def is_moe(self, layer: int) -> bool:
         """Whether a layer, counted from 0, has experts."""
+        if self.pattern:
+            return "E" in self.kind(layer)
         if not self.experts or layer < self.dense_layers:
             return False
         return (layer - self.dense_layers) % self.moe_every == self.moe_every - 1
 
     def windowed(self, layer: int) -> bool:
         """Whether attention of a layer, counted from 0, has the window."""
-        return self.window is not None and layer % self.window_every == 0
+        if self.window is None or layer % self.window_every:
+            return False
+        return not self.whole_every or layer % self.whole_every != self.whole_every - 1
 
     @property
     def samples(self) -> str:
@@ -350,9 +525,11 @@ class Dlrm:
     dense_features : int
     bottom_mlp, top_mlp : tuple of int
         Widths of the layers; the bottom one ends with the widest embedding, the top one with 1.
-    interaction : {"dot", "cat"}
+    interaction : {"dot", "cat", "cross"}
         How embeddings are combined: dot products of all pairs, for which narrower ones are widened
-        by a matrix each, or concatenation.
+        by a matrix each, or concatenation, or concatenation and a network of cross layers (DCNv2).
+    cross_layers, cross_rank : int
+        Of "cross": layers, and features between the two matrices of each.
     """
 
     family: Literal["dlrm"]
@@ -364,7 +541,9 @@ class Dlrm:
     skew: tuple[Annotated[float, Limits(least=0, most=4)], ...] = (0.0,)
     reuse: tuple[tuple[Annotated[float, Limits(least=0, most=1)], ...], ...] = ()
     dense_features: Count = 13
-    interaction: Literal["dot", "cat"] = "dot"
+    interaction: Literal["dot", "cat", "cross"] = "dot"
+    cross_layers: Count = 3
+    cross_rank: Count = 512
 
     def __post_init__(self) -> None:
         for key in ("table_entries", "bottom_mlp", "top_mlp"):

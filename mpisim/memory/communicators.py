@@ -152,7 +152,8 @@ def _data_parallel_groups(
     layers: Sequence[Layer], plan: Plan, sizes: dict[str, int]
 ) -> Iterator[str]:
     """Yield the groups on which gradients, parameters and the gradient's norm are exchanged."""
-    parameters = [p for kind in _kinds(layers) for each in kind for p in each.parameters]
+    held = (p for kind in _kinds(layers) for each in kind for p in each.parameters)
+    parameters = [p for p in held if not p.frozen]
     if any(not (p.expert or p.local) for p in parameters):
         names = ("shard", "replica") if any(sharding(plan)) else ("dp",)
         yield from (name for name in names if sizes[name] > 1)

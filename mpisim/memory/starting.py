@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..experiment import ClusterChoice, Experiment, Model, Plan, Transformer, with_keys
+from ..experiment.model_counts import feed_forward_matrices, parameters
 from ..experiment.models import Cnn
 from ..experiment.plan_keys import PRECISION, RECOMPUTE, nested
 from ..experiment.profiles import filled
 from ..kernels import Gpu, find_gpu
 from ..topo import Cluster
 from ..workloads import lay_out
-from ..workloads.model_counts import feed_forward_matrices, parameters
 from .constants import capacity
 from .states import FP32
 from .verdict import GIB, Verdict, assess
@@ -267,8 +267,9 @@ def _routed(model: Transformer) -> int:
     """Return a lower bound of the parameters of routed experts."""
     if not model.experts:
         return 0
-    layers = (model.layers - model.dense_layers) // model.moe_every
-    return layers * feed_forward_matrices(model, model.experts * model.expert_ffn)
+    layers = sum(map(model.is_moe, range(model.layers)))
+    routed = layers * feed_forward_matrices(model, model.experts * model.expert_ffn)
+    return routed * (model.moe_latent or model.hidden) // model.hidden
 
 
 def _splits(model: Transformer, target: _Target) -> Iterator[tuple[int, int, int]]:

@@ -76,6 +76,8 @@ class ParameterCounts:
         Parameters of FSDP's root unit: embedding and head.
     units : tuple of int
         Parameters of FSDP's other units.
+    frozen : int
+        Parameters that are not trained (beside adapters): weights alone, never sharded.
     """
 
     dense: int
@@ -84,6 +86,7 @@ class ParameterCounts:
     quantised: int
     root: int
     units: tuple[int, ...]
+    frozen: int = 0
 
     @property
     def total(self) -> int:
@@ -122,6 +125,7 @@ def parameter_counts(layers: Sequence[Layer], wrap_layers: int = 1) -> Parameter
         quantised=sum(one.quantised for one in each),
         root=_common(ends),
         units=tuple(map(_common, units)),
+        frozen=sum(one.frozen for one in each),
     )
 
 
@@ -133,17 +137,19 @@ class _OfOperators(NamedTuple):
     local: int
     quantised: int
     tied: tuple[Parameter, ...]
+    frozen: int
 
     @classmethod
     def of(cls, operators: Sequence[Operator]) -> _OfOperators:
         found = [each for operator in operators for each in operator.parameters]
-        own = [each for each in found if not (each.local or each.tied)]
+        own = [each for each in found if not (each.local or each.tied or each.frozen)]
         return cls(
             dense=sum(each.size for each in own if not each.expert),
             experts=sum(each.size for each in own if each.expert),
             local=sum(each.size for each in found if each.local),
             quantised=_quantised(operators),
-            tied=tuple(each for each in found if each.tied and not each.local),
+            tied=tuple(each for each in found if each.tied and not (each.local or each.frozen)),
+            frozen=sum(each.size for each in found if each.frozen),
         )
 
 
@@ -273,7 +279,7 @@ def model_states(counts: ParameterCounts, plan: Plan, sizes: Mapping[str, int]) 
     of_parameters, of_gradients, of_optimizer = (
         share if sharded else counts.total for sharded in sharding(plan)
     )
-    local = _weight_bytes(plan) * counts.local
+    local = _weight_bytes(plan) * (counts.local + counts.frozen)
     return ModelStates(
         each.weight * of_parameters + local + _quantised_copies(counts, plan),
         each.gradient * of_gradients,

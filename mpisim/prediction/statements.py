@@ -125,6 +125,7 @@ def statements(
             prepared.cluster.title,
             prepared.gpu.title,
             *prepared.notes,
+            *([] if prepared.experiment.guess is None else prepared.experiment.guess.notes),
             *_unused_constants(prepared),
             *_scale_lines(prepared),
             *unused_keys(prepared),
@@ -259,7 +260,8 @@ def _unused_constants(prepared: PreparedExperiment) -> list[str]:
     given = prepared.experiment.calibration.file is not None
     if not given or model_class(prepared.experiment.model) != "experts":
         return []
-    return ["calibration.file: constants fitted to steps do not apply to models with experts"]
+    what = "constants fitted to steps do not apply to models with experts or recurrences"
+    return [f"calibration.file: {what}"]
 
 
 def _rank_assumptions(prepared: PreparedExperiment) -> list[str]:

@@ -54,6 +54,9 @@ Ints = NDArray[np.int64]
 
 PLANS_FILE = "plans.toml"
 
+GUESSED = "what is not said of the model"
+"""Name of the error of a guessed model (`mpisim.experiment.likely_models`), on the whole step."""
+
 ON_DEVICE = (PieceKind.COMPUTE, PieceKind.COPY, PieceKind.COMMUNICATION)
 
 
@@ -332,6 +335,10 @@ def error_bar(
     if overlap is not None and run.critical_path is not None:
         numbers |= overlap.numbers
         lengths = {**lengths, **overlap.lengths()}
+    guess = prepared.experiment.guess
+    if guess is not None:
+        numbers[GUESSED] = Quantity(1, "1", guess.error, "published models of such sizes")
+        lengths = {**lengths, GUESSED: float(run.step_time)}
     left_out = _model_error(prepared) if model_error else None
     return combine(lengths, run.step_time, numbers, left_out)
 

@@ -186,6 +186,7 @@ EFFECTIVE_KEYS: dict[str, Condition] = {
             "model.family",
             "model.preset",
             "model.hf_config",
+            "model.parameters",
             "model.layers",
             "model.hidden",
             "model.heads",

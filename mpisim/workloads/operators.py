@@ -160,6 +160,8 @@ class Parameter:
     local : bool
         Whether no other rank holds it and the backward pass updates it, as embedding tables of
         recommendation models: nothing to reduce, and nothing for the optimizer.
+    frozen : bool
+        Whether it is not trained: no gradient, and nothing for the optimizer.
     """
 
     name: str
@@ -169,6 +171,7 @@ class Parameter:
     partial: bool = False
     tied: bool = False
     local: bool = False
+    frozen: bool = False
 
 
 @frozen

@@ -11,6 +11,7 @@ from ...base.frozen import frozen
 from ...base.toml import toml_table, toml_value
 from ...experiment import Experiment, Transformer
 from ...experiment import read as read_experiment
+from ...experiment.likely_models import like_named
 from ...experiment.model_presets import find_model
 from ...experiment.plan_keys import nested, short_key
 from .clusters import choose
@@ -59,13 +60,14 @@ RECOMPUTE_SHARE = "plan.recompute_share"
 MICRO_BATCHES = "plan.micro_batches"
 """Of rules: the micro-batches of a step, resolved to ``plan.micro_batch``; "pp": one a stage."""
 
+SEQUENCE_TOKENS = "plan.sequence_tokens"
+"""Of facts: batches are counted in tokens, of which a sequence has so many, padding included."""
+
 OF_PROFILE = ("framework.name", "framework.version", "framework.recipe")
 """Keys that say which framework ran a row; an empty text takes one back."""
 
 SUFFIXES = (" SFT", "-proxy")
 """What follows the name of a model when it is trained otherwise, or cut to fewer layers."""
-
-DLRM_FORMATS = ("fp32", "tf32")
 
 
 @frozen
@@ -100,9 +102,9 @@ class Mapped:
 
     @property
     def is_dense(self) -> bool:
-        """Whether it is a transformer without experts."""
+        """Whether it is a transformer without experts and recurrences."""
         model = self.experiment.model
-        return isinstance(model, Transformer) and not model.experts
+        return isinstance(model, Transformer) and not (model.experts or model.pattern)
 
 
 @frozen
@@ -147,8 +149,8 @@ def _mapped(
     row: Row, source: str, settings: Settings, changes: Sequence[str], profiles: bool
 ) -> Mapped:
     keys: dict[str, Any] = {}
-    preset, approximations = _preset(row, settings)
-    stated = _stated(row, preset)
+    preset, base, approximations = _preset(row, settings)
+    stated = _stated(row, preset, base)
     if "plan.precision" in stated:
         stated["plan.precision"], notes = _precision(stated["plan.precision"], settings)
         approximations += notes
@@ -160,12 +162,14 @@ def _mapped(
     keys = {**open_keys, **stated, **replaced}
     if preset is not None:
         keys["model.preset"] = preset
-    else:
+    elif unnamed(_name(row)):
         keys["model.family"] = "gpt"
+    elif "params_b" in row.numbers:
+        keys["model.parameters"] = row.numbers["params_b"] * 1e9
     defaults = [
         f"{key} = {toml_value(value)}"
         for key, value in open_keys.items()
-        if key not in (RECOMPUTE_SHARE, MICRO_BATCHES, *OF_PROFILE)
+        if key not in (RECOMPUTE_SHARE, MICRO_BATCHES, SEQUENCE_TOKENS, *OF_PROFILE)
     ]
     defaults += [
         f"{key} = {toml_value(value)} (instead)"
@@ -175,7 +179,7 @@ def _mapped(
     chosen = choose(row, source, settings)
     keys |= chosen.keys
     defaults += chosen.assumed
-    defaults += _settle(keys, row, preset)
+    defaults += _settle(keys, row, base)
     _settle_framework(keys, profiles)
     table = nested(dict(sorted(keys.items())))
     text = f"title = {toml_value(row.texts['model'])}\n" + toml_table(table)
@@ -184,6 +188,8 @@ def _mapped(
         f"{short_key(key)} = {toml_value(each.value)} (profile)"
         for key, each in experiment.set_by_profile.items()
     ]
+    if experiment.guess is not None:
+        approximations += experiment.guess.notes
     return Mapped(row, source, experiment, text, tuple(defaults), tuple(approximations))
 
 
@@ -206,28 +212,46 @@ def unnamed(model: str) -> bool:
     return model == "GPT" or model.startswith("GPT (")
 
 
-def _preset(row: Row, settings: Settings) -> tuple[str | None, list[str]]:
-    """Return the preset of a row's model, None for one whose shape is printed, and a note."""
+def _name(row: Row) -> str:
+    """Return the name of a row's model, without what follows it."""
     name = row.texts["model"]
-    for each in settings.models:
-        if name.startswith(each.text):
-            return each.preset, [each.note] if each.note else []
     for suffix in SUFFIXES:
         name = name.partition(suffix)[0]
+    return name
+
+
+def _preset(row: Row, settings: Settings) -> tuple[str | None, dict[str, Any], list[str]]:
+    """Return the preset of a row's model, its keys, and a note; None and nothing without a name.
+
+    A name that no preset has is one of its size (`like_named`), or its printed shape tells it.
+    """
+    for each in settings.models:
+        if row.texts["model"].startswith(each.text):
+            return each.preset, find_model(each.preset), [each.note] if each.note else []
+    name = _name(row)
     if unnamed(name):
-        return None, []
+        return None, {}, []
     try:
-        find_model(name)
+        return name, find_model(name), []
     except InputError as error:
+        shape = {
+            key: row.integers[column]
+            for column, key in MODEL_KEYS.items()
+            if column in row.integers
+        }
+        found = like_named(name, shape)
+        if found is not None:
+            return name, found[0], []
+        if {"layers", "hidden", "heads"} <= shape.keys():
+            return None, {}, []
         raise InputError(f"no such model: {name}") from error
-    return name, []
 
 
-def _stated(row: Row, preset: str | None) -> dict[str, Any]:
+def _stated(row: Row, preset: str | None, base: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of an experiment that a row states."""
     words = {name: row.texts[name] for name in ("precision", "activation_recompute")}
     known: Mapping[str, Any] = {**words, **row.integers, **row.flags}
-    transformer = preset is None or "layers" in find_model(preset)
+    transformer = not base or "layers" in base
     found = {}
     for columns, table in ((MODEL_KEYS, "model"), (PLAN_KEYS, "plan")):
         for column, key in columns.items():
@@ -260,10 +284,10 @@ def _ruled(facts: Sequence[Fact]) -> tuple[dict[str, Any], dict[str, Any]]:
     return ruled, replaced
 
 
-def _settle(keys: dict[str, Any], row: Row, preset: str | None) -> list[str]:
-    """Make keys go together; return what was filled in."""
+def _settle(keys: dict[str, Any], row: Row, base: Mapping[str, Any]) -> list[str]:
+    """Make keys go together; return what was filled in. `base`: keys of the preset, if any."""
     filled = []
-    transformer = preset is None or "layers" in find_model(preset)
+    transformer = not base or "layers" in base
     if not transformer:
         for key in [key for key in keys if key.startswith("model.") and key != "model.preset"]:
             del keys[key]
@@ -277,15 +301,12 @@ def _settle(keys: dict[str, Any], row: Row, preset: str | None) -> list[str]:
             keys.pop(key, None)
     if "plan.global_batch" not in keys:
         raise InputError("global_batch is not stated")
+    filled += _batches_in_tokens(keys)
     filled += _micro_batch(keys)
     if "plan.micro_batch" not in keys:
         raise InputError("micro_batch is not stated")
     if "plan.precision" not in keys:
         raise InputError("precision is not stated")
-    family = None if preset is None else find_model(preset)["family"]
-    products = keys["plan.precision"]
-    if family == "dlrm" and products not in DLRM_FORMATS:
-        raise InputError(f"a DLRM in {products} is not modelled")
     if keys.get("framework.dp_style") == "deepspeed" and keys.get("plan.precision") == "fp32":
         keys["plan.precision.gradients"] = "fp32"
     if keys.get("plan.tp", 1) == 1:
@@ -297,11 +318,11 @@ def _settle(keys: dict[str, Any], row: Row, preset: str | None) -> list[str]:
     if keys.get("plan.vpp", 1) > 1:
         keys["plan.pipeline.schedule"] = "interleaved"
     if transformer:
-        filled += _layers(keys, row, preset)
+        filled += _layers(keys, row, base)
     share = keys.pop(RECOMPUTE_SHARE, None)
     if share is not None:
         parts = keys.get("plan.pp", 1) * keys.get("plan.vpp", 1)
-        keys["plan.recompute.layers"] = max(1, round(share * _count(keys, preset) / parts))
+        keys["plan.recompute.layers"] = max(1, round(share * _count(keys, base) / parts))
     keys["run.allow_oom"] = True  # it was run, so it fitted
     return filled
 
@@ -324,16 +345,25 @@ def _micro_batch(keys: dict[str, Any]) -> list[str]:
     return [f"plan.micro_batch = {keys['plan.micro_batch']}"]
 
 
-def _count(keys: Mapping[str, Any], preset: str | None) -> int:
-    base = {} if preset is None else find_model(preset)
+def _batches_in_tokens(keys: dict[str, Any]) -> list[str]:
+    """Turn batches that are counted in tokens into sequences."""
+    length = keys.pop(SEQUENCE_TOKENS, None)
+    if length is None:
+        return []
+    keys["plan.micro_batch"] = max(1, keys["plan.micro_batch"] // length)
+    keys["plan.global_batch"] = keys["plan.micro_batch"] * keys["plan.dp"]
+    return [f"batches in sequences of {length} tokens"]
+
+
+def _count(keys: Mapping[str, Any], base: Mapping[str, Any]) -> int:
     return int(keys.get("model.layers", base.get("layers", 0)))
 
 
-def _layers(keys: dict[str, Any], row: Row, preset: str | None) -> list[str]:
+def _layers(keys: dict[str, Any], row: Row, base: Mapping[str, Any]) -> list[str]:
     """Fill in layers that are not stated, and spread them over the pipeline."""
     filled = []
     parts = keys.get("plan.pp", 1) * keys.get("plan.vpp", 1)
-    if not _count(keys, preset):
+    if not _count(keys, base):
         if "params_b" not in row.numbers:
             raise InputError("layers are not stated")
         if "model.vocab" not in keys:
@@ -343,7 +373,7 @@ def _layers(keys: dict[str, Any], row: Row, preset: str | None) -> list[str]:
         exact = (row.numbers["params_b"] * 1e9 - keys["model.vocab"] * hidden) / (12 * hidden**2)
         keys["model.layers"] = max(1, round(exact / parts)) * parts
         filled.append("model.layers from the number of parameters")
-    layers = _count(keys, preset)
+    layers = _count(keys, base)
     if parts == 1 or layers % parts == 0:
         return filled
     if (layers + 2) % parts == 0:

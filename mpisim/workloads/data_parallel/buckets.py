@@ -59,18 +59,20 @@ class ChunkParameter:
 
 
 def chunk_parameters(layers: Sequence[Layer]) -> tuple[ChunkParameter, ...]:
-    """Layers of a chunk → their parameters in the order of registration, without local ones.
+    """Layers of a chunk → their parameters in order of registration, no local or frozen ones.
 
     A matrix that two layers of the chunk share (tied embeddings without a pipeline) is registered
     once, with the first: its gradient is complete when the backward has come there. A parameter
-    that this rank alone holds (`Parameter.local`) is left out.
+    that this rank alone holds (`Parameter.local`) is left out, and so is a frozen one.
     """
     found: list[ChunkParameter] = []
     tied: set[int] = set()
     for i, layer in enumerate(layers):
         for j, operator in enumerate(layer.operators):
             for parameter in operator.parameters:
-                if parameter.local or (parameter.tied and parameter.size in tied):
+                if parameter.local or parameter.frozen:
+                    continue
+                if parameter.tied and parameter.size in tied:
                     continue
                 if parameter.tied:
                     tied.add(parameter.size)

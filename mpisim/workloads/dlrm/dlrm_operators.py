@@ -108,7 +108,7 @@ class DlrmOperators(EagerModules):
     @property
     def interactions(self) -> int:
         """Elements of a sample that the top layers see."""
-        if self.model.interaction == "cat":
+        if self.model.interaction != "dot":
             return sum(self.model.widths) + self.base
         return self.pairs + self.base
 
@@ -132,12 +132,14 @@ class DlrmOperators(EagerModules):
     def inputs(self) -> Operator:
         """Copies of the samples of all ranks to the GPU: dense features, offsets and indices."""
         dense, offsets, indices = self._inputs
+        narrowed = self.global_batch * self.model.dense_features * (FP32 + self.element)
         return Operator(
             "inputs",
             (
                 copy("copy dense features", dense),
                 copy("copy offsets", offsets),
                 copy("copy indices", indices),
+                *([elementwise("dense features cast", narrowed)] if self.mixed else []),
             ),
         )
 
@@ -159,10 +161,12 @@ class DlrmOperators(EagerModules):
     def loss(self) -> Operator:
         """Binary cross-entropy; keeps the labels."""
         size = FP32 * self.batch
+        cast = (FP32 + self.element) * self.batch
         return Operator(
             "loss",
             (
                 copy("copy labels", size),
+                *([elementwise("loss cast", cast)] if self.mixed else []),
                 elementwise("binary cross-entropy", 3 * size),
                 elementwise("mean", size + FP32),
             ),
@@ -170,6 +174,7 @@ class DlrmOperators(EagerModules):
                 fill("loss gradient", FP32),
                 elementwise("binary cross-entropy backward", 3 * size),
                 elementwise("mean backward", 2 * size),
+                *([elementwise("loss cast backward", cast)] if self.mixed else []),
             ),
             saved=size,
         )
@@ -275,7 +280,7 @@ class DlrmOperators(EagerModules):
             sum(lookups),
             sum(n * row for n, row in zip(lookups, rows, strict=True)),
             max(1, round(sum(one.distinct * row for one, row in zip(reuse, rows, strict=True)))),
-            sum(each.samples(batch) * row for each, row in zip(shards, rows, strict=True)),
+            sum(each.samples(batch) * self.element * each.width for each in shards),
             tuple(map(round, missed.tolist())),
             backward,
         )
@@ -333,9 +338,11 @@ class DlrmOperators(EagerModules):
         forward: list[Task] = []
         backward: list[Task] = []
         if not self.plan.framework.fused and self.own:
-            forward.append(elementwise("rows concatenation", 2 * FP32 * self.own_row_elements))
+            forward.append(
+                elementwise("rows concatenation", 2 * self.element * self.own_row_elements)
+            )
             for i, shard in enumerate(self.own):
-                each = 2 * FP32 * self.global_batch * shard.width
+                each = 2 * self.element * self.global_batch * shard.width
                 name, kernel = f"table {i} gradient copy", elementwise("", each).kernel
                 after = () if i else self._arrived(GRADIENTS_ARRIVED)
                 backward.append(Compute(name, kernel, after=after))
@@ -348,7 +355,7 @@ class DlrmOperators(EagerModules):
             "sums reduce-scatter",
             Operation.REDUCE_SCATTER,
             "dp",
-            FP32 * self.summed_elements,
+            self.element * self.summed_elements,
             token=SUMS_ARRIVED,
             carried=True,
         )
@@ -370,23 +377,25 @@ class DlrmOperators(EagerModules):
         forward: list[Task]
         backward: list[Task]
         n, d, batch = self.features, self.base, self.batch
-        dense = FP32 * batch * d
+        dense = self.element * batch * d
         arrived = self._arrived(ROWS_ARRIVED) if max(self.sent) else ()
         if self.by_rows:
             arrived += self._arrived(SUMS_ARRIVED)
         widened, narrowed = self._widening(arrived)
-        mixed = self.model.interaction == "cat"
-        vectors = FP32 * self.all_row_elements + dense if mixed else FP32 * batch * n * d
+        side_by_side = self.model.interaction != "dot"
+        vectors = self.element * batch * n * d
+        if side_by_side:
+            vectors = self.element * self.all_row_elements + dense
         joined = Compute(
             "features concatenation",
             elementwise("", 2 * vectors).kernel,
             after=() if widened else arrived,
         )
-        if self.model.interaction == "cat":
+        if side_by_side:
             forward, backward, saved = [joined], [], 0
         else:
-            picked, index = FP32 * batch * self.pairs, 2 * INDEX * self.pairs
-            output = FP32 * batch * self.interactions
+            picked, index = self.element * batch * self.pairs, 2 * INDEX * self.pairs
+            output = self.element * batch * self.interactions
 
             def product(name: str, rows: int, columns: int, inner: int) -> Compute:
                 dtype = self.dtype
@@ -400,7 +409,7 @@ class DlrmOperators(EagerModules):
                 elementwise("interaction concatenation", 2 * output),
             ]
             backward = [
-                fill("products gradient", FP32 * batch * n * n),
+                fill("products gradient", self.element * batch * n * n),
                 elementwise("pairs backward", 3 * picked + index),
                 product("features gradient", n, d, n),
                 product("transposed features gradient", d, n, n),
@@ -414,10 +423,33 @@ class DlrmOperators(EagerModules):
         parameters = tuple(self._widening_parameters())
         return Operator("interaction", tuple(forward), tuple(backward), parameters, saved=saved)
 
+    def cross(self) -> Iterator[Operator]:
+        """Features side by side → as many, each layer times the first (DCNv2, arXiv:2008.13535).
+
+        ``LowRankCrossNet`` of TorchRec (torchrec/modules/crossnet.py): two matrices through few
+        features, a bias, the product with what came in first, and the sum.
+        """
+        if self.model.interaction != "cross":
+            return
+        width, rank = self.interactions, self.model.cross_rank
+        size = self.element * self.batch * width
+        for i in range(1, self.model.cross_layers + 1):
+            yield self.linear(f"cross {i} down", self.batch, width, rank)
+            yield self.linear(f"cross {i} up", self.batch, rank, width)
+            yield Operator(
+                f"cross {i}",
+                (elementwise(f"cross {i}", 4 * size),),
+                (
+                    elementwise(f"cross {i} product backward", 5 * size),
+                    elementwise(f"cross {i} gradient sum", 3 * size),
+                ),
+                saved=2 * size,
+            )
+
     def _gradients_sent(self) -> Iterator[Task]:
         """Gradients of this rank's rows → the ranks that have the tables."""
         if max(self.sent):
-            row = FP32 * self.batch
+            row = self.element * self.batch
             for width in filter(None, self.sent):
                 yield elementwise("rows gradient copy", 2 * row * width)
             yield elementwise("rows gradient concatenation", 2 * row * sum(self.sent))
@@ -427,14 +459,14 @@ class DlrmOperators(EagerModules):
                 "sums gradient all-gather",
                 Operation.ALL_GATHER,
                 "dp",
-                FP32 * self.summed_elements,
+                self.element * self.summed_elements,
                 token=ALL_GRADIENTS_ARRIVED,
                 carried=True,
             )
 
     def _narrow(self) -> dict[int, int]:
         """Widths below that of the vectors that interact, and how many tables have each."""
-        if self.model.interaction == "cat":
+        if self.model.interaction != "dot":
             return {}
         narrow = sorted(width for width in self.model.widths if width < self.base)
         return {width: narrow.count(width) for width in dict.fromkeys(narrow)}
@@ -469,7 +501,7 @@ class DlrmOperators(EagerModules):
 
     def _all_to_all(self, name: str, token: str) -> Communicate:
         """Rows of the rank that sends the most, beside what follows."""
-        size = FP32 * self.global_batch * max(self.sent)
+        size = self.element * self.global_batch * max(self.sent)
         return Communicate(name, Operation.ALL_TO_ALL, "dp", size, token=token, carried=True)
 
     def _arrived(self, token: str) -> tuple[str, ...]:

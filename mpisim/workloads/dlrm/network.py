@@ -34,7 +34,6 @@ from mpisim.base.errors import InputError
 
 from ...experiment.models import Dlrm
 from ...experiment.plan import Plan
-from ..eager_modules import FP32
 from ..grid import Grid
 from ..operators import Layer, Network
 from .dlrm_operators import DlrmOperators
@@ -79,11 +78,11 @@ def _network(
 ) -> Network:
     """Shards of a rank and what all ranks send for a sample → its layers."""
     m = DlrmOperators(model, plan, grid, own, sent)
-    row = FP32 * m.batch
+    row = m.element * m.batch
     out = row * m.base
     bottom = Layer("bottom", tuple(m.bottom()), "block", out, row * model.dense_features)
-    rows = Layer("tables", tuple(m.tables()), "block", FP32 * m.all_row_elements, 0)
-    top = Layer("top", tuple(m.top()), "block", row, row * m.interactions)
+    rows = Layer("tables", tuple(m.tables()), "block", m.element * m.all_row_elements, 0)
+    top = Layer("top", (*m.cross(), *m.top()), "block", row, row * m.interactions)
     layers = (
         Layer("inputs", (m.inputs(),), "embedding", m.input_bytes, 0),
         *((bottom, rows) if grid.dp == 1 else (rows, bottom)),
@@ -109,8 +108,6 @@ def _check(plan: Plan, grid: Grid, placed: Sequence[Placement]) -> None:
             raise InputError(
                 f"plan.{key} is {getattr(plan, key)}; a DLRM shares its tables and samples over dp"
             )
-    if plan.precision.products not in ("fp32", "tf32"):
-        raise InputError(f"plan.precision is {plan.precision.products!r}; a DLRM has fp32, tf32")
     if plan.optimizer not in ("sgd", "adagrad"):
         raise InputError(
             f"plan.optimizer is {plan.optimizer!r}; rows of tables are updated by sgd, adagrad"

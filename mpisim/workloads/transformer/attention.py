@@ -53,6 +53,7 @@ def self_attention(s: Shapes, *, causal: bool | None = None) -> tuple[Operator, 
         *projections,
         *recompute_module(s, "layernorm", before),
         core_attention(s, "attention", shape),
+        *_output_gate(s, shape),
         *(recompute_module(s, "mla_up_proj", *ups) if s.model.attention == "mla" else ()),
         *_output_projection(s, "attention", shape),
     )
@@ -135,11 +136,12 @@ def _output_projection(s: Shapes, name: str, shape: AttentionShape) -> tuple[Ope
 def _qkv_projections(s: Shapes, shape: AttentionShape) -> tuple[Operator, ...]:
     """Hidden states → queries, keys and values, their norms and positions included."""
     model = s.model
-    width = shape.query_width + shape.key_value_width
+    gates = shape.output_width if model.attention_gate else 0
+    width = shape.query_width + gates + shape.key_value_width
     # Queries, keys and values are kept also where attention is computed again.
     if s.separate_projections:
         widths = {
-            "query": shape.query_width,
+            "query": shape.query_width + gates,
             "key": shape.kv_heads * shape.head_size,
             "value": shape.kv_heads * shape.value_size,
         }
@@ -159,6 +161,15 @@ def _qkv_projections(s: Shapes, shape: AttentionShape) -> tuple[Operator, ...]:
     if model.position == "rotary":
         operators.append(_rotary(s, shape))
     return tuple(operators)
+
+
+def _output_gate(s: Shapes, shape: AttentionShape) -> tuple[Operator, ...]:
+    """Heads' results, gates made with the queries → their product with the gates' sigmoid."""
+    if not s.model.attention_gate:
+        return ()
+    name, size = "attention gate", s.element_size * s.tokens * shape.output_width
+    backward = (elementwise(f"{name} backward", 5 * size),)
+    return (Operator(name, (elementwise(name, 3 * size),), backward, saved=size),)
 
 
 def _split_qkv(s: Shapes, shape: AttentionShape) -> tuple[Operator, ...]:

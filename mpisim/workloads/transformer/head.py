@@ -21,6 +21,7 @@ from .embedding import token_embedding
 from .feed_forward import activation
 from .pointwise import branch, elementwise, norm
 from .precision import accumulate_gradient
+from .segment_memory import clustered_scores
 from .shapes import Shapes
 from .tensor_parallel import column_linear, linear, tp_collective
 
@@ -39,6 +40,8 @@ SENTENCE_ORDERS = 2
 def vocabulary_head(s: Shapes) -> tuple[Operator, ...]:
     """Hidden states → loss: final norm, scores of the vocabulary, cross-entropy."""
     last = norm(s, "final norm", s.sharded_tokens, s.model.hidden)
+    if s.model.cutoffs:
+        return (last, *clustered_scores(s, _cross_entropy))
     return (last, *_logits(s, parameters=not s.model.mtp_layers))
 
 

@@ -21,6 +21,7 @@ from .module_options import capture_module, recompute_module
 from .pointwise import branch, dropout_add, elementwise, norm
 from .precision import accumulate_gradient, cast
 from .shapes import Shapes
+from .tensor_parallel import linear
 from .token_dispatch import MAP_ENTRY_BYTES, Routing, combine, dispatch
 
 __all__ = ["mixture_of_experts"]
@@ -35,11 +36,14 @@ def mixture_of_experts(s: Shapes) -> tuple[Operator, ...]:
     model = s.model
     routing = Routing.of(s)
     size = s.sharded_tokens * model.hidden
+    inside = _in_latent_width(s)
     routed: tuple[Operator, ...] = (
         _router(s, routing),
-        dispatch(s, routing),
-        *_routed_experts(s, routing),
-        combine(s, routing),
+        *_latent_matrix(s, "experts latent down", down=True),
+        dispatch(inside, routing),
+        *_routed_experts(inside, routing),
+        combine(inside, routing),
+        *_latent_matrix(s, "experts latent up", down=False),
     )
     shared: tuple[Operator, ...] = ()
     in_router_graph = 1  # operators of `routed`: the router alone
@@ -62,6 +66,28 @@ def mixture_of_experts(s: Shapes) -> tuple[Operator, ...]:
         *recompute_module(s, "layernorm", before),
         dropout_add(s, "feed-forward dropout add", bias=False),
     )
+
+
+def _in_latent_width(s: Shapes) -> Shapes:
+    """Sizes in which tokens travel to routed experts and these compute (LatentMoE)."""
+    m = s.model
+    if m.moe_latent is None:
+        return s
+    return replace(s, model=replace(m, hidden=m.moe_latent, head_size=m.head, ffn_hidden=m.ffn))
+
+
+def _latent_matrix(s: Shapes, name: str, *, down: bool) -> tuple[Operator, ...]:
+    """Hidden states of this rank's tokens → latent ones before they are dispatched, or back.
+
+    Megatron-LM's ``fc1_latent_proj`` and ``fc2_latent_proj``
+    (``megatron/core/transformer/moe/moe_layer.py``), which every rank of a tp group holds whole.
+    The router keeps the hidden states.
+    """
+    latent, hidden = s.model.moe_latent, s.model.hidden
+    if latent is None:
+        return ()
+    k, n = (hidden, latent) if down else (latent, hidden)
+    return (linear(s, name, k, n, tokens=s.sharded_tokens, keeps_input=not down),)
 
 
 def _overlap_shared_experts(routed: Sequence[Operator], shared: tuple[Operator, ...]) -> Operator:

@@ -9,13 +9,15 @@ first stage and the head share; its gradient counts there.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal
 
+from ...experiment.model_counts import model_flops, samples
 from ...experiment.models import Transformer
 from ...experiment.plan import Plan
 from ..grid import Grid
-from ..model_counts import model_flops, samples
 from ..operators import Layer, Network, Operator
+from .adapters import adapt, freeze_embedding
 from .attention import cross_attention, relative_bias, self_attention
 from .embedding import patch_embedding, token_embedding
 from .feed_forward import feed_forward
@@ -29,6 +31,8 @@ from .mixture_of_experts import mixture_of_experts
 from .module_options import capture_module
 from .pointwise import dropout, norm
 from .precision import split_accumulators
+from .recurrence import gated_delta_layer, mamba_layer
+from .segment_memory import clustered_embedding, memory_attention
 from .shapes import Shapes
 
 __all__ = ["transformer_network"]
@@ -64,20 +68,24 @@ def _stack_of_blocks(s: Shapes) -> Iterator[Layer]:
     """Embedding, blocks, modules of multi-token prediction, head."""
     model = s.model
     embedding = patch_embedding(s) if model.family == "vit" else token_embedding(s)
+    if model.cutoffs:
+        embedding = clustered_embedding(s)
     yield _layer(s, "embedding", embedding, "embedding")
     # Layers of one kind are one and the same tuple: built once, recognised as equal at once.
-    kinds: dict[tuple[bool, bool], tuple[Operator, ...]] = {}
+    kinds: dict[tuple[str, bool], tuple[Operator, ...]] = {}
+    block: tuple[Operator, ...] = ()
     for i in range(model.layers):
-        kind = moe, windowed = model.is_moe(i), model.windowed(i)
+        kind = letters, windowed = model.kind(i), model.windowed(i)
         if kind not in kinds:
-            seen = s if windowed else s.without_window()
-            attention = capture_module(s, "attn", self_attention(seen))
-            half = mixture_of_experts(s) if moe else feed_forward(s)
-            kinds[kind] = split_accumulators(s, (*attention, *half))
-        yield _layer(s, f"layer {i}", kinds[kind])
+            kinds[kind] = _block(s if windowed else s.without_window(), letters)
+        block = kinds[kind]
+        yield _layer(s, f"layer {i}", block)
+    if model.mtp_pattern:
+        block = _block(s, model.kinds[-1])
     for i in range(model.mtp_layers):
-        block = kinds[kind]  # the last layer's
         predicting = split_accumulators(s, multi_token_prediction(s, block, first=not i))
+        if model.mtp_shared and i:
+            predicting = tuple(replace(each, parameters=()) for each in predicting)
         yield _layer(s, f"prediction {i}", predicting, "head")
     if model.family == "vit":
         head = classifier_head(s)
@@ -86,6 +94,20 @@ def _stack_of_blocks(s: Shapes) -> Iterator[Layer]:
     else:
         head = vocabulary_head(s)
     yield _layer(s, "head", head, "head")
+
+
+def _block(s: Shapes, letters: str) -> tuple[Operator, ...]:
+    """What a layer is made of (`Transformer.kind`) → its operators."""
+    attention = memory_attention if s.model.memory else self_attention
+    parts = {
+        "M": mamba_layer,
+        "G": gated_delta_layer,
+        "*": lambda s: capture_module(s, "attn", attention(s)),
+        "-": feed_forward,
+        "E": mixture_of_experts,
+    }
+    operators = tuple(operator for letter in letters for operator in parts[letter](s))
+    return adapt(s, split_accumulators(s, operators))
 
 
 def _encoder_decoder(s: Shapes) -> Iterator[Layer]:
@@ -147,4 +169,8 @@ def _layer(
         Bytes handed on besides its own output.
     """
     output = s.element_size * s.sharded_tokens * s.model.hidden
+    if s.model.lora_rank and role == "embedding":
+        operators = freeze_embedding(operators)
+    elif role != "block":
+        operators = adapt(s, operators)
     return Layer(name, operators, role, output + extra_output, output)

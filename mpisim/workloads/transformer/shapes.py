@@ -212,7 +212,15 @@ class Shapes:
             raise InputError(
                 f"model.kv_heads is {model.kv}, neither a multiple nor a divisor of plan.tp = {tp}"
             )
-        if any(not model.is_moe(layer) for layer in range(model.layers)):
+        letters = set("".join(model.kinds))
+        if "M" in letters:
+            divides("model.mamba_heads", model.mamba_heads, "plan.tp × plan.cp", tp * grid.cp)
+            divides("model.mamba_groups", model.mamba_groups, "plan.tp", tp)
+        if "G" in letters:
+            divides(
+                "model.delta_key_heads", model.delta_key_heads, "plan.tp × plan.cp", tp * grid.cp
+            )
+        if "-" in letters:
             divides("model.ffn_hidden", model.ffn, "plan.tp", tp)
         self._check_length("model.seq_len", model.seq_len)
         if model.decoder_layers:
@@ -223,6 +231,22 @@ class Shapes:
             raise InputError(f"plan.ep is {plan.ep}, but the model has no experts")
         if grid.cp > 1:
             self._check_context()
+        if (model.memory or model.cutoffs) and grid.tp * grid.cp > 1:
+            raise InputError(
+                f"plan.tp is {grid.tp} and plan.cp {grid.cp} with model.memory or model.cutoffs: "
+                "Transformer-XL is not shared by tensor or context"
+            )
+        if model.memory and plan.framework.kernels != "eager":
+            raise InputError(
+                f"framework.kernels is {plan.framework.kernels!r} with model.memory = "
+                f"{model.memory}: shifted "
+                "scores need 'eager'"
+            )
+        if model.lora_rank and plan.zero == 3:
+            raise InputError(
+                "model.lora_rank is given with plan.zero = 3: frozen parameters that are sharded "
+                "are not modelled"
+            )
 
     def _check_length(self, key: str, length: int) -> None:
         tp, cp = self.grid.tp, self.grid.cp
@@ -346,15 +370,20 @@ class AttentionShape:
             2.1 ms in fp8 with a window of 128 or without, 0.44 to 0.46 ms in bf16
             (github:NVIDIA/cudnn-frontend, benchmark/attention_training/results/gpt_oss).
         """
+        example = s.model.example_length
+        if example is not None and example < s.length and not self.relative_bias:
+            examples = max(1, round(s.length / example))
+        else:
+            examples = 1
         ignores_window = (
             backward and s.attention_format == "fp8" and s.plan.framework.attention == "cudnn"
         )
         return Attention(
-            s.batch,
+            s.batch * examples,
             self.heads,
             self.kv_heads,
-            queries,
-            keys,
+            max(1, queries // examples),
+            max(1, keys // examples),
             self.head_size,
             self.value_size,
             causal,

@@ -10,7 +10,10 @@ Megatron-LM's `num_floating_point_operations`. Vocabularies are not padded.
 
 from __future__ import annotations
 
-from ..experiment.models import Transformer
+import itertools
+from collections import Counter
+
+from .models import Transformer
 
 __all__ = [
     "active_matrices",
@@ -20,6 +23,7 @@ __all__ = [
     "model_flops",
     "parameters",
     "patch_flops",
+    "recurrence_flops",
     "samples",
 ]
 
@@ -36,7 +40,9 @@ def attention_matrices(model: Transformer) -> int:
     h, a = model.hidden, model.heads
     out = a * model.value_head * h
     if model.attention == "mha":
-        return h * (a * model.head + model.kv * (model.head + model.value_head)) + out
+        queries = a * model.head * (2 if model.attention_gate else 1)
+        positions = h * a * model.head if model.memory else 0
+        return h * (queries + model.kv * (model.head + model.value_head)) + out + positions
     rank = model.q_lora_rank
     queries = h * rank + rank * a * model.head if rank else h * a * model.head
     down = h * (model.kv_lora_rank + model.qk_rope_head_size)
@@ -65,8 +71,36 @@ def mixture_matrices(model: Transformer, experts: int) -> int:
     experts : int
         Routed experts that count: all the model has, or those that one token is sent to.
     """
-    widths = experts * model.expert_ffn + model.shared_ffn
-    return feed_forward_matrices(model, widths) + model.hidden * model.experts
+    matrices = feed_forward_matrices(model, model.shared_ffn) + model.hidden * model.experts
+    routed = feed_forward_matrices(model, experts * model.expert_ffn)
+    if model.moe_latent is not None:  # experts are in the latent width, with a matrix to and fro
+        routed = routed * model.moe_latent // model.hidden
+        matrices += 2 * model.hidden * model.moe_latent
+    return matrices + routed
+
+
+def mamba_matrices(model: Transformer) -> int:
+    """Return the elements of the matrices into and out of a Mamba-2 layer."""
+    inner, shared = model.mamba_inner, 2 * model.mamba_groups * model.mamba_state
+    return model.hidden * (2 * inner + shared + model.mamba_heads) + inner * model.hidden
+
+
+def delta_matrices(model: Transformer) -> int:
+    """Return the elements of the matrices into and out of a layer of the gated delta rule."""
+    values = model.delta_value_heads * model.delta_value_size
+    keys = model.delta_key_heads * model.delta_key_size
+    return model.hidden * (2 * keys + 2 * values + 2 * model.delta_value_heads + values)
+
+
+def _matrices(model: Transformer, letter: str) -> int:
+    """Matrices that one token is multiplied with in a part of a layer."""
+    if letter == "*":
+        return attention_matrices(model)
+    if letter == "-":
+        return feed_forward_matrices(model, model.ffn)
+    if letter == "E":
+        return mixture_matrices(model, model.topk)
+    return mamba_matrices(model) if letter == "M" else delta_matrices(model)
 
 
 def active_matrices(model: Transformer) -> int:
@@ -75,16 +109,31 @@ def active_matrices(model: Transformer) -> int:
     Of T5 those of encoder and decoder together; each token passes one of them.
     """
     h = model.hidden
-    total = (model.layers + model.mtp_layers) * attention_matrices(model)
-    for layer in [*range(model.layers), *[model.layers - 1] * model.mtp_layers]:
-        if model.is_moe(layer):
-            total += mixture_matrices(model, model.topk)
-        else:
-            total += feed_forward_matrices(model, model.ffn)
+    letters = Counter("".join(model.kinds))
+    total = sum(number * _matrices(model, letter) for letter, number in letters.items())
     total += decoder_matrices(model)
     total += model.mtp_layers * 2 * h * h
-    total += (1 + model.mtp_layers) * model.vocab * h
+    total += (1 + model.mtp_layers) * _score_matrices(model)
     return total + (h * h if model.family == "bert" else 0)
+
+
+def _score_matrices(model: Transformer) -> int:
+    """Matrices from hidden states to scores that a token is multiplied with, in the mean."""
+    h = model.hidden
+    if not model.cutoffs:
+        return model.vocab * h
+    total = (model.cutoffs[0] + len(model.cutoffs)) * h
+    for i, (words, share) in enumerate(zip(_tails(model), model.cutoff_shares, strict=True), 1):
+        width = max(1, h // model.cutoff_divisor**i)
+        # Scores, and beside narrower vectors a matrix on the way out and one on the way in.
+        total += round(share * (words * width + (2 * h * width if width < h else 0)))
+    return total
+
+
+def _tails(model: Transformer) -> list[int]:
+    """Words of the clusters behind the first."""
+    bounds = (*model.cutoffs, model.vocab)
+    return [last - first for first, last in itertools.pairwise(bounds)]
 
 
 def decoder_matrices(model: Transformer) -> int:
@@ -97,13 +146,19 @@ def parameters(model: Transformer) -> int:
     """Return the parameters of a model, those of multi-token prediction included."""
     h = model.hidden
     norm = 2 * h if model.norm == "layer" else h
-    total = model.layers * _attention_parameters(model)
-    total += sum(_feed_forward_parameters(model, layer) for layer in range(model.layers))
+    letters = Counter("".join(model.kinds[: model.layers]))
+    total = sum(number * _part_parameters(model, letter) for letter, number in letters.items())
     total += norm  # the last
     if model.family == "vit":
         total += CHANNELS * model.patch**2 * h + h + h + model.seq_len * h
         return total + model.classes * (h + 1)
-    total += model.vocab * h * (1 if model.tied_embeddings else 2)
+    if model.cutoffs:
+        total += model.cutoffs[0] * h
+        for i, words in enumerate(_tails(model), 1):
+            width = max(1, h // model.cutoff_divisor**i)
+            total += words * width + (2 * h * width if width < h else 0)
+    else:
+        total += model.vocab * h * (1 if model.tied_embeddings else 2)
     if model.position == "learned":
         total += model.seq_len * h
     if model.family == "bert":
@@ -113,13 +168,34 @@ def parameters(model: Transformer) -> int:
         total += h * h + h + norm + model.vocab + h * h + h + 2 * h + 2
     if model.family == "t5":
         cross = _attention_parameters(model)
-        each = _attention_parameters(model) + cross + _feed_forward_parameters(model, 0)
+        each = _attention_parameters(model) + cross + _part_parameters(model, "-")
         total += model.decoder_layers * each + norm
     if model.position == "relative":
         stacks = 2 if model.family == "t5" else 1
         total += stacks * RELATIVE_BUCKETS * model.heads
-    last = _attention_parameters(model) + _feed_forward_parameters(model, model.layers - 1)
-    return total + model.mtp_layers * (last + 2 * h * h + 3 * norm)
+    modules = min(model.mtp_layers, 1) if model.mtp_shared else model.mtp_layers
+    for kind in model.kinds[model.layers : model.layers + modules]:
+        total += sum(_part_parameters(model, letter) for letter in kind) + 2 * h * h + 3 * norm
+    return total
+
+
+def _part_parameters(model: Transformer, letter: str) -> int:
+    """Parameters of a part of a layer, the norm before it included."""
+    if letter == "*":
+        return _attention_parameters(model)
+    if letter in "-E":
+        return _feed_forward_parameters(model, experts=letter == "E")
+    before = (2 if model.norm == "layer" else 1) * model.hidden
+    taps = model.convolution
+    if letter == "M":
+        # Convolution with bias; step size, decay and way past the state of each head; gated norm.
+        channels = model.mamba_inner + 2 * model.mamba_groups * model.mamba_state
+        own = channels * (taps + 1) + 3 * model.mamba_heads + model.mamba_inner
+        return before + mamba_matrices(model) + own
+    keys = model.delta_key_heads * model.delta_key_size
+    values = model.delta_value_heads * model.delta_value_size
+    own = (2 * keys + values) * taps + 2 * model.delta_value_heads + model.delta_value_size
+    return before + delta_matrices(model) + own
 
 
 def _attention_parameters(model: Transformer) -> int:
@@ -137,9 +213,9 @@ def _attention_parameters(model: Transformer) -> int:
     return total
 
 
-def _feed_forward_parameters(model: Transformer, layer: int) -> int:
+def _feed_forward_parameters(model: Transformer, *, experts: bool) -> int:
     total = (2 if model.norm == "layer" else 1) * model.hidden
-    if model.is_moe(layer):
+    if experts:
         total += mixture_matrices(model, model.experts)
         if model.bias:
             each = (2 if model.gated else 1) * model.expert_ffn + model.hidden
@@ -244,18 +320,44 @@ def attention_flops(model: Transformer, batch: int) -> int:
     s = model.seq_len
     layers = [*range(model.layers), *[model.layers - 1] * model.mtp_layers]
     windowed = sum(map(model.windowed, layers))
+    others = "".join(model.kinds).count("*") - windowed
     total = windowed * _pairs(model, s, causal=model.causal)
-    total += (len(layers) - windowed) * _all_pairs(s, causal=model.causal)
+    total += others * _all_pairs(s, causal=model.causal, examples=_examples(model, s))
     if model.family == "t5":
         d = _decoder_length(model)
         total += model.decoder_layers * (_pairs(model, d, causal=True) + s * d)
     return batch * pair * total
 
 
+def recurrence_flops(model: Transformer, batch: int) -> int:
+    """Return the FLOPs of recurrences, forward: what the mathematics needs, token by token.
+
+    As Megatron-LM counts them (`num_floating_point_operations` of megatron/training/training.py):
+    7 for each element of a Mamba-2 state, 8 of a gated delta rule's.
+
+    Parameters
+    ----------
+    model : Transformer
+    batch : int
+        Sequences.
+
+    Returns
+    -------
+    int
+        FLOP of the whole model, not of one rank's share.
+    """
+    letters = Counter("".join(model.kinds))
+    values = model.delta_value_heads * model.delta_value_size
+    each = 7 * letters["M"] * model.mamba_inner * model.mamba_state
+    each += 8 * letters["G"] * values * model.delta_key_size
+    return batch * model.seq_len * each
+
+
 def model_flops(model: Transformer, batch: int) -> int:
     """Return the FLOPs of a batch of sequences, forward and backward.
 
     Three times the forward pass, 6 for each token and active matrix element; of patches twice.
+    Matrices beside adapters are frozen: twice; the adapters' few are left out.
 
     Parameters
     ----------
@@ -268,7 +370,10 @@ def model_flops(model: Transformer, batch: int) -> int:
     int
         FLOP of the whole model, not of one rank's share.
     """
-    forward = matrix_flops(model, batch) + attention_flops(model, batch)
+    matrices = matrix_flops(model, batch)
+    if model.lora_rank:
+        return 2 * matrices + 3 * (attention_flops(model, batch) + recurrence_flops(model, batch))
+    forward = matrices + attention_flops(model, batch) + recurrence_flops(model, batch)
     return 3 * forward + 2 * patch_flops(model, batch)
 
 
@@ -280,9 +385,15 @@ def _pairs(model: Transformer, s: int, *, causal: bool) -> int:
     """Pairs of tokens of a sequence that see each other."""
     w = model.window
     if w is None or w >= s:
-        return _all_pairs(s, causal=causal)
+        return _all_pairs(s, causal=causal, examples=_examples(model, s))
     return s * w - w * w // 2 if causal else s * w
 
 
-def _all_pairs(s: int, *, causal: bool) -> int:
-    return s * s // 2 if causal else s * s
+def _examples(model: Transformer, s: int) -> int:
+    """Examples of a packed sequence, as if all were as long."""
+    return 1 if model.example_length is None else max(1, round(s / model.example_length))
+
+
+def _all_pairs(s: int, *, causal: bool, examples: int = 1) -> int:
+    pairs = s * s // examples
+    return pairs // 2 if causal else pairs

@@ -1,0 +1,150 @@
+"""Low-rank adapters and packed sequences: what ranks hold, compute and keep."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from transformers import model, network, plan
+
+from mpisim.base.errors import InputError
+from mpisim.experiment import Transformer, model_counts
+from mpisim.kernels.operations import Attention
+from mpisim.memory.states import model_states, parameter_counts
+from mpisim.workloads.data_parallel.buckets import chunk_parameters
+from mpisim.workloads.operators import Compute, Network, Parameter
+
+COMMON: dict[str, Any] = {
+    "layers": 3,
+    "hidden": 256,
+    "heads": 8,
+    "kv_heads": 4,
+    "seq_len": 256,
+    "vocab": 2048,
+    "ffn_hidden": 512,
+}
+RANK = 16
+ALL = ("qkv", "proj", "fc1", "fc2")
+
+
+def adapted(**keys: Any) -> Transformer:
+    return model("llama", **COMMON, lora_rank=RANK, **keys)
+
+
+def parameters(found: Network) -> list[Parameter]:
+    return [each for layer in found.layers for each in layer.parameters]
+
+
+def flops(found: Network, what: str) -> int:
+    return sum(
+        task.kernel.flops
+        for layer in found.layers
+        for operator in layer.operators
+        for task in getattr(operator, what)
+        if isinstance(task, Compute) and not isinstance(task.kernel, Attention)
+    )
+
+
+def trained(modules: tuple[str, ...], h: int = 256, f: int = 512, kv: int = 128) -> int:
+    """Parameters of adapters of one layer: rank × (features in + features out) of each."""
+    sizes = {"qkv": h + h + 2 * kv, "proj": 2 * h, "fc1": h + 2 * f, "fc2": f + h}
+    return RANK * sum(sizes[each] for each in modules)
+
+
+@pytest.mark.parametrize("modules", [("qkv",), ("qkv", "proj"), ALL])
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_only_adapters_are_trained(modules: tuple[str, ...], tp: int) -> None:
+    found = network(adapted(lora_modules=modules), plan(tp=tp))
+    whole = network(model("llama", **COMMON), plan(tp=tp))
+    held = parameters(found)
+    assert sum(p.size for p in held if p.frozen) == sum(p.size for p in parameters(whole))
+    own = [p.size for p in held if not p.frozen]
+    # A rank has all of one of the two matrices' rank, and its share of the other features.
+    if tp == 1:
+        assert sum(own) == 3 * trained(modules)
+    assert sum(each.size for each in chunk_parameters(found.layers)) == sum(own)
+
+
+def test_work_is_that_of_the_formula() -> None:
+    """Frozen matrices: forward and the gradient of the input; adapters thrice."""
+    found, whole = network(adapted(), plan(micro_batch=2)), model("llama", **COMMON)
+    tokens = 2 * 256
+    matrices = model_counts.matrix_flops(whole, 2)
+    small = 2 * tokens * 3 * trained(ALL)
+    assert flops(found, "forward") == matrices + small
+    assert flops(found, "backward") == matrices + 2 * small
+    attention = model_counts.attention_flops(whole, 2)
+    assert found.flops == 2 * matrices + 3 * attention
+    assert not any(
+        task.weight
+        for layer in found.layers
+        for operator in layer.operators
+        for task in operator.backward
+        if not operator.name.endswith("adapter")
+    )
+
+
+def test_states_are_those_of_the_adapters() -> None:
+    keys = plan(dp=1, zero=0, precision="bf16", dp_style="megatron")
+    layers = network(adapted(), keys).layers
+    counts = parameter_counts(layers)
+    assert counts.total == 3 * trained(ALL)
+    assert counts.frozen == sum(p.size for p in parameters(network(adapted(), keys)) if p.frozen)
+    states = model_states(counts, keys, {"shard": 1, "eshard": 1})
+    assert states.parameters == 2 * (counts.total + counts.frozen)
+    assert (states.gradients, states.optimizer) == (4 * counts.total, 12 * counts.total)
+
+
+def test_frozen_matrices_keep_nothing_without_an_adapter() -> None:
+    def kept(found: Transformer) -> int:
+        return sum(layer.saved for layer in network(found, plan()).of_role("block"))
+
+    none = kept(model("llama", **COMMON))
+    some, many = kept(adapted(lora_modules=("qkv",))), kept(adapted(lora_modules=ALL))
+    assert some < many
+    # The inputs of three of four matrices, less the small features of one adapter.
+    inputs = 2 * 256 * (256 + 256 + 512)
+    assert none - some == 3 * (inputs - 2 * 256 * RANK)
+
+
+def test_modules_of_prediction_are_adapted_once() -> None:
+    found = network(adapted(mtp_layers=1), plan())
+    heads = [layer for layer in found.layers if "prediction" in layer.name]
+    own = [p for p in heads[0].parameters if not p.frozen]
+    assert sum(p.size for p in own) == trained(ALL)
+
+
+@pytest.mark.parametrize(("length", "examples"), [(256, 1), (128, 2), (64, 4), (100, 3)])
+@pytest.mark.parametrize("cp", [1, 2])
+def test_tokens_attend_to_their_own_example(length: int, examples: int, cp: int) -> None:
+    found = model("llama", **COMMON, example_length=length)
+    sharing = plan(micro_batch=2, cp=cp)
+    kernels = [
+        task.kernel
+        for operator in network(found, sharing).of_role("block")[0].operators
+        for task in operator.forward
+        if isinstance(task, Compute) and isinstance(task.kernel, Attention)
+    ]
+    done = cp * sum(kernel.flops for kernel in kernels)
+    assert done == pytest.approx(model_counts.attention_flops(found, 2) / 3, rel=0.06)
+    whole = model_counts.attention_flops(model("llama", **COMMON), 2)
+    assert model_counts.attention_flops(found, 2) == pytest.approx(whole / examples, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("family", "keys", "message"),
+    [
+        ("bert", {"lora_rank": 8}, "family 'bert' has no adapters"),
+        ("llama", {"lora_rank": 8, "lora_modules": ()}, "lora_modules is empty"),
+        ("llama", {"example_length": 512}, "example_length is 512; it is for packed sequences"),
+    ],
+)
+def test_what_no_model_has(family: str, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        model(family, **COMMON, **keys)
+
+
+def test_frozen_parameters_are_not_sharded() -> None:
+    with pytest.raises(InputError, match="frozen parameters that are sharded"):
+        network(adapted(), plan(dp=4, zero=3, dp_style="fsdp"))
