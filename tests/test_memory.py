@@ -353,11 +353,16 @@ def test_overlapped_actions_may_be_at_their_worst_at_once() -> None:
 def test_gathered_units_of_fsdp() -> None:
     layers = [layer(size=100, role="embedding"), *(layer(size=10 * i) for i in (1, 2, 3, 4))]
     fsdp = {"dp_style": "fsdp", "zero": 3}
-    assert gathered(layers, plan(**fsdp)) == 2 * (100 + 30 + 40)
-    assert gathered(layers, plan(**fsdp, prefetch=0)) == 2 * (100 + 40)
-    assert gathered(layers, plan(**fsdp, wrap_layers=2, prefetch=0)) == 2 * (100 + 70)
-    assert gathered(layers, plan(**fsdp, reshard_after_forward=False)) == 2 * 200
-    assert gathered(layers, plan(dp_style="fsdp", zero=2)) == 2 * 200
+    flat = fsdp | {"flat_shards": True}
+    assert gathered(layers, plan(**flat)) == 2 * (100 + 30 + 40)
+    assert gathered(layers, plan(**flat, prefetch=0)) == 2 * (100 + 40)
+    assert gathered(layers, plan(**flat, wrap_layers=2, prefetch=0)) == 2 * (100 + 70)
+    assert gathered(layers, plan(**flat, reshard_after_forward=False)) == 2 * 200
+    assert gathered(layers, plan(dp_style="fsdp", zero=2, flat_shards=True)) == 2 * 200
+    # fully_shard copies what it gathers out of a buffer: of the root unit, or of two others.
+    assert gathered(layers, plan(**fsdp)) == 2 * (170 + 100)
+    assert gathered(layers[1:], plan(**fsdp)) == 2 * (70 + 70)
+    assert gathered(layers[1:], plan(dp_style="fsdp", zero=2)) == 2 * (100 + 70)
     assert gathered(layers, plan(zero=1)) == 0
     assert gathered(layers, plan(dp_style="deepspeed", zero=3)) == 2 * 200
 

@@ -9,6 +9,7 @@ from . import (
     validate_e2e,
     validate_job,
     validate_kernels,
+    validate_memory,
     validate_plans,
     validate_power,
     validate_published,
@@ -25,6 +26,7 @@ KINDS = (
     validate_plans,
     validate_published,
     validate_power,
+    validate_memory,
     validate_job,
 )
 
@@ -37,6 +39,7 @@ examples:
   mpisim validate plans all.csv                    would a search have chosen right?
   mpisim validate published                        experiments of papers beside their figures
   mpisim validate power                            measured power of training runs
+  mpisim validate memory                           published peaks of memory, runs that failed
   mpisim validate job                              published runs of weeks, beside jobs
 """
 

@@ -269,7 +269,11 @@ class LayerMemory:
             drops = whole or (again and operator.selective)
             saved = 0 if drops else operator.saved
             # What it saves are its inputs or its own results: besides these, only the last is new.
-            own = max(working_bytes(operator.forward, sizes), saved + output_bytes(operator, sizes))
+            if operator.alive is None:
+                found = working_bytes(operator.forward, sizes)
+                own = max(found, saved + output_bytes(operator, sizes))
+            else:
+                own = operator.alive[0]
             self.forward = max(self.forward, held + own)
             held += saved
 
@@ -291,9 +295,11 @@ class LayerMemory:
             if not whole and again and operator.selective:
                 held += operator.saved
             tasks = [task for task in operator.backward if part == "all" or not task.weight]
-            most = max(
-                most, held + working_bytes(tasks, sizes, given=output_bytes(operator, sizes))
-            )
+            if operator.alive is None:
+                found = working_bytes(tasks, sizes, given=output_bytes(operator, sizes))
+            else:
+                found = operator.alive[1]
+            most = max(most, held + found)
             held -= operator.saved
             if part == "input":
                 held += weight_gradient_inputs(operator, sizes)

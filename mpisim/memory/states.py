@@ -316,8 +316,11 @@ def gathered_parameters(counts: ParameterCounts, plan: Plan) -> int:
 
     FSDP: the root unit (embedding and head), which stays gathered, the unit at work and those that
     are prefetched; all of them where nothing is freed after the forward (zero = 2, or
-    ``reshard_after_forward = false``). DeepSpeed's stage 3 frees what it can once
-    ``stage3_max_live_parameters`` are gathered.
+    ``reshard_after_forward = false``). What ``fully_shard`` gathers comes in a buffer, from which
+    parameters are copied (`foreach_all_gather_copy_out` of
+    torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py). Buffers are made in a stream of their
+    own: the allocator keeps the largest from the first forward on, and no other stream can have it.
+    DeepSpeed's stage 3 frees what it can once ``stage3_max_live_parameters`` are gathered.
 
     Parameters
     ----------
@@ -330,11 +333,12 @@ def gathered_parameters(counts: ParameterCounts, plan: Plan) -> int:
         return min(weight * counts.total, weight * round(frameworks().deepspeed.live.si))
     if framework(plan) != "fsdp":
         return 0
-    if plan.zero == 2 or not plan.framework.reshard_after_forward:
-        return weight * (counts.root + sum(counts.units))
     ahead = 1 + plan.framework.prefetch
     most = max((sum(counts.units[i : i + ahead]) for i in range(len(counts.units))), default=0)
-    return weight * (counts.root + most)
+    copied = 0 if plan.framework.flat_shards else max(counts.root, most)
+    if plan.zero == 2 or not plan.framework.reshard_after_forward:
+        most = sum(counts.units)
+    return weight * (counts.root + most + copied)
 
 
 def gradient_buckets(counts: ParameterCounts, plan: Plan, sizes: Mapping[str, int]) -> int:

@@ -194,6 +194,9 @@ class Operator:
         Channels whose running mean and variance it updates (batch normalisation). PyTorch's DDP
         sends these, two fp32 numbers each, and one int64 counter an operator, from its first rank
         to the others before the first forward of a step.
+    alive : tuple of int
+        Bytes that are alive at once in the forward, and in the backward beyond `saved`, where it is
+        known; otherwise they follow from the tasks (:mod:`mpisim.memory.activations`).
     """
 
     name: str
@@ -203,6 +206,7 @@ class Operator:
     saved: int = 0
     selective: bool = False
     statistics: int = 0
+    alive: tuple[int, int] | None = None
 
     @cached_property
     def _hash(self) -> int:

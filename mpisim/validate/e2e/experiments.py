@@ -18,7 +18,7 @@ from .clusters import choose
 from .rows import Row
 from .settings import Fact, Settings, assigned
 
-__all__ = ["Mapped", "Skipped", "experiment_of", "shown"]
+__all__ = ["VERDICTS", "Mapped", "Skipped", "experiment_of", "shown"]
 
 MODEL_KEYS = {
     "layers": "layers",
@@ -65,6 +65,9 @@ SEQUENCE_TOKENS = "plan.sequence_tokens"
 
 OF_PROFILE = ("framework.name", "framework.version", "framework.recipe")
 """Keys that say which framework ran a row; an empty text takes one back."""
+VERDICTS = ("fits", "close", "refused", "unjudged")
+"""Of rows, which all ran: fits into memory, too close to call, does not fit; not said, since it
+hinges on what is not modelled."""
 
 SUFFIXES = (" SFT", "-proxy")
 """What follows the name of a model when it is trained otherwise, or cut to fewer layers."""
@@ -86,6 +89,8 @@ class Mapped:
         What the row does not state and was filled in, as ``key = value``.
     approximations : tuple of str
         Where the experiment is not what was run.
+    unjudged : str
+        What saves memory and is not modelled, so that the row is not refused for memory.
     """
 
     row: Row
@@ -94,6 +99,23 @@ class Mapped:
     text: str
     defaults: tuple[str, ...]
     approximations: tuple[str, ...]
+    unjudged: str = ""
+
+    def judged(self, fits: bool, certain: bool) -> str:
+        """Return what the memory model says of the row: one of `VERDICTS`.
+
+        Parameters
+        ----------
+        fits : bool
+            Whether the experiment fits.
+        certain : bool
+            Whether that is sure.
+        """
+        if self.unjudged and not (fits and certain):
+            return "unjudged"
+        if not certain:
+            return "close"
+        return "fits" if fits else "refused"
 
     @property
     def is_transformer(self) -> bool:
@@ -190,7 +212,8 @@ def _mapped(
     ]
     if experiment.guess is not None:
         approximations += experiment.guess.notes
-    return Mapped(row, source, experiment, text, tuple(defaults), tuple(approximations))
+    unjudged = settings.unjudged(row, source)
+    return Mapped(row, source, experiment, text, tuple(defaults), tuple(approximations), unjudged)
 
 
 def shown(mapped: Mapped) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..cases import summary
 from .compare import Compared, Comparison
+from .experiments import VERDICTS
 from .pairs import pair_figures, pairs
 from .predict import outcome_as_json
 
@@ -19,6 +20,7 @@ __all__ = [
     "coverage",
     "figures",
     "headlines",
+    "judged_by_memory",
     "named_sets",
     "tables",
 ]
@@ -186,7 +188,6 @@ def as_json(found: Comparison, path: str) -> dict[str, Any]:
     measured = [each for each in found.compared if each.row.texts["trust"] != "F"]
     formula = [each for each in found.compared if each.row.texts["trust"] == "F"]
     whole = figures(measured)
-    refused = sum(not each.outcome.fits for each in found.compared)
     return {
         "kind": "e2e",
         "table": path,
@@ -194,7 +195,8 @@ def as_json(found: Comparison, path: str) -> dict[str, Any]:
         "timed": found.timed,
         "predicted": len(found.compared),
         "coverage": coverage(found),
-        "refused_by_memory": refused,
+        "refused_by_memory": judged_by_memory(found.compared)["refused"],
+        "memory": judged_by_memory(found.compared),
         "skipped": dict(sorted(found.reasons.items())),
         **{key: whole[key] for key in ("mape", "median", "p90", "bias", "covered")},
         "headlines": headlines(found.compared),
@@ -211,6 +213,14 @@ def as_json(found: Comparison, path: str) -> dict[str, Any]:
         "pairs": pair_figures(pairs(found.compared)),
         "cases": [_case(each) | _outcome(found, each) for each in found.compared],
     }
+
+
+def judged_by_memory(rows: Sequence[Compared]) -> dict[str, int]:
+    """Return how many rows, which all ran, have each of `VERDICTS`."""
+    counts = dict.fromkeys(VERDICTS, 0)
+    for each in rows:
+        counts[each.mapped.judged(each.outcome.fits, each.outcome.certain)] += 1
+    return counts
 
 
 def _outcome(found: Comparison, each: Compared) -> dict[str, Any]:

@@ -131,6 +131,8 @@ class Outcome:
         Whether the constants were fitted to steps of the same framework and kind of GPU.
     fits : bool
         Whether the memory model says that it fits.
+    certain : bool
+        Whether it is sure of that.
     lengths : dict of str to float
         Seconds of the critical path that each constant multiplies, fitted or not
         (:mod:`mpisim.prediction.step_constants`).
@@ -147,6 +149,7 @@ class Outcome:
     inputs: float = 0.0
     known: bool = False
     fits: bool = True
+    certain: bool = True
     lengths: Mapping[str, float] = field(default_factory=dict)
     effects: Mapping[str, float] = field(default_factory=dict)
     busy: NDArray[np.int64] = field(default_factory=_nothing, compare=False)
@@ -273,6 +276,7 @@ def _simulated(job: _Job, networks: NetworkCache) -> Outcome:
             inputs=error.relative,
             known=case.constants.constants.fitted_to(case.constants.framework, case.constants.gpu),
             fits=case.memory.fits,
+            certain=case.memory.certain,
             lengths={
                 name: length / PICOSECONDS
                 for name, length in lengths.items()
@@ -360,6 +364,7 @@ def outcome_as_json(mapped: Mapped, outcome: Outcome, every: bool) -> dict[str, 
         "experiment": digest(mapped, every),
         **numbers,
         "fits": outcome.fits,
+        "certain": outcome.certain,
         "lengths": dict(outcome.lengths),
         "effects": dict(outcome.effects),
     }
@@ -399,6 +404,7 @@ def _outcome(case: Mapping[str, Any]) -> Outcome:
         before_optimizer,
         inputs,
         fits=bool(case["fits"]),
+        certain=bool(case.get("certain", True)),
         lengths=lengths,
         effects=effects,
     )

@@ -11,7 +11,7 @@ from typing import Any
 from ...base.picture import save_picture
 from ...base.text import aligned, markdown_table, replace_between, shortened
 from .compare import Compared, Comparison
-from .figures import coverage, headlines, tables
+from .figures import coverage, headlines, judged_by_memory, tables
 from .pairs import pair_figures, pairs
 
 __all__ = ["BEGIN", "END", "markdown", "render", "scatter"]
@@ -117,12 +117,13 @@ def _measured_defaults(found: Comparison) -> Counter[str]:
 
 def _coverage(found: Comparison) -> str:
     shares = coverage(found)
-    refused = sum(not each.outcome.fits for each in found.compared)
+    memory = judged_by_memory(found.compared)
     return (
         f"{found.rows} rows, {found.timed} with a measured step time, {len(found.compared)} of "
         f"them predicted ({shares['all']:.1%}; of transformers of trust A and B "
         f"{shares['transformers']:.1%}).\n"
-        f"{refused} of them would not fit by the memory model, though they ran."
+        f"By the memory model {memory['refused']} of them would not fit, though they ran; "
+        f"{memory['close']} are too close to call, {memory['unjudged']} are not judged."
     )
 
 

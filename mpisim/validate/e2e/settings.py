@@ -49,6 +49,35 @@ class Refused:
 
 
 @frozen
+class Unjudged:
+    """Rows that are not refused for memory: what saves some is not modelled, or not known.
+
+    Those that fit without do so with it, too.
+
+    Attributes
+    ----------
+    why : str
+    sources, where
+        As of `Rule`.
+    """
+
+    why: str
+    sources: tuple[str, ...] = ()
+    where: dict[str, str] = field(default_factory=dict)
+
+    def holds(self, row: Row, source: str) -> bool:
+        """Whether it is about a row.
+
+        Parameters
+        ----------
+        row : Row
+        source : str
+            Short name of the row's source.
+        """
+        return _selects(self.sources, self.where, row, source)
+
+
+@frozen
 class PrecisionName:
     """Our precision for one that is not modelled; `note` says so."""
 
@@ -124,9 +153,7 @@ class Fact:
         source : str
             Short name of the row's source.
         """
-        if self.sources and source not in self.sources:
-            return False
-        return all(_contains(row, column, text) for column, text in self.where.items())
+        return _selects(self.sources, self.where, row, source)
 
 
 @frozen
@@ -139,6 +166,7 @@ class Settings:
     precisions: tuple[PrecisionName, ...]
     clusters: tuple[ClusterFor, ...]
     facts: tuple[Fact, ...]
+    memory: tuple[Unjudged, ...] = ()
 
     def source(self, row: Row) -> str:
         """Return the short name of a row's source."""
@@ -149,6 +177,17 @@ class Settings:
         """Return why a row cannot be predicted, if the file says so."""
         found = (each.why for each in self.refused if _contains(row, each.column, each.text))
         return next(found, None)
+
+    def unjudged(self, row: Row, source: str) -> str:
+        """Return what saves memory in a row and is not modelled; empty if nothing does.
+
+        Parameters
+        ----------
+        row : Row
+        source : str
+            Short name of the row's source.
+        """
+        return next((each.why for each in self.memory if each.holds(row, source)), "")
 
 
 @cache
@@ -164,6 +203,12 @@ def assigned(assignment: str) -> tuple[str, Any]:
         return key, tomllib.loads(f"value = {value}")["value"]
     except (ValueError, RecursionError):
         return key, value
+
+
+def _selects(sources: tuple[str, ...], where: dict[str, str], row: Row, source: str) -> bool:
+    if sources and source not in sources:
+        return False
+    return all(_contains(row, column, text) for column, text in where.items())
 
 
 def _contains(row: Row, column: str, text: str) -> bool:

@@ -145,7 +145,8 @@ def clamp_inputs(s: Shapes, activation: Operator, size: int) -> Operator:
     (``megatron/core/fusions/fused_bias_geglu.py``, `weighted_bias_quick_geglu_impl`): both halves
     are clamped and joined again, and the offset of the values, a number, is made a tensor on the
     GPU. That copy from the host's memory makes the CPU wait for all that it has launched. What the
-    activation keeps is kept twice: as it came, and clamped.
+    activation keeps is kept twice: as it came, and clamped; where it runs again backward
+    (``moe_act``), once, as it came.
 
     Parameters
     ----------
@@ -172,5 +173,5 @@ def clamp_inputs(s: Shapes, activation: Operator, size: int) -> Operator:
             elementwise(f"{name} clamp gate backward", 3 * e * size),
             elementwise(f"{name} concatenation backward", 4 * e * size),
         ),
-        saved=2 * activation.saved,
+        saved=(1 if "moe_act" in s.plan.recompute.modules else 2) * activation.saved,
     )

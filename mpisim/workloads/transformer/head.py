@@ -224,9 +224,12 @@ def _cross_entropy(s: Shapes) -> Operator:
         the implementation ``native``): scores in fp32 with their maxima; exponentials with their
         sums, in place; their shares.
     fused
-        One kernel forward and one backward (Transformer Engine's).
+        One kernel forward and one backward (Transformer Engine's). It keeps the scores, or puts the
+        gradient in their place (transformer_engine/common/triton/cross_entropy.py).
     otherwise
-        Elementary operations of megatron/core/tensor_parallel/cross_entropy.py.
+        Elementary operations of megatron/core/tensor_parallel/cross_entropy.py, which work in
+        place; with `sp_style` "pytorch" those of torch/distributed/tensor/parallel/loss.py,
+        which do not.
     """
     rows, columns, e = s.tokens, s.vocabulary, s.element_size
     size = rows * columns
@@ -239,7 +242,11 @@ def _cross_entropy(s: Shapes) -> Operator:
 
     forward: list[Task]
     backward: list[Task]
+    # Bytes of a score that are kept (softmax, or its logarithm), and that are alive: forward beside
+    # the scores themselves, backward beside what is kept.
+    kept, alive = FP32, (FP32, e)
     if s.plan.framework.eager_loss and s.grid.tp == 1:
+        alive = 2 * FP32, 2 * FP32  # copy, result; gradients of the result and of the copy
         forward = [
             elementwise("loss cast", (e + FP32) * size),
             Compute("loss softmax", Softmax(rows, columns, dtype="fp32")),
@@ -260,6 +267,7 @@ def _cross_entropy(s: Shapes) -> Operator:
         ]
         backward = [elementwise("loss backward", (FP32 + e) * size)]
     elif s.plan.framework.fuses_loss:
+        kept, alive = e, (0, e)  # the scores, or in their place the gradient
         forward = [
             elementwise("loss maximum", e * size),
             *reduced("maximum"),
@@ -270,6 +278,10 @@ def _cross_entropy(s: Shapes) -> Operator:
         whole = CrossEntropy(rows, columns, backward=True, dtype=s.storage_format)
         backward = [Compute("loss backward", whole)]
     else:
+        if s.plan.framework.sp_style == "pytorch":
+            # Copy, difference to the maximum, its exponential; of the target's gradient, the
+            # exponential, their sum and product with the gradient three.
+            alive = 3 * FP32, 3 * FP32
         forward = [
             elementwise("loss cast", (e + FP32) * size),
             elementwise("loss maximum", FP32 * size),
@@ -288,4 +300,10 @@ def _cross_entropy(s: Shapes) -> Operator:
             elementwise("loss scale backward", 2 * FP32 * size),
             elementwise("loss cast backward", (FP32 + e) * size),
         ]
-    return Operator("loss", tuple(forward), tuple(backward), saved=FP32 * size)
+    return Operator(
+        "loss",
+        tuple(forward),
+        tuple(backward),
+        saved=kept * size,
+        alive=((e + alive[0]) * size, alive[1] * size),
+    )
