@@ -117,7 +117,7 @@ def work(folder: Path) -> int:
     with contextlib.redirect_stdout(silent):
         cli.main(["run", "--save-program", str(folder / "step.h5"), "--overwrite"])
         for name, arguments in CASES.items():
-            code = cli.main([*arguments, "--json", str(folder / "case.json")])
+            code = cli.main([*arguments, "--json", str(folder / "case.json"), "--overwrite"])
             if code:
                 print(f"digests: {name} ended with {code}", file=sys.stderr)
                 return code

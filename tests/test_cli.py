@@ -1,5 +1,6 @@
 """The shell of the command line: what it prints, how it fails, that nothing hangs."""
 
+import argparse
 import subprocess
 import sys
 import time
@@ -7,6 +8,7 @@ import time
 import pytest
 
 import mpisim
+from mpisim import cli
 
 # A command whose runs end in every way there is.
 PROGRAM = """\
@@ -240,3 +242,61 @@ def test_the_package_offers_functions_not_modules():
         "assert 'simulate' in dir(mpisim)\n"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def commands_with(option):
+    """Yield the words of each command that has an option, and its parser."""
+
+    def within(parser, words):
+        actions = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+        for action in actions:
+            for name, inner in action.choices.items():
+                yield from within(inner, [*words, name])
+        if option in parser._option_string_actions:
+            yield words, parser
+
+    return within(cli._parser("", cli.COMMANDS), [])
+
+
+def test_every_command_that_writes_figures_can_overwrite_them():
+    found = list(commands_with("--json"))
+    assert len(found) > 15
+    for words, parser in found:
+        assert "--overwrite" in parser._option_string_actions, words
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["comm", "all_reduce", "--cluster", "dgx-h100", "--size", "1M"],
+        ["job", "llama3-8b-8-h100", "--set", "job.tokens=20e9"],
+        ["run"],
+        ["search", "llama3-8b-8-h100", "--vary", "plan.tp=1,2"],
+        ["sensitivity", "llama3-8b-8-h100", "--no-simulate"],
+        ["topo", "show", "dgx-h100"],
+        ["validate", "power"],
+        ["validate", "published"],
+        ["validate", "kernels", "there.csv"],
+        ["validate", "collectives", "there.csv"],
+        ["validate", "e2e", "there.csv"],
+        ["validate", "plans", "there.csv"],
+        ["validate", "traces", "there"],
+    ],
+    ids=" ".join,
+)
+def test_no_file_of_figures_is_replaced_unasked(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.json").write_text("mine")
+    assert cli.main([*words, "--json", "mine.json"]) == 2
+    said = capsys.readouterr().err
+    assert said == (
+        "mpisim: error: mine.json: exists already; name another file, or --overwrite it\n"
+    )
+    assert (tmp_path / "mine.json").read_text() == "mine"
+
+
+def test_figures_are_replaced_where_asked(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.json").write_text("mine")
+    assert cli.main(["topo", "show", "dgx-h100", "--json", "mine.json", "--overwrite"]) == 0
+    assert (tmp_path / "mine.json").read_text().startswith("{")

@@ -49,7 +49,7 @@ def test_fit_and_validate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert found["predicted"] == len(found["cases"]) > 0
     assert {case["split"] for case in found["cases"]} == {"test"}
 
-    assert main([*command, "--json", str(figures)]) == 0
+    assert main([*command, "--json", str(figures), "--overwrite"]) == 0
     whole = json.loads(figures.read_text())
     assert (whole["rows"], whole["predicted"]) == (36, 36)
     assert whole["skipped"] == {"GPU 'Z9' is unknown": 1}

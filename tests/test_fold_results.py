@@ -121,7 +121,7 @@ def test_command(run_mpisim: Callable[..., Any], comm: Intracomm, tmp_path: Path
         done = run_mpisim(
             [
                 *("program", "run", "grid.h5", "--cluster", "dgx-h100"),
-                *("--json", "a.json", "--details", *option),
+                *("--json", "a.json", "--overwrite", "--details", *option),
             ]
         )
         assert done.rc == 0, done.stderr

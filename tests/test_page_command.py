@@ -151,7 +151,7 @@ REFUSED = [
         ["compare", "a.h5", "b.h5", "--html", "b.h5", "--overwrite"],
         "--html would write over the input",
     ),
-    (["report", "a.h5", "--overwrite"], "--overwrite needs a file to write: --html FILE"),
+    (["report", "a.h5", "--overwrite"], "a file to write: --json FILE or --html FILE"),
     (["run", "--overwrite"], "--overwrite needs a file to write: -o FILE"),
     (["run", "--json", "x", "--html", "x"], "--json and --html name the same file"),
     (["run", "-o", "x", "--html", "x"], "-o and --html name the same file"),

@@ -102,7 +102,7 @@ def test_a_run_prints_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     said = f"step time: 2 ms, here {figure['predicted']:.4g} ({100 * figure['error']:+.1f} %)"
     assert f"published:\n  - {said}; a log; assumed: batch" in out
     file.write_text(RUN, encoding="utf-8")
-    assert main(["run", str(file), "--json", str(figures)]) == 0
+    assert main(["run", str(file), "--json", str(figures), "--overwrite"]) == 0
     assert "published" not in capsys.readouterr().out
     assert json.loads(figures.read_text())["published"] == []
 

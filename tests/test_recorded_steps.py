@@ -56,9 +56,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def figures_of(folder: Path, run_mpisim: Callable[..., Any], *words: str, n: int = 1) -> Any:
-    done = run_mpisim(
-        ["replay", folder, "--allow-missing-ranks", "--json", folder / "x.out", *words], n
-    )
+    to = ["--json", folder / "x.out", "--overwrite"]
+    done = run_mpisim(["replay", folder, "--allow-missing-ranks", *to, *words], n)
     assert (done.rc, done.errors) == (0, [])
     return json.loads((folder / "x.out").read_text()), done.stdout
 

@@ -31,7 +31,7 @@ from mpisim.prediction.hardware import hardware_of
 from mpisim.prediction.memory_fit import verdict
 from mpisim.prediction.network import NetworkCache
 from mpisim.search import answer, explore, read_search, read_store, write_store
-from mpisim.search.answer import answer_lines
+from mpisim.search.answer import Answer, answer_lines
 from mpisim.search.balance import balanced_shares, handed_out
 from mpisim.search.bound import StepBounds
 from mpisim.search.explore import undecided
@@ -349,6 +349,7 @@ def test_the_front_is_drawn(tmp_path, run_mpisim):
     for name, begins in (("f.svg", b"<?xml"), ("f.png", b"\x89PNG"), ("f.pdf", b"%PDF")):
         found = run_mpisim([*words, "--draw", tmp_path / name])
         assert found.rc == 0, found.stderr
+        assert found.stdout.endswith(f"\n{tmp_path / name} is written\n")
         assert (tmp_path / name).read_bytes().startswith(begins)
     text = (tmp_path / "f.svg").read_text()
     assert "dollars of a million tokens; less is better" in text
@@ -364,12 +365,68 @@ def test_the_front_is_drawn(tmp_path, run_mpisim):
     assert (tmp_path / "f.svg").read_bytes() == before
 
 
+BROKEN = [
+    ({"max_gpus": 4}, "12 candidates are beyond max_gpus = 4; the nearest has 8 (tp 1, zero 0)"),
+    (
+        {"max_step_time": 0.001},
+        "12 candidates are beyond max_step_time = 0.001 s; the nearest has at least",
+    ),
+    (
+        {"max_power": "100 W"},
+        "12 candidates are beyond max_power = 100 W; the nearest has at least",
+    ),
+    ({"max_price": 1}, "12 candidates are beyond max_price = $1; the nearest has $"),
+    (
+        {"max_usd_per_hour": 0.01},
+        "12 candidates are beyond max_usd_per_hour = $0.01; the nearest has",
+    ),
+    ({"memory_headroom": 79}, "12 candidates are beyond memory of 79.0 GiB a GPU, of which"),
+]
+
+
+@pytest.mark.parametrize(("limits", "said"), BROKEN, ids=[next(iter(each)) for each, _ in BROKEN])
+def test_limits_that_all_break_are_named_with_the_nearest(limits, said):
+    search = {"vary": {"plan.tp": [1, 2, 4, 8], "plan.zero": [0, 1, 3]}, **limits}
+    space = read_search({**SMALL, "search": search}, "x.toml")
+    records = explore(space, MPI.COMM_SELF)
+    found = answer(space, records, MPI.COMM_SELF)
+    assert said in " ".join(" ".join(answer_lines(space, found)).split())
+    (broken,) = found.limits
+    assert broken.candidates == len(space) == 12
+    assert broken.value > broken.allowed
+    # No candidate is nearer: exhaustively, by what is known of each alone.
+    of = {
+        "max_gpus": records.gpus,
+        "max_step_time": records.bound * 1e-12,
+        "max_power": records.least_watts,
+        "max_price": records.purchase,
+        "memory": records.peak,
+    }
+    if broken.limit in of:
+        assert broken.value == pytest.approx(float(of[broken.limit].min()))
+        assert broken.value == pytest.approx(float(of[broken.limit][broken.nearest]))
+    assert Answer.of_json(json.loads(json.dumps(found.as_json()))).limits == [broken]
+
+
+def test_limits_that_only_simulated_candidates_break():
+    search = {"vary": {"plan.tp": [1, 2]}}
+    space = read_search({**SMALL, "search": search}, "x.toml")
+    records = explore(space, MPI.COMM_SELF)
+    fastest = float(records.step[records.step > 0].min()) * 1e-12
+    search["max_step_time"] = fastest * 0.999
+    space = read_search({**SMALL, "search": search}, "x.toml")
+    records = explore(space, MPI.COMM_SELF)
+    (broken,) = answer(space, records, MPI.COMM_SELF).limits
+    assert (broken.limit, broken.at_least) == ("max_step_time", False)
+    assert broken.value == pytest.approx(fastest)
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
         (["--draw", "f.txt", "--objective", "memory"], "pictures end in .svg, .png or .pdf"),
         (["--draw", "f.png"], "the search has one objective, and no front"),
-        (["--overwrite"], "--overwrite needs a file to write"),
+        (["--overwrite"], "a file to write: -o FILE or --json FILE or --draw FILE"),
         (["--objective", "usd"], "usd_per_token"),
         (["--set", "search.max_power=2 MV"], "it must be a power above 0"),
         (["--set", "search.max_power=0"], "it must be a power above 0"),
@@ -667,12 +724,14 @@ def test_the_command_searches_keeps_and_goes_on(tmp_path, run_mpisim):
     assert [each["step_ps"] for each in found["best"]] == sorted(
         each["step_ps"] for each in found["best"]
     )
+    said, written = first.stdout.removesuffix("\n").rsplit("\n", 1)
+    assert written == f"{figures} is written"
     again = run_mpisim(["search", "-o", store, "--resume"])
-    assert (again.rc, again.stdout) == (0, first.stdout)
+    assert (again.rc, again.stdout) == (0, f"{said}\n")
     told = run_mpisim(["report", store])
-    assert (told.rc, told.stdout) == (0, first.stdout)
+    assert (told.rc, told.stdout) == (0, f"{said}\n")
     spread = run_mpisim(["search", file], nprocs=2)
-    assert (spread.rc, spread.stdout) == (0, first.stdout)
+    assert (spread.rc, spread.stdout) == (0, f"{said}\n")
     assert run_mpisim(["search", file, "-o", store]).rc == 2
     assert run_mpisim(["run", file]).rc == 0  # the table says nothing of the experiment
     objectives = ["--objective", "memory", "--objective", "step_time"]

@@ -247,6 +247,22 @@ def test_what_was_seen_before_changes_no_bound() -> None:
     one = {**tables, "plan": {**tables["plan"], "global_batch": 4}}
     assert bound_of(kept, tables) == bound_of(StepBounds(), tables)
     assert bound_of(kept, one) == bound_of(StepBounds(), one)
+    # The framework follows from the sharding: FSDP adds gradients up in units, not by layers.
+    kept = StepBounds()
+    for zero in (0, 1, 2, 3, 0):
+        plan = {"zero": zero, "micro_batch": 1, "global_batch": 64}
+        tables = {**tables, "plan": plan}
+        assert bound_of(kept, tables) == bound_of(StepBounds(), tables)
+
+
+def test_what_makes_room_changes_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MOST_NETWORKS", "MOST_PRICES", "MOST_TIMES"):
+        monkeypatch.setattr(f"mpisim.search.bound.{name}", 1)
+    kept = StepBounds()
+    for tables in plans_of(0):
+        assert bound_of(kept, tables) == bound_of(StepBounds(), tables), tables
+    for cache in (kept._networks, kept._prices, kept._places):
+        assert len(cache) <= 1
 
 
 def test_no_bound_is_above_its_step(steps: Steps) -> None:

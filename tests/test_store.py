@@ -285,8 +285,10 @@ def test_json_is_whole_or_absent(tmp_path: Path) -> None:
         "null",
         "}",
     ]
+    with pytest.raises(OutputError, match="exists already; name another file, or --overwrite it"):
+        write_json(path, {})
     with files_limited(10), pytest.raises(OutputError):
-        write_json(path, list(range(1000)))
+        write_json(path, list(range(1000)), overwrite=True)
     assert path.read_text().startswith("{")
     assert os.listdir(tmp_path) == ["out.json"]
     with pytest.raises(OutputError, match="No space left"):

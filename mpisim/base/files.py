@@ -246,8 +246,8 @@ def reason(error: Exception) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
 
 
-def write_json(path: str | Path, data: object) -> None:
-    """Write an object as JSON, replacing a file of that name.
+def write_json(path: str | Path, data: object, *, overwrite: bool = False) -> None:
+    """Write an object as JSON.
 
     Parameters
     ----------
@@ -256,6 +256,8 @@ def write_json(path: str | Path, data: object) -> None:
     data : object
         Dicts, lists, text and numbers, numpy's included; a NaN becomes null, what is no valid
         unicode a question mark.
+    overwrite : bool
+        Whether a file of that name may be replaced.
 
     Raises
     ------
@@ -270,13 +272,13 @@ def write_json(path: str | Path, data: object) -> None:
         text = orjson.dumps(data, option=options)
     except TypeError:  # a name that is no valid unicode
         text = orjson.dumps(_encodable(data), option=options)
-    target = check_output(path, overwrite=True, device=True)
+    target = check_output(path, overwrite=overwrite, device=True)
     if _is_device(target):
         # Appending, since whatever else is printed there must not be written over.
         with os_errors_reported(path), open(target, "ab") as device:
             device.write(text)
         return
-    with write_whole(path, overwrite=True) as file:
+    with write_whole(path, overwrite=overwrite) as file:
         file.write(text)
 
 

@@ -55,9 +55,13 @@ class LruCache(Generic[Value]):
             Gives the value; called only if the key is not there. The cache keeps the value itself,
             no copy.
         """
-        if key in self._values:
+        try:
+            found = self._values[key]
+        except KeyError:
+            pass
+        else:
             self._values.move_to_end(key)
-            return self._values[key]
+            return found
         found = self._values[key] = compute()
         self._bytes += self._size_of(found)
         while self._bytes > self._max_bytes and len(self._values) > 1:

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..base.errors import InputError, UsageError, nearest
-from .output import check_json
+from .output import add_json_option, add_overwrite_option, check_json, check_outputs
 from .speeds import add_speed_options, given_speeds, with_speed_options
 
 if TYPE_CHECKING:
@@ -140,12 +140,14 @@ def add_parser(subparsers: Any) -> None:
         help="say for each size what its time is made of, which link or part limits it, and what "
         "no algorithm can beat",
     )
-    parser.add_argument("--json", metavar="FILE", help="also write all figures to this file (JSON)")
+    add_json_option(parser)
+    add_overwrite_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the table."""
+    check_outputs(args)
     check_json(args)
     from ..experiment import NetworkChoice
     from ..topo import find_cluster
@@ -193,7 +195,11 @@ def run(args: argparse.Namespace) -> int:
         ]
         head = {"operation": args.operation, "cluster": args.cluster, "model": args.model}
         head |= given_speeds(args)
-        write_json(args.json, head | {"nodes": args.nodes, "gpus": ranks, "rows": rows})
+        write_json(
+            args.json,
+            head | {"nodes": args.nodes, "gpus": ranks, "rows": rows},
+            overwrite=args.overwrite,
+        )
     where = f"{args.nodes} × {per_node} GPUs of {cluster.title}"
     if args.ranks is not None:
         used = len({member // cluster.gpus_per_node for member in members})

@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
             page = comparison_payload(found, (one, other), titles)
     if args.json is not None:
-        write_json(args.json, comparison_figures(found))
+        write_json(args.json, comparison_figures(found), overwrite=args.overwrite)
     if args.html is not None:
         write_page(page, args.html, overwrite=args.overwrite)
     print(render_comparison(found, titles, args.top))

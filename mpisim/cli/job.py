@@ -67,8 +67,6 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print how long the job of an experiment takes and what it costs, on process 0."""
     check_outputs(args)
-    if args.overwrite and args.output is None:
-        raise UsageError("--overwrite needs a file to write: -o FILE")
     from ..experiment import Experiment, load_any
     from ..mpi.parallel import collective_errors
     from .launch import without_launcher, world
@@ -105,7 +103,9 @@ def run(args: argparse.Namespace) -> int:
             if args.json is not None:
                 from ..base.files import write_json
 
-                write_json(args.json, {"title": experiment.title, **numbers})
+                write_json(
+                    args.json, {"title": experiment.title, **numbers}, overwrite=args.overwrite
+                )
             if args.output is not None:
                 from ..job.store import write_job
 

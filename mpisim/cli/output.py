@@ -86,7 +86,9 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
 
 def add_overwrite_option(parser: argparse.ArgumentParser) -> None:
     """Add ``--overwrite``."""
-    parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace files that exist, in place of refusing"
+    )
 
 
 def add_set_option(parser: argparse.ArgumentParser) -> None:
@@ -148,14 +150,10 @@ def check_options(args: argparse.Namespace) -> None:
     named = getattr(args, "output", None)
     if getattr(args, "timeline", False) and named is None:
         raise UsageError("--timeline needs a file to write: -o FILE")
-    written = [getattr(args, key, None) for key in ("output", "save_program", "html")]
-    if getattr(args, "overwrite", False) and not any(written):
-        option = "-o" if hasattr(args, "output") else "--html"
-        raise UsageError(f"--overwrite needs a file to write: {option} FILE")
 
 
 def check_outputs(args: argparse.Namespace) -> None:
-    """Refuse outputs that would write over each other or over the input.
+    """Refuse outputs that would write over each other or over the input, and --overwrite of none.
 
     Raises
     ------
@@ -175,6 +173,9 @@ def check_outputs(args: argparse.Namespace) -> None:
         by_option[real] = option
         if real in taken or _is_trace_of(real, taken):
             raise UsageError(f"{path}: {option} would write over the input; name another file")
+    if getattr(args, "overwrite", False) and not by_option:
+        options = [f"{option} FILE" for option, key in OUTPUTS[:-1] if hasattr(args, key)]
+        raise UsageError(f"--overwrite needs a file to write: {' or '.join(options)}")
 
 
 def _is_trace_of(path: str, inputs: Iterable[str]) -> bool:
@@ -188,7 +189,7 @@ def _is_trace_of(path: str, inputs: Iterable[str]) -> bool:
 
 
 def check_json(args: argparse.Namespace) -> None:
-    """Refuse a ``--json`` file that cannot be written, before the work that fills it. Local.
+    """Refuse a ``--json`` file that cannot be written, or exists, before the work. Local.
 
     Raises
     ------
@@ -197,7 +198,7 @@ def check_json(args: argparse.Namespace) -> None:
     if args.json is not None:
         from ..base.files import check_output
 
-        check_output(args.json, overwrite=True, device=True)
+        check_output(args.json, overwrite=args.overwrite, device=True)
 
 
 def check_page(args: argparse.Namespace) -> None:
@@ -288,7 +289,7 @@ def written(
     if args.json is not None:
         from ..report.figures import figures
 
-        write_json(args.json, {**figures(results), **(extra or {})})
+        write_json(args.json, {**figures(results), **(extra or {})}, overwrite=args.overwrite)
     if in_detail(args):
         from ..report.text import render
 

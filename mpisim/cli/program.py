@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import UsageError
-from .output import check_outputs
+from .output import add_overwrite_option, check_outputs
 from .run import add_run_options, run
 
 __all__ = ["add_parser", "export_", "import_", "show"]
@@ -74,7 +74,7 @@ def add_parser(subparsers: Any) -> None:
         "--first", type=int, metavar="I", default=0, help="the first row to list (default: 0)"
     )
     look.add_argument("--draw", metavar="FILE", help="draw it: .svg, .png, .pdf (needs matplotlib)")
-    look.add_argument("--overwrite", action="store_true", help="replace a picture that exists")
+    add_overwrite_option(look)
     look.set_defaults(run=show)
     go = actions.add_parser(
         "run",

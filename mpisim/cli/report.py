@@ -98,7 +98,7 @@ def _job(args: argparse.Namespace) -> int:
 
     report = read_job(args.file)
     if args.json is not None:
-        write_json(args.json, {"title": report.title, **report.numbers})
+        write_json(args.json, {"title": report.title, **report.numbers}, overwrite=args.overwrite)
     drawing = drawing_for(sys.stdout, launched=not without_launcher())
     print(report.text(drawing, details=in_detail(args)))
     return 0
@@ -115,7 +115,7 @@ def _search(args: argparse.Namespace) -> int:
     space, records, kept = read_store(args.file)
     found = Answer.of_json(kept) if kept is not None else Answer.unfinished(records)
     if args.json is not None:
-        write_json(args.json, found.as_json())
+        write_json(args.json, found.as_json(), overwrite=args.overwrite)
     drawing = drawing_for(sys.stdout, launched=not without_launcher())
     lines = answer_lines(space, found, drawing)
     if kept is None:

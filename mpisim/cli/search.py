@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UsageError
-from .output import add_monitor_option, add_set_option, check_json, check_outputs
+from .output import (
+    add_monitor_option,
+    add_overwrite_option,
+    add_set_option,
+    check_json,
+    check_outputs,
+)
 
 if TYPE_CHECKING:
     from ..search import Answer, SearchSpace
@@ -66,9 +72,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--draw", metavar="PICTURE", help="draw the front: .png, .svg or .pdf (matplotlib)"
     )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace STORE and PICTURE if they exist"
-    )
+    add_overwrite_option(parser)
     add_monitor_option(parser)
     parser.set_defaults(run=run, collective=True)
 
@@ -127,11 +131,14 @@ def run(args: argparse.Namespace) -> int:
         if args.output is not None:
             write_store(args.output, space, records, found.as_json(), overwrite=True)
         if args.json is not None:
-            write_json(args.json, found.as_json())
+            write_json(args.json, found.as_json(), overwrite=args.overwrite)
         if args.draw is not None:
             draw_front(space, records, found, args.draw, overwrite=args.overwrite)
         drawing = drawing_for(sys.stdout, launched=not without_launcher())
         print("\n".join(answer_lines(space, found, drawing)))
+        for path in (args.json, args.draw):
+            if path is not None and Path(path).is_file():  # devices have no name to come back to
+                print(f"{path} is written")
     return 0
 
 
@@ -144,8 +151,6 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("--resume goes on with what STORE says; give nothing else besides -o")
     if not args.resume and args.file is None:
         raise UsageError("what to search is missing: mpisim search FILE")
-    if args.overwrite and args.output is None and args.draw is None:
-        raise UsageError("--overwrite needs a file to write: -o STORE or --draw PICTURE")
 
 
 def _begun(args: argparse.Namespace) -> tuple[SearchSpace, Records | None]:

@@ -81,8 +81,6 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print a tornado; the first process prints."""
     check_outputs(args)
-    if args.overwrite and args.draw is None:
-        raise UsageError("--overwrite needs a picture to write: --draw FILE")
     only = [name.strip() for name in args.only.split(",") if name.strip()]
     factors = _factors(args.factors)
     from ..experiment import Experiment, ProgramExperiment, load_any
@@ -122,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
             if args.json is not None:
                 from ..base.files import write_json
 
-                write_json(args.json, tornado_figures(found))
+                write_json(args.json, tornado_figures(found), overwrite=args.overwrite)
             if args.draw is not None:
                 draw_tornado(found, args.draw, overwrite=args.overwrite)
     if found is not None:

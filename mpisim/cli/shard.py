@@ -6,7 +6,13 @@ import argparse
 from typing import Any
 
 from ..base.errors import UsageError, one_of
-from .output import add_json_option, add_set_option, check_json, check_outputs
+from .output import (
+    add_json_option,
+    add_overwrite_option,
+    add_set_option,
+    check_json,
+    check_outputs,
+)
 
 __all__ = ["add_parser", "run"]
 
@@ -54,15 +60,13 @@ def add_parser(subparsers: Any) -> None:
         "-o", "--output", metavar="FILE", help="write the experiment with the best placement (TOML)"
     )
     add_json_option(parser)
-    parser.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
+    add_overwrite_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print placements, and write the best."""
     check_outputs(args)
-    if args.overwrite and args.output is None:
-        raise UsageError("--overwrite needs a file to write: -o FILE")
     from ..base.files import check_output, write_json, write_whole
     from ..base.toml import toml_table
     from ..experiment.load import experiment_of, load_tables
@@ -85,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         with write_whole(args.output, overwrite=args.overwrite) as file:
             file.write(text.encode())
     if args.json is not None:
-        write_json(args.json, chosen_figures(found))
+        write_json(args.json, chosen_figures(found), overwrite=args.overwrite)
     print("\n".join(chosen_lines(found)))
     if args.output is not None:
         print(f"{args.output} is written; run it with: mpisim run {args.output}")

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UsageError
-from .output import check_json, check_outputs
+from .output import add_json_option, add_overwrite_option, check_json, check_outputs
 from .speeds import add_speed_options, given_speeds, with_speed_options
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ def add_parser(subparsers: Any) -> None:
     look.add_argument(
         "--draw", metavar="FILE", help="draw it: .svg, .png or .pdf (needs matplotlib)"
     )
-    look.add_argument("--overwrite", action="store_true", help="replace a picture that exists")
-    look.add_argument("--json", metavar="FILE", help="also write all figures to this file (JSON)")
+    add_json_option(look)
+    add_overwrite_option(look)
     look.set_defaults(run=show)
 
 
@@ -93,7 +93,9 @@ def show(args: argparse.Namespace) -> int:
     if args.json is not None:
         from ..base.files import write_json
 
-        write_json(args.json, found if test is None else found | {"test": test})
+        write_json(
+            args.json, found if test is None else found | {"test": test}, overwrite=args.overwrite
+        )
     print(render_topology(found, test))
     return 0
 

@@ -8,7 +8,7 @@ from typing import Any
 from ..base.errors import InputError
 from .error_tables import figures_of, print_tables
 from .measured_collectives import add_reading, read_rows, sorted_rows
-from .output import add_monitor_option
+from .output import add_json_option, add_monitor_option, add_overwrite_option
 
 __all__ = ["add_kind", "run"]
 
@@ -53,7 +53,8 @@ def add_kind(kinds: Any) -> None:
         choices=("A", "B", "C"),
         help="only curves of these grades: A, B, C (default: all)",
     )
-    parser.add_argument("--json", metavar="FILE", help="also write all figures to this file")
+    add_json_option(parser)
+    add_overwrite_option(parser)
     add_monitor_option(parser)
     parser.set_defaults(run=run)
 
@@ -98,5 +99,5 @@ def run(args: argparse.Namespace) -> int:
             **figures_of(tables, skipped),
             "cases": as_cases(found),
         }
-        write_json(args.json, figures)
+        write_json(args.json, figures, overwrite=args.overwrite)
     return 0

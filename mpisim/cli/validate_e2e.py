@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UsageError
-from .output import add_monitor_option
+from .output import add_json_option, add_monitor_option, add_overwrite_option
 
 if TYPE_CHECKING:
     from ..prediction.step_constants import StepConstants
@@ -93,7 +93,8 @@ def add_kind(kinds: Any) -> None:
     parser.add_argument(
         "--markdown", metavar="FILE", help="also write the tables into this page (Markdown)"
     )
-    parser.add_argument("--json", metavar="FILE", help="also write all figures to this file")
+    add_json_option(parser)
+    add_overwrite_option(parser)
     parser.add_argument("--plot", metavar="FILE", help="also draw predicted over measured times")
     parser.add_argument(
         "--top", type=int, metavar="N", default=10, help="worst rows to show (default: 10)"
@@ -158,7 +159,7 @@ def run(args: argparse.Namespace) -> int:
             if args.plot is not None:
                 from ..base.picture import check_picture
 
-                check_picture("--plot", args.plot, overwrite=True)
+                check_picture("--plot", args.plot, overwrite=args.overwrite)
             page = "" if args.markdown is None else page_of(args.markdown)
         constants = _constants(args.calibration)
         known = {} if args.predicted is None else stored(args.predicted)
@@ -188,7 +189,7 @@ def run(args: argparse.Namespace) -> int:
             if args.json is not None:
                 from ..base.files import write_json
 
-                write_json(args.json, as_json(found, path))
+                write_json(args.json, as_json(found, path), overwrite=args.overwrite)
             if args.plot is not None:
                 scatter(found.compared, args.plot)
     return 0

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from ..base.errors import UsageError
-from .output import add_json_option, add_monitor_option, check_json
+from .output import add_json_option, add_monitor_option, add_overwrite_option, check_json
 
 __all__ = ["add_kind", "run"]
 
@@ -28,6 +28,7 @@ def add_kind(kinds: Any) -> None:
     )
     parser.add_argument("words", metavar="WORD", nargs="*", help="only names with these words")
     add_json_option(parser)
+    add_overwrite_option(parser)
     add_monitor_option(parser)
     parser.set_defaults(run=run, collective=True)
 
@@ -51,5 +52,5 @@ def run(args: argparse.Namespace) -> int:
             if args.json is not None:
                 from ..base.files import write_json
 
-                write_json(args.json, as_json(found))
+                write_json(args.json, as_json(found), overwrite=args.overwrite)
     return 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..base.errors import InputError, UsageError
 from .error_tables import figures_of, print_tables
 from .fitted import print_skipped
-from .output import add_monitor_option
+from .output import add_json_option, add_monitor_option, add_overwrite_option
 
 if TYPE_CHECKING:
     from ..kernels.analytical import KernelCalibration
@@ -55,7 +55,8 @@ def add_kind(kinds: Any) -> None:
         default=[],
         help="whose rows of the split 'train' li, simai and database learn from (default: all)",
     )
-    parser.add_argument("--json", metavar="FILE", help="also write all figures to this file")
+    add_json_option(parser)
+    add_overwrite_option(parser)
     add_monitor_option(parser)
     parser.set_defaults(run=run)
 
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None:
         from ..base.files import write_json
 
-        write_json(args.json, figures)
+        write_json(args.json, figures, overwrite=args.overwrite)
     return 0
 
 

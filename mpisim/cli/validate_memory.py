@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import UsageError
-from .output import add_monitor_option
+from .output import add_json_option, add_monitor_option, add_overwrite_option
 
 __all__ = ["add_kind", "run"]
 
@@ -43,7 +43,8 @@ def add_kind(kinds: Any) -> None:
         action="store_true",
         help="also a line for each figure and run, or step that is close",
     )
-    parser.add_argument("--json", metavar="FILE", help="also write all figures to this file")
+    add_json_option(parser)
+    add_overwrite_option(parser)
     add_monitor_option(parser)
     parser.set_defaults(run=run)
 
@@ -73,5 +74,5 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None:
         from ..base.files import write_json
 
-        write_json(args.json, figures)
+        write_json(args.json, figures, overwrite=args.overwrite)
     return 0

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from ..base.errors import UsageError
-from .output import add_monitor_option
+from .output import add_json_option, add_monitor_option, add_overwrite_option
 from .validate_e2e import add_predicted, conditions
 
 __all__ = ["add_kind", "run"]
@@ -59,7 +59,8 @@ def add_kind(kinds: Any) -> None:
     parser.add_argument(
         "--markdown", metavar="FILE", help="also write the tables into this page (Markdown)"
     )
-    parser.add_argument("--json", metavar="FILE", help="also write all figures to this file")
+    add_json_option(parser)
+    add_overwrite_option(parser)
     add_monitor_option(parser)
     parser.set_defaults(run=run, collective=True)
 
@@ -98,5 +99,5 @@ def run(args: argparse.Namespace) -> int:
             if args.json is not None:
                 from ..base.files import write_json
 
-                write_json(args.json, as_json(found, args.least, path))
+                write_json(args.json, as_json(found, args.least, path), overwrite=args.overwrite)
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .output import add_monitor_option
+from .output import add_json_option, add_monitor_option, add_overwrite_option
 
 __all__ = ["add_kind", "run"]
 
@@ -17,7 +17,8 @@ def add_kind(kinds: Any) -> None:
         help="measured power of training beside what is predicted",
         description="Simulate training runs of which the power was published, and print both.",
     )
-    parser.add_argument("--json", metavar="FILE", help="also write all figures to this file")
+    add_json_option(parser)
+    add_overwrite_option(parser)
     add_monitor_option(parser)
     parser.set_defaults(run=run)
 
@@ -37,5 +38,5 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None:
         from ..base.files import write_json
 
-        write_json(args.json, as_json(rows))
+        write_json(args.json, as_json(rows), overwrite=args.overwrite)
     return 0

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from ..base.errors import UsageError
-from .output import add_monitor_option
+from .output import add_json_option, add_monitor_option, add_overwrite_option
 
 __all__ = ["add_kind", "run"]
 
@@ -28,7 +28,8 @@ def add_kind(kinds: Any) -> None:
         epilog=EXAMPLES,
     )
     parser.add_argument("words", metavar="WORD", nargs="*", help="only names with these words")
-    parser.add_argument("--json", metavar="FILE", help="also write all figures to this file")
+    add_json_option(parser)
+    add_overwrite_option(parser)
     parser.add_argument(
         "--markdown", metavar="FILE", help="also write the table into this page (Markdown)"
     )
@@ -62,5 +63,5 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None:
         from ..base.files import write_json
 
-        write_json(args.json, as_json(runs))
+        write_json(args.json, as_json(runs), overwrite=args.overwrite)
     return 0

@@ -6,7 +6,12 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import MpisimError, TraceError
-from .output import add_monitor_option, check_outputs
+from .output import (
+    add_json_option,
+    add_monitor_option,
+    add_overwrite_option,
+    check_outputs,
+)
 
 if TYPE_CHECKING:
     from ..validate import CrossStep, Perturbation, TraceResult, Validation
@@ -34,7 +39,8 @@ def add_kind(kinds: Any) -> None:
         epilog=EXAMPLES,
     )
     parser.add_argument("paths", metavar="PATH", nargs="+", help="folders or files of traces")
-    parser.add_argument("--json", metavar="FILE", help="also write all figures to this file")
+    add_json_option(parser)
+    add_overwrite_option(parser)
     parser.add_argument(
         "--perturb", action="store_true", help="also run the tests of an honest replay"
     )
@@ -62,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     first = comm.rank == 0
     with collective_errors(comm):
         if first and args.json is not None:
-            check_output(args.json, overwrite=True, device=True)
+            check_output(args.json, overwrite=args.overwrite, device=True)
     validation = Validation("traces")
     moves: dict[str, list[Perturbation]] = {}
     across: dict[str, list[CrossStep]] = {}
@@ -101,7 +107,11 @@ def run(args: argparse.Namespace) -> int:
             print(_summary(validation, _of_changes(moves, across)))
             if args.json is not None:
                 found = _figures(validation, moves, across)
-                write_json(args.json, {**found, "not_replayed": skipped, "failed": failed})
+                write_json(
+                    args.json,
+                    {**found, "not_replayed": skipped, "failed": failed},
+                    overwrite=args.overwrite,
+                )
         if not validation.cases:
             raise TraceError(f"{args.paths[0]}: no trace here could be replayed")
     if failed or any(move.passed is False for tests in moves.values() for move in tests):

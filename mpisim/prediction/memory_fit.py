@@ -17,8 +17,14 @@ __all__ = ["advice_for", "assess_layout", "verdict"]
 GIB = 2**30
 
 
-def verdict(experiment: Experiment) -> Verdict:
+def verdict(experiment: Experiment, hardware: Hardware | None = None) -> Verdict:
     """Return whether an experiment fits into memory. Local.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    hardware : Hardware, optional
+        Of the experiment, where it is known.
 
     Raises
     ------
@@ -27,8 +33,8 @@ def verdict(experiment: Experiment) -> Verdict:
         (and ``run.allow_oom`` is not set).
     """
     try:
-        hardware = hardware_of(experiment)
-        return assess_layout(lay_out(experiment, hardware.gpus), hardware)[0]
+        on = hardware_of(experiment) if hardware is None else hardware
+        return assess_layout(lay_out(experiment, on.gpus), on)[0]
     except InputError as error:
         raise InputError(f"{experiment.source}: {error}") from error
 

@@ -18,7 +18,7 @@ Read `actions` (the data), then `catalogue` (the published orders), where a furt
 added: its order, its entry in `SCHEDULES` and its name in `ScheduleName`.
 """
 
-from .actions import Action, Pipeline
+from .actions import Action, ActionColumns, Pipeline
 from .catalogue import (
     SCHEDULES,
     PipelineSize,
@@ -31,6 +31,7 @@ from .catalogue import (
 __all__ = [
     "SCHEDULES",
     "Action",
+    "ActionColumns",
     "Pipeline",
     "PipelineSize",
     "Schedule",

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..base.frozen import frozen
 from ..program import Phase
 
-__all__ = ["Action", "Order", "Pipeline"]
+__all__ = ["Action", "ActionColumns", "Order", "Pipeline"]
 
 
 @frozen(slots=True)
@@ -39,6 +45,16 @@ Order = tuple[Action, ...]
 """The actions of one stage, from first to last."""
 
 
+class ActionColumns(NamedTuple):
+    """The actions of a stage, in the order of execution, as columns; fields as of `Action`."""
+
+    phase: NDArray[np.int64]
+    chunk: NDArray[np.int64]
+    micro_batch: NDArray[np.int64]
+    split: NDArray[np.int64]
+    paired: NDArray[np.int64]
+
+
 @frozen
 class Pipeline:
     """A schedule laid out for given numbers of stages and micro-batches.
@@ -66,6 +82,30 @@ class Pipeline:
     micro_batches: int
     actions: tuple[Order, ...]
     parts: int
+
+    @cached_property
+    def columns(self) -> tuple[ActionColumns, ...]:
+        """The actions of each stage as columns."""
+        # Stages share the objects: each is looked into once.
+        counts = [len(order) for order in self.actions]
+        every = list(chain.from_iterable(self.actions))
+        _, first, which = np.unique(
+            np.fromiter(map(id, every), np.int64, len(every)),
+            return_index=True,
+            return_inverse=True,
+        )
+        distinct = [every[i] for i in first.tolist()]
+        found = np.array(
+            [
+                (each.phase, each.chunk, each.micro_batch, each.split, each.paired)
+                for each in distinct
+            ],
+            np.int64,
+        ).reshape(-1, len(ActionColumns._fields))
+        return tuple(
+            ActionColumns(*found[own].T.copy())
+            for own in np.split(which.reshape(-1), np.cumsum(counts)[:-1])
+        )
 
     @property
     def mirrored(self) -> bool:

@@ -14,6 +14,7 @@ from ..base.text import aligned, one_line, quantity
 from ..base.toml import toml_value
 from ..report.drawing import PLAIN, Drawing
 from .finalists import Finalist, difference_error, simulate_finalists
+from .limits import BrokenLimit, broken_limits, limit_line
 from .pareto import front
 from .records import Records, Status, least_values
 from .space import SearchSpace
@@ -57,18 +58,22 @@ class Answer(NamedTuple):
     why : dict
         Why most of the invalid candidates are: ``count``, ``example`` (a candidate's number) and
         its ``message``; empty if none is invalid.
+    limits : list of BrokenLimit
+        The limits that candidates broke, memory among them; where nothing is left to show.
     """
 
     best: list[Finalist]
     front: list[Finalist]
     counts: dict[str, int]
     why: dict[str, Any]
+    limits: Sequence[BrokenLimit] = ()
 
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> Answer:
         """Return the answer that `as_json` was made of."""
         best, on_front = ([Finalist(**each) for each in found[key]] for key in ("best", "front"))
-        return cls(best, on_front, dict(found["counts"]), dict(found["why"]))
+        limits = [BrokenLimit(**each) for each in found.get("limits", ())]
+        return cls(best, on_front, dict(found["counts"]), dict(found["why"]), limits)
 
     @classmethod
     def unfinished(cls, records: Records) -> Answer:
@@ -83,6 +88,7 @@ class Answer(NamedTuple):
             "front": [each.as_json() for each in self.front],
             "counts": self.counts,
             "why": self.why,
+            "limits": [each.as_json() for each in self.limits],
         }
 
 
@@ -116,6 +122,7 @@ def answer(space: SearchSpace, records: Records, comm: Intracomm, *, show: bool 
         [found[number] for number in on_front],
         counts,
         _most_frequent(records),
+        [] if best else broken_limits(space, records),
     )
 
 
@@ -153,7 +160,11 @@ def answer_lines(space: SearchSpace, found: Answer, drawing: Drawing = PLAIN) ->
     ]
     if not found.best:
         none = not counts["bounded"] and not counts["simulated"]
-        return [*lines, *(["", "None is valid, fits into memory and keeps the limits."] * none)]
+        lines += ["", "None is valid, fits into memory and keeps the limits."] * none
+        for each in found.limits:
+            text = f"{limit_line(space, each)}."
+            lines += wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
+        return lines
     lines += ["", f"The best by {_words(space.choice.objectives[0])}", *_table(space, found.best)]
     if space.choice.objectives[0] in BY_STEP:
         lines += ["", *wrap(_told_apart(space, found.best), WIDTH)]

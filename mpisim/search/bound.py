@@ -31,18 +31,22 @@ are added up; without a pipeline it gathers and reduces every layer in each, too
     step ≥ m × (all-gathers of a micro-batch),   step ≥ m × (reduce-scatters of a micro-batch) .
 
 Kernels depend on few keys of a plan, so their sums are kept by these (`StepBounds`): a bound of
-another number of stages or micro-batches costs some additions.
+another number of stages or micro-batches costs some additions. Of what is kept the least recently
+used makes room, so that a long search needs no more memory than a short one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.lru_cache import LruCache
 from ..experiment import Experiment, Plan, Transformer, keys_of
 from ..kernels import KernelModel
 from ..kernels.operations import BYTES, Elementwise, Kernel
@@ -52,11 +56,12 @@ from ..prediction.prepared import kernel_models, with_step_constants
 from ..program import Operation
 from ..schedules import SCHEDULES
 from ..topo import Network
-from ..workloads import check_layout, lay_out
+from ..workloads import check_layout
 from ..workloads.data_parallel.buckets import chunk_parameters, of_kind, padded
 from ..workloads.grid import Grid
-from ..workloads.layout import ModelChunk, split_layers
-from ..workloads.operators import BackwardPart, Communicate, Compute, Layer, Task
+from ..workloads.layout import ModelChunk, networks_of, split_layers
+from ..workloads.model_counts import samples
+from ..workloads.operators import BackwardPart, Communicate, Compute, Layer, Operator, Task
 from ..workloads.operators import Network as LayerStack
 from ..workloads.recomputation import recomputed_layers, recomputed_operators
 
@@ -82,10 +87,17 @@ NOT_OF_KERNELS = (
 )
 """Keys of a plan that no kernel of a layer depends on, but by what `_layers` looks at besides."""
 
+OF_A_PLAN = attrgetter(*keys_of(Plan(1)))
+OF_LAYERS = attrgetter(*(key for key in keys_of(Plan(1)) if key not in NOT_OF_KERNELS))
+"""Plan → its values, all of them and those that kernels of a transformer's layers depend on."""
 
 AXES = ("tp", "cp", "etp", "ep", "etp-ep")
 """Axes whose communications belong to operators."""
 
+
+MOST_NETWORKS, MOST_PRICES, MOST_TIMES = 512, 64, 2**16
+"""Kept of each kind: networks of layers (up to 100 KB each), clusters with their kernel models, and
+times of kernels, communications and layers on each of these."""
 
 MAX_RANKS = 1024
 """Of a group that shares gradients, to be looked at: its price takes the square of that."""
@@ -133,8 +145,9 @@ class StepBounds:
     """Lower bounds of steps, with the sums of kernels that they have in common."""
 
     def __init__(self) -> None:
-        self._networks: dict[Hashable, list[tuple[LayerStack, list[_LayerTimes]]]] = {}
-        self._prices: dict[Hashable, _Price] = {}
+        self._networks: LruCache[list[tuple[LayerStack, list[_LayerTimes]]]] = _kept(MOST_NETWORKS)
+        self._prices: LruCache[_Price] = _kept(MOST_PRICES)
+        self._places: dict[tuple[int, ...], tuple[Hashable, tuple[Any, ...]]] = {}
 
     def of(self, experiment: Experiment, hardware: Hardware) -> int:
         """Experiment → ps below which its step cannot be; 0 where nothing can be said.
@@ -172,11 +185,14 @@ class StepBounds:
 
     def tokens(self, experiment: Experiment, hardware: Hardware) -> int:
         """Experiment → tokens (images, samples) of a step."""
-        plan = experiment.plan
+        plan, model = experiment.plan, experiment.model
+        micro_batches = plan.global_batch // plan.micro_batch
+        if isinstance(model, Transformer):
+            return samples(model, plan.micro_batch) * micro_batches
         experiment = with_convolutions(experiment, hardware.named)
         grid = Grid.of(plan, hardware.gpus)
         (network, _), *_ = self._layers(experiment, hardware, grid)
-        return int(network.tokens * (plan.global_batch // plan.micro_batch))
+        return int(network.tokens * micro_batches)
 
     def _layers(
         self, experiment: Experiment, hardware: Hardware, grid: Grid
@@ -184,38 +200,58 @@ class StepBounds:
         """Return the networks of an experiment with the times of each layer."""
         transformer = isinstance(experiment.model, Transformer)
         plan = experiment.plan
-        keys = keys_of(plan).items()
-        shape = tuple(each for key, each in keys if not transformer or key not in NOT_OF_KERNELS)
+        shape = (OF_LAYERS if transformer else OF_A_PLAN)(plan)
         price = self._price(experiment, hardware)
         # Passes of two micro-batches that take turns hide the communications of each other.
         alone = not (plan.overlap.ep or SCHEDULES[plan.pipeline.schedule].mirrored)
         classes = price.classes_of(grid) if alone else {}
         # Whether gradients are added up; on how many nodes experts lie, where dispatchers heed it.
         accumulates = plan.global_batch > grid.dp * plan.micro_batch
+        style = plan.style(transformer=transformer)  # follows from `zero` where a plan has none
         place = grid if plan.ep > 1 and plan.framework.moe_dispatcher != "all-to-all" else None
-        key = (shape, id(price), tuple(classes.values()), accumulates, place)
-        found = self._networks.get(key)
-        if found is None:
-            found = [
+        key = (shape, price, tuple(classes.values()), accumulates, style, place)
+        return self._networks.get(
+            key,
+            lambda: [
                 (network, [price.layer(plan, layer, classes) for layer in network.layers])
-                for network in lay_out(experiment, hardware.gpus).networks
-            ]
-            self._networks[key] = found
-        return found
+                for network in networks_of(experiment, hardware.gpus)
+            ],
+        )
 
     def _price(self, experiment: Experiment, hardware: Hardware) -> _Price:
         """Return the durations on the hardware of an experiment."""
-        choices = (experiment.kernels, experiment.network, experiment.calibration, experiment.scale)
-        place = (*map(repr, choices), repr(experiment.variation), repr(experiment.cluster))
-        on = (experiment.model, place, hardware.gpus)
-        if on not in self._prices:
-            models, constants = kernel_models(experiment, hardware)
-            folder = Path(experiment.source).parent
-            nodes = experiment.cluster.nodes
-            network = network_of(hardware.cluster, nodes, experiment.network, folder)
-            network = with_step_constants(network, constants)
-            self._prices[on] = _Price(models, network)
-        return self._prices[on]
+        on = (experiment.model, self._place(experiment), hardware.gpus)
+        return self._prices.get(on, lambda: _new_price(experiment, hardware))
+
+    def _place(self, experiment: Experiment) -> Hashable:
+        """Return what prices depend on besides model and plan, as text."""
+        parts = (
+            experiment.kernels,
+            experiment.network,
+            experiment.calibration,
+            experiment.scale,
+            experiment.variation,
+            experiment.cluster,
+        )
+        # Candidates share these objects, whose texts take long: they are known by the objects.
+        same = tuple(map(id, parts))
+        if same not in self._places:
+            if len(self._places) >= MOST_TIMES:
+                self._places.clear()
+            self._places[same] = tuple(map(repr, parts)), parts  # held, so that no id is reused
+        return self._places[same][0]
+
+
+def _kept(most: int) -> LruCache[Any]:
+    """Return a cache of so many values."""
+    return LruCache(most, lambda value: 1)
+
+
+def _new_price(experiment: Experiment, hardware: Hardware) -> _Price:
+    models, constants = kernel_models(experiment, hardware)
+    folder, nodes = Path(experiment.source).parent, experiment.cluster.nodes
+    network = network_of(hardware.cluster, nodes, experiment.network, folder)
+    return _Price(models, with_step_constants(network, constants))
 
 
 Classes = Mapping[str, tuple[Hashable, ...]]
@@ -227,29 +263,29 @@ class _Price:
 
     def __init__(self, models: Sequence[KernelModel], network: Network) -> None:
         self._models, self._network = models, network
-        self._known: dict[Kernel, int] = {}
-        self._communications: dict[Hashable, int] = {}
-        self._classes: dict[Grid, Classes] = {}
-        self._layers: dict[Hashable, _LayerTimes] = {}
-        self._sharded: dict[Hashable, _Sharded] = {}
-        self._data: dict[Grid, Classes] = {}
+        self._known: LruCache[int] = _kept(MOST_TIMES)
+        self._communications: LruCache[int] = _kept(MOST_TIMES)
+        self._classes: LruCache[Classes] = _kept(MOST_NETWORKS)
+        self._layers: LruCache[_LayerTimes] = _kept(MOST_TIMES)
+        self._sharded: LruCache[_Sharded] = _kept(MOST_TIMES)
+        self._data: LruCache[Classes] = _kept(MOST_NETWORKS)
 
     def classes_of(self, grid: Grid) -> Classes:
         """Return the classes of communicators of a grid, along the axes of operators.
 
         Those of neighbours in a ring have ``":pairs"`` behind the name of the axis.
         """
-        found = self._classes.get(grid)
-        if found is None:
-            made = {}
-            for axis in AXES:
-                members = grid.groups(axis)
-                if members.shape[1] > 1:
-                    pairs = np.stack([members, np.roll(members, -1, axis=1)], axis=2)
-                    made[axis] = self._classes_of(members)
-                    made[f"{axis}:pairs"] = self._classes_of(pairs.reshape(-1, 2))
-            found = self._classes[grid] = made
-        return found
+        return self._classes.get(grid, lambda: self._classes_along_axes(grid))
+
+    def _classes_along_axes(self, grid: Grid) -> Classes:
+        made = {}
+        for axis in AXES:
+            members = grid.groups(axis)
+            if members.shape[1] > 1:
+                pairs = np.stack([members, np.roll(members, -1, axis=1)], axis=2)
+                made[axis] = self._classes_of(members)
+                made[f"{axis}:pairs"] = self._classes_of(pairs.reshape(-1, 2))
+        return made
 
     def _classes_of(self, members: NDArray[np.int64]) -> tuple[Hashable, ...]:
         n, size = members.shape
@@ -263,29 +299,38 @@ class _Price:
         again = recomputed_operators(plan, operators)
         selective = plan.recompute.granularity == "selective"
         key = (operators, len(again), selective, tuple(classes.items()))
-        found = self._layers.get(key)
-        if found is None:
-            forward = [self.chain(each.forward, classes) for each in operators]
-            inputs, weights = (
-                [self.chain(each.backward_part(part), classes) for each in operators]
-                for part in PARTS
+        return self._layers.get(
+            key, lambda: self._times(operators, again, classes, selective=selective)
+        )
+
+    def _times(
+        self,
+        operators: Sequence[Operator],
+        again: Sequence[Operator],
+        classes: Classes,
+        *,
+        selective: bool,
+    ) -> _LayerTimes:
+        """Return the times of a layer of these operators."""
+        forward = [self.chain(each.forward, classes) for each in operators]
+        inputs, weights = (
+            [self.chain(each.backward_part(part), classes) for each in operators] for part in PARTS
+        )
+        return _LayerTimes(
+            forward=sum(forward),
+            # In one pass or in two, whichever is sooner.
+            backward=sum(
+                min(self.chain(each.backward, classes), one + other)
+                for each, one, other in zip(operators, inputs, weights, strict=True)
+            ),
+            inputs=sum(inputs),
+            again=sum(self.chain(each.forward, classes) for each in again),
+            selected=sum(
+                time for time, each in zip(forward, operators, strict=True) if each.selective
             )
-            found = self._layers[key] = _LayerTimes(
-                forward=sum(forward),
-                # In one pass or in two, whichever is sooner.
-                backward=sum(
-                    min(self.chain(each.backward, classes), one + other)
-                    for each, one, other in zip(operators, inputs, weights, strict=True)
-                ),
-                inputs=sum(inputs),
-                again=sum(self.chain(each.forward, classes) for each in again),
-                selected=sum(
-                    time for time, each in zip(forward, operators, strict=True) if each.selective
-                )
-                if selective
-                else 0,
-            )
-        return found
+            if selective
+            else 0,
+        )
 
     def chain(self, tasks: Sequence[Task], classes: Classes) -> int:
         """Return how long what an operator starts takes until the next one can begin.
@@ -346,9 +391,7 @@ class _Price:
             at = id(layer.operators)
             if at not in known:
                 of_layer = (layer.operators, key, formats, grid)
-                if of_layer not in self._sharded:
-                    self._sharded[of_layer] = self._unit(plan, layer, grid)
-                known[at] = self._sharded[of_layer]
+                known[at] = self._sharded.get(of_layer, partial(self._unit, plan, layer, grid))
             found.append(known[at])
         return found
 
@@ -375,16 +418,12 @@ class _Price:
 
     def data_classes(self, grid: Grid) -> Classes:
         """Return the class of a communicator that shares gradients: any one bounds the step."""
-        if grid not in self._data:
-            self._data[grid] = {"dp": self._classes_of(grid.groups("dp-cp")[:1])}
-        return self._data[grid]
+        return self._data.get(grid, lambda: {"dp": self._classes_of(grid.groups("dp-cp")[:1])})
 
     def _kernel(self, kernel: Kernel) -> int:
-        found = self._known.get(kernel)
-        if found is None:
-            found = min(model.estimate(kernel).duration for model in self._models)
-            self._known[kernel] = found
-        return found
+        return self._known.get(
+            kernel, lambda: min(model.estimate(kernel).duration for model in self._models)
+        )
 
     def _communication(self, task: Communicate, classes: Classes) -> int:
         """Return how long a communication takes alone; 0 where nothing is known."""
@@ -392,14 +431,12 @@ class _Price:
         group = classes.get(f"{task.group}:pairs" if ring else task.group)
         if group is None:
             return 0
-        key = (task.operation, task.bytes, group)
-        found = self._communications.get(key)
-        if found is None:
-            found = min(
+        return self._communications.get(
+            (task.operation, task.bytes, group),
+            lambda: min(
                 self._network.price(task.operation, task.bytes, each).duration for each in group
-            )
-            self._communications[key] = found
-        return found
+            ),
+        )
 
 
 def _added(times: _LayerTimes, sharded: _Sharded) -> _LayerTimes:

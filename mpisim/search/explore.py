@@ -305,8 +305,8 @@ def _judged(
     from mpi4py import MPI
 
     choice = space.choice
-    experiment, _ = candidates.experiment(number)
-    memory = verdict(experiment)
+    experiment, hardware = candidates.experiment(number)
+    memory = verdict(experiment, hardware)
     if memory.headroom < choice.memory_headroom * GIB:
         return _Found(number, Status.TOO_LARGE, 0, memory.peak, 0)
     least = least_step_time(experiment, MPI.COMM_SELF, networks, memory)
@@ -327,8 +327,8 @@ def _simulated(
     from mpi4py import MPI
 
     choice = space.choice
-    experiment, _ = candidates.experiment(number)
-    memory = verdict(experiment)
+    experiment, hardware = candidates.experiment(number)
+    memory = verdict(experiment, hardware)
     budget, energy, watts = records.budget(number), 0.0, 0.0
     if choice.asks_energy or budget.usd_joule:
         picoseconds, tokens, cost = simulated_cost(experiment)

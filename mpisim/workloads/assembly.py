@@ -1,7 +1,17 @@
-"""Tables from blocks: rows laid end to end, and ports replaced by the rows they represent."""
+"""Tables from blocks: rows laid end to end, and ports replaced by the rows they represent.
+
+A table uses its blocks thousands of times, in an order that nothing but the schedule decides. So
+the uses are columns, and what a port represents is worked out for all uses at once (`_Ports`): the
+rows that can be meant are laid end to end in the order in which they come, and each port of a use
+means a run of these that follows from counts. Compiled loops copy the rows.
+
+A port names earlier rows only, and rows never move. So the result equals that of writing every row
+of the table in order.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,19 +22,15 @@ from ..program import COLUMNS, Table, columns_of
 from ._core.joining import joined, waits, with_micro_batches
 from .blocks import BEFORE, LAST, PENDING, Block
 
-__all__ = ["TableAssembler"]
+__all__ = ["TableAssembler", "spread"]
 
 LAYER = list(COLUMNS).index("layer")
+
+Ints = NDArray[np.int64]
 
 
 class TableAssembler:
     """Join blocks into a table.
-
-    `add` resolves ports one block at a time, since they depend on all blocks before; it keeps which
-    rows each port represents now. `table` copies the rows, by compiled loops over the uses.
-
-    A port is resolved once and for all when its block is added: it names earlier rows only, and
-    rows never move. So the result equals that of writing every row of the table in order.
 
     Parameters
     ----------
@@ -32,57 +38,54 @@ class TableAssembler:
         Of the table.
     first_layer : int
         Added to the numbers of all layers.
-
-    Attributes
-    ----------
-    flops, duration : int
-        Of the kernels of all blocks; the duration in ps.
     """
 
     def __init__(self, label: str, *, first_layer: int = 0) -> None:
         self.label, self.first_layer = label, first_layer
         self._blocks: list[Block] = []
         self._numbers: dict[int, int] = {}  # of each block, which equals itself only
-        self._uses: list[tuple[int, int, tuple[int, ...]]] = []  # block, row, micro-batches
-        self._outside: list[tuple[int, int]] = []
-        self._length = 0
-        self._last: list[int] = []
-        self._before: list[int] = []
-        self._pending: list[int] = []
-        self._exports: dict[str, list[int]] = {}
-        self.flops = self.duration = 0
+        self._used: list[Ints] = []  # numbers of blocks, in the order of the table
+        self._micro_batches: list[Ints] = []  # of each use, shape (uses, passes)
 
     def add(self, block: Block, *micro_batches: int) -> None:
         """Append a block, with the micro-batch of each pass that alternates in it (none: -1)."""
-        at = self._length
-        number = self._numbers.get(id(block))
-        if number is None:
-            number = self._numbers[id(block)] = len(self._blocks)
+        self.extend([block], np.zeros(1, np.int64), np.array([micro_batches or (-1,)], np.int64))
+
+    def extend(self, blocks: Sequence[Block], used: Ints, micro_batches: Ints) -> None:
+        """Append blocks, each as often as it is used.
+
+        Parameters
+        ----------
+        blocks : sequence of Block
+        used : int64, shape (u,)
+            Indices into `blocks`, in the order of the table.
+        micro_batches : int64, shape (u, passes)
+            Of each pass that alternates in the block; a block with fewer passes has any numbers in
+            the rest.
+        """
+        numbers = np.array([self._number(each) for each in blocks], np.int64)
+        self._used.append(numbers[used])
+        self._micro_batches.append(micro_batches)
+
+    def _number(self, block: Block) -> int:
+        number = self._numbers.setdefault(id(block), len(self._blocks))
+        if number == len(self._blocks):
             self._blocks.append(block)
-        self._uses.append((number, at, micro_batches or (-1,)))
-        for row, port in block.outside:
-            if port == LAST:
-                rows = self._last
-            elif port == BEFORE:
-                rows = self._before
-            elif port == PENDING:
-                rows = self._pending
-            else:
-                rows = self._exports.get(str(port), [])
-            for each in rows:
-                self._outside.append((at + row, each))
-        if block.last >= 0:
-            self._before, self._last = self._last, [at + block.last]
-        if not block.keeps_pending:
-            self._pending = []
-        if block.pending:
-            self._pending += [at + row for row in block.pending]
-        if block.exports:
-            for name, exported in block.exports.items():
-                self._exports.setdefault(name, []).extend(at + row for row in exported)
-        self._length += len(block.values)
-        self.flops += block.flops
-        self.duration += block.duration
+        return number
+
+    @property
+    def flops(self) -> int:
+        """Of the kernels of all uses."""
+        return self._total([block.flops for block in self._blocks])
+
+    @property
+    def duration(self) -> int:
+        """Of the kernels of all uses, in ps."""
+        return self._total([block.duration for block in self._blocks])
+
+    def _total(self, of_blocks: Sequence[int]) -> int:
+        times = np.bincount(np.concatenate(self._used), minlength=len(of_blocks)).tolist()
+        return sum(n * each for n, each in zip(times, of_blocks, strict=True))
 
     def table(self) -> Table:
         """Return the table.
@@ -92,13 +95,9 @@ class TableAssembler:
         ProgramError
             If a column cannot hold a value, such as too many micro-batches.
         """
-        blocks = self._blocks
-        used = np.array([number for number, _, _ in self._uses], np.int64)
-        at = np.array([at for _, at, _ in self._uses], np.int64)
-        passes = max(len(each) for _, _, each in self._uses)
-        micro_batch = np.array(
-            [each + each[:1] * (passes - len(each)) for _, _, each in self._uses], np.int64
-        )
+        blocks, used = self._blocks, np.concatenate(self._used)
+        passes = max(each.shape[1] for each in self._micro_batches)
+        micro_batch = np.concatenate([_widened(each, passes) for each in self._micro_batches])
         if micro_batch.max() > np.iinfo(np.int16).max:
             raise ProgramError(
                 f"table {self.label!r}: micro_batch is {micro_batch.max()}; it must be at most "
@@ -107,12 +106,14 @@ class TableAssembler:
 
         # All blocks' rows laid end to end; then for each use of a block a copy of its part.
         lengths = np.array([len(block) for block in blocks])
+        ends = np.cumsum(lengths[used])
+        at, n = ends - lengths[used], int(ends[-1])
         values = np.concatenate([block.values for block in blocks])
         first_layer = np.repeat([block.first_layer for block in blocks], lengths)
         layers = values[:, LAYER]
         layers[layers >= 0] += (first_layer + self.first_layer)[layers >= 0]
         rows = columns_of(values, self.label)
-        parts = _starts(lengths)[used], lengths[used], self._length
+        parts = _starts(lengths)[used], lengths[used], n
         which = rows.pop("micro_batch")
         columns: dict[str, Any] = {name: joined(values, *parts) for name, values in rows.items()}
         columns["micro_batch"] = with_micro_batches(which, *parts, micro_batch.astype(np.int16))
@@ -125,11 +126,111 @@ class TableAssembler:
             _starts(counts)[used],
             counts[used],
             at,
-            np.array(self._outside, np.int64).reshape(-1, 2),
-            self._length,
+            _Ports(blocks, used, at).waits(),
+            n,
         )
         return Table(**columns, wait_index=index, wait_row=awaited, label=self.label)
 
 
-def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+class _Ports:
+    """What the ports of all uses represent.
+
+    Parameters
+    ----------
+    blocks : sequence of Block
+    used : int64, shape (u,)
+        The block of each use.
+    at : int64, shape (u,)
+        The row of the table with which it begins.
+    """
+
+    def __init__(self, blocks: Sequence[Block], used: Ints, at: Ints) -> None:
+        self._blocks, self._used, self._at = blocks, used, at
+        self._rows: list[Ints] = []  # laid end to end: all that a port can mean
+        self._length = 0
+
+    def waits(self) -> Ints:
+        """Return the rows that wait for ports, and those they wait for, shape (n, 2)."""
+        outside = [block.outside for block in self._blocks]
+        ports = list(dict.fromkeys(port for each in outside for _, port in each))
+        if not ports:
+            return np.zeros((0, 2), np.int64)
+        numbers = {port: i for i, port in enumerate(ports)}
+        ends = [self._meant(port) for port in ports]  # shape (ports, 2, uses)
+        first, last = (np.stack([each[i] for each in ends]) for i in (0, 1))
+        use, pair = spread([len(each) for each in outside], self._used)
+        row = np.array([row for each in outside for row, _ in each], np.int64)[pair]
+        port = np.array([numbers[port] for each in outside for _, port in each], np.int64)[pair]
+        count = last[port, use] - first[port, use]
+        which = np.repeat(np.arange(len(use)), count)
+        within = np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
+        meant = np.concatenate(self._rows)[first[port, use][which] + within]
+        return np.stack([(self._at[use] + row)[which], meant], axis=1)
+
+    def _meant(self, port: str | int) -> tuple[Ints, Ints]:
+        """Return where the rows that a port means to each use begin and end."""
+        if port in (LAST, BEFORE):
+            last = np.array([block.last for block in self._blocks], np.int64)[self._used]
+            known = last >= 0
+            before: Ints = np.cumsum(known) - known  # uses with a kernel before each
+            back = 1 if port == LAST else 2
+            first: Ints = self._lay((self._at + last)[known]) + before - back
+            return first, first + (before >= back)
+        if port == PENDING:
+            counts, rows = self._named([block.pending for block in self._blocks])
+            # What was pending before the latest block that does not keep it is no longer awaited.
+            kept = np.array([block.keeps_pending for block in self._blocks])[self._used]
+            dropped = np.where(kept, -1, np.arange(len(kept)))
+            latest = np.concatenate([[-1], np.maximum.accumulate(dropped)[:-1]])
+            begins: Ints = np.where(latest < 0, 0, counts[latest])
+        else:
+            counts, rows = self._named([block.exports.get(str(port), ()) for block in self._blocks])
+            begins = np.zeros_like(counts)
+        base = self._lay(rows)
+        return base + begins, base + counts
+
+    def _named(self, of_blocks: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
+        """Rows of each block → how many there are before each use, and the rows of all uses."""
+        use, which = spread([len(each) for each in of_blocks], self._used)
+        rows = np.array([row for each in of_blocks for row in each], np.int64)[which]
+        counts = np.bincount(use, minlength=len(self._used))
+        return np.cumsum(counts) - counts, self._at[use] + rows
+
+    def _lay(self, rows: Ints) -> int:
+        """Lay rows behind the others; return where they begin."""
+        begin = self._length
+        self._rows.append(rows)
+        self._length += len(rows)
+        return begin
+
+
+def spread(counts: Sequence[int], used: Ints) -> tuple[Ints, Ints]:
+    """Numbers of items that kinds of things have, kinds of things in turn → their items in turn.
+
+    Parameters
+    ----------
+    counts : sequence of int
+        Items of each kind, which are laid end to end.
+    used : int64, shape (u,)
+        Kinds.
+
+    Returns
+    -------
+    use, item : int64, shape (n,)
+        Which of `used` each item belongs to, and its place among those of all kinds.
+    """
+    each = np.array(counts, np.int64)
+    times = each[used]
+    use = np.repeat(np.arange(len(used)), times)
+    moved = _starts(each)[used] - (np.cumsum(times) - times)
+    return use, np.arange(len(use)) + moved[use]
+
+
+def _widened(numbers: Ints, passes: int) -> Ints:
+    """Return micro-batches with more columns, which repeat the first."""
+    missing = passes - numbers.shape[1]
+    return np.hstack([numbers, np.repeat(numbers[:, :1], missing, axis=1)]) if missing else numbers
+
+
+def _starts(lengths: Ints) -> Ints:
     return np.concatenate([[0], np.cumsum(lengths)[:-1]])

@@ -21,7 +21,7 @@ from ..schedules import Pipeline, check_schedule, pipeline
 from .grid import Grid
 from .operators import Layer, Network
 
-__all__ = ["Layout", "ModelChunk", "lay_out", "split_layers"]
+__all__ = ["Layout", "ModelChunk", "lay_out", "networks_of", "split_layers"]
 
 MAX_MICRO_BATCHES = 2**15
 """Micro-batches of a pipeline: what a table's column can count."""
@@ -238,6 +238,23 @@ def _per_node(experiment: Experiment) -> int | None:
     if experiment.plan.framework.moe_dispatcher == "all-to-all":
         return None
     return experiment.cluster.node_gpus
+
+
+def networks_of(experiment: Experiment, gpus: int) -> Sequence[Network]:
+    """Return the networks of an experiment's layout, without its pipelines and chunks.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Of which `check_layout` has refused nothing.
+    gpus : int
+
+    Raises
+    ------
+    InputError
+        As `lay_out`.
+    """
+    return _networks(experiment, Grid.of(experiment.plan, gpus, _per_node(experiment)))[0]
 
 
 def _networks(experiment: Experiment, grid: Grid) -> tuple[Sequence[Network], NDArray[np.int64]]:

@@ -39,9 +39,6 @@ __all__ = ["PipelineMessages", "messages_of_stage", "streams"]
 STREAM = "pipeline"
 """The one stream of all messages that do not overlap."""
 
-Turn = Sequence[Action]
-"""An action, or two that overlap."""
-
 Kinds = tuple[tuple[bool, bool, int], ...]
 """Whether each action of a unit is a forward, whether it is for weights, and its chunk: what
 messages depend on."""
@@ -157,28 +154,13 @@ class PipelineMessages:
         self._blocks: dict[tuple[tuple[_Message, ...], int], Block] = {}
         self._batches: dict[tuple[Kinds, Kinds], list[Batch]] = {}
 
-    def units(self, turns: Sequence[Turn]) -> list[list[Turn]]:
-        """Group the turns of a stage into units; messages are exchanged between units."""
-        units = [[turn] for turn in turns]
-        if self.overlap or self.chunks == 1:
-            return units
-        found: list[list[Turn]] = []
-        for i, (turn,) in enumerate(units):
-            phases = [each[0].phase for each in turns[i - 1 : i + 1]] if i else []
-            steady = phases == [Phase.FORWARD, Phase.BACKWARD] and len(found[-1]) == 1
-            # The only backward among forwards and backwards in a row is no steady state.
-            before = len(found) > 1 and len(found[-2]) == 2
-            after = i + 1 < len(turns) and turns[i + 1][0].phase is Phase.FORWARD
-            if steady and (before or after):
-                found[-1].append(turn)
-            else:
-                found.append([turn])
-        return found
+    @property
+    def joins_turns(self) -> bool:
+        """Whether a forward and the backward behind it may be one unit."""
+        return not self.overlap and self.chunks > 1
 
-    def between(
-        self, before: Sequence[Action], after: Sequence[Action]
-    ) -> list[tuple[Block, tuple[int, ...]]]:
-        """Return the blocks of messages between two units, with the micro-batch of each message.
+    def between(self, before: Sequence[Action], after: Sequence[Action]) -> list[Batch]:
+        """Return the blocks of messages between two units, with the action of each message.
 
         Parameters
         ----------
@@ -191,10 +173,7 @@ class PipelineMessages:
         batches = self._batches.get(kinds)
         if batches is None:
             batches = self._batches[kinds] = self._batched(before, after)
-        if not batches:
-            return []
-        numbers = [action.micro_batch for action in (*before, *after)]
-        return [(block, tuple([numbers[i] for i in indices])) for block, indices in batches]
+        return batches
 
     def _batched(self, before: Sequence[Action], after: Sequence[Action]) -> list[Batch]:
         """Return the messages between units of these phases and chunks, batch by batch."""

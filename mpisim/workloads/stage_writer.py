@@ -27,12 +27,14 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
 from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..experiment import Transformer
 from ..program import Names, Phase, Table
 from ..schedules import SCHEDULES, Action, Pipeline
-from .assembly import TableAssembler
+from .assembly import TableAssembler, spread
 from .block_cache import BlockCache, Slots
 from .blocks import Block, BlockBuilder
 from .data_parallel import make_strategy
@@ -43,10 +45,11 @@ from .operators import BackwardPart, Operator
 from .optimizer import write_optimizer
 from .pricing import MAX_DURATION, Pricing
 from .recomputation import recomputed_layers, recomputed_operators
+from .units import Units
 
 __all__ = ["Pass", "StageTable", "StageWriter"]
 
-_FORWARD, _WEIGHT = Phase.FORWARD, Phase.WEIGHT
+_FORWARD = Phase.FORWARD
 """Members of an enumeration are slow to look up, and there are thousands of actions."""
 
 _DONE = object()
@@ -169,8 +172,7 @@ class StageWriter:
         hashable or None
             Compares by value.
         """
-        actions = pipeline.actions[stage]
-        if any(action.paired for action in actions):
+        if pipeline.columns[stage].paired.any():
             return None  # which passes overlap depends on the stage and on their number
         chunks = layout.chunks(stage, network)
         first = _first_block(chunks)
@@ -208,23 +210,11 @@ class StageWriter:
         InputError
             If its kernels together take longer than the simulation's clocks can hold.
         """
-        actions = pipeline.actions[stage]
         label = "training step" if pipeline.stages == 1 else f"training step, stage {stage}"
         first = _first_block(layout.chunks(stage, network))
         rows = TableAssembler(label, first_layer=first - self._first_block)
         rows.add(self._begin)
-        edges = _Edges.of(actions)
-        before: list[Action] = []
-        for unit in (*self._messages.units(_turns(actions)), []):
-            after = [action for turn in unit for action in turn]
-            for block, micro_batches in self._messages.between(before, after):
-                rows.add(block, *micro_batches)
-            for turn in unit:
-                kinds = tuple([_kind(action, edges) for action in turn])
-                if kinds not in self._blocks:
-                    self._blocks[kinds] = self._block([_pass(each, edges) for each in turn])
-                rows.add(self._blocks[kinds], *[action.micro_batch for action in turn])
-            before = after
+        self._add_actions(rows, pipeline, stage)
         if self._end is None:  # after all others: what is still to be reduced depends on them
             end = self._builder()
             end.tags(phase=Phase.OPTIMIZER, layer=-1)
@@ -237,6 +227,50 @@ class StageWriter:
                 "simulation's clocks cannot hold: is the model too large?"
             )
         return StageTable(rows.table(), self._slots.names, rows.flops)
+
+    def _add_actions(self, rows: TableAssembler, pipeline: Pipeline, stage: int) -> None:
+        """Append all passes of a step, with the messages between them.
+
+        What comes between two units, and the passes of the second, depends on the kinds of both; so
+        it is worked out once for every two kinds that follow each other, in the order in which they
+        first do, and copied.
+        """
+        actions, units = (
+            pipeline.actions[stage],
+            Units.of(pipeline.columns[stage], joins_turns=self._messages.joins_turns),
+        )
+        blocks: list[Block] = []
+        numbers: dict[int, int] = {}  # of each block, which equals itself only
+        used: list[int] = []  # by every kind of step, of all kinds end to end
+        sources: list[tuple[int, ...]] = []  # actions that passes are of, from the step's first
+        counts: list[int] = []
+        for before, after in units.steps:
+            found: list[tuple[Block, tuple[int, ...]]] = []
+            own = [actions[i] for turn in after for i in turn]
+            found += self._messages.between([actions[i] for i in before], own)
+            at = len(before)
+            for turn in after:
+                passes = [_pass(actions[i], bool(units.edge[i])) for i in turn]
+                kinds = tuple(passes)
+                if kinds not in self._blocks:
+                    self._blocks[kinds] = self._block(passes)
+                found.append((self._blocks[kinds], tuple(range(at, at + len(turn)))))
+                at += len(turn)
+            for block, of_actions in found:
+                number = numbers.setdefault(id(block), len(blocks))
+                if number == len(blocks):
+                    blocks.append(block)
+                used.append(number)
+                sources.append(of_actions)
+            counts.append(len(found))
+        if not sources:
+            return
+        most = max(map(len, sources))
+        padded = [each + each[:1] * (most - len(each)) for each in sources]
+        step, item = spread(counts, units.step)
+        source = np.array(padded, np.int64)[item] + units.first[step][:, None]
+        micro_batches = pipeline.columns[stage].micro_batch[source]
+        rows.extend(blocks, np.array(used, np.int64)[item], micro_batches)
 
     # --- blocks of passes -------------------------------------------------------------------------
 
@@ -347,52 +381,13 @@ def _relative(chunk: ModelChunk, first: int) -> tuple[int, ...]:
 # --- actions --------------------------------------------------------------------------------------
 
 
-def _turns(actions: Sequence[Action]) -> list[list[Action]]:
-    """Group actions that overlap."""
-    found: list[list[Action]] = []
-    for action in actions:
-        if not action.paired:
-            found.append([])
-        found[-1].append(action)
-    return found
-
-
 def _forward_order(actions: Sequence[Action]) -> tuple[int, ...]:
     """Return the chunks of a stage in the order of their first forward."""
     return tuple(dict.fromkeys(each.chunk for each in actions if each.phase is _FORWARD))
 
 
-class _Edges(NamedTuple):
-    """Micro-batches, by chunk, of the first forward and of the last completion of gradients."""
-
-    forward: dict[int, int]
-    gradients: dict[int, int]
-
-    @classmethod
-    def of(cls, actions: Sequence[Action]) -> _Edges:
-        found = cls({}, {})
-        for action in actions:
-            if action.phase is _FORWARD:
-                found.forward.setdefault(action.chunk, action.micro_batch)
-            elif not action.split:
-                found.gradients[action.chunk] = action.micro_batch
-        return found
-
-    def has(self, action: Action) -> bool:
-        """Whether an action is one of them."""
-        if action.phase is _FORWARD:
-            return self.forward[action.chunk] == action.micro_batch
-        return not action.split and self.gradients[action.chunk] == action.micro_batch
-
-
-def _kind(action: Action, edges: _Edges) -> tuple[bool, bool, int, bool, bool]:
-    """Action → what tells its `Pass` from others, without the phase, whose hash is slow."""
-    forward, weight = action.phase is _FORWARD, action.phase is _WEIGHT
-    return forward, weight, action.chunk, action.split, edges.has(action)
-
-
-def _pass(action: Action, edges: _Edges) -> Pass:
+def _pass(action: Action, edge: bool) -> Pass:
     part: BackwardPart = (
         "weight" if action.phase is Phase.WEIGHT else "input" if action.split else "all"
     )
-    return Pass(action.phase, action.chunk, part, edges.has(action))
+    return Pass(action.phase, action.chunk, part, edge)

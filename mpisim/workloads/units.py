@@ -1,0 +1,121 @@
+"""Units of a stage's actions: what is done between two exchanges of messages, as columns.
+
+Turns are actions, or two that overlap. Units are turns; where a stage holds several chunks and its
+messages do not overlap, a forward and the backward behind it are one in the steady state
+(``forward_backward_pipelining_with_interleaving`` of Megatron-LM, see :mod:`.messages`). A *step*
+is a unit with the one before it: what is written of a unit depends on the kinds of both. A schedule
+has thousands of actions and few kinds of steps, so that all of this is columns.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..program import Phase
+from ..schedules import ActionColumns
+
+__all__ = ["Units"]
+
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+
+class Units(NamedTuple):
+    """Units of a stage's actions, and the kinds of steps from one to the next.
+
+    Attributes
+    ----------
+    edge : bool, shape (actions,)
+        Whether an action is its chunk's first forward, or its last completion of gradients.
+    steps : list of (list of int, list of list of int)
+        An example of each kind of step, in the order in which these first come: the actions of the
+        unit before, and those of each turn of the unit; none before the first and after the last.
+    step : int64, shape (units + 1,)
+        The kind of each step.
+    first : int64, shape (units + 1,)
+        The first action of the unit before each step (at the beginning: of the unit).
+    """
+
+    edge: Flags
+    steps: list[tuple[list[int], list[list[int]]]]
+    step: Ints
+    first: Ints
+
+    @classmethod
+    def of(cls, actions: ActionColumns, *, joins_turns: bool) -> Units:
+        """Actions of a stage → their units.
+
+        Parameters
+        ----------
+        actions : ActionColumns
+        joins_turns : bool
+            Whether a forward and the backward behind it are one unit in the steady state.
+        """
+        edge = edges(actions)
+        turns = np.flatnonzero(actions.paired == 0)  # the first action of each
+        units = turns[~_joined(actions.phase[turns])] if joins_turns else turns
+        n = len(actions.phase)
+        ends = np.append(units[1:], n)
+        # Kinds of units: of their actions, each by a digit.
+        described = np.stack([actions.chunk, actions.phase, actions.split, actions.paired, edge])
+        digit, kinds = _numbered(described)
+        longest = int((ends - units).max(initial=0))
+        assert (kinds + 1.0) ** longest < 2**63
+        unit = np.zeros(len(units), np.int64)
+        for i in range(longest):
+            there = units + i < ends
+            unit = unit * (kinds + 1) + np.where(there, digit[np.minimum(units + i, n - 1)] + 1, 0)
+        _, unit = np.unique(unit, return_inverse=True)
+        # Steps: 0 is no unit.
+        number = np.concatenate([[0], unit.reshape(-1) + 1, [0]])
+        pairs = number[:-1] * (number.max() + 1) + number[1:]
+        _, example, step = np.unique(pairs, return_index=True, return_inverse=True)
+        order = np.argsort(example)
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        bounds = np.append(units, n).tolist()
+        starts = set(turns.tolist())
+        steps = []
+        for at in example[order].tolist():  # the step into unit `at`
+            before = list(range(bounds[at - 1], bounds[at])) if at else []
+            after: list[list[int]] = []
+            for i in range(bounds[at], bounds[at + 1]) if at < len(units) else ():
+                if i in starts:
+                    after.append([])
+                after[-1].append(i)
+            steps.append((before, after))
+        return cls(edge, steps, place[step.reshape(-1)], np.concatenate([units[:1], units]))
+
+
+def edges(actions: ActionColumns) -> Flags:
+    """Return whether each action is its chunk's first forward or last completion of gradients."""
+    forward = actions.phase == Phase.FORWARD
+    found = np.zeros(len(forward), bool)
+    for some, last in ((forward, False), (~forward & (actions.split == 0), True)):
+        rows = np.flatnonzero(some)
+        rows = rows[::-1] if last else rows
+        _, first = np.unique(actions.chunk[rows], return_index=True)
+        found[rows[first]] = True
+    return found
+
+
+def _joined(phase: Ints) -> Flags:
+    """Return whether each turn, by the phase of its first action, belongs to the unit before."""
+    forward = np.concatenate([[False, False], phase == Phase.FORWARD, [False]])
+    backward = np.concatenate([[False, False], phase == Phase.BACKWARD, [False]])
+    behind = forward[1:-2] & backward[2:-1]
+    # The only backward among forwards and backwards in a row is no steady state.
+    before = np.concatenate([[False, False], behind])[: len(phase)]
+    return behind & (before | forward[3:])
+
+
+def _numbered(columns: Ints) -> tuple[Ints, int]:
+    """Columns of numbers from 0 → a number for each distinct column of them, and how many."""
+    code = np.zeros(columns.shape[1], np.int64)
+    for row in columns:
+        code = code * (int(row.max(initial=0)) + 1) + row
+    found, number = np.unique(code, return_inverse=True)
+    return number.reshape(-1), len(found)
