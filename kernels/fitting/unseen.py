@@ -74,10 +74,10 @@ def leave_each_chip_out(batches: Sequence[MeasuredKernels]) -> Iterator[UnseenCh
         found = leave_out_chips(
             formula, [rows for rows in batches if (rows.family, rows.dtype) == (family, dtype)]
         )
-        for chip in found:
-            others = [each for each in found if each is not chip]
-            here = tables[chips[chip.rows[0].gpu]]
-            for owner, table in unseen_tables(formula, chip, others).items():
+        for left_out in found:
+            others = [each for each in found if each is not left_out]
+            here = tables[chips[left_out.rows[0].gpu]]
+            for owner, table in unseen_tables(formula, left_out, others).items():
                 here[family, owner, dtype] = table
     for chip in dict.fromkeys(chips[gpu] for gpu in sorted(chips)):
         yield UnseenChip(
