@@ -81,8 +81,14 @@ class Gpu:
         Streaming multiprocessors, or AMD's compute units.
     clock : Quantity, optional
         Boost clock.
+    base_clock : Quantity, optional
+        What the maker warrants under load at the board's power.
     l2 : Quantity, optional
         Size of the cache that all multiprocessors share.
+    l2_bandwidth : Quantity, optional
+        Of that cache, where the architecture's rate a multiprocessor and clock does not hold.
+    exponentials : Quantity, optional
+        A clock and multiprocessor, where not 16.
     nvlink : Quantity, optional
         Bandwidth of all links to other GPUs (NVLink, xGMI) together, one direction.
     power : Quantity, optional
@@ -128,7 +134,10 @@ class Gpu:
 
     sms: Annotated[int, Limits(least=1)] | None = None
     clock: Quantity | None = None
+    base_clock: Quantity | None = None
     l2: Quantity | None = None
+    l2_bandwidth: Quantity | None = None
+    exponentials: Quantity | None = None
     nvlink: Quantity | None = None
     power: Quantity | None = None
     confidence: Literal["cross-checked", "one source"] = "one source"

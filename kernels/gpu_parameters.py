@@ -2,7 +2,8 @@
 
 What datasheets say of a GPU is in :mod:`.gpu`. Added here are what all GPUs of an architecture have
 in common (``data/calibration/architectures.toml``) and the clock that the board's power allows: a
-board throttles until the power above idle fits, f ∝ power^(1 / 2.5) for the same silicon.
+board throttles until its power fits, P = static + dynamic × f V², down to the least voltage along a
+power law, f ∝ (power above static)^(1 / 2.8), and below it in proportion.
 """
 
 from __future__ import annotations
@@ -24,11 +25,18 @@ __all__ = ["GpuParameters", "gpu_parameters"]
 
 ARCHITECTURES = "calibration/architectures.toml"
 
-IDLE_POWER_SHARE = number("idle_power_share")
+STATIC_POWER_SHARE = number("static_power_share")
 POWER_EXPONENT = number("power_exponent")
+LEAST_VOLTAGE = number("least_voltage")
+
+MIN_LANES_SHARED_ISSUE = 100
+"""Lanes of a multiprocessor that tell 128 from 64: with 128 a scheduler feeds 32."""
+
+EXPONENTIALS = 16.0
+"""A clock and multiprocessor of NVIDIA's GPUs (CUDA programming guide, arithmetic instructions)."""
 
 MIN_POWER_SHARE = 0.01
-"""Of the power above idle, so that a board of few watts is slow, not still."""
+"""Of the power above static power, so that a board of few watts is slow, not still."""
 
 
 @frozen
@@ -54,10 +62,12 @@ class GpuParameters:
     l2 : float
         Bytes of the cache that all multiprocessors share.
     l2_bandwidth : float
-        B/s that all multiprocessors together read from it: the architecture's figure per
-        multiprocessor and clock.
+        B/s that all multiprocessors together read from it: the GPU's own figure, or the
+        architecture's per multiprocessor and clock.
     shared_memory : float
         Bytes a multiprocessor.
+    exponentials : float
+        A clock and multiprocessor.
     sustained : float
         Share of the clock that the board's power allows under full matrix load, relative to the
         reference GPU of its architecture: 1 where it has as many watts a FLOP/s. What the
@@ -66,6 +76,10 @@ class GpuParameters:
         The same share where kernels follow one another without pause, as in a training step: below
         1 also on the reference, where its short kernels run at a clock that its power does not
         sustain.
+    power_share : float
+        Of the board's watts a FLOP/s, relative to the reference; 1 where it has as many or more.
+    missing : int
+        How many of `sms`, `clock` and `l2` another GPU's stand for.
     rated_peaks : mapping of str to float, optional
     rated_bandwidth : float, optional
         Of the board as it is, where `peaks` and `bandwidth` are of one that is faster or slower
@@ -82,8 +96,11 @@ class GpuParameters:
     l2: float
     l2_bandwidth: float
     shared_memory: float
+    exponentials: float = EXPONENTIALS
     sustained: float = 1.0
     steady: float = 1.0
+    power_share: float = 1.0
+    missing: int = 0
     rated_peaks: Mapping[str, float] | None = None
     rated_bandwidth: float | None = None
 
@@ -107,6 +124,16 @@ class GpuParameters:
             rated_peaks=self.chip_peaks,
             rated_bandwidth=self.rated_bandwidth or self.bandwidth,
         )
+
+    @property
+    def design(self) -> tuple[str, bool]:
+        """Architecture, and whether a multiprocessor has more than 100 lanes.
+
+        An architecture's multiprocessors with 64 lanes and with 128 (A100 and A40, P100 and P4)
+        differ as much as those of two architectures do.
+        """
+        lanes = self.chip_peaks.get("fp32", 0.0) / (2 * self.sms * self.clock)
+        return self.family, lanes > MIN_LANES_SHARED_ISSUE
 
     @property
     def chip_peaks(self) -> Mapping[str, float]:
@@ -135,7 +162,10 @@ class GpuParameters:
         assert sms is not None
         assert clock is not None
         assert l2 is not None
-        clock_share = _power_limited_clock(gpu, architecture)
+        power_share = _power_share(gpu, architecture)
+        sustained = _power_limited_clock(gpu, power_share)
+        steady = architecture.get("steady", 1.0)
+        l2_rate = architecture["l2_bytes_per_clock"] * sms * clock.si
         return cls(
             name=_names_by_title().get(gpu.title, gpu.title),
             family=gpu.family,
@@ -145,10 +175,13 @@ class GpuParameters:
             sms=sms,
             clock=clock.si,
             l2=l2.si,
-            l2_bandwidth=architecture["l2_bytes_per_clock"] * sms * clock.si,
+            l2_bandwidth=gpu.l2_bandwidth.si if gpu.l2_bandwidth else l2_rate,
             shared_memory=architecture["shared_memory"],
-            sustained=min(1.0, clock_share),
-            steady=min(1.0, clock_share * architecture.get("steady", 1.0)),
+            exponentials=gpu.exponentials.si if gpu.exponentials else EXPONENTIALS,
+            sustained=min(1.0, sustained),
+            steady=min(1.0, sustained * steady),
+            power_share=min(1.0, power_share),
+            missing=sum(each is None for each in (gpu.sms, gpu.clock, gpu.l2)),
         )
 
 
@@ -183,19 +216,36 @@ def _nearest_complete(gpu: Gpu) -> Gpu:
     return min(complete, key=lambda each: abs(_fastest_format(each)[1] / rate - 1))
 
 
-def _power_limited_clock(gpu: Gpu, architecture: Mapping[str, Any]) -> float:
+def _power_limited_clock(gpu: Gpu, share: float) -> float:
     """Return the clock that the power allows, relative to the reference GPU's; may be above 1.
 
-    At one clock, power (idle power, too) is in proportion to the size of the chip, hence to its
+    Below the clock of the least voltage power falls no faster than the clock. No board runs below
+    its base clock.
+
+    Parameters
+    ----------
+    gpu : Gpu
+    share : float
+        Its power, relative to what the same work draws at the reference's clock.
+    """
+    dynamic = max(MIN_POWER_SHARE, (share - STATIC_POWER_SHARE) / (1 - STATIC_POWER_SHARE))
+    clock = dynamic ** (1 / POWER_EXPONENT)
+    if clock < 1:
+        clock = min(clock, dynamic / LEAST_VOLTAGE**2)
+    if gpu.base_clock and gpu.clock:
+        clock = max(clock, gpu.base_clock.si / gpu.clock.si)
+    return float(clock)
+
+
+def _power_share(gpu: Gpu, architecture: Mapping[str, Any]) -> float:
+    """Return a board's watts a FLOP/s relative to its architecture's reference; 1 if not known.
+
+    At one clock, power (static power, too) is in proportion to the size of the chip, hence to its
     peak: watts a FLOP/s compare boards of different chips.
     """
     reference = find_gpu(architecture["reference"])
-    if gpu.power is None or reference.power is None:
-        return 1.0
     dtype = architecture["power_format"]
-    if dtype not in gpu.formats:
+    if gpu.power is None or reference.power is None or dtype not in gpu.formats:
         return 1.0
     watts = gpu.power.si / gpu.peak(dtype).si
-    enough = reference.power.si / reference.peak(dtype).si
-    above_idle = (watts / enough - IDLE_POWER_SHARE) / (1 - IDLE_POWER_SHARE)
-    return float(max(MIN_POWER_SHARE, above_idle) ** (1 / POWER_EXPONENT))
+    return float(watts / (reference.power.si / reference.peak(dtype).si))

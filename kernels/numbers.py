@@ -27,6 +27,6 @@ def number(name: str) -> float:
     Examples
     --------
     >>> number("power_exponent")
-    2.5
+    2.8
     """
     return quantity(name).si

@@ -98,6 +98,31 @@ def test_a_gpu_that_was_not_measured(table, run, tmp_path):
     assert float(line.split()[3].rstrip("%")) == pytest.approx(30, abs=6)
 
 
+def test_each_chip_by_the_others(table, run, tmp_path):
+    figures = tmp_path / "unseen.json"
+    out = run("validate", "kernels", table, "--unseen", "--json", figures)
+    data = json.loads(figures.read_text())
+    # Arithmetic at 0.6 of the peak in place of 0.9, and the reverse; less where memory binds.
+    a100, h100 = (data["groups"][f"chip={name}"] for name in ("a100-sxm", "h100-sxm"))
+    assert 0.25 < a100["bias"] < 0.55
+    assert -0.36 < h100["bias"] < -0.15
+    assert data["worst"] == max(a100["mape"], h100["mape"])
+    assert data["mean"] == pytest.approx((a100["mape"] + h100["mape"]) / 2)
+    assert data["chips"] == 2
+    assert "2 chips, each by the others alone" in out
+    # What each states of itself is how far off the other was: as far.
+    assert data["least_covered"] > 0.7
+
+
+def test_each_chip_needs_others(table, run, tmp_path):
+    alone = tmp_path / "one.csv"
+    alone.write_text("".join(line for line in table.open() if not line.startswith("H100")))
+    said = run("validate", "kernels", alone, "--unseen", rc=2)
+    assert "no kernel family was measured on two chips" in said
+    said = run("validate", "kernels", table, "--unseen", "--split", "test", "--model", "li", rc=2)
+    assert "leave out --model, --split" in said
+
+
 @pytest.mark.parametrize("model", ["roofline", "li", "simai", "database"])
 def test_other_models(table, run, tmp_path, model):
     mine = tmp_path / "mine.toml"

@@ -8,7 +8,13 @@ import toy_formula
 from toy_formula import TRUE, batch
 
 from mpisim.kernels.analytical import KernelCalibration
-from mpisim.kernels.fitting import FormulaFit, calibrate, write
+from mpisim.kernels.fitting import (
+    FormulaFit,
+    calibrate,
+    leave_each_chip_out,
+    with_own_launch,
+    write,
+)
 from mpisim.kernels.fitting.cross_validation import (
     best_chip_weight,
     chip_count,
@@ -118,3 +124,44 @@ def test_calibration_of_several_gpus():
     # What is written is read again.
     read = KernelCalibration.parse(write(tables), "written")
     assert read.tables == dict(tables)
+
+
+def test_each_chip_is_predicted_from_the_others_alone():
+    slow = TRUE | {"efficiency": 0.5}
+    boards = ["a100-pcie-40gb", "a100-sxm", "v100-pcie-32gb", "p100-pcie"]
+    rows = [batch(gpu, constants=slow if gpu == "p100-pcie" else TRUE) for gpu in boards]
+    found = {chip.name: chip for chip in leave_each_chip_out(rows)}
+    assert {name: chip.gpus for name, chip in found.items()} == {
+        "a100-pcie-40gb": ("a100-pcie-40gb", "a100-sxm"),
+        "p100-pcie": ("p100-pcie",),
+        "v100-pcie-32gb": ("v100-pcie-32gb",),
+    }
+    for chip in found.values():
+        for table in chip.calibration.tables.values():
+            assert not set(table.gpus) & set(chip.gpus)
+            assert table.held_out == "GPUs"
+    # The slow one is predicted as fast as the others are, whatever its own rows say.
+    tables = found["p100-pcie"].calibration.tables
+    assert tables["gemm", "any", "fp32"].constants["efficiency"] == pytest.approx(0.7, rel=0.03)
+    # What is stated of it is how far off the others were, which came out right.
+    assert max(each.p90 for each in tables["gemm", "any", "fp32"].errors) < 0.3
+    # Of the others one was off, and the worst counts.
+    tables = found["v100-pcie-32gb"].calibration.tables
+    assert max(each.p90 for each in tables["gemm", "any", "fp32"].errors) > 0.25
+
+
+def test_a_family_of_one_chip_leaves_no_table():
+    (only,) = leave_each_chip_out([batch("a100-pcie-40gb"), batch("a100-sxm")])
+    assert only.calibration.tables == {}
+
+
+def test_the_launch_of_the_host_is_read_off_its_own_rows():
+    rows = batch("v100-pcie-32gb", launch=40e-6)
+    alone = batch("v100-pcie-32gb").seconds
+    (found,) = with_own_launch([rows], [alone])
+    assert found == pytest.approx(rows.seconds, rel=1e-3)
+    # A kernel that is predicted twice as long is not made right by it.
+    (found,) = with_own_launch([rows], [2 * alone])
+    assert found.max() / rows.seconds.max() > 1.8
+    (unlaunched,) = with_own_launch([batch("p4")], [alone])
+    assert (unlaunched == alone).all()

@@ -123,11 +123,10 @@ class TestTiles:
         assert sum(divided_overlap(one(3.0), one(0.01), PIPELINED))[0] == pytest.approx(3.0)
 
     def test_the_power_limit_holds_for_long_kernels(self) -> None:
-        capped = replace(A100, sustained=0.5)
-        assert power_throttled(one(1e-6), 1e-3, capped)[0] == pytest.approx(1e-6, rel=2e-3)
-        assert power_throttled(one(1e-3), 1e-3, capped)[0] == pytest.approx(1.5e-3)
-        assert power_throttled(one(10.0), 1e-3, capped)[0] == pytest.approx(20.0, rel=1e-3)
-        assert power_throttled(one(10.0), 1e-3, replace(A100, sustained=1.0))[0] == 10.0
+        assert power_throttled(one(1e-6), 1e-3, 0.5)[0] == pytest.approx(1e-6, rel=2e-3)
+        assert power_throttled(one(1e-3), 1e-3, 0.5)[0] == pytest.approx(1.5e-3)
+        assert power_throttled(one(10.0), 1e-3, 0.5)[0] == pytest.approx(20.0, rel=1e-3)
+        assert power_throttled(one(10.0), 1e-3, 1.0)[0] == 10.0
 
 
 SIZES = st.integers(1, 20_000)
@@ -198,7 +197,7 @@ class TestAllFamilies:
     def test_constants(self, family: str) -> None:
         formula = formula_of(family)
         assert family == formula.name
-        assert len(formula.constants) <= 8
+        assert len(formula.constants) <= 9
         assert len({each.name for each in formula.constants}) == len(formula.constants)
 
     def test_many_at_once_as_one_by_one(self) -> None:

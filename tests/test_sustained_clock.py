@@ -37,7 +37,7 @@ def test_the_reference_of_an_architecture_may_not_sustain_its_clock() -> None:
     assert 1.0 < ratio("h100-sxm", attention) < 1 / 0.9  # exponentials run at the boost clock
     # More watts a FLOP/s than a B200 has: 1.2 / 2.5 to 1 / 2.25; 1.4 / 2.5 to the same.
     steady = [GpuParameters.of(find_gpu(name)).steady for name in ("b200", "gb200", "gb300")]
-    assert steady == pytest.approx([0.87, 0.90, 0.965], abs=0.002)
+    assert steady == pytest.approx([0.87, 0.90, 0.962], abs=0.002)
 
 
 def test_others_are_as_measured() -> None:

@@ -8,8 +8,9 @@ only in part:
     time  = floor + (arithmetic⁴ + memory⁴)^(1/4)
     arithmetic = waves × block × (keys + prologue) × score
 
-The exponentials are why small heads are slower: their rate is 16 a clock and multiprocessor on all
-NVIDIA GPUs (CUDA programming guide, arithmetic instructions), while products grow with the head.
+The exponentials are why small heads are slower: their rate is 16 a clock and multiprocessor on
+NVIDIA's GPUs (CUDA programming guide, arithmetic instructions) and twice that on Blackwell Ultra,
+while products grow with the head.
 The backward pass runs the same loop with five products for two, at a rate of its own. Of a window
 whole blocks of keys are computed: 128 tokens of window touch two.
 
@@ -55,9 +56,6 @@ CONSTANTS = (
 TILE_QUERIES = 128
 """Queries of a tile; so many keys are masked, or not, together."""
 
-EXPONENTIALS_PER_CLOCK = 16
-"""Of a multiprocessor."""
-
 
 def _columns(kernel: Attention) -> dict[str, float | int | str]:
     """Return dtype and sizes; causal and backward as 0 or 1, no window as one of all keys."""
@@ -91,7 +89,7 @@ def _terms(columns: Columns, gpu: GpuParameters, constants: Constants) -> tuple[
     products = where(backward, back, 2 * head + 2 * value) / rate
     softmax = constants["softmax"]
     softmax = where(backward, constants.get("softmax_back", softmax), softmax)
-    exponentials = softmax / (EXPONENTIALS_PER_CLOCK * gpu.clock)
+    exponentials = softmax / (gpu.exponentials * gpu.clock)
     hidden = where(backward, 0.0, constants.get("hidden", 0.0))
     score = products + exponentials - hidden * minimum(products, exponentials)
 

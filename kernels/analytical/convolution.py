@@ -43,7 +43,7 @@ from .formula import (
     overlapped_with_each,
     where,
 )
-from .tiles import Tiling, expected_time, power_throttled, tiled_times
+from .tiles import LONGEST_BURST, Tiling, expected_time, power_throttled, tiled_times
 
 __all__ = ["CONVOLUTION"]
 
@@ -55,6 +55,9 @@ CONSTANTS = (
     Constant("filters", 2.5, 0.0, 10.0, "traffic of transformed filters, relative"),
     Constant("prologue", 20.0, 0.0, 400.0, "starting and ending a tile, in steps of k"),
     Constant("choice", 0.1, 0.01, 1.0, "relative loss at which an algorithm is 1/e as likely"),
+    Constant(
+        "burst", 1e-3, 1e-4, LONGEST_BURST, "duration at which half of the power limit holds, s"
+    ),
     Constant("floor", 1e-5, 0.0, 5e-5, "starting the kernels of one call, s"),
 )
 
@@ -186,8 +189,8 @@ def _algorithms(columns: Columns, gpu: GpuParameters, constants: Constants) -> _
         both = zip_longest(gradients, products, fillvalue=filled_like(m, UNAVAILABLE))
         weight_rate = TF32_WEIGHT_GRADIENT_RATE if dtype == "tf32" else 1.0
         products = [where(weight, each / weight_rate, other) for each, other in both]
-    if "burst" in constants:
-        products = [power_throttled(each, constants["burst"], gpu) for each in products]
+    burst, share = constants["burst"], gpu.sustained
+    products = [power_throttled(each, burst, share) for each in products]
 
     grouped = groups > 1
     if any_of(grouped):
@@ -200,6 +203,7 @@ def _algorithms(columns: Columns, gpu: GpuParameters, constants: Constants) -> _
         blocks = batch * ceil(height / WINOGRAD_TILE) * ceil(width / WINOGRAD_TILE)
         tiles["efficiency"] *= constants["winograd"]
         times = tiled_times(TILINGS, dtype, blocks, made, summed, WINOGRAD_POINTS, gpu, **tiles)
+        times = [power_throttled(each, burst, share) for each in times]
         winograd = [where(suits, each, UNAVAILABLE) for each in times]
         # Transformed images are written and read once each way, the images themselves once.
         moved = images + 2 * size * WINOGRAD_POINTS * blocks * (inputs + outputs)

@@ -39,6 +39,7 @@ from .formula import (
     where,
 )
 from .tiles import (
+    LONGEST_BURST,
     Tiling,
     expected_time,
     library_tilings,
@@ -57,7 +58,9 @@ GEMM_CONSTANTS = (
     Constant("quantisation", 0.6, 0.0, 1.0, "1: a partial last wave takes as long as a full one"),
     Constant("prologue", 30.0, 0.0, 600.0, "starting and ending a tile, in steps of k"),
     Constant("choice", 0.2, 0.01, 1.5, "relative loss at which a tiling is 1/e as likely"),
-    Constant("burst", 3e-3, 1e-4, 0.3, "duration at which half of the power limit holds, s"),
+    Constant(
+        "burst", 1e-3, 1e-4, LONGEST_BURST, "duration at which half of the power limit holds, s"
+    ),
     Constant("floor", 3e-6, 0.0, 2e-5, "starting and draining the machine, s"),
 )
 
@@ -113,7 +116,7 @@ def _arithmetic(
         spread = OPERAND_BYTES[dtype] * k * minimum(m, n) / (PASCAL_TRANSLATION_SPAN * gpu.l2)
         slower = 1 + PASCAL_TRANSLATION_SLOWDOWN * spread / (1 + spread)
         time = where(batch > 1, time, time * slower)
-    return power_throttled(time, constants["burst"], gpu)
+    return power_throttled(time, constants["burst"], gpu.sustained)
 
 
 def _gemm_stretch(
@@ -190,7 +193,8 @@ def _grouped_terms(columns: Columns, gpu: GpuParameters, constants: Constants) -
     # No grouped product was measured for long enough to say when the clock is lowered; a product's
     # constants, where they serve, say it.
     burst = constants.get("burst", 0.0)
-    return power_throttled(expected_time(times, GROUPED_GEMM_CHOICE), burst, gpu), memory
+    time = expected_time(times, GROUPED_GEMM_CHOICE)
+    return power_throttled(time, burst, gpu.sustained), memory
 
 
 def _grouped_stretch(

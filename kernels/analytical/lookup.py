@@ -25,7 +25,9 @@ __all__ = [
     "RELATED_ARCHITECTURES",
     "CalibrationLookup",
     "interchangeable_formats",
+    "known_chip_error",
     "look_up",
+    "unseen_chip_error",
 ]
 
 FORMAT_FALLBACKS: dict[str, tuple[str, ...]] = {
@@ -43,11 +45,15 @@ SAME_UNITS = frozenset(("fp16", "bf16"))
 """Formats that matrix units work in at the same rate."""
 
 RELATED_ARCHITECTURES: dict[str, tuple[str, ...]] = {
+    "turing": ("volta", "ampere"),
     "volta": ("ampere", "hopper"),
     "ampere": ("hopper", "volta"),
     "ada": ("ampere", "hopper"),
     "hopper": ("ampere", "volta"),
     "blackwell": ("hopper", "ampere", "volta"),
+    "cdna1": ("cdna2", "cdna3"),
+    "cdna2": ("cdna1", "cdna3"),
+    "cdna3": ("cdna2", "cdna1"),
 }
 """Architectures whose constants may serve one that was not measured, best first. Those fitted to a
 V100 alone predict an A100's elementwise kernels and layer norms to 3 and 7 %, and the reverse holds
@@ -58,6 +64,9 @@ OTHER_FORMAT_ERROR = number("other_format_error")
 OTHER_GPU_ERROR = number("other_gpu_error")
 UNRELATED_ARCHITECTURE_ERROR = number("unrelated_architecture_error")
 TEXTBOOK_ERROR = number("textbook_error")
+UNSEEN_POWER_ERROR = number("unseen_power_error")
+OTHER_GENERATION_ERROR = number("other_generation_error")
+MISSING_FIGURE_ERROR = number("missing_figure_error")
 
 SUBSTITUTE_FORMULAS: dict[str, tuple[str, float]] = {
     "convolution": ("gemm", number("convolution_from_gemm_error")),
@@ -145,7 +154,6 @@ def look_up(
     substitute = SUBSTITUTE_FORMULAS.get(formula)
     if substitute is not None and not _measured_anywhere(calibration, formula, dtype):
         return _borrowed(calibration, *substitute, gpu, dtype)
-    clock_error = _clock_error(gpu) if FORMULAS[formula].power_limited else 0.0
     near = (gpu.family, *RELATED_ARCHITECTURES.get(gpu.family, ()))
     for other in FORMAT_FALLBACKS[dtype]:
         boards = _boards_with_chip(calibration, formula, gpu, other)
@@ -154,8 +162,11 @@ def look_up(
             if table is None:
                 continue
             same_format = other == dtype or {other, dtype} <= SAME_UNITS
+            of_chip = owner in (gpu.name, *boards)
             of_one_gpu = owner != gpu.name and table.held_out != HELD_OUT_GPUS
-            unrelated = not set(near) & _architectures(table)
+            designs = _designs(table)
+            unrelated = not set(near) & {family for family, _ in designs}
+            other_generation = gpu.design not in designs and not unrelated
             return CalibrationLookup(
                 table.constants,
                 table,
@@ -165,11 +176,13 @@ def look_up(
                     OTHER_FORMAT_ERROR * (not same_format),
                     OTHER_GPU_ERROR * of_one_gpu,
                     UNRELATED_ARCHITECTURE_ERROR * unrelated,
-                    clock_error,
+                    known_chip_error(formula, gpu)
+                    if of_chip
+                    else unseen_chip_error(formula, gpu, other_generation),
                 ),
             )
     constants = {each.name: each.start for each in FORMULAS[formula].constants}
-    added = math.hypot(TEXTBOOK_ERROR, clock_error)
+    added = math.hypot(TEXTBOOK_ERROR, unseen_chip_error(formula, gpu))
     return CalibrationLookup(constants, None, "textbook", borrowed=True, added=added)
 
 
@@ -225,18 +238,49 @@ def _boards_with_chip(
     return [each.name for each in same]
 
 
-def _clock_error(gpu: GpuParameters) -> float:
+def known_chip_error(formula: str, gpu: GpuParameters) -> float:
     """Return the relative standard error of a board whose power holds its clock down.
 
     Where between the clock that its power sustains and the boost clock it runs is a matter of its
     temperature, its cooling and its chip (arXiv:2208.11035 finds equal boards up to 22 % apart;
     NeuSight's large products ran at 0.37 of a T4's peak in one run and at 0.49 in another): the
     standard deviation of a logarithm that may be anywhere between the two.
+
+    Parameters
+    ----------
+    formula : str
+        A name of `families.FORMULAS`; nothing is added where it is not limited by power.
+    gpu : GpuParameters
     """
+    if not FORMULAS[formula].power_limited:
+        return 0.0
     return math.log(1 / gpu.sustained) / math.sqrt(12)
 
 
-def _architectures(table: FittedConstants) -> set[str]:
-    """Return the architectures of the GPUs that a table was fitted to."""
+def unseen_chip_error(formula: str, gpu: GpuParameters, other_generation: bool = False) -> float:
+    """Return what a chip that was not measured adds, which grows with its distance from others.
+
+    On top of `known_chip_error` how far its power is from its architecture's reference, as nothing
+    says at which power the work of its own multiprocessors runs; that its architecture was not
+    measured; and figures that are not known.
+
+    Parameters
+    ----------
+    formula, gpu
+        As for `known_chip_error`.
+    other_generation : bool
+        Whether related architectures were measured, and not its own (`GpuParameters.design`).
+    """
+    power = UNSEEN_POWER_ERROR * math.log(1 / gpu.power_share)
+    return math.hypot(
+        known_chip_error(formula, gpu),
+        power if FORMULAS[formula].power_limited else 0.0,
+        OTHER_GENERATION_ERROR * other_generation,
+        MISSING_FIGURE_ERROR * math.sqrt(gpu.missing),
+    )
+
+
+def _designs(table: FittedConstants) -> set[tuple[str, bool]]:
+    """Return the architectures of the GPUs that a table was fitted to (`GpuParameters.design`)."""
     presets = packaged(GPU_PRESETS)
-    return {presets[name]["family"] for name in table.gpus if name in presets}
+    return {gpu_parameters(name).design for name in table.gpus if name in presets}

@@ -31,6 +31,7 @@ from .formula import Constants, Numbers, functions
 
 __all__ = [
     "LIBRARY_TILINGS",
+    "LONGEST_BURST",
     "Tiling",
     "expected_time",
     "free_stretch",
@@ -87,10 +88,8 @@ ISSUE_OVERHEAD = number("fp32_issue_overhead")
 SINGLE_ISSUE = frozenset(("ampere", "ada", "hopper", "blackwell"))
 """Architectures whose schedulers issue one instruction a clock."""
 
-MIN_LANES_SHARED_ISSUE = 100
-"""Lanes of a multiprocessor that tell 128 from 64: with 128 a scheduler feeds 32."""
-
 MIN_SM_SHARE = number("least_sm_share")
+LONGEST_BURST = number("longest_burst")
 
 
 def library_tilings(dtype: str) -> tuple[Tiling, ...]:
@@ -195,8 +194,8 @@ def _issue_overhead(gpu: GpuParameters, dtype: str) -> float:
     """Return the instructions beside each multiplication that cost time."""
     if dtype != "fp32" or gpu.family not in SINGLE_ISSUE:
         return 0.0
-    lanes = gpu.chip_peaks["fp32"] / (2 * gpu.sms * gpu.clock)
-    return ISSUE_OVERHEAD if lanes > MIN_LANES_SHARED_ISSUE else 0.0
+    _, many_lanes = gpu.design
+    return ISSUE_OVERHEAD if many_lanes else 0.0
 
 
 def expected_time(times: Sequence[Any], choice: float) -> Any:
@@ -223,7 +222,7 @@ def expected_time(times: Sequence[Any], choice: float) -> Any:
     return sum([weight * each for weight, each in zip(weights, times)]) / sum(weights)
 
 
-def power_throttled(time: Numbers, burst: float, gpu: GpuParameters) -> Numbers:
+def power_throttled(time: Numbers, burst: float, share: float) -> Numbers:
     """Return times under the board's power limit: short kernels end before the clock is lowered.
 
     Parameters
@@ -232,9 +231,10 @@ def power_throttled(time: Numbers, burst: float, gpu: GpuParameters) -> Numbers:
         Seconds at the clock of short kernels.
     burst : float
         Duration at which half of the limit holds, in seconds.
-    gpu : GpuParameters
+    share : float
+        Of the clock that the power allows (`GpuParameters.sustained`).
     """
-    return time * (1 + (1 / gpu.sustained - 1) * time / (time + burst))
+    return time * (1 + (1 / share - 1) * time / (time + burst))
 
 
 # --- multiprocessors occupied by a communication --------------------------------------------------

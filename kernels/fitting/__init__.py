@@ -8,9 +8,21 @@ Read in this order:
     Errors of rows that a fit did not see; shrinkage of few chips towards all.
 :mod:`.calibrate`
     ``calibrate``, ``write``: all fits and errors, and the file.
+:mod:`.unseen`
+    ``leave_each_chip_out``: every chip's calibration by the others alone.
 """
 
 from .calibrate import calibrate, write
 from .least_squares import FormulaFit, fit, log_errors
+from .unseen import UnseenChip, leave_each_chip_out, with_own_launch
 
-__all__ = ["FormulaFit", "calibrate", "fit", "log_errors", "write"]
+__all__ = [
+    "FormulaFit",
+    "UnseenChip",
+    "calibrate",
+    "fit",
+    "leave_each_chip_out",
+    "log_errors",
+    "with_own_launch",
+    "write",
+]

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from ..analytical.calibration import (
     HELD_OUT_GPUS,
     MIN_BIN_ROWS,
+    P90_SIGMAS,
     ErrorBin,
     FittedConstants,
     HeldOut,
 )
 from ..analytical.families import FORMULAS
 from ..analytical.formula import ANY, Formula
+from ..analytical.lookup import unseen_chip_error
 from ..gpu_parameters import gpu_parameters
 from ..measured import MeasuredKernels
 from .cross_validation import (
@@ -27,7 +31,13 @@ from .cross_validation import (
 )
 from .least_squares import FormulaFit, fit
 
-__all__ = ["calibrate", "write"]
+__all__ = ["calibrate", "unseen_errors", "unseen_tables", "write"]
+
+AMD = "cdna"
+"""What the names of AMD's architectures begin with."""
+
+MIN_CHIPS = 3
+"""Of a maker, that say how far off another of its chips may be."""
 
 Key = tuple[str, str, str]
 """Family, GPU or architecture or ``"any"``, format."""
@@ -40,7 +50,7 @@ def calibrate(batches: Sequence[MeasuredKernels]) -> Iterator[tuple[Key, FittedC
     these, those of a GPU from its architecture's. The table of an architecture, which serves its
     GPUs that were not measured, is shrunk towards all GPUs' (:func:`.cross_validation.shrink`).
     Errors are found on rows that a fit did not see: for a GPU by leaving out runs or shapes; for an
-    architecture and for all by leaving out chips.
+    architecture (from all chips of its maker) and for all by leaving out chips.
 
     Parameters
     ----------
@@ -70,17 +80,16 @@ def _tables(
     weight = best_chip_weight(formula, left_out)
     unseen: tuple[HeldOut, tuple[ErrorBin, ...]]
     if left_out:
-        unseen = HELD_OUT_GPUS, _errors(formula, left_out, 0.0)
+        unseen = HELD_OUT_GPUS, unseen_errors(formula, left_out, weight)
     else:
         unseen = _validated(formula, batches, None)
     yield ANY, _table(everything, batches, *unseen)
     for architecture in sorted({gpu_parameters(rows.gpu).family for rows in batches}):
         near = [rows for rows in batches if gpu_parameters(rows.gpu).family == architecture]
         together = fit(formula, near, everything.constants)
-        left_out_here = [each for each in left_out if each.architecture == architecture]
         held_out, errors = unseen
-        if left_out_here:
-            held_out, errors = HELD_OUT_GPUS, _errors(formula, left_out_here, weight)
+        if left_out:
+            errors = unseen_errors(formula, _same_maker(left_out, architecture), weight)
         shrunk = shrink(together, everything, chip_count(near), weight)
         yield architecture, _table(shrunk, near, held_out, errors)
         for gpu in sorted({rows.gpu for rows in near}):
@@ -101,10 +110,83 @@ def _validated(
     return held_out, _bins(batches, errors)
 
 
-def _errors(formula: Formula, found: Sequence[LeftOutChip], weight: float) -> tuple[ErrorBin, ...]:
-    """Return the errors of GPUs that were left out."""
-    rows = [each for chip in found for each in chip.rows]
-    return _bins(rows, [each for one in found for each in one.errors(formula, weight)])
+def unseen_tables(
+    formula: Formula, chip: LeftOutChip, others: Sequence[LeftOutChip]
+) -> dict[str, FittedConstants]:
+    """Return the tables that serve a chip which was left out, by owner.
+
+    They are those that `calibrate` would write without it, but for what only its own boards could
+    use; its errors are those of the other chips.
+
+    Parameters
+    ----------
+    formula : Formula
+    chip : LeftOutChip
+    others : sequence of LeftOutChip
+        The rest of `leave_out_chips`.
+    """
+    weight = best_chip_weight(formula, others)
+    batches = chip.fitted
+
+    def table(found: FormulaFit, of: Sequence[LeftOutChip]) -> FittedConstants:
+        if of:
+            return _table(found, batches, HELD_OUT_GPUS, unseen_errors(formula, of, weight))
+        return _table(found, batches, *_validated(formula, list(batches), None))
+
+    tables = {ANY: table(chip.others, others)}
+    if chip.related:
+        near = _same_maker(others, chip.architecture)
+        shrunk = shrink(chip.related, chip.others, chip.chips, weight)
+        tables[chip.architecture] = table(shrunk, near)
+    return tables
+
+
+def unseen_errors(
+    formula: Formula, found: Sequence[LeftOutChip], weight: float
+) -> tuple[ErrorBin, ...]:
+    """Return the errors of chips that were left out, in each decade of the chip predicted worst.
+
+    An interval is to hold nine tenths of the rows of the next chip, whichever it is: of the chips
+    left out, the worst says how wide. Where a chip's distance from the others is known to add to
+    the error (`lookup.unseen_chip_error`), that is taken off, in squares.
+
+    Parameters
+    ----------
+    formula : Formula
+    found : sequence of LeftOutChip
+        At least one.
+    weight : float
+        As in `shrink`.
+    """
+    worst: dict[int, ErrorBin] = {}
+    for chip in found:
+        for each in _bins(chip.rows, chip.errors(formula, weight)):
+            net = replace(each, p90=_digits(_net(each.p90, formula, chip)))
+            other = worst.get(each.decade)
+            key = net.rows >= MIN_BIN_ROWS, net.p90
+            if other is None or key > (other.rows >= MIN_BIN_ROWS, other.p90):
+                worst[each.decade] = net
+    return tuple(worst[decade] for decade in sorted(worst))
+
+
+def _net(p90: float, formula: Formula, chip: LeftOutChip) -> float:
+    """Return a 90th percentile without what is added for the chip, at least a tenth of it."""
+    designs = {gpu_parameters(rows.gpu).design for rows in chip.fitted}
+    boards = [gpu_parameters(rows.gpu) for rows in chip.rows]
+    added = min(
+        unseen_chip_error(formula.name, gpu, bool(chip.related) and gpu.design not in designs)
+        for gpu in boards
+    )
+    return math.sqrt(max(p90**2 - (P90_SIGMAS * added) ** 2, (0.1 * p90) ** 2))
+
+
+def _same_maker(found: Sequence[LeftOutChip], architecture: str) -> Sequence[LeftOutChip]:
+    """Return the chips of an architecture's maker; all of them where few of it were measured."""
+    amd = architecture.startswith(AMD)
+    alike = [
+        each for each in found if gpu_parameters(each.rows[0].gpu).family.startswith(AMD) == amd
+    ]
+    return alike if len(alike) >= MIN_CHIPS else found
 
 
 def _bins(batches: Sequence[MeasuredKernels], errors: Sequence[np.ndarray]) -> tuple[ErrorBin, ...]:

@@ -34,6 +34,10 @@ MAX_RUN_SHARE = 0.75
 """Share of the rows from which on a run is divided by shape: the rest does not determine the
 constants."""
 
+MAX_ROWS = 1000
+"""Of one batch, spread evenly, that are fitted to where a chip is left out: more do not move the
+constants by as much as another chip does."""
+
 CHIP_WEIGHTS = (0.0, 0.2, 1 / 3, 0.5, 2 / 3, 0.8, 1.0)
 """Weights of one chip relative to all others, for `best_chip_weight` to choose from."""
 
@@ -120,8 +124,10 @@ class LeftOutChip:
     ----------
     rows : sequence of MeasuredKernels
         Its measurements.
+    fitted : sequence of MeasuredKernels
+        Measurements of all other chips, as they were fitted to.
     others : FormulaFit
-        To all other chips.
+        To these.
     related : FormulaFit, optional
         To those of its architecture, or of the nearest that was measured.
     architecture : str
@@ -131,6 +137,7 @@ class LeftOutChip:
     """
 
     rows: Sequence[MeasuredKernels]
+    fitted: Sequence[MeasuredKernels]
     others: FormulaFit
     related: FormulaFit | None = None
     architecture: str = ""
@@ -169,7 +176,7 @@ def leave_out_chips(formula: Formula, batches: Sequence[MeasuredKernels]) -> lis
     found = []
     for chip in dict.fromkeys(chips[gpu] for gpu in sorted(chips)):
         own = [rows for rows in batches if chips[rows.gpu] == chip]
-        others = [rows for rows in batches if chips[rows.gpu] != chip]
+        others = [_thinned(rows) for rows in batches if chips[rows.gpu] != chip]
         if not others:
             break
         all_others = fit(formula, others)
@@ -179,13 +186,18 @@ def leave_out_chips(formula: Formula, batches: Sequence[MeasuredKernels]) -> lis
             if near:
                 related = fit(formula, near, all_others.constants)
                 chip_left_out = LeftOutChip(
-                    own, all_others, related, architecture, chip_count(near)
+                    own, others, all_others, related, architecture, chip_count(near)
                 )
                 break
         else:
-            chip_left_out = LeftOutChip(own, all_others)
+            chip_left_out = LeftOutChip(own, others, all_others)
         found.append(chip_left_out)
     return found
+
+
+def _thinned(rows: MeasuredKernels) -> MeasuredKernels:
+    """Return at most `MAX_ROWS` of the rows."""
+    return rows.take(np.arange(0, len(rows), -(-len(rows) // MAX_ROWS)))
 
 
 def chip_count(batches: Sequence[MeasuredKernels]) -> int:

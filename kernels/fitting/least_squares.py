@@ -20,7 +20,7 @@ from ..analytical.formula import Constant, Formula
 from ..gpu_parameters import gpu_parameters
 from ..measured import MeasuredKernels
 
-__all__ = ["LAUNCH", "FormulaFit", "fit", "log_errors"]
+__all__ = ["GROWTH", "LAUNCH", "FormulaFit", "fit", "log_errors", "soft"]
 
 LAUNCH = Constant("launch", 20e-6, 0.0, 200e-6, "CPU time that the measurement holds, s")
 """Where times hold the launch: fitted for every GPU beside the constants, and no part of a kernel's
@@ -169,7 +169,7 @@ def fit(
             # The soft-L1 loss is applied here and not by the solver, which would weigh the pull
             # by it as well, and whose scale would depend on the number of rows.
             each.weight
-            * _soft(
+            * soft(
                 np.log(
                     formula.seconds(each.columns, parameters[each.gpu], named)
                     + each.launched
@@ -255,7 +255,7 @@ def _mirrored(number: int, base: int) -> float:
     return value
 
 
-def _soft(error: np.ndarray) -> np.ndarray:
+def soft(error: np.ndarray) -> np.ndarray:
     """Return the signed root of the soft-L1 loss, 2 s² (sqrt(1 + (e/s)²) - 1).
 
     Written so that small errors keep their digits.

@@ -22,6 +22,7 @@ EXAMPLES = """\
 examples:
   mpisim validate kernels gemm.csv vector.csv --split test
   mpisim validate kernels gemm.csv --test-gpus H100 --model li --train-gpus P100 V100
+  mpisim validate kernels *.csv --unseen             each chip by the others alone
   mpisim validate kernels neusight_e2e_labels.csv    whole models on one GPU
 """
 
@@ -55,6 +56,12 @@ def add_kind(kinds: Any) -> None:
         default=[],
         help="whose rows of the split 'train' li, simai and database learn from (default: all)",
     )
+    parser.add_argument(
+        "--unseen",
+        action="store_true",
+        help="predict each chip from constants fitted to all others (minutes); not with the "
+        "options above",
+    )
     add_json_option(parser)
     add_overwrite_option(parser)
     add_monitor_option(parser)
@@ -70,16 +77,84 @@ def run(args: argparse.Namespace) -> int:
     from ..kernels.analytical import KernelCalibration
     from ..validate.whole_models import is_whole_models
 
+    if args.unseen:
+        _refuse_beside_unseen(args)
     calibration = KernelCalibration.read(args.calibration) if args.calibration else None
     whole = [is_whole_models(path) for path in args.paths]
     if any(whole) and not all(whole):
         raise UsageError("tables of kernels and of whole models must be validated one at a time")
-    figures = _whole_models(args, calibration) if all(whole) else _kernels(args, calibration)
+    if all(whole) and args.unseen:
+        raise UsageError("--unseen takes tables of kernels, and these are whole models")
+    if args.unseen:
+        figures = _unseen(args)
+    else:
+        figures = _whole_models(args, calibration) if all(whole) else _kernels(args, calibration)
     if args.json is not None:
         from ..base.files import write_json
 
         write_json(args.json, figures, overwrite=args.overwrite)
     return 0
+
+
+def _refuse_beside_unseen(args: argparse.Namespace) -> None:
+    beside = {
+        "--model": args.model != MODELS[0],
+        "--calibration": args.calibration is not None,
+        "--test-gpus": bool(args.test_gpus),
+        "--split": bool(args.split),
+        "--train-gpus": bool(args.train_gpus),
+    }
+    given = [name for name, is_given in beside.items() if is_given]
+    if given:
+        raise UsageError(
+            f"--unseen fits and tests on all rows of the tables, with the analytical model; "
+            f"leave out {', '.join(given)}"
+        )
+
+
+def _unseen(args: argparse.Namespace) -> dict[str, Any]:
+    """Leave out each chip in turn, print its errors and what they come to."""
+    from ..kernels.measured import TEST, TRAIN, read, select
+    from ..mpi.parallel import progress
+    from ..validate.unseen import compare_unseen, judge, tabulate_chips
+
+    rows: list[MeasuredKernels] = []
+    skipped: dict[str, int] = {}
+    for path in args.paths:
+        found, left = read(path)
+        rows += found
+        skipped |= left
+    rows = select(rows, splits=[TRAIN, TEST])
+    with progress(None, "leaving out chips"):
+        chips = compare_unseen(rows)
+    for each in chips:
+        skipped |= each.found.skipped
+    if not any(each.chip.calibration.tables for each in chips):
+        raise InputError(
+            f"{', '.join(args.paths)}: no kernel family was measured on two chips in one format"
+        )
+    tables = tabulate_chips(chips)
+    print_tables(tables, skipped, args.model, width=34)
+    verdict = judge(chips, tables)
+    print(
+        f"\n{verdict['chips']} chips, each by the others alone: mean of their mean errors "
+        f"{verdict['mean']:.1%} ({verdict['mean_elsewhere']:.1%}\nwith the launches of other "
+        f"hosts), worst {verdict['worst']:.1%} ({verdict['worst_chip']}); in the 90 % interval "
+        f"at least\n{verdict['least_covered']:.1%} of a chip's rows "
+        f"({verdict['least_covered_chip']})"
+    )
+    groups = {
+        f"{grouping}={name}": group
+        for grouping, table in tables.items()
+        for name, group in table.items()
+    }
+    return {
+        "kind": "unseen kernels",
+        "rows": sum(len(each) for each in rows),
+        "skipped": dict(sorted(skipped.items())),
+        **verdict,
+        "groups": groups,
+    }
 
 
 def _kernels(args: argparse.Namespace, calibration: KernelCalibration | None) -> dict[str, Any]:

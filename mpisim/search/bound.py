@@ -48,6 +48,7 @@ from numpy.typing import NDArray
 
 from ..base.lru_cache import LruCache
 from ..experiment import Experiment, Plan, Transformer, keys_of
+from ..experiment.model_counts import samples
 from ..kernels import KernelModel
 from ..kernels.operations import BYTES, Elementwise, Kernel
 from ..prediction.hardware import Hardware, with_convolutions
@@ -60,7 +61,6 @@ from ..workloads import check_layout
 from ..workloads.data_parallel.buckets import chunk_parameters, of_kind, padded
 from ..workloads.grid import Grid
 from ..workloads.layout import ModelChunk, networks_of, split_layers
-from ..workloads.model_counts import samples
 from ..workloads.operators import BackwardPart, Communicate, Compute, Layer, Operator, Task
 from ..workloads.operators import Network as LayerStack
 from ..workloads.recomputation import recomputed_layers, recomputed_operators

@@ -18,7 +18,15 @@ from ..kernels.operations import Gemm, Kernel, Norm
 from ..mpi.parallel import progress
 from .cases import summary
 
-__all__ = ["Compared", "KernelErrors", "compare", "model_maker", "operator", "tabulate"]
+__all__ = [
+    "Compared",
+    "KernelErrors",
+    "compare",
+    "group_figures",
+    "model_maker",
+    "operator",
+    "tabulate",
+]
 
 ModelMaker = Callable[[str], KernelModel]
 """From the name of a GPU to its model."""
@@ -94,7 +102,11 @@ def model_maker(
 
 
 def compare(
-    rows: Sequence[MeasuredKernels], make: ModelMaker, calibration: KernelCalibration | None = None
+    rows: Sequence[MeasuredKernels],
+    make: ModelMaker,
+    calibration: KernelCalibration | None = None,
+    *,
+    launched: bool = True,
 ) -> KernelErrors:
     """Predict measured kernels.
 
@@ -105,6 +117,8 @@ def compare(
         Of `model_maker`.
     calibration : KernelCalibration, optional
         For the CPU time that measurements hold: whatever the model, the same is added.
+    launched : bool
+        Whether it is added.
 
     Returns
     -------
@@ -124,7 +138,7 @@ def compare(
                 timers[each.gpu] = Analytical(find_gpu(each.gpu), calibration)
             try:
                 lookup = timers[each.gpu].look_up(each.family, each.dtype)
-                launch = each.launched * (lookup.launch + lookup.growth * each.elapsed)
+                launch = launched * each.launched * (lookup.launch + lookup.growth * each.elapsed)
                 predicted, error = _predict(models[each.gpu], each)
             except InputError as reason:
                 found.skipped[str(reason)] = found.skipped.get(str(reason), 0) + len(each)
@@ -185,17 +199,26 @@ def tabulate(found: KernelErrors) -> dict[str, dict[str, Figures]]:
     if not relative:
         return {}
     errors, covered = np.concatenate(relative), np.concatenate(inside)
-    tables = {"all": {"all": _figures(errors, covered)}}
+    tables = {"all": {"all": group_figures(errors, covered)}}
     for grouping, column in labels.items():
         values = np.array(column)
         tables[grouping] = {
-            str(value): _figures(errors[values == value], covered[values == value])
+            str(value): group_figures(errors[values == value], covered[values == value])
             for value in np.unique(values)
         }
     return tables
 
 
-def _figures(errors: np.ndarray, covered: np.ndarray) -> Figures:
+def group_figures(errors: np.ndarray, covered: np.ndarray) -> Figures:
+    """Return the figures of a group of rows.
+
+    Parameters
+    ----------
+    errors : ndarray of float64
+        Relative.
+    covered : ndarray of bool
+        Whether each is within the stated interval.
+    """
     return {
         **summary(errors.tolist()),
         "bias": float(np.median(errors)),
