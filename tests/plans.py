@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import fields
 from typing import Any
 
+from mpisim.base.toml import toml_table
 from mpisim.experiment import Plan, keys_of, with_keys
 from mpisim.experiment.plan_keys import nested
 from mpisim.experiment.plan_options import MAIN_KEYS
@@ -33,6 +35,11 @@ def plan_tables(**words: Any) -> dict[str, Any]:
     return {"plan": {}} | nested(
         {key if key.startswith("framework.") else f"plan.{key}": named[key] for key in named}
     )
+
+
+def plan_text(text: str = "", **words: Any) -> str:
+    """Write these tables: words as keys of a text, or as they are."""
+    return toml_table(plan_tables(**tomllib.loads(text), **words))
 
 
 def changed(plan: Plan, **words: Any) -> Plan:

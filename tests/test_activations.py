@@ -8,7 +8,7 @@ import pytest
 from transformers import model, network, operator, plan
 
 from mpisim.base.schema import build
-from mpisim.experiment.plan import Plan
+from mpisim.experiment.plan import FrameworkOptions
 from mpisim.kernels.activations import ACTIVATIONS, ActivationName, ComposedActivation
 
 SIZES = {"layers": 1, "hidden": 64, "heads": 2, "seq_len": 16, "vocab": 128}
@@ -23,7 +23,7 @@ def test_every_composed_function_can_be_named_in_a_plan() -> None:
     assert get_args(ComposedActivation) == composed
     assert composed == tuple(name for name, each in ACTIVATIONS.items() if each.backward)
     for name in composed:
-        found = build(Plan, {"global_batch": 1, "primitive": [name]}, "test")
+        found = build(FrameworkOptions, {"primitive": [name]}, "test")
         assert found.primitive == (name,)
 
 

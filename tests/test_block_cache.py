@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from plans import plan_text
 
 from mpisim.experiment import read
 from mpisim.kernels import Roofline, find_gpu
@@ -22,7 +23,6 @@ seq_len = 32
 vocab = 128
 {model}
 
-[plan]
 {plan}
 
 [cluster]
@@ -40,7 +40,7 @@ PLANS = {
     "context parallel": "cp = 4\nglobal_batch = 8",
     "sharded": 'global_batch = 8\nzero = 3\ndp_style = "fsdp"',
     "sharded by DeepSpeed": 'global_batch = 8\nzero = 3\ndp_style = "deepspeed"',
-    "overlapped": "tp = 4\nsp = true\ntp_overlap = true\nglobal_batch = 8",
+    "overlapped": "tp = 4\nsp = true\noverlap_tp = true\nglobal_batch = 8",
     "blocking": "tp = 2\nlaunch_blocking = true\nglobal_batch = 8",
 }
 EXPERTS = "experts = 8\ntopk = 2"
@@ -48,7 +48,7 @@ EXPERTS = "experts = 8\ntopk = 2"
 
 def step(model: str, plan: str) -> Workload:
     """The step of a plan."""
-    layout = lay_out(read(TEXT.format(model=model, plan=plan), "test.toml"), 8)
+    layout = lay_out(read(TEXT.format(model=model, plan=plan_text(plan)), "test.toml"), 8)
     return training_step(layout, Roofline(find_gpu("h100-sxm")))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from mpi4py import MPI
+from plans import plan_text
 
 from mpisim.base.errors import InputError
 from mpisim.experiment import Experiment
@@ -30,13 +31,9 @@ def experiment(micro_batches: int, nodes: int = 1, extra: str = "", **plan: Any)
     plan = {"tp": 2, "pp": 4, "schedule": "1f1b", "micro_batch": 1, **plan}
     replicas = nodes * 8 // (plan["tp"] * plan["pp"])
     plan["global_batch"] = micro_batches * replicas * plan["micro_batch"]
-    keys = "\n".join(
-        f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {str(value).lower()}"
-        for key, value in plan.items()
-    )
     return read_experiment(
         "[model]\nfamily = 'gpt'\nlayers = 8\nhidden = 2048\nheads = 16\nvocab = 51200\n"
-        f"seq_len = 1024\n[plan]\n{keys}\n[cluster]\npreset = 'dgx-a100'\nnodes = {nodes}\n{extra}",
+        f"seq_len = 1024\n{plan_text(**plan)}[cluster]\npreset = 'dgx-a100'\nnodes = {nodes}\n{extra}",
         "long.toml",
     )
 

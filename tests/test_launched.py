@@ -52,6 +52,7 @@ NO_FILE = [
     (["calibrate", "overlap", "no.csv", "-o", "out.toml"], "no.csv"),
     (["validate", "plans", "no.csv"], "no.csv"),
     (["validate", "power", "--json", "no/x.json"], "there is no folder"),
+    (["validate", "memory", "--json", "no/x.json"], "there is no folder"),
     (["validate", "job", "--json", "no/x.json"], "there is no folder"),
     (["search", "no.toml", "--vary", "auto"], "no.toml: cannot be read"),
     (["job", "no.toml"], "no.toml: cannot be read"),

@@ -209,7 +209,17 @@ def test_who_can_be_followed() -> None:
                     look(inner, f"{words} {name}".strip())
 
     look(_parser("", COMMANDS), "")
-    many = ("traces", "kernels", "collectives", "e2e", "published", "plans", "power", "job")
+    many = (
+        "traces",
+        "kernels",
+        "collectives",
+        "e2e",
+        "published",
+        "plans",
+        "power",
+        "job",
+        "memory",
+    )
     assert found == {
         *("run", "program run", "replay", "export", "search", "sensitivity", "job"),
         *(f"validate {kind}" for kind in many),

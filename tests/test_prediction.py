@@ -54,7 +54,7 @@ def run_of(case: PreparedExperiment) -> engine.Run:
 
 
 def small(**plan: object) -> Experiment:
-    return dataclasses.replace(SMALL, plan=dataclasses.changed(SMALL.plan, **plan))  # type: ignore[arg-type]
+    return dataclasses.replace(SMALL, plan=changed(SMALL.plan, **plan))  # type: ignore[arg-type]
 
 
 def test_too_few_gpus() -> None:

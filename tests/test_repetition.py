@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from contended import random_links
 from mpi4py import MPI
+from plans import plan_text
 from programs import repeating_program
 
 from mpisim import engine, simulate
@@ -125,13 +126,9 @@ def experiment(micro_batches: int, text: str = "", **plan: Any) -> Experiment:
     plan = {"tp": 2, "pp": 4, "micro_batch": 1, **plan}
     replicas = 16 // (plan["tp"] * plan["pp"])
     plan["global_batch"] = micro_batches * replicas * plan["micro_batch"]
-    keys = "".join(
-        f'{key} = "{value}"\n' if isinstance(value, str) else f"{key} = {str(value).lower()}\n"
-        for key, value in plan.items()
-    )
     return read_experiment(
         "[model]\nfamily = 'gpt'\nlayers = 8\nhidden = 2048\nheads = 16\nvocab = 51200\n"
-        f"seq_len = 1024\n[plan]\n{keys}[cluster]\npreset = 'dgx-a100'\nnodes = 2\n{text}",
+        f"seq_len = 1024\n{plan_text(**plan)}[cluster]\npreset = 'dgx-a100'\nnodes = 2\n{text}",
         "long.toml",
     )
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from plans import plan_text
 
 from mpisim.experiment import read
 from mpisim.kernels import Roofline, find_gpu
@@ -22,7 +23,6 @@ heads = 4
 seq_len = 32
 vocab = 128
 
-[plan]
 {plan}
 
 [cluster]
@@ -44,7 +44,7 @@ PLANS = {
 
 def workload(plan: str) -> Workload:
     """The step of a plan."""
-    layout = lay_out(read(TEXT.format(plan=plan), "test.toml"), 8)
+    layout = lay_out(read(TEXT.format(plan=plan_text(plan)), "test.toml"), 8)
     return training_step(layout, Roofline(find_gpu("h100-sxm")))
 
 

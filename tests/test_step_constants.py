@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from plans import changed
 
 from mpisim import engine
 from mpisim.base.errors import InputError
@@ -36,8 +37,9 @@ def step(experiment: Experiment, constants: StepConstants) -> tuple[int, dict[st
 
 
 EXPERIMENT = dataclasses.replace(
-    load(changes=CHANGES)[1], calibration=CalibrationChoice(file="ours", framework="theirs")
+    load(changes=CHANGES)[1], calibration=CalibrationChoice(file="ours")
 )
+EXPERIMENT = dataclasses.replace(EXPERIMENT, plan=changed(EXPERIMENT.plan, name="torchtitan"))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +49,7 @@ EXPERIMENT = dataclasses.replace(
         ("attention", "h100"),
         ("memory", "h100"),
         ("inside", "dgx-h100"),
-        ("host", "theirs"),
+        ("host", "torchtitan"),
     ],
 )
 def test_a_constant_changes_the_step_by_what_rests_on_it(kind: str, key: str) -> None:
@@ -60,10 +62,10 @@ def test_a_constant_changes_the_step_by_what_rests_on_it(kind: str, key: str) ->
 
 def test_the_overhead_of_a_step_comes_before_it() -> None:
     whole, _ = step(EXPERIMENT, StepConstants())
-    late = StepConstants(overhead={"theirs": Quantity(3, "ms", 0.1, "a test")})
+    late = StepConstants(overhead={"torchtitan": Quantity(3, "ms", 0.1, "a test")})
     changed, lengths = step(EXPERIMENT, late)
     assert changed - whole == 3_000_000_000
-    assert lengths["overhead of theirs"] == 3_000_000_000
+    assert lengths["overhead of torchtitan"] == 3_000_000_000
 
 
 def test_lengths_of_pieces_that_are_alike_add_up() -> None:
@@ -87,7 +89,9 @@ def test_what_a_fitted_constant_covers_rests_on_nothing_else() -> None:
     assert set(plain) - set(of_products) == {"gemm model (bf16)"}
     assert of_products["products of h100 bf16"] == plain["products of h100 bf16"]
     # What is only a framework's says nothing about the GPU.
-    assert set(resting(StepConstants(attention={"theirs on any gpu": times(1.0)}))) == set(plain)
+    assert set(resting(StepConstants(attention={"torchtitan on any gpu": times(1.0)}))) == set(
+        plain
+    )
     inside = resting(StepConstants(inside={"dgx-h100": times(1.0)}))
     assert inside["inside of dgx-h100"] == plain["inside of dgx-h100"]
     assert not any("collectives" in name for name in inside)
@@ -155,12 +159,12 @@ def test_kinds_of_gpus(name: str, kind: str) -> None:
 def test_a_framework_has_constants_beside_those_of_the_gpu() -> None:
     constants = StepConstants(
         products={"h100 bf16": times(1.2)},
-        attention={"h100": times(1.2), "theirs on any gpu": times(1.1)},
+        attention={"h100": times(1.2), "torchtitan on any gpu": times(1.1)},
         inside={"dgx-h100": times(1.4)},
-        across={"dgx-h100": times(1.3), "theirs on any network": times(0.8)},
-        host={"theirs": times(2.0)},
+        across={"dgx-h100": times(1.3), "torchtitan on any network": times(0.8)},
+        host={"torchtitan": times(2.0)},
     )
-    theirs = AppliedConstants(constants, "h100", "dgx-h100", "theirs")
+    theirs = AppliedConstants(constants, "h100", "dgx-h100", "torchtitan")
     name, number = theirs.number("attention", "h100")
     assert name == "attention of h100"
     assert number.value == pytest.approx(1.2 * 1.1)
@@ -168,7 +172,7 @@ def test_a_framework_has_constants_beside_those_of_the_gpu() -> None:
     # Also GPUs and platforms that nothing was fitted of have the framework's.
     assert theirs.number("attention", "b200")[1].value == pytest.approx(1.1)
     assert theirs.number("across", "other")[1].value == pytest.approx(0.8)
-    assert theirs.number("host", "theirs")[1].value == 2
+    assert theirs.number("host", "torchtitan")[1].value == 2
     for framework in ("new", None):
         new = AppliedConstants(constants, "h100", "dgx-h100", framework)
         assert new.number("attention", "h100")[1].value == pytest.approx(1.2)

@@ -55,7 +55,7 @@ def test_input_and_output_layers() -> None:
     sbh = 256 * 3 * 512
     embedding, *_, head = network(GPT, plan(micro_batch=3, tp=4)).layers
     assert embedding.saved == sbh // 4
-    assert head.saved == 2 * sbh // 4 + 2 * sbh // 4 + 4 * 256 * 3 * 1024 // 4
+    assert head.saved == 2 * sbh // 4 + 2 * sbh // 4 + 2 * 256 * 3 * 1024 // 4
 
 
 def test_wider_formats_keep_twice_as_much_but_for_masks() -> None:

@@ -126,7 +126,7 @@ def test_repetitions_are_one_plan_and_batches_count_by_sequence(
     assert len(group.plans) == 7
     assert by_row["1-1"].measured * 16e3 == pytest.approx(2 * predicted["1-1"])
     assert by_row["larger"].measured == pytest.approx(64e-3 / 32)
-    assert group.described(by_row["larger"]) == "global_batch 32, tp 2, pp 1, dp 4, sp no"
+    assert group.described(by_row["larger"]) == "global_batch 32, tp 2, pp 1, dp 4"
 
 
 @pytest.mark.parametrize(

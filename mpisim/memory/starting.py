@@ -260,7 +260,10 @@ def _candidates(model: Model, target: _Target) -> list[tuple[dict[str, Any], flo
         found.append((cost, keys, least + MIN_LAYER_BYTES * tokens))
         again = keys | {RECOMPUTE: "full"}
         found.append((cost + COSTS["full"], again, least + MIN_CHECKPOINT_BYTES * tokens))
-    return [(keys, least) for _, keys, least in sorted(found, key=lambda each: each[0])]
+    # Shifted scores of Transformer-XL have no fused kernel.
+    needed = {"framework.kernels": "eager"} if model.memory else {}
+    found.sort(key=lambda each: each[0])
+    return [(keys | needed, least) for _, keys, least in found]
 
 
 def _routed(model: Transformer) -> int:

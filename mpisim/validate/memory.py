@@ -21,7 +21,7 @@ __all__ = ["Figure", "MemoryRow", "as_json", "figures", "judged", "memory_rows",
 
 FILE = "validation/memory.toml"
 
-TABLES = ("model", "plan", "cluster")
+TABLES = ("model", "plan", "framework", "cluster")
 
 GIB = 2**30
 

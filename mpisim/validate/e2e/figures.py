@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ...experiment import Transformer
 from ..cases import summary
 from .compare import Compared, Comparison
 from .experiments import VERDICTS
@@ -40,6 +41,17 @@ def _source(name: str, precision: str = "") -> Choice:
     return holds
 
 
+def _pattern(each: Compared) -> str:
+    """Return the kinds of layers of a hybrid; empty for other models."""
+    model = each.mapped.experiment.model
+    return model.pattern if isinstance(model, Transformer) else ""
+
+
+def _has_adapters(each: Compared) -> bool:
+    model = each.mapped.experiment.model
+    return isinstance(model, Transformer) and model.lora_rank > 0
+
+
 SETS: dict[str, Choice] = {
     "dense transformers, trust A": lambda each: each.mapped.is_dense and _trust(each, "A"),
     "vTrain, several nodes": lambda each: each.mapped.source == "vtrain" and _trust(each, "A"),
@@ -56,6 +68,14 @@ SETS: dict[str, Choice] = {
     "mixtures of experts": lambda each: (
         each.mapped.is_transformer and not each.mapped.is_dense and _trust(each, "AB")
     ),
+    "mixtures of experts, without hybrids": lambda each: (
+        each.mapped.is_transformer
+        and not each.mapped.is_dense
+        and not _pattern(each)
+        and _trust(each, "AB")
+    ),
+    "hybrids of Mamba-2": lambda each: bool(_pattern(each)) and _trust(each, "AB"),
+    "adapters (LoRA)": lambda each: _has_adapters(each) and _trust(each, "AB"),
     "trust A": lambda each: _trust(each, "A"),
     "trust A and B": lambda each: _trust(each, "AB"),
     "trust A, B and C": lambda each: _trust(each, "ABC"),

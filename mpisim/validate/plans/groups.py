@@ -72,9 +72,12 @@ class MeasuredPlan:
 
     @property
     def keys(self) -> dict[str, object]:
-        """What its plan says."""
-        plan, gpus = self.rows[0].mapped.experiment.plan, self.rows[0].row.integers["num_gpus"]
-        return {**keys_of(plan), "dp": plan.dp or gpus // (plan.tp * plan.pp * plan.cp)}
+        """What its plan says, and no profile."""
+        experiment, gpus = self.rows[0].mapped.experiment, self.rows[0].row.integers["num_gpus"]
+        plan = experiment.plan
+        derived = {key.removeprefix("plan.") for key in experiment.set_by_profile}
+        keys = {key: value for key, value in keys_of(plan).items() if key not in derived}
+        return {**keys, "dp": plan.dp or gpus // (plan.tp * plan.pp * plan.cp)}
 
     def ahead(self, other: MeasuredPlan) -> float:
         """Return by how many standard deviations of the difference it is predicted to be faster."""
@@ -112,7 +115,7 @@ class Group:
         return ", ".join(
             f"{short_key(key)} {_in_words(value)}"
             for key, value in plan.keys.items()
-            if value is not None and any(each[key] != value for each in keys)
+            if value is not None and any(each.get(key, value) != value for each in keys)
         )
 
     def sound(self) -> Group:
