@@ -33,7 +33,8 @@ def experiment(micro_batches: int, nodes: int = 1, extra: str = "", **plan: Any)
     plan["global_batch"] = micro_batches * replicas * plan["micro_batch"]
     return read_experiment(
         "[model]\nfamily = 'gpt'\nlayers = 8\nhidden = 2048\nheads = 16\nvocab = 51200\n"
-        f"seq_len = 1024\n{plan_text(**plan)}[cluster]\npreset = 'dgx-a100'\nnodes = {nodes}\n{extra}",
+        f"seq_len = 1024\n{plan_text(**plan)}"
+        f"[cluster]\npreset = 'dgx-a100'\nnodes = {nodes}\n{extra}",
         "long.toml",
     )
 

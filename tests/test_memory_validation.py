@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from plans import plan_of
+from plans import changed, plan_of
 from published_formulas import Gpt
 
 from mpisim.experiment import Plan, Transformer
@@ -140,7 +140,7 @@ def test_a_loss_holds_what_its_framework_holds(
     keys: dict[str, object], kept: int, forward: int, backward: int
 ) -> None:
     gpt = Transformer("gpt", layers=2, hidden=1024, heads=16, seq_len=512, vocab=51200)
-    chosen = Plan(global_batch=2, micro_batch=2, dp=1, **keys)  # type: ignore[arg-type]
+    chosen = plan_of(global_batch=2, micro_batch=2, dp=1, **keys)  # type: ignore[arg-type]
     loss = head_of(gpt, chosen, chosen.tp)["loss"]
     scores = 2 * 512 * 51200 // chosen.tp
     assert loss.saved == kept * scores
@@ -153,8 +153,8 @@ def test_clamped_activations_are_kept_once_where_they_run_again() -> None:
     moe = Transformer(
         "moe", **sizes, experts=8, activation="swiglu", ffn_hidden=2048, swiglu_limit=7.0
     )
-    base = Plan(global_batch=1, dp=1)
-    again = replace(base, recompute_modules=("moe_act",))
+    base = plan_of(global_batch=1, dp=1)
+    again = changed(base, recompute_modules=("moe_act",))
     kept = [
         next(o.saved for o in block_of(moe, plan, 1).operators if o.name == "experts swiglu")
         for plan in (base, again)
@@ -188,13 +188,13 @@ def stages(model: Transformer, chosen: Plan) -> list[StageMemory]:
     grid = Grid.of(chosen, chosen.tp * chosen.cp * chosen.pp * chosen.dp)
     network = transformer_network(model, chosen, grid)
     micro_batches = chosen.global_batch // (chosen.dp * chosen.micro_batch)
-    pipe = pipeline(chosen.schedule, chosen.pp, micro_batches, chosen.vpp)
+    pipe = pipeline(chosen.pipeline.schedule, chosen.pp, micro_batches, chosen.vpp)
     return memory(pipe, split_layers(network, chosen, pipe.parts), chosen, grid)
 
 
 @pytest.mark.parametrize("key", ["seq_len", "micro_batch", "layers"])
 def test_twice_as_much_keeps_twice_as_much(key: str) -> None:
-    base = Plan(global_batch=4, tp=2, sp=True, dp=1, zero=1)
+    base = plan_of(global_batch=4, tp=2, sp=True, dp=1, zero=1)
     model, plan = LLAMA, base
     if key == "micro_batch":
         plan = replace(base, micro_batch=2)
@@ -208,9 +208,9 @@ def test_twice_as_much_keeps_twice_as_much(key: str) -> None:
 
 
 def test_recomputation_saves_memory() -> None:
-    base = Plan(global_batch=2, tp=2, sp=True, dp=1, kernels="eager")
+    base = plan_of(global_batch=2, tp=2, sp=True, dp=1, kernels="eager")
     found = [
-        stages(LLAMA, replace(base, recompute=how))[0].total
+        stages(LLAMA, changed(base, recompute=how))[0].total
         for how in ("none", "selective", "full")
     ]
     assert found == sorted(found, reverse=True)

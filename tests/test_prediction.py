@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from plans import plan_of
+from plans import changed, plan_of
 from toys import instant
 
 import mpisim
