@@ -17,7 +17,7 @@ LAYERS = (
     ("base",),
     ("mpi",),
     ("kernels", "topo", "program"),
-    ("schedules",),
+    ("schedules", "operators"),
     ("experiment",),
     ("workloads",),
     ("engine",),
