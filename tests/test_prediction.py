@@ -105,7 +105,9 @@ def numbers_scaled(case: PreparedExperiment, name: str, factor: float) -> int:
     return engine.simulate(workload.program, network=cluster.cost(1)).step_time
 
 
-LARGE = load(changes=["plan.tp=2", "plan.dp=4", "plan.zero=1", "plan.global_batch=32"])[1]
+UNNAMED = Path(__file__).parent / "unnamed_framework.toml"
+
+LARGE = load(UNNAMED, ["plan.tp=2", "plan.dp=4", "plan.zero=1", "plan.global_batch=32"])[1]
 """As Megatron-LM trains it."""
 
 HOST_BOUND = small(tp=1, dp=1, micro_batch=1, global_batch=4)
@@ -146,9 +148,10 @@ def test_statements() -> None:
     inputs = error_bar(case, run, model_error=False).relative
     left_out = packaged_constants().model_error
     assert left_out is not None
-    assert 0.02 < inputs < 0.2
+    assert 0.1 < inputs < 0.2  # most of it from not knowing the framework
     assert said["uncertainty"] == pytest.approx(math.hypot(inputs, left_out.plain["dense"].error))
-    assert said["uncertainty_sources"][0].startswith("model error")
+    assert said["uncertainty_sources"][0].startswith("framework not named")
+    assert said["uncertainty_sources"][1].startswith("model error")
     assert said["utilisation"] == pytest.approx(
         case.workload.flops / (run.step_time * 1e-12 * 8 * 989.4e12)
     )

@@ -212,7 +212,7 @@ def test_a_saved_program_answers_as_its_experiment(tmp_path: Path) -> None:
 
 # --- agreement with simulation ----------------------------------------------------------------
 
-LLAMA = "llama3-8b-8-h100"
+LLAMA = str(Path(__file__).parent / "unnamed_framework.toml")
 NODES = ("cluster.nodes=4", "plan.dp=32", "plan.global_batch=64")
 
 EXPERIMENTS = {

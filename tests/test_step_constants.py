@@ -23,6 +23,8 @@ from mpisim.prediction.step_constants import (
 )
 from mpisim.prediction.uncertainty import PathShares
 
+UNNAMED = Path(__file__).parent / "unnamed_framework.toml"
+
 CHANGES = ["plan.tp=2", "plan.dp=4", "plan.zero=1", "plan.global_batch=32"]
 
 
@@ -37,7 +39,7 @@ def step(experiment: Experiment, constants: StepConstants) -> tuple[int, dict[st
 
 
 EXPERIMENT = dataclasses.replace(
-    load(changes=CHANGES)[1], calibration=CalibrationChoice(file="ours")
+    load(UNNAMED, CHANGES)[1], calibration=CalibrationChoice(file="ours")
 )
 EXPERIMENT = dataclasses.replace(EXPERIMENT, plan=changed(EXPERIMENT.plan, name="torchtitan"))
 

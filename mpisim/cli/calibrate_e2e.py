@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     path = args.paths[0]
     found = compare(path, comm, where=where, known=known)
     with collective_errors(comm):
-        if found is not None and all(each.row.texts["trust"] != "A" for each in found.compared):
+        if found is not None and all(each.trust != "A" for each in found.compared):
             raise InputError(f"{path}: no row of trust A could be predicted: nothing to fit")
     constants = calibrate(found, comm, args.passes)
     with collective_errors(comm):

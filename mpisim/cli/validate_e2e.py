@@ -46,8 +46,8 @@ def add_kind(kinds: Any) -> None:
         metavar="COLUMN=VALUE",
         nargs="+",
         default=[],
-        help="only rows with this value, or one of several between | ; several conditions with "
-        "commas between; source is its short name",
+        help="only rows with this value (* for any text), or one of several between | ; several "
+        "conditions with commas between; source is its short name",
     )
     parser.add_argument(
         "--show", metavar="ID", help="print the experiment that a user would write for this row"

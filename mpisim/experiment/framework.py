@@ -215,6 +215,16 @@ class FrameworkOptions:
             raise InputError("launch_blocking is true, but cuda_graphs, too: the CPU launches none")
 
     @property
+    def is_told(self) -> bool:
+        """Whether it is said which framework runs the plan, or what its kernels are."""
+        return (
+            self.name is not None
+            or not self.fused
+            or self.kernels != "flash"
+            or self.attention != "newest"
+        )
+
+    @property
     def fuses_loss(self) -> bool:
         """Whether cross-entropy is one kernel."""
         return self.fused if self.fused_loss is None else self.fused_loss

@@ -236,7 +236,9 @@ def _plan_assumptions(experiment: Experiment) -> list[str]:
 def _profile_lines(experiment: Experiment) -> list[str]:
     """Say what the profile of the framework has set, and by which source."""
     if experiment.framework.name is None:
-        return []
+        if experiment.framework.is_told:
+            return []
+        return ["framework: none is named, so that the error bar is wide; [framework] name tells"]
     profile = profile_of(experiment.framework.name, experiment.source)
     called = profile.title
     version = experiment.framework.version

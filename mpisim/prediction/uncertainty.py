@@ -57,6 +57,11 @@ PLANS_FILE = "plans.toml"
 GUESSED = "what is not said of the model"
 """Name of the error of a guessed model (`mpisim.experiment.likely_models`), on the whole step."""
 
+UNNAMED = "framework not named"
+"""Name of the error of an experiment that leaves its framework's ways open, on the whole step."""
+
+UNNAMED_FILE = "calibration/unnamed_framework.toml"
+
 ON_DEVICE = (PieceKind.COMPUTE, PieceKind.COPY, PieceKind.COMMUNICATION)
 
 
@@ -339,6 +344,9 @@ def error_bar(
     if guess is not None:
         numbers[GUESSED] = Quantity(1, "1", guess.error, "published models of such sizes")
         lengths = {**lengths, GUESSED: float(run.step_time)}
+    if not prepared.experiment.framework.is_told:
+        numbers[UNNAMED] = _unnamed(prepared)
+        lengths = {**lengths, UNNAMED: float(run.step_time)}
     left_out = _model_error(prepared) if model_error else None
     return combine(lengths, run.step_time, numbers, left_out)
 
@@ -375,6 +383,14 @@ def difference_error(
             for name in sorted({*one, *other})
         ),
     )
+
+
+def _unnamed(prepared: PreparedExperiment) -> Quantity:
+    """Return 1 with the error bar of not knowing the framework."""
+    kind = model_class(prepared.experiment.model)
+    if kind == "dense" and prepared.experiment.plan.zero >= 2:
+        kind = "sharded"
+    return build(Quantity, packaged(UNNAMED_FILE)[kind], UNNAMED_FILE, kind)
 
 
 def _model_error(prepared: PreparedExperiment) -> tuple[str, Quantity] | None:

@@ -69,14 +69,14 @@ Number = TypeVar("Number", int, float)
 
 COLUMNS = ("gpu", "model", "mode", "seq_len", "batch", "option", "e2e_ms", "fwd_ms", "bwd_ms")
 
-MODELS = {
-    "bert_large": "bert-large",
-    "gpt2_large": "gpt2-large",
-    "gpt3_27": "gpt3-2.7b",
-    "gpt3_xl": "gpt3-xl-neusight",
-    "opt_13": "opt-1.3b",
+MODELS: dict[str, dict[str, object]] = {
+    "bert_large": find_model("bert-large"),
+    "gpt2_large": find_model("gpt2-large"),
+    "gpt3_27": find_model("gpt3-2.7b"),
+    "gpt3_xl": find_model("gpt3-2.7b") | {"layers": 24, "hidden": 3072, "heads": 24},
+    "opt_13": find_model("opt-1.3b"),
 }
-"""Presets by NeuSight's names; its mixtures of experts (Switch) pad every expert's tokens in a loop
+"""Models by NeuSight's names; its mixtures of experts (Switch) pad every expert's tokens in a loop
 of Python, which no framework for training does."""
 
 FP32 = BYTES["fp32"]
@@ -341,7 +341,7 @@ def steps(
     fused : bool
         Whether ``torch.compile`` fuses elementwise kernels.
     """
-    model: Any = build(Transformer, dict(find_model(MODELS[name])), name)
+    model: Any = build(Transformer, dict(MODELS[name]), name)
     model = replace(model, seq_len=seq_len, dropout=training)
     eager = HuggingFace(model, batch)
     plan = Plan(

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,9 @@ __all__ = ["Compared", "Comparison", "compare", "select", "show"]
 Z_90 = 1.6449
 """Half-width of the central 90 % interval of a normal distribution, in standard deviations."""
 
+SHOWN = 12
+"""Values of a column that an error names."""
+
 
 @frozen
 class Compared:
@@ -45,6 +49,13 @@ class Compared:
     def row(self) -> Row:
         """The measured row."""
         return self.mapped.row
+
+    @property
+    def trust(self) -> str:
+        """As the table says; B for A where the framework's profile goes by similar software."""
+        stated = self.row.texts["trust"]
+        inferred = any(each.analogy for each in self.mapped.experiment.set_by_profile.values())
+        return "B" if stated == "A" and inferred else stated
 
     @property
     def sort(self) -> str:
@@ -132,8 +143,8 @@ def select(
     ----------
     rows : sequence of Row
     where : mapping of str to str
-        By column the value, or several between ``|``, in any case of letters; ``source`` is its
-        short name.
+        By column the value, or several between ``|``, in any case of letters, ``*`` for any text;
+        ``source`` is its short name.
     limit : int, optional
         The first so many of them.
     known : Settings
@@ -155,14 +166,25 @@ def select(
         return (known.source(row) if column == "source" else row.texts[column]).casefold()
 
     wanted = {column: text.casefold().split("|") for column, text in where.items()}
-    found = [row for row in rows if all(value(row, column) in wanted[column] for column in wanted)]
+    found = [
+        row
+        for row in rows
+        if all(
+            any(
+                text == value(row, column) or fnmatchcase(value(row, column), text)
+                for text in texts
+            )
+            for column, texts in wanted.items()
+        )
+    ]
     if not found:
         column = list(where)[-1]
         there = sorted({value(row, column) for row in rows})
-        more = ", …" if len(there) > 30 else ""
+        more = f", … ({len(there)} of them)" if len(there) > SHOWN else ""
         raise UsageError(
-            f"--where {','.join(f'{k}={v}' for k, v in where.items())}: no row has these values; "
-            f"{column} is one of {', '.join(there[:30])}{more}"
+            f"--where {','.join(f'{k}={v}' for k, v in where.items())}: no row has these values"
+            f"{nearest(where[column], there)}; "
+            f"{column} is one of {', '.join(there[:SHOWN])}{more}"
         )
     return found[:limit]
 

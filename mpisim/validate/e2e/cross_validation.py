@@ -82,11 +82,11 @@ def calibrate(found: Comparison | None, comm: Intracomm, passes: int = 1) -> Ste
     others = [
         each
         for each in plain
-        if each.row.texts["trust"] in JUDGED_TRUST and not _is_training_row(each)
+        if each.trust in JUDGED_TRUST and not _is_training_row(each)
     ]
     folds = _folds(rows, start, constants)
     trials = _held_out(rows, start, folds) + _held_out(others, NO_CONSTANTS, folds)
-    judged = [each for each in plain if each.row.texts["trust"] in JUDGED_TRUST]
+    judged = [each for each in plain if each.trust in JUDGED_TRUST]
     return replace(constants, model_error=_model_error(judged, trials))
 
 
@@ -102,9 +102,9 @@ def cross_validate(found: Comparison) -> None:
     found : Comparison
         Predicted without constants.
     """
-    rows = [each for each in found.compared if each.row.texts["trust"] != "F"]
+    rows = [each for each in found.compared if each.trust != "F"]
     trained = [each for each in rows if _is_training_row(each)]
-    judged = [each for each in rows if each.row.texts["trust"] in JUDGED_TRUST]
+    judged = [each for each in rows if each.trust in JUDGED_TRUST]
     whole = _fitted(trained, NO_CONSTANTS)
     trials = _held_out(rows, NO_CONSTANTS, _folds(trained, NO_CONSTANTS, whole))
     errors = _model_error(judged, [each for each in trials if each.trust in JUDGED_TRUST])
@@ -145,7 +145,7 @@ class _HeldOut(NamedTuple):
 
 def _is_training_row(each: Compared) -> bool:
     """Whether constants are fitted to a row: rows marked suspect are not used."""
-    return each.row.texts["trust"] == TRAINING_TRUST and not each.row.texts["suspect"]
+    return each.trust == TRAINING_TRUST and not each.row.texts["suspect"]
 
 
 def _fitted(rows: Sequence[Compared], start: StepConstants) -> StepConstants:
@@ -219,7 +219,7 @@ def _held_out(rows: Sequence[Compared], at: StepConstants, folds: _Folds) -> lis
         inputs = relative_error(step, at, constants)
         if not covered(step, constants):
             inputs = math.hypot(inputs, each.outcome.inputs)
-        found.append(_HeldOut(residual, inputs, known, each.row.texts["trust"], each.sort))
+        found.append(_HeldOut(residual, inputs, known, each.trust, each.sort))
     return found
 
 
@@ -252,7 +252,7 @@ def _model_error(plain: Sequence[Compared], trials: Sequence[_HeldOut]) -> Model
             math.log(each.predicted / each.measured),
             each.outcome.inputs,
             False,
-            each.row.texts["trust"],
+            each.trust,
             each.sort,
         )
         for each in plain

@@ -30,7 +30,7 @@ Choice = Callable[[Compared], bool]
 
 
 def _trust(each: Compared, levels: str) -> bool:
-    return each.row.texts["trust"] in levels
+    return each.trust in levels
 
 
 def _source(name: str, precision: str = "") -> Choice:
@@ -129,7 +129,7 @@ def _kind(each: Compared) -> str:
 
 
 GROUPINGS: dict[str, Callable[[Compared], str]] = {
-    "trust": lambda each: each.row.texts["trust"],
+    "trust": lambda each: each.trust,
     "source": lambda each: each.mapped.source,
     "gpu": lambda each: each.row.texts["gpu"],
     "precision": lambda each: each.row.texts["precision"] or "not stated",
@@ -168,7 +168,7 @@ def headlines(rows: Sequence[Compared]) -> dict[str, Figures]:
 
 def tables(rows: Iterable[Compared]) -> dict[str, dict[str, Figures]]:
     """Return errors by each of `GROUPINGS`; rows of trust F, which follow a formula, left out."""
-    measured = [each for each in rows if each.row.texts["trust"] != "F"]
+    measured = [each for each in rows if each.trust != "F"]
     result: dict[str, dict[str, Figures]] = {}
     for grouping, key in GROUPINGS.items():
         groups: dict[str, list[Compared]] = {}
@@ -186,7 +186,7 @@ def coverage(found: Comparison) -> dict[str, float]:
     dict
         ``all``; ``transformers``: of trust A and B, rows whose layers have a shape or a preset.
     """
-    done = [each for each in found.compared if each.row.texts["trust"] in "AB"]
+    done = [each for each in found.compared if each.trust in "AB"]
     left = [each for each in found.skipped if each.row.seconds is not None]
     missed = sum(each.row.texts["trust"] in "AB" and "layers" in each.row.integers for each in left)
     predicted = sum(each.mapped.is_transformer for each in done)
@@ -205,8 +205,8 @@ def as_json(found: Comparison, path: str) -> dict[str, Any]:
     path : str
         Of the table of measurements, as the user gave it.
     """
-    measured = [each for each in found.compared if each.row.texts["trust"] != "F"]
-    formula = [each for each in found.compared if each.row.texts["trust"] == "F"]
+    measured = [each for each in found.compared if each.trust != "F"]
+    formula = [each for each in found.compared if each.trust == "F"]
     whole = figures(measured)
     return {
         "kind": "e2e",

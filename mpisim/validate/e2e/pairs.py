@@ -120,7 +120,7 @@ def pairs(rows: Sequence[Compared]) -> list[Pair]:
 
     Rows of trust F are left out. Of rows that differ in nothing the first is taken.
     """
-    measured = [each for each in rows if each.row.texts["trust"] != "F"]
+    measured = [each for each in rows if each.trust != "F"]
     found = []
     for kind, varying in KINDS.items():
         groups: dict[tuple[str, ...], dict[tuple[float, str], Compared]] = {}

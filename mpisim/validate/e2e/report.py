@@ -110,7 +110,7 @@ def _measured_defaults(found: Comparison) -> Counter[str]:
     return Counter(
         text
         for each in found.compared
-        if each.row.texts["trust"] != "F"
+        if each.trust != "F"
         for text in each.mapped.defaults
     )
 
@@ -180,7 +180,7 @@ def _pairs(found: Comparison, lay: Lay) -> str:
 
 def _worst(rows: Sequence[Compared], count: int) -> str:
     """The rows that are farthest off, with where their predicted time went."""
-    measured = [each for each in rows if each.row.texts["trust"] != "F"]
+    measured = [each for each in rows if each.trust != "F"]
     worst = sorted(measured, key=lambda each: (-abs(each.error), each.row.id))[:count]
     if not worst:
         return ""
@@ -193,7 +193,7 @@ def _worst(rows: Sequence[Compared], count: int) -> str:
         cells.append(
             (
                 shortened(each.row.id, 56),
-                each.row.texts["trust"],
+                each.trust,
                 f"{each.measured * 1e3:,.1f} ms",
                 f"{each.predicted * 1e3:,.1f} ms",
                 f"{each.error:+.1%}",
@@ -241,8 +241,8 @@ def scatter(rows: Sequence[Compared], path: str | Path) -> None:
     axes = figure.subplots()
     # Rows of a formula are no measurements, and many: they lie beneath the others.
     groups: dict[str, list[Compared]] = {}
-    for each in sorted(rows, key=lambda row: (row.row.texts["trust"] != "F", row.mapped.source)):
-        name = each.mapped.source + (" (formula)" if each.row.texts["trust"] == "F" else "")
+    for each in sorted(rows, key=lambda row: (row.trust != "F", row.mapped.source)):
+        name = each.mapped.source + (" (formula)" if each.trust == "F" else "")
         groups.setdefault(name, []).append(each)
     ends = [min(each.measured for each in rows) / 2, max(each.measured for each in rows) * 2]
     axes.fill_between(

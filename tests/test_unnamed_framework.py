@@ -1,0 +1,53 @@
+"""Predictions that name no framework have a wide error bar, and say so."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpisim.experiment import load
+from mpisim.prediction.uncertainty import UNNAMED
+from mpisim.simulate import simulate
+
+HERE = Path(__file__).parent
+PLAIN = HERE / "unnamed_framework.toml"
+
+
+def script() -> Any:
+    path = HERE.parent / "run_scripts" / "unnamed_framework.py"
+    spec = importlib.util.spec_from_file_location("unnamed_framework", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_error_bar_is_wide_until_a_framework_is_named() -> None:
+    plain = simulate(load(PLAIN)[1])
+    named = simulate(load(PLAIN, ["framework.name=fsdp"])[1])
+    told = simulate(load(PLAIN, ["framework.fused=false"])[1])
+    assert plain is not None
+    assert named is not None
+    assert told is not None
+    errors = [float(each.attributes["uncertainty"]) for each in (plain, named)]  # type: ignore[arg-type]
+    assert errors[0] > 2 * errors[1]
+    assert any(line.startswith(UNNAMED) for line in plain.attributes["uncertainty_sources"])
+    assert any("[framework] name" in line for line in plain.attributes["assumptions"])
+    for other in (named, told):
+        assert not any(UNNAMED in line for line in other.attributes["uncertainty_sources"])
+
+
+@pytest.mark.parametrize(("zero", "kind"), [("3", "sharded"), ("", "dense")])
+def test_spreads_are_of_ratios(zero: str, kind: str) -> None:
+    def case(name: str, seconds: float, trust: str = "A") -> dict[str, object]:
+        return {"id": name, "predicted": seconds, "trust": trust, "kind": "dense transformer"}
+
+    named = [case("a", 1.0), case("b", 1.0), case("c", 1.0, "C"), case("d", 1.0)]
+    unnamed = [case("a", 2.0), case("b", 0.5), case("c", 9.0, "C")]
+    found = script().spreads(dict.fromkeys("abcd", zero), named, unnamed)
+    assert found == {kind: (pytest.approx(math.log(2)), 2)}
