@@ -98,6 +98,7 @@ def test_sharders_alone(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--sharders", ""], "--sharders is empty; allowed: naive, "),
         (["--sharders", "naiv"], "--sharders has 'naiv' (did you mean 'naive'?)"),
         (["--kinds", "row_wize"], "--kinds has 'row_wize' (did you mean 'row_wise'?)"),
         (["--overwrite"], "--overwrite needs a file to write: -o FILE"),

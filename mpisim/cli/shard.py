@@ -43,13 +43,11 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--sharders",
         metavar="NAME,...",
-        default="",
         help="of these sharders alone (default: all values of plan.tables.sharder)",
     )
     parser.add_argument(
         "--kinds",
         metavar="KIND,...",
-        default="",
         help="kinds of sharding that the search may take: table_wise, column_wise, row_wise, "
         "data_parallel (default: all)",
     )
@@ -96,10 +94,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _names(option: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of a list, all if there are none."""
+def _names(option: str, text: str | None, known: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of a list, all if it is not given."""
+    if text is None:
+        return known
     names = tuple(dict.fromkeys(each.strip() for each in text.split(",") if each.strip()))
     for name in names:
         if name not in known:
             raise UsageError(f"{option} has {name!r}{one_of(name, known)}")
-    return names or known
+    if not names:
+        raise UsageError(f"{option} is empty; allowed: {', '.join(known)}")
+    return names
