@@ -313,6 +313,35 @@ def test_one_rank_exchanges_nothing() -> None:
     assert not [step for step in (*forward(network), *backward(network)) if step.after]
 
 
+@pytest.mark.parametrize("inputs", ["own", "ahead"])
+def test_a_rank_reads_its_own_samples_and_hands_indices_on(inputs: str) -> None:
+    placement = ("table_wise 0", "data_parallel", "row_wise")
+    every = forward(networks(placement=placement)[0][0])
+    steps = forward(networks(placement=placement, inputs=inputs)[0][0])
+    # 2 samples of its own: offsets and indices of tables 0 and 2, which have 2 and 3 lookups.
+    (handed,) = (step for step in steps if step.name == "indices all-to-all")
+    assert described(handed)[1] == (Operation.ALL_TO_ALL, "dp", 8 * 2 * (3 + 4))
+    assert isinstance(handed, Communicate)
+    copies = [described(step) for step in steps if step.name.startswith("copy ")]
+    labels = ("copy labels", Copy(8, "host"))
+    if inputs == "own":
+        assert not handed.token
+        assert copies == [
+            ("copy dense features", Copy(4 * 2 * 3, "host")),
+            ("copy offsets", Copy(8 * 2 * 3, "host")),
+            ("copy indices", Copy(8 * 2 * (2 + 1 + 3), "host")),
+            labels,
+        ]
+    else:
+        assert copies == [labels]
+        assert not any(handed.token in (step.after or ()) for step in steps)
+    kept = [step for step in every if not step.name.startswith("copy ")]
+    rest = [step for step in steps if not step.name.startswith("copy ") and step != handed]
+    assert rest == kept
+    (alone,), _ = networks(gpus=1, inputs=inputs)
+    assert all(isinstance(step, Compute) for step in forward(alone))
+
+
 def test_features_side_by_side() -> None:
     model = Dlrm(
         "dlrm", table_entries=(8, 8), embedding=4, bottom_mlp=(4,), top_mlp=(1,), interaction="cat"

@@ -11,7 +11,7 @@ from plans import changed
 from mpisim import engine
 from mpisim.base.errors import InputError
 from mpisim.base.quantity import Quantity
-from mpisim.experiment import CalibrationChoice, Cnn, Experiment, NetworkChoice, load
+from mpisim.experiment import CalibrationChoice, Cnn, Dlrm, Experiment, NetworkChoice, load
 from mpisim.prediction.prepared import prepare
 from mpisim.prediction.statements import statements
 from mpisim.prediction.step_constants import (
@@ -19,6 +19,7 @@ from mpisim.prediction.step_constants import (
     StepConstants,
     chip,
     gpu_key,
+    model_class,
     packaged_constants,
 )
 from mpisim.prediction.uncertainty import PathShares
@@ -187,6 +188,9 @@ def test_a_framework_has_constants_beside_those_of_the_gpu() -> None:
 def test_models_that_are_no_transformers_have_constants_of_their_own() -> None:
     assert gpu_key("H100-SXM-80GB", EXPERIMENT.model) == "h100"
     assert gpu_key("H100-SXM-80GB", Cnn(family="resnet", depth=50)) == "h100-other"
+    tables = Dlrm("dlrm", (10,), embedding=8, bottom_mlp=(8,), top_mlp=(1,), dense_features=4)
+    assert model_class(tables) == "recommendation"
+    assert gpu_key("H100-SXM-80GB", tables) == "h100-recommendation"
 
 
 def test_models_with_experts_have_none() -> None:

@@ -242,6 +242,11 @@ class TableOptions:
         `sharder`. A word behind says how it is kept: "fused" (default) in the GPU's memory,
         "fused_uvm" in the host's, "fused_uvm_caching" there with a cache on the GPU. One text
         serves all tables. mpisim shard writes it.
+    inputs : {"all", "own", "ahead"}
+        What each rank copies from the host before a step: the samples of all ranks
+        (facebookresearch/dlrm); its own, of which indices go on to the ranks that have the tables
+        (TorchRec); nothing, since its own samples of the next step are copied and handed on beside
+        this one (TorchRec's ``TrainPipelineSparseDist``, HugeCTR).
     """
 
     sharder: Literal[
@@ -256,3 +261,4 @@ class TableOptions:
         "size-lookup-greedy",
     ] = "size-lookup-greedy"
     placement: tuple[str, ...] = ()
+    inputs: Literal["all", "own", "ahead"] = "all"

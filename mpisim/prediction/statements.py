@@ -367,6 +367,7 @@ def _worth_listing(key: str, value: object, prepared: PreparedExperiment) -> boo
         "framework.prefetch": plan.zero == 3 or staged,
         "framework.fsdp_pipeline": staged,
         "plan.precision.moments": transformer and plan.weight_format != "fp32",
+        "plan.tables.inputs": isinstance(model, Dlrm) and grid.dp > 1,
         "plan.tables.sharder": isinstance(model, Dlrm) and not plan.tables.placement,
         "network.contention": experiment.network.model == "nccl",
         "overlap.passes": experiment.overlap.model == "coupled",

@@ -61,9 +61,9 @@ OVERHEAD = "overhead"
 ONE = Quantity(1, "1", 0, "not fitted")
 
 
-MODEL_CLASSES = ("dense", "experts", "other")
+MODEL_CLASSES = ("dense", "experts", "recommendation", "other")
 """Classes of models, whose steps are not equally well predicted: transformers without and with
-experts, and all others."""
+experts, recommendation models, and all others (networks for images)."""
 
 
 @frozen
@@ -318,18 +318,20 @@ def model_class(model: object) -> str:
     Hybrids count among models with experts: of their recurrences no kernel was measured, and their
     steps are as far off (docs/workloads.md).
     """
-    from ..experiment import Transformer
+    from ..experiment import Dlrm, Transformer
 
+    if isinstance(model, Dlrm):
+        return "recommendation"
     if not isinstance(model, Transformer):
         return "other"
     return "experts" if model.experts or model.pattern else "dense"
 
 
 def gpu_key(gpu: str, model: object) -> str:
-    """GPU and model → key of kernel constants: the kind of GPU, ``-other`` for other models.
+    """GPU and model → key of kernel constants: the kind of GPU, with the class of other models.
 
-    What kernels of transformers show of their libraries says nothing about convolutions and the
-    passes over memory between them.
+    ``h100``, ``h100-other``, ``h100-recommendation``. What kernels of transformers show of their
+    libraries says nothing about convolutions, tables and the passes over memory between them.
 
     Parameters
     ----------
@@ -338,7 +340,8 @@ def gpu_key(gpu: str, model: object) -> str:
     model : object
         An experiment's model.
     """
-    return f"{chip(gpu)}-other" if model_class(model) == "other" else chip(gpu)
+    kind = model_class(model)
+    return f"{chip(gpu)}-{kind}" if kind in ("recommendation", "other") else chip(gpu)
 
 
 def chip(gpu: str) -> str:

@@ -180,7 +180,7 @@ EFFECTIVE_KEYS: dict[str, Condition] = {
     "plan.recompute.layers": _computed_again,
     "framework.bucket": _buckets,
     "plan.tables": _sharded,
-    "plan.tables.placement": _dlrm,
+    **dict.fromkeys(("plan.tables.placement", "plan.tables.inputs"), _dlrm),
     **dict.fromkeys(
         (
             "model.family",

@@ -125,7 +125,7 @@ def _parallelism(each: Compared) -> str:
 def _kind(each: Compared) -> str:
     if each.mapped.is_transformer:
         return "dense transformer" if each.mapped.is_dense else "mixture of experts"
-    return "other"
+    return each.sort
 
 
 GROUPINGS: dict[str, Callable[[Compared], str]] = {

@@ -18,6 +18,9 @@ data_parallel        nothing                                     all-reduce of t
                                                                  dense, as of any other weight
 ===================  ==========================================  ==================================
 
+Indices come to a rank in one of three ways (``plan.tables.inputs``). What travels among ranks is
+taken to be as much from each to each, though tables with more lookups draw more indices.
+
 Rows in host memory pass the host's link: with ``fused_uvm`` each lookup does, since the GPU does
 not cache what it reads there (CUDA C++ Best Practices Guide, "Zero Copy"), and updates read and
 write each distinct row; with ``fused_uvm_caching`` the rows of the batch that the cache does not
@@ -130,33 +133,64 @@ class DlrmOperators(EagerModules):
     # --- inputs and loss ------------------------------------------------------------------------
 
     def inputs(self) -> Operator:
-        """Copies of the samples of all ranks to the GPU: dense features, offsets and indices."""
+        """Samples → dense features, offsets and indices on the GPU (``plan.tables.inputs``)."""
         dense, offsets, indices = self._inputs
-        narrowed = self.global_batch * self.model.dense_features * (FP32 + self.element)
-        return Operator(
-            "inputs",
-            (
-                copy("copy dense features", dense),
-                copy("copy offsets", offsets),
-                copy("copy indices", indices),
-                *([elementwise("dense features cast", narrowed)] if self.mixed else []),
-            ),
-        )
+        tasks: list[Task] = [
+            copy("copy dense features", dense),
+            copy("copy offsets", offsets),
+            copy("copy indices", indices),
+        ]
+        kind = self.plan.tables.inputs
+        if kind == "ahead":  # beside the step before, as this step's are
+            tasks = []
+        if kind != "all" and self._handed_on:
+            # Those of the next step are waited for by nothing in this one.
+            token = "indices of the next step" if kind == "ahead" else ""
+            size = self._handed_on
+            tasks.append(
+                Communicate(
+                    "indices all-to-all",
+                    Operation.ALL_TO_ALL,
+                    "dp",
+                    size,
+                    token=token,
+                    carried=True,
+                )
+            )
+        if self.mixed:
+            narrowed = self._read_samples * self.model.dense_features * (FP32 + self.element)
+            tasks.append(elementwise("dense features cast", narrowed))
+        return Operator("inputs", tuple(tasks))
 
     @property
     def input_bytes(self) -> int:
-        """Bytes of the samples of all ranks."""
+        """Bytes of the samples that this rank reads."""
         return sum(self._inputs)
+
+    @property
+    def _read_samples(self) -> int:
+        """Samples that this rank reads."""
+        return self.global_batch if self.plan.tables.inputs == "all" else self.batch
 
     @property
     def _inputs(self) -> tuple[int, int, int]:
         tables = len(self.model.table_entries)
         lookups = sum(map(self.model.lookups, range(tables)))
         return (
-            FP32 * self.global_batch * self.model.dense_features,
-            INDEX * self.global_batch * tables,
-            INDEX * self.global_batch * lookups,
+            FP32 * self._read_samples * self.model.dense_features,
+            INDEX * self._read_samples * tables,
+            INDEX * self._read_samples * lookups,
         )
+
+    @property
+    def _handed_on(self) -> int:
+        """Bytes of offsets and indices of this rank's samples in tables that not all ranks have."""
+        if self.single_rank:
+            return 0
+        copies = [each.table for each in self.own if each.sharding == "data_parallel"]
+        tables = len(self.model.table_entries)
+        numbers = sum(self.model.lookups(i) + 1 for i in range(tables))
+        return INDEX * self.batch * (numbers - sum(each.pooling + 1 for each in copies))
 
     def loss(self) -> Operator:
         """Binary cross-entropy; keeps the labels."""
