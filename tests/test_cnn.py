@@ -72,6 +72,49 @@ PUBLISHED = [
     ("densenet", 201, {}, 20_013_928, 4.29),
 ]
 
+# Of a ResNet-50, what SSD300 leaves out: the last group and the classifier.
+RESNET_50_REST = 14_964_736 + 2_049_000
+
+
+def test_ssd_is_a_resnet_with_blocks_and_predictions() -> None:
+    """As src/model.py of NVIDIA's DeepLearningExamples builds it, layer by layer."""
+    parameters = PUBLISHED[2][3] - RESNET_50_REST
+    channels, side, places = 1024, 38, 0
+    blocks = [(256, 512, 19), (256, 512, 10), (128, 256, 5), (128, 256, 3), (128, 256, 1), None]
+    # Multiply-adds of the backbone: thirds of the groups of ResNet-50 at another size by hand.
+    macs = 150**2 * 64 * 3 * 49
+    before = 64
+    for planes, count, out, first_side in ((64, 3, 75, 75), (128, 4, 38, 75), (256, 6, 38, 38)):
+        for number in range(count):
+            macs += (
+                (before if not number else 4 * planes)
+                * planes
+                * (first_side if not number else out) ** 2
+            )
+            macs += (9 * planes * planes + 4 * planes * planes) * out**2
+            macs += before * 4 * planes * out**2 if not number else 0
+        before = 4 * planes
+    for block, boxes in zip(blocks, (4, 6, 6, 6, 4, 4), strict=True):
+        places += boxes * side**2
+        predictions = 9 * channels * boxes * (4 + 81)
+        parameters += predictions + boxes * (4 + 81)
+        macs += predictions * side**2
+        if block is None:
+            break
+        narrow, out, next_side = block
+        parameters += channels * narrow + 9 * narrow * out + 2 * (narrow + out)
+        macs += channels * narrow * side**2 + 9 * narrow * out * next_side**2
+        channels, side = out, next_side
+    assert places == 8732
+    found = network("ssd", 50, image=300, classes=81, micro_batch=2)
+    assert total(each for layer in found.layers for each in layer.parameters) == parameters
+    first = 150**2 * 64 * 3 * 49
+    assert found.flops == 2 * 2 * (3 * macs - first)
+    losses = [op for op in found.layers[-1].operators if op.name == "loss"]
+    assert len(losses) == 1
+    softmax = dict(kernels(losses[0].forward))["log-softmax"]
+    assert softmax == Softmax(2 * 8732, 81, dtype="fp32")
+
 
 @pytest.mark.parametrize(("family", "depth", "keys", "parameters", "giga_macs"), PUBLISHED)
 def test_parameters_and_flops_are_those_published(

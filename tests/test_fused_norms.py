@@ -11,7 +11,7 @@ from plans import plan_of
 from mpisim.experiment.models import Cnn
 from mpisim.kernels.operations import Norm
 from mpisim.workloads.cnn.image_operators import ImageOperators
-from mpisim.workloads.cnn.networks import resnet
+from mpisim.workloads.cnn.resnet import resnet
 from mpisim.workloads.grid import Grid
 from mpisim.workloads.operators import Compute, Layer
 

@@ -456,9 +456,11 @@ class Cnn:
 
     Attributes
     ----------
-    family : {"resnet", "vgg", "densenet"}
+    family : {"resnet", "vgg", "densenet", "ssd"}
+        "ssd": a detector on the first groups of a ResNet.
     depth : int
-        18, 34, 50, 101, 152; 11, 13, 16, 19; 121, 161, 169, 201.
+        18, 34, 50, 101, 152; 11, 13, 16, 19; 121, 161, 169, 201; of an SSD its ResNet's, 50 or
+        more.
     image : int
         Side of the square images.
     classes : int
@@ -468,7 +470,7 @@ class Cnn:
         ResNet with bottlenecks only: their channels in the first group, 64 (Wide ResNet: 128).
     """
 
-    family: Literal["resnet", "vgg", "densenet"]
+    family: Literal["resnet", "vgg", "densenet", "ssd"]
     depth: Count
     image: Annotated[int, Limits(least=32, most=4096)] = 224
     classes: Classes = 1000
@@ -500,6 +502,7 @@ DEPTHS = {
     "resnet": (18, 34, 50, 101, 152),
     "vgg": (11, 13, 16, 19),
     "densenet": (121, 161, 169, 201),
+    "ssd": (50, 101, 152),
 }
 
 
@@ -637,6 +640,7 @@ FAMILIES: dict[str, tuple[type[Model], dict[str, Any]]] = {
     "resnet": (Cnn, {}),
     "vgg": (Cnn, {}),
     "densenet": (Cnn, {}),
+    "ssd": (Cnn, {"image": 300, "classes": 81}),
     "dlrm": (Dlrm, {}),
 }
 """Of each family its dataclass, and the defaults its members share."""

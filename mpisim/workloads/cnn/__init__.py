@@ -1,11 +1,11 @@
 """Convolutional networks, as torchvision builds them.
 
 ``cnn_network(model, plan, grid)``
-    The layers of a ResNet, VGG or DenseNet in one rank's shapes.
+    The layers of a ResNet, SSD, VGG or DenseNet in one rank's shapes.
 
 Read `image_operators` (convolution, normalisation, pooling; what PyTorch launches for each), then
-`networks`, where a further family is added. Linear layers, losses and tensor parallelism are those
-of :mod:`mpisim.workloads.eager_modules`.
+`resnet` and `networks`, where a further family is added. Linear layers, losses and tensor
+parallelism are those of :mod:`mpisim.workloads.eager_modules`.
 """
 
 from .networks import cnn_network
