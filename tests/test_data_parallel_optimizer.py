@@ -130,6 +130,9 @@ def test_norms_are_added_up_over_those_who_share_gradients() -> None:
         ({"dp_style": "ddp", "optimizer": "adagrad", "precision": "tf32"}, 4 + 8 + 8),
         ({"dp_style": "deepspeed", "zero": 2}, 4 + 8 + 16),
         ({"dp_style": "fsdp", "zero": 3}, 4 + 8 + 16),
+        # Stage 1 of apex's FusedLAMB reads four numbers and writes three, norms read two, stage 2
+        # reads weight and update and writes the weight.
+        ({"dp_style": "ddp", "optimizer": "lamb", "precision": "fp32"}, 4 * (4 + 3 + 2 + 2 + 1)),
     ],
 )
 def test_bytes_of_a_fused_step(plan: dict[str, object], each: int) -> None:
@@ -172,6 +175,23 @@ def test_torch_without_fused_kernels_runs_one_over_all_for_each_operation() -> N
     assert rows[-8:] == [*(name for name, _ in FOREACH_KERNELS["adam"]), "convert weights"]
     # _multi_tensor_adam of torch/optim/adam.py: lerp_, mul_, addcmul_, sqrt, div_, add_, addcdiv_.
     assert sum(numbers for _, numbers in FOREACH_KERNELS["adam"]) == 18
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "lamb"])
+def test_older_torch_goes_through_parameters_one_by_one(optimizer: str) -> None:
+    net = (layer("a", 40, 24),)
+    keys = {"dp_style": "ddp", "fused": False, "optimizer": optimizer, "precision": "fp32"}
+    together = stepped(net, 1, clip=True, **keys).program
+    loop = stepped(net, 1, clip=True, parameter_loops=True, **keys).program
+    names = [name for name, _ in FOREACH_KERNELS[optimizer]]
+    assert end(told(together))[-len(names) - 1 :] == ["clip gradients", *names]
+    rows = end(told(loop))
+    read = rows.index("wait for gradient norm < read gradient norm")
+    assert rows[: read - 1] == ["gradient norm", "gradient norm", "norm of norms"]
+    assert rows[read + 1 :] == ["clip gradients", "clip gradients", *names, *names]
+    # Parameters of which ranks have a part are flat buffers.
+    flat = told(stepped(net, 2, zero=1, parameter_loops=True, **keys).program)
+    assert flat.count(names[0]) == 1
 
 
 @pytest.mark.parametrize(

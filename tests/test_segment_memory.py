@@ -12,7 +12,7 @@ from transformers import model, network, plan
 from mpisim.base.errors import InputError
 from mpisim.experiment import Transformer, model_counts
 from mpisim.experiment.model_presets import find_model
-from mpisim.kernels.operations import Gemm
+from mpisim.kernels.operations import Copy, Elementwise, Gemm, Softmax
 from mpisim.workloads.operators import Compute, Network
 
 SMALL: dict[str, Any] = {
@@ -67,6 +67,41 @@ def test_products_by_hand() -> None:
     # Keys of positions are made of data: no gradient of these.
     backward = 2 * (2 * linear - 2 * k * h * h + 6 * scores) + 2 * words
     assert products(found, "backward") == backward
+
+
+def head(**changes: Any) -> dict[str, Any]:
+    """Kernels of the layer with the loss, by name: of two sequences in fp32."""
+    keys = plan(kernels="eager", micro_batch=2, precision="fp32", fused=False)
+    found = network(model("gpt", **{**SMALL, **changes}), keys)
+    tasks = (
+        task
+        for operator in found.layers[-1].operators
+        for phase in ("forward", "backward")
+        for task in getattr(operator, phase)
+    )
+    return {task.name: task.kernel for task in tasks if isinstance(task, Compute)}
+
+
+def test_the_loss_takes_rows_of_the_first_cluster_for_each() -> None:
+    """`ProjectedAdaptiveLogSoftmax` of proj_adaptive_softmax.py, 64 tokens: 40, 16 and 8."""
+    found, entries, tokens = head(), 1000 + 2, 64
+    assert found["logits 0 log-softmax"] == Softmax(tokens, entries, dtype="fp32")
+    assert found["logits 2 log-softmax"] == Softmax(8, 2000, dtype="fp32")
+    for i, own in enumerate((40, 16, 8)):
+        assert found[f"logits {i} rows"] == Elementwise(2 * 4 * own * entries)
+        assert found[f"logits {i} picked gradient"] == Copy(4 * own * entries, "fill")
+        assert found[f"logits {i} rows gradient"] == Copy(4 * tokens * entries, "fill")
+        assert (f"logits {i} rows gradient sum" in found) is (i < 2)
+    assert found["logits 1 log-softmax gradient"] == Copy(4 * 16 * 2000, "fill")
+    assert not any(name.startswith("logits 0 words") for name in found)
+
+
+def test_clusters_of_one_matrix_add_gradients_as_large_as_it() -> None:
+    found = head(cutoff_divisor=1)
+    for i, words in enumerate((1000, 2000, 2000)):
+        assert found[f"logits {i} words gradient"] == Copy(4 * 5000 * 64, "fill")
+        assert found[f"logits {i} words backward"] == Elementwise(2 * 4 * words * 64)
+        assert found[f"logits {i} words gradient sum"] == Elementwise(3 * 4 * 5000 * 64)
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,9 @@ class FrameworkOptions:
     primitive : tuple of str
         Without `fused`: functions that are composed of operations of the framework, a kernel each,
         as in BERT's TensorFlow code (GELU also in Hugging Face's GPT-2).
+    parameter_loops : bool
+        DDP, without `fused`: whether optimizer and clipping launch their kernels parameter by
+        parameter (``torch.optim`` before PyTorch 2.0), not for all together.
     bias_kernels : bool
         Without `fused`: whether a kernel adds a bias after each product, not the product itself
         (PyTorch before cuBLASLt's epilogues, TensorFlow 1, MXNet).
@@ -186,6 +189,7 @@ class FrameworkOptions:
     # Elementwise work, norms, images.
     fused: bool = True
     primitive: tuple[Literal[ComposedActivation, "dropout", "adam"], ...] = ()
+    parameter_loops: bool = False
     bias_kernels: bool = False
     persistent_norms: bool = False
     norm_fusion: Literal["none", "activation", "convolution"] = "none"

@@ -71,7 +71,7 @@ class Plan:
         Sharded over data-parallel ranks: 1 optimizer states, 2 and gradients, 3 and parameters.
     zero_group : int, optional
         Ranks of one sharding group (hybrid sharding); all data-parallel ranks if not given.
-    optimizer : {"adam", "sgd", "momentum", "adagrad"}
+    optimizer : {"adam", "lamb", "sgd", "momentum", "adagrad"}
     clip : bool, optional
         Whether gradients are clipped by their norm; by default with every ``framework.dp_style``
         but "ddp".
@@ -100,7 +100,7 @@ class Plan:
     sp: bool | None = None
     zero: Annotated[int, Limits(least=0, most=3)] = 0
     zero_group: Count | None = None
-    optimizer: Literal["adam", "sgd", "momentum", "adagrad"] = "adam"
+    optimizer: Literal["adam", "lamb", "sgd", "momentum", "adagrad"] = "adam"
     clip: bool | None = None
     moe_imbalance: Annotated[float, Limits(least=1, most=1000)] = 1.0
     precision: PrecisionOptions = PrecisionOptions()

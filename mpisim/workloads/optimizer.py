@@ -8,6 +8,9 @@ In fp16 gradients are checked for overflow before. Gradients in 16 bits are copi
 all that, and weights to the format of the passes after it (``_copy_model_grads_to_main_grads``,
 ``_copy_main_params_to_model_params``). DeepSpeed does the same over its own groups; FSDP, which
 converts when it communicates, leaves the norm on the GPU; DDP's users rarely clip (``plan.clip``).
+
+Before PyTorch 2.0 its optimizers and ``clip_grad_norm_`` go through parameters one by one
+(``framework.parameter_loops``): as many launches as there are parameters for each of their kernels.
 """
 
 from __future__ import annotations
@@ -27,7 +30,13 @@ __all__ = ["OPTIMIZER_STATES", "optimizer_bytes", "write_optimizer"]
 
 FP32 = BYTES["fp32"]
 
-OPTIMIZER_STATES: Mapping[str, int] = {"adam": 2, "momentum": 1, "adagrad": 1, "sgd": 0}
+OPTIMIZER_STATES: Mapping[str, int] = {
+    "adam": 2,
+    "lamb": 2,
+    "momentum": 1,
+    "adagrad": 1,
+    "sgd": 0,
+}
 """Numbers that an optimizer keeps of a parameter."""
 
 FOREACH_KERNELS: Mapping[str, Sequence[tuple[str, int]]] = {
@@ -40,6 +49,14 @@ FOREACH_KERNELS: Mapping[str, Sequence[tuple[str, int]]] = {
         ("adam add epsilon", 2),
         ("adam update", 4),
     ),
+    "lamb": (
+        ("lamb moments", 7),
+        ("lamb weight norm", 1),
+        ("lamb clamp norm", 0),
+        ("lamb update norm", 1),
+        ("lamb trust ratio", 0),
+        ("lamb update", 3),
+    ),
     "momentum": (("momentum scale", 2), ("momentum add gradient", 3), ("momentum update", 3)),
     "adagrad": (
         ("adagrad add squares", 3),
@@ -51,7 +68,9 @@ FOREACH_KERNELS: Mapping[str, Sequence[tuple[str, int]]] = {
     "sgd": (("sgd update", 3),),
 }
 """Optimizer → kernels that ``torch.optim`` runs over all parameters without ``fused=True``, and how
-many fp32 numbers each reads and writes of a parameter (``_multi_tensor_adam`` and its like)."""
+many fp32 numbers each reads and writes of a parameter (``_multi_tensor_adam`` and its like), 0
+where it works on norms alone. LAMB: what TorchScript's fuser makes of `lamb_kernel` in
+github:NVIDIA/DeepLearningExamples PyTorch/LanguageModeling/Transformer-XL (``lamb.py``)."""
 
 PRIMITIVE_KERNELS: Mapping[str, Sequence[tuple[str, int]]] = {
     "adam": (
@@ -78,7 +97,8 @@ PRIMITIVE_KERNELS: Mapping[str, Sequence[tuple[str, int]]] = {
 def optimizer_bytes(plan: Plan, strategy: Strategy) -> int:
     """Return the bytes one fused optimizer step reads and writes for each parameter.
 
-    The gradient is read; the weight in fp32 and the states are read and written.
+    The gradient is read; the weight in fp32 and the states are read and written. LAMB also writes
+    the update, reads it and the weight for their norms, and both again (apex's ``FusedLAMB``).
 
     Parameters
     ----------
@@ -87,7 +107,8 @@ def optimizer_bytes(plan: Plan, strategy: Strategy) -> int:
         It knows the format of the gradient.
     """
     states = BYTES[plan.precision.moments] * OPTIMIZER_STATES[plan.optimizer]
-    return strategy.optimizer_gradient_size + 2 * (FP32 + states)
+    norms = 5 * FP32 if plan.optimizer == "lamb" else 0
+    return strategy.optimizer_gradient_size + 2 * (FP32 + states) + norms
 
 
 def write_optimizer(block: BlockBuilder, layout: Layout, stage: int, strategy: Strategy) -> None:
@@ -168,15 +189,27 @@ def _clip(block: BlockBuilder, layout: Layout, strategy: Strategy) -> None:
         ]
     for parameters, groups in sums:
         if parameters:
-            size = strategy.optimizer_gradient_size * parameters
-            block.compute(Compute("gradient norm", Elementwise(size)))
+            loop = _loop(layout.experiment.plan, strategy)
+            for each in loop or (parameters,):
+                size = strategy.optimizer_gradient_size * each
+                block.compute(Compute("gradient norm", Elementwise(size)))
+            if loop:
+                block.compute(Compute("norm of norms", Elementwise(FP32 * len(loop))))
         for group in groups:
             block.communicate(_all_reduce(group, FP32, "gradient norm"))
         if strategy.style != "fsdp":
             _read(block, "gradient norm")
     if strategy.updated_parameters:
-        size = strategy.optimizer_gradient_size * strategy.updated_parameters
-        block.compute(Compute("clip gradients", Elementwise(2 * size)))
+        for each in _loop(layout.experiment.plan, strategy) or (strategy.updated_parameters,):
+            size = strategy.optimizer_gradient_size * each
+            block.compute(Compute("clip gradients", Elementwise(2 * size)))
+
+
+def _loop(plan: Plan, strategy: Strategy) -> tuple[int, ...]:
+    """Sizes of the parameters that are gone through one by one; empty if all are together."""
+    if not plan.framework.parameter_loops or strategy.style != "ddp" or plan.zero:
+        return ()
+    return tuple(each.size for chunk in strategy.parameters for each in chunk)
 
 
 def _update(block: BlockBuilder, plan: Plan, strategy: Strategy) -> None:
@@ -190,8 +223,10 @@ def _update(block: BlockBuilder, plan: Plan, strategy: Strategy) -> None:
     kernels = FOREACH_KERNELS[plan.optimizer]
     if plan.optimizer in plan.framework.primitive:
         kernels = PRIMITIVE_KERNELS[plan.optimizer]
-    for name, numbers in kernels:
-        block.compute(Compute(name, OptimizerStep(strategy.updated_parameters, FP32 * numbers)))
+    for size in _loop(plan, strategy) or (strategy.updated_parameters,):
+        for name, numbers in kernels:
+            step = OptimizerStep(size, FP32 * numbers) if numbers else Elementwise(2 * FP32)
+            block.compute(Compute(name, step))
 
 
 def _convert(block: BlockBuilder, what: str, source: int, target: int, strategy: Strategy) -> None:

@@ -41,7 +41,7 @@ def vocabulary_head(s: Shapes) -> tuple[Operator, ...]:
     """Hidden states → loss: final norm, scores of the vocabulary, cross-entropy."""
     last = norm(s, "final norm", s.sharded_tokens, s.model.hidden)
     if s.model.cutoffs:
-        return (last, *clustered_scores(s, _cross_entropy))
+        return (last, *clustered_scores(s))
     return (last, *_logits(s, parameters=not s.model.mtp_layers))
 
 

@@ -4,7 +4,8 @@ As in github:NVIDIA/DeepLearningExamples, PyTorch/LanguageModeling/Transformer-X
 attends to the hidden states of the segment before (``mem_transformer.py``,
 `RelPartialLearnableMultiHeadAttn`): these are put before the segment's, queries, keys and values
 are made of all of them, and the queries of the memory are thrown away. Scores are the sum of two
-products, with keys and with keys of relative positions, of which the second is shifted row by row.
+products, with keys and with keys of relative positions, of which the second is shifted row by row;
+they are not dropped out (``dropatt: 0.0`` of its configurations).
 
 Words are sorted by frequency and cut into clusters (``proj_adaptive_softmax.py``,
 arXiv:1609.04309): of every token the scores of the first cluster and of one entry for each of the
@@ -20,13 +21,16 @@ from dataclasses import replace
 
 from mpisim.kernels.operations import Copy, Embedding, Gemm, Softmax
 
-from ..operators import Compute, Operator, Parameter, Task
-from .pointwise import MASK_BYTES, dropout, dropout_add, dropout_kernels, elementwise, norm
+from ..operators import Await, Compute, Operator, Parameter, Task
+from .pointwise import MASK_BYTES, dropout, dropout_add, elementwise, norm
 from .precision import accumulate_gradient
 from .shapes import AttentionShape, Shapes
 from .tensor_parallel import column_linear, linear, row_linear
 
 __all__ = ["clustered_embedding", "clustered_scores", "memory_attention"]
+
+INDEX = 8
+"""Bytes of an int64."""
 
 
 def memory_attention(s: Shapes) -> tuple[Operator, ...]:
@@ -63,7 +67,6 @@ def _attention(s: Shapes, shape: AttentionShape) -> Operator:
     e, q, k, size = s.element_size, shape.queries, shape.keys, shape.head_size
     batch = s.batch * shape.heads
     scores, queries = batch * q * k, batch * q * size
-    drops = s.model.dropout
 
     def product(what: str, m: int, n: int, inner: int, number: int = batch) -> Compute:
         gemm = Gemm(m, n, inner, number, dtype=s.matmul_format, output=s.storage_format)
@@ -84,17 +87,12 @@ def _attention(s: Shapes, shape: AttentionShape) -> Operator:
         kernel("mask", 2),
         Compute("attention softmax", Softmax(batch * q, k, dtype=s.storage_format)),
     ]
-    if drops:
-        forward += dropout_kernels(s, "attention dropout", scores)
-    forward.append(product("context", q, size, k))
-    forward.append(kernel("transposition", 2, queries))
+    forward += [product("context", q, size, k), kernel("transposition", 2, queries)]
     backward: list[Task] = [
         kernel("transposition backward", 2, queries),
         product("probabilities gradient", q, k, size),
         product("values gradient", k, size, q),
     ]
-    if drops:
-        backward += dropout_kernels(s, "attention dropout backward", scores, backward=True)
     backward += [
         Compute("attention softmax backward", Softmax(batch * q, k, True, s.storage_format)),
         kernel("mask backward", 2),
@@ -109,8 +107,7 @@ def _attention(s: Shapes, shape: AttentionShape) -> Operator:
         kernel("queries gradient sum", 3, queries),
         kernel("concatenated gradients", 2, batch * (q + 2 * k) * size),
     ]
-    kept = 2 * e + MASK_BYTES if drops else e
-    return Operator("attention", tuple(forward), tuple(backward), saved=kept * scores)
+    return Operator("attention", tuple(forward), tuple(backward), saved=e * scores)
 
 
 # --- clusters of words --------------------------------------------------------------------------
@@ -149,34 +146,88 @@ def clustered_embedding(s: Shapes) -> tuple[Operator, ...]:
     return tuple(found)
 
 
-def clustered_scores(s: Shapes, loss: object) -> tuple[Operator, ...]:
+def clustered_scores(s: Shapes) -> tuple[Operator, ...]:
     """Hidden states → loss: scores of the first cluster, of others for the tokens among them.
+
+    The loss of a token is picked from the logarithms of the first cluster's softmax, whose rows are
+    taken out for the tokens of each cluster by themselves, and from those of its own cluster. The
+    CPU waits to know how many tokens each cluster has.
 
     Parameters
     ----------
     s : Shapes
-    loss : callable
-        Sizes → the operator of cross-entropy over `Shapes.vocabulary` words of `Shapes.tokens`
-        tokens.
     """
     model, h, e = s.model, s.model.hidden, s.element_size
     found: list[Operator] = []
-    for i, (words, width, tokens) in enumerate(_clusters(s)):
-        name = f"logits {i}"
-        rows = s.tokens if i == 0 else tokens
-        entries = words + (len(model.cutoffs) if i == 0 else 0)
-        one = replace(model, vocab=entries, cutoffs=(), cutoff_shares=())
-        part = replace(
-            s, model=one, length=rows, plan=replace(s.plan, micro_batch=1, global_batch=s.grid.dp)
+    clusters = tuple(_clusters(s))
+    entries = clusters[0][0] + len(model.cutoffs)
+    first = s.tokens * entries
+    if model.cutoff_divisor == 1:
+        found += [_slice(s, i, words) for i, (words, _, _) in enumerate(clusters)]
+    found += _cluster_scores(s, 0, entries, h, s.tokens)
+    found.append(_log_softmax(s, 0, entries, s.tokens))
+    for i, (words, width, tokens) in enumerate(clusters):
+        name, rows = f"logits {i}", e * tokens * entries
+        find = elementwise(f"{name} tokens of the cluster", (INDEX + MASK_BYTES) * s.tokens)
+        gradients = [
+            Compute(f"{name} picked gradient", Copy(rows, "fill")),
+            Compute(f"{name} rows gradient", Copy(e * first, "fill")),
+            elementwise(f"{name} rows backward", 3 * rows),
+        ]
+        if i < len(clusters) - 1:  # the last cluster's gradient is the first there is
+            gradients.append(elementwise(f"{name} rows gradient sum", 3 * e * first))
+        forward = (
+            find,
+            Await(f"wait for {find.name}", find.name),
+            elementwise(f"{name} rows", 2 * rows),
         )
+        found.append(Operator(f"{name} rows", forward, tuple(gradients)))
         if i:
-            found.append(_put(f"{name} tokens", e * rows * h))
-        if width < h:
-            found.append(linear(s, f"{name} matrix", h, width, tokens=rows))
-        product = linear(s, name, width, entries, tokens=rows, quantised=False)
-        found.append(replace(product, parameters=()))
-        found.append(replace(loss(part), name=f"{name} loss"))  # type: ignore[operator]
+            found.append(_put(f"{name} tokens", e * tokens * h))
+            found += _cluster_scores(s, i, words, width, tokens)
+            found.append(_log_softmax(s, i, words, tokens))
     return tuple(found)
+
+
+def _cluster_scores(s: Shapes, i: int, entries: int, width: int, tokens: int) -> Iterator[Operator]:
+    """Hidden states of `tokens` tokens → scores of a cluster's entries."""
+    name = f"logits {i}"
+    if width < s.model.hidden:
+        yield linear(s, f"{name} matrix", s.model.hidden, width, tokens=tokens)
+    product = linear(s, name, width, entries, tokens=tokens, quantised=False)
+    yield replace(product, parameters=())
+
+
+def _log_softmax(s: Shapes, i: int, entries: int, tokens: int) -> Operator:
+    """Scores → logarithms of their softmax, of which the loss picks one a token."""
+    size = s.element_size * tokens * entries
+    name = f"logits {i} log-softmax"
+    backward: list[Task] = [
+        Compute(f"{name} backward", Softmax(tokens, entries, True, s.storage_format))
+    ]
+    if i:  # of the first cluster's rows see `clustered_scores`
+        backward.insert(0, Compute(f"{name} gradient", Copy(size, "fill")))
+    return Operator(
+        name,
+        (Compute(name, Softmax(tokens, entries, dtype=s.storage_format)),),
+        tuple(backward),
+        saved=size,
+        alive=(2 * size, 2 * size),
+    )
+
+
+def _slice(s: Shapes, i: int, words: int) -> Operator:
+    """A cluster's part of the one matrix of all words: backward zeros around it, added up."""
+    whole = s.element_size * s.model.vocab * s.model.hidden
+    part = s.element_size * words * s.model.hidden
+    name = f"logits {i} words"
+    forward = () if i else (elementwise(f"{name} concatenation", 2 * part),)
+    backward = (
+        Compute(f"{name} gradient", Copy(whole, "fill"), weight=True),
+        replace(elementwise(f"{name} backward", 2 * part), weight=True),
+        replace(elementwise(f"{name} gradient sum", 3 * whole), weight=True),
+    )
+    return Operator(name, forward, backward)
 
 
 def _put(name: str, size: int) -> Operator:
