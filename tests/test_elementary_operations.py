@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 from sharing import layer, stepped, told
 from transformers import lines, model, network, operator, plan
+
+from mpisim.kernels.operations import Elementwise, Norm, Softmax
+from mpisim.workloads.operators import Compute, Task
 
 # 8 tokens of 16 features, 64 inner ones.
 BERT = model("bert", layers=1, hidden=16, heads=4, seq_len=8, vocab=256, dropout=True)
@@ -43,6 +48,56 @@ def test_primitive_operations() -> None:
         f"{(1 + 2) * hidden} bytes",
         f"{6 * hidden} bytes",
     ]
+
+
+def traffic(steps: Iterable[Task]) -> int:
+    return sum(
+        step.kernel.traffic
+        for step in steps
+        if isinstance(step, Compute) and isinstance(step.kernel, Elementwise)
+    )
+
+
+def test_layer_norm_of_tensorflow() -> None:
+    """``nn.moments`` and ``nn.batch_normalization``, worked out operation by operation."""
+    keys = {"kernels": "eager", "fused": False, "precision": "fp32", "dp_style": "ddp"}
+    found = network(BERT, plan(**keys, primitive=("norm",)))
+    norm, size = operator(found, "attention norm"), 4 * TOKENS * 16
+    assert not any(isinstance(step.kernel, Norm) for step in norm.forward + norm.backward)  # type: ignore[union-attr]
+    # Means of x and of squares read one, squares and two products with a broadcast one, inverse
+    # times scale writes one, products of two tensors and their sum read two and write one.
+    assert traffic(norm.forward) == (1 + 2 + 1 + 1 + 3 + 2 + 2 + 3) * size
+    # The gradients of these, last to first, a sum of three, and the residual's.
+    summed = [s for s in norm.backward if "accumulation" not in s.name]
+    assert traffic(summed) == (3 + 4 + 2 + 3 + 3 + 3 + 3 + 3 + 3 + 7 + 3 + 4 + 3) * size
+
+
+def test_what_mixed_precision_leaves_in_fp32() -> None:
+    keys = {"kernels": "eager", "fused": False, "precision": "fp16"}
+    wide = ("norm", "softmax", "activation")
+    plain, found = (network(BERT, plan(**keys, widened=each)) for each in ((), wide))
+
+    def more(name: str, phase: str) -> int:
+        return traffic(getattr(operator(found, name), phase)) - traffic(
+            getattr(operator(plain, name), phase)
+        )
+
+    hidden, inner, scores = TOKENS * 16, TOKENS * 64, 4 * TOKENS * 8
+    # A cast each way; GELU reads one tensor and writes one, backward three in all.
+    assert more("feed-forward gelu", "forward") == (2 * 6 + 2 * 2) * inner
+    assert more("feed-forward gelu", "backward") == (2 * 6 + 3 * 2) * inner
+    assert more("attention", "forward") == more("attention", "backward") == 2 * 6 * scores
+    # The sum reads and writes fp32; its branch gets its gradient in 16 bits.
+    assert more("attention dropout add", "forward") == 2 * 2 * hidden
+    assert more("attention dropout add", "backward") == 6 * hidden
+    softmax = [s.kernel for s in operator(found, "attention").forward if s.name[-7:] == "softmax"]  # type: ignore[union-attr]
+    assert softmax == [Softmax(4 * TOKENS, 8, dtype="fp32")]
+    norm = operator(found, "attention norm").forward
+    assert [type(step.kernel) for step in norm] == [Norm, Elementwise]  # type: ignore[union-attr]
+    assert norm[0].kernel.dtype == "fp32"  # type: ignore[union-attr]
+    # One kernel each reads and writes whatever formats there are, and fp32 needs no casts.
+    for other in ({**keys, "fused": True}, {**keys, "precision": "fp32"}):
+        assert network(BERT, plan(**other, widened=wide)) == network(BERT, plan(**other))
 
 
 @pytest.mark.parametrize(("clip", "precision"), [(None, "bf16"), (True, "bf16"), (True, "fp16")])

@@ -104,7 +104,11 @@ class FrameworkOptions:
         each; otherwise each elementary operation is.
     primitive : tuple of str
         Without `fused`: functions that are composed of operations of the framework, a kernel each,
-        as in BERT's TensorFlow code (GELU also in Hugging Face's GPT-2).
+        as in BERT's TensorFlow code (GELU also in Hugging Face's GPT-2); "norm": layer
+        normalisation of ``tf.contrib.layers``.
+    widened : tuple of {"norm", "softmax", "activation"}
+        Without `fused`: what automatic mixed precision leaves in fp32, with a cast of what it reads
+        and of what it writes. With "norm" residuals are added in fp32, too.
     parameter_loops : bool
         DDP, without `fused`: whether optimizer and clipping launch their kernels parameter by
         parameter (``torch.optim`` before PyTorch 2.0), not for all together.
@@ -188,7 +192,8 @@ class FrameworkOptions:
 
     # Elementwise work, norms, images.
     fused: bool = True
-    primitive: tuple[Literal[ComposedActivation, "dropout", "adam"], ...] = ()
+    primitive: tuple[Literal[ComposedActivation, "norm", "dropout", "adam"], ...] = ()
+    widened: tuple[Literal["norm", "softmax", "activation"], ...] = ()
     parameter_loops: bool = False
     bias_kernels: bool = False
     persistent_norms: bool = False

@@ -19,7 +19,7 @@ from mpisim.kernels.operations import BYTES, Attention, Gemm, GemmVariant, Preci
 
 from ..operators import Compute, Operator, Task
 from .context_parallel import all_gather_attention, pytorch_ring_attention, ring_attention
-from .pointwise import FP32, MASK_BYTES, dropout_kernels, elementwise
+from .pointwise import FP32, MASK_BYTES, dropout_kernels, elementwise, widened
 from .shapes import AttentionShape, Shapes
 
 __all__ = ["core_attention"]
@@ -158,6 +158,10 @@ def _eager_attention(s: Shapes, name: str, shape: AttentionShape) -> Operator:
     )
 
     def softmax(what: str, *, backward: bool = False) -> list[Task]:
+        if widened(s, "softmax"):
+            cast = elementwise(f"{name} {what} cast", (e + FP32) * scores)
+            back = elementwise(f"{name} {what} cast back", (e + FP32) * scores)
+            return [cast, Compute(f"{name} {what}", Softmax(rows, k, backward, "fp32")), back]
         if not wants_causal_kernel or fits_causal_kernel:
             kernel = Softmax(rows, k, backward, s.storage_format, wants_causal_kernel)
             return [Compute(f"{name} {what}", kernel)]

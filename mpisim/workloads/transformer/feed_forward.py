@@ -14,7 +14,7 @@ from mpisim.kernels.operations import BYTES, Copy
 
 from ..operators import Await, Compute, Operator, Parameter, Task
 from .module_options import recompute_module
-from .pointwise import dropout_add, elementwise, norm
+from .pointwise import FP32, dropout_add, elementwise, norm, widened
 from .precision import accumulate_gradient
 from .shapes import Shapes
 from .tensor_parallel import column_linear, row_linear, separate_linears
@@ -109,14 +109,28 @@ def activation(s: Shapes, name: str, rows: int, width: int, *, bias: bool = Fals
         bias_kernel = bias and s.plan.framework.bias_kernels
         forward = [elementwise(f"{name} bias", 2 * e * inputs)] if bias_kernel else []
         composed = ACTIVATIONS[s.model.activation]
+        wide = widened(s, "activation")
+        one = (FP32 if wide else e) * size
+        own: list[Task] = [elementwise(name, 2 * one)]
+        backward = [elementwise(f"{name} backward", 3 * one)]
         if composed.forward and s.model.activation in s.plan.framework.primitive:
-            forward += [elementwise(f"{name} {what}", n * e * size) for what, n in composed.forward]
-            backward = [
-                elementwise(f"{name} {what}", n * e * size) for what, n in composed.backward
+            own, backward = (
+                [elementwise(f"{name} {what}", n * one) for what, n in kernels]
+                for kernels in (composed.forward, composed.backward)
+            )
+        if wide:
+            cast = (e + FP32) * size
+            own = [
+                elementwise(f"{name} cast", cast),
+                *own,
+                elementwise(f"{name} cast back", cast),
             ]
-        else:
-            forward.append(elementwise(name, 2 * e * size))
-            backward = [elementwise(f"{name} backward", 3 * e * size)]
+            backward = [
+                elementwise(f"{name} gradient cast", cast),
+                *backward,
+                elementwise(f"{name} gradient cast back", cast),
+            ]
+        forward += own
         if gated:
             forward.append(elementwise(f"{name} gate", 3 * e * size))
             backward = [

@@ -27,11 +27,48 @@ __all__ = [
     "elementwise",
     "norm",
     "rotary_kernels",
+    "widened",
 ]
 
 MASK_BYTES = 1
 """Of an element of a dropout mask."""
 FP32 = BYTES["fp32"]
+
+COMPOSED_NORM: tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]] = (
+    (
+        ("mean", 1),
+        ("squared difference", 2),
+        ("variance", 1),
+        ("inverse", 1),
+        ("product", 3),
+        ("mean product", 2),
+        ("shift", 2),
+        ("sum", 3),
+    ),
+    (
+        ("shift gradient", 2),
+        ("offset gradient", 1),
+        ("mean product backward", 3),
+        ("mean gradient", 1),
+        ("inverse gradient of the mean", 2),
+        ("product backward", 3),
+        ("inverse gradient", 3),
+        ("inverse gradient sum", 3),
+        ("inverse backward", 2),
+        ("variance gradient", 1),
+        ("scale product", 2),
+        ("scale gradient", 1),
+        ("spread of the variance", 3),
+        ("twice the gradient", 2),
+        ("difference", 2),
+        ("squared difference backward", 3),
+        ("spread of the mean", 3),
+        ("gradient sum", 4),
+    ),
+)
+"""Layer normalisation of TensorFlow 1 (``tf.contrib.layers.layer_norm``: ``tf.nn.moments`` and
+``tf.nn.batch_normalization``), forward and backward: kernels, and how many tensors as large as the
+input each reads and writes."""
 
 
 def elementwise(name: str, traffic: int) -> Compute:
@@ -44,6 +81,18 @@ def elementwise(name: str, traffic: int) -> Compute:
         Bytes read and written.
     """
     return Compute(name, Elementwise(traffic))
+
+
+def widened(s: Shapes, what: str) -> bool:
+    """Whether automatic mixed precision leaves an operation in fp32 (``framework.widened``).
+
+    Parameters
+    ----------
+    s : Shapes
+    what : str
+    """
+    framework = s.plan.framework
+    return what in framework.widened and not framework.fused and s.element_size < FP32
 
 
 def norm(
@@ -75,8 +124,10 @@ def norm(
         Whether each rank of a tp group normalises vectors of its own heads.
     """
     kind, size, e = s.model.norm, rows * columns, s.element_size
+    wide = widened(s, "norm")
+    stored = "fp32" if wide else s.storage_format
     variant: NormVariant | None = "persistent" if s.plan.framework.persistent_norms else None
-    fused = Norm(rows, columns, kind=kind, dtype=s.storage_format, variant=variant)
+    fused = Norm(rows, columns, kind=kind, dtype=stored, variant=variant)
     forward: list[Task] = [Compute(name, fused)]
     backward: list[Task] = [Compute(f"{name} backward", replace(fused, backward=True))]
     if not s.plan.framework.fused:
@@ -99,7 +150,16 @@ def norm(
                 elementwise(f"{name} sum backward", 3 * FP32 * size),
                 elementwise(f"{name} cast backward", (FP32 + e) * size),
             ]
-        backward.append(elementwise(f"{name} weight gradient", 2 * e * size))
+        if kind == "layer" and "norm" in s.plan.framework.primitive:
+            forward, backward = (
+                [elementwise(f"{name} {what}", n * BYTES[stored] * size) for what, n in kernels]
+                for kernels in COMPOSED_NORM
+            )
+        else:
+            backward.append(elementwise(f"{name} weight gradient", 2 * BYTES[stored] * size))
+    if wide:
+        forward.append(elementwise(f"{name} output cast", (FP32 + e) * size))
+        backward.insert(0, elementwise(f"{name} output cast backward", (e + FP32) * size))
     parameters = [
         Parameter(f"{name} {what}", columns, replicated=True, partial=per_head)
         for what in (("weight", "bias") if kind == "layer" else ("weight",))
@@ -107,7 +167,7 @@ def norm(
     for parameter in parameters:
         backward += accumulate_gradient(s, parameter.name, parameter.size)
     if residual:
-        backward += _add_gradients(s, f"{name} residual", size)
+        backward += _add_gradients(f"{name} residual", size, BYTES[stored])
     saved = e * size if keeps_input else 0
     return Operator(name, tuple(forward), tuple(backward), tuple(parameters), saved)
 
@@ -122,12 +182,13 @@ def branch(s: Shapes, name: str, size: int) -> Operator:
     size : int
         Elements.
     """
-    return Operator(f"{name} branch", (), tuple(_add_gradients(s, name, size)))
+    element = FP32 if widened(s, "norm") else s.element_size
+    return Operator(f"{name} branch", (), tuple(_add_gradients(name, size, element)))
 
 
-def _add_gradients(s: Shapes, name: str, size: int) -> Iterator[Compute]:
-    """Two gradients of `size` elements → their sum."""
-    yield elementwise(f"{name} gradient sum", 3 * s.element_size * size)
+def _add_gradients(name: str, size: int, element: int) -> Iterator[Compute]:
+    """Two gradients of `size` elements of `element` bytes → their sum."""
+    yield elementwise(f"{name} gradient sum", 3 * element * size)
 
 
 def dropout_add(s: Shapes, name: str, *, bias: bool) -> Operator:
@@ -153,9 +214,12 @@ def dropout_add(s: Shapes, name: str, *, bias: bool) -> Operator:
         forward = [elementwise(f"{name} bias", 2 * e * size)] if bias_kernel else []
         if drops:
             forward += dropout_kernels(s, f"{name} dropout", size)
-        forward.append(elementwise(name, 3 * e * size))
+        stream = FP32 if widened(s, "norm") else e
+        forward.append(elementwise(name, (e + 2 * stream) * size))
     # Without dropout both ways take the gradient as it is.
     backward: list[Task] = [elementwise(f"{name} backward", (2 * e + mask) * size)] if drops else []
+    if widened(s, "norm"):
+        backward.insert(0, elementwise(f"{name} gradient cast", (FP32 + e) * size))
     parameters = []
     if bias:
         backward.append(elementwise(f"{name} bias gradient", e * size))
