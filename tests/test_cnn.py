@@ -17,7 +17,15 @@ from toys import Times
 from mpisim.base.errors import InputError
 from mpisim.experiment import ClusterChoice, Experiment
 from mpisim.experiment.models import Cnn
-from mpisim.kernels.operations import Convolution, Copy, Elementwise, Gemm, Norm, Softmax
+from mpisim.kernels.operations import (
+    Attention,
+    Convolution,
+    Copy,
+    Elementwise,
+    Gemm,
+    Norm,
+    Softmax,
+)
 from mpisim.program import Kind, Operation, check_matching
 from mpisim.workloads import lay_out, training_step
 from mpisim.workloads.cnn import cnn_network
@@ -71,6 +79,52 @@ PUBLISHED = [
     ("densenet", 169, {}, 14_149_480, 3.36),
     ("densenet", 201, {}, 20_013_928, 4.29),
 ]
+
+# As Stability-AI's code prints it, and its multiply-adds with those of attention.
+UNET = 865_910_724
+
+
+def test_the_unet_of_stable_diffusion() -> None:
+    found = network("unet", 2, image=64, micro_batch=2, optimizer="adam")
+    assert total(each for layer in found.layers for each in layer.parameters) == UNET
+    named = {op.name: op for layer in found.layers for op in layer.operators}
+    # The lowest level has no attention, the middle has; each level's tokens are its pixels.
+    attends = [name for name in named if name.endswith("self-attention")]
+    assert len(attends) == 3 * 2 + 1 + 3 * 3
+    own = dict(kernels(named["down 1.0 self-attention"].forward))["down 1.0 self-attention"]
+    assert own == Attention(2, 10, 10, 1024, 1024, 64, 64, False, False, "fp32")
+    text = dict(kernels(named["up 2.1 text attention"].forward))["up 2.1 text attention"]
+    assert text == Attention(2, 20, 20, 256, 77, 64, 64, False, False, "fp32")
+    # Nothing reaches the frozen text encoder.
+    assert [name for name, _ in kernels(named["down 0.0 text k"].backward)] == [
+        "down 0.0 text k weight gradient"
+    ]
+    # On the way up each block takes what the way down left, last first.
+    joined = {
+        name: dict(kernels(named[f"up {name} conv1"].forward))[f"up {name} conv1"].inputs
+        for name in ("3.0", "3.2", "2.0", "2.2", "1.2", "0.0", "0.2")
+    }
+    assert joined == {
+        "3.0": 2560,
+        "3.2": 2560,
+        "2.0": 2560,
+        "2.2": 1920,
+        "1.2": 960,
+        "0.0": 960,
+        "0.2": 640,
+    }
+
+
+def test_group_norms_and_silu_are_one_kernel_or_two() -> None:
+    apart, fused = (network("unet", 2, image=64, fused=each) for each in (False, True))
+    silus = [
+        [op.name for layer in found.layers for op in layer.operators if op.name.endswith("silu")]
+        for found in (apart, fused)
+    ]
+    # Two norms of each of 22 residual blocks and the last one; those of time steps stay.
+    assert len(silus[0]) - len(silus[1]) == 2 * (4 * 2 + 2 + 4 * 3) + 1
+    assert all("time" in name for name in silus[1])
+
 
 # Of a ResNet-50, what SSD300 leaves out: the last group and the classifier.
 RESNET_50_REST = 14_964_736 + 2_049_000

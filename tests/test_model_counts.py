@@ -31,8 +31,8 @@ PUBLISHED = {
     "mixtral-8x7b": 46_702_792_704,
     "qwen3-235b-a22b": 235_093_634_560,
     "deepseek-v2": 236e9,  # arXiv:2405.04434
-    # Of its text model: the safetensors' total less the vision tower (SigLIP: 27 layers of 1,152 and
-    # 4,304 on 4,096 patches of 14 × 14) and its projection.
+    # Of its text model: the safetensors' total less the vision tower (SigLIP: 27 layers of 1,152
+    # and 4,304 on 4,096 patches of 14 × 14) and its projection.
     "gemma-3-12b": 12_187_325_040 - 416_866_032 - (1152 * 3840 + 1152),
     "glm-4-9b": 9_399_951_360,  # as its weights print
     "bert-large": 336_226_108,  # with both heads; arXiv:1810.04805 says 340M

@@ -456,13 +456,13 @@ class Cnn:
 
     Attributes
     ----------
-    family : {"resnet", "vgg", "densenet", "ssd"}
-        "ssd": a detector on the first groups of a ResNet.
+    family : {"resnet", "vgg", "densenet", "ssd", "unet"}
+        "ssd": a detector on the first groups of a ResNet; "unet": the U-Net of Stable Diffusion 2.
     depth : int
         18, 34, 50, 101, 152; 11, 13, 16, 19; 121, 161, 169, 201; of an SSD its ResNet's, 50 or
-        more.
+        more; of a U-Net the residual blocks of a level, 2.
     image : int
-        Side of the square images.
+        Side of the square images; of a U-Net that of the latents.
     classes : int
     batch_norm : bool
         VGG only: with batch normalisation.
@@ -470,7 +470,7 @@ class Cnn:
         ResNet with bottlenecks only: their channels in the first group, 64 (Wide ResNet: 128).
     """
 
-    family: Literal["resnet", "vgg", "densenet", "ssd"]
+    family: Literal["resnet", "vgg", "densenet", "ssd", "unet"]
     depth: Count
     image: Annotated[int, Limits(least=32, most=4096)] = 224
     classes: Classes = 1000
@@ -503,6 +503,7 @@ DEPTHS = {
     "vgg": (11, 13, 16, 19),
     "densenet": (121, 161, 169, 201),
     "ssd": (50, 101, 152),
+    "unet": (2,),
 }
 
 
@@ -641,6 +642,7 @@ FAMILIES: dict[str, tuple[type[Model], dict[str, Any]]] = {
     "vgg": (Cnn, {}),
     "densenet": (Cnn, {}),
     "ssd": (Cnn, {"image": 300, "classes": 81}),
+    "unet": (Cnn, {"image": 64, "depth": 2}),
     "dlrm": (Dlrm, {}),
 }
 """Of each family its dataclass, and the defaults its members share."""

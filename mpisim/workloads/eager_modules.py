@@ -137,8 +137,9 @@ class EagerModules:
         *,
         first: bool = False,
         kept: bool = False,
+        bias: bool = True,
     ) -> Operator:
-        """A matrix (inputs, outputs) and its bias.
+        """A matrix (inputs, outputs), and its bias unless there is none.
 
         Parameters
         ----------
@@ -149,21 +150,24 @@ class EagerModules:
             Whether the input needs no gradient.
         kept : bool
             Whether another operator keeps the input.
+        bias : bool
+            Whether there is one; yes by default.
         """
         share, e = self.share(name, outputs), self.element
 
         def product(what: str, m: int, n: int, k: int, *, weight: bool = False) -> Compute:
             return Compute(what, Gemm(m, n, k, dtype=self.dtype, output=self.dtype), weight=weight)
 
-        parameters = (
-            Parameter(f"{name} weight", inputs * share),
-            Parameter(f"{name} bias", share),
-        )
+        parameters: tuple[Parameter, ...] = (Parameter(f"{name} weight", inputs * share),)
+        if bias:
+            parameters += (Parameter(f"{name} bias", share),)
         backward: list[Task] = list(self.scatter(name, rows * outputs))
         if not first:
             backward.append(product(f"{name} input gradient", rows, inputs, share))
         backward.append(product(f"{name} weight gradient", share, inputs, rows, weight=True))
-        backward.append(elementwise(f"{name} bias gradient", e * (rows + 1) * share, weight=True))
+        if bias:
+            traffic = e * (rows + 1) * share
+            backward.append(elementwise(f"{name} bias gradient", traffic, weight=True))
         return Operator(
             name,
             (

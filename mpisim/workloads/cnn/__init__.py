@@ -1,7 +1,7 @@
 """Convolutional networks, as torchvision builds them.
 
 ``cnn_network(model, plan, grid)``
-    The layers of a ResNet, SSD, VGG or DenseNet in one rank's shapes.
+    The layers of a ResNet, SSD, VGG, DenseNet or U-Net in one rank's shapes.
 
 Read `image_operators` (convolution, normalisation, pooling; what PyTorch launches for each), then
 `resnet` and `networks`, where a further family is added. Linear layers, losses and tensor

@@ -46,7 +46,7 @@ class ImageOperators(EagerModules):
     ----------
     batch : int
         Images of a micro-batch.
-    norm_fusion : str
+    norm_fusion, fused : str, bool
         As in the plan.
     convolution_format : Precision
         Number format of convolutions.
@@ -61,6 +61,7 @@ class ImageOperators(EagerModules):
         super().__init__(plan, grid)
         self.batch = plan.micro_batch
         self.norm_fusion = plan.framework.norm_fusion
+        self.fused = plan.framework.fused
         self.convolution_format = plan.precision.convolutions or self.dtype
         self.transposes_layout = (
             plan.framework.image_layout == "channels-first" and self.convolution_format != "fp32"

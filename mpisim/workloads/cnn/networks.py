@@ -1,10 +1,10 @@
-"""ResNet, SSD, VGG and DenseNet in the shapes of one rank, as torchvision and NVIDIA build them.
+"""Networks for images in the shapes of one rank, as torchvision and NVIDIA build them.
 
 Parameters are listed as torchvision registers them. To add a family: a function from
 `ImageOperators` and a model to layers, its entry in `CNN_FAMILIES` below, and its name in
 `mpisim.experiment.models.Cnn`.
 
-ResNet is in :mod:`.resnet`, SSD in :mod:`.ssd`.
+ResNet is in :mod:`.resnet`, SSD in :mod:`.ssd`, Stable Diffusion's U-Net in :mod:`.unet`.
 
 VGG (arXiv:1409.1556), after ``torchvision/models/vgg.py``.
 
@@ -25,6 +25,7 @@ from ..operators import Layer, Network, Operator
 from .image_operators import Image, ImageOperators
 from .resnet import resnet
 from .ssd import ssd
+from .unet import unet
 
 __all__ = ["cnn_network"]
 
@@ -210,6 +211,7 @@ def _dense_layer(
 CNN_FAMILIES: Mapping[str, Callable[[ImageOperators, Cnn], list[Layer]]] = {
     "resnet": resnet,
     "ssd": ssd,
+    "unet": unet,
     "vgg": _vgg,
     "densenet": _densenet,
 }

@@ -159,9 +159,12 @@ def _eager_attention(s: Shapes, name: str, shape: AttentionShape) -> Operator:
 
     def softmax(what: str, *, backward: bool = False) -> list[Task]:
         if widened(s, "softmax"):
-            cast = elementwise(f"{name} {what} cast", (e + FP32) * scores)
-            back = elementwise(f"{name} {what} cast back", (e + FP32) * scores)
-            return [cast, Compute(f"{name} {what}", Softmax(rows, k, backward, "fp32")), back]
+            kernel = Softmax(rows, k, backward, "fp32")
+            return [
+                elementwise(f"{name} {what} cast", (e + FP32) * scores),
+                Compute(f"{name} {what}", kernel),
+                elementwise(f"{name} {what} cast back", (e + FP32) * scores),
+            ]
         if not wants_causal_kernel or fits_causal_kernel:
             kernel = Softmax(rows, k, backward, s.storage_format, wants_causal_kernel)
             return [Compute(f"{name} {what}", kernel)]

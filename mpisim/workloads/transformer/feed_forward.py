@@ -114,10 +114,8 @@ def activation(s: Shapes, name: str, rows: int, width: int, *, bias: bool = Fals
         own: list[Task] = [elementwise(name, 2 * one)]
         backward = [elementwise(f"{name} backward", 3 * one)]
         if composed.forward and s.model.activation in s.plan.framework.primitive:
-            own, backward = (
-                [elementwise(f"{name} {what}", n * one) for what, n in kernels]
-                for kernels in (composed.forward, composed.backward)
-            )
+            own = [elementwise(f"{name} {what}", n * one) for what, n in composed.forward]
+            backward = [elementwise(f"{name} {what}", n * one) for what, n in composed.backward]
         if wide:
             cast = (e + FP32) * size
             own = [

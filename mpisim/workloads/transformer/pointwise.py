@@ -151,10 +151,9 @@ def norm(
                 elementwise(f"{name} cast backward", (FP32 + e) * size),
             ]
         if kind == "layer" and "norm" in s.plan.framework.primitive:
-            forward, backward = (
-                [elementwise(f"{name} {what}", n * BYTES[stored] * size) for what, n in kernels]
-                for kernels in COMPOSED_NORM
-            )
+            one = BYTES[stored] * size
+            forward = [elementwise(f"{name} {what}", n * one) for what, n in COMPOSED_NORM[0]]
+            backward = [elementwise(f"{name} {what}", n * one) for what, n in COMPOSED_NORM[1]]
         else:
             backward.append(elementwise(f"{name} weight gradient", 2 * BYTES[stored] * size))
     if wide:
