@@ -29,7 +29,12 @@ HEAD = """\
 # model; sharded: dense with zero = 2 or 3.
 
 """
-KINDS = {"dense transformer": "dense", "mixture of experts": "experts", "other": "other"}
+KINDS = {
+    "dense transformer": "dense",
+    "mixture of experts": "experts",
+    "recommendation": "recommendation",
+    "other": "other",
+}
 
 
 def spreads(
