@@ -69,7 +69,7 @@ OPERAND_BYTES: dict[str, float] = {**BYTES, "nvfp4": 9 / 16}
 CACHE_BYTES = tuple(1 << exponent for exponent in range(20, 28))
 """Sizes of caches, 1 to 128 MiB, for which lookups in tables say what misses."""
 
-GemmVariant = Literal["cores", "split"]
+GemmVariant = Literal["cores", "split", "scan", "scan_gradient"]
 """``cores``: 16-bit operands multiplied on CUDA cores, in fp32, which is the kernel's `dtype`.
 cuBLAS before CUDA 11.7 did so where rows were no multiple of 16 bytes (ampere_fp16_sgemm and its
 like).
@@ -79,7 +79,11 @@ products in fp8 with fewer bits than fp32. cuBLAS leaves sums there with fast ac
 otherwise moves them to fp32 registers again and again ("split accumulator"). Frameworks take the
 first forward and the second for gradients: Transformer Engine (``_2X_ACC_FPROP``, ``_2X_ACC_DGRAD``
 and ``_2X_ACC_WGRAD``, pytorch/module/base.py), torchao (``use_fast_accum``,
-torchao/float8/config.py), XLA (github:openxla/xla, issue 6168)."""
+torchao/float8/config.py), XLA (github:openxla/xla, issue 6168).
+
+``scan``, ``scan_gradient``: products inside the chunks of a scan over states, by kernels in Triton
+(``mamba_ssm/ops/triton``) that also make decays and masks: those that a forward pass needs, and
+those that only a backward pass does."""
 
 GroupedGemmVariant = Literal["split"]
 """As for `Gemm`."""

@@ -15,6 +15,8 @@ from transformers import model, network, plan
 from mpisim.base.errors import InputError
 from mpisim.experiment import FAMILIES, Transformer, model_counts
 from mpisim.experiment.model_presets import find_model
+from mpisim.kernels import find_gpu
+from mpisim.kernels.analytical import Analytical
 from mpisim.program import Operation
 from mpisim.workloads.operators import Communicate, Compute, Network
 
@@ -168,6 +170,32 @@ def test_the_scan_in_chunks_by_hand() -> None:
     adjoints = 2 * (pairs + states) + 3 * near
     done = sum(task.kernel.flops for task in scans[0].backward if isinstance(task, Compute))
     assert done == tokens * (again + adjoints)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rate"),
+    [(8_192, 12.62e6), (16_384, 12.92e6), (32_768, 11.80e6), (65_536, 11.07e6)],
+)
+def test_a_measured_scan(tokens: int, rate: float) -> None:
+    """mamba_chunk_scan_combined forward on an H100 (vLLM, pull request 27299)."""
+    measured = model(
+        "llama",
+        **{**COMMON, "seq_len": tokens},
+        **{**MAMBA, "mamba_heads": 128, "mamba_groups": 1, "mamba_state": 128, "mamba_chunk": 256},
+        layers=2,
+        pattern="M-",
+    )
+    (scan,) = (
+        operator
+        for layer in network(measured, plan()).layers
+        for operator in layer.operators
+        if operator.name == "scan"
+    )
+    gpu = Analytical(find_gpu("h100-sxm"), alone=True)
+    found = [gpu.estimate(task.kernel) for task in scan.forward if isinstance(task, Compute)]
+    seconds = 1e-12 * sum(each.duration for each in found)
+    assert tokens / seconds == pytest.approx(rate, rel=0.2)
+    assert max(each.error for each in found) > 0.2  # and it says that it is not sure
 
 
 def test_exchanges_of_a_context_in_two() -> None:

@@ -18,13 +18,15 @@ Kernels of the gated delta rule are those of ``fla/ops/gated_delta_rule`` (chunk
 arXiv:2412.06464): pairs of keys, the inverse of a triangular matrix a chunk and head, the products
 that it makes (WY form), states chunk by chunk, results.
 
-Products are priced as cuBLAS's of the same shape. Step sizes and decays, a number a head and token,
-are elementwise kernels.
+Products are priced as cuBLAS's of the same shape, those of Mamba-2's scan times what Triton's
+kernels take over these (``[gemm.scan]`` and ``[gemm.scan_gradient]`` in
+``data/calibration/kernel_variants.toml``). Step sizes and decays, a number a head and token, are
+elementwise kernels.
 """
 
 from __future__ import annotations
 
-from mpisim.kernels.operations import BYTES, Gemm, Precision
+from mpisim.kernels.operations import BYTES, Gemm, GemmVariant, Precision
 
 from ...program import Operation
 from ..operators import Communicate, Compute, Operator, Parameter, Task
@@ -173,7 +175,8 @@ def _mamba_scan(s: Shapes) -> Operator:
 
     def product(what: str, rows: int, columns: int, inside: int, *, wide: bool = False) -> Compute:
         output: Precision = "fp32" if wide else s.storage_format
-        gemm = Gemm(rows, columns, inside, batch, dtype=dtype, output=output)
+        variant: GemmVariant = "scan_gradient" if "gradient" in what else "scan"
+        gemm = Gemm(rows, columns, inside, batch, dtype=dtype, output=output, variant=variant)
         return Compute(f"scan {what}", gemm)
 
     prepared = (
