@@ -17,7 +17,7 @@ from mpisim.base.errors import InputError
 from mpisim.base.frozen import frozen
 from mpisim.base.presets import packaged, table_names
 
-from .gpu import FILE, PEAK, Gpu, find_gpu
+from .gpu import FILE, Gpu, find_gpu
 from .numbers import number
 from .scaled import rated_gpu
 
@@ -25,6 +25,7 @@ __all__ = ["GpuParameters", "gpu_parameters"]
 
 ARCHITECTURES = "calibration/architectures.toml"
 
+NVFP4_OVER_FP8 = number("nvfp4_over_fp8")
 STATIC_POWER_SHARE = number("static_power_share")
 POWER_EXPONENT = number("power_exponent")
 LEAST_VOLTAGE = number("least_voltage")
@@ -50,7 +51,8 @@ class GpuParameters:
     family : str
         Architecture.
     peaks : mapping of str to float
-        FLOP/s by number format, from the datasheet.
+        FLOP/s by number format, from the datasheet; in NVFP4 at most what products were measured to
+        reach over those in fp8.
     bandwidth : float
         B/s of its memory.
     pcie : float
@@ -118,7 +120,7 @@ class GpuParameters:
         """Return these parameters with the numbers of the same GPU, scaled (:mod:`.scaled`)."""
         return replace(
             self,
-            peaks={each: getattr(gpu, PEAK + each).si for each in self.peaks},
+            peaks=_peaks(gpu),
             bandwidth=gpu.bandwidth.si,
             pcie=gpu.pcie.si,
             rated_peaks=self.chip_peaks,
@@ -169,7 +171,7 @@ class GpuParameters:
         return cls(
             name=_names_by_title().get(gpu.title, gpu.title),
             family=gpu.family,
-            peaks={each: gpu.peak(each).si for each in gpu.formats},
+            peaks=_peaks(gpu),
             bandwidth=gpu.bandwidth.si,
             pcie=gpu.pcie.si,
             sms=sms,
@@ -195,6 +197,14 @@ def gpu_parameters(name: str) -> GpuParameters:
 def _names_by_title() -> dict[str, str]:
     """Return the names of the presets by title."""
     return {table["title"]: name for name, table in packaged(FILE).items()}
+
+
+def _peaks(gpu: Gpu) -> dict[str, float]:
+    """Return FLOP/s by number format that rates of products are shares of."""
+    peaks = {each: gpu.peak(each).si for each in gpu.formats}
+    if "nvfp4" in peaks and "fp8" in peaks:
+        peaks["nvfp4"] = min(peaks["nvfp4"], NVFP4_OVER_FP8 * peaks["fp8"])
+    return peaks
 
 
 def _fastest_format(gpu: Gpu) -> tuple[str, float]:

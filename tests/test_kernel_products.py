@@ -219,6 +219,21 @@ class TestGemm:
         found = seconds(kernel, memory=0.8, floor=0.0)
         assert found == pytest.approx(kernel.traffic / (0.8 * H100.bandwidth), rel=0.05)
 
+    @pytest.mark.parametrize(
+        ("dtype", "least", "most"),
+        [("bf16", 12.227, 13.102), ("fp8", 6.812, 6.830), ("nvfp4", 3.754, 3.764)],
+    )
+    def test_a_layer_on_a_b300(self, dtype: Precision, least: float, most: float) -> None:
+        """Two runs of Transformer Engine's docs/examples/gemm_profiling, operands cast before."""
+        model = Analytical(find_gpu("b300"))
+        tokens = 15_872
+        widths = ((4096, 12_288), (4096, 4096), (4096, 16_384), (16_384, 4096))
+        shapes = [
+            each for k, n in widths for each in ((tokens, n, k), (tokens, k, n), (k, n, tokens))
+        ]
+        found = 1e-9 * sum(model.estimate(Gemm(*each, dtype=dtype)).duration for each in shapes)
+        assert 0.95 * least < found < 1.08 * most
+
     def test_adding_to_the_result_moves_more(self) -> None:
         plain = Gemm(8192, 8192, 8, output="fp32")
         assert seconds(replace(plain, accumulate=True)) > 1.8 * seconds(plain)
