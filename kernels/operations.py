@@ -40,6 +40,7 @@ __all__ = [
     "Counted",
     "CrossEntropy",
     "Elementwise",
+    "ElementwiseVariant",
     "Embedding",
     "EmbeddingTables",
     "Gemm",
@@ -87,6 +88,13 @@ those that only a backward pass does."""
 
 GroupedGemmVariant = Literal["split"]
 """As for `Gemm`."""
+
+ElementwiseVariant = Literal["row_copies", "row_sums"]
+"""How tokens are put in the order of their experts, and back.
+
+``"row_copies"``: rows are copied to other places, each once or more often; ``"row_sums"``: rows
+from other places are added up.
+"""
 
 NormVariant = Literal["persistent"]
 """``persistent``: each row is read once, into registers. Apex's FastLayerNorm and the tuned kernels
@@ -427,11 +435,14 @@ class Elementwise(Kernel):
         Read and written, together.
     transposes : bool
         Whether a result is written transposed.
+    variant : ElementwiseVariant, optional
+        Kernels that move rows to places given by a list.
     """
 
     family: ClassVar[str] = "elementwise"
     bytes: int
     transposes: bool = False
+    variant: ElementwiseVariant | None = field(default=None, kw_only=True)
 
     @property
     def traffic(self) -> int:

@@ -148,6 +148,8 @@ def test_formulas_take_plain_numbers(family):
             for each in [Attention(1, 8, 8, 512, 512, 64, 64, backward=True, variant=variant)]
         },
         "memory_bound": Elementwise(10**6),
+        "elementwise_row_copies": Elementwise(10**6, variant="row_copies"),
+        "elementwise_row_sums": Elementwise(10**6, variant="row_sums"),
         "softmax": Softmax(4096, 1500),
         "norm": Norm(4096, 1500),
         "norm_persistent": Norm(4096, 1536, backward=True, variant="persistent"),

@@ -18,7 +18,14 @@ from mpisim.kernels.analytical.tiles import Tiling, expected_time, power_throttl
 from mpisim.kernels.fitting import fit, log_errors
 from mpisim.kernels.gpu_parameters import GpuParameters, gpu_parameters
 from mpisim.kernels.measured import read
-from mpisim.kernels.operations import Attention, Convolution, Gemm, GroupedGemm, Kernel
+from mpisim.kernels.operations import (
+    Attention,
+    Convolution,
+    Gemm,
+    GroupedGemm,
+    Kernel,
+    Precision,
+)
 
 H100 = gpu_parameters("h100-sxm")
 A100 = gpu_parameters("a100-sxm")

@@ -17,7 +17,7 @@ from mpisim.kernels.analytical import Analytical
 from mpisim.kernels.analytical.families import FORMULAS, VARIANTS
 from mpisim.kernels.measured.formats import COLLECTED_FAMILIES
 from mpisim.kernels.numbers import FILE, quantity
-from mpisim.kernels.operations import Attention, Gemm, Kernel, Norm
+from mpisim.kernels.operations import Attention, Elementwise, Gemm, Kernel, Norm
 
 KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 
@@ -61,6 +61,17 @@ def test_a_ratio_by_pass_is_over_the_base() -> None:
         constants = model.look_up("memory_bound").constants
         streaming = FORMULAS["memory_bound"].seconds(columns, model.parameters, constants)
         assert model.estimate(kernel).duration == pytest.approx(ratio * streaming * 1e12, abs=1)
+
+
+def test_rows_to_experts_as_measured() -> None:
+    """4,096 tokens of 7,168 elements, 8 experts each: github:tile-ai/TileOPs, pull 2125."""
+    model = Analytical(find_gpu("h200"))
+    traffic = 2 * 7168 * 4096 * (1 + 8)
+    copies = model.estimate(Elementwise(traffic, variant="row_copies")).duration
+    sums = model.estimate(Elementwise(traffic, variant="row_sums")).duration
+    streaming = model.estimate(Elementwise(traffic)).duration
+    assert 0.212e9 < copies < 0.253e9  # TileOPs' kernel and vLLM's, without lists
+    assert streaming < sums < copies
 
 
 def test_a_roofline_knows_no_variants() -> None:

@@ -26,7 +26,17 @@ FILE = "overlap.toml"
 CLASSES = ("matrix", "streaming", "reducing")
 """Classes of kernels: each has a constant of its own."""
 
-_STREAMING = frozenset(("elementwise", "optimizer", "copy", "embedding", "norm_persistent"))
+_STREAMING = frozenset(
+    (
+        "elementwise",
+        "elementwise_row_copies",
+        "elementwise_row_sums",
+        "optimizer",
+        "copy",
+        "embedding",
+        "norm_persistent",
+    )
+)
 _REDUCING = frozenset(("softmax", "norm", "cross_entropy"))
 
 _REDUCTIONS = frozenset((Operation.ALL_REDUCE, Operation.REDUCE_SCATTER, Operation.REDUCE))

@@ -144,7 +144,7 @@ def _all_to_all_dispatch(s: Shapes, routing: Routing) -> Operator:
         counts = Copy(COUNT_BYTES * (2 * ranks + routing.local_experts), "host")
         forward.append(Compute(READ_COUNTS, counts, launches=COUNT_COPIES if ranks > 1 else 1))
     forward.append(_token_rows(routing.tokens, s.model.experts))
-    forward.append(elementwise("permutation", permutation_traffic))
+    forward.append(_row_copies("permutation", permutation_traffic))
     if sent_size != e:
         forward.append(elementwise("dispatch cast", cast_row_traffic * routing.copies))
     forward = [*capture_steps(s, "moe_preprocess", forward)]
@@ -166,8 +166,8 @@ def _all_to_all_dispatch(s: Shapes, routing: Routing) -> Operator:
     backward: list[Task] = []
     if routing.local_experts > 1:
         forward.append(_chunk_rows(routing.rows))
-        forward.append(elementwise("sort by expert", 2 * sort_size * routing.rows * h))
-        backward.append(elementwise("sort by expert backward", 2 * e * routing.rows * h))
+        forward.append(_row_copies("sort by expert", 2 * sort_size * routing.rows * h))
+        backward.append(_row_copies("sort by expert backward", 2 * e * routing.rows * h))
     if ranks == 1 and needs_counts:
         forward.append(WAIT_FOR_COUNTS)
     # Gradients return in the activations' format.
@@ -185,7 +185,7 @@ def _all_to_all_dispatch(s: Shapes, routing: Routing) -> Operator:
             _all_to_all("probabilities gradient", FP32 * routing.received),
             _all_to_all("dispatch gradient", e * routing.received * h),
         ]
-    backward.append(elementwise("permutation backward", permutation_traffic))
+    backward.append(_row_sums("permutation backward", permutation_traffic))
     return Operator("dispatch", tuple(forward), tuple(backward))
 
 
@@ -195,7 +195,7 @@ def _all_to_all_combine(s: Shapes, routing: Routing) -> Operator:
     sent_size = _dispatch_element_size(s)  # gradients go to the experts as tokens do
     permutation_traffic = e * h * (routing.tokens + routing.copies)
     forward: list[Task] = []
-    backward: list[Task] = [elementwise("unpermutation backward", permutation_traffic)]
+    backward: list[Task] = [_row_copies("unpermutation backward", permutation_traffic)]
     if sent_size != e:
         backward.append(elementwise("combine gradient cast", (e + sent_size) * h * routing.copies))
     if grid.ep > 1:
@@ -209,15 +209,15 @@ def _all_to_all_combine(s: Shapes, routing: Routing) -> Operator:
             elementwise("combine gradient cast back", (e + sent_size) * h * routing.rows)
         )
     if routing.local_experts > 1:
-        forward.append(elementwise("unsort by expert", 2 * e * routing.rows * h))
-        backward.append(elementwise("unsort by expert backward", 2 * sort_size * routing.rows * h))
+        forward.append(_row_copies("unsort by expert", 2 * e * routing.rows * h))
+        backward.append(_row_copies("unsort by expert backward", 2 * sort_size * routing.rows * h))
     if grid.etp > 1:
         forward.append(
             _expert_tp_collective("combine", Operation.REDUCE_SCATTER, e * routing.rows * h)
         )
     if grid.ep > 1:
         forward.append(_all_to_all("combine", e * routing.received * h))
-    forward.append(elementwise("unpermutation", permutation_traffic))
+    forward.append(_row_sums("unpermutation", permutation_traffic))
     return Operator("combine", tuple(forward), tuple(backward))
 
 
@@ -268,8 +268,8 @@ def _flexible_dispatch(s: Shapes, routing: Routing) -> Operator:
     if received_size != sent_size:
         forward.append(elementwise("dispatch cast back", (e + sent_size) * h * arrived))
     forward.append(_token_rows(arrived, routing.local_experts))
-    forward.append(elementwise("permutation", received_size * h * (arrived + routing.rows)))
-    backward.append(elementwise("permutation backward", e * h * (arrived + routing.rows)))
+    forward.append(_row_copies("permutation", received_size * h * (arrived + routing.rows)))
+    backward.append(_row_sums("permutation backward", e * h * (arrived + routing.rows)))
     if s.grid.ep > 1:  # gradients return in the activations' format
         backward.append(_all_to_all("dispatch gradient", (e * h + probabilities) * exchanged))
     return Operator("dispatch", tuple(forward), tuple(backward))
@@ -282,7 +282,7 @@ def _flexible_combine(s: Shapes, routing: Routing) -> Operator:
     arrived, exchanged = _arriving_tokens(s, routing)
     received_size = sent_size if s.dispatches_fp8 else e
 
-    forward: list[Task] = [elementwise("unpermutation", e * h * (arrived + routing.rows))]
+    forward: list[Task] = [_row_sums("unpermutation", e * h * (arrived + routing.rows))]
     backward: list[Task] = []
     if sent_size != e:
         backward.append(elementwise("combine gradient cast", (e + sent_size) * h * routing.tokens))
@@ -292,7 +292,7 @@ def _flexible_combine(s: Shapes, routing: Routing) -> Operator:
     if received_size != sent_size:
         backward.append(elementwise("combine gradient cast back", (e + sent_size) * h * arrived))
     backward.append(
-        elementwise("unpermutation backward", received_size * h * (arrived + routing.rows))
+        _row_copies("unpermutation backward", received_size * h * (arrived + routing.rows))
     )
     return Operator("combine", tuple(forward), tuple(backward))
 
@@ -366,6 +366,19 @@ def _gather_token_maps(size: int) -> tuple[Task, ...]:
         "token maps all-gather", Operation.ALL_GATHER, "ep", MAP_ENTRY_BYTES * size
     )
     return gather, Compute("token maps", Elementwise(MAP_ENTRY_BYTES * size))
+
+
+# --- kernels that move rows -----------------------------------------------------------------------
+
+
+def _row_copies(name: str, traffic: int) -> Compute:
+    """Rows → the same at other places, each as often as it is needed; `traffic` bytes."""
+    return Compute(name, Elementwise(traffic, variant="row_copies"))
+
+
+def _row_sums(name: str, traffic: int) -> Compute:
+    """Rows → sums of those that belong to one token; `traffic` bytes."""
+    return Compute(name, Elementwise(traffic, variant="row_sums"))
 
 
 # --- kernels that find out which token goes where -----------------------------------------------
