@@ -130,6 +130,7 @@ MIXED = DENSE | {
     "overlap_moe": st.booleans(),
     "overlap_ep": st.booleans(),
     "moe_dispatcher": st.sampled_from(["all-to-all", "flex", "hybrid-ep"]),
+    "moe_router": st.sampled_from(["pytorch", "transformer-engine"]),
 }
 CLICKS: dict[str, Any] = {
     "dp": st.sampled_from([1, 2, 4]),

@@ -12,7 +12,7 @@ from transformers import communications, lines, model, network, operator, plan
 
 from mpisim.base.errors import InputError
 from mpisim.experiment.models import Transformer
-from mpisim.kernels.operations import GroupedGemm
+from mpisim.kernels.operations import Gemm, GroupedGemm
 from mpisim.workloads.grid import Grid
 from mpisim.workloads.operators import Communicate, Compute, Layer
 from mpisim.workloads.transformer import transformer_network
@@ -35,6 +35,22 @@ SHARED = model("moe", **SIZES, shared_experts=1)
 
 def block(found: Transformer, **keys: Any) -> Layer:
     return network(found, plan(**keys)).of_role("block")[0]
+
+
+def test_a_router_by_transformer_engine() -> None:
+    """RouterGatingLinearFunction: bf16 to fp32 forward; backward fp32 operands, hence tf32."""
+    router = operator(block(TINY, ep=4, dp=4, moe_router="transformer-engine"), "router")
+    tasks = (*router.forward, *router.backward)
+    kernels = [each.kernel for each in tasks if isinstance(each, Compute)]
+    products = [each for each in kernels if isinstance(each, Gemm)]
+    assert products == [
+        Gemm(8, 8, 16, dtype="bf16", output="fp32"),
+        Gemm(8, 16, 8, dtype="tf32", output="fp32"),
+        Gemm(8, 16, 8, dtype="tf32", output="fp32"),
+    ]
+    assert lines(router.forward)[0].startswith("router: ")
+    cast = f"router cast: {8 * 16 * (2 + 4)} bytes"
+    assert lines(router.backward).count(cast) == 1
 
 
 def test_dispatch_to_the_experts_and_back() -> None:

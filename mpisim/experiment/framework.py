@@ -147,6 +147,9 @@ class FrameworkOptions:
         ``GroupedLinear``; default in Megatron-LM); all in one kernel (default elsewhere); or that
         with the activation and the casts to the format of the next product in it (Megatron-LM's
         ``--use-transformer-engine-op-fuser``).
+    moe_router : {"pytorch", "transformer-engine"}
+        Whose products give scores in fp32: PyTorch's, of operands made fp32 before, or those of
+        Transformer Engine, which take them as they are, and backward in tf32.
     moe_dispatcher : {"all-to-all", "flex", "hybrid-ep"}
         How tokens get to experts: a copy for each expert by NCCL, or one for each place that has
         any of the token's experts, by DeepEP or by HybridEP.
@@ -213,6 +216,7 @@ class FrameworkOptions:
 
     # Mixture of experts.
     moe_experts: Literal["loop", "grouped", "fused"] | None = None
+    moe_router: Literal["pytorch", "transformer-engine"] = "pytorch"
     moe_dispatcher: Literal["all-to-all", "flex", "hybrid-ep"] = "all-to-all"
     moe_capacity: bool = False
 

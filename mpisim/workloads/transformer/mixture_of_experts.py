@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from mpisim.kernels.operations import BYTES, Elementwise, Gemm, GroupedGemm, Softmax
+from mpisim.kernels.operations import BYTES, Elementwise, Gemm, GroupedGemm, Precision, Softmax
 
 from ...program import Operation
 from ..operators import Communicate, Compute, Operator, Parameter, Task
@@ -152,20 +152,25 @@ def _router(s: Shapes, routing: Routing) -> Operator:
     """Hidden states → probabilities and map of experts: scores in fp32, softmax, the best `topk`.
 
     `TopKRouter` of megatron/core/transformer/moe/router.py. It keeps the block's input, of which
-    shared experts and copies need no second one, unless the norm before is recomputed.
+    shared experts and copies need no second one, unless the norm before is recomputed. Transformer
+    Engine's products (`RouterGatingLinearFunction` of moe_utils.py) take 16-bit operands forward,
+    and "TF32 only for pure FP32 GEMM" (``transformer_engine/common/gemm/cublaslt_gemm.cu``): those
+    backward, before which the input is cast.
     """
     tokens, h, n, e = routing.tokens, s.model.hidden, s.model.experts, s.element_size
     widened = (e + FP32) * tokens * h
     scores = tokens * n
+    by_engine = s.plan.framework.moe_router == "transformer-engine"
 
-    def gemm(m: int, n: int, k: int) -> Gemm:
-        return Gemm(m, n, k, dtype="fp32", output="fp32")
+    def gemm(m: int, n: int, k: int, dtype: Precision | None = None) -> Gemm:
+        return Gemm(m, n, k, dtype=dtype or ("tf32" if by_engine else "fp32"), output="fp32")
 
     casts = s.element_size != FP32
     kept = 0 if "layernorm" in s.plan.recompute.modules else e * tokens * h
-    forward: list[Task] = [elementwise("router cast", widened)] if casts else []
+    to_fp32 = [elementwise("router cast", widened)] if casts else []
+    forward: list[Task] = [] if by_engine else [*to_fp32]
     forward += [
-        Compute("router", gemm(tokens, n, h)),
+        Compute("router", gemm(tokens, n, h, s.storage_format if by_engine and casts else None)),
         Compute("router softmax", Softmax(tokens, n, dtype="fp32")),
         elementwise("router top k", (2 * FP32 + MAP_ENTRY_BYTES) * scores),
     ]
@@ -176,6 +181,8 @@ def _router(s: Shapes, routing: Routing) -> Operator:
     ]
     if casts:
         backward.append(elementwise("router cast backward", widened))
+    if by_engine:
+        backward += to_fp32
     backward.append(Compute("router weight gradient", gemm(n, h, tokens), weight=True))
     backward += accumulate_gradient(s, "router weight", n * h)
     return Operator(
