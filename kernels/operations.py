@@ -89,11 +89,12 @@ those that only a backward pass does."""
 GroupedGemmVariant = Literal["split"]
 """As for `Gemm`."""
 
-ElementwiseVariant = Literal["row_copies", "row_sums"]
-"""How tokens are put in the order of their experts, and back.
+ElementwiseVariant = Literal["row_copies", "row_sums", "widening"]
+"""Kernels that do not stream as fast as memory would let them.
 
 ``"row_copies"``: rows are copied to other places, each once or more often; ``"row_sums"``: rows
-from other places are added up.
+from other places are added up; ``"widening"``: PyTorch's operations on 16-bit numbers whose result
+is fp32.
 """
 
 NormVariant = Literal["persistent"]
@@ -436,7 +437,7 @@ class Elementwise(Kernel):
     transposes : bool
         Whether a result is written transposed.
     variant : ElementwiseVariant, optional
-        Kernels that move rows to places given by a list.
+        Kernels that move rows to places given by a list, or convert numbers one by one.
     """
 
     family: ClassVar[str] = "elementwise"

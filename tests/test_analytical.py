@@ -343,13 +343,14 @@ def test_a_gpu_without_the_format():
 
 def test_the_packaged_calibration():
     tables = packaged_calibration().tables
-    # FlashAttention and scans in Triton, norms in registers, rows moved by a list and some products
-    # take a multiple of another kernel's time.
+    # FlashAttention and scans in Triton, norms in registers, rows moved by a list, casts and some
+    # products take a multiple of another kernel's time.
     multiples = {name for name, variant in VARIANTS.items() if variant.ratio}
     assert multiples == {
         "attention_triton",
         "elementwise_row_copies",
         "elementwise_row_sums",
+        "elementwise_widening",
         "norm_persistent",
         "gemm_cores",
         "gemm_split",

@@ -150,6 +150,7 @@ def test_formulas_take_plain_numbers(family):
         "memory_bound": Elementwise(10**6),
         "elementwise_row_copies": Elementwise(10**6, variant="row_copies"),
         "elementwise_row_sums": Elementwise(10**6, variant="row_sums"),
+        "elementwise_widening": Elementwise(10**6, variant="widening"),
         "softmax": Softmax(4096, 1500),
         "norm": Norm(4096, 1500),
         "norm_persistent": Norm(4096, 1536, backward=True, variant="persistent"),

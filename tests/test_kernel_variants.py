@@ -74,6 +74,15 @@ def test_rows_to_experts_as_measured() -> None:
     assert streaming < sums < copies
 
 
+def test_a_cast_to_fp32_as_measured() -> None:
+    """github:PaddlePaddle/Paddle, pull 76988: PyTorch's to fp32 in 2.774 ms, from it in 0.918."""
+    model = Analytical(find_gpu("b200"))
+    size = (2 + 4) * 1024**3
+    wide = model.estimate(Elementwise(size, variant="widening")).duration
+    assert wide == pytest.approx(2.774e9, rel=0.03)
+    assert model.estimate(Elementwise(size)).duration == pytest.approx(0.918e9, rel=0.05)
+
+
 def test_a_roofline_knows_no_variants() -> None:
     model = Roofline(find_gpu("h100-sxm"))
     kernel = Attention(2, 16, 16, 4096, 4096, 128, 128)

@@ -31,6 +31,7 @@ _STREAMING = frozenset(
         "elementwise",
         "elementwise_row_copies",
         "elementwise_row_sums",
+        "elementwise_widening",
         "optimizer",
         "copy",
         "embedding",

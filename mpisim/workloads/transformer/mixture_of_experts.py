@@ -167,7 +167,7 @@ def _router(s: Shapes, routing: Routing) -> Operator:
 
     casts = s.element_size != FP32
     kept = 0 if "layernorm" in s.plan.recompute.modules else e * tokens * h
-    to_fp32 = [elementwise("router cast", widened)] if casts else []
+    to_fp32 = [Compute("router cast", Elementwise(widened, variant="widening"))] if casts else []
     forward: list[Task] = [] if by_engine else [*to_fp32]
     forward += [
         Compute("router", gemm(tokens, n, h, s.storage_format if by_engine and casts else None)),
@@ -316,23 +316,24 @@ def _output_bias(s: Shapes, routing: Routing) -> Operator:
     """
     size, e, each = routing.rows * s.model.hidden, s.element_size, routing.local_experts
 
-    def kernel(what: str, traffic: int, launches: int = 1) -> Compute:
-        return Compute(f"experts bias {what}", Elementwise(traffic * size), launches=launches)
+    def kernel(what: str, traffic: int, launches: int = 1, *, widens: bool = False) -> Compute:
+        moved = Elementwise(traffic * size, variant="widening" if widens and e != FP32 else None)
+        return Compute(f"experts bias {what}", moved, launches=launches)
 
     return Operator(
         "experts bias",
         (
-            kernel("product", FP32, each),
-            kernel("sum", e + 2 * FP32, each),
+            kernel("product", FP32, each, widens=True),
+            kernel("sum", e + 2 * FP32, each, widens=True),
             kernel("concatenation", 2 * FP32),
             kernel("rounding", FP32 + e),
         ),
         (
-            kernel("rounding backward", e + FP32),
+            kernel("rounding backward", e + FP32, widens=True),
             kernel("sum backward", FP32 + e, each),
             kernel("product backward", 2 * FP32, each),
             kernel("gradient", FP32, each),
-            kernel("probability product", 2 * FP32, each),
+            kernel("probability product", 2 * FP32, each, widens=True),
             kernel("probability gradient", FP32, each),
             kernel("split backward", 2 * e),
         ),
