@@ -40,7 +40,8 @@ _NOTHING = """
     lift_fresh empty empty_like empty_strided new_empty new_empty_strided resize_ set_ size stride
     numel sym_size sym_numel sym_stride sym_storage_offset is_same_size is_nonzero requires_grad_
     record_stream result_type broadcast_tensors _has_compatible_shallow_copy_type _assert_async
-    _assert_tensor_metadata output_nr profiler::_record_function_enter real imag _conj
+    _assert_tensor_metadata output_nr resolve_conj resolve_neg real imag _conj
+    profiler::_record_function_enter
     profiler::_record_function_enter_new profiler::_record_function_exit prims::device_of
 """
 

@@ -18,13 +18,11 @@ from ..base.frozen import frozen
 from ..operators import Argument, Launched, OperatorCall, TensorSpec, kernels_of
 from ..operators.table import is_collective
 from ..operators.tensors import torch_dtype
+from .gradients import Partners, is_backward
 from .host import is_communication_kernel
 from .kineto import KERNEL, Arguments, KinetoTrace, Spans
 
 __all__ = ["LaunchedCall", "launched_calls"]
-
-_EVALUATE = "autograd::engine::evaluate_function: "
-_NODE = "torch::autograd::CppNode<"
 
 
 @frozen
@@ -135,16 +133,8 @@ class _Reader:
     def __init__(self, operators: Spans) -> None:
         self.operators = operators
         self._kept: dict[int, tuple[OperatorCall, Launched]] = {}
-        self._forward: dict[int, list[int]] = {}
-        self._gradient: dict[int, list[int]] = {}
-        for i, args in enumerate(operators.args):
-            if args is None or args.sequence is None or args.sequence < 0:
-                continue
-            name = operators.name[i]
-            if not args.forward_thread and not _is_backward(name):
-                self._forward.setdefault(args.sequence, []).append(i)
-            elif _is_backward(name) and not name.startswith(_EVALUATE):
-                self._gradient.setdefault(args.sequence, []).append(i)
+        numbers = [-1 if a is None or a.sequence is None else a.sequence for a in operators.args]
+        self._partners = Partners(operators.name, numbers)
 
     def is_known(self, operator: int) -> bool:
         """Whether the table has kernels for an operator."""
@@ -163,38 +153,14 @@ class _Reader:
         name, args = self.operators.name[operator], self.operators.args[operator]
         if args is None:
             return OperatorCall(name, ())
-        if _is_backward(name):
-            forward = self._partner(self._forward, args.sequence, name)
+        if is_backward(name):
+            forward = self._partners.forward(operator)
             given = () if forward < 0 else _inputs(self.operators.args[forward])
             return OperatorCall(name, (*_inputs(args), given))
-        gradient = self._partner(self._gradient, args.sequence, name)
+        gradient = self._partners.gradient(operator)
         outputs = () if gradient < 0 else _inputs(self.operators.args[gradient])
         tensors = tuple(each for each in outputs if isinstance(each, TensorSpec))
         return OperatorCall(name, _inputs(args), tensors[:1])
-
-    def _partner(self, among: dict[int, list[int]], sequence: int | None, name: str) -> int:
-        """Return the forward or backward operator that belongs to one; -1 for none."""
-        stem = _stem(name)
-        for i in among.get(-1 if sequence is None else sequence, ()):
-            other = _stem(self.operators.name[i])
-            if stem == other or (len(stem) > 5 < len(other) and (stem in other or other in stem)):
-                return i
-        return -1
-
-
-def _is_backward(name: str) -> bool:
-    return name.startswith(_NODE) or name.rstrip("0123456789").endswith("Backward")
-
-
-def _stem(name: str) -> str:
-    """Operator or its gradient's node → what both are called.
-
-    FBGEMM's nodes are named by the lookup, its operators by that and how they were made.
-    """
-    if "ookup" in name:
-        return "lookupfunction"
-    last = name.removeprefix(_EVALUATE).removeprefix(_NODE).split("::")[-1]
-    return last.rstrip("0123456789").removesuffix("Backward").replace("_", "").lower()
 
 
 def _inputs(args: Arguments | None) -> tuple[Argument, ...]:
