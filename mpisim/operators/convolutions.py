@@ -81,7 +81,7 @@ def _result_of(
 ) -> TensorSpec | None:  # fmt: skip
     """Return the result where strides were recorded, and the convolution is not transposed."""
     sides = len(weight.shape) - 2
-    if stride is None or transposed or sides < 1 or len(x.shape) != sides + 2:
+    if not stride or 0 in stride or transposed or sides < 1 or len(x.shape) != sides + 2:
         return None
     steps, room, apart = (
         (each * sides if len(each) == 1 else each)

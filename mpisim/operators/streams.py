@@ -282,6 +282,8 @@ def index_select(call: OperatorCall) -> Kernels | None:
         amount = 2 * element_bytes(table.dtype) * rows * rest
         return stream(amount + sum(map(touched, listed)))
     across = number(call, 1, 0)
+    if not -len(table.shape) <= across < len(table.shape):
+        return None
     row = table.elements // max(1, table.shape[across])
     return stream(2 * element_bytes(table.dtype) * row * indices.elements + touched(indices))
 

@@ -15,7 +15,16 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 from ..kernels.operations import Kernel
-from . import attentions, convolutions, embeddings, norms, optimizers, products, streams
+from . import (
+    attentions,
+    convolutions,
+    embeddings,
+    norms,
+    optimizers,
+    products,
+    streams,
+    transformer_engine,
+)
 from .call import OperatorCall
 from .tensors import Launched
 
@@ -320,6 +329,7 @@ TABLE: Mapping[str, Rule] = {
     "LinearWithGradAccumulationAndAsyncCommunicationBackward": (
         products.gradient_accumulation_backward
     ),
+    **transformer_engine.RULES,
     "run_fused_kernel": streams.elementwise,  # of TorchScript's fusers
     **_served(_STREAMING_LIBRARIES, streams.by_bytes),
 }
