@@ -45,7 +45,8 @@ def _input_and_weights(
     """Return the input, and the weights (out, in) of the products that follow each other."""
     large = [each for each in tensors if len(each.shape) >= 2 and each.elements]
     for x in sorted(large, key=lambda each: -len(each.shape)):
-        width, weights = x.shape[-1], []
+        width = x.shape[-1]
+        weights: list[TensorSpec] = []
         for each in large:
             fits = len(each.shape) == 2 and each.shape[1] in (width, width // 2)
             if each is not x and fits and len(weights) < 1 + two:
