@@ -438,12 +438,16 @@ class Elementwise(Kernel):
         Whether a result is written transposed.
     variant : ElementwiseVariant, optional
         Kernels that move rows to places given by a list, or convert numbers one by one.
+    indexed : int, optional
+        Elements whose places in memory are divided out of their number, one by one: operands that
+        are broadcast or not dense.
     """
 
     family: ClassVar[str] = "elementwise"
     bytes: int
     transposes: bool = False
     variant: ElementwiseVariant | None = field(default=None, kw_only=True)
+    indexed: int | None = None
 
     @property
     def traffic(self) -> int:

@@ -1,9 +1,23 @@
 """PyTorch's operators: a call with the shapes of its tensors → the kernels that it launches.
 
-- `call`: `OperatorCall` and `TensorSpec`, what execution traces, Kineto traces with shapes and
-  captured programs say alike.
+Read in this order:
+
+:mod:`.call`
+    ``OperatorCall`` and ``TensorSpec``, what execution traces, Kineto traces with shapes and
+    captured programs say alike.
+:mod:`.tensors`
+    Bytes and formats of tensors; ``Launched``, the answer.
+:mod:`.table`
+    Which rule serves which operator, and ``kernels_of``.
+:mod:`.streams`, :mod:`.products`, :mod:`.convolutions`, :mod:`.attentions`, :mod:`.norms`,
+:mod:`.embeddings`, :mod:`.optimizers`, :mod:`.transformer_engine`
+    The rules: an operator's inputs → descriptions of its kernels.
+:mod:`.pricing`
+    ``OperatorPricing``: these kernels → durations on a GPU.
 """
 
 from .call import Argument, OperatorCall, TensorSpec
+from .table import kernels_of
+from .tensors import Launched
 
-__all__ = ["Argument", "OperatorCall", "TensorSpec"]
+__all__ = ["Argument", "Launched", "OperatorCall", "TensorSpec", "kernels_of"]

@@ -1,0 +1,123 @@
+"""Fused attention of PyTorch and of FlashAttention → attention of the kernel models.
+
+Layouts: ``scaled_dot_product`` operators take (batch, heads, tokens, size), FlashAttention and the
+inner operators (batch, tokens, heads, size), or (tokens, heads, size) with the beginnings of the
+sequences. Where sequences differ in length, all are taken to have the mean length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from ..kernels.operations import Attention, AttentionVariant, Kernel
+from .call import OperatorCall, TensorSpec
+from .tensors import all_tensors, format_of, number, tensor
+
+__all__ = ["attention", "autograd_attention", "autograd_attention_backward"]
+
+Kernels = tuple[Kernel, ...]
+Layout = Literal["heads first", "tokens first"]
+
+
+def attention(
+    layout: Layout,
+    causal: int,
+    *,
+    first: int = 0,
+    begins: int | None = None,
+    backward: bool = False,
+    variant: AttentionVariant | None = None,
+) -> Callable[[OperatorCall], Kernels | None]:
+    """Return the rule of an operator of attention.
+
+    Parameters
+    ----------
+    layout : {"heads first", "tokens first"}
+    causal : int
+        Which input says whether the mask is causal.
+    first : int
+        Which input is the queries; keys and values follow.
+    begins : int, optional
+        Which input holds the beginnings of sequences, if they follow one another.
+    backward : bool
+    variant : str, optional
+    """
+
+    def rule(call: OperatorCall) -> Kernels | None:
+        q, k, v = (tensor(call, first + i) for i in range(3))
+        if q is None or k is None or v is None:
+            return None
+        starts = None if begins is None else tensor(call, begins)
+        masked = bool(number(call, causal, 1))
+        return _attention(q, k, v, layout, starts, masked, backward, variant)
+
+    return rule
+
+
+def _attention(
+    q: TensorSpec, k: TensorSpec, v: TensorSpec, layout: Layout, starts: TensorSpec | None,
+    causal: bool, backward: bool, variant: AttentionVariant | None,
+) -> Kernels | None:  # fmt: skip
+    if not (q.elements and k.elements and v.elements):
+        return ()
+    if len(q.shape) == 3:  # sequences that follow one another
+        batch = starts.elements - 1 if starts is not None and starts.elements > 1 else 1
+        queries, keys = (max(1, each.shape[0] // batch) for each in (q, k))
+        heads, kv_heads = q.shape[1], k.shape[1]
+    elif len(q.shape) == 4:
+        at, of_heads = (2, 1) if layout == "heads first" else (1, 2)
+        batch, queries, keys = q.shape[0], q.shape[at], k.shape[at]
+        heads, kv_heads = q.shape[of_heads], k.shape[of_heads]
+        if starts is not None and batch == 1 and starts.elements > 2:
+            batch = starts.elements - 1
+            queries, keys = (max(1, each // batch) for each in (queries, keys))
+    else:
+        return None
+    return (
+        Attention(
+            batch=batch,
+            heads=heads,
+            kv_heads=kv_heads,
+            queries=queries,
+            keys=keys,
+            head_size=q.shape[-1],
+            value_size=v.shape[-1],
+            causal=causal,
+            backward=backward,
+            dtype=format_of(q),
+            variant=variant,
+        ),
+    )
+
+
+def autograd_attention(call: OperatorCall) -> Kernels | None:
+    """Autograd function of FlashAttention (q, k, v, …) → a forward kernel.
+
+    Its tensors alone are recorded: (tokens, heads, size), or with a batch before. It is taken to be
+    causal, as in language models.
+    """
+    return _of_function(tuple(all_tensors(call.inputs)), backward=False)
+
+
+def autograd_attention_backward(call: OperatorCall) -> Kernels | None:
+    """Backward of that → a backward kernel; what the forward was given is the last argument."""
+    forward = call.inputs[-1] if call.inputs and isinstance(call.inputs[-1], tuple) else ()
+    return _of_function(tuple(all_tensors(forward)), backward=True)
+
+
+def _of_function(given: tuple[TensorSpec, ...], backward: bool) -> Kernels | None:
+    if not given:
+        return None
+    starts = next((t for t in given if "int" in t.dtype and len(t.shape) == 1), None)
+    q = given[0]
+    if len(q.shape) == 5 and q.shape[2] == 3:  # q, k and v packed into one tensor
+        part = TensorSpec(q.dtype, (*q.shape[:2], *q.shape[3:]))
+        k = v = q = part
+    elif len(given) > 2:
+        k, v = given[1:3]
+    else:
+        return None
+    if len(k.shape) != len(q.shape):
+        return None
+    return _attention(q, k, v, "tokens first", starts, True, backward, "flash_2")

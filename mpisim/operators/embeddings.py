@@ -1,0 +1,136 @@
+"""Embedding tables of PyTorch and of FBGEMM → lookups of the kernel models."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from ..kernels.operations import Embedding, Kernel
+from .call import OperatorCall, TensorSpec
+from .streams import sort_kernels, stream
+from .tensors import all_tensors, format_of, number, result, tensor, touched
+
+__all__ = [
+    "bag",
+    "bag_backward",
+    "embedding",
+    "embedding_backward",
+    "split_tables",
+    "split_tables_backward",
+]
+
+Kernels = tuple[Kernel, ...]
+
+
+def embedding(call: OperatorCall) -> Kernels | None:
+    """``embedding(weight, indices)`` → one lookup an index."""
+    weight, indices = tensor(call, 0), tensor(call, 1)
+    if weight is None or indices is None or len(weight.shape) != 2:
+        return None
+    return _lookup(indices.elements, weight, 1)
+
+
+def _lookup(lookups: int, weight: TensorSpec, pooling: int, backward: bool = False) -> Kernels:
+    entries, width = weight.shape
+    if min(lookups, entries, width) < 1:
+        return ()
+    kind = format_of(weight)
+    return (
+        Embedding(lookups, width, entries, pooling=pooling, backward=backward, dtype=kind),
+    )  # fmt: skip
+
+
+def embedding_backward(call: OperatorCall) -> Kernels | None:
+    """``embedding_dense_backward(gradient, indices, entries, …)`` → zeros, a sort, sums of rows."""
+    gradient, indices, to = tensor(call, 0), tensor(call, 1), result(call)
+    if gradient is None or indices is None or not gradient.shape:
+        return None
+    width = gradient.shape[-1]
+    entries = to.shape[0] if to is not None and to.shape else number(call, 2, 0)
+    table = TensorSpec(gradient.dtype, (max(entries, 1), width))
+    zeros = stream(touched(table)) if entries else ()
+    sums = _lookup(indices.elements, table, 1, backward=True)
+    return (*zeros, *sort_kernels(indices.elements, 8, 8), *sums)
+
+
+def bag(call: OperatorCall) -> Kernels | None:
+    """``_embedding_bag(weight, indices, offsets, …)`` → lookups pooled by bag."""
+    weight, indices, offsets = (tensor(call, i) for i in range(3))
+    if weight is None or indices is None or offsets is None or len(weight.shape) != 2:
+        return None
+    pooling = max(1, indices.elements // max(1, offsets.elements))
+    return _lookup(indices.elements, weight, pooling)
+
+
+def bag_backward(call: OperatorCall) -> Kernels | None:
+    """Gradient of ``_embedding_bag`` (gradient, indices, …, entries) → zeros, a sort, sums."""
+    gradient, indices, to = tensor(call, 0), tensor(call, 1), result(call)
+    if gradient is None or indices is None or len(gradient.shape) != 2:
+        return None
+    at = 6 if "_dense_backward" in call.name else 7
+    entries = to.shape[0] if to is not None and to.shape else number(call, at, 0)
+    table = TensorSpec(gradient.dtype, (max(entries, 1), gradient.shape[1]))
+    zeros = stream(touched(table)) if entries else ()
+    pooling = max(1, indices.elements // max(1, gradient.shape[0]))
+    sums = _lookup(indices.elements, table, pooling, backward=True)
+    return (*zeros, *sort_kernels(indices.elements, 8, 8), *sums)
+
+
+def split_tables(call: OperatorCall) -> Kernels | None:
+    """FBGEMM's lookup in several tables → one kernel.
+
+    Weights lie behind one another in one tensor, the largest of one dimension. Whole numbers are,
+    in this order, widths' cumulated sums, sizes' cumulated sums, indices, and offsets of
+    (tables × samples + 1): indices and offsets are the first neighbours of which the second is
+    longer by one than a multiple of the tables.
+    """
+    sizes = _split(tuple(all_tensors(call.inputs)), result(call))
+    return None if sizes is None else _tables(sizes, backward=False)
+
+
+def split_tables_backward(call: OperatorCall) -> Kernels | None:
+    """Backward of that, with the optimizer's step → keys of rows, a sort, sums of rows.
+
+    What the forward was given is the last argument.
+    """
+    gradient = tensor(call, 0)
+    forward = call.inputs[-1] if call.inputs and isinstance(call.inputs[-1], tuple) else ()
+    sizes = _split(tuple(all_tensors(forward)), gradient)
+    return None if sizes is None else _tables(sizes, backward=True)
+
+
+def _split(
+    given: tuple[TensorSpec, ...], pooled: TensorSpec | None
+) -> tuple[TensorSpec, int, int, int, int] | None:
+    """Return weights, lookups, output rows, the mean width, and tables."""
+    floats = [t for t in given if t.dtype.startswith(("float", "bfloat")) and len(t.shape) == 1]
+    offsets = [t for t in given if "int" in t.dtype and len(t.shape) == 1]
+    if not floats or len(offsets) < 3:
+        return None
+    weights = max(floats, key=lambda t: t.elements)
+    # Placements and offsets of weights come first, one a table.
+    tables = next((t.elements for t in offsets if t.elements > 0), 0)
+    if not tables:
+        return None
+    for before, now in pairwise(offsets):
+        samples, rest = divmod(now.elements - 1, tables)
+        beyond = before.elements > tables + 1 or now.elements > tables + 1
+        if rest == 0 and samples > 0 and beyond and before.elements > 0:
+            width = pooled.shape[-1] // tables if pooled is not None and pooled.shape else 0
+            return weights, before.elements, samples * tables, max(1, width), tables
+    return None
+
+
+def _tables(sizes: tuple[TensorSpec, int, int, int, int], backward: bool) -> Kernels:
+    weights, lookups, outputs, width, _ = sizes
+    entries = max(1, weights.elements // width)
+    pooling = max(1, lookups // max(1, outputs))
+    own = Embedding(
+        lookups, width, entries, pooling=pooling, backward=backward,
+        dtype=format_of(weights), outputs=outputs,
+    )  # fmt: skip
+    if not backward:
+        return (own,)
+    keys = 8 * lookups
+    # Keys of rows, their sort, the runs of equal keys (three kernels), and the sums.
+    runs = stream(2 * keys) * 3
+    return (*stream(2 * keys), *sort_kernels(lookups, 8, 8), *runs, own)

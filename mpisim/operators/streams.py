@@ -1,0 +1,389 @@
+"""Operators that stream through memory: elementwise, copies, reductions, indexing, sorting.
+
+Their time is that of the bytes they touch. Results that were not recorded follow from the inputs:
+an elementwise result has the broadcast shape and the widest type.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..kernels.operations import Copy, Elementwise, Kernel
+from .call import OperatorCall, TensorSpec
+from .tensors import (
+    all_tensors,
+    broadcast,
+    element_bytes,
+    is_dense,
+    number,
+    numbers,
+    promoted,
+    result,
+    tensor,
+    tensor_list,
+    touched,
+)
+
+__all__ = [
+    "by_bytes",
+    "concatenation",
+    "copy",
+    "copy_into",
+    "copy_out",
+    "cumulated",
+    "dropout",
+    "elementwise",
+    "fill",
+    "fill_result",
+    "gather",
+    "index_put",
+    "index_select",
+    "key_values",
+    "masked",
+    "nothing",
+    "padding",
+    "permuted",
+    "pooling",
+    "pooling_backward",
+    "predicate",
+    "rearranged",
+    "reduction",
+    "reduction_to_scalar",
+    "scan",
+    "scatter",
+    "sort",
+    "sort_kernels",
+    "stream",
+    "topk",
+]
+
+Kernels = tuple[Kernel, ...]
+
+_RADIX_BITS = 8
+"""Bits of the keys that a pass of CUB's onesweep radix sort orders (cub/agent policies)."""
+_SINGLE_TILE = 4096
+"""Items that CUB sorts in one block, by a single kernel, of the order of its tile."""
+
+
+def stream(amount: int, *, indexed: int = 0) -> Kernels:
+    """Bytes, elements whose places are computed → the kernel that moves them; none for none."""
+    return (Elementwise(bytes=amount, indexed=indexed or None),) if amount > 0 else ()
+
+
+def nothing(call: OperatorCall) -> Kernels:
+    """View, allocation or host operator → no kernel."""
+    return ()
+
+
+def by_bytes(call: OperatorCall) -> Kernels:
+    """Any operator → one kernel that reads all inputs and writes all results."""
+    amount = sum(touched(each) for each in all_tensors((*call.inputs, *call.outputs)))
+    return stream(amount)
+
+
+def elementwise(call: OperatorCall) -> Kernels | None:
+    """Elementwise operator → reads its operands, writes a result of the broadcast shape."""
+    operands = tuple(all_tensors(call.inputs))
+    return _streamed(call, operands, promoted(operands) if operands else "float32")
+
+
+def predicate(call: OperatorCall) -> Kernels | None:
+    """Comparison → reads its operands, writes one byte an element."""
+    return _streamed(call, tuple(all_tensors(call.inputs)), "bool")
+
+
+def _streamed(call: OperatorCall, operands: tuple[TensorSpec, ...], dtype: str) -> Kernels | None:
+    if not operands:
+        return None
+    written = result(call)
+    if written is None:
+        if call.name.endswith("_"):
+            written = operands[0]
+        else:
+            written = TensorSpec(dtype, broadcast(each.shape for each in operands))
+    if not written.elements:
+        return ()
+    dense = all(_lies_like(each, written) for each in operands)
+    amount = touched(written) + sum(map(touched, operands))
+    return stream(amount, indexed=0 if dense else written.elements)
+
+
+_FROM_PYTHON = ("float64", "int64", "bool")
+"""Types of numbers of Python where an operator takes a tensor: they are arguments of the kernel."""
+
+
+def _lies_like(operand: TensorSpec, written: TensorSpec) -> bool:
+    """Whether elements of an operand follow one another as those of the result do."""
+    if not operand.shape:
+        return operand.dtype in _FROM_PYTHON or not written.shape
+    return operand.elements == written.elements and is_dense(operand)
+
+
+def masked(call: OperatorCall) -> Kernels | None:
+    """``masked_fill`` and ``where`` → elementwise, but the mask does not widen the result."""
+    operands = tuple(all_tensors(call.inputs))
+    values = [each for each in operands if each.dtype != "bool"] or operands
+    return _streamed(call, operands, promoted(values)) if operands else None
+
+
+def copy(call: OperatorCall) -> Kernels | None:
+    """``copy_(to, from)`` → a copy of memory if both lie alike, else a kernel."""
+    to, source = tensor(call, 0), tensor(call, 1)
+    return None if to is None or source is None else _copied(source, to)
+
+
+def copy_into(call: OperatorCall) -> Kernels | None:
+    """``_to_copy``, ``clone`` → the kernel from the input to the result.
+
+    A clone has the type of its input. What a cast writes has to be recorded.
+    """
+    source, to = tensor(call, 0), result(call)
+    if source is None or (to is None and call.name != "aten::clone"):
+        return None
+    return _copied(source, to or TensorSpec(source.dtype, source.shape))
+
+
+def rearranged(call: OperatorCall) -> Kernels | None:
+    """``contiguous``, ``reshape`` where they copy → a copy of what does not lie densely."""
+    source = tensor(call, 0)
+    return None if source is None else stream(2 * touched(source), indexed=source.elements)
+
+
+def copy_out(call: OperatorCall) -> Kernels:
+    """Value of one element → a copy to the host."""
+    source = tensor(call, 0)
+    return (Copy(bytes=touched(source), path="host"),) if source and source.elements else ()
+
+
+def _copied(source: TensorSpec, to: TensorSpec) -> Kernels:
+    if not to.elements or not source.elements:
+        return ()
+    same = source.dtype == to.dtype and source.shape == to.shape
+    if same and source.strides is not None and is_dense(source) and is_dense(to):
+        return (Copy(bytes=touched(to)),)
+    alike = source.strides == to.strides or (is_dense(source) and is_dense(to))
+    broadcasts = source.elements != to.elements
+    return stream(
+        touched(source) + touched(to), indexed=to.elements if broadcasts or not alike else 0
+    )
+
+
+def padding(call: OperatorCall) -> Kernels | None:
+    """``constant_pad_nd`` → fills the result, and copies the input into it."""
+    source, to = tensor(call, 0), result(call)
+    if source is None:
+        return None
+    filled = stream(touched(to or source))
+    return (*filled, *stream(2 * touched(source), indexed=source.elements))
+
+
+def key_values(call: OperatorCall) -> Kernels | None:
+    """``reshape_and_cache`` (keys, values, cache, …) → both are written to their places."""
+    keys, values = tensor(call, 0), tensor(call, 1)
+    if keys is None or values is None:
+        return None
+    return stream(2 * (touched(keys) + touched(values)))
+
+
+def fill(call: OperatorCall) -> Kernels:
+    """``fill_``, ``zero_`` → writes its first input."""
+    to = tensor(call, 0)
+    return stream(touched(to)) if to is not None else ()
+
+
+def fill_result(call: OperatorCall) -> Kernels | None:
+    """``zeros``, ``full``, ``arange``, random numbers → writes the result."""
+    to = result(call)
+    if to is None:
+        like = tensor(call, 0)
+        if like is None or "_like" not in call.name:
+            return None
+        to = like
+    return stream(touched(to))
+
+
+def reduction(call: OperatorCall) -> Kernels | None:
+    """Sum, mean, norm over some dimensions → reads the input, writes what is left."""
+    source, to = tensor(call, 0), result(call)
+    if source is None:
+        return None
+    if tensor(call, 1) is not None:  # the larger of two tensors
+        return elementwise(call)
+    left = 1
+    if to is None:
+        dims = numbers(call, 1)
+        rank = len(source.shape)
+        if dims:
+            over = math.prod(source.shape[d] for d in dims if -rank <= d < rank)
+            left = source.elements // max(1, over)
+    written = touched(to) if to is not None else element_bytes(source.dtype) * left
+    return stream(touched(source) + written) if source.elements else ()
+
+
+def reduction_to_scalar(call: OperatorCall) -> Kernels | None:
+    """Loss of two tensors → reads both, writes one number."""
+    operands = tuple(all_tensors(call.inputs))
+    return stream(sum(map(touched, operands))) if operands else None
+
+
+def cumulated(call: OperatorCall) -> Kernels | None:
+    """FBGEMM's running sums → zeros for the result, and the two kernels of CUB's scan."""
+    source = tensor(call, 0)
+    if source is None:
+        return None
+    size = touched(source)
+    return (*stream(size), *stream(element_bytes(source.dtype)), *stream(2 * size))
+
+
+def permuted(call: OperatorCall) -> Kernels | None:
+    """``permute_2D_sparse_data(order, lengths, values, …)`` → lengths, their sums, values.
+
+    fbgemm_gpu/src/sparse_ops: lengths are permuted, offsets before and after are running sums, and
+    values are copied.
+    """
+    lengths, values = tensor(call, 1), tensor(call, 2)
+    if lengths is None or values is None:
+        return None
+    size = touched(lengths)
+    sums = (*stream(size), *stream(element_bytes(lengths.dtype)), *stream(2 * size))
+    return (*stream(2 * size), *sums, *sums, *stream(2 * touched(values)))
+
+
+def scan(call: OperatorCall) -> Kernels | None:
+    """Running sum → reads the input once, writes a result of its shape."""
+    source = tensor(call, 0)
+    return None if source is None else stream(2 * touched(source))
+
+
+def concatenation(call: OperatorCall) -> Kernels | None:
+    """``cat``, ``stack`` → reads all, writes as much."""
+    parts = tensor_list(call, 0)
+    return stream(2 * sum(map(touched, parts))) if parts else None
+
+
+def dropout(call: OperatorCall) -> Kernels | None:
+    """``native_dropout`` → reads the input, writes the result and a mask of bytes."""
+    source = tensor(call, 0)
+    return None if source is None else stream(2 * touched(source) + source.elements)
+
+
+def index_select(call: OperatorCall) -> Kernels | None:
+    """``index_select(table, dimension, indices)``, ``index`` → reads and writes what is chosen."""
+    table, indices, to = tensor(call, 0), tensor(call, 2), result(call)
+    if to is not None and table is not None:
+        chosen = sum(touched(each) for each in all_tensors(call.inputs[1:]))
+        return stream(2 * touched(to) + chosen)
+    if table is None or indices is None or not table.shape:
+        listed = tensor_list(call, 1)
+        if table is None or not listed:
+            return None
+        rest = math.prod(table.shape[len(listed) :])
+        rows = math.prod(broadcast(each.shape for each in listed))
+        amount = 2 * element_bytes(table.dtype) * rows * rest
+        return stream(amount + sum(map(touched, listed)))
+    across = number(call, 1, 0)
+    if not -len(table.shape) <= across < len(table.shape):
+        return None
+    row = table.elements // max(1, table.shape[across])
+    return stream(2 * element_bytes(table.dtype) * row * indices.elements + touched(indices))
+
+
+def gather(call: OperatorCall) -> Kernels | None:
+    """``gather(table, dimension, indices)`` → reads indices and values, writes values."""
+    table, indices = tensor(call, 0), tensor(call, 2)
+    if table is None or indices is None:
+        return None
+    values = 2 * element_bytes(table.dtype) * indices.elements
+    return stream(values + touched(indices))
+
+
+def scatter(call: OperatorCall) -> Kernels | None:
+    """``scatter``, ``index_add`` → reads indices and values, adds them to or writes the table."""
+    table, indices = tensor(call, 0), tensor(call, 2)
+    source = tensor(call, 3)
+    if table is None or indices is None:
+        return None
+    moved = (source or indices).elements * element_bytes(table.dtype)
+    begun = () if call.name.endswith("_") else stream(2 * touched(table))
+    return (*begun, *stream(3 * moved + touched(indices)))
+
+
+def index_put(call: OperatorCall) -> Kernels | None:
+    """``index_put_(to, indices, values, accumulate)`` → with accumulation a sort of the indices."""
+    to, values = tensor(call, 0), tensor(call, 2)
+    if to is None or values is None:
+        return None
+    moved = max(1, values.elements) * element_bytes(to.dtype)
+    if values.elements == 1 and to.elements > 1:  # a mask: one number wherever it holds
+        begun = () if call.name.endswith("_") else (Copy(bytes=touched(to)),)
+        return (*begun, *stream(2 * touched(to) + to.elements, indexed=to.elements))
+    rows = values.elements // max(1, to.elements // max(1, to.shape[0] if to.shape else 1))
+    listed = tensor_list(call, 1)
+    chosen = math.prod(broadcast(each.shape for each in listed)) if listed else max(1, rows)
+    write = stream(3 * moved + 8 * chosen, indexed=values.elements)
+    if number(call, 3, 0) and values.shape:
+        return (*sort_kernels(chosen, 8, 8), *write)
+    return write
+
+
+def sort_kernels(items: int, key: int, value: int) -> Kernels:
+    """Keys with values → the kernels of CUB's radix sort.
+
+    A histogram of all digits, then a pass for each digit that reads and writes keys and values;
+    few items are sorted by one block. D. Merrill and M. Garland, "Onesweep" (arXiv:2206.01784).
+    """
+    if items < 1:
+        return ()
+    if items <= _SINGLE_TILE:
+        return stream(2 * items * (key + value))
+    passes = 8 * key // _RADIX_BITS
+    each = stream(2 * items * (key + value))
+    return (*stream(items * key), *(each * passes))
+
+
+def sort(call: OperatorCall) -> Kernels | None:
+    """``sort`` → a radix sort of the values with their positions."""
+    source = tensor(call, 0) or tensor(call, 1)
+    if source is None:
+        return None
+    return sort_kernels(source.elements, element_bytes(source.dtype), 8)
+
+
+def topk(call: OperatorCall) -> Kernels | None:
+    """``topk`` → reads the input for each digit of a radix selection, and sorts what is left."""
+    source = tensor(call, 0)
+    if source is None or not source.elements:
+        return None if source is None else ()
+    chosen = number(call, 1, 1) * (
+        source.elements // max(1, source.shape[-1] if source.shape else 1)
+    )
+    digits = 4 * element_bytes(
+        source.dtype
+    )  # of two bits (aten/src/ATen/native/cuda/TensorTopK.cu)
+    # A row stays in the caches while its digits are looked at.
+    select = stream(touched(source) * (1 if source.elements < 1 << 20 else digits // 2))
+    return (*select, *stream(2 * chosen * (element_bytes(source.dtype) + 8)))
+
+
+def pooling(call: OperatorCall) -> Kernels | None:
+    """Pooling → reads the input, writes the result, and positions where a maximum is taken."""
+    source, to = tensor(call, 0), result(call)
+    if source is None:
+        return None
+    if to is None:
+        steps = numbers(call, 2) or numbers(call, 1) or (2,)
+        fewer = math.prod(steps) if len(steps) > 1 else steps[0] ** 2
+        written = source.elements // max(1, fewer)
+    else:
+        written = to.elements
+    with_positions = 8 if "indices" in call.name else 0
+    return stream(touched(source) + written * (element_bytes(source.dtype) + with_positions))
+
+
+def pooling_backward(call: OperatorCall) -> Kernels | None:
+    """Gradient of pooling → reads gradient and positions, writes the gradient of the input."""
+    gradient, source = tensor(call, 0), tensor(call, 1)
+    if gradient is None or source is None:
+        return None
+    positions = 8 * gradient.elements if "indices" in call.name else 0
+    return stream(touched(gradient) + touched(source) + positions)

@@ -1,0 +1,188 @@
+"""Tensors of a call → bytes, number formats, and the results that a recording left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from itertools import zip_longest
+
+from ..base.frozen import frozen
+from ..kernels.operations import Kernel, Precision
+from .call import Argument, OperatorCall, TensorSpec
+
+__all__ = [
+    "DTYPES",
+    "Launched",
+    "all_tensors",
+    "broadcast",
+    "element_bytes",
+    "format_of",
+    "is_dense",
+    "number",
+    "numbers",
+    "promoted",
+    "result",
+    "tensor",
+    "tensor_list",
+    "torch_dtype",
+    "touched",
+]
+
+_BYTES = {
+    "bool": 1, "uint8": 1, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e8m0fnu": 1,
+    "float4_e2m1fn_x2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1,
+    "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2,
+    "int32": 4, "uint32": 4, "float32": 4, "complex32": 4,
+    "int64": 8, "uint64": 8, "float64": 8, "complex64": 8, "complex128": 16,
+}  # fmt: skip
+
+DTYPES = tuple(_BYTES)
+"""Types of elements by PyTorch's names."""
+
+_WRITTEN = {
+    "c10::half": "float16", "c10::bfloat16": "bfloat16", "half": "float16", "float": "float32",
+    "double": "float64", "char": "int8", "signed char": "int8", "byte": "uint8",
+    "unsigned char": "uint8", "short": "int16", "short int": "int16", "int": "int32",
+    "long": "int64", "long int": "int64", "long long": "int64",
+    "c10::complex<float>": "complex64", "c10::complex<double>": "complex128",
+}  # fmt: skip
+"""What Kineto traces and execution traces call types of elements, in small letters."""
+
+_FORMATS: dict[str, Precision] = {
+    "float32": "fp32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+    "float4_e2m1fn_x2": "nvfp4",
+}
+
+
+@frozen
+class Launched:
+    """What a call of an operator launches.
+
+    Attributes
+    ----------
+    kernels : tuple of Kernel
+        In order; empty for views, and for operators that stay on the host.
+    known : bool
+        Whether the table knows the operator. Otherwise the kernels stand for the bytes of its
+        tensors, which may be far off.
+    """
+
+    kernels: tuple[Kernel, ...]
+    known: bool
+
+
+def torch_dtype(written: str) -> str | None:
+    """Type of elements as a trace writes it → PyTorch's name; None if it is none.
+
+    Examples
+    --------
+    >>> torch_dtype("c10::BFloat16"), torch_dtype("long int"), torch_dtype("ScalarList")
+    ('bfloat16', 'int64', None)
+    """
+    small = written.strip().lower()
+    name = _WRITTEN.get(small, small.removeprefix("c10::").removeprefix("torch."))
+    return name if name in _BYTES else None
+
+
+def element_bytes(dtype: str) -> int:
+    """Type of elements → bytes of one; 4 for types that are not known."""
+    return _BYTES.get(dtype, 4)
+
+
+def format_of(spec: TensorSpec) -> Precision:
+    """Operand of a product → its number format; fp32 for what no matrix unit multiplies."""
+    return _FORMATS.get(spec.dtype, "fp32")
+
+
+def tensor(call: OperatorCall, position: int) -> TensorSpec | None:
+    """Return an input if there is one at the position, and it is a tensor."""
+    if position >= len(call.inputs):
+        return None
+    found = call.inputs[position]
+    return found if isinstance(found, TensorSpec) else None
+
+
+def tensor_list(call: OperatorCall, position: int) -> tuple[TensorSpec, ...]:
+    """Return the tensors of a list among the inputs; none if it was not recorded."""
+    if position >= len(call.inputs):
+        return ()
+    return tuple(all_tensors((call.inputs[position],)))
+
+
+def number(call: OperatorCall, position: int, otherwise: int) -> int:
+    """Return a whole number among the inputs, or what to take where it was not recorded."""
+    found = call.inputs[position] if position < len(call.inputs) else None
+    return int(found) if isinstance(found, (int, float)) else otherwise
+
+
+def numbers(call: OperatorCall, position: int) -> tuple[int, ...] | None:
+    """Return a list of whole numbers among the inputs; None if it was not recorded."""
+    found = call.inputs[position] if position < len(call.inputs) else None
+    if isinstance(found, (int, float)):
+        return (int(found),)
+    if isinstance(found, tuple) and all(isinstance(each, (int, float)) for each in found):
+        return tuple(int(each) for each in found)  # type: ignore[arg-type]
+    return None
+
+
+def all_tensors(arguments: Iterable[Argument]) -> Iterator[TensorSpec]:
+    """Return all tensors of arguments, those in lists included."""
+    for each in arguments:
+        if isinstance(each, TensorSpec):
+            yield each
+        elif isinstance(each, tuple):
+            yield from all_tensors(each)
+
+
+def touched(spec: TensorSpec) -> int:
+    """Tensor → bytes of the elements in memory: what is broadcast (stride 0) counts once."""
+    elements = spec.elements
+    if elements and spec.strides is not None and len(spec.strides) == len(spec.shape):
+        elements = math.prod(n for n, step in zip(spec.shape, spec.strides) if step)
+    return element_bytes(spec.dtype) * elements
+
+
+def is_dense(spec: TensorSpec) -> bool:
+    """Whether the elements lie in memory in the order of the shape; so if strides are not known."""
+    if spec.strides is None:
+        return True
+    expected = 1
+    for n, step in zip(reversed(spec.shape), reversed(spec.strides)):
+        if n != 1 and step != expected:
+            return False
+        expected *= n
+    return True
+
+
+def broadcast(shapes: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    """Shapes of operands → the shape of an elementwise result.
+
+    Examples
+    --------
+    >>> broadcast([(8, 1, 4), (3, 1), ()])
+    (8, 3, 4)
+    """
+    sizes = zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)
+    return tuple(reversed([0 if 0 in each else max(each) for each in sizes]))
+
+
+def promoted(operands: Iterable[TensorSpec]) -> str:
+    """Operands → the type of an elementwise result: the widest; floating before whole numbers.
+
+    Tensors without dimensions do not widen others, as in PyTorch.
+    """
+    operands = tuple(operands)
+    ranked = [each for each in operands if each.shape] or list(operands)
+    found = {each.dtype for each in ranked}
+    if {"float16", "bfloat16"} <= found:
+        return "float32"
+    return max(found, key=lambda name: ("float" in name, element_bytes(name), name))
+
+
+def result(call: OperatorCall) -> TensorSpec | None:
+    """Return the first result if it was recorded."""
+    return next(all_tensors(call.outputs), None)

@@ -1,0 +1,221 @@
+"""Calls of operators → kernels, beside numpy's shapes and sizes and counting by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpisim.kernels.operations import Copy, Elementwise, Embedding, Kernel
+from mpisim.operators import Argument, OperatorCall, TensorSpec, kernels_of
+from mpisim.operators.table import TABLE, is_collective
+from mpisim.operators.tensors import DTYPES, broadcast, torch_dtype
+
+SIZES = st.integers(1, 9)
+SHAPES = st.lists(st.sampled_from([1, 1, 3, 5]), max_size=4).map(tuple)
+
+
+def of(name: str, *inputs: Argument, out: TensorSpec | None = None) -> tuple[Kernel, ...]:
+    """Name and inputs → kernels of a call that the table must know."""
+    launched = kernels_of(OperatorCall(name, inputs, () if out is None else (out,)))
+    assert launched.known, name
+    return launched.kernels
+
+
+def half(*shape: int, strides: tuple[int, ...] | None = None) -> TensorSpec:
+    return TensorSpec("bfloat16", shape, strides)
+
+
+def whole(*shape: int) -> TensorSpec:
+    return TensorSpec("int64", shape)
+
+
+@given(SHAPES, SHAPES)
+def test_results_have_the_shape_that_numpy_gives(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    try:
+        expected = np.broadcast_shapes(a, b)
+    except ValueError:
+        return
+    assert broadcast([a, b]) == expected
+    moved = sum(np.zeros(shape, np.float32).nbytes for shape in (a, b, expected))
+    single = [TensorSpec("float32", shape) for shape in (a, b)]
+    (kernel,) = of("aten::mul", *single)
+    assert kernel.traffic == moved
+
+
+@given(SIZES, SIZES, SIZES, SIZES)
+def test_products_multiply_as_often_as_loops_do(m: int, n: int, k: int, batch: int) -> None:
+    count = 2 * np.einsum("bmk,bkn->bmn", np.ones((batch, m, k)), np.ones((batch, k, n))).sum()
+    (kernel,) = of("aten::bmm", half(batch, m, k), half(batch, k, n))
+    assert kernel.flops == count
+    for name, *inputs in (
+        ("aten::mm", half(m, k), half(k, n)),
+        ("aten::addmm", half(n), half(m, k), half(k, n)),
+        ("aten::linear", half(m, k), half(n, k)),
+        ("aten::matmul", half(m, k), half(k, n)),
+    ):
+        (kernel,) = of(name, *inputs)
+        assert kernel.flops * batch == count
+        assert kernel.traffic == 2 * (m * k + k * n + m * n)
+
+
+@given(SIZES, SIZES, st.integers(3, 9), st.sampled_from([1, 3]), st.sampled_from([1, 2]))
+def test_convolutions_multiply_as_often_as_loops_do(
+    inputs: int, outputs: int, side: int, filter_: int, stride: int
+) -> None:
+    x, weight = half(2, inputs, side, side), half(outputs, inputs, filter_, filter_)
+    pad = filter_ // 2
+    places = len(range(0, side + 2 * pad - filter_ + 1, stride))
+    count = 2 * 2 * places**2 * outputs * inputs * filter_**2
+    pair = (stride, stride), (pad, pad), (1, 1)
+    forward = of("aten::convolution", x, weight, None, *pair, False, (0, 0), 1)
+    turned = [2 * 2 * 2 * n for n in (inputs * side**2, outputs * places**2)]
+    turned = [size for size, channels in zip(turned, (inputs, outputs)) if channels > 4]
+    assert [each.traffic for each in forward if not each.flops] == turned
+    assert sum(each.flops for each in forward) == count
+    assert of("aten::cudnn_convolution", x, weight, pair[1], pair[0], pair[2], 1) == forward
+    gradient = half(2, outputs, places, places)
+    back = of(
+        "aten::convolution_backward",
+        *(gradient, x, weight, None, *pair, False, (0, 0), 1, (True, True, False)),
+    )
+    assert [each.flops for each in back if each.flops] == [count, count]
+
+
+def test_filters_that_are_not_square_are_counted() -> None:
+    strides = (800, 1, 8)  # channels last: nothing is turned
+    (kernel,) = of(
+        "aten::convolution",
+        *(half(4, 8, 100, strides=strides), half(16, 8, 5), None, (1,), (2,), (1,), False, (0,), 1),
+    )
+    assert kernel.flops == 2 * 4 * 16 * 100 * 8 * 5
+
+
+@given(st.integers(1, 3), SIZES, st.integers(1, 64), st.booleans())
+def test_attention_multiplies_what_the_mask_leaves(
+    batch: int, heads: int, tokens: int, causal: bool
+) -> None:
+    size = 16
+    q = half(batch, heads, tokens, size)
+    (kernel,) = of("aten::_scaled_dot_product_flash_attention", q, q, q, 0.0, causal, False)
+    scores = tokens * tokens / 2 if causal else tokens * tokens
+    assert kernel.flops == 2 * 2 * batch * heads * scores * size
+    packed = half(batch * tokens, heads, size)
+    starts = TensorSpec("int32", (batch + 1,))
+    forward = of("flash_attn::_flash_attn_varlen_forward", *[packed] * 3, *[starts] * 2,
+                 tokens, tokens, 0.0, 1.0, causal)  # fmt: skip
+    assert forward == (kernel,)
+    (back,) = of("FlashAttnVarlenFuncBackward", packed, (packed, packed, packed, starts, starts))
+    (causal_forward,) = of("FlashAttnVarlenFunc", packed, packed, packed, starts, starts)
+    assert back.flops * 2 == causal_forward.flops * 5
+
+
+def test_copies_are_of_memory_where_both_lie_alike() -> None:
+    lying, turned = half(64, 32, strides=(32, 1)), half(64, 32, strides=(1, 64))
+    assert of("aten::copy_", lying, lying) == (Copy(64 * 32 * 2),)
+    assert of("aten::copy_", lying, turned) == (Elementwise(2 * 64 * 32 * 2, indexed=64 * 32),)
+    wide = TensorSpec("float32", (64, 32), (32, 1))
+    assert of("aten::_to_copy", lying, out=wide) == (Elementwise(64 * 32 * (2 + 4)),)
+
+
+def test_what_is_broadcast_by_strides_is_read_once() -> None:
+    row = half(64, 32, strides=(0, 1))
+    assert of("aten::add", half(64, 32), row) == (
+        Elementwise(2 * (2 * 64 * 32 + 32), indexed=64 * 32),
+    )
+
+
+def test_tables_of_fbgemm() -> None:
+    """The shapes of a recorded call: 3 tables of width 16, 128 samples, 768 lookups."""
+    floats = [TensorSpec("float32", (n,)) for n in (0, 640649648, 0)]
+    ints = [TensorSpec("int32", (3,)), whole(3), TensorSpec("int32", (4,))]
+    rest = (48, 16, whole(4), 24, whole(768), whole(385), 0)
+    inputs = (*floats, TensorSpec("float32", (0, 0)), *ints, *rest)
+    out = TensorSpec("float32", (128, 48))
+    (kernel,) = of("fbgemm::split_embedding_codegen_lookup_adagrad_function", *inputs, out=out)
+    assert kernel == Embedding(768, 16, 640649648 // 16, pooling=2, dtype="fp32", outputs=384)
+    back = of("torch::autograd::CppNode<SplitLookupFunction_adagrad_Op>", out, inputs)
+    assert isinstance(back[-1], Embedding)
+    assert back[-1].backward
+
+
+def test_fused_adam_touches_all_state() -> None:
+    weights, moments = (half(1000), half(24)), (TensorSpec("float32", (1024,)),)
+    kernels = of("aten::_fused_adamw_", weights, weights, moments, moments, (), ())
+    assert sum(each.traffic for each in kernels) == 1024 * (2 * 2 + 2 + 2 * 4 * 2)
+
+
+@pytest.mark.parametrize("tensors", [1, 36, 37, 400])
+def test_lists_are_split_over_launches(tensors: int) -> None:
+    values = (TensorSpec("float32", (10,)),) * tensors
+    kernels = of("aten::_foreach_add_", values, values, 1)
+    assert len(kernels) == math.ceil(tensors / 64)
+    assert sum(each.traffic for each in kernels) == pytest.approx(tensors * 10 * 4 * 3, abs=10)
+
+
+@given(SIZES, SIZES, SIZES, st.booleans())
+def test_layers_of_transformer_engine(rows: int, width: int, inner: int, gate: bool) -> None:
+    width, inner = 2 * width + 3, 64 * inner  # told apart by their shapes
+    x, first = half(rows, 1, width), half(inner * (1 + gate), width)
+    second = half(width, inner)
+    forward = 2 * rows * width * first.shape[0]
+    (own,) = of("_Linear", first, x, half(first.shape[0]))
+    assert own.flops == forward
+    norm, same = of("_LayerNormLinear", x, half(width), half(width), first)
+    assert (norm.traffic, same) == (2 * 2 * rows * width, own)
+    given_ = (x, half(width), half(width), first, half(inner), second, half(width))
+    both = forward + 2 * rows * width * inner
+    assert sum(each.flops for each in of("_LayerNormMLP", *given_)) == both
+    assert sum(each.flops for each in of("_LayerNormMLPBackward", x, given_)) == 2 * both
+
+
+def test_views_and_collectives_launch_nothing() -> None:
+    assert of("aten::view", half(2, 3)) == ()
+    assert of("c10d::allreduce_", (half(2, 3),)) == ()
+    assert is_collective("c10d::_allgather_base_")
+    assert not is_collective("aten::add")
+
+
+def test_unknown_operators_move_their_bytes() -> None:
+    found = kernels_of(OperatorCall("my::op", (half(3, 4), 2, (half(5),)), (half(6),)))
+    assert not found.known
+    assert found.kernels == (Elementwise(2 * (12 + 5 + 6)),)
+    assert kernels_of(OperatorCall("triton::fused", (half(8),))).kernels == (Elementwise(16),)
+
+
+@pytest.mark.parametrize("name", sorted(TABLE))
+def test_every_rule_stands_what_was_recorded_badly(name: str) -> None:
+    """Nothing, an empty tensor, tensors without dimensions, lists: never an exception."""
+    empty, point = half(0, 4), TensorSpec("float32", ())
+    for inputs in ((), (empty,) * 12, (point,) * 12, ((half(4),),) * 12, (3,) * 12, (half(2, 3),)):
+        for outputs in ((), (empty,), (point,)):
+            kernels_of(OperatorCall(name, inputs, outputs))
+
+
+SPECS = st.builds(
+    TensorSpec, st.sampled_from(["bfloat16", "float32", "int64", "bool"]), SHAPES | st.just((0, 3))
+)
+ARGUMENTS = st.recursive(
+    SPECS | st.none() | st.integers(-3, 9) | st.just(0.5) | st.just("none"),
+    lambda inner: st.lists(inner, max_size=4).map(tuple),
+    max_leaves=6,
+)
+
+
+@given(
+    st.sampled_from(sorted(TABLE)), st.lists(ARGUMENTS, max_size=13), st.lists(SPECS, max_size=2)
+)
+def test_no_arguments_break_a_rule(
+    name: str, inputs: list[Argument], outputs: list[TensorSpec]
+) -> None:
+    launched = kernels_of(OperatorCall(name, tuple(inputs), tuple(outputs)))
+    assert all(each.traffic >= 0 for each in launched.kernels)
+
+
+def test_types_of_elements_have_one_name() -> None:
+    assert {torch_dtype(name) for name in DTYPES} == set(DTYPES)
+    assert torch_dtype("c10::Float8_e4m3fn") == "float8_e4m3fn"
+    assert torch_dtype("TensorList") is None
