@@ -361,6 +361,7 @@ def _worth_listing(key: str, value: object, prepared: PreparedExperiment) -> boo
         "framework.image_layout": images,
         "plan.moe_imbalance": mixture,
         "framework.moe_dispatcher": mixture and plan.ep > 1,
+        "framework.moe_router": mixture,
         "plan.precision.dispatch": mixture and plan.ep > 1,
         "framework.reshard_after_forward": plan.zero == 3,
         "framework.wrap_layers": plan.zero == 3,
