@@ -19,7 +19,7 @@ from ..base.frozen import frozen
 from .allocator_settings import AllocatorSettings
 from .caching_allocator import Block, CachingAllocator, OutOfMemoryError, Recorder
 
-__all__ = ["Action", "Allocations", "Holder", "Usage", "holders", "replay"]
+__all__ = ["Action", "Allocations", "Holder", "Recorded", "Usage", "holders", "replay"]
 
 UNLABELLED = -1
 
@@ -144,6 +144,34 @@ class Allocations:
             label=np.where(frees, UNLABELLED, names[rows]).astype(np.int32),
             labels=tuple(labels),
         )
+
+
+@frozen
+class Recorded:
+    """What a program asked of the allocator of one GPU, and what was recorded of the answer.
+
+    Attributes
+    ----------
+    allocations : Allocations
+    peak_allocated : int
+        Bytes.
+    peak_reserved : int or None
+        Bytes; None where it was not recorded.
+    settings : str
+        PYTORCH_CUDA_ALLOC_CONF of the program, as far as it is known.
+    device : int
+        Number of the GPU.
+    before : int
+        Bytes that were allocated when the recording began: what is simulated has them in order of
+        their addresses, or in one block where only their sum is known.
+    """
+
+    allocations: Allocations
+    peak_allocated: int
+    peak_reserved: int | None
+    settings: str = ""
+    device: int = 0
+    before: int = 0
 
 
 @frozen
