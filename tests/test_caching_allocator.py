@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference.allocator import Cells
 
 from mpisim.base.errors import InputError
 from mpisim.memory.allocations import Action, Allocations, holders, replay
 from mpisim.memory.allocator_settings import AllocatorSettings, parse_settings
 from mpisim.memory.caching_allocator import Block, CachingAllocator, OutOfMemoryError
-
-from .reference.allocator import Cells
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 

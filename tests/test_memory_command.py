@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from recorded_blocks import match, memory_events
 
 from mpisim.base.errors import InputError, UsageError
 from mpisim.cli import main
@@ -21,8 +22,6 @@ from mpisim.formats.torch_snapshot import BEFORE, read_snapshot, write_snapshot
 from mpisim.memory.allocations import Action, Allocations, holders, replay
 from mpisim.memory.allocator_settings import parse_settings
 from mpisim.memory.configurations import Room, outcome
-
-from .recorded_blocks import match, memory_events
 
 MIB, GIB = 1 << 20, 1 << 30
 
