@@ -382,6 +382,23 @@ def test_lifetimes() -> None:
     assert [(each.label, each.bytes) for each in holders(table, 3)] == [("b", 30 * MIB), ("", 5)]
 
 
+def test_events() -> None:
+    """A storage that is resized is there twice for a moment; numbers may come again."""
+    table = Allocations.of_events(
+        tensor=[8, 9, 8, 9, 9], size=[512, 2048, 1024, 0, 100], stream=[0, 3, 0, 0, 0]
+    )
+    assert table.block.tolist() == [0, 1, 2, 0, 1, 3]
+    assert table.stream.tolist() == [0, 3, 0, 0, 0, 0]
+    usage = replay(table)
+    assert usage.allocated.tolist() == [512, 2560, 3584, 3072, 1024, 1536]
+    assert usage.peak_reserved == 4 * MIB
+    assert len(Allocations.of_events([], [])) == 0
+    with pytest.raises(InputError, match="row 1 frees tensor 4, which is not there"):
+        Allocations.of_events([3, 4], [1, 0])
+    with pytest.raises(InputError, match="2 tensors, but 1 of size"):
+        Allocations.of_events([3, 4], [1])
+
+
 def test_exhausted() -> None:
     table = Allocations.of_lifetimes([0, 1, 2], [-1, -1, -1], [30 * MIB] * 3)
     usage = replay(table, capacity=64 * MIB)

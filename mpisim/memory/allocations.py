@@ -145,6 +145,78 @@ class Allocations:
             labels=tuple(labels),
         )
 
+    @classmethod
+    def of_events(
+        cls,
+        tensor: ArrayLike,
+        size: ArrayLike,
+        stream: ArrayLike | None = None,
+        time: ArrayLike | None = None,
+        label: ArrayLike | None = None,
+        labels: Sequence[str] = (),
+    ) -> Allocations:
+        """What comes and goes, in order → the table.
+
+        Parameters
+        ----------
+        tensor : array of int
+            Any number of a storage; it may be used again once the storage has gone.
+        size : array of int
+            Bytes that it has from here on; 0: it goes. One that is there and gets another size is
+            allocated anew before the old block is freed, as PyTorch resizes storages.
+        stream : array of int, optional
+            By default all are on stream 0.
+        time : array of int, optional
+            In ps, not decreasing.
+        label : array of int, optional
+            Where each comes from, as an index of `labels`; -1 if unknown.
+        labels : sequence of str
+
+        Raises
+        ------
+        InputError
+            If columns do not have one length, a size is negative, or a tensor goes that is not
+            there.
+        """
+        tensors, sizes = np.asarray(tensor, np.int64), np.asarray(size, np.int64)
+        count = len(tensors)
+        given = [
+            np.zeros(count, np.int64) if column is None else np.asarray(column, np.int64)
+            for column in (stream, time)
+        ]
+        given.append(np.full(count, UNLABELLED) if label is None else np.asarray(label, np.int64))
+        for name, column in zip(("size", "stream", "time", "label"), (sizes, *given), strict=True):
+            if len(column) != count:
+                raise InputError(f"allocations: {count} tensors, but {len(column)} of {name}")
+        live: dict[int, int] = {}
+        rows: list[tuple[int, int, int]] = []
+        blocks = 0
+        for row, (number, bytes_) in enumerate(zip(tensors.tolist(), sizes.tolist(), strict=True)):
+            before = live.pop(number, None)
+            if bytes_ < 0:
+                raise InputError(f"allocations: row {row} is negative")
+            if bytes_:
+                live[number] = blocks
+                rows.append((Action.ALLOCATE, blocks, row))
+                blocks += 1
+            elif before is None:
+                raise InputError(
+                    f"allocations: row {row} frees tensor {number}, which is not there"
+                )
+            if before is not None:
+                rows.append((Action.FREE, before, row))
+        action, block, of = np.array(rows, np.int64).reshape(-1, 3).T
+        frees = action == Action.FREE
+        return cls(
+            action=action.astype(np.int8),
+            block=block,
+            bytes=np.where(frees, 0, sizes[of]),
+            stream=np.where(frees, 0, given[0][of]),
+            time=given[1][of],
+            label=np.where(frees, UNLABELLED, given[2][of]).astype(np.int32),
+            labels=tuple(labels),
+        )
+
 
 @frozen
 class Recorded:
@@ -153,10 +225,8 @@ class Recorded:
     Attributes
     ----------
     allocations : Allocations
-    peak_allocated : int
-        Bytes.
-    peak_reserved : int or None
-        Bytes; None where it was not recorded.
+    peak_allocated, peak_reserved : int or None
+        Bytes; None where they were not recorded.
     settings : str
         PYTORCH_CUDA_ALLOC_CONF of the program, as far as it is known.
     device : int
@@ -167,8 +237,8 @@ class Recorded:
     """
 
     allocations: Allocations
-    peak_allocated: int
-    peak_reserved: int | None
+    peak_allocated: int | None = None
+    peak_reserved: int | None = None
     settings: str = ""
     device: int = 0
     before: int = 0

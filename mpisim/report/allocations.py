@@ -84,15 +84,13 @@ def _advice(others: Sequence[Outcome]) -> str:
 
 def _peaks(recorded: Recorded, chosen: Outcome) -> str:
     usage = chosen.usage
-    rows = [
+    rows: list[tuple[str, ...]] = [
         ("GiB, at most", "recorded", "simulated"),
-        ("allocated", _gib(recorded.peak_allocated), _gib(usage.peak_allocated)),
-        (
-            "reserved",
-            "?" if recorded.peak_reserved is None else _gib(recorded.peak_reserved),
-            _gib(usage.peak_reserved),
-        ),
+        ("allocated", _known(recorded.peak_allocated), _gib(usage.peak_allocated)),
+        ("reserved", _known(recorded.peak_reserved), _gib(usage.peak_reserved)),
     ]
+    if recorded.peak_allocated is None and recorded.peak_reserved is None:
+        rows = [(what, simulated) for what, _, simulated in rows]
     settings = chosen.settings or "the defaults"
     return "\n".join(
         [
@@ -196,6 +194,10 @@ def figures(recorded: Recorded, chosen: Outcome, others: Sequence[Outcome] = ())
             for each in holders(recorded.allocations, peak)
         ],
     }
+
+
+def _known(size: int | None) -> str:
+    return "?" if size is None else _gib(size)
 
 
 def _gib(size: int) -> str:
