@@ -21,7 +21,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from mpisim.memory.caching_allocator import Block, CachingAllocator, Pool
+from mpisim.memory.blocks import Block, Pool
+from mpisim.memory.caching_allocator import CachingAllocator
 
 __all__ = ["Match", "match", "memory_events"]
 

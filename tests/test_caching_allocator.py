@@ -13,7 +13,8 @@ from reference.allocator import Cells
 from mpisim.base.errors import InputError
 from mpisim.memory.allocations import Action, Allocations, holders, replay
 from mpisim.memory.allocator_settings import AllocatorSettings, parse_settings
-from mpisim.memory.caching_allocator import Block, CachingAllocator, OutOfMemoryError
+from mpisim.memory.blocks import Block
+from mpisim.memory.caching_allocator import CachingAllocator, OutOfMemoryError
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 

@@ -18,7 +18,8 @@ from ..base.errors import InputError
 from ..base.files import write_whole
 from ..memory.allocations import Action, Allocations, Recorded, replay
 from ..memory.allocator_settings import NAME, parse_settings
-from ..memory.caching_allocator import Block, CachingAllocator
+from ..memory.blocks import Block
+from ..memory.caching_allocator import CachingAllocator
 
 __all__ = ["is_snapshot", "read_snapshot", "write_snapshot"]
 

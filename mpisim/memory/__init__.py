@@ -23,10 +23,14 @@ What PyTorch's allocator makes of allocations that are known one by one, apart f
 
 `allocator_settings`
     PYTORCH_CUDA_ALLOC_CONF, parsed.
+`blocks`
+    `Block` and `Pool`, which the allocator is made of.
 `caching_allocator`
-    `CachingAllocator`: blocks, segments, streams.
+    `CachingAllocator`: what is taken, split, joined, given back.
 `allocations`
     `Allocations`, a table of what comes and goes; `replay` runs it.
+`configurations`
+    `outcome`: settings and a GPU → whether allocations fit, as `Outcome`.
 """
 
 from .constants import capacity

@@ -17,7 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 from ..base.errors import InputError
 from ..base.frozen import frozen
 from .allocator_settings import AllocatorSettings
-from .caching_allocator import Block, CachingAllocator, OutOfMemoryError, Recorder
+from .blocks import Block
+from .caching_allocator import CachingAllocator, OutOfMemoryError, Recorder
 
 __all__ = ["Action", "Allocations", "Holder", "Recorded", "Usage", "holders", "replay"]
 
