@@ -7,7 +7,7 @@ are freed without having been allocated; two things are then learnt, and both ar
 - *ends*: a block that begins inside of what was taken for one hole begins a segment (of 2 MiB
   alignment, and no recorded block may span it);
 - *tails*: of two holes that fit the larger was taken, so the smaller one was larger than what was
-  ever touched of it: it is extended to the next multiple of 2 MiB.
+  ever touched of it: it is extended until it is, to a multiple of 2 MiB, but not into the next.
 
 After each mistake the recorded address is taken, so that one mistake counts once.
 """
@@ -54,15 +54,19 @@ def memory_events(path: Path) -> list[tuple[int, int]]:
     return [(e["args"]["Addr"], e["args"]["Bytes"]) for e in found]
 
 
-def match(events: list[tuple[int, int]]) -> Match:
-    """Recorded events → how many allocations are given the recorded address."""
+def match(events: list[tuple[int, int]], *, first_fit: bool = False) -> Match:
+    """Recorded events → how many allocations are given the recorded address.
+
+    With `first_fit` the lowest hole that is enough is expected in place of the smallest: a rule
+    that PyTorch does not have, for comparison.
+    """
     spans = {(address, address + abs(size)) for address, size in events}
     ends: set[int] = set()
     tails: dict[int, int] = {}
     best = Match(0, -1, 0, 0, 0)
     for _ in range(MOST_PASSES):
         segments = _segments(spans, ends, tails)
-        count, equal, begun, short = _run(events, segments)
+        count, equal, begun, short = _run(events, segments, spans, first_fit)
         if equal > best.equal:
             best = Match(count, equal, len(segments), len(ends), len(tails))
         begun = {
@@ -72,10 +76,11 @@ def match(events: list[tuple[int, int]]) -> Match:
         }
         if begun:
             ends |= begun
-        elif short is not None and tails.get(short, 0) < 10:
-            tails[short] = tails.get(short, 0) + 1
         else:
-            break
+            more = [(lo, by) for lo, by in short.items() if by > tails.get(lo, 0)]
+            if not more:
+                break
+            tails[more[0][0]] = more[0][1]
     return best
 
 
@@ -95,23 +100,23 @@ def _segments(spans: set[tuple[int, int]], ends: set[int], tails: dict[int, int]
     found: Segments = []
     for i, (lo, hi, small) in enumerate(cut):
         following = cut[i + 1][0] if i + 1 < len(cut) else 1 << 62
-        for _ in range(tails.get(lo, 0)):
-            if not (small and hi % ALIGNED == 0):
-                hi = min((hi // ALIGNED + 1) * ALIGNED, following)
+        if lo in tails and not (small and hi % ALIGNED == 0):
+            hi = min(-(-(hi + tails[lo]) // ALIGNED) * ALIGNED, following)
         found.append((lo, hi, small))
     return found
 
 
 def _run(
-    events: list[tuple[int, int]], segments: Segments
-) -> tuple[int, int, set[int], int | None]:
-    """Return allocations, equal ones, begins of segments, and the segment with a longer tail."""
+    events: list[tuple[int, int]], segments: Segments, spans: set[tuple[int, int]], first_fit: bool
+) -> tuple[int, int, set[int], dict[int, int]]:
+    """Return allocations, equal ones, begins of segments, and segments with longer tails."""
     it = CachingAllocator()
     at = _restore(it, segments, _before(events))
     last = {hi: lo for lo, hi, _ in segments}
+    touched = {lo: max(b for a, b in spans if lo <= a < hi) for lo, hi, _ in segments}
     count = equal = 0
     begun: set[int] = set()
-    short = None
+    short: dict[int, int] = {}
     for address, size in events:
         if size < 0:
             it.free(at.pop(address))
@@ -120,15 +125,23 @@ def _run(
         pool = it._small if size <= MIB else it._large
         free = pool.free.get(0, [])
         i = bisect_left(free, (size,))
+        if first_fit and i < len(free):
+            i = min(range(i, len(free)), key=lambda each: free[each][1])
         if i < len(free) and free[i][1] == address:
-            at[address] = it.allocate(size)
+            at[address] = _carve(free[i][2], address, size) if first_fit else it.allocate(size)
             equal += 1
+            if first_fit:
+                it.allocated += size
+                it.active += size
+                it.requested += size
             continue
         hole = next(b for _, _, b in free if b.address <= address < b.address + b.size)
         if hole.address != address:
             begun.add(address)
-        elif short is None and i < len(free) and free[i][1] + free[i][0] in last:
-            short = last[free[i][1] + free[i][0]]
+        elif i < len(free) and free[i][1] + free[i][0] in last:
+            end = free[i][1] + free[i][0]
+            lacks = hole.size - free[i][0] + 1
+            short.setdefault(last[end], end - touched[last[end]] + lacks)
         at[address] = _carve(hole, address, size)
         it.allocated += size
         it.active += size

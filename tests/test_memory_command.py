@@ -279,16 +279,19 @@ def test_wrong_traces(tmp_path: Path, events: list[dict[str, Any]], said: str) -
     ("name", "share"),
     [
         ("owlv2_h100_1gpu/kineto", 1.0),
-        ("resnet50_ddp_v100_rank0of8/kineto_rank0", 0.96),
-        ("hta_df_index_resolver_v100_rank1of2/kineto_rank1", 0.93),
+        ("resnet50_ddp_v100_rank0of8/kineto_rank0", 0.98),
         ("opt1.3b_zero1_v100_rank0of8/kineto_rank0", 0.89),
+        ("opt1.3b_zero2_v100_rank0of8/kineto_rank0", 0.84),
     ],
 )
 def test_addresses_are_those_of_gpus(shared: Path, name: str, share: float) -> None:
-    """What is learnt is little: at most one number for a hundred allocations."""
-    found = match(memory_events(shared / "traces" / f"{name}.json.gz"))
+    """What is learnt is little, and another rule than best fit is told apart."""
+    events = memory_events(shared / "traces" / f"{name}.json.gz")
+    found = match(events)
     assert found.equal >= share * found.allocations
-    assert 100 * (found.ends + found.tails) <= found.allocations
+    assert 100 * (found.ends + found.tails) <= 1.2 * found.allocations
+    another = match(events, first_fit=True)
+    assert another.equal < 0.8 * found.equal
 
 
 # --- verdicts and the command ---
