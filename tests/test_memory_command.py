@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from recorded_blocks import match, memory_events
 
 from mpisim.base.errors import InputError, UsageError
@@ -131,8 +133,7 @@ def made(seed: int, count: int = 3000) -> Allocations:
 @pytest.mark.parametrize("conf", ["", "expandable_segments:True", "max_split_size_mb:40"])
 def test_what_is_written_is_read_again(tmp_path: Path, conf: str) -> None:
     table, path = made(1), tmp_path / "s.pickle"
-    settings = parse_settings(conf)
-    usage = replay(table, settings)
+    usage = replay(table, parse_settings(conf))
     write_snapshot(path, table, conf)
     again = read_snapshot(path)
     assert again.allocations.action.tolist() == table.action.tolist()
@@ -261,11 +262,34 @@ def test_a_trace_is_read(tmp_path: Path) -> None:
     ]
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 4), st.integers(-3, 3).filter(bool), st.integers(0, 9)),
+        min_size=1,
+        max_size=30,
+    )
+)
+def test_events_that_contradict_themselves(
+    tmp_path_factory: pytest.TempPathFactory, events: list[tuple[int, int, int]]
+) -> None:
+    """Frees of nothing, addresses given twice, totals that do not add up."""
+    path = written(
+        tmp_path_factory.mktemp("trace"),
+        [memory(ts, 64 * address, 512 * size, 99) for address, size, ts in events],
+    )
+    table = read_kineto_memory(path).allocations
+    assert len(replay(table).reserved) == len(table)
+    assert (np.diff(table.time) >= 0).all()
+
+
 @pytest.mark.parametrize(
     ("events", "said"),
     [
         (TRACE[:5], "no [memory] events of a GPU"),
         ([memory(1, 2, 512, 512) | {"ts": "soon"}], "not understood"),
+        ([memory(1, 2, 1 << 60, 512)], "not understood"),
+        ([memory(1, 2, 512, 512), memory(1e13, 3, 512, 1024)], "span 1e+07 s; at most"),
         ([{**memory(1, 2, 512, 512), "args": {"Device Type": 1, "Bytes": 3}}], "no addresses"),
     ],
 )

@@ -9,23 +9,29 @@ waited.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-import numpy as np
 
 from ..base.errors import InputError, TraceError
-from ..memory.allocations import Allocations, Recorded
+from ..memory.allocations import Recorded
 from ..traces.raw import open_text
-from .torch_snapshot import BEFORE
+from .torch_snapshot import BEFORE, PS_PER_US, Columns
 
 __all__ = ["read_kineto_memory"]
 
 CUDA = 1
 """`Device Type` of GPUs (c10::DeviceType)."""
 
-PS_PER_US = 1_000_000
+NOWHERE = -1
+"""Address of what was there before and stays."""
+
+
+_Bytes = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
+_MOST_US = 1e12
+"""Longest recording that is read: 11 days, whose picoseconds fit 64 bits."""
 
 
 class _Arguments(
@@ -42,9 +48,9 @@ class _Arguments(
     kind: int = -1
     device: int = -1
     address: int | None = None
-    size: int = 0
-    allocated: int | None = None
-    reserved: int | None = None
+    size: _Bytes = 0
+    allocated: _Bytes | None = None
+    reserved: _Bytes | None = None
 
 
 class _Event(msgspec.Struct):
@@ -124,7 +130,9 @@ def _memory(path: Path, events: list[_Event]) -> list[Entry]:
             when = float(event.ts)  # type: ignore[arg-type]
         except (msgspec.DecodeError, TypeError, ValueError) as error:
             raise TraceError(f"{path}: a [memory] event that is not understood: {error}") from None
-        if arguments.kind == CUDA and arguments.size and when == when:
+        if not math.isfinite(when):
+            raise TraceError(f"{path}: a [memory] event at {event.ts!r}, which is no time")
+        if arguments.kind == CUDA and arguments.size:
             found.append((when, arguments, event))
     if not found:
         raise TraceError(
@@ -138,26 +146,16 @@ def _memory(path: Path, events: list[_Event]) -> list[Entry]:
             "write them"
         )
     found.sort(key=lambda each: each[0])  # stable: events at one time stay in their order
+    if found[-1][0] - found[0][0] > _MOST_US:
+        raise TraceError(
+            f"{path}: its [memory] events span {(found[-1][0] - found[0][0]) / 1e6:.3g} s; at most "
+            f"{_MOST_US / 1e6:.0g} s are read"
+        )
     return found
 
 
 def _recorded(entries: list[Entry], labels: list[str], device: int) -> Recorded:
     """Return the table: first what was there, then the events."""
-    begin: list[int] = []
-    end: list[int] = []
-    size: list[int] = []
-    label: list[int] = []
-    numbers: dict[str, int] = {}
-    live: dict[int, int] = {}
-
-    def add(row: int, address: int | None, count: int, name: str) -> None:
-        if address is not None:
-            live[address] = len(begin)
-        begin.append(row)
-        end.append(-1)
-        size.append(count)
-        label.append(numbers.setdefault(name, len(numbers)) if name else -1)
-
     made: set[int] = set()
     there: dict[int, int] = {}
     for _, each, _ in entries:
@@ -169,35 +167,24 @@ def _recorded(entries: list[Entry], labels: list[str], device: int) -> Recorded:
         else:
             there.setdefault(each.address, -each.size)
     first = entries[0][1]
-    before = (first.allocated or 0) - first.size
+    # No less than what is freed without having been allocated, whatever the totals say.
+    before = max((first.allocated or 0) - first.size, sum(there.values()))
     rest = before - sum(there.values())
+    table = Columns()
     if rest > 0:
-        add(0, None, rest, BEFORE)
+        table.allocate(NOWHERE, rest, 0, 0, BEFORE)
     for address in sorted(there):
-        add(0, address, there[address], BEFORE)
-    times = [0.0]
-    for i, (when, each, _) in enumerate(entries):
+        table.allocate(address, there[address], 0, 0, BEFORE)
+    for (when, each, _), label in zip(entries, labels, strict=True):
         assert each.address is not None
-        times.append(when - entries[0][0])
+        time = round((when - entries[0][0]) * PS_PER_US)
         if each.size > 0:
-            add(i + 1, each.address, each.size, labels[i])
+            table.allocate(each.address, each.size, 0, time, label)
         else:
-            end[live.pop(each.address)] = i + 1
-    table = Allocations.of_lifetimes(begin, end, size, label=label, labels=tuple(numbers))
-    # Rows are in the order of the events; those of what was there before have time 0.
-    extra = len(table) - len(entries)
-    at = np.concatenate([np.zeros(extra), np.array(times[1:])])
+            table.free(each.address, time)
     reserved = [each.reserved for _, each, _ in entries if each.reserved]
     return Recorded(
-        Allocations(
-            table.action,
-            table.block,
-            table.bytes,
-            table.stream,
-            np.rint(at * PS_PER_US).astype(np.int64),
-            table.label,
-            table.labels,
-        ),
+        table.finished(),
         peak_allocated=max(before, *(each.allocated or 0 for _, each, _ in entries)),
         peak_reserved=max(reserved) if reserved else None,
         device=device,

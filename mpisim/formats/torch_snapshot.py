@@ -21,7 +21,7 @@ from ..memory.allocator_settings import NAME, parse_settings
 from ..memory.blocks import Block
 from ..memory.caching_allocator import CachingAllocator
 
-__all__ = ["is_snapshot", "read_snapshot", "write_snapshot"]
+__all__ = ["BEFORE", "PS_PER_US", "Columns", "is_snapshot", "read_snapshot", "write_snapshot"]
 
 PS_PER_US = 1_000_000
 
@@ -97,7 +97,7 @@ def _recorded(
     snapshot: dict[str, Any], trace: list[dict[str, Any]], device: int, name: str
 ) -> Recorded:
     """Return the history, with what was there before it in front."""
-    table = _Table()
+    table = Columns()
     segments = [each for each in snapshot.get("segments", []) if each.get("device", 0) == device]
     for address, size, stream in _before(trace, segments):
         table.allocate(address, size, stream, 0, BEFORE)
@@ -120,7 +120,7 @@ def _recorded(
             label = _label(each.get("frames") or [])
             table.allocate(address, each["size"], each.get("stream", 0), time, label)
         elif action == "free_requested":
-            if i in waits:
+            if i in waits and address in table.live:
                 table.add(Action.USE, table.live[address], stream=-1 - i, time=time)
             table.free(address, time)
         elif action == "free_completed" and i in waits:
@@ -141,8 +141,8 @@ def _recorded(
     )
 
 
-class _Table:
-    """Columns of `Allocations` that grow."""
+class Columns:
+    """Columns of `Allocations` that grow, by the addresses of blocks."""
 
     def __init__(self) -> None:
         self.action: list[int] = []
@@ -164,6 +164,7 @@ class _Table:
         time: int = 0,
         label: int = -1,
     ) -> None:
+        """Add a row."""
         self.action.append(action)
         self.block.append(block)
         self.bytes.append(size)
@@ -172,18 +173,22 @@ class _Table:
         self.label.append(label)
 
     def allocate(self, address: int, size: int, stream: int, time: int, label: str) -> None:
+        """Add an allocation; what is at the address by now goes, its free was not recorded."""
         if size < 0:
             raise ValueError(f"an allocation of {size} bytes")
+        self.free(address, time)
         number = self.labels.setdefault(label, len(self.labels)) if label else -1
         self.live[address] = self.blocks
         self.add(Action.ALLOCATE, self.blocks, size, stream, time, number)
         self.blocks += 1
 
     def free(self, address: int, time: int) -> None:
+        """Add a free, if there is something at the address."""
         if address in self.live:
             self.add(Action.FREE, self.live.pop(address), time=time)
 
     def finished(self) -> Allocations:
+        """Return the table."""
         return Allocations(
             np.array(self.action, np.int8),
             np.array(self.block, np.int64),
