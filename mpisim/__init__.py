@@ -9,6 +9,8 @@ that only prints its help starts at once.
     Read the result of a run (an HDF5 file) as numpy arrays.
 ``Program``
     What every rank does: tables, bindings and communicators.
+``record``
+    Record a training job on real GPUs, for replay.
 ``sensitivity``
     How the step of an experiment answers to its hardware.
 ``simulate``
@@ -27,15 +29,17 @@ from mpisim.base.version import __version__
 
 if TYPE_CHECKING:
     from mpisim.program import Program
+    from mpisim.record import record
     from mpisim.results import open_results
     from mpisim.sensitivity import sensitivity
     from mpisim.simulate import simulate
 
-__all__ = ["Program", "__version__", "errors", "open_results", "sensitivity", "simulate"]
+__all__ = ["Program", "__version__", "errors", "open_results", "record", "sensitivity", "simulate"]
 
 _HOME = {
     "Program": "mpisim.program",
     "open_results": "mpisim.results",
+    "record": "mpisim.record",
     "sensitivity": "mpisim.sensitivity",
     "simulate": "mpisim.simulate",
 }
@@ -52,7 +56,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Keep ``mpisim.simulate`` and ``mpisim.sensitivity`` the functions.
+    """Keep ``mpisim.simulate``, ``mpisim.record`` and ``mpisim.sensitivity`` the functions.
 
     Importing the submodule of such a name anywhere would bind the module to it.
     """

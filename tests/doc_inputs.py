@@ -3,9 +3,9 @@
     python tests/doc_inputs.py NAME ...
 
 For ``run_scripts/documents.py``. A name that ends in ``/`` is a folder of recorded traces of 8
-ranks; ``pairs.csv`` holds measured pairs for ``mpisim calibrate overlap``, ``config.json``
-a model, other tables some rows of the measured steps in $SHARED. All other files are those that a
-document writes out.
+ranks; one in ``.pickle`` a memory snapshot; ``pairs.csv`` holds measured pairs for
+``mpisim calibrate overlap``, ``config.json`` a model, other tables some rows of the measured steps
+in $SHARED. All other files are those that a document writes out.
 """
 
 from __future__ import annotations
@@ -29,6 +29,41 @@ def traces(folder: Path) -> None:
 
     program = recordable_program(1, n_ranks=8, n_events=60)
     export_kineto(program, simulate(program, MPI.COMM_SELF), folder, comm=MPI.COMM_SELF)
+
+
+def snapshot(path: Path) -> None:
+    """Write the memory snapshot of four steps of a made-up network, each with longer sequences."""
+    from mpisim.formats.torch_snapshot import write_snapshot
+    from mpisim.memory.allocations import Allocations
+
+    layers, width, mib = 24, 4096, 1 << 20
+    labels = [
+        "weights",
+        *(f"model.py:{40 + i} layer {i}" for i in range(layers)),
+        "model.py:90 loss",
+    ]
+    rows = [(0, -1, 96 * mib, 0) for _ in range(layers)]
+    at = 1
+    for step in range(4):
+        tokens = 4096 + 480 * step
+        last = at + 8 * layers
+        for layer in range(layers):
+            begin, end = at + 2 * layer, last - 2 * layer
+            rows += [(begin, end, 2 * tokens * width * times, 1 + layer) for times in (1, 3, 1, 4)]
+            rows += [(begin + 1, begin + 1, 4 * tokens * width, 1 + layer)]
+        rows.append((at + 2 * layers, at + 2 * layers + 1, 12 * tokens * 32000, 1 + layers))
+        at = last + 1
+    begins, ends, sizes, label = zip(*rows, strict=True)
+    ms = 1_000_000_000
+    table = Allocations.of_lifetimes(
+        [ms * each for each in begins],
+        [-1 if each < 0 else ms * each for each in ends],
+        sizes,
+        label=label,
+        labels=labels,
+        timed=True,
+    )
+    write_snapshot(path, table, overwrite=True)
 
 
 def pairs(path: Path) -> None:
@@ -88,6 +123,8 @@ def main(names: list[str]) -> None:
         path = Path(name)
         if name.endswith("/"):
             traces(path)
+        elif path.suffix == ".pickle":
+            snapshot(path)
         elif path.name == "pairs.csv":
             pairs(path)
         elif path.name == "config.json":

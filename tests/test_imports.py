@@ -25,7 +25,7 @@ LAYERS = (
     ("report", "formats"),
     ("prediction", "replay"),
     ("cost",),
-    ("simulate", "sensitivity", "export"),
+    ("simulate", "sensitivity", "export", "record"),
     ("job",),
     ("validate", "search", "page"),
     ("cli",),

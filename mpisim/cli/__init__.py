@@ -49,6 +49,7 @@ COMMANDS = (
     "mpisim.cli.export",
     "mpisim.cli.program",
     "mpisim.cli.trace",
+    "mpisim.cli.memory",
     "mpisim.cli.validate",
     "mpisim.cli.calibrate",
     "mpisim.cli.watch",

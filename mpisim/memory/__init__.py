@@ -18,6 +18,19 @@ To be read in this order; each module uses only those above it:
     Changes that make a plan fit, the cheapest first, as `Remedy`; `advice` puts them as text.
 `starting`
     `starting_plan`: a plan to start from, that fits.
+
+What PyTorch's allocator makes of allocations that are known one by one, apart from these:
+
+`allocator_settings`
+    PYTORCH_CUDA_ALLOC_CONF, parsed.
+`blocks`
+    `Block` and `Pool`, which the allocator is made of.
+`caching_allocator`
+    `CachingAllocator`: what is taken, split, joined, given back.
+`allocations`
+    `Allocations`, a table of what comes and goes; `replay` runs it.
+`configurations`
+    `outcome`: settings and a GPU → whether allocations fit, as `Outcome`.
 """
 
 from .constants import capacity
