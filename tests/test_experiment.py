@@ -191,6 +191,8 @@ def test_changes_are_toml_or_words() -> None:
     )
     assert (experiment.cluster.nodes, experiment.title) == (2, "other")
     assert read(SMALL, "e", ["run.allow_oom=true"]).run.allow_oom  # a table the file has not
+    whole = read(SMALL, "e", ['plan.recompute={granularity = "full", layers = 1}'])
+    assert (whole.plan.recompute.granularity, whole.plan.recompute.layers) == ("full", 1)
     for bad in ("plan.tp", "=3", "plan.=3", ".tp=3"):
         with pytest.raises(UsageError, match="not of the form"):
             read(SMALL, "e", [bad])
@@ -263,6 +265,15 @@ BAD = [
     (SMALL, "tp = 2", 'recompute = "some"', "key 'plan.recompute.granularity' is 'some'"),
     (SMALL, "[plan]", '[framework]\nversion = "1"\n[plan]', "version is given, but name is not"),
     (SMALL, "[plan]", '[framework]\nname = "nem"\n[plan]', "(did you mean 'nemo'?)"),
+    (SMALL, "[plan]", "[framework]\nprecision = 1\n[plan]", "(did you mean 'plan.precision'?)"),
+    (SMALL, "tp = 2", "gradients = 2", "(did you mean 'plan.precision.gradients'?)"),
+    (SMALL, "hidden = 64", "recompute = 64", "in [model] (did you mean 'plan.recompute'?)"),
+    (
+        SMALL,
+        "[plan]",
+        "[framework]\nname = 'nemo'\nversion = '22.11'\n[plan]\nzero = 3",
+        "allows 0, 1; framework.dp_style is what framework.name = 'nemo' sets",
+    ),
     (SMALL, "[plan]", '[framework]\nname = "nemo"\nversion = "x"\n[plan]', "must begin with num"),
     (SMALL, "[plan]", "[calibration]\nframework = 1\n[plan]", "new name: 'framework.name'"),
     (SMALL, "tp = 2", "zero_group = 2", "zero_group is given, but zero is 0"),
@@ -300,7 +311,7 @@ BAD = [
     (SMALL, "dgx-h100", "dgx-h10", "dgx-h10"),
     (SMALL, "dgx-h100", "a\\u0000b.toml", "cannot be read: embedded null byte"),
     (SMALL, '"dgx-h100"', '"dgx-h100"\nnodes = 0', "key 'cluster.nodes' is 0"),
-    (SMALL, '"dgx-h100"', '"dgx-h100"\ngpus = 9', "cluster.gpus is 9, but 1 nodes of 'dgx-h100'"),
+    (SMALL, '"dgx-h100"', '"dgx-h100"\ngpus = 9', "'dgx-h100' have 8; give nodes = 2"),
     (SMALL, "[plan]", '[kernels]\ngpu = "h10-sxm"\n[plan]', "h10-sxm"),
     (SMALL, "[plan]", '[kernels]\nmodel = "rofline"\n[plan]', "(did you mean 'roofline'?); allow"),
     (SMALL, "[plan]", '[network]\nmodel = "ab"\n[plan]', "allowed: nccl, alpha-beta"),

@@ -134,6 +134,16 @@ def test_the_report_says_what_the_profile_set(tmp_path: Path) -> None:
     assert "plan.zero = 0 (default)" not in said
 
 
+def test_versions_before_the_first_are_said(tmp_path: Path) -> None:
+    profile = find_profile("nemo")
+    versions = ("2.0", "22.11", "23", "23.09", "25.04")
+    assert [profile.is_older(each) for each in versions] == [True, True, False, False, False]
+    results = simulate(experiment(tmp_path, "framework.version=0.9"))
+    assert results is not None
+    said = "\n".join(results.attributes["assumptions"])
+    assert "framework: Mine 0.9; the profile covers 1.0 to 2.0, the version is older" in said
+
+
 def test_no_version_is_the_newest_and_said(tmp_path: Path) -> None:
     results = simulate(experiment(tmp_path))
     assert results is not None

@@ -13,6 +13,7 @@ from mpisim.base.errors import InputError
 from mpisim.base.toml import toml_value
 from mpisim.experiment import FAMILIES, Transformer, read
 from mpisim.experiment.likely_models import complete, like_named, parameters_of, size_in_name
+from mpisim.experiment.load import model_of
 from mpisim.experiment.model_counts import parameters
 from mpisim.experiment.model_presets import model_presets
 from mpisim.simulate import simulate
@@ -165,3 +166,36 @@ def test_what_was_guessed_is_an_assumption_and_widens_the_error_bar(model: str) 
     error = math.hypot(exact["uncertainty"], experiment.guess.error)
     assert guessed["uncertainty"] == pytest.approx(error)
     assert any("what is not said of the model" in line for line in guessed["uncertainty_sources"])
+
+
+@pytest.mark.parametrize("key", ["layers", "hidden", "heads"])
+@pytest.mark.parametrize("value", [0, -1, "many", 1e3])
+@pytest.mark.parametrize("named", [{}, {"parameters": "13B"}, {"preset": "Foo-7B"}])
+def test_sizes_that_no_model_has_are_named(
+    key: str, value: object, named: dict[str, object]
+) -> None:
+    keys = {"layers": 40, "hidden": 5120, "heads": 40, **named, key: value}
+    with pytest.raises(InputError, match=rf"^x\.toml: key 'model\.{key}' is {value!r}; it must be"):
+        model_of(keys, "x.toml")
+
+
+@pytest.mark.parametrize("name", ["Foo-0B", "Foo-8x0B", "Foo-9999999T"])
+def test_names_with_a_size_that_no_model_has_are_unknown(name: str) -> None:
+    assert size_in_name(name) is None
+    with pytest.raises(InputError, match=f"key 'model.preset': unknown model '{name}'"):
+        model_of({"preset": name}, "x.toml")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [("kv_heads", 7, "not a multiple of kv_heads = 7"), ("pattern", "MX", "'X' is none of its")],
+)
+def test_what_does_not_go_together_is_said(key: str, value: object, why: str) -> None:
+    keys = {"layers": 40, "hidden": 5120, "heads": 40, key: value}
+    with pytest.raises(InputError, match=f"fitted to these sizes: .*{why}"):
+        model_of(keys, "x.toml")
+
+
+def test_packed_examples_may_be_longer_than_the_sequences_of_the_comparison() -> None:
+    keys = {"layers": 40, "hidden": 5120, "heads": 40, "seq_len": 16384, "example_length": 8192}
+    assert model_of(keys, "x.toml").example_length == 8192  # type: ignore[union-attr]

@@ -312,6 +312,11 @@ def test_it_is_printed_or_written_and_never_over_a_file(run_mpisim: Run, tmp_pat
     [
         (["--model", "lama-3-8b"], "unknown model 'lama-3-8b' (did you mean 'llama-3-8b'?)"),
         (["--cluster", "dgx-h10"], "unknown cluster 'dgx-h10' (did you mean 'dgx-h100'?)"),
+        (["--framework", "nmo"], "unknown framework 'nmo' (did you mean 'nemo'?)"),
+        (
+            ["--framework", "nemo", "--framework-version", "new"],
+            "framework.version is 'new'; it must begin with numbers",
+        ),
         (["--gpus", "0"], "--gpus is 0; it must be from 1 to 10000000"),
         (["--gpus", "99999999999"], "--gpus is 99999999999; it must be from 1 to 10000000"),
         (["--overwrite"], "--overwrite needs a file to write"),

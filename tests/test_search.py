@@ -679,6 +679,7 @@ def test_finalists_are_what_a_run_says():
         ({"vary": {"plan.tp": {"powers_of_two": [4, 1]}}}, "it must be as [1, 8]"),
         ({"vary": {"plan.clip": "auto"}}, 'is "auto"; that is for plan.tp'),
         ({"vary": {"cluster.preset": ["dgx-h100", "dgx-h1000"]}}, "unknown cluster 'dgx-h1000'"),
+        ({"vary": {"framework.name": ["nemo", "nmo"]}}, "(did you mean 'nemo'?)"),
         ({"vary": "auto", "objectives": ["speed"]}, "key 'search.objectives[0]' is 'speed'"),
         ({"vary": "auto", "objective": ["gpus"]}, "unknown key 'objective' in [search]"),
         ({"vary": {"plan.micro_batch": {"from": 1, "to": 10**6}, "plan.zero": "auto",

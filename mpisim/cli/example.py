@@ -35,6 +35,7 @@ from ..experiment.models import USUAL_LENGTH, Model, Transformer
 from ..experiment.plan import Plan, keys_of
 from ..experiment.plan_keys import nested, short_key
 from ..experiment.plan_options import MAIN_KEYS
+from ..experiment.profiles import chosen_profile
 from ..memory.starting import starting_plan
 from ..topo import find_cluster
 
@@ -164,6 +165,8 @@ def example(
     choice: dict[str, Any] = {"preset": cluster, "nodes": nodes}
     if count != nodes * found.gpus_per_node:
         choice["gpus"] = count
+    if framework:
+        chosen_profile(framework, "")
     start = starting_plan(chosen.model, cluster, found, count, framework)
     resolved = {f.name: getattr(chosen.model, f.name) for f in dataclasses.fields(chosen.model)}
     notes = (*chosen.notes, *(f"plan: {each}" for each in start.why))

@@ -20,6 +20,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -42,6 +43,9 @@ ACTIVE = re.compile(r"-a(\d+(?:\.\d+)?)b(?![a-z0-9])")
 
 SLIP = 0.85
 """Likeness of two names (difflib) above which one is the other, misspelt."""
+
+LEAST_COUNT, MOST_COUNT = 1e6, 1e15
+"""Numbers of parameters that a model may be told by."""
 
 PARAMETERS = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?)\s*([mbt]?)", re.IGNORECASE)
 
@@ -131,7 +135,7 @@ def parameters_of(value: object) -> float:
             count = float(found[1]) * SUFFIXES.get(found[2].upper(), 1)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         count = float(value)
-    if not 1e6 <= count <= 1e15:
+    if not LEAST_COUNT <= count <= MOST_COUNT:
         raise InputError(
             f"parameters is {value!r}; it must be a number of parameters from 1e6 to 1e15, as "
             '7e9 or "7B"'
@@ -147,7 +151,8 @@ def size_in_name(name: str) -> float | None:
     found = SIZE.search(name.replace("_", "-"))
     if found is None:
         return None
-    return int(found[1] or 1) * float(found[2]) * SUFFIXES[found[3].upper()]
+    count = int(found[1] or 1) * float(found[2]) * SUFFIXES[found[3].upper()]
+    return count if LEAST_COUNT <= count <= MOST_COUNT else None
 
 
 def like_named(name: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], Guess] | None:
@@ -185,8 +190,8 @@ def like_named(name: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], Gue
     words = {word for word in re.split(r"[^a-z]+", label) if len(word) > 2}
     pool = list(_pool(known))
     akin = [each for each in pool if words & set(re.split(r"[^a-z]+", each[0]))]
-    if active:
-        wanted = float(active[1]) * 1e9
+    wanted = float(active[1]) * 1e9 if active else 0.0
+    if wanted:
         akin = [each for each in pool if _has_active(each[1], wanted)] or akin
     keys, guess = _of_size(count, akin, pool)
     return keys, Guess(guess.like, (f"model {name!r}: {guess.notes[0]}",), guess.error)
@@ -236,16 +241,16 @@ def complete(given: Mapping[str, Any], count: float | None) -> tuple[dict[str, A
             raise InputError("layers is missing, and so is parameters, the number of them")
         keys, guess = _of_size(count, [], pool)
         return {**keys, **given}, guess
-    candidates = sorted(
-        (
-            each
-            for name, preset in pool
-            if (each := _candidate(name, preset, given, count)) is not None
-        ),
-        key=lambda each: each.distance,
-    )
+    candidates, refusals = [], []
+    for name, preset in pool:
+        try:
+            candidates.append(_candidate(name, preset, given, count))
+        except InputError as error:
+            refusals.append(str(error))
     if not candidates:
-        raise InputError("no published model can be fitted to these sizes")
+        ((why, _),) = Counter(refusals).most_common(1)
+        raise InputError(f"no published model can be fitted to these sizes: {why}")
+    candidates.sort(key=lambda each: each.distance)
     best = candidates[0]
     near = [
         each
@@ -324,14 +329,11 @@ def _billions(count: float) -> str:
 
 def _candidate(
     name: str, preset: ModelPreset, given: Mapping[str, Any], count: float | None
-) -> _Candidate | None:
-    """Return a published model in the sizes given; None if these do not go together."""
+) -> _Candidate:
+    """Return a published model in the sizes given; an InputError says why these do not go."""
     base = dict(preset.table)
     keys = _scaled(base, given, count)
-    try:
-        model, reference = _model(keys), _model(base)
-    except InputError:
-        return None
+    model, reference = _model(keys), _model(base)
     distance = 0.0
     for key in SIZES:
         if key in given:
@@ -409,6 +411,7 @@ def _model(keys: Mapping[str, Any]) -> Transformer:
     length = keys["seq_len"] if keys["family"] in ("vit", "t5") else SEQUENCE
     merged = {**common, **keys, "seq_len": length}
     merged.pop("predicted", None)
+    merged.pop("example_length", None)  # of the sequences that are trained on, not of these
     return Transformer(**merged)
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..base.errors import InputError, UsageError, nearest, one_of
 from ..base.files import read_text
 from ..base.presets import SUFFIX, packaged
-from ..base.schema import build, defaults, parse
+from ..base.schema import build, check_value, defaults, field_of, parse
 from ..base.toml import toml_value
 from .choices import (
     CalibrationChoice,
@@ -34,8 +34,9 @@ from .experiment import Experiment, Published
 from .framework import FrameworkOptions
 from .models import FAMILIES, Cnn, Dlrm, Model, Transformer
 from .plan import Plan
-from .plan_keys import key_path, with_sub_tables
-from .profiles import filled
+from .plan_keys import key_path, short_key, with_sub_tables
+from .plan_options import MAIN_KEYS
+from .profiles import ProfileKey, filled
 from .program_experiment import ProgramExperiment, program_experiment
 
 if TYPE_CHECKING:
@@ -217,12 +218,16 @@ def _changed(table: dict[str, Any], source: str, changes: Sequence[str]) -> Expe
     return experiment
 
 
-def _tables_with(key: str) -> str:
-    """Suggest the tables that have a key which was given without one; empty if none has."""
+def _tables_with(key: str, given: str = "") -> str:
+    """Suggest the tables that have a key which was given in another, or in none; empty if none."""
     homes = [*TABLES.items(), *(("model", cls) for cls in (Transformer, Cnn, Dlrm))]
     tables = [name for name, cls in homes if key in (each.name for each in fields(cls))]
+    tables = [] if key == PART_OF_PLAN else tables
+    tables += [
+        f"plan.{group}" for group in MAIN_KEYS if field_of(Plan, f"{group}.{key}") is not None
+    ]
     tables += ["model"] if key in ("preset", "hf_config") else []
-    found = [f"{name}.{key}" for name in dict.fromkeys(tables)]
+    found = [f"{name}.{key}" for name in dict.fromkeys(tables) if name != given]
     return f" (did you mean {' or '.join(map(repr, found))}?)" if found else ""
 
 
@@ -262,12 +267,11 @@ def experiment_of(
     if any(key.startswith("model.") for key in set_by):
         model = model_of(table["model"], source)
     config = "" if "seq_len" in named else named.get("hf_config", "")
-    parts = {
-        key: build(cls, _table(table, key, source), source, key, ALL_KEYS)
-        for key, cls in TABLES.items()
-        if key not in ("plan", PART_OF_PLAN)
-    }
-    parts["plan"] = plan_of(table, source)
+    parts = {key: _part(table, key, source) for key in TABLES if key not in ("plan", PART_OF_PLAN)}
+    try:
+        parts["plan"] = plan_of(table, source)
+    except InputError as error:
+        raise InputError(f"{error}{_set_by(set_by, str(error), table)}") from error
     published = build(Published, _table(table, PUBLISHED, source), source, PUBLISHED)
     job = None
     if JOB in table:
@@ -291,14 +295,36 @@ def experiment_of(
 
 def plan_of(tables: Mapping[str, Any], source: str) -> Plan:
     """Tables ``[plan]`` and ``[framework]``, as `with_sub_tables` returns them → plan."""
-    plan, framework = (
-        build(TABLES[key], _table(tables, key, source), source, key, ALL_KEYS)
-        for key in ("plan", PART_OF_PLAN)
-    )
+    plan, framework = (_part(tables, key, source) for key in ("plan", PART_OF_PLAN))
     try:
         return replace(plan, framework=framework)
     except InputError as error:
         raise InputError(f"{source}: [plan] {error}") from error
+
+
+def _part(tables: Mapping[str, Any], name: str, source: str) -> Any:
+    """Build one of `TABLES`; a key that another table has is refused with its place."""
+    given, cls = _table(tables, name, source), TABLES[name]
+    known = {each.name for each in fields(cls)} if given else ()
+    for key in given:
+        if key not in known and (near := _tables_with(key, name)):
+            raise InputError(f"{source}: unknown key {key!r} in [{name}]{near}")
+    return build(cls, given, source, name, ALL_KEYS)
+
+
+def _set_by(keys: Mapping[str, ProfileKey], said: str, table: Mapping[str, Any]) -> str:
+    """Say which keys that an error names are the framework's, not the user's; empty if none."""
+    named = [
+        short_key(key)
+        for key in keys
+        if re.search(rf"(?<![\w.]){re.escape(key.removeprefix('plan.'))}(?![\w.])", said)
+    ]
+    if not named:
+        return ""
+    verb = "is" if len(named) == 1 else "are"
+    return (
+        f"; {' and '.join(named)} {verb} what framework.name = {table[PART_OF_PLAN]['name']!r} sets"
+    )
 
 
 def defaulted(text: str, changes: Sequence[str] = ()) -> dict[str, object]:
@@ -361,16 +387,15 @@ def _model_and_guess(table: Mapping[str, Any], source: str) -> tuple[Model, Gues
             raise InputError(f"{source}: key 'model.{key}' is {value!r}; it must be a text")
     if preset is not None and config is not None:
         raise InputError(f"{source}: [model] has both 'preset' and 'hf_config'; give one")
-    try:
-        if preset is not None:
-            base, guess = _named(preset, given)
-        elif config is not None:
-            from .huggingface import from_config
+    if preset is not None:
+        base, guess = _named(preset, given, source)
+    elif config is not None:
+        from .huggingface import from_config
 
+        try:
             base = from_config(Path(source).parent / config)
-    except InputError as error:
-        key = "hf_config" if preset is None else "preset"
-        raise InputError(f"{source}: key 'model.{key}': {error}") from error
+        except InputError as error:
+            raise InputError(f"{source}: key 'model.hf_config': {error}") from error
     if not base:
         given, guess = _completed(given, source)
     elif "parameters" in given:
@@ -391,26 +416,37 @@ def _model_and_guess(table: Mapping[str, Any], source: str) -> tuple[Model, Gues
     allowed = ("preset", "hf_config", "parameters", *(each.name for each in fields(cls)))
     for key in given:
         if key not in allowed:
-            raise InputError(
-                f"{source}: unknown key {key!r} in [model]{one_of(key, allowed, ALL_KEYS)}"
-            )
+            near = _tables_with(key, "model") or one_of(key, allowed, ALL_KEYS)
+            raise InputError(f"{source}: unknown key {key!r} in [model]{near}")
     model: Model = build(cls, {**common, **base, **given}, source, "model")
     return model, guess
 
 
-def _named(name: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], Guess | None]:
+def _named(name: str, given: Mapping[str, Any], source: str) -> tuple[dict[str, Any], Guess | None]:
     """Return the keys of a published model, or of the likeliest for a name with a size."""
     from .model_presets import find_model
 
     try:
         return find_model(name), None
-    except InputError:
-        from .likely_models import like_named
+    except InputError as error:
+        unknown = error
+    from .likely_models import like_named
 
-        found = like_named(name, {key: given[key] for key in MODEL_SIZES if key in given})
-        if found is None:
-            raise
-        return found
+    sizes = {key: given[key] for key in MODEL_SIZES if key in given}
+    _check_values(sizes, source)
+    try:
+        found = like_named(name, sizes)
+    except InputError as error:
+        raise InputError(f"{source}: key 'model.preset': {error}") from error
+    if found is None:
+        raise InputError(f"{source}: key 'model.preset': {unknown}") from unknown
+    return found
+
+
+def _check_values(keys: Mapping[str, Any], source: str) -> None:
+    """Refuse values that no transformer has, before others are taken to go with them."""
+    for key, value in keys.items():
+        check_value(Transformer, key, value, source, f"model.{key}")
 
 
 def _completed(given: dict[str, Any], source: str) -> tuple[dict[str, Any], Guess | None]:
@@ -427,12 +463,11 @@ def _completed(given: dict[str, Any], source: str) -> tuple[dict[str, Any], Gues
     shaped = {"layers", "hidden", "heads"} <= given.keys()
     if count is None and not (shaped and any(key not in given for key in needs)):
         return given, None
-    if any(type(value) is not int for key, value in given.items() if key in MODEL_SIZES):
-        return given, None  # reading it says what is wrong
     from .likely_models import complete, parameters_of
 
     allowed = {each.name for each in fields(Transformer)}
     known = {key: value for key, value in given.items() if key in allowed}
+    _check_values(known, source)
     try:
         keys, guess = complete(known, None if count is None else parameters_of(count))
     except InputError as error:
@@ -444,27 +479,37 @@ def _with_changes(table: dict[str, Any], source: str, changes: Sequence[str]) ->
     """Return the table with keys set as on the command line."""
     if not changes:
         return table
-    import tomllib
-
     table = with_sub_tables(table, source)
     for change in changes:
-        *path, last = key_path(_key_path(change))
+        value = _value(change)
+        given = _key_path(change)
+        *path, last = given if isinstance(value, dict) else key_path(given)
         within = table
         for name in path:
             within = within.setdefault(name, {})
             if not isinstance(within, dict):
                 raise UsageError(f"--set {change}: {name!r} is no table")
-        value = _ASSIGNMENT.sub("", change, count=1)
-        try:
-            within[last] = tomllib.loads(f"value = {value}")["value"]
-        except (ValueError, RecursionError):
-            within[last] = value.strip()
         # As one writes them in a shell.
-        if path == NCCL_VARIABLES and type(within[last]) is int:
-            within[last] = value.strip()
-        if [*path, last] == ["framework", "version"] and not isinstance(within[last], str):
-            within[last] = value.strip()
+        number = path == NCCL_VARIABLES and type(value) is int
+        if number or ([*path, last] == ["framework", "version"] and not isinstance(value, str)):
+            value = _written(change)
+        within[last] = value
     return table
+
+
+def _value(change: str) -> Any:
+    """Return the value of a change: TOML, or else a text."""
+    import tomllib
+
+    try:
+        return tomllib.loads(f"value = {_written(change)}")["value"]
+    except (ValueError, RecursionError):
+        return _written(change)
+
+
+def _written(change: str) -> str:
+    """Return the value of a change as it is written."""
+    return _ASSIGNMENT.sub("", change, count=1).strip()
 
 
 _ASSIGNMENT = re.compile(r"""(?:[^"'=]|"[^"]*"|'[^']*')*=""")

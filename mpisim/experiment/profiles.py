@@ -38,6 +38,7 @@ __all__ = [
     "Profile",
     "ProfileKey",
     "Where",
+    "chosen_profile",
     "filled",
     "find_profile",
     "profile_of",
@@ -160,8 +161,18 @@ class Profile:
 
     def is_newer(self, version: str) -> bool:
         """Whether a version came after the last that is covered, where the file names one."""
-        covered = re.findall(r"\d[\w.-]*", self.versions)
-        return bool(covered) and _version(version) > max(map(_version, covered))
+        covered = self._covered
+        return bool(covered) and _version(version) > max(covered)
+
+    def is_older(self, version: str) -> bool:
+        """Whether a version came before the first that is covered, where the file names one."""
+        covered, parts = self._covered, _version(version)
+        return bool(covered) and parts < min(covered)[: len(parts)]
+
+    @property
+    def _covered(self) -> list[Version]:
+        """Versions that the file names."""
+        return [_version(each) for each in re.findall(r"\d[\w.-]*", self.versions)]
 
 
 @frozen
@@ -197,6 +208,18 @@ class _Head:
 def profile_of(name: str, source: str) -> Profile:
     """``framework.name`` of an experiment, its file → the profile; errors as of `find_profile`."""
     return find_profile(str(Path(source).parent / name) if name.endswith(SUFFIX) else name)
+
+
+def chosen_profile(chosen: Mapping[str, Any], source: str) -> tuple[Profile, Version]:
+    """Table ``[framework]`` with a name, its file → the profile, and the version as numbers.
+
+    Raises
+    ------
+    InputError
+        As of `find_profile`, and for a version that does not begin with numbers.
+    """
+    version = _version(str(chosen.get("version", "")), "framework.version")
+    return profile_of(chosen["name"], source), version or NEWEST
 
 
 def find_profile(name: str) -> Profile:
@@ -272,8 +295,7 @@ def filled(
     if not isinstance(name, str):
         raise InputError(f"{source}: key 'framework.name' is {name!r}; it must be a text in quotes")
     try:
-        profile = profile_of(name, source)
-        version = _version(str(chosen.get("version", "")), "framework.version") or NEWEST
+        profile, version = chosen_profile(chosen, source)
     except InputError as error:
         raise InputError(f"{source}: key 'framework.name': {error}") from error
     recipe = chosen.get("recipe", "none") == "performance"

@@ -63,7 +63,7 @@ def hardware_of(experiment: Experiment) -> Hardware:
     if choice.gpus is not None and choice.gpus > available:
         raise InputError(
             f"cluster.gpus is {choice.gpus}, but {choice.nodes} nodes of {choice.preset!r} "
-            f"have {available}"
+            f"have {available}; give nodes = {-(-choice.gpus // cluster.gpus_per_node)}"
         )
     return Hardware(cluster, gpus_of(experiment, cluster), choice.gpus or available)
 

@@ -249,6 +249,8 @@ def _profile_lines(experiment: Experiment) -> list[str]:
         lines[0] += "; no version is given, so the newest is taken"
     elif profile.is_newer(version):
         lines[0] += ", the version is newer"
+    elif profile.is_older(version):
+        lines[0] += ", the version is older"
     for key, each in experiment.set_by_profile.items():
         how = ", by analogy" if each.analogy else ""
         lines.append(

@@ -360,7 +360,7 @@ def _values(key: str, value: Any, experiment: Experiment, source: str) -> tuple[
             '{ powers_of_two = [1, 8] }, { from = 1, to = 9, step = 2 }, or "auto"'
         )
     for each in value:
-        _check_name(where, key, each)
+        _check_name(where, key, each, source)
     _check_values(key, value, source)
     found = tuple(tuple(each) if isinstance(each, list) else each for each in value)
     if len(set(map(repr, found))) < len(found):
@@ -376,14 +376,16 @@ def _check_values(key: str, values: Sequence[Any], source: str) -> None:
             check_value(TABLES[table], name, each, source, f"search.vary.{key}")
 
 
-def _check_name(where: str, key: str, value: Any) -> None:
+def _check_name(where: str, key: str, value: Any, source: str) -> None:
     """Refuse a name that there is not: it would be a candidate that is left out in silence."""
     from ..experiment.model_presets import find_model
+    from ..experiment.profiles import profile_of
     from ..kernels import find_gpu
     from ..topo import find_cluster
 
     finders: Mapping[str, Callable[[str], Any]] = {
         "cluster.preset": find_cluster,
+        "framework.name": lambda name: profile_of(name, source),
         "kernels.gpu": find_gpu,
         "model.preset": find_model,
     }
