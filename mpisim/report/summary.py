@@ -58,6 +58,11 @@ A_TENTH = 0.1
 NOT_WORK = (PieceKind.HOST, PieceKind.LAUNCH, PieceKind.GAP)
 """Pieces of the critical path in which the device waits for the CPU."""
 
+UNNAMED = "framework not named"
+"""How the source of an error begins that a key would take away."""
+
+NAME_IT = "[framework] name narrows it"
+
 GIB = 2**30
 
 
@@ -337,6 +342,10 @@ def _warnings(results: Results, drawing: Drawing) -> list[str]:
     if "launch_bound" in said:
         line = f"Launch-bound: {one_line(str(said['launch_bound']))}"
         texts += map(drawing.warning, wrap(line, WIDTH, max_lines=2, placeholder=" …"))
+    sources = said.get("uncertainty_sources")
+    most = one_line(str(sources[0])) if isinstance(sources, list) and sources else ""
+    if most.startswith(UNNAMED) and not texts:
+        texts.append(shortened(f"Most of ±: {most}; {NAME_IT}", WIDTH))
     published = said.get("published", [])
     for line in published[: 2 if len(texts) < 2 else 1] if isinstance(published, list) else []:
         texts.append(shortened(f"Published {one_line(line)}", WIDTH))
