@@ -136,7 +136,7 @@ def test_the_report_says_what_the_profile_set(tmp_path: Path) -> None:
 
 def test_versions_before_the_first_are_said(tmp_path: Path) -> None:
     profile = find_profile("nemo")
-    versions = ("2.0", "22.11", "23", "23.09", "25.04")
+    versions = ("22", "22.11", "23", "23.09", "25.04")
     assert [profile.is_older(each) for each in versions] == [True, True, False, False, False]
     results = simulate(experiment(tmp_path, "framework.version=0.9"))
     assert results is not None
@@ -204,3 +204,27 @@ def test_a_value_for_a_sub_table_is_its_main_key() -> None:
     assert short.plan == long.plan
     both = read(ROW, "e", ["plan.recompute=full", "plan.recompute.layers=2"])
     assert (both.plan.recompute.granularity, both.plan.recompute.layers) == ("full", 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "numbers"),
+    [
+        ("nemo", "25.04", (25, 4)),
+        ("nemo", "2025-04", (25, 4)),
+        ("nemo", "2.1.0", (24, 12)),
+        ("torchtitan", "0.2", (2025, 10)),
+        ("torchtitan", "25-06-01", (2025, 6, 1)),
+        ("megatron-core", "0.12.1", (0, 12, 1)),
+        ("hugectr", "24.04", (24, 4)),
+    ],
+)
+def test_releases_and_dates_are_one_version(
+    name: str, version: str, numbers: tuple[int, ...]
+) -> None:
+    assert find_profile(name).version_of(version) == numbers
+
+
+@pytest.mark.parametrize("name", ["nemo", "torchtitan", "megatron-lm"])
+def test_a_release_without_a_date_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match=r"framework.version is '1\.9'; versions of .* are dates"):
+        find_profile(name).version_of("1.9")

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from ..base.errors import InputError, one_of
@@ -51,6 +52,11 @@ Version = tuple[int, ...]
 
 NEWEST: Version = (10**9,)
 """Stands for a version that is not given."""
+
+FIRST_YEAR = 20
+"""What versions that are dates begin with, at least: ``23.09``, ``2020-10``."""
+
+CENTURY = 2000
 
 COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
@@ -149,6 +155,10 @@ class Profile:
     aliases : tuple of str
     entries : tuple of (Entry, dict)
         In the order of the file, each with values by full key.
+    by_date : bool
+        Whether its versions are dates, as ``25.04`` or ``2025-06``.
+    releases : mapping of str to str
+        Where they are: releases that have numbers, by their first two, and the date of each.
     """
 
     name: str
@@ -158,15 +168,40 @@ class Profile:
     host: str
     aliases: tuple[str, ...]
     entries: tuple[tuple[Entry, dict[str, Any]], ...]
+    by_date: bool
+    releases: Mapping[str, str]
+
+    def version_of(self, text: str) -> Version:
+        """Version as a user writes it → its numbers, those of its date where versions are dates.
+
+        Raises
+        ------
+        InputError
+            If it does not begin with numbers, or is a release of which no date is known.
+        """
+        found = _version(text, "framework.version")
+        if not self.by_date or not found:
+            return found
+        if found[0] >= FIRST_YEAR:  # 25.04 and 2025-04 are one
+            century = CENTURY * (self._covered[0][0] >= CENTURY) if self._covered else 0
+            return (found[0] % CENTURY + century, *found[1:])
+        release = ".".join(map(str, (*found, 0)[:2]))
+        if release in self.releases:
+            return _version(self.releases[release])
+        known = ", ".join(f"{each} ({date})" for each, date in self.releases.items())
+        raise InputError(
+            f"framework.version is {text!r}; versions of {self.title} are dates here: "
+            f"{self.versions}" + (f"; releases: {known}" if known else "")
+        )
 
     def is_newer(self, version: str) -> bool:
         """Whether a version came after the last that is covered, where the file names one."""
         covered = self._covered
-        return bool(covered) and _version(version) > max(covered)
+        return bool(covered) and self.version_of(version) > max(covered)
 
     def is_older(self, version: str) -> bool:
         """Whether a version came before the first that is covered, where the file names one."""
-        covered, parts = self._covered, _version(version)
+        covered, parts = self._covered, self.version_of(version)
         return bool(covered) and parts < min(covered)[: len(parts)]
 
     @property
@@ -203,6 +238,7 @@ class _Head:
     version_form: Literal["calendar", "semantic"] = "semantic"
     host: str = ""
     aliases: tuple[str, ...] = ()
+    releases: dict[str, str] = field(default_factory=dict)
 
 
 def profile_of(name: str, source: str) -> Profile:
@@ -216,10 +252,10 @@ def chosen_profile(chosen: Mapping[str, Any], source: str) -> tuple[Profile, Ver
     Raises
     ------
     InputError
-        As of `find_profile`, and for a version that does not begin with numbers.
+        As of `find_profile` and `Profile.version_of`.
     """
-    version = _version(str(chosen.get("version", "")), "framework.version")
-    return profile_of(chosen["name"], source), version or NEWEST
+    profile = profile_of(chosen["name"], source)
+    return profile, profile.version_of(str(chosen.get("version", ""))) or NEWEST
 
 
 def find_profile(name: str) -> Profile:
@@ -262,7 +298,7 @@ def _profile(name: str) -> Profile:
         entries.append((entry, {".".join(key_path(k.split("."))): v for k, v in values.items()}))
     return Profile(
         preset.name, head.title, head.versions, head.url, head.host or preset.name, head.aliases,
-        tuple(entries),
+        tuple(entries), head.version_form == "calendar", MappingProxyType(dict(head.releases)),
     )  # fmt: skip
 
 
@@ -297,7 +333,8 @@ def filled(
     try:
         profile, version = chosen_profile(chosen, source)
     except InputError as error:
-        raise InputError(f"{source}: key 'framework.name': {error}") from error
+        key = "" if str(error).startswith("framework.version") else "key 'framework.name': "
+        raise InputError(f"{source}: {key}{error}") from error
     recipe = chosen.get("recipe", "none") == "performance"
     found: dict[str, Any] = {
         key: dict(value) if isinstance(value, dict) else value for key, value in tables.items()

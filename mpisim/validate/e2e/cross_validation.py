@@ -79,11 +79,7 @@ def calibrate(found: Comparison | None, comm: Intracomm, passes: int = 1) -> Ste
         constants = _fitted(rows, start)
     if found is None:
         return None
-    others = [
-        each
-        for each in plain
-        if each.trust in JUDGED_TRUST and not _is_training_row(each)
-    ]
+    others = [each for each in plain if each.trust in JUDGED_TRUST and not _is_training_row(each)]
     folds = _folds(rows, start, constants)
     trials = _held_out(rows, start, folds) + _held_out(others, NO_CONSTANTS, folds)
     judged = [each for each in plain if each.trust in JUDGED_TRUST]

@@ -108,10 +108,7 @@ def _parts(found: Comparison, lay: Lay) -> list[str]:
 
 def _measured_defaults(found: Comparison) -> Counter[str]:
     return Counter(
-        text
-        for each in found.compared
-        if each.trust != "F"
-        for text in each.mapped.defaults
+        text for each in found.compared if each.trust != "F" for text in each.mapped.defaults
     )
 
 
