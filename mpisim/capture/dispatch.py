@@ -113,6 +113,8 @@ class Dispatch(TorchDispatchMode):
         tensors = [each for each in flat if isinstance(each, torch.Tensor)]
         target = kwargs.get("device")
         on_device = target is not None and torch.device(target).type == "cuda"
+        if on_device:  # a rank has one; without a driver PyTorch takes "cuda" for the first
+            kwargs = {**kwargs, "device": torch.device("cuda", torch.cuda.current_device())}
         fake = on_device or any(map(is_fake, tensors))
         if not fake:
             return self._on_cpu(func, tensors, args, kwargs)

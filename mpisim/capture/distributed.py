@@ -7,7 +7,6 @@ others on the current stream.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -94,7 +93,7 @@ class Collectives:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self._groups: dict[str, int] = {}
-        self._streams: dict[int, int] = {}
+        self._streams: dict[tuple[int, ...], int] = {}
         self._produced: dict[int, Wait] = {}
         self._batch: list[bool] | None = None
 
@@ -105,12 +104,14 @@ class Collectives:
         name = group if isinstance(group, str) else group.group_name
         return self._groups[name]
 
-    def _stream_of(self, group: int, asynchronous: bool) -> int:
-        if not asynchronous:
-            return self.recorder.stream
-        if group not in self._streams:
-            self._streams[group] = self.recorder.new_stream()
-        return self._streams[group]
+    def _stream_of(self, *key: int) -> int:
+        """Return the stream of a group, or of a pair in it: NCCL has one for each."""
+        if key not in self._streams:
+            self._streams[key] = self.recorder.new_stream()
+        return self._streams[key]
+
+    def _rank_in(self, group: int) -> int:
+        return self.recorder.groups[group].index(self.recorder.rank)
 
     def issue(
         self,
@@ -144,15 +145,19 @@ class Collectives:
         number = self.group_of(group)
         size = _bytes(tensors) if bytes is None else bytes
         joined = False
+        stream = self._stream_of(number) if asynchronous else recorder.stream
         if self._batch is not None:
-            asynchronous = True
+            stream = self._stream_of(number)
             joined = bool(self._batch)
             self._batch.append(True)
+        elif peer >= 0:
+            mine = self._rank_in(number)
+            stream = self._stream_of(number, min(mine, peer), max(mine, peer))
         place = recorder.communicate(
             operation,
             number,
             size,
-            self._stream_of(number, asynchronous),
+            stream,
             kind=kind,
             peer=peer,
             joined=joined,
@@ -201,7 +206,6 @@ class Collectives:
     def install(self) -> None:
         """Put stand-ins in the place of process groups and of what makes them."""
         from torch._C._distributed_c10d import ProcessGroup
-        from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers it
 
         self._install_groups()
         of_group: Any = ProcessGroup
@@ -210,19 +214,14 @@ class Collectives:
         self._install_objects()
 
     def _install_groups(self) -> None:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
         recorder, numbers = self.recorder, self._groups
-        original_init, original_new = c10d.init_process_group, c10d._new_process_group_helper
+        original_new = c10d._new_process_group_helper
         module: Any = c10d
 
-        def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> None:
-            kwargs.pop("device_id", None)
-            kwargs.pop("pg_options", None)
-            for key in ("init_method", "store", "rank", "world_size"):
-                kwargs.pop(key, None)
-            timeout = kwargs.pop("timeout", None)
-            if recorder.world > 1 and os.environ.get("RANK") is None:
-                raise RuntimeError("RANK is no longer set")
-            original_init("fake", rank=recorder.rank, world_size=recorder.world, timeout=timeout)
+        def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
+            yield FakeStore(), recorder.rank, recorder.world
 
         def new_helper(
             size: int, rank: Any, members: list[int], backend: Any, store: Any, name: Any,
@@ -233,10 +232,9 @@ class Collectives:
             numbers[str(name)] = recorder.group_number(members) if members else 0
             return original_new(size, rank, members, "fake", store, name, **kwargs)
 
-        module.init_process_group = init_process_group
+        module.rendezvous = rendezvous
         module._new_process_group_helper = new_helper
         named: Any = dist
-        named.init_process_group = init_process_group
         named.is_nccl_available = lambda: True
         module.is_nccl_available = named.is_nccl_available
         named.is_torchelastic_launched = lambda: True
@@ -304,9 +302,7 @@ class Collectives:
 
         def end(group: Any, device: Any) -> Handle:
             self._batch = None
-            number = self.group_of(group)
-            stream = self._streams.get(number)
-            place = None if stream is None else self.recorder.place(stream)
+            place = self.recorder.place(self._stream_of(self.group_of(group)))
             return Handle(self.recorder, place, [])
 
         gathers = symmetric(Operation.ALL_GATHER, 0)
@@ -364,6 +360,15 @@ class Collectives:
             if objects:
                 found[0] = objects[0]
 
+        def batch_isend_irecv(operations: Sequence[Any]) -> list[Any]:
+            group = operations[0].group or c10d._get_default_group()
+            device = operations[0].tensor.device
+            group._start_coalescing(device)
+            for each in operations:
+                key = "group_dst" if each.op is c10d.isend else "group_src"
+                each.op(each.tensor, group=each.group, tag=each.tag, **{key: each.group_peer})
+            return [group._end_coalescing(device)]
+
         def monitored_barrier(*args: Any, **kwargs: Any) -> None:
             dist.barrier()
 
@@ -372,6 +377,7 @@ class Collectives:
             "gather_object": gather_object,
             "broadcast_object_list": broadcast_object_list,
             "scatter_object_list": scatter_object_list,
+            "batch_isend_irecv": batch_isend_irecv,
             "monitored_barrier": monitored_barrier,
         }.items():
             setattr(c10d, name, stand)
