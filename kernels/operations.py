@@ -423,11 +423,15 @@ class Elementwise(Kernel):
         Read and written, together.
     transposes : bool
         Whether a result is written transposed.
+    indexed : int, optional
+        Elements whose places in memory are divided out of their number, one by one: operands that
+        are broadcast or not dense.
     """
 
     family: ClassVar[str] = "elementwise"
     bytes: int
     transposes: bool = False
+    indexed: int | None = None
 
     @property
     def traffic(self) -> int:

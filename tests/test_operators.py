@@ -42,7 +42,8 @@ def test_results_have_the_shape_that_numpy_gives(a: tuple[int, ...], b: tuple[in
     assert broadcast([a, b]) == expected
     moved = sum(np.zeros(shape, np.float32).nbytes for shape in (a, b, expected))
     single = [TensorSpec("float32", shape) for shape in (a, b)]
-    assert of("aten::mul", *single) == (Elementwise(moved),)
+    (kernel,) = of("aten::mul", *single)
+    assert kernel.traffic == moved
 
 
 @given(SIZES, SIZES, SIZES, SIZES)
@@ -112,14 +113,16 @@ def test_attention_multiplies_what_the_mask_leaves(
 def test_copies_are_of_memory_where_both_lie_alike() -> None:
     lying, turned = half(64, 32, strides=(32, 1)), half(64, 32, strides=(1, 64))
     assert of("aten::copy_", lying, lying) == (Copy(64 * 32 * 2),)
-    assert of("aten::copy_", lying, turned) == (Elementwise(2 * 64 * 32 * 2, transposes=True),)
+    assert of("aten::copy_", lying, turned) == (Elementwise(2 * 64 * 32 * 2, indexed=64 * 32),)
     wide = TensorSpec("float32", (64, 32), (32, 1))
     assert of("aten::_to_copy", lying, out=wide) == (Elementwise(64 * 32 * (2 + 4)),)
 
 
 def test_what_is_broadcast_by_strides_is_read_once() -> None:
     row = half(64, 32, strides=(0, 1))
-    assert of("aten::add", half(64, 32), row) == (Elementwise(2 * (2 * 64 * 32 + 32)),)
+    assert of("aten::add", half(64, 32), row) == (
+        Elementwise(2 * (2 * 64 * 32 + 32), indexed=64 * 32),
+    )
 
 
 def test_tables_of_fbgemm() -> None:

@@ -11,6 +11,13 @@ measured rates show around the sizes of the caches of A40, A100 and H100 (github
 data/profiling). Kernels that write a result transposed are slower. Copies to or from the host
 run at a share of the link's rate instead.
 
+Operands that are broadcast or not dense have their places divided out of the element's number, and
+a kernel takes at least
+
+    elements × instructions / (64 × multiprocessors × clock)
+
+as 64 integers a clock is what a multiprocessor adds or multiplies (CUDA programming guide).
+
 The share of its datasheet bandwidth that a GPU's memory delivers is a matter of the memory and its
 controller: 0.75 on Pascal and on GDDR6 with error correction, 0.84 to 0.92 on HBM2 and later.
 """
@@ -47,6 +54,9 @@ CONSTANTS = (
 
 
 TRANSPOSED_RATE = number("transposed_stream_rate")
+INDEX_INSTRUCTIONS = number("index_instructions")
+INTEGERS = 64.0
+"""A clock and multiprocessor of NVIDIA's GPUs (CUDA programming guide, arithmetic instructions)."""
 
 
 def _columns(kernel: Kernel) -> dict[str, float | int | str]:
@@ -54,22 +64,31 @@ def _columns(kernel: Kernel) -> dict[str, float | int | str]:
     transposed."""
     host = isinstance(kernel, Copy) and kernel.path == "host"
     transposes = isinstance(kernel, Elementwise) and kernel.transposes
-    return {"bytes": kernel.traffic, "host": int(host), "transposes": int(transposes)}
+    indexed = kernel.indexed if isinstance(kernel, Elementwise) else None
+    return {
+        "bytes": kernel.traffic,
+        "host": int(host),
+        "transposes": int(transposes),
+        "indexed": indexed or 0,
+    }
 
 
 def _seconds(columns: Columns, gpu: GpuParameters, constants: Constants) -> Any:
     """Return the duration of each kernel, in seconds."""
     memory, l2, link = _terms(columns, gpu, constants)
-    return memory + l2 + link + constants["floor"]
+    indices = _indices(columns, gpu, memory + l2)
+    return memory + l2 + link + indices + constants["floor"]
 
 
 def _shares(columns: Columns, gpu: GpuParameters, constants: Constants) -> dict[str, Any]:
-    """Return the time in memory, in the L2 cache, on the link to the host and fixed, in seconds."""
+    """Return the time in memory, in the L2 cache, on the link to the host, of indices beyond
+    that, and fixed, in seconds."""
     memory, l2, link = _terms(columns, gpu, constants)
     return {
         "memory": memory,
         "l2": l2,
         "host link": link,
+        "indices": _indices(columns, gpu, memory + l2),
         "floor": filled_like(memory, constants["floor"]),
     }
 
@@ -86,6 +105,13 @@ def _terms(columns: Columns, gpu: GpuParameters, constants: Constants) -> tuple[
         slower * inside * hit / (gpu.l2_bandwidth * constants["l2_share"]),
         (size - inside) / (gpu.pcie * constants["host_share"]),
     )
+
+
+def _indices(columns: Columns, gpu: GpuParameters, hidden: Any) -> Any:
+    """Return by how much computing places takes longer than memory does, in seconds."""
+    instructions = columns.get("indexed", 0) * INDEX_INSTRUCTIONS
+    seconds = instructions / (INTEGERS * gpu.sms * gpu.clock)
+    return where(seconds > hidden, seconds - hidden, 0.0)
 
 
 MEMORY_BOUND = Formula("memory_bound", CONSTANTS, _columns, _seconds, _shares)

@@ -38,6 +38,7 @@ examples:
   mpisim replay traces/ -o run.h5 --timeline        save the result with every row
   mpisim export run.h5 --format perfetto -o run.pftrace    ... and look at it
   mpisim replay traces/ --html run.html             a page to look at, or to send to someone
+  mpisim replay et/ --cluster dgx-v100              execution traces, which hold no times
 """
 
 
@@ -47,7 +48,8 @@ def add_parser(subparsers: Any) -> None:
         "replay",
         help="replay recorded traces, as they were or changed",
         description="Replay PyTorch Kineto traces: every time is computed again from what the "
-        "trace shows to depend on what, and set beside the measured one.",
+        "trace shows to depend on what, and set beside the measured one. Execution traces hold no "
+        "times: --cluster prices them.",
         epilog=EXAMPLES,
     )
     parser.add_argument(
@@ -71,6 +73,13 @@ def add_parser(subparsers: Any) -> None:
         "--allow-missing-ranks",
         action="store_true",
         help="accept a job of which some ranks have no trace",
+    )
+    priced = parser.add_argument_group("execution traces, which hold no times")
+    priced.add_argument(
+        "--cluster", metavar="CLUSTER", help="price them: on this cluster, its GPUs and its hosts"
+    )
+    priced.add_argument(
+        "--gpu", metavar="GPU", help="... with these GPUs (default: those of the cluster)"
     )
     change = parser.add_argument_group("what if")
     for name, what in (
@@ -155,6 +164,11 @@ def _each_rank_once(option: str, given: list[tuple[int, float]]) -> dict[int, fl
 def run(args: argparse.Namespace) -> int:
     """Replay and print; the first process prints."""
     check_options(args)
+    if args.cluster is not None or args.gpu is not None:
+        from .replay_priced import check_priced, run_priced
+
+        check_priced(args)
+        return run_priced(args)
     from ..base.files import check_output
     from ..mpi.parallel import collective_errors, progress
     from ..program import gather, save

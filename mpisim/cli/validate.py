@@ -10,6 +10,7 @@ from . import (
     validate_job,
     validate_kernels,
     validate_memory,
+    validate_operators,
     validate_plans,
     validate_power,
     validate_published,
@@ -21,6 +22,7 @@ __all__ = ["add_parser"]
 KINDS = (
     validate_traces,
     validate_kernels,
+    validate_operators,
     validate_collectives,
     validate_e2e,
     validate_plans,
@@ -34,6 +36,7 @@ EXAMPLES = """\
 examples:
   mpisim validate traces TRACES/                   one trace a subfolder, table of errors
   mpisim validate kernels gemm.csv --split test    measured kernels, errors by operator
+  mpisim validate operators TRACES/                operators of traces with shapes
   mpisim validate collectives nccl_measurements.csv --split test
   mpirun -n 2 python -m mpisim validate e2e all.csv    measured training steps
   mpisim validate plans all.csv                    would a search have chosen right?

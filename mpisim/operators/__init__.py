@@ -12,6 +12,8 @@ Read in this order:
 :mod:`.streams`, :mod:`.products`, :mod:`.convolutions`, :mod:`.attentions`, :mod:`.norms`,
 :mod:`.embeddings`, :mod:`.optimizers`
     The rules: an operator's inputs → descriptions of its kernels.
+:mod:`.pricing`
+    ``OperatorPricing``: these kernels → durations on a GPU.
 """
 
 from .call import Argument, OperatorCall, TensorSpec

@@ -91,7 +91,12 @@ def softmax(*, backward: bool = False) -> Callable[[OperatorCall], Kernels | Non
         columns = x.shape[_axis(call, x, 2 if backward else 1)]
         if not x.elements:
             return ()
-        return (Softmax(x.elements // columns, columns, backward=backward, dtype=format_of(x)),)
+        own = Softmax(x.elements // columns, columns, backward=backward, dtype=format_of(x))
+        if backward and "log" not in call.name:
+            # The product of gradient and result is a kernel of its own, and the gradient that the
+            # next one reads (aten/src/ATen/native/cuda/SoftMax.cu, softmax_backward_cuda_out).
+            return (*stream(3 * touched(x)), own)
+        return (own,)
 
     return rule
 

@@ -37,11 +37,14 @@ __all__ = [
     "gather",
     "index_put",
     "index_select",
+    "key_values",
     "masked",
     "nothing",
+    "padding",
     "pooling",
     "pooling_backward",
     "predicate",
+    "rearranged",
     "reduction",
     "reduction_to_scalar",
     "scan",
@@ -60,9 +63,9 @@ _SINGLE_TILE = 4096
 """Items that CUB sorts in one block, by a single kernel, of the order of its tile."""
 
 
-def stream(amount: int, *, transposes: bool = False) -> Kernels:
-    """Bytes → the kernel that moves them; none for none."""
-    return (Elementwise(bytes=amount, transposes=transposes),) if amount > 0 else ()
+def stream(amount: int, *, indexed: int = 0) -> Kernels:
+    """Bytes, elements whose places are computed → the kernel that moves them; none for none."""
+    return (Elementwise(bytes=amount, indexed=indexed or None),) if amount > 0 else ()
 
 
 def nothing(call: OperatorCall) -> Kernels:
@@ -96,8 +99,22 @@ def _streamed(call: OperatorCall, operands: tuple[TensorSpec, ...], dtype: str) 
             written = operands[0]
         else:
             written = TensorSpec(dtype, broadcast(each.shape for each in operands))
-    amount = touched(written) if written.elements else 0
-    return stream(amount + sum(map(touched, operands)) if amount else 0)
+    if not written.elements:
+        return ()
+    dense = all(_lies_like(each, written) for each in operands)
+    amount = touched(written) + sum(map(touched, operands))
+    return stream(amount, indexed=0 if dense else written.elements)
+
+
+_FROM_PYTHON = ("float64", "int64", "bool")
+"""Types of numbers of Python where an operator takes a tensor: they are arguments of the kernel."""
+
+
+def _lies_like(operand: TensorSpec, written: TensorSpec) -> bool:
+    """Whether elements of an operand follow one another as those of the result do."""
+    if not operand.shape:
+        return operand.dtype in _FROM_PYTHON or not written.shape
+    return operand.elements == written.elements and is_dense(operand)
 
 
 def masked(call: OperatorCall) -> Kernels | None:
@@ -114,16 +131,20 @@ def copy(call: OperatorCall) -> Kernels | None:
 
 
 def copy_into(call: OperatorCall) -> Kernels | None:
-    """``_to_copy``, ``clone``, ``contiguous`` → the kernel from the input to the result.
+    """``_to_copy``, ``clone`` → the kernel from the input to the result.
 
     A clone has the type of its input. What a cast writes has to be recorded.
     """
     source, to = tensor(call, 0), result(call)
-    if source is None or (to is None and "to" in call.name):
-        return None
-    if to is None and call.name != "aten::clone":
+    if source is None or (to is None and call.name != "aten::clone"):
         return None
     return _copied(source, to or TensorSpec(source.dtype, source.shape))
+
+
+def rearranged(call: OperatorCall) -> Kernels | None:
+    """``contiguous``, ``reshape`` where they copy → a copy of what does not lie densely."""
+    source = tensor(call, 0)
+    return None if source is None else stream(2 * touched(source), indexed=source.elements)
 
 
 def copy_out(call: OperatorCall) -> Kernels:
@@ -138,17 +159,28 @@ def _copied(source: TensorSpec, to: TensorSpec) -> Kernels:
     same = source.dtype == to.dtype and source.shape == to.shape
     if same and source.strides is not None and is_dense(source) and is_dense(to):
         return (Copy(bytes=touched(to)),)
-    turned = _innermost(source) != _innermost(to)
-    return stream(touched(source) + touched(to), transposes=turned)
+    alike = source.strides == to.strides or (is_dense(source) and is_dense(to))
+    broadcasts = source.elements != to.elements
+    return stream(
+        touched(source) + touched(to), indexed=to.elements if broadcasts or not alike else 0
+    )
 
 
-def _innermost(spec: TensorSpec) -> int:
-    """Return the dimension along which neighbours in memory lie; the last if not known."""
-    last = len(spec.shape) - 1
-    if spec.strides is None:
-        return last
-    steps = [(step, -i) for i, (n, step) in enumerate(zip(spec.shape, spec.strides)) if n > 1 < n]
-    return -min(steps)[1] if steps and min(steps)[0] > 0 else last
+def padding(call: OperatorCall) -> Kernels | None:
+    """``constant_pad_nd`` → fills the result, and copies the input into it."""
+    source, to = tensor(call, 0), result(call)
+    if source is None:
+        return None
+    filled = stream(touched(to or source))
+    return (*filled, *stream(2 * touched(source), indexed=source.elements))
+
+
+def key_values(call: OperatorCall) -> Kernels | None:
+    """``reshape_and_cache`` (keys, values, cache, …) → both are written to their places."""
+    keys, values = tensor(call, 0), tensor(call, 1)
+    if keys is None or values is None:
+        return None
+    return stream(2 * (touched(keys) + touched(values)))
 
 
 def fill(call: OperatorCall) -> Kernels:
@@ -173,6 +205,8 @@ def reduction(call: OperatorCall) -> Kernels | None:
     source, to = tensor(call, 0), result(call)
     if source is None:
         return None
+    if tensor(call, 1) is not None:  # the larger of two tensors
+        return elementwise(call)
     left = 1
     if to is None:
         dims = numbers(call, 1)
@@ -253,12 +287,15 @@ def index_put(call: OperatorCall) -> Kernels | None:
     if to is None or values is None:
         return None
     moved = max(1, values.elements) * element_bytes(to.dtype)
+    if values.elements == 1 and to.elements > 1:  # a mask: one number wherever it holds
+        begun = () if call.name.endswith("_") else (Copy(bytes=touched(to)),)
+        return (*begun, *stream(2 * touched(to) + to.elements, indexed=to.elements))
+    rows = values.elements // max(1, to.elements // max(1, to.shape[0] if to.shape else 1))
     listed = tensor_list(call, 1)
-    chosen = math.prod(broadcast(each.shape for each in listed)) if listed else 0
-    masks = sum(map(touched, listed))
-    write = stream(3 * moved + (masks or 8 * (values.shape[0] if values.shape else 1)))
+    chosen = math.prod(broadcast(each.shape for each in listed)) if listed else max(1, rows)
+    write = stream(3 * moved + 8 * chosen, indexed=values.elements)
     if number(call, 3, 0) and values.shape:
-        return (*sort_kernels(chosen or values.shape[0], 8, 8), *write)
+        return (*sort_kernels(chosen, 8, 8), *write)
     return write
 
 

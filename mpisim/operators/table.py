@@ -40,7 +40,8 @@ _NOTHING = """
     lift_fresh empty empty_like empty_strided new_empty new_empty_strided resize_ set_ size stride
     numel sym_size sym_numel sym_stride sym_storage_offset is_same_size is_nonzero requires_grad_
     record_stream result_type broadcast_tensors _has_compatible_shallow_copy_type _assert_async
-    _assert_tensor_metadata output_nr profiler::_record_function_enter real imag _conj
+    _assert_tensor_metadata output_nr resolve_conj resolve_neg real imag _conj
+    profiler::_record_function_enter
     profiler::_record_function_enter_new profiler::_record_function_exit prims::device_of
 """
 
@@ -58,7 +59,7 @@ _POINTWISE = """
     masked_scale binary_cross_entropy_backward mse_loss_backward smooth_l1_loss_backward
     huber_loss_backward kl_div_backward soft_margin_loss_backward prelu _prelu_kernel
     _prelu_kernel_backward rrelu_with_noise glu_backward polar complex flip roll rot90 tril triu
-    repeat repeat_interleave tile constant_pad_nd reflection_pad2d replication_pad2d pixel_shuffle
+    repeat repeat_interleave tile reflection_pad2d replication_pad2d pixel_shuffle
     pixel_unshuffle channel_shuffle upsample_nearest2d upsample_bilinear2d upsample_bicubic2d
     upsample_nearest1d upsample_nearest3d upsample_nearest2d_backward upsample_bilinear2d_backward
     _upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler_2d im2col col2im slice_backward
@@ -278,8 +279,11 @@ TABLE: Mapping[str, Rule] = {
     **_served("fbgemm::dense_embedding_codegen_lookup_function", embeddings.split_tables),
     # Copies, fills, reductions, indexing.
     **_served("copy_", streams.copy),
-    **_served("_to_copy clone contiguous", streams.copy_into),
+    **_served("_to_copy clone", streams.copy_into),
+    **_served("contiguous reshape", streams.rearranged),
     **_served("_local_scalar_dense", streams.copy_out),
+    **_served("constant_pad_nd", streams.padding),
+    **_served("_C_cache_ops::reshape_and_cache_flash", streams.key_values),
     **_served("fill_ zero_ random_ uniform_ normal_ bernoulli_ exponential_ fill", streams.fill),
     **_served(_FILLED, streams.fill_result),
     **_served(_POINTWISE, streams.elementwise),
@@ -337,7 +341,7 @@ COLLECTIVES: Mapping[str, str] = {
 }  # fmt: skip
 """Operators of ``c10d`` and ``_c10d_functional``, by name → what they communicate."""
 
-_C10D = ("c10d::", "_c10d_functional::", "c10d_functional::")
+_C10D = ("c10d::", "_c10d_functional::", "c10d_functional::", "symm_mem::")
 
 
 def is_collective(name: str) -> bool:

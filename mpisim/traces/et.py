@@ -82,8 +82,14 @@ def is_execution_trace(path: Path | str) -> bool:
     )
 
 
-def read_et(path: Path | str) -> ExecutionTrace:
+def read_et(path: Path | str, *, arguments: bool = False) -> ExecutionTrace:
     """Read one execution trace (``.json`` or ``.json.gz``), schemas 1.0.1 to 1.1.1.
+
+    Parameters
+    ----------
+    path : Path or str
+    arguments : bool
+        Whether to keep what each node was given and returned.
 
     Raises
     ------
@@ -97,7 +103,7 @@ def read_et(path: Path | str) -> ExecutionTrace:
     collects = gc.isenabled()
     gc.disable()
     try:
-        return _columns(path, _parse(path, text), len(text))
+        return _columns(path, _parse(path, text), len(text), arguments)
     except OverflowError:
         raise TraceError(f"{path}: holds a number of more than 64 bits") from None
     finally:
@@ -105,7 +111,7 @@ def read_et(path: Path | str) -> ExecutionTrace:
             gc.enable()
 
 
-def _columns(path: Path, parsed: _File, size: int) -> ExecutionTrace:
+def _columns(path: Path, parsed: _File, size: int, arguments: bool) -> ExecutionTrace:
     nodes = parsed.nodes
     if not _SCHEMA.match(parsed.schema):
         raise TraceError(
@@ -153,6 +159,8 @@ def _columns(path: Path, parsed: _File, size: int) -> ExecutionTrace:
         ),
     )
     et.communications = communications(et, facts, raw_inputs)
+    if arguments:
+        et.arguments = values
     return et
 
 

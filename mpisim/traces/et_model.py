@@ -279,6 +279,8 @@ class ExecutionTrace:
         By name. Empty for files older than these records.
     communications : list of EtCommunication
         In order of node, without the records of waiting for one.
+    arguments : list of (Values, Values)
+        Inputs and outputs of each node as recorded, if they were asked for.
     """
 
     path: Path
@@ -300,6 +302,7 @@ class ExecutionTrace:
     outputs: Tensors
     groups: dict[str, ProcessGroup] = field(default_factory=dict)
     communications: list[EtCommunication] = field(default_factory=list)
+    arguments: list[tuple[Values, Values]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.name)

@@ -65,6 +65,9 @@ class Arguments(
         "blocks_per_sm": "blocks per SM",
         "dims": "Input Dims",
         "types": "Input type",
+        "steps": "Input Strides",
+        "concrete": "Concrete Inputs",
+        "forward_thread": "Fwd thread id",
         "collective": "Collective name",
         "in_elements": "In msg nelems",
         "out_elements": "Out msg nelems",
@@ -89,6 +92,9 @@ class Arguments(
     blocks_per_sm: float | str | None = None
     dims: msgspec.Raw = msgspec.Raw(b"")
     types: msgspec.Raw = msgspec.Raw(b"")
+    steps: msgspec.Raw = msgspec.Raw(b"")
+    concrete: msgspec.Raw = msgspec.Raw(b"")
+    forward_thread: int | None = None
     collective: str | None = None
     in_elements: _Size | None = None
     out_elements: _Size | None = None

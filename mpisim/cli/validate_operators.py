@@ -1,0 +1,166 @@
+"""``mpisim validate operators``: recorded operators beside the kernel models."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from ..base.errors import TraceError
+from .output import add_json_option, add_monitor_option, add_overwrite_option, check_json
+
+if TYPE_CHECKING:
+    from ..validate.operators import PricedTrace
+
+__all__ = ["add_kind", "run"]
+
+EXAMPLES = """\
+examples:
+  mpisim validate operators TRACES/                  Kineto traces with shapes, in folders
+  mpisim validate operators rank0.json --details     every operator of it
+  mpisim validate operators rank0.json --gpu a100    by the models of another GPU
+"""
+
+MAX_ROWS = 12
+"""Operators that are printed without --details."""
+
+
+def add_kind(kinds: Any) -> None:
+    """Add the parser of ``mpisim validate operators``."""
+    parser = kinds.add_parser(
+        "operators",
+        help="operators of recorded traces beside kernel models",
+        description="Price every operator of Kineto traces that launched kernels (recorded with "
+        "record_shapes=True) and compare with the recorded times of these kernels. "
+        "docs/operators.md explains the tables.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("paths", metavar="PATH", nargs="+", help="traces, or folders of them")
+    parser.add_argument(
+        "--gpu", metavar="GPU", help="whose models to use (default: the one a trace names)"
+    )
+    parser.add_argument("--details", action="store_true", help="print all operators")
+    add_json_option(parser)
+    add_overwrite_option(parser)
+    add_monitor_option(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Price and print; under a launcher only the first process does."""
+    from .launch import launched_rank
+
+    if launched_rank() != 0:
+        return 0
+    check_json(args)
+    from ..kernels import gpu_name
+    from ..mpi.parallel import progress
+    from ..validate.operators import PricedTrace, price_traces, tabulate
+
+    if args.gpu is not None:
+        gpu_name(args.gpu)  # or an error that names those there are
+    traces: list[PricedTrace] = []
+    skipped: list[str] = []
+    with progress(None, "pricing operators"):
+        for found in price_traces(args.paths, args.gpu):
+            if isinstance(found, PricedTrace):
+                traces.append(found)
+            else:
+                skipped.append(found)
+    if not traces:
+        raise TraceError(skipped[0])
+    tables = tabulate(traces)
+    _print(traces, tables, skipped, None if args.details else MAX_ROWS)
+    if args.json is not None:
+        from ..base.files import write_json
+
+        write_json(args.json, _as_json(traces, tables, skipped), overwrite=args.overwrite)
+    return 0
+
+
+def _print(
+    traces: Sequence[PricedTrace], tables: Any, skipped: Sequence[str], most: int | None
+) -> None:
+    print(f"{'trace':54s} {'gpu':>14s} {'kernels':>11s} {'named':>7s} {'error':>7s}")
+    for each in traces:
+        print(
+            f"{each.name:54.54s} {each.gpu:>14s} {each.measured * 1e3:8.2f} ms {each.named:7.1%} "
+            f"{each.error:+7.1%}"
+        )
+    print(
+        f"\n{len(traces)} traces: median |error| {median(abs(t.error) for t in traces):.1%}, "
+        f"median share named {median(t.named for t in traces):.1%}"
+    )
+    for grouping, groups in tables.items():
+        print(
+            f"\n{grouping:44s} {'calls':>8s} {'kernels':>11s} {'total':>7s} {'median':>7s} "
+            f"{'bias':>7s}"
+        )
+        for name, group in list(groups.items())[:most]:
+            print(
+                f"{name:44.44s} {group['n']:8,d} {group['seconds'] * 1e3:8.2f} ms "
+                f"{group['total']:+7.1%} {group['median']:7.1%} {group['bias']:+7.1%}"
+            )
+        if most is not None and len(groups) > most:
+            print(f"… {len(groups) - most} more (--details)")
+    unknown = _unknown(traces)
+    if unknown:
+        print("\nnot priced by a named model, by share of all kernel time")
+        for name, share in list(unknown.items())[:most]:
+            print(f"{name:44.44s} {share:8.2%}")
+    for reason in skipped:
+        print(f"skipped: {reason}")
+    print(
+        "\nkernels: recorded time without communications and copies from or to the host; named:\n"
+        "share of it that models of the operators' kinds price; error, total: of all of these\n"
+        "calls together; median, bias: of single calls"
+    )
+
+
+def _unknown(traces: Sequence[PricedTrace]) -> dict[str, float]:
+    """Return the operators that are not priced by a named model, with their share of all time."""
+    found: dict[str, float] = {}
+    total = sum(each.measured for each in traces) or 1.0
+    for trace in traces:
+        for each in trace.sums:
+            if not each.known:
+                found[each.name] = found.get(each.name, 0.0) + each.measured / total
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def _as_json(traces: Sequence[PricedTrace], tables: Any, skipped: Sequence[str]) -> dict[str, Any]:
+    return {
+        "kind": "operators",
+        "median": median(abs(each.error) for each in traces),
+        "named": median(each.named for each in traces),
+        "skipped": list(skipped),
+        "unknown": _unknown(traces),
+        "groups": {
+            f"{grouping}={name}": group
+            for grouping, groups in tables.items()
+            for name, group in groups.items()
+        },
+        "cases": [
+            {
+                "id": trace.name,
+                "gpu": trace.gpu,
+                "measured": trace.measured,
+                "named": trace.named,
+                "error": trace.error,
+                "operators": [
+                    {
+                        "name": each.name,
+                        "type": each.dtype,
+                        "known": each.known,
+                        "calls": each.calls,
+                        "kernels": each.kernels,
+                        "measured": each.measured,
+                        "predicted": each.predicted,
+                    }
+                    for each in trace.sums
+                ],
+            }
+            for trace in traces
+        ],
+    }

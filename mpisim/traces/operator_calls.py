@@ -1,0 +1,232 @@
+"""Kineto trace with shapes → calls of operators, and the kernels that each launched.
+
+Operators lie in each other. Of those around a launch the outermost counts for which the table of
+operators has kernels (:mod:`mpisim.operators.table`); if there is none, the innermost, which is
+then not known. Results are not recorded. For operators whose gradient is computed in the same trace
+they follow from it: the gradient of a result has its shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from ..base.errors import TraceError
+from ..base.frozen import frozen
+from ..operators import Argument, Launched, OperatorCall, TensorSpec, kernels_of
+from ..operators.table import is_collective
+from ..operators.tensors import torch_dtype
+from .gradients import Partners, is_backward
+from .host import is_communication_kernel
+from .kineto import KERNEL, Arguments, KinetoTrace, Spans
+
+__all__ = ["LaunchedCall", "launched_calls"]
+
+
+@frozen
+class LaunchedCall:
+    """A call of an operator in a trace, with what it launched.
+
+    Attributes
+    ----------
+    operator : int
+        Position among the operators of the trace; -1: launched outside of any.
+    call : OperatorCall
+    launched : Launched
+        By the table.
+    ops : tuple of int
+        Device operations that it launched: kernels, and copies and fills within the device.
+    """
+
+    operator: int
+    call: OperatorCall
+    launched: Launched
+    ops: tuple[int, ...]
+
+
+def launched_calls(trace: KinetoTrace) -> list[LaunchedCall]:
+    """Return the calls of operators that launched kernels, in order of their first.
+
+    Communications are left out, and copies between host and device, and what was launched before
+    recording began.
+
+    Raises
+    ------
+    TraceError
+        If the trace holds no shapes.
+    """
+    operators = trace.operators
+    if not any(args is not None and len(bytes(args.dims)) > 2 for args in operators.args):
+        raise TraceError(
+            f"{trace.path}: records no shapes of tensors; profile with record_shapes=True"
+        )
+    reader = _Reader(operators)
+    chains = _enclosing(trace)
+    found: dict[int, list[int]] = {}
+    for op in range(len(trace.device)):
+        if not _counts(trace, op):
+            continue
+        if op not in chains:  # launched before recording began
+            continue
+        chain = chains[op]
+        if any(is_collective(operators.name[i]) for i in chain):
+            continue
+        claimed = next((i for i in chain if reader.is_known(i)), chain[-1] if chain else -1)
+        found.setdefault(claimed, []).append(op)
+    calls = []
+    for operator, ops in found.items():
+        if operator < 0:
+            nothing = OperatorCall("(no operator)", ())
+            calls += [LaunchedCall(-1, nothing, kernels_of(nothing), (op,)) for op in ops]
+        else:
+            call, launched = reader.of(operator)
+            calls.append(LaunchedCall(operator, call, launched, tuple(ops)))
+    return sorted(calls, key=lambda each: each.ops[0])
+
+
+def _counts(trace: KinetoTrace, op: int) -> bool:
+    """Whether a device operation is a kernel, or a copy or fill within the device."""
+    name = trace.device.name[op]
+    if trace.device.kind[op] == KERNEL:
+        return not is_communication_kernel(name)
+    return "DtoH" not in name and "HtoD" not in name
+
+
+def _enclosing(trace: KinetoTrace) -> dict[int, list[int]]:
+    """Return the operators around the launch of each device operation, the outermost first."""
+    launched: dict[int, list[int]] = {}
+    for op, correlation in enumerate(trace.device.correlation.tolist()):
+        if correlation >= 0:
+            launched.setdefault(correlation, []).append(op)
+    operators, calls = trace.operators, trace.calls
+    events: dict[int, list[tuple[int, int, int, int]]] = {}
+    begin, end, thread = (
+        each.tolist() for each in (operators.begin, operators.end, operators.thread)
+    )
+    for i in range(len(operators)):
+        events.setdefault(thread[i], []).append((begin[i], 0, -end[i], i))
+    begin, thread = calls.begin.tolist(), calls.thread.tolist()
+    for i, args in enumerate(calls.args):
+        if args is not None and args.correlation in launched:
+            events.setdefault(thread[i], []).append((begin[i], 1, 0, args.correlation))
+    found: dict[int, list[int]] = {}
+    for own in events.values():
+        own.sort()
+        stack: list[tuple[int, int]] = []
+        for at, is_launch, ends, number in own:
+            while stack and stack[-1][0] < at:
+                stack.pop()
+            if not is_launch:
+                stack.append((-ends, number))
+                continue
+            chain = [i for until, i in stack if until >= at]
+            for op in launched.get(number, ()):
+                found.setdefault(op, chain)
+    return found
+
+
+class _Reader:
+    """Calls of a trace's operators, read when they are asked for."""
+
+    def __init__(self, operators: Spans) -> None:
+        self.operators = operators
+        self._kept: dict[int, tuple[OperatorCall, Launched]] = {}
+        numbers = [-1 if a is None or a.sequence is None else a.sequence for a in operators.args]
+        self._partners = Partners(operators.name, numbers)
+
+    def is_known(self, operator: int) -> bool:
+        """Whether the table has kernels for an operator."""
+        _, launched = self.of(operator)
+        return launched.known and bool(launched.kernels)
+
+    def of(self, operator: int) -> tuple[OperatorCall, Launched]:
+        """Operator of the trace → its call and what the table says it launches."""
+        found = self._kept.get(operator)
+        if found is None:
+            call = self._read(operator)
+            found = self._kept[operator] = call, kernels_of(call)
+        return found
+
+    def _read(self, operator: int) -> OperatorCall:
+        name, args = self.operators.name[operator], self.operators.args[operator]
+        if args is None:
+            return OperatorCall(name, ())
+        if is_backward(name):
+            forward = self._partners.forward(operator)
+            given = () if forward < 0 else _inputs(self.operators.args[forward])
+            return OperatorCall(name, (*_inputs(args), given))
+        gradient = self._partners.gradient(operator)
+        outputs = () if gradient < 0 else _inputs(self.operators.args[gradient])
+        tensors = tuple(each for each in outputs if isinstance(each, TensorSpec))
+        return OperatorCall(name, _inputs(args), tensors[:1])
+
+
+def _inputs(args: Arguments | None) -> tuple[Argument, ...]:
+    if args is None:
+        return ()
+    dims, types, strides, concrete = (
+        _list(raw) for raw in (args.dims, args.types, args.steps, args.concrete)
+    )
+    return tuple(
+        _argument(dims[i], types[i] if i < len(types) else "", _at(strides, i), _at(concrete, i))
+        for i in range(len(dims))
+    )
+
+
+def _list(raw: msgspec.Raw) -> list[Any]:
+    text = bytes(raw)
+    try:
+        found = msgspec.json.decode(text) if text else []
+    except msgspec.DecodeError:
+        return []
+    return found if isinstance(found, list) else []
+
+
+def _at(values: list[Any], i: int) -> Any:
+    return values[i] if i < len(values) else None
+
+
+def _argument(dims: Any, kind: Any, strides: Any, concrete: Any) -> Argument:
+    """Return one argument as Kineto writes it: sizes, a type's name, strides, a number's text."""
+    kind = kind if isinstance(kind, str) else ""
+    if kind in ("TensorList", "GenericList[Tensor]", "OptionalTensorList") or (
+        isinstance(dims, list) and dims and all(isinstance(each, list) for each in dims)
+    ):
+        # A list names no type of its elements; most lists are of one type, which is not known.
+        return tuple(_tensor(each, "float32", None) for each in _shapes(dims))
+    dtype = torch_dtype(kind)
+    if dtype is not None and isinstance(dims, list) and all(isinstance(n, int) for n in dims):
+        if not dims and isinstance(concrete, str) and concrete:
+            return _number(concrete)
+        return _tensor(dims, dtype, strides)
+    return _number(concrete) if isinstance(concrete, str) else None
+
+
+def _tensor(dims: list[int], dtype: str, strides: Any) -> TensorSpec:
+    """Sizes, type and strides, if recorded → a tensor."""
+    steps = None
+    if isinstance(strides, list) and len(strides) == len(dims):
+        steps = tuple(each if isinstance(each, int) else 1 for each in strides)
+    return TensorSpec(dtype, tuple(dims), steps)
+
+
+def _shapes(dims: Any) -> Iterable[list[int]]:
+    for each in dims if isinstance(dims, list) else ():
+        if isinstance(each, list) and all(isinstance(n, int) for n in each):
+            yield each
+
+
+def _number(text: str) -> Argument:
+    """Number, list of numbers, truth value or name as Kineto writes it."""
+    if text in ("True", "False"):
+        return int(text == "True")
+    if text[:1] == "[" and text[-1:] == "]":
+        return tuple(_number(part.strip()) for part in text[1:-1].split(",") if part.strip())
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text or None

@@ -1,0 +1,195 @@
+"""Recorded kernels of operators beside what the table of operators and the kernel models say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..base.errors import InputError, TraceError
+from ..base.frozen import frozen
+from ..kernels import find_gpu, gpu_name
+from ..operators.pricing import OperatorPricing
+from ..operators.tensors import all_tensors
+from ..traces.kineto import read_kineto
+from ..traces.operator_calls import launched_calls
+from ..traces.sources import is_folder, is_kineto, json_files
+from .cases import summary
+
+__all__ = ["OperatorSum", "PricedTrace", "price_traces", "tabulate"]
+
+
+@frozen
+class OperatorSum:
+    """All calls of an operator in a trace with one type of tensors.
+
+    Attributes
+    ----------
+    name, dtype : str
+    known : bool
+        Whether a model of its kind prices them.
+    calls, kernels : int
+        Kernels as recorded.
+    measured, predicted : float
+        Seconds, of all calls together.
+    errors : tuple of float
+        Relative, of each call.
+    """
+
+    name: str
+    dtype: str
+    known: bool
+    calls: int
+    kernels: int
+    measured: float
+    predicted: float
+    errors: tuple[float, ...]
+
+
+@frozen
+class PricedTrace:
+    """The operators of one trace file; see `OperatorSum`.
+
+    Attributes
+    ----------
+    name : str
+        Folder and file.
+    gpu : str
+        Whose models priced it.
+    sums : tuple of OperatorSum
+        The longest first.
+    """
+
+    name: str
+    gpu: str
+    sums: tuple[OperatorSum, ...]
+
+    @property
+    def measured(self) -> float:
+        """Seconds of all kernels that operators launched, communications left out."""
+        return sum(each.measured for each in self.sums)
+
+    @property
+    def named(self) -> float:
+        """Share of that time which named models price."""
+        return sum(each.measured for each in self.sums if each.known) / (self.measured or 1.0)
+
+    @property
+    def error(self) -> float:
+        """Relative error of the time of all calls that named models price, together."""
+        known = [each for each in self.sums if each.known]
+        measured = sum(each.measured for each in known)
+        return sum(each.predicted for each in known) / measured - 1 if measured else 0.0
+
+
+def price_traces(paths: Sequence[str], gpu: str | None = None) -> Iterator[PricedTrace | str]:
+    """Price the operators of trace files one after another.
+
+    Parameters
+    ----------
+    paths : sequence of str
+        Kineto traces, folders of them, or folders of such folders; other files in folders are
+        passed over.
+    gpu : str, optional
+        Whose models to use; the one that each trace names if not given.
+
+    Yields
+    ------
+    PricedTrace or str
+        Or why a file in a folder could not be priced. What is named itself must be.
+
+    Raises
+    ------
+    TraceError, InputError
+        If a named file cannot be priced, or a folder holds no trace.
+    """
+    for path in map(Path, paths):
+        if not is_folder(path):
+            yield _priced(path, gpu)
+            continue
+        inside = [path, *sorted(each for each in path.iterdir() if each.is_dir())]
+        files = [file for folder in inside for file in json_files(folder) if is_kineto(file)]
+        if not files:
+            raise TraceError(f"{path}: no Kineto trace (.json or .json.gz) in this folder")
+        for file in files:
+            try:
+                yield _priced(file, gpu)
+            except InputError as error:
+                yield str(error)
+
+
+def _priced(path: Path, gpu: str | None) -> PricedTrace:
+    trace = read_kineto(path)
+    try:
+        name = gpu_name(gpu or trace.device_name)
+    except InputError as error:
+        raise TraceError(
+            f"{path}: recorded on {trace.device_name or 'a GPU it does not name'!r}, which is not "
+            "known; --gpu says whose models to use"
+            if gpu is None
+            else str(error)
+        ) from None
+    pricing = OperatorPricing(find_gpu(name))
+    took = (trace.device.end - trace.device.begin) / 1e12
+    found: dict[tuple[str, str, bool], list[tuple[int, float, float]]] = {}
+    for each in launched_calls(trace):
+        priced = pricing.price(each.launched)
+        measured = float(took[list(each.ops)].sum())
+        dtype = next((t.dtype for t in all_tensors(each.call.inputs)), "none")
+        key = each.call.name, dtype, priced.known
+        found.setdefault(key, []).append((len(each.ops), measured, priced.duration / 1e12))
+    if not found:
+        raise TraceError(f"{path}: no operator here launched a kernel")
+    sums = [
+        OperatorSum(
+            *key,
+            calls=len(rows),
+            kernels=sum(n for n, _, _ in rows),
+            measured=sum(m for _, m, _ in rows),
+            predicted=sum(p for _, _, p in rows),
+            errors=tuple(p / m - 1 for _, m, p in rows if m > 0),
+        )
+        for key, rows in found.items()
+    ]
+    sums.sort(key=lambda each: (-each.measured, each.name, each.dtype))
+    return PricedTrace(f"{path.parent.name}/{path.name}", name, tuple(sums))
+
+
+def tabulate(traces: Sequence[PricedTrace]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Priced traces → figures by operator, by type and by GPU, of what named models price.
+
+    Returns
+    -------
+    dict
+        For each grouping the groups, those of most time first: ``n`` calls, ``seconds`` measured,
+        ``total`` (relative error of all together), and of single calls ``mape``, ``median``,
+        ``p90``, ``bias``.
+    """
+    tables: dict[str, dict[str, list[OperatorSum]]] = {"operator": {}, "type": {}, "gpu": {}}
+    for trace in traces:
+        for each in trace.sums:
+            if each.known:
+                for grouping, name in zip(tables, (each.name, each.dtype, trace.gpu)):
+                    tables[grouping].setdefault(name, []).append(each)
+    return {
+        grouping: dict(
+            sorted(
+                ((name, _figures(sums)) for name, sums in groups.items()),
+                key=lambda item: -item[1]["seconds"],
+            )
+        )
+        for grouping, groups in tables.items()
+    }
+
+
+def _figures(sums: Sequence[OperatorSum]) -> dict[str, Any]:
+    errors = [error for each in sums for error in each.errors]
+    measured = sum(each.measured for each in sums)
+    return {
+        "seconds": measured,
+        "total": sum(each.predicted for each in sums) / measured - 1 if measured else None,
+        **summary(errors),
+        "bias": float(np.median(errors)) if errors else None,
+    }
