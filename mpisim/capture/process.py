@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from ..base.errors import MpisimError
+from ..base.errors import InputError, MpisimError
 from ..base.kinds import Phase
 from .device import Device
 from .job import Job
@@ -60,8 +60,6 @@ def capture_rank(job: Job) -> None:
                 failure = MpisimError(f"{job.script}: ended with exit code {ending.code}")
         except BaseException as error:
             failure = _described(job, error)
-    from ..base.errors import InputError
-
     if failure is not None:
         raise InputError(f"rank {job.rank}: {failure}")
     if not recorder.ends:
@@ -100,7 +98,7 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
     from torch._subclasses.fake_tensor import FakeTensor
 
     from .attention import attention
-    from .autograd import without_accelerator
+    from .autograd import without_streams
     from .cuda import install as install_cuda
     from .data_parallel import DistributedDataParallel
     from .dispatch import Dispatch
@@ -110,12 +108,24 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
     torch.autograd.set_multithreading_enabled(False)
     collectives = Collectives(recorder)
     dispatch = Dispatch(recorder, collectives)  # imports what looks at torch.cuda as it is
-    without_accelerator()
+    without_streams()
     install_cuda(recorder, device, job.local_rank, job.per_node)
     collectives.install()
     anything.nn.functional.scaled_dot_product_attention = attention
     anything.nn.parallel.DistributedDataParallel = DistributedDataParallel
     anything.nn.parallel.distributed.DistributedDataParallel = DistributedDataParallel
+
+    from torch.distributed import fsdp
+
+    def refused(*args: Any, **kwargs: Any) -> None:
+        raise InputError(
+            f"{recorder.user_line()}: FullyShardedDataParallel exchanges the memory of its "
+            "parameters, which a capture does not have; fully_shard (FSDP2) can be captured"
+        )
+
+    anything = fsdp
+    anything.FullyShardedDataParallel.__init__ = refused
+    anything = torch
 
     def compiled(model: Any = None, *args: Any, **kwargs: Any) -> Any:
         recorder.replaced["torch.compile: run eagerly, operator by operator"] += 1
