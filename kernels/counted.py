@@ -84,10 +84,12 @@ class PricedShares:
                 {str(name): float(number) for name, number in found.get(key, {}).items()}
                 for key in ("numbers", "host", "launch")
             )
-            lines = (tuple(map(str, found.get(key, ()))) for key in ("assumptions", "not_modelled"))
+            assumptions, missing = (
+                tuple(map(str, found.get(key, ()))) for key in ("assumptions", "not_modelled")
+            )
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise InputError(f"{source}: attribute {COUNTED!r} is damaged: {error}") from error
-        return cls(shares, numbers, host, launch, *lines, text)
+        return cls(shares, numbers, host, launch, assumptions, missing, text)
 
 
 class RooflinePricer:

@@ -176,7 +176,7 @@ def test_the_program_of_a_capture_runs_again(run_mpisim: Any, tmp_path: Path) ->
     path = SCRIPTS / "pipeline.py"
     command = ["capture", "--world-size", 4, "--save-program", "p.h5", "--", "python", path, 2]
     first = run_mpisim(command, timeout=110)
-    assert first.code == 0, first.stderr
+    assert first.rc == 0, first.stderr
     again = run_mpisim(["run", "p.h5", "--set", "cluster.preset=dgx-h100"])
     both = run_mpisim([*command[:3], *command[5:]], nprocs=2, timeout=110)
     found = {

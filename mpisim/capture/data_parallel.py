@@ -97,7 +97,8 @@ class DistributedDataParallel(torch.nn.Module):
     def _broadcast(self, tensors: list[Any]) -> None:
         """Broadcast what lies on the device, as many as fit into 250 MiB together."""
         with torch.no_grad():
-            batch, size = [], 0
+            batch: list[Any] = []
+            size = 0
             for each in [tensor.detach() for tensor in tensors if tensor.is_cuda] + [None]:
                 if batch and (each is None or size > 250 * MEBIBYTE):
                     flat = torch.cat([part.reshape(-1).to(batch[0].dtype) for part in batch])

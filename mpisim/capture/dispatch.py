@@ -247,12 +247,12 @@ class Dispatch(TorchDispatchMode):
         """Return number of the layer and path of the module that is executed."""
         node = torch._C._current_autograd_node()
         if node is not None and not torch.is_grad_enabled():
-            path = self.layers.get(node._sequence_nr(), "")  # type: ignore[attr-defined]
+            path = self.layers.get(node._sequence_nr(), "")
         else:
             path = self.recorder.module[-1] if self.recorder.module else ""
             if torch.is_grad_enabled():
-                self.layers[torch.autograd._get_sequence_nr()] = path  # type: ignore[attr-defined]
-                self.layers[torch.autograd._get_sequence_nr() - 1] = path  # type: ignore[attr-defined]
+                self.layers[torch.autograd._get_sequence_nr()] = path
+                self.layers[torch.autograd._get_sequence_nr() - 1] = path
         number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", path)
         layer = min(int(number[1]), 32767) if number else -1
         return layer, re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", path)

@@ -186,7 +186,7 @@ def _swap(one: Any, other: Any) -> None:
 
     import torch
 
-    slots: list[str] = copyreg._slotnames(type(one))  # type: ignore[attr-defined]
+    slots: list[str] = copyreg._slotnames(type(one))
     held = [
         {name: getattr(each, name) for name in slots if hasattr(each, name)}
         for each in (one, other)

@@ -265,7 +265,7 @@ class Recorder:
 
     def user_line(self) -> str:
         """Return file and line of the user's code that is being executed."""
-        frame = sys._getframe(1)
+        frame: Any = sys._getframe(1)
         outer = "the script"
         while frame is not None:
             file = frame.f_code.co_filename
@@ -273,7 +273,7 @@ class Recorder:
                 if "site-packages" not in file and "/lib/python" not in file:
                     return f"{Path(file).name}:{frame.f_lineno}"
                 outer = f"{Path(file).name}:{frame.f_lineno}"
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         return outer
 
     # --- steps ------------------------------------------------------------------------------------
