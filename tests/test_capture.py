@@ -172,6 +172,7 @@ def test_ranks_are_shared_by_processes(comm: Any) -> None:
 
 
 @torch
+@pytest.mark.timeout(400)
 def test_the_program_of_a_capture_runs_again(run_mpisim: Any, tmp_path: Path) -> None:
     path = SCRIPTS / "pipeline.py"
     command = ["capture", "--world-size", 4, "--save-program", "p.h5", "--", "python", path, 2]
@@ -206,6 +207,7 @@ SHOULD_SAY = {
 
 
 @torch
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("case", SHOULD_SAY)
 def test_what_cannot_be_captured(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -186,7 +186,8 @@ def _swap(one: Any, other: Any) -> None:
 
     import torch
 
-    slots: list[str] = copyreg._slotnames(type(one))
+    copying: Any = copyreg
+    slots: list[str] = copying._slotnames(type(one))
     held = [
         {name: getattr(each, name) for name in slots if hasattr(each, name)}
         for each in (one, other)

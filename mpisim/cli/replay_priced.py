@@ -1,4 +1,4 @@
-"""``mpisim replay --gpu --cluster``: execution traces, which hold no times, with those of models."""
+"""``mpisim replay --cluster``: execution traces, which hold no times, with those of models."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ def _statements(job: PricedJob, args: argparse.Namespace) -> dict[str, Any]:
     names = ", ".join(name for name, _ in job.unknown_names.most_common(5))
     return {
         "uncertainty": job.error,
-        "uncertainty_method": "the five CPU overheads, each by itself, and all kernels together off "
-        "by their error bars (data/host_overheads.toml, the kernel models)",
+        "uncertainty_method": "the five CPU overheads, each by itself, and all kernels together "
+        "off by their error bars (data/host_overheads.toml, the kernel models)",
         "assumptions": [
             "kernels of each operator by the table of operators, times by the kernel models of "
             f"{args.gpu or f'the GPU of {args.cluster}'}",

@@ -82,6 +82,9 @@ def run(args: argparse.Namespace) -> int:
 def _print(
     traces: Sequence[PricedTrace], tables: Any, skipped: Sequence[str], most: int | None
 ) -> None:
+    from ..validate.operators import by_job
+
+    jobs = by_job(traces)
     print(f"{'trace':54s} {'gpu':>14s} {'kernels':>11s} {'named':>7s} {'error':>7s}")
     for each in traces:
         print(
@@ -89,8 +92,9 @@ def _print(
             f"{each.error:+7.1%}"
         )
     print(
-        f"\n{len(traces)} traces: median |error| {median(abs(t.error) for t in traces):.1%}, "
-        f"median share named {median(t.named for t in traces):.1%}"
+        f"\n{len(jobs)} jobs (folders): median of their median |error| "
+        f"{median(error for error, _ in jobs.values()):.1%}, of the share named "
+        f"{median(named for _, named in jobs.values()):.1%}"
     )
     for grouping, groups in tables.items():
         print(
@@ -130,10 +134,13 @@ def _unknown(traces: Sequence[PricedTrace]) -> dict[str, float]:
 
 
 def _as_json(traces: Sequence[PricedTrace], tables: Any, skipped: Sequence[str]) -> dict[str, Any]:
+    from ..validate.operators import by_job
+
+    jobs = by_job(traces)
     return {
         "kind": "operators",
-        "median": median(abs(each.error) for each in traces),
-        "named": median(each.named for each in traces),
+        "median": median(error for error, _ in jobs.values()),
+        "named": median(named for _, named in jobs.values()),
         "skipped": list(skipped),
         "unknown": _unknown(traces),
         "groups": {

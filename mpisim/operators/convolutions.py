@@ -1,10 +1,15 @@
-"""Convolutions of PyTorch, forward and backward → those of the kernel models."""
+"""Convolutions of PyTorch, forward and backward → those of the kernel models.
+
+Matrix units take images whose channels are last. cuDNN turns others (nchwToNhwcKernel and
+nhwcToNchwKernel): whatever the convolution reads and writes, but images of few channels. On GPUs
+without the format there is nothing to turn (:mod:`.pricing`).
+"""
 
 from __future__ import annotations
 
 import math
 
-from ..kernels.operations import Convolution, Counted, Kernel, Precision
+from ..kernels.operations import Convolution, Counted, Elementwise, Kernel, Precision
 from .call import OperatorCall, TensorSpec
 from .streams import stream
 from .tensors import element_bytes, format_of, number, numbers, result, tensor, touched
@@ -29,7 +34,10 @@ def forward(call: OperatorCall) -> Kernels | None:
         return None
     direction = "input" if transposed else "forward"
     own = _convolution(x, weight, out, number(call, 8, 0), direction, transposed)
-    return own if bias is None else (*own, *stream(2 * touched(out)))
+    turned = (*_turned(x), *own, *_turned(out, like=x))
+    # A bias is broadcast over the pixels.
+    added = () if bias is None else stream(2 * touched(out), indexed=out.elements)
+    return (*turned, *added)
 
 
 def cudnn(call: OperatorCall) -> Kernels | None:
@@ -39,7 +47,10 @@ def cudnn(call: OperatorCall) -> Kernels | None:
         return None
     found = _result_of(x, weight, numbers(call, 3), numbers(call, 2), numbers(call, 4), False)
     out = result(call) or found
-    return None if out is None else _convolution(x, weight, out, number(call, 5, 0), "forward")
+    if out is None:
+        return None
+    own = _convolution(x, weight, out, number(call, 5, 0), "forward")
+    return (*_turned(x), *own, *_turned(out, like=x))
 
 
 def backward(call: OperatorCall) -> Kernels | None:
@@ -57,6 +68,7 @@ def backward(call: OperatorCall) -> Kernels | None:
     for wanted, direction in zip(mask, _DIRECTIONS):
         if wanted:
             way = "forward" if transposed and direction == "input" else direction
+            found += (*_turned(x), *_turned(gradient, like=x))
             found += _convolution(x, weight, gradient, groups, way, transposed)
     if len(mask) > 2 and mask[2]:
         found += stream(touched(gradient))
@@ -69,7 +81,7 @@ def _result_of(
 ) -> TensorSpec | None:  # fmt: skip
     """Return the result where strides were recorded, and the convolution is not transposed."""
     sides = len(weight.shape) - 2
-    if stride is None or transposed or sides < 1 or len(x.shape) != sides + 2:
+    if not stride or 0 in stride or transposed or sides < 1 or len(x.shape) != sides + 2:
         return None
     steps, room, apart = (
         (each * sides if len(each) == 1 else each)
@@ -80,6 +92,22 @@ def _result_of(
         for n, k, s, p, d in zip(x.shape[2:], weight.shape[2:], steps, room, apart)
     )
     return TensorSpec(x.dtype, (x.shape[0], weight.shape[0], *sizes))
+
+
+_FEW_CHANNELS = 4
+
+
+def _turned(image: TensorSpec, like: TensorSpec | None = None) -> Kernels:
+    """Image → the kernel that moves its channels to the end or back; none if they are there.
+
+    `like` is another image of the same convolution, whose strides tell.
+    """
+    steps = (like or image).strides
+    channels_last = steps is not None and len(steps) > 2 and steps[1] == 1
+    few = len(image.shape) < 3 or image.shape[1] <= _FEW_CHANNELS
+    if channels_last or few or _format(image) == "fp32" or not image.elements:
+        return ()
+    return (Elementwise(bytes=2 * touched(image), transposes=True),)
 
 
 def _format(x: TensorSpec) -> Precision:

@@ -77,7 +77,9 @@ class OperatorPricing:
 
         What the GPU cannot run, for want of a number format, is priced by its bytes.
         """
-        kernels = tuple(self._as_it_runs(each) for each in launched.kernels)
+        kernels = launched.kernels
+        if "tf32" not in self.model.gpu.formats:
+            kernels = _without_tf32(kernels)
         try:
             estimates = tuple(self.model.estimate(each) for each in kernels)
         except InputError:
@@ -86,7 +88,13 @@ class OperatorPricing:
             return Priced(kernels, estimates, known=False)
         return Priced(kernels, estimates, launched.known)
 
-    def _as_it_runs(self, kernel: Kernel) -> Kernel:
-        if getattr(kernel, "dtype", None) == "tf32" and "tf32" not in self.model.gpu.formats:
-            return replace(kernel, dtype="fp32")  # type: ignore[call-arg]
-        return kernel
+
+def _without_tf32(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
+    """Kernels → those that run in place of tf32; nothing is turned for matrix units then."""
+    if not any(getattr(each, "dtype", None) == "tf32" for each in kernels):
+        return kernels
+    return tuple(
+        replace(each, dtype="fp32") if getattr(each, "dtype", None) == "tf32" else each  # type: ignore[call-arg]
+        for each in kernels
+        if not (isinstance(each, Elementwise) and each.transposes)
+    )

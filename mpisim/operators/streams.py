@@ -30,6 +30,7 @@ __all__ = [
     "copy",
     "copy_into",
     "copy_out",
+    "cumulated",
     "dropout",
     "elementwise",
     "fill",
@@ -41,6 +42,7 @@ __all__ = [
     "masked",
     "nothing",
     "padding",
+    "permuted",
     "pooling",
     "pooling_backward",
     "predicate",
@@ -224,6 +226,29 @@ def reduction_to_scalar(call: OperatorCall) -> Kernels | None:
     return stream(sum(map(touched, operands))) if operands else None
 
 
+def cumulated(call: OperatorCall) -> Kernels | None:
+    """FBGEMM's running sums → zeros for the result, and the two kernels of CUB's scan."""
+    source = tensor(call, 0)
+    if source is None:
+        return None
+    size = touched(source)
+    return (*stream(size), *stream(element_bytes(source.dtype)), *stream(2 * size))
+
+
+def permuted(call: OperatorCall) -> Kernels | None:
+    """``permute_2D_sparse_data(order, lengths, values, …)`` → lengths, their sums, values.
+
+    fbgemm_gpu/src/sparse_ops: lengths are permuted, offsets before and after are running sums, and
+    values are copied.
+    """
+    lengths, values = tensor(call, 1), tensor(call, 2)
+    if lengths is None or values is None:
+        return None
+    size = touched(lengths)
+    sums = (*stream(size), *stream(element_bytes(lengths.dtype)), *stream(2 * size))
+    return (*stream(2 * size), *sums, *sums, *stream(2 * touched(values)))
+
+
 def scan(call: OperatorCall) -> Kernels | None:
     """Running sum → reads the input once, writes a result of its shape."""
     source = tensor(call, 0)
@@ -253,10 +278,12 @@ def index_select(call: OperatorCall) -> Kernels | None:
         if table is None or not listed:
             return None
         rest = math.prod(table.shape[len(listed) :])
-        chosen = broadcast(each.shape for each in listed)
-        amount = 2 * element_bytes(table.dtype) * math.prod(chosen) * rest
+        rows = math.prod(broadcast(each.shape for each in listed))
+        amount = 2 * element_bytes(table.dtype) * rows * rest
         return stream(amount + sum(map(touched, listed)))
     across = number(call, 1, 0)
+    if not -len(table.shape) <= across < len(table.shape):
+        return None
     row = table.elements // max(1, table.shape[across])
     return stream(2 * element_bytes(table.dtype) * row * indices.elements + touched(indices))
 

@@ -15,7 +15,16 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 from ..kernels.operations import Kernel
-from . import attentions, convolutions, embeddings, norms, optimizers, products, streams
+from . import (
+    attentions,
+    convolutions,
+    embeddings,
+    norms,
+    optimizers,
+    products,
+    streams,
+    transformer_engine,
+)
 from .call import OperatorCall
 from .tensors import Launched
 
@@ -98,8 +107,8 @@ _LIST_STEPS = """
 """
 
 _SCANS = """
-    cumsum cumprod logcumsumexp cummax cummin fbgemm::asynchronous_complete_cumsum
-    fbgemm::asynchronous_exclusive_cumsum fbgemm::asynchronous_inclusive_cumsum
+    fbgemm::asynchronous_complete_cumsum fbgemm::asynchronous_exclusive_cumsum
+    fbgemm::asynchronous_inclusive_cumsum
 """
 
 _SCATTERED = """
@@ -117,8 +126,8 @@ _APEX = """
 """
 
 _STREAMING_LIBRARIES = """
-    fbgemm::permute_2D_sparse_data fbgemm::permute_sparse_data fbgemm::bounds_check_indices
-    fbgemm::jagged_to_padded_dense fbgemm::dense_to_jagged fbgemm::block_bucketize_sparse_features
+    fbgemm::bounds_check_indices fbgemm::jagged_to_padded_dense fbgemm::dense_to_jagged
+    fbgemm::block_bucketize_sparse_features
     _C::fused_add_rms_norm _C::rotary_embedding _C::static_scaled_fp8_quant _C::silu_and_mul
 """
 """Kernels of libraries that go through their tensors once."""
@@ -291,7 +300,9 @@ TABLE: Mapping[str, Rule] = {
     **_served("where masked_fill masked_scatter", streams.masked),
     **_served(_REDUCTIONS, streams.reduction),
     **_served(_LOSSES, streams.reduction_to_scalar),
-    **_served(_SCANS, streams.scan),
+    **_served("cumsum cumprod logcumsumexp cummax cummin", streams.scan),
+    **_served(_SCANS, streams.cumulated),
+    **_served("fbgemm::permute_2D_sparse_data fbgemm::permute_sparse_data", streams.permuted),
     **_served("cat stack _cat hstack vstack", streams.concatenation),
     **_served("native_dropout", streams.dropout),
     **_served("index_select index", streams.index_select),
@@ -318,6 +329,7 @@ TABLE: Mapping[str, Rule] = {
     "LinearWithGradAccumulationAndAsyncCommunicationBackward": (
         products.gradient_accumulation_backward
     ),
+    **transformer_engine.RULES,
     "run_fused_kernel": streams.elementwise,  # of TorchScript's fusers
     **_served(_STREAMING_LIBRARIES, streams.by_bytes),
 }

@@ -175,7 +175,7 @@ class _Walk:
 
     def _devices(self, node: int) -> set[str]:
         """Return the devices of the tensors that a node was given or returned."""
-        found = set()
+        found: set[str] = set()
         for side in (self.et.inputs, self.et.outputs):
             numbers = side.device[side.of(node)].tolist()
             found.update(side.devices[i] for i in numbers)

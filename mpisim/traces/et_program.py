@@ -24,6 +24,7 @@ from ..base.schema import build
 from ..kernels import Gpu
 from ..operators.pricing import OperatorPricing
 from ..program import Kind, Operation, Program, ProgramBuilder, TableBuilder
+from ..workloads.pricing import Launching
 from .et import is_execution_trace, read_et
 from .et_model import EtCommunication, ExecutionTrace
 from .et_operators import EtLaunch, EtOperator, et_operators
@@ -218,11 +219,11 @@ class _Writer:
         self._pending += self.times[name]
         self.overheads[name] += 1
 
-    def _launch(self) -> dict[str, int]:
+    def _launch(self) -> Launching:
         """Return the columns of a launch: the CPU time before it, and its own."""
         host, self._pending = self._pending, 0
         self.overheads["T4"] += 1
-        return {"host": host, "launch": self.latency, "launch_cost": self.times["T4"]}
+        return Launching(host=host, launch=self.latency, launch_cost=self.times["T4"])
 
     def add(self, operator: EtOperator) -> None:
         """Write the rows of an operator that lies in no other."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from ..traces.operator_calls import launched_calls
 from ..traces.sources import is_folder, is_kineto, json_files
 from .cases import summary
 
-__all__ = ["OperatorSum", "PricedTrace", "price_traces", "tabulate"]
+__all__ = ["OperatorSum", "PricedTrace", "by_job", "price_traces", "tabulate"]
 
 
 @frozen
@@ -181,6 +182,20 @@ def tabulate(traces: Sequence[PricedTrace]) -> dict[str, dict[str, dict[str, Any
             )
         )
         for grouping, groups in tables.items()
+    }
+
+
+def by_job(traces: Sequence[PricedTrace]) -> dict[str, tuple[float, float]]:
+    """Priced traces → of each job, the median |error| of its traces, and the median share named.
+
+    The traces in one folder are of one job.
+    """
+    jobs: dict[str, list[PricedTrace]] = {}
+    for each in traces:
+        jobs.setdefault(each.name.rpartition("/")[0], []).append(each)
+    return {
+        name: (median(abs(t.error) for t in own), median(t.named for t in own))
+        for name, own in jobs.items()
     }
 
 

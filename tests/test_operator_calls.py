@@ -1,0 +1,356 @@
+"""Traces with operators → which launched what, and what models say of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpisim.base.errors import TraceError
+from mpisim.cli import main
+from mpisim.engine import simulate
+from mpisim.kernels import find_gpu
+from mpisim.kernels.analytical import Analytical
+from mpisim.kernels.operations import Copy, Elementwise, Gemm
+from mpisim.program import Kind
+from mpisim.replay import read_job
+from mpisim.results.step_times import step_times
+from mpisim.traces.et_program import execution_traces, host_overhead_times, price_job
+from mpisim.traces.gradients import Partners
+from mpisim.traces.kineto import read_kineto
+from mpisim.traces.operator_calls import launched_calls
+
+BF16 = "c10::BFloat16"
+
+
+class Recording:
+    """A Kineto trace written operator by operator; each is told its begin and end in µs."""
+
+    def __init__(self, gpu: str = "NVIDIA A100-SXM4-80GB") -> None:
+        self.gpu = gpu
+        self.events: list[dict[str, Any]] = []
+
+    def operator(
+        self, name: str, begin: float, end: float, dims: Any = (), types: Any = (), **more: Any
+    ) -> None:
+        args = {"Input Dims": list(dims), "Input type": list(types), **more}
+        self._add("cpu_op", name, begin, end, 1, args)
+
+    def kernel(self, name: str, call: float, begin: float, end: float) -> None:
+        """A launch at `call`, and its kernel."""
+        number = len(self.events) + 1
+        self._add("cuda_runtime", "cudaLaunchKernel", call, call + 1, 1, {"correlation": number})
+        place = {"correlation": number, "device": 0, "stream": 7}
+        self._add("kernel", name, begin, end, 7, place)
+
+    def _add(
+        self, cat: str, name: str, begin: float, end: float, tid: int, args: dict[str, Any]
+    ) -> None:
+        event = {"ph": "X", "cat": cat, "name": name, "pid": 0, "tid": tid, "args": args}
+        self.events.append({**event, "ts": begin, "dur": end - begin})
+
+    def write(self, path: Path) -> Path:
+        properties = [{"id": 0, "name": self.gpu}]
+        path.write_text(json.dumps({"deviceProperties": properties, "traceEvents": self.events}))
+        return path
+
+
+def linear_layer() -> Recording:
+    """A linear layer with a product and a bias inside, and an operator that nobody knows."""
+    found = Recording()
+    sizes, types = [[64, 32], [16, 32], [16]], [BF16] * 3
+    found.operator("aten::linear", 10, 40, sizes, types)
+    found.operator("aten::t", 11, 14, [[16, 32]], [BF16])
+    found.operator("aten::addmm", 15, 38, [[16], [64, 32], [32, 16]], types)
+    found.kernel("gemm", 20, 50, 57)
+    found.operator("my::operator", 60, 80, [[8, 4]], ["float"])
+    found.kernel("mine", 65, 90, 92)
+    found.operator("aten::conv1d", 100, 130)  # only holds what launches
+    found.operator("aten::add_", 105, 125, [[8, 4], [8, 4], []], ["float", "float", "Scalar"])
+    found.kernel("add", 110, 140, 143)
+    found.kernel("alone", 150, 160, 161)
+    return found
+
+
+def test_the_outermost_known_operator_launches(tmp_path: Path) -> None:
+    calls = launched_calls(read_kineto(linear_layer().write(tmp_path / "rank0.json")))
+    assert [(each.call.name, each.launched.known) for each in calls] == [
+        ("aten::linear", True),
+        ("my::operator", False),
+        ("aten::add_", True),
+        ("(no operator)", False),
+    ]
+    assert calls[0].launched.kernels == (Gemm(64, 16, 32),)
+    assert calls[1].launched.kernels == (Elementwise(8 * 4 * 4),)
+    assert [each.ops for each in calls] == [(0,), (1,), (2,), (3,)]
+
+
+def test_gradients_know_what_their_forward_was_given(tmp_path: Path) -> None:
+    found = Recording()
+    q = [[1024, 8, 64]] * 3 + [[5]]
+    types = [BF16] * 3 + ["int"]
+    found.operator("FlashAttnVarlenFunc", 10, 20, q, types, **{"Sequence number": 4})
+    found.kernel("forward", 12, 30, 35)
+    more = {"Sequence number": 4, "Fwd thread id": 1}
+    found.operator("FlashAttnVarlenFuncBackward", 40, 50, q[:1], types[:1], **more)
+    found.kernel("backward", 42, 60, 75)
+    forward, back = launched_calls(read_kineto(found.write(tmp_path / "rank0.json")))
+    assert forward.launched.kernels[0].flops == 4 * 8 * 256**2 / 2 * 2 * 2 * 64
+    assert back.launched.kernels[0].flops * 2 == forward.launched.kernels[0].flops * 5
+
+
+def test_gradients_give_results_their_shapes(tmp_path: Path) -> None:
+    """Strides of a convolution were not recorded by older builds."""
+    found = Recording()
+    sizes = [[2, 3, 32, 32], [8, 3, 3, 3]]
+    found.operator("aten::convolution", 10, 20, sizes, [BF16] * 2, **{"Sequence number": 1})
+    found.kernel("convolve", 12, 30, 35)
+    more = {"Sequence number": 1, "Fwd thread id": 1}
+    found.operator("ConvolutionBackward0", 40, 60, [[2, 8, 16, 16]], [BF16], **more)
+    (call,) = launched_calls(read_kineto(found.write(tmp_path / "rank0.json")))
+    assert call.launched.known
+    assert sum(each.flops for each in call.launched.kernels) == 2 * 2 * 16**2 * 8 * 3 * 9
+
+
+def test_names_decide_where_numbers_are_shared() -> None:
+    names = ["aten::detach", "FusedNorm", "aten::mul", "FusedNormBackward", "MulBackward0"]
+    partners = Partners(names, [8, 8, 9, 8, 9])
+    assert [partners.gradient(i) for i in range(3)] == [-1, 3, 4]
+    assert [partners.forward(i) for i in (3, 4)] == [1, 2]
+    lookup = "fbgemm::split_embedding_codegen_lookup_adagrad_function"
+    node = "torch::autograd::CppNode<SplitLookupFunction_adagrad_Op>"
+    other = "fbgemm::dense_embedding_codegen_lookup_function"
+    assert Partners([other, lookup, node], [-1, -1, 3]).forward(2) == 1
+
+
+def test_operators_are_compared_with_their_kernels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, figures = linear_layer().write(tmp_path / "rank0.json"), tmp_path / "out.json"
+    assert main(["validate", "operators", str(path), "--json", str(figures)]) == 0
+    text = capsys.readouterr().out
+    assert "aten::linear" in text
+    assert "my::operator" in text
+    (case,) = json.loads(figures.read_text())["cases"]
+    assert case["gpu"] == "a100-sxm"
+    assert case["measured"] == pytest.approx((7 + 2 + 3 + 1) * 1e-6)
+    assert case["named"] == pytest.approx(10 / 13)
+    model = Analytical(find_gpu("a100-sxm"))
+    expected = sum(
+        model.estimate(each).duration for each in (Gemm(64, 16, 32), Elementwise(3 * 128))
+    )
+    assert case["error"] == pytest.approx(expected / 10e6 - 1)
+
+
+def test_bad_input_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    unknown = linear_layer()
+    unknown.gpu = "Imaginary 9000"
+    bare = Recording()
+    bare.operator("aten::mm", 1, 5)
+    bare.kernel("gemm", 2, 10, 12)
+    (tmp_path / "empty").mkdir()
+    for arguments, words in (
+        ([unknown.write(tmp_path / "u.json")], "'Imaginary 9000', which is not known; --gpu"),
+        ([bare.write(tmp_path / "b.json")], "record_shapes=True"),
+        ([tmp_path / "u.json", "--gpu", "a1000"], "unknown GPU 'a1000'"),
+        ([tmp_path / "empty"], "no Kineto trace"),
+    ):
+        assert main(["validate", "operators", *map(str, arguments)]) == 2
+        assert words in capsys.readouterr().err
+
+
+class Graph:
+    """An execution trace written node by node, in the layout of schema 1.0.1."""
+
+    def __init__(self) -> None:
+        self.nodes: list[dict[str, Any]] = []
+        self.add("[pytorch|profiler|execution_graph|process]", parent=1, scope=7)
+        self.add("[pytorch|profiler|execution_graph|thread]", parent=1, scope=7)
+
+    def add(self, name: str, *inputs: Any, out: Any = None, parent: int = 2, **more: Any) -> int:
+        """Add a node; tensors are (type, sizes, device)."""
+        number = len(self.nodes) + 1
+        facts = {"rf_id": number, "fw_parent": 0, "seq_id": -1, "scope": 0, "tid": 1, "fw_tid": 0}
+        node = {"id": number, "name": name, "parent": parent, "op_schema": "x", **facts, **more}
+        for side, values in (("input", inputs), ("output", () if out is None else (out,))):
+            node[f"{side}s"] = [self._value(each) for each in values]
+            node[f"{side}_shapes"] = [self._sizes(each) for each in values]
+            node[f"{side}_types"] = [self._kind(each) for each in values]
+        self.nodes.append(node)
+        return number
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, tuple):
+            elements = int(np.prod(value[1]))
+            return [100 + len(self.nodes), 100 + len(self.nodes), 0, elements, 4, value[2]]
+        return [self._value(each) for each in value] if isinstance(value, list) else value
+
+    def _sizes(self, value: Any) -> Any:
+        if isinstance(value, tuple):
+            return list(value[1])
+        return [self._sizes(each) for each in value] if isinstance(value, list) else []
+
+    def _kind(self, value: Any) -> str:
+        if isinstance(value, tuple):
+            return f"Tensor({value[0]})"
+        if isinstance(value, list):
+            return f"GenericList[{','.join(map(self._kind, value))}]"
+        return {bool: "Bool", int: "Int", str: "String"}[type(value)]
+
+    def write(self, path: Path) -> Path:
+        path.write_text(json.dumps({"schema": "1.0.1", "pid": 3, "nodes": self.nodes}))
+        return path
+
+
+def on_gpu(*sizes: int) -> tuple[str, tuple[int, ...], str]:
+    return "float", sizes, "cuda:0"
+
+
+def on_cpu(*sizes: int) -> tuple[str, tuple[int, ...], str]:
+    return "float", sizes, "cpu"
+
+
+def small_step(rank: int, folder: Path, elements: int = 1024) -> Path:
+    """A copy to the GPU, a layer, an all-reduce, its wait, an addition, the loss read."""
+    graph = Graph()
+    mark = graph.add("## forward ##", scope=7)
+    to = graph.add("aten::to", on_cpu(64, 32), parent=mark)
+    graph.add("aten::copy_", on_gpu(64, 32), on_cpu(64, 32), False, parent=to)
+    linear = graph.add("aten::linear", on_gpu(64, 32), on_gpu(16, 32), parent=mark)
+    graph.add("aten::mm", on_gpu(64, 32), on_gpu(32, 16), parent=linear)
+    graph.add("aten::view", on_gpu(64, 16), parent=mark)
+    reduce = graph.add("c10d::allreduce_", [on_gpu(elements)])
+    graph.add(
+        "record_param_comms", on_gpu(elements), 5, 0, rank, "allreduce", [], [], parent=reduce
+    )
+    graph.add("record_param_comms", 5, 0, rank, "wait", [], [])
+    graph.add("aten::add_", on_gpu(elements), on_gpu(elements), 1)
+    item = graph.add("aten::item", on_gpu(1))
+    graph.add("aten::_local_scalar_dense", on_gpu(1), parent=item)
+    return graph.write(folder / f"et_rank{rank}.json")
+
+
+def test_rows_of_an_execution_trace(tmp_path: Path) -> None:
+    gpu = find_gpu("v100-sxm2-32gb")
+    files = [small_step(rank, tmp_path) for rank in range(2)]
+    job = price_job(execution_traces([str(tmp_path)]), gpu)
+    assert [*job.ranks] == [0, 1]
+    assert files == execution_traces([str(each) for each in files])
+    table = job.program.tables[0]
+    names = [job.program.names[i] for i in table.name.tolist()]
+    assert names[:2] == ["aten::copy_", "aten::linear"]
+    assert names[3:5] == ["aten::add_", "aten::_local_scalar_dense"]
+    kinds = [Kind.COPY, Kind.KERNEL, Kind.COLLECTIVE, Kind.KERNEL, Kind.COPY, Kind.HOST_WAIT]
+    assert table.kind[:6].tolist() == kinds
+    model = Analytical(gpu)
+    kernels = {
+        0: Copy(64 * 32 * 4, path="host"),
+        1: Gemm(64, 16, 32, dtype="fp32", output="fp32"),
+        3: Elementwise(3 * 4096),
+    }
+    for row, kernel in kernels.items():
+        assert table.duration[row] == model.estimate(kernel).duration
+    assert table.bytes[2] == 4096
+    # Lin et al.: T1 + T2 before the first launch, then T3 + T1 + T2, a view T5 more.
+    times = {name: round(getattr(host_overhead_times(gpu), name).si * 1e12) for name in TIMES}
+    first, usual = times["T1"] + times["T2"], times["T3"] + times["T1"] + times["T2"]
+    assert table.host[:2].tolist() == [first, usual]
+    assert table.host[2] == usual + times["T1"] + times["T5"]
+    assert set(table.launch_cost[:5].tolist()) == {times["T4"]}
+    assert job.named == pytest.approx(2 * table.duration[[0, 1, 3, 4]].sum() / 1e12)
+
+
+TIMES = ("T1", "T2", "T3", "T4", "T5")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_step_is_priced_on_any_number_of_processes(
+    ranks: int, tmp_path: Path, run_mpisim: Callable[..., Any]
+) -> None:
+    for rank in range(ranks):
+        small_step(rank, tmp_path)
+    arguments = ["replay", str(tmp_path), "--cluster", "dgx-v100", "--details"]
+    said = {
+        next(line for line in run_mpisim(arguments, n).stdout.splitlines() if "digest" in line)
+        for n in (1, 2)
+    }
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--gpu", "v100"], "needs --cluster"),
+        (["--cluster", "dgx-v200"], "did you mean 'dgx-v100'"),
+        (["--cluster", "dgx-v100", "--delay", "0:1"], "--delay: of recorded times"),
+        (["--cluster", "dgx-v100", "--scale-host", "0.5"], "--scale-host: of recorded times"),
+        ([], "--cluster prices it"),
+    ],
+)
+def test_pricing_is_refused_in_one_line(
+    more: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", str(small_step(0, tmp_path)), *more]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+
+
+def test_traces_without_a_gpu_or_without_a_partner_are_refused(tmp_path: Path) -> None:
+    gpu = find_gpu("a100")
+    graph = Graph()
+    graph.add("aten::add_", on_cpu(4), on_cpu(4), 1)
+    with pytest.raises(TraceError, match="no operator here has a tensor on a GPU"):
+        price_job([graph.write(tmp_path / "et.json")], gpu)
+    with pytest.raises(TraceError, match="rank 1 is already given"):
+        price_job([small_step(1, tmp_path)] * 2, gpu)
+    kineto = linear_layer().write(tmp_path / "kineto.json")
+    with pytest.raises(TraceError, match="not an execution trace"):
+        execution_traces([str(kineto)])
+
+
+def test_dlrm_from_its_execution_traces_alone(shared: Path, comm: Any) -> None:
+    """Within 10 % of the recorded step, without the ranks' late arrivals, which it cannot know.
+
+    The data of CPU times is of other jobs. The recording is replayed with all ranks beginning at
+    once; the ranks entered it up to 8 ms apart.
+    """
+    folder = str(shared / "traces" / "dlrm_v100_8rank")
+    job = read_job([folder], comm)
+    program = job.program.replace(start=np.zeros(job.program.n_ranks, np.int64))
+    run = simulate(program, comm, placement=job.placement)
+    measured = max(
+        comm.allgather(
+            max(
+                max(step_times(table, program.names, rows.begin, rows.end).values())
+                for i, index in enumerate(run.hosted.tolist())
+                for table, rows in [(program.tables[index], run.rows(i))]
+            )
+        )
+    )
+    assert measured / 1e12 == pytest.approx(14.36e-3, rel=1e-3)
+    from mpisim.prediction.network import network_of
+    from mpisim.simulate import simulate as predict
+    from mpisim.topo.cluster import find_cluster
+
+    priced = price_job(execution_traces([folder]), find_gpu("v100-sxm2-32gb"))
+    results = predict(priced.program, network=network_of(find_cluster("dgx-v100"), 1))
+    assert results is not None
+    assert results.step_time == pytest.approx(measured / 1e12, rel=0.1)
+    lookups = [each for each in priced.program.names if "lookup" in each]
+    assert lookups
+    assert priced.unknown < 0.01 * priced.named
+
+
+def test_recorded_traces_are_named_and_priced(shared: Path, tmp_path: Path) -> None:
+    """Shares and errors of the traces that record shapes; see docs/operators.md."""
+    folders = ("opt1.3b_zero1_v100_rank0of8", "megatron_gpt_tp2pp2dp2_a800_8rank")
+    files = [str(shared / "traces" / each / "kineto_rank0.json.gz") for each in folders]
+    assert main(["validate", "operators", *files, "--json", str(tmp_path / "out.json")]) == 0
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["median"] < 0.07
+    assert found["named"] > 0.97
