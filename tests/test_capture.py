@@ -90,8 +90,6 @@ def test_a_plain_script_of_one_gpu(tmp_path: Path) -> None:
     assert flops(recording) == {"gemm": 2 * 2 * (2 * 128 * 1024 * 4096)}
     copies = [item.bytes for item in recording.items if item.kind is ItemKind.COPY]
     assert copies == [128 * 1024 * 4] * 2
-    # The weight and its gradient, 16 MiB each; inputs, results and their gradients, 4.5 MiB.
-    assert 32 << 20 < recording.peak < 37 << 20
     phases = {item.phase for item in recording.items if item.kind is ItemKind.CALL}
     assert phases == {Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
     assert any("without workers" in line for line in recording.replaced)

@@ -261,7 +261,6 @@ def _attributes(parts: Sequence[Part], pricing: Pricing, unknown: Counter[str]) 
         "as the one of them that has their place in their groups",
         f"kernels priced for {gpu.title} by the shapes of their tensors; each takes the CPU "
         f"{(gpu.host_gap.si + gpu.launch_call.si) * 1e6:.0f} µs to launch, views none",
-        *_peak(parts, gpu.memory.si),
         *(f"not as in the script: {line}" for line in _united(parts, "replaced")),
         *(f"value not known: {line}" for line in _united(parts, "values")),
         *(
@@ -284,17 +283,6 @@ def _attributes(parts: Sequence[Part], pricing: Pricing, unknown: Counter[str]) 
         "not_modelled": missing,
     }
     return {COUNTED: json.dumps(text), "captured": f"{len(parts)} of {first.world} ranks"}
-
-
-def _peak(parts: Sequence[Part], capacity: float) -> list[str]:
-    """Say what the tensors of the fullest captured rank take, if that is known."""
-    fullest = max((part.recording for part in parts), key=lambda each: each.peak)
-    if not fullest.peak:
-        return []
-    return [
-        f"tensors take {fullest.peak / 2**30:.1f} GiB on rank {fullest.rank} at most, of "
-        f"{capacity / 2**30:.1f} GiB; what the allocator, NCCL and CUDA take is not in it"
-    ]
 
 
 def _united(parts: Sequence[Part], which: str) -> list[str]:

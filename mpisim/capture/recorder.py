@@ -323,7 +323,6 @@ class Recorder:
             steps=len(bounds) - 1,
             warm_up=warm_up,
             allocations=[each._replace(item=each.item - first) for each in self.allocations],
-            peak=self.memory.peak,
             values=self.values,
             replaced=self.replaced,
             torch=torch,

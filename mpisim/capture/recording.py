@@ -114,8 +114,6 @@ class Recording:
         Whether one step was run before them.
     allocations : list of Allocation
         From the first line of the script on.
-    peak : int
-        Bytes that the storages of the device had at most, at once.
     values : Counter of str
         Reads of values that no tensor has, and what was taken in their place: lines for people.
     replaced : Counter of str
@@ -132,7 +130,6 @@ class Recording:
     steps: int = 0
     warm_up: bool = True
     allocations: list[Allocation] = field(default_factory=list)
-    peak: int = 0
     values: Counter[str] = field(default_factory=Counter)
     replaced: Counter[str] = field(default_factory=Counter)
     torch: str = ""
