@@ -203,7 +203,8 @@ def _run(script: Script, rank: int) -> Recording:
         output = None if script.show else subprocess.DEVNULL
         ended = subprocess.run(
             [sys.executable, "-m", "mpisim.capture.process", str(path)],
-            env={**environment, **job.environment()},
+            # PyTorch's compiler makes a folder when it is loaded, used or not.
+            env={**environment, "TORCHINDUCTOR_CACHE_DIR": folder, **job.environment()},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
