@@ -220,14 +220,6 @@ class Recorder:
             )
         )
 
-    def joined(self) -> bool:
-        """Whether the last item is a communication that another may join."""
-        return bool(self._items) and self._items[-1].kind in (
-            ItemKind.COLLECTIVE,
-            ItemKind.SEND,
-            ItemKind.RECV,
-        )
-
     # --- memory -----------------------------------------------------------------------------------
 
     def allocate(self, storage: int, bytes: int, stream: int | None = None) -> None:
