@@ -22,7 +22,7 @@ LAYERS = (
     ("workloads",),
     ("engine",),
     ("overlap", "results", "traces", "memory"),
-    ("report", "formats"),
+    ("report", "formats", "capture"),
     ("prediction", "replay"),
     ("cost",),
     ("simulate", "sensitivity", "export", "record"),

@@ -43,6 +43,7 @@ COMMANDS = (
     "mpisim.cli.topo",
     "mpisim.cli.comm",
     "mpisim.cli.replay",
+    "mpisim.cli.capture",
     "mpisim.cli.report",
     "mpisim.cli.compare",
     "mpisim.cli.sensitivity",

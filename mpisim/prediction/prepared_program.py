@@ -37,7 +37,7 @@ from .network import NetworkCache, NetworkRequest
 from .prepared import PreparedExperiment, prepare, with_step_constants
 from .variation import with_changed_variation, with_variation
 
-__all__ = ["PreparedProgram", "prepare_program", "saved_program"]
+__all__ = ["PreparedProgram", "prepare_captured", "prepare_program", "saved_program"]
 
 EXPERIMENT_ATTRIBUTE = "experiment"
 """Attribute of a program: the experiment it was written from (`serialize`)."""
@@ -141,6 +141,24 @@ def prepare_program(experiment: ProgramExperiment) -> PreparedExperiment | Prepa
         if message.startswith(experiment.source):
             raise
         raise type(error)(f"{experiment.source}: {message}") from error
+
+
+def prepare_captured(experiment: ProgramExperiment, program: Program) -> PreparedProgram:
+    """Look up where a program that is no file yet is to run. Local.
+
+    Parameters
+    ----------
+    experiment : ProgramExperiment
+        Its tables; the file it names is not read.
+    program : Program
+        Of no known experiment.
+
+    Raises
+    ------
+    InputError
+        If the choices contradict each other.
+    """
+    return _prepare_with_choices(experiment, program)
 
 
 # --- of an experiment ---------------------------------------------------------------------------

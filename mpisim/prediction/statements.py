@@ -419,7 +419,8 @@ def program_statements(
     lines = [] if varies is None else [varies]
     lines += [f"variation.speeds.{ranks} = {speed:g}" for ranks, speed in speeds.items()]
     lines += _scale_lines(prepared)
-    if prepared.counted.shares:
+    lines += prepared.counted.assumptions
+    if PRICED in prepared.program.attributes:
         lines.append(f"priced by roofline: {prepared.program.attributes[PRICED]}")
     if request is None or cluster is None:
         return {
@@ -449,7 +450,7 @@ def program_statements(
             *network_notes(cluster, prepared.program, request, prepared.networks),
             *(f"{key} = {format_value(value)} (default)" for key, value in shown.items()),
         ],
-        "not_modelled": list(NOT_MODELLED_OF_PROGRAMS),
+        "not_modelled": [*prepared.counted.not_modelled, *NOT_MODELLED_OF_PROGRAMS],
         **_program_error_bar(prepared, run, shares),
     }
 

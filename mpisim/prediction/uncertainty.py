@@ -198,7 +198,13 @@ class PathShares:
     def _works(self, piece: int, kind: PieceKind) -> Mapping[str, float]:
         path, prepared = self.path, self.prepared
         if not isinstance(prepared, PreparedExperiment):  # what was recorded depends on nothing
-            return self._kernel(piece, prepared.counted.shares) if kind is PieceKind.COMPUTE else {}
+            counted = prepared.counted
+            if kind is PieceKind.HOST:
+                return counted.host
+            if kind is PieceKind.LAUNCH:
+                return counted.launch
+            on_device = kind in (PieceKind.COMPUTE, PieceKind.COPY)
+            return self._kernel(piece, counted.shares) if on_device else {}
         if kind is PieceKind.HOST:
             shares = prepared.workload.pricing_of(int(path.rank[piece])).host_shares
             if prepared.constants is None:

@@ -1,0 +1,315 @@
+"""``torch.cuda`` without a GPU: streams, events and figures of the device that is simulated.
+
+`install` puts recording stand-ins into `torch.cuda` and `torch.accelerator`. Streams are numbers,
+0 the default one; an event is a place on a stream.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from .device import Device
+    from .recorder import Recorder
+
+__all__ = ["install"]
+
+_LEFT_OUT = (
+    "empty_cache",
+    "init",
+    "_lazy_init",
+    "ipc_collect",
+    "manual_seed",
+    "manual_seed_all",
+    "seed",
+    "seed_all",
+    "set_rng_state",
+    "set_rng_state_all",
+    "reset_peak_memory_stats",
+    "reset_max_memory_allocated",
+    "reset_max_memory_cached",
+    "reset_accumulated_memory_stats",
+    "set_per_process_memory_fraction",
+    "set_sync_debug_mode",
+    "_check_capability",
+    "_check_cubins",
+)
+"""Functions of `torch.cuda` that issue nothing to the device."""
+
+
+def install(recorder: Recorder, device: Device, local_rank: int, per_node: int) -> None:
+    """Put stand-ins in the place of the functions and classes of `torch.cuda`.
+
+    Parameters
+    ----------
+    recorder : Recorder
+    device : Device
+        The GPU that the script is to see.
+    local_rank : int
+        The device that is current at first is 0, as in a new process.
+    per_node : int
+        Number of devices.
+    """
+    cuda: Any = torch.cuda
+    state = {"device": 0}
+
+    def index_of(which: Any = None) -> int:
+        if which is None:
+            return state["device"]
+        if isinstance(which, int):
+            return which
+        found = torch.device(which)
+        return state["device"] if found.index is None else found.index
+
+    def set_device(which: Any) -> None:
+        number = index_of(which)
+        if number >= per_node:
+            raise RuntimeError(
+                f"device cuda:{number} does not exist: a node has {per_node} (rank {recorder.rank} "
+                f"has LOCAL_RANK {local_rank})"
+            )
+        if number >= 0:
+            state["device"] = number
+
+    class Stream:
+        """A stream: a number."""
+
+        def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
+            number = kwargs.get("stream_id")
+            self.stream_id = recorder.new_stream() if number is None else int(number)
+            self.device_index = index_of(device)
+            self.priority = priority
+
+        @property
+        def device(self) -> Any:
+            return torch.device("cuda", self.device_index)
+
+        @property
+        def device_type(self) -> int:
+            return 1
+
+        @property
+        def cuda_stream(self) -> int:
+            return self.stream_id
+
+        def wait_event(self, event: Any) -> None:
+            recorder.wait(self.stream_id, event.place)
+
+        def wait_stream(self, stream: Any) -> None:
+            recorder.wait(self.stream_id, recorder.place(stream.stream_id))
+
+        def record_event(self, event: Any = None) -> Any:
+            event = Event() if event is None else event
+            event.record(self)
+            return event
+
+        def synchronize(self) -> None:
+            recorder.host_wait([recorder.place(self.stream_id)], "cudaStreamSynchronize")
+
+        def query(self) -> bool:
+            return True
+
+        def is_capturing(self) -> bool:
+            return False
+
+        def __enter__(self) -> Any:
+            self._before = recorder.stream
+            recorder.stream = self.stream_id
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            recorder.stream = self._before
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Stream) and other.stream_id == self.stream_id
+
+        def __hash__(self) -> int:
+            return hash(self.stream_id)
+
+    class Event:
+        """A place on a stream."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self.place: Any = None
+
+        def record(self, stream: Any = None) -> None:
+            number = recorder.stream if stream is None else stream.stream_id
+            self.place = recorder.place(number)
+
+        def wait(self, stream: Any = None) -> None:
+            recorder.wait(recorder.stream if stream is None else stream.stream_id, self.place)
+
+        def synchronize(self) -> None:
+            recorder.host_wait([self.place], "cudaEventSynchronize")
+
+        def query(self) -> bool:
+            return True
+
+        def elapsed_time(self, end: Any) -> float:
+            return recorder.unknown("elapsed time of an event in ms", 1.0)
+
+    streams: dict[int, Any] = {}
+
+    def stream_of(number: int) -> Any:
+        if number not in streams:
+            streams[number] = Stream(stream_id=number)
+        return streams[number]
+
+    @contextlib.contextmanager
+    def stream(chosen: Any) -> Iterator[None]:
+        before = recorder.stream
+        if chosen is not None:
+            recorder.stream = chosen.stream_id
+        try:
+            yield
+        finally:
+            recorder.stream = before
+
+    class Guard:
+        """A block on another device."""
+
+        def __init__(self, which: Any) -> None:
+            self.idx = index_of(which) if which is not None else -1
+
+        def __enter__(self) -> None:
+            self._before = state["device"]
+            if self.idx >= 0:
+                set_device(self.idx)
+
+        def __exit__(self, *error: object) -> None:
+            state["device"] = self._before
+
+    def synchronize(which: Any = None) -> None:
+        recorder.host_wait(recorder.all_places(), "cudaDeviceSynchronize")
+
+    def set_stream(chosen: Any) -> None:
+        if chosen is not None:
+            recorder.stream = chosen.stream_id
+
+    def statistics(which: Any = None) -> dict[str, int]:
+        keys = ("allocated_bytes", "reserved_bytes", "active_bytes")
+        now, most = recorder.memory.now, recorder.memory.peak
+        found = {f"{key}.all.current": now for key in keys}
+        found |= {f"{key}.all.peak": most for key in keys}
+        return found | {"num_alloc_retries": 0, "num_ooms": 0}
+
+    properties = types.SimpleNamespace(
+        name=device.name,
+        major=device.capability[0],
+        minor=device.capability[1],
+        total_memory=device.memory,
+        multi_processor_count=device.multiprocessors,
+        warp_size=32,
+        max_threads_per_multi_processor=2048,
+        regs_per_multiprocessor=65536,
+        is_integrated=False,
+        is_multi_gpu_board=False,
+        shared_memory_per_block_optin=device.shared_memory,
+        shared_memory_per_block=49152,
+        shared_memory_per_multiprocessor=device.shared_memory + 1024,
+        L2_cache_size=device.cache,
+        gcnArchName="",
+        uuid="GPU-0",
+    )
+    for name in _LEFT_OUT:
+        setattr(cuda, name, lambda *args, **kwargs: None)
+    stands: dict[str, Any] = {
+        "Stream": Stream,
+        "Event": Event,
+        "stream": stream,
+        "set_stream": set_stream,
+        "current_stream": lambda which=None: stream_of(recorder.stream),
+        "default_stream": lambda which=None: stream_of(0),
+        "device": Guard,
+        "_DeviceGuard": Guard,
+        "device_of": lambda tensor: Guard(tensor.device if tensor.is_cuda else None),
+        "set_device": set_device,
+        "_exchange_device": lambda number: _exchanged(state, number),
+        "_maybe_exchange_device": lambda number: _exchanged(state, number),
+        "current_device": lambda: state["device"],
+        "device_count": lambda: per_node,
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "_is_in_bad_fork": lambda: False,
+        "_lazy_call": lambda call, **kwargs: None,
+        "is_bf16_supported": lambda including_emulation=True: device.capability[0] >= 8,
+        "is_tf32_supported": lambda: device.capability[0] >= 8,
+        "is_current_stream_capturing": lambda: False,
+        "synchronize": synchronize,
+        "get_device_properties": lambda which=None: properties,
+        "get_device_name": lambda which=None: device.name,
+        "get_device_capability": lambda which=None: device.capability,
+        "get_arch_list": lambda: [f"sm_{device.capability[0]}{device.capability[1]}"],
+        "can_device_access_peer": lambda one, other: True,
+        "get_rng_state": lambda which="cuda": torch.zeros(16, dtype=torch.uint8),
+        "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8)] * per_node,
+        "initial_seed": lambda: 0,
+        "mem_get_info": lambda which=None: (device.memory - recorder.memory.now, device.memory),
+        "memory_allocated": lambda which=None: recorder.memory.now,
+        "max_memory_allocated": lambda which=None: recorder.memory.peak,
+        "memory_reserved": lambda which=None: recorder.memory.now,
+        "max_memory_reserved": lambda which=None: recorder.memory.peak,
+        "memory_stats": statistics,
+        "memory_summary": lambda which=None, abbreviated=False: "",
+        "utilization": lambda which=None: 0,
+        "power_draw": lambda which=None: 0,
+        "temperature": lambda which=None: 0,
+    }
+    for name, stand in stands.items():
+        setattr(cuda, name, stand)
+    for module in (cuda.memory, cuda.random, cuda.streams):
+        for name in (*_LEFT_OUT, *stands):
+            if hasattr(module, name):
+                setattr(module, name, getattr(cuda, name))
+    cuda.nvtx = types.SimpleNamespace(
+        range_push=lambda text: 0,
+        range_pop=lambda: 0,
+        mark=lambda text: None,
+        range=lambda *args, **kwargs: contextlib.nullcontext(),
+    )
+    accelerator: Any = torch.accelerator
+    for name, stand in {
+        "is_available": lambda: True,
+        "current_accelerator": lambda check_available=False: torch.device("cuda"),
+        "device_count": lambda: per_node,
+        "current_device_index": lambda: state["device"],
+        "current_device_idx": lambda: state["device"],
+        "set_device_index": set_device,
+        "set_device_idx": set_device,
+        "current_stream": stands["current_stream"],
+        "set_stream": set_stream,
+        "synchronize": synchronize,
+        "empty_cache": lambda: None,
+        "memory_allocated": stands["memory_allocated"],
+        "max_memory_allocated": stands["max_memory_allocated"],
+    }.items():
+        setattr(accelerator, name, stand)
+    c: Any = torch._C
+    c._get_accelerator = lambda check=None: torch.device("cuda")
+    c._cuda_getDevice = lambda: state["device"]
+    c._cuda_setDevice = set_device
+    c._cuda_getDeviceCount = lambda: per_node
+    c._cuda_isCurrentStreamCapturing = lambda: False
+    c._cuda_getCurrentStream = lambda which: (recorder.stream, state["device"], 1)
+    tensor: Any = torch.Tensor
+
+    def to_device(self: Any, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+        return self.to(torch.device("cuda", index_of(device)), non_blocking=non_blocking)
+
+    tensor.cuda = to_device
+    tensor.record_stream = lambda self, stream: None
+    tensor.pin_memory = lambda self, device=None: self
+    tensor.is_pinned = lambda self, device=None: False
+
+
+def _exchanged(state: dict[str, int], number: int) -> int:
+    """Make a device current, and return the one before."""
+    before = state["device"]
+    if number >= 0:
+        state["device"] = number
+    return before

@@ -1,0 +1,221 @@
+"""``DistributedDataParallel`` as PyTorch's reducer does it, which reads memory and cannot be run.
+
+Gradients are collected in buckets: the first of 1 MiB, so that communication starts early, the
+others of `bucket_cap_mb`; in the first step in the reverse order of registration, after it in the
+order in which gradients were ready (``torch/csrc/distributed/c10d/reducer.cpp``). A bucket whose
+last gradient is ready is all-reduced beside the rest of the backward pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["DistributedDataParallel"]
+
+FIRST_BUCKET = 1 << 20
+"""Bytes: ``kDefaultFirstBucketBytes`` of reducer.hpp."""
+
+MEBIBYTE = 1 << 20
+
+
+class _Bucket:
+    """Gradients that are reduced together."""
+
+    def __init__(self, parameters: list[Any]) -> None:
+        self.parameters = parameters
+        self.views: dict[int, Any] = {}
+        first = parameters[0]
+        with torch.no_grad():
+            self.buffer = torch.zeros(
+                sum(each.numel() for each in parameters), dtype=first.dtype, device=first.device
+            )
+            at = 0
+            for each in parameters:
+                self.views[id(each)] = self.buffer[at : at + each.numel()].view(each.shape)
+                at += each.numel()
+        self.missing = {id(each) for each in parameters}
+        self.work: Any = None
+
+
+class DistributedDataParallel(torch.nn.Module):
+    """Wrap a module as `torch.nn.parallel.DistributedDataParallel` does; see there."""
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        device_ids: Any = None,
+        output_device: Any = None,
+        dim: int = 0,
+        broadcast_buffers: bool = True,
+        init_sync: bool = True,
+        process_group: Any = None,
+        bucket_cap_mb: float | None = None,
+        find_unused_parameters: bool = False,
+        check_reduction: bool = False,
+        gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        mesh = options.get("device_mesh")
+        if process_group is None and mesh is not None:
+            process_group = mesh.get_group(0)
+        self.module = module
+        self.process_group = process_group or dist.group.WORLD
+        self.broadcast_buffers = broadcast_buffers
+        self.gradient_as_bucket_view = gradient_as_bucket_view
+        self.find_unused_parameters = find_unused_parameters
+        self.device_ids, self.output_device, self.dim = device_ids, output_device, dim
+        self.static_graph = static_graph
+        self.bucket_bytes_cap = int((25 if bucket_cap_mb is None else bucket_cap_mb) * MEBIBYTE)
+        self.require_backward_grad_sync = True
+        ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        self._reduced = [
+            each
+            for name, each in module.named_parameters()
+            if each.requires_grad and name not in ignored
+        ]
+        if not self._reduced:
+            raise RuntimeError(
+                "DistributedDataParallel is not needed when a module doesn't have any parameters "
+                "that require a gradient."
+            )
+        self._order: list[int] = []
+        self._rebuilt = False
+        self._queued = False
+        if init_sync:
+            self._broadcast([*module.parameters(), *module.buffers()])
+        self._build(list(reversed(self._reduced)))
+        for each in self._reduced:
+            each.register_post_accumulate_grad_hook(self._ready)
+
+    def _broadcast(self, tensors: list[Any]) -> None:
+        """Broadcast what lies on the device, as many as fit into 250 MiB together."""
+        with torch.no_grad():
+            batch: list[Any] = []
+            size = 0
+            for each in [tensor.detach() for tensor in tensors if tensor.is_cuda] + [None]:
+                if batch and (each is None or size > 250 * MEBIBYTE):
+                    flat = torch.cat([part.reshape(-1).to(batch[0].dtype) for part in batch])
+                    dist.broadcast(flat, group_src=0, group=self.process_group)
+                    batch, size = [], 0
+                if each is not None:
+                    batch.append(each)
+                    size += each.numel() * each.element_size()
+
+    def _build(self, parameters: list[Any]) -> None:
+        """Make buckets of parameters in this order; each has gradients of one type."""
+        self._bucket_of: dict[int, _Bucket] = {}
+        self._buckets: list[_Bucket] = []
+        found: dict[Any, list[Any]] = {}
+        limits: dict[Any, int] = {}
+        order = []
+        for each in parameters:
+            key = (each.dtype, each.device)
+            held = found.setdefault(key, [])
+            limits.setdefault(key, FIRST_BUCKET)
+            held.append(each)
+            if sum(part.numel() * part.element_size() for part in held) >= limits[key]:
+                order.append(found.pop(key))
+                limits[key] = self.bucket_bytes_cap
+        order += found.values()
+        for held in order:
+            bucket = _Bucket(held)
+            self._buckets.append(bucket)
+            self._bucket_of |= {id(each): bucket for each in held}
+        if self.gradient_as_bucket_view:
+            for each in self._reduced:
+                each.grad = None
+
+    def _ready(self, parameter: Any) -> None:
+        """A gradient is complete: copy it into its bucket, and reduce that if it was the last."""
+        if not self.require_backward_grad_sync:
+            return
+        if not self._queued:
+            self._queued = True
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self._finish)
+        if not self._rebuilt:
+            self._order.append(id(parameter))
+        bucket = self._bucket_of[id(parameter)]
+        if id(parameter) not in bucket.missing:
+            raise RuntimeError(
+                "Expected to mark a variable ready only once: a parameter is used in two backward "
+                "passes or twice in checkpoints"
+            )
+        with torch.no_grad():
+            view = bucket.views[id(parameter)]
+            size = self.process_group.size()
+            if parameter.grad is not view:
+                torch.mul(parameter.grad, 1.0 / size, out=view)
+                if self.gradient_as_bucket_view:
+                    parameter.grad = view
+            else:
+                view.div_(size)
+        bucket.missing.discard(id(parameter))
+        while True:  # in order, as NCCL needs it
+            following = next((each for each in self._buckets if each.work is None), None)
+            if following is None or following.missing:
+                return
+            following.work = dist.all_reduce(
+                following.buffer, group=self.process_group, async_op=True
+            )
+
+    def _finish(self) -> None:
+        """Wait for all buckets at the end of the backward pass."""
+        self._queued = False
+        with torch.no_grad():
+            for bucket in self._buckets:
+                if bucket.work is None:  # gradients of parameters that were not used stay as is
+                    bucket.work = dist.all_reduce(
+                        bucket.buffer, group=self.process_group, async_op=True
+                    )
+                bucket.work.wait()
+                if not self.gradient_as_bucket_view:
+                    for each in bucket.parameters:
+                        if each.grad is not None:
+                            each.grad.copy_(bucket.views[id(each)])
+                bucket.work = None
+                bucket.missing = {id(each) for each in bucket.parameters}
+        if not self._rebuilt and not self.find_unused_parameters:
+            self._rebuilt = True
+            by_id = {id(each): each for each in self._reduced}
+            ready = [by_id[key] for key in self._order]
+            self._build([*ready, *(each for each in self._reduced if id(each) not in self._order)])
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Broadcast buffers, and run the module."""
+        buffers = [each for each in self.module.buffers() if each.is_cuda]
+        if self.broadcast_buffers and buffers and self.require_backward_grad_sync:
+            self._broadcast(buffers)
+        return self.module(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients in this block, without communication."""
+        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+    @contextlib.contextmanager
+    def join(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+        """Nothing: all ranks have as many inputs."""
+        yield
+
+    def register_comm_hook(self, state: object, hook: Any) -> None:
+        """Not supported: a hook changes what is communicated."""
+        raise NotImplementedError("communication hooks of DistributedDataParallel")
+
+    def _set_static_graph(self) -> None:
+        self.static_graph = True
+
+    def get_ddp_logging_data(self) -> dict[str, Any]:
+        """Return what is known of the buckets."""
+        return {"bucket_cap_bytes": self.bucket_bytes_cap}

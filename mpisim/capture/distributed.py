@@ -1,0 +1,384 @@
+"""``torch.distributed`` without other ranks: every communication is recorded and returns at once.
+
+Whatever backend a script asks for, the process group is PyTorch's fake one, of as many ranks as the
+job is to have. Communications go the way NCCL's do: asynchronous ones on a stream of their group,
+others on the current stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch.utils._pytree import tree_leaves
+
+from ..base.kinds import Operation
+from .recorder import Recorder
+from .recording import ItemKind, Wait
+
+__all__ = ["Collectives"]
+
+_FUNCTIONAL = {
+    "all_reduce": Operation.ALL_REDUCE,
+    "all_gather_into_tensor": Operation.ALL_GATHER,
+    "reduce_scatter_tensor": Operation.REDUCE_SCATTER,
+    "all_to_all_single": Operation.ALL_TO_ALL,
+    "broadcast": Operation.BROADCAST,
+    "shard_dim_alltoall": Operation.ALL_TO_ALL,
+}
+"""Functional collectives, without ``_``, ``_out`` and ``_coalesced``."""
+
+
+def _bytes(tensors: Any) -> int:
+    """Bytes of the tensors in nested lists."""
+    return sum(
+        each.numel() * each.element_size()
+        for each in tree_leaves(tensors)
+        if isinstance(each, torch.Tensor)
+    )
+
+
+def _on_device(tensors: Any) -> bool:
+    return any(
+        each.device.type == "cuda"
+        for each in tree_leaves(tensors)
+        if isinstance(each, torch.Tensor)
+    )
+
+
+class Handle(dist.Work):
+    """A communication that was issued: waiting for it is a wait of the current stream."""
+
+    def __init__(self, recorder: Recorder, place: Wait | None, result: Any) -> None:
+        super().__init__()
+        self._recorder, self._place, self._result = recorder, place, result
+
+    def wait(self, timeout: Any = None) -> bool:
+        self._recorder.wait(self._recorder.stream, self._place)
+        return True
+
+    def block_current_stream(self) -> None:
+        self.wait()
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def result(self) -> Any:
+        return self._result
+
+    def get_future(self) -> Any:
+        self.wait()
+        future: Any = torch.futures.Future()
+        future.set_result(self._result)
+        return future
+
+
+class Collectives:
+    """Stand-ins of process groups.
+
+    Parameters
+    ----------
+    recorder : Recorder
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self._groups: dict[str, int] = {}
+        self._streams: dict[tuple[int, ...], int] = {}
+        self._produced: dict[int, Wait] = {}
+        self._batch: list[bool] | None = None
+
+    # --- what is issued ---------------------------------------------------------------------------
+
+    def group_of(self, group: Any) -> int:
+        """Return the number of a process group, given as such or by name."""
+        name = group if isinstance(group, str) else group.group_name
+        return self._groups[name]
+
+    def _stream_of(self, *key: int) -> int:
+        """Return the stream of a group, or of a pair in it: NCCL has one for each."""
+        if key not in self._streams:
+            self._streams[key] = self.recorder.new_stream()
+        return self._streams[key]
+
+    def _rank_in(self, group: int) -> int:
+        return self.recorder.groups[group].index(self.recorder.rank)
+
+    def issue(
+        self,
+        operation: Operation,
+        group: Any,
+        tensors: Any,
+        *,
+        asynchronous: bool,
+        bytes: int | None = None,
+        kind: ItemKind = ItemKind.COLLECTIVE,
+        peer: int = -1,
+    ) -> Handle:
+        """Record a communication and return its handle.
+
+        Parameters
+        ----------
+        operation : Operation
+        group : ProcessGroup or str
+        tensors : nested lists of Tensor
+            The larger of its buffers.
+        asynchronous : bool
+        bytes : int, optional
+            By default those of `tensors`.
+        kind : ItemKind
+        peer : int
+        """
+        recorder = self.recorder
+        if not _on_device(tensors) and operation is not Operation.BARRIER:
+            recorder.replaced["communications of tensors on the CPU are left out"] += 1
+            return Handle(recorder, None, tensors)
+        number = self.group_of(group)
+        size = _bytes(tensors) if bytes is None else bytes
+        joined = False
+        stream = self._stream_of(number) if asynchronous else recorder.stream
+        if self._batch is not None:
+            stream = self._stream_of(number)
+            joined = bool(self._batch)
+            self._batch.append(True)
+        elif peer >= 0:
+            mine = self._rank_in(number)
+            stream = self._stream_of(number, min(mine, peer), max(mine, peer))
+        place = recorder.communicate(
+            operation,
+            number,
+            size,
+            stream,
+            kind=kind,
+            peer=peer,
+            joined=joined,
+            name=kind.name.lower() if kind is not ItemKind.COLLECTIVE else "",
+        )
+        return Handle(recorder, place, tensors)
+
+    def functional(
+        self, func: Any, short: str, args: Any, kwargs: Any, run: Callable[[Any, Any, Any], Any]
+    ) -> Any:
+        """Record a functional collective, or what waits for one.
+
+        Parameters
+        ----------
+        func : OpOverload
+        short : str
+            Its name without namespace.
+        args, kwargs
+            Of the call.
+        run : callable
+            Gives its result without values.
+        """
+        if short in ("wait_tensor", "wait_tensors"):
+            for each in tree_leaves(args[0]):
+                place = self._produced.pop(each.untyped_storage()._cdata, None)
+                self.recorder.wait(self.recorder.stream, place)
+            return args[0]
+        out = run(func, args, kwargs)
+        base = short.removesuffix("_").removesuffix("_out").removesuffix("_coalesced")
+        operation = _FUNCTIONAL.get(base)
+        if operation is None and short == "_wrap_tensor_autograd":
+            return out
+        if operation is None:
+            self.recorder.replaced[f"{func} is left out"] += 1
+            return out
+        larger = args[0] if _bytes(args[0]) >= _bytes(out) else out
+        group = next(each for each in reversed(args) if isinstance(each, str | dist.ProcessGroup))
+        handle = self.issue(operation, group, larger, asynchronous=True)
+        if handle._place is not None:
+            for each in tree_leaves(out):
+                self._produced[each.untyped_storage()._cdata] = handle._place
+        return out
+
+    # --- stand-ins --------------------------------------------------------------------------------
+
+    def install(self) -> None:
+        """Put stand-ins in the place of process groups and of what makes them."""
+        from torch._C._distributed_c10d import ProcessGroup
+
+        self._install_groups()
+        of_group: Any = ProcessGroup
+        for name, stand in self._methods().items():
+            setattr(of_group, name, stand)
+        self._install_objects()
+
+    def _install_groups(self) -> None:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        recorder, numbers = self.recorder, self._groups
+        original_new = c10d._new_process_group_helper
+        module: Any = c10d
+
+        def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
+            yield FakeStore(), recorder.rank, recorder.world
+
+        def new_helper(
+            size: int, rank: Any, members: list[int], backend: Any, store: Any, name: Any,
+            *args: Any, **kwargs: Any,
+        ) -> Any:  # fmt: skip
+            kwargs["backend_options"] = None
+            kwargs["device_id"] = None
+            numbers[str(name)] = recorder.group_number(members) if members else 0
+            return original_new(size, rank, members, "fake", store, name, **kwargs)
+
+        module.rendezvous = rendezvous
+        module._new_process_group_helper = new_helper
+        named: Any = dist
+        named.is_nccl_available = lambda: True
+        module.is_nccl_available = named.is_nccl_available
+        named.is_torchelastic_launched = lambda: True
+
+        original_tag = c10d._new_group_with_tag
+
+        def new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any,
+                      **kwargs: Any) -> Any:  # fmt: skip
+            return original_tag(ranks, timeout, None, *args, **kwargs)
+
+        module._new_group_with_tag = new_group
+
+    def _methods(self) -> dict[str, Any]:
+        """Methods of process groups, by name."""
+        issue = self.issue
+
+        def waits(opts: Any) -> bool:
+            return bool(getattr(opts, "asyncOp", True))
+
+        def symmetric(operation: Operation, which: int) -> Callable[..., Handle]:
+            """One that has options last: `which` of its arguments is the largest buffer."""
+
+            def method(group: Any, *args: Any, **kwargs: Any) -> Handle:
+                opts = kwargs.get("opts", args[-1] if args else None)
+                return issue(operation, group, args[which], asynchronous=waits(opts))
+
+            return method
+
+        def single_all_to_all(
+            group: Any, output: Any, tensor: Any, *args: Any, **kwargs: Any
+        ) -> Handle:
+            opts = kwargs.get("opts", args[-1] if args else None)
+            larger = max((output, tensor), key=_bytes)
+            return issue(Operation.ALL_TO_ALL, group, larger, asynchronous=waits(opts))
+
+        def list_all_to_all(
+            group: Any, output: Any, tensors: Any, *args: Any, **kwargs: Any
+        ) -> Handle:
+            larger = max((output, tensors), key=_bytes)
+            return issue(Operation.ALL_TO_ALL, group, larger, asynchronous=True)
+
+        def gather(group: Any, output: Any, tensors: Any, *args: Any, **kwargs: Any) -> Handle:
+            size = group.size() * _bytes(tensors)
+            return issue(Operation.GATHER, group, tensors, asynchronous=True, bytes=size)
+
+        def scatter(group: Any, output: Any, tensors: Any, *args: Any, **kwargs: Any) -> Handle:
+            size = group.size() * _bytes(output)
+            return issue(Operation.SCATTER, group, output, asynchronous=True, bytes=size)
+
+        def pair(kind: ItemKind) -> Callable[..., Handle]:
+            def method(group: Any, tensors: Any, peer: int, tag: int = 0) -> Handle:
+                return issue(
+                    Operation.SEND_RECV, group, tensors, asynchronous=True, kind=kind, peer=peer
+                )
+
+            return method
+
+        def barrier(group: Any, *args: Any, **kwargs: Any) -> Handle:
+            handle = issue(Operation.BARRIER, group, (), asynchronous=True, bytes=4)
+            self.recorder.host_wait([handle._place], "barrier")
+            return handle
+
+        def start(group: Any, device: Any) -> None:
+            self._batch = []
+
+        def end(group: Any, device: Any) -> Handle:
+            self._batch = None
+            place = self.recorder.place(self._stream_of(self.group_of(group)))
+            return Handle(self.recorder, place, [])
+
+        gathers = symmetric(Operation.ALL_GATHER, 0)
+        scatters = symmetric(Operation.REDUCE_SCATTER, 1)
+        return {
+            "allreduce": symmetric(Operation.ALL_REDUCE, 0),
+            "allreduce_coalesced": symmetric(Operation.ALL_REDUCE, 0),
+            "broadcast": symmetric(Operation.BROADCAST, 0),
+            "reduce": symmetric(Operation.REDUCE, 0),
+            "allgather": gathers,
+            "_allgather_base": gathers,
+            "all_gather_single": gathers,
+            "allgather_coalesced": gathers,
+            "all_gather_single_coalesced": gathers,
+            "allgather_into_tensor_coalesced": gathers,
+            "reduce_scatter": scatters,
+            "_reduce_scatter_base": scatters,
+            "reduce_scatter_single": scatters,
+            "reduce_scatter_single_coalesced": scatters,
+            "reduce_scatter_tensor_coalesced": scatters,
+            "alltoall_base": single_all_to_all,
+            "all_to_all_single": single_all_to_all,
+            "alltoall": list_all_to_all,
+            "gather": gather,
+            "gather_single": gather,
+            "scatter": scatter,
+            "send": pair(ItemKind.SEND),
+            "recv": pair(ItemKind.RECV),
+            "barrier": barrier,
+            "_start_coalescing": start,
+            "_end_coalescing": end,
+        }
+
+    def _install_objects(self) -> None:
+        """Stand-ins of what sends Python's objects: each rank takes its own for that of others."""
+        replaced = self.recorder.replaced
+
+        def noted(name: str) -> None:
+            replaced[f"{name}: this rank's objects are taken for those of the others"] += 1
+
+        def all_gather_object(found: list[Any], own: Any, group: Any = None) -> None:
+            noted("all_gather_object")
+            found[:] = [own] * len(found)
+
+        def gather_object(own: Any, found: Any = None, *args: Any, **kwargs: Any) -> None:
+            noted("gather_object")
+            if found is not None:
+                found[:] = [own] * len(found)
+
+        def broadcast_object_list(objects: Sequence[Any], *args: Any, **kwargs: Any) -> None:
+            noted("broadcast_object_list")
+
+        def scatter_object_list(found: list[Any], objects: Any, *args: Any, **kwargs: Any) -> None:
+            noted("scatter_object_list")
+            if objects:
+                found[0] = objects[0]
+
+        def batch_isend_irecv(operations: Sequence[Any]) -> list[Any]:
+            group = operations[0].group or c10d._get_default_group()
+            device = operations[0].tensor.device
+            group._start_coalescing(device)
+            for each in operations:
+                key = "group_dst" if each.op is c10d.isend else "group_src"
+                each.op(each.tensor, group=each.group, tag=each.tag, **{key: each.group_peer})
+            return [group._end_coalescing(device)]
+
+        def monitored_barrier(*args: Any, **kwargs: Any) -> None:
+            dist.barrier()
+
+        for name, stand in {
+            "all_gather_object": all_gather_object,
+            "gather_object": gather_object,
+            "broadcast_object_list": broadcast_object_list,
+            "scatter_object_list": scatter_object_list,
+            "batch_isend_irecv": batch_isend_irecv,
+            "monitored_barrier": monitored_barrier,
+        }.items():
+            setattr(c10d, name, stand)
+            setattr(dist, name, stand)

@@ -1,0 +1,295 @@
+"""Recordings of captured ranks → a program: priced kernels, copies, communications, waits.
+
+Each recording becomes one table, which all ranks that play its part share; their communicators are
+the groups that they have in the place of its own. Launches take the CPU what they take in the
+programs that mpisim generates (`mpisim.workloads.pricing`).
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..base.errors import InputError
+from ..base.kinds import Flag, Kind, Operation
+from ..base.presets import packaged
+from ..kernels.counted import COUNTED
+from ..kernels.model import KernelModel
+from ..kernels.operations import Copy
+from ..operators.table import kernels_of
+from ..program import Program, ProgramBuilder, Table
+from ..program.builder import TableBuilder
+from ..workloads.pricing import Pricing
+from .device import FILE
+from .recording import Item, ItemKind, Recording, Wait
+
+__all__ = ["Part", "program_of"]
+
+UNKNOWN = "kernels of unknown operators"
+"""Name of the error of what is priced by its bytes alone."""
+
+Slot = tuple[int, int, int]
+"""Place of a group among those of a rank; positions of sender and receiver, -1 for collectives."""
+
+
+class Part(NamedTuple):
+    """A recording, and the ranks that do what it says.
+
+    Attributes
+    ----------
+    recording : Recording
+    ranks : tuple of int
+    """
+
+    recording: Recording
+    ranks: tuple[int, ...]
+
+
+class _TableWriter:
+    """Writes the table of one recording."""
+
+    def __init__(self, part: Recording, pricing: Pricing, builder: TableBuilder) -> None:
+        self.recording, self.pricing, self.rows = part, pricing, builder
+        self.place = {number: i for i, number in enumerate(part.own_groups())}
+        self.slots: dict[Slot, int] = {}
+        self.unknown: Counter[str] = Counter()
+        self._items: dict[int, list[int]] = {}
+        self._rows: dict[int, list[int]] = {}
+        self._pending: dict[int, set[int]] = {}
+        self._streams: dict[int, int] = {}
+        self._launched = [kernels_of(call) for call in part.calls]
+
+    def table(self) -> Table:
+        """Return the table."""
+        for number, item in enumerate(self.recording.items):
+            self.rows.tags(phase=item.phase, layer=item.layer, step=item.step)
+            if item.kind is ItemKind.HOST_WAIT:
+                waits = {row for wait in item.waits for row in self._before(wait)}
+                if waits:
+                    self.rows.host_wait(sorted(waits), name=item.name)
+                continue
+            pending = self._pending.setdefault(item.stream, set())
+            pending |= {row for wait in item.waits for row in self._before(wait)}
+            for row in self._written(item):
+                self._items.setdefault(item.stream, []).append(number)
+                self._rows.setdefault(item.stream, []).append(row)
+        return self.rows.build()
+
+    def _before(self, wait: Wait) -> list[int]:
+        """Return the last row of a stream up to an item: none or one."""
+        at = bisect_right(self._items.get(wait.stream, []), wait.item)
+        return [self._rows[wait.stream][at - 1]] if at else []
+
+    def _take(self, stream: int) -> list[int]:
+        """Return what the next row of a stream waits for, besides the one before."""
+        return sorted(self._pending.pop(stream, set()))
+
+    def _stream(self, stream: int) -> int:
+        """Return the number of a stream in the table, in the order of first use; 0 is the first."""
+        if not self._streams:
+            self._streams[0] = 0
+        return self._streams.setdefault(stream, len(self._streams))
+
+    def _written(self, item: Item) -> list[int]:
+        """Write the rows of what an item launches, and return them."""
+        if item.kind is ItemKind.CALL:
+            return self._kernels(item)
+        launching = self.pricing.launching
+        if item.kind is ItemKind.COPY:
+            duration = self.pricing.estimate(item.name, Copy(max(item.bytes, 1), "host")).duration
+            return [
+                self.rows.kernel(
+                    item.name,
+                    self._stream(item.stream),
+                    duration,
+                    waits=self._take(item.stream),
+                    kind=Kind.COPY,
+                    bytes=item.bytes,
+                    **launching,
+                )
+            ]
+        group = self.recording.groups[item.group]
+        if len(group) == 1:
+            return []
+        stream = self._stream(item.stream)
+        place = self.place[item.group]
+        before = len(self.rows) - 1
+        joined = item.joined and self._rows.get(item.stream, [-1])[-1] == before
+        flags = Flag.JOINED if joined else Flag.NONE
+        waits = [] if joined else self._take(item.stream)
+        if joined:
+            launching = {"host": 0, "launch": 0, "launch_cost": 0}
+        if item.kind is ItemKind.COLLECTIVE:
+            slot = self.slots.setdefault((place, -1, -1), len(self.slots))
+            return [
+                self.rows.collective(
+                    Operation(item.number),
+                    slot,
+                    stream,
+                    item.bytes,
+                    waits=waits,
+                    flags=flags,
+                    name=item.name,
+                    **launching,
+                )
+            ]
+        mine = group.index(self.recording.rank)
+        sends = item.kind is ItemKind.SEND
+        pair = (mine, item.peer) if sends else (item.peer, mine)
+        slot = self.slots.setdefault((place, *pair), len(self.slots))
+        return [
+            self.rows.point_to_point(
+                Kind.SEND if sends else Kind.RECV,
+                slot,
+                stream,
+                item.bytes,
+                waits=waits,
+                flags=flags,
+                **launching,
+            )
+        ]
+
+    def _kernels(self, item: Item) -> list[int]:
+        launched = self._launched[item.number]
+        rows = []
+        for kernel in launched.kernels:
+            name = item.name
+            if not launched.known:
+                operator = self.recording.calls[item.number].name
+                self.unknown[operator] += 1
+                name = f"{name} (unknown)"
+            estimate = self.pricing.estimate(name, kernel)
+            if not launched.known:
+                self.pricing.shares[name, estimate.duration] = {UNKNOWN: 1.0}
+            copies = isinstance(kernel, Copy)
+            rows.append(
+                self.rows.kernel(
+                    name,
+                    self._stream(item.stream),
+                    estimate.duration,
+                    waits=self._take(item.stream),
+                    kind=Kind.COPY if copies else Kind.KERNEL,
+                    bytes=kernel.bytes if isinstance(kernel, Copy) else -1,
+                    **self.pricing.launching,
+                )
+            )
+        return rows
+
+
+def program_of(parts: Sequence[Part], model: KernelModel) -> Program:
+    """Recordings and the ranks that each stands for → the program of all ranks.
+
+    Parameters
+    ----------
+    parts : sequence of Part
+        Every rank in one of them.
+    model : KernelModel
+        Of the GPU.
+
+    Raises
+    ------
+    InputError
+        If ranks have other groups than the one that was captured for them.
+    """
+    pricing = Pricing(model)
+    builder = ProgramBuilder()
+    groups = parts[0].recording.groups
+    world = parts[0].recording.world
+    own: list[list[int]] = [[] for _ in range(world)]
+    for number, members in enumerate(groups):
+        for rank in members:
+            own[rank].append(number)
+    bound: dict[int, tuple[int, list[int]]] = {}
+    unknown: Counter[str] = Counter()
+    for recording, ranks in parts:
+        if recording.groups != groups:
+            raise InputError(
+                f"rank {recording.rank} makes other process groups than rank "
+                f"{parts[0].recording.rank}: {len(recording.groups)}, not {len(groups)}; all "
+                "ranks must call new_group alike"
+            )
+        writer = _TableWriter(recording, pricing, builder.table(f"rank {recording.rank}"))
+        table = builder.add_table(writer.table())
+        unknown += writer.unknown
+        for rank in ranks:
+            bound[rank] = (table, _bindings(builder, groups, own[rank], writer.slots))
+    for rank in range(world):
+        table, slots = bound[rank]
+        builder.add_rank(table, slots)
+    return builder.build(attributes=_attributes(parts, pricing, unknown))
+
+
+def _bindings(
+    builder: ProgramBuilder,
+    groups: Sequence[tuple[int, ...]],
+    own: Sequence[int],
+    slots: dict[Slot, int],
+) -> list[int]:
+    """Return the communicator of each slot of a rank with these groups."""
+    found = []
+    for place, sender, receiver in slots:
+        number = own[place]
+        name = "world" if number == 0 else f"group {number}"
+        members: tuple[int, ...] = groups[number]
+        if sender >= 0:
+            members = (members[sender], members[receiver])
+            name = f"{name}, {sender} to {receiver}"
+        found.append(builder.communicator(members, name))
+    return found
+
+
+def _attributes(parts: Sequence[Part], pricing: Pricing, unknown: Counter[str]) -> dict[str, str]:
+    """Return what the program says of itself: where it is from, and what its prices rest on."""
+    first = parts[0].recording
+    gpu = pricing.model.gpu
+    used = {number for shares in pricing.shares.values() for number in shares}
+    numbers = {
+        name: quantity.error for name, quantity in pricing.model.numbers.items() if name in used
+    }
+    for name in ("host_gap", "launch_call", "launch_latency"):
+        numbers[name] = getattr(gpu, name).error
+    if unknown:
+        numbers[UNKNOWN] = packaged(FILE)["unknown"]["error"]
+    shares = [[name, length, dict(rest)] for (name, length), rest in pricing.shares.items()]
+    captured = ", ".join(str(part.recording.rank) for part in parts[:8])
+    captured += ", …" if len(parts) > 8 else ""
+    assumptions = [
+        f"captured with PyTorch {first.torch} on rank {captured} of {first.world}; all others do "
+        "as the one of them that has their place in their groups",
+        f"kernels priced for {gpu.title} by the shapes of their tensors; each takes the CPU "
+        f"{(gpu.host_gap.si + gpu.launch_call.si) * 1e6:.0f} µs to launch, views none",
+        *(f"not as in the script: {line}" for line in _united(parts, "replaced")),
+        *(f"value not known: {line}" for line in _united(parts, "values")),
+        *(
+            f"{name}: unknown, {count} kernels priced by the bytes of their tensors"
+            for name, count in sorted(unknown.items())
+        ),
+    ]
+    if not first.warm_up:
+        assumptions.append("the first step is recorded: the script makes no second one")
+    missing = [
+        "the CPU's own work: data loading, the script's Python beside launches",
+        "values: work that depends on them is taken as said above",
+    ]
+    text = {
+        "numbers": numbers,
+        "shares": shares,
+        "host": dict(pricing.host_shares),
+        "launch": {"launch_latency": 1.0},
+        "assumptions": assumptions,
+        "not_modelled": missing,
+    }
+    return {COUNTED: json.dumps(text), "captured": f"{len(parts)} of {first.world} ranks"}
+
+
+def _united(parts: Sequence[Part], which: str) -> list[str]:
+    """Return the lines of all recordings, each once, with how often it happened on a rank."""
+    found: Counter[str] = Counter()
+    for part in parts:
+        found |= getattr(part.recording, which)
+    return [
+        f"{line} ({count} times)" if count > 1 else line for line, count in sorted(found.items())
+    ]

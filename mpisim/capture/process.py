@@ -1,0 +1,280 @@
+"""The process of one captured rank: stand-ins in place, then the user's script, then its recording.
+
+``python -m mpisim.capture.process JOB`` with a file that `mpisim.capture.ranks` has written. It
+leaves a recording or the one line that says why there is none.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from ..base.errors import InputError, MpisimError
+from ..base.kinds import Phase
+from .device import Device
+from .job import Job
+from .recorder import Ended, Recorder
+
+__all__ = ["capture_rank", "main"]
+
+_PREFIXES = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.", "module.")
+
+
+def main() -> None:
+    """Capture the rank of the job that the first argument names, and end."""
+    job = Job.load(Path(sys.argv[1]))
+    code = 0
+    try:
+        capture_rank(job)
+    except MpisimError as error:
+        job.failure.write_text(str(error))
+        code = 2
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # what the script left open has nothing to say
+
+
+def capture_rank(job: Job) -> None:
+    """Run the script of a job as one of its ranks, and save the recording."""
+    recorder = Recorder(job.rank, job.world, job.steps, job.values)
+    os.environ |= job.environment()
+    import torch
+
+    dispatch = _install(recorder, job.device, job)
+    sys.argv = [job.script, *job.arguments]
+    sys.path.insert(0, str(Path(job.script).resolve().parent))
+    failure: MpisimError | None = None
+    with dispatch:
+        try:
+            runpy.run_path(job.script, run_name="__main__")
+        except Ended:
+            pass
+        except MpisimError as error:
+            failure = error
+        except SystemExit as ending:
+            if ending.code not in (None, 0):
+                failure = MpisimError(f"{job.script}: ended with exit code {ending.code}")
+        except BaseException as error:
+            failure = _described(job, error)
+    if failure is not None:
+        raise InputError(f"rank {job.rank}: {failure}")
+    if not recorder.ends:
+        passes = f"{recorder.backwards} backward passes" if recorder.backwards else "no backward"
+        raise InputError(
+            f"{job.script}: rank {job.rank} ended with {passes} and without a step of an optimizer "
+            "(torch.optim.Optimizer): there is no training step to record"
+        )
+    missing = [where for where in job.values if where not in recorder.used_values]
+    if missing:
+        asked = ", ".join(sorted({line.split(": ")[0] for line in recorder.values})) or "none"
+        raise InputError(f"--value {missing[0]}: no value is read there; places that read: {asked}")
+    recorder.recording(torch.__version__).save(job.recording)
+
+
+def _described(job: Job, error: BaseException) -> MpisimError:
+    """Return an error of the script with the line of the user's that led to it."""
+    where = job.script
+    folder = Path(job.script).resolve().parent
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        users = path.name == Path(job.script).name or folder in path.resolve().parents
+        if users and "site-packages" not in frame.filename:
+            where = f"{path.name}:{frame.lineno}"
+    if job.show:
+        traceback.print_exception(error)
+    text = " ".join(str(error).split())
+    return MpisimError(f"{where}: {type(error).__name__}: {text[:500]}")
+
+
+def _install(recorder: Recorder, device: Device, job: Job) -> Any:
+    """Put all stand-ins in place, and return the mode that records operators."""
+    import torch
+    import torch.distributed
+    import torch.utils.data
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    from .attention import attention
+    from .autograd import without_streams
+    from .cuda import install as install_cuda
+    from .data_parallel import DistributedDataParallel
+    from .dispatch import Dispatch
+    from .distributed import Collectives
+
+    anything: Any = torch
+    torch.autograd.set_multithreading_enabled(False)
+    collectives = Collectives(recorder)
+    dispatch = Dispatch(recorder, collectives)  # imports what looks at torch.cuda as it is
+    without_streams()
+    install_cuda(recorder, device, job.local_rank, job.per_node)
+    collectives.install()
+    anything.nn.functional.scaled_dot_product_attention = attention
+    anything.nn.parallel.DistributedDataParallel = DistributedDataParallel
+    anything.nn.parallel.distributed.DistributedDataParallel = DistributedDataParallel
+
+    from torch.distributed import fsdp
+
+    def refused(*args: Any, **kwargs: Any) -> None:
+        raise InputError(
+            f"{recorder.user_line()}: FullyShardedDataParallel exchanges the memory of its "
+            "parameters, which a capture does not have; fully_shard (FSDP2) can be captured"
+        )
+
+    anything = fsdp
+    anything.FullyShardedDataParallel.__init__ = refused
+    anything = torch
+
+    def compiled(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        recorder.replaced["torch.compile: run eagerly, operator by operator"] += 1
+        return (lambda each: each) if model is None else model
+
+    anything.compile = compiled
+    anything.nn.Module.compile = lambda self, *args, **kwargs: compiled(self)
+
+    original_loader = torch.utils.data.DataLoader.__init__
+
+    def loader(self: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("num_workers"):
+            recorder.replaced["DataLoader: without workers, in the process itself"] += 1
+        for key in ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory",
+                    "multiprocessing_context", "timeout", "pin_memory_device"):  # fmt: skip
+            kwargs.pop(key, None)
+        original_loader(self, *args, **kwargs)
+
+    anything.utils.data.DataLoader.__init__ = loader
+
+    def save(what: Any, *args: Any, **kwargs: Any) -> None:
+        recorder.replaced["torch.save: nothing is written"] += 1
+
+    anything.save = save
+    _install_values(recorder, dispatch)
+
+    from torch.optim import optimizer as optimizers
+    from torch.utils import _foreach_utils
+
+    supported: Any = optimizers._foreach_supported_types
+    supported.append(FakeTensor)
+
+    def has_foreach(tensors: Any, device: Any) -> bool:
+        return torch.device(device).type == "cuda"
+
+    for module in (_foreach_utils, torch.nn.utils.clip_grad):
+        module._has_foreach_support = has_foreach
+    _install_hooks(recorder)
+    anything.utils.swap_tensors = _swap
+
+    original_resize = torch.UntypedStorage.resize_
+
+    def resize(self: Any, size: int) -> Any:
+        found = original_resize(self, size)
+        dispatch.resized(self, size)
+        return found
+
+    anything.UntypedStorage.resize_ = resize
+    return dispatch
+
+
+def _swap(one: Any, other: Any) -> None:
+    """Exchange two tensors as `torch.utils.swap_tensors` does.
+
+    That one refuses tensors with weak references, which fake ones have.
+    """
+    import copyreg
+
+    import torch
+
+    copying: Any = copyreg
+    slots: list[str] = copying._slotnames(type(one))
+    held = [
+        {name: getattr(each, name) for name in slots if hasattr(each, name)}
+        for each in (one, other)
+    ]
+    for name in ("__class__", "__dict__"):
+        kept = getattr(one, name)
+        setattr(one, name, getattr(other, name))
+        setattr(other, name, kept)
+    for into, values in ((one, held[1]), (other, held[0])):
+        for name in slots:
+            if name in values:
+                setattr(into, name, values[name])
+            elif hasattr(into, name):
+                delattr(into, name)
+    torch._C._swap_tensor_impl(one, other)
+
+
+def _install_values(recorder: Recorder, dispatch: Any) -> None:
+    """Stand-ins of what reads many values of a tensor at once."""
+    import numpy as np
+    import torch
+
+    from .dispatch import is_fake
+
+    tensor: Any = torch.Tensor
+    original = {name: getattr(tensor, name) for name in ("tolist", "numpy")}
+
+    def values(self: Any) -> Any:
+        if self.device.type == "cuda":
+            size = self.numel() * self.element_size()
+            recorder.copy(size, "copy to the host", blocking=True)
+        what = f"{self.numel()} values of type {str(self.dtype)[6:]}"
+        return np.full(tuple(self.shape), recorder.unknown(what, dispatch.likely_value(self)))
+
+    def tolist(self: Any) -> Any:
+        return values(self).tolist() if is_fake(self) else original["tolist"](self)
+
+    def numpy(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return values(self) if is_fake(self) else original["numpy"](self, *args, **kwargs)
+
+    tensor.tolist, tensor.numpy = tolist, numpy
+
+
+def _install_hooks(recorder: Recorder) -> None:
+    """Follow modules, backward passes and steps of optimizers."""
+    import torch
+    from torch.nn.modules import module as modules
+    from torch.optim import optimizer as optimizers
+
+    names: dict[int, str] = {}
+
+    def path_of(module: Any) -> str:
+        if id(module) not in names:
+            for name, each in module.named_modules():
+                for prefix in _PREFIXES:
+                    name = name.replace(prefix, "")
+                names[id(each)] = name
+        return names[id(module)]
+
+    def entered(module: Any, args: Any) -> None:
+        recorder.module.append(path_of(module))
+
+    def left(module: Any, args: Any, out: Any) -> None:
+        if recorder.module:
+            recorder.module.pop()
+
+    modules.register_module_forward_pre_hook(entered)
+    modules.register_module_forward_hook(left, always_call=True)
+    anything: Any = torch.autograd
+    original = anything.backward
+
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        recorder.backwards += 1
+        return original(*args, **kwargs)
+
+    anything.backward = backward
+
+    def begins(optimizer: Any, args: Any, kwargs: Any) -> None:
+        recorder.phase = int(Phase.OPTIMIZER)
+
+    def ended(optimizer: Any, args: Any, kwargs: Any) -> None:
+        recorder.phase = int(Phase.NONE)
+        recorder.step_ended(optimizer)
+
+    optimizers.register_optimizer_step_pre_hook(begins)
+    optimizers.register_optimizer_step_post_hook(ended)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""Which ranks are captured for which: those at equal places do the same.
+
+Rank 0 is captured first. Its process groups say which ranks are alike: those that have as many
+groups of the same sizes, and the same position in each group with sends and receives (a pipeline).
+Of each such class the first and the last rank are captured; if they differ, so is the second, and
+the rest is taken to do as it does.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..base.errors import InputError
+from ..base.frozen import frozen
+from ..mpi.parallel import Update, collective_errors
+from .device import Device
+from .job import Job
+from .lower import Part
+from .recording import ItemKind, Recording
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+__all__ = ["MOST_CLASSES", "Script", "capture_parts"]
+
+MOST_CLASSES = 128
+"""Classes of ranks that are captured without being asked for one by one."""
+
+_LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "SLURM_", "MV2_", "JSM_")
+"""Beginnings of the variables of launchers, which scripts look at."""
+
+
+@frozen
+class Script:
+    """What is captured.
+
+    Attributes
+    ----------
+    path : str
+    arguments : tuple of str
+    world, per_node : int
+        Ranks, and GPUs of a node.
+    steps : int
+    device : Device
+    values : tuple of (str, float)
+        Places in the script, and the value read there.
+    show : bool
+        Whether the script's output is shown.
+    """
+
+    path: str
+    arguments: tuple[str, ...]
+    world: int
+    per_node: int
+    steps: int
+    device: Device
+    values: tuple[tuple[str, float], ...] = ()
+    show: bool = False
+
+
+def capture_parts(
+    script: Script, comm: Intracomm, update: Update, ranks: Sequence[int] | None = None
+) -> list[Part]:
+    """Capture as many ranks of a script as differ. **Collective.**
+
+    Parameters
+    ----------
+    script : Script
+    comm : mpi4py.MPI.Intracomm
+        The processes that share the ranks.
+    update : Update
+        Told how many ranks are captured.
+    ranks : sequence of int, optional
+        To be captured; by default those that differ. Others do as the nearest captured one of
+        their class.
+
+    Returns
+    -------
+    list of Part
+        The same on all processes.
+
+    Raises
+    ------
+    InputError
+        On all processes, with the line in which a script failed.
+    """
+    first = _captured(script, [0], comm, update)[0]
+    classes = _classes(first)
+    if ranks is None:
+        if len(classes) > MOST_CLASSES:
+            raise InputError(
+                f"{script.path}: {len(classes)} of {script.world} ranks differ by their place in "
+                f"groups with sends and receives; at most {MOST_CLASSES} are captured unless "
+                "--ranks lists them"
+            )
+        ends = {rank for members in classes for rank in (members[0], members[-1])} - {0}
+        found = {0: first} | _together(script, ends, comm, update)
+        seconds = {
+            members[1]
+            for members in classes
+            if len(members) > 2 and found[members[0]].digest() != found[members[-1]].digest()
+        }
+        found |= _together(script, seconds, comm, update)
+        return _parts(classes, found)
+    found = {0: first} | _together(script, set(ranks) - {0}, comm, update)
+    if 0 not in ranks:
+        del found[0]
+    lacking = next((each for each in classes if not found.keys() & set(each)), None)
+    if lacking is not None:
+        raise InputError(
+            f"--ranks: no rank is captured of those that do as rank {lacking[0]} does; add it"
+        )
+    return _parts(classes, found)
+
+
+def _parts(classes: list[list[int]], found: dict[int, Recording]) -> list[Part]:
+    """Give every rank the recording of its class; equal recordings are one."""
+    parts: list[Part] = []
+    for members in classes:
+        held = [rank for rank in members if rank in found]
+        digests = {rank: found[rank].digest() for rank in held}
+        of: dict[str, list[int]] = {}
+        for rank in members:
+            # Those between do as the second, if that was captured, else as the one before.
+            if rank in digests:
+                of.setdefault(digests[rank], []).append(rank)
+                continue
+            between = [each for each in held if each not in (members[0], members[-1])] or held
+            near = max((each for each in between if each <= rank), default=between[0])
+            of.setdefault(digests[near], []).append(rank)
+        for digest, ranks in of.items():
+            source = next(rank for rank in held if digests[rank] == digest)
+            parts.append(Part(found[source], tuple(ranks)))
+    return parts
+
+
+def _classes(first: Recording) -> list[list[int]]:
+    """Return the ranks that may do the same, by the groups that rank 0 has made."""
+    own: list[list[int]] = [[] for _ in range(first.world)]
+    for number, members in enumerate(first.groups):
+        for rank in members:
+            own[rank].append(number)
+    place = {number: i for i, number in enumerate(own[first.rank])}
+    pipelines = {
+        place[item.group] for item in first.items if item.kind in (ItemKind.SEND, ItemKind.RECV)
+    }
+    position = [{rank: i for i, rank in enumerate(members)} for members in first.groups]
+    found: dict[Any, list[int]] = {}
+    for rank in range(first.world):
+        sizes = tuple(len(first.groups[number]) for number in own[rank])
+        places = tuple(
+            position[number][rank] for i, number in enumerate(own[rank]) if i in pipelines
+        )
+        found.setdefault((sizes, places), []).append(rank)
+    return list(found.values())
+
+
+def _together(
+    script: Script, ranks: set[int], comm: Intracomm, update: Update
+) -> dict[int, Recording]:
+    """Capture ranks, each process its share. **Collective.**"""
+    return _captured(script, sorted(ranks), comm, update)
+
+
+def _captured(
+    script: Script, ranks: Sequence[int], comm: Intracomm, update: Update
+) -> dict[int, Recording]:
+    mine: dict[int, Recording] = {}
+    with collective_errors(comm):
+        for rank in ranks[comm.rank :: comm.size]:
+            mine[rank] = _run(script, rank)
+            update(len(mine), f"rank {rank}")
+    return {rank: each for part in comm.allgather(mine) for rank, each in part.items()}
+
+
+def _run(script: Script, rank: int) -> Recording:
+    """Run the script as one rank, in a process of its own. Local."""
+    with tempfile.TemporaryDirectory(prefix="mpisim-capture-") as folder:
+        job = Job(
+            script.path,
+            script.arguments,
+            rank,
+            script.world,
+            script.per_node,
+            script.steps,
+            script.device,
+            Path(folder, "recording"),
+            Path(folder, "failure"),
+            dict(script.values),
+            script.show,
+        )
+        path = Path(folder, "job")
+        job.save(path)
+        environment = {
+            key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHERS)
+        }
+        output = None if script.show else subprocess.DEVNULL
+        ended = subprocess.run(
+            [sys.executable, "-m", "mpisim.capture.process", str(path)],
+            # PyTorch's compiler makes a folder when it is loaded, used or not.
+            env={**environment, "TORCHINDUCTOR_CACHE_DIR": folder, **job.environment()},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
+        if job.failure.exists():
+            raise InputError(job.failure.read_text())
+        if ended.returncode or not job.recording.exists():
+            raise InputError(
+                f"{script.path}: the process of rank {rank} ended with code {ended.returncode} and "
+                "without a recording; --show-output shows what it wrote"
+            )
+        return Recording.load(job.recording)

@@ -1,0 +1,179 @@
+"""What one rank would have issued: launches, communications and waits of the CPU, in host order.
+
+The file that a captured process writes and the simulator reads; no tensor has values here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..base.errors import InputError
+from ..operators import OperatorCall
+
+__all__ = ["Allocation", "Item", "ItemKind", "Recording", "Wait"]
+
+
+class ItemKind(IntEnum):
+    """What an item is."""
+
+    CALL = 0
+    """An operator on the device: `number` is its call."""
+    COPY = 1
+    """A copy between the memories of host and device: `bytes`."""
+    COLLECTIVE = 2
+    """A collective: `number` is its `Operation`."""
+    SEND = 3
+    RECV = 4
+    HOST_WAIT = 5
+    """The CPU waits for the device."""
+
+
+class Wait(NamedTuple):
+    """All that was issued to one stream before an item."""
+
+    stream: int
+    item: int
+
+
+class Item(NamedTuple):
+    """One thing that the host did.
+
+    Attributes
+    ----------
+    kind : ItemKind
+    number : int
+        Of the call or the operation; -1 for others.
+    stream : int
+        -1 for a wait of the CPU.
+    waits : tuple of Wait
+        Besides the order of the stream.
+    bytes : int
+        Of a communication, its largest buffer; of a copy. -1: none.
+    group : int
+        Of a communication: number of its group in `Recording.groups`.
+    peer : int
+        Of a send or receive: position of the partner in the group.
+    joined : bool
+        Of a communication: launched together with the one before it.
+    phase : int
+        A `Phase`.
+    layer : int
+        Number in the path of the module, -1 outside numbered layers.
+    name : str
+        What reports call it.
+    step : int
+        Of the recorded steps, from 0.
+    """
+
+    kind: ItemKind
+    number: int
+    stream: int
+    waits: tuple[Wait, ...]
+    bytes: int
+    group: int
+    peer: int
+    joined: bool
+    phase: int
+    layer: int
+    name: str
+    step: int
+
+
+class Allocation(NamedTuple):
+    """Memory of the device that was taken (`bytes` > 0) or given back (0), in host order."""
+
+    storage: int
+    bytes: int
+    stream: int
+    item: int
+    """How many items had been recorded."""
+
+
+@dataclass
+class Recording:
+    """Everything one captured rank left behind.
+
+    Attributes
+    ----------
+    rank, world : int
+    calls : list of OperatorCall
+        Each distinct one once.
+    items : list of Item
+    groups : list of tuple of int
+        Global ranks of every process group, in the order of their creation, those without this
+        rank included.
+    steps : int
+        Recorded.
+    warm_up : bool
+        Whether one step was run before them.
+    allocations : list of Allocation
+        From the first line of the script on.
+    values : Counter of str
+        Reads of values that no tensor has, and what was taken in their place: lines for people.
+    replaced : Counter of str
+        What was left out or done otherwise: lines for people.
+    torch : str
+        Version of PyTorch.
+    """
+
+    rank: int
+    world: int
+    calls: list[OperatorCall] = field(default_factory=list)
+    items: list[Item] = field(default_factory=list)
+    groups: list[tuple[int, ...]] = field(default_factory=list)
+    steps: int = 0
+    warm_up: bool = True
+    allocations: list[Allocation] = field(default_factory=list)
+    values: Counter[str] = field(default_factory=Counter)
+    replaced: Counter[str] = field(default_factory=Counter)
+    torch: str = ""
+
+    def save(self, path: Path) -> None:
+        """Write the file."""
+        path.write_bytes(pickle.dumps(self, protocol=pickle.HIGHEST_PROTOCOL))
+
+    @classmethod
+    def load(cls, path: Path) -> Recording:
+        """Read a file that a process of one's own has written.
+
+        Parameters
+        ----------
+        path : Path
+
+        Raises
+        ------
+        InputError
+            If it is damaged.
+        """
+        try:
+            found: Any = pickle.loads(path.read_bytes())
+        except (OSError, EOFError, pickle.UnpicklingError) as error:
+            raise InputError(f"{path}: the captured process left no whole recording") from error
+        assert isinstance(found, cls)
+        return found
+
+    def own_groups(self) -> list[int]:
+        """Return the numbers of the groups that this rank belongs to, in order."""
+        return [n for n, ranks in enumerate(self.groups) if self.rank in ranks]
+
+    def digest(self) -> str:
+        """Return a digest of what was issued, the same for ranks that do the same.
+
+        Groups count by their place among those of the rank and by their size.
+        """
+        place = {number: i for i, number in enumerate(self.own_groups())}
+        sizes = [len(self.groups[number]) for number in place]
+        found = hashlib.sha256(repr(sizes).encode())
+        names = [repr(call) for call in self.calls]
+        for item in self.items:
+            what = names[item.number] if item.kind is ItemKind.CALL else str(item.number)
+            found.update(
+                repr((*item[:1], what, *item[2:5], place.get(item.group, -1), *item[6:])).encode()
+            )
+        return found.hexdigest()[:32]

@@ -1,0 +1,210 @@
+"""``mpisim capture``: a PyTorch script, run without a GPU → what its ranks do → a prediction."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from ..base.errors import InputError, UsageError
+from .output import (
+    add_result_options,
+    check_json,
+    check_options,
+    check_page,
+    deliver,
+)
+
+if TYPE_CHECKING:
+    from ..simulate import Simulated
+
+__all__ = ["add_parser", "run"]
+
+EXAMPLES = """\
+examples:
+  mpisim capture -- python train.py                       one GPU of a DGX H100
+  mpisim capture --world-size 64 -- python train.py --fsdp    ... 64 of them, as torchrun starts it
+  mpisim capture --save-program step.h5 -- python train.py    keep what every rank does ...
+  mpisim run step.h5 --set cluster.preset=dgx-h100        ... and run it again
+  mpisim capture --value train.py:42=512 -- python train.py   a value that only a GPU would know
+"""
+
+MOST_RANKS = 1 << 17
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the parser of ``mpisim capture``."""
+    parser = subparsers.add_parser(
+        "capture",
+        help="run a PyTorch training script without a GPU, and predict its step",
+        description="Run a training script of PyTorch as it is, without a GPU, as some ranks of a "
+        "job of any size; record what it would issue to the GPU and to the other ranks; and "
+        "simulate that. Needs PyTorch: pip install 'mpisim[torch]'. The script runs with your "
+        "rights, as if you had started it.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument(
+        "--world-size", type=int, default=1, metavar="N", help="ranks of the job (default: 1)"
+    )
+    parser.add_argument(
+        "--cluster",
+        default="dgx-h100",
+        metavar="NAME",
+        help="a name from mpisim list clusters, or a file (.toml) (default: dgx-h100)",
+    )
+    parser.add_argument(
+        "--gpu",
+        metavar="NAME",
+        help="the GPU that prices kernels: a name from mpisim list gpus, or a file (.toml) "
+        "(default: the cluster's)",
+    )
+    parser.add_argument(
+        "--ranks",
+        default="auto",
+        metavar="LIST",
+        help="ranks to capture, as 0,8-15 (default: auto, those that differ)",
+    )
+    parser.add_argument(
+        "--steps", type=int, default=1, metavar="K", help="steps to record (default: 1)"
+    )
+    parser.add_argument(
+        "--value",
+        action="append",
+        default=[],
+        metavar="FILE:LINE=X",
+        help="what a line of the script reads from a tensor, whose values are not computed; may be "
+        "repeated",
+    )
+    parser.add_argument("--show-output", action="store_true", help="show what the script writes")
+    parser.add_argument("--save-program", metavar="FILE", help="write what every rank does (HDF5)")
+    add_result_options(parser)
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="-- python SCRIPT ...", help="what to run"
+    )
+    parser.set_defaults(run=run, collective=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Capture, simulate, and print the report; the first process prints."""
+    check_options(args)
+    path, arguments = _script(args.command)
+    for option in ("world_size", "steps"):
+        least, most = 1, MOST_RANKS
+        if not least <= getattr(args, option) <= most:
+            name = option.replace("_", "-")
+            raise UsageError(f"--{name} is {getattr(args, option)}; it must be 1 to {most:,}")
+    values = tuple(map(_value, args.value))
+    _check_torch()
+    from ..base.files import check_output
+    from ..base.rank_ranges import parse_ranges
+    from ..capture.device import device_of
+    from ..capture.lower import program_of
+    from ..capture.ranks import Script, capture_parts
+    from ..experiment import ProgramExperiment
+    from ..kernels import find_gpu
+    from ..kernels.analytical import analytical_model
+    from ..kernels.scaled import rated_gpu
+    from ..mpi.parallel import collective_errors, progress
+    from ..prediction.prepared_program import prepare_captured
+    from ..program import check_matching, save
+    from ..simulate import simulate
+    from ..topo import find_cluster
+    from .launch import world
+
+    comm = world()
+    ranks = None
+    with collective_errors(comm):
+        cluster = find_cluster(args.cluster)
+        gpu = rated_gpu(find_gpu(args.gpu or cluster.gpu))
+        if args.ranks != "auto":
+            ranks = parse_ranges(args.ranks, "--ranks", "rank", args.world_size)
+        if comm.rank == 0:
+            check_json(args)
+            check_page(args)
+            for file in (args.output, args.save_program):
+                if file is not None:
+                    check_output(file, overwrite=args.overwrite)
+    script = Script(
+        path,
+        arguments,
+        args.world_size,
+        cluster.gpus_per_node,
+        args.steps,
+        device_of(gpu),
+        values,
+        args.show_output,
+    )
+    with progress(comm, "running the script") as update:
+        parts = capture_parts(script, comm, update, ranks)
+    with progress(comm, "simulating"):
+        with collective_errors(comm):
+            program = program_of(parts, analytical_model(gpu))
+            check_matching(program)
+            if comm.rank == 0 and args.save_program is not None:
+                save(program, args.save_program, overwrite=args.overwrite)
+            title = " ".join(args.command[1:] if args.command[0] == "--" else args.command)
+            experiment = ProgramExperiment(
+                "", {"cluster": {"preset": args.cluster}}, title, source=path
+            )
+            prepared = prepare_captured(experiment, program)
+        simulated: list[Simulated] | None = None if args.html is None else []
+        results = simulate(
+            prepared,
+            comm,
+            output=args.output,
+            timeline=args.timeline,
+            overwrite=args.overwrite,
+            text=f"title = {json.dumps(title)}",
+            progress=True,
+            simulated=simulated,
+        )
+        shown = None
+        if simulated:
+            from ..page.shown import ShownRun
+
+            shown = ShownRun.of(simulated[0])
+        report = deliver(results, args, comm, {}, shown)
+    if comm.rank == 0:
+        print(report)
+    return 0
+
+
+def _script(command: list[str]) -> tuple[str, tuple[str, ...]]:
+    """Command after ``--`` → the script and its arguments."""
+    words = command[1:] if command[:1] == ["--"] else command
+    if not words:
+        raise UsageError("no script is given: mpisim capture [options] -- python train.py ...")
+    first = words[0].rpartition("/")[2]
+    if first.startswith("python"):
+        words = words[1:]
+    if not words or words[0].startswith("-") or not words[0].endswith(".py"):
+        found = words[0] if words else "nothing"
+        raise UsageError(
+            f"the command must be python SCRIPT.py and its arguments, but {found!r} is given in "
+            "place of the script; --world-size says what torchrun's options say"
+        )
+    from pathlib import Path
+
+    if not Path(words[0]).is_file():
+        raise InputError(f"{words[0]}: there is no such script")
+    return words[0], tuple(words[1:])
+
+
+def _value(text: str) -> tuple[str, float]:
+    """``FILE:LINE=X`` → place and value."""
+    place, equals, value = text.partition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        number = float("nan")
+    if not equals or ":" not in place or number != number:
+        raise UsageError(f"--value {text!r} is not FILE:LINE=NUMBER, as in train.py:42=512")
+    return place, number
+
+
+def _check_torch() -> None:
+    """Refuse to start without PyTorch."""
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        raise UsageError("PyTorch is not installed: pip install 'mpisim[torch]'")

@@ -1,0 +1,275 @@
+"""Scripts of PyTorch without a GPU: what is recorded, beside what is counted by hand or generated.
+
+The scripts are in ``tests/captured``. Without PyTorch all of this is skipped but for the line that
+says so.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpisim.base.errors import InputError
+from mpisim.base.kinds import Kind, Operation, Phase
+from mpisim.capture.device import device_of
+from mpisim.capture.ranks import Script, capture_parts
+from mpisim.capture.recording import ItemKind, Recording
+from mpisim.cli import main
+from mpisim.kernels import find_gpu
+from mpisim.operators.table import kernels_of
+
+SCRIPTS = Path(__file__).parent / "captured"
+torch = pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
+
+ONE_GPU = """
+import torch
+model = torch.nn.Linear(1024, 4096, bias=False).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+rows = torch.randn(512, 1024)
+data = torch.utils.data.DataLoader(rows, batch_size=128, shuffle=True, num_workers=4)
+for x in data:
+    loss = model(x.cuda(non_blocking=True)).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def script(path: Path | str, *arguments: str, world: int = 1, **options: Any) -> Script:
+    """A script, as the command line has it."""
+    device = device_of(find_gpu("h100-sxm"))
+    return Script(str(path), arguments, world, 8, options.pop("steps", 1), device, **options)
+
+
+def written(folder: Path, text: str) -> Path:
+    """A script of its own."""
+    path = folder / "train.py"
+    path.write_text(text)
+    return path
+
+
+def alone(what: Script) -> list[Any]:
+    """Its parts, by this process alone."""
+    from mpi4py import MPI
+
+    return capture_parts(what, MPI.COMM_SELF, lambda done, said="": None)
+
+
+def flops(recording: Recording) -> Counter[str]:
+    """Matrix operations by family of kernels."""
+    found: Counter[str] = Counter()
+    for item in recording.items:
+        if item.kind is ItemKind.CALL:
+            for kernel in kernels_of(recording.calls[item.number]).kernels:
+                found[kernel.family] += kernel.flops
+    return +found
+
+
+def sent(recording: Recording, kind: ItemKind = ItemKind.COLLECTIVE) -> Counter[str]:
+    """Bytes of communications by operation."""
+    found: Counter[str] = Counter()
+    for item in recording.items:
+        if item.kind is kind:
+            found[Operation(item.number).name] += item.bytes
+    return found
+
+
+@torch
+def test_a_plain_script_of_one_gpu(tmp_path: Path) -> None:
+    (part,) = alone(script(written(tmp_path, ONE_GPU), steps=2))
+    recording = part.recording
+    assert part.ranks == (0,)
+    assert recording.steps == 2
+    # Forward and the gradient of the weight; the input needs none.
+    assert flops(recording) == {"gemm": 2 * 2 * (2 * 128 * 1024 * 4096)}
+    copies = [item.bytes for item in recording.items if item.kind is ItemKind.COPY]
+    assert copies == [128 * 1024 * 4] * 2
+    phases = {item.phase for item in recording.items if item.kind is ItemKind.CALL}
+    assert phases == {Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
+    assert any("without workers" in line for line in recording.replaced)
+
+
+@torch
+def test_sharded_llama_does_what_the_generator_says() -> None:
+    from mpisim.experiment import load
+    from mpisim.prediction.prepared import prepare
+
+    what = script(SCRIPTS / "sharded_llama.py", "2", world=8)
+    (part,) = alone(what)
+    workload = prepare(load(None, ["model.layers=2"])[1]).workload
+    program, pricing = workload.program, workload.pricings[0]
+    table = program.table_of(0)
+    kernels: Counter[str] = Counter()
+    for row in np.flatnonzero(table.kind == Kind.KERNEL).tolist():
+        key = (program.names[table.name[row]], int(table.duration[row]))
+        kernels[pricing.kernels[key].family] += pricing.kernels[key].flops
+    assert flops(part.recording) == +kernels
+    messages: Counter[str] = Counter()
+    for row in np.flatnonzero(table.is_communication).tolist():
+        messages[Operation(int(table.operation[row])).name] += int(table.bytes[row])
+    del messages["ALL_REDUCE"]  # of the gradient's norm, which the script does not look at
+    assert sent(part.recording) == messages
+    assert part.ranks == tuple(range(8))
+
+
+@torch
+def test_buckets_of_data_parallelism() -> None:
+    (part,) = alone(script(SCRIPTS / "data_parallel.py", world=8))
+    recording = part.recording
+    buckets = [item.bytes for item in recording.items if item.kind is ItemKind.COLLECTIVE]
+    # Gradients of 16 MiB: one is above the 1 MiB of the first bucket, two are above 25 MiB.
+    assert buckets == [16 << 20, 32 << 20, 32 << 20]
+    streams = {item.stream for item in recording.items if item.kind is ItemKind.COLLECTIVE}
+    assert len(streams) == 1
+    assert streams != {0}
+    # A bucket is on its way before the backward pass has ended.
+    first = next(i for i, item in enumerate(recording.items) if item.bytes == 16 << 20)
+    later = recording.items[first:]
+    assert any(
+        item.kind is ItemKind.CALL and item.phase == Phase.BACKWARD and item.name.startswith("mm")
+        for item in later
+    )
+
+
+@torch
+def test_stages_of_a_pipeline_are_captured_once_each() -> None:
+    parts = alone(script(SCRIPTS / "pipeline.py", "6", world=6))
+    assert [part.ranks for part in parts] == [(0, 3), (1, 4), (2, 5)]
+    activation = 4 * 256 * 4
+    for stage, part in enumerate(parts):
+        neighbours = (stage > 0) + (stage < 2)
+        for kind in (ItemKind.SEND, ItemKind.RECV):
+            expected = neighbours * 6 * activation
+            assert sent(part.recording, kind) == {"SEND_RECV": expected}
+        # Two products a micro-batch, and one more where the input needs a gradient.
+        products = 6 * (2 + (stage > 0))
+        assert flops(part.recording) == {"gemm": products * 2 * 4 * 256 * 256}
+
+
+@torch
+def test_the_same_script_is_the_same_recording(tmp_path: Path) -> None:
+    what = script(written(tmp_path, ONE_GPU))
+    one, other = alone(what)[0].recording, alone(what)[0].recording
+    assert one.digest() == other.digest()
+    assert one.items == other.items
+    assert one.calls == other.calls
+
+
+@torch
+@pytest.mark.mpi
+def test_ranks_are_shared_by_processes(comm: Any) -> None:
+    what = script(SCRIPTS / "pipeline.py", "2", world=4)
+    parts = capture_parts(what, comm, lambda done, said="": None)
+    shown = [(part.ranks, part.recording.digest()) for part in parts]
+    assert comm.allgather(shown) == [shown] * comm.size
+    assert [ranks for ranks, _ in shown] == [(0, 2), (1, 3)]
+
+
+@torch
+@pytest.mark.timeout(400)
+def test_the_program_of_a_capture_runs_again(run_mpisim: Any, tmp_path: Path) -> None:
+    path = SCRIPTS / "pipeline.py"
+    command = ["capture", "--world-size", 4, "--save-program", "p.h5", "--", "python", path, 2]
+    first = run_mpisim(command, timeout=110)
+    assert first.rc == 0, first.stderr
+    again = run_mpisim(["run", "p.h5", "--set", "cluster.preset=dgx-h100"])
+    both = run_mpisim([*command[:3], *command[5:]], nprocs=2, timeout=110)
+    found = {
+        line.split()[1]
+        for done in (first, again, both)
+        for line in done.stdout.splitlines()
+        if line.startswith("digest")
+    }
+    assert len(found) == 1
+
+
+SHOULD_SAY = {
+    "crash": ("raise ValueError('no such data set')", "train.py:1: ValueError: no such data set"),
+    "nothing": ("import torch", "no backward and without a step of an optimizer"),
+    "no step": (
+        "import torch; torch.ones(2, requires_grad=True, device='cuda').sum().backward()",
+        "1 backward passes and without a step",
+    ),
+    "device": ("import torch; torch.cuda.set_device(9)", "device cuda:9 does not exist"),
+    "rows": (
+        "import torch\nx = torch.ones(4, device='cuda')\nx[x > 0]",
+        "train.py:3: the number of rows that a mask selects depends on values, which a capture "
+        "does not have; give it: --value train.py:3=ROWS",
+    ),
+    "ended": ("raise SystemExit(3)", "ended with exit code 3"),
+}
+
+
+@torch
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("case", SHOULD_SAY)
+def test_what_cannot_be_captured(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text, expected = SHOULD_SAY[case]
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    path = written(tmp_path, text)
+    assert (
+        main(["capture", "--save-program", str(tmp_path / "p.h5"), "--", "python", str(path)]) == 2
+    )
+    (line,) = capfd.readouterr().err.splitlines()
+    assert expected in line
+    assert [each.name for each in tmp_path.iterdir()] == ["train.py"]
+
+
+@torch
+def test_values_that_the_user_gives(tmp_path: Path) -> None:
+    text = ONE_GPU + "    if loss.item() > 2: break\n"
+    path = written(tmp_path, text)
+    line = f"train.py:{len(text.splitlines())}"
+    values = alone(script(path))[0].recording.values
+    assert list(values) == [f"{line}: a value of type float32 taken as 1.0"]
+    values = alone(script(path, values=((line, 1.5),)))[0].recording.values
+    assert list(values) == [f"{line}: a value of type float32 taken as 1.5"]
+    with pytest.raises(InputError, match=r"--value train.py:1: no value is read there"):
+        alone(script(path, values=(("train.py:1", 1.5),)))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "no script is given"),
+        (["--", "python"], "'nothing' is given in place of the script"),
+        (["--", "torchrun", "train.py"], "'torchrun' is given in place of the script"),
+        (["--", "python", "none.py"], "none.py: there is no such script"),
+        (["--world-size", "0", "--", "python", __file__], "--world-size is 0; it must be 1 to"),
+        (["--value", "x", "--", "python", __file__], "is not FILE:LINE=NUMBER"),
+    ],
+)
+def test_bad_usage(words: list[str], expected: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["capture", *words]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert expected in line
+
+
+def test_without_pytorch(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import importlib.util
+
+    there = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "torch" else there(name)
+    )
+    assert main(["capture", "--", "python", __file__]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line == "mpisim: error: PyTorch is not installed: pip install 'mpisim[torch]'"
+
+
+def test_torch_is_not_imported_by_the_simulator() -> None:
+    code = (
+        "import sys, mpisim.capture.lower, mpisim.capture.ranks; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
