@@ -26,8 +26,9 @@ PIPELINE = (
     "plan.dp=1",
     "plan.zero=1",
     "plan.global_batch=8",
+    "framework.name=megatron-lm",
 )
-"""The same as a pipeline of 4 stages of 2 GPUs."""
+"""The same as Megatron-LM's pipeline of 4 stages of 2 GPUs."""
 
 
 def saved_run(comm: Intracomm, path: Path, *changes: str) -> Path:

@@ -207,11 +207,11 @@ def test_rows_of_one_rank_have_names_and_partners(tmp_path: Path) -> None:
     program = tmp_path / "p.h5"
     assert main(["run", "--save-program", str(program)]) == 0
     path = tmp_path / "p.svg"
-    words = ["program", "show", str(program), "--rank", "3", "--first", "10", "--rows", "20"]
+    words = ["program", "show", str(program), "--rank", "3", "--first", "25", "--rows", "20"]
     assert main([*words, "--draw", str(path)]) == 0
     found = texts(path)
     assert "rank 3, table 0" in found
-    assert "rows 10 to 29 of 1,108" in found
+    assert "rows 25 to 44 of 2,635" in found
     assert "dp 0" in found
     assert main(["program", "show", str(program), "--draw", str(tmp_path / "all.svg")]) == 0
     found = texts(tmp_path / "all.svg")

@@ -59,6 +59,9 @@ NO_FILE = [
     (["shard", "no.toml"], "no.toml: cannot be read"),
     (["tables", "no.pt", "no.toml"], "no.toml: cannot be read"),
     (["sensitivity", "no.toml"], "no.toml: cannot be read"),
+    (["validate", "operators", "no"], "no: no such file or directory"),
+    (["memory", "no.pickle"], "no.pickle"),
+    (["capture", "--", "python", "no.py"], ""),
     (["watch", "no.json"], "no.json: cannot be read: No such file"),
 ]
 """Of every command: an input that is not there, and what the line says."""

@@ -219,10 +219,11 @@ def test_who_can_be_followed() -> None:
         "power",
         "job",
         "memory",
+        "operators",
     )
     assert found == {
         *("run", "program run", "replay", "export", "search", "sensitivity", "job"),
-        *(f"validate {kind}" for kind in (*many, "memory")),
+        *(f"validate {kind}" for kind in many),
         *(f"calibrate {kind}" for kind in ("kernels", "collectives", "e2e", "overlap")),
     }
 
