@@ -58,6 +58,11 @@ class Simulated(NamedTuple):
     prepared: PreparedExperiment | PreparedProgram | Program
     repetition: Repetition | None
 
+    @property
+    def program(self) -> Program:
+        """What was run; the program of `run` may be slowed, and hold own ranks' tables alone."""
+        return self.prepared if isinstance(self.prepared, Program) else self.prepared.program
+
 
 def simulate(
     what: Experiment | ProgramExperiment | PreparedExperiment | PreparedProgram | Program,

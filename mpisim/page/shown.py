@@ -11,6 +11,7 @@ from ..base.frozen import frozen
 from ..base.rank_ranges import ranges_text
 from ..engine import Run
 from ..prediction.prepared import PreparedExperiment
+from ..program import Program
 from ..results import Results
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class ShownRun:
     Attributes
     ----------
     run : Run
+    program : Program or None
+        What was run, before kernels that overlap communications were slowed; None: as `run` has it.
     prepared : PreparedExperiment or None
         Of a model's step: it knows pipeline stages and memory.
     repetition : Repetition or None
@@ -44,6 +47,7 @@ class ShownRun:
     """
 
     run: Run
+    program: Program | None = None
     prepared: PreparedExperiment | None = None
     repetition: Repetition | None = None
 
@@ -51,7 +55,7 @@ class ShownRun:
     def of(cls, source: Simulated | RunAgain) -> ShownRun:
         """Return what a page needs of a run that was simulated just now, or again."""
         prepared = source.prepared if isinstance(source.prepared, PreparedExperiment) else None
-        return cls(source.run, prepared, source.repetition)
+        return cls(source.run, source.program, prepared, source.repetition)
 
     @property
     def stages(self) -> Ints | None:
@@ -66,9 +70,9 @@ class ShownRun:
         """Number of what each rank does, shape (n_ranks,): tables but for their durations.
 
         Where kernels are slowed by what runs beside them, ranks that do the same have tables of
-        their own, and which ones do is a matter of folding.
+        their own, which ones do is a matter of folding, and each process holds those of its ranks.
         """
-        program = self.run.program
+        program = self.run.program if self.program is None else self.program
         numbers: dict[int, int] = {}
         of_table = [
             numbers.setdefault(i if table is None else id(table.structure), len(numbers))
