@@ -70,7 +70,7 @@ OPERAND_BYTES: dict[str, float] = {**BYTES, "nvfp4": 9 / 16}
 CACHE_BYTES = tuple(1 << exponent for exponent in range(20, 28))
 """Sizes of caches, 1 to 128 MiB, for which lookups in tables say what misses."""
 
-GemmVariant = Literal["cores", "split", "scan", "scan_gradient"]
+GemmVariant = Literal["cores", "split", "scan", "scan_gradient", "unaligned"]
 """``cores``: 16-bit operands multiplied on CUDA cores, in fp32, which is the kernel's `dtype`.
 cuBLAS before CUDA 11.7 did so where rows were no multiple of 16 bytes (ampere_fp16_sgemm and its
 like).
@@ -84,7 +84,12 @@ torchao/float8/config.py), XLA (github:openxla/xla, issue 6168).
 
 ``scan``, ``scan_gradient``: products inside the chunks of a scan over states, by kernels in Triton
 (``mamba_ssm/ops/triton``) that also make decays and masks: those that a forward pass needs, and
-those that only a backward pass does."""
+those that only a backward pass does.
+
+``unaligned``: 16-bit matrices whose rows are of an odd length, so that every other row begins
+between two 4-byte words. Copies from memory into shared memory move 4 bytes at least (PTX ISA,
+``cp.async``; 16 for the tensor memory accelerator), so that elements go one by one through
+registers: CUTLASS's kernels of ``align1``, built for Turing, which cuBLAS takes."""
 
 GroupedGemmVariant = Literal["split"]
 """As for `Gemm`."""

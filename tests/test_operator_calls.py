@@ -116,6 +116,23 @@ def test_gradients_give_results_their_shapes(tmp_path: Path) -> None:
     assert sum(each.flops for each in call.launched.kernels) == 2 * 2 * 16**2 * 8 * 3 * 9
 
 
+def test_what_was_parted_gives_the_size_of_what_is_put_together(tmp_path: Path) -> None:
+    found = Recording()
+    given = [[64, 6], []]
+    number = {"Sequence number": 5}
+    found.operator("aten::split_with_sizes", 10, 20, given, [BF16, ""], **number)
+    evaluates = "autograd::engine::evaluate_function: SplitWithSizesBackward0"
+    found.operator(evaluates, 30, 60, **number)
+    found.operator("SplitWithSizesBackward0", 31, 59, **number)
+    found.operator("aten::cat", 32, 58, [[], []], ["TensorList", "Scalar"])
+    found.kernel("cat", 40, 70, 75)
+    found.operator("aten::cat", 80, 90, [[], []], ["TensorList", "Scalar"])
+    found.kernel("cat", 85, 95, 99)
+    calls = launched_calls(read_kineto(found.write(tmp_path / "rank0.json")))
+    assert [each.launched.known for each in calls] == [True, False]
+    assert calls[0].launched.kernels == (Elementwise(2 * 2 * 64 * 6),)
+
+
 def test_names_decide_where_numbers_are_shared() -> None:
     names = ["aten::detach", "FusedNorm", "aten::mul", "FusedNormBackward", "MulBackward0"]
     partners = Partners(names, [8, 8, 9, 8, 9])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpisim.kernels.operations import Copy, Elementwise, Embedding, Kernel
+from mpisim.kernels.operations import Copy, Elementwise, Embedding, Gemm, Kernel
 from mpisim.operators import Argument, OperatorCall, TensorSpec, kernels_of
 from mpisim.operators.table import TABLE, is_collective
 from mpisim.operators.tensors import DTYPES, broadcast, torch_dtype
@@ -60,6 +60,27 @@ def test_products_multiply_as_often_as_loops_do(m: int, n: int, k: int, batch: i
         (kernel,) = of(name, *inputs)
         assert kernel.flops * batch == count
         assert kernel.traffic == 2 * (m * k + k * n + m * n)
+
+
+@given(SIZES, SIZES, SIZES)
+def test_rows_of_an_odd_length_have_kernels_of_their_own(m: int, n: int, k: int) -> None:
+    def begin_at_words(*shape: int) -> bool:
+        rows = np.zeros((3, *shape), np.float16)
+        places = [step for step, size in zip(rows.strides[:-1], rows.shape) if size > 1]
+        return all(step % 4 == 0 or (step == 2 and shape[-1] == 1) for step in places)
+
+    inputs = half(3, m, k), half(3, k, n)
+    (kernel,) = of("aten::bmm", *inputs)
+    assert isinstance(kernel, Gemm)
+    aligned = all(begin_at_words(*sides) for sides in ((m, k), (k, n))) and (n == 1 or n % 2 == 0)
+    assert kernel.variant == (None if aligned else "unaligned")
+    # A transposed view of an aligned matrix has its own rows, not those of its shape.
+    turned = half(8, 5, strides=(1, 8))
+    assert of("aten::mm", half(5, 8), half(8, 6)) == (Gemm(5, 6, 8),)
+    assert of("aten::mm", turned, half(5, 6)) == (Gemm(8, 6, 5),)
+    (single,) = of("aten::mm", TensorSpec("float32", (5, 7)), TensorSpec("float32", (7, 3)))
+    assert isinstance(single, Gemm)
+    assert single.variant is None
 
 
 @given(SIZES, SIZES, st.integers(3, 9), st.sampled_from([1, 3]), st.sampled_from([1, 2]))

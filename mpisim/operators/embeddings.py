@@ -130,7 +130,11 @@ def _tables(sizes: tuple[TensorSpec, int, int, int, int], backward: bool) -> Ker
     )  # fmt: skip
     if not backward:
         return (own,)
-    keys = 8 * lookups
-    # Keys of rows, their sort, the runs of equal keys (three kernels), and the sums.
-    runs = stream(2 * keys) * 3
-    return (*stream(2 * keys), *sort_kernels(lookups, 8, 8), *runs, own)
+    # fbgemm_gpu, transpose_embedding_input and the optimizer's kernels: keys of rows, their sort,
+    # zeros for the lengths of runs of equal keys and for their number, CUB's run lengths (begin,
+    # reduce by key), their cumulated sum (a zero, begin, scan), zeros for the long runs and for
+    # their number, the long runs, and the sums, of those by blocks and of others by warps.
+    keys, lengths, one = 8 * lookups, stream(4 * lookups), stream(8)
+    runs = (*lengths, *one, *one, *stream(keys + 8 * lookups), *one, *one, *lengths, *lengths)
+    long = (*lengths, *one, *lengths, *one)
+    return (*stream(2 * keys), *sort_kernels(lookups, 8, 8), *runs, *long, own)

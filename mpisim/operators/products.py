@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from ..kernels.operations import BYTES, Gemm, GroupedGemm, Kernel
 from .call import OperatorCall, TensorSpec
@@ -30,7 +31,7 @@ Kernels = tuple[Kernel, ...]
 
 def product(
     a: TensorSpec, m: int, n: int, k: int, batch: int = 1, output: str | None = None,
-    *, accumulate: bool = False,
+    *, accumulate: bool = False, aligned: bool = True,
 ) -> Kernels:  # fmt: skip
     """Sizes → one kernel; nothing for empty products, a fill for products over nothing.
 
@@ -42,6 +43,8 @@ def product(
     output : str, optional
         Type of the result's elements, if not the operands'.
     accumulate : bool
+    aligned : bool
+        Whether rows of all three matrices begin at multiples of 4 bytes.
     """
     if min(m, n, batch) < 1:
         return ()
@@ -55,7 +58,28 @@ def product(
     if written is None:
         written = "bf16" if kind in ("fp8", "nvfp4") else kind
     assert written in BYTES
-    return (Gemm(m, n, k, batch, dtype=kind, output=written, accumulate=accumulate),)  # type: ignore[arg-type]
+    odd = not aligned and kind in ("bf16", "fp16")
+    return (
+        Gemm(m, n, k, batch, dtype=kind, output=written, accumulate=accumulate,  # type: ignore[arg-type]
+             variant="unaligned" if odd else None),
+    )  # fmt: skip
+
+
+def _are_aligned(operands: Iterable[TensorSpec], n: int) -> bool:
+    """Whether rows of operands, and of a dense result of `n` columns, are of an even length.
+
+    In 16 bits these begin at multiples of the 4 bytes that a thread copies past its registers at
+    least (PTX ISA, cp.async: 4, 8 or 16). Libraries have kernels of alignment 8, 4 and 2 elements
+    for them, and of alignment 1 for others (CUTLASS, library names ending in ``_align1``).
+    """
+    for each in operands:
+        if each.strides is None or len(each.strides) != len(each.shape):
+            steps = tuple(math.prod(each.shape[i + 1 :]) for i in range(len(each.shape)))
+        else:
+            steps = each.strides
+        if any(step % 2 and step != 1 for size, step in zip(each.shape, steps) if size > 1):
+            return False
+    return n == 1 or n % 2 == 0
 
 
 def mm(call: OperatorCall) -> Kernels | None:
@@ -72,7 +96,10 @@ def _matrices(call: OperatorCall, first: int) -> Kernels | None:
     a, b = tensor(call, first), tensor(call, first + 1)
     if a is None or b is None or len(a.shape) != 2 or len(b.shape) != 2:
         return None
-    return product(a, a.shape[0], b.shape[1], a.shape[1], output=_written(call))
+    aligned = _are_aligned((a, b), b.shape[1])
+    return product(
+        a, a.shape[0], b.shape[1], a.shape[1], output=_written(call), aligned=aligned
+    )  # fmt: skip
 
 
 def _written(call: OperatorCall) -> str | None:
@@ -94,7 +121,10 @@ def _batched(call: OperatorCall, first: int) -> Kernels | None:
     a, b = tensor(call, first), tensor(call, first + 1)
     if a is None or b is None or len(a.shape) != 3 or len(b.shape) != 3:
         return None
-    return product(a, a.shape[1], b.shape[2], a.shape[2], a.shape[0], _written(call))
+    aligned = _are_aligned((a, b), b.shape[2])
+    return product(
+        a, a.shape[1], b.shape[2], a.shape[2], a.shape[0], _written(call), aligned=aligned
+    )  # fmt: skip
 
 
 def dot(call: OperatorCall) -> Kernels | None:
@@ -110,7 +140,8 @@ def linear(call: OperatorCall) -> Kernels | None:
         return None
     inputs = weight.shape[-1]
     outputs = weight.elements // max(1, inputs)
-    return product(x, x.elements // max(1, inputs), outputs, inputs)
+    aligned = _are_aligned((x, weight), outputs)
+    return product(x, x.elements // max(1, inputs), outputs, inputs, aligned=aligned)
 
 
 def linear_backward(call: OperatorCall) -> Kernels | None:
@@ -120,7 +151,11 @@ def linear_backward(call: OperatorCall) -> Kernels | None:
         return None
     outputs, inputs = weight.shape
     rows = x.elements // max(1, inputs)
-    return (*product(x, rows, inputs, outputs), *product(x, outputs, inputs, rows))
+    aligned = _are_aligned((x, gradient, weight), inputs)
+    return (
+        *product(x, rows, inputs, outputs, aligned=aligned),
+        *product(x, outputs, inputs, rows, aligned=aligned),
+    )
 
 
 def matmul(call: OperatorCall) -> Kernels | None:
@@ -131,10 +166,11 @@ def matmul(call: OperatorCall) -> Kernels | None:
     k = a.shape[-1]
     n = b.shape[-1] if len(b.shape) > 1 else 1
     m = a.shape[-2] if len(a.shape) > 1 else 1
+    aligned = _are_aligned((a, b), n)
     if len(b.shape) <= 2:
-        return product(a, a.elements // max(1, k), n, k)
+        return product(a, a.elements // max(1, k), n, k, aligned=aligned)
     batch = max(math.prod(a.shape[:-2]), math.prod(b.shape[:-2]))
-    return product(a, m, n, k, batch)
+    return product(a, m, n, k, batch, aligned=aligned)
 
 
 def scaled(call: OperatorCall) -> Kernels | None:

@@ -63,6 +63,15 @@ _RADIX_BITS = 8
 """Bits of the keys that a pass of CUB's onesweep radix sort orders (cub/agent policies)."""
 _SINGLE_TILE = 4096
 """Items that CUB sorts in one block, by a single kernel, of the order of its tile."""
+_POOL_PLACES = 3.5
+"""Instructions for an element of the gradient of max_pool2d, in those of a place that is divided
+out (`index_instructions`). Five divisions by arguments of the kernel, of the element's number by
+the width and of its row and column by the stride for the first and the last window that hold it,
+take some 20 instructions each, three of which run at a quarter of the rate, 145 together; a window
+with two addresses of 64 bits, two loads and a comparison of 64 bits 17; bounds and the store 25:
+187 where windows do not overlap, 208 where 2.25 hold an element (max_pool_backward_nchw, p_start
+and p_end of aten/src/ATen/native/cuda/DilatedMaxPool2d.cu). A first, rougher count of 275 was half
+as long again as VGG-13's on an H100: not blind to that."""
 
 
 def stream(amount: int, *, indexed: int = 0) -> Kernels:
@@ -256,9 +265,11 @@ def scan(call: OperatorCall) -> Kernels | None:
 
 
 def concatenation(call: OperatorCall) -> Kernels | None:
-    """``cat``, ``stack`` → reads all, writes as much."""
-    parts = tensor_list(call, 0)
-    return stream(2 * sum(map(touched, parts))) if parts else None
+    """``cat``, ``stack`` → reads all, writes as much; the result tells where the list does not."""
+    parts, to = tensor_list(call, 0), result(call)
+    if not parts:
+        return None if to is None else stream(2 * touched(to))
+    return stream(2 * sum(map(touched, parts)))
 
 
 def dropout(call: OperatorCall) -> Kernels | None:
@@ -386,4 +397,9 @@ def pooling_backward(call: OperatorCall) -> Kernels | None:
     if gradient is None or source is None:
         return None
     positions = 8 * gradient.elements if "indices" in call.name else 0
-    return stream(touched(gradient) + touched(source) + positions)
+    amount = touched(gradient) + touched(source) + positions
+    if "max_pool2d" not in call.name or (source.strides and source.strides[1:2] == (1,)):
+        return stream(amount)
+    # Where a maximum may have come from is asked of every window around an element.
+    zeros = stream(touched(source))
+    return (*zeros, *stream(amount, indexed=round(_POOL_PLACES * source.elements)))

@@ -17,12 +17,15 @@ from ..base.errors import TraceError
 from ..base.frozen import frozen
 from ..operators import Argument, Launched, OperatorCall, TensorSpec, kernels_of
 from ..operators.table import is_collective
-from ..operators.tensors import torch_dtype
-from .gradients import Partners, is_backward
+from ..operators.tensors import all_tensors, torch_dtype
+from .gradients import EVALUATE, Partners, is_backward
 from .host import is_communication_kernel
 from .kineto import KERNEL, Arguments, KinetoTrace, Spans
 
 __all__ = ["LaunchedCall", "launched_calls"]
+
+_PARTED = ("aten::split", "aten::chunk", "aten::unbind", "aten::unsafe_split", "aten::tensor_split")
+"""Operators whose gradient puts together again what they have parted."""
 
 
 @frozen
@@ -74,6 +77,8 @@ def launched_calls(trace: KinetoTrace) -> list[LaunchedCall]:
         if any(is_collective(operators.name[i]) for i in chain):
             continue
         claimed = next((i for i in chain if reader.is_known(i)), chain[-1] if chain else -1)
+        if claimed >= 0 and not reader.is_known(claimed):
+            reader.complete(claimed, chain)
         found.setdefault(claimed, []).append(op)
     calls = []
     for operator, ops in found.items():
@@ -148,6 +153,33 @@ class _Reader:
             call = self._read(operator)
             found = self._kept[operator] = call, kernels_of(call)
         return found
+
+    def complete(self, operator: int, chain: list[int]) -> None:
+        """Take the result of an operator without shapes from the gradient that it is called in.
+
+        Older recorders leave out the shapes of lists, as of ``cat``. Where such an operator is all
+        of a gradient (of ``split``, of ``unbind``), its result has the shape of what the forward
+        operator was given.
+
+        Parameters
+        ----------
+        operator : int
+        chain : list of int
+            It, and the operators around it.
+        """
+        call, _ = self.of(operator)
+        names = self.operators.name
+        if next(all_tensors((*call.inputs, *call.outputs)), None) is not None:
+            return
+        around = [i for i in chain if is_backward(names[i]) and not names[i].startswith(EVALUATE)]
+        forward = self._partners.forward(around[-1]) if around else -1
+        if forward < 0 or not names[forward].startswith(_PARTED):
+            return
+        given = next(all_tensors(_inputs(self.operators.args[forward])), None)
+        if given is not None:
+            dense = TensorSpec(given.dtype, given.shape)
+            call = OperatorCall(call.name, call.inputs, (dense,))
+            self._kept[operator] = call, kernels_of(call)
 
     def _read(self, operator: int) -> OperatorCall:
         name, args = self.operators.name[operator], self.operators.args[operator]
