@@ -19,6 +19,7 @@ import pytest
 from mpisim.base.errors import InputError
 from mpisim.base.kinds import Kind, Operation, Phase
 from mpisim.capture.device import device_of
+from mpisim.capture.memory import memory_of
 from mpisim.capture.ranks import Script, capture_parts
 from mpisim.capture.recording import ItemKind, Recording
 from mpisim.cli import main
@@ -117,6 +118,69 @@ def test_sharded_llama_does_what_the_generator_says() -> None:
     del messages["ALL_REDUCE"]  # of the gradient's norm, which the script does not look at
     assert sent(part.recording) == messages
     assert part.ranks == tuple(range(8))
+
+
+@torch
+def test_memory_of_a_plain_script_is_what_is_counted_by_hand(tmp_path: Path) -> None:
+    (part,) = alone(script(written(tmp_path, ONE_GPU)))
+    held = memory_of([part], find_gpu("h100-sxm"))
+    assert held is not None
+    mebibyte = 1 << 20
+    # Weights, their gradients and 128 rows; loss and its gradient of 4 bytes take 512 each.
+    assert held.chosen.usage.peak_allocated == (2 * 4 * 4096 + 4 * 128) * 1024 + 2 * 512
+    # A segment for the weights, one of 2 MiB for what is small, one of 20 MiB for the result, in
+    # whose place the gradients are later.
+    assert held.chosen.usage.peak_reserved == (16 + 2 + 20) * mebibyte
+    expected = {
+        "weights": 16 * mebibyte,
+        "gradients": 16 * mebibyte,
+        "train.py:8": mebibyte // 2 + 4,
+    }
+    assert {k: v for k, v in held.at_peak().items() if v > 1024} == expected
+    names = [name for name, _, _ in held.passes]
+    assert names[:2] == ["before the recorded steps", "between steps"]
+    assert held.chosen.fits
+    assert not held.sharded
+
+
+@torch
+@pytest.mark.timeout(400)
+def test_memory_of_a_sharded_llama_is_near_the_generators() -> None:
+    from mpisim.experiment import load
+    from mpisim.prediction.prepared import prepare
+
+    layers = 8
+    parts = alone(script(SCRIPTS / "sharded_llama.py", str(layers), world=8))
+    held = memory_of(parts, find_gpu("h100-sxm"))
+    assert held is not None
+    eager = ("fused_loss=false", "eager_loss=true", "separate_projections=true", "fused=false")
+    settings = [f"framework.{each}" for each in (*eager, "repeats_heads=true", "attention=flash-2")]
+    generated = prepare(load(None, [f"model.layers={layers}", *settings])[1]).memory.stages[0]
+    # The generator counts gradients throughout, which are not there when the loss is.
+    assert held.chosen.usage.peak_allocated == pytest.approx(generated.tensors, rel=0.05)
+    at_peak = held.at_peak()
+    assert at_peak["weights"] == pytest.approx(generated.parameters, rel=1e-3)
+    assert at_peak["optimizer's states"] == pytest.approx(generated.optimizer, rel=1e-3)
+    # Embedding, last norm and output of the root in 16 bits.
+    assert at_peak["gathered parameters"] == 2 * (2 * 128256 + 1) * 4096
+    assert held.sharded
+
+
+@torch
+@pytest.mark.timeout(400)
+def test_what_does_not_fit_is_said_with_what_would_help(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = ONE_GPU.replace("1024", "65536").replace("4096", "98304")
+    path, snapshot = written(tmp_path, text), tmp_path / "snapshot.pickle"
+    words = ["capture", "--world-size", "4", "--gpu", "a100-sxm-40gb"]
+    assert main([*words, "--save-snapshot", str(snapshot), "--", "python", str(path)]) == 0
+    shown = " ".join(capfd.readouterr().out.split())
+    assert "does not fit into" in shown
+    # 24 GiB of weights and as many of gradients, three quarters of them elsewhere.
+    assert "sharded over all 4 ranks (fully_shard, ZeRO-3): up to 36.0 GiB less" in shown
+    assert main(["memory", str(snapshot)]) == 0
+    assert "48.0" in capfd.readouterr().out
 
 
 @torch

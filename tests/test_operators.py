@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mpisim.kernels.operations import Copy, Elementwise, Embedding, Gemm, Kernel
 from mpisim.operators import Argument, OperatorCall, TensorSpec, kernels_of
 from mpisim.operators.table import TABLE, is_collective
+from mpisim.operators.temporaries import temporary_bytes
 from mpisim.operators.tensors import DTYPES, broadcast, torch_dtype
 
 SIZES = st.integers(1, 9)
@@ -191,6 +192,19 @@ def test_layers_of_transformer_engine(rows: int, width: int, inner: int, gate: b
     both = forward + 2 * rows * width * inner
     assert sum(each.flops for each in of("_LayerNormMLP", *given_)) == both
     assert sum(each.flops for each in of("_LayerNormMLPBackward", x, given_)) == 2 * both
+
+
+def test_kernels_allocate_for_themselves() -> None:
+    q, k = half(2, 32, 1000, 96), half(2, 8, 1000, 96)
+    call = OperatorCall("aten::_scaled_dot_product_flash_attention_backward", (q, q, k, k, q))
+    sums = 2 * 32 * 1024 * (96 + 1) * 4  # of 1,000 tokens rounded up, in fp32
+    assert temporary_bytes(call) == sums + 2 * (2 * 1000 * 32 * 96) * 2
+    turned = [half(2, 1000, heads, 96) for heads in (32, 32, 8, 8)]
+    same = OperatorCall("aten::_flash_attention_backward", tuple(turned))
+    assert temporary_bytes(same) == temporary_bytes(call)
+    assert temporary_bytes(OperatorCall("aten::sort", (half(100), -1, False))) == 1000
+    assert temporary_bytes(OperatorCall("aten::embedding_dense_backward", (q, whole(64)))) == 2048
+    assert temporary_bytes(OperatorCall("aten::add", (q, q))) == 0
 
 
 def test_views_and_collectives_launch_nothing() -> None:

@@ -8,7 +8,8 @@ not exist get a likely one (`likely`), and are listed.
 from __future__ import annotations
 
 import re
-import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from ..base.errors import InputError
 from ..base.kinds import Phase
 from ..operators import OperatorCall, TensorSpec
 from .recorder import Recorder
+from .storages import Storages
 
 __all__ = ["Dispatch", "is_fake"]
 
@@ -100,8 +102,8 @@ class Dispatch(TorchDispatchMode):
         self.recorder, self.collectives = recorder, collectives
         self.fake = _WithoutDevice(allow_non_fake_inputs=True)
         self.likely: Any = WeakIdKeyDictionary()
-        self._storages: dict[int, tuple[int, int]] = {}
-        self._storage = 0
+        self.storages = Storages(recorder, self._holder)
+        self._unrecorded = False
         self._schemas: dict[Any, tuple[bool, bool]] = {}
         self.layers: dict[int, str] = {}
 
@@ -122,7 +124,9 @@ class Dispatch(TorchDispatchMode):
         namespace = name.partition("::")[0]
         short = name.partition("::")[2]
         if namespace in ("_c10d_functional", "_dtensor"):
-            return self.collectives.functional(func, short, args, kwargs, self._run)
+            out = self.collectives.functional(func, short, args, kwargs, self._run)
+            self.storages.keep(each for each in tree_flatten(out)[0] if is_fake(each))
+            return out
         if short in ("_local_scalar_dense", "equal", "is_nonzero"):
             return self._read(short, args[0])
         if short in ("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive"):
@@ -169,6 +173,15 @@ class Dispatch(TorchDispatchMode):
 
     # --- recording --------------------------------------------------------------------------------
 
+    @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Record no operators and storages in this block: what asks for shapes alone."""
+        before, self._unrecorded = self._unrecorded, True
+        try:
+            yield
+        finally:
+            self._unrecorded = before
+
     def _note(
         self,
         func: Any,
@@ -183,10 +196,12 @@ class Dispatch(TorchDispatchMode):
         results, _ = tree_flatten(out)
         results = [each for each in results if isinstance(each, torch.Tensor)]
         self._pass_on(short, tensors, results, args)
+        if self._unrecorded:
+            return
         everything = [*tensors, *results]
         if not any(each.device.type == "cuda" for each in everything):
             return
-        self._keep_storages(results)
+        self.storages.keep(results)
         if name in _SILENT or self._is_view(func):
             return
         recorder = self.recorder
@@ -219,6 +234,7 @@ class Dispatch(TorchDispatchMode):
             specs = (*specs, *given.values())
         call = OperatorCall(name, specs, tuple(_spec(each) for each in results))
         recorder.call(call, layer, label)
+        self.storages.inside(call)
 
     def _is_view(self, func: Any) -> bool:
         found = self._schemas.get(func)
@@ -257,48 +273,17 @@ class Dispatch(TorchDispatchMode):
         layer = min(int(number[1]), 32767) if number else -1
         return layer, re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", path)
 
-    def _keep_storages(self, results: list[Any]) -> None:
-        """Record new storages of the device, and when they are given back."""
-        recorder = self.recorder
-        for each in results:
-            if each.device.type != "cuda":
-                continue
-            storage = each.untyped_storage()
-            key = storage._cdata
-            if key in self._storages:
-                continue
-            number, size = self._storage, storage.nbytes()
-            self._storage += 1
-            self._storages[key] = (number, size)
-            stream = recorder.stream
-            recorder.allocate(number, size, stream)
-            recorder.memory.now += size
-            recorder.memory.peak = max(recorder.memory.peak, recorder.memory.now)
-            weakref.finalize(storage, self._freed, key)
-
-    def _freed(self, key: int) -> None:
-        found = self._storages.pop(key, None)
-        if found is not None:
-            self.recorder.memory.now -= found[1]
-            self.recorder.allocate(found[0], 0)
-
-    def resized(self, storage: Any, size: int) -> None:
-        """Record that a storage got another size, as FSDP's do.
-
-        Parameters
-        ----------
-        storage : torch.UntypedStorage
-        size : int
-            Bytes.
-        """
-        found = self._storages.get(storage._cdata)
-        if found is None or found[1] == size:
-            return
-        self._storages[storage._cdata] = (found[0], size)
-        recorder = self.recorder
-        recorder.memory.now += size - found[1]
-        recorder.memory.peak = max(recorder.memory.peak, recorder.memory.now)
-        recorder.allocate(found[0], size)
+    def _holder(self) -> str:
+        """Return what holds a storage that comes now: module and pass, or the user's line."""
+        self._set_phase()
+        phase = Phase(self.recorder.phase)
+        if phase is Phase.OPTIMIZER:
+            return "optimizer's step"
+        _, where = self._where()
+        if not where:
+            return "backward" if phase is Phase.BACKWARD else self.recorder.user_line()
+        passes = {Phase.BACKWARD: " (backward)", Phase.RECOMPUTE: " (recomputed)"}
+        return where + passes.get(phase, "")
 
     # --- values -----------------------------------------------------------------------------------
 

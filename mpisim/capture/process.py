@@ -163,6 +163,9 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
 
     for module in (_foreach_utils, torch.nn.utils.clip_grad):
         module._has_foreach_support = has_foreach
+    optimizers.register_optimizer_step_post_hook(
+        lambda optimizer, args, kwargs: dispatch.storages.name_states(optimizer)
+    )
     _install_hooks(recorder)
     anything.utils.swap_tensors = _swap
 
@@ -170,11 +173,27 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
 
     def resize(self: Any, size: int) -> Any:
         found = original_resize(self, size)
-        dispatch.resized(self, size)
+        dispatch.storages.resized(self, size)
         return found
 
     anything.UntypedStorage.resize_ = resize
+    _install_sharding(dispatch)
     return dispatch
+
+
+def _install_sharding(dispatch: Any) -> None:
+    """Have DTensor's operators on whole tensors, which ask for shapes alone, unrecorded."""
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    anything: Any = ShardingPropagator
+    name = "_propagate_tensor_meta_non_cached"
+    original = getattr(anything, name)
+
+    def propagate(*args: Any, **kwargs: Any) -> Any:
+        with dispatch.unrecorded():
+            return original(*args, **kwargs)
+
+    setattr(anything, name, propagate)
 
 
 def _swap(one: Any, other: Any) -> None:

@@ -58,6 +58,8 @@ class Recorder:
         A `Phase`.
     memory : _Memory
         Of the device, as the script may ask.
+    holders : dict of int to str
+        What holds a storage, where something says it better than the place it was taken at.
     """
 
     def __init__(self, rank: int, world: int, steps: int, values: dict[str, float]) -> None:
@@ -70,6 +72,8 @@ class Recorder:
         self.values: Counter[str] = Counter()
         self.replaced: Counter[str] = Counter()
         self.allocations: list[Allocation] = []
+        self.holders: dict[int, str] = {}
+        self._labels: dict[str, int] = {}
         self.backwards = 0
         self.ends: list[int] = []
         self.used_values: set[str] = set()
@@ -222,18 +226,21 @@ class Recorder:
 
     # --- memory -----------------------------------------------------------------------------------
 
-    def allocate(self, storage: int, bytes: int, stream: int | None = None) -> None:
-        """Record that a storage of the device was taken, or given back (0 bytes).
+    def allocate(self, storage: int, bytes: int, holder: str = "") -> None:
+        """Record that a storage of the device was taken on the current stream, or given back.
 
         Parameters
         ----------
         storage : int
         bytes : int
-        stream : int, optional
-            By default the current one.
+            0: given back.
+        holder : str
+            What took it.
         """
-        number = self.stream if stream is None else stream
-        self.allocations.append(Allocation(storage, bytes, number, len(self._items)))
+        number = self._labels.setdefault(holder, len(self._labels))
+        self.allocations.append(
+            Allocation(storage, bytes, self.stream, len(self._items), number, self.phase)
+        )
 
     # --- values -----------------------------------------------------------------------------------
 
@@ -315,6 +322,8 @@ class Recorder:
             steps=len(bounds) - 1,
             warm_up=warm_up,
             allocations=[each._replace(item=each.item - first) for each in self.allocations],
+            labels=list(self._labels),
+            holders=self.holders,
             values=self.values,
             replaced=self.replaced,
             torch=torch,

@@ -16,7 +16,14 @@ from typing import Any, NamedTuple
 from ..base.errors import InputError
 from ..operators import OperatorCall
 
-__all__ = ["Allocation", "Item", "ItemKind", "Recording", "Wait"]
+__all__ = ["GATHERED", "GRADIENTS", "STATES", "WEIGHTS", "Allocation", "Item", "ItemKind",
+           "Recording", "Wait"]  # fmt: skip
+
+WEIGHTS, GRADIENTS, STATES = "weights", "gradients", "optimizer's states"
+"""What an optimizer holds, in tables of what holds memory."""
+
+GATHERED = "gathered parameters"
+"""Storages that get another size: FSDP's, which hold gathered parameters for a while."""
 
 
 class ItemKind(IntEnum):
@@ -92,7 +99,13 @@ class Allocation(NamedTuple):
     bytes: int
     stream: int
     item: int
-    """How many items had been recorded."""
+    """How many items had been recorded; negative before the recorded steps."""
+
+    label: int
+    """What took it, as a number of `Recording.labels`."""
+
+    phase: int
+    """A `Phase`."""
 
 
 @dataclass
@@ -114,6 +127,10 @@ class Recording:
         Whether one step was run before them.
     allocations : list of Allocation
         From the first line of the script on.
+    labels : list of str
+        What takes memory: modules and passes, lines of the script; empty for what is given back.
+    holders : dict of int to str
+        Storages that are weights, gradients or states of an optimizer, which is more telling.
     values : Counter of str
         Reads of values that no tensor has, and what was taken in their place: lines for people.
     replaced : Counter of str
@@ -130,6 +147,8 @@ class Recording:
     steps: int = 0
     warm_up: bool = True
     allocations: list[Allocation] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    holders: dict[int, str] = field(default_factory=dict)
     values: Counter[str] = field(default_factory=Counter)
     replaced: Counter[str] = field(default_factory=Counter)
     torch: str = ""

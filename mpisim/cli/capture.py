@@ -13,9 +13,11 @@ from .output import (
     check_options,
     check_page,
     deliver,
+    in_detail,
 )
 
 if TYPE_CHECKING:
+    from ..capture.memory import CapturedMemory
     from ..simulate import Simulated
 
 __all__ = ["add_parser", "run"]
@@ -77,6 +79,18 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--show-output", action="store_true", help="show what the script writes")
     parser.add_argument("--save-program", metavar="FILE", help="write what every rank does (HDF5)")
+    parser.add_argument(
+        "--conf",
+        default="",
+        metavar="TEXT",
+        help="settings of PyTorch's allocator, as in PYTORCH_CUDA_ALLOC_CONF (default: PyTorch's)",
+    )
+    parser.add_argument(
+        "--save-snapshot",
+        metavar="FILE",
+        help="write what the allocator does on the fullest captured rank, for "
+        "https://pytorch.org/memory_viz (.pickle)",
+    )
     add_result_options(parser)
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="-- python SCRIPT ...", help="what to run"
@@ -95,12 +109,17 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"--{name} is {getattr(args, option)}; it must be 1 to {most:,}")
     values = tuple(map(_value, args.value))
     _check_torch()
+    from ..memory.allocator_settings import parse_settings
+
+    parse_settings(args.conf, "--conf")
     from ..base.files import check_output
     from ..base.rank_ranges import parse_ranges
     from ..capture.device import device_of
     from ..capture.lower import program_of
+    from ..capture.memory import memory_of
     from ..capture.ranks import Script, capture_parts
     from ..experiment import ProgramExperiment
+    from ..formats.torch_snapshot import write_snapshot
     from ..kernels import find_gpu
     from ..kernels.analytical import analytical_model
     from ..kernels.scaled import rated_gpu
@@ -121,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
         if comm.rank == 0:
             check_json(args)
             check_page(args)
-            for file in (args.output, args.save_program):
+            for file in (args.output, args.save_program, args.save_snapshot):
                 if file is not None:
                     check_output(file, overwrite=args.overwrite)
     script = Script(
@@ -140,6 +159,14 @@ def run(args: argparse.Namespace) -> int:
         with collective_errors(comm):
             program = program_of(parts, analytical_model(gpu))
             check_matching(program)
+            held = memory_of(parts, gpu, args.conf) if comm.rank == 0 else None
+            if held is not None and args.save_snapshot is not None:
+                write_snapshot(
+                    args.save_snapshot,
+                    held.recorded.allocations,
+                    args.conf,
+                    overwrite=args.overwrite,
+                )
             if comm.rank == 0 and args.save_program is not None:
                 save(program, args.save_program, overwrite=args.overwrite)
             title = " ".join(args.command[1:] if args.command[0] == "--" else args.command)
@@ -163,10 +190,28 @@ def run(args: argparse.Namespace) -> int:
             from ..page.shown import ShownRun
 
             shown = ShownRun.of(simulated[0])
-        report = deliver(results, args, comm, {}, shown)
+        figures = {} if held is None else {"memory": held.as_dict()}
+        report = deliver(results, args, comm, figures, shown)
     if comm.rank == 0:
-        print(report)
+        print(report if held is None else f"{report}\n\n{_memory(held, in_detail(args))}")
     return 0
+
+
+MOST_HOLDERS, MOST_HOLDERS_IN_SHORT = 30, 8
+"""Lines of the table of what holds memory, with all details and in short."""
+
+
+def _memory(held: CapturedMemory, details: bool) -> str:
+    """What the tensors of the fullest captured rank take → text."""
+    from ..report.allocations import text
+
+    top = MOST_HOLDERS if details else MOST_HOLDERS_IN_SHORT
+    others = held.others if details or not held.chosen.easy else ()
+    said = text(held.recorded, held.chosen, others, name=f"Memory of rank {held.rank}", top=top)
+    parts = [said, held.pass_table()]
+    if not held.chosen.easy:
+        parts.append(held.help())
+    return "\n\n".join(parts)
 
 
 def _script(command: list[str]) -> tuple[str, tuple[str, ...]]:
