@@ -19,11 +19,15 @@ import pytest
 from mpisim.base.errors import InputError
 from mpisim.base.kinds import Kind, Operation, Phase
 from mpisim.capture.device import device_of
+from mpisim.capture.lower import program_of
 from mpisim.capture.memory import memory_of
 from mpisim.capture.ranks import Script, capture_parts
 from mpisim.capture.recording import ItemKind, Recording
 from mpisim.cli import main
 from mpisim.kernels import find_gpu
+from mpisim.kernels.analytical import Analytical
+from mpisim.operators import OperatorCall, TensorSpec
+from mpisim.operators.measured import MeasuredOperators
 from mpisim.operators.table import kernels_of
 
 SCRIPTS = Path(__file__).parent / "captured"
@@ -118,6 +122,23 @@ def test_sharded_llama_does_what_the_generator_says() -> None:
     del messages["ALL_REDUCE"]  # of the gradient's norm, which the script does not look at
     assert sent(part.recording) == messages
     assert part.ranks == tuple(range(8))
+
+
+@torch
+def test_measured_times_come_before_models(tmp_path: Path) -> None:
+    (part,) = alone(script(written(tmp_path, ONE_GPU)))
+    shapes = (128, 1024), (1024, 4096)
+    call = OperatorCall("aten::mm", tuple(TensorSpec("float32", shape) for shape in shapes))
+    model = Analytical(find_gpu("h100-sxm"))
+    program = program_of([part], model, MeasuredOperators([(call, 50e-6)]))
+    modelled = program_of([part], model)
+    took, before = (each.tables[0].duration for each in (program, modelled))
+    changed = np.flatnonzero(took != before)
+    assert took[changed].tolist() == [50_000_000]
+    share = 50_000_000 / took[took > 0].sum()
+    assert 0 < share < 1
+    assert "as measured, 0.0% between" in program.attributes["counted"]
+    assert "as measured" not in modelled.attributes["counted"]
 
 
 @torch

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from operator_traces import BF16, Recording, linear_layer
 
 from mpisim.base.errors import TraceError
 from mpisim.cli import main
@@ -23,57 +24,6 @@ from mpisim.traces.et_program import execution_traces, host_overhead_times, pric
 from mpisim.traces.gradients import Partners
 from mpisim.traces.kineto import read_kineto
 from mpisim.traces.operator_calls import launched_calls
-
-BF16 = "c10::BFloat16"
-
-
-class Recording:
-    """A Kineto trace written operator by operator; each is told its begin and end in µs."""
-
-    def __init__(self, gpu: str = "NVIDIA A100-SXM4-80GB") -> None:
-        self.gpu = gpu
-        self.events: list[dict[str, Any]] = []
-
-    def operator(
-        self, name: str, begin: float, end: float, dims: Any = (), types: Any = (), **more: Any
-    ) -> None:
-        args = {"Input Dims": list(dims), "Input type": list(types), **more}
-        self._add("cpu_op", name, begin, end, 1, args)
-
-    def kernel(self, name: str, call: float, begin: float, end: float) -> None:
-        """A launch at `call`, and its kernel."""
-        number = len(self.events) + 1
-        self._add("cuda_runtime", "cudaLaunchKernel", call, call + 1, 1, {"correlation": number})
-        place = {"correlation": number, "device": 0, "stream": 7}
-        self._add("kernel", name, begin, end, 7, place)
-
-    def _add(
-        self, cat: str, name: str, begin: float, end: float, tid: int, args: dict[str, Any]
-    ) -> None:
-        event = {"ph": "X", "cat": cat, "name": name, "pid": 0, "tid": tid, "args": args}
-        self.events.append({**event, "ts": begin, "dur": end - begin})
-
-    def write(self, path: Path) -> Path:
-        properties = [{"id": 0, "name": self.gpu}]
-        path.write_text(json.dumps({"deviceProperties": properties, "traceEvents": self.events}))
-        return path
-
-
-def linear_layer() -> Recording:
-    """A linear layer with a product and a bias inside, and an operator that nobody knows."""
-    found = Recording()
-    sizes, types = [[64, 32], [16, 32], [16]], [BF16] * 3
-    found.operator("aten::linear", 10, 40, sizes, types)
-    found.operator("aten::t", 11, 14, [[16, 32]], [BF16])
-    found.operator("aten::addmm", 15, 38, [[16], [64, 32], [32, 16]], types)
-    found.kernel("gemm", 20, 50, 57)
-    found.operator("my::operator", 60, 80, [[8, 4]], ["float"])
-    found.kernel("mine", 65, 90, 92)
-    found.operator("aten::conv1d", 100, 130)  # only holds what launches
-    found.operator("aten::add_", 105, 125, [[8, 4], [8, 4], []], ["float", "float", "Scalar"])
-    found.kernel("add", 110, 140, 143)
-    found.kernel("alone", 150, 160, 161)
-    return found
 
 
 def test_the_outermost_known_operator_launches(tmp_path: Path) -> None:
@@ -282,6 +232,30 @@ def test_rows_of_an_execution_trace(tmp_path: Path) -> None:
 
 
 TIMES = ("T1", "T2", "T3", "T4", "T5")
+
+
+def test_measured_times_come_before_models(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small_step(0, tmp_path)
+    times = tmp_path / "times.csv"
+    times.write_text(
+        "operator,shapes,types,time_us\n"
+        "aten::linear,64x32 16x32,float32 float32,33\n"
+        "aten::add_,512 512,float32 float32,8\n"
+        "aten::add_,2048 2048,float32 float32,32\n"
+    )
+    folder = tmp_path / "et"
+    folder.mkdir()
+    small_step(0, folder)
+    words = ["replay", str(folder), "--cluster", "dgx-v100", "--json", str(tmp_path / "out.json")]
+    assert main([*words, "--measured", str(times), "--details"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    by = json.loads((tmp_path / "out.json").read_text())["priced"]["by"]
+    assert by["exact"] == pytest.approx(33e-6)
+    assert by["interpolated"] == pytest.approx(16e-6)
+    share = 33e-6 / sum(by.values())
+    assert f"of kernel time {share:.1%} as measured" in shown
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

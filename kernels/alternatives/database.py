@@ -25,7 +25,7 @@ from ..numbers import quantity
 from ..operations import Kernel
 from ..scaled import ScaledKernels
 
-__all__ = ["OperationDatabase"]
+__all__ = ["EXACT", "INTERPOLATED", "MAX_SIZE_RATIO", "OperationDatabase", "interpolated"]
 
 EXACT = quantity("measured_kernel")
 INTERPOLATED = quantity("interpolated_kernel")
@@ -139,11 +139,28 @@ class OperationDatabase:
             (low, fast), (high, slow) = points[at - 1], points[at]
             if high > MAX_SIZE_RATIO * low:
                 continue
-            part = math.log(size / low) / math.log(high / low)
-            seconds = fast ** (1 - part) * slow**part
+            seconds = interpolated(low, fast, high, slow, size)
             if best is None or high / low < best[0]:
                 best = high / low, seconds
         return best[1] if best else None
+
+
+def interpolated(low: float, fast: float, high: float, slow: float, size: float) -> float:
+    """Two sizes and their times → the time of a size between them, on a line in logarithms.
+
+    Parameters
+    ----------
+    low, fast, high, slow : float
+        The smaller size, its time, the larger size, its time; times in any unit.
+    size : float
+
+    Examples
+    --------
+    >>> interpolated(1, 10, 4, 40, 2)
+    20.0
+    """
+    part = math.log(size / low) / math.log(high / low)
+    return float(fast ** (1 - part) * slow**part)
 
 
 def _median(values: list[float]) -> float:

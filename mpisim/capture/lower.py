@@ -16,9 +16,12 @@ from typing import NamedTuple
 from ..base.errors import InputError
 from ..base.kinds import Flag, Kind, Operation
 from ..base.presets import packaged
+from ..kernels.alternatives.database import EXACT, INTERPOLATED
 from ..kernels.counted import COUNTED
 from ..kernels.model import KernelModel
 from ..kernels.operations import Copy
+from ..operators.measured import MeasuredOperators
+from ..operators.pricing import MEASURED, Priced, as_measured
 from ..operators.table import kernels_of
 from ..program import Program, ProgramBuilder, Table
 from ..program.builder import TableBuilder
@@ -51,8 +54,15 @@ class Part(NamedTuple):
 class _TableWriter:
     """Writes the table of one recording."""
 
-    def __init__(self, part: Recording, pricing: Pricing, builder: TableBuilder) -> None:
+    def __init__(
+        self,
+        part: Recording,
+        pricing: Pricing,
+        builder: TableBuilder,
+        measured: MeasuredOperators | None,
+    ) -> None:
         self.recording, self.pricing, self.rows = part, pricing, builder
+        self.by_how: Counter[str] = Counter()
         self.place = {number: i for i, number in enumerate(part.own_groups())}
         self.slots: dict[Slot, int] = {}
         self.unknown: Counter[str] = Counter()
@@ -61,6 +71,8 @@ class _TableWriter:
         self._pending: dict[int, set[int]] = {}
         self._streams: dict[int, int] = {}
         self._launched = [kernels_of(call) for call in part.calls]
+        find = (lambda call: None) if measured is None else measured.find
+        self._measured = [find(call) for call in part.calls]
 
     def table(self) -> Table:
         """Return the table."""
@@ -153,16 +165,24 @@ class _TableWriter:
         ]
 
     def _kernels(self, item: Item) -> list[int]:
-        launched = self._launched[item.number]
+        launched, found = self._launched[item.number], self._measured[item.number]
+        operator, name = self.recording.calls[item.number].name, item.name
+        if found is None and not launched.known and launched.kernels:
+            self.unknown[operator] += len(launched.kernels)
+            name = f"{name} (unknown)"
+        priced = Priced(
+            launched.kernels,
+            tuple(self.pricing.estimate(name, kernel) for kernel in launched.kernels),
+            launched.known,
+        )
+        if found is not None:
+            priced = as_measured(priced, found)
+        self.by_how[priced.how] += priced.duration
         rows = []
-        for kernel in launched.kernels:
-            name = item.name
-            if not launched.known:
-                operator = self.recording.calls[item.number].name
-                self.unknown[operator] += 1
-                name = f"{name} (unknown)"
-            estimate = self.pricing.estimate(name, kernel)
-            if not launched.known:
+        for kernel, estimate in zip(priced.kernels, priced.estimates):
+            if found is not None:
+                self.pricing.shares[name, estimate.duration] = estimate.shares
+            elif not launched.known:
                 self.pricing.shares[name, estimate.duration] = {UNKNOWN: 1.0}
             copies = isinstance(kernel, Copy)
             rows.append(
@@ -179,7 +199,9 @@ class _TableWriter:
         return rows
 
 
-def program_of(parts: Sequence[Part], model: KernelModel) -> Program:
+def program_of(
+    parts: Sequence[Part], model: KernelModel, measured: MeasuredOperators | None = None
+) -> Program:
     """Recordings and the ranks that each stands for → the program of all ranks.
 
     Parameters
@@ -188,6 +210,8 @@ def program_of(parts: Sequence[Part], model: KernelModel) -> Program:
         Every rank in one of them.
     model : KernelModel
         Of the GPU.
+    measured : MeasuredOperators, optional
+        Times of operators on that GPU, which come first.
 
     Raises
     ------
@@ -204,6 +228,7 @@ def program_of(parts: Sequence[Part], model: KernelModel) -> Program:
             own[rank].append(number)
     bound: dict[int, tuple[int, list[int]]] = {}
     unknown: Counter[str] = Counter()
+    by_how: Counter[str] = Counter()
     for recording, ranks in parts:
         if recording.groups != groups:
             raise InputError(
@@ -211,15 +236,17 @@ def program_of(parts: Sequence[Part], model: KernelModel) -> Program:
                 f"{parts[0].recording.rank}: {len(recording.groups)}, not {len(groups)}; all "
                 "ranks must call new_group alike"
             )
-        writer = _TableWriter(recording, pricing, builder.table(f"rank {recording.rank}"))
+        writer = _TableWriter(recording, pricing, builder.table(f"rank {recording.rank}"), measured)
         table = builder.add_table(writer.table())
         unknown += writer.unknown
+        for how, time in writer.by_how.items():
+            by_how[how] += time * len(ranks)
         for rank in ranks:
             bound[rank] = (table, _bindings(builder, groups, own[rank], writer.slots))
     for rank in range(world):
         table, slots = bound[rank]
         builder.add_rank(table, slots)
-    return builder.build(attributes=_attributes(parts, pricing, unknown))
+    return builder.build(attributes=_attributes(parts, pricing, unknown, by_how))
 
 
 def _bindings(
@@ -241,7 +268,9 @@ def _bindings(
     return found
 
 
-def _attributes(parts: Sequence[Part], pricing: Pricing, unknown: Counter[str]) -> dict[str, str]:
+def _attributes(
+    parts: Sequence[Part], pricing: Pricing, unknown: Counter[str], by_how: Counter[str]
+) -> dict[str, str]:
     """Return what the program says of itself: where it is from, and what its prices rest on."""
     first = parts[0].recording
     gpu = pricing.model.gpu
@@ -251,6 +280,9 @@ def _attributes(parts: Sequence[Part], pricing: Pricing, unknown: Counter[str]) 
     }
     for name in ("host_gap", "launch_call", "launch_latency"):
         numbers[name] = getattr(gpu, name).error
+    for how, number in MEASURED.items():
+        if by_how[how]:
+            numbers[number] = (EXACT if how == "exact" else INTERPOLATED).error
     if unknown:
         numbers[UNKNOWN] = packaged(FILE)["unknown"]["error"]
     shares = [[name, length, dict(rest)] for (name, length), rest in pricing.shares.items()]
@@ -261,6 +293,7 @@ def _attributes(parts: Sequence[Part], pricing: Pricing, unknown: Counter[str]) 
         "as the one of them that has their place in their groups",
         f"kernels priced for {gpu.title} by the shapes of their tensors; each takes the CPU "
         f"{(gpu.host_gap.si + gpu.launch_call.si) * 1e6:.0f} µs to launch, views none",
+        *_measured_share(by_how),
         *(f"not as in the script: {line}" for line in _united(parts, "replaced")),
         *(f"value not known: {line}" for line in _united(parts, "values")),
         *(
@@ -283,6 +316,17 @@ def _attributes(parts: Sequence[Part], pricing: Pricing, unknown: Counter[str]) 
         "not_modelled": missing,
     }
     return {COUNTED: json.dumps(text), "captured": f"{len(parts)} of {first.world} ranks"}
+
+
+def _measured_share(by_how: Counter[str]) -> list[str]:
+    """Say which share of kernel time is measured, if some is."""
+    exact, between, whole = by_how["exact"], by_how["interpolated"], by_how.total()
+    if not exact + between:
+        return []
+    return [
+        f"of kernel time {exact / whole:.1%} as measured, {between / whole:.1%} between measured "
+        "operators"
+    ]
 
 
 def _united(parts: Sequence[Part], which: str) -> list[str]:

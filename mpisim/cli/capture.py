@@ -80,6 +80,12 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--show-output", action="store_true", help="show what the script writes")
     parser.add_argument("--save-program", metavar="FILE", help="write what every rank does (HDF5)")
     parser.add_argument(
+        "--measured",
+        metavar="FILE",
+        help="times of operators on the GPU, which come before models: columns operator, shapes, "
+        "types, time_us (.csv; docs/operators.md)",
+    )
+    parser.add_argument(
         "--conf",
         default="",
         metavar="TEXT",
@@ -124,6 +130,7 @@ def run(args: argparse.Namespace) -> int:
     from ..kernels.analytical import analytical_model
     from ..kernels.scaled import rated_gpu
     from ..mpi.parallel import collective_errors, progress
+    from ..operators.measured import MeasuredOperators
     from ..prediction.prepared_program import prepare_captured
     from ..program import check_matching, save
     from ..simulate import simulate
@@ -135,6 +142,7 @@ def run(args: argparse.Namespace) -> int:
     with collective_errors(comm):
         cluster = find_cluster(args.cluster)
         gpu = rated_gpu(find_gpu(args.gpu or cluster.gpu))
+        measured = None if args.measured is None else MeasuredOperators.read(args.measured)
         if args.ranks != "auto":
             ranks = parse_ranges(args.ranks, "--ranks", "rank", args.world_size)
         if comm.rank == 0:
@@ -157,7 +165,7 @@ def run(args: argparse.Namespace) -> int:
         parts = capture_parts(script, comm, update, ranks)
     with progress(comm, "simulating"):
         with collective_errors(comm):
-            program = program_of(parts, analytical_model(gpu))
+            program = program_of(parts, analytical_model(gpu), measured)
             check_matching(program)
             held = memory_of(parts, gpu, args.conf) if comm.rank == 0 else None
             if held is not None and args.save_snapshot is not None:

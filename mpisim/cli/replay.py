@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..base.errors import UsageError
 from .output import (
@@ -18,8 +18,9 @@ from .output import (
 )
 
 if TYPE_CHECKING:
-    from ..replay import Replay, TraceJob
+    from ..replay import Replay, Repriced, TraceJob
     from ..replay.what_if import WhatIf
+    from ..topo import Network
 
 __all__ = ["add_parser", "run"]
 
@@ -38,6 +39,8 @@ examples:
   mpisim replay traces/ -o run.h5 --timeline        save the result with every row
   mpisim export run.h5 --format perfetto -o run.pftrace    ... and look at it
   mpisim replay traces/ --html run.html             a page to look at, or to send to someone
+  mpisim replay traces/ --price changed --gpu h100-sxm    what if the GPUs were H100?
+  mpisim replay traces/ --price changed --gpu h100-sxm --cluster dgx-h100    ... and the network?
   mpisim replay et/ --cluster dgx-v100              execution traces, which hold no times
 """
 
@@ -74,12 +77,34 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="accept a job of which some ranks have no trace",
     )
-    priced = parser.add_argument_group("execution traces, which hold no times")
-    priced.add_argument(
-        "--cluster", metavar="CLUSTER", help="price them: on this cluster, its GPUs and its hosts"
+    priced = parser.add_argument_group(
+        "other hardware",
+        "of Kineto traces with shapes, or of execution traces, which hold no times",
     )
     priced.add_argument(
-        "--gpu", metavar="GPU", help="... with these GPUs (default: those of the cluster)"
+        "--price",
+        choices=("changed", "all"),
+        help="price Kineto traces again: recorded times of kernels times the ratio of models "
+        "(changed), or the models alone (all)",
+    )
+    priced.add_argument(
+        "--cluster",
+        metavar="CLUSTER",
+        help="communications on this cluster; of execution traces also its GPUs and hosts",
+    )
+    priced.add_argument(
+        "--gpu",
+        metavar="GPU",
+        help="kernels on these GPUs (default: those of the cluster, else those recorded)",
+    )
+    priced.add_argument(
+        "--recorded-gpu", metavar="GPU", help="those recorded, where Kineto traces do not say"
+    )
+    priced.add_argument(
+        "--measured",
+        metavar="FILE",
+        help="times of operators on the new GPU, which come before models: columns operator, "
+        "shapes, types, time_us (.csv; docs/operators.md)",
     )
     change = parser.add_argument_group("what if")
     for name, what in (
@@ -164,11 +189,12 @@ def _each_rank_once(option: str, given: list[tuple[int, float]]) -> dict[int, fl
 def run(args: argparse.Namespace) -> int:
     """Replay and print; the first process prints."""
     check_options(args)
-    if args.cluster is not None or args.gpu is not None:
+    if args.price is None and (args.cluster or args.gpu or args.measured):
         from .replay_priced import check_priced, run_priced
 
         check_priced(args)
         return run_priced(args)
+    _check_repriced(args)
     from ..base.files import check_output
     from ..mpi.parallel import collective_errors, progress
     from ..program import gather, save
@@ -202,10 +228,22 @@ def run(args: argparse.Namespace) -> int:
     begun = time.perf_counter()
     with progress(comm, "working out what depends on what"):
         job = read_job(args.paths, comm, allow_missing=args.allow_missing_ranks)
-        asked = replay(job, comm, what, critical_path=True, progress=True)
+        repriced = None if args.price is None else _repriced(args, job, comm)
+        if repriced is None:
+            asked = replay(job, comm, what, critical_path=True, progress=True)
+        else:
+            asked = replay(
+                repriced.job,
+                comm,
+                what,
+                critical_path=True,
+                progress=True,
+                network=repriced.network,
+                changes=repriced.lines,
+            )
         plain = replay(job, comm) if asked.changes else asked
         seconds = time.perf_counter() - begun
-        attributes = _statements(job, asked, plain)
+        attributes = _statements(job, asked, plain, repriced)
         if args.output is None:
             results = collect(asked.run, comm=comm, attributes=attributes, step=args.step)
         else:
@@ -214,7 +252,10 @@ def run(args: argparse.Namespace) -> int:
                 args.output,
                 comm=comm,
                 timeline=args.timeline,
-                origin=ReplayOrigin.of(args.paths, args.allow_missing_ranks, what).text,
+                # What was priced again cannot be made again from files and changes alone.
+                origin=""
+                if repriced is not None
+                else ReplayOrigin.of(args.paths, args.allow_missing_ranks, what).text,
                 overwrite=args.overwrite,
                 attributes=attributes,
                 step=args.step,
@@ -232,7 +273,10 @@ def run(args: argparse.Namespace) -> int:
             from ..page.shown import ShownRun
 
             shown = ShownRun(asked.run)
-        report = deliver(results, args, comm, _figures(job, asked, plain), shown)
+        figures = _figures(job, asked, plain)
+        if repriced is not None:
+            figures["priced"] = repriced.result.as_dict()
+        report = deliver(results, args, comm, figures, shown)
     if first:
         details = in_detail(args)
         steps = _steps(asked, plain, what, MAX_STEPS if details else MAX_STEPS_IN_SHORT)
@@ -241,11 +285,69 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _statements(job: TraceJob, asked: Replay, plain: Replay) -> dict[str, Any]:
+class _PricedAgain(NamedTuple):
+    """A job with other times, the network of its communications, and what these rest on."""
+
+    job: TraceJob
+    network: Network | None
+    result: Repriced
+    lines: list[str]
+
+
+def _check_repriced(args: argparse.Namespace) -> None:
+    """Refuse options that need others.
+
+    Raises
+    ------
+    UsageError
+    """
+    if args.price is None:
+        if args.recorded_gpu is not None:
+            raise UsageError("--recorded-gpu says what --price starts from, which is not given")
+        return
+    if args.cluster is not None and args.scale_comm != 1.0:
+        raise UsageError(
+            "--scale-comm is of recorded communications, and --cluster prices them; give one"
+        )
+    given = (args.cluster, args.gpu, args.measured)
+    if args.price == "changed" and given == (None, None, None):
+        raise UsageError("--price changed needs what changes: --gpu, --cluster or --measured")
+
+
+def _repriced(args: argparse.Namespace, job: TraceJob, comm: Any) -> _PricedAgain:
+    """Price a job again as the options say. **Collective.**"""
+    from ..kernels import find_gpu
+    from ..mpi.parallel import collective_errors
+    from ..operators.measured import MeasuredOperators
+    from ..prediction.network import network_of
+    from ..replay import Repricing, reprice
+    from ..topo.cluster import find_cluster
+
+    network = None
+    with collective_errors(comm):
+        cluster = None if args.cluster is None else find_cluster(args.cluster)
+        name = args.gpu or (None if cluster is None else cluster.gpu)
+        how = Repricing(
+            everything=args.price == "all",
+            gpu=None if name is None else find_gpu(name),
+            recorded_gpu=args.recorded_gpu,
+            cluster=args.cluster or "",
+            measured=None if args.measured is None else MeasuredOperators.read(args.measured),
+        )
+        if cluster is not None:
+            network = network_of(cluster, -(-len(job.traces.ranks) // cluster.gpus_per_node))
+    changed, result = reprice(job, comm, how)
+    return _PricedAgain(changed, network, result, result.lines(how))
+
+
+def _statements(
+    job: TraceJob, asked: Replay, plain: Replay, repriced: _PricedAgain | None
+) -> dict[str, Any]:
     """What the results say of themselves: error, assumptions, what could not be modelled."""
     from ..replay.error import replay_error
 
-    error = replay_error(asked, plain)
+    spread = None if repriced is None else repriced.result.spread
+    error = replay_error(asked, plain, spread)
     unmatched = job.counts["kernels without a partner"]
     assumptions = [
         "durations, launch latencies, gaps and CPU times as recorded, but for the changes named",
@@ -254,6 +356,11 @@ def _statements(job: TraceJob, asked: Replay, plain: Replay) -> dict[str, Any]:
     ]
     missing = [
         "kernels slowing each other down when changes make them overlap otherwise",
+        *(
+            ["CPU times on other hosts: they are as recorded, so is how long a launch takes"]
+            if repriced is not None
+            else []
+        ),
         *(
             [
                 f"{unmatched} communication kernels without a partner in the files: their recorded "

@@ -20,6 +20,7 @@ _RECORDED = {
     "--scale-kernel": "scale_kernel",
     "--delay": "delay",
     "--cap-host-gap": "cap_host_gap",
+    "--recorded-gpu": "recorded_gpu",
 }
 _FACTORS = {f"--scale-{name}": f"scale_{name}" for name in ("compute", "comm", "host")}
 
@@ -32,7 +33,10 @@ def check_priced(args: argparse.Namespace) -> None:
     UsageError
     """
     if args.cluster is None:
-        raise UsageError("--gpu prices traces without times, which needs --cluster, too")
+        raise UsageError(
+            "--gpu and --measured price traces without times, which needs --cluster, too; traces "
+            "with times need --price"
+        )
     given = [option for option, key in _RECORDED.items() if getattr(args, key)]
     given += [option for option, key in _FACTORS.items() if getattr(args, key) != 1.0]
     if given:
@@ -93,12 +97,14 @@ def run_priced(args: argparse.Namespace) -> int:
 
 def _priced(args: argparse.Namespace) -> tuple[PricedJob, Cluster]:
     from ..kernels import find_gpu
+    from ..operators.measured import MeasuredOperators
     from ..topo.cluster import find_cluster
     from ..traces.et_program import execution_traces, price_job
 
     cluster = find_cluster(args.cluster)
     gpu = find_gpu(cluster.gpu if args.gpu is None else args.gpu)
-    return price_job(execution_traces(args.paths), gpu), cluster
+    measured = None if args.measured is None else MeasuredOperators.read(args.measured)
+    return price_job(execution_traces(args.paths), gpu, measured), cluster
 
 
 def _statements(job: PricedJob, args: argparse.Namespace) -> dict[str, Any]:
@@ -114,6 +120,7 @@ def _statements(job: PricedJob, args: argparse.Namespace) -> dict[str, Any]:
             f"{args.gpu or f'the GPU of {args.cluster}'}",
             "CPU times between and in operators: Lin et al.'s five overheads, medians of other "
             "jobs (data/host_overheads.toml)",
+            *_measured_share(job),
             "one stream of computation, one for each process group; kernels wait for a "
             "communication where the program did, or where its thread is left",
             "all ranks begin together",
@@ -132,6 +139,18 @@ def _statements(job: PricedJob, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _measured_share(job: PricedJob) -> list[str]:
+    """Say which share of kernel time is measured, if some is."""
+    whole = sum(job.by_how.values())
+    exact, between = (job.by_how.get(how, 0.0) for how in ("exact", "interpolated"))
+    if not exact + between:
+        return []
+    return [
+        f"of kernel time {exact / whole:.1%} as measured, {between / whole:.1%} between measured "
+        "operators"
+    ]
+
+
 def _figures(job: PricedJob) -> dict[str, Any]:
     """Figures of a priced job beside those of the report; seconds over all ranks."""
     return {
@@ -140,5 +159,6 @@ def _figures(job: PricedJob) -> dict[str, Any]:
             "unknown_kernels": job.unknown,
             "host": job.host,
             "unknown": dict(job.unknown_names.most_common()),
+            "by": job.by_how,
         }
     }

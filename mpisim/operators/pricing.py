@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
+from typing import Literal
 
 from ..base.errors import InputError
 from ..base.frozen import frozen
+from ..base.quantity import picoseconds
 from ..kernels import Estimate, Gpu
 from ..kernels.analytical import Analytical
 from ..kernels.operations import Elementwise, Kernel
+from .call import OperatorCall
+from .measured import MeasuredOperators, MeasuredTime
 from .tensors import Launched
 
-__all__ = ["UNKNOWN_ERROR", "OperatorPricing", "Priced"]
+__all__ = ["MEASURED", "UNKNOWN_ERROR", "OperatorPricing", "Priced", "as_measured"]
+
+MEASURED: Mapping[str, str] = {
+    "exact": "measured operators",
+    "interpolated": "operators between measured ones",
+}
+"""Names of the numbers that measured times depend on, by how they were found."""
 
 UNKNOWN_ERROR = 1.0
 """Relative error bar of an operator that is priced by its bytes alone: a factor of two or more."""
@@ -28,12 +40,15 @@ class Priced:
     estimates : tuple of Estimate
         One each.
     known : bool
-        Whether a model of their kind prices them; else their bytes do.
+        Whether a model of their kind prices them, or a measured time; else their bytes do.
+    how : {"exact", "interpolated", "model"}
+        Whether the call was measured, lies between two that were, or neither.
     """
 
     kernels: tuple[Kernel, ...]
     estimates: tuple[Estimate, ...]
     known: bool
+    how: Literal["exact", "interpolated", "model"] = "model"
 
     @property
     def duration(self) -> int:
@@ -58,6 +73,8 @@ class OperatorPricing:
     Parameters
     ----------
     gpu : Gpu
+    measured : MeasuredOperators, optional
+        Times of operators on this GPU, which come first.
 
     Examples
     --------
@@ -69,14 +86,25 @@ class OperatorPricing:
     True
     """
 
-    def __init__(self, gpu: Gpu) -> None:
-        self.model = Analytical(gpu)
+    def __init__(self, gpu: Gpu, measured: MeasuredOperators | None = None) -> None:
+        self.model, self.measured = Analytical(gpu), measured
 
-    def price(self, launched: Launched) -> Priced:
+    def price(self, launched: Launched, call: OperatorCall | None = None) -> Priced:
         """Return the durations of what a call launches.
 
         What the GPU cannot run, for want of a number format, is priced by its bytes.
+
+        Parameters
+        ----------
+        launched : Launched
+        call : OperatorCall, optional
+            The call, to be looked up among the measured ones.
         """
+        modelled = self._modelled(launched)
+        found = None if self.measured is None or call is None else self.measured.find(call)
+        return modelled if found is None else as_measured(modelled, found)
+
+    def _modelled(self, launched: Launched) -> Priced:
         kernels = launched.kernels
         if "tf32" not in self.model.gpu.formats:
             kernels = _without_tf32(kernels)
@@ -87,6 +115,31 @@ class OperatorPricing:
             estimates = tuple(self.model.estimate(each) for each in kernels)
             return Priced(kernels, estimates, known=False)
         return Priced(kernels, estimates, launched.known)
+
+
+def as_measured(modelled: Priced, found: MeasuredTime) -> Priced:
+    """Kernels of a call, its measured time → the kernels, which take that time together.
+
+    It is divided between them as the models divide theirs. A call that launches nothing by the
+    table has a kernel of its own.
+
+    Parameters
+    ----------
+    modelled : Priced
+    found : MeasuredTime
+    """
+    time = picoseconds(found.seconds)
+    shares = {MEASURED[found.how]: 1.0}
+    kernels, total = modelled.kernels, modelled.duration
+    if not total:
+        kernel = Elementwise(bytes=1)
+        return Priced((kernel,), (Estimate(time, shares, found.error),), True, found.how)
+    ends = [0]
+    for each in modelled.estimates:
+        ends.append(ends[-1] + each.duration)
+    lengths = (time * b // total - time * a // total for a, b in pairwise(ends))
+    estimates = tuple(Estimate(length, shares, found.error) for length in lengths)
+    return Priced(kernels, estimates, True, found.how)
 
 
 def _without_tf32(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:

@@ -6,6 +6,8 @@ Read in this order.
     A program with other durations: factors by kernel, communication, rank.
 ``jobs``
     Traces → program → replayed step times and the recorded ones.
+``reprice``
+    Recorded kernels and communications with the times of another GPU or cluster.
 ``error``
     Error of a replay with changed times.
 ``origin``
@@ -14,16 +16,20 @@ Read in this order.
 
 from .jobs import Replay, ReplayedStep, TraceJob, read_job, replay, reread_job
 from .origin import ReplayOrigin
+from .reprice import Repriced, Repricing, reprice
 from .what_if import WhatIf, apply_what_if
 
 __all__ = [
     "Replay",
     "ReplayOrigin",
     "ReplayedStep",
+    "Repriced",
+    "Repricing",
     "TraceJob",
     "WhatIf",
     "apply_what_if",
     "read_job",
     "replay",
+    "reprice",
     "reread_job",
 ]

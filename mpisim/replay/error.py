@@ -18,6 +18,7 @@ step that falls from 100 ms to 80 ms changes by -20 %, and counts with 20 / 80 =
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -52,7 +53,9 @@ def _numbers() -> tuple[Quantity, Quantity]:
     return first, second
 
 
-def replay_error(changed: Replay, unchanged: Replay) -> ReplayError:
+def replay_error(
+    changed: Replay, unchanged: Replay, priced: Mapping[int, float] | None = None
+) -> ReplayError:
     """Return the error of a replay, given the replay of the same job without changes.
 
     Parameters
@@ -61,6 +64,9 @@ def replay_error(changed: Replay, unchanged: Replay) -> ReplayError:
         The replay in question, with changes or without.
     unchanged : Replay
         With the steps as measured; may be the same object.
+    priced : dict of int to float, optional
+        By how many seconds over all ranks new times of kernels may be off together, by step
+        (`mpisim.replay.reprice.Repriced.spread`): added as if none of it were hidden.
     """
     own = max((abs(each.error) for each in unchanged.steps), default=0.0)
     if not changed.changes:
@@ -75,12 +81,16 @@ def replay_error(changed: Replay, unchanged: Replay) -> ReplayError:
     of_steps = {each.step for each in unchanged.steps}
     unexplained = sum(job.unexplained.get(step, 0.0) for step in of_steps)
     unexplained = min(unexplained / measured, 1.0) if measured else 0.0
-    value = math.sqrt(own**2 + steps.si**2 + (inferred * change) ** 2 + (unexplained * change) ** 2)
+    replayed = sum(each.replayed for each in changed.steps)
+    off = sum((priced or {}).get(step, 0.0) for step in of_steps)
+    models = off / replayed if replayed else 0.0
+    value = math.hypot(own, steps.si, inferred * change, unexplained * change, models)
     parts = [
         f"the unchanged replay {own:.2%}",
         f"steps differ {steps.si:.1%}",
         f"waits inferred {inferred:.0%} of the change",
         f"time kept as recorded {unexplained:.1%} of it",
+        *([f"new times of kernels {models:.1%}"] if models else []),
     ]
     return ReplayError(
         value,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from ..engine import Run, block_placement, simulate
 from ..mpi.parallel import collective_errors
 from ..program import Program
 from ..results.step_times import step_times
+from ..topo import Network
 from ..traces import Lowered, Source, TraceProgram, find_sources, read_program
 from .what_if import WhatIf, apply_what_if
 
@@ -218,6 +219,8 @@ def replay(
     *,
     critical_path: bool = False,
     progress: bool = False,
+    network: Network | None = None,
+    changes: Sequence[str] = (),
 ) -> Replay:
     """Simulate a job, changed or not, and compare with its recorded step times. **Collective.**
 
@@ -230,6 +233,10 @@ def replay(
         Changes to its times.
     critical_path, progress : bool
         As for `mpisim.engine.simulate`.
+    network : Network, optional
+        Prices communications without a duration, which a recording has not; see `reprice`.
+    changes : sequence of str
+        What was changed in the job itself, a line each.
 
     Raises
     ------
@@ -242,6 +249,7 @@ def replay(
         program,
         comm,
         placement=job.placement,
+        network=network,
         critical_path=critical_path,
         progress="simulating" if progress else "",
     )
@@ -265,7 +273,7 @@ def replay(
             if measured[step] > 0  # the others are counted where the traces are read
         ]
     steps = [step for part in comm.allgather(mine) for step in part]
-    return Replay(job, program, run, steps, what.describe())
+    return Replay(job, program, run, steps, [*changes, *what.describe()])
 
 
 def _busiest_stream(lowered: Lowered) -> dict[int, int]:

@@ -38,6 +38,8 @@ class EtLaunch:
         Of the inner operator.
     launched : Launched or None
         Its kernels; None for communications.
+    call : OperatorCall or None
+        Of which these are; None for communications and copies between host and device.
     communication : EtCommunication or None
     awaits : bool
         Whether it is no launch but a wait for the oldest communication that none has waited for.
@@ -47,6 +49,7 @@ class EtLaunch:
 
     name: str
     launched: Launched | None = None
+    call: OperatorCall | None = None
     communication: EtCommunication | None = None
     awaits: bool = False
     blocks: bool = False
@@ -127,16 +130,18 @@ class _Walk:
             return
         on_device = any(each != _CPU for each in self._devices(node))
         if on_device and name not in _COPIES[1:]:
-            launched = kernels_of(self._call(node))
+            call = self._call(node)
+            launched = kernels_of(call)
             if launched.kernels and (launched.known or self._is_unknown_leaf(node)):
                 # What a kernel needs of the host is copied by operators inside.
                 yield from self._host_copies_inside(node)
-                yield EtLaunch(name, launched)
+                yield EtLaunch(name, launched, call)
                 return
         elif on_device and name == "aten::_to_copy" and _CPU not in self._devices(node):
-            launched = kernels_of(self._call(node))
+            call = self._call(node)
+            launched = kernels_of(call)
             if launched.known and launched.kernels:
-                yield EtLaunch(name, launched)
+                yield EtLaunch(name, launched, call)
                 return
         for child in self.children[node]:
             yield from self.launches(child)

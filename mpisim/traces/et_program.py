@@ -22,6 +22,7 @@ from ..base.presets import packaged
 from ..base.quantity import Quantity, picoseconds
 from ..base.schema import build
 from ..kernels import Gpu
+from ..operators.measured import MeasuredOperators
 from ..operators.pricing import OperatorPricing
 from ..program import Kind, Operation, Program, ProgramBuilder, TableBuilder
 from ..workloads.pricing import Launching
@@ -75,6 +76,9 @@ class PricedJob:
         deviation: all kernels are off together, and each overhead by itself.
     unknown_names : Counter
         Operators that the table does not know → how many calls.
+    by_how : dict of str to float
+        Seconds of kernels over all ranks that measured times price ("exact", "interpolated"), and
+        models ("model").
     """
 
     program: Program
@@ -84,6 +88,7 @@ class PricedJob:
     host: float = 0.0
     spread: float = 0.0
     unknown_names: Counter[str] = field(default_factory=Counter)
+    by_how: dict[str, float] = field(default_factory=dict)
 
     @property
     def error(self) -> float:
@@ -105,7 +110,7 @@ def execution_traces(paths: Sequence[str]) -> list[Path]:
             if not is_execution_trace(path):
                 raise TraceError(
                     f"{path}: not an execution trace; --gpu and --cluster price traces without "
-                    "times, and a Kineto trace holds its own"
+                    "times, and a Kineto trace holds its own: --price changed starts from these"
                 )
             found.append(path)
             continue
@@ -116,7 +121,9 @@ def execution_traces(paths: Sequence[str]) -> list[Path]:
     return found
 
 
-def price_job(files: Sequence[Path], gpu: Gpu) -> PricedJob:
+def price_job(
+    files: Sequence[Path], gpu: Gpu, measured: MeasuredOperators | None = None
+) -> PricedJob:
     """Read the execution traces of one job and price what they launch. Local.
 
     Parameters
@@ -125,6 +132,8 @@ def price_job(files: Sequence[Path], gpu: Gpu) -> PricedJob:
         One a rank.
     gpu : Gpu
         On which all run.
+    measured : MeasuredOperators, optional
+        Times of operators on that GPU, which come first.
 
     Raises
     ------
@@ -134,7 +143,7 @@ def price_job(files: Sequence[Path], gpu: Gpu) -> PricedJob:
     """
     traces = _by_rank(files)
     ranks = sorted(traces)
-    times, pricing = host_overhead_times(gpu), OperatorPricing(gpu)
+    times, pricing = host_overhead_times(gpu), OperatorPricing(gpu, measured)
     builder = ProgramBuilder()
     # The number of ranks bounds those of groups that were not recorded.
     writers = {
@@ -159,6 +168,8 @@ def price_job(files: Sequence[Path], gpu: Gpu) -> PricedJob:
         job.named += writer.named / 1e12
         job.unknown += writer.unknown / 1e12
         job.spread += writer.spread / 1e12
+        for how, length in writer.by_how.items():
+            job.by_how[how] = job.by_how.get(how, 0.0) + length / 1e12
         job.unknown_names += writer.unknown_names
         counted += writer.overheads
     spreads = [job.spread]
@@ -206,6 +217,7 @@ class _Writer:
         self.times = {name: picoseconds(getattr(times, name).si) for name in vars(times)}
         self.overheads: Counter[str] = Counter()
         self.unknown_names: Counter[str] = Counter()
+        self.by_how: Counter[str] = Counter()
         self.named = self.unknown = 0
         self.spread = 0.0
         self._pending = 0
@@ -248,7 +260,7 @@ class _Writer:
 
     def _compute(self, launch: EtLaunch) -> None:
         assert launch.launched is not None
-        priced = self.pricing.price(launch.launched)
+        priced = self.pricing.price(launch.launched, launch.call)
         for nth, (kernel, estimate) in enumerate(zip(priced.kernels, priced.estimates)):
             if nth:
                 self._take("T5")
@@ -264,6 +276,7 @@ class _Writer:
             )
             self._awaited = []
         self.spread += priced.error * priced.duration
+        self.by_how[priced.how] += priced.duration
         if priced.known:
             self.named += priced.duration
         else:
