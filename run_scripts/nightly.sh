@@ -21,6 +21,7 @@ part() {
 
 part "fault table" python run_scripts/fault_table.py --check
 part "damaged files" env MPISIM_FUZZ_EXAMPLES=600 pytest -q tests/test_fuzz.py
+part "memory of captured programs" env MPISIM_SLOW=1 pytest -q tests/test_capture.py -k torchtitan
 bash run_scripts/get_slurm.sh
 part "batch systems" pytest -q tests/test_batch_systems.py
 part "documentation, slow blocks too" python run_scripts/documents.py --slow

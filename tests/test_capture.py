@@ -6,6 +6,7 @@ says so.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -18,6 +19,7 @@ import pytest
 
 from mpisim.base.errors import InputError
 from mpisim.base.kinds import Kind, Operation, Phase
+from mpisim.base.presets import packaged
 from mpisim.capture.device import device_of
 from mpisim.capture.lower import program_of
 from mpisim.capture.memory import memory_of
@@ -185,6 +187,24 @@ def test_memory_of_a_sharded_llama_is_near_the_generators() -> None:
     # Embedding, last norm and output of the root in 16 bits.
     assert at_peak["gathered parameters"] == 2 * (2 * 128256 + 1) * 4096
     assert held.sharded
+
+
+@torch
+@pytest.mark.skipif(not os.environ.get("MPISIM_SLOW"), reason="takes a minute of CPU time")
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("world", "row"), [(8, "torchtitan-8b-8-eager"), (128, "torchtitan-8b-128-eager")]
+)
+def test_memory_of_torchtitan_is_what_was_published(world: int, row: str) -> None:
+    """Of its peaks of reserved memory none was looked at for this; see docs/capture.md."""
+    from mpi4py import MPI
+
+    published = packaged("validation/memory.toml")[row]["reserved"]
+    what = script(SCRIPTS / "torchtitan_llama.py", "32", "2", world=world)
+    parts = capture_parts(what, MPI.COMM_SELF, lambda done, said="": None, ranks=[0])
+    held = memory_of(parts, find_gpu("h100-sxm"))
+    assert held is not None
+    assert held.chosen.usage.peak_reserved / 2**30 == pytest.approx(published, rel=0.02)
 
 
 @torch
