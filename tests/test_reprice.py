@@ -109,6 +109,11 @@ def test_communications_take_what_the_network_says(
         said.append([each for each in lines if "digest" in each or "what if" in each])
     assert said[0] == said[1]
     assert "64 by the model of its network" in said[0][1]
+    words = [*words[:-2], "-o", "run.h5"]
+    done = run_mpisim(words)
+    assert done.rc == 0, done.stderr
+    again = run_mpisim(["export", "run.h5", "--format", "perfetto", "-o", "run.pftrace"])
+    assert again.rc == 0, again.stderr
 
 
 def test_sizes_that_are_not_known_are_scaled(shared: Path) -> None:

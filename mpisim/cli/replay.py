@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UsageError
 from .output import (
@@ -18,9 +18,9 @@ from .output import (
 )
 
 if TYPE_CHECKING:
-    from ..replay import Replay, Repriced, TraceJob
+    from ..export.repriced import PricedAgain
+    from ..replay import Replay, TraceJob
     from ..replay.what_if import WhatIf
-    from ..topo import Network
 
 __all__ = ["add_parser", "run"]
 
@@ -196,9 +196,10 @@ def run(args: argparse.Namespace) -> int:
         return run_priced(args)
     _check_repriced(args)
     from ..base.files import check_output
+    from ..export.repriced import price_again
     from ..mpi.parallel import collective_errors, progress
     from ..program import gather, save
-    from ..replay import ReplayOrigin, read_job, replay
+    from ..replay import Pricing, ReplayOrigin, read_job, replay
     from ..replay.what_if import WhatIf
     from ..results import collect, write_results
     from .launch import world
@@ -225,10 +226,13 @@ def run(args: argparse.Namespace) -> int:
             "--cap-host-gap", [(r, s) for r, s in args.cap_host_gap if r is not None]
         ),
     )
+    pricing = None
+    if args.price is not None:
+        pricing = Pricing(args.price, args.gpu, args.cluster, args.recorded_gpu, args.measured)
     begun = time.perf_counter()
     with progress(comm, "working out what depends on what"):
         job = read_job(args.paths, comm, allow_missing=args.allow_missing_ranks)
-        repriced = None if args.price is None else _repriced(args, job, comm)
+        repriced = None if pricing is None else price_again(job, comm, pricing)
         if repriced is None:
             asked = replay(job, comm, what, critical_path=True, progress=True)
         else:
@@ -252,10 +256,7 @@ def run(args: argparse.Namespace) -> int:
                 args.output,
                 comm=comm,
                 timeline=args.timeline,
-                # What was priced again cannot be made again from files and changes alone.
-                origin=""
-                if repriced is not None
-                else ReplayOrigin.of(args.paths, args.allow_missing_ranks, what).text,
+                origin=ReplayOrigin.of(args.paths, args.allow_missing_ranks, what, pricing).text,
                 overwrite=args.overwrite,
                 attributes=attributes,
                 step=args.step,
@@ -285,15 +286,6 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-class _PricedAgain(NamedTuple):
-    """A job with other times, the network of its communications, and what these rest on."""
-
-    job: TraceJob
-    network: Network | None
-    result: Repriced
-    lines: list[str]
-
-
 def _check_repriced(args: argparse.Namespace) -> None:
     """Refuse options that need others.
 
@@ -314,34 +306,8 @@ def _check_repriced(args: argparse.Namespace) -> None:
         raise UsageError("--price changed needs what changes: --gpu, --cluster or --measured")
 
 
-def _repriced(args: argparse.Namespace, job: TraceJob, comm: Any) -> _PricedAgain:
-    """Price a job again as the options say. **Collective.**"""
-    from ..kernels import find_gpu
-    from ..mpi.parallel import collective_errors
-    from ..operators.measured import MeasuredOperators
-    from ..prediction.network import network_of
-    from ..replay import Repricing, reprice
-    from ..topo.cluster import find_cluster
-
-    network = None
-    with collective_errors(comm):
-        cluster = None if args.cluster is None else find_cluster(args.cluster)
-        name = args.gpu or (None if cluster is None else cluster.gpu)
-        how = Repricing(
-            everything=args.price == "all",
-            gpu=None if name is None else find_gpu(name),
-            recorded_gpu=args.recorded_gpu,
-            cluster=args.cluster or "",
-            measured=None if args.measured is None else MeasuredOperators.read(args.measured),
-        )
-        if cluster is not None:
-            network = network_of(cluster, -(-len(job.traces.ranks) // cluster.gpus_per_node))
-    changed, result = reprice(job, comm, how)
-    return _PricedAgain(changed, network, result, result.lines(how))
-
-
 def _statements(
-    job: TraceJob, asked: Replay, plain: Replay, repriced: _PricedAgain | None
+    job: TraceJob, asked: Replay, plain: Replay, repriced: PricedAgain | None
 ) -> dict[str, Any]:
     """What the results say of themselves: error, assumptions, what could not be modelled."""
     from ..replay.error import replay_error

@@ -29,6 +29,7 @@ from ..replay import ReplayOrigin, read_job, replay
 from ..results import open_results
 from ..results.link_use import LinkUse
 from ..topo import Network
+from .repriced import price_again
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -69,7 +70,9 @@ class Kept(NamedTuple):
     def inputs(self) -> list[str]:
         """Files and folders that the run was made of, besides the experiment's own."""
         if ReplayOrigin.is_text(self.origin):
-            return list(ReplayOrigin.read(self.origin, str(self.path)).paths)
+            of = ReplayOrigin.read(self.origin, str(self.path))
+            table = None if of.pricing is None else of.pricing.measured
+            return [*of.paths, *([] if table is None else [table])]
         try:
             return [str(json.loads(self.origin)["program"])]
         except (LookupError, TypeError, ValueError):  # an experiment; or damaged: see below
@@ -174,7 +177,7 @@ def simulate_again(
     recorded = ReplayOrigin.is_text(kept.origin)
     network, prepared, found = None, None, None
     if recorded:
-        run = _replayed(kept, comm, progress)
+        run, network = _replayed(kept, comm, progress)
         program = run.program
     else:
         with collective_errors(comm):
@@ -229,10 +232,14 @@ def _prepared(
     return prepare_program(experiment)
 
 
-def _replayed(kept: Kept, comm: Intracomm, progress: bool) -> Run:
+def _replayed(kept: Kept, comm: Intracomm, progress: bool) -> tuple[Run, Network | None]:
     of = ReplayOrigin.read(kept.origin, str(kept.path))
     try:
         job = read_job(of.paths, comm, allow_missing=of.allow_missing)
-        return replay(job, comm, of.what, critical_path=True, progress=progress).run
+        network = None
+        if of.pricing is not None:
+            job, network, _, _ = price_again(job, comm, of.pricing)
+        again = replay(job, comm, of.what, critical_path=True, progress=progress, network=network)
+        return again.run, network
     except InputError as error:
         raise InputError(f"{kept.path}: {error}") from error

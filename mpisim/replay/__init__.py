@@ -15,11 +15,12 @@ Read in this order.
 """
 
 from .jobs import Replay, ReplayedStep, TraceJob, read_job, replay, reread_job
-from .origin import ReplayOrigin
+from .origin import Pricing, ReplayOrigin
 from .reprice import Repriced, Repricing, reprice
 from .what_if import WhatIf, apply_what_if
 
 __all__ = [
+    "Pricing",
     "Replay",
     "ReplayOrigin",
     "ReplayedStep",

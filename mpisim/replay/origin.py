@@ -5,14 +5,34 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from ..base.errors import InputError
 from ..base.frozen import frozen
 from .what_if import WhatIf
 
-__all__ = ["ReplayOrigin"]
+__all__ = ["Pricing", "ReplayOrigin"]
+
+
+@frozen
+class Pricing:
+    """Names of what a job is priced again by.
+
+    Attributes
+    ----------
+    price : {"changed", "all"}
+        Whether recorded times are scaled, or models alone count.
+    gpu, cluster, recorded_gpu : str or None
+    measured : str or None
+        A table of the user's times; absolute in texts.
+    """
+
+    price: str
+    gpu: str | None = None
+    cluster: str | None = None
+    recorded_gpu: str | None = None
+    measured: str | None = None
 
 
 @frozen
@@ -27,14 +47,23 @@ class ReplayOrigin:
         Whether ranks of the job may be missing.
     what : WhatIf
         Changes to its times.
+    pricing : Pricing or None
+        What it is priced again by.
     """
 
     paths: tuple[str, ...]
     allow_missing: bool
     what: WhatIf
+    pricing: Pricing | None = None
 
     @classmethod
-    def of(cls, paths: Iterable[Path | str], allow_missing: bool, what: WhatIf) -> ReplayOrigin:
+    def of(
+        cls,
+        paths: Iterable[Path | str],
+        allow_missing: bool,
+        what: WhatIf,
+        pricing: Pricing | None = None,
+    ) -> ReplayOrigin:
         """Paths, as they were given → origin with absolute ones.
 
         Parameters
@@ -42,8 +71,16 @@ class ReplayOrigin:
         paths : iterable of paths
         allow_missing : bool
         what : WhatIf
+        pricing : Pricing, optional
         """
-        return cls(tuple(os.path.abspath(path) for path in paths), allow_missing, what)
+        if pricing is not None:
+            files = {
+                name: os.path.abspath(value)
+                for name in ("measured", "gpu", "cluster")
+                if (value := getattr(pricing, name)) is not None and _is_file(name, value)
+            }
+            pricing = replace(pricing, **files)
+        return cls(tuple(os.path.abspath(path) for path in paths), allow_missing, what, pricing)
 
     @property
     def text(self) -> str:
@@ -76,6 +113,7 @@ class ReplayOrigin:
         try:
             found = json.loads(text)["replay"]
             what = found["what"]
+            priced = found.get("pricing")
             return cls(
                 tuple(map(str, found["paths"])),
                 bool(found["allow_missing"]),
@@ -90,6 +128,12 @@ class ReplayOrigin:
                         },
                     }
                 ),
+                None if priced is None else Pricing(**priced),
             )
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise InputError(f"{source}: the replay kept in it is damaged: {error}") from error
+
+
+def _is_file(name: str, value: str) -> bool:
+    """Whether an option names a file: a table always, hardware where it is no preset."""
+    return name == "measured" or value.endswith(".toml")
