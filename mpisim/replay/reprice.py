@@ -28,7 +28,7 @@ from ..kernels import Gpu, find_gpu, gpu_name
 from ..mpi.parallel import collective_errors
 from ..operators.measured import MeasuredOperators
 from ..operators.pricing import OperatorPricing, Priced
-from ..program import Kind, Operation, Table
+from ..program import Operation, Table
 from ..traces.kineto import read_kineto
 from ..traces.operator_calls import launched_calls
 
@@ -43,8 +43,6 @@ MEASURED = ("exact", "interpolated")
 SCALED, MODELLED, UNKNOWN, HOST = "scaled", "model", "unknown", "host copies"
 """What else a kernel's time comes from: the recording times a ratio of models; a model; the ratio
 that others have; the ratio of links."""
-
-PAIRS = (Kind.SEND, Kind.RECV)
 
 
 @frozen
@@ -151,7 +149,7 @@ class Repriced:
     @property
     def is_other(self) -> bool:
         """Whether the new GPU is another one."""
-        return self.gpu is not self.recorded
+        return self.gpu != self.recorded
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as numbers, for JSON; seconds over all ranks."""
@@ -224,34 +222,37 @@ def reprice(job: TraceJob, comm: Any, how: Repricing) -> tuple[TraceJob, Reprice
     ]
     pairs = [pair for part in comm.allgather(mine) for pair in part]
     was, now = (sum(column) for column in zip(*pairs))
-    result.factor = 1.0 if new is recorded or not was else now / was
+    result.factor = now / was if result.is_other and was else 1.0
     odd = _odd_sizes(job, comm)
     whole = job.traces.world_size <= len(job.traces.ranks)
     tables: list[Table | None] = list(job.program.tables)
-    sums: dict[str, float] = {}
+    added: list[dict[str, float]] = []
     for index, each in prices.items():
         lowered = job.traces.facts[index].lowered
-        tables[index] = _table(lowered.table, lowered.op, each, how, result, odd, whole, sums)
-    united: dict[str, float] = {}
-    for part in comm.allgather(sums):
-        for name, value in part.items():
-            united[name] = united.get(name, 0.0) + value
-    for name, value in united.items():
-        if name.startswith("kernels "):
-            result.kernels[name.removeprefix("kernels ")] = value
-    result.before, result.after = united.get("before", 0.0), united.get("after", 0.0)
-    result.by_network, result.scaled = (
-        int(united.get("by network", 0)),
-        int(united.get("scaled", 0)),
-    )
-    result.kernels_spread = united.get("spread", 0.0)
-    result.spread = {
-        int(name.removeprefix("step ")): value
-        for name, value in united.items()
-        if name.startswith("step ")
-    }
+        tables[index], sums = _table(lowered.table, lowered.op, each, how, result, odd, whole)
+        added.append(sums)
+    # Rank by rank, so that the sums are the same on any number of processes.
+    _add_up([each for part in comm.allgather(added) for each in part], result)
     program = job.program.replace(tables=tuple(tables))
     return replace(job, traces=replace(job.traces, program=program)), result
+
+
+def _add_up(ranks: list[dict[str, float]], result: Repriced) -> None:
+    """Add what the ranks' tables rest on."""
+    united: dict[str, float] = {}
+    for each in ranks:
+        for name, value in each.items():
+            united[name] = united.get(name, 0.0) + value
+    result.before, result.after = united.get("before", 0.0), united.get("after", 0.0)
+    result.by_network = int(united.get("by network", 0))
+    result.scaled = int(united.get("scaled", 0))
+    result.kernels_spread = united.get("spread", 0.0)
+    for name, value in united.items():
+        what, _, which = name.partition(" ")
+        if what == "kernels":
+            result.kernels[which] = value
+        elif what == "step":
+            result.spread[int(which)] = value
 
 
 def _recorded_gpu(job: TraceJob, how: Repricing) -> Gpu:
@@ -281,7 +282,7 @@ def _rank_prices(
     device = trace.device
     found = _RankPrices(len(device))
     found.recorded = (device.end - device.begin).astype(float)
-    same = after.model.gpu is before.model.gpu
+    same = after.model.gpu == before.model.gpu
     for each in launched_calls(trace):
         ops = list(each.ops)
         recorded = found.recorded[ops]
@@ -345,9 +346,9 @@ def _table(
     result: Repriced,
     odd: set[int],
     whole: bool,
-    sums: dict[str, float],
-) -> Table:
-    """Return a rank's table with the new durations, and add up what they rest on."""
+) -> tuple[Table, dict[str, float]]:
+    """Return a rank's table with the new durations, and sums of what they rest on, by name."""
+    sums: dict[str, float] = {}
 
     def add(name: str, value: float) -> None:
         sums[name] = sums.get(name, 0.0) + value
@@ -355,7 +356,6 @@ def _table(
     duration = table.duration.copy()
     kernels = np.flatnonzero((op >= 0) & ~table.is_communication & (table.duration >= 0))
     unknown = _unknown_error()
-    changed = result.gpu is not result.recorded
     for row in kernels.tolist():
         number = int(op[row])
         was = float(table.duration[row])
@@ -363,7 +363,7 @@ def _table(
         origin = prices.source[number]
         if took < 0:
             took, origin = was * result.factor, UNKNOWN
-            error = unknown.error if changed else 0.0
+            error = unknown.error if result.is_other else 0.0
         duration[row] = round(took)
         add(f"kernels {origin}", took / 1e12)
         add("before", was / 1e12)
@@ -382,7 +382,7 @@ def _table(
                 duration[row] = round(float(table.duration[row]) * ports)
                 add("scaled", 1)
                 add(f"step {table.step[row]}", duration[row] * unknown.error / 1e12)
-    return table.replace(duration=duration)
+    return table.replace(duration=duration), sums
 
 
 def _port_ratio(result: Repriced) -> float:
