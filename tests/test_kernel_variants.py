@@ -34,6 +34,19 @@ def test_descriptions_and_the_table_name_the_same_variants() -> None:
     assert named == set(VARIANTS)
 
 
+def test_a_ratio_of_work_leaves_the_floor() -> None:
+    model = Analytical(find_gpu("h100-sxm"))
+    ratio = VARIANTS["gemm_unaligned"].ratio["any"].si
+    for size in (8, 512, 4096):
+        kernel = Gemm(size, size, size)
+        plain, unaligned = model.terms(kernel), model.terms(replace(kernel, variant="unaligned"))
+        floor = plain.pop("floor")
+        assert unaligned.pop("floor") == floor
+        assert unaligned == pytest.approx({name: ratio * part for name, part in plain.items()})
+        took = model.estimate(replace(kernel, variant="unaligned")).duration / 1e12
+        assert took == pytest.approx(floor + sum(unaligned.values()))
+
+
 def test_variants_are_kernels_of_their_own() -> None:
     kernel = Gemm(512, 512, 512, dtype="fp8")
     split = replace(kernel, variant="split")

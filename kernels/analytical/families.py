@@ -62,6 +62,8 @@ class KernelVariant:
     ratio : dict of str to Quantity
         How many times as long as by its formula it takes: by ``forward`` and ``backward``, or by
         architecture, ``any`` of those that are not named. None, if it is 1 throughout.
+    keeps_floor : bool
+        Whether the ratio is of the time beyond the floor: starting a kernel takes as long as ever.
     """
 
     base: str
@@ -70,6 +72,7 @@ class KernelVariant:
     known_tiles: bool = True
     constants: tuple[Constant, ...] = ()
     ratio: dict[str, Quantity] = field(default_factory=dict)
+    keeps_floor: bool = False
 
     @property
     def by_pass(self) -> bool:
@@ -106,12 +109,16 @@ class KernelVariant:
             return {**found, "backward": int(kernel.backward)} if self.by_pass else found
 
         def seconds(columns: Columns, gpu: GpuParameters, constants: Constants) -> Any:
-            return ratio_of(columns, gpu) * base.seconds(columns, gpu, constants)
+            kept = constants["floor"] if self.keeps_floor else 0.0
+            return kept + ratio_of(columns, gpu) * (base.seconds(columns, gpu, constants) - kept)
 
         def shares(columns: Columns, gpu: GpuParameters, constants: Constants) -> dict[str, Any]:
             ratio = ratio_of(columns, gpu)
             terms = base.shares(columns, gpu, constants)
-            return {name: ratio * term for name, term in terms.items()}
+            return {
+                name: term if self.keeps_floor and name == "floor" else ratio * term
+                for name, term in terms.items()
+            }
 
         return replace(base, columns=columns, seconds=seconds, shares=shares)
 
