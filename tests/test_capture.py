@@ -166,6 +166,27 @@ def test_memory_of_a_plain_script_is_what_is_counted_by_hand(tmp_path: Path) -> 
     assert not held.sharded
 
 
+SPARSE = """
+import torch
+table = torch.nn.Embedding(1000, 64, sparse=True).cuda()
+optimizer = torch.optim.SparseAdam(table.parameters())
+for _ in range(2):
+    table(torch.randint(0, 1000, (32,)).cuda()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@torch
+def test_sparse_gradients_have_the_memory_of_their_parts(tmp_path: Path) -> None:
+    (part,) = alone(script(written(tmp_path, SPARSE)))
+    held = memory_of([part], find_gpu("h100-sxm"))
+    assert held is not None
+    at_peak = held.at_peak()
+    assert at_peak["weights"] == 1000 * 64 * 4
+    assert at_peak["optimizer's states"] == 2 * 1000 * 64 * 4
+
+
 @torch
 @pytest.mark.timeout(400)
 def test_memory_of_a_sharded_llama_is_near_the_generators() -> None:
@@ -265,6 +286,8 @@ def test_the_same_script_is_the_same_recording(tmp_path: Path) -> None:
     assert one.digest() == other.digest()
     assert one.items == other.items
     assert one.calls == other.calls
+    assert one.allocations == other.allocations
+    assert one.holders == other.holders
 
 
 @torch

@@ -43,7 +43,7 @@ class Storages:
         tensors : iterable of torch.Tensor
         """
         for each in tensors:
-            if each.device.type != "cuda":
+            if not _has_storage(each):
                 continue
             storage = each.untyped_storage()
             key = storage._cdata
@@ -104,7 +104,7 @@ class Storages:
 
     def _name(self, tensor: Any, name: str) -> None:
         for part in _plain(tensor):
-            if part.device.type == "cuda":
+            if _has_storage(part):
                 found = self._known.get(part.untyped_storage()._cdata)
                 if found is not None:
                     self.recorder.holders.setdefault(found[0], name)
@@ -119,6 +119,11 @@ class Storages:
         memory.now += more
         memory.peak = max(memory.peak, memory.now)
         self.recorder.allocate(number, size, holder)
+
+
+def _has_storage(tensor: Any) -> bool:
+    """Whether a tensor has a storage of its own on the device; sparse ones have other tensors."""
+    return tensor.device.type == "cuda" and tensor.layout is torch.strided
 
 
 def _plain(tensor: Any) -> Iterator[Any]:
