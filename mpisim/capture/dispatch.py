@@ -21,8 +21,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ..base.errors import InputError
 from ..base.kinds import Phase
 from ..operators import OperatorCall, TensorSpec
+from .device_memory import DeviceMemory
 from .recorder import Recorder
-from .storages import Storages
 
 __all__ = ["Dispatch", "is_fake"]
 
@@ -102,7 +102,7 @@ class Dispatch(TorchDispatchMode):
         self.recorder, self.collectives = recorder, collectives
         self.fake = _WithoutDevice(allow_non_fake_inputs=True)
         self.likely: Any = WeakIdKeyDictionary()
-        self.storages = Storages(recorder, self._holder)
+        self.memory = DeviceMemory(recorder, self._holder)
         self._unrecorded = False
         self._schemas: dict[Any, tuple[bool, bool]] = {}
         self.layers: dict[int, str] = {}
@@ -125,7 +125,7 @@ class Dispatch(TorchDispatchMode):
         short = name.partition("::")[2]
         if namespace in ("_c10d_functional", "_dtensor"):
             out = self.collectives.functional(func, short, args, kwargs, self._run)
-            self.storages.keep(each for each in tree_flatten(out)[0] if is_fake(each))
+            self.memory.keep(each for each in tree_flatten(out)[0] if is_fake(each))
             return out
         if short in ("_local_scalar_dense", "equal", "is_nonzero"):
             return self._read(short, args[0])
@@ -201,7 +201,7 @@ class Dispatch(TorchDispatchMode):
         everything = [*tensors, *results]
         if not any(each.device.type == "cuda" for each in everything):
             return
-        self.storages.keep(results)
+        self.memory.keep(results)
         if name in _SILENT or self._is_view(func):
             return
         recorder = self.recorder
@@ -234,7 +234,7 @@ class Dispatch(TorchDispatchMode):
             specs = (*specs, *given.values())
         call = OperatorCall(name, specs, tuple(_spec(each) for each in results))
         recorder.call(call, layer, label)
-        self.storages.inside(call)
+        self.memory.inside(call)
 
     def _is_view(self, func: Any) -> bool:
         found = self._schemas.get(func)
@@ -284,6 +284,17 @@ class Dispatch(TorchDispatchMode):
             return "backward" if phase is Phase.BACKWARD else self.recorder.user_line()
         passes = {Phase.BACKWARD: " (backward)", Phase.RECOMPUTE: " (recomputed)"}
         return where + passes.get(phase, "")
+
+    def resized(self, storage: Any, size: int) -> None:
+        """Record that a storage got another size, as FSDP's do.
+
+        Parameters
+        ----------
+        storage : torch.UntypedStorage
+        size : int
+            Bytes.
+        """
+        self.memory.resized(storage, size)
 
     # --- values -----------------------------------------------------------------------------------
 

@@ -164,7 +164,7 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
     for module in (_foreach_utils, torch.nn.utils.clip_grad):
         module._has_foreach_support = has_foreach
     optimizers.register_optimizer_step_post_hook(
-        lambda optimizer, args, kwargs: dispatch.storages.name_states(optimizer)
+        lambda optimizer, args, kwargs: dispatch.memory.name_states(optimizer)
     )
     _install_hooks(recorder)
     anything.utils.swap_tensors = _swap
@@ -173,7 +173,7 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
 
     def resize(self: Any, size: int) -> Any:
         found = original_resize(self, size)
-        dispatch.storages.resized(self, size)
+        dispatch.resized(self, size)
         return found
 
     anything.UntypedStorage.resize_ = resize

@@ -17,10 +17,10 @@ from ..operators.temporaries import temporary_bytes
 from .recorder import Recorder
 from .recording import GATHERED, GRADIENTS, STATES, WEIGHTS
 
-__all__ = ["Storages"]
+__all__ = ["DeviceMemory"]
 
 
-class Storages:
+class DeviceMemory:
     """The storages of the device that are there.
 
     Parameters
