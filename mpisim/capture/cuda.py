@@ -184,6 +184,45 @@ def install(recorder: Recorder, device: Device, local_rank: int, per_node: int) 
         def __exit__(self, *error: object) -> None:
             state["device"] = self._before
 
+    class Graph:
+        """A CUDA graph: what is issued while it is captured, as often as it is replayed."""
+
+        def __init__(self, keep_graph: bool = False) -> None:
+            self._items: list[Any] = []
+
+        def capture_begin(self, *args: Any, **kwargs: Any) -> None:
+            recorder.graph_begins()
+
+        def capture_end(self) -> None:
+            self._items = recorder.graph_ends()
+
+        def replay(self) -> None:
+            recorder.launch_graph(self._items)
+
+        def pool(self) -> tuple[int, int]:
+            return (0, 1)
+
+        def instantiate(self) -> None:
+            """Nothing."""
+
+        reset = enable_debug_mode = instantiate
+
+        def debug_dump(self, path: str) -> None:
+            """Nothing."""
+
+    @contextlib.contextmanager
+    def graph(
+        captured: Any, pool: Any = None, stream: Any = None, capture_error_mode: str = "global"
+    ) -> Iterator[None]:
+        side = Stream() if stream is None else stream
+        before, recorder.stream = recorder.stream, side.stream_id
+        captured.capture_begin()
+        try:
+            yield
+        finally:
+            captured.capture_end()
+            recorder.stream = before
+
     def synchronize(which: Any = None) -> None:
         recorder.host_wait(recorder.all_places(), "cudaDeviceSynchronize")
 
@@ -222,6 +261,9 @@ def install(recorder: Recorder, device: Device, local_rank: int, per_node: int) 
         "Stream": Stream,
         "Event": Event,
         "stream": stream,
+        "CUDAGraph": Graph,
+        "graph": graph,
+        "graph_pool_handle": lambda: (0, 1),
         "set_stream": set_stream,
         "current_stream": lambda which=None: stream_of(recorder.stream),
         "default_stream": lambda which=None: stream_of(0),
@@ -262,7 +304,7 @@ def install(recorder: Recorder, device: Device, local_rank: int, per_node: int) 
     }
     for name, stand in stands.items():
         setattr(cuda, name, stand)
-    for module in (cuda.memory, cuda.random, cuda.streams):
+    for module in (cuda.memory, cuda.random, cuda.streams, cuda.graphs):
         for name in (*_LEFT_OUT, *stands):
             if hasattr(module, name):
                 setattr(module, name, getattr(cuda, name))

@@ -22,7 +22,7 @@ from ..kernels.operations import Copy
 from ..operators.table import kernels_of
 from ..program import Program, ProgramBuilder, Table
 from ..program.builder import TableBuilder
-from ..workloads.pricing import Pricing
+from ..workloads.pricing import Launching, Pricing
 from .device import FILE
 from .recording import Item, ItemKind, Recording, Wait
 
@@ -30,6 +30,9 @@ __all__ = ["Part", "program_of"]
 
 UNKNOWN = "kernels of unknown operators"
 """Name of the error of what is priced by its bytes alone."""
+
+_WITHOUT: Launching = {"host": 0, "launch": 0, "launch_cost": 0}
+"""Times of what is launched together with what comes before."""
 
 Slot = tuple[int, int, int]
 """Place of a group among those of a rank; positions of sender and receiver, -1 for collectives."""
@@ -95,9 +98,9 @@ class _TableWriter:
 
     def _written(self, item: Item) -> list[int]:
         """Write the rows of what an item launches, and return them."""
+        launching = _WITHOUT if item.graph else self.pricing.launching
         if item.kind is ItemKind.CALL:
-            return self._kernels(item)
-        launching = self.pricing.launching
+            return self._kernels(item, launching)
         if item.kind is ItemKind.COPY:
             duration = self.pricing.estimate(item.name, Copy(max(item.bytes, 1), "host")).duration
             return [
@@ -121,7 +124,7 @@ class _TableWriter:
         flags = Flag.JOINED if joined else Flag.NONE
         waits = [] if joined else self._take(item.stream)
         if joined:
-            launching = {"host": 0, "launch": 0, "launch_cost": 0}
+            launching = _WITHOUT
         if item.kind is ItemKind.COLLECTIVE:
             slot = self.slots.setdefault((place, -1, -1), len(self.slots))
             return [
@@ -152,7 +155,7 @@ class _TableWriter:
             )
         ]
 
-    def _kernels(self, item: Item) -> list[int]:
+    def _kernels(self, item: Item, launching: Launching) -> list[int]:
         launched = self._launched[item.number]
         rows = []
         for kernel in launched.kernels:
@@ -173,7 +176,7 @@ class _TableWriter:
                     waits=self._take(item.stream),
                     kind=Kind.COPY if copies else Kind.KERNEL,
                     bytes=kernel.bytes if isinstance(kernel, Copy) else -1,
-                    **self.pricing.launching,
+                    **launching,
                 )
             )
         return rows
