@@ -2,8 +2,8 @@
 
 The choice asks the driver, so it is made here: FlashAttention for 16-bit tensors without a mask,
 the memory-efficient kernel for others that fit, else products and a softmax
-(``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``). ``flex_attention``, which is compiled for
-its mask, is taken for FlashAttention of the same shape, causal if there is a mask.
+(``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``). ``flex_attention``, which is
+compiled for its mask, is taken for FlashAttention of the same shape, causal if there is a mask.
 """
 
 from __future__ import annotations

@@ -23,6 +23,8 @@ from .values import Values
 
 __all__ = ["Dispatch", "is_fake"]
 
+_empty, _empty_strided = torch.empty, torch.empty_strided  # programs put their own there
+
 LARGE = 1 << 20
 """Bytes of a tensor on the CPU above which its values are not kept."""
 
@@ -135,7 +137,7 @@ class Dispatch(TorchDispatchMode):
         out = self._run(func, args, kwargs)
         self._note(func, name, short, args, kwargs, tensors, out)
         if short in ("_to_copy", "copy_") and out.device.type == "cpu":
-            known = self.values.of(out)  # is real again where it is known
+            known = self.values.sure(out)  # is real again where it is known
             return out if known is None or short == "copy_" else known
         return out
 
@@ -152,7 +154,7 @@ class Dispatch(TorchDispatchMode):
         if value.dim() == 0 and not value.requires_grad:
             return value  # as a number: the operator may look at it
         with self.fake:
-            return torch.empty_strided(
+            return _empty_strided(
                 value.size(), value.stride(), dtype=value.dtype, device=value.device
             )
 
@@ -311,16 +313,17 @@ class Dispatch(TorchDispatchMode):
         if short == "equal":
             return self._equal(tensor, other)
         known = self.values.of(tensor)
-        if known is not None and not self.recorder.asked():
-            return known.item() if short == "_local_scalar_dense" else bool(known.item())
-        what = f"a value of type {str(tensor.dtype)[6:]}"
-        return self.recorder.unknown(what, self.values.likely(tensor))
+        value = self.values.likely(tensor) if known is None else known.item()
+        if self.values.sure(tensor) is None or self.recorder.asked():
+            what = f"a value of type {str(tensor.dtype)[6:]}"
+            value = self.recorder.unknown(what, value)
+        return value if short == "_local_scalar_dense" else bool(value)
 
     def _equal(self, one: Any, other: Any) -> bool:
         """Compare two tensors, as far as their values are known."""
-        values = self.values.of(one), self.values.of(other)
-        if None not in values:
-            return bool(torch.equal(*values))
+        first, second = self.values.sure(one), self.values.sure(other)
+        if first is not None and second is not None:
+            return bool(torch.equal(first, second))
         return bool(self.recorder.unknown("whether two tensors are equal", True))
 
     def _rows_by_value(
@@ -337,7 +340,7 @@ class Dispatch(TorchDispatchMode):
 
     def _with_values(self, func: Any, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
         """Run an operator on values; None where they are not known."""
-        if any(self.values.of(each) is None for each in tensors):
+        if any(self.values.sure(each) is None for each in tensors):
             return None
         real_args, real_kwargs = tree_map(
             lambda each: self.values.of(each) if isinstance(each, torch.Tensor) else each,
@@ -348,7 +351,7 @@ class Dispatch(TorchDispatchMode):
         made = []
         for each in results:
             with self.fake:
-                made.append(torch.empty(each.shape, dtype=each.dtype, device=device))
+                made.append(_empty(each.shape, dtype=each.dtype, device=device))
             self.values.assign(made[-1], each)
         return tree_unflatten(made, spec)
 
@@ -367,7 +370,7 @@ class Dispatch(TorchDispatchMode):
         with self.fake:
 
             def empty(shape: tuple[int, ...], dtype: Any = torch.int64) -> Any:
-                return torch.empty(shape, dtype=dtype, device=tensor.device)
+                return _empty(shape, dtype=dtype, device=tensor.device)
 
             if short == "nonzero":
                 return empty((rows, tensor.dim()))

@@ -22,7 +22,7 @@ from ..kernels.operations import Copy
 from ..operators.table import kernels_of
 from ..program import Program, ProgramBuilder, Table
 from ..program.builder import TableBuilder
-from ..workloads.pricing import Launching, Pricing
+from ..workloads.pricing import NO_LAUNCH, Launching, Pricing
 from .device import FILE
 from .recording import Item, ItemKind, Recording, Wait
 
@@ -30,9 +30,6 @@ __all__ = ["Part", "program_of"]
 
 UNKNOWN = "kernels of unknown operators"
 """Name of the error of what is priced by its bytes alone."""
-
-_WITHOUT: Launching = {"host": 0, "launch": 0, "launch_cost": 0}
-"""Times of what is launched together with what comes before."""
 
 Slot = tuple[int, int, int]
 """Place of a group among those of a rank; positions of sender and receiver, -1 for collectives."""
@@ -98,7 +95,7 @@ class _TableWriter:
 
     def _written(self, item: Item) -> list[int]:
         """Write the rows of what an item launches, and return them."""
-        launching = _WITHOUT if item.graph else self.pricing.launching
+        launching = NO_LAUNCH if item.graph else self.pricing.launching
         if item.kind is ItemKind.CALL:
             return self._kernels(item, launching)
         if item.kind is ItemKind.COPY:
@@ -124,7 +121,7 @@ class _TableWriter:
         flags = Flag.JOINED if joined else Flag.NONE
         waits = [] if joined else self._take(item.stream)
         if joined:
-            launching = _WITHOUT
+            launching = NO_LAUNCH
         if item.kind is ItemKind.COLLECTIVE:
             slot = self.slots.setdefault((place, -1, -1), len(self.slots))
             return [

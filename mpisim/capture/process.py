@@ -191,7 +191,7 @@ def _install_values(recorder: Recorder, dispatch: Any) -> None:
             size = self.numel() * self.element_size()
             recorder.copy(size, "copy to the host", blocking=True)
         what = f"{self.numel()} values of type {str(self.dtype)[6:]}"
-        known = dispatch.values.of(self)
+        known = dispatch.values.sure(self)
         if known is not None and not recorder.asked():
             return original["numpy"](known).copy()
         return np.full(tuple(self.shape), recorder.unknown(what, dispatch.values.likely(self)))

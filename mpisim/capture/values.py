@@ -8,10 +8,13 @@ Three things are kept of tensors of the device, in this order of trust:
   the n as often: experts get equally many tokens. What follows from that has values again
   (``histc``, sums of masks) or a known number of rows (``nonzero`` of a mask).
 - **Likely values.** 1 for a number and true for a truth value; 0 for what comes from ``isnan``.
+  What follows from likely values of a few numbers is computed, and as likely: that a norm is not
+  negative.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -26,6 +29,8 @@ FEW = 1 << 14
 
 FEW_NUMBERS = 64
 """The same of other types."""
+
+_full = torch.full  # programs put functions of their own there
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
@@ -91,15 +96,24 @@ class Values:
         share = self._share.get(mask)
         return None if share is None else round(share * mask.numel())
 
-    def assign(self, tensor: Any, values: Any) -> None:
+    def sure(self, tensor: Any) -> Any:
+        """Return what `of` does if it is more than likely; else None."""
+        found = None if _real(tensor) else self._known.get(tensor)
+        if found is not None and found[1] == [True, False]:
+            return None
+        return self.of(tensor)
+
+    def assign(self, tensor: Any, values: Any, sure: bool = True) -> None:
         """Say what the values of a tensor are.
 
         Parameters
         ----------
         tensor, values : torch.Tensor
             The one without, and the real one.
+        sure : bool
+            Whether they are more than likely.
         """
-        self._known[tensor] = (values, [True])
+        self._known[tensor] = (values, [True, sure])
 
     # --- following operators ----------------------------------------------------------------------
 
@@ -122,7 +136,17 @@ class Values:
             self._forget(func, args, kwargs)
             if results:
                 self._follow_spread(short, args, tensors, results)
-        self._follow_likely(short, args, tensors, results)
+            self._follow_likely(short, args, tensors, results)
+            self._guess(results)
+
+    def _guess(self, results: list[Any]) -> None:
+        """Give few numbers their likely values, for what follows from them."""
+        for each in results:
+            few = each.numel() <= FEW_NUMBERS and each not in self._share
+            if few and (each.is_floating_point() or each.dtype is torch.bool) and not _real(each):
+                likely = self.likely(each)
+                values = _full(tuple(each.shape), likely, dtype=each.dtype)
+                self.assign(each, values, sure=False)
 
     def _computed(
         self, func: Any, short: str, args: Any, kwargs: Any, tensors: list[Any], results: list[Any]
@@ -154,13 +178,12 @@ class Values:
         found = [each for each in out if isinstance(each, torch.Tensor)]
         if [tuple(each.shape) for each in found] != [tuple(each.shape) for each in results]:
             return False
-        by_storage = {
-            self._known[each][0].untyped_storage()._cdata: self._known[each][1]
-            for each in tensors
-            if each in self._known
-        }
+        entries = [self._known[each] for each in tensors if each in self._known]
+        sure = all(cell[1] for _, cell in entries)
+        by_storage = {values.untyped_storage()._cdata: cell for values, cell in entries}
         for each, values in zip(results, found, strict=True):
-            cell = by_storage.get(values.untyped_storage()._cdata, [True])
+            cell = by_storage.get(values.untyped_storage()._cdata, [True, sure])
+            cell[1] = cell[1] and sure
             self._known[each] = (values, cell)
         return True
 
@@ -246,21 +269,39 @@ class Values:
     def _counts(self, out: Any, total: float, parts: int) -> None:
         """Give a tensor of counts its values: as equal as whole numbers are."""
         each, more = divmod(round(total), parts)
-        values = torch.full((parts,), each, dtype=torch.int64)
+        values = _full((parts,), each, dtype=torch.int64)
         values[:more] += 1
         self.assign(out, values.reshape(out.shape).to(out.dtype))
 
     def _follow_likely(self, short: str, args: Any, tensors: list[Any], results: list[Any]) -> None:
         """Keep what is likely of values that no tensor has."""
-        if short in ("isnan", "isinf"):
-            for each in results:
-                self._likely[each] = 0.0
-        elif short == "_amp_foreach_non_finite_check_and_unscale_":
+        name = short.rstrip("_")
+        other = args[1] if len(args) > 1 else None
+        if name in ("isnan", "isinf"):
+            zero = True
+        elif name == "ne":  # not a number is what does not equal itself
+            zero = other is args[0]
+        elif name == "eq":
+            zero = isinstance(other, float) and math.isinf(other)
+        elif name == "_amp_foreach_non_finite_check_and_unscale":
             self._likely[args[1]] = 0.0
-        elif short in _PASSED_ON:
-            known = [self._likely[each] for each in tensors if each in self._likely]
-            if known and all(each == 0.0 for each in known):
-                for each in results:
-                    self._likely[each] = 0.0
-        elif short in ("logical_not", "bitwise_not") and tensors and tensors[0] in self._likely:
+            return
+        elif name in _PASSED_ON:
+            zero = bool(tensors) and all(map(self._is_zero, tensors))
+        elif name in ("logical_not", "bitwise_not") and tensors[0] in self._likely:
             self._likely[results[0]] = 1.0 - self._likely[tensors[0]]
+            return
+        else:
+            zero = False
+        for each in results:
+            if zero:
+                self._likely[each] = 0.0
+            elif each in self._likely:
+                del self._likely[each]
+
+    def _is_zero(self, tensor: Any) -> bool:
+        """Whether all values of a tensor are likely 0."""
+        if tensor in self._likely:
+            return bool(self._likely[tensor] == 0.0)
+        known = self.of(tensor)
+        return known is not None and known.numel() <= FEW and not known.any()

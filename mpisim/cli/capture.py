@@ -186,7 +186,8 @@ def _script(command: list[str]) -> tuple[str, tuple[str, ...], bool]:
         found = words[0] if words else "nothing"
         raise UsageError(
             "the command must be python SCRIPT.py or python -m MODULE, and arguments, but "
-            f"{found!r} is given in place of the script; --world-size says what torchrun's options say"
+            f"{found!r} is given in place of the script; --world-size says what torchrun's options "
+            "say"
         )
     from pathlib import Path
 
