@@ -180,6 +180,7 @@ def _install_values(recorder: Recorder, dispatch: Any) -> None:
     """Stand-ins of what reads many values of a tensor at once."""
     import numpy as np
     import torch
+    from torch.utils._pytree import tree_map
 
     from .dispatch import is_fake
 
@@ -203,6 +204,15 @@ def _install_values(recorder: Recorder, dispatch: Any) -> None:
         return values(self) if is_fake(self) else original["numpy"](self, *args, **kwargs)
 
     tensor.tolist, tensor.numpy = tolist, numpy
+    anything: Any = torch
+    made = anything.tensor
+
+    def new_tensor(data: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(data, list | tuple):  # numbers among which there may be tensors
+            data = tree_map(lambda each: each.item() if is_fake(each) else each, data)
+        return made(data, *args, **kwargs)
+
+    anything.tensor = new_tensor
 
 
 def _install_hooks(recorder: Recorder) -> None:

@@ -42,7 +42,6 @@ config = TransformerConfig(
     tensor_model_parallel_size=tp,
     pipeline_model_parallel_size=pp,
     virtual_pipeline_model_parallel_size=chunks if chunks > 1 else None,
-    sequence_parallel=tp > 1,
     pipeline_dtype=torch.bfloat16,
     params_dtype=torch.bfloat16,
     bf16=True,
