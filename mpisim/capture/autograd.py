@@ -13,14 +13,16 @@ from __future__ import annotations
 import ctypes
 import mmap
 import platform
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..base.errors import InputError
+from .recorder import Recorder
 
-__all__ = ["without_streams"]
+__all__ = ["Engine", "install_engine"]
 
 IS_ACCELERATOR = "_ZN2at11accelerator13isAcceleratorEN3c1010DeviceTypeE"
 GET_ACCELERATOR = "_ZN2at11accelerator14getAcceleratorEb"
@@ -34,18 +36,60 @@ READ, WRITE, EXECUTE = 1, 2, 4
 """Permissions of pages, of mprotect(2)."""
 
 
-def without_streams() -> None:
-    """Have autograd do without streams of devices.
+class Engine:
+    """The engine of autograd: without streams, and every backward pass is counted.
+
+    Parameters
+    ----------
+    recorder : Recorder
+    write : callable
+        Of the instructions of `getAccelerator`.
+    """
+
+    def __init__(self, recorder: Recorder, write: Callable[[bytes], None]) -> None:
+        self._recorder, self._write = recorder, write
+        self._engine: Any = torch.autograd.Variable._execution_engine
+        self._depth = 0
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a backward pass, or one inside another."""
+        if not self._depth:
+            self._recorder.backward_begins()
+        self._depth += 1
+        self._write(NONE)
+        try:
+            return self._engine.run_backward(*args, **kwargs)
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                self._write(CUDA)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+def install_engine(recorder: Recorder) -> None:
+    """Have autograd do without streams of devices, and tell a recorder of backward passes.
+
+    Parameters
+    ----------
+    recorder : Recorder
 
     Raises
     ------
     InputError
         Where instructions cannot be replaced.
     """
+    variable: Any = torch.autograd.Variable
+    variable._execution_engine = Engine(recorder, _without_streams())
+
+
+def _without_streams() -> Callable[[bytes], None]:
+    """Replace the instructions, and return what writes those of `getAccelerator`."""
     anything: Any = torch
     anything._C._ensureCUDADeviceGuardSet()
     if torch.version.cuda is None and torch.version.hip is None:
-        return
+        return lambda instructions: None
     if platform.machine() != "x86_64":
         raise InputError(
             f"PyTorch with CUDA on {platform.machine()} cannot be captured; allowed: x86_64, or "
@@ -57,21 +101,7 @@ def without_streams() -> None:
     )
     _write(is_accelerator, NONE)
     _write(get_accelerator, CUDA)
-    graph: Any = torch.autograd.graph
-    original, depth = graph._engine_run_backward, [0]
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        depth[0] += 1
-        _write(get_accelerator, NONE)
-        try:
-            return original(*args, **kwargs)
-        finally:
-            depth[0] -= 1
-            if not depth[0]:
-                _write(get_accelerator, CUDA)
-
-    graph._engine_run_backward = run
-    anything.autograd._engine_run_backward = run
+    return lambda instructions: _write(get_accelerator, instructions)
 
 
 def _writable(functions: ctypes.CDLL, name: str) -> int | None:

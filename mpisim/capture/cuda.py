@@ -42,13 +42,13 @@ _LEFT_OUT = (
 """Functions of `torch.cuda` that issue nothing to the device."""
 
 
-def install(recorder: Recorder, device: Device, local_rank: int, per_node: int) -> None:
+def install(recorder: Recorder, gpu: Device, local_rank: int, per_node: int) -> None:
     """Put stand-ins in the place of the functions and classes of `torch.cuda`.
 
     Parameters
     ----------
     recorder : Recorder
-    device : Device
+    gpu : Device
         The GPU that the script is to see.
     local_rank : int
         The device that is current at first is 0, as in a new process.
@@ -58,16 +58,16 @@ def install(recorder: Recorder, device: Device, local_rank: int, per_node: int) 
     cuda: Any = torch.cuda
     state = {"device": 0}
 
-    def index_of(which: Any = None) -> int:
-        if which is None:
+    def index_of(device: Any = None) -> int:
+        if device is None:
             return state["device"]
-        if isinstance(which, int):
-            return which
-        found = torch.device(which)
+        if isinstance(device, int):
+            return device
+        found = torch.device(device)
         return state["device"] if found.index is None else found.index
 
-    def set_device(which: Any) -> None:
-        number = index_of(which)
+    def set_device(device: Any) -> None:
+        number = index_of(device)
         if number >= per_node:
             raise RuntimeError(
                 f"device cuda:{number} does not exist: a node has {per_node} (rank {recorder.rank} "
@@ -184,14 +184,53 @@ def install(recorder: Recorder, device: Device, local_rank: int, per_node: int) 
         def __exit__(self, *error: object) -> None:
             state["device"] = self._before
 
-    def synchronize(which: Any = None) -> None:
+    class Graph:
+        """A CUDA graph: what is issued while it is captured, as often as it is replayed."""
+
+        def __init__(self, keep_graph: bool = False) -> None:
+            self._items: list[Any] = []
+
+        def capture_begin(self, *args: Any, **kwargs: Any) -> None:
+            recorder.graph_begins()
+
+        def capture_end(self) -> None:
+            self._items = recorder.graph_ends()
+
+        def replay(self) -> None:
+            recorder.launch_graph(self._items)
+
+        def pool(self) -> tuple[int, int]:
+            return (0, 1)
+
+        def instantiate(self) -> None:
+            """Nothing."""
+
+        reset = enable_debug_mode = instantiate
+
+        def debug_dump(self, path: str) -> None:
+            """Nothing."""
+
+    @contextlib.contextmanager
+    def graph(
+        captured: Any, pool: Any = None, stream: Any = None, capture_error_mode: str = "global"
+    ) -> Iterator[None]:
+        side = Stream() if stream is None else stream
+        before, recorder.stream = recorder.stream, side.stream_id
+        captured.capture_begin()
+        try:
+            yield
+        finally:
+            captured.capture_end()
+            recorder.stream = before
+
+    def synchronize(device: Any = None) -> None:
         recorder.host_wait(recorder.all_places(), "cudaDeviceSynchronize")
 
     def set_stream(chosen: Any) -> None:
         if chosen is not None:
             recorder.stream = chosen.stream_id
 
-    def statistics(which: Any = None) -> dict[str, int]:
+    def statistics(device: Any = None) -> dict[str, int]:
         keys = ("allocated_bytes", "reserved_bytes", "active_bytes")
         now, most = recorder.memory.now, recorder.memory.peak
         found = {f"{key}.all.current": now for key in keys}
@@ -199,20 +238,20 @@ def install(recorder: Recorder, device: Device, local_rank: int, per_node: int) 
         return found | {"num_alloc_retries": 0, "num_ooms": 0}
 
     properties = types.SimpleNamespace(
-        name=device.name,
-        major=device.capability[0],
-        minor=device.capability[1],
-        total_memory=device.memory,
-        multi_processor_count=device.multiprocessors,
+        name=gpu.name,
+        major=gpu.capability[0],
+        minor=gpu.capability[1],
+        total_memory=gpu.memory,
+        multi_processor_count=gpu.multiprocessors,
         warp_size=32,
         max_threads_per_multi_processor=2048,
         regs_per_multiprocessor=65536,
         is_integrated=False,
         is_multi_gpu_board=False,
-        shared_memory_per_block_optin=device.shared_memory,
+        shared_memory_per_block_optin=gpu.shared_memory,
         shared_memory_per_block=49152,
-        shared_memory_per_multiprocessor=device.shared_memory + 1024,
-        L2_cache_size=device.cache,
+        shared_memory_per_multiprocessor=gpu.shared_memory + 1024,
+        L2_cache_size=gpu.cache,
         gcnArchName="",
         uuid="GPU-0",
     )
@@ -222,9 +261,12 @@ def install(recorder: Recorder, device: Device, local_rank: int, per_node: int) 
         "Stream": Stream,
         "Event": Event,
         "stream": stream,
+        "CUDAGraph": Graph,
+        "graph": graph,
+        "graph_pool_handle": lambda: (0, 1),
         "set_stream": set_stream,
-        "current_stream": lambda which=None: stream_of(recorder.stream),
-        "default_stream": lambda which=None: stream_of(0),
+        "current_stream": lambda device=None: stream_of(recorder.stream),
+        "default_stream": lambda device=None: stream_of(0),
         "device": Guard,
         "_DeviceGuard": Guard,
         "device_of": lambda tensor: Guard(tensor.device if tensor.is_cuda else None),
@@ -237,32 +279,32 @@ def install(recorder: Recorder, device: Device, local_rank: int, per_node: int) 
         "is_initialized": lambda: True,
         "_is_in_bad_fork": lambda: False,
         "_lazy_call": lambda call, **kwargs: None,
-        "is_bf16_supported": lambda including_emulation=True: device.capability[0] >= 8,
-        "is_tf32_supported": lambda: device.capability[0] >= 8,
+        "is_bf16_supported": lambda including_emulation=True: gpu.capability[0] >= 8,
+        "is_tf32_supported": lambda: gpu.capability[0] >= 8,
         "is_current_stream_capturing": lambda: False,
         "synchronize": synchronize,
-        "get_device_properties": lambda which=None: properties,
-        "get_device_name": lambda which=None: device.name,
-        "get_device_capability": lambda which=None: device.capability,
-        "get_arch_list": lambda: [f"sm_{device.capability[0]}{device.capability[1]}"],
+        "get_device_properties": lambda device=None: properties,
+        "get_device_name": lambda device=None: gpu.name,
+        "get_device_capability": lambda device=None: gpu.capability,
+        "get_arch_list": lambda: [f"sm_{gpu.capability[0]}{gpu.capability[1]}"],
         "can_device_access_peer": lambda one, other: True,
-        "get_rng_state": lambda which="cuda": torch.zeros(16, dtype=torch.uint8),
+        "get_rng_state": lambda device="cuda": torch.zeros(16, dtype=torch.uint8),
         "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8)] * per_node,
         "initial_seed": lambda: 0,
-        "mem_get_info": lambda which=None: (device.memory - recorder.memory.now, device.memory),
-        "memory_allocated": lambda which=None: recorder.memory.now,
-        "max_memory_allocated": lambda which=None: recorder.memory.peak,
-        "memory_reserved": lambda which=None: recorder.memory.now,
-        "max_memory_reserved": lambda which=None: recorder.memory.peak,
+        "mem_get_info": lambda device=None: (gpu.memory - recorder.memory.now, gpu.memory),
+        "memory_allocated": lambda device=None: recorder.memory.now,
+        "max_memory_allocated": lambda device=None: recorder.memory.peak,
+        "memory_reserved": lambda device=None: recorder.memory.now,
+        "max_memory_reserved": lambda device=None: recorder.memory.peak,
         "memory_stats": statistics,
-        "memory_summary": lambda which=None, abbreviated=False: "",
-        "utilization": lambda which=None: 0,
-        "power_draw": lambda which=None: 0,
-        "temperature": lambda which=None: 0,
+        "memory_summary": lambda device=None, abbreviated=False: "",
+        "utilization": lambda device=None: 0,
+        "power_draw": lambda device=None: 0,
+        "temperature": lambda device=None: 0,
     }
     for name, stand in stands.items():
         setattr(cuda, name, stand)
-    for module in (cuda.memory, cuda.random, cuda.streams):
+    for module in (cuda.memory, cuda.random, cuda.streams, cuda.graphs):
         for name in (*_LEFT_OUT, *stands):
             if hasattr(module, name):
                 setattr(module, name, getattr(cuda, name))

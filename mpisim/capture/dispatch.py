@@ -1,8 +1,8 @@
 """Operators of PyTorch → items: tensors of the device have shapes alone, those of the CPU values.
 
 Small tensors on the CPU are real, so that samplers, schedules and masks work as they do. What is on
-the device, or large, is a fake tensor: shape, type and storage, no values. Reads of values that do
-not exist get a likely one (`likely`), and are listed.
+the device, or large, is a fake tensor: shape, type and storage. What is known of its values is in
+`values`; reads of others get a likely one and are listed.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from ..base.errors import InputError
 from ..base.kinds import Phase
 from ..operators import OperatorCall, TensorSpec
 from .device_memory import DeviceMemory
 from .recorder import Recorder
+from .values import Values
 
 __all__ = ["Dispatch", "is_fake"]
+
+_empty, _empty_strided = torch.empty, torch.empty_strided  # programs put their own there
 
 LARGE = 1 << 20
 """Bytes of a tensor on the CPU above which its values are not kept."""
@@ -38,13 +39,6 @@ _SILENT = {
     "aten::record_stream",
     "fsdp::record_grad_output_stream",
 }
-_PASSED_ON = {
-    "_to_copy", "clone", "any", "all", "max", "amax", "sum", "view", "reshape", "detach", "copy",
-    "logical_or", "bitwise_or", "logical_and", "bitwise_and", "squeeze", "unsqueeze", "stack",
-    "cat", "add", "mul", "select", "alias", "lift_fresh", "abs", "expand", "_unsafe_view", "slice",
-    "unbind", "split", "maximum", "wait_tensor", "all_reduce",
-}  # fmt: skip
-"""Operators whose result is as likely as their operands: not a number stays that."""
 
 
 def is_fake(tensor: Any) -> bool:
@@ -62,6 +56,10 @@ def _sharded_copies(short: str, args: Any, kwargs: Any) -> OperatorCall:
         buffer = _spec(args[1] if target is None else target)
         into = tuple(TensorSpec(buffer.dtype, each.shape, each.strides) for each in out_of)
     return OperatorCall("aten::_foreach_copy_", (into, out_of, False))
+
+
+def _is_mask(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype in (torch.bool, torch.uint8)
 
 
 def _spec(value: Any) -> Any:
@@ -101,9 +99,11 @@ class Dispatch(TorchDispatchMode):
         super().__init__()
         self.recorder, self.collectives = recorder, collectives
         self.fake = _WithoutDevice(allow_non_fake_inputs=True)
-        self.likely: Any = WeakIdKeyDictionary()
+        self.values = Values()
         self.memory = DeviceMemory(recorder, self._holder)
         self._unrecorded = False
+        lifting: Any = torch._C
+        lifting._set_only_lift_cpu_tensors(True)  # torch.tensor(…, device="cuda") by way of the CPU
         self._schemas: dict[Any, tuple[bool, bool]] = {}
         self.layers: dict[int, str] = {}
 
@@ -128,18 +128,21 @@ class Dispatch(TorchDispatchMode):
             self.memory.keep(each for each in tree_flatten(out)[0] if is_fake(each))
             return out
         if short in ("_local_scalar_dense", "equal", "is_nonzero"):
-            return self._read(short, args[0])
+            return self._read(short, *args[:2])
         if short in ("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive"):
-            return self._rows_by_value(func, short, args, kwargs)
-        if short == "repeat_interleave" and len(args) == 1:
-            return self._rows_by_value(func, short, args, kwargs)
-        if short == "index" and any(
-            isinstance(each, torch.Tensor) and each.dtype in (torch.bool, torch.uint8)
-            for each in args[1]
-        ):
-            return self._masked(func, args)
+            mask = args[1] if short == "masked_select" else args[0]
+            return self._rows_by_value(func, short, args, kwargs, tensors, mask)
+        if short == "repeat_interleave" and (len(args) == 1 and not kwargs.get("output_size")):
+            return self._rows_by_value(func, short, args, kwargs, tensors, args[0])
+        if short == "index":
+            mask = next((each for each in args[1] if _is_mask(each)), None)
+            if mask is not None:
+                return self._rows_by_value(func, short, args, kwargs, tensors, mask)
         out = self._run(func, args, kwargs)
         self._note(func, name, short, args, kwargs, tensors, out)
+        if short in ("_to_copy", "copy_") and out.device.type == "cpu":
+            known = self.values.sure(out)  # is real again where it is known
+            return out if known is None or short == "copy_" else known
         return out
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -155,7 +158,7 @@ class Dispatch(TorchDispatchMode):
         if value.dim() == 0 and not value.requires_grad:
             return value  # as a number: the operator may look at it
         with self.fake:
-            return torch.empty_strided(
+            return _empty_strided(
                 value.size(), value.stride(), dtype=value.dtype, device=value.device
             )
 
@@ -195,9 +198,9 @@ class Dispatch(TorchDispatchMode):
         """Record an operator that was run on shapes."""
         results, _ = tree_flatten(out)
         results = [each for each in results if isinstance(each, torch.Tensor)]
-        self._pass_on(short, tensors, results, args)
         if self._unrecorded:
             return
+        self.values.follow(func, short, args, kwargs, tensors, results)
         everything = [*tensors, *results]
         if not any(each.device.type == "cuda" for each in everything):
             return
@@ -298,89 +301,78 @@ class Dispatch(TorchDispatchMode):
 
     # --- values -----------------------------------------------------------------------------------
 
-    def _pass_on(self, short: str, tensors: list[Any], results: list[Any], args: Any) -> None:
-        """Keep what is likely of values that no tensor has."""
-        if short in ("isnan", "isinf"):
-            for each in results:
-                self.likely[each] = 0.0
-        elif short == "_amp_foreach_non_finite_check_and_unscale_":
-            self.likely[args[1]] = 0.0
-        elif short in ("zero_", "zeros", "zeros_like", "new_zeros"):
-            pass
-        elif short in _PASSED_ON:
-            known = [self.likely[each] for each in tensors if each in self.likely]
-            if known and all(each == 0.0 for each in known):
-                for each in results:
-                    self.likely[each] = 0.0
-        elif short in ("logical_not", "bitwise_not") and tensors and tensors[0] in self.likely:
-            self.likely[results[0]] = 1.0 - self.likely[tensors[0]]
-
-    def likely_value(self, tensor: Any) -> Any:
-        """Return what is taken for a value of a tensor: 1, true; where "not finite" is asked, 0.
-
-        Parameters
-        ----------
-        tensor : torch.Tensor
-        """
-        value = self.likely.get(tensor, 1.0)
-        if tensor.dtype is torch.bool:
-            return bool(value)
-        return value if tensor.is_floating_point() else int(value)
-
-    def _read(self, short: str, tensor: Any) -> Any:
+    def _read(self, short: str, tensor: Any, other: Any = None) -> Any:
         """Read a value: the CPU waits for it."""
-        known = getattr(tensor, "constant", None)
         if tensor.device.type == "cuda":
             self._set_phase()
             self.recorder.copy(tensor.element_size(), "copy to the host", blocking=True)
-        if known is not None:
-            return known.item()
         if short == "equal":
-            return self.recorder.unknown("whether two tensors are equal", True)
-        what = f"a value of type {str(tensor.dtype)[6:]}"
-        return self.recorder.unknown(what, self.likely_value(tensor))
+            return self._equal(tensor, other)
+        known = self.values.of(tensor)
+        value = self.values.likely(tensor) if known is None else known.item()
+        if self.values.sure(tensor) is None or self.recorder.asked():
+            what = f"a value of type {str(tensor.dtype)[6:]}"
+            value = self.recorder.unknown(what, value)
+        return value if short == "_local_scalar_dense" else bool(value)
 
-    def _rows_by_value(self, func: Any, short: str, args: Any, kwargs: Any) -> Any:
-        """Run an operator whose number of results depends on values: the user says how many."""
-        where = self.recorder.user_line()
-        if where not in self.recorder.given:
-            raise InputError(
-                f"{where}: the number of rows that {short} finds depends on values, which a "
-                f"capture does not have; give it: --value {where}=ROWS"
-            )
-        rows = int(self.recorder.unknown(f"number of rows of {short}", 1))
+    def _equal(self, one: Any, other: Any) -> bool:
+        """Compare two tensors, as far as their values are known."""
+        first, second = self.values.sure(one), self.values.sure(other)
+        if first is not None and second is not None:
+            return bool(torch.equal(first, second))
+        return bool(self.recorder.unknown("whether two tensors are equal", True))
+
+    def _rows_by_value(
+        self, func: Any, short: str, args: Any, kwargs: Any, tensors: list[Any], mask: Any
+    ) -> Any:
+        """Run an operator whose number of results depends on values, as far as these are known."""
+        out = self._with_values(func, args, kwargs, tensors)
+        if out is None:
+            out = self._with_rows(short, args, self._rows(short, mask))
+        self._note(func, func._schema.name, short, args, kwargs, tensors, out)
+        if tensors[0].device.type == "cuda":  # the CPU needs the number
+            self.recorder.copy(8, "copy to the host", blocking=True)
+        return out
+
+    def _with_values(self, func: Any, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
+        """Run an operator on values; None where they are not known."""
+        if any(self.values.sure(each) is None for each in tensors):
+            return None
+        real_args, real_kwargs = tree_map(
+            lambda each: self.values.of(each) if isinstance(each, torch.Tensor) else each,
+            (args, kwargs),
+        )
+        results, spec = tree_flatten(func(*real_args, **real_kwargs))
+        device = tensors[0].device
+        made = []
+        for each in results:
+            with self.fake:
+                made.append(_empty(each.shape, dtype=each.dtype, device=device))
+            self.values.assign(made[-1], each)
+        return tree_unflatten(made, spec)
+
+    def _rows(self, short: str, mask: Any) -> int:
+        """Return how many rows there are: as the user says, or as even spreads have it."""
+        finds = "a mask" if short == "index" else short
+        even = self.values.rows(mask)
+        if even is None:
+            return self.recorder.needed(f"the number of rows that {finds} selects", "ROWS")
+        what = f"number of rows that {finds} selects, of an even spread,"
+        return int(self.recorder.unknown(what, even))
+
+    def _with_rows(self, short: str, args: Any, rows: int) -> Any:
+        """Return the results of an operator that finds so many rows."""
         tensor = args[0]
         with self.fake:
-            if short == "nonzero":
-                out = torch.empty((rows, tensor.dim()), dtype=torch.int64, device=tensor.device)
-            elif short in ("masked_select", "repeat_interleave"):
-                out = torch.empty((rows,), dtype=tensor.dtype, device=tensor.device)
-            else:
-                kept = torch.empty((rows,), dtype=tensor.dtype, device=tensor.device)
-                numbers = torch.empty(tensor.shape, dtype=torch.int64, device=tensor.device)
-                counts = torch.empty((rows,), dtype=torch.int64, device=tensor.device)
-                out = (kept, numbers, counts)
-        flat = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, torch.Tensor)]
-        self._note(func, func._schema.name, short, args, kwargs, flat, out)
-        if tensor.device.type == "cuda":  # the CPU needs the number
-            self.recorder.copy(8, "copy to the host", blocking=True)
-        return out
 
-    def _masked(self, func: Any, args: Any) -> Any:
-        """Index by a mask, whose number of results the user says."""
-        where = self.recorder.user_line()
-        if where not in self.recorder.given:
-            raise InputError(
-                f"{where}: the number of rows that a mask selects depends on values, which a "
-                f"capture does not have; give it: --value {where}=ROWS"
-            )
-        rows = int(self.recorder.unknown("number of rows a mask selects", 1))
-        mask = next(each for each in args[1] if each is not None)
-        with self.fake:
-            shape = (rows, *args[0].shape[mask.dim() :])
-            out = torch.empty(shape, dtype=args[0].dtype, device=args[0].device)
-        tensors = [args[0], *(each for each in args[1] if isinstance(each, torch.Tensor))]
-        self._note(func, func._schema.name, "index", args, {}, tensors, out)
-        if args[0].device.type == "cuda":
-            self.recorder.copy(8, "copy to the host", blocking=True)
-        return out
+            def empty(shape: tuple[int, ...], dtype: Any = torch.int64) -> Any:
+                return _empty(shape, dtype=dtype, device=tensor.device)
+
+            if short == "nonzero":
+                return empty((rows, tensor.dim()))
+            if short in ("masked_select", "repeat_interleave"):
+                return empty((rows,), tensor.dtype)
+            if short == "index":
+                masks = [each for each in args[1] if each is not None]
+                return empty((rows, *tensor.shape[masks[0].dim() :]), tensor.dtype)
+            return empty((rows,), tensor.dtype), empty(tuple(tensor.shape)), empty((rows,))

@@ -20,7 +20,10 @@ class Job:
     Attributes
     ----------
     script : str
+        Path, or name of a module.
     arguments : tuple of str
+    module : bool
+        Whether it is a module, as ``python -m`` has it.
     rank, world, per_node : int
         Global rank, number of ranks, devices of a node.
     steps : int
@@ -36,6 +39,7 @@ class Job:
 
     script: str
     arguments: tuple[str, ...]
+    module: bool
     rank: int
     world: int
     per_node: int

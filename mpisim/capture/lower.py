@@ -25,7 +25,7 @@ from ..operators.pricing import MEASURED, Priced, as_measured
 from ..operators.table import kernels_of
 from ..program import Program, ProgramBuilder, Table
 from ..program.builder import TableBuilder
-from ..workloads.pricing import Pricing
+from ..workloads.pricing import NO_LAUNCH, Launching, Pricing
 from .device import FILE
 from .recording import Item, ItemKind, Recording, Wait
 
@@ -107,9 +107,9 @@ class _TableWriter:
 
     def _written(self, item: Item) -> list[int]:
         """Write the rows of what an item launches, and return them."""
+        launching = NO_LAUNCH if item.graph else self.pricing.launching
         if item.kind is ItemKind.CALL:
-            return self._kernels(item)
-        launching = self.pricing.launching
+            return self._kernels(item, launching)
         if item.kind is ItemKind.COPY:
             duration = self.pricing.estimate(item.name, Copy(max(item.bytes, 1), "host")).duration
             return [
@@ -133,7 +133,7 @@ class _TableWriter:
         flags = Flag.JOINED if joined else Flag.NONE
         waits = [] if joined else self._take(item.stream)
         if joined:
-            launching = {"host": 0, "launch": 0, "launch_cost": 0}
+            launching = NO_LAUNCH
         if item.kind is ItemKind.COLLECTIVE:
             slot = self.slots.setdefault((place, -1, -1), len(self.slots))
             return [
@@ -164,7 +164,7 @@ class _TableWriter:
             )
         ]
 
-    def _kernels(self, item: Item) -> list[int]:
+    def _kernels(self, item: Item, launching: Launching) -> list[int]:
         launched, found = self._launched[item.number], self._measured[item.number]
         operator, name = self.recording.calls[item.number].name, item.name
         if found is None and not launched.known and launched.kernels:
@@ -193,7 +193,7 @@ class _TableWriter:
                     waits=self._take(item.stream),
                     kind=Kind.COPY if copies else Kind.KERNEL,
                     bytes=kernel.bytes if isinstance(kernel, Copy) else -1,
-                    **self.pricing.launching,
+                    **launching,
                 )
             )
         return rows

@@ -6,6 +6,7 @@ leaves a recording or the one line that says why there is none.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import runpy
 import sys
@@ -46,11 +47,14 @@ def capture_rank(job: Job) -> None:
 
     dispatch = _install(recorder, job.device, job)
     sys.argv = [job.script, *job.arguments]
-    sys.path.insert(0, str(Path(job.script).resolve().parent))
+    sys.path.insert(0, "" if job.module else str(Path(job.script).resolve().parent))
     failure: MpisimError | None = None
     with dispatch:
         try:
-            runpy.run_path(job.script, run_name="__main__")
+            if job.module:
+                runpy.run_module(job.script, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(job.script, run_name="__main__")
         except Ended:
             pass
         except MpisimError as error:
@@ -62,6 +66,8 @@ def capture_rank(job: Job) -> None:
             failure = _described(job, error)
     if failure is not None:
         raise InputError(f"rank {job.rank}: {failure}")
+    with contextlib.suppress(Ended):
+        recorder.step_begins()
     if not recorder.ends:
         passes = f"{recorder.backwards} backward passes" if recorder.backwards else "no backward"
         raise InputError(
@@ -97,35 +103,31 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
     import torch.utils.data
     from torch._subclasses.fake_tensor import FakeTensor
 
-    from .attention import attention
-    from .autograd import without_streams
+    from .attention import attention, flexible
+    from .autograd import install_engine
     from .cuda import install as install_cuda
     from .data_parallel import DistributedDataParallel
     from .dispatch import Dispatch
     from .distributed import Collectives
+    from .storages import install as install_storages
 
     anything: Any = torch
     torch.autograd.set_multithreading_enabled(False)
     collectives = Collectives(recorder)
     dispatch = Dispatch(recorder, collectives)  # imports what looks at torch.cuda as it is
-    without_streams()
+    install_engine(recorder)
     install_cuda(recorder, device, job.local_rank, job.per_node)
     collectives.install()
     anything.nn.functional.scaled_dot_product_attention = attention
+    from torch.nn.attention import flex_attention
+
+    def noted(text: str) -> None:
+        recorder.replaced[text] += 1
+
+    for name, stand in flexible(noted).items():
+        setattr(flex_attention, name, stand)
     anything.nn.parallel.DistributedDataParallel = DistributedDataParallel
     anything.nn.parallel.distributed.DistributedDataParallel = DistributedDataParallel
-
-    from torch.distributed import fsdp
-
-    def refused(*args: Any, **kwargs: Any) -> None:
-        raise InputError(
-            f"{recorder.user_line()}: FullyShardedDataParallel exchanges the memory of its "
-            "parameters, which a capture does not have; fully_shard (FSDP2) can be captured"
-        )
-
-    anything = fsdp
-    anything.FullyShardedDataParallel.__init__ = refused
-    anything = torch
 
     def compiled(model: Any = None, *args: Any, **kwargs: Any) -> Any:
         recorder.replaced["torch.compile: run eagerly, operator by operator"] += 1
@@ -133,6 +135,12 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
 
     anything.compile = compiled
     anything.nn.Module.compile = lambda self, *args, **kwargs: compiled(self)
+
+    def drawn(tensor: Any, mean: float, std: float, *args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            return tensor.normal_(mean, std)
+
+    anything.nn.init._no_grad_trunc_normal_ = drawn  # which draws again what is out of bounds
 
     original_loader = torch.utils.data.DataLoader.__init__
 
@@ -167,16 +175,7 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
         lambda optimizer, args, kwargs: dispatch.memory.name_states(optimizer)
     )
     _install_hooks(recorder)
-    anything.utils.swap_tensors = _swap
-
-    original_resize = torch.UntypedStorage.resize_
-
-    def resize(self: Any, size: int) -> Any:
-        found = original_resize(self, size)
-        dispatch.resized(self, size)
-        return found
-
-    anything.UntypedStorage.resize_ = resize
+    install_storages(recorder, dispatch)
     _install_sharding(dispatch)
     return dispatch
 
@@ -196,38 +195,11 @@ def _install_sharding(dispatch: Any) -> None:
     setattr(anything, name, propagate)
 
 
-def _swap(one: Any, other: Any) -> None:
-    """Exchange two tensors as `torch.utils.swap_tensors` does.
-
-    That one refuses tensors with weak references, which fake ones have.
-    """
-    import copyreg
-
-    import torch
-
-    copying: Any = copyreg
-    slots: list[str] = copying._slotnames(type(one))
-    held = [
-        {name: getattr(each, name) for name in slots if hasattr(each, name)}
-        for each in (one, other)
-    ]
-    for name in ("__class__", "__dict__"):
-        kept = getattr(one, name)
-        setattr(one, name, getattr(other, name))
-        setattr(other, name, kept)
-    for into, values in ((one, held[1]), (other, held[0])):
-        for name in slots:
-            if name in values:
-                setattr(into, name, values[name])
-            elif hasattr(into, name):
-                delattr(into, name)
-    torch._C._swap_tensor_impl(one, other)
-
-
 def _install_values(recorder: Recorder, dispatch: Any) -> None:
     """Stand-ins of what reads many values of a tensor at once."""
     import numpy as np
     import torch
+    from torch.utils._pytree import tree_map
 
     from .dispatch import is_fake
 
@@ -239,7 +211,10 @@ def _install_values(recorder: Recorder, dispatch: Any) -> None:
             size = self.numel() * self.element_size()
             recorder.copy(size, "copy to the host", blocking=True)
         what = f"{self.numel()} values of type {str(self.dtype)[6:]}"
-        return np.full(tuple(self.shape), recorder.unknown(what, dispatch.likely_value(self)))
+        known = dispatch.values.sure(self)
+        if known is not None and not recorder.asked():
+            return original["numpy"](known).copy()
+        return np.full(tuple(self.shape), recorder.unknown(what, dispatch.values.likely(self)))
 
     def tolist(self: Any) -> Any:
         return values(self).tolist() if is_fake(self) else original["tolist"](self)
@@ -248,6 +223,15 @@ def _install_values(recorder: Recorder, dispatch: Any) -> None:
         return values(self) if is_fake(self) else original["numpy"](self, *args, **kwargs)
 
     tensor.tolist, tensor.numpy = tolist, numpy
+    anything: Any = torch
+    made = anything.tensor
+
+    def new_tensor(data: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(data, list | tuple):  # numbers among which there may be tensors
+            data = tree_map(lambda each: each.item() if is_fake(each) else each, data)
+        return made(data, *args, **kwargs)
+
+    anything.tensor = new_tensor
 
 
 def _install_hooks(recorder: Recorder) -> None:
@@ -267,6 +251,9 @@ def _install_hooks(recorder: Recorder) -> None:
         return names[id(module)]
 
     def entered(module: Any, args: Any) -> None:
+        outermost = not recorder.module and torch._C._current_graph_task_id() < 0
+        if outermost and torch.is_grad_enabled():
+            recorder.step_begins()
         recorder.module.append(path_of(module))
 
     def left(module: Any, args: Any, out: Any) -> None:
@@ -275,21 +262,13 @@ def _install_hooks(recorder: Recorder) -> None:
 
     modules.register_module_forward_pre_hook(entered)
     modules.register_module_forward_hook(left, always_call=True)
-    anything: Any = torch.autograd
-    original = anything.backward
-
-    def backward(*args: Any, **kwargs: Any) -> Any:
-        recorder.backwards += 1
-        return original(*args, **kwargs)
-
-    anything.backward = backward
 
     def begins(optimizer: Any, args: Any, kwargs: Any) -> None:
         recorder.phase = int(Phase.OPTIMIZER)
 
     def ended(optimizer: Any, args: Any, kwargs: Any) -> None:
         recorder.phase = int(Phase.NONE)
-        recorder.step_ended(optimizer)
+        recorder.optimizer_stepped(optimizer)
 
     optimizers.register_optimizer_step_pre_hook(begins)
     optimizers.register_optimizer_step_post_hook(ended)

@@ -43,6 +43,7 @@ class Script:
     Attributes
     ----------
     path : str
+        Or the name of a module.
     arguments : tuple of str
     world, per_node : int
         Ranks, and GPUs of a node.
@@ -52,6 +53,8 @@ class Script:
         Places in the script, and the value read there.
     show : bool
         Whether the script's output is shown.
+    module : bool
+        Whether it is a module, as ``python -m`` has it.
     """
 
     path: str
@@ -62,6 +65,7 @@ class Script:
     device: Device
     values: tuple[tuple[str, float], ...] = ()
     show: bool = False
+    module: bool = False
 
 
 def capture_parts(
@@ -185,6 +189,7 @@ def _run(script: Script, rank: int) -> Recording:
         job = Job(
             script.path,
             script.arguments,
+            script.module,
             rank,
             script.world,
             script.per_node,

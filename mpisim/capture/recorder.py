@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from ..base.errors import InputError
 from ..base.kinds import Operation, Phase
 from ..operators import OperatorCall
 from .recording import Allocation, Item, ItemKind, Recording, Wait
@@ -22,6 +23,13 @@ __all__ = ["Ended", "Recorder"]
 
 _OWN = (str(Path(__file__).parent), "/torch/", "<frozen", "<string>")
 """Parts of paths of files that are not the user's."""
+
+
+_STEPPING = (str(Path(__file__).parent), "/torch/_", "/torch/utils/", "/torch/distributed/tensor")
+"""Parts of paths of files that pass on what a line asks for."""
+
+MOST_ALIKE = 4
+"""Times that a loop is told "true" by the same line."""
 
 
 class Ended(BaseException):
@@ -82,7 +90,12 @@ class Recorder:
         self._streams = 1
         self._last: dict[int, Wait] = {}
         self._pending: dict[int, list[Wait]] = {}
+        self._graph: Any = None
+        self._last_asked: Any = None
+        self._alike = 0
         self._stepper: int | None = None
+        self._end: int | None = None
+        self._since = 0
 
     # --- streams ----------------------------------------------------------------------------------
 
@@ -224,6 +237,55 @@ class Recorder:
             )
         )
 
+    # --- CUDA graphs ------------------------------------------------------------------------------
+
+    def graph_begins(self) -> None:
+        """What follows is not executed, but becomes a graph."""
+        self._graph = (len(self._items), dict(self._last), dict(self._pending))
+        self._pending = {}
+
+    def graph_ends(self) -> list[Item]:
+        """Return the items since `graph_begins`; their waits count from the first of them."""
+        if self._graph is None:
+            return []
+        begin, self._last, self._pending = self._graph
+        self._graph = None
+        found = []
+        for item in self._items[begin:]:
+            if item.kind is not ItemKind.HOST_WAIT:
+                waits = (Wait(each.stream, each.item - begin) for each in item.waits)
+                found.append(item._replace(waits=tuple(each for each in waits if each.item >= 0)))
+            else:  # numbers of items stay what waits say
+                found.append(item._replace(waits=()))
+        del self._items[begin:]
+        return found
+
+    def launch_graph(self, items: Sequence[Item]) -> None:
+        """Record a graph's items, behind what the current stream has and before what it gets.
+
+        Parameters
+        ----------
+        items : sequence of Item
+            Of `graph_ends`.
+        """
+        phases = {item.phase for item in items}
+        if Phase.FORWARD in phases:
+            self.step_begins()
+        if Phase.BACKWARD in phases:
+            self.backward_begins()
+        begin, before = len(self._items), self.place(self.stream)
+        pending = tuple(self._pending.pop(self.stream, ()))
+        last: dict[int, Wait] = {}
+        for number, item in enumerate(items):
+            waits = tuple(Wait(each.stream, each.item + begin) for each in item.waits)
+            if item.stream >= 0 and item.stream not in last:
+                waits += pending if before is None else (*pending, before)
+            self._items.append(item._replace(waits=waits, graph=number > 0))
+            if item.stream >= 0:
+                last[item.stream] = self._last[item.stream] = Wait(item.stream, begin + number)
+        for place in last.values():
+            self.wait(self.stream, place)
+
     # --- memory -----------------------------------------------------------------------------------
 
     def allocate(self, storage: int, bytes: int, holder: str = "") -> None:
@@ -259,8 +321,47 @@ class Recorder:
         if where in self.given:
             self.used_values.add(where)
             value = type(likely)(self.given[where])
+        elif likely is True and self._asked_again() > MOST_ALIKE:
+            value = False  # of a loop that ends when something is no longer true
         self.values[f"{where}: {what} taken as {value}"] += 1
         return value
+
+    def _asked_again(self) -> int:
+        """Return how often one call of a function has asked at this line, without a break."""
+        frame: Any = sys._getframe(1)
+        while frame is not None and any(part in frame.f_code.co_filename for part in _STEPPING):
+            frame = frame.f_back
+        key = None if frame is None else (id(frame), frame.f_lineno)
+        self._alike = self._alike + 1 if key == self._last_asked else 1
+        self._last_asked = key
+        return self._alike
+
+    def asked(self) -> bool:
+        """Return whether the user has given a value for the line that is being executed."""
+        return bool(self.given) and self.user_line() in self.given
+
+    def needed(self, what: str, unit: str) -> int:
+        """Return a number that only the user can give.
+
+        Parameters
+        ----------
+        what : str
+            For people.
+        unit : str
+            What the number counts.
+
+        Raises
+        ------
+        InputError
+            If it is not given.
+        """
+        where = self.user_line()
+        if where not in self.given:
+            raise InputError(
+                f"{where}: {what} depends on values, which a capture does not have; give it: "
+                f"--value {where}={unit}"
+            )
+        return int(self.unknown(what, 1))
 
     def user_line(self) -> str:
         """Return file and line of the user's code that is being executed."""
@@ -277,19 +378,39 @@ class Recorder:
 
     # --- steps ------------------------------------------------------------------------------------
 
-    def step_ended(self, optimizer: object) -> None:
-        """An optimizer has made a step: raise `Ended` if it was the last that is wanted.
+    def optimizer_stepped(self, optimizer: object) -> None:
+        """An optimizer has made a step, or one of several that it makes in a step of training.
 
         Parameters
         ----------
         optimizer : object
             The first that ends one tells the steps.
         """
-        if self._stepper is None:
+        if self._since and self._stepper is None:
             self._stepper = id(optimizer)
-        if id(optimizer) != self._stepper:
+        if id(optimizer) == self._stepper and self._since:
+            self._end = len(self._items)
+
+    def backward_begins(self) -> None:
+        """A backward pass begins."""
+        self.step_begins()
+        self.backwards += 1
+        self._since += 1
+
+    def step_begins(self) -> None:
+        """A forward pass begins: the step before ended where its optimizer did, for the last time.
+
+        All ranks of a pipeline end steps there, whatever they receive before their forward passes.
+
+        Raises
+        ------
+        Ended
+            If it was the last that is wanted.
+        """
+        if self._end is None:
             return
-        self.ends.append(len(self._items))
+        self.ends.append(self._end)
+        self._end, self._since = None, 0
         if len(self.ends) > self.wanted:
             raise Ended
 

@@ -76,6 +76,8 @@ class Item(NamedTuple):
         What reports call it.
     step : int
         Of the recorded steps, from 0.
+    graph : bool
+        Launched by a CUDA graph, together with the item before it.
     """
 
     kind: ItemKind
@@ -90,6 +92,7 @@ class Item(NamedTuple):
     layer: int
     name: str
     step: int
+    graph: bool = False
 
 
 class Allocation(NamedTuple):

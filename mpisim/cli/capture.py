@@ -28,6 +28,7 @@ examples:
   mpisim capture --world-size 64 -- python train.py --fsdp    ... 64 of them, as torchrun starts it
   mpisim capture --save-program step.h5 -- python train.py    keep what every rank does ...
   mpisim run step.h5 --set cluster.preset=dgx-h100        ... and run it again
+  mpisim capture --world-size 8 -- python -m torchtitan.train ...   a program that is a module
   mpisim capture --value train.py:42=512 -- python train.py   a value that only a GPU would know
 """
 
@@ -107,7 +108,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Capture, simulate, and print the report; the first process prints."""
     check_options(args)
-    path, arguments = _script(args.command)
+    path, arguments, module = _script(args.command)
     for option in ("world_size", "steps"):
         least, most = 1, MOST_RANKS
         if not least <= getattr(args, option) <= most:
@@ -160,6 +161,7 @@ def run(args: argparse.Namespace) -> int:
         device_of(gpu),
         values,
         args.show_output,
+        module,
     )
     with progress(comm, "running the script") as update:
         parts = capture_parts(script, comm, update, ranks)
@@ -222,25 +224,44 @@ def _memory(held: CapturedMemory, details: bool) -> str:
     return "\n\n".join(parts)
 
 
-def _script(command: list[str]) -> tuple[str, tuple[str, ...]]:
-    """Command after ``--`` → the script and its arguments."""
+def _script(command: list[str]) -> tuple[str, tuple[str, ...], bool]:
+    """Command after ``--`` → the script, its arguments, and whether it is a module's name."""
     words = command[1:] if command[:1] == ["--"] else command
     if not words:
         raise UsageError("no script is given: mpisim capture [options] -- python train.py ...")
     first = words[0].rpartition("/")[2]
     if first.startswith("python"):
         words = words[1:]
+    if words[:1] == ["-m"] and len(words) > 1:
+        _check_module(words[1])
+        return words[1], tuple(words[2:]), True
     if not words or words[0].startswith("-") or not words[0].endswith(".py"):
         found = words[0] if words else "nothing"
         raise UsageError(
-            f"the command must be python SCRIPT.py and its arguments, but {found!r} is given in "
-            "place of the script; --world-size says what torchrun's options say"
+            "the command must be python SCRIPT.py or python -m MODULE, and arguments, but "
+            f"{found!r} is given in place of the script; --world-size says what torchrun's options "
+            "say"
         )
     from pathlib import Path
 
     if not Path(words[0]).is_file():
         raise InputError(f"{words[0]}: there is no such script")
-    return words[0], tuple(words[1:])
+    return words[0], tuple(words[1:]), False
+
+
+def _check_module(name: str) -> None:
+    """Refuse a module whose package Python does not find, from the current folder on."""
+    import sys
+    from importlib.util import find_spec
+
+    package = name.partition(".")[0]
+    sys.path.insert(0, "")
+    try:
+        missing = not package.isidentifier() or find_spec(package) is None
+    finally:
+        sys.path.remove("")
+    if missing:
+        raise InputError(f"{name}: there is no such module for {sys.executable} -m")
 
 
 def _value(text: str) -> tuple[str, float]:

@@ -1,0 +1,309 @@
+"""Values of tensors that have none: computed where they are few, else the likely ones.
+
+Three things are kept of tensors of the device, in this order of trust:
+
+- **Values.** A small tensor whose operands all have values gets its own, computed on the CPU:
+  offsets of sequences, counts, positions.
+- **Spread.** Indices that a choice among n gives (``topk``, ``argmax``, ``randint``) take each of
+  the n as often: experts get equally many tokens. What follows from that has values again
+  (``histc``, sums of masks) or a known number of rows (``nonzero`` of a mask).
+- **Likely values.** 1 for a number and true for a truth value; 0 for what comes from ``isnan``.
+  What follows from likely values of a few numbers is computed, and as likely: that a norm is not
+  negative.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakIdKeyDictionary
+
+__all__ = ["Values"]
+
+FEW = 1 << 14
+"""Elements of a tensor of integers above which its values are not kept."""
+
+FEW_NUMBERS = 64
+"""The same of other types."""
+
+_full = torch.full  # programs put functions of their own there
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+
+_PASSED_ON = {
+    "_to_copy", "clone", "any", "all", "max", "amax", "sum", "view", "reshape", "detach", "copy",
+    "logical_or", "bitwise_or", "logical_and", "bitwise_and", "squeeze", "unsqueeze", "stack",
+    "cat", "add", "mul", "select", "alias", "lift_fresh", "abs", "expand", "_unsafe_view", "slice",
+    "unbind", "split", "maximum", "wait_tensor", "all_reduce",
+}  # fmt: skip
+"""Operators whose result is as likely as their operands: not a number stays that."""
+
+_SAME_SPREAD = {
+    "_to_copy", "clone", "view", "reshape", "detach", "squeeze", "unsqueeze", "select", "alias",
+    "expand", "_unsafe_view", "slice", "unbind", "split", "split_with_sizes", "transpose", "t",
+    "permute", "flatten", "gather", "index", "index_select", "contiguous", "_reshape_alias",
+    "as_strided", "chunk", "masked_fill", "clamp", "cat", "wait_tensor", "all_to_all_single",
+    "all_gather_into_tensor",
+}  # fmt: skip
+"""Operators whose result has the values of the first operand, each as often."""
+
+_UNKNOWN = ("empty", "new_empty", "rand", "normal", "bernoulli", "uniform", "_local_scalar")
+"""Beginnings of operators whose results have no values that follow from their operands'."""
+
+
+def _real(tensor: Any) -> bool:
+    return not isinstance(tensor, FakeTensor)
+
+
+class Values:
+    """What is known of the values of tensors that have shapes alone."""
+
+    def __init__(self) -> None:
+        self._known: Any = WeakIdKeyDictionary()
+        self._likely: Any = WeakIdKeyDictionary()
+        self._spread: Any = WeakIdKeyDictionary()
+        self._share: Any = WeakIdKeyDictionary()
+
+    # --- what is asked ----------------------------------------------------------------------------
+
+    def of(self, tensor: Any) -> Any:
+        """Return a real tensor with the values; None: not known.
+
+        Parameters
+        ----------
+        tensor : torch.Tensor
+        """
+        if _real(tensor):
+            return tensor
+        found = self._known.get(tensor)
+        if found is not None and found[1][0]:
+            return found[0]
+        return getattr(tensor, "constant", None)
+
+    def likely(self, tensor: Any) -> Any:
+        """Return what is taken for a value of a tensor: 1, true; where "not finite" is asked, 0."""
+        value = self._likely.get(tensor, 1.0)
+        if tensor.dtype is torch.bool:
+            return bool(value)
+        return value if tensor.is_floating_point() else int(value)
+
+    def rows(self, mask: Any) -> int | None:
+        """Return how many elements of a mask are true if what it is made of is spread evenly."""
+        share = self._share.get(mask)
+        return None if share is None else round(share * mask.numel())
+
+    def sure(self, tensor: Any) -> Any:
+        """Return what `of` does if it is more than likely; else None."""
+        found = None if _real(tensor) else self._known.get(tensor)
+        if found is not None and found[1] == [True, False]:
+            return None
+        return self.of(tensor)
+
+    def assign(self, tensor: Any, values: Any, sure: bool = True) -> None:
+        """Say what the values of a tensor are.
+
+        Parameters
+        ----------
+        tensor, values : torch.Tensor
+            The one without, and the real one.
+        sure : bool
+            Whether they are more than likely.
+        """
+        self._known[tensor] = (values, [True, sure])
+
+    # --- following operators ----------------------------------------------------------------------
+
+    def follow(
+        self, func: Any, short: str, args: Any, kwargs: Any, tensors: list[Any], results: list[Any]
+    ) -> None:
+        """Note what an operator does to values.
+
+        Parameters
+        ----------
+        func : OpOverload
+        short : str
+            Its name without namespace.
+        args, kwargs
+            Of the call.
+        tensors, results : list of torch.Tensor
+            In its arguments, and what it gave.
+        """
+        if not self._computed(func, short, args, kwargs, tensors, results):
+            self._forget(func, args, kwargs)
+            if results:
+                self._follow_spread(short, args, tensors, results)
+            self._follow_likely(short, args, tensors, results)
+            self._guess(results)
+
+    def _guess(self, results: list[Any]) -> None:
+        """Give few numbers their likely values, for what follows from them."""
+        for each in results:
+            few = each.numel() <= FEW_NUMBERS and each not in self._share
+            if few and (each.is_floating_point() or each.dtype is torch.bool) and not _real(each):
+                likely = self.likely(each)
+                values = _full(tuple(each.shape), likely, dtype=each.dtype)
+                self.assign(each, values, sure=False)
+
+    def _computed(
+        self, func: Any, short: str, args: Any, kwargs: Any, tensors: list[Any], results: list[Any]
+    ) -> bool:
+        """Compute the values of results if those of all operands are known."""
+        if not results or short.startswith(_UNKNOWN) or any(map(_real, results)):
+            return False
+        if any(self.of(each) is None for each in tensors):
+            return False
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            return False
+        for each in results:
+            if each.layout is not torch.strided:
+                return False  # a sparse tensor has no storage
+            few = FEW if each.dtype in _INTEGERS else FEW_NUMBERS
+            if each.numel() > few and each.untyped_storage().nbytes() > few * each.element_size():
+                return False
+
+        def real(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return self.of(value)
+            if isinstance(value, torch.device):
+                return torch.device("cpu")
+            return value
+
+        with torch.no_grad():
+            try:
+                out = tree_leaves(func(*tree_map(real, args), **tree_map(real, kwargs)))
+            except (RuntimeError, NotImplementedError, IndexError, TypeError, ValueError):
+                return False
+        found = [each for each in out if isinstance(each, torch.Tensor)]
+        if [tuple(each.shape) for each in found] != [tuple(each.shape) for each in results]:
+            return False
+        entries = [self._known[each] for each in tensors if each in self._known]
+        sure = all(cell[1] for _, cell in entries)
+        by_storage = {values.untyped_storage()._cdata: cell for values, cell in entries}
+        for each, values in zip(results, found, strict=True):
+            cell = by_storage.get(values.untyped_storage()._cdata, [True, sure])
+            cell[1] = cell[1] and sure
+            self._known[each] = (values, cell)
+        return True
+
+    def _forget(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Forget values of what an operator writes to, and of its views."""
+        if not self._known:
+            return
+        schema = func._schema
+        for number, argument in enumerate(schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            value = args[number] if number < len(args) else kwargs.get(argument.name)
+            for each in tree_leaves(value):
+                if isinstance(each, torch.Tensor) and each in self._known:
+                    self._known[each][1][0] = False
+
+    def _follow_spread(self, short: str, args: Any, tensors: list[Any], results: list[Any]) -> None:
+        """Follow indices that take each of n values as often, and masks made of them."""
+        first = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        out = results[0]
+        name = short.rstrip("_")
+        if name in ("topk", "sort", "max", "min") and len(results) > 1 and first is not None:
+            axis = args[2] if name == "topk" and len(args) > 2 else -1
+            if name in ("max", "min"):
+                axis = args[1] if len(args) > 1 else -1
+            axis = axis if isinstance(axis, int) and not isinstance(axis, bool) else -1
+            self._spread[results[1]] = first.shape[axis] if first.dim() else 1
+            if first in self._spread:
+                self._spread[out] = self._spread[first]
+        elif name in ("argmax", "argmin", "argsort", "randint", "randint_like", "random"):
+            number = args[1] if len(args) > 1 else None
+            if name == "argsort" or name.startswith("arg"):
+                axis = number if isinstance(number, int) else -1
+                self._spread[out] = first.shape[axis] if first is not None else 1
+            elif args and all(isinstance(each, int) for each in args[:2]):
+                self._spread[out] = args[1] - args[0]
+            elif args and isinstance(args[0], int):
+                self._spread[out] = args[0]
+        elif name in _SAME_SPREAD and first is not None:
+            for kept in (self._spread, self._share):
+                if first in kept:
+                    for each in results:
+                        kept[each] = kept[first]
+        elif first is None:
+            return
+        elif first in self._spread:
+            self._of_spread(name, args, first, out)
+        elif first in self._share:
+            self._of_share(name, args, first, out)
+
+    def _of_spread(self, name: str, args: Any, first: Any, out: Any) -> None:
+        """Follow an operator of indices of which each of n is as frequent."""
+        n = self._spread[first]
+        other = args[1] if len(args) > 1 else None
+        if name == "eq":
+            self._share[out] = 1 / n
+        elif name == "ne":
+            self._share[out] = 1 - 1 / n
+        elif name in ("lt", "le", "gt", "ge") and isinstance(other, int | float):
+            below = min(max((other + (name in ("le", "gt"))) / n, 0.0), 1.0)
+            self._share[out] = below if name in ("lt", "le") else 1 - below
+        elif name == "one_hot":
+            self._share[out] = 1 / n
+        elif name in ("histc", "bincount") and out.numel() <= FEW:
+            self._counts(out, first.numel(), out.numel())
+        elif name in ("floor_divide", "div", "bitwise_right_shift") and isinstance(other, int):
+            self._spread[out] = max(n // (other if name[0] != "b" else 1 << other), 1)
+
+    def _of_share(self, name: str, args: Any, first: Any, out: Any) -> None:
+        """Follow an operator of a mask of which a share is true."""
+        share = self._share[first]
+        other = args[1] if len(args) > 1 else None
+        if name in ("logical_not", "bitwise_not"):
+            self._share[out] = 1 - share
+        elif name in ("bitwise_and", "logical_and", "mul", "bitwise_or", "logical_or"):
+            second = self._share.get(other) if isinstance(other, torch.Tensor) else None
+            if second is not None:
+                both = share * second
+                self._share[out] = both if "or" not in name else share + second - both
+        elif name in ("sum", "count_nonzero") and out.numel() <= FEW:
+            self._counts(out, share * first.numel(), out.numel())
+
+    def _counts(self, out: Any, total: float, parts: int) -> None:
+        """Give a tensor of counts its values: as equal as whole numbers are."""
+        each, more = divmod(round(total), parts)
+        values = _full((parts,), each, dtype=torch.int64)
+        values[:more] += 1
+        self.assign(out, values.reshape(out.shape).to(out.dtype))
+
+    def _follow_likely(self, short: str, args: Any, tensors: list[Any], results: list[Any]) -> None:
+        """Keep what is likely of values that no tensor has."""
+        name = short.rstrip("_")
+        other = args[1] if len(args) > 1 else None
+        if name in ("isnan", "isinf"):
+            zero = True
+        elif name == "ne":  # not a number is what does not equal itself
+            zero = other is args[0]
+        elif name == "eq":
+            zero = isinstance(other, float) and math.isinf(other)
+        elif name == "_amp_foreach_non_finite_check_and_unscale":
+            self._likely[args[1]] = 0.0
+            return
+        elif name in _PASSED_ON:
+            zero = bool(tensors) and all(map(self._is_zero, tensors))
+        elif name in ("logical_not", "bitwise_not") and tensors[0] in self._likely:
+            self._likely[results[0]] = 1.0 - self._likely[tensors[0]]
+            return
+        else:
+            zero = False
+        for each in results:
+            if zero:
+                self._likely[each] = 0.0
+            elif each in self._likely:
+                del self._likely[each]
+
+    def _is_zero(self, tensor: Any) -> bool:
+        """Whether all values of a tensor are likely 0."""
+        if tensor in self._likely:
+            return bool(self._likely[tensor] == 0.0)
+        known = self.of(tensor)
+        return known is not None and known.numel() <= FEW and not known.any()
