@@ -195,9 +195,9 @@ class Dispatch(TorchDispatchMode):
         """Record an operator that was run on shapes."""
         results, _ = tree_flatten(out)
         results = [each for each in results if isinstance(each, torch.Tensor)]
-        self._pass_on(short, tensors, results, args)
         if self._unrecorded:
             return
+        self._pass_on(short, tensors, results, args)
         everything = [*tensors, *results]
         if not any(each.device.type == "cuda" for each in everything):
             return
