@@ -113,6 +113,9 @@ class Dispatch(TorchDispatchMode):
             return NotImplemented  # a subclass that is made of others, such as DTensor
         flat, _ = tree_flatten((args, kwargs))
         tensors = [each for each in flat if isinstance(each, torch.Tensor)]
+        others = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+        if others is not None and not any(map(self._is_own, tensors)):
+            return func(*args, **kwargs)  # DTensor asks for a shape: nothing is run
         target = kwargs.get("device")
         on_device = target is not None and torch.device(target).type == "cuda"
         if on_device:  # a rank has one; without a driver PyTorch takes "cuda" for the first
@@ -145,11 +148,22 @@ class Dispatch(TorchDispatchMode):
             return out if known is None or short == "copy_" else known
         return out
 
+    def _is_own(self, tensor: Any) -> bool:
+        return is_fake(tensor) and tensor.fake_mode is self.fake
+
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator on shapes."""
         args, kwargs = tree_map(self._without_values, (args, kwargs))
+        if func is torch.ops.aten._grouped_mm.default and args[0].dtype is torch.float32:
+            return self._wide_grouped(func, args, kwargs)
         with self.fake:
             return func(*args, **kwargs)
+
+    def _wide_grouped(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Grouped products of 32 bits, of which a GPU knows the result and PyTorch no shape."""
+        with self.fake:
+            half = (each.to(torch.bfloat16) for each in args[:2])
+            return func(*half, *args[2:], **kwargs).to(torch.float32)
 
     def _without_values(self, value: Any) -> Any:
         """Real tensor → a fake one, made anew: a module may exchange the one for the other."""

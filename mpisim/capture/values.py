@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -132,6 +133,12 @@ class Values:
         tensors, results : list of torch.Tensor
             In its arguments, and what it gave.
         """
+        with _disable_current_modes():
+            self._followed(func, short, args, kwargs, tensors, results)
+
+    def _followed(
+        self, func: Any, short: str, args: Any, kwargs: Any, tensors: list[Any], results: list[Any]
+    ) -> None:
         if not self._computed(func, short, args, kwargs, tensors, results):
             self._forget(func, args, kwargs)
             if results:
