@@ -26,7 +26,7 @@ LAYERS = (
     ("prediction", "replay"),
     ("cost",),
     ("simulate", "sensitivity", "export", "record"),
-    ("job",),
+    ("job", "extrapolate"),
     ("validate", "search", "page"),
     ("cli",),
 )

@@ -1,0 +1,11 @@
+"""Traces → what they would be at another scale.
+
+From a trace of several ranks, read in this order:
+
+- `parallel_structure`: which communicators a job has, and the grid of axes that they form.
+- `parallel_network`: NCCL's model, calibrated by what the recording measured.
+- `parallel_growth`: the program of the job with more or fewer data-parallel replicas, or on another
+  network.
+- `parallel`: both together, from the files of a job to what is to be simulated, with what it says
+  of itself.
+"""

@@ -1,0 +1,343 @@
+"""The files of a job of several ranks → the job at another scale, and what the answer rests on.
+
+`extrapolate_parallel` takes nothing but what `mpisim.replay.read_job` has read: it finds the grid
+of the job (`parallel_structure`), writes the program of the new job (`parallel_growth`) and works
+out how far off its step may be.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..base.errors import UsageError
+from ..base.frozen import frozen
+from ..base.quantity import picoseconds
+from ..mpi.parallel import collective_errors
+from ..prediction.network import network_of
+from ..program import UNPRICED, Operation, Program, gather
+from ..replay import replay
+from ..replay.error import differences
+from ..simulate import simulate
+from .parallel_growth import Grown, grow
+from .parallel_structure import ParallelStructure, Traffic, find_structure, parse_layout
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+    from ..replay import Replay, TraceJob
+    from ..topo import Cluster
+    from ..topo.nccl_network import NcclNetwork
+
+__all__ = ["Extrapolated", "extrapolate_parallel"]
+
+SHOWN = 3
+"""Sorts of communications of an axis that are shown; the rest is counted."""
+
+
+@frozen
+class Extrapolated:
+    """A job at another scale, ready to be simulated; equal on every process.
+
+    Attributes
+    ----------
+    structure : ParallelStructure
+        Of the recorded job.
+    program : Program
+        Of the new one; as recorded if nothing is changed.
+    network : Network, optional
+        That prices what has no duration; None if nothing is changed.
+    grown : Grown, optional
+    recorded, step : float
+        Seconds of the step as replayed, and of the new job's.
+    uncertainty : float
+        Relative; nine of ten such predictions should be within.
+    attributes : dict
+        For results: uncertainty, assumptions, what is not modelled.
+    """
+
+    structure: ParallelStructure
+    program: Program
+    network: Any
+    grown: Grown | None
+    recorded: float
+    step: float
+    uncertainty: float
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The structure found, and what became of it, for people."""
+        structure = self.structure
+        lines = [f"parallel structure  {structure.text}, the innermost axis first"]
+        for name in dict.fromkeys(each.axes for each in structure.traffic):
+            own = [each for each in structure.traffic if each.axes == name]
+            lines.append(f"  {name:16s}  {_groups_of(structure, name)}{'; '.join(_said(own))}")
+        lines += [f"  assumed: {note}" for note in structure.notes]
+        if self.grown is not None:
+            axes = ",".join(f"{axis.name}={axis.size}" for axis in self.grown.axes)
+            lines.append(
+                f"new job             {axes}, {self.program.n_ranks:,} ranks: "
+                f"{self.step * 1e3:,.3f} ms in place of {self.recorded * 1e3:,.3f} ms "
+                f"({self.step / self.recorded - 1:+.2%})"
+            )
+        return "\n".join(lines)
+
+    def priced_program(self) -> Program:
+        """Return the program with the time that each communication takes for itself."""
+        if self.network is None:
+            return self.program
+        program, groups = self.program, self.program.communicators
+        label, classes = self.network.group_classes(
+            groups.index, groups.members, program.operation_bits
+        )
+        tables = list(program.tables)
+        first = np.unique(program.table, return_index=True)[1]
+        for rank in first.tolist():
+            table = program.table_of(rank)
+            own, duration = program.slots_of(rank), table.duration.copy()
+            for row in np.flatnonzero(duration == UNPRICED).tolist():
+                group = classes[int(label[own[table.slot[row]]])]
+                operation = Operation(int(table.operation[row]))
+                price = self.network.price(operation, int(table.bytes[row]), group)
+                duration[row] = price.duration
+            tables[program.table[rank]] = table.replace(duration=duration)
+        return program.replace(tables=tuple(tables))
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The same for JSON; times in seconds, sizes in bytes."""
+        grown = self.grown
+        return {
+            "structure": {
+                "axes": [
+                    {"name": a.name, "size": a.size, "stride": a.stride, "unseen": a.unseen}
+                    for a in self.structure.axes
+                ],
+                "traffic": [
+                    {
+                        "axes": each.axes,
+                        "operation": _word(each.operation),
+                        "bytes": each.bytes,
+                        "count": each.count,
+                        "ranks": each.ranks,
+                    }
+                    for each in self.structure.traffic
+                ],
+            },
+            "recorded_step": self.recorded,
+            "new_axes": {} if grown is None else {a.name: a.size for a in grown.axes},
+            "repriced": {} if grown is None else grown.repriced,
+            "measured_over_model": {}
+            if grown is None
+            else {
+                where: {"median": ratio, "spread": spread, "sorts": count}
+                for where, (ratio, spread, count) in grown.ratios.items()
+            },
+        }
+
+
+def extrapolate_parallel(
+    job: TraceJob,
+    comm: Intracomm,
+    *,
+    dp: int | None = None,
+    cluster: Cluster | None = None,
+    traced_cluster: Cluster | None = None,
+    layout: str = "",
+) -> Extrapolated:
+    """Write a recorded job of several ranks at another scale. **Collective.**
+
+    Parameters
+    ----------
+    job : TraceJob
+        Some data-parallel replicas may be missing (`read_job(..., allow_missing=True)`): they are
+        filled in.
+    comm : mpi4py.MPI.Intracomm
+        The processes that read the job.
+    dp : int, optional
+        Data-parallel replicas; by default as many as the recorded job had.
+    cluster : Cluster, optional
+        Where the new job runs; needed for any change.
+    traced_cluster : Cluster, optional
+        Where the job was recorded; by default `cluster`.
+    layout : str, optional
+        Axes of the recorded job, the innermost first, as in ``tp=2,dp=2,pp=2``; by default those
+        found.
+
+    Raises
+    ------
+    InputError
+        If the groups form no grid, or the change cannot be made.
+    """
+    plain = replay(job, comm)
+    gathered = gather(job.program, comm)
+    # Not through the communicator where there is nothing to send: it would make a copy.
+    whole: Program = gathered if comm.size == 1 else comm.bcast(gathered, root=0)  # type: ignore[assignment]
+    with collective_errors(comm):
+        named = any(m.group is not None for o in job.traces.matching.operations for m in o.members)
+        structure = find_structure(
+            whole,
+            job.traces.ranks,
+            job.traces.world_size,
+            named=named,
+            layout=parse_layout(layout) if layout else (),
+        )
+        grown = _grown(whole, structure, dp, cluster, traced_cluster)
+    recorded = _step(whole, comm, None)
+    if grown is None:
+        own = max((abs(each.error) for each in plain.steps), default=0.0)
+        said = {
+            "uncertainty": own,
+            "uncertainty_method": "worst step error of the replay against the recording",
+            "assumptions": [*_kept(), *structure.notes],
+        }
+        return Extrapolated(structure, whole, None, None, recorded, recorded, own, said)
+    step = _step(grown.program, comm, grown.network)
+    late = _step(grown.program, comm, grown.network.late())
+    error, method = _error(plain, recorded, step, late)
+    said = {
+        "uncertainty": error,
+        "uncertainty_method": method,
+        "assumptions": [*_kept(), *structure.notes, *_assumptions(structure, grown)],
+        "not_modelled": _not_modelled(grown),
+    }
+    return Extrapolated(structure, grown.program, grown.network, grown, recorded, step, error, said)
+
+
+def _grown(
+    program: Program,
+    structure: ParallelStructure,
+    dp: int | None,
+    cluster: Cluster | None,
+    traced: Cluster | None,
+) -> Grown | None:
+    """Return the changed job; None if nothing is to be changed."""
+    from ..kernels import find_gpu
+
+    along = structure.axis("dp")
+    size = 1 if along is None else structure.axes[along].size
+    replicas = size if dp is None else dp
+    if replicas < 1:
+        raise UsageError(f"--dp is {replicas}; allowed is 1 or more")
+    missing = any(axis.unseen for axis in structure.axes)
+    if replicas == size and not missing and (cluster is None or traced in (None, cluster)):
+        return None
+    if cluster is None:
+        what = "some replicas are missing" if missing else f"--dp {replicas} is a change"
+        raise UsageError(f"{what}: --cluster says on which network")
+    world = math.prod(axis.size for axis in structure.axes)
+    old = _network(traced or cluster, world)
+    new = _network(cluster, world // size * replicas)
+    floor = picoseconds(find_gpu(cluster.gpu).memory_floor.si)
+    return grow(program, structure, replicas, old, new, floor)
+
+
+def _network(cluster: Cluster, ranks: int) -> NcclNetwork:
+    from ..topo.nccl_network import NcclNetwork
+
+    found = network_of(cluster, -(-ranks // cluster.gpus_per_node))
+    assert isinstance(found, NcclNetwork)
+    return found
+
+
+def _step(program: Program, comm: Intracomm, network: Any) -> float:
+    """Seconds of a job's step. **Collective.**"""
+    found = simulate(program, comm, network=network)
+    return float(comm.bcast(None if found is None else found.step_time, root=0))
+
+
+# --- what is said of it --------------------------------------------------------------------------
+
+
+def _error(plain: Replay, recorded: float, step: float, late: float) -> tuple[float, str]:
+    """How far off the new step may be, and why: see `mpisim.replay.error` for the first four."""
+    job = plain.job
+    own = max((abs(each.error) for each in plain.steps), default=0.0)
+    steps, waits = differences()
+    change = abs(step - recorded) / step if step > 0 else 0.0
+    edges = any(name.startswith("late start") and n for name, n in job.counts.items())
+    inferred = waits.si if edges else 0.0
+    measured = sum(each.measured for each in plain.steps)
+    kept = sum(job.unexplained.get(number, 0.0) for number in {s.step for s in plain.steps})
+    kept = min(kept / measured, 1.0) if measured else 0.0
+    prices = abs(late - step) / step if step > 0 else 0.0
+    value = math.hypot(own, steps.si, inferred * change, kept * change, prices)
+    return value, (
+        f"of a prediction, 9 of 10 within: the unchanged replay {own:.2%}, steps differ "
+        f"{steps.si:.1%}, waits inferred {inferred:.0%} of the change, time kept as recorded "
+        f"{kept:.1%} of it, communications priced anew {prices:.1%} (all of them slower by their "
+        f"error bars); the change is {step / recorded - 1:+.2%} (data/replay.toml, the calibration "
+        "of NCCL's model)"
+    )
+
+
+def _kept() -> list[str]:
+    return [
+        "durations, launch latencies, gaps and CPU times as recorded, but for the changes named",
+        "a communication's wire time is what remains after its last member arrived",
+    ]
+
+
+def _assumptions(structure: ParallelStructure, grown: Grown) -> list[str]:
+    """What the new job rests on."""
+    found = [
+        "each replica computes what a recorded one did: as many samples, in the same kernels; "
+        "recorded replicas are copied in turn, with their differences",
+        "full buffers of collectives keep their sizes: gradients are reduced in the same buckets",
+    ]
+    if grown.repriced:
+        found.append(
+            "priced anew, because their groups lie otherwise or have other sizes: "
+            + ", ".join(f"{count:,} along {axes}" for axes, count in grown.repriced.items())
+        )
+    for where, (ratio, spread, count) in grown.ratios.items():
+        found.append(
+            f"measured over modelled time of messages of 1 MiB and more {where} nodes: median "
+            f"{ratio:.2f}, spread {spread:.0%}, {count} sorts; each sort keeps its own ratio where "
+            "its group stays so"
+        )
+    before, after = grown.sharded
+    if before:
+        found.append(
+            f"kernels between a step's last reduce-scatter and the all-gather behind it work on "
+            f"shares of the optimizer's states: {before * 1e3:.3f} ms become {after * 1e3:.3f} ms"
+        )
+    return [*found, *grown.assumptions]
+
+
+def _not_modelled(grown: Grown) -> list[str]:
+    return [
+        "kernels slowing each other down when changes make them overlap otherwise",
+        "buckets that frameworks cut otherwise for more ranks (Megatron-LM from 40 replicas on), "
+        "padding of single parameters",
+        "that of more GPUs the slowest is slower than of those recorded",
+    ]
+
+
+def _groups_of(structure: ParallelStructure, name: str) -> str:
+    axis = next((a for a in structure.axes if a.name == name), None)
+    return "" if axis is None else f"{axis.size} ranks, {axis.stride} apart: "
+
+
+def _said(traffic: list[Traffic]) -> list[str]:
+    """What groups carry, for people."""
+    said = []
+    for each in sorted(traffic, key=lambda t: -t.bytes * t.count)[:SHOWN]:
+        size = "unknown size" if each.bytes < 0 else _size(each.bytes)
+        said.append(f"{each.count:,} {_word(each.operation)} of {size}")
+    more = len(traffic) - SHOWN
+    return [*said, *([f"{more} smaller sorts"] if more > 0 else [])]
+
+
+def _word(operation: Operation) -> str:
+    return operation.name.lower().replace("_", "-")
+
+
+def _size(bytes: int) -> str:
+    from ..base.text import quantity
+
+    return quantity(bytes, "B", 1024)
