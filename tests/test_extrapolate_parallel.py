@@ -398,6 +398,75 @@ def test_megatron_grows_as_the_generated_job(megatron: TraceJob, tmp_path: Path)
     assert f"taken as {sent / 2**20:.1f} MiB" in " ".join(found.attributes["assumptions"])
 
 
+def test_one_rank_of_ddp_gives_the_whole(shared: Path) -> None:
+    job = read_job(
+        [shared / "traces" / "resnet50_ddp_v100_rank0of8"], MPI.COMM_SELF, allow_missing=True
+    )
+    steps = [
+        extrapolate_parallel(job, MPI.COMM_SELF, dp=dp, cluster=find_cluster("dgx-v100"))
+        for dp in (8, 16, 32)
+    ]
+    assert [each.program.n_ranks for each in steps] == [8, 16, 32]
+    assert steps[0].step == pytest.approx(steps[0].recorded, rel=0.03)
+    assert steps[0].step <= steps[1].step <= steps[2].step
+
+
+# --- another GPU ---------------------------------------------------------------------------------
+
+
+def test_the_same_gpu_changes_nothing(megatron: TraceJob) -> None:
+    found = extrapolate_parallel(
+        megatron, MPI.COMM_SELF, cluster=find_cluster("a800-8gpu"), gpu="a800-sxm"
+    )
+    assert found.grown is None
+    assert found.step == found.recorded
+
+
+def test_shapes_carry_kernels_to_another_gpu(megatron: TraceJob, tmp_path: Path) -> None:
+    found = extrapolate_parallel(
+        megatron,
+        MPI.COMM_SELF,
+        cluster=find_cluster("dgx-h100"),
+        traced_cluster=find_cluster("a800-8gpu"),
+        gpu="h100-sxm",
+    )
+    assert found.kernels is not None
+    assert found.kernels.by_shape > 0.9
+    kernels = []
+    for cluster in ("a800-8gpu", "dgx-h100"):
+        text = GPT.replace("dgx-h100", cluster).replace(
+            '"gpt3-350m"', '"gpt3-350m"\nseq_len = 1024'
+        )
+        text = text.replace("micro_batch = 4", "micro_batch = 32")
+        table = generated(text, 128, 1, tmp_path).run.program.table_of(0)
+        kernels.append(int(table.duration[table.kind == Kind.KERNEL].sum()))
+    ratio = found.kernels.after / found.kernels.before
+    assert ratio == pytest.approx(kernels[1] / kernels[0], rel=found.kernels.error)
+
+
+def test_without_shapes_kernels_go_with_rates(gpt: Job, tmp_path: Path) -> None:
+    found = extrapolate_parallel(
+        gpt.job,
+        MPI.COMM_SELF,
+        cluster=find_cluster("dgx-a100"),
+        traced_cluster=find_cluster("dgx-h100"),
+        gpu="a100-sxm",
+    )
+    assert found.kernels is not None
+    assert found.kernels.by_shape == 0
+    expected = generated(GPT.replace("dgx-h100", "dgx-a100"), 32, 1, tmp_path)
+    step = float(expected.run.step_time) / 1e12
+    assert abs(found.step / step - 1) < found.uncertainty
+    assert found.uncertainty > 0.3
+
+
+def test_a_gpu_that_lacks_a_format_is_refused(megatron: TraceJob) -> None:
+    with pytest.raises(InputError, match=r"cannot run .* as it was recorded"):
+        extrapolate_parallel(
+            megatron, MPI.COMM_SELF, cluster=find_cluster("a800-8gpu"), gpu="v100-sxm2-32gb"
+        )
+
+
 # --- the command ---------------------------------------------------------------------------------
 
 

@@ -24,6 +24,7 @@ examples:
   mpisim extrapolate traces/                               the parallel structure of a job
   mpisim extrapolate traces/ --dp 8 --cluster a800-8gpu    ... with 8 data-parallel replicas
   mpisim extrapolate traces/ --cluster dgx-a100 --traced-cluster a800-8gpu    another network
+  mpisim extrapolate traces/ --cluster dgx-h100 --traced-cluster a800-8gpu --gpu h100    ... and GPU
 """
 
 
@@ -86,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
             cluster=clusters[0],
             traced_cluster=clusters[1],
             layout=args.layout,
+            gpu=args.gpu,
         )
         simulated: list[Simulated] | None = None if args.html is None else []
         results = simulate(

@@ -8,6 +8,7 @@ out how far off its step may be.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from ..replay import replay
 from ..replay.error import differences
 from ..simulate import simulate
 from .parallel_growth import Grown, grow
+from .parallel_kernels import KernelChange, on_another_gpu
 from .parallel_structure import ParallelStructure, Traffic, find_structure, parse_layout
 
 if TYPE_CHECKING:
@@ -57,6 +59,8 @@ class Extrapolated:
         Relative; nine of ten such predictions should be within.
     attributes : dict
         For results: uncertainty, assumptions, what is not modelled.
+    kernels : KernelChange, optional
+        Where they run on another GPU.
     """
 
     structure: ParallelStructure
@@ -67,12 +71,14 @@ class Extrapolated:
     step: float
     uncertainty: float
     attributes: dict[str, Any] = field(default_factory=dict)
+    kernels: KernelChange | None = None
 
     @property
     def text(self) -> str:
         """The structure found, and what became of it, for people."""
         structure = self.structure
-        lines = [f"parallel structure  {structure.text}, the innermost axis first"]
+        grid = f"{structure.text}, the innermost axis first" if structure.axes else "none: one rank"
+        lines = [f"parallel structure  {grid}"]
         for name in dict.fromkeys(each.axes for each in structure.traffic):
             own = [each for each in structure.traffic if each.axes == name]
             lines.append(f"  {name:16s}  {_groups_of(structure, name)}{'; '.join(_said(own))}")
@@ -129,6 +135,16 @@ class Extrapolated:
                 ],
             },
             "recorded_step": self.recorded,
+            "kernels": {}
+            if self.kernels is None
+            else {
+                "recorded_on": self.kernels.old,
+                "gpu": self.kernels.new,
+                "before": self.kernels.before,
+                "after": self.kernels.after,
+                "by_shape": self.kernels.by_shape,
+                "error": self.kernels.error,
+            },
             "new_axes": {} if grown is None else {a.name: a.size for a in grown.axes},
             "repriced": {} if grown is None else grown.repriced,
             "measured_over_model": {}
@@ -148,6 +164,7 @@ def extrapolate_parallel(
     cluster: Cluster | None = None,
     traced_cluster: Cluster | None = None,
     layout: str = "",
+    gpu: str | None = None,
 ) -> Extrapolated:
     """Write a recorded job of several ranks at another scale. **Collective.**
 
@@ -167,6 +184,8 @@ def extrapolate_parallel(
     layout : str, optional
         Axes of the recorded job, the innermost first, as in ``tp=2,dp=2,pp=2``; by default those
         found.
+    gpu : str, optional
+        On which kernels run; by default as recorded.
 
     Raises
     ------
@@ -174,9 +193,7 @@ def extrapolate_parallel(
         If the groups form no grid, or the change cannot be made.
     """
     plain = replay(job, comm)
-    gathered = gather(job.program, comm)
-    # Not through the communicator where there is nothing to send: it would make a copy.
-    whole: Program = gathered if comm.size == 1 else comm.bcast(gathered, root=0)  # type: ignore[assignment]
+    whole = _whole(job.program, comm)
     with collective_errors(comm):
         named = any(m.group is not None for o in job.traces.matching.operations for m in o.members)
         structure = find_structure(
@@ -186,8 +203,16 @@ def extrapolate_parallel(
             named=named,
             layout=parse_layout(layout) if layout else (),
         )
-        grown = _grown(whole, structure, dp, cluster, traced_cluster)
+        if gpu is not None and cluster is None:
+            raise UsageError("--gpu is a change: --cluster says on which network")
     recorded = _step(whole, comm, None)
+    kernels: KernelChange | None = None
+    if gpu is not None and cluster is not None:
+        kernels = on_another_gpu(job, gpu, (traced_cluster or cluster).gpu, comm)
+        whole = _whole(kernels.program, comm)
+        kernels = None if kernels.old == kernels.new else kernels
+    with collective_errors(comm):
+        grown = _grown(whole, structure, dp, cluster, traced_cluster, kernels is not None)
     if grown is None:
         own = max((abs(each.error) for each in plain.steps), default=0.0)
         said = {
@@ -197,15 +222,35 @@ def extrapolate_parallel(
         }
         return Extrapolated(structure, whole, None, None, recorded, recorded, own, said)
     step = _step(grown.program, comm, grown.network)
-    late = _step(grown.program, comm, grown.network.late())
+    late = {"communications priced anew": _step(grown.program, comm, grown.network.late())}
+    if kernels is not None:
+        longer = _whole(kernels.late, comm)
+        slow = _grown(longer, structure, dp, cluster, traced_cluster, True)
+        assert slow is not None
+        late["kernels on another GPU"] = _step(slow.program, comm, slow.network)
     error, method = _error(plain, recorded, step, late)
     said = {
         "uncertainty": error,
         "uncertainty_method": method,
-        "assumptions": [*_kept(), *structure.notes, *_assumptions(structure, grown)],
-        "not_modelled": _not_modelled(grown),
+        "assumptions": [
+            *_kept(),
+            *structure.notes,
+            *_assumptions(grown),
+            *_kernel_assumptions(kernels, job.device_name, cluster),
+        ],
+        "not_modelled": _not_modelled(),
     }
-    return Extrapolated(structure, grown.program, grown.network, grown, recorded, step, error, said)
+    return Extrapolated(
+        structure, grown.program, grown.network, grown, recorded, step, error, said, kernels
+    )
+
+
+def _whole(program: Program, comm: Intracomm) -> Program:
+    """A partial program → all of it on every process. **Collective.**"""
+    if comm.size == 1:  # a message to itself would make a copy
+        return program
+    found: Program = comm.bcast(gather(program, comm), root=0)
+    return found
 
 
 def _grown(
@@ -214,6 +259,7 @@ def _grown(
     dp: int | None,
     cluster: Cluster | None,
     traced: Cluster | None,
+    changed: bool,
 ) -> Grown | None:
     """Return the changed job; None if nothing is to be changed."""
     from ..kernels import find_gpu
@@ -224,7 +270,8 @@ def _grown(
     if replicas < 1:
         raise UsageError(f"--dp is {replicas}; allowed is 1 or more")
     missing = any(axis.unseen for axis in structure.axes)
-    if replicas == size and not missing and (cluster is None or traced in (None, cluster)):
+    same = cluster is None or traced in (None, cluster)
+    if replicas == size and same and not (missing or changed):
         return None
     if cluster is None:
         what = "some replicas are missing" if missing else f"--dp {replicas} is a change"
@@ -253,7 +300,9 @@ def _step(program: Program, comm: Intracomm, network: Any) -> float:
 # --- what is said of it --------------------------------------------------------------------------
 
 
-def _error(plain: Replay, recorded: float, step: float, late: float) -> tuple[float, str]:
+def _error(
+    plain: Replay, recorded: float, step: float, late: Mapping[str, float]
+) -> tuple[float, str]:
     """How far off the new step may be, and why: see `mpisim.replay.error` for the first four."""
     job = plain.job
     own = max((abs(each.error) for each in plain.steps), default=0.0)
@@ -264,14 +313,14 @@ def _error(plain: Replay, recorded: float, step: float, late: float) -> tuple[fl
     measured = sum(each.measured for each in plain.steps)
     kept = sum(job.unexplained.get(number, 0.0) for number in {s.step for s in plain.steps})
     kept = min(kept / measured, 1.0) if measured else 0.0
-    prices = abs(late - step) / step if step > 0 else 0.0
-    value = math.hypot(own, steps.si, inferred * change, kept * change, prices)
+    prices = {what: abs(each - step) / step if step > 0 else 0.0 for what, each in late.items()}
+    value = math.hypot(own, steps.si, inferred * change, kept * change, *prices.values())
+    priced = ", ".join(f"{what} {each:.1%}" for what, each in prices.items())
     return value, (
         f"of a prediction, 9 of 10 within: the unchanged replay {own:.2%}, steps differ "
         f"{steps.si:.1%}, waits inferred {inferred:.0%} of the change, time kept as recorded "
-        f"{kept:.1%} of it, communications priced anew {prices:.1%} (all of them slower by their "
-        f"error bars); the change is {step / recorded - 1:+.2%} (data/replay.toml, the calibration "
-        "of NCCL's model)"
+        f"{kept:.1%} of it, {priced} (all of them slower by their error bars); the change is "
+        f"{step / recorded - 1:+.2%} (data/replay.toml, the calibrations of the models)"
     )
 
 
@@ -282,7 +331,7 @@ def _kept() -> list[str]:
     ]
 
 
-def _assumptions(structure: ParallelStructure, grown: Grown) -> list[str]:
+def _assumptions(grown: Grown) -> list[str]:
     """What the new job rests on."""
     found = [
         "each replica computes what a recorded one did: as many samples, in the same kernels; "
@@ -309,7 +358,23 @@ def _assumptions(structure: ParallelStructure, grown: Grown) -> list[str]:
     return [*found, *grown.assumptions]
 
 
-def _not_modelled(grown: Grown) -> list[str]:
+def _kernel_assumptions(
+    kernels: KernelChange | None, recorded_on: str, cluster: Cluster | None
+) -> list[str]:
+    """What the times of kernels rest on."""
+    if kernels is None:
+        gpu = "" if cluster is None else f"; --gpu {cluster.gpu} would scale them"
+        return [f"kernels take what they took on {recorded_on or 'the recorded GPU'}{gpu}"]
+    return [
+        f"kernels of {kernels.old} on {kernels.new}: {kernels.before:.4g} s over all recorded "
+        f"ranks become {kernels.after:.4g} s ± {kernels.error:.0%}; {kernels.by_shape:.0%} of them "
+        "by the kernel models' ratio for their operators' shapes, the others by matrix rate, "
+        "memory or PCIe bandwidth",
+        "CPU times as recorded",
+    ]
+
+
+def _not_modelled() -> list[str]:
     return [
         "kernels slowing each other down when changes make them overlap otherwise",
         "buckets that frameworks cut otherwise for more ranks (Megatron-LM from 40 replicas on), "

@@ -38,6 +38,10 @@ __all__ = ["Grown", "grow"]
 LARGE = 1 << 20
 """Messages from here on measure a rate: their ratios stand for those that were not measured."""
 
+FEW = 0.1
+"""Share of the communications of a group up to which sizes may be missing: of those that were
+launched before the recording began."""
+
 ALIGNMENT = 4
 """Bytes to a multiple of which each rank's share of a sharded buffer is padded."""
 
@@ -356,12 +360,17 @@ class _Prices:
                 before = self._price(operation, known, self._before[c], old=True)
                 if before == after and padded == known and regime(group) == regime(self._before[c]):
                     continue
+            if padded < 0 and (table.bytes[rows] < 0).mean() <= FEW:
+                self.assumptions.append(
+                    "single communications whose sizes are not on record keep their recorded times"
+                )
+                continue
             if padded < 0:
                 word = Operation(operation).name.lower().replace("_", "-")
-                names = ", ".join(str(self.structure.ranks[i]) for i in self._group(c)[:8])
+                members_said = [str(self.structure.ranks[i]) for i in self._group(c)[:8]]
                 raise InputError(
-                    f"ranks {names}: the size of their {word} is not on record, and its new "
-                    "group needs another time; record shapes (record_shapes=True)"
+                    f"ranks {', '.join(members_said)}: the size of their {word} is not on record, "
+                    "and its new group needs another time; record shapes (record_shapes=True)"
                 )
             found[operation, size] = padded
             price = Operation(operation), padded, group

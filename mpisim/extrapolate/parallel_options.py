@@ -31,6 +31,11 @@ def add_parallel_options(parser: argparse.ArgumentParser) -> None:
         "calibrate the model",
     )
     group.add_argument(
+        "--gpu",
+        metavar="GPU",
+        help="scale kernels to this GPU (default: they take what they took)",
+    )
+    group.add_argument(
         "--layout",
         metavar="AXES",
         default="",
