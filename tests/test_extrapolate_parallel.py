@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from mpi4py import MPI
 
 from mpisim.base.errors import InputError
@@ -345,6 +347,135 @@ def test_experts_over_replicas_are_refused() -> None:
     network = network_of(find_cluster("dgx-h100"), 1)
     with pytest.raises(InputError, match="experts are spread over the replicas"):
         grow(program, told, 4, network, network, 0)  # type: ignore[arg-type]
+
+
+def test_replicas_that_are_no_multiple(gpt: Job) -> None:
+    two, three, four = (gpt.grown(replicas) for replicas in (2, 3, 4))
+    assert three.program.n_ranks == 12
+    sums = [traffic(each.program)["SEND_RECV"] for each in (two, three, four)]
+    assert sums[1] * 2 == sums[0] + sums[2]
+    assert two.step < three.step
+
+
+@given(
+    order=st.permutations(["tp", "dp", "pp"]),
+    sizes=st.tuples(*3 * [st.integers(2, 3)]),
+    replicas=st.integers(1, 5),
+)
+@settings(max_examples=15, deadline=None)
+def test_groups_are_those_of_the_definition(
+    order: list[str], sizes: tuple[int, ...], replicas: int
+) -> None:
+    """The recorded and the grown job of any grid have the groups that its axes define."""
+    program = job_on_grid(dict(zip(order, sizes, strict=True)))
+    structure = find_structure(program, range(program.n_ranks), program.n_ranks, named=True)
+    grid = dict(zip(order, sizes, strict=True))
+    assert structure.text == ",".join(f"{name}={size}" for name, size in grid.items())
+    network = network_of(find_cluster("dgx-h100"), 8)
+    grown = grow(program, structure, replicas, network, network, 0)  # type: ignore[arg-type]
+    expected = job_on_grid(grid | {"dp": replicas})
+    assert grown.program.n_ranks == expected.n_ranks
+    for rank in range(expected.n_ranks):
+        own, other = (
+            sorted(each.communicators.group(c) for c in each.slots_of(rank).tolist())
+            for each in (grown.program, expected)
+        )
+        assert own == other
+    found = simulate(grown.program, network=grown.network)
+    assert found is not None
+
+
+def job_on_grid(grid: dict[str, int]) -> Program:
+    """Axes, the innermost first → a job whose ranks do what each of them is for."""
+    strides, stride = {}, 1
+    for name, size in grid.items():
+        strides[name] = stride
+        stride *= size
+    builder = ProgramBuilder()
+    for rank in range(stride):
+        rows, slots = builder.table(), []
+        at = {name: rank // strides[name] % grid[name] for name in grid}
+
+        def along(name: str, rank: int = rank, at: dict[str, int] = at) -> list[int]:
+            first = rank - at[name] * strides[name]
+            return [first + i * strides[name] for i in range(grid[name])]
+
+        slots.append(builder.communicator(along("tp"), "tp"))
+        ahead, behind = at["pp"] + 1 < grid["pp"], at["pp"] > 0
+        step = strides["pp"]
+        slots.append(builder.communicator(along("dp"), "dp"))
+        for there, pair in ((behind, (rank - step, rank)), (ahead, (rank, rank + step))):
+            if there:
+                slots.append(builder.communicator(pair, "pp"))
+        if behind:
+            rows.point_to_point(Kind.RECV, 2, 2, 1 << 20, duration=1_000_000)
+        for _ in range(8):
+            rows.kernel("work", 0, 1_000_000)
+            rows.collective(Operation.ALL_GATHER, 0, 1, 1 << 20, duration=1_000_000)
+            rows.collective(Operation.REDUCE_SCATTER, 0, 1, 1 << 20, duration=1_000_000)
+        if ahead:
+            rows.point_to_point(Kind.SEND, len(slots) - 1, 2, 1 << 20, duration=1_000_000)
+        rows.collective(Operation.ALL_REDUCE, 1, 3, 1 << 24, duration=1_000_000)
+        builder.add_rank(builder.add_table(rows.build()), slots)
+    return builder.build()
+
+
+# --- the optimizer -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("on", [True, False])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_distributed_optimizer(on: bool, nodes: int, tmp_path: Path) -> None:
+    sharded = GPT.replace("zero = 1", "zero = 1\noverlap.dp = false")
+    whole = sharded.replace("zero = 1", "zero = 0")
+    before, after = (whole, sharded) if on else (sharded, whole)
+    (tmp_path / "before").mkdir()
+    job = recorded(before, 32, tmp_path / "before").job
+    # Exported kernels are all called those of fp32; Megatron-LM's layers reduce in bf16.
+    names = [
+        name.replace("ReduceScatter_Sum_f32", "ReduceScatter_Sum_bf16")
+        for name in job.program.names
+    ]
+    program = job.program.replace(names=tuple(names))
+    job = replace(job, traces=replace(job.traces, program=program))
+    found = extrapolate_parallel(
+        job,
+        MPI.COMM_SELF,
+        dp=2 * nodes,
+        cluster=find_cluster("dgx-h100"),
+        distributed_optimizer=on,
+    )
+    expected = generated(after, 32, nodes, tmp_path).run
+    assert found.step == pytest.approx(float(expected.step_time) / 1e12, rel=0.01)
+    own = traffic(found.program)
+    assert {name: size for name, size in own.items() if size} == traffic(expected.program)
+    again = extrapolate_parallel(
+        job, MPI.COMM_SELF, cluster=find_cluster("dgx-h100"), distributed_optimizer=not on
+    )
+    assert again.grown is None
+
+
+def test_fsdp_is_not_switched_off(llama: Job) -> None:
+    with pytest.raises(InputError, match="gathered more often than gradients are reduced"):
+        extrapolate_parallel(
+            llama.job,
+            MPI.COMM_SELF,
+            cluster=find_cluster("dgx-h100"),
+            distributed_optimizer=False,
+        )
+
+
+def test_distributed_optimizer_of_megatron(megatron: TraceJob) -> None:
+    cluster = find_cluster("a800-8gpu")
+    found = extrapolate_parallel(
+        megatron, MPI.COMM_SELF, cluster=cluster, distributed_optimizer=True
+    )
+    own, before = traffic(found.program), traffic(megatron.program)
+    reduced = 4 * (409935872 + 405749760)  # fp32 gradients of both stages
+    assert before["ALL_REDUCE"] - own["ALL_REDUCE"] == reduced
+    assert own["REDUCE_SCATTER"] - before["REDUCE_SCATTER"] == reduced
+    assert own["ALL_GATHER"] - before["ALL_GATHER"] == reduced // 2  # parameters in bf16
+    assert found.step == pytest.approx(found.recorded, rel=0.02)
 
 
 # --- growing what was recorded -------------------------------------------------------------------

@@ -88,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
             traced_cluster=clusters[1],
             layout=args.layout,
             gpu=args.gpu,
+            distributed_optimizer={"on": True, "off": False}.get(args.distributed_optimizer),
         )
         simulated: list[Simulated] | None = None if args.html is None else []
         results = simulate(

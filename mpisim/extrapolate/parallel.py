@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +25,14 @@ from ..replay.error import differences
 from ..simulate import simulate
 from .parallel_growth import Grown, grow
 from .parallel_kernels import KernelChange, on_another_gpu
-from .parallel_structure import ParallelStructure, Traffic, find_structure, parse_layout
+from .parallel_optimizer import with_distributed_optimizer
+from .parallel_structure import (
+    ParallelStructure,
+    Traffic,
+    find_structure,
+    parse_layout,
+    with_traffic_of,
+)
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -165,6 +172,7 @@ def extrapolate_parallel(
     traced_cluster: Cluster | None = None,
     layout: str = "",
     gpu: str | None = None,
+    distributed_optimizer: bool | None = None,
 ) -> Extrapolated:
     """Write a recorded job of several ranks at another scale. **Collective.**
 
@@ -186,6 +194,8 @@ def extrapolate_parallel(
         found.
     gpu : str, optional
         On which kernels run; by default as recorded.
+    distributed_optimizer : bool, optional
+        Whether the optimizer is sharded over the replicas; by default as recorded.
 
     Raises
     ------
@@ -203,16 +213,18 @@ def extrapolate_parallel(
             named=named,
             layout=parse_layout(layout) if layout else (),
         )
-        if gpu is not None and cluster is None:
-            raise UsageError("--gpu is a change: --cluster says on which network")
+        for option, given in (("--gpu", gpu), ("--distributed-optimizer", distributed_optimizer)):
+            if given is not None and cluster is None:
+                raise UsageError(f"{option} is a change: --cluster says on which network")
     recorded = _step(whole, comm, None)
     kernels: KernelChange | None = None
     if gpu is not None and cluster is not None:
         kernels = on_another_gpu(job, gpu, (traced_cluster or cluster).gpu, comm)
         whole = _whole(kernels.program, comm)
         kernels = None if kernels.old == kernels.new else kernels
+    job_now = _Changed(structure, dp, cluster, traced_cluster, distributed_optimizer)
     with collective_errors(comm):
-        grown = _grown(whole, structure, dp, cluster, traced_cluster, kernels is not None)
+        grown = job_now.grown(whole, kernels is not None)
     if grown is None:
         own = max((abs(each.error) for each in plain.steps), default=0.0)
         said = {
@@ -225,7 +237,7 @@ def extrapolate_parallel(
     late = {"communications priced anew": _step(grown.program, comm, grown.network.late())}
     if kernels is not None:
         longer = _whole(kernels.late, comm)
-        slow = _grown(longer, structure, dp, cluster, traced_cluster, True)
+        slow = job_now.grown(longer, True)
         assert slow is not None
         late["kernels on another GPU"] = _step(slow.program, comm, slow.network)
     error, method = _error(plain, recorded, step, late)
@@ -253,34 +265,47 @@ def _whole(program: Program, comm: Intracomm) -> Program:
     return found
 
 
-def _grown(
-    program: Program,
-    structure: ParallelStructure,
-    dp: int | None,
-    cluster: Cluster | None,
-    traced: Cluster | None,
-    changed: bool,
-) -> Grown | None:
-    """Return the changed job; None if nothing is to be changed."""
-    from ..kernels import find_gpu
+@frozen
+class _Changed:
+    """What is asked for of a job; see `extrapolate_parallel`."""
 
-    along = structure.axis("dp")
-    size = 1 if along is None else structure.axes[along].size
-    replicas = size if dp is None else dp
-    if replicas < 1:
-        raise UsageError(f"--dp is {replicas}; allowed is 1 or more")
-    missing = any(axis.unseen for axis in structure.axes)
-    same = cluster is None or traced in (None, cluster)
-    if replicas == size and same and not (missing or changed):
-        return None
-    if cluster is None:
-        what = "some replicas are missing" if missing else f"--dp {replicas} is a change"
-        raise UsageError(f"{what}: --cluster says on which network")
-    world = math.prod(axis.size for axis in structure.axes)
-    old = _network(traced or cluster, world)
-    new = _network(cluster, world // size * replicas)
-    floor = picoseconds(find_gpu(cluster.gpu).memory_floor.si)
-    return grow(program, structure, replicas, old, new, floor)
+    structure: ParallelStructure
+    dp: int | None
+    cluster: Cluster | None
+    traced: Cluster | None
+    distributed_optimizer: bool | None
+
+    def grown(self, program: Program, changed: bool) -> Grown | None:
+        """Return the changed job; None if nothing is to be changed, nor has been."""
+        from ..kernels import find_gpu
+
+        structure, cluster = self.structure, self.cluster
+        along = structure.axis("dp")
+        size = 1 if along is None else structure.axes[along].size
+        replicas = size if self.dp is None else self.dp
+        if replicas < 1:
+            raise UsageError(f"--dp is {replicas}; allowed is 1 or more")
+        missing = any(axis.unseen for axis in structure.axes)
+        if cluster is None:
+            if replicas == size and not missing:
+                return None
+            what = "some replicas are missing" if missing else f"--dp {replicas} is a change"
+            raise UsageError(f"{what}: --cluster says on which network")
+        floor = picoseconds(find_gpu(cluster.gpu).memory_floor.si)
+        said = ""
+        if self.distributed_optimizer is not None:
+            on = self.distributed_optimizer
+            program, said = with_distributed_optimizer(program, structure, on, floor)
+            if said:
+                structure = with_traffic_of(structure, program)
+        same = self.traced in (None, cluster)
+        if replicas == size and same and not (missing or changed or said):
+            return None
+        world = math.prod(axis.size for axis in structure.axes)
+        old = _network(self.traced or cluster, world)
+        new = _network(cluster, world // size * replicas)
+        found = grow(program, structure, replicas, old, new, floor)
+        return replace(found, assumptions=(said, *found.assumptions)) if said else found
 
 
 def _network(cluster: Cluster, ranks: int) -> NcclNetwork:

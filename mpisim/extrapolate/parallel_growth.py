@@ -33,7 +33,7 @@ from ..topo.traffic.link_limits import Placement
 from .parallel_network import Key, MeasuredNetwork, regime
 from .parallel_structure import BULK, Axis, ParallelStructure
 
-__all__ = ["Grown", "grow"]
+__all__ = ["Grown", "grow", "sharded_rows", "share_of_time"]
 
 LARGE = 1 << 20
 """Messages from here on measure a rate: their ratios stand for those that were not measured."""
@@ -321,7 +321,8 @@ class _Prices:
         found: dict[tuple[int, int], list[int]] = defaultdict(list)
         for row in rows.tolist():
             found[int(table.operation[row]), int(table.bytes[row])].append(int(table.duration[row]))
-        return {key: float(np.median(times)) for key, times in found.items()}
+        medians = {key: float(np.median(times)) for key, times in found.items()}
+        return {key: time for key, time in medians.items() if time >= 0}  # others were put in
 
     def _modelled(self, c: int, operation: int, size: int) -> int:
         return self.old.price(Operation(operation), size, self._before[c]).duration
@@ -356,7 +357,7 @@ class _Prices:
             known = self._size(c, operation, size)
             padded = self._padded(c, operation, known, members)
             after = self._price(operation, padded, group)
-            if not lone:
+            if not lone and (operation, size) in self._measured[c]:
                 before = self._price(operation, known, self._before[c], old=True)
                 if before == after and padded == known and regime(group) == regime(self._before[c]):
                     continue
@@ -413,8 +414,8 @@ class _Prices:
             return time / model if model and time else 1.0
         if time is None and size >= LARGE and where in self._usual:
             self.assumptions.append(
-                "communications whose other members are missing take the model's time, times the "
-                f"median ratio of those measured {where} nodes"
+                "communications that were not measured take the model's time, times the median "
+                f"ratio of those measured {where} nodes"
             )
             return float(np.median(self._usual[where]))
         return 1.0
@@ -540,16 +541,32 @@ def _scaled_optimizers(
                 if structure.spans[c, along]
             ]
             rows = sharded_rows(table, slots)
-            own = table.duration[rows]
-            fixed = np.minimum(own, floor)
-            scaled = fixed + np.rint((own - fixed) * share).astype(np.int64)
-            duration = table.duration.copy()
-            duration[rows] = scaled
-            done[id(table)] = table.replace(duration=duration), int(own.sum()), int(scaled.sum())
+            duration = share_of_time(table, rows, share, floor)
+            sums = int(table.duration[rows].sum()), int(duration[rows].sum())
+            done[id(table)] = table.replace(duration=duration), *sums
         tables[rank], was, now = done[id(table)]
         if was > before:
             before, after = was, now
     return tables, before / 1e12, after / 1e12
+
+
+def share_of_time(
+    table: Table, rows: NDArray[np.intp], share: float, floor: int
+) -> NDArray[np.int64]:
+    """Durations of a table whose kernels in some rows do a share of their work.
+
+    Parameters
+    ----------
+    table : Table
+    rows : int, shape (n,)
+    share : float
+    floor : int
+        Of each kernel's time, what it takes besides its work, in ps.
+    """
+    own, duration = table.duration[rows], table.duration.copy()
+    fixed = np.minimum(own, floor)
+    duration[rows] = fixed + np.rint((own - fixed) * share).astype(np.int64)
+    return duration
 
 
 def sharded_rows(table: Table, slots: Sequence[int]) -> NDArray[np.intp]:

@@ -36,6 +36,11 @@ def add_parallel_options(parser: argparse.ArgumentParser) -> None:
         help="scale kernels to this GPU (default: they take what they took)",
     )
     group.add_argument(
+        "--distributed-optimizer",
+        choices=("on", "off"),
+        help="shard the optimizer's states over the replicas, or no longer (default: as recorded)",
+    )
+    group.add_argument(
         "--layout",
         metavar="AXES",
         default="",

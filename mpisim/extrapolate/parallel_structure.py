@@ -22,6 +22,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
@@ -31,7 +32,15 @@ from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..program import Kind, Operation, Program, Table
 
-__all__ = ["AXES", "Axis", "ParallelStructure", "Traffic", "find_structure", "parse_layout"]
+__all__ = [
+    "AXES",
+    "Axis",
+    "ParallelStructure",
+    "Traffic",
+    "find_structure",
+    "parse_layout",
+    "with_traffic_of",
+]
 
 AXES = ("tp", "cp", "ep", "shard", "dp", "pp")
 """Names that an axis may have."""
@@ -248,6 +257,18 @@ def find_structure(
         _traffic(program, axes, place, spans, lone),
         tuple(dict.fromkeys(notes)),
     )
+
+
+def with_traffic_of(structure: ParallelStructure, program: Program) -> ParallelStructure:
+    """Return the structure of a program with the same communicators that carry something else.
+
+    Parameters
+    ----------
+    structure : ParallelStructure
+    program : Program
+    """
+    found = _traffic(program, structure.axes, structure.place, structure.spans, structure.lone)
+    return replace(structure, traffic=found)
 
 
 class _Finder:
