@@ -478,6 +478,52 @@ def test_distributed_optimizer_of_megatron(megatron: TraceJob) -> None:
     assert found.step == pytest.approx(found.recorded, rel=0.02)
 
 
+# --- micro-batches -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("micro_batches", [3, 5, 16])
+def test_micro_batches(gpt: Job, micro_batches: int, tmp_path: Path) -> None:
+    found = extrapolate_parallel(
+        gpt.job, MPI.COMM_SELF, cluster=find_cluster("dgx-h100"), micro_batches=micro_batches
+    )
+    expected = generated(GPT, 8 * micro_batches, 1, tmp_path).run
+    assert found.step == pytest.approx(float(expected.step_time) / 1e12, rel=0.002)
+    assert traffic(found.program) == traffic(expected.program)
+
+
+def test_micro_batches_of_four_stages(tmp_path: Path) -> None:
+    text = (
+        GPT.replace("pp = 2", "pp = 4").replace("tp = 2", "tp = 1").replace("zero = 1", "zero = 0")
+    )
+    (tmp_path / "before").mkdir()
+    job = recorded(text, 2 * 4 * 8, tmp_path / "before").job
+    found = extrapolate_parallel(
+        job, MPI.COMM_SELF, dp=4, cluster=find_cluster("dgx-h100"), micro_batches=12
+    )
+    expected = generated(text.replace("{nodes}", "2"), 4 * 4 * 12, 1, tmp_path).run
+    assert found.program.n_ranks == expected.program.n_ranks == 16
+    assert found.step == pytest.approx(float(expected.step_time) / 1e12, rel=0.01)
+    assert traffic(found.program) == traffic(expected.program)
+
+
+def test_micro_batches_that_cannot_be_told(
+    gpt: Job, llama: Job, megatron: TraceJob, tmp_path: Path
+) -> None:
+    cases = (
+        (gpt.job, 1, "fill and drain the pipeline; allowed is 3 or more"),
+        (llama.job, 2, "has no pipeline"),
+        (megatron, 4, "no two that follow each other do the same"),
+    )
+    for job, micro_batches, said in cases:
+        with pytest.raises(InputError, match=said):
+            extrapolate_parallel(
+                job,
+                MPI.COMM_SELF,
+                cluster=find_cluster("a800-8gpu"),
+                micro_batches=micro_batches,
+            )
+
+
 # --- growing what was recorded -------------------------------------------------------------------
 
 
@@ -615,6 +661,16 @@ def test_command(gpt: Job, run_mpisim: Callable[..., Finished], tmp_path: Path) 
     assert found["repriced"]["dp"] > 0
     again = run_mpisim(["run", str(saved)])
     assert again.rc == 0, again.stderr
+
+
+def test_processes_agree(gpt: Job, run_mpisim: Callable[..., Finished]) -> None:
+    options = ["--dp", "4", "--cluster", "dgx-h100", "--gpu", "h200", "--micro-batches", "6"]
+    digests = set()
+    for nprocs in (1, 2):
+        done = run_mpisim(["extrapolate", str(gpt.folder / "traces"), *options], nprocs)
+        assert done.rc == 0, done.stderr
+        digests.add(next(line for line in done.stdout.splitlines() if "digest" in line))
+    assert len(digests) == 1
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
             layout=args.layout,
             gpu=args.gpu,
             distributed_optimizer={"on": True, "off": False}.get(args.distributed_optimizer),
+            micro_batches=args.micro_batches,
         )
         simulated: list[Simulated] | None = None if args.html is None else []
         results = simulate(

@@ -26,6 +26,7 @@ from ..simulate import simulate
 from .parallel_growth import Grown, grow
 from .parallel_kernels import KernelChange, on_another_gpu
 from .parallel_optimizer import with_distributed_optimizer
+from .parallel_rounds import with_micro_batches
 from .parallel_structure import (
     ParallelStructure,
     Traffic,
@@ -173,6 +174,7 @@ def extrapolate_parallel(
     layout: str = "",
     gpu: str | None = None,
     distributed_optimizer: bool | None = None,
+    micro_batches: int | None = None,
 ) -> Extrapolated:
     """Write a recorded job of several ranks at another scale. **Collective.**
 
@@ -196,6 +198,8 @@ def extrapolate_parallel(
         On which kernels run; by default as recorded.
     distributed_optimizer : bool, optional
         Whether the optimizer is sharded over the replicas; by default as recorded.
+    micro_batches : int, optional
+        Of a step of each pipeline; by default as recorded.
 
     Raises
     ------
@@ -213,7 +217,12 @@ def extrapolate_parallel(
             named=named,
             layout=parse_layout(layout) if layout else (),
         )
-        for option, given in (("--gpu", gpu), ("--distributed-optimizer", distributed_optimizer)):
+        options = {
+            "--gpu": gpu,
+            "--distributed-optimizer": distributed_optimizer,
+            "--micro-batches": micro_batches,
+        }
+        for option, given in options.items():
             if given is not None and cluster is None:
                 raise UsageError(f"{option} is a change: --cluster says on which network")
     recorded = _step(whole, comm, None)
@@ -222,7 +231,7 @@ def extrapolate_parallel(
         kernels = on_another_gpu(job, gpu, (traced_cluster or cluster).gpu, comm)
         whole = _whole(kernels.program, comm)
         kernels = None if kernels.old == kernels.new else kernels
-    job_now = _Changed(structure, dp, cluster, traced_cluster, distributed_optimizer)
+    job_now = _Changed(structure, dp, cluster, traced_cluster, distributed_optimizer, micro_batches)
     with collective_errors(comm):
         grown = job_now.grown(whole, kernels is not None)
     if grown is None:
@@ -274,6 +283,7 @@ class _Changed:
     cluster: Cluster | None
     traced: Cluster | None
     distributed_optimizer: bool | None
+    micro_batches: int | None
 
     def grown(self, program: Program, changed: bool) -> Grown | None:
         """Return the changed job; None if nothing is to be changed, nor has been."""
@@ -292,12 +302,17 @@ class _Changed:
             what = "some replicas are missing" if missing else f"--dp {replicas} is a change"
             raise UsageError(f"{what}: --cluster says on which network")
         floor = picoseconds(find_gpu(cluster.gpu).memory_floor.si)
-        said = ""
+        said: list[str] = []
+        if self.micro_batches is not None:
+            program, how = with_micro_batches(program, structure, self.micro_batches)
+            said.append(how)
         if self.distributed_optimizer is not None:
             on = self.distributed_optimizer
-            program, said = with_distributed_optimizer(program, structure, on, floor)
-            if said:
-                structure = with_traffic_of(structure, program)
+            program, how = with_distributed_optimizer(program, structure, on, floor)
+            said.append(how)
+        said = [how for how in said if how]
+        if said:
+            structure = with_traffic_of(structure, program)
         same = self.traced in (None, cluster)
         if replicas == size and same and not (missing or changed or said):
             return None
@@ -305,7 +320,7 @@ class _Changed:
         old = _network(self.traced or cluster, world)
         new = _network(cluster, world // size * replicas)
         found = grow(program, structure, replicas, old, new, floor)
-        return replace(found, assumptions=(said, *found.assumptions)) if said else found
+        return replace(found, assumptions=(*said, *found.assumptions))
 
 
 def _network(cluster: Cluster, ranks: int) -> NcclNetwork:

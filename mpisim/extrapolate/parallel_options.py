@@ -41,6 +41,12 @@ def add_parallel_options(parser: argparse.ArgumentParser) -> None:
         help="shard the optimizer's states over the replicas, or no longer (default: as recorded)",
     )
     group.add_argument(
+        "--micro-batches",
+        type=int,
+        metavar="N",
+        help="micro-batches of a pipeline's step (default: as recorded)",
+    )
+    group.add_argument(
         "--layout",
         metavar="AXES",
         default="",
