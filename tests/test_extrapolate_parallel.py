@@ -19,6 +19,7 @@ from mpisim.base.errors import InputError
 from mpisim.experiment import load
 from mpisim.extrapolate.parallel import Extrapolated, extrapolate_parallel
 from mpisim.extrapolate.parallel_growth import grow, sharded_rows
+from mpisim.extrapolate.parallel_options import of_several_ranks
 from mpisim.extrapolate.parallel_structure import find_structure, parse_layout
 from mpisim.prediction.network import network_of
 from mpisim.prediction.prepared import prepare
@@ -334,6 +335,16 @@ def test_kernels_of_a_sharded_optimizer(llama: Job) -> None:
     assert after == pytest.approx(before / 2, rel=0.01)
 
 
+def test_unknown_sizes_are_refused_where_they_matter() -> None:
+    program = job_of([(0, 1)], -1)
+    told = find_structure(program, range(2), 2, named=True, layout=[("dp", 2)])
+    network = network_of(find_cluster("dgx-h100"), 1)
+    with pytest.raises(InputError, match="ranks 0, 1: the size of their all-reduce is not on"):
+        grow(program, told, 4, network, network, 0)  # type: ignore[arg-type]
+    same = grow(program, told, 2, network, network, 0)  # type: ignore[arg-type]
+    assert same.repriced == {}
+
+
 def test_experts_over_replicas_are_refused() -> None:
     builder = ProgramBuilder()
     for _ in range(2):
@@ -345,7 +356,7 @@ def test_experts_over_replicas_are_refused() -> None:
     assert find_structure(program, range(2), 2, named=True).text == "ep=2"
     told = find_structure(program, range(2), 2, named=True, layout=[("dp", 2)])
     network = network_of(find_cluster("dgx-h100"), 1)
-    with pytest.raises(InputError, match="experts are spread over the replicas"):
+    with pytest.raises(InputError, match="an all-to-all runs along dp=2"):
         grow(program, told, 4, network, network, 0)  # type: ignore[arg-type]
 
 
@@ -642,6 +653,12 @@ def test_a_gpu_that_lacks_a_format_is_refused(megatron: TraceJob) -> None:
         extrapolate_parallel(
             megatron, MPI.COMM_SELF, cluster=find_cluster("a800-8gpu"), gpu="v100-sxm2-32gb"
         )
+
+
+def test_jobs_of_several_ranks_are_told_apart(gpt: Job, shared: Path) -> None:
+    assert of_several_ranks([gpt.folder / "traces"])
+    assert of_several_ranks([gpt.folder / "traces" / "kineto_rank5.json.gz"])
+    assert not of_several_ranks([shared / "traces" / "linear_2080ti_1gpu"])
 
 
 # --- the command ---------------------------------------------------------------------------------

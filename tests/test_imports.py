@@ -24,9 +24,9 @@ LAYERS = (
     ("overlap", "results", "traces", "memory"),
     ("report", "formats", "capture"),
     ("prediction", "replay"),
-    ("cost",),
+    ("cost", "extrapolate"),
     ("simulate", "sensitivity", "export", "record"),
-    ("job", "extrapolate"),
+    ("job",),
     ("validate", "search", "page"),
     ("cli",),
 )

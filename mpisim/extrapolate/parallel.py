@@ -17,12 +17,13 @@ import numpy as np
 from ..base.errors import UsageError
 from ..base.frozen import frozen
 from ..base.quantity import picoseconds
+from ..engine import simulate
 from ..mpi.parallel import collective_errors
 from ..prediction.network import network_of
 from ..program import UNPRICED, Operation, Program, gather
 from ..replay import replay
 from ..replay.error import differences
-from ..simulate import simulate
+from ..results.step_times import step_of_job
 from .parallel_growth import Grown, grow
 from .parallel_kernels import KernelChange, on_another_gpu
 from .parallel_optimizer import with_distributed_optimizer
@@ -332,9 +333,10 @@ def _network(cluster: Cluster, ranks: int) -> NcclNetwork:
 
 
 def _step(program: Program, comm: Intracomm, network: Any) -> float:
-    """Seconds of a job's step. **Collective.**"""
-    found = simulate(program, comm, network=network)
-    return float(comm.bcast(None if found is None else found.step_time, root=0))
+    """Seconds of a job's step: the mean of those recorded. **Collective.**"""
+    run = simulate(program, comm, network=network)
+    found = step_of_job(program, run, comm)
+    return (int(run.step_time) if found is None else found.recorded.mean_ps) / 1e12
 
 
 # --- what is said of it --------------------------------------------------------------------------

@@ -182,8 +182,8 @@ def _check(
         return
     if Operation.ALL_TO_ALL in structure.carried("dp"):
         raise InputError(
-            f"--dp {replicas}: an all-to-all runs along dp={structure.axes[along].size}: experts "
-            "are spread over the replicas, and with more of them each would hold fewer"
+            f"--dp {replicas}: an all-to-all runs along dp={structure.axes[along].size}: what it "
+            "exchanges (tokens of experts, rows of embedding tables) would be cut otherwise"
         )
     bits = program.operation_bits
     for c in np.flatnonzero(structure.spans[:, along] & ~structure.lone).tolist():
@@ -206,8 +206,8 @@ def _ranks(structure: ParallelStructure, along: int | None, replicas: int) -> _R
         size = replicas if i == along else axis.size
         if axis.unseen and i != along:
             raise InputError(
-                f"{len(structure.ranks)} ranks are at hand, all at one place of {axis.name}="
-                f"{axis.size}: only missing replicas (dp) can be filled in"
+                f"the ranks at hand are all at one place of {axis.name}={axis.size}: only missing "
+                "replicas (dp) can be filled in"
             )
         axes.append(Axis(axis.name, size, stride))
         stride *= size
@@ -382,10 +382,9 @@ class _Prices:
     def _group(self, c: int) -> tuple[int, ...]:
         return self.program.communicators.group(c)
 
-    def _price(self, operation: int, size: int, group: Placement, old: bool = False) -> int | None:
-        """Time by the model; None without a size."""
-        if size < 0:
-            return None
+    def _price(self, operation: int, size: int, group: Placement, old: bool = False) -> int:
+        """Time by the model; of an unknown size that of a large one, which tells groups apart."""
+        size = LARGE if size < 0 else size
         return (self.old if old else self.new).price(Operation(operation), size, group).duration
 
     def _size(self, c: int, operation: int, size: int) -> int:

@@ -156,7 +156,7 @@ class ParallelStructure:
         """Return what groups along an axis, and perhaps others, do but for small messages."""
         found = [each for each in self.traffic if name in each.axes.split("×")]
         most = max((each.bytes for each in found), default=0)
-        return {each.operation for each in found if each.bytes >= BULK * most}
+        return {e.operation for e in found if e.bytes < 0 or e.bytes >= BULK * most}
 
 
 def parse_layout(text: str) -> list[tuple[str, int]]:
