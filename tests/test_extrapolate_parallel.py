@@ -18,8 +18,9 @@ from mpi4py import MPI
 from mpisim.base.errors import InputError
 from mpisim.experiment import load
 from mpisim.extrapolate.parallel import Extrapolated, extrapolate_parallel
-from mpisim.extrapolate.parallel_growth import grow, sharded_rows
+from mpisim.extrapolate.parallel_growth import grow
 from mpisim.extrapolate.parallel_options import of_several_ranks
+from mpisim.extrapolate.parallel_shards import sharded_rows
 from mpisim.extrapolate.parallel_structure import find_structure, parse_layout
 from mpisim.prediction.network import network_of
 from mpisim.prediction.prepared import prepare

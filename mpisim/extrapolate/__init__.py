@@ -6,6 +6,7 @@ From a trace of several ranks, read in this order:
 - `parallel_network`: NCCL's model, calibrated by what the recording measured.
 - `parallel_growth`: the program of the job with more or fewer data-parallel replicas, or on another
   network.
+- `parallel_shards`: the optimizer's kernels with shares of another size.
 - `parallel_optimizer`: the optimizer sharded over the replicas, or no longer.
 - `parallel_rounds`: rounds of a pipeline repeated for more micro-batches.
 - `parallel_kernels`: kernels on another GPU.

@@ -394,7 +394,7 @@ def _assumptions(grown: Grown) -> list[str]:
     before, after = grown.sharded
     if before:
         found.append(
-            f"kernels between a step's last reduce-scatter and the all-gather behind it work on "
+            f"kernels between a step's last reduction and the all-gather behind it work on "
             f"shares of the optimizer's states: {before * 1e3:.3f} ms become {after * 1e3:.3f} ms"
         )
     return [*found, *grown.assumptions]

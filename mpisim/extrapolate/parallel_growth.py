@@ -27,13 +27,14 @@ from numpy.typing import NDArray
 
 from ..base.errors import InputError
 from ..base.frozen import frozen
-from ..program import UNPRICED, Communicators, Kind, Operation, Program, Table
+from ..program import UNPRICED, Communicators, Operation, Program, Table
 from ..topo.nccl_network import NcclNetwork
 from ..topo.traffic.link_limits import Placement
 from .parallel_network import Key, MeasuredNetwork, regime
-from .parallel_structure import BULK, Axis, ParallelStructure
+from .parallel_shards import scaled_optimizers
+from .parallel_structure import Axis, ParallelStructure
 
-__all__ = ["Grown", "grow", "sharded_rows", "share_of_time"]
+__all__ = ["Grown", "grow"]
 
 LARGE = 1 << 20
 """Messages from here on measure a rate: their ratios stand for those that were not measured."""
@@ -46,7 +47,6 @@ ALIGNMENT = 4
 """Bytes to a multiple of which each rank's share of a sharded buffer is padded."""
 
 _SHARDED = (Operation.REDUCE_SCATTER, Operation.ALL_GATHER)
-_REDUCES = (Operation.REDUCE_SCATTER, Operation.ALL_REDUCE, Operation.REDUCE)
 
 
 @frozen(eq=False)
@@ -129,7 +129,7 @@ def grow(
     ranks = _ranks(structure, along, replicas)
     groups = _Groups(program, structure, ranks)
     prices = _Prices(program, structure, groups, old, new, along)
-    scaled, before, after = _scaled_optimizers(program, structure, along, replicas, floor)
+    scaled, before, after = scaled_optimizers(program, structure, along, replicas, floor)
     tables: list[Table] = []
     number: dict[tuple[int, tuple[int, ...]], int] = {}
     use = np.empty(len(ranks.source), np.int32)
@@ -292,7 +292,7 @@ class _Prices:
         )
         label, classes = old.group_classes(groups_before.index, groups_before.members, bits)
         self._before = [classes[i] for i in label.tolist()]
-        self._tables = _first_rows(program)
+        self._rows = _rows_of_members(program)
         self._measured = [self._measure(c) for c in range(len(own))]
         self._usual = self._usual_ratios()
         label, classes = new.group_classes(
@@ -317,10 +317,11 @@ class _Prices:
         """Operation and bytes → the median recorded time on a communicator, in ps."""
         if self.structure.lone[c] or self.program.communicators.sizes[c] < 2:
             return {}
-        table, rows = self._tables[c]
         found: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for row in rows.tolist():
-            found[int(table.operation[row]), int(table.bytes[row])].append(int(table.duration[row]))
+        for table, rows in self._rows[c]:
+            columns = table.operation[rows], table.bytes[rows], table.duration[rows]
+            for operation, size, time in zip(*(each.tolist() for each in columns), strict=True):
+                found[operation, size].append(time)
         medians = {key: float(np.median(times)) for key, times in found.items()}
         return {key: time for key, time in medians.items() if time >= 0}  # others were put in
 
@@ -344,10 +345,11 @@ class _Prices:
 
     def _choose(self, c: int, group: Placement, members: int) -> dict[tuple[int, int], int]:
         """One communicator and its new class → what is to be priced, and its new bytes."""
-        table, rows = self._tables[c]
+        sizes = np.concatenate([table.bytes[rows] for table, rows in self._rows[c]])
+        kinds = np.concatenate([table.operation[rows] for table, rows in self._rows[c]])
         lone = bool(self.structure.lone[c])
         found: dict[tuple[int, int], int] = {}
-        pairs = np.stack([table.operation[rows].astype(np.int64), table.bytes[rows]])
+        pairs = np.stack([kinds.astype(np.int64), sizes])
         for operation, size in np.unique(pairs, axis=1).T.tolist():
             if operation == Operation.UNKNOWN:
                 self.assumptions.append(
@@ -361,7 +363,7 @@ class _Prices:
                 before = self._price(operation, known, self._before[c], old=True)
                 if before == after and padded == known and regime(group) == regime(self._before[c]):
                     continue
-            if padded < 0 and (table.bytes[rows] < 0).mean() <= FEW:
+            if padded < 0 and (sizes < 0).mean() <= FEW:
                 self.assumptions.append(
                     "single communications whose sizes are not on record keep their recorded times"
                 )
@@ -459,7 +461,7 @@ class _Prices:
         for group, c in enumerate(self.groups.origin):
             choice = self._choices[self.variant[group]]
             if choice:
-                table, rows = self._tables[c]
+                table, rows = self._rows[c][0]
                 keys = zip(table.operation[rows].tolist(), table.bytes[rows].tolist(), strict=True)
                 along = [ranks.axes[i].name for i in np.flatnonzero(structure.spans[c])]
                 found["×".join(along) or "alone"] += sum(key in choice for key in keys)
@@ -480,15 +482,13 @@ def _error(network: NcclNetwork, operation: Operation, size: int, group: Placeme
     return math.hypot(*(share * network.numbers[name].error for name, share in shares.items()))
 
 
-def _first_rows(program: Program) -> list[tuple[Table, NDArray[np.intp]]]:
-    """Of each communicator, the table of its first member and its rows there."""
-    found: list[tuple[Table, NDArray[np.intp]]] = [
-        (program.table_of(0), np.zeros(0, np.intp))
-    ] * len(program.communicators)
-    for rank in reversed(range(program.n_ranks)):
+def _rows_of_members(program: Program) -> list[list[tuple[Table, NDArray[np.intp]]]]:
+    """Of each communicator, the table of every member and its rows there."""
+    found: list[list[tuple[Table, NDArray[np.intp]]]] = [[] for _ in program.communicators.names]
+    for rank in range(program.n_ranks):
         table = program.table_of(rank)
         for slot, c in enumerate(program.slots_of(rank).tolist()):
-            found[c] = table, table.rows_on(slot)
+            found[c].append((table, table.rows_on(slot)))
     return found
 
 
@@ -510,85 +510,3 @@ def _activation(structure: ParallelStructure) -> tuple[int, str]:
         f"messages between stages, whose sizes are not on record, taken as {size / 2**20:.1f} MiB: "
         f"{how} in each layer"
     )
-
-
-# --- sharded optimizers --------------------------------------------------------------------------
-
-
-def _scaled_optimizers(
-    program: Program, structure: ParallelStructure, along: int | None, replicas: int, floor: int
-) -> tuple[list[Table], float, float]:
-    """Tables with the kernels of sharded optimizers at the share of so many replicas.
-
-    Returns the table of every recorded rank, and the seconds that such kernels take on the rank
-    where they take longest, before and after.
-    """
-    tables = [program.table_of(rank) for rank in range(program.n_ranks)]
-    if along is None or Operation.ALL_GATHER not in structure.carried("dp"):
-        return tables, 0.0, 0.0
-    size = structure.axes[along].size
-    share = size / replicas
-    before = after = 0
-    if share == 1:
-        return tables, 0.0, 0.0
-    done: dict[int, tuple[Table, int, int]] = {}
-    for rank, table in enumerate(tables):
-        if id(table) not in done:
-            slots = [
-                slot
-                for slot, c in enumerate(program.slots_of(rank).tolist())
-                if structure.spans[c, along]
-            ]
-            rows = sharded_rows(table, slots)
-            duration = share_of_time(table, rows, share, floor)
-            sums = int(table.duration[rows].sum()), int(duration[rows].sum())
-            done[id(table)] = table.replace(duration=duration), *sums
-        tables[rank], was, now = done[id(table)]
-        if was > before:
-            before, after = was, now
-    return tables, before / 1e12, after / 1e12
-
-
-def share_of_time(
-    table: Table, rows: NDArray[np.intp], share: float, floor: int
-) -> NDArray[np.int64]:
-    """Durations of a table whose kernels in some rows do a share of their work.
-
-    Parameters
-    ----------
-    table : Table
-    rows : int, shape (n,)
-    share : float
-    floor : int
-        Of each kernel's time, what it takes besides its work, in ps.
-    """
-    own, duration = table.duration[rows], table.duration.copy()
-    fixed = np.minimum(own, floor)
-    duration[rows] = fixed + np.rint((own - fixed) * share).astype(np.int64)
-    return duration
-
-
-def sharded_rows(table: Table, slots: Sequence[int]) -> NDArray[np.intp]:
-    """Rows of kernels that work on a rank's share of the optimizer's states.
-
-    Those between the last reduction of a step's gradients and the all-gather behind it, or the end
-    of the step.
-
-    Parameters
-    ----------
-    table : Table
-    slots : sequence of int
-        Of the groups over which the states are sharded.
-    """
-    over = np.isin(table.slot, slots)
-    large = over & (table.bytes >= BULK * table.bytes[over].max(initial=0))
-    reduces = np.flatnonzero(large & np.isin(table.operation, _REDUCES))
-    gathers = np.flatnonzero(large & (table.operation == Operation.ALL_GATHER))
-    chosen: list[NDArray[np.intp]] = [np.zeros(0, np.intp)]
-    for step in np.unique(table.step[reduces]).tolist():
-        last = int(reduces[table.step[reduces] == step].max())
-        inside = np.flatnonzero((np.arange(len(table)) > last) & (table.step == step))
-        until = min(gathers[gathers > last].tolist(), default=len(table))
-        rows = inside[inside < until]
-        chosen.append(rows[table.kind[rows] == Kind.KERNEL])
-    return np.concatenate(chosen)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import InputError
 from ..program import COLUMNS, UNPRICED, Kind, Operation, Program, Table
-from .parallel_growth import sharded_rows, share_of_time
+from .parallel_shards import sharded_rows, share_of_time
 from .parallel_structure import BULK, ParallelStructure
 
 __all__ = ["with_distributed_optimizer"]
