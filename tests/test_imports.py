@@ -24,7 +24,7 @@ LAYERS = (
     ("overlap", "results", "traces", "memory"),
     ("report", "formats", "capture"),
     ("prediction", "replay"),
-    ("cost",),
+    ("cost", "extrapolate"),
     ("simulate", "sensitivity", "export", "record"),
     ("job",),
     ("validate", "search", "page"),

@@ -30,7 +30,7 @@ from ..base.schema import build
 if TYPE_CHECKING:
     from .jobs import Replay
 
-__all__ = ["ReplayError", "replay_error"]
+__all__ = ["ReplayError", "differences", "replay_error"]
 
 FILE = "replay.toml"
 
@@ -44,7 +44,7 @@ class ReplayError:
 
 
 @cache
-def _numbers() -> tuple[Quantity, Quantity]:
+def differences() -> tuple[Quantity, Quantity]:
     """Return the difference between steps, and the share of a change behind inferred waits."""
     found = packaged(FILE)
     first, second = (
@@ -72,7 +72,7 @@ def replay_error(
     if not changed.changes:
         return ReplayError(own, "worst step error of the replay against the recording")
     job = unchanged.job
-    steps, waits = _numbers()
+    steps, waits = differences()
     before, after = (_mean([s.replayed for s in each.steps]) for each in (unchanged, changed))
     change = abs(after - before) / after if after > 0 else 0.0  # of the changed time, as `value`
     edges = any(name.startswith("late start") and n for name, n in job.counts.items())

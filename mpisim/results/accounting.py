@@ -237,6 +237,19 @@ class RowAccounts:
         self._kernels.append(columns.kernels(sums[0], sums[2], 1, self._names))
         self._communications.append(columns.communications(sums[:1], sums[1:2]))
 
+    def add_like(self, rank: int) -> None:
+        """Add a rank that does the same at the same times as one added before.
+
+        Parameters
+        ----------
+        rank : int
+            Its number among those added.
+        """
+        for accounts in (self._kernels, self._communications):
+            accounts.append(accounts[rank])
+        for accounts in (self._breakdown, self._parts):  # which begin with none
+            accounts.append(accounts[rank + 1])
+
     def joined(self, run: Run) -> Accounts:
         """Return the accounts of all ranks added, which are those hosted here, in their order."""
         index = np.cumsum([0, *map(len, self._communications)])

@@ -305,10 +305,13 @@ def step_of_job(
     if program.attributes.get("source") != "traces":
         return None
     mine: list[tuple[int, Spans]] = []
+    known_spans: dict[int, Spans] = {}
     for i, rank in enumerate(run.hosted.tolist()):
-        rows = run.rows(i)
-        spans = step_spans(program.table_of(rank), program.names, rows.begin, rows.end)
-        mine.append((rank, spans))
+        same = int(run.simulated_by[i])
+        if same not in known_spans:
+            rows, table = run.rows(i), program.table_of(rank)
+            known_spans[same] = step_spans(table, program.names, rows.begin, rows.end)
+        mine.append((rank, known_spans[same]))
     spans_of = dict(each for part in comm.allgather(mine) for each in part)
     jobs = job_spans([spans_of[rank] for rank in sorted(spans_of)])
     if step is not None and step not in jobs:
@@ -367,7 +370,12 @@ def account_step(
     """
     begin, end = of.window
     step, found = of.recorded.shown_step, RowAccounts(names, n_names, layout)
+    first: dict[int, int] = {}
     for i, rank in enumerate(run.hosted.tolist()):
+        like = first.setdefault(int(run.simulated_by[i]), i)
+        if like != i:
+            found.add_like(like)
+            continue
         table, rows = run.program.table_of(rank), run.rows(i)
         shifted = (rows.begin - begin, rows.end - begin, rows.wire - begin)
         own = table.step == step if step >= 0 else np.ones(len(table), bool)

@@ -1,0 +1,450 @@
+"""The files of a job of several ranks → the job at another scale, and what the answer rests on.
+
+`extrapolate_parallel` takes nothing but what `mpisim.replay.read_job` has read: it finds the grid
+of the job (`parallel_structure`), writes the program of the new job (`parallel_growth`) and works
+out how far off its step may be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..base.errors import UsageError
+from ..base.frozen import frozen
+from ..base.quantity import picoseconds
+from ..engine import simulate
+from ..mpi.parallel import collective_errors
+from ..prediction.network import network_of
+from ..program import UNPRICED, Operation, Program, gather
+from ..replay import replay
+from ..replay.error import differences
+from ..results.step_times import step_of_job
+from .parallel_growth import Grown, grow
+from .parallel_kernels import KernelChange, on_another_gpu
+from .parallel_optimizer import with_distributed_optimizer
+from .parallel_rounds import with_micro_batches
+from .parallel_structure import (
+    ParallelStructure,
+    Traffic,
+    find_structure,
+    parse_layout,
+    with_traffic_of,
+)
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+    from ..replay import Replay, TraceJob
+    from ..topo import Cluster
+    from ..topo.nccl_network import NcclNetwork
+
+__all__ = ["Extrapolated", "extrapolate_parallel"]
+
+SHOWN = 3
+"""Sorts of communications of an axis that are shown; the rest is counted."""
+
+
+@frozen
+class Extrapolated:
+    """A job at another scale, ready to be simulated; equal on every process.
+
+    Attributes
+    ----------
+    structure : ParallelStructure
+        Of the recorded job.
+    program : Program
+        Of the new one; as recorded if nothing is changed.
+    network : Network, optional
+        That prices what has no duration; None if nothing is changed.
+    grown : Grown, optional
+    recorded, step : float
+        Seconds of the step as replayed, and of the new job's.
+    uncertainty : float
+        Relative; nine of ten such predictions should be within.
+    attributes : dict
+        For results: uncertainty, assumptions, what is not modelled.
+    kernels : KernelChange, optional
+        Where they run on another GPU.
+    """
+
+    structure: ParallelStructure
+    program: Program
+    network: Any
+    grown: Grown | None
+    recorded: float
+    step: float
+    uncertainty: float
+    attributes: dict[str, Any] = field(default_factory=dict)
+    kernels: KernelChange | None = None
+
+    @property
+    def text(self) -> str:
+        """The structure found, and what became of it, for people."""
+        structure = self.structure
+        grid = f"{structure.text}, the innermost axis first" if structure.axes else "none: one rank"
+        lines = [f"parallel structure  {grid}"]
+        for name in dict.fromkeys(each.axes for each in structure.traffic):
+            own = [each for each in structure.traffic if each.axes == name]
+            lines.append(f"  {name:16s}  {_groups_of(structure, name)}{'; '.join(_said(own))}")
+        lines += [f"  assumed: {note}" for note in structure.notes]
+        if self.grown is not None:
+            axes = ",".join(f"{axis.name}={axis.size}" for axis in self.grown.axes)
+            lines.append(
+                f"new job             {axes}, {self.program.n_ranks:,} ranks: "
+                f"{self.step * 1e3:,.3f} ms in place of {self.recorded * 1e3:,.3f} ms "
+                f"({self.step / self.recorded - 1:+.2%})"
+            )
+        return "\n".join(lines)
+
+    def priced_program(self) -> Program:
+        """Return the program with the time that each communication takes for itself."""
+        if self.network is None:
+            return self.program
+        program, groups = self.program, self.program.communicators
+        label, classes = self.network.group_classes(
+            groups.index, groups.members, program.operation_bits
+        )
+        tables = list(program.tables)
+        first = np.unique(program.table, return_index=True)[1]
+        for rank in first.tolist():
+            table = program.table_of(rank)
+            own, duration = program.slots_of(rank), table.duration.copy()
+            for row in np.flatnonzero(duration == UNPRICED).tolist():
+                group = classes[int(label[own[table.slot[row]]])]
+                operation = Operation(int(table.operation[row]))
+                price = self.network.price(operation, int(table.bytes[row]), group)
+                duration[row] = price.duration
+            tables[program.table[rank]] = table.replace(duration=duration)
+        return program.replace(tables=tuple(tables))
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The same for JSON; times in seconds, sizes in bytes."""
+        grown = self.grown
+        return {
+            "structure": {
+                "axes": [
+                    {"name": a.name, "size": a.size, "stride": a.stride, "unseen": a.unseen}
+                    for a in self.structure.axes
+                ],
+                "traffic": [
+                    {
+                        "axes": each.axes,
+                        "operation": _word(each.operation),
+                        "bytes": each.bytes,
+                        "count": each.count,
+                        "ranks": each.ranks,
+                    }
+                    for each in self.structure.traffic
+                ],
+            },
+            "recorded_step": self.recorded,
+            "kernels": {}
+            if self.kernels is None
+            else {
+                "recorded_on": self.kernels.old,
+                "gpu": self.kernels.new,
+                "before": self.kernels.before,
+                "after": self.kernels.after,
+                "by_shape": self.kernels.by_shape,
+                "error": self.kernels.error,
+            },
+            "new_axes": {} if grown is None else {a.name: a.size for a in grown.axes},
+            "repriced": {} if grown is None else grown.repriced,
+            "measured_over_model": {}
+            if grown is None
+            else {
+                where: {"median": ratio, "spread": spread, "sorts": count}
+                for where, (ratio, spread, count) in grown.ratios.items()
+            },
+        }
+
+
+def extrapolate_parallel(
+    job: TraceJob,
+    comm: Intracomm,
+    *,
+    dp: int | None = None,
+    cluster: Cluster | None = None,
+    traced_cluster: Cluster | None = None,
+    layout: str = "",
+    gpu: str | None = None,
+    distributed_optimizer: bool | None = None,
+    micro_batches: int | None = None,
+) -> Extrapolated:
+    """Write a recorded job of several ranks at another scale. **Collective.**
+
+    Parameters
+    ----------
+    job : TraceJob
+        Some data-parallel replicas may be missing (`read_job(..., allow_missing=True)`): they are
+        filled in.
+    comm : mpi4py.MPI.Intracomm
+        The processes that read the job.
+    dp : int, optional
+        Data-parallel replicas; by default as many as the recorded job had.
+    cluster : Cluster, optional
+        Where the new job runs; needed for any change.
+    traced_cluster : Cluster, optional
+        Where the job was recorded; by default `cluster`.
+    layout : str, optional
+        Axes of the recorded job, the innermost first, as in ``tp=2,dp=2,pp=2``; by default those
+        found.
+    gpu : str, optional
+        On which kernels run; by default as recorded.
+    distributed_optimizer : bool, optional
+        Whether the optimizer is sharded over the replicas; by default as recorded.
+    micro_batches : int, optional
+        Of a step of each pipeline; by default as recorded.
+
+    Raises
+    ------
+    InputError
+        If the groups form no grid, or the change cannot be made.
+    """
+    plain = replay(job, comm)
+    whole = _whole(job.program, comm)
+    with collective_errors(comm):
+        named = any(m.group is not None for o in job.traces.matching.operations for m in o.members)
+        structure = find_structure(
+            whole,
+            job.traces.ranks,
+            job.traces.world_size,
+            named=named,
+            layout=parse_layout(layout) if layout else (),
+        )
+        options = {
+            "--gpu": gpu,
+            "--distributed-optimizer": distributed_optimizer,
+            "--micro-batches": micro_batches,
+        }
+        for option, given in options.items():
+            if given is not None and cluster is None:
+                raise UsageError(f"{option} is a change: --cluster says on which network")
+    recorded = _step(whole, comm, None)
+    kernels: KernelChange | None = None
+    if gpu is not None and cluster is not None:
+        kernels = on_another_gpu(job, gpu, (traced_cluster or cluster).gpu, comm)
+        whole = _whole(kernels.program, comm)
+        kernels = None if kernels.old == kernels.new else kernels
+    job_now = _Changed(structure, dp, cluster, traced_cluster, distributed_optimizer, micro_batches)
+    with collective_errors(comm):
+        grown = job_now.grown(whole, kernels is not None)
+    if grown is None:
+        own = max((abs(each.error) for each in plain.steps), default=0.0)
+        said = {
+            "uncertainty": own,
+            "uncertainty_method": "worst step error of the replay against the recording",
+            "assumptions": [*_kept(), *structure.notes],
+        }
+        return Extrapolated(structure, whole, None, None, recorded, recorded, own, said)
+    step = _step(grown.program, comm, grown.network)
+    late = {"communications priced anew": _step(grown.program, comm, grown.network.late())}
+    if kernels is not None:
+        longer = _whole(kernels.late, comm)
+        slow = job_now.grown(longer, True)
+        assert slow is not None
+        late["kernels on another GPU"] = _step(slow.program, comm, slow.network)
+    error, method = _error(plain, recorded, step, late)
+    said = {
+        "uncertainty": error,
+        "uncertainty_method": method,
+        "assumptions": [
+            *_kept(),
+            *structure.notes,
+            *_assumptions(grown),
+            *_kernel_assumptions(kernels, job.device_name, cluster),
+        ],
+        "not_modelled": _not_modelled(),
+    }
+    return Extrapolated(
+        structure, grown.program, grown.network, grown, recorded, step, error, said, kernels
+    )
+
+
+def _whole(program: Program, comm: Intracomm) -> Program:
+    """A partial program → all of it on every process. **Collective.**"""
+    if comm.size == 1:  # a message to itself would make a copy
+        return program
+    found: Program = comm.bcast(gather(program, comm), root=0)
+    return found
+
+
+@frozen
+class _Changed:
+    """What is asked for of a job; see `extrapolate_parallel`."""
+
+    structure: ParallelStructure
+    dp: int | None
+    cluster: Cluster | None
+    traced: Cluster | None
+    distributed_optimizer: bool | None
+    micro_batches: int | None
+
+    def grown(self, program: Program, changed: bool) -> Grown | None:
+        """Return the changed job; None if nothing is to be changed, nor has been."""
+        from ..kernels import find_gpu
+
+        structure, cluster = self.structure, self.cluster
+        along = structure.axis("dp")
+        size = 1 if along is None else structure.axes[along].size
+        replicas = size if self.dp is None else self.dp
+        if replicas < 1:
+            raise UsageError(f"--dp is {replicas}; allowed is 1 or more")
+        missing = any(axis.unseen for axis in structure.axes)
+        if cluster is None:
+            if replicas == size and not missing:
+                return None
+            what = "some replicas are missing" if missing else f"--dp {replicas} is a change"
+            raise UsageError(f"{what}: --cluster says on which network")
+        floor = picoseconds(find_gpu(cluster.gpu).memory_floor.si)
+        said: list[str] = []
+        if self.micro_batches is not None:
+            program, how = with_micro_batches(program, structure, self.micro_batches)
+            said.append(how)
+        if self.distributed_optimizer is not None:
+            on = self.distributed_optimizer
+            program, how = with_distributed_optimizer(program, structure, on, floor)
+            said.append(how)
+        said = [how for how in said if how]
+        if said:
+            structure = with_traffic_of(structure, program)
+        same = self.traced in (None, cluster)
+        if replicas == size and same and not (missing or changed or said):
+            return None
+        world = math.prod(axis.size for axis in structure.axes)
+        old = _network(self.traced or cluster, world)
+        new = _network(cluster, world // size * replicas)
+        found = grow(program, structure, replicas, old, new, floor)
+        return replace(found, assumptions=(*said, *found.assumptions))
+
+
+def _network(cluster: Cluster, ranks: int) -> NcclNetwork:
+    from ..topo.nccl_network import NcclNetwork
+
+    found = network_of(cluster, -(-ranks // cluster.gpus_per_node))
+    assert isinstance(found, NcclNetwork)
+    return found
+
+
+def _step(program: Program, comm: Intracomm, network: Any) -> float:
+    """Seconds of a job's step: the mean of those recorded. **Collective.**"""
+    run = simulate(program, comm, network=network)
+    found = step_of_job(program, run, comm)
+    return (int(run.step_time) if found is None else found.recorded.mean_ps) / 1e12
+
+
+# --- what is said of it --------------------------------------------------------------------------
+
+
+def _error(
+    plain: Replay, recorded: float, step: float, late: Mapping[str, float]
+) -> tuple[float, str]:
+    """How far off the new step may be, and why: see `mpisim.replay.error` for the first four."""
+    job = plain.job
+    own = max((abs(each.error) for each in plain.steps), default=0.0)
+    steps, waits = differences()
+    change = abs(step - recorded) / step if step > 0 else 0.0
+    edges = any(name.startswith("late start") and n for name, n in job.counts.items())
+    inferred = waits.si if edges else 0.0
+    measured = sum(each.measured for each in plain.steps)
+    kept = sum(job.unexplained.get(number, 0.0) for number in {s.step for s in plain.steps})
+    kept = min(kept / measured, 1.0) if measured else 0.0
+    prices = {what: abs(each - step) / step if step > 0 else 0.0 for what, each in late.items()}
+    value = math.hypot(own, steps.si, inferred * change, kept * change, *prices.values())
+    priced = ", ".join(f"{what} {each:.1%}" for what, each in prices.items())
+    return value, (
+        f"of a prediction, 9 of 10 within: the unchanged replay {own:.2%}, steps differ "
+        f"{steps.si:.1%}, waits inferred {inferred:.0%} of the change, time kept as recorded "
+        f"{kept:.1%} of it, {priced} (all of them slower by their error bars); the change is "
+        f"{step / recorded - 1:+.2%} (data/replay.toml, the calibrations of the models)"
+    )
+
+
+def _kept() -> list[str]:
+    return [
+        "durations, launch latencies, gaps and CPU times as recorded, but for the changes named",
+        "a communication's wire time is what remains after its last member arrived",
+    ]
+
+
+def _assumptions(grown: Grown) -> list[str]:
+    """What the new job rests on."""
+    found = [
+        "each replica computes what a recorded one did: as many samples, in the same kernels; "
+        "recorded replicas are copied in turn, with their differences",
+        "full buffers of collectives keep their sizes: gradients are reduced in the same buckets",
+    ]
+    if grown.repriced:
+        found.append(
+            "priced anew, because their groups lie otherwise or have other sizes: "
+            + ", ".join(f"{count:,} along {axes}" for axes, count in grown.repriced.items())
+        )
+    for where, (ratio, spread, count) in grown.ratios.items():
+        found.append(
+            f"measured over modelled time of messages of 1 MiB and more {where} nodes: median "
+            f"{ratio:.2f}, spread {spread:.0%}, {count} sorts; each sort keeps its own ratio where "
+            "its group stays so"
+        )
+    before, after = grown.sharded
+    if before:
+        found.append(
+            f"kernels between a step's last reduction and the all-gather behind it work on "
+            f"shares of the optimizer's states: {before * 1e3:.3f} ms become {after * 1e3:.3f} ms"
+        )
+    return [*found, *grown.assumptions]
+
+
+def _kernel_assumptions(
+    kernels: KernelChange | None, recorded_on: str, cluster: Cluster | None
+) -> list[str]:
+    """What the times of kernels rest on."""
+    if kernels is None:
+        gpu = "" if cluster is None else f"; --gpu {cluster.gpu} would scale them"
+        return [f"kernels take what they took on {recorded_on or 'the recorded GPU'}{gpu}"]
+    return [
+        f"kernels of {kernels.old} on {kernels.new}: {kernels.before:.4g} s over all recorded "
+        f"ranks become {kernels.after:.4g} s ± {kernels.error:.0%}; {kernels.by_shape:.0%} of them "
+        "by the kernel models' ratio for their operators' shapes, the others by matrix rate, "
+        "memory or PCIe bandwidth",
+        "CPU times as recorded",
+    ]
+
+
+def _not_modelled() -> list[str]:
+    return [
+        "kernels slowing each other down when changes make them overlap otherwise",
+        "buckets that frameworks cut otherwise for more ranks (Megatron-LM from 40 replicas on), "
+        "padding of single parameters",
+        "that of more GPUs the slowest is slower than of those recorded",
+    ]
+
+
+def _groups_of(structure: ParallelStructure, name: str) -> str:
+    axis = next((a for a in structure.axes if a.name == name), None)
+    return "" if axis is None else f"{axis.size} ranks, {axis.stride} apart: "
+
+
+def _said(traffic: list[Traffic]) -> list[str]:
+    """What groups carry, for people."""
+    said = []
+    for each in sorted(traffic, key=lambda t: -t.bytes * t.count)[:SHOWN]:
+        size = "unknown size" if each.bytes < 0 else _size(each.bytes)
+        said.append(f"{each.count:,} {_word(each.operation)} of {size}")
+    more = len(traffic) - SHOWN
+    return [*said, *([f"{more} smaller sorts"] if more > 0 else [])]
+
+
+def _word(operation: Operation) -> str:
+    return operation.name.lower().replace("_", "-")
+
+
+def _size(bytes: int) -> str:
+    from ..base.text import quantity
+
+    return quantity(bytes, "B", 1024)

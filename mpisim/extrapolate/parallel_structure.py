@@ -1,0 +1,573 @@
+"""A job's program → its parallel structure: a grid of ranks, and what each axis carries.
+
+Frameworks number ranks axis by axis (Megatron-LM's ``RankGenerator``, PyTorch's ``DeviceMesh``): a
+group of an axis of size n is n ranks at one distance, the product of the sizes of the axes inside
+of it. So the axes are found from the groups alone:
+
+- ranks that send to one another are a pipeline: the axis ``pp``;
+- every other group of ranks at one distance is an axis, unless it lies inside a pipeline (the
+  first and the last stage reduce the gradients of tied embeddings) or is several axes at once (the
+  norm of the gradients is summed over the whole job);
+- an axis has its name from what it carries (`_role`): gradients ``dp``, experts' tokens ``ep``,
+  layer by layer the halves of operators ``tp``. Of two axes of gradients the one that gathers
+  parameters is ``shard`` (FSDP's hybrid sharding), and the replicas are the other.
+
+Where ranks of a job are missing, one axis may be unseen: all ranks at hand have one place on it,
+and communications whose other members are not there are taken to run along it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base.errors import InputError
+from ..base.frozen import frozen
+from ..program import Kind, Operation, Program, Table
+
+__all__ = [
+    "AXES",
+    "Axis",
+    "ParallelStructure",
+    "Traffic",
+    "find_structure",
+    "parse_layout",
+    "with_traffic_of",
+]
+
+AXES = ("tp", "cp", "ep", "shard", "dp", "pp")
+"""Names that an axis may have."""
+
+BULK = 0.01
+"""Operations with less than this share of the largest message of a group say nothing of its axis:
+norms, losses, flags."""
+
+LAYERS_GATHERED = 4
+"""All-gathers in a row, with no reduce-scatter between, from which on a group gathers parameters
+(FSDP: those of each unit of the forward). Megatron-LM's sequence parallelism has three at most: the
+gradient of an output, the input once more, the next layer's."""
+
+LAYERS_REDUCED = 4
+"""All-reduces of one size in a step, from which on they may be those of layers."""
+
+FIRST_SHARE = 1 / 12
+"""Share of a step's kernel time before which layers have reduced something. Gradients come a
+quarter of it or later: behind the forward, which takes a third, or a quarter where it is run
+twice."""
+
+EMBEDDING = 1 << 20
+"""Bytes from which on a group that spans stages and something else is taken for several, if only
+its ends have joined it: frameworks reduce nothing but norms and flags over such a group."""
+
+
+@frozen
+class Axis:
+    """One axis of the grid.
+
+    Attributes
+    ----------
+    name : str
+        One of `AXES`; with a number behind it where two carry the same.
+    size : int
+        Ranks along it.
+    stride : int
+        Distance of two neighbours, in ranks.
+    unseen : bool
+        Whether the ranks at hand all have one place on it.
+    """
+
+    name: str
+    size: int
+    stride: int
+    unseen: bool = False
+
+
+@frozen
+class Traffic:
+    """What communicators along some axes carry.
+
+    Attributes
+    ----------
+    axes : str
+        Their names; ``dp×tp`` for a group over two.
+    operation : Operation
+    bytes : int
+        Of one operation; -1 where the recording does not say.
+    count : int
+        Operations of a rank, in the whole recording; the most of any.
+    ranks : int
+        Members of a group.
+    """
+
+    axes: str
+    operation: Operation
+    bytes: int
+    count: int
+    ranks: int
+
+
+@frozen(eq=False)
+class ParallelStructure:
+    """The grid of a job.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        Global rank of every simulated one.
+    axes : tuple of Axis
+        The innermost, whose neighbours have consecutive ranks, first.
+    place : int64, shape (n_ranks, n_axes)
+        Of every simulated rank on every axis.
+    spans : bool, shape (n_communicators, n_axes)
+        Whether the members of a communicator differ along an axis.
+    lone : bool, shape (n_communicators,)
+        Whether its other members are not among the ranks at hand.
+    traffic : tuple of Traffic
+        By axes, the most bytes first.
+    notes : tuple of str
+        What was assumed.
+    """
+
+    ranks: tuple[int, ...]
+    axes: tuple[Axis, ...]
+    place: NDArray[np.int64]
+    spans: NDArray[np.bool_]
+    lone: NDArray[np.bool_]
+    traffic: tuple[Traffic, ...]
+    notes: tuple[str, ...]
+
+    def axis(self, name: str) -> int | None:
+        """Return which axis has a name; None if there is none."""
+        return next((i for i, axis in enumerate(self.axes) if axis.name == name), None)
+
+    @property
+    def text(self) -> str:
+        """The axes, the innermost first: ``tp=2,dp=2,pp=2``."""
+        return ",".join(f"{axis.name}={axis.size}" for axis in self.axes)
+
+    def carried(self, name: str) -> set[Operation]:
+        """Return what groups along an axis, and perhaps others, do but for small messages."""
+        found = [each for each in self.traffic if name in each.axes.split("×")]
+        most = max((each.bytes for each in found), default=0)
+        return {e.operation for e in found if e.bytes < 0 or e.bytes >= BULK * most}
+
+
+def parse_layout(text: str) -> list[tuple[str, int]]:
+    """``tp=2,dp=2,pp=2`` → names and sizes, the innermost axis first.
+
+    Raises
+    ------
+    InputError
+        Naming the entry.
+
+    Examples
+    --------
+    >>> parse_layout("tp=2,dp=4")
+    [('tp', 2), ('dp', 4)]
+    """
+    found: list[tuple[str, int]] = []
+    for entry in text.split(","):
+        match = re.fullmatch(r"\s*([a-z]+)\s*=\s*([1-9]\d{0,6})\s*", entry)
+        if match is None or match[1] not in AXES:
+            raise InputError(
+                f"--layout: {entry.strip()!r} is not AXIS=RANKS with an axis of {', '.join(AXES)}, "
+                "as in tp=2,dp=4"
+            )
+        if match[1] in dict(found):
+            raise InputError(f"--layout: {match[1]} is given twice")
+        found.append((match[1], int(match[2])))
+    return found
+
+
+def find_structure(
+    program: Program,
+    ranks: Sequence[int],
+    world: int,
+    *,
+    named: bool,
+    layout: Sequence[tuple[str, int]] = (),
+) -> ParallelStructure:
+    """Find the grid of a job in its communicators. Local.
+
+    Parameters
+    ----------
+    program : Program
+        Whole.
+    ranks : sequence of int
+        Global rank of every simulated one, ascending.
+    world : int
+        Ranks of the job, of which some may be missing.
+    named : bool
+        Whether the recording names the members of groups; otherwise they were found by their times,
+        which cannot tell apart groups that do the same at the same time.
+    layout : sequence of (str, int), optional
+        Names and sizes of the axes, the innermost first, in place of those found.
+
+    Raises
+    ------
+    InputError
+        If the groups form no grid (naming the group and its ranks), or are not told apart.
+    """
+    finder = _Finder(program, ranks, world)
+    axes = finder.given(layout) if layout else finder.axes()
+    place = np.array([[rank // a.stride % a.size for a in axes] for rank in ranks], np.int64)
+    place = place.reshape(len(ranks), len(axes))
+    _check_full(axes, place, ranks)
+    spans = np.zeros((len(program.communicators), len(axes)), bool)
+    lone = np.zeros(len(program.communicators), bool)
+    notes: list[str] = []
+    unseen = [i for i, axis in enumerate(axes) if axis.unseen]
+    for c in range(len(program.communicators)):
+        members = program.communicators.group(c)
+        if len(members) == 1:
+            lone[c] = bool(unseen)
+            spans[c, unseen] = True
+            continue
+        spans[c] = _span(axes, place[list(members)], [ranks[i] for i in members])
+        pp = next((i for i, axis in enumerate(axes) if axis.name == "pp"), None)
+        if not named and pp is not None and spans[c, pp] and spans[c].sum() > 1:
+            size = finder.most_bytes(c)
+            if size >= EMBEDDING:
+                spans[c] = [i == pp for i in range(len(axes))]
+                notes.append(
+                    f"{finder.said(members)}, which reduce {size / 2**20:.1f} MiB at one time "
+                    "(their groups are not on record), taken for one group a pipeline: gradients "
+                    "of tied embeddings"
+                )
+    for axis in axes:
+        if axis.unseen:
+            notes.append(
+                f"{len(ranks)} of {world} ranks at hand: communications whose other members are "
+                f"missing taken to run along {axis.name}, over {axis.size} ranks at a distance of "
+                f"{axis.stride}"
+            )
+    return ParallelStructure(
+        tuple(ranks),
+        axes,
+        place,
+        spans,
+        lone,
+        _traffic(program, axes, place, spans, lone),
+        tuple(dict.fromkeys(notes)),
+    )
+
+
+def with_traffic_of(structure: ParallelStructure, program: Program) -> ParallelStructure:
+    """Return the structure of a program with the same communicators that carry something else.
+
+    Parameters
+    ----------
+    structure : ParallelStructure
+    program : Program
+    """
+    found = _traffic(program, structure.axes, structure.place, structure.spans, structure.lone)
+    return replace(structure, traffic=found)
+
+
+class _Finder:
+    """Finds axes in the communicators of one program."""
+
+    def __init__(self, program: Program, ranks: Sequence[int], world: int) -> None:
+        self.program, self.ranks, self.world = program, ranks, world
+        groups = program.communicators
+        self.groups = [groups.group(c) for c in range(len(groups))]
+        self.slot_of: list[tuple[int, int]] = [(-1, -1)] * len(groups)
+        for rank in range(program.n_ranks):
+            for slot, c in enumerate(program.slots_of(rank).tolist()):
+                if self.slot_of[c][0] < 0:
+                    self.slot_of[c] = rank, slot
+
+    def said(self, members: Iterable[int]) -> str:
+        """Ranks as messages name them."""
+        numbers = [str(self.ranks[i]) for i in members]
+        more = f", … ({len(numbers)} in all)" if len(numbers) > 8 else ""
+        return f"ranks {', '.join(numbers[:8])}{more}"
+
+    def rows(self, c: int) -> tuple[Table, NDArray[np.intp]]:
+        """What the first member of a communicator does on it."""
+        rank, slot = self.slot_of[c]
+        if rank < 0:
+            return self.program.table_of(0), np.zeros(0, np.intp)
+        table = self.program.table_of(rank)
+        return table, table.rows_on(slot)
+
+    def most_bytes(self, c: int) -> int:
+        """The largest message on a communicator; -1 if no size is known."""
+        table, rows = self.rows(c)
+        return int(table.bytes[rows].max(initial=-1))
+
+    def is_pair(self, c: int) -> bool:
+        """Whether a communicator carries messages from one rank to another."""
+        table, rows = self.rows(c)
+        return bool(len(rows)) and table.operation[rows[0]] == Operation.SEND_RECV
+
+    # --- axes that are told ----------------------------------------------------------------------
+
+    def given(self, layout: Sequence[tuple[str, int]]) -> tuple[Axis, ...]:
+        """Axes of `layout`, with their strides."""
+        axes, stride = [], 1
+        for name, size in layout:
+            unseen = size > 1 and len({r // stride % size for r in self.ranks}) == 1
+            axes.append(Axis(name, size, stride, unseen))
+            stride *= size
+        if stride != self.world:
+            sizes = " × ".join(str(size) for _, size in layout)
+            raise InputError(f"--layout: {sizes} are {stride} ranks, but the job has {self.world}")
+        return tuple(axes)
+
+    # --- axes that are found ---------------------------------------------------------------------
+
+    def axes(self) -> tuple[Axis, ...]:
+        """Find the axes, the innermost first."""
+        found = self._pipelines()
+        families: dict[tuple[int, int], list[int]] = {}
+        for c, members in enumerate(self.groups):
+            numbers = {self.ranks[i] for i in members}
+            shape = None if self.is_pair(c) else self._shape(c)
+            if shape is not None and not any(numbers <= set(chain) for chain in self._chains):
+                families.setdefault(shape, []).append(c)
+        for stride, size in sorted(families, key=lambda f: (f[1], f[0])):
+            if not _composite(found, stride, size):
+                found[stride, size] = self._role_of(families[stride, size])
+        return self._without_gaps(found)
+
+    def _shape(self, c: int) -> tuple[int, int] | None:
+        """Distance and number of the members of a communicator; None if not at one distance."""
+        numbers = sorted(self.ranks[i] for i in self.groups[c])
+        if len(numbers) < 2:
+            return None
+        stride = numbers[1] - numbers[0]
+        even = numbers == list(range(numbers[0], numbers[-1] + 1, stride))
+        return (stride, len(numbers)) if even else None
+
+    def _pipelines(self) -> dict[tuple[int, int], str]:
+        """Ranks that send to one another, as an axis if there are any."""
+        import networkx as nx
+
+        graph = nx.Graph(
+            [tuple(self.ranks[i] for i in self.groups[c]) for c in self._pairs()],
+        )
+        self._chains = [sorted(each) for each in nx.connected_components(graph)]
+        found: dict[tuple[int, int], str] = {}
+        for chain in self._chains:
+            stride = chain[1] - chain[0]
+            if chain != list(range(chain[0], chain[-1] + 1, stride)):
+                raise InputError(
+                    f"ranks {', '.join(map(str, chain[:8]))} send to one another, but are not at "
+                    "one distance: no pipeline of a grid of ranks; --layout names the axes"
+                )
+            found[stride, len(chain)] = "pp"
+        if len(found) > 1:
+            (a, n), (b, m) = list(found)[:2]
+            raise InputError(
+                f"some ranks send to one another in chains of {n} at a distance of {a}, others of "
+                f"{m} at a distance of {b}: no grid of ranks; --layout names the axes"
+            )
+        return found
+
+    def _pairs(self) -> list[int]:
+        return [c for c in range(len(self.groups)) if self.is_pair(c) and len(self.groups[c]) == 2]
+
+    def _role_of(self, communicators: list[int]) -> str:
+        """What the heaviest of groups of one shape is for."""
+
+        def weight(c: int) -> int:
+            table, rows = self.rows(c)
+            return int(np.maximum(table.bytes[rows], 0).sum())
+
+        c = max(communicators, key=lambda c: (weight(c), -c))
+        if not weight(c):
+            table, rows = self.rows(c)
+            word = Operation(int(table.operation[rows[0]])).name.lower().replace("_", "-")
+            raise InputError(
+                f"{self.said(self.groups[c])}: the sizes of their communications ({word}) are not "
+                "on record, and what they are for cannot be told; record shapes "
+                "(record_shapes=True), or name the axes with --layout"
+            )
+        return _role(*self.rows(c))
+
+    def _without_gaps(self, found: dict[tuple[int, int], str]) -> tuple[Axis, ...]:
+        """Put axes in order, find the one that is unseen, and give each a name of its own."""
+        axes: list[Axis] = []
+        expected = 1
+        for (stride, size), name in sorted(found.items()):
+            if stride < expected:
+                other = axes[-1]
+                raise InputError(
+                    f"the group of {self._example(stride, size)} ({name}) and that of "
+                    f"{self._example(other.stride, other.size)} ({other.name}) cannot both be axes "
+                    "of one grid; --layout names the axes"
+                )
+            if stride > expected:
+                axes.append(self._unseen(expected, stride))
+            axes.append(Axis(name, size, stride))
+            expected = stride * size
+        if expected < self.world:
+            axes.append(self._unseen(expected, self.world))
+        self._name_shards(axes)
+        numbers: Counter[str] = Counter()
+        for i, axis in enumerate(axes):
+            numbers[axis.name] += 1
+            if numbers[axis.name] > 1:
+                axes[i] = Axis(
+                    f"{axis.name}{numbers[axis.name]}", axis.size, axis.stride, axis.unseen
+                )
+        return tuple(axes)
+
+    def _example(self, stride: int, size: int) -> str:
+        """A group of so many ranks at one distance, as messages name it."""
+        for c, members in enumerate(self.groups):
+            if self._shape(c) == (stride, size):
+                return self.said(members)
+        return f"{size} ranks at a distance of {stride}"  # a pipeline, found pair by pair
+
+    def _name_shards(self, axes: list[Axis]) -> None:
+        """Of two axes of gradients, one of which gathers parameters, the other has the replicas."""
+        gathers = []
+        for i, axis in enumerate(axes):
+            if axis.name == "dp":
+                own = [c for c in self._family(axis) if self._gathers(c)]
+                gathers += [i] if own else []
+        if len(gathers) == 1 and sum(axis.name == "dp" for axis in axes) == 2:
+            axis = axes[gathers[0]]
+            axes[gathers[0]] = Axis("shard", axis.size, axis.stride, axis.unseen)
+
+    def _family(self, axis: Axis) -> list[int]:
+        """Communicators along one axis."""
+        return [c for c in range(len(self.groups)) if self._shape(c) == (axis.stride, axis.size)]
+
+    def _gathers(self, c: int) -> bool:
+        table, rows = self.rows(c)
+        size = table.bytes[rows]
+        large = table.operation[rows][size >= BULK * size.max(initial=0)]
+        return bool((large == Operation.ALL_GATHER).any())
+
+    def _unseen(self, stride: int, upto: int) -> Axis:
+        """The axis between two others along which no group was found."""
+        if upto % stride:
+            raise InputError(
+                f"{upto} ranks are no whole number of groups of {stride}, as "
+                f"ranks 0 to {stride - 1} are by their groups: no grid; --layout names the axes"
+            )
+        places: dict[int, int] = {}
+        for rank in self.ranks:
+            places.setdefault(rank // stride % (upto // stride), rank)
+        if len(places) > 1:
+            a, b = sorted(places.values())[:2]
+            raise InputError(
+                f"ranks {a} and {b} should be in one group, but are in none: the groups form no "
+                "grid; --layout names the axes"
+            )
+        alone = [c for c, members in enumerate(self.groups) if len(members) == 1]
+        if not any(self.most_bytes(c) > 0 for c in alone):
+            raise InputError(
+                f"{len(self.ranks)} of {self.world} ranks are at hand, and none of them shows what "
+                "it communicates with the others; --layout names the axes"
+            )
+        return Axis("dp", upto // stride, stride, unseen=True)
+
+
+def _role(table: Table, rows: NDArray[np.intp]) -> str:
+    """What one rank does on one communicator → what the group is for."""
+    size = table.bytes[rows]
+    rows = rows[size >= BULK * size.max()]
+    first = table.step[rows[0]]
+    kinds = [Operation(int(each)) for each in table.operation[rows]]
+    if Operation.ALL_TO_ALL in kinds:
+        return "ep"
+    halves = [k for k in kinds if k in (Operation.ALL_GATHER, Operation.REDUCE_SCATTER)]
+    if halves:
+        runs = [(kind, len(list(same))) for kind, same in groupby(halves)]
+        gathered = max((n for kind, n in runs if kind is Operation.ALL_GATHER), default=0)
+        steps = len(np.unique(table.step[rows]))
+        layered = len(runs) > 2 * steps + 1 and gathered < LAYERS_GATHERED
+        return "tp" if layered else "dp"
+    of_step = rows[table.step[rows] == first]
+    sizes = Counter(table.bytes[of_step].tolist())
+    if max(sizes.values()) >= max(LAYERS_REDUCED, 0.8 * len(of_step)):
+        compute = np.cumsum(np.where(table.kind == Kind.KERNEL, table.duration, 0))
+        inside = np.flatnonzero(table.step == first)
+        before, until = compute[inside[0]], compute[inside[-1]]
+        if compute[of_step[0]] - before < FIRST_SHARE * (until - before):
+            return "tp"
+    return "dp"
+
+
+def _composite(found: dict[tuple[int, int], str], stride: int, size: int) -> bool:
+    """Whether groups of one shape are axes that were found, one behind the other."""
+    reached = stride
+    while reached < stride * size:
+        n = next((n for at, n in found if at == reached), 0)
+        if not n:
+            return False
+        reached *= n
+    return reached == stride * size
+
+
+def _check_full(axes: Sequence[Axis], place: NDArray[np.int64], ranks: Sequence[int]) -> None:
+    """Refuse a grid of which single ranks are missing."""
+    seen = [np.unique(place[:, i]) for i in range(len(axes))]
+    if math.prod(len(each) for each in seen) == len(ranks):
+        return
+    there = {tuple(row) for row in place.tolist()}
+    for index in np.ndindex(*(len(each) for each in seen)):
+        wanted = tuple(int(each[i]) for each, i in zip(seen, index, strict=True))
+        if wanted not in there:
+            number = sum(at * axis.stride for at, axis in zip(wanted, axes, strict=True))
+            raise InputError(
+                f"rank {number} has no trace, though the grid "
+                f"{','.join(f'{a.name}={a.size}' for a in axes)} has ranks beside it on every axis"
+            )
+
+
+def _span(axes: Sequence[Axis], place: NDArray[np.int64], ranks: list[int]) -> list[bool]:
+    """Places of the members of a group → the axes along which it runs."""
+    counts = [len(np.unique(place[:, i])) for i in range(len(axes))]
+    if math.prod(counts) != len(ranks):
+        grid = ", ".join(f"{axis.name}={axis.size}" for axis in axes)
+        shown = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
+        raise InputError(
+            f"ranks {shown} are one group, but no part of a grid {grid}; --layout names the axes"
+        )
+    return [count > 1 for count in counts]
+
+
+def _traffic(
+    program: Program,
+    axes: Sequence[Axis],
+    place: NDArray[np.int64],
+    spans: NDArray[np.bool_],
+    lone: NDArray[np.bool_],
+) -> tuple[Traffic, ...]:
+    """What the groups of each kind carry, the most bytes first."""
+    kinds: list[tuple[str, int]] = []
+    for c in range(len(program.communicators)):
+        along = np.flatnonzero(spans[c]).tolist()
+        own = place[list(program.communicators.group(c))]
+        sizes = [axes[i].size if lone[c] else len(np.unique(own[:, i])) for i in along]
+        kinds.append(("×".join(axes[i].name for i in along) or "alone", math.prod(sizes)))
+    most: dict[tuple[str, Operation, int, int], int] = {}
+    for rank in range(program.n_ranks):
+        table = program.table_of(rank)
+        done: Counter[tuple[str, Operation, int, int]] = Counter()
+        for slot, c in enumerate(program.slots_of(rank).tolist()):
+            label, ranks = kinds[c]
+            rows = table.rows_on(slot)
+            for operation, size in zip(table.operation[rows].tolist(), table.bytes[rows].tolist()):
+                done[label, Operation(operation), size, ranks] += 1
+        for key, count in done.items():
+            most[key] = max(most.get(key, 0), count)
+    found = [
+        Traffic(label, operation, size, count, ranks)
+        for (label, operation, size, ranks), count in most.items()
+    ]
+    order = {label: i for i, label in enumerate(axis.name for axis in axes)}
+    found.sort(key=lambda t: (order.get(t.axes, 99), t.axes, -t.bytes * t.count, t.operation))
+    return tuple(found)
