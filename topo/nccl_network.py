@@ -42,6 +42,7 @@ from .traffic.groups import arrangements, shapes_of
 from .traffic.link_limits import IMPOSSIBLE, UNLIMITED, LimitArrays, LinkLimit, Placement
 from .traffic.link_model import MAX_CACHE_BYTES, LinkModel, fingerprint, size_of
 from .traffic.patterns import Pattern, PatternTraffic
+from .traffic.steps import Steps
 
 __all__ = ["LinkLimit", "NcclNetwork", "Pattern", "Placement"]
 
@@ -483,6 +484,28 @@ class NcclNetwork:
         if key not in self._bottlenecks:
             _remember(self._bottlenecks, key, bottleneck_of(self.nccl, *key))
         return self._bottlenecks[key]
+
+    def steps(
+        self, operation: Operation, bytes: int, members: Sequence[int]
+    ) -> tuple[Choice, Steps]:
+        """Return the library's choice for a communication and what it sends, step by step.
+
+        Parameters
+        ----------
+        operation : Operation
+        bytes : int
+            Of the full buffer; see `Network.price`.
+        members : sequence of int
+            Global ranks, in the communicator's order; two at least.
+
+        Raises
+        ------
+        InputError
+            For an operation of unknown kind.
+        """
+        choice, _ = self.choices(operation, bytes, self.placement(members, operation))[0]
+        pattern = self._pattern(operation, choice)
+        return choice, self._links.steps(pattern, np.array(members, np.int64))
 
     # --- what prices depend on --------------------------------------------------------------------
 

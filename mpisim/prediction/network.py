@@ -225,7 +225,7 @@ def _nccl_network(
     from ..topo.link_library import check_fabric
     from ..topo.nccl_network import NcclNetwork
 
-    topology = cluster.topology(nodes)
+    topology = _without_relays(cluster, choice).topology(nodes)
     if choice.changes:
         topology = apply_changes(topology, choice.changes)
     if cluster.has_direct_gpus(topology):
@@ -248,6 +248,15 @@ def _nccl_network(
     if cluster.graph is not None and cluster.node is not None:
         found.notes = (*found.notes, GRAPH_NOTE)
     return found
+
+
+def _without_relays(cluster: Cluster, choice: NetworkChoice) -> Cluster:
+    """Return the cluster without ways over other GPUs where a variable switches PXN off."""
+    from ..topo.nccl import Settings
+
+    if cluster.node is None or Settings.of(choice.nccl).pxn_level:
+        return cluster
+    return replace(cluster, node=replace(cluster.node, pxn=False))
 
 
 def _direct(cluster: Cluster, choice: NetworkChoice, topology: Topology) -> Network:
