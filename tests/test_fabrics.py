@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpisim.base.errors import InputError
+from mpisim.base.quantity import Quantity
 from mpisim.topo import Topology
 from mpisim.topo.bounds import bisection, rails
 from mpisim.topo.fabrics import BUILDERS, Fabric
@@ -90,6 +91,17 @@ def test_grids(
     assert of_kind(found, LinkKind.FABRIC) == links
     assert bisection(found) == pytest.approx(expected, rel=1e-4)
     assert networkx_flow(found) == pytest.approx(expected, rel=1e-6)
+    check_routes(found)
+    check_shortest(found)
+
+
+def test_circuits_lead_from_each_to_each() -> None:
+    setup = Quantity(20, "ms", 0.1, "made up")
+    found = direct(kind="circuit", ports=3, setup_latency=setup).topology(6)
+    assert (found.node_kind == NodeKind.SWITCH).sum() == 6
+    assert of_kind(found, LinkKind.FABRIC) == 6 * 5
+    assert bisection(found) == pytest.approx(3 * 3 * LINK, rel=1e-4)
+    assert networkx_flow(found) == pytest.approx(3 * 3 * LINK, rel=1e-6)
     check_routes(found)
     check_shortest(found)
 

@@ -7,6 +7,7 @@ import json
 from collections import defaultdict
 from pathlib import Path
 
+import fabrics
 import numpy as np
 import pytest
 
@@ -22,8 +23,6 @@ from mpisim.topo.network import WEIGHT_ONE, bus_factor
 from mpisim.topo.topology import LinkKind
 from mpisim.topo.traffic.steps import Part, collective_steps
 from mpisim.topo.traffic.transfers import ALGORITHMS, transfers
-
-from . import fabrics
 
 SIZE = 3 << 22
 

@@ -15,7 +15,8 @@ NCCL
     NCCL sees of a cluster.
 Prices, which the engine gets
     ``network`` (`Network`, `SharedNetwork`, `Price`: the interface), ``nccl_network`` (NCCL on the
-    links of a topology), ``link_library`` (collectives without NICs), ``alpha_beta``,
+    links of a topology), ``link_library`` (collectives without NICs), ``circuits`` (which stand,
+    and which a communication sets up), ``alpha_beta``,
     ``elasticities`` (how prices answer to bandwidths and latency).
 Measurements
     ``collectives/``: measured collectives, and the calibration fitted to them.

@@ -28,6 +28,7 @@ from mpisim.base.kinds import Operation
 from mpisim.base.lru_cache import LruCache
 from mpisim.base.quantity import PICOSECONDS, Quantity
 
+from .circuits import Circuits
 from .elasticities import PriceElasticities
 from .link_library import UNMEASURED, CollectiveLibrary, LinkLibrary
 from .nccl import Choice, Nccl, Shape
@@ -97,6 +98,9 @@ class NcclNetwork:
         Factor of the latencies of links, and of a `LinkLibrary`; an `Nccl` has its own.
     switches_follow : bool
         Whether links between switches are as wide as NICs need them: `elasticities` asks.
+    circuits : Circuits, optional
+        Where links are circuits that have to be set up. Prices are those with all that a
+        communication needs in place.
     """
 
     def __init__(
@@ -111,7 +115,9 @@ class NcclNetwork:
         by_fabric: bool = False,
         latency: float = 1.0,
         switches_follow: bool = False,
+        circuits: Circuits | None = None,
     ) -> None:
+        self.circuits = circuits
         self.library: CollectiveLibrary = library
         self.topology = topology
         self.nccl = library if isinstance(library, Nccl) else None

@@ -212,6 +212,9 @@ class NetworkChoice:
     calibration : str, optional
         Factors of NCCL's model: a file that ``mpisim calibrate collectives`` has written, its path
         relative to the experiment's. Those that come with mpisim if not given.
+    first_step : bool
+        Of a fabric of optical circuits: whether the step is the first, before which no circuit
+        stands; otherwise one of many that are all alike.
     """
 
     model: Literal["nccl", "alpha-beta", "echo"] = "nccl"
@@ -221,6 +224,7 @@ class NetworkChoice:
     changes: dict[str, str] = field(default_factory=dict)
     nccl: dict[str, str] = field(default_factory=dict)
     calibration: str | None = None
+    first_step: bool = False
 
     def __post_init__(self) -> None:
         if self.model == "nccl":
@@ -231,7 +235,7 @@ class NetworkChoice:
             return
         if self.algorithm != "library":
             raise InputError(f"algorithm is given; model = {self.model!r} has no use for it")
-        for key in ("ring_order", "changes", "nccl", "calibration"):
+        for key in ("ring_order", "changes", "nccl", "calibration", "first_step"):
             if getattr(self, key):
                 raise InputError(f"{key} is given; model = {self.model!r} has no use for it")
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..base.errors import InputError, nearest
 from ..base.frozen import frozen
-from ..base.quantity import Quantity
+from ..base.quantity import Quantity, picoseconds
 from ..experiment import NetworkChoice, ScaleChoice
 from ..topo import Cluster, Network
 from ..topo.scaled import switches_follow
@@ -225,6 +225,11 @@ def _nccl_network(
     from ..topo.link_library import check_fabric
     from ..topo.nccl_network import NcclNetwork
 
+    if choice.first_step and (cluster.fabric is None or cluster.fabric.ports is None):
+        raise InputError(
+            f"network.first_step is true, but {cluster.title} has no circuits that a first step "
+            "would set up; it needs fabric.kind = 'circuit'"
+        )
     topology = _without_relays(cluster, choice).topology(nodes)
     if choice.changes:
         topology = apply_changes(topology, choice.changes)
@@ -261,6 +266,7 @@ def _without_relays(cluster: Cluster, choice: NetworkChoice) -> Cluster:
 
 def _direct(cluster: Cluster, choice: NetworkChoice, topology: Topology) -> Network:
     """Return the network of GPUs that are connected to a fabric without NICs."""
+    from ..topo.circuits import Circuits
     from ..topo.link_library import LinkLibrary
     from ..topo.nccl_network import NcclNetwork
 
@@ -272,7 +278,14 @@ def _direct(cluster: Cluster, choice: NetworkChoice, topology: Topology) -> Netw
             )
     algorithm = None if choice.algorithm == "library" else choice.algorithm
     library = LinkLibrary(topology, cluster.gpus_per_node, algorithm, choice.ring_order)
-    return NcclNetwork(library, topology, library.factor, latency=cluster.latency)
+    fabric = cluster.fabric
+    circuits = None
+    if fabric is not None and fabric.ports is not None and fabric.setup_latency is not None:
+        setup = cluster.latency * fabric.setup_latency.si
+        circuits = Circuits(fabric.ports, picoseconds(setup), choice.first_step)
+    return NcclNetwork(
+        library, topology, library.factor, latency=cluster.latency, circuits=circuits
+    )
 
 
 class ErrorFactor(Protocol):
