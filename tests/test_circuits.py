@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import programs
 from reference.circuits import Communication, run_steps
 
 from mpisim import engine
@@ -121,7 +122,7 @@ def random_groups(seed: int, ranks: int, *, common: bool) -> list[tuple[int, ...
 
 
 @given(st.integers(0, 2**32), st.integers(2, 4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_one_after_another_it_is_what_happens_event_by_event(seed: int, ports: int) -> None:
     ranks = 7
     program = program_of(random_groups(seed, ranks, common=True), ranks)
@@ -136,7 +137,7 @@ def test_one_after_another_it_is_what_happens_event_by_event(seed: int, ports: i
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_with_ports_enough_the_order_does_not_matter(seed: int) -> None:
     ranks = 7
     program = program_of(random_groups(seed, ranks, common=False), ranks)
@@ -177,6 +178,29 @@ def test_uses_follow_each_rank_and_do_not_stop_at_crossed_orders() -> None:
     engine.simulate(found, network=circuit_network(2, 1))
 
 
+@given(programs(max_events=12, unpriced=True), st.integers(1, 3), st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_random_programs_are_the_same_folded_and_not(
+    program: Program, ports: int, first_step: bool
+) -> None:
+    network = circuit_network(max(program.n_ranks, 2), ports, first_step=first_step)
+    late = with_set_ups(program, network)
+    folded, whole = (
+        engine.simulate(late, network=network, contention=False, fold=fold)
+        for fold in (True, False)
+    )
+    assert folded.digest == whole.digest
+    plain = engine.simulate(program, network=network, contention=False)
+    assert plain.step_time <= whole.step_time
+    waits = sum(
+        int((a.duration != b.duration).sum())
+        for a, b in (
+            (late.table_of(rank), program.table_of(rank)) for rank in range(program.n_ranks)
+        )
+    )
+    assert (late is program) == (waits == 0)
+
+
 def test_folded_and_unfolded_steps_are_equal() -> None:
     _, experiment = load("triosim-wafer-vgg19-circuit", ["network.first_step=true"])
     folded, whole = (simulate(experiment, fold=fold) for fold in (None, False))
@@ -196,6 +220,25 @@ def test_the_first_all_reduce_of_the_wafer_waits_once_and_no_later_step_does() -
     assert times["first"] - times["steady"] == pytest.approx(0.020, rel=1e-6)
     prepared = prepare(experiment)
     assert "sets up 0 and destroys 0" in set_up_notes(prepared.program, prepared.network)[0]
+
+
+def test_a_set_up_has_its_own_error_bar_and_answers_to_latency() -> None:
+    changes = ["plan.overlap.dp=false", "network.first_step=true", "overlap.model=off"]
+    _, experiment = load("triosim-wafer-vgg19-circuit", changes)
+    found = simulate(experiment)
+    assert found is not None
+    (line,) = (
+        each for each in found.attributes["uncertainty_sources"] if each.startswith("setup_latency")
+    )
+    assert f"±50% on {0.020 / found.step_time:.1%} of the step" in line
+    assert found.sensitivities is not None
+    _, longer = load("triosim-wafer-vgg19-circuit", [*changes, "scale.latency=1.1"])
+    slower = simulate(longer)
+    assert slower is not None
+    derivative = (slower.step_time / found.step_time - 1) / 0.1
+    assert derivative > 0.020 / found.step_time  # and what hops and launches take
+    known = dict(zip(found.sensitivities.keys, found.sensitivities.elasticity, strict=True))
+    assert known["scale.latency"] == pytest.approx(derivative, rel=0.01)
 
 
 def test_one_key_swaps_the_network_and_nothing_else() -> None:
@@ -227,6 +270,16 @@ def test_where_the_ring_goes_by_rank_circuits_take_half_as_the_paper_says() -> N
         link, hops = (60e9, 2) if order else (60.5e9, 1)
         assert times[-1] == pytest.approx(size * 83 / 84 / link * hops * 1e12, rel=0.02)
     assert times[1] / times[0] == pytest.approx(0.5, abs=0.03)  # "nearly half"
+
+
+def test_collectives_keep_to_the_circuits_of_rings() -> None:
+    network = network_of(find_cluster("wafer-84-circuit"), 84)
+    assert isinstance(network, NcclNetwork)
+    for operation in (Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.BROADCAST):
+        for size in (1, 1 << 12, 1 << 30):
+            _, steps = network.steps(operation, size, range(84))
+            ((*pairs,),) = rounds_of(steps, range(84), 8)
+            assert {(b - a) % 84 for a, b in pairs} <= {1, 83}
 
 
 def test_other_networks_have_no_circuits() -> None:

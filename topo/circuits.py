@@ -19,10 +19,14 @@ from itertools import count
 from typing import NamedTuple
 
 from mpisim.base.frozen import frozen
+from mpisim.base.quantity import Quantity
 
 from .traffic.steps import Steps
 
-__all__ = ["CircuitSwitch", "Circuits", "Pair", "SetUps", "rounds_of", "steady_set_ups"]
+__all__ = ["SETUP", "CircuitSwitch", "Circuits", "Pair", "SetUps", "rounds_of", "steady_set_ups"]
+
+SETUP = "setup_latency"
+"""Name of the latency among the numbers that a network depends on."""
 
 Pair = tuple[int, int]
 """Two GPUs, the lower number first."""
@@ -41,6 +45,8 @@ class Circuits:
         Of a GPU: circuits that it can have at the same time.
     setup : int
         Latency of setting one up, in ps; several are set up at the same time.
+    latency : Quantity
+        The same as the cluster's file has it, with its error bar.
     first_step : bool
         Whether no circuit stands when the step begins; otherwise it has been repeated until what it
         sets up is the same each time.
@@ -48,6 +54,7 @@ class Circuits:
 
     ports: int
     setup: int
+    latency: Quantity
     first_step: bool = False
 
 

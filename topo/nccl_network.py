@@ -28,7 +28,7 @@ from mpisim.base.kinds import Operation
 from mpisim.base.lru_cache import LruCache
 from mpisim.base.quantity import PICOSECONDS, Quantity
 
-from .circuits import Circuits
+from .circuits import SETUP, Circuits
 from .elasticities import PriceElasticities
 from .link_library import UNMEASURED, CollectiveLibrary, LinkLibrary
 from .nccl import Choice, Nccl, Shape
@@ -132,6 +132,8 @@ class NcclNetwork:
             for decade in range(N_DECADES)
             if numbers is not None
         }
+        if circuits is not None:
+            self.numbers[SETUP] = circuits.latency
         self._highest: dict[tuple[Pattern, Shape], int] = {}
         # Groups of one shape have one price but for links, of which each may have others.
         self._unlimited: dict[tuple[Operation, int, Shape], Price] = {}

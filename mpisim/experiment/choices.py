@@ -121,7 +121,8 @@ class ScaleChoice:
     switch_bandwidth : float
         Of the links between switches, or of those of a torus, a mesh or a wafer.
     latency : float
-        Of communications: starts, steps, links and switches. Above 1: longer.
+        Of communications: starts, steps, links and switches, circuits that are set up. Above 1:
+        longer.
     communications : float
         Speed of communications whose durations a program file has, as recordings do.
     launch_time : float

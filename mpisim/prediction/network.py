@@ -277,12 +277,16 @@ def _direct(cluster: Cluster, choice: NetworkChoice, topology: Topology) -> Netw
                 "model does not apply to them"
             )
     algorithm = None if choice.algorithm == "library" else choice.algorithm
-    library = LinkLibrary(topology, cluster.gpus_per_node, algorithm, choice.ring_order)
     fabric = cluster.fabric
     circuits = None
     if fabric is not None and fabric.ports is not None and fabric.setup_latency is not None:
         setup = cluster.latency * fabric.setup_latency.si
-        circuits = Circuits(fabric.ports, picoseconds(setup), choice.first_step)
+        circuits = Circuits(
+            fabric.ports, picoseconds(setup), fabric.setup_latency, choice.first_step
+        )
+        # Trees and PAT need circuits besides those of rings, which then evict one another.
+        algorithm = algorithm or "ring"
+    library = LinkLibrary(topology, cluster.gpus_per_node, algorithm, choice.ring_order)
     return NcclNetwork(
         library, topology, library.factor, latency=cluster.latency, circuits=circuits
     )
