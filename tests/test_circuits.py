@@ -282,6 +282,32 @@ def test_collectives_keep_to_the_circuits_of_rings() -> None:
             assert {(b - a) % 84 for a, b in pairs} <= {1, 83}
 
 
+@pytest.mark.parametrize(("n", "size", "room"), [(4, 1 << 20, 30_000), (7, 7 * 99_999, 1e9)])
+def test_messages_wait_for_room_at_the_receiver(n: int, size: int, room: float) -> None:
+    """A ring, message by message: what fits goes, and the rest when that has been taken."""
+    plain = cluster(8)
+    assert plain.fabric is not None
+    buffer = Quantity(room, "B", 0.1, "made up")
+    small = dataclasses.replace(plain, fabric=dataclasses.replace(plain.fabric, buffer=buffer))
+    prices = []
+    for each in (plain, small):
+        network = network_of(each, n, NetworkChoice(algorithm="ring"))
+        assert isinstance(network, NcclNetwork)
+        group = network.placement(range(n), Operation.ALL_REDUCE)
+        prices.append(network.price(Operation.ALL_REDUCE, size, group).duration / 1e12)
+    topology = plain.topology(n)
+    way = topology.latency[topology.route(0, 1)].sum()
+    time = 0.0
+    for _ in range(2 * (n - 1)):
+        left = size / n / 2  # each way round a half
+        while left > 1e-9:
+            part = min(left, room)
+            time, left = time + part / 10e9 + way, left - part
+    launch = prices[0] - (2 * (n - 1) * (size / n / 2 / 10e9 + way))
+    assert prices[1] == pytest.approx(launch + time, rel=1e-4)
+    assert (prices[1] > prices[0]) == (room < size / n / 2)
+
+
 def test_other_networks_have_no_circuits() -> None:
     network = network_of(find_cluster("wafer-84-mesh"), 84)
     program = program_of([(0, 1)], 2)

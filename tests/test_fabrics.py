@@ -251,6 +251,8 @@ def test_what_does_not_fit_is_refused(fabric: dict[str, Any], nodes: int, messag
         ({"kind": "fat-tree", "leaf": 4, "spines": 2}, "it must be given with ecmp = 'ecmp' or 'a"),
         ({"kind": "fat-tree", "leaf": 4, "ecmp": "ecmp"}, "'spines' is missing; it must be given"),
         ({"kind": "wafer", "dims": (2,)}, "'link_bandwidth' is missing; kind = 'wafer' needs it"),
+        ({"kind": "circuit"}, "'link_bandwidth' is missing; kind = 'circuit' needs it"),
+        ({"kind": "switch", "ports": 8}, "'ports' is given, a key of circuit; kind is 'switch'"),
     ],
 )
 def test_keys_that_contradict_are_refused(keys: dict[str, Any], message: str) -> None:

@@ -286,7 +286,8 @@ def _direct(cluster: Cluster, choice: NetworkChoice, topology: Topology) -> Netw
         )
         # Trees and PAT need circuits besides those of rings, which then evict one another.
         algorithm = algorithm or "ring"
-    library = LinkLibrary(topology, cluster.gpus_per_node, algorithm, choice.ring_order)
+    buffer = None if fabric is None or fabric.buffer is None else fabric.buffer.si
+    library = LinkLibrary(topology, cluster.gpus_per_node, algorithm, choice.ring_order, buffer)
     return NcclNetwork(
         library, topology, library.factor, latency=cluster.latency, circuits=circuits
     )

@@ -30,7 +30,7 @@ KEYS: dict[Kind, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "torus": (("dims", "link_bandwidth"), ()),
     "mesh": (("dims", "link_bandwidth"), ()),
     "wafer": (("dims", "link_bandwidth"), ("edge_bandwidth",)),
-    "circuit": (("link_bandwidth", "ports", "setup_latency"), ()),
+    "circuit": (("link_bandwidth", "ports", "setup_latency"), ("buffer",)),
 }
 """By kind, the keys it needs and those it may have besides them and the ones of all."""
 
@@ -87,6 +87,9 @@ class Fabric:
         Circuits that a GPU can have at the same time.
     setup_latency : Quantity, optional
         Of setting up a circuit.
+    buffer : Quantity, optional
+        Bytes that a GPU has room for of what comes over one circuit, until it takes them; by
+        default of all.
     """
 
     kind: Kind
@@ -109,6 +112,7 @@ class Fabric:
     edge_bandwidth: Quantity | None = None
     ports: Count | None = None
     setup_latency: Quantity | None = None
+    buffer: Quantity | None = None
 
     def __post_init__(self) -> None:
         needed, allowed = KEYS[self.kind]
@@ -126,7 +130,7 @@ class Fabric:
                 f"'spines' is {self.spines or 'missing'}; it must be given with ecmp = 'ecmp' or "
                 f"'adaptive' and with no other; ecmp is {self.ecmp!r}"
             )
-        for key in ("link_bandwidth", "edge_bandwidth", "nic_efficiency"):
+        for key in ("link_bandwidth", "edge_bandwidth", "nic_efficiency", "buffer"):
             number = getattr(self, key)
             if number is not None and not number.value:
                 raise InputError(f"{key!r} is 0; it must be above 0")
