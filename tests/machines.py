@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mpisim.base.quantity import Quantity
 from mpisim.kernels import Gpu
+from mpisim.topo import cluster_names, find_cluster
 
 
 def exact(value: float, unit: str) -> Quantity:
@@ -40,3 +41,7 @@ ROUND = Gpu(
     peak_fp8=exact(200, "TFLOP/s"),
     peak_nvfp4=exact(400, "TFLOP/s"),
 )
+
+
+NODES_OF_GPUS = [name for name in cluster_names() if find_cluster(name).node.kind != "direct"]
+"""Names of clusters with an inside of nodes, of which NCCL and measurements know; no wafers."""

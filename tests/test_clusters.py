@@ -6,13 +6,14 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from machines import NODES_OF_GPUS
 
 from mpisim.base.errors import InputError
 from mpisim.base.presets import packaged_folder
 from mpisim.base.quantity import Quantity
 from mpisim.kernels import find_gpu
 from mpisim.program import Operation
-from mpisim.topo import class_of, cluster_names, find_cluster
+from mpisim.topo import class_of, find_cluster
 
 OWN = """
 title = "My own cluster"
@@ -45,7 +46,7 @@ def own(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", cluster_names())
+@pytest.mark.parametrize("name", NODES_OF_GPUS)
 def test_presets_are_whole(name: str) -> None:
     cluster = find_cluster(name)
     assert len(cluster.title) <= 96  # a line of a report
@@ -83,7 +84,7 @@ def test_presets_are_whole(name: str) -> None:
     assert share == pytest.approx(measured.network_bandwidth.si, rel=0.01) or gpu.nvlink is None
 
 
-@pytest.mark.parametrize("name", cluster_names())
+@pytest.mark.parametrize("name", NODES_OF_GPUS)
 def test_clusters_of_any_size_have_a_cost(name: str) -> None:
     cluster = find_cluster(name)
     if cluster.fabric is None:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpisim.base.errors import InputError
+from mpisim.base.quantity import Quantity
 from mpisim.topo import Topology
 from mpisim.topo.bounds import bisection, rails
 from mpisim.topo.fabrics import BUILDERS, Fabric
@@ -90,6 +91,17 @@ def test_grids(
     assert of_kind(found, LinkKind.FABRIC) == links
     assert bisection(found) == pytest.approx(expected, rel=1e-4)
     assert networkx_flow(found) == pytest.approx(expected, rel=1e-6)
+    check_routes(found)
+    check_shortest(found)
+
+
+def test_circuits_lead_from_each_to_each() -> None:
+    setup = Quantity(20, "ms", 0.1, "made up")
+    found = direct(kind="circuit", ports=3, setup_latency=setup).topology(6)
+    assert (found.node_kind == NodeKind.SWITCH).sum() == 6
+    assert of_kind(found, LinkKind.FABRIC) == 6 * 5
+    assert bisection(found) == pytest.approx(3 * 3 * LINK, rel=1e-4)
+    assert networkx_flow(found) == pytest.approx(3 * 3 * LINK, rel=1e-6)
     check_routes(found)
     check_shortest(found)
 
@@ -239,6 +251,8 @@ def test_what_does_not_fit_is_refused(fabric: dict[str, Any], nodes: int, messag
         ({"kind": "fat-tree", "leaf": 4, "spines": 2}, "it must be given with ecmp = 'ecmp' or 'a"),
         ({"kind": "fat-tree", "leaf": 4, "ecmp": "ecmp"}, "'spines' is missing; it must be given"),
         ({"kind": "wafer", "dims": (2,)}, "'link_bandwidth' is missing; kind = 'wafer' needs it"),
+        ({"kind": "circuit"}, "'link_bandwidth' is missing; kind = 'circuit' needs it"),
+        ({"kind": "switch", "ports": 8}, "'ports' is given, a key of circuit; kind is 'switch'"),
     ],
 )
 def test_keys_that_contradict_are_refused(keys: dict[str, Any], message: str) -> None:

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from machines import NODES_OF_GPUS
 
 from mpisim.base.errors import InputError
 from mpisim.program import Operation
-from mpisim.topo import cluster_names, find_cluster
+from mpisim.topo import find_cluster
 from mpisim.topo.nccl import Factors, Nccl, Settings, Shape, System
 from mpisim.topo.nccl_system import cluster_system
 
@@ -268,7 +269,7 @@ class TestProperties:
 
     @pytest.mark.parametrize("operation", [*COLLECTIVES, *SENDS, Operation.BARRIER])
     def test_every_cluster_has_times(self, operation: Operation) -> None:
-        for name in cluster_names():
+        for name in NODES_OF_GPUS:
             system = cluster_system(find_cluster(name))
             model = Nccl(system)
             for nodes in (1, 4) if system.nics else (1,):

@@ -6,18 +6,19 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from machines import NODES_OF_GPUS
 
 from mpisim.base.errors import InputError
 from mpisim.prediction.network import network_of
 from mpisim.program import Operation
-from mpisim.topo import Cluster, class_of, cluster_names, find_cluster
+from mpisim.topo import Cluster, class_of, find_cluster
 from mpisim.topo.fabrics import Fabric
 from mpisim.topo.nccl import System
 from mpisim.topo.nccl_system import cluster_system, system_of_graph
 from mpisim.topo.topology import LinkKind, NodeKind
 
 
-@pytest.mark.parametrize("name", cluster_names())
+@pytest.mark.parametrize("name", NODES_OF_GPUS)
 def test_links_alone_say_what_the_cluster_says(name: str) -> None:
     cluster = find_cluster(name)
     meant = cluster_system(cluster)

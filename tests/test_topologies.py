@@ -10,10 +10,11 @@ import pytest
 from fabrics import PORT, check_route, check_routes, cluster, direct, gb, networkx_flow
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from machines import NODES_OF_GPUS
 
 from mpisim.base.errors import InputError
 from mpisim.base.quantity import Quantity
-from mpisim.topo import Cluster, Topology, cluster_names, find_cluster
+from mpisim.topo import Cluster, Topology, find_cluster
 from mpisim.topo.bounds import bisection, sample_paths
 from mpisim.topo.changes import apply_changes
 from mpisim.topo.fabrics import Fabric
@@ -163,7 +164,7 @@ def test_trays_of_a_rack_meet_over_nvlink_alone() -> None:
     check_routes(found, 100)
 
 
-@pytest.mark.parametrize("name", cluster_names())
+@pytest.mark.parametrize("name", NODES_OF_GPUS)
 def test_presets_have_topologies(name: str) -> None:
     found = find_cluster(name)
     nodes = 3 if found.fabric else 1

@@ -249,9 +249,10 @@ OTHER_TABLES = {
         "changes": '{"links.node0.nic3->*.bandwidth" = "50 %"}',
         "nccl": '{NCCL_PROTO = "ll"}',
         "calibration": "none.toml",
+        "first_step": "true",
     },
 }
-"""Another valid value of every key, or a file that is not there."""
+"""Another valid value of every key, a file that is not there, or what this cluster refuses."""
 
 
 def test_there_is_a_value_for_every_key() -> None:
@@ -275,7 +276,7 @@ def plain() -> Results:
 )
 def test_no_key_of_other_tables_is_ignored_in_silence(plain: Results, table: str, key: str) -> None:
     change = f"{table}.{key}={OTHER_TABLES[table][key]}"
-    if key in ("calibration", "measurements", "pairs"):
+    if key in ("calibration", "measurements", "pairs", "first_step"):
         with pytest.raises(InputError, match=rf"{key}|none\."):
             simulate(read(LARGE, "e.toml", [change]))
         return

@@ -15,12 +15,14 @@ NCCL
     NCCL sees of a cluster.
 Prices, which the engine gets
     ``network`` (`Network`, `SharedNetwork`, `Price`: the interface), ``nccl_network`` (NCCL on the
-    links of a topology), ``link_library`` (collectives without NICs), ``alpha_beta``,
+    links of a topology), ``link_library`` (collectives without NICs), ``circuits`` (which stand,
+    and which a communication sets up), ``alpha_beta``,
     ``elasticities`` (how prices answer to bandwidths and latency).
 Measurements
     ``collectives/``: measured collectives, and the calibration fitted to them.
 For people
-    ``bounds`` (cuts, bisection, lower bounds), ``explain``, ``describe``; ``pictured``, ``draw``.
+    ``bounds`` (cuts, bisection, lower bounds), ``explain``, ``flows`` (the flows that a
+    communication consists of), ``describe``; ``pictured``, ``draw``.
 
 To add a fabric, see ``fabrics``; a node, ``nodes``; an algorithm of a collective, ``traffic``; a
 network model, implement `Network` and name it in ``mpisim.experiment.NetworkChoice`` and

@@ -29,6 +29,7 @@ MAX_GPUS_PER_NODE = 4096
 UNITS_OF = {
     "bandwidth": ("B/s", "MB/s", "GB/s", "TB/s", "Gb/s"),
     "latency": ("s", "ms", "us", "ns"),
+    "buffer": ("B", "MB", "GB"),
 }
 """Units that numbers may have, by the last word of their keys."""
 

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError
 from mpisim.base.frozen import frozen
@@ -23,11 +24,15 @@ from mpisim.base.schema import build
 from .nccl import Choice, Shape
 from .nccl.shape import NodeCounts
 from .topology import Topology
+from .traffic.steps import collective_steps
+from .traffic.transfers import CHAIN_OPERATIONS
 
 if TYPE_CHECKING:
     from .nccl.shape import Regime
 
 __all__ = ["UNMEASURED", "CollectiveLibrary", "LinkLibrary", "check_fabric"]
+
+Floats = NDArray[np.float64]
 
 FILE = "direct.toml"
 
@@ -108,6 +113,10 @@ class LinkLibrary:
         Where groups can: rings alone, or dimension by dimension. By default whichever is fastest.
     ring_order : {"ranks", "fabric"}, optional
         The order of GPUs in rings. By default whichever is faster.
+    buffer : float, optional
+        Bytes that a GPU has room for of what comes over one link, on a fabric whose ways are all
+        equally long. A larger message goes in parts: each waits until the one before has come, and
+        takes the latency of the way. By default there is room for all.
 
     Raises
     ------
@@ -121,8 +130,11 @@ class LinkLibrary:
         gpus_per_node: int,
         algorithm: str | None = None,
         ring_order: str | None = None,
+        buffer: float | None = None,
     ) -> None:
         check_fabric(topology, algorithm, ring_order)
+        self._buffer = buffer
+        self._messages: dict[tuple[Operation, str, int], tuple[Floats, Floats]] = {}
         self.system: NodeCounts = _DirectGpus(gpus_per_node)
         self.algorithm = algorithm
         table = packaged(FILE)
@@ -182,13 +194,14 @@ class LinkLibrary:
         ----------
         operation : Operation
         bytes : int
-            Of no account.
+            Only of account where buffers are small.
         shape : Shape
 
         Returns
         -------
         list of Choice
-            Each with the latency of the launch alone, and a bandwidth that no links allow.
+            Each with the latency of the launch and of waits for buffers, and a bandwidth that no
+            links allow.
 
         Raises
         ------
@@ -204,10 +217,36 @@ class LinkLibrary:
                 f"{', '.join(each.name for each in (*_ALGORITHMS, Operation.BARRIER))}"
             )
         return [
-            Choice(name, "", 0, self._launch, self._most)
+            Choice(
+                name, "", 0, self._launch + self._waits(kind, bytes, name, shape.ranks), self._most
+            )
             for name in _ALGORITHMS[kind]
             if name not in self._left_out
         ]
+
+    def _waits(self, operation: Operation, bytes: int, algorithm: str, ranks: int) -> float:
+        """Return the seconds that messages take longer since buffers do not hold all of each."""
+        if self._buffer is None or not bytes:
+            return 0.0
+        key = operation, algorithm, ranks
+        if key not in self._messages:
+            steps = collective_steps(operation, algorithm, range(ranks), 1)
+            which, at = np.unique(steps.first, return_inverse=True)
+            largest, count = np.zeros((2, len(which)))
+            np.maximum.at(largest, at.reshape(-1), steps.bytes)
+            np.maximum.at(count, at.reshape(-1), steps.count)
+            self._messages[key] = largest, count
+        largest, count = self._messages[key]
+        more = np.maximum(np.ceil(largest * bytes / self._buffer - 1e-9), 1) - 1
+        # A chain passes on the parts of a message one after another, all hops at once.
+        times = more.max() if operation in CHAIN_OPERATIONS else (more * count).sum()
+        return float(times) * self._way
+
+    @cached_property
+    def _way(self) -> float:
+        """Latency of a way, seconds; all are equally long."""
+        topology = self._topology
+        return float(topology.latency[topology.route(0, 1)].sum()) if topology.n_gpus > 1 else 0.0
 
     @cached_property
     def _most(self) -> float:

@@ -28,6 +28,7 @@ from mpisim.base.kinds import Operation
 from mpisim.base.lru_cache import LruCache
 from mpisim.base.quantity import PICOSECONDS, Quantity
 
+from .circuits import SETUP, Circuits
 from .elasticities import PriceElasticities
 from .link_library import UNMEASURED, CollectiveLibrary, LinkLibrary
 from .nccl import Choice, Nccl, Shape
@@ -42,6 +43,7 @@ from .traffic.groups import arrangements, shapes_of
 from .traffic.link_limits import IMPOSSIBLE, UNLIMITED, LimitArrays, LinkLimit, Placement
 from .traffic.link_model import MAX_CACHE_BYTES, LinkModel, fingerprint, size_of
 from .traffic.patterns import Pattern, PatternTraffic
+from .traffic.steps import Steps
 
 __all__ = ["LinkLimit", "NcclNetwork", "Pattern", "Placement"]
 
@@ -96,6 +98,9 @@ class NcclNetwork:
         Factor of the latencies of links, and of a `LinkLibrary`; an `Nccl` has its own.
     switches_follow : bool
         Whether links between switches are as wide as NICs need them: `elasticities` asks.
+    circuits : Circuits, optional
+        Where links are circuits that have to be set up. Prices are those with all that a
+        communication needs in place.
     """
 
     def __init__(
@@ -110,7 +115,9 @@ class NcclNetwork:
         by_fabric: bool = False,
         latency: float = 1.0,
         switches_follow: bool = False,
+        circuits: Circuits | None = None,
     ) -> None:
+        self.circuits = circuits
         self.library: CollectiveLibrary = library
         self.topology = topology
         self.nccl = library if isinstance(library, Nccl) else None
@@ -125,6 +132,8 @@ class NcclNetwork:
             for decade in range(N_DECADES)
             if numbers is not None
         }
+        if circuits is not None:
+            self.numbers[SETUP] = circuits.latency
         self._highest: dict[tuple[Pattern, Shape], int] = {}
         # Groups of one shape have one price but for links, of which each may have others.
         self._unlimited: dict[tuple[Operation, int, Shape], Price] = {}
@@ -483,6 +492,28 @@ class NcclNetwork:
         if key not in self._bottlenecks:
             _remember(self._bottlenecks, key, bottleneck_of(self.nccl, *key))
         return self._bottlenecks[key]
+
+    def steps(
+        self, operation: Operation, bytes: int, members: Sequence[int]
+    ) -> tuple[Choice, Steps]:
+        """Return the library's choice for a communication and what it sends, step by step.
+
+        Parameters
+        ----------
+        operation : Operation
+        bytes : int
+            Of the full buffer; see `Network.price`.
+        members : sequence of int
+            Global ranks, in the communicator's order; two at least.
+
+        Raises
+        ------
+        InputError
+            For an operation of unknown kind.
+        """
+        choice, _ = self.choices(operation, bytes, self.placement(members, operation))[0]
+        pattern = self._pattern(operation, choice)
+        return choice, self._links.steps(pattern, np.array(members, np.int64))
 
     # --- what prices depend on --------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ LINK_SCALES = (
 )
 """Factors that are of a cluster's links."""
 
-GRID = ("torus", "mesh", "wafer")
+OWN_LINKS = ("torus", "mesh", "wafer", "circuit")
 """Kinds of fabrics whose links are their own, not as wide as NICs."""
 
 
@@ -78,7 +78,7 @@ def scaled_cluster(cluster: Cluster, factors: Mapping[str, float]) -> Cluster:
 
 def switches_follow(fabric: Fabric) -> bool:
     """Whether the links between switches are as wide as NICs need them, and follow these."""
-    return fabric.kind not in GRID and fabric.link_bandwidth is None and _free(fabric)
+    return fabric.kind not in OWN_LINKS and fabric.link_bandwidth is None and _free(fabric)
 
 
 def _free(fabric: Fabric) -> bool:

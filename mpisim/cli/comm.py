@@ -32,6 +32,7 @@ examples:
   mpisim comm all_reduce --cluster p5 --size 1M:1G --nodes 2 --model alpha-beta
   mpisim comm all_reduce --cluster dgx-h100 --size 1G --nodes 4 --nic-bandwidth "800 Gb/s"
   mpisim comm all_gather --cluster dgx-h100 --size 1G --nodes 2 --why
+  mpisim comm send_recv --cluster dgx-h100 --size 1M --nodes 2 --ranks 1,8 --flows
   mpisim comm send_recv --cluster p5 --size 1G --nodes 2 --ranks 0,9 --set 'links.*.latency=2 x'
 """
 
@@ -140,6 +141,13 @@ def add_parser(subparsers: Any) -> None:
         help="say for each size what its time is made of, which link or part limits it, and what "
         "no algorithm can beat",
     )
+    parser.add_argument(
+        "--flows",
+        action="store_true",
+        help="print the flows that one size consists of, in place of times: sender, receiver, "
+        "bytes and links by step and channel; --json has them, too",
+    )
+    parser.add_argument("--csv", metavar="FILE", help="also write the flows as a table")
     add_json_option(parser)
     add_overwrite_option(parser)
     parser.set_defaults(run=run)
@@ -155,6 +163,7 @@ def run(args: argparse.Namespace) -> int:
 
     operation = _operation(args.operation)
     sizes = _sizes(args.size)
+    _check_flows(args, sizes)
     if args.model != "nccl" and given_speeds(args):
         raise UsageError("speeds of links are for --model nccl; [alpha_beta] has its own")
     cluster = with_speed_options(find_cluster(args.cluster), args)
@@ -173,6 +182,10 @@ def run(args: argparse.Namespace) -> int:
         network, price = _nccl(cluster, operation, args.nodes, members, given)
     else:
         price = _alpha_beta(cluster, operation, args.nodes, per_node, args)
+    if args.flows:
+        assert network is not None  # checked
+        _flows(args, network, operation, sizes[0], members)
+        return 0
     lines = [price(size) for size in sizes]
     factor = bus_factor(operation, ranks)
     if args.json is not None:
@@ -256,6 +269,44 @@ def _why(
     for other, seconds in found.others:
         how = f" {other.protocol}" if other.protocol else ""
         yield f"  {other.algorithm}{how} would take {seconds * us:.2f} us"
+
+
+def _check_flows(args: argparse.Namespace, sizes: list[int]) -> None:
+    if not args.flows:
+        if args.csv is not None:
+            raise UsageError(f"--csv {args.csv}: it is for the flows of --flows")
+        return
+    if len(sizes) > 1:
+        raise UsageError(f"--flows lists one size; --size {args.size} names {len(sizes)}")
+    if args.model != "nccl":
+        raise UsageError("--flows lists those of --model nccl; [alpha_beta] knows of none")
+    if args.why:
+        raise UsageError("--flows prints no times that --why could explain; give one of them")
+
+
+def _flows(
+    args: argparse.Namespace,
+    network: NcclNetwork,
+    operation: Operation,
+    size: int,
+    members: list[int],
+) -> None:
+    """Print and write the flows of one size."""
+    from ..topo.flows import flow_list
+    from .comm_flows import flow_lines, flow_object, write_flows
+
+    found = flow_list(network, operation, size, members)
+    if args.csv is not None:
+        write_flows(args.csv, found, overwrite=args.overwrite)
+    if args.json is not None:
+        from ..base.files import write_json
+
+        head = {"operation": args.operation, "cluster": args.cluster, "bytes": size}
+        head |= given_speeds(args)
+        head |= {"nodes": args.nodes, "gpus": len(members)}
+        write_json(args.json, head | flow_object(found), overwrite=args.overwrite)
+    print(f"{operation.name.lower()} of {size} B among {len(members)} GPUs: ", end="")
+    print("\n".join(flow_lines(found)))
 
 
 def _operation(name: str) -> Operation:

@@ -138,16 +138,16 @@ def _clusters() -> Listing:
     for name in cluster_names():
         found = find_cluster(name)
         measured = found.alpha_beta
-        assert measured is not None  # of every preset
-        network = measured.network_bandwidth
+        # Of GPUs that are joined to a fabric without NICs nothing was.
+        network = measured.network_bandwidth if measured else None
         rows.append(
             (
                 (
                     name,
                     str(found.gpus_per_node),
                     found.gpu,
-                    f"{measured.node_bandwidth.si / 1e9:.0f}",
-                    f"{network.si / 1e9:.3g}" if network else "one box",
+                    f"{measured.node_bandwidth.si / 1e9:.0f}" if measured else "-",
+                    f"{network.si / 1e9:.3g}" if network else "one box" if measured else "-",
                     found.title,
                 ),
                 found.aliases,

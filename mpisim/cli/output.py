@@ -44,6 +44,7 @@ OUTPUTS = (
     ("-o", "output"),
     ("--save-program", "save_program"),
     ("--json", "json"),
+    ("--csv", "csv"),
     ("--html", "html"),
     ("--draw", "draw"),
     ("--plot", "plot"),

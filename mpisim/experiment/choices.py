@@ -121,7 +121,8 @@ class ScaleChoice:
     switch_bandwidth : float
         Of the links between switches, or of those of a torus, a mesh or a wafer.
     latency : float
-        Of communications: starts, steps, links and switches. Above 1: longer.
+        Of communications: starts, steps, links and switches, circuits that are set up. Above 1:
+        longer.
     communications : float
         Speed of communications whose durations a program file has, as recordings do.
     launch_time : float
@@ -212,6 +213,9 @@ class NetworkChoice:
     calibration : str, optional
         Factors of NCCL's model: a file that ``mpisim calibrate collectives`` has written, its path
         relative to the experiment's. Those that come with mpisim if not given.
+    first_step : bool
+        Of a fabric of optical circuits: whether the step is the first, before which no circuit
+        stands; otherwise one of many that are all alike.
     """
 
     model: Literal["nccl", "alpha-beta", "echo"] = "nccl"
@@ -221,6 +225,7 @@ class NetworkChoice:
     changes: dict[str, str] = field(default_factory=dict)
     nccl: dict[str, str] = field(default_factory=dict)
     calibration: str | None = None
+    first_step: bool = False
 
     def __post_init__(self) -> None:
         if self.model == "nccl":
@@ -231,7 +236,7 @@ class NetworkChoice:
             return
         if self.algorithm != "library":
             raise InputError(f"algorithm is given; model = {self.model!r} has no use for it")
-        for key in ("ring_order", "changes", "nccl", "calibration"):
+        for key in ("ring_order", "changes", "nccl", "calibration", "first_step"):
             if getattr(self, key):
                 raise InputError(f"{key} is given; model = {self.model!r} has no use for it")
 

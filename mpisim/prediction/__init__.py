@@ -8,6 +8,8 @@ Read in this order, which is that of one prediction (`mpisim.simulate`).
     Its cluster and GPUs; whether it fits into memory; its network; how its ranks differ.
 ``step_constants``, ``calibrated``
     Constants fitted to measured steps; kernel models and networks multiplied by them.
+``circuits``
+    Circuits that communications wait for, where the network has to set them up.
 ``execution``, ``extrapolation``, ``long_steps``, ``launches``
     A run of the engine, or many; the time of a long step from two shorter ones, nearly or, with all
     else of its run, exactly; what CUDA graphs gain.

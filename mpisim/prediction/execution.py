@@ -19,6 +19,7 @@ from ..mpi.parallel import progress as show_progress
 from ..mpi.reductions import allreduce_max
 from ..program import Program
 from ..topo import Network
+from .circuits import with_set_ups
 from .prepared import PreparedExperiment
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ def execute(
     if network is None and not isinstance(prepared, Program):
         network, contention = prepared.network, prepared.experiment.network.contention
 
+    with collective_errors(comm):
+        program = with_set_ups(program, network)
     number = 0
 
     def run(

@@ -21,6 +21,7 @@ from ..engine.repetition import Repetition, path_cycle, repeated
 from ..experiment import Experiment
 from ..memory import Verdict
 from ..mpi.parallel import collective_errors
+from .circuits import circuits_of
 from .execution import execute
 from .extrapolation import ShortenedRun, shortest_runs
 from .network import NetworkCache
@@ -108,6 +109,8 @@ def long_step(
                 prepared = prepare(
                     experiment, memory=memory, networks=networks, micro_batches=steps.first
                 )
+        if circuits_of(prepared.network) is not None:
+            return None  # which circuits stand may depend on how long the step is
         found = _tried(prepared, steps, comm, fold, progress)
         if isinstance(found, int):  # the path repeats with several rounds, of which some are left
             more = found * (steps.second - steps.first)

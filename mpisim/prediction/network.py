@@ -11,7 +11,7 @@ import numpy as np
 
 from ..base.errors import InputError, nearest
 from ..base.frozen import frozen
-from ..base.quantity import Quantity
+from ..base.quantity import Quantity, picoseconds
 from ..experiment import NetworkChoice, ScaleChoice
 from ..topo import Cluster, Network
 from ..topo.scaled import switches_follow
@@ -225,7 +225,12 @@ def _nccl_network(
     from ..topo.link_library import check_fabric
     from ..topo.nccl_network import NcclNetwork
 
-    topology = cluster.topology(nodes)
+    if choice.first_step and (cluster.fabric is None or cluster.fabric.ports is None):
+        raise InputError(
+            f"network.first_step is true, but {cluster.title} has no circuits that a first step "
+            "would set up; it needs fabric.kind = 'circuit'"
+        )
+    topology = _without_relays(cluster, choice).topology(nodes)
     if choice.changes:
         topology = apply_changes(topology, choice.changes)
     if cluster.has_direct_gpus(topology):
@@ -250,8 +255,18 @@ def _nccl_network(
     return found
 
 
+def _without_relays(cluster: Cluster, choice: NetworkChoice) -> Cluster:
+    """Return the cluster without ways over other GPUs where a variable switches PXN off."""
+    from ..topo.nccl import Settings
+
+    if cluster.node is None or Settings.of(choice.nccl).pxn_level:
+        return cluster
+    return replace(cluster, node=replace(cluster.node, pxn=False))
+
+
 def _direct(cluster: Cluster, choice: NetworkChoice, topology: Topology) -> Network:
     """Return the network of GPUs that are connected to a fabric without NICs."""
+    from ..topo.circuits import Circuits
     from ..topo.link_library import LinkLibrary
     from ..topo.nccl_network import NcclNetwork
 
@@ -262,8 +277,20 @@ def _direct(cluster: Cluster, choice: NetworkChoice, topology: Topology) -> Netw
                 "model does not apply to them"
             )
     algorithm = None if choice.algorithm == "library" else choice.algorithm
-    library = LinkLibrary(topology, cluster.gpus_per_node, algorithm, choice.ring_order)
-    return NcclNetwork(library, topology, library.factor, latency=cluster.latency)
+    fabric = cluster.fabric
+    circuits = None
+    if fabric is not None and fabric.ports is not None and fabric.setup_latency is not None:
+        setup = cluster.latency * fabric.setup_latency.si
+        circuits = Circuits(
+            fabric.ports, picoseconds(setup), fabric.setup_latency, choice.first_step
+        )
+        # Trees and PAT need circuits besides those of rings, which then evict one another.
+        algorithm = algorithm or "ring"
+    buffer = None if fabric is None or fabric.buffer is None else fabric.buffer.si
+    library = LinkLibrary(topology, cluster.gpus_per_node, algorithm, choice.ring_order, buffer)
+    return NcclNetwork(
+        library, topology, library.factor, latency=cluster.latency, circuits=circuits
+    )
 
 
 class ErrorFactor(Protocol):

@@ -183,7 +183,12 @@ class _PathParts:
             return {"communications": -1.0}
         group = program.slots_of(rank)[table.slot[row]]
         label = int(self._shares.label[group])
-        return self._price_elasticities(int(table.operation[row]), int(table.bytes[row]), label)
+        found = self._price_elasticities(int(table.operation[row]), int(table.bytes[row]), label)
+        waits = self._shares.set_up_share(piece)
+        if not waits:
+            return found
+        found = {name: (1 - waits) * each for name, each in found.items()}
+        return found | {"latency": found.get("latency", 0.0) + waits}
 
     def _add_shared(self, piece: int, pieces: NDArray[np.int64]) -> None:
         """Add communications of which some share links with others, and take longer for it.
@@ -200,7 +205,7 @@ class _PathParts:
         rank, row = int(path.rank[piece]), int(path.row[piece])
         table = program.table_of(rank)
         whole = float((length * times).sum())
-        if table.duration[row] != UNPRICED:
+        if table.duration[row] != UNPRICED or self._shares.set_up_share(piece):
             self._add(alone, whole)
             return
         slot = table.slot[row]

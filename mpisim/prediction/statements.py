@@ -22,6 +22,7 @@ from ..program import Program
 from ..topo import Cluster, find_cluster
 from ..topo.speeds import nic_bottleneck
 from ..workloads.transformer.core_attention import MATRIX_UNIT_LOAD
+from .circuits import set_up_notes
 from .network import NetworkCache, NetworkRequest
 from .prepared import PreparedExperiment
 from .published import compare_published
@@ -201,6 +202,7 @@ def network_notes(
     return [
         *([] if limit is None else [limit]),
         *getattr(request.network(networks), "notes", ()),
+        *set_up_notes(program, request.network(networks)),
         *unused_network_keys(program, request, networks, setup),
     ]
 

@@ -31,6 +31,8 @@ from ..engine.critical_path import PieceKind
 from ..engine.refine import dense
 from ..engine.run import Run
 from ..program import UNPRICED, Operation
+from ..topo.circuits import SETUP
+from .circuits import with_set_ups
 from .prepared import PreparedExperiment
 from .step_constants import model_class, packaged_constants
 
@@ -188,6 +190,8 @@ class PathShares:
                 groups.index, groups.members, prepared.program.operation_bits
             )
             self.communication = cache(prepared.network.shares)
+        # With the durations of communications that wait for circuits to be set up.
+        self._waiting = with_set_ups(prepared.program, prepared.network)
 
     def __call__(self, piece: int) -> Mapping[str, float]:
         kind = PieceKind(int(self.path.kind[piece]))
@@ -236,17 +240,36 @@ class PathShares:
         if table.duration[row] != UNPRICED:
             return {}
         group = program.slots_of(rank)[table.slot[row]]
-        return self.communication(
+        shares = self.communication(
             Operation(int(table.operation[row])),
             int(table.bytes[row]),
             self.classes[self.label[group]],
         )
+        waits = self.set_up_share(piece)
+        if not waits:
+            return shares
+        return {name: (1 - waits) * each for name, each in shares.items()} | {SETUP: waits}
+
+    def set_up_share(self, piece: int) -> float:
+        """Return the share of a communication's time in which it waits for circuits."""
+        program, network = self.prepared.program, self.prepared.network
+        rank, row = int(self.path.rank[piece]), int(self.path.row[piece])
+        waits = int(self._waiting.table_of(rank).duration[row])
+        table = program.table_of(rank)
+        if waits == table.duration[row]:
+            return 0.0
+        assert network is not None
+        group = self.classes[self.label[program.slots_of(rank)[table.slot[row]]]]
+        price = network.price(
+            Operation(int(table.operation[row])), max(int(table.bytes[row]), 0), group
+        )
+        return 1 - price.duration / waits
 
     def equal_pieces(self) -> list[tuple[int, Ints]]:
         """Return one piece of each kind, and all pieces of that kind.
 
-        Kernels are equal by name and duration, communications by operation and size
-        over groups of one class.
+        Kernels are equal by name and duration, communications by operation, size and what they
+        wait for circuits, over groups of one class.
         """
         if self._equal is None:
             self._equal = self._sorted_pieces()
@@ -254,7 +277,7 @@ class PathShares:
 
     def _sorted_pieces(self) -> list[tuple[int, Ints]]:
         path, program = self.path, self.prepared.program
-        keys = np.zeros((4, len(path.kind)), np.int64)
+        keys = np.zeros((5, len(path.kind)), np.int64)
         keys[0] = path.kind
         on_device = np.isin(path.kind, ON_DEVICE)
         of_piece = program.table[path.rank]
@@ -270,6 +293,11 @@ class PathShares:
             columns = table.operation[at], table.bytes[at] + 1, self.label[group]
             for i, column in enumerate(columns, start=1):
                 keys[i, sends] = column
+            if self._waiting is not program:
+                keys[4, sends] = [
+                    self._waiting.table_of(a).duration[b] + 1
+                    for a, b in zip(path.rank[sends].tolist(), at.tolist(), strict=True)
+                ]
         kind, n = equal_columns(keys)
         order = np.argsort(kind, kind="stable")
         ends = np.cumsum(np.bincount(kind, minlength=n))

@@ -10,5 +10,6 @@ order:
   communications share links, an event loop gives the ends of flows;
 - `critical_path`, `digest`: both from a timeline, in a page each;
 - `rank_by_rank`: a second way to find the times of runs without contention, for large programs;
+- `circuits`: communications over optical circuits, event by event;
 - `comparison`: assertions that a run is what a reference says, or what another run found.
 """

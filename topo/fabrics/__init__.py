@@ -5,7 +5,7 @@
 ``fabric_graph``
     `FabricGraph`: switches, links and routes from port to port; what a builder returns. It can do
     without `period`, `tour`, `grid` and `all_pairs`, which make large fabrics fast or rings short.
-``fat_tree``, ``dragonfly``, ``grid``
+``fat_tree``, ``dragonfly``, ``grid``, ``circuit``
     The builders.
 
 A new fabric is one module with a builder, one line of `BUILDERS`, and in ``fabric`` its name in
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from .circuit import circuit
 from .dragonfly import dragonfly
 from .fabric import Fabric, Kind
 from .fabric_graph import FabricGraph, Ports
@@ -35,6 +36,7 @@ BUILDERS: Mapping[Kind, Callable[[Fabric, Ports], FabricGraph]] = {
     "torus": grid,
     "mesh": grid,
     "wafer": grid,
+    "circuit": circuit,
 }
 """The builder of each kind of fabric."""
 

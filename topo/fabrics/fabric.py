@@ -15,7 +15,9 @@ __all__ = ["COMMON", "KEYS", "Fabric", "Kind"]
 
 Count = Annotated[int, Limits(least=1)]
 
-Kind = Literal["switch", "fat-tree", "rail-fat-tree", "hpn", "dragonfly", "torus", "mesh", "wafer"]
+Kind = Literal[
+    "switch", "fat-tree", "rail-fat-tree", "hpn", "dragonfly", "torus", "mesh", "wafer", "circuit"
+]
 """Each has an entry in `KEYS` and in `BUILDERS`, and a row in docs/topologies.md."""
 
 _TREE = ("oversubscription", "spines", "ecmp", "pod", "core_oversubscription")
@@ -28,6 +30,7 @@ KEYS: dict[Kind, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "torus": (("dims", "link_bandwidth"), ()),
     "mesh": (("dims", "link_bandwidth"), ()),
     "wafer": (("dims", "link_bandwidth"), ("edge_bandwidth",)),
+    "circuit": (("link_bandwidth", "ports", "setup_latency"), ("buffer",)),
 }
 """By kind, the keys it needs and those it may have besides them and the ones of all."""
 
@@ -46,7 +49,8 @@ class Fabric:
         spines; ``"rail-fat-tree"``: the same, with leaves of the NICs of one rail (the first of
         every node, the second, …); ``"hpn"``: rails with two leaves for every NIC, each in a plane
         of its own (Alibaba's HPN, SIGCOMM 2024; SimAI); ``"dragonfly"``; ``"torus"``, ``"mesh"``:
-        a router a node; ``"wafer"``: a mesh on every wafer, joined at the edges.
+        a router a node; ``"wafer"``: a mesh on every wafer, joined at the edges; ``"circuit"``:
+        optical circuits from any GPU to any other, set up when they are first used.
     nic_efficiency : Quantity, optional
         Share of the NICs' line rate that payload reaches; 1 where there are no NICs.
     switch_latency : Quantity, optional
@@ -76,9 +80,16 @@ class Fabric:
     dims : tuple of int
         Nodes along each dimension: of the torus, the mesh, or one wafer.
     link_bandwidth : Quantity, optional
-        Between two routers, one direction; of a dragonfly by default that of a NIC.
+        Between two routers, one direction; of a dragonfly by default that of a NIC; of a circuit.
     edge_bandwidth : Quantity, optional
         Between routers at the edges of neighbouring wafers; by default `link_bandwidth`.
+    ports : int, optional
+        Circuits that a GPU can have at the same time.
+    setup_latency : Quantity, optional
+        Of setting up a circuit.
+    buffer : Quantity, optional
+        Bytes that a GPU has room for of what comes over one circuit, until it takes them; by
+        default of all.
     """
 
     kind: Kind
@@ -99,6 +110,9 @@ class Fabric:
     dims: tuple[Count, ...] = ()
     link_bandwidth: Quantity | None = None
     edge_bandwidth: Quantity | None = None
+    ports: Count | None = None
+    setup_latency: Quantity | None = None
+    buffer: Quantity | None = None
 
     def __post_init__(self) -> None:
         needed, allowed = KEYS[self.kind]
@@ -116,7 +130,7 @@ class Fabric:
                 f"'spines' is {self.spines or 'missing'}; it must be given with ecmp = 'ecmp' or "
                 f"'adaptive' and with no other; ecmp is {self.ecmp!r}"
             )
-        for key in ("link_bandwidth", "edge_bandwidth", "nic_efficiency"):
+        for key in ("link_bandwidth", "edge_bandwidth", "nic_efficiency", "buffer"):
             number = getattr(self, key)
             if number is not None and not number.value:
                 raise InputError(f"{key!r} is 0; it must be above 0")

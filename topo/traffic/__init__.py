@@ -8,6 +8,8 @@
     Bytes from rank to rank, by algorithm (ring, tree, NVLS, PAT, …).
 ``hops``
     Chains of hops that follow one another, by algorithm.
+``steps``
+    Flows step by step, along each ring, tree or chain: `transfers` in the order of `hops`.
 ``link_loads``
     Transfers of many groups summed over links.
 ``route_latency``
@@ -20,5 +22,6 @@
     `LinkModel`: loads and limits of all groups on the links of a topology, cached.
 
 A new algorithm of a collective is a name in `transfers.ALGORITHMS`, its transfers in
-`transfers.transfers` and its chains of hops in `hops.hop_chains`.
+`transfers.transfers`, its chains of hops in `hops.hop_chains`, its steps in
+`steps.collective_steps`.
 """

@@ -47,6 +47,7 @@ from .link_limits import (
 )
 from .patterns import Pattern, PatternTraffic
 from .route_latency import excess_latency, link_latency
+from .steps import Steps
 from .transfers import CHAIN_OPERATIONS
 
 __all__ = ["MAX_CACHE_BYTES", "LinkModel", "fingerprint", "size_of"]
@@ -202,6 +203,18 @@ class LinkModel:
             )
             weight[measured] = np.maximum(capped, 1)
         return group, link, weight
+
+    def steps(self, pattern: Pattern, members: Ints) -> Steps:
+        """Return the steps of one group, whose bytes are what `loads` puts on links.
+
+        Parameters
+        ----------
+        pattern : Pattern
+            That the group can carry out.
+        members : int64, shape (s,)
+            Global ranks, in the group's order.
+        """
+        return self._traffic.steps(pattern, members)
 
     # --- limits of a group that is alone ----------------------------------------------------------
 

@@ -15,6 +15,7 @@ from .grid_order import BY_DIMENSION, OrderedGroups, order_by_block, order_by_to
 from .hops import hop_chains
 from .link_loads import link_weights
 from .route_latency import added_latency
+from .steps import Steps, collective_steps
 from .transfers import CHAIN_OPERATIONS, transfers
 
 __all__ = ["Pattern", "PatternTraffic"]
@@ -134,6 +135,29 @@ class PatternTraffic:
                 )
                 found[each.which] = added_latency(paths, excess, base[each.which], phases)
         return found
+
+    def steps(self, pattern: Pattern, members: Ints) -> Steps:
+        """Return the steps of one group; see `collective_steps`.
+
+        Parameters
+        ----------
+        pattern : Pattern
+            That the group can carry out.
+        members : int64, shape (s,)
+            Global ranks, in the group's order.
+        """
+        base = members[:1] // self.gpus_per_node * self.gpus_per_node
+        (groups,) = self._ordered(pattern, members - base, base)
+        algorithm = self._algorithm(pattern, groups)
+        assert algorithm is not None  # feasible
+        return collective_steps(
+            pattern.operation,
+            algorithm,
+            groups.members + base,
+            self.gpus_per_node,
+            meshed=self.meshed,
+            block=groups.block,
+        )
 
     def infeasible(self, pattern: Pattern, members: Ints, base: Ints) -> NDArray[np.bool_]:
         """Return which groups cannot use this pattern, shape (g,).
