@@ -197,7 +197,10 @@ def _router(s: Shapes, routing: Routing) -> Operator:
 def _routed_experts(s: Shapes, routing: Routing) -> tuple[Operator, ...]:
     """Rows of the experts → their results: two grouped products, an activation between, biases.
 
-    `TEGroupedMLP` of megatron/core/transformer/moe/experts.py.
+    `TEGroupedMLP` of megatron/core/transformer/moe/experts.py, whose activation multiplies by the
+    tokens' probabilities. Their gradients are sums over features, for which a second kernel reads
+    what the activation's backward pass reads (``weighted_swiglu_back`` of
+    megatron/core/fusions/fused_bias_swiglu.py; the functions of other activations alike).
     """
     model = s.model
     width = model.expert_ffn // s.grid.etp
@@ -205,6 +208,10 @@ def _routed_experts(s: Shapes, routing: Routing) -> tuple[Operator, ...]:
     between = activation(s, f"experts {model.activation}", routing.rows, width)
     if model.swiglu_limit is not None and s.is_megatron:
         between = clamp_inputs(s, between, routing.rows * width)
+    if s.is_megatron and s.plan.framework.fused:
+        read = (into + width) * s.element_size * routing.rows
+        sums = elementwise(f"experts {model.activation} probability gradient", read)
+        between = replace(between, backward=(*between.backward, sums))
     if s.plan.experts == "fused":
         between = replace(between, forward=(), backward=())
     out = _grouped_linear(s, routing, SECOND_LINEAR, width, model.hidden)
