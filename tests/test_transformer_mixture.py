@@ -310,6 +310,27 @@ def test_dispatchers_are_slower_than_nccl_by_what_was_measured() -> None:
     assert slowdown("flex", "dispatch", 8, 1) == slowdown("all-to-all", "dispatch", 64, 8) == 1
 
 
+def test_a_mixture_that_is_computed_again_keeps_its_input_alone() -> None:
+    kept, again = (
+        block(SHARED, ep=4, dp=4, moe_dispatcher="hybrid-ep", recompute_modules=modules)
+        for modules in ((), ("moe",))
+    )
+    inside = ("router", "dispatch", "experts in", "experts out", "combine", "shared expert in")
+    tokens = 8 * 16
+    assert sum(operator(again, name).saved for name in inside) == 2 * tokens
+    assert sum(operator(kept, name).saved for name in inside) > 2 * tokens
+    run_again = operator(again, "mixture of experts again")
+    assert (run_again.forward, run_again.saved) == ((), 0)
+    forward = [step for each in kept.operators for step in each.forward]
+    names = [each.name for each in again.operators]
+    assert names.index("combine") < names.index("mixture of experts again")
+    exchanges = [step for step in run_again.backward if isinstance(step, Communicate)]
+    assert exchanges == [step for step in forward if isinstance(step, Communicate)]
+    # Where the norm runs again, too, not even the input is kept.
+    both = block(SHARED, ep=4, dp=4, recompute_modules=("layernorm", "moe"))
+    assert sum(operator(both, name).saved for name in inside) == 0
+
+
 def test_products_in_mxfp8_have_a_variant_of_their_own() -> None:
     layer = block(TINY, precision="fp8", fp8_scaling="blocks")
     found = {

@@ -59,10 +59,19 @@ def mixture_of_experts(s: Shapes) -> tuple[Operator, ...]:
             shared = ()
             in_router_graph = 0
         routed = (*routed, Operator("shared expert sum", (total,)))
+    again = recompute_module(s, "moe", *shared, *routed)
+    if again:  # their input is all that is kept, and not that where the norm runs again
+        again = (replace(again[0], name="mixture of experts again"),)
+        shared, routed = (
+            tuple(replace(each, saved=0) for each in operators) for operators in (shared, routed)
+        )
+        kept = 0 if "layernorm" in s.plan.recompute.modules else s.element_size * size
+        routed = (replace(routed[0], saved=kept), *routed[1:])
     before = norm(s, "feed-forward norm", s.sharded_tokens, model.hidden, residual=True)
     return (
         *capture_module(s, "moe_router", (before, *branches, *shared, *routed[:in_router_graph])),
         *routed[in_router_graph:],
+        *again,
         *recompute_module(s, "layernorm", before),
         dropout_add(s, "feed-forward dropout add", bias=False),
     )
