@@ -70,7 +70,7 @@ OPERAND_BYTES: dict[str, float] = {**BYTES, "nvfp4": 9 / 16}
 CACHE_BYTES = tuple(1 << exponent for exponent in range(20, 28))
 """Sizes of caches, 1 to 128 MiB, for which lookups in tables say what misses."""
 
-GemmVariant = Literal["cores", "split", "scan", "scan_gradient", "unaligned"]
+GemmVariant = Literal["cores", "split", "blocks", "scan", "scan_gradient", "unaligned"]
 """``cores``: 16-bit operands multiplied on CUDA cores, in fp32, which is the kernel's `dtype`.
 cuBLAS before CUDA 11.7 did so where rows were no multiple of 16 bytes (ampere_fp16_sgemm and its
 like).
@@ -82,6 +82,9 @@ first forward and the second for gradients: Transformer Engine (``_2X_ACC_FPROP`
 and ``_2X_ACC_WGRAD``, pytorch/module/base.py), torchao (``use_fast_accum``,
 torchao/float8/config.py), XLA (github:openxla/xla, issue 6168).
 
+``blocks``: fp8 products with a scale for every 32 elements of an operand (MXFP8), which Blackwell's
+matrix units read with them.
+
 ``scan``, ``scan_gradient``: products inside the chunks of a scan over states, by kernels in Triton
 (``mamba_ssm/ops/triton``) that also make decays and masks: those that a forward pass needs, and
 those that only a backward pass does.
@@ -91,7 +94,7 @@ between two 4-byte words. Copies from memory into shared memory move 4 bytes at 
 ``cp.async``; 16 for the tensor memory accelerator), so that elements go one by one through
 registers: CUTLASS's kernels of ``align1``, built for Turing, which cuBLAS takes."""
 
-GroupedGemmVariant = Literal["split"]
+GroupedGemmVariant = Literal["split", "blocks"]
 """As for `Gemm`."""
 
 ElementwiseVariant = Literal["row_copies", "row_sums", "widening"]

@@ -352,10 +352,12 @@ def test_the_packaged_calibration():
         "elementwise_row_sums",
         "elementwise_widening",
         "norm_persistent",
+        "gemm_blocks",
         "gemm_cores",
         "gemm_split",
         "gemm_scan",
         "gemm_scan_gradient",
+        "grouped_gemm_blocks",
         "grouped_gemm_split",
     }
     assert {formula for formula, _, _ in tables} == set(FORMULAS) - multiples

@@ -256,7 +256,10 @@ def test_a_mixture_in_a_rack(row: Any) -> None:
     # 61 layers on 4 × 4 chunks: four on each, one on the last, as Megatron-Bridge lays it out.
     assert plan.pipeline.stages == (4,) * 15 + (1,)
     assert (plan.pipeline.schedule, plan.vpp, plan.ep, plan.etp) == ("interleaved", 4, 64, 1)
-    assert (plan.precision.products, found.approximations) == ("fp8", ("mxfp8 priced as fp8",))
+    assert (plan.precision.products, found.approximations) == (
+        "fp8",
+        ("mxfp8 is fp8 with scales of blocks",),
+    )
     assert (plan.zero, plan.framework.dp_style) == (1, "megatron")  # FSDP = 0 is no word on ZeRO-1
     assert "plan.zero = 1 (profile)" in found.defaults
     # 256 GPUs in four racks of 64.

@@ -137,10 +137,12 @@ def test_formulas_take_plain_numbers(family):
         "gemm": Gemm(512, 768, 1024),
         "gemm_cores": Gemm(512, 768, 1024, dtype="fp32", variant="cores"),
         "gemm_split": Gemm(512, 768, 1024, variant="split"),
+        "gemm_blocks": Gemm(512, 768, 1024, variant="blocks"),
         "gemm_scan": Gemm(512, 768, 1024, variant="scan"),
         "gemm_scan_gradient": Gemm(512, 768, 1024, variant="scan_gradient"),
         "grouped_gemm": GroupedGemm(4096, 8, 512, 1024),
         "grouped_gemm_split": GroupedGemm(4096, 8, 512, 1024, variant="split"),
+        "grouped_gemm_blocks": GroupedGemm(4096, 8, 512, 1024, variant="blocks"),
         "convolution": Convolution(8, 64, 64, 56, 56, 3),
         **{
             each.qualified_family: each

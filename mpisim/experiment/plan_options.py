@@ -48,7 +48,7 @@ KeptOperator = Literal[
     "feed-forward out",
 ]
 """Operators of a layer, by the names they have in results."""
-RecomputedModule = Literal["layernorm", "moe_act", "mla_up_proj", "mlp"]
+RecomputedModule = Literal["layernorm", "moe_act", "mla_up_proj", "mlp", "moe"]
 """Parts of a layer, as Megatron-LM names them."""
 
 
@@ -91,9 +91,10 @@ class RecomputeOptions:
         Layers of each part of the pipeline that do so; all if not given.
     keeps : tuple of str
         With "full": operators of a layer whose results are kept, and not computed again.
-    modules : tuple of {"layernorm", "moe_act", "mla_up_proj", "mlp"}
+    modules : tuple of {"layernorm", "moe_act", "mla_up_proj", "mlp", "moe"}
         Parts of a layer computed again besides: norms, activations of experts, latent attention's
-        projections up to the heads, dense feed-forward blocks (Megatron-LM's
+        projections up to the heads, dense feed-forward blocks, mixtures of experts from the router
+        to the sum of their results, exchanges of tokens included (Megatron-LM's
         ``--recompute-modules``).
     stops : bool
         With "full": whether only what the backward pass reads is computed again, as PyTorch's

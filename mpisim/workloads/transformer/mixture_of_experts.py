@@ -59,10 +59,19 @@ def mixture_of_experts(s: Shapes) -> tuple[Operator, ...]:
             shared = ()
             in_router_graph = 0
         routed = (*routed, Operator("shared expert sum", (total,)))
+    again = recompute_module(s, "moe", *shared, *routed)
+    if again:  # their input is all that is kept, and not that where the norm runs again
+        again = (replace(again[0], name="mixture of experts again"),)
+        shared, routed = (
+            tuple(replace(each, saved=0) for each in operators) for operators in (shared, routed)
+        )
+        kept = 0 if "layernorm" in s.plan.recompute.modules else s.element_size * size
+        routed = (replace(routed[0], saved=kept), *routed[1:])
     before = norm(s, "feed-forward norm", s.sharded_tokens, model.hidden, residual=True)
     return (
         *capture_module(s, "moe_router", (before, *branches, *shared, *routed[:in_router_graph])),
         *routed[in_router_graph:],
+        *again,
         *recompute_module(s, "layernorm", before),
         dropout_add(s, "feed-forward dropout add", bias=False),
     )
@@ -197,7 +206,10 @@ def _router(s: Shapes, routing: Routing) -> Operator:
 def _routed_experts(s: Shapes, routing: Routing) -> tuple[Operator, ...]:
     """Rows of the experts → their results: two grouped products, an activation between, biases.
 
-    `TEGroupedMLP` of megatron/core/transformer/moe/experts.py.
+    `TEGroupedMLP` of megatron/core/transformer/moe/experts.py, whose activation multiplies by the
+    tokens' probabilities. Their gradients are sums over features, for which a second kernel reads
+    what the activation's backward pass reads (``weighted_swiglu_back`` of
+    megatron/core/fusions/fused_bias_swiglu.py; the functions of other activations alike).
     """
     model = s.model
     width = model.expert_ffn // s.grid.etp
@@ -205,6 +217,10 @@ def _routed_experts(s: Shapes, routing: Routing) -> tuple[Operator, ...]:
     between = activation(s, f"experts {model.activation}", routing.rows, width)
     if model.swiglu_limit is not None and s.is_megatron:
         between = clamp_inputs(s, between, routing.rows * width)
+    if s.is_megatron and s.plan.framework.fused:
+        read = (into + width) * s.element_size * routing.rows
+        sums = elementwise(f"experts {model.activation} probability gradient", read)
+        between = replace(between, backward=(*between.backward, sums))
     if s.plan.experts == "fused":
         between = replace(between, forward=(), backward=())
     out = _grouped_linear(s, routing, SECOND_LINEAR, width, model.hidden)

@@ -4,9 +4,9 @@ Recomputation
     Megatron-LM's ``--recompute-modules`` with ``--recompute-granularity selective``: norms,
     activations of experts and the projections up to the heads of latent attention throw away their
     results (``megatron/core/tensor_parallel/random.py``, `CheckpointWithoutOutput`) and make them
-    again when the backward pass comes to what has read them; dense feed-forward blocks keep their
-    input only. Its "core_attn" is `plan.recompute` = "selective", and whole layers are for
-    :mod:`..recomputation`.
+    again when the backward pass comes to what has read them; dense feed-forward blocks and mixtures
+    of experts keep their input only. Its "core_attn" is `plan.recompute` = "selective", and whole
+    layers are for :mod:`..recomputation`.
 
 CUDA graphs
     Transformer Engine's ``make_graphed_callables``, which Megatron-LM uses for parts of a layer
@@ -35,7 +35,7 @@ def recompute_module(
     Parameters
     ----------
     s : Shapes
-    module : {"layernorm", "moe_act", "mla_up_proj", "mlp"}
+    module : {"layernorm", "moe_act", "mla_up_proj", "mlp", "moe"}
         As in ``plan.recompute.modules``.
     *operators : Operator
         In the order of the forward pass.

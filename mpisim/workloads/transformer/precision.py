@@ -18,7 +18,8 @@ Operands
 
 Accumulators
     Forward, cuBLAS's fast accumulation serves; products in fp8 that make gradients keep their sums
-    in fp32 (split accumulators, :mod:`mpisim.kernels.operations.GemmVariant`).
+    in fp32 (split accumulators, :mod:`mpisim.kernels.operations.GemmVariant`). Products of operands
+    with scales of blocks have a variant of their own, too.
 
 Gradient buffers
     Megatron-LM adds every micro-batch to a buffer of its own (``main_grad``), fp32 by default:
@@ -34,6 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Literal
 
 from mpisim.kernels.operations import BYTES, Elementwise, Gemm, GroupedGemm
 
@@ -202,25 +204,40 @@ def _norm_casts(s: Shapes) -> bool:
 def split_accumulators(s: Shapes, operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
     """Operators → the same with fp8 gradients summed in split accumulators, if the plan says so.
 
+    With scales of blocks (MXFP8) all products in fp8, forward and backward, are those that read
+    such scales; their sums are fp32 as they are.
+
     Parameters
     ----------
     s : Shapes
     operators : tuple of Operator
-        Of a layer; only their backward passes change.
+        Of a layer.
     """
-    if s.linear_format != "fp8" or not s.plan.precision.fp8_split_sums:
+    if s.linear_format != "fp8":
+        return operators
+    if s.plan.precision.fp8_scaling == "blocks":
+        return tuple(
+            replace(
+                each,
+                forward=tuple(_fp8_variant(step, "blocks") for step in each.forward),
+                backward=tuple(_fp8_variant(step, "blocks") for step in each.backward),
+            )
+            for each in operators
+        )
+    if not s.plan.precision.fp8_split_sums:
         return operators
     return tuple(
-        replace(each, backward=tuple(map(_split_accumulator, each.backward))) for each in operators
+        replace(each, backward=tuple(_fp8_variant(step, "split") for step in each.backward))
+        for each in operators
     )
 
 
-def _split_accumulator(step: Task) -> Task:
+def _fp8_variant(step: Task, variant: Literal["split", "blocks"]) -> Task:
     if not isinstance(step, Compute):
         return step
     kernel = step.kernel
     if isinstance(kernel, Gemm | GroupedGemm) and kernel.dtype == "fp8":
-        return replace(step, kernel=replace(kernel, variant="split"))
+        return replace(step, kernel=replace(kernel, variant=variant))
     return step
 
 

@@ -19,9 +19,10 @@ Flexible dispatcher
     does without. HybridEP gathers all ranks' maps of tokens to experts before, and sends with each
     token a probability for every expert of the node (``deep_ep/hybrid_ep_buffer.py`` and
     ``csrc/hybrid_ep`` of its branch). What links inside a node carry beside the network is hidden
-    behind it, and left out. How many ranks or nodes have one of a token's experts is that of a
-    router without preference, which first chooses groups of experts where the model has them
-    (node-limited routing of DeepSeek-V3).
+    behind it, and left out. Their kernels are slower than NCCL's all-to-all: the bytes here are
+    those for which it takes as long (:mod:`.exchange_rates`). How many ranks or nodes have one of a
+    token's experts is that of a router without preference, which first chooses groups of experts
+    where the model has them (node-limited routing of DeepSeek-V3).
 
 `moe_imbalance` makes the busiest expert-parallel rank the measure of all: the rows its experts
 multiply and the bytes of all-to-alls grow by the same factor.
@@ -36,6 +37,7 @@ from mpisim.kernels.operations import BYTES, Copy, Elementwise
 from ...base.frozen import frozen
 from ...program import Operation
 from ..operators import Await, Communicate, Compute, Operator, Task
+from .exchange_rates import Direction, slowdown
 from .module_options import capture_steps
 from .pointwise import elementwise
 from .shapes import Shapes
@@ -264,14 +266,16 @@ def _flexible_dispatch(s: Shapes, routing: Routing) -> Operator:
     # Probabilities of all experts of a node travel with each token, and their gradients back.
     probabilities = FP32 * s.model.experts // s.grid.nodes("ep") if hybrid else 0
     if s.grid.ep > 1:
-        forward.append(_all_to_all("dispatch", (sent_size * h + probabilities) * exchanged))
+        size = (sent_size * h + probabilities) * exchanged
+        forward.append(_flexible_all_to_all(s, "dispatch", size, "dispatch"))
     if received_size != sent_size:
         forward.append(elementwise("dispatch cast back", (e + sent_size) * h * arrived))
     forward.append(_token_rows(arrived, routing.local_experts))
     forward.append(_row_copies("permutation", received_size * h * (arrived + routing.rows)))
     backward.append(_row_sums("permutation backward", e * h * (arrived + routing.rows)))
     if s.grid.ep > 1:  # gradients return in the activations' format
-        backward.append(_all_to_all("dispatch gradient", (e * h + probabilities) * exchanged))
+        size = (e * h + probabilities) * exchanged
+        backward.append(_flexible_all_to_all(s, "dispatch gradient", size, "combine"))
     return Operator("dispatch", tuple(forward), tuple(backward))
 
 
@@ -287,14 +291,21 @@ def _flexible_combine(s: Shapes, routing: Routing) -> Operator:
     if sent_size != e:
         backward.append(elementwise("combine gradient cast", (e + sent_size) * h * routing.tokens))
     if s.grid.ep > 1:
-        forward.append(_all_to_all("combine", e * exchanged * h))
-        backward.append(_all_to_all("combine gradient", sent_size * exchanged * h))
+        forward.append(_flexible_all_to_all(s, "combine", e * exchanged * h, "combine"))
+        size = sent_size * exchanged * h
+        backward.append(_flexible_all_to_all(s, "combine gradient", size, "dispatch"))
     if received_size != sent_size:
         backward.append(elementwise("combine gradient cast back", (e + sent_size) * h * arrived))
     backward.append(
         _row_copies("unpermutation backward", received_size * h * (arrived + routing.rows))
     )
     return Operator("combine", tuple(forward), tuple(backward))
+
+
+def _flexible_all_to_all(s: Shapes, name: str, size: int, direction: Direction) -> Communicate:
+    """`size` bytes sent by the dispatcher's own kernels → NCCL's all-to-all that takes as long."""
+    factor = slowdown(s.plan.framework.moe_dispatcher, direction, s.grid.ep, s.grid.nodes("ep"))
+    return _all_to_all(name, math.ceil(factor * size))
 
 
 def expected_destinations(
