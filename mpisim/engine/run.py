@@ -122,6 +122,10 @@ class Run:
         """
         return self.solution.rows(int(self.simulated_by[i]))
 
+    def lasting(self, i: int) -> NDArray[np.int64]:
+        """Return how long each row of the i-th of `hosted` takes, waiting aside, in ps."""
+        return self.solution.lasting(int(self.simulated_by[i]))
+
     def lowered(self, i: int) -> LoweredTable:
         """Return the lowered table of the i-th of `hosted`."""
         return self.solution.lowered(int(self.simulated_by[i]))

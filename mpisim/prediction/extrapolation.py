@@ -244,10 +244,10 @@ def busy_times(prepared: PreparedExperiment, run: Run) -> Ints:
     found = np.zeros((len(prepared.program.tables), 1 + streams), np.int64)
     for i in run.simulated.tolist():
         rank = int(run.hosted[i])
-        table, rows = run.program.table_of(rank), run.rows(i)
+        table = run.program.table_of(rank)
         # Of communications that are one launch only the first counts: they run side by side.
         some = np.flatnonzero(table.is_device & ((table.flags & Flag.JOINED) == 0))
-        lasting = (rows.end - rows.wire)[some].astype(float)  # whole ps below 2^53: exact
+        lasting = run.lasting(i)[some].astype(float)  # whole ps below 2^53: exact
         host = int(table.host.sum() + table.launch_cost.sum())
         on_device = np.bincount(table.stream[some], lasting, streams).astype(np.int64)
         own = found[prepared.program.table[rank]]
