@@ -48,7 +48,7 @@ class Run:
         The latest `rank_end`.
     digest : str
         32 hexadecimal digits; the same for any number of processes and any placement, folded or
-        not.
+        not. Empty where it was not asked for.
     rounds : int
         Exchanges between processes.
     mode : {"dataflow", "events", "windows"}

@@ -303,7 +303,7 @@ def step_time(
     """
 
     def run(prepared: PreparedExperiment) -> Run:
-        return execute(prepared, comm)[0]
+        return execute(prepared, comm, digest=False)[0]
 
     networks = networks or NetworkCache()
     tries = [] if every else shortened_runs(experiment)
@@ -332,7 +332,9 @@ def least_step_time(
     """
 
     def run(prepared: PreparedExperiment) -> Run:
-        return simulate(prepared.program, comm, network=prepared.network, contention=False)
+        return simulate(
+            prepared.program, comm, network=prepared.network, contention=False, digest=False
+        )
 
     found = _step_time(experiment, comm, run, shortened_runs(experiment), None, networks, memory)
     exact = found.rounds is None

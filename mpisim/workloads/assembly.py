@@ -128,10 +128,8 @@ class TableAssembler:
             _waits_for_ports(blocks, used, at),
             n,
         )
-        # Sound, since rows are copies of rows that are, and name earlier ones: see the module's head.
-        return Table(
-            **columns, wait_index=index, wait_row=awaited, label=self.label, checked=True
-        )
+        # Sound, since rows are copies of sound ones, and name earlier ones: see the module's head.
+        return Table(**columns, wait_index=index, wait_row=awaited, label=self.label, checked=True)
 
 
 def _checked(values: Ints, label: str) -> dict[str, Any]:
