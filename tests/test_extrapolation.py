@@ -13,6 +13,7 @@ from mpisim.base.errors import InputError
 from mpisim.experiment import Experiment
 from mpisim.experiment import read as read_experiment
 from mpisim.prediction import extrapolation
+from mpisim.prediction.execution import execute
 from mpisim.prediction.extrapolation import (
     MAX_EXTRAPOLATION_ERROR,
     ShortenedRun,
@@ -24,6 +25,7 @@ from mpisim.prediction.extrapolation import (
     with_micro_batches,
 )
 from mpisim.prediction.memory_fit import verdict
+from mpisim.prediction.prepared import prepare
 
 
 def experiment(micro_batches: int, nodes: int = 1, extra: str = "", **plan: Any) -> Experiment:
@@ -137,6 +139,17 @@ def verdict_of(one: Experiment) -> bool:
 
 
 @pytest.mark.mpi
+def test_how_long_rows_take() -> None:
+    """Without the timeline: the same, where links are shared and rows are slowed, too."""
+    prepared = prepare(experiment(8, nodes=2, tp=4, pp=2))
+    run, _ = execute(prepared, MPI.COMM_SELF, digest=False)
+    assert not run.digest
+    assert run.contended > 0
+    for i in run.simulated.tolist():
+        rows, device = run.rows(i), run.program.table_of(int(run.hosted[i])).is_device
+        assert np.array_equal(run.lasting(i)[device], (rows.end - rows.wire)[device])
+
+
 def test_any_number_of_processes() -> None:
     one = experiment(32, nodes=2)
     assert step_time(one, MPI.COMM_WORLD) == step_time(one, MPI.COMM_SELF)

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpisim.base.distinct import dense
 from mpisim.engine._core import by_end, joined, signatures
-from mpisim.engine.refine import Incidences, LinkLoads, dense, multisets, partition, ranges, refine
+from mpisim.engine.refine import Incidences, LinkLoads, multisets, partition, ranges, refine
 
 Load = tuple[int, int, int]
 """Group, link, way."""

@@ -8,13 +8,17 @@ from itertools import product
 import pytest
 from mpi4py import MPI
 
-from mpisim.experiment import Experiment, read
+from mpisim.base.errors import InputError
+from mpisim.experiment import Experiment, Transformer, read
 from mpisim.kernels import find_gpu
 from mpisim.kernels.analytical import analytical_model
 from mpisim.prediction.execution import execute
 from mpisim.prediction.network import NetworkCache
 from mpisim.prediction.prepared import prepare
 from mpisim.prediction.statements import statements
+from mpisim.workloads.grid import Grid
+from mpisim.workloads.layout import networks_of
+from mpisim.workloads.transformer import transformer_network
 
 TEXT = """
 [model]
@@ -104,3 +108,36 @@ def test_models_are_one_for_all_who_ask() -> None:
     assert analytical_model(find_gpu("h100-sxm")) is model
     assert analytical_model(find_gpu("a100-sxm-40gb")) is not model
     assert analytical_model.cache_info().currsize == 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_layers_that_plans_share_are_those_of_each(seed: int) -> None:
+    """Of plans that differ in stages, batches and ZeRO alone, and in more."""
+    draw, compared = random.Random(seed), 0
+    while compared < 40:
+        keys = {
+            "tp": draw.choice([1, 2, 4]),
+            "pp": draw.choice([1, 2]),
+            "zero": draw.choice([0, 1, 2, 3]),
+            "micro_batch": draw.choice([1, 2]),
+            "global_batch": draw.choice([16, 32, 64]),
+            "recompute": draw.choice(['"none"', '"selective"', '"full"']),
+            **draw.choice([{}, {"pipeline": '"interleaved"', "vpp": 2}]),
+            **draw.choice([{}, {}, {"overlap.ep": "true"}, {"zero_group": 2}]),
+        }
+        preset = draw.choice(["gpt3-1.3b", "llama3-8b", "mixtral-8x7b", "bert-large", "t5-large"])
+        if preset == "mixtral-8x7b":
+            keys["ep"] = draw.choice([1, 2])
+        text = (
+            f"model.preset = '{preset}'\nplan.global_batch = 16\ncluster.preset = 'dgx-h100'\n"
+            "cluster.nodes = 2\n"
+        )
+        try:
+            changes = [f"plan.{key}={value}" for key, value in keys.items()]
+            one = read(text, "test.toml", changes)
+            (network,) = networks_of(one, 16)
+        except InputError:
+            continue
+        assert isinstance(one.model, Transformer)
+        assert network == transformer_network(one.model, one.plan, Grid.of(one.plan, 16))
+        compared += 1

@@ -104,7 +104,7 @@ class Analytical:
         self._calibrated: dict[tuple[str, str], _CalibratedFormula] = {}
         self._estimates: dict[Kernel, Estimate] = {}
         self._divisions: dict[Kernel, tuple[float, float]] = {}
-        self._stretches: dict[tuple[Kernel, int], float] = {}
+        self._stretches: dict[int, dict[Kernel, float]] = {}  # by what is occupied
         self._numbers: dict[str, Quantity] = {}
 
     @property
@@ -223,7 +223,8 @@ class Analytical:
         """
         if len(self._divisions) > MAX_CACHED_KERNELS:
             self._divisions.clear()
-        for batch in _batches(each for each in kernels if each not in self._divisions):
+        found = [self._divisions.get(each) for each in kernels]
+        for batch in _batches(each for each, known in zip(kernels, found) if known is None):
             calibrated, _ = self._describe(batch[0])
             terms = calibrated.formula.shares(
                 stack_columns(batch), self._parameters, calibrated.lookup.constants
@@ -233,8 +234,10 @@ class Analytical:
             zeros = np.zeros(len(batch))
             memory, fixed = zeros + terms["memory"] / working, zeros + terms["floor"] / total
             self._divisions.update(zip(batch, zip(memory.tolist(), fixed.tolist())))
-        found = np.array([self._divisions[each] for each in kernels]).reshape(-1, 2)
-        return found[:, 0].copy(), found[:, 1].copy()
+        if None in found:
+            found = [self._divisions[each] for each in kernels]
+        parts = np.array(found, float).reshape(-1, 2)
+        return parts[:, 0].copy(), parts[:, 1].copy()
 
     def stretches(self, kernels: Sequence[Kernel], occupied: int) -> np.ndarray:
         """Return how many times as long arithmetic takes with multiprocessors occupied.
@@ -249,10 +252,11 @@ class Analytical:
         -------
         ndarray of float64, shape (k,)
         """
-        if len(self._stretches) > MAX_CACHED_KERNELS:
+        if sum(map(len, self._stretches.values())) > MAX_CACHED_KERNELS:
             self._stretches.clear()
-        known = self._stretches
-        for batch in _batches(each for each in kernels if (each, occupied) not in known):
+        known = self._stretches.setdefault(occupied, {})
+        found = [known.get(each) for each in kernels]
+        for batch in _batches(each for each, times in zip(kernels, found) if times is None):
             calibrated, _ = self._describe(batch[0])
             stretch = calibrated.formula.stretch
             if stretch is None or occupied == 0:
@@ -261,8 +265,10 @@ class Analytical:
                 constants = calibrated.lookup.constants
                 columns = stack_columns(batch)
                 longer = stretch(columns, self._parameters, constants, occupied).tolist()
-            known.update(((each, occupied), times) for each, times in zip(batch, longer))
-        return np.array([known[each, occupied] for each in kernels], float)
+            known.update(zip(batch, longer))
+        if None in found:
+            found = [known[each] for each in kernels]
+        return np.array(found, float)
 
     def _describe(self, kernel: Kernel) -> tuple[_CalibratedFormula, Columns]:
         """Return the formula that serves a kernel, and the numbers it takes."""

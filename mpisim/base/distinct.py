@@ -1,4 +1,4 @@
-"""The different values of an array, without the rest of numpy that `np.unique` brings along."""
+"""The different values of an array: what they are, and which of them each entry is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["distinct"]
+__all__ = ["dense", "distinct"]
 
 Number = TypeVar("Number", bound=np.generic)
 
@@ -23,3 +23,21 @@ def distinct(values: NDArray[Number]) -> NDArray[Number]:
     values : array of any shape
     """
     return np.unique(values, return_counts=True)[0]
+
+
+def dense(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+    """Numbers, at least 0 → the same in 0 to n - 1, in their order, and n.
+
+    Examples
+    --------
+    >>> dense(np.array([7, 3, 7]))
+    (array([1, 0, 1]), 2)
+    """
+    end = int(keys.max(initial=-1)) + 1
+    if end > 8 * len(keys) + 4096:
+        found, number = np.unique(keys, return_inverse=True)
+        return number.reshape(-1).astype(np.int64), len(found)
+    present = np.zeros(end, bool)
+    present[keys] = True
+    number = np.cumsum(present) - 1
+    return number[keys], int(present.sum())

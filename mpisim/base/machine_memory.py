@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -14,11 +15,12 @@ UNLIMITED = 1 << 62
 """A capacity that no run exceeds."""
 
 
+@cache
 def capacity() -> int:
     """Return the bytes that the processes of a user may have on this machine.
 
     Physical memory, or the limit of the control group of this process (containers,
-    batch jobs) where that is less.
+    batch jobs) where that is less. Looked up once: a search asks before each of its simulations.
     """
     try:
         built_in = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

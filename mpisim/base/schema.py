@@ -206,9 +206,8 @@ def defaults(cls: type, values: Mapping[str, Any], path: str = "") -> dict[str, 
         Default values by full key (``"framework.bucket"``).
     """
     found: dict[str, Any] = {}
-    for field in dataclasses.fields(cls):
+    for field, expected in _typed_fields(cls):
         key = f"{path}.{field.name}" if path else field.name
-        expected = _without_none(_type_of(*_declared(cls, field)))
         if field.name not in values:
             if dataclasses.is_dataclass(expected):
                 found |= defaults(expected, {}, key)  # type: ignore[arg-type]
@@ -220,6 +219,15 @@ def defaults(cls: type, values: Mapping[str, Any], path: str = "") -> dict[str, 
         elif dataclasses.is_dataclass(expected):
             found |= defaults(expected, values[field.name], key)  # type: ignore[arg-type]
     return found
+
+
+@cache
+def _typed_fields(cls: type) -> list[tuple[dataclasses.Field[Any], Any]]:
+    """Return the fields of a dataclass, each with its type, or T where that is ``T | None``."""
+    return [
+        (field, _without_none(_type_of(*_declared(cls, field))))
+        for field in dataclasses.fields(cls)
+    ]
 
 
 Check = Callable[[Any, str, str], Any]

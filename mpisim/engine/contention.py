@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import dense
 from ..base.frozen import frozen
 from ..mpi.parallel import collective_errors
 from ..program import Operation, Program, Table
 from ..topo import Network, SharedNetwork
 from ._core import full_links, joined, overlapping_slots, requested_prices
-from .refine import dense, ranges
+from .refine import ranges
 from .routes import Routes
 
 if TYPE_CHECKING:

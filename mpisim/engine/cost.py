@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import dense
 from ..base.errors import InputError
 from ..program import UNPRICED, Kind, Operation, Program, Table
 from ..topo import Network, Price
 from ._core import filled, requested_prices
 from .duration_factors import ONE, DurationFactors, jitter_table
-from .refine import dense
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm

@@ -84,6 +84,7 @@ def simulate(
     wire_delays: Sequence[NDArray[np.int64] | None] = (),
     setup: RunSetup | None = None,
     relax: bool = True,
+    digest: bool = True,
 ) -> Run:
     """Simulate a program. **Collective**.
 
@@ -121,6 +122,8 @@ def simulate(
     relax : bool
         Whether to try relaxation where communications share links, before events. The times are
         the same.
+    digest : bool
+        Whether to work out the digest, which those who ask for times alone do not look at.
 
     Returns
     -------
@@ -197,13 +200,12 @@ def simulate(
             raise deadlock(distribution, engine, several)
 
     with _timed(wall, "finish"):
-        ends, part = engine.finish()
         end = np.full(simulated.n, np.iinfo(np.int64).min, np.int64)
-        end[distribution.hosted] = ends
+        end[distribution.hosted] = engine.ends()
         end = allreduce_max(end, several)
         if watching is not None:
             watching.end(int(end.min()), int(end.max()))
-        digest = summed_over_processes(part, several)
+        hashed = summed_over_processes(engine.hash_sum(), several) if digest else ""
         solution = Solution(distribution.core_input, engine)
 
     of_rank = simulated.classes.of_rank
@@ -220,7 +222,7 @@ def simulate(
         classes=simulated.classes,
         rank_end=end[of_rank],
         step_time=int(end.max()),
-        digest=digest,
+        digest=hashed,
         rounds=rounds,
         mode=_mode(shared, relaxation, spread),
         contended=0 if shared is None else shared.n_groups,

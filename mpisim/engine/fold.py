@@ -32,11 +32,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.distinct import distinct
+from ..base.distinct import dense, distinct
 from ..base.frozen import frozen
 from ..program import UNPRICED, Program
 from ..topo import Network
-from .refine import NO_LOADS, Incidences, LinkLoads, dense, multisets, partition, ranges, refine
+from .refine import NO_LOADS, Incidences, LinkLoads, multisets, partition, ranges, refine
 from .routes import Routes
 
 __all__ = ["EquivalenceClasses", "SimulatedRanks", "SplitReason", "every_rank", "fold_ranks"]

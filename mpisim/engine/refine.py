@@ -36,6 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import dense
 from ..base.frozen import frozen
 from . import _core
 
@@ -43,7 +44,6 @@ __all__ = [
     "Incidences",
     "Labels",
     "LinkLoads",
-    "dense",
     "multisets",
     "partition",
     "ranges",
@@ -296,24 +296,6 @@ def partition(label: Ints, values: Ints, index: Ints) -> tuple[Ints, int]:
     """
     part, n_parts = _core.partition(label, values, index)
     return part, n_parts
-
-
-def dense(keys: Ints) -> tuple[Ints, int]:
-    """Numbers, at least 0 → the same in 0 to n - 1, in their order, and n.
-
-    Examples
-    --------
-    >>> dense(np.array([7, 3, 7]))
-    (array([1, 0, 1]), 2)
-    """
-    end = int(keys.max(initial=-1)) + 1
-    if end > 8 * len(keys) + 4096:
-        found, number = np.unique(keys, return_inverse=True)
-        return number.reshape(-1).astype(np.int64), len(found)
-    present = np.zeros(end, bool)
-    present[keys] = True
-    number = np.cumsum(present) - 1
-    return number[keys], int(present.sum())
 
 
 def ranges(index: Ints, items: Ints) -> tuple[Ints, Ints]:

@@ -48,7 +48,7 @@ class Run:
         The latest `rank_end`.
     digest : str
         32 hexadecimal digits; the same for any number of processes and any placement, folded or
-        not.
+        not. Empty where it was not asked for.
     rounds : int
         Exchanges between processes.
     mode : {"dataflow", "events", "windows"}
@@ -121,6 +121,10 @@ class Run:
         into memory: take what is needed of one rank, then go on to the next.
         """
         return self.solution.rows(int(self.simulated_by[i]))
+
+    def lasting(self, i: int) -> NDArray[np.int64]:
+        """Return how long each row of the i-th of `hosted` takes, waiting aside, in ps."""
+        return self.solution.lasting(int(self.simulated_by[i]))
 
     def lowered(self, i: int) -> LoweredTable:
         """Return the lowered table of the i-th of `hosted`."""

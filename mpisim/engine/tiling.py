@@ -15,8 +15,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import dense
 from ..base.frozen import frozen
-from .refine import Incidences, dense, refine
+from .refine import Incidences, refine
 
 __all__ = ["MAX_LANES", "SlotUses", "Tiles", "find_tiles", "joined"]
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import dense
 from ..base.frozen import frozen
 from ..kernels.slowdown import Load
 from ._core import rows
@@ -98,12 +99,15 @@ class Orders(NamedTuple):
     @classmethod
     def of(cls, taken: Ints, stream: NDArray[np.integer[Any]]) -> Orders:
         """Return the orders of communications by what they take, and by their streams."""
-        _, which, count = np.unique(stream, return_inverse=True, return_counts=True)
-        by_count = np.argsort(count, kind="stable")
-        rank = np.argsort(by_count)
+        count = np.bincount(stream)
+        (present,) = np.nonzero(count)
+        by_count = present[np.argsort(count[present], kind="stable")]
+        rank = np.zeros(len(count), np.int16)
+        rank[by_count] = np.arange(len(by_count))
         return cls(
-            np.argsort(taken, kind="stable"),
-            np.argsort(rank[which], kind="stable"),
+            # Of 16 bits, which are sorted by their digits: in one pass, and not by comparisons.
+            np.argsort(dense(taken)[0].astype(np.int16), kind="stable"),
+            np.argsort(rank[stream], kind="stable"),
             np.concatenate([[0], np.cumsum(count[by_count])]),
         )
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import dense
 from ..base.numbered_texts import NumberedTexts
 from ..base.rank_ranges import ranges_text
 from ..base.text import duration
-from ..engine.refine import dense
 from ..program import Kind, Operation
 from ..report.figures import path_by
 from ..results import Results

@@ -45,6 +45,7 @@ def execute(
     timeline: bool = False,
     setup: engine.RunSetup | None = None,
     passes: list[engine.Run] | None = None,
+    digest: bool = True,
 ) -> tuple[engine.Run, OverlapSummary | None]:
     """Run a prepared experiment, a prepared program, or a program. **Collective.**
 
@@ -56,7 +57,7 @@ def execute(
         In place of the one that was prepared.
     contention : bool
         Whether communications share the links of `network`; an experiment has a key for its own.
-    fold, critical_path, timeline : bool
+    fold, critical_path, timeline, digest : bool
         As for `mpisim.engine.simulate`.
     progress : bool
         Show progress, if a person is watching.
@@ -102,6 +103,7 @@ def execute(
             timeline=last and timeline,
             wire_delays=wire_delays,
             setup=setup,
+            digest=digest,
         )
         setup = found.setup if number == 1 else setup  # later runs differ in durations alone
         if passes is not None:

@@ -244,10 +244,10 @@ def busy_times(prepared: PreparedExperiment, run: Run) -> Ints:
     found = np.zeros((len(prepared.program.tables), 1 + streams), np.int64)
     for i in run.simulated.tolist():
         rank = int(run.hosted[i])
-        table, rows = run.program.table_of(rank), run.rows(i)
+        table = run.program.table_of(rank)
         # Of communications that are one launch only the first counts: they run side by side.
         some = np.flatnonzero(table.is_device & ((table.flags & Flag.JOINED) == 0))
-        lasting = (rows.end - rows.wire)[some].astype(float)  # whole ps below 2^53: exact
+        lasting = run.lasting(i)[some].astype(float)  # whole ps below 2^53: exact
         host = int(table.host.sum() + table.launch_cost.sum())
         on_device = np.bincount(table.stream[some], lasting, streams).astype(np.int64)
         own = found[prepared.program.table[rank]]
@@ -303,7 +303,7 @@ def step_time(
     """
 
     def run(prepared: PreparedExperiment) -> Run:
-        return execute(prepared, comm)[0]
+        return execute(prepared, comm, digest=False)[0]
 
     networks = networks or NetworkCache()
     tries = [] if every else shortened_runs(experiment)
@@ -332,7 +332,9 @@ def least_step_time(
     """
 
     def run(prepared: PreparedExperiment) -> Run:
-        return simulate(prepared.program, comm, network=prepared.network, contention=False)
+        return simulate(
+            prepared.program, comm, network=prepared.network, contention=False, digest=False
+        )
 
     found = _step_time(experiment, comm, run, shortened_runs(experiment), None, networks, memory)
     exact = found.rounds is None

@@ -22,13 +22,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.distinct import distinct
+from ..base.distinct import dense, distinct
 from ..base.frozen import frozen
 from ..base.presets import packaged
 from ..base.quantity import Quantity
 from ..base.schema import build
 from ..engine.critical_path import PieceKind
-from ..engine.refine import dense
 from ..engine.run import Run
 from ..program import UNPRICED, Operation
 from ..topo.circuits import SETUP

@@ -94,6 +94,9 @@ class Table:
     original : Table, optional
         The table that this one differs from in durations alone: `replace` fills it. Everything but
         durations is then taken over from there, unchecked.
+    checked : bool
+        Whether rows and waits are known to be sound, as where a table's rows are copies of those of
+        a table that was checked; nothing is refused then.
 
     Raises
     ------
@@ -122,12 +125,15 @@ class Table:
     queue_depth: int = 0
     label: str = field(default="", compare=False)
     original: Table | None = field(default=None, repr=False)
+    checked: bool = field(default=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         original = self.original
         if original is None:
             for column, dtype in {**COLUMNS, "wait_index": np.int64, "wait_row": np.int32}.items():
                 self._set(column, dtype)
+            if self.checked:
+                return
             _check_table(self)
         else:
             self._set("duration", np.int64)
@@ -230,7 +236,7 @@ class Table:
         """Return a copy with some columns (or `queue_depth`, `label`) changed."""
         original = self.structure if columns.keys() == {"duration"} else None
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Table(**{**values, **columns, "original": original})
+        return Table(**{**values, **columns, "original": original, "checked": False})
 
 
 _INDEPENDENT_OF_DURATIONS = frozenset(

@@ -27,8 +27,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import dense
 from ..engine._core import Ledger
-from ..engine.refine import dense, ranges
+from ..engine.refine import ranges
 from ..engine.run import Run
 from ..program import Flag, Kind, Table
 from .step_parts import PartLayout

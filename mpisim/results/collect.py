@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import dense
 from ..base.version import __version__
 from ..engine.flows import Flows
-from ..engine.refine import dense
 from ..engine.run import Run
 from ..mpi.reductions import allreduce_any
 from ..program import Names, Operation, Program

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -30,6 +31,9 @@ __all__ = [
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe"]
 """Values of ``plan.pipeline.schedule``."""
+
+MOST_KEPT = 8
+"""Pipelines that are kept: of thousands of micro-batches each takes a few MB."""
 
 Place = tuple[int, int]
 """A chunk and a micro-batch."""
@@ -453,6 +457,7 @@ def check_schedule(
     return size
 
 
+@lru_cache(maxsize=MOST_KEPT)
 def pipeline(
     name: str,
     stages: int,
@@ -462,7 +467,7 @@ def pipeline(
     group: int | None = None,
     paired: bool = False,
 ) -> Pipeline:
-    """Lay out a schedule.
+    """Lay out a schedule; the last few are kept, since plans that are compared share them.
 
     Parameters
     ----------

@@ -14,6 +14,7 @@ from ..cost.prices import J_OF_A_KWH, SECONDS_OF_AN_HOUR
 from ..cost.step import StepCost, cost_of_cluster, step_cost
 from ..experiment import Experiment
 from ..prediction.hardware import Hardware
+from ..prediction.network import NetworkCache
 from .space import Choice
 
 __all__ = ["Budget", "budget_of", "over_budget", "simulated_cost"]
@@ -90,8 +91,14 @@ def over_budget(choice: Choice, budget: Budget, watts: float) -> bool:
     )
 
 
-def simulated_cost(experiment: Experiment) -> tuple[int, int, StepCost]:
+def simulated_cost(experiment: Experiment, networks: NetworkCache) -> tuple[int, int, StepCost]:
     """Experiment → ps and tokens of its step, simulated in full, and what it costs. Local.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    networks : NetworkCache
+        Shared by the candidates of a search.
 
     Raises
     ------
@@ -106,11 +113,11 @@ def simulated_cost(experiment: Experiment) -> tuple[int, int, StepCost]:
     from ..results import collect
 
     comm, repetition = MPI.COMM_SELF, None
-    found = long_step(experiment, comm)
+    found = long_step(experiment, comm, networks=networks)
     if found is not None:
         prepared, run, _, repetition = found
     else:
-        prepared = prepare(experiment)
+        prepared = prepare(experiment, networks=networks)
         run, _ = execute(prepared, comm)
     results = collect(run, comm=comm, repetition=repetition)
     assert results is not None

@@ -331,7 +331,7 @@ def _simulated(
     memory = verdict(experiment, hardware)
     budget, energy, watts = records.budget(number), 0.0, 0.0
     if choice.asks_energy or budget.usd_joule:
-        picoseconds, tokens, cost = simulated_cost(experiment)
+        picoseconds, tokens, cost = simulated_cost(experiment, networks)
         energy, watts = cost.joules_of_building, cost.watts.value
     else:
         step = step_time(experiment, MPI.COMM_SELF, networks=networks, memory=memory)

@@ -18,6 +18,7 @@ from ..mpi.parallel import collective_errors, progress
 from ..prediction import uncertainty
 from ..prediction.execution import execute
 from ..prediction.long_steps import long_step
+from ..prediction.network import NetworkCache
 from ..prediction.prepared import prepare
 from ..results import collect
 from .explore import Candidates
@@ -100,29 +101,31 @@ def simulate_finalists(
     show : bool
         Show progress, if a person is watching.
     """
-    candidates = Candidates(space)
+    candidates, networks = Candidates(space), NetworkCache()
     found: dict[int, Finalist] = {}
     own = numbers[comm.rank :: comm.size]
     label = "simulating the best in full" if show else ""
     with collective_errors(comm), progress(comm, label, len(own)) as update:
         for done, number in enumerate(own):
             experiment, _ = candidates.experiment(number)
-            found[number] = _simulated(space, number, experiment)
+            found[number] = _simulated(space, number, experiment, networks)
             update(done + 1)
     for part in comm.allgather(found):
         found |= part
     return [found[number] for number in numbers]
 
 
-def _simulated(space: SearchSpace, number: int, experiment: Experiment) -> Finalist:
+def _simulated(
+    space: SearchSpace, number: int, experiment: Experiment, networks: NetworkCache
+) -> Finalist:
     from mpi4py import MPI
 
     comm, repetition = MPI.COMM_SELF, None
-    found = long_step(experiment, comm)
+    found = long_step(experiment, comm, networks=networks)
     if found is not None:
         prepared, run, overlap, repetition = found
     else:
-        prepared = prepare(experiment)
+        prepared = prepare(experiment, networks=networks)
         run, overlap = execute(prepared, comm, critical_path=True)
     results = collect(run, comm=comm, network=prepared.network, repetition=repetition)
     assert results is not None

@@ -1,9 +1,8 @@
 """Tables from blocks: rows laid end to end, and ports replaced by the rows they represent.
 
 A table uses its blocks thousands of times, in an order that nothing but the schedule decides. So
-the uses are columns, and what a port represents is worked out for all uses at once (`_Ports`): the
-rows that can be meant are laid end to end in the order in which they come, and each port of a use
-means a run of these that follows from counts. Compiled loops copy the rows.
+the uses are columns. Compiled loops copy the rows, and go once through the uses with what each port
+stands for (`_waits_for_ports`).
 
 A port names earlier rows only, and rows never move. So the result equals that of writing every row
 of the table in order.
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import ProgramError
 from ..program import COLUMNS, Table, columns_of
-from ._core.joining import joined, waits, with_micro_batches
+from ._core.joining import joined, port_waits, waits, with_micro_batches
 from .blocks import BEFORE, LAST, PENDING, Block
 
 __all__ = ["TableAssembler", "spread"]
@@ -112,7 +111,7 @@ class TableAssembler:
         first_layer = np.repeat([block.first_layer for block in blocks], lengths)
         layers = values[:, LAYER]
         layers[layers >= 0] += (first_layer + self.first_layer)[layers >= 0]
-        rows = columns_of(values, self.label)
+        rows = _checked(values, self.label)
         parts = _starts(lengths)[used], lengths[used], n
         which = rows.pop("micro_batch")
         columns: dict[str, Any] = {name: joined(values, *parts) for name, values in rows.items()}
@@ -126,14 +125,27 @@ class TableAssembler:
             _starts(counts)[used],
             counts[used],
             at,
-            _Ports(blocks, used, at).waits(),
+            _waits_for_ports(blocks, used, at),
             n,
         )
-        return Table(**columns, wait_index=index, wait_row=awaited, label=self.label)
+        # Sound, since rows are copies of sound ones, and name earlier ones: see the module's head.
+        return Table(**columns, wait_index=index, wait_row=awaited, label=self.label, checked=True)
 
 
-class _Ports:
-    """What the ports of all uses represent.
+def _checked(values: Ints, label: str) -> dict[str, Any]:
+    """Rows of all blocks, end to end → their columns; refuse rows that no rank could execute.
+
+    A block begins with a launch of its own, so what a row asks of the row before it holds, or does
+    not, wherever the block is used.
+    """
+    columns = columns_of(values, label)
+    none = np.zeros(len(values) + 1, np.int64), np.zeros(0, np.int32)
+    Table(**columns, wait_index=none[0], wait_row=none[1], label=label)
+    return columns
+
+
+def _waits_for_ports(blocks: Sequence[Block], used: Ints, at: Ints) -> Ints:
+    """Uses of blocks → the rows that wait for ports, and those they wait for, shape (n, 2).
 
     Parameters
     ----------
@@ -143,65 +155,29 @@ class _Ports:
     at : int64, shape (u,)
         The row of the table with which it begins.
     """
+    ports: dict[str | int, int] = {LAST: 0, BEFORE: 1, PENDING: 2}
 
-    def __init__(self, blocks: Sequence[Block], used: Ints, at: Ints) -> None:
-        self._blocks, self._used, self._at = blocks, used, at
-        self._rows: list[Ints] = []  # laid end to end: all that a port can mean
-        self._length = 0
+    def numbered(pairs: Sequence[Sequence[tuple[int, str | int]]]) -> tuple[Ints, Ints]:
+        """Pairs of a row and a port, of each block → where each block's begin, and all of them."""
+        counts = [len(each) for each in pairs]
+        found = [(row, ports.setdefault(port, len(ports))) for each in pairs for row, port in each]
+        return _index(counts), np.array(found, np.int64).reshape(-1, 2)
 
-    def waits(self) -> Ints:
-        """Return the rows that wait for ports, and those they wait for, shape (n, 2)."""
-        outside = [block.outside for block in self._blocks]
-        ports = list(dict.fromkeys(port for each in outside for _, port in each))
-        if not ports:
-            return np.zeros((0, 2), np.int64)
-        numbers = {port: i for i, port in enumerate(ports)}
-        ends = [self._meant(port) for port in ports]  # shape (ports, 2, uses)
-        first, last = (np.stack([each[i] for each in ends]) for i in (0, 1))
-        use, pair = spread([len(each) for each in outside], self._used)
-        row = np.array([row for each in outside for row, _ in each], np.int64)[pair]
-        port = np.array([numbers[port] for each in outside for _, port in each], np.int64)[pair]
-        count = last[port, use] - first[port, use]
-        which = np.repeat(np.arange(len(use)), count)
-        within = np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
-        meant = np.concatenate(self._rows)[first[port, use][which] + within]
-        return np.stack([(self._at[use] + row)[which], meant], axis=1)
-
-    def _meant(self, port: str | int) -> tuple[Ints, Ints]:
-        """Return where the rows that a port means to each use begin and end."""
-        if port in (LAST, BEFORE):
-            last = np.array([block.last for block in self._blocks], np.int64)[self._used]
-            known = last >= 0
-            before: Ints = np.cumsum(known) - known  # uses with a kernel before each
-            back = 1 if port == LAST else 2
-            first: Ints = self._lay((self._at + last)[known]) + before - back
-            return first, first + (before >= back)
-        if port == PENDING:
-            counts, rows = self._named([block.pending for block in self._blocks])
-            # What was pending before the latest block that does not keep it is no longer awaited.
-            kept = np.array([block.keeps_pending for block in self._blocks])[self._used]
-            dropped = np.where(kept, -1, np.arange(len(kept)))
-            latest = np.concatenate([[-1], np.maximum.accumulate(dropped)[:-1]])
-            begins: Ints = np.where(latest < 0, 0, counts[latest])
-        else:
-            counts, rows = self._named([block.exports.get(str(port), ()) for block in self._blocks])
-            begins = np.zeros_like(counts)
-        base = self._lay(rows)
-        return base + begins, base + counts
-
-    def _named(self, of_blocks: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
-        """Rows of each block → how many there are before each use, and the rows of all uses."""
-        use, which = spread([len(each) for each in of_blocks], self._used)
-        rows = np.array([row for each in of_blocks for row in each], np.int64)[which]
-        counts = np.bincount(use, minlength=len(self._used))
-        return np.cumsum(counts) - counts, self._at[use] + rows
-
-    def _lay(self, rows: Ints) -> int:
-        """Lay rows behind the others; return where they begin."""
-        begin = self._length
-        self._rows.append(rows)
-        self._length += len(rows)
-        return begin
+    exports = [
+        [(row, name) for name, rows in block.exports.items() for row in rows] for block in blocks
+    ]
+    found: Ints = port_waits(
+        used,
+        at,
+        np.array([block.last for block in blocks], np.int64),
+        np.array([block.keeps_pending for block in blocks], np.uint8),
+        _index([len(block.pending) for block in blocks]),
+        np.array([row for block in blocks for row in block.pending], np.int64),
+        *numbered(exports),
+        *numbered([block.outside for block in blocks]),
+        len(ports) - 3,
+    )
+    return found
 
 
 def spread(counts: Sequence[int], used: Ints) -> tuple[Ints, Ints]:
@@ -233,4 +209,11 @@ def _widened(numbers: Ints, passes: int) -> Ints:
 
 
 def _starts(lengths: Ints) -> Ints:
-    return np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    return _index(lengths)[:-1]
+
+
+def _index(lengths: Sequence[int] | Ints) -> Ints:
+    """Lengths of parts, end to end → where each begins, and where the last one ends."""
+    found = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=found[1:])
+    return found

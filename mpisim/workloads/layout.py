@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..experiment import Cnn, Experiment, Plan, Transformer
+from ..experiment.plan_options import PipelineOptions
 from ..schedules import Pipeline, check_schedule, pipeline
 from .grid import Grid
 from .operators import Layer, Network
@@ -25,6 +27,9 @@ __all__ = ["Layout", "ModelChunk", "lay_out", "networks_of", "split_layers"]
 
 MAX_MICRO_BATCHES = 2**15
 """Micro-batches of a pipeline: what a table's column can count."""
+
+MOST_NETWORKS = 256
+"""Networks of transformers that are kept, of up to 100 KB each."""
 
 MAX_CHUNKS_LISTED = 16
 """Model chunks up to which a message lists the layers of each."""
@@ -262,9 +267,7 @@ def _networks(experiment: Experiment, grid: Grid) -> tuple[Sequence[Network], ND
     model, plan = experiment.model, experiment.plan
     one = np.zeros(grid.world, np.int64)
     if isinstance(model, Transformer):
-        from .transformer import transformer_network
-
-        return [transformer_network(model, plan, grid)], one
+        return [_transformer(model, _plan_of_layers(model, plan, grid), grid)], one
     if isinstance(model, Cnn):
         from .cnn import cnn_network
 
@@ -273,6 +276,34 @@ def _networks(experiment: Experiment, grid: Grid) -> tuple[Sequence[Network], ND
 
     networks, by_data = dlrm_networks(model, plan, grid)
     return networks, by_data[grid.index("dp")]
+
+
+@lru_cache(maxsize=MOST_NETWORKS)
+def _transformer(model: Transformer, plan: Plan, grid: Grid) -> Network:
+    """Return the network of a transformer; the last few are kept, since plans share them."""
+    from .transformer import transformer_network
+
+    return transformer_network(model, plan, grid)
+
+
+def _plan_of_layers(model: Transformer, plan: Plan, grid: Grid) -> Plan:
+    """Plan → one with the same layers, which is equal for plans that differ in other things alone.
+
+    A transformer's layers do not depend on how they are shared out to stages, and of the batch only
+    on whether gradients are accumulated; of ZeRO on whether gradients are sharded, too.
+    """
+    accumulates = plan.global_batch > grid.dp * plan.micro_batch
+    zero = plan.zero if model.lora_rank else plan.zero - plan.zero % 2
+    return replace(
+        plan,
+        global_batch=(1 + accumulates) * grid.dp * plan.micro_batch,
+        replica_batch=(),
+        zero=zero,
+        zero_group=plan.zero_group if zero else None,
+        # With two micro-batches that take turns a plan says which schedule has them.
+        vpp=plan.vpp if plan.overlap.ep else 1,
+        pipeline=plan.pipeline if plan.overlap.ep else PipelineOptions(),
+    )
 
 
 def split_layers(network: Network, plan: Plan, parts: int) -> list[ModelChunk]:

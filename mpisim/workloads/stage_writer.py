@@ -17,7 +17,7 @@ the ends of a pipeline (tied embeddings, norms, how buckets are cut), and which 
 `StageWriter.key` therefore names all of this.
 
 Beyond that, single blocks are shared between writers through the `BlockCache`, if the strategy of
-data parallelism writes nothing in them (`Strategy.first_and_last_only`): they then depend on
+data parallelism writes nothing in them (`StageWriter._is_written_into`): they then depend on
 operators alone.
 """
 
@@ -285,7 +285,7 @@ class StageWriter:
         """
         chunks = [self._chunks[each.chunk] for each in passes]
         first = _first_block(chunks)
-        if not self._strategy.first_and_last_only or any(each.edge for each in passes):
+        if any(map(self._is_written_into, passes)):
             return self._write(passes, first)
         described = tuple(
             (
@@ -301,6 +301,14 @@ class StageWriter:
             (self._pricing, described), self._slots, lambda: self._write(passes, first)
         )
         return replace(block, first_layer=first)
+
+    def _is_written_into(self, what: Pass) -> bool:
+        """Whether data parallelism may write into a pass."""
+        strategy = self._strategy
+        if not strategy.first_and_last_only:
+            return True
+        forward = what.phase is Phase.FORWARD
+        return what.edge and (strategy.writes_in_first if forward else strategy.writes_in_last)
 
     def _write(self, passes: Sequence[Pass], first: int) -> Block:
         """Write passes that alternate, with layers counted from the block `first` of the model."""

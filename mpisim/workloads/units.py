@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import dense
 from ..program import Phase
 from ..schedules import ActionColumns
 
@@ -68,9 +69,9 @@ class Units(NamedTuple):
         for i in range(longest):
             there = units + i < ends
             unit = unit * (kinds + 1) + np.where(there, digit[np.minimum(units + i, n - 1)] + 1, 0)
-        _, unit = np.unique(unit, return_inverse=True)
+        unit, _ = dense(unit)
         # Steps: 0 is no unit.
-        number = np.concatenate([[0], unit.reshape(-1) + 1, [0]])
+        number = np.concatenate([[0], unit + 1, [0]])
         pairs = number[:-1] * (number.max() + 1) + number[1:]
         _, example, step = np.unique(pairs, return_index=True, return_inverse=True)
         order = np.argsort(example)
@@ -117,5 +118,4 @@ def _numbered(columns: Ints) -> tuple[Ints, int]:
     code = np.zeros(columns.shape[1], np.int64)
     for row in columns:
         code = code * (int(row.max(initial=0)) + 1) + row
-    found, number = np.unique(code, return_inverse=True)
-    return number.reshape(-1), len(found)
+    return dense(code)

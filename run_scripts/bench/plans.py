@@ -26,6 +26,7 @@ by tokens a second; and of how many plans not all micro-batches were simulated.
 from __future__ import annotations
 
 import argparse
+import gc
 import resource
 import time
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ from typing import NamedTuple
 from mpi4py import MPI
 
 from mpisim.base.machine_memory import resident
+from mpisim.cli import UNTIL_COLLECTED
 from mpisim.experiment import read
 from mpisim.prediction.extrapolation import shortened_run, step_time
 from mpisim.prediction.network import NetworkCache
@@ -215,6 +217,7 @@ def main() -> None:
         "--small", action="store_true", help="a small model; print memory after every 1,000 plans"
     )
     args = parser.parse_args()
+    gc.set_threshold(UNTIL_COLLECTED)  # as the command does: objects are many, and few are garbage
     comm = MPI.COMM_WORLD
     plans = chosen(max(args.plans, 1), SMALL if args.small else LARGE)
     comm.Barrier()

@@ -13,11 +13,13 @@ the screening and at the end.
 from __future__ import annotations
 
 import argparse
+import gc
 import resource
 import time
 
 from mpi4py import MPI
 
+from mpisim.cli import UNTIL_COLLECTED
 from mpisim.search import answer, explore, read_search
 from mpisim.search.answer import answer_lines
 from mpisim.search.records import Records, Status
@@ -35,6 +37,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=64, help="of 8 GPUs (default: 64)")
     parser.add_argument("--batch", type=int, default=512, help="sequences a step (default: 512)")
     args = parser.parse_args()
+    gc.set_threshold(UNTIL_COLLECTED)  # as the command does: objects are many, and few are garbage
     comm = MPI.COMM_WORLD
     tables = {
         "model": {"preset": "gpt3-175b"},

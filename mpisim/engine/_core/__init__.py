@@ -78,8 +78,8 @@ A ``Core(core_input)``, with a `mpisim.engine.core_input.CoreInput`, has
     largest and the least int64 where none is hosted.
 ``rows()``, ``blocked()``
     Of each hosted rank the row it has come to, and the communication it is blocked on or -1.
-``finish()``
-    After the run: ends of ranks and the hash sum.
+``ends()``, ``hash_sum()``
+    After the run: ends of ranks; the sum of hashes that the digest is made of.
 ``communication_times(local)``
     After the run, of each communication of a rank, in the order of `LoweredTable.communications`:
     when its wire time began (EAGER: the own ready time) and when it ended for this member; int64.

@@ -488,8 +488,18 @@ cdef class Core:
         own = self.ranks.state[local].number
         return np.where(found["eager"] != 0, own, last).astype(np.int32)
 
-    def finish(self):
-        """Return ends of ranks and the hash sum: see `mpisim.engine.digest`."""
+    def ends(self):
+        """Return ends of ranks."""
+        cdef RankStates ranks = self.ranks
+        cdef int64_t i
+        found = np.zeros(ranks.n, np.int64)
+        cdef int64_t[::1] end = found
+        for i in range(ranks.n):
+            end[i] = max(ranks.state[i].host, ranks.state[i].device)
+        return found
+
+    def hash_sum(self):
+        """Return the hash sum: see `mpisim.engine.digest`."""
         cdef const int64_t[::1] first, start, duration
         cdef const uint64_t[::1] low, high, counted
         cdef const uint64_t[:, ::1] sizes = self.core_input.slot_hash
@@ -498,12 +508,10 @@ cdef class Core:
         cdef const int64_t[::1] count = self.core_input.count
         cdef const int32_t[::1] table = self.core_input.table
         cdef RankStates ranks = self.ranks
-        cdef int64_t[::1] end
+        cdef const int64_t[::1] end = self.ends()
         cdef uint64_t total[2]
         cdef int64_t i, slot
         total[0] = total[1] = 0
-        ends = np.zeros(ranks.n, np.int64)
-        end = ends
         tables = [by_slot(one.communications) for one in self.core_input.lowered]
         for i in range(ranks.n):
             order, first, low, high, counted = tables[table[i]]
@@ -515,9 +523,8 @@ cdef class Core:
                         first[slot + 1] - first[slot], &low[first[slot]], &high[first[slot]],
                         &counted[first[slot]], &duration[first[slot]], &start[first[slot]], 1,
                         &sizes[slot_index[i] + slot, 0], count[i], total)
-            end[i] = max(ranks.state[i].host, ranks.state[i].device)
             add_end(end[i], &seed[0], count[i], total)
-        return ends, total[0] + (int(total[1]) << 64)
+        return total[0] + (int(total[1]) << 64)
 
 
 cdef by_slot(found):

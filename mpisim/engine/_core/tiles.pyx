@@ -397,22 +397,28 @@ cdef class Core:
                     last[j] = self.engine.communications[number].last - 1
         return lasts
 
-    def finish(self):
-        """Return ends of ranks and the hash sum."""
-        cdef TileDigest hashes = new_tile_digest(self.core_input)
-        cdef uint64_t[2] total
+    def ends(self):
+        """Return ends of ranks."""
         cdef int64_t i, l
         cdef Tile* tile
-        ends_array = np.zeros(self.n_ranks, np.int64)
-        cdef int64_t[::1] ends = ends_array
+        found = np.zeros(self.n_ranks, np.int64)
+        cdef int64_t[::1] end = found
+        for i in range(self.n_tiles):
+            tile = &self.engine.tiles[i]
+            for l in range(tile.n_lanes):
+                end[tile.local[l]] = max(tile.clock[l], tile.device[l])
+        return found
+
+    def hash_sum(self):
+        """Return the hash sum: see `mpisim.engine.digest`."""
+        cdef TileDigest hashes = new_tile_digest(self.core_input)
+        cdef uint64_t[2] total
+        cdef int64_t i
         total[0] = total[1] = 0
         with nogil:
             for i in range(self.n_tiles):
-                tile = &self.engine.tiles[i]
-                for l in range(tile.n_lanes):
-                    ends[tile.local[l]] = max(tile.clock[l], tile.device[l])
-                hashes.add(&self.engine, tile, total)
-        return ends_array, int(total[0]) + (int(total[1]) << 64)
+                hashes.add(&self.engine, &self.engine.tiles[i], total)
+        return int(total[0]) + (int(total[1]) << 64)
 
 
 cdef void look_inside(Tile* tile, Slot* slot) noexcept nogil:

@@ -123,3 +123,96 @@ def waits(
                     j -= 1
                 found[j] = row
     return indices, rows
+
+
+def port_waits(
+    const int64_t[::1] used, const int64_t[::1] at, const int64_t[::1] last,
+    const uint8_t[::1] keeps, const int64_t[::1] pending_index, const int64_t[::1] pending,
+    const int64_t[::1] export_index, const int64_t[:, ::1] export,
+    const int64_t[::1] outside_index, const int64_t[:, ::1] outside, int64_t n_names,
+):
+    """Return which rows wait for ports, and the rows that these stand for.
+
+    One pass over the uses of blocks, which keeps what each port stands for. Port 0 is the latest
+    kernel, 1 the one before the block of that, 2 what is pending, 3 and up are names.
+
+    Parameters
+    ----------
+    used, at : int64, shape (u,)
+        The block of each use, and the row of the table with which it begins.
+    last : int64, shape (b,)
+        Of each block its last kernel, or -1.
+    keeps : uint8, shape (b,)
+        Whether what was pending before a block still is after it.
+    pending_index : int64, shape (b + 1,)
+    pending : int64
+        Block i leaves the rows ``pending[pending_index[i]:pending_index[i + 1]]`` pending.
+    export_index : int64, shape (b + 1,)
+    export : int64, shape (e, 2)
+        Likewise a row of the block and the port by which it can be meant.
+    outside_index : int64, shape (b + 1,)
+    outside : int64, shape (o, 2)
+        Likewise a row of the block and the port that it waits for.
+    n_names : int
+        Ports with names.
+
+    Returns
+    -------
+    int64, shape (n, 2)
+    """
+    cdef int64_t u, b, i, j, port, n = 0, most = 0, n_pending = 0, begin = 0, end = 0
+    cdef int64_t newest = -1, before = -1, turn
+    firsts = np.zeros(n_names + 1, np.int64)
+    cdef int64_t[::1] first = firsts
+    for u in range(used.shape[0]):
+        b = used[u]
+        n_pending += pending_index[b + 1] - pending_index[b]
+        for i in range(export_index[b], export_index[b + 1]):
+            first[export[i, 1] - 2] += 1
+    for i in range(n_names):
+        first[i + 1] += first[i]
+    cdef int64_t[::1] waiting = np.empty(n_pending, np.int64)
+    cdef int64_t[::1] named = np.empty(first[n_names], np.int64)
+    cdef int64_t[::1] known = np.zeros(n_names, np.int64)
+    found = np.empty((0, 2), np.int64)
+    cdef int64_t[:, ::1] pairs = found
+    with nogil:
+        for turn in range(2):  # counted, then written
+            if turn:
+                with gil:
+                    found = np.empty((n, 2), np.int64)
+                    pairs = found
+                    known = np.zeros(n_names, np.int64)
+                begin = end = n = 0
+                newest = before = -1
+            for u in range(used.shape[0]):
+                b = used[u]
+                for i in range(outside_index[b], outside_index[b + 1]):
+                    port = outside[i, 1]
+                    if port == 2:
+                        for j in range(begin, end):
+                            if turn:
+                                pairs[n, 0], pairs[n, 1] = at[u] + outside[i, 0], waiting[j]
+                            n += 1
+                    elif port > 2:
+                        for j in range(first[port - 3], first[port - 3] + known[port - 3]):
+                            if turn:
+                                pairs[n, 0], pairs[n, 1] = at[u] + outside[i, 0], named[j]
+                            n += 1
+                    elif newest >= 0 and (port == 0 or before >= 0):
+                        if turn:
+                            pairs[n, 0] = at[u] + outside[i, 0]
+                            pairs[n, 1] = newest if port == 0 else before
+                        n += 1
+                if last[b] >= 0:
+                    before, newest = newest, at[u] + last[b]
+                if not keeps[b]:  # no one waits any longer for what was pending before
+                    begin = end
+                for i in range(pending_index[b], pending_index[b + 1]):
+                    waiting[end] = at[u] + pending[i]
+                    end += 1
+                for i in range(export_index[b], export_index[b + 1]):
+                    port = export[i, 1] - 3
+                    named[first[port] + known[port]] = at[u] + export[i, 0]
+                    known[port] += 1
+    return found

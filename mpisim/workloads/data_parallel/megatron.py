@@ -103,6 +103,16 @@ class Megatron(Strategy):
         """Bytes of a gradient as the optimizer reads it."""
         return BYTES["fp32"]
 
+    @property
+    def writes_in_first(self) -> bool:
+        """Whether parameters are gathered during the first forward."""
+        return self._gathers_in_forward
+
+    @property
+    def writes_in_last(self) -> bool:
+        """Whether gradients are reduced during the last backward."""
+        return self.plan.overlap.dp
+
     # --- the first forward ----------------------------------------------------------------------
 
     def begin(self, block: BlockBuilder) -> None:

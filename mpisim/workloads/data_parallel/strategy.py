@@ -44,6 +44,8 @@ class Strategy:
     first_and_last_only : bool
         Whether the hooks of a pass write nothing, except in the first forward and the last backward
         of a chunk.
+    writes_in_first, writes_in_last : bool
+        Where that is so: whether they write anything in the first forward, in the last backward.
     parameters : tuple of tuple of ChunkParameter
         The parameters of each chunk, in the order of registration.
     of_operator : mapping of (int, int, int) to list of ChunkParameter
@@ -85,6 +87,16 @@ class Strategy:
     def streams(self) -> Mapping[str, str]:
         """Slots that share a stream, or have one of another name, for `Slots`."""
         return {}
+
+    @property
+    def writes_in_first(self) -> bool:
+        """Whether hooks write anything in the first forward of a chunk."""
+        return True
+
+    @property
+    def writes_in_last(self) -> bool:
+        """Whether hooks write anything in the last backward of a chunk."""
+        return True
 
     # --- hooks ----------------------------------------------------------------------------------
 
