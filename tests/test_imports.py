@@ -23,6 +23,7 @@ LAYERS = (
     ("engine",),
     ("overlap", "results", "traces", "memory"),
     ("report", "formats", "capture"),
+    ("extrapolate",),
     ("prediction", "replay"),
     ("cost",),
     ("simulate", "sensitivity", "export", "record"),

@@ -43,6 +43,7 @@ COMMANDS = (
     "mpisim.cli.topo",
     "mpisim.cli.comm",
     "mpisim.cli.replay",
+    "mpisim.cli.extrapolate",
     "mpisim.cli.capture",
     "mpisim.cli.report",
     "mpisim.cli.compare",

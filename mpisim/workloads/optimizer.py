@@ -124,6 +124,12 @@ def write_optimizer(block: BlockBuilder, layout: Layout, stage: int, strategy: S
     """
     strategy.before_optimizer(block)
     _reduce_further(block, layout, stage, strategy)
+    network = layout.networks[0]
+    if network.optimizer is not None:  # as it was traced, whatever it consists of
+        if strategy.updated_parameters:
+            block.write(network.optimizer(strategy.updated_parameters / network.size))
+        strategy.after_optimizer(block)
+        return
     converts = strategy.style != "fsdp"
     if converts:
         _convert(

@@ -1,0 +1,200 @@
+"""``mpisim extrapolate``: a trace of a training step → the same model on many GPUs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from ..base.errors import InputError, UsageError
+from .output import add_result_options, check_json, check_options, check_page, deliver
+
+if TYPE_CHECKING:
+    from ..simulate import Simulated
+
+__all__ = ["add_parser", "run"]
+
+EXAMPLES = """\
+examples:
+  mpisim extrapolate step.json.gz --cluster dgx-h100 --plan dp=64
+                                  one traced GPU -> 64, DistributedDataParallel, each the traced
+                                  batch
+  mpisim extrapolate step.json.gz --cluster dgx-h100 --plan dp=64,zero=3 --batch 1024
+  mpisim extrapolate step.json.gz --cluster dgx-h100 --plan tp=2,pp=4,dp=8,micro_batch=4
+  mpisim extrapolate step.json.gz --cluster dgx-a100 --gpu a100-sxm --plan dp=8
+  mpisim extrapolate step.json.gz --cluster dgx-h100      the traced step itself, as a check
+  mpisim extrapolate step.json.gz --cluster dgx-h100 --plan dp=64 --save-program step64.h5
+                                  ... to mpisim run, or mpisim sensitivity
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the parser of ``mpisim extrapolate``."""
+    parser = subparsers.add_parser(
+        "extrapolate",
+        help="predict a recorded training step at another scale: more GPUs, another plan",
+        description="Read a trace of one training step and predict the same model on other GPUs, "
+        "more of them, by another parallel plan, with another batch. Measured times are used where "
+        "nothing changed, and scaled by the ratio of the kernel models where sizes or GPU did.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument(
+        "paths",
+        nargs="+",
+        metavar="TRACE",
+        help="a Kineto trace with shapes (record_shapes=True), or TrioSim's trace.csv and "
+        "tensor.csv; or a folder with either",
+    )
+    parser.add_argument(
+        "--plan",
+        metavar="KEY=VALUE,...",
+        action="append",
+        default=[],
+        help="keys of [plan], and of [framework] with its name, as dp=64,zero=1; may be repeated",
+    )
+    parser.add_argument(
+        "--cluster",
+        default="dgx-h100",
+        metavar="NAME",
+        help="a name from mpisim list clusters, or a file (.toml) (default: dgx-h100)",
+    )
+    parser.add_argument("--gpu", metavar="NAME", help="the GPU to run on (default: the cluster's)")
+    parser.add_argument(
+        "--batch",
+        type=int,
+        metavar="B",
+        help="samples of a step on all GPUs (default: the traced batch on each replica)",
+    )
+    parser.add_argument(
+        "--seq-len", type=int, metavar="S", help="tokens of a sample (default: as traced)"
+    )
+    parser.add_argument(
+        "--step",
+        type=int,
+        metavar="N",
+        help="the profiled step to take (default: of median length)",
+    )
+    parser.add_argument(
+        "--traced-gpu",
+        metavar="NAME",
+        help="the GPU the trace is of, where the file does not name it",
+    )
+    parser.add_argument(
+        "--traced-batch",
+        type=int,
+        metavar="B",
+        help="samples of the traced step, where the first layer's input does not begin with them",
+    )
+    parser.add_argument("--save-program", metavar="FILE", help="write what every rank does (HDF5)")
+    add_result_options(parser)
+    parser.set_defaults(run=run, collective=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Extrapolate, simulate and print the report; the first process prints."""
+    check_options(args)
+    for option, least in (("batch", 1), ("seq_len", 1), ("traced_batch", 1), ("step", 0)):
+        value = getattr(args, option)
+        if value is not None and value < least:
+            raise UsageError(f"--{option.replace('_', '-')} is {value}; it must be {least} or more")
+    keys = _keys(args.plan)
+    from ..base.files import check_output
+    from ..experiment import ProgramExperiment
+    from ..extrapolate import Target, extrapolate, read_step
+    from ..mpi.parallel import collective_errors, progress
+    from ..prediction.prepared_program import prepare_captured
+    from ..program import check_matching, save
+    from ..simulate import simulate
+    from .launch import world
+
+    comm = world()
+    with collective_errors(comm):
+        if comm.rank == 0:
+            check_json(args)
+            check_page(args)
+            for file in (args.output, args.save_program):
+                if file is not None:
+                    check_output(file, overwrite=args.overwrite)
+        _check_one_rank(args.paths)
+    with progress(comm, "reading the trace"), collective_errors(comm):
+        step = read_step(
+            args.paths[0], gpu=args.traced_gpu, step=args.step, batch=args.traced_batch
+        )
+    with progress(comm, "simulating"):
+        with collective_errors(comm):
+            target = Target(args.cluster, keys, args.batch, args.seq_len, args.gpu)
+            found = extrapolate(step, target)
+            check_matching(found.program)
+            if comm.rank == 0 and args.save_program is not None:
+                save(found.program, args.save_program, overwrite=args.overwrite)
+            title = found.workload.layout.experiment.title
+            tables = {"cluster": {"preset": args.cluster, "nodes": found.nodes}}
+            experiment = ProgramExperiment("", tables, title, source=step.source)
+            prepared = prepare_captured(experiment, found.program)
+        simulated: list[Simulated] | None = None if args.html is None else []
+        results = simulate(
+            prepared,
+            comm,
+            output=args.output,
+            timeline=args.timeline,
+            overwrite=args.overwrite,
+            text=f"title = {json.dumps(title)}",
+            progress=True,
+            simulated=simulated,
+        )
+        shown = None
+        if simulated:
+            from ..page.shown import ShownRun
+
+            shown = ShownRun.of(simulated[0])
+        report = deliver(results, args, comm, {}, shown)
+    if comm.rank == 0:
+        print(report)
+    return 0
+
+
+def _check_one_rank(paths: list[str]) -> None:
+    """Refuse traces of several ranks: they have a parallel plan already."""
+    from ..extrapolate.triosim_step import is_triosim
+    from ..traces import find_sources
+
+    if len(paths) == 1 and is_triosim(paths[0]):
+        return
+    sources = find_sources(paths)
+    if len(sources) > 1:
+        raise InputError(
+            f"{paths[0]}: traces of {len(sources)} ranks; a trace of a job on one GPU is "
+            "extrapolated"
+        )
+
+
+def _keys(given: list[str]) -> dict[str, Any]:
+    """``KEY=VALUE,...`` → values by key."""
+    import tomllib
+
+    found: dict[str, Any] = {}
+    for each in _parts(given):
+        key, equals, text = each.partition("=")
+        key = key.strip()
+        if not equals or not key or not text.strip():
+            raise UsageError(f"--plan {each}: not of the form KEY=VALUE, as in dp=64,zero=1")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        found[key] = value
+    return found
+
+
+def _parts(given: list[str]) -> list[str]:
+    """Cut at commas that are in no list."""
+    parts: list[str] = []
+    for text in given:
+        depth, begin = 0, 0
+        for i, letter in enumerate(text):
+            depth += (letter == "[") - (letter == "]")
+            if letter == "," and not depth:
+                parts.append(text[begin:i])
+                begin = i + 1
+        parts.append(text[begin:])
+    return [each for each in parts if each.strip()]
