@@ -23,7 +23,7 @@ from mpisim.base.quantity import Quantity
 
 from .gpu import Gpu
 from .model import Estimate, KernelModel
-from .operations import Elementwise, Kernel
+from .operations import Attention, Convolution, Elementwise, Gemm, GroupedGemm, Kernel
 
 __all__ = ["MEASURED", "UNKNOWN_ERROR", "Recorded", "RecordedKernels"]
 
@@ -93,10 +93,18 @@ class RecordedKernels:
         Of the GPU that is simulated; it prices kernels that were not measured.
     traced : KernelModel
         Of the GPU of the trace; `model` itself if it is the same.
+    slowest : (str, Quantity), optional
+        Name and size of the factor by which products on the slowest of many GPUs take longer than
+        on the traced one.
     """
 
-    def __init__(self, model: KernelModel, traced: KernelModel) -> None:
-        self._model, self._traced = model, traced
+    def __init__(
+        self,
+        model: KernelModel,
+        traced: KernelModel,
+        slowest: tuple[str, Quantity] | None = None,
+    ) -> None:
+        self._model, self._traced, self._slowest = model, traced, slowest
         self._numbers: dict[str, Quantity] = {}
         self._sums: dict[tuple[bool, tuple[Kernel, ...]], tuple[float, float]] = {}
 
@@ -120,6 +128,16 @@ class RecordedKernels:
         """
         if not isinstance(kernel, Recorded):
             return self._model.estimate(kernel)
+        found = self._carried_over(kernel)
+        if self._slowest is None or not any(map(_is_product, kernel.now)):
+            return found
+        name, factor = self._slowest
+        self._numbers[name] = factor
+        duration = round(found.duration * factor.value)
+        return Estimate(duration, {**found.shares, name: 1.0}, found.error)
+
+    def _carried_over(self, kernel: Recorded) -> Estimate:
+        """Return the duration of a measured kernel on a GPU as fast as the traced one."""
         if kernel.now == kernel.then and self._model is self._traced:
             return Estimate(kernel.duration, {MEASURED: 1.0})
         if kernel.then and not kernel.now:  # nothing is left to do
@@ -149,7 +167,9 @@ class RecordedKernels:
             As of `mpisim.kernels.scaled.scaled_gpu`.
         """
         model = self._model.scaled(factors)
-        return self if model is self._model else RecordedKernels(model, self._traced)
+        if model is self._model:
+            return self
+        return RecordedKernels(model, self._traced, self._slowest)
 
     def _sum(self, kernels: tuple[Kernel, ...], *, traced: bool) -> tuple[float, float]:
         """Return the time of kernels one after another, in ps, and their mean relative error."""
@@ -164,6 +184,10 @@ class RecordedKernels:
                 error += estimate.duration * estimate.error
             found = self._sums[key] = (total, error / total if total else 0.0)
         return found
+
+
+def _is_product(kernel: Kernel) -> bool:
+    return isinstance(kernel, Gemm | GroupedGemm | Convolution | Attention)
 
 
 def _estimate(model: KernelModel, kernel: Kernel) -> Estimate:

@@ -150,12 +150,15 @@ def test_data_parallelism_after_the_iteration(tables: TracedStep) -> None:
     table, rows = found.program.table_of(0), run.rows(0)
     row = int(np.flatnonzero(table.kind == Kind.COLLECTIVE)[0])
     reduced = int(rows.end[row] - rows.begin[row])
+    kernels = table.duration[table.kind == Kind.KERNEL]
     copies = sum(
         int(each)
         for each, name in zip(table.duration, table.name, strict=True)
         if "bucket" in found.program.names[name]
     )
-    assert run.step_time == pytest.approx(tables.measured + reduced + copies, rel=1e-3)
+    assert run.step_time == pytest.approx(int(kernels.sum()) + reduced, rel=1e-3)
+    # Products at the pace of the slowest of four GPUs: 1 % more.
+    assert int(kernels.sum()) - copies == pytest.approx(tables.measured, rel=0.015)
     # ... at the bandwidth of a ring: 2 (n - 1) / n of the bytes, 360 to 450 GB/s on NVLink 4.
     rate = 2 * 3 / 4 * 4 * VGG13 / (reduced / 1e12)
     assert 300e9 < rate < 450e9
@@ -197,7 +200,7 @@ def test_micro_batches_of_gpipe(tables: TracedStep) -> None:
     ]
     assert times == sorted(times, reverse=True)
     # With one micro-batch the stages take turns, and send up to 1.6 GB of activations.
-    assert tables.measured / 1e12 < times[0] < 1.12 * tables.measured / 1e12
+    assert tables.measured / 1e12 < times[0] < 1.13 * tables.measured / 1e12
 
 
 def test_layers_are_balanced() -> None:

@@ -25,6 +25,7 @@ from ..kernels.analytical import analytical_model
 from ..kernels.counted import COUNTED
 from ..kernels.recorded import RecordedKernels
 from ..kernels.scaled import rated_gpu
+from ..prediction.variation import FACTOR_NAME, slowest_factor
 from ..program import Program
 from ..topo import find_cluster
 from ..workloads import Layout, Workload, lay_out, training_step
@@ -112,8 +113,9 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
     traced_gpu = rated_gpu(find_gpu(step.gpu))
     traced = analytical_model(traced_gpu)
     same = gpu_name(target.gpu or cluster.gpu) == step.gpu
-    model = RecordedKernels(traced if same else analytical_model(gpu), traced)
-    splits = splits_of(step) if plan.tp > 1 else {}
+    slowest = (FACTOR_NAME, slowest_factor(world)) if world > 1 else None
+    model = RecordedKernels(traced if same else analytical_model(gpu), traced, slowest)
+    splits = splits_of(step, plan.tp) if plan.tp > 1 else {}
     network = partial(traced_network, step, sequence=target.sequence, splits=splits)
     experiment = Experiment(
         model=Traced(step.source, step.batch, step.format, network),
@@ -261,6 +263,11 @@ def _assumptions(
         f"{len(step.parameters)} tensors, by the gradients that were accumulated",
         *step.notes,
     ]
+    if layout.grid.world > 1:
+        lines.append(
+            f"the traced GPU is taken for a typical one; of {layout.grid.world} the slowest sets "
+            "the pace of products"
+        )
     if plan.micro_batch != step.batch:
         lines.append(
             f"micro-batches of {plan.micro_batch} samples: measured times × the ratio of the "

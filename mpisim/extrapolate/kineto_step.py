@@ -32,7 +32,7 @@ import numpy as np
 
 from ..base.errors import InputError, TraceError
 from ..kernels import find_gpu, gpu_name
-from ..kernels.operations import Copy, Elementwise, Kernel
+from ..kernels.operations import Copy, Elementwise, Gemm, Kernel
 from ..operators import OperatorCall, TensorSpec
 from ..operators.tensors import all_tensors
 from ..program import Kind, Table
@@ -48,7 +48,7 @@ from ..traces.operator_calls import (
     launched_calls,
     recorded_inputs,
 )
-from .layers import layer_names
+from .layers import layer_names, with_tied
 from .step import (
     Role,
     TracedKernel,
@@ -308,7 +308,8 @@ class _Reader:
         samples, sequence = _batch_of(operators)
         if batch is not None:
             samples, sequence = batch, _tokens(operators, batch)
-        operators = self._with_roles(operators, parameters, sequence)
+        tokens = (samples or 1) * (sequence or 1)
+        operators = self._with_roles(operators, parameters, sequence, tokens)
         paths = module_paths(self.trace, np.array([each.time for each in found], np.int64))
         layers, embedding, head = layer_names(operators, paths)
         operators = [
@@ -324,6 +325,7 @@ class _Reader:
         if measured is None:
             on_device = rows[self.table.is_device[rows]]
             measured = int(self.lowered.end[on_device].max() - self.lowered.begin[on_device].min())
+        operators = with_tied(operators)
         return TracedStep(
             source=str(self.trace.path),
             gpu=gpu,
@@ -333,6 +335,7 @@ class _Reader:
             measured=measured,
             zeroing=tuple(self._zeroing),
             zeroing_at=self._zeroing_at,
+            accumulates=self._accumulates(rows),
             sequence=sequence,
             embedding=embedding,
             head=head,
@@ -512,6 +515,7 @@ class _Reader:
         operators: list[TracedOperator],
         parameters: set[tuple[int, ...]],
         sequence: int | None,
+        tokens: int,
     ) -> list[TracedOperator]:
         """Say which kernels work on weights alone, and which on scores of attention."""
         weights = {shape for shape in parameters if len(shape) > 1}
@@ -523,7 +527,11 @@ class _Reader:
                 shapes = [each.shape for each in all_tensors(self.calls[call].call.inputs)]
                 shapes = [shape for shape in shapes if len(shape) > 1]
                 roles[call] = ""
-                if shapes and all(shape in weights for shape in shapes):
+                # A product of weights alone there is none; activations may be as large as a weight.
+                described = self.calls[call].launched.kernels
+                product = any(isinstance(each, Gemm) for each in described)
+                of_tokens = any(shape[0] == tokens for shape in shapes)
+                if not (product or of_tokens) and shapes and weights.issuperset(shapes):
                     roles[call] = "weights"
                 elif shapes and all(s[-1] == s[-2] == sequence for s in shapes):
                     roles[call] = "scores"
@@ -541,6 +549,16 @@ class _Reader:
             replace(each, forward=told(each.forward), backward=told(each.backward))
             for each in operators
         ]
+
+    def _accumulates(self, rows: np.ndarray) -> bool:
+        """Whether accumulating gradients launches kernels."""
+        names = self.trace.operators.name
+        return any(
+            names[i].endswith(ACCUMULATE)
+            for op in self.lowered.op[rows].tolist()
+            if op >= 0
+            for i in self._chains.get(op, ())
+        )
 
     def _until(self, last: int, ops: set[int]) -> int:
         """Return when the next step begins to launch."""

@@ -1,4 +1,4 @@
-"""Operators of a traced step → the layers that they belong to.
+"""Operators of a traced step → the layers that they belong to, and weights that two of them share.
 
 A layer is what a pipeline is cut between, what is recomputed, and what FSDP gathers at a time.
 Where the trace has modules, a layer is a block of the model: the outermost kind of module that is
@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
+from ..kernels.operations import Embedding, Gemm
 from .step import TracedOperator
 
-__all__ = ["layer_names"]
+__all__ = ["layer_names", "with_tied"]
 
 CONTAINERS = ("Sequential", "ModuleList", "ModuleDict")
 """Modules that say nothing of what they hold."""
@@ -40,6 +42,31 @@ def layer_names(operators: Sequence[TracedOperator], paths: Sequence[tuple[str, 
     """
     kind = _repeated(operators, paths)
     return _by_weights(operators) if kind is None else _by_modules(paths, kind)
+
+
+def with_tied(operators: Sequence[TracedOperator]) -> list[TracedOperator]:
+    """Return the operators with the weight that an embedding and a matrix of scores share.
+
+    Its gradient is accumulated once, when that of the embedding is there, so that the matrix shows
+    none of its own.
+    """
+    tables = {
+        (kernel.entries, kernel.width): i
+        for i, each in enumerate(operators)
+        for kernel in each.products()
+        if isinstance(kernel, Embedding)
+        and any(one.shape == (kernel.entries, kernel.width) for one in each.parameters)
+    }
+    found = list(operators)
+    for i, each in enumerate(operators):
+        shapes = {one.shape for one in each.parameters if len(one.shape) > 1}
+        for kernel in each.products():
+            shape = (getattr(kernel, "n", 0), getattr(kernel, "k", 0))
+            if isinstance(kernel, Gemm) and not shapes and tables.get(shape, i) < i:
+                found[i] = replace(each, tied=shape)
+                first = tables[shape]
+                found[first] = replace(found[first], tied=shape)
+    return found
 
 
 def _kind(module: str) -> str:

@@ -8,13 +8,13 @@ Everything else, buckets, units, schedules and messages, the generator then does
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
 from ..base.frozen import frozen
 from ..experiment import Plan
-from ..kernels.operations import Convolution, Gemm, Kernel
+from ..kernels.operations import BYTES, Convolution, Elementwise, Gemm, Kernel
 from ..kernels.recorded import Recorded
 from ..operators import TensorSpec
 from ..operators.tensors import element_bytes
@@ -25,6 +25,8 @@ from .split import NOT_SPLIT, Split, split_kernel, split_tasks
 from .step import TracedKernel, TracedOperator, TracedStep, TracedTask, TracedWait
 
 __all__ = ["growth_of", "passed_on", "traced_network"]
+
+FP32 = BYTES["fp32"]
 
 
 def growth_of(step: TracedStep, plan: Plan, sequence: int | None) -> Growth:
@@ -67,7 +69,9 @@ def traced_network(
     """
     growth = growth_of(step, plan, sequence)
     once = grid.pp == 1 and plan.global_batch == plan.micro_batch * grid.dp
-    return _Writer(step, growth, grid.tp, splits or {}, zeroing=once).network()
+    several = plan.global_batch > plan.micro_batch * grid.dp
+    adds = several and not step.accumulates
+    return _Writer(step, growth, grid.tp, splits or {}, zeroing=once, adds=adds).network()
 
 
 class _Writer:
@@ -82,6 +86,8 @@ class _Writer:
     zeroing : bool
         Whether gradients are set to zero where the trace does so; otherwise with the optimizer, as
         a pass that is run for every micro-batch is no place for it.
+    adds : bool
+        Whether gradients of micro-batches are added up, which the traced step has no kernels for.
     """
 
     def __init__(
@@ -92,7 +98,10 @@ class _Writer:
         splits: Mapping[int, Split],
         *,
         zeroing: bool,
+        adds: bool,
     ) -> None:
+        self.adds = adds
+        self.gathers = any(each.kind == "gathered" for each in splits.values())
         self.step, self.growth, self.tp, self.splits = step, growth, tp, splits
         self.zeroing = zeroing and bool(step.zeroing)
         self.weights = {
@@ -139,6 +148,8 @@ class _Writer:
         size = round(sum(_bytes(one) for one in each.inputs) * self.growth.activations)
         if split is not NOT_SPLIT:
             forward, backward = split_tasks(each, split, forward, backward, self.growth, self.tp)
+        # Where outputs are gathered, gradients between are sums over ranks not added up yet.
+        partial = self.gathers and split is NOT_SPLIT
         if self.zeroing and number == max(0, self.step.zeroing_at - 1):
             zeros = _Optimizer(self.step.zeroing)(1 / self.tp)
             first = self.step.zeroing_at == 0
@@ -147,9 +158,17 @@ class _Writer:
             Parameter(
                 f"{each.name} {'×'.join(map(str, one.shape))}",
                 split.parameter(one.shape, self.tp),
+                tied=one.shape == each.tied,
+                replicated=partial,
+                partial=partial,
             )
             for one in each.parameters
         )
+        if each.tied is not None and not any(one.tied for one in parameters):
+            size = split.parameter(each.tied, self.tp)
+            parameters = (Parameter(f"{each.name} (tied)", size, tied=True), *parameters)
+        if self.adds and backward:
+            backward = (*backward, *_additions(each, parameters))
         return Operator(
             each.name, forward, backward, parameters, saved=size, statistics=each.statistics
         )
@@ -163,20 +182,33 @@ class _Writer:
             if isinstance(each, TracedWait):
                 found.append(Await(each.name, host=each.host, tail=each.tail))
                 continue
-            now = tuple(self._now(kernel, each, split, backward) for kernel in each.kernels)
+            now = tuple(self._now(kernel, each, split, backward, of) for kernel in each.kernels)
             counts = each.call not in seen
             seen.add(each.call)
             weight = backward and bool(now) and all(map(self._of_weights, each.kernels))
             found.append(Compute(each.name, _recorded(each, now, counts), weight=weight))
         return tuple(found)
 
-    def _now(self, kernel: Kernel, of: TracedKernel, split: Split, backward: bool) -> Kernel:
+    def _now(
+        self,
+        kernel: Kernel,
+        of: TracedKernel,
+        split: Split,
+        backward: bool,
+        operator: TracedOperator,
+    ) -> Kernel:
         new = grown(kernel, self.growth, self.weights, backward=backward, role=of.role)
         if split is NOT_SPLIT:
             return new
         role = None
         if isinstance(kernel, Gemm):
             role = product_role(kernel, self.weights, backward, self.growth.tokens)
+        if (
+            split.kind == "gathered"
+            and isinstance(kernel, Elementwise)
+            and kernel.bytes in _copies(operator)
+        ):
+            return new  # the input is whole
         return split_kernel(new, split, role, backward, of.role, self.tp)
 
     def _of_weights(self, kernel: Kernel) -> bool:
@@ -187,6 +219,14 @@ class _Writer:
             isinstance(kernel, Gemm)
             and product_role(kernel, self.weights, True, self.growth.tokens) == "k"
         )
+
+
+def _additions(each: TracedOperator, parameters: tuple[Parameter, ...]) -> Iterator[Task]:
+    """Yield kernels that add gradients to those of micro-batches before, a kernel a parameter."""
+    element = max((element_bytes(one.dtype) for one in each.parameters), default=FP32)
+    for one in parameters:
+        kernel = Elementwise(3 * element * max(1, one.size))
+        yield Compute("gradient accumulation", kernel, weight=True)
 
 
 def _recorded(each: TracedKernel, now: tuple[Kernel, ...], counts: bool) -> Recorded:
@@ -233,6 +273,14 @@ def passed_on(operators: Iterable[TracedOperator]) -> int:
         if each.inputs:
             return max(map(_bytes, each.inputs))
     return 0
+
+
+def _copies(operator: TracedOperator) -> tuple[int, ...]:
+    """Return the bytes of kernels that read an operator's input, or copy it."""
+    if not operator.inputs:
+        return ()
+    size = max(map(_bytes, operator.inputs))
+    return size, 2 * size
 
 
 def _bytes(spec: TensorSpec) -> int:

@@ -17,7 +17,7 @@ gathered       features out of any other layer      forward: all-gather of the o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -40,6 +40,7 @@ from ..kernels.recorded import Recorded
 from ..operators.tensors import element_bytes
 from ..program import Operation
 from ..workloads.operators import Communicate, Compute, Task
+from ..workloads.transformer.shapes import VOCABULARY_MULTIPLE
 from .growth import Growth, ProductRole, share_of, times, with_sizes
 from .step import Role, TracedOperator
 
@@ -61,12 +62,36 @@ class Split:
     kind : str
         A row of the table above; "none": every rank computes all of it.
     outputs, inputs : int
-        Features of its weight; 0 where it has none.
+        Features of its weight; of "inside" those out of the matrix before, of "scores" the entries
+        of the vocabulary; 0 where there are none.
+    vocabulary : bool
+        Whether `outputs` are the entries of a vocabulary, which Megatron-LM pads to a multiple of
+        128 for each rank.
+    small : int
+        Of "scores": bytes up to which a kernel works on numbers of tokens, not on scores.
+    rows : int
+        Of "scores": how many there are for each entry of the vocabulary, as traced; 0 for all
+        operators of a loss but the first, whose collectives serve all.
     """
 
     kind: SplitKind = "none"
     outputs: int = 0
     inputs: int = 0
+    vocabulary: bool = False
+    small: int = 0
+    rows: int = 0
+
+    def share(self, tp: int) -> int:
+        """Return the features out, or entries of a vocabulary, that one rank has.
+
+        Raises
+        ------
+        InputError
+            If tp does not divide them, and they are not padded.
+        """
+        if self.vocabulary:
+            return -(-self.outputs // (VOCABULARY_MULTIPLE * tp)) * VOCABULARY_MULTIPLE
+        return divided(self.outputs, tp, "features of a matrix")
 
     def parameter(self, shape: tuple[int, ...], tp: int) -> int:
         """Return how many elements of a parameter one of `tp` ranks holds."""
@@ -74,6 +99,10 @@ class Split:
         for n in shape:
             size *= n
         weight = len(shape) > 1
+        if self.vocabulary and shape[0] == self.outputs:
+            return size // shape[0] * self.share(tp)
+        if self.kind in ("inside", "scores"):
+            return size // tp if shape == (self.outputs,) else size
         divided = self.kind in (*_ON_OUTPUTS, "vocabulary") or (self.kind == "row" and weight)
         return size // tp if divided else size
 
@@ -124,30 +153,43 @@ def split_kernel(
         case "scores":
             if isinstance(kernel, Softmax | CrossEntropy):
                 return replace(kernel, columns=times(kernel.columns, 1 / tp))
-            return _share(kernel, tp) if isinstance(kernel, Elementwise) else kernel
+            # What has a number for each token alone is not divided.
+            large = isinstance(kernel, Elementwise) and kernel.bytes > split.small
+            return _share(kernel, tp) if large else kernel
         case "vocabulary":
             if isinstance(kernel, Embedding):
-                return replace(kernel, entries=times(kernel.entries, 1 / tp))
+                return replace(kernel, entries=split.share(tp))
             return _share(kernel, tp) if isinstance(kernel, Copy) else kernel
     if isinstance(kernel, Gemm) and product is not None:
-        return _product(kernel, split, product, tp)
+        return _product(kernel, split, product, backward, tp)
     if isinstance(kernel, Convolution):
         return replace(kernel, outputs=divided(kernel.outputs, tp, "channels of a convolution"))
-    if isinstance(kernel, Elementwise) and (role == "weights" or split.kind != "gathered"):
+    if isinstance(kernel, Elementwise) and (split.kind != "row" or role == "weights"):
         # Of a bias, or of the weight: as large as the share of the product that it belongs to.
-        return _share(kernel, tp) if split.kind != "row" or role == "weights" else kernel
+        return _share(kernel, tp)
     return kernel
 
 
-def _product(kernel: Gemm, split: Split, product: ProductRole, tp: int) -> Gemm:
+_FEATURES: Mapping[tuple[bool, ProductRole], tuple[str, str]] = {
+    (False, "m"): ("n", "k"),  # tokens × in, in × out
+    (False, "n"): ("m", "k"),
+    (False, "k"): ("m", "n"),
+    (True, "m"): ("k", "n"),  # tokens × out, out × in: the input's gradient
+    (True, "n"): ("k", "m"),
+    (True, "k"): ("m", "n"),  # out × tokens, tokens × in: the weight's gradient
+}
+"""Backward or not, size that counts tokens → sizes that are features out and in."""
+
+
+def _product(kernel: Gemm, split: Split, product: ProductRole, backward: bool, tp: int) -> Gemm:
     """Return the share of the product of a weight: its features out or in are divided."""
-    wanted = split.outputs if split.kind in _ON_OUTPUTS else split.inputs
-    candidates = [name for name in ("n", "k", "m") if name != product]
-    # Forward the second size is of features out; where both are equal the order tells.
-    if split.kind in _ON_OUTPUTS:
-        candidates = ["n", "k"] if product == "m" else candidates
-    for name in candidates:
+    outputs, inputs = _FEATURES[backward, product]
+    on_outputs = split.kind in _ON_OUTPUTS
+    wanted = split.outputs if on_outputs else split.inputs
+    for name in (outputs, inputs) if on_outputs else (inputs, outputs):
         if getattr(kernel, name) == wanted:
+            if on_outputs:
+                return with_sizes(kernel, {name: split.share(tp)})
             return with_sizes(kernel, {name: divided(wanted, tp, "features of a matrix")})
     return kernel
 
@@ -193,16 +235,17 @@ def split_tasks(
         return forward, _with_input_gradient(operator, backward, growth)
     if split.kind in ("row", "vocabulary"):
         size = _output_bytes(forward, operator, 1)
-        after: list[Task] = []
+        after: list[Task] = [_collective(operator, Operation.ALL_REDUCE, size)]
+        if split.kind == "row" and any(len(one.shape) == 1 for one in operator.parameters):
+            after.append(Compute("bias", Elementwise(2 * size)))  # not of partial sums
         if split.kind == "vocabulary":  # rows that another rank has are zeros
-            after.append(Compute("mask", Elementwise(size)))
+            after.insert(0, Compute("mask", Elementwise(size)))
             backward = (Compute("mask backward", Elementwise(2 * size)), *backward)
-        after.append(_collective(operator, Operation.ALL_REDUCE, size))
         return (*forward, *after), backward
     if split.kind == "scores":
-        rows = _rows(forward)
-        if not rows:
+        if not split.rows:
             return forward, backward
+        rows = times(split.rows, growth.activations)
         sums = [
             Communicate(f"loss {what} all-reduce", Operation.ALL_REDUCE, "tp", FP32 * rows)
             for what in ("maximum", "target", "sum")
@@ -267,14 +310,6 @@ def _output_bytes(forward: Sequence[Task], operator: TracedOperator, times_tp: i
         if isinstance(kernel, Embedding):
             return BYTES[kernel.dtype] * (kernel.outputs or kernel.lookups) * kernel.width
     raise InputError(f"{operator.name}: how large its output is is not known; it cannot be split")
-
-
-def _rows(forward: Sequence[Task]) -> int:
-    """Return the rows of scores of a loss."""
-    for kernel in _kernels(forward):
-        if isinstance(kernel, Softmax | CrossEntropy):
-            return kernel.rows
-    return 0
 
 
 def _collective(

@@ -132,6 +132,8 @@ class TracedOperator:
         Where it is known.
     statistics : int
         Channels whose running statistics it updates (batch normalisation).
+    tied : tuple of int or None
+        Shape of a weight that it shares with another operator.
     """
 
     name: str
@@ -142,6 +144,7 @@ class TracedOperator:
     inputs: tuple[TensorSpec, ...] = ()
     output: TensorSpec | None = None
     statistics: int = 0
+    tied: tuple[int, ...] | None = None
 
     @property
     def duration(self) -> int:
@@ -177,6 +180,9 @@ class TracedStep:
         What the optimizer does before it: gradients are set to zero.
     zeroing_at : int
         Operators of the forward pass that come before `zeroing`.
+    accumulates : bool
+        Whether gradients are added to those before, as traced; otherwise they take their place, as
+        those of a first micro-batch do.
     measured : int
         How long the step took, in ps.
     sequence : int or None
@@ -195,6 +201,7 @@ class TracedStep:
     measured: int
     zeroing: tuple[TracedTask, ...] = ()
     zeroing_at: int = 0
+    accumulates: bool = False
     sequence: int | None = None
     embedding: tuple[str, ...] = ()
     head: tuple[str, ...] = ()

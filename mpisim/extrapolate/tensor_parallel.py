@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ..kernels.operations import Convolution, CrossEntropy, Embedding, Gemm, Norm, Softmax
+from ..kernels.operations import Convolution, Embedding, Gemm, Norm
 from .split import NOT_SPLIT, Split
 from .step import TracedKernel, TracedOperator, TracedStep
 
@@ -27,14 +27,16 @@ class _Matrix(NamedTuple):
     number: int
     inputs: int
     outputs: int
+    rows: int
 
 
-def splits_of(step: TracedStep) -> Mapping[int, Split]:
+def splits_of(step: TracedStep, tp: int) -> Mapping[int, Split]:
     """Return the split of each operator that tensor parallelism divides, by its number.
 
     Parameters
     ----------
     step : TracedStep
+    tp : int
 
     Returns
     -------
@@ -47,7 +49,9 @@ def splits_of(step: TracedStep) -> Mapping[int, Split]:
 
     def gather() -> None:
         for each in pending:
-            found[each.number] = Split("gathered", each.outputs, each.inputs)
+            # Beside a divided vocabulary they are small: poolers, heads of classes.
+            if not vocabulary and each.outputs % tp == 0:
+                found[each.number] = Split("gathered", each.outputs, each.inputs)
         pending.clear()
 
     for number, operator in enumerate(step.operators):
@@ -57,15 +61,18 @@ def splits_of(step: TracedStep) -> Mapping[int, Split]:
                 gather()
             if any(isinstance(each, Convolution) for each in operator.products()):
                 gather()
-                if operator.parameters:
-                    found[number] = Split("gathered", max(operator.parameters[0].shape[0], 1))
+                outputs = max((one.shape[0] for one in operator.parameters), default=0)
+                if outputs:
+                    found[number] = Split("gathered", outputs)
             continue
+        if pending and matrix.rows != pending[0].rows:
+            gather()
         if pending and _closes(matrix, pending, step.operators):
             first = pending[0].number
             for each in pending:
                 found[each.number] = Split("column", each.outputs, each.inputs)
             for between in range(first + 1, number):
-                found.setdefault(between, Split("inside"))
+                found.setdefault(between, Split("inside", pending[-1].outputs))
             found[number] = Split("row", matrix.outputs, matrix.inputs)
             pending.clear()
             continue
@@ -73,11 +80,19 @@ def splits_of(step: TracedStep) -> Mapping[int, Split]:
             gather()
         if matrix.outputs in vocabulary:
             gather()
-            found[number] = Split("column", matrix.outputs, matrix.inputs)
+            found[number] = Split("column", matrix.outputs, matrix.inputs, vocabulary=True)
+            rows = matrix.rows
             for behind in range(number + 1, len(step.operators)):
-                if _is_loss(step.operators[behind]):
-                    found[behind] = Split("scores")
-            continue
+                # Of a number for each token there are no more bytes than this.
+                first = behind == number + 1
+                found[behind] = Split(
+                    "scores",
+                    matrix.outputs,
+                    vocabulary=True,
+                    small=16 * rows,
+                    rows=rows if first else 0,
+                )
+            break
         pending.append(matrix)
     gather()
     return {number: split for number, split in found.items() if split is not NOT_SPLIT}
@@ -90,7 +105,7 @@ def _vocabulary(step: TracedStep, found: dict[int, Split]) -> set[int]:
         looked_up = [each for each in operator.products() if isinstance(each, Embedding)]
         if looked_up:
             entries = looked_up[0].entries
-            found[number] = Split("vocabulary", entries, looked_up[0].width)
+            found[number] = Split("vocabulary", entries, looked_up[0].width, vocabulary=True)
             return {entries, *(shape[0] for shape in tables)}
     return set()
 
@@ -104,9 +119,9 @@ def _matrix(operator: TracedOperator, number: int) -> _Matrix | None:
     sizes = {kernel.n, kernel.k}
     for each in operator.parameters:
         if len(each.shape) == 2 and set(each.shape) == sizes:
-            return _Matrix(number, kernel.k, kernel.n)
+            return _Matrix(number, kernel.k, kernel.n, kernel.m)
     # The gradient of a matrix that is used twice is complete elsewhere: scores of an embedding.
-    return None if operator.parameters else _Matrix(number, kernel.k, kernel.n)
+    return None if operator.parameters else _Matrix(number, kernel.k, kernel.n, kernel.m)
 
 
 def _closes(matrix: _Matrix, pending: list[_Matrix], operators: tuple[TracedOperator, ...]) -> bool:
@@ -125,7 +140,3 @@ def _inside_heads(operator: TracedOperator, pending: list[_Matrix]) -> bool:
     """Whether a norm is over the features of one head: of queries or keys."""
     widths = {each.columns for each in operator.products() if isinstance(each, Norm)}
     return bool(pending) and all(width < pending[0].inputs for width in widths)
-
-
-def _is_loss(operator: TracedOperator) -> bool:
-    return any(isinstance(each, Softmax | CrossEntropy) for each in operator.products())
