@@ -179,6 +179,24 @@ def test_sharding_of_states_and_parameters(kineto: TracedStep) -> None:
     assert 4 * VGG13 <= scattered < 4 * VGG13 * 1.001  # with padding
 
 
+def test_threads_of_one_process(tables: TracedStep) -> None:
+    found = grown(tables, {"dp": 4}, threads=True)
+    said = collectives(found)
+    by_name: Counter[str] = Counter()
+    for (name, size), n in said.items():
+        by_name[name] += n * size
+    # Parameters to all GPUs, gradients to the first; images there, scores back, their gradient.
+    assert by_name["BROADCAST"] == by_name["REDUCE"] == 4 * VGG13
+    assert max(size for name, size in said if name == "REDUCE") == 10 * 2**20
+    images, scores = 4 * 128 * 3 * 224**2 * 4, 4 * 128 * 1000 * 4
+    assert by_name["SCATTER"] == images + scores
+    assert by_name["GATHER"] == scores
+    # TrioSim: no faster than processes, which reduce beside the backward pass.
+    assert seconds(found) > seconds(grown(tables, {"dp": 4}))
+    with pytest.raises(InputError, match="--threads"):
+        grown(tables, {"dp": 2, "pp": 2}, threads=True)
+
+
 # --- other sizes ----------------------------------------------------------------------------------
 
 
@@ -263,6 +281,21 @@ def cut_trace(shared: Path, target: Path, change: Any) -> Path:
     with gzip.open(target, "wt") as file:
         json.dump(content, file)
     return target
+
+
+def test_steps_without_marks(resnet: Path, tmp_path: Path) -> None:
+    with gzip.open(resnet, "rt") as file:
+        content = json.load(file)
+    events = content["traceEvents"]
+    content["traceEvents"] = [
+        each for each in events if not str(each.get("name", "")).startswith("ProfilerStep")
+    ]
+    path = tmp_path / "unmarked.json"
+    path.write_text(json.dumps(content))
+    step = read_step(path, gpu="v100-sxm2-32gb")
+    assert "6 steps without marks" in step.notes[0]
+    assert sum(each.elements for each in step.parameters) == 25_557_032
+    assert 0.09 < step.measured / 1e12 < 0.2
 
 
 def test_a_trace_without_gradients(shared: Path, tmp_path: Path) -> None:

@@ -53,6 +53,11 @@ def add_parser(subparsers: Any) -> None:
         help="keys of [plan], and of [framework] with its name, as dp=64,zero=1; may be repeated",
     )
     parser.add_argument(
+        "--threads",
+        action="store_true",
+        help="data parallelism by threads of one process (torch.nn.DataParallel), not by processes",
+    )
+    parser.add_argument(
         "--cluster",
         default="dgx-h100",
         metavar="NAME",
@@ -122,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
         )
     with progress(comm, "simulating"):
         with collective_errors(comm):
-            target = Target(args.cluster, keys, args.batch, args.seq_len, args.gpu)
+            target = Target(args.cluster, keys, args.batch, args.seq_len, args.gpu, args.threads)
             found = extrapolate(step, target)
             check_matching(found.program)
             if comm.rank == 0 and args.save_program is not None:

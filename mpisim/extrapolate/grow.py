@@ -29,11 +29,15 @@ from ..prediction.variation import FACTOR_NAME, slowest_factor
 from ..program import Program
 from ..topo import find_cluster
 from ..workloads import Layout, Workload, lay_out, training_step
+from ..workloads.grid import Grid
+from ..workloads.operators import Network
 from .balance import balanced
 from .kineto_step import unknown_operators
-from .network import traced_network
+from .network import growth_of, traced_network
+from .split import Split
 from .step import TracedStep
 from .tensor_parallel import splits_of
+from .threads import as_threads
 
 __all__ = ["Extrapolated", "Target", "extrapolate", "plan_for"]
 
@@ -57,6 +61,8 @@ class Target:
         Tokens of a sample; as traced if not given.
     gpu : str, optional
         GPU in place of the cluster's.
+    threads : bool
+        Whether data parallelism is by threads of one process (``torch.nn.DataParallel``).
     """
 
     cluster: str
@@ -64,6 +70,7 @@ class Target:
     batch: int | None = None
     sequence: int | None = None
     gpu: str | None = None
+    threads: bool = False
 
 
 @frozen
@@ -116,7 +123,7 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
     slowest = (FACTOR_NAME, slowest_factor(world)) if world > 1 else None
     model = RecordedKernels(traced if same else analytical_model(gpu), traced, slowest)
     splits = splits_of(step, plan.tp) if plan.tp > 1 else {}
-    network = partial(traced_network, step, sequence=target.sequence, splits=splits)
+    network = partial(_network, step, target, splits)
     experiment = Experiment(
         model=Traced(step.source, step.batch, step.format, network),
         plan=plan,
@@ -132,6 +139,16 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
         attributes={**workload.program.attributes, COUNTED: text, "extrapolated": step.source}
     )
     return Extrapolated(step, target, workload, program, nodes, assumptions)
+
+
+def _network(
+    step: TracedStep, target: Target, splits: Mapping[int, Split], plan: Plan, grid: Grid
+) -> Network:
+    found = traced_network(step, plan, grid, sequence=target.sequence, splits=splits)
+    if not target.threads:
+        return found
+    growth = growth_of(step, plan, target.sequence)
+    return as_threads(found, step, growth.activations, grid.dp)
 
 
 # --- the plan -------------------------------------------------------------------------------------
@@ -161,6 +178,11 @@ def plan_for(step: TracedStep, target: Target) -> Plan:
                     else "a trace of one GPU is not extrapolated along that axis"
                 )
             )
+    if target.threads:
+        others = [key for key in ("pp", "tp", "zero", "framework.dp_style") if key in keys]
+        if others or "micro_batch" in keys:
+            key = (*others, "micro_batch")[0]
+            raise InputError(f"--plan: {key} is given; threads of one process (--threads) have dp")
     dp = keys.setdefault("dp", 1)
     pp, vpp = keys.get("pp", 1), keys.get("vpp", 1)
     if not all(isinstance(each, int) and each >= 1 for each in (dp, pp, vpp)):
@@ -289,6 +311,11 @@ def _assumptions(
         lines.append(
             "tensor parallelism: columns and rows as Megatron-LM where matrices pair, else outputs "
             "divided and gathered; what is not divided every rank computes"
+        )
+    if target.threads:
+        lines.append(
+            "torch.nn.DataParallel: threads share one interpreter, whose lock the CPU's whole work "
+            "of the forward pass is taken to hold (an upper limit)"
         )
     if not step.optimizer:
         lines.append("the trace has no optimizer: none is added")

@@ -300,7 +300,7 @@ class Network:
         Share of the model's parameters → tasks that update these, where a trace has shown how; by
         default the optimizer is that of the plan.
     size : int
-        Parameters of the whole model, which `optimizer` takes shares of.
+        Parameters of the whole model, which `optimizer` takes shares of; 0: every rank updates all.
     """
 
     layers: tuple[Layer, ...]

@@ -126,8 +126,9 @@ def write_optimizer(block: BlockBuilder, layout: Layout, stage: int, strategy: S
     _reduce_further(block, layout, stage, strategy)
     network = layout.networks[0]
     if network.optimizer is not None:  # as it was traced, whatever it consists of
-        if strategy.updated_parameters:
-            block.write(network.optimizer(strategy.updated_parameters / network.size))
+        share = strategy.updated_parameters / network.size if network.size else 1.0
+        if share:
+            block.write(network.optimizer(share))
         strategy.after_optimizer(block)
         return
     converts = strategy.style != "fsdp"
