@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 
 from mpisim import engine
-from mpisim.base.errors import InputError
+from mpisim.base.errors import InputError, OutputError
 from mpisim.cli import main
 from mpisim.experiment import ProgramExperiment
 from mpisim.extrapolate import Extrapolated, Target, TracedStep, extrapolate, read_step
 from mpisim.extrapolate.balance import balanced
 from mpisim.extrapolate.step import TracedKernel
+from mpisim.extrapolate.triosim_write import write_tables
+from mpisim.formats import triosim_program
 from mpisim.prediction.prepared_program import prepare_captured
 from mpisim.program import Kind, Operation
 
@@ -100,6 +102,22 @@ def test_the_same_model_is_found_in_both(kineto: TracedStep, tables: TracedStep)
         for step in (kineto, tables)
     )
     assert ours == theirs
+
+
+def test_tables_are_read_again(kineto: TracedStep, tables: TracedStep, tmp_path: Path) -> None:
+    for name, step in (("kineto", kineto), ("tables", tables)):
+        folder = tmp_path / name
+        write_tables(step, folder)
+        again = read_step(folder, gpu="h100")
+        assert [each.shape for each in again.parameters] == [each.shape for each in step.parameters]
+        assert again.kernel_time == again.measured == step.kernel_time
+        for ours, theirs in zip(step.operators, again.operators, strict=True):
+            assert ours.duration == theirs.duration
+        with pytest.raises(OutputError):
+            write_tables(step, folder)
+        write_tables(step, folder, overwrite=True)
+        # ... and by TrioSim's own rules, as any such table.
+        assert engine.simulate(triosim_program(folder)).step_time == step.kernel_time
 
 
 # --- the unchanged plan ---------------------------------------------------------------------------
@@ -211,6 +229,16 @@ def test_another_batch_beside_a_measured_one(kineto: TracedStep, tables: TracedS
 # --- pipelines ------------------------------------------------------------------------------------
 
 
+def test_gpus_of_two_kinds(kineto: TracedStep) -> None:
+    plan = {"dp": 16, "micro_batch": 64}
+    alike = seconds(grown(kineto, plan, batch=6144))
+    mixed = {"batch": 6144, "other_gpus": {"1": "a100-sxm-80gb"}}
+    even = seconds(grown(kineto, plan, **mixed))
+    shares = [512] * 8 + [256] * 8
+    uneven = seconds(grown(kineto, {**plan, "replica_batch": shares}, **mixed))
+    assert alike < uneven < even
+
+
 def test_micro_batches_of_gpipe(tables: TracedStep) -> None:
     times = [
         seconds(grown(tables, {"pp": 4, "pipeline": "gpipe", "micro_batch": 128 // n}, batch=128))
@@ -268,6 +296,13 @@ def test_the_command(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     said = capsys.readouterr().out
     assert "on 4 GPUs" in said
     assert main(["run", str(saved), "--set", "cluster.preset=dgx-a100"]) == 0
+    capsys.readouterr()
+    times = []
+    for change in ("variation.speeds.3=1.0", "variation.speeds.3=0.5"):
+        changes = ["--set", "cluster.preset=dgx-h100", "--set", change]
+        assert main(["run", str(saved), *changes]) == 0
+        times.append(float(capsys.readouterr().out.split()[2].replace(",", "")))
+    assert times[1] > 1.2 * times[0]  # one slow GPU
     assert main(["extrapolate", trace, "--plan", "dp"]) == 2
     assert main(["extrapolate", str(shared / "traces/megatron_gpt_tp2pp2dp2_a800_8rank")]) == 2
     assert "traces of 8 ranks" in capsys.readouterr().err

@@ -65,6 +65,13 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--gpu", metavar="NAME", help="the GPU to run on (default: the cluster's)")
     parser.add_argument(
+        "--other-gpus",
+        metavar="NODES=GPU",
+        action="append",
+        default=[],
+        help="nodes with other GPUs than the cluster's, as 4-7=a100-sxm; may be repeated",
+    )
+    parser.add_argument(
         "--batch",
         type=int,
         metavar="B",
@@ -90,6 +97,11 @@ def add_parser(subparsers: Any) -> None:
         metavar="B",
         help="samples of the traced step, where the first layer's input does not begin with them",
     )
+    parser.add_argument(
+        "--save-tables",
+        metavar="FOLDER",
+        help="write the traced step as TrioSim's trace.csv and tensor.csv",
+    )
     parser.add_argument("--save-program", metavar="FILE", help="write what every rank does (HDF5)")
     add_result_options(parser)
     parser.set_defaults(run=run, collective=True)
@@ -106,6 +118,7 @@ def run(args: argparse.Namespace) -> int:
     from ..base.files import check_output
     from ..experiment import ProgramExperiment
     from ..extrapolate import Target, extrapolate, read_step
+    from ..extrapolate.triosim_write import check_tables, write_tables
     from ..mpi.parallel import collective_errors, progress
     from ..prediction.prepared_program import prepare_captured
     from ..program import check_matching, save
@@ -120,14 +133,27 @@ def run(args: argparse.Namespace) -> int:
             for file in (args.output, args.save_program):
                 if file is not None:
                     check_output(file, overwrite=args.overwrite)
+            if args.save_tables is not None:
+                check_tables(args.save_tables, overwrite=args.overwrite)
         _check_one_rank(args.paths)
     with progress(comm, "reading the trace"), collective_errors(comm):
         step = read_step(
             args.paths[0], gpu=args.traced_gpu, step=args.step, batch=args.traced_batch
         )
+    with collective_errors(comm):
+        if comm.rank == 0 and args.save_tables is not None:
+            write_tables(step, args.save_tables, overwrite=args.overwrite)
     with progress(comm, "simulating"):
         with collective_errors(comm):
-            target = Target(args.cluster, keys, args.batch, args.seq_len, args.gpu, args.threads)
+            target = Target(
+                args.cluster,
+                keys,
+                args.batch,
+                args.seq_len,
+                args.gpu,
+                args.threads,
+                _other_gpus(args.other_gpus),
+            )
             found = extrapolate(step, target)
             check_matching(found.program)
             if comm.rank == 0 and args.save_program is not None:
@@ -188,6 +214,17 @@ def _keys(given: list[str]) -> dict[str, Any]:
         except tomllib.TOMLDecodeError:
             value = text.strip()
         found[key] = value
+    return found
+
+
+def _other_gpus(given: list[str]) -> dict[str, str]:
+    """``NODES=GPU`` → GPU by nodes."""
+    found = {}
+    for each in given:
+        nodes, equals, gpu = each.partition("=")
+        if not equals or not nodes or not gpu:
+            raise UsageError(f"--other-gpus {each}: not of the form NODES=GPU, as in 4-7=a100-sxm")
+        found[nodes] = gpu
     return found
 
 

@@ -16,6 +16,8 @@ To be read in this order:
     Traced step, plan → network of the workload generator.
 `grow`
     ``extrapolate``: traced step, plan, cluster → program, and what it rests on.
+`triosim_write`
+    Traced step → TrioSim's tables.
 `read`
     ``read_step``: any of the inputs → traced step.
 """

@@ -10,7 +10,8 @@ of each pipeline stage, which are balanced by their measured times.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import field
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,7 @@ from ..kernels.analytical import analytical_model
 from ..kernels.counted import COUNTED
 from ..kernels.recorded import RecordedKernels
 from ..kernels.scaled import rated_gpu
+from ..prediction.hardware import gpu_kinds
 from ..prediction.variation import FACTOR_NAME, slowest_factor
 from ..program import Program
 from ..topo import find_cluster
@@ -61,6 +63,8 @@ class Target:
         Tokens of a sample; as traced if not given.
     gpu : str, optional
         GPU in place of the cluster's.
+    other_gpus : mapping of str to str
+        Nodes with other GPUs, as ``"4-7"`` → ``"a100-sxm"``.
     threads : bool
         Whether data parallelism is by threads of one process (``torch.nn.DataParallel``).
     """
@@ -71,6 +75,7 @@ class Target:
     sequence: int | None = None
     gpu: str | None = None
     threads: bool = False
+    other_gpus: Mapping[str, str] = field(default_factory=dict)
 
 
 @frozen
@@ -113,28 +118,42 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
         If trace, plan and cluster do not go together; the message names the key.
     """
     cluster = find_cluster(target.cluster)
+    if target.sequence is not None and step.sequence is None:
+        raise InputError(
+            f"--seq-len is {target.sequence}, but how many tokens a sample of {step.source} has is "
+            "not known: its first layer looks up no embeddings"
+        )
     plan = plan_for(step, target)
     world = plan.tp * plan.pp * plan.cp * (plan.dp or 1)
     nodes = -(-world // cluster.gpus_per_node)
-    gpu = rated_gpu(find_gpu(target.gpu or cluster.gpu))
-    traced_gpu = rated_gpu(find_gpu(step.gpu))
-    traced = analytical_model(traced_gpu)
-    same = gpu_name(target.gpu or cluster.gpu) == step.gpu
+    choice = ClusterChoice(
+        target.cluster, nodes=nodes, gpus=world, other_gpus=dict(target.other_gpus)
+    )
+    named = dict.fromkeys((target.gpu or cluster.gpu, *target.other_gpus.values()))
+    kinds = gpu_kinds(choice, cluster, {name: find_gpu(name) for name in named})
+    traced = analytical_model(rated_gpu(find_gpu(step.gpu)))
     slowest = (FACTOR_NAME, slowest_factor(world)) if world > 1 else None
-    model = RecordedKernels(traced if same else analytical_model(gpu), traced, slowest)
+    models = [
+        RecordedKernels(
+            traced if gpu_name(name) == step.gpu else analytical_model(rated_gpu(find_gpu(name))),
+            traced,
+            slowest,
+        )
+        for name in named
+    ]
     splits = splits_of(step, plan.tp) if plan.tp > 1 else {}
     network = partial(_network, step, target, splits)
     experiment = Experiment(
         model=Traced(step.source, step.batch, step.format, network),
         plan=plan,
-        cluster=ClusterChoice(target.cluster, nodes=nodes, gpus=world),
+        cluster=choice,
         title=f"{step.source} on {world} GPU{'s' if world > 1 else ''}",
         source=step.source,
     )
-    layout = lay_out(experiment, world)
-    workload = training_step(layout, model)
-    assumptions = _assumptions(step, target, plan, layout, same)
-    text = _counted(workload, model, assumptions, splits_used=plan.tp > 1)
+    layout = lay_out(experiment, world, kinds)
+    workload = training_step(layout, *models)
+    assumptions = _assumptions(step, target, plan, layout, tuple(named))
+    text = _counted(workload, models, assumptions, splits_used=plan.tp > 1)
     program = workload.program.replace(
         attributes={**workload.program.attributes, COUNTED: text, "extrapolated": step.source}
     )
@@ -246,14 +265,23 @@ def _stages(step: TracedStep, parts: int) -> tuple[int, ...]:
 
 
 def _counted(
-    workload: Workload, model: KernelModel, assumptions: tuple[str, ...], *, splits_used: bool
+    workload: Workload,
+    models: Sequence[KernelModel],
+    assumptions: tuple[str, ...],
+    *,
+    splits_used: bool,
 ) -> str:
     """Return the attribute that says what the program's times depend on."""
-    pricing = workload.pricings[0]
-    gpu = model.gpu
-    used = {number for shares in pricing.shares.values() for number in shares}
-    numbers = {name: quantity.error for name, quantity in model.numbers.items() if name in used}
-    numbers |= {name: getattr(gpu, name).error for name in SHARED}
+    shares: dict[tuple[str, int], Mapping[str, float]] = {}
+    for pricing in workload.pricings:
+        shares |= pricing.shares
+    used = {number for each in shares.values() for number in each}
+    numbers: dict[str, float] = {}
+    for model in models:
+        for name, quantity in model.numbers.items():
+            if name in used:
+                numbers[name] = max(numbers.get(name, 0.0), quantity.error)
+    numbers |= {name: getattr(models[0].gpu, name).error for name in SHARED}
     missing = [
         "the CPU's work for what the plan adds, but for launches; the Python of the traced step is "
         "kept as recorded",
@@ -264,7 +292,7 @@ def _counted(
     return json.dumps(
         {
             "numbers": numbers,
-            "shares": [[name, at, dict(rest)] for (name, at), rest in pricing.shares.items()],
+            "shares": [[name, at, dict(rest)] for (name, at), rest in shares.items()],
             "host": {},
             "launch": {},
             "assumptions": list(assumptions),
@@ -274,8 +302,9 @@ def _counted(
 
 
 def _assumptions(
-    step: TracedStep, target: Target, plan: Plan, layout: Layout, same_gpu: bool
+    step: TracedStep, target: Target, plan: Plan, layout: Layout, gpus: tuple[str, ...]
 ) -> tuple[str, ...]:
+    others = [name for name in gpus if gpu_name(name) != step.gpu]
     kernels = step.kernel_time / 1e9
     lines = [
         f"extrapolated from {step.source}: one step of {step.batch} samples on "
@@ -298,9 +327,12 @@ def _assumptions(
         )
     if target.sequence is not None and target.sequence != step.sequence:
         lines.append(f"samples of {target.sequence} tokens in place of {step.sequence}, likewise")
-    if not same_gpu:
-        title = find_gpu(target.gpu or find_cluster(target.cluster).gpu).title
+    for name in others:
+        title = find_gpu(name).title
         lines.append(f"measured times × the ratio of the kernel model on {title}; CPU as traced")
+    lines += [
+        f"nodes {nodes} have {find_gpu(name).title}" for nodes, name in target.other_gpus.items()
+    ]
     if plan.pp > 1:
         lines.append(
             f"layers of each part of the pipeline: {list(plan.pipeline.stages)}; between parts "
@@ -322,7 +354,7 @@ def _assumptions(
     elif plan.zero or plan.pp > 1 or plan.tp > 1:
         lines.append("the optimizer's kernels × each rank's share of the parameters")
     unknown = unknown_operators(step)
-    if unknown and (plan.micro_batch != step.batch or not same_gpu or plan.tp > 1):
+    if unknown and (plan.micro_batch != step.batch or others or plan.tp > 1):
         named = ", ".join(f"{name} ({count})" for name, count in unknown.most_common(5))
         lines.append(f"operators without a rule, scaled by the bytes of their tensors: {named}")
     return tuple(lines)

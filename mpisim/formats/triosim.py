@@ -17,10 +17,18 @@ from ..base.frozen import frozen
 from ..program import Phase, Program, ProgramBuilder
 from ..traces.raw import open_text
 
-__all__ = ["TriosimOperator", "TriosimTensor", "TriosimTrace", "read_triosim", "triosim_program"]
+__all__ = [
+    "TENSOR_COLUMNS",
+    "TRACE_COLUMNS",
+    "TriosimOperator",
+    "TriosimTensor",
+    "TriosimTrace",
+    "read_triosim",
+    "triosim_program",
+]
 
 TRACE, TENSOR = "trace.csv", "tensor.csv"
-_TRACE_COLUMNS = (
+TRACE_COLUMNS = (
     "OperatorID",
     "OperatorName",
     "Operator_input",
@@ -33,7 +41,7 @@ _TRACE_COLUMNS = (
     "stage",
     "tpflag",
 )
-_TENSOR_COLUMNS = (
+TENSOR_COLUMNS = (
     "Index",
     "TensorID",
     "TensorShape",
@@ -162,12 +170,12 @@ def read_triosim(path: Path | str) -> TriosimTrace:
     folder = path if path.is_dir() else path.parent
     tensors: dict[int, TriosimTensor] = {}
     weights: set[int] = set()
-    for row in _rows(_find(folder, TENSOR), _TENSOR_COLUMNS):
+    for row in _rows(_find(folder, TENSOR), TENSOR_COLUMNS):
         tensor = _tensor(row)
         tensors[tensor.id] = tensor  # ids are used again; the last one counts, as in TrioSim
         if tensor.kind.startswith(_WEIGHTS) and tensor.elements:
             weights.add(tensor.id)
-    rows = _rows(_find(folder, TRACE), _TRACE_COLUMNS)
+    rows = _rows(_find(folder, TRACE), TRACE_COLUMNS)
     operators = tuple(_operator(row, tensors) for row in rows)
     return TriosimTrace(operators, tensors, frozenset(weights))
 
