@@ -284,7 +284,7 @@ def test_plans_that_do_not_fit(kineto: TracedStep) -> None:
     ):
         with pytest.raises(InputError, match=said):
             grown(kineto, plan)
-    with pytest.raises(InputError, match="cannot share"):
+    with pytest.raises(InputError, match="cannot be shared"):
         grown(kineto, {"dp": 3}, batch=128)
 
 
@@ -306,6 +306,48 @@ def test_the_command(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["extrapolate", trace, "--plan", "dp"]) == 2
     assert main(["extrapolate", str(shared / "traces/megatron_gpt_tp2pp2dp2_a800_8rank")]) == 2
     assert "traces of 8 ranks" in capsys.readouterr().err
+
+
+def test_an_experiment_of_a_trace(
+    shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kineto: TracedStep
+) -> None:
+    path, kept = tmp_path / "grown.toml", tmp_path / "run.h5"
+    shutil.copy(
+        shared / "traces/triosim_vgg13_h100_1gpu/kineto.json.gz", tmp_path / "trace.json.gz"
+    )
+    path.write_text(
+        """
+        title = "VGG-13, grown"
+        [workload]
+        trace = "trace.json.gz"
+        [plan]
+        global_batch = 2048
+        zero = 1
+        [cluster]
+        preset = "dgx-h100"
+        nodes = 1
+        gpus = 4
+        """
+    )
+    assert main(["run", str(path), "-o", str(kept)]) == 0
+    said = capsys.readouterr().out
+    assert "VGG-13, grown" in said
+    found = grown(kineto, {"dp": 4, "zero": 1})
+    assert f"{seconds(found) * 1e3:,.3f} ms" in said.splitlines()[0]
+    assert main(["export", str(kept), "--format", "csv", "-o", str(tmp_path / "rows.csv")]) == 0
+    assert main(["run", str(path), "--set", "plan.pp=2", "--set", "plan.zero=0"]) == 0
+    capsys.readouterr()
+    for change, wrong in (
+        ("workload.program=x.h5", "one of 'program' and 'trace'"),
+        ("plan.dq=1", "unknown key 'dq'"),
+        ("plan.dp=3", "cannot be shared"),
+        ("cluster.preset=nowhere", "unknown cluster"),
+        ("model.preset=gpt2", "fixes it"),
+    ):
+        assert main(["run", str(path), "--set", change]) == 2, change
+        error = capsys.readouterr().err
+        assert wrong in error
+        assert error.count("\n") == 1
 
 
 def cut_trace(shared: Path, target: Path, change: Any) -> Path:

@@ -71,7 +71,8 @@ class Kept(NamedTuple):
         if ReplayOrigin.is_text(self.origin):
             return list(ReplayOrigin.read(self.origin, str(self.path)).paths)
         try:
-            return [str(json.loads(self.origin)["program"])]
+            found = json.loads(self.origin)
+            return [str(found["program"] or found["trace"]["trace"])]
         except (LookupError, TypeError, ValueError):  # an experiment; or damaged: see below
             return []
 
@@ -224,9 +225,9 @@ def _prepared(
 ) -> PreparedExperiment | PreparedProgram:
     if isinstance(experiment, Experiment):
         return prepare(experiment)
-    from ..prediction.prepared_program import prepare_program
+    from ..extrapolate.prepare import prepare_workload
 
-    return prepare_program(experiment)
+    return prepare_workload(experiment)
 
 
 def _replayed(kept: Kept, comm: Intracomm, progress: bool) -> Run:

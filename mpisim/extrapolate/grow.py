@@ -65,6 +65,8 @@ class Target:
         GPU in place of the cluster's.
     other_gpus : mapping of str to str
         Nodes with other GPUs, as ``"4-7"`` → ``"a100-sxm"``.
+    source : str
+        What messages call the plan.
     threads : bool
         Whether data parallelism is by threads of one process (``torch.nn.DataParallel``).
     """
@@ -76,6 +78,7 @@ class Target:
     gpu: str | None = None
     threads: bool = False
     other_gpus: Mapping[str, str] = field(default_factory=dict)
+    source: str = "--plan"
 
 
 @frozen
@@ -190,7 +193,7 @@ def plan_for(step: TracedStep, target: Target) -> Plan:
     for key in ("global_batch", "ep", "cp"):
         if keys.get(key, 1) != 1 or (key == "global_batch" and key in keys):
             raise InputError(
-                f"--plan: {key} is given; "
+                f"{target.source}: {key} is given; "
                 + (
                     "--batch says how many samples a step has"
                     if key == "global_batch"
@@ -201,29 +204,33 @@ def plan_for(step: TracedStep, target: Target) -> Plan:
         others = [key for key in ("pp", "tp", "zero", "framework.dp_style") if key in keys]
         if others or "micro_batch" in keys:
             key = (*others, "micro_batch")[0]
-            raise InputError(f"--plan: {key} is given; threads of one process (--threads) have dp")
+            raise InputError(
+                f"{target.source}: {key} is given; threads of one process (--threads) have dp"
+            )
     dp = keys.setdefault("dp", 1)
     pp, vpp = keys.get("pp", 1), keys.get("vpp", 1)
     if not all(isinstance(each, int) and each >= 1 for each in (dp, pp, vpp)):
-        raise InputError(f"--plan: dp, pp and vpp must be whole numbers, 1 or more; dp is {dp!r}")
+        raise InputError(
+            f"{target.source}: dp, pp and vpp must be whole numbers, 1 or more; dp is {dp!r}"
+        )
     batch = target.batch if target.batch is not None else step.batch * dp
     if batch % dp:
-        raise InputError(f"--batch is {batch}, which the {dp} data-parallel replicas cannot share")
+        raise InputError(f"{batch} samples cannot be shared by {dp} data-parallel replicas")
     keys.setdefault("micro_batch", _micro_batch(batch // dp, pp))
     keys.setdefault("sp", False)
     if keys.get("tp", 1) == 1 or keys["sp"] is False:
         keys.pop("sp")
         keys |= {} if keys.get("tp", 1) == 1 else {"sp": False}
     else:
-        raise InputError("--plan: sp is true; tensor parallelism of traces is without it")
+        raise InputError(f"{target.source}: sp is true; tensor parallelism of traces is without it")
     keys.setdefault("clip", False)
     keys.setdefault("precision.products", step.format)
     style = "fsdp" if keys.get("zero", 0) in (2, 3) else "ddp"
     keys.setdefault("framework.dp_style", style)
     in_plan = {f"plan.{key}": value for key, value in keys.items() if not _of_framework(key)}
     in_plan |= {key: value for key, value in keys.items() if _of_framework(key)}
-    tables = with_sub_tables(nested({"plan.global_batch": batch, **in_plan}), "--plan")
-    plan = plan_of(tables, "--plan")
+    tables = with_sub_tables(nested({"plan.global_batch": batch, **in_plan}), target.source)
+    plan = plan_of(tables, target.source)
     parts = plan.pp * plan.vpp
     if parts > 1 and not plan.pipeline.stages:
         plan = with_keys(plan, {"pipeline.stages": _stages(step, parts)})
