@@ -67,6 +67,15 @@ def test_twice_the_batch_and_another_gpu(traced: tuple[str, TracedStep], loop: M
     ours = loop.engine.simulate(prepared.program, network=prepared.network).step_time / 1e12
     assert larger == pytest.approx(ours, rel=0.05)
     assert error > 0
+    if step.sequence is not None:
+        target = Target("dgx-a100", {}, sequence=2 * step.sequence)
+        longer, _ = loop.stated(extrapolate(step, target))
+        keys = model.keys.partition("\n")[0] + f"\nseq_len = {2 * step.sequence}"
+        prepared = loop.generated(
+            model._replace(keys=keys), {"micro_batch": model.batch}, model.batch, 1
+        )
+        ours = loop.engine.simulate(prepared.program, network=prepared.network).step_time / 1e12
+        assert longer == pytest.approx(ours, rel=0.02)
     newer, error = loop.stated(extrapolate(step, Target("dgx-h100", {})))
     prepared = loop.generated(model, {"micro_batch": model.batch}, model.batch, 1, "dgx-h100")
     ours = loop.engine.simulate(prepared.program, network=prepared.network).step_time / 1e12

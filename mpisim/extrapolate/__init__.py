@@ -4,14 +4,16 @@ To be read in this order:
 
 `step`
     A traced step of one GPU: operators with measured kernels, parameters, layers.
+`passes`
+    Which pass launched a kernel, and for which node of autograd.
 `kineto_step`, `triosim_step`
     Kineto's traces and TrioSim's tables → traced step.
 `layers`
     Which operators make a layer.
 `growth`, `split`
     Kernels at other sizes, and those of one tensor-parallel rank.
-`tensor_parallel`, `balance`
-    Which layers are split and how; which layers a pipeline stage has.
+`tensor_parallel`, `threads`, `balance`
+    Which layers are split and how; threads of one process; which layers a pipeline stage has.
 `network`
     Traced step, plan → network of the workload generator.
 `grow`
@@ -20,6 +22,8 @@ To be read in this order:
     Traced step → TrioSim's tables.
 `read`
     ``read_step``: any of the inputs → traced step.
+`prepare`
+    ``prepare_workload``: experiments of a trace or of a program, ready to be run.
 """
 
 from .grow import Extrapolated, Target, extrapolate

@@ -26,7 +26,6 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -44,11 +43,11 @@ from ..traces.kineto import KinetoTrace, read_kineto
 from ..traces.modules import module_paths
 from ..traces.operator_calls import (
     LaunchedCall,
-    enclosing_operators,
     launched_calls,
     recorded_inputs,
 )
 from .layers import layer_names, with_tied
+from .passes import ACCUMULATE, Passes
 from .step import (
     Role,
     TracedKernel,
@@ -61,12 +60,8 @@ from .step import (
 
 __all__ = ["read_kineto_step"]
 
-ACCUMULATE = "torch::autograd::AccumulateGrad"
-_OPTIMIZER = "Optimizer."
 _OTHER_STREAMS = 0.01
 """Share of the device's time that may be on other streams than the busiest."""
-
-Pass = Literal["forward", "backward", "optimizer"]
 
 
 def read_kineto_step(
@@ -184,16 +179,8 @@ class _Reader:
         self.measured = step_times(self.table, names, lowered.begin, lowered.end)
         self._call_of = {op: i for i, call in enumerate(calls) for op in call.ops}
         self.calls = calls
-        self._chains = enclosing_operators(trace)
-        self._launched = _launch_times(trace)
-        self._threads, self._engines = _launch_threads(trace), _engines(trace)
-        self._spans = [
-            (int(begin), int(end))
-            for name, begin, end in zip(
-                trace.annotations.name, trace.annotations.begin, trace.annotations.end, strict=True
-            )
-            if name.startswith(_OPTIMIZER)
-        ]
+        self.passes = Passes(trace)
+        self._launched = self.passes.launched
         self.notes: list[str] = []
         self._bandwidth = 0.0
         self._zeroing: list[TracedTask] = []
@@ -249,7 +236,7 @@ class _Reader:
             op = int(self.lowered.op[row])
             if op < 0:
                 continue
-            kind = self._pass_of(op, after_backward=behind)
+            kind = self.passes.of(op, after_backward=behind)
             if kind == "forward" and behind:
                 cuts.append(place)
                 behind = False
@@ -259,40 +246,7 @@ class _Reader:
     def _signature(self, rows: np.ndarray) -> int:
         """Return how many kernels of the backward pass a cycle has."""
         ops = [int(op) for op in self.lowered.op[rows] if op >= 0]
-        return sum(self._pass_of(op, after_backward=False) == "backward" for op in ops)
-
-    # --- passes -----------------------------------------------------------------------------------
-
-    def _pass_of(self, op: int, *, after_backward: bool) -> Pass:
-        names = [self.trace.operators.name[i] for i in self._chains.get(op, ())]
-        if any(name.startswith(_OPTIMIZER) for name in names):
-            return "optimizer"
-        if any(map(_of_engine, names)) or self._threads.get(op) in self._engines:
-            return "backward"
-        at = self._launched.get(op, -1)
-        if any(begin <= at <= end for begin, end in self._spans):
-            return "optimizer"
-        if after_backward and self._sequence(op) < 0:
-            return "optimizer"
-        return "forward"
-
-    def _sequence(self, op: int) -> int:
-        """Return the number of autograd around a launch: of the innermost operator with one."""
-        for i in reversed(self._chains.get(op, ())):
-            args = self.trace.operators.args[i]
-            if args is not None and args.sequence is not None and args.sequence >= 0:
-                return args.sequence
-        return -1
-
-    def _node(self, op: int) -> int:
-        """Return the number of the node that a launch of the backward pass belongs to; -1: none."""
-        for i in self._chains.get(op, ()):
-            args = self.trace.operators.args[i]
-            if self.trace.operators.name[i].endswith(ACCUMULATE):
-                return -1
-            if args is not None and args.sequence is not None and args.sequence >= 0:
-                return args.sequence
-        return -1
+        return sum(self.passes.of(op, after_backward=False) == "backward" for op in ops)
 
     # --- the step ---------------------------------------------------------------------------------
 
@@ -385,12 +339,12 @@ class _Reader:
                 (early if target is None else target).append(task)
                 host = 0
                 continue
-            what = self._pass_of(op, after_backward=behind)
+            what = self.passes.of(op, after_backward=behind)
             if what == "forward" and not behind:
                 call = self._call_of.get(op)
                 known = None if call is None else self.calls[call]
                 if not found or known is None or found[-1].call is not known:
-                    sequence = max(self._first_number(op), begins[-1] if begins else -1)
+                    sequence = max(self.passes.first_number(op), begins[-1] if begins else -1)
                     found.append(_Forward(known, self._launched.get(op, 0), sequence, early))
                     begins.append(sequence)
                     early = []
@@ -402,7 +356,7 @@ class _Reader:
                         "pass "
                         "was not recorded"
                     )
-                node = self._node(op)
+                node = self.passes.node(op)
                 last = at if behind else len(found) - 1
                 at = last if node < 0 else min(last, max(0, bisect_right(begins, node) - 1))
                 behind = True
@@ -477,14 +431,6 @@ class _Reader:
             gap=int(table.gap[row]),
         )
 
-    def _first_number(self, op: int) -> int:
-        """Return the number that autograd's next node had as the operator of a launch began."""
-        for i in self._chains.get(op, ()):
-            args = self.trace.operators.args[i]
-            if args is not None and args.sequence is not None and args.sequence >= 0:
-                return args.sequence
-        return -1
-
     def _parameters(self, found: list[_Forward], rows: np.ndarray) -> None:
         """Give each forward operator the parameters whose gradients its node completes."""
         operators = self.trace.operators
@@ -557,7 +503,7 @@ class _Reader:
             names[i].endswith(ACCUMULATE)
             for op in self.lowered.op[rows].tolist()
             if op >= 0
-            for i in self._chains.get(op, ())
+            for i in self.passes.chains.get(op, ())
         )
 
     def _until(self, last: int, ops: set[int]) -> int:
@@ -584,44 +530,6 @@ class _Reader:
             output=output,
             statistics=statistics,
         )
-
-
-def _of_engine(name: str) -> bool:
-    """Whether an operator's name is of autograd's backward pass."""
-    return name == ACCUMULATE or name.startswith(EVALUATE) or is_backward(name)
-
-
-def _launch_threads(trace: KinetoTrace) -> dict[int, int]:
-    """Return the thread that launched each operation of the device."""
-    by_correlation: dict[int, int] = {}
-    for thread, args in zip(trace.calls.thread.tolist(), trace.calls.args, strict=True):
-        if args is not None and args.correlation is not None:
-            by_correlation.setdefault(args.correlation, thread)
-    return {
-        op: by_correlation[correlation]
-        for op, correlation in enumerate(trace.device.correlation.tolist())
-        if correlation in by_correlation
-    }
-
-
-def _engines(trace: KinetoTrace) -> set[int]:
-    """Return the threads that run the backward pass alone."""
-    names, threads = trace.operators.name, trace.operators.thread.tolist()
-    found = {thread for name, thread in zip(names, threads, strict=True) if _of_engine(name)}
-    return found - set(threads[:1])
-
-
-def _launch_times(trace: KinetoTrace) -> dict[int, int]:
-    """Return when the CPU launched each operation of the device, in ps."""
-    by_correlation: dict[int, int] = {}
-    for begin, args in zip(trace.calls.begin.tolist(), trace.calls.args, strict=True):
-        if args is not None and args.correlation is not None:
-            by_correlation.setdefault(args.correlation, begin)
-    return {
-        op: by_correlation[correlation]
-        for op, correlation in enumerate(trace.device.correlation.tolist())
-        if correlation in by_correlation
-    }
 
 
 def _weighted(operators: list[TracedOperator]) -> TracedOperator | None:

@@ -201,6 +201,18 @@ def main(names: list[str]) -> None:
                     generated(model, {"micro_batch": model.batch}, model.batch, 1, H100[0]),
                 ),
             ]
+            if step.sequence is not None:
+                longer = 2 * step.sequence
+                keys = model.keys.partition("\n")[0] + f"\nseq_len = {longer}"
+                wanted.append(
+                    (
+                        "sequences × 2",
+                        Target(A100[0], {}, sequence=longer),
+                        generated(
+                            model._replace(keys=keys), {"micro_batch": model.batch}, model.batch, 1
+                        ),
+                    )
+                )
             for what, target, prepared in wanted:
                 time, error = stated(extrapolate(step, target))
                 run = engine.simulate(prepared.program, network=prepared.network)
