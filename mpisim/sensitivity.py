@@ -21,6 +21,7 @@ from .base.rank_ranges import parse_ranges
 from .base.text import duration
 from .engine.critical_path import PieceKind
 from .experiment import Experiment, ProgramExperiment, RunChoice
+from .extrapolate.prepare import prepare_workload
 from .mpi.parallel import collective_errors
 from .mpi.parallel import progress as show_progress
 from .prediction.execution import execute
@@ -28,7 +29,7 @@ from .prediction.long_steps import long_step
 from .prediction.memory_fit import verdict
 from .prediction.network import NetworkCache
 from .prediction.prepared import PreparedExperiment, prepare
-from .prediction.prepared_program import PreparedProgram, prepare_program
+from .prediction.prepared_program import PreparedProgram
 from .prediction.quantities import NAMES, SPEEDS, key_of, values_now, why_not
 from .prediction.sensitivities import path_sensitivities
 from .results.sensitivities import first_order
@@ -248,7 +249,7 @@ def _run(
         prepared = (
             prepare(what, memory=memory, networks=networks)
             if isinstance(what, Experiment)
-            else prepare_program(what)
+            else prepare_workload(what)
         )
     run, overlap = execute(prepared, comm, fold=fold, critical_path=True)
     return prepared, run, overlap

@@ -88,7 +88,7 @@ def simulate(
     ----------
     what : Experiment, ProgramExperiment, PreparedExperiment, PreparedProgram or Program
         The prepared ones are what `mpisim.prediction.prepared.prepare` and
-        `mpisim.prediction.prepared_program.prepare_program` return.
+        `mpisim.extrapolate.prepare.prepare_workload` return.
     comm : mpi4py.MPI.Intracomm, optional
         The processes that share the work; by default this one alone.
     network : Network, optional
@@ -223,9 +223,10 @@ def _prepared(
         if isinstance(what, Experiment):
             what = prepare(what)
         elif not isinstance(what, PreparedExperiment | Program):
-            from .prediction.prepared_program import PreparedProgram, prepare_program
+            from .extrapolate.prepare import prepare_workload
+            from .prediction.prepared_program import PreparedProgram
 
-            what = what if isinstance(what, PreparedProgram) else prepare_program(what)
+            what = what if isinstance(what, PreparedProgram) else prepare_workload(what)
         if seeds > 1:
             if isinstance(what, Program):
                 raise UsageError("seeds are for experiments; a program has no random factors")

@@ -1,21 +1,51 @@
-"""``mpisim extrapolate``: a recorded job at another scale."""
+"""``mpisim extrapolate``: a recorded training step → the same model on other, or more, GPUs."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import json
+from typing import TYPE_CHECKING, Any
 
-from .output import add_monitor_option, add_result_options, check_options
+from ..base.errors import UsageError
+from .output import (
+    add_monitor_option,
+    add_result_options,
+    check_json,
+    check_options,
+    check_page,
+    deliver,
+)
+
+if TYPE_CHECKING:
+    from ..simulate import Simulated
 
 __all__ = ["add_parser", "run"]
 
 EXAMPLES = """\
 examples:
-  mpisim extrapolate traces/                               the parallel structure of a job
-  mpisim extrapolate traces/ --dp 8 --cluster a800-8gpu    ... with 8 data-parallel replicas
-  mpisim extrapolate traces/ --cluster dgx-a100 --traced-cluster a800-8gpu    another network
-  mpisim extrapolate traces/ --cluster dgx-h100 --traced-cluster a800-8gpu --gpu h100    ... and GPU
+  mpisim extrapolate step.json.gz --cluster dgx-h100 --plan dp=64
+                                  one traced GPU -> 64, DistributedDataParallel, each the traced
+                                  batch
+  mpisim extrapolate step.json.gz --cluster dgx-h100 --plan dp=64,zero=3 --batch 1024
+  mpisim extrapolate step.json.gz --cluster dgx-h100 --plan tp=2,pp=4,dp=8,micro_batch=4
+  mpisim extrapolate step.json.gz --cluster dgx-a100 --gpu a100-sxm --plan dp=8
+  mpisim extrapolate step.json.gz --cluster dgx-h100      the traced step itself, as a check
+  mpisim extrapolate step.json.gz --cluster dgx-h100 --plan dp=64 --save-program step64.h5
+                                  ... to mpisim run, or mpisim sensitivity
+  mpisim extrapolate traces/      of all ranks of a job: which axes its groups form
+  mpisim extrapolate traces/ --dp 8 --cluster a800-8gpu
+                                  ... with 8 data-parallel replicas
+  mpisim extrapolate traces/ --cluster dgx-h100 --traced-cluster a800-8gpu --gpu h100-sxm
+                                  ... on another network, and other GPUs
 """
+
+OF_ONE_GPU = (
+    *("plan", "threads", "other_gpus", "batch", "seq_len", "step", "traced_gpu", "traced_batch"),
+    "save_tables",
+)
+"""Options of traces of one GPU alone."""
+OF_SEVERAL = ("dp", "traced_cluster", "distributed_optimizer", "micro_batches", "layout")
+"""Options of traces of several ranks alone."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -24,28 +54,227 @@ def add_parser(subparsers: Any) -> None:
 
     parser = subparsers.add_parser(
         "extrapolate",
-        help="a recorded job at another scale",
-        description="Recorded traces of a job → its step with more or fewer replicas, on another "
-        "network.",
+        help="predict a recorded training step at another scale: more GPUs, another plan",
+        description="Read a trace of one training step and predict the same model on other GPUs, "
+        "more of them, by another parallel plan, with another batch. Measured times are used where "
+        "nothing changed, and scaled by the ratio of the kernel models where sizes or GPU did. "
+        "Traces of several ranks keep their plan, and get more replicas or another network.",
         epilog=EXAMPLES,
     )
     parser.add_argument(
-        "paths", metavar="PATH", nargs="+", help="trace files of a job's ranks, or folders of them"
+        "paths",
+        nargs="+",
+        metavar="TRACE",
+        help="a Kineto trace with shapes (record_shapes=True), or TrioSim's trace.csv and "
+        "tensor.csv; or a folder with either; or the traces of all ranks of a job",
     )
-    add_parallel_options(parser)
+    parser.add_argument(
+        "--plan",
+        metavar="KEY=VALUE,...",
+        action="append",
+        default=[],
+        help="keys of [plan], and of [framework] with its name, as dp=64,zero=1; may be repeated",
+    )
+    parser.add_argument(
+        "--threads",
+        action="store_true",
+        help="data parallelism by threads of one process (torch.nn.DataParallel), not by processes",
+    )
+    parser.add_argument(
+        "--cluster",
+        metavar="NAME",
+        help="a name from mpisim list clusters, or a file (.toml) (default: dgx-h100; of several "
+        "ranks: as recorded)",
+    )
+    parser.add_argument("--gpu", metavar="NAME", help="the GPU to run on (default: the cluster's; of several ranks: as recorded)")
+    parser.add_argument(
+        "--other-gpus",
+        metavar="NODES=GPU",
+        action="append",
+        default=[],
+        help="nodes with other GPUs than the cluster's, as 4-7=a100-sxm; may be repeated",
+    )
+    parser.add_argument(
+        "--batch",
+        type=int,
+        metavar="B",
+        help="samples of a step on all GPUs (default: the traced batch on each replica)",
+    )
+    parser.add_argument(
+        "--seq-len", type=int, metavar="S", help="tokens of a sample (default: as traced)"
+    )
+    parser.add_argument(
+        "--step",
+        type=int,
+        metavar="N",
+        help="the profiled step to take (default: of median length)",
+    )
+    parser.add_argument(
+        "--traced-gpu",
+        metavar="NAME",
+        help="the GPU the trace is of, where the file does not name it",
+    )
+    parser.add_argument(
+        "--traced-batch",
+        type=int,
+        metavar="B",
+        help="samples of the traced step, where the first layer's input does not begin with them",
+    )
+    parser.add_argument(
+        "--save-tables",
+        metavar="FOLDER",
+        help="write the traced step as TrioSim's trace.csv and tensor.csv",
+    )
+    parser.add_argument("--save-program", metavar="FILE", help="write what every rank does (HDF5)")
+    add_parallel_options(parser, but=("--cluster", "--gpu"))
     add_result_options(parser)
     add_monitor_option(parser)
-    parser.add_argument(
-        "--save-program",
-        metavar="FILE",
-        help="write what every rank does, with the time of each communication for itself",
-    )
     parser.set_defaults(run=run, collective=True)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Extrapolate, simulate and print; the first process prints."""
+    """Extrapolate, simulate and print the report; the first process prints."""
     check_options(args)
-    from .extrapolate_parallel import run_parallel
+    for option, least in (("batch", 1), ("seq_len", 1), ("traced_batch", 1), ("step", 0)):
+        value = getattr(args, option)
+        if value is not None and value < least:
+            raise UsageError(f"--{option.replace('_', '-')} is {value}; it must be {least} or more")
+    from ..mpi.parallel import collective_errors
+    from .launch import world
 
-    return run_parallel(args)
+    with collective_errors(world()):
+        several = _of_several_ranks(args.paths)
+    for option in OF_ONE_GPU if several else OF_SEVERAL:
+        if getattr(args, option):
+            raise UsageError(
+                f"--{option.replace('_', '-')} is for traces of "
+                + ("one GPU" if several else "several ranks")
+                + f", and {args.paths[0]} is of "
+                + ("several ranks" if several else "one GPU")
+            )
+    if several:
+        from .extrapolate_parallel import run_parallel
+
+        return run_parallel(args)
+    return _run_of_one_gpu(args)
+
+
+def _run_of_one_gpu(args: argparse.Namespace) -> int:
+    keys = _keys(args.plan)
+    cluster = args.cluster or "dgx-h100"
+    from ..base.files import check_output
+    from ..experiment import ProgramExperiment
+    from ..extrapolate import Target, extrapolate, read_step
+    from ..extrapolate.triosim_write import check_tables, write_tables
+    from ..mpi.parallel import collective_errors, progress
+    from ..prediction.prepared_program import prepare_captured
+    from ..program import check_matching, save
+    from ..simulate import simulate
+    from .launch import world
+
+    comm = world()
+    with collective_errors(comm):
+        if comm.rank == 0:
+            check_json(args)
+            check_page(args)
+            for file in (args.output, args.save_program):
+                if file is not None:
+                    check_output(file, overwrite=args.overwrite)
+            if args.save_tables is not None:
+                check_tables(args.save_tables, overwrite=args.overwrite)
+    with progress(comm, "reading the trace"), collective_errors(comm):
+        step = read_step(
+            args.paths[0], gpu=args.traced_gpu, step=args.step, batch=args.traced_batch
+        )
+    with collective_errors(comm):
+        if comm.rank == 0 and args.save_tables is not None:
+            write_tables(step, args.save_tables, overwrite=args.overwrite)
+    with progress(comm, "simulating"):
+        with collective_errors(comm):
+            target = Target(
+                cluster,
+                keys,
+                args.batch,
+                args.seq_len,
+                args.gpu,
+                args.threads,
+                _other_gpus(args.other_gpus),
+            )
+            found = extrapolate(step, target)
+            check_matching(found.program)
+            if comm.rank == 0 and args.save_program is not None:
+                save(found.program, args.save_program, overwrite=args.overwrite)
+            title = found.workload.layout.experiment.title
+            tables = {"cluster": {"preset": cluster, "nodes": found.nodes}}
+            experiment = ProgramExperiment("", tables, title, source=step.source)
+            prepared = prepare_captured(experiment, found.program)
+        simulated: list[Simulated] | None = None if args.html is None else []
+        results = simulate(
+            prepared,
+            comm,
+            output=args.output,
+            timeline=args.timeline,
+            overwrite=args.overwrite,
+            text=f"title = {json.dumps(title)}",
+            progress=True,
+            simulated=simulated,
+        )
+        shown = None
+        if simulated:
+            from ..page.shown import ShownRun
+
+            shown = ShownRun.of(simulated[0])
+        report = deliver(results, args, comm, {}, shown)
+    if comm.rank == 0:
+        print(report)
+    return 0
+
+
+def _of_several_ranks(paths: list[str]) -> bool:
+    from ..extrapolate.parallel_options import of_several_ranks
+    from ..extrapolate.triosim_step import is_triosim
+
+    return not (len(paths) == 1 and is_triosim(paths[0])) and of_several_ranks(paths)
+
+
+def _keys(given: list[str]) -> dict[str, Any]:
+    """``KEY=VALUE,...`` → values by key."""
+    import tomllib
+
+    found: dict[str, Any] = {}
+    for each in _parts(given):
+        key, equals, text = each.partition("=")
+        key = key.strip()
+        if not equals or not key or not text.strip():
+            raise UsageError(f"--plan {each}: not of the form KEY=VALUE, as in dp=64,zero=1")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        found[key] = value
+    return found
+
+
+def _other_gpus(given: list[str]) -> dict[str, str]:
+    """``NODES=GPU`` → GPU by nodes."""
+    found = {}
+    for each in given:
+        nodes, equals, gpu = each.partition("=")
+        if not equals or not nodes or not gpu:
+            raise UsageError(f"--other-gpus {each}: not of the form NODES=GPU, as in 4-7=a100-sxm")
+        found[nodes] = gpu
+    return found
+
+
+def _parts(given: list[str]) -> list[str]:
+    """Cut at commas that are in no list."""
+    parts: list[str] = []
+    for text in given:
+        depth, begin = 0, 0
+        for i, letter in enumerate(text):
+            depth += (letter == "[") - (letter == "]")
+            if letter == "," and not depth:
+                parts.append(text[begin:i])
+                begin = i + 1
+        parts.append(text[begin:])
+    return [each for each in parts if each.strip()]

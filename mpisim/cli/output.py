@@ -43,6 +43,7 @@ LINES = 10
 OUTPUTS = (
     ("-o", "output"),
     ("--save-program", "save_program"),
+    ("--save-tables", "save_tables"),
     ("--json", "json"),
     ("--csv", "csv"),
     ("--html", "html"),

@@ -173,9 +173,10 @@ def _prepared(
 ) -> PreparedExperiment | PreparedProgram:
     """Return what is to be run, its program in a file if that was asked for. **Collective.**"""
     from ..experiment import Experiment
+    from ..extrapolate.prepare import prepare_workload
     from ..mpi.parallel import collective_errors
     from ..prediction.prepared import prepare
-    from ..prediction.prepared_program import prepare_program, saved_program
+    from ..prediction.prepared_program import saved_program
     from ..program import save
 
     case: PreparedExperiment | PreparedProgram
@@ -183,7 +184,7 @@ def _prepared(
         if isinstance(experiment, Experiment):
             case = prepare(experiment)
         else:
-            case = prepare_program(experiment)
+            case = prepare_workload(experiment)
         if comm.rank == 0 and args.save_program is not None:
             save(saved_program(case), args.save_program, overwrite=args.overwrite)
     return case

@@ -35,6 +35,7 @@ from .framework import FrameworkOptions
 from .models import Model
 from .plan import Plan
 from .profiles import ProfileKey, profile_of
+from .traced import Traced
 
 if TYPE_CHECKING:
     from .job_choice import JobChoice
@@ -125,7 +126,7 @@ class Experiment:
 
     Attributes
     ----------
-    model : Transformer, Cnn or Dlrm
+    model : Transformer, Cnn, Dlrm or Traced
     plan : Plan
     cluster : ClusterChoice
     scale : ScaleChoice
@@ -157,7 +158,7 @@ class Experiment:
         What was not said of the model, and taken from a published one.
     """
 
-    model: Model
+    model: Model | Traced
     plan: Plan
     cluster: ClusterChoice
     scale: ScaleChoice = field(default_factory=ScaleChoice)

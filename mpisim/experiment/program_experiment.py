@@ -7,13 +7,13 @@ as in any experiment: ``[cluster]``, ``[scale]``, ``[network]``, ``[overlap]``, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import field
-from typing import Any
+from typing import Annotated, Any
 
 from ..base.errors import InputError, UsageError, nearest
 from ..base.frozen import frozen
-from ..base.schema import build, defaults
+from ..base.schema import Limits, build, defaults
 from .choices import (
     ClusterChoice,
     NetworkChoice,
@@ -23,6 +23,7 @@ from .choices import (
     VariationChoice,
 )
 from .experiment import keys_at_defaults
+from .models import Count
 
 __all__ = ["ProgramChoices", "ProgramExperiment", "WorkloadChoice", "program_experiment"]
 
@@ -36,6 +37,9 @@ TABLES: dict[str, Any] = {
 }
 """Tables that an experiment of a program file may have besides ``[workload]``."""
 
+PLAN_TABLES = ("plan", "framework")
+"""Tables besides, of an experiment of a trace."""
+
 FIXED_TABLES = ("model", "plan", "kernels", "calibration")
 """Tables of other experiments that a program file fixes: it holds their outcome."""
 
@@ -46,12 +50,40 @@ class WorkloadChoice:
 
     Attributes
     ----------
-    program : str
+    program : str, optional
         A program file, its path relative to the experiment's: what ``mpisim run --save-program``,
         ``mpisim replay --save-program`` and ``mpisim program import`` have written.
+    trace : str, optional
+        In its place a trace of one training step on one GPU, its path relative likewise, which the
+        plan is laid over (``mpisim extrapolate``).
+    traced_gpu : str, optional
+        The GPU it is of, where the file does not name it.
+    traced_batch, traced_step : int, optional
+        Samples of the traced step, where they are not clear; number of the profiled step.
+    gpu : str, optional
+        GPU to run on, in place of the cluster's.
+    seq_len : int, optional
+        Tokens of a sample; as traced if not given.
+    threads : bool
+        Whether data parallelism is by threads of one process (``torch.nn.DataParallel``).
     """
 
-    program: str
+    program: str | None = None
+    trace: str | None = None
+    traced_gpu: str | None = None
+    traced_batch: Count | None = None
+    traced_step: Annotated[int, Limits(least=0, most=10**9)] | None = None
+    gpu: str | None = None
+    seq_len: Count | None = None
+    threads: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.program is None) == (self.trace is None):
+            raise InputError("has to have one of 'program' and 'trace'")
+        if self.program is not None:
+            for key in ("traced_gpu", "traced_batch", "traced_step", "gpu", "seq_len", "threads"):
+                if getattr(self, key):
+                    raise InputError(f"{key} is given; it is for a 'trace', not for a 'program'")
 
 
 @frozen
@@ -61,18 +93,24 @@ class ProgramExperiment:
     Attributes
     ----------
     program : str
-        Path of the file.
+        Path of the file; empty where `trace` says what is simulated.
     tables : dict of str to dict
         Of `TABLES`, those that were given.
     title : str, optional
     source : str
         The file it was read from, for messages; paths in it are relative to its folder.
+    trace : WorkloadChoice, optional
+        The trace that is extrapolated.
+    plan : mapping of str to object
+        By which plan: keys of ``[plan]``, and those of ``[framework]`` with their table's name.
     """
 
     program: str
     tables: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     title: str | None = None
     source: str = "experiment"
+    trace: WorkloadChoice | None = None
+    plan: Mapping[str, Any] = field(default_factory=dict)
 
 
 @frozen
@@ -147,9 +185,15 @@ def program_experiment(table: Mapping[str, Any], source: str) -> ProgramExperime
     InputError
         Naming the file and the key.
     """
-    allowed = ("title", "workload", *TABLES)
+    workload = table["workload"]
+    if not isinstance(workload, dict):
+        raise InputError(
+            f"{source}: key 'workload' is {workload!r}; it must be a table, [workload]"
+        )
+    of_trace = PLAN_TABLES if "trace" in workload else ()
+    allowed = ("title", "workload", *of_trace, *TABLES)
     for key, found in table.items():
-        if key in FIXED_TABLES:
+        if key in FIXED_TABLES and key not in of_trace:
             first = next(iter(found), "") if isinstance(found, dict) else ""
             name = f"{key}.{first}" if first else key
             raise UsageError(
@@ -161,16 +205,24 @@ def program_experiment(table: Mapping[str, Any], source: str) -> ProgramExperime
                 f"{source}: unknown key {key!r} at the top level{nearest(key, allowed)}; "
                 f"allowed: {', '.join(allowed)}"
             )
-        if key in TABLES and not isinstance(found, dict):
+        if key in (*TABLES, *of_trace) and not isinstance(found, dict):
             raise InputError(f"{source}: key {key!r} is {found!r}; it must be a table, [{key}]")
-    workload = table["workload"]
-    if not isinstance(workload, dict):
-        raise InputError(
-            f"{source}: key 'workload' is {workload!r}; it must be a table, [workload]"
-        )
     title = table.get("title")
     if title is not None and not isinstance(title, str):
         raise InputError(f"{source}: key 'title' is {title!r}; it must be a text in quotes")
     choice = build(WorkloadChoice, workload, source, "workload")
     tables = {key: dict(table[key]) for key in TABLES if key in table}
-    return ProgramExperiment(choice.program, tables, title, source)
+    if choice.trace is None:
+        return ProgramExperiment(choice.program or "", tables, title, source)
+    plan = dict(_flat(table.get("plan", {})))
+    plan |= {f"framework.{key}": value for key, value in table.get("framework", {}).items()}
+    return ProgramExperiment("", tables, title, source, choice, plan)
+
+
+def _flat(plan: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Table ``[plan]`` → its keys by full name."""
+    for key, value in plan.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value

@@ -17,7 +17,7 @@ from ..base.errors import InputError
 from ..base.presets import SUFFIX
 from .experiment import Experiment
 from .load import PUBLISHED, REQUIRED, experiment_of
-from .program_experiment import ProgramExperiment
+from .program_experiment import ProgramExperiment, WorkloadChoice
 
 __all__ = [
     "PACKAGED_CONSTANTS",
@@ -123,9 +123,15 @@ def serialize_any(experiment: Experiment | ProgramExperiment) -> str:
     """Experiment, of a model or of a program file → text for `deserialize_any`. Local."""
     if isinstance(experiment, Experiment):
         return serialize(experiment)
-    program = (Path(experiment.source).parent / experiment.program).resolve()
+    folder = Path(experiment.source).parent
     tables = with_absolute_paths(experiment.tables, experiment.source)
-    return json.dumps({"program": str(program), "tables": tables, "title": experiment.title})
+    found: dict[str, Any] = {"program": "", "tables": tables, "title": experiment.title}
+    if experiment.trace is None:
+        found["program"] = str((folder / experiment.program).resolve())
+    else:
+        trace = str((folder / str(experiment.trace.trace)).resolve())
+        found |= {"trace": {**asdict(experiment.trace), "trace": trace}, "plan": experiment.plan}
+    return json.dumps(found)
 
 
 def deserialize_any(text: str, source: str) -> Experiment | ProgramExperiment:
@@ -146,8 +152,14 @@ def deserialize_any(text: str, source: str) -> Experiment | ProgramExperiment:
         found = json.loads(text)
         if "program" not in found:
             return deserialize(text, source)
+        trace = found.get("trace")
         return ProgramExperiment(
-            str(found["program"]), dict(found["tables"]), found["title"], source
+            str(found["program"]),
+            dict(found["tables"]),
+            found["title"],
+            source,
+            None if trace is None else WorkloadChoice(**trace),
+            dict(found.get("plan", {})),
         )
     except (LookupError, TypeError, ValueError) as error:
         raise InputError(f"{source}: the experiment kept in it is damaged: {error}") from error

@@ -74,7 +74,8 @@ class Kept(NamedTuple):
             table = None if of.pricing is None else of.pricing.measured
             return [*of.paths, *([] if table is None else [table])]
         try:
-            return [str(json.loads(self.origin)["program"])]
+            found = json.loads(self.origin)
+            return [str(found["program"] or found["trace"]["trace"])]
         except (LookupError, TypeError, ValueError):  # an experiment; or damaged: see below
             return []
 
@@ -227,9 +228,9 @@ def _prepared(
 ) -> PreparedExperiment | PreparedProgram:
     if isinstance(experiment, Experiment):
         return prepare(experiment)
-    from ..prediction.prepared_program import prepare_program
+    from ..extrapolate.prepare import prepare_workload
 
-    return prepare_program(experiment)
+    return prepare_workload(experiment)
 
 
 def _replayed(kept: Kept, comm: Intracomm, progress: bool) -> tuple[Run, Network | None]:

@@ -16,6 +16,7 @@ from ..traces.export_events import GPU, batch_ends, first_of_batch, stream_numbe
 from .again import RunAgain
 from .counters import Counter, link_counters, memory_counter
 from .notes import Communications, RowNotes
+from .operators import operators_around
 from .path import PathOnRanks
 
 __all__ = ["EventsOfRanks", "RowArrows"]
@@ -68,7 +69,12 @@ class EventsOfRanks:
         rank = int(self._again.run.hosted[i])
         notes = RowNotes(self.program, rank, self._again.run.rows(i), self.communications)
         # A prediction is one step; recordings name their own.
-        return Added(notes, None if self._again.recorded else 0)
+        if self._again.recorded:
+            return Added(notes)
+        around = (
+            {} if self._again.prepared is None else operators_around(self._again.prepared, rank)
+        )
+        return Added(notes, 0, around=around)
 
     def memory(self, i: int) -> Counter | None:
         """Return the memory of the i-th rank hosted here, where it is known."""

@@ -1,15 +1,46 @@
-"""Traces → what they would be at another scale.
+"""Traces at other scales: a recorded step → the program of a larger job.
 
-From a trace of several ranks, read in this order:
+To be read in this order:
 
-- `parallel_structure`: which communicators a job has, and the grid of axes that they form.
-- `parallel_network`: NCCL's model, calibrated by what the recording measured.
-- `parallel_growth`: the program of the job with more or fewer data-parallel replicas, or on another
-  network.
-- `parallel_shards`: the optimizer's kernels with shares of another size.
-- `parallel_optimizer`: the optimizer sharded over the replicas, or no longer.
-- `parallel_rounds`: rounds of a pipeline repeated for more micro-batches.
-- `parallel_kernels`: kernels on another GPU.
-- `parallel`: both together, from the files of a job to what is to be simulated, with what it says
-  of itself.
+`step`
+    A traced step of one GPU: operators with measured kernels, parameters, layers.
+`passes`
+    Which pass launched a kernel, and for which node of autograd.
+`kineto_step`, `triosim_step`
+    Kineto's traces and TrioSim's tables → traced step.
+`layers`
+    Which operators make a layer.
+`growth`, `split`
+    Kernels at other sizes, and those of one tensor-parallel rank.
+`tensor_parallel`, `threads`, `balance`
+    Which layers are split and how; threads of one process; which layers a pipeline stage has.
+`network`
+    Traced step, plan → network of the workload generator.
+`grow`
+    ``extrapolate``: traced step, plan, cluster → program, and what it rests on.
+`triosim_write`
+    Traced step → TrioSim's tables.
+`read`
+    ``read_step``: any of the inputs → traced step.
+`prepare`
+    ``prepare_workload``: experiments of a trace or of a program, ready to be run.
+
+Traces of several ranks have a parallel plan already, and grow along its axes:
+
+`parallel_structure`
+    Which communicators a job has, and the grid of axes that they form.
+`parallel_network`
+    NCCL's model, calibrated by what the recording measured.
+`parallel_growth`
+    The job with more or fewer data-parallel replicas, or on another network.
+`parallel_shards`, `parallel_optimizer`, `parallel_rounds`, `parallel_kernels`
+    The optimizer's shares, sharded or not; more micro-batches; another GPU.
+`parallel`
+    All of these: the files of a job → what is simulated, and what it says of itself.
 """
+
+from .grow import Extrapolated, Target, extrapolate
+from .read import read_step
+from .step import TracedStep
+
+__all__ = ["Extrapolated", "Target", "TracedStep", "extrapolate", "read_step"]

@@ -17,10 +17,18 @@ from ..base.frozen import frozen
 from ..program import Phase, Program, ProgramBuilder
 from ..traces.raw import open_text
 
-__all__ = ["TriosimOperator", "TriosimTensor", "TriosimTrace", "read_triosim", "triosim_program"]
+__all__ = [
+    "TENSOR_COLUMNS",
+    "TRACE_COLUMNS",
+    "TriosimOperator",
+    "TriosimTensor",
+    "TriosimTrace",
+    "read_triosim",
+    "triosim_program",
+]
 
 TRACE, TENSOR = "trace.csv", "tensor.csv"
-_TRACE_COLUMNS = (
+TRACE_COLUMNS = (
     "OperatorID",
     "OperatorName",
     "Operator_input",
@@ -33,7 +41,7 @@ _TRACE_COLUMNS = (
     "stage",
     "tpflag",
 )
-_TENSOR_COLUMNS = (
+TENSOR_COLUMNS = (
     "Index",
     "TensorID",
     "TensorShape",
@@ -48,6 +56,7 @@ _PHASES = {
     "backward": Phase.BACKWARD,
     "optimizer": Phase.OPTIMIZER,
 }
+_WEIGHTS = ("weight", "bias")
 _MOST_US = 1e12
 _MOST = 2**62
 
@@ -118,10 +127,19 @@ class TriosimOperator:
 
 @frozen
 class TriosimTrace:
-    """A trace: operators in the order of execution, and tensors by id."""
+    """A trace: operators in the order of execution, and tensors by id.
+
+    Attributes
+    ----------
+    operators : tuple of TriosimOperator
+    tensors : mapping of int to TriosimTensor
+    weights : frozenset of int
+        Tensors that any row calls a weight or a bias; later rows may call them inputs.
+    """
 
     operators: tuple[TriosimOperator, ...]
     tensors: Mapping[int, TriosimTensor]
+    weights: frozenset[int] = frozenset()
 
     def input_bytes(self, operator: TriosimOperator) -> int:
         """Return the bytes that an operator reads: each tensor as large as it is there."""
@@ -151,11 +169,15 @@ def read_triosim(path: Path | str) -> TriosimTrace:
     path = Path(path)
     folder = path if path.is_dir() else path.parent
     tensors: dict[int, TriosimTensor] = {}
-    for row in _rows(_find(folder, TENSOR), _TENSOR_COLUMNS):
+    weights: set[int] = set()
+    for row in _rows(_find(folder, TENSOR), TENSOR_COLUMNS):
         tensor = _tensor(row)
         tensors[tensor.id] = tensor  # ids are used again; the last one counts, as in TrioSim
-    rows = _rows(_find(folder, TRACE), _TRACE_COLUMNS)
-    return TriosimTrace(tuple(_operator(row, tensors) for row in rows), tensors)
+        if tensor.kind.startswith(_WEIGHTS) and tensor.elements:
+            weights.add(tensor.id)
+    rows = _rows(_find(folder, TRACE), TRACE_COLUMNS)
+    operators = tuple(_operator(row, tensors) for row in rows)
+    return TriosimTrace(operators, tensors, frozenset(weights))
 
 
 def triosim_program(trace: TriosimTrace | Path | str) -> Program:

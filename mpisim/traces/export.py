@@ -19,7 +19,7 @@ from ..base.errors import DestinationError, InputError
 from ..base.files import hidden_name, os_errors_reported, rename_into_place
 from ..mpi.parallel import collective_errors
 from ..program import Program
-from .export_communications import Event, Group, RankRun
+from .export_communications import Around, Event, Group, RankRun
 from .export_events import CPU, GPU, THREAD, rank_events
 
 if TYPE_CHECKING:
@@ -49,11 +49,14 @@ class Added(NamedTuple):
         Number of the profiled step that all rows are, where tables know of no steps.
     events : sequence of Event
         Further events, such as counters; `ts` and `dur` in ps.
+    around : mapping of int to sequence of Around
+        Operators and modules around launches, by row.
     """
 
     notes: Callable[[int], Event] | None = None
     step: int | None = None
     events: Sequence[Event] = ()
+    around: Mapping[int, Sequence[Around]] = {}
 
 
 def export_kineto(
@@ -251,6 +254,7 @@ def rank_run(
         rows.end,
         more.notes,
         more.step,
+        more.around,
     )
 
 

@@ -5,8 +5,9 @@ Names are those of PyTorch 2.1 to 2.6; `mpisim.traces.communications` reads them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -183,6 +184,26 @@ class Group:
     members: tuple[int, ...]
 
 
+class Around(NamedTuple):
+    """A span of the CPU around launches: an operator, or a module.
+
+    Attributes
+    ----------
+    category : str
+        Of its event: ``cpu_op``, ``user_annotation``, ``python_function``.
+    name : str
+    args : dict
+    last : int
+        First row of the last launch inside; -1: it launches nothing, and comes behind the launch of
+        the row under which it is listed.
+    """
+
+    category: str
+    name: str
+    args: Event
+    last: int
+
+
 @frozen
 class RankRun:
     """One rank of a run.
@@ -204,6 +225,8 @@ class RankRun:
         Launch of a row, by its first row → further arguments of its operation on the device.
     step : int, optional
         Number of the profiled step that all rows are, where the table knows of no steps.
+    around : mapping of int to sequence of Around, optional
+        Operators and modules around launches, by the first row of the first; the outermost first.
     """
 
     number: int
@@ -215,6 +238,7 @@ class RankRun:
     end: NDArray[np.int64]
     notes: Callable[[int], Event] | None = None
     step: int | None = None
+    around: Mapping[int, Sequence[Around]] = field(default_factory=dict)
 
 
 class Arguments:

@@ -186,6 +186,7 @@ class _Writer:
         self.count = 0
         self.record_of: dict[int, int] = {}
         self.last: dict[int, int] = {}
+        self.closers: dict[int, list[_Item]] = {}
 
     def write(self) -> list[Event]:
         """Go through the rows in order of the host."""
@@ -301,6 +302,8 @@ class _Writer:
                 args["bytes"] = int(table.bytes[row])
         if not self.old and row in self.waited:
             after.insert(0, self._record(row))
+        opened, closed = self._around(row)
+        before, after = [*opened, *before], [*after, *closed]
         begin = self._place(self.call_begin[row], before)
         launching = self._api(call)
         self.free = max(begin, self.call_end[row + self._is_blocking_copy(row)])
@@ -309,6 +312,21 @@ class _Writer:
         stream = int(table.stream[row])
         self._device(row, category, name, stream, launching["args"]["correlation"], args)
         self.last[stream] = row
+
+    def _around(self, row: int) -> tuple[list[_Item], list[_Item]]:
+        """Operators and modules that begin with the launch of a row, and those that end with it."""
+        opened: list[_Item] = []
+        behind: list[_Item] = []
+        for each in self.run.around.get(row, ()):
+            begin, end = self._span(each.category, each.name, each.args)
+            if each.last < 0:
+                behind += [begin, end]
+            else:
+                opened.append(begin)
+                self.closers.setdefault(each.last, []).append(end)
+        closed = self.closers.pop(row, [])[::-1]
+        # What launches nothing lies in the outermost operator that ends here.
+        return opened, [*closed[:-1], *behind, *closed[-1:]] if behind else closed
 
     def _is_blocking_copy(self, row: int) -> bool:
         """Whether a row is a copy whose call returns when it is done: the next row says so."""

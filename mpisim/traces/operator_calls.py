@@ -22,7 +22,7 @@ from .gradients import EVALUATE, Partners, is_backward
 from .host import is_communication_kernel
 from .kineto import KERNEL, Arguments, KinetoTrace, Spans
 
-__all__ = ["LaunchedCall", "launched_calls"]
+__all__ = ["LaunchedCall", "enclosing_operators", "launched_calls", "recorded_inputs"]
 
 _PARTED = ("aten::split", "aten::chunk", "aten::unbind", "aten::unsafe_split", "aten::tensor_split")
 """Operators whose gradient puts together again what they have parted."""
@@ -66,7 +66,7 @@ def launched_calls(trace: KinetoTrace) -> list[LaunchedCall]:
             f"{trace.path}: records no shapes of tensors; profile with record_shapes=True"
         )
     reader = _Reader(operators)
-    chains = _enclosing(trace)
+    chains = enclosing_operators(trace)
     found: dict[int, list[int]] = {}
     for op in range(len(trace.device)):
         if not _counts(trace, op):
@@ -99,7 +99,7 @@ def _counts(trace: KinetoTrace, op: int) -> bool:
     return "DtoH" not in name and "HtoD" not in name
 
 
-def _enclosing(trace: KinetoTrace) -> dict[int, list[int]]:
+def enclosing_operators(trace: KinetoTrace) -> dict[int, list[int]]:
     """Return the operators around the launch of each device operation, the outermost first."""
     launched: dict[int, list[int]] = {}
     for op, correlation in enumerate(trace.device.correlation.tolist()):
@@ -187,15 +187,16 @@ class _Reader:
             return OperatorCall(name, ())
         if is_backward(name):
             forward = self._partners.forward(operator)
-            given = () if forward < 0 else _inputs(self.operators.args[forward])
-            return OperatorCall(name, (*_inputs(args), given))
+            given = () if forward < 0 else recorded_inputs(self.operators.args[forward])
+            return OperatorCall(name, (*recorded_inputs(args), given))
         gradient = self._partners.gradient(operator)
-        outputs = () if gradient < 0 else _inputs(self.operators.args[gradient])
+        outputs = () if gradient < 0 else recorded_inputs(self.operators.args[gradient])
         tensors = tuple(each for each in outputs if isinstance(each, TensorSpec))
-        return OperatorCall(name, _inputs(args), tensors[:1])
+        return OperatorCall(name, recorded_inputs(args), tensors[:1])
 
 
-def _inputs(args: Arguments | None) -> tuple[Argument, ...]:
+def recorded_inputs(args: Arguments | None) -> tuple[Argument, ...]:
+    """Arguments of an operator's event → its inputs; none if they were not recorded."""
     if args is None:
         return ()
     dims, types, strides, concrete = (

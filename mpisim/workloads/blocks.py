@@ -31,6 +31,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mpisim.kernels.recorded import Recorded
+
 from ..base.frozen import frozen
 from ..program import COLUMNS, Flag, Kind, Names, Operation, Phase, TableBuilder
 from .block_cache import COMPUTE, BlockCache, Renumbering, Slots
@@ -199,7 +201,9 @@ class BlockBuilder:
                 self.compute(task)
             elif isinstance(task, Await):
                 if not self.pricing.captured:
-                    self.host_wait([self._pass.kernels[task.kernel]], task.name)
+                    state = self._pass
+                    row = state.kernels[task.kernel] if task.kernel else state.last
+                    self.host_wait([row], task.name, host=task.host, tail=task.tail)
             elif self.communicate(task) is not None and not task.token:
                 yield
         self._pass.end_operator()
@@ -294,7 +298,8 @@ class BlockBuilder:
             COMPUTE,
             estimate.duration,
             waits=awaited,
-            **self.pricing.launching_of(task.launches),
+            gap=task.kernel.gap if isinstance(task.kernel, Recorded) else 0,
+            **self.pricing.launching_for(task),
         )
         self._block_launches(state.last)
         state.pending = []
@@ -359,7 +364,7 @@ class BlockBuilder:
             waits = [self._pass.last, *self._pass.pending]
         return self._collective(task, waits)
 
-    def host_wait(self, rows: Iterable[int], name: str) -> None:
+    def host_wait(self, rows: Iterable[int], name: str, *, host: int = 0, tail: int = 0) -> None:
         """Let the CPU wait until rows have ended, before it launches anything further.
 
         Parameters
@@ -368,9 +373,11 @@ class BlockBuilder:
             Device rows of the block, or ports.
         name : str
             Of the row that is written.
+        host, tail : int
+            CPU time before the wait, and after the rows have ended, in ps.
         """
         self._write_down()
-        self._rows.host_wait(rows, name=name)
+        self._rows.host_wait(rows, host=host, tail=tail, name=name)
 
     def point_to_point(
         self,

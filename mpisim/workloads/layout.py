@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..experiment import Cnn, Experiment, Plan, Transformer
 from ..experiment.plan_options import PipelineOptions
+from ..experiment.traced import Traced
 from ..schedules import Pipeline, check_schedule, pipeline
 from .grid import Grid
 from .operators import Layer, Network
@@ -272,6 +274,8 @@ def _networks(experiment: Experiment, grid: Grid) -> tuple[Sequence[Network], ND
         from .cnn import cnn_network
 
         return [cnn_network(model, plan, grid)], one
+    if isinstance(model, Traced):
+        return [cast(Network, model.network(plan, grid))], one
     from .dlrm import dlrm_networks
 
     networks, by_data = dlrm_networks(model, plan, grid)

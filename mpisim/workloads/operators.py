@@ -25,7 +25,8 @@ compute theirs once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import field
 from functools import cached_property
 from typing import ClassVar, Literal
 
@@ -119,11 +120,15 @@ class Await:
     ----------
     name : str
     kernel : str
-        Name of an earlier kernel of the same operator.
+        Name of an earlier kernel of the same operator; empty: the latest, whichever it is.
+    host, tail : int
+        CPU time before it waits, and after the kernel has ended, in ps.
     """
 
     name: str
-    kernel: str
+    kernel: str = ""
+    host: int = 0
+    tail: int = 0
     weight: ClassVar[bool] = False
 
 
@@ -291,11 +296,18 @@ class Network:
         mathematics needs, without recomputation. Utilisation counts these.
     tokens : int
         Tokens (images, samples) of one micro-batch.
+    optimizer : callable, optional
+        Share of the model's parameters → tasks that update these, where a trace has shown how; by
+        default the optimizer is that of the plan.
+    size : int
+        Parameters of the whole model, which `optimizer` takes shares of; 0: every rank updates all.
     """
 
     layers: tuple[Layer, ...]
     flops: int
     tokens: int
+    optimizer: Callable[[float], tuple[Task, ...]] | None = field(default=None, compare=False)
+    size: int = 0
 
     def of_role(self, role: str) -> tuple[Layer, ...]:
         """Return the layers of one role."""

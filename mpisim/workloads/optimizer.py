@@ -124,6 +124,13 @@ def write_optimizer(block: BlockBuilder, layout: Layout, stage: int, strategy: S
     """
     strategy.before_optimizer(block)
     _reduce_further(block, layout, stage, strategy)
+    network = layout.networks[0]
+    if network.optimizer is not None:  # as it was traced, whatever it consists of
+        share = strategy.updated_parameters / network.size if network.size else 1.0
+        if share:
+            block.write(network.optimizer(share))
+        strategy.after_optimizer(block)
+        return
     converts = strategy.style != "fsdp"
     if converts:
         _convert(

@@ -12,6 +12,7 @@ from mpisim.base.errors import InputError
 from mpisim.base.quantity import picoseconds
 from mpisim.kernels import Estimate, KernelModel
 from mpisim.kernels.operations import Kernel
+from mpisim.kernels.recorded import Recorded
 
 from .operators import Compute, Task
 
@@ -89,6 +90,15 @@ class Pricing:
         self.kernels: dict[tuple[str, int], Kernel] = {}
         self._estimates: dict[Kernel, Estimate] = {}
         self._ambiguous = False
+
+    def launching_for(self, task: Compute) -> Launching:
+        """Return the launch times of a kernel: as measured, or those of the GPU."""
+        kernel = task.kernel
+        if isinstance(kernel, Recorded):
+            if self.captured:
+                return Launching(host=0, launch=self.launching["launch"], launch_cost=0)
+            return Launching(host=kernel.host, launch=kernel.launch, launch_cost=kernel.launch_cost)
+        return self.launching_of(task.launches)
 
     def launching_of(self, launches: int) -> Launching:
         """Return the launch times of a row that represents so many launches."""

@@ -31,7 +31,7 @@ import numpy as np
 
 from ..base.errors import InputError
 from ..base.frozen import frozen
-from ..experiment import Transformer
+from ..experiment.traced import weights_as_products
 from ..program import Names, Phase, Table
 from ..schedules import SCHEDULES, Action, Pipeline
 from .assembly import TableAssembler, spread
@@ -134,7 +134,7 @@ class StageWriter:
             [chunk.layers for chunk in self._chunks],
             groups,
             stage=stage,
-            transformer=isinstance(layout.experiment.model, Transformer),
+            transformer=weights_as_products(layout.experiment.model),
             order=_forward_order(pipeline.actions[stage]),
         )
         self._slots = Slots(groups.sizes, {**streams(plan.overlaps_p2p), **self._strategy.streams})

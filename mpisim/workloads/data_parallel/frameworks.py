@@ -29,6 +29,19 @@ class DdpDefaults:
 
 
 @frozen
+class ThreadDefaults:
+    """PyTorch's DataParallel: one process, a thread for each GPU.
+
+    Attributes
+    ----------
+    buffer : Quantity
+        Bytes that are sent at a time, of parameters and of gradients.
+    """
+
+    buffer: Quantity
+
+
+@frozen
 class MegatronDefaults:
     """Megatron-LM's DistributedDataParallel.
 
@@ -77,6 +90,7 @@ class Frameworks:
     """All frameworks; the data file says where each number comes from."""
 
     ddp: DdpDefaults
+    data_parallel: ThreadDefaults
     megatron: MegatronDefaults
     deepspeed: DeepSpeedDefaults
 

@@ -1,0 +1,199 @@
+"""Kernels whose time was measured, on the GPU and at the sizes of a trace, or at others.
+
+    time = measured time × (model at the new sizes, on the new GPU) / (model as traced)
+
+Where neither sizes nor GPU differ this is the measured time itself, whatever the model says of it.
+Li et al. (MICRO 2023) and TrioSim (ISCA 2025) carry traces over in this way with Li's regression
+lines; here any kernel model serves. The ratio keeps what the measured kernel is better or worse at
+than the model takes it for; how much of the model's error cancels in the ratio is not known, so
+that all of it counts: once for other sizes on the same GPU, and that of both GPUs where they
+differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import field
+from typing import ClassVar
+
+from mpisim.base.errors import InputError
+from mpisim.base.frozen import frozen
+from mpisim.base.quantity import Quantity
+
+from .gpu import Gpu
+from .model import Estimate, KernelModel
+from .operations import Attention, Convolution, Elementwise, Gemm, GroupedGemm, Kernel
+
+__all__ = ["MEASURED", "UNKNOWN_ERROR", "Recorded", "RecordedKernels"]
+
+MEASURED = "kernels as measured"
+"""Name of what is not scaled; it has no error bar."""
+
+UNKNOWN = "kernels of unknown operators, scaled"
+
+UNKNOWN_ERROR = 1.0
+"""Relative error bar of a kernel that is scaled by its bytes alone."""
+
+SOURCE = "ratio of two estimates of the kernel model"
+
+
+@frozen
+class Recorded(Kernel):
+    """A measured kernel: its time, and what it and the others of its operator compute.
+
+    Attributes
+    ----------
+    duration : int
+        Measured, in ps.
+    then : tuple of Kernel
+        All kernels of its operator, as traced: a library may launch more kernels, or fewer, than
+        the description has, so that one ratio serves all of them.
+    now : tuple of Kernel
+        The same at the sizes at which it is to run.
+    known : bool
+        Whether a rule of its operator has described it; otherwise bytes do.
+    counts : bool
+        Whether the operations of `now` count for it; they do for one kernel of an operator.
+    host, launch, launch_cost, gap : int
+        Of its row, as traced, in ps: see `mpisim.program.Table`.
+    """
+
+    family: ClassVar[str] = "recorded"
+    duration: int
+    then: tuple[Kernel, ...] = ()
+    now: tuple[Kernel, ...] = ()
+    known: bool = True
+    counts: bool = True
+    host: int = field(default=0, kw_only=True)
+    launch: int = field(default=0, kw_only=True)
+    launch_cost: int = field(default=0, kw_only=True)
+    gap: int = field(default=0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Take any sizes: they were measured."""
+
+    @property
+    def flops(self) -> int:
+        """Operations of the matrix units."""
+        return sum(each.flops for each in self.now) if self.counts else 0
+
+    @property
+    def traffic(self) -> int:
+        """Bytes between memory and cores."""
+        return sum(each.traffic for each in self.now) if self.counts else 0
+
+
+class RecordedKernels:
+    """A kernel model in which measured kernels have their measured times, scaled where needed.
+
+    Parameters
+    ----------
+    model : KernelModel
+        Of the GPU that is simulated; it prices kernels that were not measured.
+    traced : KernelModel
+        Of the GPU of the trace; `model` itself if it is the same.
+    slowest : (str, Quantity), optional
+        Name and size of the factor by which products on the slowest of many GPUs take longer than
+        on the traced one.
+    """
+
+    def __init__(
+        self,
+        model: KernelModel,
+        traced: KernelModel,
+        slowest: tuple[str, Quantity] | None = None,
+    ) -> None:
+        self._model, self._traced, self._slowest = model, traced, slowest
+        self._numbers: dict[str, Quantity] = {}
+        self._sums: dict[tuple[bool, tuple[Kernel, ...]], tuple[float, float]] = {}
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU that is simulated."""
+        return self._model.gpu
+
+    @property
+    def numbers(self) -> Mapping[str, Quantity]:
+        """Those of the model, and a ratio for each family of kernels that was scaled."""
+        return {**self._model.numbers, **self._numbers}
+
+    def estimate(self, kernel: Kernel) -> Estimate:
+        """Return the duration of a kernel, measured or not.
+
+        Raises
+        ------
+        InputError
+            As of the models.
+        """
+        if not isinstance(kernel, Recorded):
+            return self._model.estimate(kernel)
+        found = self._carried_over(kernel)
+        if self._slowest is None or not any(map(_is_product, kernel.now)):
+            return found
+        name, factor = self._slowest
+        self._numbers[name] = factor
+        duration = round(found.duration * factor.value)
+        return Estimate(duration, {**found.shares, name: 1.0}, found.error)
+
+    def _carried_over(self, kernel: Recorded) -> Estimate:
+        """Return the duration of a measured kernel on a GPU as fast as the traced one."""
+        if kernel.now == kernel.then and self._model is self._traced:
+            return Estimate(kernel.duration, {MEASURED: 1.0})
+        if kernel.then and not kernel.now:  # nothing is left to do
+            return Estimate(0, {})
+        before, before_error = self._sum(kernel.then, traced=True)
+        after, after_error = self._sum(kernel.now, traced=False)
+        name = UNKNOWN
+        error = UNKNOWN_ERROR
+        if kernel.known and before > 0:
+            error = after_error
+            if self._model is not self._traced:
+                error = math.hypot(before_error, after_error)
+            largest = max(kernel.now, key=lambda each: (each.flops, each.traffic))
+            name = f"{largest.family} kernels, scaled"
+        ratio = after / before if before > 0 else 1.0
+        known = self._numbers.get(name)
+        if known is None or known.error < error:
+            self._numbers[name] = Quantity(1, "1", error, SOURCE)
+        return Estimate(max(0, round(kernel.duration * ratio)), {name: 1.0}, error)
+
+    def scaled(self, factors: Mapping[str, float]) -> RecordedKernels:
+        """Return the model of a GPU whose numbers are multiplied; measured times are scaled.
+
+        Parameters
+        ----------
+        factors : mapping of str to float
+            As of `mpisim.kernels.scaled.scaled_gpu`.
+        """
+        model = self._model.scaled(factors)
+        if model is self._model:
+            return self
+        return RecordedKernels(model, self._traced, self._slowest)
+
+    def _sum(self, kernels: tuple[Kernel, ...], *, traced: bool) -> tuple[float, float]:
+        """Return the time of kernels one after another, in ps, and their mean relative error."""
+        model = self._traced if traced else self._model
+        key = (model is self._traced, kernels)
+        found = self._sums.get(key)
+        if found is None:
+            total = error = 0.0
+            for each in kernels:
+                estimate = _estimate(model, each)
+                total += estimate.duration
+                error += estimate.duration * estimate.error
+            found = self._sums[key] = (total, error / total if total else 0.0)
+        return found
+
+
+def _is_product(kernel: Kernel) -> bool:
+    return isinstance(kernel, Gemm | GroupedGemm | Convolution | Attention)
+
+
+def _estimate(model: KernelModel, kernel: Kernel) -> Estimate:
+    """Return an estimate; by its bytes where the GPU lacks the kernel's number format."""
+    try:
+        return model.estimate(kernel)
+    except InputError:
+        found = model.estimate(Elementwise(bytes=max(1, kernel.traffic)))
+        return found._replace(error=UNKNOWN_ERROR)

@@ -1,0 +1,49 @@
+"""A model that is known by a trace of it, in place of its dimensions.
+
+No file of an experiment has one: :mod:`mpisim.extrapolate` makes it of a trace, together with the
+plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import field
+from typing import Any, ClassVar
+
+from ..base.frozen import frozen
+from .models import Transformer
+
+__all__ = ["Traced", "weights_as_products"]
+
+
+@frozen
+class Traced:
+    """A traced model.
+
+    Attributes
+    ----------
+    trace : str
+        The file.
+    batch : int
+        Samples of the traced step.
+    weights : str
+        Format of most weights: ``fp32``, ``bf16``, ``fp16``.
+    network : callable
+        Plan, grid → the layers in one rank's shapes (`mpisim.workloads.operators.Network`).
+    """
+
+    family: ClassVar[str] = "traced"
+    trace: str
+    batch: int
+    weights: str
+    network: Callable[..., Any] = field(compare=False, repr=False)
+
+    @property
+    def samples(self) -> str:
+        """What a batch counts."""
+        return "samples"
+
+
+def weights_as_products(model: object) -> bool:
+    """Whether a model's weights have the format of its products; otherwise they are in fp32."""
+    return isinstance(model, Transformer) or (isinstance(model, Traced) and model.weights != "fp32")

@@ -1,0 +1,367 @@
+"""A traced step, a plan and a cluster → the program of all ranks, and what it rests on.
+
+    traced step ─► network (.network) ─► layout, blocks, tables (mpisim.workloads) ─► program
+
+The plan's keys are those of ``[plan]`` and ``[framework]`` of an experiment, and mean the same.
+What they leave open follows from the trace: the format of weights, the micro-batch, and the layers
+of each pipeline stage, which are balanced by their measured times.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from functools import partial
+from typing import Any
+
+from ..base.errors import InputError
+from ..base.frozen import frozen
+from ..experiment import ClusterChoice, Experiment, Plan, with_keys
+from ..experiment.load import plan_of
+from ..experiment.plan_keys import nested, with_sub_tables
+from ..experiment.traced import Traced
+from ..kernels import KernelModel, find_gpu, gpu_name
+from ..kernels.analytical import analytical_model
+from ..kernels.counted import COUNTED
+from ..kernels.recorded import RecordedKernels
+from ..kernels.scaled import rated_gpu
+from ..prediction.hardware import gpu_kinds
+from ..prediction.variation import FACTOR_NAME, slowest_factor
+from ..program import Program
+from ..topo import find_cluster
+from ..workloads import Layout, Workload, lay_out, training_step
+from ..workloads.grid import Grid
+from ..workloads.operators import Network
+from .balance import balanced
+from .kineto_step import unknown_operators
+from .network import growth_of, traced_network
+from .split import Split
+from .step import TracedStep
+from .tensor_parallel import splits_of
+from .threads import as_threads
+
+__all__ = ["Extrapolated", "Target", "extrapolate", "plan_for"]
+
+SHARED = ("host_gap", "launch_call", "launch_latency")
+"""Numbers of a GPU that launches of kernels depend on which were not traced."""
+
+
+@frozen
+class Target:
+    """Where a traced step is to run, and how.
+
+    Attributes
+    ----------
+    cluster : str
+        A name of ``mpisim list clusters``, or the path of a file.
+    plan : mapping of str to object
+        Keys of ``[plan]``, those of ``[framework]`` with their table's name.
+    batch : int, optional
+        Samples of the step on all GPUs; by default each replica's share is the traced batch.
+    sequence : int, optional
+        Tokens of a sample; as traced if not given.
+    gpu : str, optional
+        GPU in place of the cluster's.
+    other_gpus : mapping of str to str
+        Nodes with other GPUs, as ``"4-7"`` → ``"a100-sxm"``.
+    source : str
+        What messages call the plan.
+    threads : bool
+        Whether data parallelism is by threads of one process (``torch.nn.DataParallel``).
+    """
+
+    cluster: str
+    plan: Mapping[str, Any]
+    batch: int | None = None
+    sequence: int | None = None
+    gpu: str | None = None
+    threads: bool = False
+    other_gpus: Mapping[str, str] = field(default_factory=dict)
+    source: str = "--plan"
+
+
+@frozen
+class Extrapolated:
+    """A traced step at another scale.
+
+    Attributes
+    ----------
+    step : TracedStep
+    target : Target
+    workload : Workload
+        Its layout, with the network, and its program.
+    program : Program
+        The same, with the attribute that says what its times rest on.
+    nodes : int
+        Of the cluster.
+    assumptions : tuple of str
+        Lines for people.
+    """
+
+    step: TracedStep
+    target: Target
+    workload: Workload
+    program: Program
+    nodes: int
+    assumptions: tuple[str, ...]
+
+
+def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
+    """Return the program of a traced step at another scale. Local.
+
+    Parameters
+    ----------
+    step : TracedStep
+    target : Target
+
+    Raises
+    ------
+    InputError
+        If trace, plan and cluster do not go together; the message names the key.
+    """
+    cluster = find_cluster(target.cluster)
+    if target.sequence is not None and step.sequence is None:
+        raise InputError(
+            f"--seq-len is {target.sequence}, but how many tokens a sample of {step.source} has is "
+            "not known: its first layer looks up no embeddings"
+        )
+    plan = plan_for(step, target)
+    world = plan.tp * plan.pp * plan.cp * (plan.dp or 1)
+    nodes = -(-world // cluster.gpus_per_node)
+    choice = ClusterChoice(
+        target.cluster, nodes=nodes, gpus=world, other_gpus=dict(target.other_gpus)
+    )
+    named = dict.fromkeys((target.gpu or cluster.gpu, *target.other_gpus.values()))
+    kinds = gpu_kinds(choice, cluster, {name: find_gpu(name) for name in named})
+    traced = analytical_model(rated_gpu(find_gpu(step.gpu)))
+    slowest = (FACTOR_NAME, slowest_factor(world)) if world > 1 else None
+    models = [
+        RecordedKernels(
+            traced if gpu_name(name) == step.gpu else analytical_model(rated_gpu(find_gpu(name))),
+            traced,
+            slowest,
+        )
+        for name in named
+    ]
+    splits = splits_of(step, plan.tp) if plan.tp > 1 else {}
+    network = partial(_network, step, target, splits)
+    experiment = Experiment(
+        model=Traced(step.source, step.batch, step.format, network),
+        plan=plan,
+        cluster=choice,
+        title=f"{step.source} on {world} GPU{'s' if world > 1 else ''}",
+        source=step.source,
+    )
+    layout = lay_out(experiment, world, kinds)
+    workload = training_step(layout, *models)
+    assumptions = _assumptions(step, target, plan, layout, tuple(named))
+    text = _counted(workload, models, assumptions, splits_used=plan.tp > 1)
+    program = workload.program.replace(
+        attributes={**workload.program.attributes, COUNTED: text, "extrapolated": step.source}
+    )
+    return Extrapolated(step, target, workload, program, nodes, assumptions)
+
+
+def _network(
+    step: TracedStep, target: Target, splits: Mapping[int, Split], plan: Plan, grid: Grid
+) -> Network:
+    found = traced_network(step, plan, grid, sequence=target.sequence, splits=splits)
+    if not target.threads:
+        return found
+    growth = growth_of(step, plan, target.sequence)
+    return as_threads(found, step, growth.activations, grid.dp)
+
+
+# --- the plan -------------------------------------------------------------------------------------
+
+
+def plan_for(step: TracedStep, target: Target) -> Plan:
+    """Return the plan of a target, with what it leaves open as the trace has it.
+
+    Parameters
+    ----------
+    step : TracedStep
+    target : Target
+
+    Raises
+    ------
+    InputError
+        If keys are unknown or contradict each other, or the batch cannot be shared.
+    """
+    keys = dict(target.plan)
+    for key in ("global_batch", "ep", "cp"):
+        if keys.get(key, 1) != 1 or (key == "global_batch" and key in keys):
+            raise InputError(
+                f"{target.source}: {key} is given; "
+                + (
+                    "--batch says how many samples a step has"
+                    if key == "global_batch"
+                    else "a trace of one GPU is not extrapolated along that axis"
+                )
+            )
+    if target.threads:
+        others = [key for key in ("pp", "tp", "zero", "framework.dp_style") if key in keys]
+        if others or "micro_batch" in keys:
+            key = (*others, "micro_batch")[0]
+            raise InputError(
+                f"{target.source}: {key} is given; threads of one process (--threads) have dp"
+            )
+    dp = keys.setdefault("dp", 1)
+    pp, vpp = keys.get("pp", 1), keys.get("vpp", 1)
+    if not all(isinstance(each, int) and each >= 1 for each in (dp, pp, vpp)):
+        raise InputError(
+            f"{target.source}: dp, pp and vpp must be whole numbers, 1 or more; dp is {dp!r}"
+        )
+    batch = target.batch if target.batch is not None else step.batch * dp
+    if batch % dp:
+        raise InputError(f"{batch} samples cannot be shared by {dp} data-parallel replicas")
+    keys.setdefault("micro_batch", _micro_batch(batch // dp, pp))
+    keys.setdefault("sp", False)
+    if keys.get("tp", 1) == 1 or keys["sp"] is False:
+        keys.pop("sp")
+        keys |= {} if keys.get("tp", 1) == 1 else {"sp": False}
+    else:
+        raise InputError(f"{target.source}: sp is true; tensor parallelism of traces is without it")
+    keys.setdefault("clip", False)
+    keys.setdefault("precision.products", step.format)
+    style = "fsdp" if keys.get("zero", 0) in (2, 3) else "ddp"
+    keys.setdefault("framework.dp_style", style)
+    in_plan = {f"plan.{key}": value for key, value in keys.items() if not _of_framework(key)}
+    in_plan |= {key: value for key, value in keys.items() if _of_framework(key)}
+    tables = with_sub_tables(nested({"plan.global_batch": batch, **in_plan}), target.source)
+    plan = plan_of(tables, target.source)
+    parts = plan.pp * plan.vpp
+    if parts > 1 and not plan.pipeline.stages:
+        plan = with_keys(plan, {"pipeline.stages": _stages(step, parts)})
+    return plan
+
+
+def _of_framework(key: str) -> bool:
+    return key.startswith("framework.")
+
+
+def _micro_batch(batch: int, pp: int) -> int:
+    """Return the micro-batch of a replica: all of its samples, or in a pipeline 1/(4 pp) of them,
+    or as near to that as whole numbers allow."""
+    if pp == 1:
+        return batch
+    counts = [n for n in range(pp, 4 * pp + 1) if batch % n == 0]
+    counts = counts or [n for n in range(1, batch + 1) if batch % n == 0]
+    return batch // max(each for each in counts if each <= 4 * pp)
+
+
+def _stages(step: TracedStep, parts: int) -> tuple[int, ...]:
+    """Return the blocks of each part of a pipeline, balanced by measured time."""
+    layers = step.layers()
+    outside = {*step.embedding, *step.head}
+    blocks = [sum(each.duration for each in ops) for name, ops in layers if name not in outside]
+    if len(blocks) < parts:
+        raise InputError(
+            f"pp × vpp is {parts}, but {step.source} has {len(blocks)} layers that a pipeline can "
+            "be "
+            "cut between"
+        )
+    ends = {name: sum(each.duration for each in ops) for name, ops in layers if name in outside}
+    blocks[0] += sum(ends[name] for name in step.embedding)
+    blocks[-1] += sum(ends[name] for name in step.head)
+    return tuple(balanced(blocks, parts))
+
+
+# --- what it rests on -----------------------------------------------------------------------------
+
+
+def _counted(
+    workload: Workload,
+    models: Sequence[KernelModel],
+    assumptions: tuple[str, ...],
+    *,
+    splits_used: bool,
+) -> str:
+    """Return the attribute that says what the program's times depend on."""
+    shares: dict[tuple[str, int], Mapping[str, float]] = {}
+    for pricing in workload.pricings:
+        shares |= pricing.shares
+    used = {number for each in shares.values() for number in each}
+    numbers: dict[str, float] = {}
+    for model in models:
+        for name, quantity in model.numbers.items():
+            if name in used:
+                numbers[name] = max(numbers.get(name, 0.0), quantity.error)
+    numbers |= {name: getattr(models[0].gpu, name).error for name in SHARED}
+    missing = [
+        "the CPU's work for what the plan adds, but for launches; the Python of the traced step is "
+        "kept as recorded",
+        "memory: whether the plan fits is not checked",
+    ]
+    if splits_used:
+        missing.append("layouts that a split changes: copies that make parts of tensors contiguous")
+    return json.dumps(
+        {
+            "numbers": numbers,
+            "shares": [[name, at, dict(rest)] for (name, at), rest in shares.items()],
+            "host": {},
+            "launch": {},
+            "assumptions": list(assumptions),
+            "not_modelled": missing,
+        }
+    )
+
+
+def _assumptions(
+    step: TracedStep, target: Target, plan: Plan, layout: Layout, gpus: tuple[str, ...]
+) -> tuple[str, ...]:
+    others = [name for name in gpus if gpu_name(name) != step.gpu]
+    kernels = step.kernel_time / 1e9
+    lines = [
+        f"extrapolated from {step.source}: one step of {step.batch} samples on "
+        f"{find_gpu(step.gpu).title}, {step.measured / 1e9:,.3f} ms, of which kernels "
+        f"{kernels:,.3f} ms",
+        f"{len(step.layers())} layers, {sum(p.elements for p in step.parameters):,} parameters in "
+        f"{len(step.parameters)} tensors, by the gradients that were accumulated",
+        *step.notes,
+    ]
+    if layout.grid.world > 1:
+        lines.append(
+            f"the traced GPU is taken for a typical one; of {layout.grid.world} the slowest sets "
+            "the pace of products"
+        )
+    if plan.micro_batch != step.batch:
+        lines.append(
+            f"micro-batches of {plan.micro_batch} samples: measured times × the ratio of the "
+            "kernel "
+            "model at both sizes; launches as traced"
+        )
+    if target.sequence is not None and target.sequence != step.sequence:
+        lines.append(f"samples of {target.sequence} tokens in place of {step.sequence}, likewise")
+    for name in others:
+        title = find_gpu(name).title
+        lines.append(f"measured times × the ratio of the kernel model on {title}; CPU as traced")
+    lines += [
+        f"nodes {nodes} have {find_gpu(name).title}" for nodes, name in target.other_gpus.items()
+    ]
+    if plan.pp > 1:
+        lines.append(
+            f"layers of each part of the pipeline: {list(plan.pipeline.stages)}; between parts "
+            "goes "
+            "the largest input of the layer behind"
+        )
+    if plan.tp > 1:
+        lines.append(
+            "tensor parallelism: columns and rows as Megatron-LM where matrices pair, else outputs "
+            "divided and gathered; what is not divided every rank computes"
+        )
+    if target.threads:
+        lines.append(
+            "torch.nn.DataParallel: threads share one interpreter, whose lock the CPU's whole work "
+            "of the forward pass is taken to hold (an upper limit)"
+        )
+    if not step.optimizer:
+        lines.append("the trace has no optimizer: none is added")
+    elif plan.zero or plan.pp > 1 or plan.tp > 1:
+        lines.append("the optimizer's kernels × each rank's share of the parameters")
+    unknown = unknown_operators(step)
+    if unknown and (plan.micro_batch != step.batch or others or plan.tp > 1):
+        named = ", ".join(f"{name} ({count})" for name, count in unknown.most_common(5))
+        lines.append(f"operators without a rule, scaled by the bytes of their tensors: {named}")
+    return tuple(lines)

@@ -1,0 +1,575 @@
+"""Kineto trace of one GPU, with shapes → a traced step.
+
+Which rows there are, what the CPU takes between them and where it waits is what a replay of the
+trace has (:mod:`mpisim.traces`); what each kernel computes is what the table of operators says of
+its call (:mod:`mpisim.traces.operator_calls`). Here both are joined, and sorted into passes and
+layers:
+
+forward
+    What the CPU launched outside of ``autograd::engine``. Autograd numbers the nodes it makes; an
+    operator makes those from the number that it records up to that of the operator after it.
+backward
+    Inside ``autograd::engine::evaluate_function``: of the forward operator that made the node.
+parameters
+    Each ``AccumulateGrad`` is the gradient of one, complete as the node before it has run. So the
+    trace says which gradients there are, how large, and in which order they come, whatever the
+    model.
+optimizer
+    Inside ``Optimizer.step`` or ``Optimizer.zero_grad``, or behind the backward pass and without a
+    number of autograd.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from ..base.errors import InputError, TraceError
+from ..kernels import find_gpu, gpu_name
+from ..kernels.operations import Copy, Elementwise, Gemm, Kernel
+from ..operators import OperatorCall, TensorSpec
+from ..operators.tensors import all_tensors
+from ..program import Kind, Table
+from ..results.step_times import step_times
+from ..traces import Lowered, Source, find_sources, read_program
+from ..traces.gradients import EVALUATE, is_backward
+from ..traces.host import is_communication_kernel
+from ..traces.kineto import KinetoTrace, read_kineto
+from ..traces.modules import module_paths
+from ..traces.operator_calls import (
+    LaunchedCall,
+    launched_calls,
+    recorded_inputs,
+)
+from .layers import layer_names, with_tied
+from .passes import ACCUMULATE, Passes
+from .step import (
+    Role,
+    TracedKernel,
+    TracedOperator,
+    TracedParameter,
+    TracedStep,
+    TracedTask,
+    TracedWait,
+)
+
+__all__ = ["read_kineto_step"]
+
+_OTHER_STREAMS = 0.01
+"""Share of the device's time that may be on other streams than the busiest."""
+
+
+def read_kineto_step(
+    path: Path | str,
+    *,
+    gpu: str | None = None,
+    step: int | None = None,
+    batch: int | None = None,
+) -> TracedStep:
+    """Read one step from a trace of one GPU. Local.
+
+    Parameters
+    ----------
+    path : Path or str
+        A Kineto trace, or a folder with one.
+    gpu : str, optional
+        The GPU it was recorded on, where the file does not name one that is known.
+    step : int, optional
+        Number of the profiled step; by default the one of median length.
+    batch : int, optional
+        Samples of the step, where the first layer's input does not begin with them.
+
+    Raises
+    ------
+    TraceError
+        If the file cannot be read, or lacks what a step is made of; the message says what.
+    InputError
+        If the GPU is not known.
+    """
+    from mpi4py import MPI
+
+    sources = find_sources([path])
+    if len(sources) != 1:
+        raise InputError(f"{path}: traces of {len(sources)} ranks; one is read here")
+    source = sources[0]
+    trace = read_kineto(source.path)
+    _check_one_gpu(trace, source)
+    calls = launched_calls(trace)  # says where shapes are missing
+    traced = read_program(sources, MPI.COMM_SELF, np.zeros(1, np.int32))
+    lowered = traced.facts[0].lowered
+    names = traced.program.names
+    reader = _Reader(trace, lowered, names, calls)
+    chosen = reader.choose(step)
+    return reader.step(chosen, _gpu_of(trace, gpu), batch)
+
+
+def _check_one_gpu(trace: KinetoTrace, source: Source) -> None:
+    communications = sum(is_communication_kernel(name) for name in trace.device.name)
+    if communications:
+        of = f" of {source.world_size}" if source.world_size > 1 else ""
+        raise TraceError(
+            f"{trace.path}: holds {communications} communication kernels: it is of one rank{of} "
+            "of a "
+            "parallel job; what is needed is a trace of a job on one GPU, or of all ranks"
+        )
+    if not any(name.startswith(EVALUATE) or is_backward(name) for name in trace.operators.name):
+        raise TraceError(
+            f"{trace.path}: holds a forward pass alone (no operator of autograd::engine): of "
+            "inference, or without the backward pass of a training step"
+        )
+    if ACCUMULATE not in trace.operators.name:
+        raise TraceError(
+            f"{trace.path}: holds no {ACCUMULATE}: which tensors are weights is not known; profile "
+            "a whole training step on the CPU's side, too (ProfilerActivity.CPU)"
+        )
+
+
+def _gpu_of(trace: KinetoTrace, given: str | None) -> str:
+    try:
+        return gpu_name(given or trace.device_name)
+    except InputError as error:
+        if given is not None:
+            raise
+        raise InputError(
+            f"{trace.path}: recorded on {trace.device_name or 'a GPU it does not name'!r}, which "
+            "is "
+            "not in mpisim list gpus; --traced-gpu says which it is"
+        ) from error
+
+
+@dataclass
+class _Forward:
+    """A forward operator while it is collected."""
+
+    call: LaunchedCall | None
+    time: int
+    sequence: int
+    forward: list[TracedTask] = field(default_factory=list)
+    backward: list[TracedTask] = field(default_factory=list)
+    completed: list[TracedParameter] = field(default_factory=list)
+
+
+class _Reader:
+    """One trace, of which a step is taken.
+
+    Parameters
+    ----------
+    trace : KinetoTrace
+    lowered : Lowered
+        Its rows.
+    names : tuple of str
+        Of rows.
+    calls : list of LaunchedCall
+    """
+
+    def __init__(
+        self,
+        trace: KinetoTrace,
+        lowered: Lowered,
+        names: tuple[str, ...],
+        calls: list[LaunchedCall],
+    ) -> None:
+        self.trace, self.lowered, self.names = trace, lowered, names
+        self.table: Table = lowered.table
+        self.measured = step_times(self.table, names, lowered.begin, lowered.end)
+        self._call_of = {op: i for i, call in enumerate(calls) for op in call.ops}
+        self.calls = calls
+        self.passes = Passes(trace)
+        self._launched = self.passes.launched
+        self.notes: list[str] = []
+        self._bandwidth = 0.0
+        self._zeroing: list[TracedTask] = []
+        self._zeroing_at = 0
+
+    # --- which step -------------------------------------------------------------------------------
+
+    def choose(self, step: int | None) -> tuple[int, np.ndarray]:
+        """Return the number of a step, -1 where none is marked, and its rows."""
+        path, marked = self.trace.path, sorted(s for s in self.measured if s >= 0)
+        if marked:
+            if step is None:
+                by_time = sorted(marked, key=lambda s: (self.measured[s], s))
+                step = by_time[(len(by_time) - 1) // 2]
+                if len(marked) > 1:
+                    self.notes.append(f"ProfilerStep#{step}, of median length among {len(marked)}")
+            if step not in marked:
+                raise InputError(
+                    f"{path}: has no step {step}; it has {', '.join(map(str, marked))}"
+                )
+            return step, self._rows_of(step)
+        rows = np.arange(len(self.table))
+        cycles = self._cycles(rows)
+        if len(cycles) == 1:
+            if step is not None:
+                raise InputError(f"{path}: marks no steps (ProfilerStep#N); --step names one")
+            return -1, rows
+        kinds = {self._signature(each) for each in cycles[1:-1] or cycles}
+        if len(kinds) > 1:
+            raise TraceError(
+                f"{path}: forward and backward passes take turns {len(cycles)} times, and differ: "
+                "of two models, or of a step in parts; one step of one model is needed (mark "
+                "steps: "
+                "profiler.step())"
+            )
+        middle = cycles[len(cycles) // 2]
+        self.notes.append(
+            f"{len(cycles)} steps without marks; the {len(cycles) // 2 + 1}. is taken"
+        )
+        return -1, middle
+
+    def _rows_of(self, step: int) -> np.ndarray:
+        """Return the rows of a marked step, with what comes between it and the one before."""
+        own = np.flatnonzero(self.table.step == step)
+        before = np.flatnonzero(self.table.step == step - 1)
+        first = int(before[-1]) + 1 if len(before) and before[-1] < own[0] else int(own[0])
+        return np.arange(first, int(own[-1]) + 1)
+
+    def _cycles(self, rows: np.ndarray) -> list[np.ndarray]:
+        """Return rows cut where a forward pass begins behind a backward one."""
+        cuts, behind = [0], False
+        for place, row in enumerate(rows.tolist()):
+            op = int(self.lowered.op[row])
+            if op < 0:
+                continue
+            kind = self.passes.of(op, after_backward=behind)
+            if kind == "forward" and behind:
+                cuts.append(place)
+                behind = False
+            behind |= kind == "backward"
+        return [part for part in np.split(rows, cuts[1:]) if len(part)]
+
+    def _signature(self, rows: np.ndarray) -> int:
+        """Return how many kernels of the backward pass a cycle has."""
+        ops = [int(op) for op in self.lowered.op[rows] if op >= 0]
+        return sum(self.passes.of(op, after_backward=False) == "backward" for op in ops)
+
+    # --- the step ---------------------------------------------------------------------------------
+
+    def step(self, chosen: tuple[int, np.ndarray], gpu: str, batch: int | None) -> TracedStep:
+        """Return the step that some rows are of."""
+        number, rows = chosen
+        self._check_streams(rows)
+        self._bandwidth = find_gpu(gpu).bandwidth.si
+        found, optimizer = self._sorted(rows, number)
+        self._parameters(found, rows)
+        parameters = {each.shape for one in found for each in one.completed}
+        operators = [self._operator(each, parameters) for each in found]
+        samples, sequence = _batch_of(operators)
+        if batch is not None:
+            samples, sequence = batch, _tokens(operators, batch)
+        tokens = (samples or 1) * (sequence or 1)
+        operators = self._with_roles(operators, parameters, sequence, tokens)
+        paths = module_paths(self.trace, np.array([each.time for each in found], np.int64))
+        layers, embedding, head = layer_names(operators, paths)
+        operators = [
+            replace(each, layer=layer) for each, layer in zip(operators, layers, strict=True)
+        ]
+        if samples is None:
+            raise InputError(
+                f"{self.trace.path}: how many samples a step has is not clear from the input of "
+                "its "
+                "first layer; --traced-batch says so"
+            )
+        measured = self.measured.get(number) if number >= 0 else None
+        if measured is None:
+            on_device = rows[self.table.is_device[rows]]
+            measured = int(self.lowered.end[on_device].max() - self.lowered.begin[on_device].min())
+        operators = with_tied(operators)
+        return TracedStep(
+            source=str(self.trace.path),
+            gpu=gpu,
+            batch=samples,
+            operators=tuple(operators),
+            optimizer=tuple(optimizer),
+            measured=measured,
+            zeroing=tuple(self._zeroing),
+            zeroing_at=self._zeroing_at,
+            accumulates=self._accumulates(rows),
+            sequence=sequence,
+            embedding=embedding,
+            head=head,
+            notes=tuple(self.notes),
+        )
+
+    def _check_streams(self, rows: np.ndarray) -> None:
+        """Refuse a step whose kernels run side by side."""
+        on_device = rows[self.table.is_device[rows]]
+        times = np.bincount(self.table.stream[on_device], weights=self.table.duration[on_device])
+        other = 1 - times.max(initial=0) / max(1.0, times.sum())
+        if other > _OTHER_STREAMS:
+            raise TraceError(
+                f"{self.trace.path}: {other:.0%} of the device's time is on other streams than the "
+                "busiest; how kernels share the GPU at other sizes is not known"
+            )
+        if other:
+            self.notes.append(f"{other:.2%} of the device's time is on other streams, taken as one")
+
+    def _sorted(self, rows: np.ndarray, number: int) -> tuple[list[_Forward], list[TracedTask]]:
+        """Return forward operators with the tasks of their passes, and the optimizer's tasks."""
+        found: list[_Forward] = []
+        optimizer: list[TracedTask] = []
+        begins: list[int] = []
+        target: list[TracedTask] | None = None
+        early: list[TracedTask] = []
+        host, behind, at = 0, False, -1
+        table = self.table
+        ahead = self._ahead(rows, number)
+        if number < 0:  # a recording without marks is as long as its device is at work
+            on_device = np.flatnonzero(table.is_device[rows])
+            rows = rows[on_device[0] : on_device[-1] + 1]
+        for row in rows.tolist():
+            kind, op = Kind(int(table.kind[row])), int(self.lowered.op[row])
+            before = host + int(table.host[row])
+            if op < 0 and kind is not Kind.HOST:
+                before, ahead = max(0, before - ahead), 0
+            elif ahead:
+                before, ahead = max(0, before - ahead), max(0, ahead - before)
+            if kind is Kind.HOST:
+                host = before + int(table.launch_cost[row])
+                continue
+            if op < 0:
+                task: TracedTask = TracedWait(
+                    self.names[table.name[row]], before, int(table.launch_cost[row])
+                )
+                (early if target is None else target).append(task)
+                host = 0
+                continue
+            what = self.passes.of(op, after_backward=behind)
+            if what == "forward" and not behind:
+                call = self._call_of.get(op)
+                known = None if call is None else self.calls[call]
+                if not found or known is None or found[-1].call is not known:
+                    sequence = max(self.passes.first_number(op), begins[-1] if begins else -1)
+                    found.append(_Forward(known, self._launched.get(op, 0), sequence, early))
+                    begins.append(sequence)
+                    early = []
+                target = found[-1].forward
+            elif what == "backward":
+                if not found:
+                    raise TraceError(
+                        f"{self.trace.path}: the step begins with a backward pass; its forward "
+                        "pass "
+                        "was not recorded"
+                    )
+                node = self.passes.node(op)
+                last = at if behind else len(found) - 1
+                at = last if node < 0 else min(last, max(0, bisect_right(begins, node) - 1))
+                behind = True
+                target = found[at].backward
+            else:
+                if behind:
+                    target = optimizer
+                else:
+                    target = self._zeroing
+                    self._zeroing_at = len(found)
+            first = number < 0 and not found[0].forward if found else False
+            target.append(self._kernel(row, op, 0 if first else before, first))
+            host = 0
+        if not found:
+            raise TraceError(f"{self.trace.path}: the step has no forward pass")
+        if not behind:
+            raise TraceError(f"{self.trace.path}: the step that is taken has no backward pass")
+        if host and self._ends_on_host(number):
+            (optimizer or found[0].backward).append(TracedWait("end of step", host, 0))
+        return found, optimizer
+
+    def _ends_on_host(self, number: int) -> bool:
+        """Whether a step lasts until the CPU is done with it, too: the only one that is marked."""
+        return number >= 0 and len([s for s in self.measured if s >= 0]) == 1
+
+    def _ahead(self, rows: np.ndarray, number: int) -> int:
+        """Return how long the CPU has been at a step when the device ends the one before, in ps.
+
+        Where steps follow each other, one lasts from the end of the one before on the device. What
+        the CPU does for it until then is no part of its time.
+        """
+        before = np.flatnonzero(self.table.is_device & (self.table.step == number - 1))
+        if number < 0 or not len(before):
+            return 0
+        row = int(rows[0])
+        op = int(self.lowered.op[row])
+        began = self._launched.get(op) if op >= 0 else int(self.lowered.begin[row])
+        if began is None:
+            return 0
+        ahead = int(self.lowered.end[before].max()) - (began - int(self.table.host[row]))
+        if ahead > 0:
+            self.notes.append(
+                f"the CPU is {ahead / 1e9:.1f} ms ahead of the device where the step begins, as in "
+                "the trace"
+            )
+        return max(0, ahead)
+
+    def _kernel(self, row: int, op: int, host: int, first: bool) -> TracedKernel:
+        """Return a row of the device; the first of a recording without marks starts at once."""
+        table, call = self.table, self._call_of.get(op)
+        kernels: tuple[Kernel, ...] = ()
+        known, name, duration = False, "copy", int(table.duration[row])
+        if call is not None:
+            launched = self.calls[call]
+            kernels, known = launched.launched.kernels, launched.launched.known
+            name = launched.call.name
+        elif table.bytes[row] > 0:
+            kernels, known = (Copy(int(table.bytes[row]), "host"),), True
+        if not kernels:  # as if memory set its pace
+            size = round(duration * 1e-12 * self._bandwidth)
+            kernels, known = (Elementwise(bytes=max(1, size)),), False
+        return TracedKernel(
+            name=self.names[table.name[row]],
+            operator=name,
+            call=-1 - op if call is None else call,
+            duration=duration,
+            kernels=kernels,
+            known=known,
+            host=host,
+            launch=0 if first else int(table.launch[row]),
+            launch_cost=int(table.launch_cost[row]),
+            gap=int(table.gap[row]),
+        )
+
+    def _parameters(self, found: list[_Forward], rows: np.ndarray) -> None:
+        """Give each forward operator the parameters whose gradients its node completes."""
+        operators = self.trace.operators
+        ops = [int(op) for op in self.lowered.op[rows] if op >= 0]
+        times = [self._launched[op] for op in ops if op in self._launched]
+        begin, end = min(times, default=0), self._until(max(times, default=0), set(ops))
+        begins, at = [each.sequence for each in found], len(found) - 1
+        for i, name in enumerate(operators.name):
+            if not begin <= int(operators.begin[i]) < end:
+                continue
+            args = operators.args[i]
+            if name == ACCUMULATE:
+                given = [] if args is None else list(all_tensors(recorded_inputs(args)))
+                if given:
+                    found[at].completed.append(TracedParameter(given[0].shape, given[0].dtype))
+                continue
+            sequence = -1 if args is None or args.sequence is None else args.sequence
+            if sequence >= 0 and (name.startswith(EVALUATE) or is_backward(name)):
+                at = min(at, max(0, bisect_right(begins, sequence) - 1))
+        if not any(each.completed for each in found):
+            raise TraceError(
+                f"{self.trace.path}: the step that is taken accumulates no gradient with a shape; "
+                "profile a whole step with record_shapes=True"
+            )
+
+    def _with_roles(
+        self,
+        operators: list[TracedOperator],
+        parameters: set[tuple[int, ...]],
+        sequence: int | None,
+        tokens: int,
+    ) -> list[TracedOperator]:
+        """Say which kernels work on weights alone, and which on scores of attention."""
+        weights = {shape for shape in parameters if len(shape) > 1}
+        weights |= {tuple(reversed(shape)) for shape in weights}
+        roles: dict[int, Role] = {}
+
+        def role(call: int) -> Role:
+            if call not in roles:
+                shapes = [each.shape for each in all_tensors(self.calls[call].call.inputs)]
+                shapes = [shape for shape in shapes if len(shape) > 1]
+                roles[call] = ""
+                # A product of weights alone there is none; activations may be as large as a weight.
+                described = self.calls[call].launched.kernels
+                product = any(isinstance(each, Gemm) for each in described)
+                of_tokens = any(shape[0] == tokens for shape in shapes)
+                if not (product or of_tokens) and shapes and weights.issuperset(shapes):
+                    roles[call] = "weights"
+                elif shapes and all(s[-1] == s[-2] == sequence for s in shapes):
+                    roles[call] = "scores"
+            return roles[call]
+
+        def told(tasks: Iterable[TracedTask]) -> tuple[TracedTask, ...]:
+            return tuple(
+                replace(each, role=role(each.call))
+                if isinstance(each, TracedKernel) and each.call >= 0
+                else each
+                for each in tasks
+            )
+
+        return [
+            replace(each, forward=told(each.forward), backward=told(each.backward))
+            for each in operators
+        ]
+
+    def _accumulates(self, rows: np.ndarray) -> bool:
+        """Whether accumulating gradients launches kernels."""
+        names = self.trace.operators.name
+        return any(
+            names[i].endswith(ACCUMULATE)
+            for op in self.lowered.op[rows].tolist()
+            if op >= 0
+            for i in self.passes.chains.get(op, ())
+        )
+
+    def _until(self, last: int, ops: set[int]) -> int:
+        """Return when the next step begins to launch."""
+        later = [at for op, at in self._launched.items() if at > last and op not in ops]
+        return min(later, default=int(np.iinfo(np.int64).max))
+
+    def _operator(self, each: _Forward, parameters: set[tuple[int, ...]]) -> TracedOperator:
+        call = OperatorCall("copy", ()) if each.call is None else each.call.call
+        own = {one.shape for one in each.completed}
+        tensors = list(all_tensors(call.inputs))
+        inputs = [one for one in tensors if one.shape not in own]
+        output = next(all_tensors(call.outputs), None)
+        statistics = 0
+        if "batch_norm" in call.name and each.completed:
+            statistics = each.completed[0].elements
+        return TracedOperator(
+            name=call.name,
+            layer="",
+            forward=tuple(each.forward),
+            backward=tuple(each.backward),
+            parameters=tuple(reversed(each.completed)),
+            inputs=tuple(inputs),
+            output=output,
+            statistics=statistics,
+        )
+
+
+def _weighted(operators: list[TracedOperator]) -> TracedOperator | None:
+    """Return the first operator with a weight of two dimensions or more."""
+    return next(
+        (each for each in operators if any(len(p.shape) > 1 for p in each.parameters)), None
+    )
+
+
+def _batch_of(operators: list[TracedOperator]) -> tuple[int | None, int | None]:
+    """Return samples, and tokens of a sample, by the input of the first layer."""
+    first = _weighted(operators)
+    given = None if first is None else _activation(first)
+    if first is None or given is None or not given.shape:
+        return None, None
+    if "embedding" in first.name and len(given.shape) == 2:
+        return given.shape[0], given.shape[1]
+    return given.shape[0], None
+
+
+def _tokens(operators: list[TracedOperator], batch: int) -> int | None:
+    """Return the tokens of each of so many samples, where the first operator looks up "
+    "embeddings."""
+    first = _weighted(operators)
+    given = None if first is None else _activation(first)
+    if first is None or given is None or "embedding" not in first.name:
+        return None
+    return given.elements // batch if given.elements % batch == 0 else None
+
+
+def _activation(operator: TracedOperator) -> TensorSpec | None:
+    """Return the largest tensor among an operator's inputs."""
+    return max(operator.inputs, key=lambda each: each.elements, default=None)
+
+
+def unknown_operators(step: TracedStep) -> Counter[str]:
+    """Return the operators of a step that no rule describes, by how many kernels each launched."""
+    tasks = [task for one in step.operators for task in (*one.forward, *one.backward)]
+    return Counter(
+        each.operator
+        for each in (*tasks, *step.optimizer, *step.zeroing)
+        if isinstance(each, TracedKernel) and not each.known and each.operator != "copy"
+    )

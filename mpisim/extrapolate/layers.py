@@ -1,0 +1,130 @@
+"""Operators of a traced step → the layers that they belong to, and weights that two of them share.
+
+A layer is what a pipeline is cut between, what is recomputed, and what FSDP gathers at a time.
+Where the trace has modules, a layer is a block of the model: the outermost kind of module that is
+there several times and holds several operators with parameters (``TransformerLayer``,
+``Bottleneck``); what comes before the first is its embedding, and what comes behind the last its
+head. Where there is no such module, every operator with a weight of two dimensions or more begins a
+layer, and all are blocks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..kernels.operations import Embedding, Gemm
+from .step import TracedOperator
+
+__all__ = ["layer_names", "with_tied"]
+
+CONTAINERS = ("Sequential", "ModuleList", "ModuleDict")
+"""Modules that say nothing of what they hold."""
+
+Names = tuple[list[str], tuple[str, ...], tuple[str, ...]]
+
+
+def layer_names(operators: Sequence[TracedOperator], paths: Sequence[tuple[str, ...]]) -> Names:
+    """Return the layer of each operator, and the layers that are embedding and head.
+
+    Parameters
+    ----------
+    operators : sequence of TracedOperator
+        In the order of the forward pass.
+    paths : sequence of tuple of str
+        The modules around each, the outermost first; all empty where none was recorded.
+
+    Returns
+    -------
+    layers : list of str
+    embedding, head : tuple of str
+    """
+    kind = _repeated(operators, paths)
+    return _by_weights(operators) if kind is None else _by_modules(paths, kind)
+
+
+def with_tied(operators: Sequence[TracedOperator]) -> list[TracedOperator]:
+    """Return the operators with the weight that an embedding and a matrix of scores share.
+
+    Its gradient is accumulated once, when that of the embedding is there, so that the matrix shows
+    none of its own.
+    """
+    tables = {
+        (kernel.entries, kernel.width): i
+        for i, each in enumerate(operators)
+        for kernel in each.products()
+        if isinstance(kernel, Embedding)
+        and any(one.shape == (kernel.entries, kernel.width) for one in each.parameters)
+    }
+    found = list(operators)
+    for i, each in enumerate(operators):
+        shapes = {one.shape for one in each.parameters if len(one.shape) > 1}
+        for kernel in each.products():
+            shape = (getattr(kernel, "n", 0), getattr(kernel, "k", 0))
+            if isinstance(kernel, Gemm) and not shapes and tables.get(shape, i) < i:
+                found[i] = replace(each, tied=shape)
+                first = tables[shape]
+                found[first] = replace(found[first], tied=shape)
+    return found
+
+
+def _kind(module: str) -> str:
+    """Module → its class.
+
+    Examples
+    --------
+    >>> _kind("Bottleneck_3")
+    'Bottleneck'
+    """
+    name, _, number = module.rpartition("_")
+    return name if name and number.isdigit() else module
+
+
+def _repeated(operators: Sequence[TracedOperator], paths: Sequence[tuple[str, ...]]) -> str | None:
+    """Return the outermost kind of module that is there several times and has parameters."""
+    depth: dict[str, int] = {}
+    instances: dict[str, Counter[str]] = {}
+    for operator, path in zip(operators, paths, strict=True):
+        if not operator.parameters:
+            continue
+        for level, module in enumerate(path):
+            kind = _kind(module)
+            if kind in CONTAINERS:
+                continue
+            depth[kind] = min(depth.get(kind, level), level)
+            instances.setdefault(kind, Counter())[module] += 1
+    several = [
+        kind for kind, found in instances.items() if len(found) > 1 and max(found.values()) > 1
+    ]
+    return min(several, key=lambda kind: (depth[kind], -len(instances[kind])), default=None)
+
+
+def _by_modules(paths: Sequence[tuple[str, ...]], kind: str) -> Names:
+    blocks = [next((m for m in path if _kind(m) == kind), None) for path in paths]
+    inside = [i for i, block in enumerate(blocks) if block is not None]
+    first, last = inside[0], inside[-1]
+    layers: list[str] = []
+    current = ""
+    for i, block in enumerate(blocks):
+        if i < first:
+            layers.append("embedding")
+        elif i > last:
+            layers.append("head")
+        else:  # what lies between two blocks goes with the one before
+            current = current if block is None else block
+            layers.append(current)
+    return (
+        layers,
+        ("embedding",) if first else (),
+        ("head",) if last + 1 < len(layers) else (),
+    )
+
+
+def _by_weights(operators: Sequence[TracedOperator]) -> Names:
+    layers: list[str] = []
+    count = 0
+    for operator in operators:
+        count += any(len(each.shape) > 1 for each in operator.parameters)
+        layers.append(f"layer {max(count, 1)}")
+    return layers, (), ()

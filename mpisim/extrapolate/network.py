@@ -1,0 +1,287 @@
+"""A traced step → a network of the workload generator, in the shapes of one rank of a plan.
+
+    traced operators ─► operators of `mpisim.workloads`, whose kernels are `Recorded`
+    traced layers    ─► layers, which pipelines cut and FSDP gathers
+
+Everything else, buckets, units, schedules and messages, the generator then does as for any model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Literal
+
+from ..base.frozen import frozen
+from ..experiment import Plan
+from ..kernels.operations import BYTES, Convolution, Elementwise, Gemm, Kernel
+from ..kernels.recorded import Recorded
+from ..operators import TensorSpec
+from ..operators.tensors import element_bytes
+from ..workloads.grid import Grid
+from ..workloads.operators import Await, Compute, Layer, Network, Operator, Parameter, Task
+from .growth import Growth, grown, product_role, share_of
+from .split import NOT_SPLIT, Split, split_kernel, split_tasks
+from .step import TracedKernel, TracedOperator, TracedStep, TracedTask, TracedWait
+
+__all__ = ["growth_of", "passed_on", "traced_network"]
+
+FP32 = BYTES["fp32"]
+
+
+def growth_of(step: TracedStep, plan: Plan, sequence: int | None) -> Growth:
+    """Return how a micro-batch of a plan differs from the traced step.
+
+    Parameters
+    ----------
+    step : TracedStep
+    plan : Plan
+    sequence : int, optional
+        Tokens of a sample; as traced if not given.
+    """
+    length = 1.0
+    if sequence is not None and step.sequence is not None:
+        length = sequence / step.sequence
+    return Growth(
+        plan.micro_batch / step.batch, length, step.sequence, step.batch * (step.sequence or 1)
+    )
+
+
+def traced_network(
+    step: TracedStep,
+    plan: Plan,
+    grid: Grid,
+    *,
+    sequence: int | None = None,
+    splits: Mapping[int, Split] | None = None,
+) -> Network:
+    """Return the network of a traced step in the shapes of one rank.
+
+    Parameters
+    ----------
+    step : TracedStep
+    plan : Plan
+    grid : Grid
+    sequence : int, optional
+        Tokens of a sample; as traced if not given.
+    splits : mapping of int to Split, optional
+        How tensor parallelism divides operators, by their number in `step.operators`.
+    """
+    growth = growth_of(step, plan, sequence)
+    once = grid.pp == 1 and plan.global_batch == plan.micro_batch * grid.dp
+    several = plan.global_batch > plan.micro_batch * grid.dp
+    adds = several and not step.accumulates
+    return _Writer(step, growth, grid.tp, splits or {}, zeroing=once, adds=adds).network()
+
+
+class _Writer:
+    """Write the network of a traced step.
+
+    Parameters
+    ----------
+    step : TracedStep
+    growth : Growth
+    tp : int
+    splits : mapping of int to Split
+    zeroing : bool
+        Whether gradients are set to zero where the trace does so; otherwise with the optimizer, as
+        a pass that is run for every micro-batch is no place for it.
+    adds : bool
+        Whether gradients of micro-batches are added up, which the traced step has no kernels for.
+    """
+
+    def __init__(
+        self,
+        step: TracedStep,
+        growth: Growth,
+        tp: int,
+        splits: Mapping[int, Split],
+        *,
+        zeroing: bool,
+        adds: bool,
+    ) -> None:
+        self.adds = adds
+        self.gathers = any(each.kind == "gathered" for each in splits.values())
+        self.step, self.growth, self.tp, self.splits = step, growth, tp, splits
+        self.zeroing = zeroing and bool(step.zeroing)
+        self.weights = {
+            shape
+            for each in step.parameters
+            if len(each.shape) == 2
+            for shape in ((each.shape[0], each.shape[1]),)
+        }
+
+    def network(self) -> Network:
+        step = self.step
+        layers: list[Layer] = []
+        flops = number = 0
+        traced = step.layers()
+        for place, (name, members) in enumerate(traced):
+            operators = []
+            for each in members:
+                operators.append(self._operator(each, number))
+                number += 1
+            following = traced[place + 1][1] if place + 1 < len(traced) else []
+            before = layers[-1].output if layers else 0
+            role: Literal["embedding", "block", "head"] = "block"
+            if name in step.embedding:
+                role = "embedding"
+            elif name in step.head:
+                role = "head"
+            output = round(passed_on(following) * self.growth.activations)
+            layers.append(Layer(name, tuple(operators), role, output, before))
+        for layer in layers:
+            flops += sum(each.kernel.flops for each in layer.kernels())
+        tokens = self.growth.activations * step.batch * (step.sequence or 1)
+        return Network(
+            tuple(layers),
+            flops * self.tp,
+            round(tokens),
+            _Optimizer(step.optimizer if self.zeroing else (*step.zeroing, *step.optimizer)),
+            sum(each.elements for each in step.parameters),
+        )
+
+    def _operator(self, each: TracedOperator, number: int) -> Operator:
+        split = self.splits.get(number, NOT_SPLIT)
+        forward = self._tasks(each, each.forward, split, backward=False)
+        backward = self._tasks(each, each.backward, split, backward=True)
+        size = round(sum(_bytes(one) for one in each.inputs) * self.growth.activations)
+        if split is not NOT_SPLIT:
+            forward, backward = split_tasks(each, split, forward, backward, self.growth, self.tp)
+        # Where outputs are gathered, gradients between are sums over ranks not added up yet.
+        partial = self.gathers and split is NOT_SPLIT
+        if self.zeroing and number == max(0, self.step.zeroing_at - 1):
+            zeros = _Optimizer(self.step.zeroing)(1 / self.tp)
+            first = self.step.zeroing_at == 0
+            forward = (*zeros, *forward) if first else (*forward, *zeros)
+        parameters = tuple(
+            Parameter(
+                f"{each.name} {'×'.join(map(str, one.shape))}",
+                split.parameter(one.shape, self.tp),
+                tied=one.shape == each.tied,
+                replicated=partial,
+                partial=partial,
+            )
+            for one in each.parameters
+        )
+        if each.tied is not None and not any(one.tied for one in parameters):
+            size = split.parameter(each.tied, self.tp)
+            parameters = (Parameter(f"{each.name} (tied)", size, tied=True), *parameters)
+        if self.adds and backward:
+            backward = (*backward, *_additions(each, parameters))
+        return Operator(
+            each.name, forward, backward, parameters, saved=size, statistics=each.statistics
+        )
+
+    def _tasks(
+        self, of: TracedOperator, tasks: Iterable[TracedTask], split: Split, *, backward: bool
+    ) -> tuple[Task, ...]:
+        found: list[Task] = []
+        seen: set[int] = set()
+        for each in tasks:
+            if isinstance(each, TracedWait):
+                found.append(Await(each.name, host=each.host, tail=each.tail))
+                continue
+            now = tuple(self._now(kernel, each, split, backward, of) for kernel in each.kernels)
+            counts = each.call not in seen
+            seen.add(each.call)
+            weight = backward and bool(now) and all(map(self._of_weights, each.kernels))
+            found.append(Compute(each.name, _recorded(each, now, counts), weight=weight))
+        return tuple(found)
+
+    def _now(
+        self,
+        kernel: Kernel,
+        of: TracedKernel,
+        split: Split,
+        backward: bool,
+        operator: TracedOperator,
+    ) -> Kernel:
+        new = grown(kernel, self.growth, self.weights, backward=backward, role=of.role)
+        if split is NOT_SPLIT:
+            return new
+        role = None
+        if isinstance(kernel, Gemm):
+            role = product_role(kernel, self.weights, backward, self.growth.tokens)
+        if (
+            split.kind == "gathered"
+            and isinstance(kernel, Elementwise)
+            and kernel.bytes in _copies(operator)
+        ):
+            return new  # the input is whole
+        return split_kernel(new, split, role, backward, of.role, self.tp)
+
+    def _of_weights(self, kernel: Kernel) -> bool:
+        """Whether a kernel of the backward pass computes gradients of weights."""
+        if isinstance(kernel, Convolution):
+            return kernel.direction == "weight"
+        return (
+            isinstance(kernel, Gemm)
+            and product_role(kernel, self.weights, True, self.growth.tokens) == "k"
+        )
+
+
+def _additions(each: TracedOperator, parameters: tuple[Parameter, ...]) -> Iterator[Task]:
+    """Yield kernels that add gradients to those of micro-batches before, a kernel a parameter."""
+    element = max((element_bytes(one.dtype) for one in each.parameters), default=FP32)
+    for one in parameters:
+        kernel = Elementwise(3 * element * max(1, one.size))
+        yield Compute("gradient accumulation", kernel, weight=True)
+
+
+def _recorded(each: TracedKernel, now: tuple[Kernel, ...], counts: bool) -> Recorded:
+    return Recorded(
+        each.duration,
+        each.kernels,
+        now,
+        each.known,
+        counts,
+        host=each.host,
+        launch=each.launch,
+        launch_cost=each.launch_cost,
+        gap=each.gap,
+    )
+
+
+@frozen
+class _Optimizer:
+    """Share of the parameters → the optimizer's tasks.
+
+    They go through parameters, gradients and states: what no rule describes does so, too.
+    """
+
+    tasks: tuple[TracedTask, ...]
+
+    def __call__(self, share: float) -> tuple[Task, ...]:
+        """Return the tasks on a share of the parameters; the CPU's part stays."""
+        found: list[Task] = []
+        for each in self.tasks:
+            if isinstance(each, TracedWait):
+                found.append(Await(each.name, host=each.host, tail=each.tail))
+                continue
+            now = each.kernels
+            if share != 1:
+                now = tuple(share_of(kernel, share) for kernel in now)
+            kernel = replace(_recorded(each, now, counts=False), known=True)
+            found.append(Compute(each.name, kernel))
+        return tuple(found)
+
+
+def passed_on(operators: Iterable[TracedOperator]) -> int:
+    """Return the bytes that the operators of a layer get from the one before; 0 for none."""
+    for each in operators:
+        if each.inputs:
+            return max(map(_bytes, each.inputs))
+    return 0
+
+
+def _copies(operator: TracedOperator) -> tuple[int, ...]:
+    """Return the bytes of kernels that read an operator's input, or copy it."""
+    if not operator.inputs:
+        return ()
+    size = max(map(_bytes, operator.inputs))
+    return size, 2 * size
+
+
+def _bytes(spec: TensorSpec) -> int:
+    return element_bytes(spec.dtype) * spec.elements

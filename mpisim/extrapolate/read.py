@@ -1,0 +1,47 @@
+"""A trace of one GPU, whichever sort it is → a traced step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..base.errors import InputError
+from .kineto_step import read_kineto_step
+from .step import TracedStep
+from .triosim_step import is_triosim, read_triosim_step
+
+__all__ = ["read_step"]
+
+
+def read_step(
+    path: Path | str,
+    *,
+    gpu: str | None = None,
+    step: int | None = None,
+    batch: int | None = None,
+) -> TracedStep:
+    """Read one training step of one GPU. Local.
+
+    Parameters
+    ----------
+    path : Path or str
+        A Kineto trace with shapes, or TrioSim's ``trace.csv`` beside its ``tensor.csv``; or a
+        folder with either.
+    gpu : str, optional
+        The GPU it was recorded on, where the file does not say.
+    step : int, optional
+        Number of the profiled step; by default the one of median length.
+    batch : int, optional
+        Samples of the step, where that is not clear.
+
+    Raises
+    ------
+    InputError
+        If it cannot be read, or lacks what a step is made of; the message says what.
+    """
+    if is_triosim(path):
+        if step is not None:
+            raise InputError(
+                f"{path}: TrioSim's tables hold one step; --step is for Kineto's traces"
+            )
+        return read_triosim_step(path, gpu=gpu, batch=batch)
+    return read_kineto_step(path, gpu=gpu, step=step, batch=batch)

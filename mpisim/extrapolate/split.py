@@ -1,0 +1,321 @@
+"""What one tensor-parallel rank computes of an operator, and what it communicates for it.
+
+The kinds of `Split`, with the collectives of Megatron-LM without sequence parallelism
+(arXiv:1909.08053; megatron/core/tensor_parallel) and of BlackSamorez/tensor_parallel, which TrioSim
+takes as its reference:
+
+=============  ===================================  ==========================================
+column         features out                         backward: all-reduce of the input's gradient
+row            features in                          forward: all-reduce of the output
+inside         heads or features between the two    none
+vocabulary     entries of a table                   forward: all-reduce of what was looked up
+scores         scores of such a vocabulary          forward: three numbers a token, all-reduced
+gathered       features out of any other layer      forward: all-gather of the output; backward:
+                                                    reduce-scatter of its gradient
+=============  ===================================  ==========================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from ..base.errors import InputError
+from ..base.frozen import frozen
+from ..kernels.operations import (
+    BYTES,
+    Attention,
+    Convolution,
+    Copy,
+    CrossEntropy,
+    Elementwise,
+    Embedding,
+    Gemm,
+    Kernel,
+    Norm,
+    Softmax,
+)
+from ..kernels.recorded import Recorded
+from ..operators.tensors import element_bytes
+from ..program import Operation
+from ..workloads.operators import Communicate, Compute, Task
+from ..workloads.transformer.shapes import VOCABULARY_MULTIPLE
+from .growth import Growth, ProductRole, share_of, times, with_sizes
+from .step import Role, TracedOperator
+
+__all__ = ["NOT_SPLIT", "Split", "SplitKind", "split_kernel", "split_tasks"]
+
+SplitKind = Literal["none", "column", "row", "inside", "vocabulary", "scores", "gathered"]
+
+FP32 = BYTES["fp32"]
+
+_ON_OUTPUTS = ("column", "gathered")
+
+
+@frozen
+class Split:
+    """How an operator is divided over a tensor-parallel group.
+
+    Attributes
+    ----------
+    kind : str
+        A row of the table above; "none": every rank computes all of it.
+    outputs, inputs : int
+        Features of its weight; of "inside" those out of the matrix before, of "scores" the entries
+        of the vocabulary; 0 where there are none.
+    vocabulary : bool
+        Whether `outputs` are the entries of a vocabulary, which Megatron-LM pads to a multiple of
+        128 for each rank.
+    small : int
+        Of "scores": bytes up to which a kernel works on numbers of tokens, not on scores.
+    rows : int
+        Of "scores": how many there are for each entry of the vocabulary, as traced; 0 for all
+        operators of a loss but the first, whose collectives serve all.
+    """
+
+    kind: SplitKind = "none"
+    outputs: int = 0
+    inputs: int = 0
+    vocabulary: bool = False
+    small: int = 0
+    rows: int = 0
+
+    def share(self, tp: int) -> int:
+        """Return the features out, or entries of a vocabulary, that one rank has.
+
+        Raises
+        ------
+        InputError
+            If tp does not divide them, and they are not padded.
+        """
+        if self.vocabulary:
+            return -(-self.outputs // (VOCABULARY_MULTIPLE * tp)) * VOCABULARY_MULTIPLE
+        return divided(self.outputs, tp, "features of a matrix")
+
+    def parameter(self, shape: tuple[int, ...], tp: int) -> int:
+        """Return how many elements of a parameter one of `tp` ranks holds."""
+        size = 1
+        for n in shape:
+            size *= n
+        weight = len(shape) > 1
+        if self.vocabulary and shape[0] == self.outputs:
+            return size // shape[0] * self.share(tp)
+        if self.kind in ("inside", "scores"):
+            return size // tp if shape == (self.outputs,) else size
+        divided = self.kind in (*_ON_OUTPUTS, "vocabulary") or (self.kind == "row" and weight)
+        return size // tp if divided else size
+
+
+NOT_SPLIT = Split()
+"""Of operators that every rank computes whole."""
+
+
+def divided(size: int, tp: int, what: str) -> int:
+    """Size → one rank's share.
+
+    Raises
+    ------
+    InputError
+        If tp does not divide it.
+    """
+    if size % tp:
+        raise InputError(f"tp is {tp}, which does not divide the {size} {what}")
+    return size // tp
+
+
+def split_kernel(
+    kernel: Kernel,
+    split: Split,
+    product: ProductRole | None,
+    backward: bool,
+    role: Role,
+    tp: int,
+) -> Kernel:
+    """Return one rank's share of a kernel.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        At the sizes of the micro-batch.
+    split : Split
+        Of its operator.
+    product : str or None
+        Of matrix products: which size counts tokens.
+    backward : bool
+    role : str
+        As of the traced kernel.
+    tp : int
+    """
+    match split.kind:
+        case "inside":
+            return _share(kernel, tp)
+        case "scores":
+            if isinstance(kernel, Softmax | CrossEntropy):
+                return replace(kernel, columns=times(kernel.columns, 1 / tp))
+            # What has a number for each token alone is not divided.
+            large = isinstance(kernel, Elementwise) and kernel.bytes > split.small
+            return _share(kernel, tp) if large else kernel
+        case "vocabulary":
+            if isinstance(kernel, Embedding):
+                return replace(kernel, entries=split.share(tp))
+            return _share(kernel, tp) if isinstance(kernel, Copy) else kernel
+    if isinstance(kernel, Gemm) and product is not None:
+        return _product(kernel, split, product, backward, tp)
+    if isinstance(kernel, Convolution):
+        return replace(kernel, outputs=divided(kernel.outputs, tp, "channels of a convolution"))
+    if isinstance(kernel, Elementwise) and (split.kind != "row" or role == "weights"):
+        # Of a bias, or of the weight: as large as the share of the product that it belongs to.
+        return _share(kernel, tp)
+    return kernel
+
+
+_FEATURES: Mapping[tuple[bool, ProductRole], tuple[str, str]] = {
+    (False, "m"): ("n", "k"),  # tokens × in, in × out
+    (False, "n"): ("m", "k"),
+    (False, "k"): ("m", "n"),
+    (True, "m"): ("k", "n"),  # tokens × out, out × in: the input's gradient
+    (True, "n"): ("k", "m"),
+    (True, "k"): ("m", "n"),  # out × tokens, tokens × in: the weight's gradient
+}
+"""Backward or not, size that counts tokens → sizes that are features out and in."""
+
+
+def _product(kernel: Gemm, split: Split, product: ProductRole, backward: bool, tp: int) -> Gemm:
+    """Return the share of the product of a weight: its features out or in are divided."""
+    outputs, inputs = _FEATURES[backward, product]
+    on_outputs = split.kind in _ON_OUTPUTS
+    wanted = split.outputs if on_outputs else split.inputs
+    for name in (outputs, inputs) if on_outputs else (inputs, outputs):
+        if getattr(kernel, name) == wanted:
+            if on_outputs:
+                return with_sizes(kernel, {name: split.share(tp)})
+            return with_sizes(kernel, {name: divided(wanted, tp, "features of a matrix")})
+    return kernel
+
+
+def _share(kernel: Kernel, tp: int) -> Kernel:
+    """Return a share of a kernel between two divided matrices: of its heads or its features."""
+    match kernel:
+        case Attention():
+            return replace(
+                kernel,
+                heads=divided(kernel.heads, tp, "heads of attention"),
+                kv_heads=times(kernel.kv_heads, 1 / tp),
+            )
+        case Gemm() if kernel.batch > 1:
+            return replace(kernel, batch=divided(kernel.batch, tp, "heads of attention"))
+        case Softmax() | Norm():
+            return replace(kernel, rows=times(kernel.rows, 1 / tp))
+        case Elementwise() | Copy():
+            return share_of(kernel, 1 / tp)
+    return kernel
+
+
+def split_tasks(
+    operator: TracedOperator,
+    split: Split,
+    forward: tuple[Task, ...],
+    backward: tuple[Task, ...],
+    growth: Growth,
+    tp: int,
+) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
+    """Return the tasks of both passes with the collectives that a split needs.
+
+    Parameters
+    ----------
+    operator : TracedOperator
+    split : Split
+    forward, backward : tuple of Task
+        In the shapes of one rank.
+    growth : Growth
+    tp : int
+    """
+    if split.kind == "column":
+        return forward, _with_input_gradient(operator, backward, growth)
+    if split.kind in ("row", "vocabulary"):
+        size = _output_bytes(forward, operator, 1)
+        after: list[Task] = [_collective(operator, Operation.ALL_REDUCE, size)]
+        if split.kind == "row" and any(len(one.shape) == 1 for one in operator.parameters):
+            after.append(Compute("bias", Elementwise(2 * size)))  # not of partial sums
+        if split.kind == "vocabulary":  # rows that another rank has are zeros
+            after.insert(0, Compute("mask", Elementwise(size)))
+            backward = (Compute("mask backward", Elementwise(2 * size)), *backward)
+        return (*forward, *after), backward
+    if split.kind == "scores":
+        if not split.rows:
+            return forward, backward
+        rows = times(split.rows, growth.activations)
+        sums = [
+            Communicate(f"loss {what} all-reduce", Operation.ALL_REDUCE, "tp", FP32 * rows)
+            for what in ("maximum", "target", "sum")
+        ]
+        return (*forward, *sums), backward
+    if split.kind == "gathered":
+        size = _output_bytes(forward, operator, tp)
+        gather = _collective(operator, Operation.ALL_GATHER, size)
+        joined = Compute("concatenation", Elementwise(2 * size))
+        apart = Compute("concatenation backward", Elementwise(2 * size))
+        scatter = _collective(operator, Operation.REDUCE_SCATTER, size)
+        return (*forward, gather, joined), (apart, scatter, *backward) if backward else ()
+    return forward, backward
+
+
+def _with_input_gradient(
+    operator: TracedOperator, backward: tuple[Task, ...], growth: Growth
+) -> tuple[Task, ...]:
+    """Reduce the gradient of the input beside the product that makes the weight's gradient."""
+    products = [
+        i
+        for i, task in enumerate(backward)
+        if isinstance(task, Compute) and not task.weight and _has_product(task)
+    ]
+    if not products:  # the input is data
+        return backward
+    at = products[0] + 1
+    kernel = backward[products[0]]
+    assert isinstance(kernel, Compute)
+    assert isinstance(kernel.kernel, Recorded)
+    product = next(each for each in kernel.kernel.now if isinstance(each, Gemm))
+    size = BYTES[product.output] * product.batch * product.m * product.n
+    beside = any(isinstance(task, Compute) and task.weight for task in backward[at:])
+    reduced = _collective(operator, Operation.ALL_REDUCE, size, "input gradient")
+    if beside:
+        reduced = replace(reduced, token="reduced")
+    return (*backward[:at], reduced, *backward[at:])
+
+
+def _has_product(task: Compute) -> bool:
+    kernel = task.kernel
+    return isinstance(kernel, Recorded) and any(isinstance(each, Gemm) for each in kernel.now)
+
+
+def _kernels(tasks: Sequence[Task]) -> list[Kernel]:
+    found: list[Kernel] = []
+    for task in tasks:
+        if isinstance(task, Compute) and isinstance(task.kernel, Recorded):
+            found += task.kernel.now
+    return found
+
+
+def _output_bytes(forward: Sequence[Task], operator: TracedOperator, times_tp: int) -> int:
+    """Return the bytes of an operator's whole output for a micro-batch."""
+    for kernel in _kernels(forward):
+        if isinstance(kernel, Gemm):
+            return BYTES[kernel.output] * kernel.batch * kernel.m * kernel.n * times_tp
+        if isinstance(kernel, Convolution):
+            pixels = kernel.batch * kernel.height * kernel.width
+            element = element_bytes(operator.inputs[0].dtype) if operator.inputs else FP32
+            return element * pixels * kernel.outputs * times_tp
+        if isinstance(kernel, Embedding):
+            return BYTES[kernel.dtype] * (kernel.outputs or kernel.lookups) * kernel.width
+    raise InputError(f"{operator.name}: how large its output is is not known; it cannot be split")
+
+
+def _collective(
+    operator: TracedOperator, operation: Operation, size: int, what: str = "output"
+) -> Communicate:
+    name = operation.name.lower().replace("_", "-")
+    return Communicate(
+        f"{operator.name.removeprefix('aten::')} {what} {name}", operation, "tp", size
+    )

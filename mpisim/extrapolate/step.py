@@ -1,0 +1,243 @@
+"""A traced step of one GPU: what it ran, for which layer, in which pass, and for how long.
+
+    TracedStep = operators in the order of the forward pass, then the optimizer's tasks
+
+Readers of traces (`.kineto_step`, `.triosim_step`) make it; `.network` turns it into a model that
+the workload generator knows: there a traced step is a network like any other.
+
+The backward pass of autograd goes through the nodes that the forward pass has made in strictly
+descending order of their numbers, and a gradient is accumulated as soon as it is complete
+(torch/csrc/autograd/engine.cpp, ``ReadyQueue``). So tasks of the backward pass are kept with the
+forward operator whose node they belong to, and reading the operators backwards gives them in the
+order in which they ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from ..base.frozen import frozen
+from ..kernels.operations import Kernel
+from ..operators import TensorSpec
+from ..operators.tensors import element_bytes
+
+__all__ = [
+    "Role",
+    "TracedKernel",
+    "TracedOperator",
+    "TracedParameter",
+    "TracedStep",
+    "TracedTask",
+    "TracedWait",
+]
+
+
+Role = Literal["", "weights", "scores"]
+
+
+@frozen
+class TracedKernel:
+    """A kernel, or a copy, as it was measured.
+
+    Attributes
+    ----------
+    name : str
+    operator : str
+        The call that launched it.
+    call : int
+        Number of that call: kernels of one call are described together.
+    duration : int
+        In ps.
+    kernels : tuple of Kernel
+        What the call computes, by its shapes; empty where nothing is known of it.
+    known : bool
+        Whether a rule of its operator says so; otherwise bytes do.
+    role : {"", "weights", "scores"}
+        What its call works on besides activations: weights alone, or scores of attention.
+    host, launch, launch_cost, gap : int
+        Of its row, in ps: see `mpisim.program.Table`.
+    """
+
+    name: str
+    operator: str
+    call: int
+    duration: int
+    kernels: tuple[Kernel, ...] = ()
+    known: bool = True
+    role: Role = ""
+    host: int = 0
+    launch: int = 0
+    launch_cost: int = 0
+    gap: int = 0
+
+
+@frozen
+class TracedWait:
+    """The CPU waits for the kernels launched so far.
+
+    Attributes
+    ----------
+    name : str
+    host : int
+        CPU time before, in ps.
+    tail : int
+        CPU time after the last of them has ended, in ps.
+    """
+
+    name: str
+    host: int
+    tail: int
+
+
+TracedTask = TracedKernel | TracedWait
+"""What the CPU issues: a kernel, or a wait."""
+
+
+@frozen
+class TracedParameter:
+    """A trained parameter, known by its gradient.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    dtype : str
+        As PyTorch writes it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return TensorSpec(self.dtype, self.shape).elements
+
+
+@frozen
+class TracedOperator:
+    """An operator of the forward pass, with what the backward pass does for it.
+
+    Attributes
+    ----------
+    name : str
+    layer : str
+        Layer it belongs to: a module's path, or a name made of its place; equal for neighbours.
+    forward, backward : tuple of TracedTask
+    parameters : tuple of TracedParameter
+        In the order of registration: the reverse of that in which gradients become complete.
+    inputs : tuple of TensorSpec
+        Its tensors that are no parameters.
+    output : TensorSpec or None
+        Where it is known.
+    statistics : int
+        Channels whose running statistics it updates (batch normalisation).
+    tied : tuple of int or None
+        Shape of a weight that it shares with another operator.
+    """
+
+    name: str
+    layer: str
+    forward: tuple[TracedTask, ...]
+    backward: tuple[TracedTask, ...] = ()
+    parameters: tuple[TracedParameter, ...] = ()
+    inputs: tuple[TensorSpec, ...] = ()
+    output: TensorSpec | None = None
+    statistics: int = 0
+    tied: tuple[int, ...] | None = None
+
+    @property
+    def duration(self) -> int:
+        """Of its kernels in both passes, in ps."""
+        tasks = (*self.forward, *self.backward)
+        return sum(each.duration for each in tasks if isinstance(each, TracedKernel))
+
+    def products(self) -> Iterator[Kernel]:
+        """Go through the kernels of its forward pass, each call once."""
+        seen: set[int] = set()
+        for each in self.forward:
+            if isinstance(each, TracedKernel) and each.call not in seen:
+                seen.add(each.call)
+                yield from each.kernels
+
+
+@frozen
+class TracedStep:
+    """One training step of one GPU.
+
+    Attributes
+    ----------
+    source : str
+        The file or folder, for messages.
+    gpu : str
+        Name of the GPU, one of ``mpisim list gpus``.
+    batch : int
+        Samples of the step.
+    operators : tuple of TracedOperator
+    optimizer : tuple of TracedTask
+        What comes behind the backward pass.
+    zeroing : tuple of TracedTask
+        What the optimizer does before it: gradients are set to zero.
+    zeroing_at : int
+        Operators of the forward pass that come before `zeroing`.
+    accumulates : bool
+        Whether gradients are added to those before, as traced; otherwise they take their place, as
+        those of a first micro-batch do.
+    measured : int
+        How long the step took, in ps.
+    sequence : int or None
+        Tokens of a sample, where the first operator is an embedding.
+    embedding, head : tuple of str
+        Layers before the first block, and behind the last; all others are blocks.
+    notes : tuple of str
+        How the trace was read; lines for people.
+    """
+
+    source: str
+    gpu: str
+    batch: int
+    operators: tuple[TracedOperator, ...]
+    optimizer: tuple[TracedTask, ...]
+    measured: int
+    zeroing: tuple[TracedTask, ...] = ()
+    zeroing_at: int = 0
+    accumulates: bool = False
+    sequence: int | None = None
+    embedding: tuple[str, ...] = ()
+    head: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def parameters(self) -> tuple[TracedParameter, ...]:
+        """All parameters, in the order of registration."""
+        return tuple(each for operator in self.operators for each in operator.parameters)
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of all parameters, and of all gradients."""
+        return sum(element_bytes(each.dtype) * each.elements for each in self.parameters)
+
+    @property
+    def format(self) -> str:
+        """The format of most parameters: ``fp32``, ``bf16``, ``fp16``."""
+        counts: dict[str, int] = {}
+        for each in self.parameters:
+            counts[each.dtype] = counts.get(each.dtype, 0) + each.elements
+        most = max(counts, key=lambda name: counts[name], default="float32")
+        return {"bfloat16": "bf16", "float16": "fp16"}.get(most, "fp32")
+
+    @property
+    def kernel_time(self) -> int:
+        """Of all kernels, in ps."""
+        tasks = [each for one in self.operators for each in (*one.forward, *one.backward)]
+        tasks += [*self.optimizer, *self.zeroing]
+        return sum(each.duration for each in tasks if isinstance(each, TracedKernel))
+
+    def layers(self) -> list[tuple[str, list[TracedOperator]]]:
+        """Return the operators of each layer, in order."""
+        found: list[tuple[str, list[TracedOperator]]] = []
+        for each in self.operators:
+            if not found or found[-1][0] != each.layer:
+                found.append((each.layer, []))
+            found[-1][1].append(each)
+        return found

@@ -1,0 +1,142 @@
+"""Operators of a traced step → how tensor parallelism divides each.
+
+A pair of matrices that Megatron-LM splits by columns and by rows (arXiv:1909.08053, section 3)
+shows in the order of operators: one matrix or several with one width in (queries, keys and values;
+gate and value), something between them that works on features or heads alone (attention, an
+activation), and a matrix back to the width they began with. Norms need all features, so that none
+lies between.
+
+An embedding whose table is split by entries, and scores of the same vocabulary, go together. All
+other layers, convolutions above all, divide their outputs, which are gathered: what TrioSim and its
+reference do with every layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ..kernels.operations import Convolution, Embedding, Gemm, Norm
+from .split import NOT_SPLIT, Split
+from .step import TracedKernel, TracedOperator, TracedStep
+
+__all__ = ["splits_of"]
+
+
+class _Matrix(NamedTuple):
+    number: int
+    inputs: int
+    outputs: int
+    rows: int
+
+
+def splits_of(step: TracedStep, tp: int) -> Mapping[int, Split]:
+    """Return the split of each operator that tensor parallelism divides, by its number.
+
+    Parameters
+    ----------
+    step : TracedStep
+    tp : int
+
+    Returns
+    -------
+    mapping of int to Split
+        Operators that every rank computes whole are left out.
+    """
+    found: dict[int, Split] = {}
+    pending: list[_Matrix] = []
+    vocabulary = _vocabulary(step, found)
+
+    def gather() -> None:
+        for each in pending:
+            # Beside a divided vocabulary they are small: poolers, heads of classes.
+            if not vocabulary and each.outputs % tp == 0:
+                found[each.number] = Split("gathered", each.outputs, each.inputs)
+        pending.clear()
+
+    for number, operator in enumerate(step.operators):
+        matrix = _matrix(operator, number)
+        if matrix is None:
+            if _is_norm(operator) and not _inside_heads(operator, pending):
+                gather()
+            if any(isinstance(each, Convolution) for each in operator.products()):
+                gather()
+                outputs = max((one.shape[0] for one in operator.parameters), default=0)
+                if outputs:
+                    found[number] = Split("gathered", outputs)
+            continue
+        if pending and matrix.rows != pending[0].rows:
+            gather()
+        if pending and _closes(matrix, pending, step.operators):
+            first = pending[0].number
+            for each in pending:
+                found[each.number] = Split("column", each.outputs, each.inputs)
+            for between in range(first + 1, number):
+                found.setdefault(between, Split("inside", pending[-1].outputs))
+            found[number] = Split("row", matrix.outputs, matrix.inputs)
+            pending.clear()
+            continue
+        if pending and matrix.inputs != pending[0].inputs:
+            gather()
+        if matrix.outputs in vocabulary:
+            gather()
+            found[number] = Split("column", matrix.outputs, matrix.inputs, vocabulary=True)
+            rows = matrix.rows
+            for behind in range(number + 1, len(step.operators)):
+                # Of a number for each token there are no more bytes than this.
+                first = behind == number + 1
+                found[behind] = Split(
+                    "scores",
+                    matrix.outputs,
+                    vocabulary=True,
+                    small=16 * rows,
+                    rows=rows if first else 0,
+                )
+            break
+        pending.append(matrix)
+    gather()
+    return {number: split for number, split in found.items() if split is not NOT_SPLIT}
+
+
+def _vocabulary(step: TracedStep, found: dict[int, Split]) -> set[int]:
+    """Split the first embedding by its entries; return the sizes of a vocabulary split so."""
+    for number, operator in enumerate(step.operators):
+        tables = [each.shape for each in operator.parameters if len(each.shape) == 2]
+        looked_up = [each for each in operator.products() if isinstance(each, Embedding)]
+        if looked_up:
+            entries = looked_up[0].entries
+            found[number] = Split("vocabulary", entries, looked_up[0].width, vocabulary=True)
+            return {entries, *(shape[0] for shape in tables)}
+    return set()
+
+
+def _matrix(operator: TracedOperator, number: int) -> _Matrix | None:
+    """Return the matrix of a linear layer."""
+    products = [each for each in operator.products() if isinstance(each, Gemm) and each.batch == 1]
+    if not products:
+        return None
+    kernel = products[0]
+    sizes = {kernel.n, kernel.k}
+    for each in operator.parameters:
+        if len(each.shape) == 2 and set(each.shape) == sizes:
+            return _Matrix(number, kernel.k, kernel.n, kernel.m)
+    # The gradient of a matrix that is used twice is complete elsewhere: scores of an embedding.
+    return None if operator.parameters else _Matrix(number, kernel.k, kernel.n, kernel.m)
+
+
+def _closes(matrix: _Matrix, pending: list[_Matrix], operators: tuple[TracedOperator, ...]) -> bool:
+    """Whether a matrix goes back to the width that those before it began with."""
+    between = operators[pending[-1].number + 1 : matrix.number]
+    works = any(isinstance(task, TracedKernel) for each in between for task in each.forward)
+    fits = matrix.inputs <= sum(each.outputs for each in pending)
+    return works and fits and matrix.outputs == pending[0].inputs
+
+
+def _is_norm(operator: TracedOperator) -> bool:
+    return any(isinstance(each, Norm) for each in operator.products())
+
+
+def _inside_heads(operator: TracedOperator, pending: list[_Matrix]) -> bool:
+    """Whether a norm is over the features of one head: of queries or keys."""
+    widths = {each.columns for each in operator.products() if isinstance(each, Norm)}
+    return bool(pending) and all(width < pending[0].inputs for width in widths)

@@ -1,0 +1,228 @@
+"""Generated steps on one GPU, written as traces and extrapolated, beside the generated programs.
+
+    python run_scripts/bench/extrapolate_closed_loop.py            # all models
+    python run_scripts/bench/extrapolate_closed_loop.py gpt2 llama
+
+For each model and plan: whether every rank communicates the same bytes of each kind of collective,
+both step times, and how far they are apart; the same with twice the batch, with sequences twice as
+long, and on another GPU, with the interval that the extrapolation states.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mpisim import engine
+from mpisim.experiment import ProgramExperiment, read
+from mpisim.export.operators import operators_around
+from mpisim.extrapolate import Extrapolated, Target, TracedStep, extrapolate, read_step
+from mpisim.prediction.prepared import PreparedExperiment, prepare
+from mpisim.prediction.prepared_program import prepare_captured
+from mpisim.program import Kind, Operation, Program
+from mpisim.simulate import simulate
+from mpisim.traces.export import Added, export_kineto
+
+A100, H100 = ("dgx-a100", "a100-sxm-80gb"), ("dgx-h100", "h100-sxm")
+
+
+class Model(NamedTuple):
+    """A model, its batch, and its number format."""
+
+    keys: str
+    batch: int
+    precision: str = "bf16"
+
+
+MODELS = {
+    "resnet-50": Model('preset = "resnet-50"', 64, "fp32"),
+    "vgg-13": Model('preset = "vgg-13"', 32, "fp32"),
+    "gpt2": Model('preset = "gpt2"', 8),
+    "bert": Model('preset = "bert-base"', 16),
+    "llama": Model('preset = "llama3.2-1b"\nseq_len = 2048', 1),
+}
+
+PLANS: tuple[Mapping[str, Any], ...] = (
+    {"dp": 8},
+    {"dp": 8, "zero": 1},
+    {"dp": 8, "zero": 3},
+    {"dp": 4, "zero": 2},
+    {"pp": 4},
+    {"pp": 4, "pipeline.schedule": "gpipe"},
+    {"tp": 4},
+    {"tp": 2, "pp": 2, "dp": 2},
+)
+
+
+def generated(
+    model: Model,
+    keys: Mapping[str, Any],
+    batch: int,
+    gpus: int,
+    cluster: str = A100[0],
+    changed: str = "",
+) -> PreparedExperiment:
+    """Return the generated step of a plan."""
+    style = "fsdp" if keys.get("zero", 0) >= 2 else "ddp"
+    plan = "\n".join(f"{key} = {_toml(value)}" for key, value in keys.items())
+    text = f"""
+[model]
+{model.keys}
+{changed}
+[plan]
+global_batch = {batch}
+clip = false
+precision = "{model.precision}"
+{plan}
+[framework]
+attention = "flash-2"
+dp_style = "{style}"
+[cluster]
+preset = "{cluster}"
+nodes = {-(-gpus // 8)}
+gpus = {gpus}
+[overlap]
+model = "off"
+[run]
+allow_oom = true
+"""
+    return prepare(read(text, "closed loop"))
+
+
+def _toml(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value).lower()
+
+
+def traced(model: Model, folder: Path, cluster: tuple[str, str] = A100) -> TracedStep:
+    """Return the generated step on one GPU, written as a Kineto trace and read again."""
+    prepared = generated(model, {"micro_batch": model.batch}, model.batch, 1, cluster[0])
+    run = engine.simulate(prepared.program, network=prepared.network)
+    around = operators_around(prepared, 0)
+    assert around
+    export_kineto(
+        prepared.program,
+        run,
+        folder,
+        added=lambda i, rank: Added(step=0, around=around),
+        overwrite=True,
+    )
+    return read_step(folder, gpu=cluster[1])
+
+
+def volumes(program: Program, rank: int) -> Counter[str]:
+    """Return the bytes that a rank communicates by each kind of operation."""
+    table = program.table_of(rank)
+    found: Counter[str] = Counter()
+    for row in np.flatnonzero(table.is_communication).tolist():
+        kind = Kind(int(table.kind[row]))
+        name = Operation(int(table.operation[row])).name if kind is Kind.COLLECTIVE else kind.name
+        found[name] += int(table.bytes[row])
+    return found
+
+
+class Compared(NamedTuple):
+    """An extrapolated step beside the generated one: both in seconds."""
+
+    equal: bool
+    extrapolated: float
+    generated: float
+
+    @property
+    def error(self) -> float:
+        """Relative."""
+        return self.extrapolated / self.generated - 1
+
+
+def compare(model: Model, step: TracedStep, keys: Mapping[str, Any]) -> Compared:
+    """Extrapolate to a plan, and generate the same plan."""
+    dp, pp, tp = (int(keys.get(axis, 1)) for axis in ("dp", "pp", "tp"))
+    micro_batch = model.batch if pp == 1 or model.batch < 4 else model.batch // 4
+    batch = dp * (micro_batch * 4 if pp > 1 else micro_batch)
+    plan = {**keys, "micro_batch": micro_batch}
+    found = extrapolate(step, Target(A100[0], plan, batch))
+    if pp > 1:
+        plan["pipeline.stages"] = list(found.workload.layout.experiment.plan.pipeline.stages)
+    if tp > 1:
+        plan["sp"] = False
+    ours = generated(model, plan, batch, dp * pp * tp)
+    times = [
+        engine.simulate(program, network=ours.network).step_time / 1e12
+        for program in (found.program, ours.program)
+    ]
+    same = all(
+        volumes(found.program, rank) == volumes(ours.program, rank) for rank in range(dp * pp * tp)
+    )
+    return Compared(same, *times)
+
+
+def stated(found: Extrapolated) -> tuple[float, float]:
+    """Return the step in seconds, and its relative error bar."""
+    tables = {"cluster": {"preset": found.target.cluster, "nodes": found.nodes}}
+    prepared = prepare_captured(ProgramExperiment("", tables, source="trace"), found.program)
+    results = simulate(prepared, MPI.COMM_SELF)
+    assert results is not None
+    return results.step_time_ps / 1e12, float(results.attributes.get("uncertainty", 0.0))
+
+
+def main(names: list[str]) -> None:
+    """Print a table for each model."""
+    for name in names or list(MODELS):
+        model = MODELS[name]
+        with tempfile.TemporaryDirectory() as folder:
+            step = traced(model, Path(folder) / "a100")
+            print(f"{name}: {step.measured / 1e9:.3f} ms at {step.batch} samples, {A100[1]}")
+            again = stated(extrapolate(step, Target(A100[0], {})))[0]
+            off = again * 1e12 / step.measured - 1
+            print(f"  {'unchanged':28} {again * 1e3:10.3f} ms {off:+8.3%}")
+            for keys in PLANS:
+                found = compare(model, step, keys)
+                what = ",".join(f"{key}={value}" for key, value in keys.items())
+                bytes_said = "bytes equal" if found.equal else "BYTES DIFFER"
+                print(
+                    f"  {what:28} {found.extrapolated * 1e3:10.3f} ms, generated "
+                    f"{found.generated * 1e3:10.3f} ms {found.error:+8.2%}  {bytes_said}"
+                )
+            wanted: list[tuple[str, Target, PreparedExperiment]] = [
+                (
+                    "batch × 2",
+                    Target(A100[0], {}, 2 * model.batch),
+                    generated(model, {"micro_batch": 2 * model.batch}, 2 * model.batch, 1),
+                ),
+                (
+                    "on an H100",
+                    Target(H100[0], {}),
+                    generated(model, {"micro_batch": model.batch}, model.batch, 1, H100[0]),
+                ),
+            ]
+            if step.sequence is not None:
+                longer = 2 * step.sequence
+                keys = model.keys.partition("\n")[0] + f"\nseq_len = {longer}"
+                wanted.append(
+                    (
+                        "sequences × 2",
+                        Target(A100[0], {}, sequence=longer),
+                        generated(
+                            model._replace(keys=keys), {"micro_batch": model.batch}, model.batch, 1
+                        ),
+                    )
+                )
+            for what, target, prepared in wanted:
+                time, error = stated(extrapolate(step, target))
+                run = engine.simulate(prepared.program, network=prepared.network)
+                ours = run.step_time / 1e12
+                print(
+                    f"  {what:28} {time * 1e3:10.3f} ms ± {error:.1%}, generated "
+                    f"{ours * 1e3:10.3f} ms "
+                    f"{time / ours - 1:+8.2%}"
+                )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

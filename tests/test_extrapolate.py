@@ -1,0 +1,384 @@
+"""A traced step at another scale: reading it, the unchanged plan, plans, batch, and bad input."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpisim import engine
+from mpisim.base.errors import InputError, OutputError
+from mpisim.cli import main
+from mpisim.experiment import ProgramExperiment
+from mpisim.extrapolate import Extrapolated, Target, TracedStep, extrapolate, read_step
+from mpisim.extrapolate.balance import balanced
+from mpisim.extrapolate.step import TracedKernel
+from mpisim.extrapolate.triosim_write import write_tables
+from mpisim.formats import triosim_program
+from mpisim.prediction.prepared_program import prepare_captured
+from mpisim.program import Kind, Operation
+
+VGG13 = 133_047_848
+"""Parameters of torchvision's VGG-13."""
+
+
+@pytest.fixture(scope="module")
+def kineto(shared: Path) -> TracedStep:
+    return read_step(shared / "traces/triosim_vgg13_h100_1gpu/kineto.json.gz")
+
+
+@pytest.fixture(scope="module")
+def tables(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> TracedStep:
+    folder = tmp_path_factory.mktemp("triosim")
+    for name in ("trace.csv.gz", "tensor.csv.gz"):
+        shutil.copy(shared / "traces/triosim_vgg13_h100_1gpu" / name, folder)
+    return read_step(folder, gpu="h100")
+
+
+@pytest.fixture(scope="module")
+def resnet(shared: Path) -> Path:
+    return shared / "traces/resnet50_v100_1gpu_workers0/kineto.json.gz"
+
+
+def grown(step: TracedStep, plan: dict[str, Any] | None = None, **target: Any) -> Extrapolated:
+    cluster = target.pop("cluster", "dgx-h100")
+    return extrapolate(step, Target(cluster, plan or {}, **target))
+
+
+def run_of(found: Extrapolated) -> engine.Run:
+    cluster = {"preset": found.target.cluster, "nodes": found.nodes}
+    prepared = prepare_captured(
+        ProgramExperiment("", {"cluster": cluster}, source="trace"), found.program
+    )
+    return engine.simulate(found.program, network=prepared.network)
+
+
+def seconds(found: Extrapolated) -> float:
+    return run_of(found).step_time / 1e12
+
+
+def collectives(found: Extrapolated, rank: int = 0) -> Counter[tuple[str, int]]:
+    """Bytes of each kind of collective of a rank, and how often."""
+    table = found.program.table_of(rank)
+    rows = np.flatnonzero(table.kind == Kind.COLLECTIVE)
+    return Counter(
+        (Operation(int(table.operation[row])).name, int(table.bytes[row])) for row in rows
+    )
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def test_a_step_of_kineto(kineto: TracedStep) -> None:
+    assert (kineto.gpu, kineto.batch, kineto.format) == ("h100-sxm", 512, "fp32")
+    assert sum(each.elements for each in kineto.parameters) == VGG13
+    shapes = [each.shape for each in kineto.parameters if len(each.shape) > 1]
+    assert shapes[0] == (64, 3, 3, 3)
+    assert shapes[-1] == (1000, 4096)
+    assert len(kineto.layers()) == 13  # weights
+    # All that the device did is in one pass or another.
+    assert kineto.kernel_time == pytest.approx(346.37e9, rel=1e-4)
+    optimizer = {each.operator for each in kineto.optimizer if isinstance(each, TracedKernel)}
+    assert "aten::_foreach_addcdiv_" in optimizer
+    assert all(name.startswith("aten::_foreach") for name in optimizer)
+
+
+def test_a_step_of_triosims_tables(tables: TracedStep) -> None:
+    assert tables.batch == 128
+    assert sum(each.elements for each in tables.parameters) == VGG13
+    # Gradients of every weight: each operator with one has a row of the backward pass.
+    assert all(each.backward for each in tables.operators if each.parameters)
+
+
+def test_the_same_model_is_found_in_both(kineto: TracedStep, tables: TracedStep) -> None:
+    ours, theirs = (
+        sorted(each.shape for each in step.parameters if len(each.shape) > 1)
+        for step in (kineto, tables)
+    )
+    assert ours == theirs
+
+
+def test_tables_are_read_again(kineto: TracedStep, tables: TracedStep, tmp_path: Path) -> None:
+    for name, step in (("kineto", kineto), ("tables", tables)):
+        folder = tmp_path / name
+        write_tables(step, folder)
+        again = read_step(folder, gpu="h100")
+        assert [each.shape for each in again.parameters] == [each.shape for each in step.parameters]
+        assert again.kernel_time == again.measured == step.kernel_time
+        for ours, theirs in zip(step.operators, again.operators, strict=True):
+            assert ours.duration == theirs.duration
+        with pytest.raises(OutputError):
+            write_tables(step, folder)
+        write_tables(step, folder, overwrite=True)
+        # ... and by TrioSim's own rules, as any such table.
+        assert engine.simulate(triosim_program(folder)).step_time == step.kernel_time
+
+
+# --- the unchanged plan ---------------------------------------------------------------------------
+
+
+def test_the_unchanged_plan_takes_the_traces_own_time(
+    kineto: TracedStep, tables: TracedStep
+) -> None:
+    for step in (kineto, tables):
+        assert seconds(grown(step)) == pytest.approx(step.measured / 1e12, rel=1e-4)
+
+
+@pytest.mark.parametrize("number", range(6, 11))
+def test_steps_that_the_cpu_sets_the_pace_of(resnet: Path, number: int) -> None:
+    # 57 % kernels; the rest is loading of data and launches, ahead of the device by 12 ms.
+    step = read_step(resnet, gpu="v100-sxm2-32gb", step=number)
+    assert sum(each.elements for each in step.parameters) == 25_557_032  # torchvision's ResNet-50
+    assert seconds(grown(step, cluster="dgx-v100")) == pytest.approx(step.measured / 1e12, rel=1e-4)
+
+
+def test_scaling_beside_published_steps(resnet: Path) -> None:
+    # NVIDIA's DeepLearningExamples, ResNet-50 in fp32, 112 images a GPU: 367 images/s on one V100
+    # and 2,855 on eight (16 GB); 356 and 2,766 (32 GB).
+    step = read_step(resnet, gpu="v100-sxm2-32gb")
+    one, eight = (
+        seconds(grown(step, {"dp": n}, batch=112 * n, cluster="dgx-v100")) for n in (1, 8)
+    )
+    for alone, together in ((367, 2855), (356, 2766)):
+        assert eight / one == pytest.approx(8 * alone / together, rel=0.02)
+
+
+# --- data parallelism -----------------------------------------------------------------------------
+
+
+def test_gradients_are_reduced_whole(kineto: TracedStep) -> None:
+    found = collectives(grown(kineto, {"dp": 4}))
+    assert {name for name, _ in found} == {"ALL_REDUCE"}
+    assert sum(size * n for (_, size), n in found.items()) == 4 * VGG13
+    assert len(found) > 1  # in buckets
+
+
+def test_data_parallelism_after_the_iteration(tables: TracedStep) -> None:
+    # TrioSim's rule: compute, then all gradients. One bucket is full with the last of them.
+    plan = {"dp": 4, "framework.bucket": 10**12, "framework.broadcast_buffers": False}
+    found = grown(tables, plan)
+    assert collectives(found) == Counter({("ALL_REDUCE", 4 * VGG13): 1})
+    run = run_of(found)
+    table, rows = found.program.table_of(0), run.rows(0)
+    row = int(np.flatnonzero(table.kind == Kind.COLLECTIVE)[0])
+    reduced = int(rows.end[row] - rows.begin[row])
+    kernels = table.duration[table.kind == Kind.KERNEL]
+    copies = sum(
+        int(each)
+        for each, name in zip(table.duration, table.name, strict=True)
+        if "bucket" in found.program.names[name]
+    )
+    assert run.step_time == pytest.approx(int(kernels.sum()) + reduced, rel=1e-3)
+    # Products at the pace of the slowest of four GPUs: 1 % more.
+    assert int(kernels.sum()) - copies == pytest.approx(tables.measured, rel=0.015)
+    # ... at the bandwidth of a ring: 2 (n - 1) / n of the bytes, 360 to 450 GB/s on NVLink 4.
+    rate = 2 * 3 / 4 * 4 * VGG13 / (reduced / 1e12)
+    assert 300e9 < rate < 450e9
+
+
+def test_overlap_helps(kineto: TracedStep) -> None:
+    beside = seconds(grown(kineto, {"dp": 4}))
+    behind = seconds(grown(kineto, {"dp": 4, "overlap.dp": False}))
+    assert beside < behind
+
+
+def test_sharding_of_states_and_parameters(kineto: TracedStep) -> None:
+    states = collectives(grown(kineto, {"dp": 4, "zero": 1}))
+    assert sum(n * size for (name, size), n in states.items() if name == "BROADCAST") == 4 * VGG13
+    whole = collectives(grown(kineto, {"dp": 4, "zero": 3}))
+    assert {name for name, _ in whole} == {"ALL_GATHER", "REDUCE_SCATTER"}
+    scattered = sum(n * size for (name, size), n in whole.items() if name == "REDUCE_SCATTER")
+    assert 4 * VGG13 <= scattered < 4 * VGG13 * 1.001  # with padding
+
+
+def test_threads_of_one_process(tables: TracedStep) -> None:
+    found = grown(tables, {"dp": 4}, threads=True)
+    said = collectives(found)
+    by_name: Counter[str] = Counter()
+    for (name, size), n in said.items():
+        by_name[name] += n * size
+    # Parameters to all GPUs, gradients to the first; images there, scores back, their gradient.
+    assert by_name["BROADCAST"] == by_name["REDUCE"] == 4 * VGG13
+    assert max(size for name, size in said if name == "REDUCE") == 10 * 2**20
+    images, scores = 4 * 128 * 3 * 224**2 * 4, 4 * 128 * 1000 * 4
+    assert by_name["SCATTER"] == images + scores
+    assert by_name["GATHER"] == scores
+    # TrioSim: no faster than processes, which reduce beside the backward pass.
+    assert seconds(found) > seconds(grown(tables, {"dp": 4}))
+    with pytest.raises(InputError, match="--threads"):
+        grown(tables, {"dp": 2, "pp": 2}, threads=True)
+
+
+# --- other sizes ----------------------------------------------------------------------------------
+
+
+def test_another_batch_beside_a_measured_one(kineto: TracedStep, tables: TracedStep) -> None:
+    # The same model on the same GPU, traced at 512 and, by TrioSim, at 128 samples.
+    fewer = seconds(grown(kineto, batch=128))
+    assert fewer == pytest.approx(tables.measured / 1e12, rel=0.06)
+    more = seconds(grown(tables, batch=512))
+    assert more == pytest.approx(kineto.kernel_time / 1e12, rel=0.06)
+
+
+# --- pipelines ------------------------------------------------------------------------------------
+
+
+def test_gpus_of_two_kinds(kineto: TracedStep) -> None:
+    plan = {"dp": 16, "micro_batch": 64}
+    alike = seconds(grown(kineto, plan, batch=6144))
+    mixed = {"batch": 6144, "other_gpus": {"1": "a100-sxm-80gb"}}
+    even = seconds(grown(kineto, plan, **mixed))
+    shares = [512] * 8 + [256] * 8
+    uneven = seconds(grown(kineto, {**plan, "replica_batch": shares}, **mixed))
+    assert alike < uneven < even
+
+
+def test_micro_batches_of_gpipe(tables: TracedStep) -> None:
+    times = [
+        seconds(grown(tables, {"pp": 4, "pipeline": "gpipe", "micro_batch": 128 // n}, batch=128))
+        for n in (1, 2, 4)
+    ]
+    assert times == sorted(times, reverse=True)
+    # With one micro-batch the stages take turns, and send up to 1.6 GB of activations.
+    assert tables.measured / 1e12 < times[0] < 1.13 * tables.measured / 1e12
+
+
+def test_layers_are_balanced() -> None:
+    assert balanced([1, 1, 1, 1], 2) == [2, 2]
+    assert balanced([5, 1, 1, 1, 1, 1], 2) == [1, 5]
+    assert balanced([1, 2, 3], 3) == [1, 1, 1]
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("linear_2080ti_1gpu/kineto.json.gz", "record_shapes=True"),
+        ("resnet50_v100_1gpu_workers0/kineto.json.gz", "--traced-gpu"),
+        ("owlv2_h100_1gpu/kineto.json.gz", "forward pass alone"),
+        ("resnet50_ddp_v100_rank0of8/kineto_rank0.json.gz", "communication kernels"),
+    ],
+)
+def test_what_is_missing_is_said(shared: Path, name: str, said: str) -> None:
+    with pytest.raises(InputError, match=said) as error:
+        read_step(shared / "traces" / name)
+    assert "\n" not in str(error.value)
+
+
+def test_plans_that_do_not_fit(kineto: TracedStep) -> None:
+    for plan, said in (
+        ({"dq": 2}, "did you mean|unknown key"),
+        ({"dp": 0}, "dp"),
+        ({"pp": 40}, "13 layers"),
+        ({"ep": 2}, "ep"),
+        ({"tp": 3}, "tp is 3"),
+        ({"tp": 2, "sp": True}, "sp"),
+    ):
+        with pytest.raises(InputError, match=said):
+            grown(kineto, plan)
+    with pytest.raises(InputError, match="cannot be shared"):
+        grown(kineto, {"dp": 3}, batch=128)
+
+
+def test_the_command(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = str(shared / "traces/triosim_vgg13_h100_1gpu/kineto.json.gz")
+    saved, kept = tmp_path / "step.h5", tmp_path / "run.h5"
+    plan = ["--plan", "dp=2,pp=2", "--plan", "micro_batch=128"]
+    assert main(["extrapolate", trace, *plan, "--save-program", str(saved), "-o", str(kept)]) == 0
+    said = capsys.readouterr().out
+    assert "on 4 GPUs" in said
+    assert main(["run", str(saved), "--set", "cluster.preset=dgx-a100"]) == 0
+    capsys.readouterr()
+    times = []
+    for change in ("variation.speeds.3=1.0", "variation.speeds.3=0.5"):
+        changes = ["--set", "cluster.preset=dgx-h100", "--set", change]
+        assert main(["run", str(saved), *changes]) == 0
+        times.append(float(capsys.readouterr().out.split()[2].replace(",", "")))
+    assert times[1] > 1.2 * times[0]  # one slow GPU
+    assert main(["extrapolate", trace, "--plan", "dp"]) == 2
+    assert main(["extrapolate", str(shared / "traces/megatron_gpt_tp2pp2dp2_a800_8rank")]) == 2
+    assert "traces of 8 ranks" in capsys.readouterr().err
+
+
+def test_an_experiment_of_a_trace(
+    shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kineto: TracedStep
+) -> None:
+    path, kept = tmp_path / "grown.toml", tmp_path / "run.h5"
+    shutil.copy(
+        shared / "traces/triosim_vgg13_h100_1gpu/kineto.json.gz", tmp_path / "trace.json.gz"
+    )
+    path.write_text(
+        """
+        title = "VGG-13, grown"
+        [workload]
+        trace = "trace.json.gz"
+        [plan]
+        global_batch = 2048
+        zero = 1
+        [cluster]
+        preset = "dgx-h100"
+        nodes = 1
+        gpus = 4
+        """
+    )
+    assert main(["run", str(path), "-o", str(kept)]) == 0
+    said = capsys.readouterr().out
+    assert "VGG-13, grown" in said
+    found = grown(kineto, {"dp": 4, "zero": 1})
+    assert f"{seconds(found) * 1e3:,.3f} ms" in said.splitlines()[0]
+    assert main(["export", str(kept), "--format", "csv", "-o", str(tmp_path / "rows.csv")]) == 0
+    assert main(["run", str(path), "--set", "plan.pp=2", "--set", "plan.zero=0"]) == 0
+    capsys.readouterr()
+    for change, wrong in (
+        ("workload.program=x.h5", "one of 'program' and 'trace'"),
+        ("plan.dq=1", "unknown key 'dq'"),
+        ("plan.dp=3", "cannot be shared"),
+        ("cluster.preset=nowhere", "unknown cluster"),
+        ("model.preset=gpt2", "fixes it"),
+    ):
+        assert main(["run", str(path), "--set", change]) == 2, change
+        error = capsys.readouterr().err
+        assert wrong in error
+        assert error.count("\n") == 1
+
+
+def cut_trace(shared: Path, target: Path, change: Any) -> Path:
+    path = shared / "traces/triosim_vgg13_h100_1gpu/kineto.json.gz"
+    with gzip.open(path, "rt") as file:
+        content = json.load(file)
+    content["traceEvents"] = change(content["traceEvents"])
+    with gzip.open(target, "wt") as file:
+        json.dump(content, file)
+    return target
+
+
+def test_steps_without_marks(resnet: Path, tmp_path: Path) -> None:
+    with gzip.open(resnet, "rt") as file:
+        content = json.load(file)
+    events = content["traceEvents"]
+    content["traceEvents"] = [
+        each for each in events if not str(each.get("name", "")).startswith("ProfilerStep")
+    ]
+    path = tmp_path / "unmarked.json"
+    path.write_text(json.dumps(content))
+    step = read_step(path, gpu="v100-sxm2-32gb")
+    assert "6 steps without marks" in step.notes[0]
+    assert sum(each.elements for each in step.parameters) == 25_557_032
+    assert 0.09 < step.measured / 1e12 < 0.2
+
+
+def test_a_trace_without_gradients(shared: Path, tmp_path: Path) -> None:
+    def without(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [each for each in events if "AccumulateGrad" not in each.get("name", "")]
+
+    path = cut_trace(shared, tmp_path / "cut.json.gz", without)
+    with pytest.raises(InputError, match="which tensors are weights"):
+        read_step(path)
