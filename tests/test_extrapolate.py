@@ -304,8 +304,12 @@ def test_the_command(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         times.append(float(capsys.readouterr().out.split()[2].replace(",", "")))
     assert times[1] > 1.2 * times[0]  # one slow GPU
     assert main(["extrapolate", trace, "--plan", "dp"]) == 2
-    assert main(["extrapolate", str(shared / "traces/megatron_gpt_tp2pp2dp2_a800_8rank")]) == 2
-    assert "traces of 8 ranks" in capsys.readouterr().err
+    capsys.readouterr()
+    several = str(shared / "traces/megatron_gpt_tp2pp2dp2_a800_8rank")
+    assert main(["extrapolate", several, "--plan", "dp=4"]) == 2
+    assert "--plan is for traces of one GPU" in capsys.readouterr().err
+    assert main(["extrapolate", trace, "--micro-batches", "4"]) == 2
+    assert "--micro-batches is for traces of several ranks" in capsys.readouterr().err
 
 
 def test_an_experiment_of_a_trace(

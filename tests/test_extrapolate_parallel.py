@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 from mpisim.base.errors import InputError
+from mpisim.cli.extrapolate_parallel import of_several_ranks
 from mpisim.experiment import load
 from mpisim.extrapolate.parallel import Extrapolated, extrapolate_parallel
 from mpisim.extrapolate.parallel_growth import grow
-from mpisim.extrapolate.parallel_options import of_several_ranks
 from mpisim.extrapolate.parallel_shards import sharded_rows
 from mpisim.extrapolate.parallel_structure import find_structure, parse_layout
 from mpisim.prediction.network import network_of
@@ -668,7 +668,8 @@ def test_shapes_carry_kernels_to_another_gpu(megatron: TraceJob, tmp_path: Path)
         table = generated(text, 128, 1, tmp_path).run.program.table_of(0)
         kernels.append(int(table.duration[table.kind == Kind.KERNEL].sum()))
     ratio = found.kernels.after / found.kernels.before
-    assert ratio == pytest.approx(kernels[1] / kernels[0], rel=found.kernels.error)
+    interval = 1.645 * found.kernels.error  # 90 %, as reports state it; the error is one sigma
+    assert ratio == pytest.approx(kernels[1] / kernels[0], rel=interval)
 
 
 def test_without_shapes_kernels_go_with_rates(gpt: Job, tmp_path: Path) -> None:

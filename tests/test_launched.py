@@ -33,6 +33,7 @@ NO_FILE = [
     (["topo", "show", "no.toml"], "no.toml"),
     (["comm", "all_reduce", "--cluster", "no.toml", "--size", "1M"], "no.toml"),
     (["replay", "no"], "no: no such file or directory"),
+    (["extrapolate", "no"], "no: no such file or directory"),
     (["report", "no.h5"], "no.h5: there is no such file"),
     (["compare", "no.h5", "there.h5"], "no.h5: there is no such file"),
     (["export", "no.h5", "--format", "csv", "-o", "out.csv"], "no.h5: there is no such file"),

@@ -222,7 +222,7 @@ def test_who_can_be_followed() -> None:
         "operators",
     )
     assert found == {
-        *("run", "program run", "replay", "export", "search", "sensitivity", "job"),
+        *("run", "program run", "replay", "export", "search", "sensitivity", "job", "extrapolate"),
         *(f"validate {kind}" for kind in many),
         *(f"calibrate {kind}" for kind in ("kernels", "collectives", "e2e", "overlap")),
     }

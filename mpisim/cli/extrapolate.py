@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UsageError
+from .extrapolate_parallel import add_parallel_options, of_several_ranks, run_parallel
 from .output import (
     add_monitor_option,
     add_result_options,
@@ -50,8 +51,6 @@ OF_SEVERAL = ("dp", "traced_cluster", "distributed_optimizer", "micro_batches", 
 
 def add_parser(subparsers: Any) -> None:
     """Add the parser of ``mpisim extrapolate``."""
-    from ..extrapolate.parallel_options import add_parallel_options
-
     parser = subparsers.add_parser(
         "extrapolate",
         help="predict a recorded training step at another scale: more GPUs, another plan",
@@ -86,7 +85,11 @@ def add_parser(subparsers: Any) -> None:
         help="a name from mpisim list clusters, or a file (.toml) (default: dgx-h100; of several "
         "ranks: as recorded)",
     )
-    parser.add_argument("--gpu", metavar="NAME", help="the GPU to run on (default: the cluster's; of several ranks: as recorded)")
+    parser.add_argument(
+        "--gpu",
+        metavar="NAME",
+        help="the GPU to run on (default: the cluster's; of several ranks: as recorded)",
+    )
     parser.add_argument(
         "--other-gpus",
         metavar="NODES=GPU",
@@ -153,8 +156,6 @@ def run(args: argparse.Namespace) -> int:
                 + ("several ranks" if several else "one GPU")
             )
     if several:
-        from .extrapolate_parallel import run_parallel
-
         return run_parallel(args)
     return _run_of_one_gpu(args)
 
@@ -231,7 +232,6 @@ def _run_of_one_gpu(args: argparse.Namespace) -> int:
 
 
 def _of_several_ranks(paths: list[str]) -> bool:
-    from ..extrapolate.parallel_options import of_several_ranks
     from ..extrapolate.triosim_step import is_triosim
 
     return not (len(paths) == 1 and is_triosim(paths[0])) and of_several_ranks(paths)

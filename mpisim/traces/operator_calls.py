@@ -175,7 +175,7 @@ class _Reader:
         forward = self._partners.forward(around[-1]) if around else -1
         if forward < 0 or not names[forward].startswith(_PARTED):
             return
-        given = next(all_tensors(_inputs(self.operators.args[forward])), None)
+        given = next(all_tensors(recorded_inputs(self.operators.args[forward])), None)
         if given is not None:
             dense = TensorSpec(given.dtype, given.shape)
             call = OperatorCall(call.name, call.inputs, (dense,))
