@@ -279,6 +279,32 @@ def test_stages_of_a_pipeline_are_captured_once_each() -> None:
         assert flops(part.recording) == {"gemm": products * 2 * 4 * 256 * 256}
 
 
+AGREES = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+for length in ([3, 5], [7]):
+    sent = torch.tensor(length if rank == 0 else [-1] * len(length), device="cuda")
+    dist.broadcast(sent, src=0)
+    if sent.tolist() != length:
+        raise RuntimeError(f"rank {rank} has {sent.tolist()}")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64).cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    model(torch.randn(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+@torch
+def test_ranks_agree_on_what_rank_0_broadcasts(tmp_path: Path) -> None:
+    """As DeepSpeed compares the lengths of its lists with those of rank 0."""
+    (part,) = alone(script(written(tmp_path, AGREES), world=8))
+    assert part.ranks == tuple(range(8))
+    assert part.recording.broadcasts == {(0, 0): (True, [3, 5]), (0, 1): (True, [7])}
+
+
 @torch
 def test_the_same_script_is_the_same_recording(tmp_path: Path) -> None:
     what = script(written(tmp_path, ONE_GPU))

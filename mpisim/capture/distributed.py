@@ -7,19 +7,28 @@ others on the current stream.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from ..base.kinds import Operation
 from .recorder import Recorder
-from .recording import ItemKind, Wait
+from .recording import Broadcasts, ItemKind, Wait
+from .values import FEW_NUMBERS
+
+if TYPE_CHECKING:
+    from .values import Values
 
 __all__ = ["Collectives"]
+
+_tensor = torch.tensor  # programs get a function of the capture's there
 
 _FUNCTIONAL = {
     "all_reduce": Operation.ALL_REDUCE,
@@ -88,10 +97,19 @@ class Collectives:
     Parameters
     ----------
     recorder : Recorder
+    received : dict
+        What rank 0 broadcasts, as in its `Recording`.
+
+    Attributes
+    ----------
+    values : Values or None
+        What is known of the values of tensors; set when operators are followed.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
+    def __init__(self, recorder: Recorder, received: Broadcasts) -> None:
+        self.recorder, self._received = recorder, received
+        self.values: Values | None = None
+        self._broadcasts: Counter[int] = Counter()
         self._groups: dict[str, int] = {}
         self._streams: dict[tuple[int, ...], int] = {}
         self._produced: dict[int, Wait] = {}
@@ -201,6 +219,31 @@ class Collectives:
                 self._produced[each.untyped_storage()._cdata] = handle._place
         return out
 
+    def _follow_rank_0(self, group: Any, tensors: Any, root: int) -> None:
+        """Keep the values that rank 0 broadcasts; other ranks, captured later, get them."""
+        number = self.group_of(group)
+        if self.values is None or self.recorder.groups[number][root] != 0:
+            return
+        key = number, self._broadcasts[number]
+        self._broadcasts[number] += 1
+        found = [each for each in tree_leaves(tensors) if isinstance(each, torch.Tensor)]
+        if len(found) != 1 or found[0].numel() > FEW_NUMBERS:
+            return
+        tensor = found[0]
+        with _disable_current_modes():
+            if self.recorder.rank == 0:
+                known = self.values.of(tensor)
+                if known is not None:
+                    sure = self.values.sure(tensor) is not None
+                    self.recorder.broadcasts[key] = sure, known.reshape(-1).tolist()
+            elif len(self._received.get(key, (False, []))[1]) == tensor.numel():
+                sure, sent = self._received[key]
+                real = _tensor(sent, dtype=tensor.dtype).reshape(tuple(tensor.shape))
+                if isinstance(tensor, FakeTensor):
+                    self.values.assign(tensor, real, sure)
+                else:
+                    tensor.copy_(real)
+
     # --- stand-ins --------------------------------------------------------------------------------
 
     def install(self) -> None:
@@ -263,6 +306,11 @@ class Collectives:
 
             return method
 
+        def broadcast(group: Any, tensors: Any, *args: Any, **kwargs: Any) -> Handle:
+            opts = kwargs.get("opts", args[-1] if args else None)
+            self._follow_rank_0(group, tensors, int(getattr(opts, "rootRank", 0)))
+            return issue(Operation.BROADCAST, group, tensors, asynchronous=waits(opts))
+
         def single_all_to_all(
             group: Any, output: Any, tensor: Any, *args: Any, **kwargs: Any
         ) -> Handle:
@@ -310,7 +358,7 @@ class Collectives:
         return {
             "allreduce": symmetric(Operation.ALL_REDUCE, 0),
             "allreduce_coalesced": symmetric(Operation.ALL_REDUCE, 0),
-            "broadcast": symmetric(Operation.BROADCAST, 0),
+            "broadcast": broadcast,
             "reduce": symmetric(Operation.REDUCE, 0),
             "allgather": gathers,
             "_allgather_base": gathers,

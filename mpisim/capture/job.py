@@ -9,6 +9,7 @@ from typing import Any
 
 from ..base.frozen import frozen
 from .device import Device
+from .recording import Broadcasts
 
 __all__ = ["Job"]
 
@@ -35,6 +36,8 @@ class Job:
         As of a `Recorder`.
     show : bool
         Whether the script's output is shown.
+    received : dict
+        What rank 0 broadcasts, as in its `Recording`.
     """
 
     script: str
@@ -49,6 +52,7 @@ class Job:
     failure: Path
     values: dict[str, float] = field(default_factory=dict)
     show: bool = False
+    received: Broadcasts = field(default_factory=dict)
 
     @property
     def local_rank(self) -> int:

@@ -2,6 +2,7 @@
 
 Rank 0 is captured first. Its process groups say which ranks are alike: those that have as many
 groups of the same sizes, and the same position in each group with sends and receives (a pipeline).
+The others get the small values that it broadcasts, with which programs check that ranks agree.
 Of each such class the first and the last rank are captured; if they differ, so is the second, and
 the rest is taken to do as it does.
 """
@@ -22,7 +23,7 @@ from ..mpi.parallel import Update, collective_errors
 from .device import Device
 from .job import Job
 from .lower import Part
-from .recording import ItemKind, Recording
+from .recording import Broadcasts, ItemKind, Recording
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -94,7 +95,7 @@ def capture_parts(
     InputError
         On all processes, with the line in which a script failed.
     """
-    first = _captured(script, [0], comm, update)[0]
+    first = _captured(script, [0], comm, update, {})[0]
     classes = _classes(first)
     if ranks is None:
         if len(classes) > MOST_CLASSES:
@@ -104,15 +105,15 @@ def capture_parts(
                 "--ranks lists them"
             )
         ends = {rank for members in classes for rank in (members[0], members[-1])} - {0}
-        found = {0: first} | _together(script, ends, comm, update)
+        found = {0: first} | _together(script, ends, comm, update, first.broadcasts)
         seconds = {
             members[1]
             for members in classes
             if len(members) > 2 and found[members[0]].digest() != found[members[-1]].digest()
         }
-        found |= _together(script, seconds, comm, update)
+        found |= _together(script, seconds, comm, update, first.broadcasts)
         return _parts(classes, found)
-    found = {0: first} | _together(script, set(ranks) - {0}, comm, update)
+    found = {0: first} | _together(script, set(ranks) - {0}, comm, update, first.broadcasts)
     if 0 not in ranks:
         del found[0]
     lacking = next((each for each in classes if not found.keys() & set(each)), None)
@@ -166,24 +167,24 @@ def _classes(first: Recording) -> list[list[int]]:
 
 
 def _together(
-    script: Script, ranks: set[int], comm: Intracomm, update: Update
+    script: Script, ranks: set[int], comm: Intracomm, update: Update, received: Broadcasts
 ) -> dict[int, Recording]:
     """Capture ranks, each process its share. **Collective.**"""
-    return _captured(script, sorted(ranks), comm, update)
+    return _captured(script, sorted(ranks), comm, update, received)
 
 
 def _captured(
-    script: Script, ranks: Sequence[int], comm: Intracomm, update: Update
+    script: Script, ranks: Sequence[int], comm: Intracomm, update: Update, received: Broadcasts
 ) -> dict[int, Recording]:
     mine: dict[int, Recording] = {}
     with collective_errors(comm):
         for rank in ranks[comm.rank :: comm.size]:
-            mine[rank] = _run(script, rank)
+            mine[rank] = _run(script, rank, received)
             update(len(mine), f"rank {rank}")
     return {rank: each for part in comm.allgather(mine) for rank, each in part.items()}
 
 
-def _run(script: Script, rank: int) -> Recording:
+def _run(script: Script, rank: int, received: Broadcasts) -> Recording:
     """Run the script as one rank, in a process of its own. Local."""
     with tempfile.TemporaryDirectory(prefix="mpisim-capture-") as folder:
         job = Job(
@@ -199,6 +200,7 @@ def _run(script: Script, rank: int) -> Recording:
             Path(folder, "failure"),
             dict(script.values),
             script.show,
+            received,
         )
         path = Path(folder, "job")
         job.save(path)

@@ -17,7 +17,7 @@ from typing import Any
 from ..base.errors import InputError
 from ..base.kinds import Operation, Phase
 from ..operators import OperatorCall
-from .recording import Allocation, Item, ItemKind, Recording, Wait
+from .recording import Allocation, Broadcasts, Item, ItemKind, Recording, Wait
 
 __all__ = ["Ended", "Recorder"]
 
@@ -79,6 +79,7 @@ class Recorder:
         self.groups: list[tuple[int, ...]] = [tuple(range(world))]
         self.values: Counter[str] = Counter()
         self.replaced: Counter[str] = Counter()
+        self.broadcasts: Broadcasts = {}
         self.allocations: list[Allocation] = []
         self.holders: dict[int, str] = {}
         self._labels: dict[str, int] = {}
@@ -447,6 +448,7 @@ class Recorder:
             holders=self.holders,
             values=self.values,
             replaced=self.replaced,
+            broadcasts=self.broadcasts,
             torch=torch,
         )
 

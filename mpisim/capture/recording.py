@@ -111,6 +111,9 @@ class Allocation(NamedTuple):
     """A `Phase`."""
 
 
+Broadcasts = dict[tuple[int, int], tuple[bool, list[float]]]
+
+
 @dataclass
 class Recording:
     """Everything one captured rank left behind.
@@ -138,6 +141,9 @@ class Recording:
         Reads of values that no tensor has, and what was taken in their place: lines for people.
     replaced : Counter of str
         What was left out or done otherwise: lines for people.
+    broadcasts : dict of (int, int) to (bool, list of numbers)
+        By group and number of the broadcast in it: small tensors that this rank sent, whether
+        their values are more than likely, and the values.
     torch : str
         Version of PyTorch.
     """
@@ -154,6 +160,7 @@ class Recording:
     holders: dict[int, str] = field(default_factory=dict)
     values: Counter[str] = field(default_factory=Counter)
     replaced: Counter[str] = field(default_factory=Counter)
+    broadcasts: Broadcasts = field(default_factory=dict)
     torch: str = ""
 
     def save(self, path: Path) -> None:
