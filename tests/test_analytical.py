@@ -357,6 +357,7 @@ def test_the_packaged_calibration():
         "gemm_split",
         "gemm_scan",
         "gemm_scan_gradient",
+        "gemm_unaligned",
         "grouped_gemm_blocks",
         "grouped_gemm_split",
     }

@@ -98,7 +98,8 @@ class Orders(NamedTuple):
 
     @classmethod
     def of(cls, taken: Ints, stream: NDArray[np.integer[Any]]) -> Orders:
-        """Return the orders of communications by what they take, and by their streams."""
+        """Return the orders of communications by what they take, and by their streams, from -1."""
+        stream = stream + 1
         count = np.bincount(stream)
         (present,) = np.nonzero(count)
         by_count = present[np.argsort(count[present], kind="stable")]
