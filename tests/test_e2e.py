@@ -549,6 +549,27 @@ def test_a_row_is_shown_as_the_file_a_user_would_write(row: Any, tmp_path: Path)
     assert replace(again, source="") == replace(found.experiment, source="")
 
 
+@pytest.mark.parametrize(
+    ("text", "version", "name", "release"),
+    [
+        ("NeMo/Megatron-Core", "NeMo 25.02", "nemo", "25.02"),
+        ("PyTorch FSDP", "", "fsdp", ""),
+        ("somebody's trainer", "", None, ""),
+    ],
+)
+def test_a_row_that_names_a_framework_gets_its_profile(
+    row: Any, text: str, version: str, name: str | None, release: str
+) -> None:
+    made = mapped(
+        row(
+            {**TITAN, "source": "a table", "source_version": version, "zero_stage": ""},
+            framework=text,
+        )
+    )
+    assert made.experiment.framework.name == name
+    assert (made.experiment.framework.version or "") == release
+
+
 def test_without_profiles_nobody_says_which_framework_it_is(row: Any) -> None:
     found = experiment_of(row(TITAN), declared(), profiles=False)
     assert isinstance(found, Mapped)

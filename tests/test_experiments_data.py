@@ -34,6 +34,10 @@ PAPERS = {
     "deepseek": "arXiv:2412.19437",
     "bloom": "arXiv:2211.05100",
     "opt": "arXiv:2205.01068",
+    "nemotron": "technical report",
+    "mt": "arXiv:2201.11990",
+    "fms": "foundation-model-stack/fms-fsdp",
+    "automodel": "NVIDIA-NeMo/Automodel",
 }
 
 

@@ -15,7 +15,7 @@ from mpisim.cli import main
 from mpisim.data import names
 from mpisim.experiment import Experiment, Transformer, load, read
 from mpisim.experiment.load import TABLES
-from mpisim.experiment.profiles import find_profile, profiles
+from mpisim.experiment.profiles import find_profile, named_in, profiles
 from mpisim.simulate import simulate
 
 ROW = """\
@@ -79,6 +79,42 @@ def test_names_and_aliases_are_each_one_profile() -> None:
     assert len(every) == len(set(every))
     assert {"megatron-lm", "megatron-bridge", "nemo", "torchtitan", "deepspeed"} <= set(every)
     assert {"megatron-deepspeed", "llm-foundry", "maxtext", "paxml", "ddp"} <= set(every)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "version"),
+    [
+        ("NeMo/Megatron-Core", "nemo", ""),
+        ("Megatron-Bridge/Megatron-Core", "megatron-bridge", ""),
+        ("NeMo AutoModel", "nemo-automodel", ""),
+        ("NeMo 25.04", "nemo", "25.04"),
+        ("DeepSpeed 0.19.2, torch 2.13", "deepspeed", "0.19.2"),
+        ("PyTorch FSDP", "fsdp", ""),
+        ("PyTorch", "ddp", ""),
+        ("Composer/PyTorch FSDP + FlashAttention", "llm-foundry", ""),
+    ],
+)
+def test_texts_name_frameworks(text: str, name: str, version: str) -> None:
+    found = named_in(text)
+    assert found is not None
+    assert (found[0].name, found[1]) == (name, version)
+
+
+def test_texts_that_name_no_framework() -> None:
+    assert named_in("") is None
+    assert named_in("our own trainer, nemotronic") is None
+
+
+def test_entries_for_models_take_a_name_with_a_size_for_the_model_it_stands_for(
+    tmp_path: Path,
+) -> None:
+    entry = (
+        '[[defaults]]\nset = { "plan.clip" = true }\nwhere = { model = "qwen3" }\nsource = "x"\n'
+    )
+    mine = f"{MINE}\n{entry}"
+    for preset, clips in (("Qwen3 32B chat", True), ("Foo-7B", False)):
+        made = experiment(tmp_path, f"model.preset={preset!r}", mine=mine)
+        assert ("plan.clip" in made.set_by_profile) == clips
 
 
 def test_what_is_blank_is_filled_in(tmp_path: Path) -> None:

@@ -128,6 +128,9 @@ def test_names_with_a_size() -> None:
     assert like_named("Llama-Foo-70B", {})[1].like.startswith("llama")  # type: ignore[index]
     assert like_named("Foo-30B-A3B", {})[1].like == "qwen3-30b-a3b"  # type: ignore[index]
     assert like_named("Mixtral-like-8x7B", {})[1].like == "mixtral-8x7b"  # type: ignore[index]
+    assert like_named("DeepSeek V3 671B", {})[1].like == "deepseek-v3"  # type: ignore[index]
+    assert like_named("Qwen3 MoE 30B", {})[1].like == "qwen3-30b-a3b"  # type: ignore[index]
+    assert like_named("Qwen3 32B chat", {})[1].like == "qwen3-32b"  # type: ignore[index]
     assert like_named("Foo", {}) is None
     shape = {"layers": 30, "hidden": 4096, "heads": 32}
     found, guess = like_named("Foo-7B", shape)  # type: ignore[misc]

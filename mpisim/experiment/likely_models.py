@@ -22,6 +22,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any, NamedTuple
 
 from ..base.errors import InputError
@@ -40,6 +41,9 @@ SIZE = re.compile(r"(?<![\w.])(?:(\d+)x)?(\d+(?:\.\d+)?)([mbt])(?![a-z0-9])", re
 
 ACTIVE = re.compile(r"-a(\d+(?:\.\d+)?)b(?![a-z0-9])")
 """``A3B`` in a name: the parameters that a token passes."""
+
+MIXTURE = re.compile(r"(?<![a-z])moe(?![a-z])")
+"""In the name of a model with experts."""
 
 SLIP = 0.85
 """Likeness of two names (difflib) above which one is the other, misspelt."""
@@ -177,7 +181,7 @@ def like_named(name: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], Gue
         return None
     label = name.replace("_", "-").casefold()
     times, active = SIZE.search(label)[1], ACTIVE.search(label)  # type: ignore[index]
-    mixed = {"family": "moe"} if times or active else {}
+    mixed = {"family": "moe"} if times or active or MIXTURE.search(label) else {}
     if times:  # what experts share counts once in truth
         whole = SIZE.search(label)[0]  # type: ignore[index]
         equal = [preset for other, preset in model_presets().items() if whole in other]
@@ -187,14 +191,31 @@ def like_named(name: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], Gue
     if "layers" in known and "hidden" in known:
         keys, guess = complete(known, count)
         return keys, Guess(guess.like, (f"{name!r}: {guess.notes[0]}",), guess.error)
-    words = {word for word in re.split(r"[^a-z]+", label) if len(word) > 2}
     pool = list(_pool(known))
-    akin = [each for each in pool if words & set(re.split(r"[^a-z]+", each[0]))]
-    wanted = float(active[1]) * 1e9 if active else 0.0
-    if wanted:
-        akin = [each for each in pool if _has_active(each[1], wanted)] or akin
-    keys, guess = _of_size(count, akin, pool)
+    akin = _sharing(label, pool)
+    if active:
+        as_active = [each for each in pool if _has_active(each[1], float(active[1]) * 1e9)]
+        akin = [as_active] if as_active else akin
+    # A family's name and a size that only its model with experts has: "DeepSeek V3 671B".
+    akin_mixed = [] if mixed else _sharing(label, list(_pool({**known, "family": "moe"})))
+    keys, guess = _of_size(count, akin, akin_mixed, pool)
     return keys, Guess(guess.like, (f"model {name!r}: {guess.notes[0]}",), guess.error)
+
+
+def _sharing(name: str, pool: list[tuple[str, ModelPreset]]) -> list[list[tuple[str, ModelPreset]]]:
+    """Return the published models whose names share a word with one: groups, most shared first.
+
+    A word has three letters in a row; then numbers and versions count, too: "Qwen3" is nearer to
+    "qwen3-8b" than to "qwen2-7b".
+    """
+    words = {word for word in re.split(r"[^a-z]+", name) if len(word) > 2}
+    parts = set(re.split(r"[^a-z0-9.]+", name))
+    groups: dict[int, list[tuple[str, ModelPreset]]] = {}
+    for each in pool:
+        if words & set(re.split(r"[^a-z]+", each[0])):
+            shared = len(parts & set(re.split(r"[^a-z0-9.]+", each[0])))
+            groups.setdefault(shared, []).append(each)
+    return [groups[shared] for shared in sorted(groups, reverse=True)]
 
 
 def _is_slip(name: str) -> bool:
@@ -239,7 +260,7 @@ def complete(given: Mapping[str, Any], count: float | None) -> tuple[dict[str, A
     if "layers" not in given and "hidden" not in given:
         if count is None:
             raise InputError("layers is missing, and so is parameters, the number of them")
-        keys, guess = _of_size(count, [], pool)
+        keys, guess = _of_size(count, [], [], pool)
         return {**keys, **given}, guess
     candidates, refusals = [], []
     for name, preset in pool:
@@ -288,9 +309,12 @@ def _pool(given: Mapping[str, Any]) -> Iterator[tuple[str, ModelPreset]]:
 
 
 def _of_size(
-    count: float, akin: list[tuple[str, ModelPreset]], pool: list[tuple[str, ModelPreset]]
+    count: float,
+    akin: list[list[tuple[str, ModelPreset]]],
+    akin_mixed: list[list[tuple[str, ModelPreset]]],
+    pool: list[tuple[str, ModelPreset]],
 ) -> tuple[dict[str, Any], Guess]:
-    """Return the likeliest of a number of parameters: those akin first."""
+    """Return the likeliest of a number of parameters: those akin first, then akin with experts."""
 
     def measured(entries: list[tuple[str, ModelPreset]]) -> list[_Candidate]:
         found = []
@@ -302,15 +326,16 @@ def _of_size(
         return found
 
     modern = [each for each in pool if each[1].table["family"] == "llama"]
-    for entries in (akin, modern, pool):
+    for entries in (*akin, *akin_mixed, modern, pool):
         fitting = [each for each in measured(entries) if each.distance <= SAME_SIZE]
         if fitting:
             fitting.sort(key=lambda each: (each.work, each.name))
             best = fitting[(len(fitting) - 1) // 2]
-            others = [each for each in measured(pool) if each.distance <= SAME_SIZE]
+            rivals = entries if entries in akin_mixed else pool
+            others = [each for each in measured(rivals) if each.distance <= SAME_SIZE]
             note = f"taken as {best.name}, of the published ones of {_billions(count)} parameters"
             return dict(best.keys), Guess(best.name, (note,), _spread(others))
-    best = min(measured(akin or pool), key=lambda each: (each.distance, each.name))
+    best = min(measured([*chain(*akin)] or pool), key=lambda each: (each.distance, each.name))
     keys = dict(best.keys)
     keys["layers"] = max(1, round(keys["layers"] * count / model_counts.parameters(best.model)))
     for key in ("pattern", "dense_layers"):

@@ -42,6 +42,7 @@ __all__ = [
     "chosen_profile",
     "filled",
     "find_profile",
+    "named_in",
     "profile_of",
     "profiles",
 ]
@@ -275,6 +276,32 @@ def profiles() -> Iterator[Profile]:
         yield find_profile(name)
 
 
+def named_in(text: str) -> tuple[Profile, str] | None:
+    """Text that names a framework, with its version or without → its profile, and the version.
+
+    Names, titles and aliases count as whole words. The first in the text is the one that ran, what
+    follows is what it stands on ("NeMo/Megatron-Core"); of those that begin there, the longest is
+    meant ("NeMo AutoModel" is not NeMo).
+    """
+    found = [
+        (-match.start(), len(name), profile.name, match[1] or "")
+        for profile in profiles()
+        for name in (profile.name, profile.title, *profile.aliases)
+        if (match := _naming(name).search(text))
+    ]
+    if not found:
+        return None
+    *_, name, version = max(found)
+    return find_profile(name), version
+
+
+@cache
+def _naming(name: str) -> re.Pattern[str]:
+    """Name of a framework → what finds it in a text as whole words, and the version behind it."""
+    words = re.escape(name).replace(r"\-", "[ -]")
+    return re.compile(rf"(?<![\w-]){words}(?:[ -]v?(\d+(?:\.\d+)+))?(?![\w-])", re.IGNORECASE)
+
+
 @cache
 def _profile(name: str) -> Profile:
     preset = find_file(name, FOLDER, "framework")
@@ -465,7 +492,16 @@ def _is_model(texts: str, tables: Mapping[str, Any]) -> bool:
         return False
     from .model_presets import preset_name
 
-    return any(preset_name(preset).startswith(each) for each in texts.split("|"))
+    try:
+        name = preset_name(preset)
+    except InputError:  # a name with a size, which stands for a published model
+        from .likely_models import like_named
+
+        found = like_named(preset, {})
+        if found is None:
+            return False
+        name = found[1].like
+    return any(name.startswith(each) for each in texts.split("|"))
 
 
 def _is_gpu(texts: str, tables: Mapping[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from ...experiment import read as read_experiment
 from ...experiment.likely_models import like_named
 from ...experiment.model_presets import find_model
 from ...experiment.plan_keys import nested, short_key
+from ...experiment.profiles import named_in
 from .clusters import choose
 from .rows import Row
 from .settings import Fact, Settings, assigned
@@ -180,6 +181,7 @@ def _mapped(
     for key in (key for each in facts for key in each.drop):
         stated.pop(key, None)
     ruled, replaced = _ruled(facts)
+    ruled = {**_named_framework(row), **ruled}
     open_keys = {key: value for key, value in ruled.items() if key not in stated}
     keys = {**open_keys, **stated, **replaced}
     if preset is not None:
@@ -348,6 +350,18 @@ def _settle(keys: dict[str, Any], row: Row, base: Mapping[str, Any]) -> list[str
         keys["plan.recompute.layers"] = max(1, round(share * _count(keys, base) / parts))
     keys["run.allow_oom"] = True  # it was run, so it fitted
     return filled
+
+
+def _named_framework(row: Row) -> dict[str, Any]:
+    """Return keys of the framework that a row names, with its version where that stands beside."""
+    found = named_in(row.texts["framework"])
+    if found is None:
+        return {}
+    profile, version = found
+    beside = named_in(row.texts.get("source_version", ""))
+    if not version and beside is not None and beside[0] is profile:
+        version = beside[1]
+    return {"framework.name": profile.name} | ({"framework.version": version} if version else {})
 
 
 def _settle_framework(keys: dict[str, Any], profiles: bool) -> None:
