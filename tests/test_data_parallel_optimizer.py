@@ -119,6 +119,9 @@ def test_norms_are_added_up_over_those_who_share_gradients() -> None:
         assert [row.split("[")[1].split()[0] for row in found] == groups
 
 
+IN_16_BITS = {"precision_main_parameters": "bf16", "precision_moments": "bf16"}
+
+
 @pytest.mark.parametrize(
     ("plan", "each"),
     [
@@ -130,6 +133,9 @@ def test_norms_are_added_up_over_those_who_share_gradients() -> None:
         ({"dp_style": "ddp", "optimizer": "adagrad", "precision": "tf32"}, 4 + 8 + 8),
         ({"dp_style": "deepspeed", "zero": 2}, 4 + 8 + 16),
         ({"dp_style": "fsdp", "zero": 3}, 4 + 8 + 16),
+        # A model that was read in 16 bits: the same numbers, in these.
+        ({"dp_style": "fsdp", "zero": 3, **IN_16_BITS}, 2 + 4 + 8),
+        ({"dp_style": "ddp", **IN_16_BITS}, 2 + 4 + 8),
         # Stage 1 of apex's FusedLAMB reads four numbers and writes three, norms read two, stage 2
         # reads weight and update and writes the weight.
         ({"dp_style": "ddp", "optimizer": "lamb", "precision": "fp32"}, 4 * (4 + 3 + 2 + 2 + 1)),

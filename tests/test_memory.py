@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from plans import changed, plan_of
 from published_formulas import zero_states
 
+from mpisim.base.errors import InputError
 from mpisim.experiment import Plan, read
 from mpisim.kernels.operations import Attention, Copy, CrossEntropy, Elementwise, Embedding, Gemm
 from mpisim.memory import StageMemory, memory
@@ -36,6 +38,7 @@ from mpisim.memory.states import (
     gradient_buckets,
     model_states,
     parameter_counts,
+    rates,
 )
 from mpisim.program import Operation, Phase
 from mpisim.schedules import SCHEDULES, pipeline
@@ -489,3 +492,31 @@ def test_updates_of_a_big_table_take_the_rows_looked_up_and_no_second_table(fuse
     )
     assert stage.parameters >= table
     assert stage.working < table / 100
+
+
+@pytest.mark.parametrize(
+    ("keys", "weight", "gradient", "optimizer"),
+    [
+        ({"dp_style": "fsdp", "zero": 3}, 4, 4, 8),
+        ({"dp_style": "fsdp", "zero": 3, "precision_main_parameters": "bf16"}, 2, 2, 8),
+        ({"dp_style": "ddp"}, 2, 2, 4 + 8),
+        ({"dp_style": "ddp", "precision_main_parameters": "bf16"}, 2, 2, 8),
+    ],
+)
+def test_models_read_in_16_bits_have_no_master_copy(
+    keys: dict[str, Any], weight: int, gradient: int, optimizer: int
+) -> None:
+    found = rates(plan_of(global_batch=8, **keys).resolved(transformer=True))
+    assert (found.weight, found.gradient, found.optimizer) == (weight, gradient, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"precision_main_parameters": "fp16"}, "the passes read bf16"),
+        ({"precision_main_parameters": "bf16"}, "'megatron' keeps a copy in fp32"),
+    ],
+)
+def test_main_parameters_that_no_framework_has(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        plan_of(global_batch=8, dp_style="megatron", **keys)

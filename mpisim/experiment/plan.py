@@ -262,6 +262,17 @@ def _check_sizes(plan: Plan) -> None:
 def _check_data_parallel(plan: Plan) -> None:
     allowed = {"ddp": (0, 1), "megatron": (0, 1), "deepspeed": (0, 1, 2, 3), "fsdp": (2, 3)}
     style = plan.framework.dp_style
+    main = plan.precision.main_parameters
+    if main not in ("fp32", plan.weight_format):
+        raise InputError(
+            f"precision.main_parameters is {main!r}; the passes read {plan.weight_format}, so it "
+            "is that or 'fp32'"
+        )
+    if main != "fp32" and style in ("megatron", "deepspeed"):
+        raise InputError(
+            f"precision.main_parameters is {main!r}; framework.dp_style = {style!r} keeps a copy "
+            "in fp32; 'ddp' and 'fsdp' can do without"
+        )
     if style is not None and plan.zero not in allowed[style]:
         choices = ", ".join(map(str, allowed[style]))
         raise InputError(f"zero is {plan.zero}; framework.dp_style = {style!r} allows {choices}")

@@ -132,6 +132,10 @@ class PrecisionOptions:
         (Transformer Engine's ``fp8_dpa``).
     gradients : {"fp32", "bf16", "fp16"}, optional
         Of gradients as they are kept and reduced; fp32 in Megatron, that of the weights otherwise.
+    main_parameters : {"fp32", "bf16", "fp16"}
+        Of the parameters that the optimizer updates: a copy in fp32, or with the format of the
+        passes the weights themselves, as of a model that was read in bf16 and trained so by
+        PyTorch's DDP or FSDP. Gradients are then updated from in that format, too.
     moments : {"fp32", "bf16", "fp16"}
         In which the optimizer's step remembers gradients and their squares where it is one kernel
         (Megatron-LM's ``--exp-avg-dtype``, ``--exp-avg-sq-dtype``).
@@ -156,6 +160,7 @@ class PrecisionOptions:
     convolutions: Literal["fp32", "tf32"] | None = None
     attention: Literal["fp8"] | None = None
     gradients: Format | None = None
+    main_parameters: Format = "fp32"
     moments: Format = "fp32"
     dispatch: Literal["bf16", "fp8"] = "bf16"
     fp8_scaling: Literal["delayed", "current", "blocks"] = "delayed"

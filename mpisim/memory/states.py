@@ -13,9 +13,10 @@ FSDP             -          4       4        8     16
 Megatron-LM keeps gradients in fp32 (``megatron/training/theoretical_memory_usage.py``: 18, or
 6 + 12/dp with the distributed optimizer); DeepSpeed is ZeRO as published (arXiv:1910.02054); FSDP
 shards fp32 parameters and gathers copies in 16 bits, which are buffers (`gathered_parameters`).
-Models in fp32 have no master copy. Other optimizers keep less:
-momentum and Adagrad one number a parameter, SGD none. Weights of products in fp8 and NVFP4 have
-copies in that format besides, on Megatron-LM.
+Models in fp32 have no master copy, and those whose weights are what the optimizer updates
+(``precision.main_parameters``) none either: FSDP keeps their parameters and gradients in 16 bits.
+Other optimizers keep less: momentum and Adagrad one number a parameter, SGD none. Weights of
+products in fp8 and NVFP4 have copies in that format besides, on Megatron-LM.
 
 Everything here is a function of how many parameters a rank holds, which are counted once
 (`parameter_counts`), of the plan, and of the sizes of groups.
@@ -229,12 +230,13 @@ def _gradient_bytes(plan: Plan) -> int:
 def rates(plan: Plan) -> Rates:
     """Return the bytes of a parameter under a plan, before sharding."""
     weight = _weight_bytes(plan)
+    main = BYTES[plan.precision.main_parameters]
     moments = BYTES[plan.precision.moments] * OPTIMIZER_STATES[plan.optimizer]
     if framework(plan) == "fsdp":
         # The sharded parameter is the master copy, and its gradient has the same precision.
-        return Rates(FP32, FP32, moments)
+        return Rates(main, main, moments)
     gradient = _gradient_bytes(plan)
-    master = FP32 if weight < FP32 else 0
+    master = main if weight < main else 0
     return Rates(weight, gradient, master + moments)
 
 
@@ -417,4 +419,5 @@ def optimizer_buffers(counts: ParameterCounts, plan: Plan, sizes: Mapping[str, i
     elif framework(plan) == "deepspeed" or plan.optimizer == "sgd":
         return 0
     *_, sharded = sharding(plan)
-    return FP32 * (counts.sharded(sizes) if sharded else counts.total)
+    main = BYTES[plan.precision.main_parameters]
+    return main * (counts.sharded(sizes) if sharded else counts.total)

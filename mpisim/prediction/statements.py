@@ -371,6 +371,8 @@ def _worth_listing(key: str, value: object, prepared: PreparedExperiment) -> boo
         "framework.wrap_layers": plan.zero == 3,
         "framework.prefetch": plan.zero == 3 or staged,
         "framework.fsdp_pipeline": staged,
+        "plan.precision.main_parameters": plan.weight_format != "fp32"
+        and plan.style(transformer=transformer) in ("ddp", "fsdp"),
         "plan.precision.moments": transformer and plan.weight_format != "fp32",
         "plan.tables.inputs": isinstance(model, Dlrm) and grid.dp > 1,
         "plan.tables.sharder": isinstance(model, Dlrm) and not plan.tables.placement,

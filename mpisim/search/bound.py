@@ -377,7 +377,8 @@ class _Price:
             plan.framework.flat_shards,
             ranks,
         )
-        formats = plan.weight_format, plan.precision.gradients
+        precision = plan.precision
+        formats = plan.weight_format, precision.gradients, precision.main_parameters
         known: dict[int, _Sharded] = {}  # by the tuple of operators itself
         found = []
         for layer in network.layers:
@@ -407,7 +408,7 @@ class _Price:
         again = plan.zero == 3 and plan.framework.reshard_after_forward
         out = into = 0
         if not plan.framework.flat_shards:
-            source = weight if ranks > 1 else BYTES["fp32"]
+            source = weight if ranks > 1 else BYTES[plan.precision.main_parameters]
             out = self._kernel(Elementwise((source + weight) * size))
             into = self._kernel(Elementwise((weight + gradient) * size))
         gather, reduce = Operation.ALL_GATHER, Operation.REDUCE_SCATTER

@@ -68,7 +68,7 @@ FOREACH_KERNELS: Mapping[str, Sequence[tuple[str, int]]] = {
     "sgd": (("sgd update", 3),),
 }
 """Optimizer → kernels that ``torch.optim`` runs over all parameters without ``fused=True``, and how
-many fp32 numbers each reads and writes of a parameter (``_multi_tensor_adam`` and its like), 0
+many numbers each reads and writes of a parameter (``_multi_tensor_adam`` and its like), 0
 where it works on norms alone. LAMB: what TorchScript's fuser makes of `lamb_kernel` in
 github:NVIDIA/DeepLearningExamples PyTorch/LanguageModeling/Transformer-XL (``lamb.py``)."""
 
@@ -97,7 +97,7 @@ PRIMITIVE_KERNELS: Mapping[str, Sequence[tuple[str, int]]] = {
 def optimizer_bytes(plan: Plan, strategy: Strategy) -> int:
     """Return the bytes one fused optimizer step reads and writes for each parameter.
 
-    The gradient is read; the weight in fp32 and the states are read and written. LAMB also writes
+    The gradient is read; the main parameter and the states are read and written. LAMB also writes
     the update, reads it and the weight for their norms, and both again (apex's ``FusedLAMB``).
 
     Parameters
@@ -107,8 +107,9 @@ def optimizer_bytes(plan: Plan, strategy: Strategy) -> int:
         It knows the format of the gradient.
     """
     states = BYTES[plan.precision.moments] * OPTIMIZER_STATES[plan.optimizer]
-    norms = 5 * FP32 if plan.optimizer == "lamb" else 0
-    return strategy.optimizer_gradient_size + 2 * (FP32 + states) + norms
+    main = BYTES[plan.precision.main_parameters]
+    norms = 5 * main if plan.optimizer == "lamb" else 0
+    return strategy.optimizer_gradient_size + 2 * (main + states) + norms
 
 
 def write_optimizer(block: BlockBuilder, layout: Layout, stage: int, strategy: Strategy) -> None:
@@ -143,7 +144,8 @@ def write_optimizer(block: BlockBuilder, layout: Layout, stage: int, strategy: S
         _clip(block, layout, strategy)
     _update(block, plan, strategy)
     if converts:
-        _convert(block, "weights", FP32, strategy.weight_size, strategy)
+        main = BYTES[plan.precision.main_parameters]
+        _convert(block, "weights", main, strategy.weight_size, strategy)
     strategy.after_optimizer(block)
     if strategy.style == "megatron":
         _quantise(block, layout, stage, strategy)
@@ -230,9 +232,10 @@ def _update(block: BlockBuilder, plan: Plan, strategy: Strategy) -> None:
     kernels = FOREACH_KERNELS[plan.optimizer]
     if plan.optimizer in plan.framework.primitive:
         kernels = PRIMITIVE_KERNELS[plan.optimizer]
+    number = BYTES[plan.precision.main_parameters]
     for size in _loop(plan, strategy) or (strategy.updated_parameters,):
         for name, numbers in kernels:
-            step = OptimizerStep(size, FP32 * numbers) if numbers else Elementwise(2 * FP32)
+            step = OptimizerStep(size, number * numbers) if numbers else Elementwise(2 * FP32)
             block.compute(Compute(name, step))
 
 

@@ -250,7 +250,8 @@ class Fsdp(Strategy):
         if unit.kinds:
             block.await_next(state.gathered[unit])
             for expert, size in () if self.plan.framework.flat_shards else unit.kinds:
-                source = self.weight_size if self.shard_ranks(expert) > 1 else BYTES["fp32"]
+                alone = self.shard_ranks(expert) == 1
+                source = self.optimizer_gradient_size if alone else self.weight_size
                 traffic = (source + self.weight_size) * size
                 block.compute(Compute("copy parameters out", Elementwise(traffic)))
             state.copied.append(block.last)
@@ -308,8 +309,8 @@ class Fsdp(Strategy):
 
     @property
     def optimizer_gradient_size(self) -> int:
-        """Bytes of a gradient as the optimizer reads it: that of an fp32 shard."""
-        return BYTES["fp32"]
+        """Bytes of a gradient as the optimizer reads it: that of the shard of its parameter."""
+        return BYTES[self.plan.precision.main_parameters]
 
 
 # --- inside a pipeline --------------------------------------------------------------------------
