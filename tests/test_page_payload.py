@@ -19,7 +19,7 @@ from recorded import exported, recordable_program, recordable_programs
 from mpisim.base.rank_ranges import parse_ranges
 from mpisim.engine import simulate as simulate_program
 from mpisim.experiment import Experiment, load
-from mpisim.export import read_kept, simulate_again
+from mpisim.export import read_kept, resimulate
 from mpisim.page import path as path_module
 from mpisim.page.payload import comparison_payload, run_payload
 from mpisim.page.shown import MOST_GROUPS, ShownRun
@@ -234,7 +234,7 @@ def test_rows_are_those_of_the_export(comm: Intracomm, tmp_path: Path, name: str
     saved = saved_run(comm, tmp_path / "run.h5", *CASES[name])
     kept = read_kept(saved, comm)
     with open_results(saved) as results:
-        shown = ShownRun.of(simulate_again(kept, comm, repeat=True))
+        shown = ShownRun.of(resimulate(kept, comm, repeat=True))
         page = run_payload(results, shown, comm)
     assert page is not None
     timeline = page["timeline"]

@@ -167,7 +167,7 @@ def _again(args: argparse.Namespace, comm: Intracomm) -> tuple[ShownRun | None, 
     UsageError
         If the page would be written over what the run was made of.
     """
-    from ..export import read_kept, simulate_again
+    from ..export import read_kept, resimulate
     from ..mpi.parallel import collective_errors, progress
     from ..page.shown import ShownRun
 
@@ -180,6 +180,6 @@ def _again(args: argparse.Namespace, comm: Intracomm) -> tuple[ShownRun | None, 
             kept.check_not_input(args.html)
     try:
         with progress(comm, "simulating again"):
-            return ShownRun.of(simulate_again(kept, comm, progress=True, repeat=True)), ""
+            return ShownRun.of(resimulate(kept, comm, progress=True, repeat=True)), ""
     except InputError as error:
         return None, str(error)
