@@ -80,7 +80,7 @@ def _row(found: FlowList, flow: Flow) -> dict[str, Any]:
 
 
 def flow_object(found: FlowList) -> dict[str, Any]:
-    """Flows → a JSON object."""
+    """Flows of a communication → JSON object: algorithm, protocol, channels, an entry a flow."""
     choice = found.choice
     return {
         "algorithm": choice.algorithm,

@@ -12,7 +12,7 @@ from .output import (
     add_monitor_option,
     add_overwrite_option,
     add_set_option,
-    check_json,
+    check_files,
     check_outputs,
 )
 
@@ -78,8 +78,6 @@ def run(args: argparse.Namespace) -> int:
     read: tuple[str, Experiment] | None = None
     with collective_errors(comm):
         if comm.rank == 0:
-            from ..base.files import check_output
-
             text, found = load_any(args.file, changes)
             if not isinstance(found, Experiment):
                 raise UsageError(
@@ -87,9 +85,7 @@ def run(args: argparse.Namespace) -> int:
                     "mpisim job takes an experiment with a model"
                 )
             read = text, found
-            check_json(args)
-            if args.output is not None:
-                check_output(args.output, overwrite=args.overwrite)
+            check_files(args)
     text, experiment = comm.bcast(read, root=0)
     from ..job.of_experiment import experiment_outcome
 

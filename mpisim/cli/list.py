@@ -57,7 +57,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a listing."""
+    """Print the names of one catalogue, with what each stands for."""
     listing = LISTINGS[args.what]()
     rows = [cells for cells, aliases in listing.rows if _matches(args.words, cells, aliases)]
     if not rows:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import UsageError
-from .output import add_overwrite_option, check_outputs
+from .output import add_overwrite_option, check_files, check_outputs
 from .run import add_run_options, run
 
 __all__ = ["add_parser", "export_", "import_", "show"]
@@ -147,7 +147,7 @@ def _add_exchange(actions: Any) -> None:
 
 
 def show(args: argparse.Namespace) -> int:
-    """Print a program."""
+    """Print the tables and communicators of a program file."""
     for option in ("rows", "first"):
         if getattr(args, option) < 0:
             raise UsageError(f"--{option} is {getattr(args, option)}; it must be 0 or more")
@@ -183,14 +183,13 @@ def import_(args: argparse.Namespace) -> int:
     check_outputs(args)
     if args.ranks < 0:
         raise UsageError(f"--ranks is {args.ranks}; it must be 1 or more")
-    from ..base.files import check_output
     from ..formats import import_program
     from ..kernels import find_gpu
     from ..kernels.counted import RooflinePricer
     from ..program import save
     from ..program.show import overview
 
-    check_output(args.output, overwrite=args.overwrite)  # before the work, not after
+    check_files(args)
     counts = None if args.gpu is None else RooflinePricer(find_gpu(args.gpu), args.precision)
     program = import_program(args.paths, args.ranks, counts)
     save(program, args.output, overwrite=args.overwrite)

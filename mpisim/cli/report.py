@@ -13,9 +13,8 @@ from ..base.text import one_line
 from .output import (
     add_overwrite_option,
     add_report_options,
-    check_json,
+    check_files,
     check_options,
-    check_page,
     in_detail,
     written,
 )
@@ -64,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     check_options(args)
     if args.html is not None:
         return _with_page(args)
-    check_json(args)
+    check_files(args)
     from ..results import open_results
 
     format = _format(args.file)
@@ -136,8 +135,7 @@ def _with_page(args: argparse.Namespace) -> int:
         results: Results | None = None
         with collective_errors(comm):
             if comm.rank == 0:
-                check_json(args)
-                check_page(args)
+                check_files(args)
                 results = stack.enter_context(open_results(args.file))
         shown, why = _again(args, comm)
         with progress(comm, f"writing {args.html}"):

@@ -70,10 +70,10 @@ def add_kind(kinds: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Predict and print tables of errors."""
-    from .output import check_json, check_outputs
+    from .output import check_files, check_outputs
 
     check_outputs(args)
-    check_json(args)
+    check_files(args)
     from ..kernels.analytical import KernelCalibration
     from ..validate.whole_models import is_whole_models
 
