@@ -78,7 +78,18 @@ def added(parts: Sequence[Uncertain]) -> Uncertain:
 
 @cache
 def number(table: str, name: str) -> Quantity:
-    """Return a number of ``data/power.toml``: ``number("gpu", "idle")``."""
+    """Table and name → the number of ``data/power.toml``.
+
+    Parameters
+    ----------
+    table, name : str
+        As in ``number("gpu", "idle")``.
+
+    Raises
+    ------
+    KeyError
+        If there is no such number.
+    """
     return build(Quantity, packaged(FILE)[table][name], FILE, f"{table}.{name}")
 
 

@@ -52,7 +52,13 @@ class Price:
 
 @cache
 def price(table: str, name: str) -> Price | None:
-    """Return a price of ``data/prices.toml``, ``price("on-demand", "h100-sxm")``; None: unknown."""
+    """Table and name → the price of ``data/prices.toml``, None where there is none.
+
+    Parameters
+    ----------
+    table, name : str
+        As in ``price("on-demand", "h100-sxm")``.
+    """
     found: dict[str, Any] | None = packaged(FILE).get(table, {}).get(name)
     return None if found is None else build(Price, found, FILE, f"{table}.{name}")
 

@@ -63,14 +63,33 @@ def experiment_outcome(
 
 
 def step_of(experiment: Experiment, results: Results) -> Step:
-    """Experiment, its result → the step as a job needs it. Local."""
+    """Experiment and the result of its step → seconds, error and samples of the step. Local.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    results : Results
+        Of one simulated step.
+    """
     words = "tokens" if experiment.model.samples == "sequences" else experiment.model.samples
     error = results.attributes["uncertainty"]
     return Step(results.step_time, float(error), int(results.attributes[words]))
 
 
 def costs_of(experiment: Experiment, results: Results) -> Costs | None:
-    """Experiment, its result → what an hour of the cluster costs; None: not known. Local."""
+    """Experiment and the result of its step → power and prices of its cluster. Local.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    results : Results
+        Of one simulated step.
+
+    Returns
+    -------
+    Costs or None
+        None where nothing says what the hardware draws.
+    """
     said = results.attributes
     if "power" not in said:  # nothing says what the hardware draws
         return None

@@ -180,7 +180,7 @@ class Change:
 
     @property
     def relative(self) -> float:
-        """The change of the time."""
+        """Change of the job's duration over the duration without it: -0.1 is 10 % shorter."""
         return self.mean / self.base - 1
 
 

@@ -47,5 +47,5 @@ class Recovery:
 
 @cache
 def recovery() -> Recovery:
-    """Return the times of ``data/recovery.toml``."""
+    """Return the times of ``data/recovery.toml``: what passes from a failure to the next step."""
     return build(Recovery, packaged(FILE), FILE)

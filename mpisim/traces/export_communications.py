@@ -249,13 +249,13 @@ class Arguments:
         self.ordinal = run.table.ordinal.tolist()
 
     def names(self, row: int) -> Communicated:
-        """How a row is called."""
+        """Row → names of its operator, annotation and kernel."""
         return names_of(
             Kind(int(self.run.table.kind[row])), Operation(int(self.run.table.operation[row]))
         )
 
     def group(self, row: int) -> Group:
-        """The communicator of a row."""
+        """Row of a communication → its process group."""
         return self.run.groups[int(self.run.table.slot[row])]
 
     def sizes(self, row: int) -> tuple[int, int, int]:

@@ -94,7 +94,7 @@ class UniformAllToAll:
 
     @property
     def target(self) -> Ranks:
-        """The receivers."""
+        """Receiver of each transfer, as `source` has the senders."""
         return self._ends[1]
 
     @property
