@@ -650,7 +650,7 @@ def test_two_runs_are_as_compared(comm: Intracomm) -> None:
     two = page["compare"]
     assert (two["a_ps"], two["b_ps"]) == (pair[0].shown_ps, pair[1].shown_ps)
     assert (two["a"], two["b"]) == ("a.h5: one", "b.h5: <other>")
-    assert re.match(r"B takes [\d.]+ m?s (longer|shorter), [-+]", two["verdict"])
+    assert re.match(r"B is [\d.]+ m?s (longer|shorter), [-+]", two["verdict"])
     assert len(two["lists"]) >= 3
     for each in two["lists"]:
         for side, whole in ((1, two["a_ps"]), (2, two["b_ps"]), (3, two["b_ps"] - two["a_ps"])):

@@ -82,7 +82,7 @@ def add_parser(subparsers: Any) -> None:
     """Add the parser of ``mpisim comm``."""
     parser = subparsers.add_parser(
         "comm",
-        help="how long one communication takes, as nccl-tests prints it",
+        help="print how long one communication takes, as nccl-tests does",
         description="Print how long a communication takes with the network to itself, and what "
         "NCCL chooses for it.",
         epilog=EXAMPLES,

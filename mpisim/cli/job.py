@@ -81,8 +81,8 @@ def run(args: argparse.Namespace) -> int:
             text, found = load_any(args.file, changes)
             if not isinstance(found, Experiment):
                 raise UsageError(
-                    f"{args.file}: is of a program, which does not say what a checkpoint holds; "
-                    "mpisim job takes an experiment with a model"
+                    f"{args.file}: holds no model, so that the size of a checkpoint is not known; "
+                    "mpisim job takes an experiment (TOML)"
                 )
             read = text, found
             check_files(args)

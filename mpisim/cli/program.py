@@ -110,7 +110,6 @@ def _add_exchange(actions: Any) -> None:
     into.add_argument(
         "--ranks",
         type=int,
-        default=0,
         metavar="N",
         help="number of ranks, for a workload that does not say",
     )
@@ -181,7 +180,7 @@ def show(args: argparse.Namespace) -> int:
 def import_(args: argparse.Namespace) -> int:
     """Write a program file from a workload of another tool."""
     check_outputs(args)
-    if args.ranks < 0:
+    if args.ranks is not None and args.ranks < 1:
         raise UsageError(f"--ranks is {args.ranks}; it must be 1 or more")
     from ..formats import import_program
     from ..kernels import find_gpu
@@ -191,7 +190,7 @@ def import_(args: argparse.Namespace) -> int:
 
     check_files(args)
     counts = None if args.gpu is None else RooflinePricer(find_gpu(args.gpu), args.precision)
-    program = import_program(args.paths, args.ranks, counts)
+    program = import_program(args.paths, args.ranks or 0, counts)
     save(program, args.output, overwrite=args.overwrite)
     print(overview(program))
     return 0

@@ -63,7 +63,9 @@ def run(args: argparse.Namespace) -> int:
     experiment = experiment_of(given, source)
     model = experiment.model
     if not isinstance(model, Dlrm):
-        raise InputError(f"{source}: model.family is {model.family!r}; tables has a 'dlrm'")
+        raise InputError(
+            f"{source}: model.family is {model.family!r}; embedding tables are those of a 'dlrm'"
+        )
     check_files(args)
     numbers = parse_ranges(args.tables, "--tables", "table", 10**6) if args.tables else ()
     batch = experiment.plan.global_batch
