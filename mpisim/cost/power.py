@@ -142,7 +142,7 @@ def gpu_power(gpu: Gpu) -> GpuPower:
         If nothing says what its board may draw.
     """
     if gpu.power is None:
-        raise InputError(f"nothing says what a {gpu.title} draws; give its 'power' in its file")
+        raise InputError(f"nothing says what {gpu.title} draws; give 'power' in its file")
     board = gpu.power.si
     watts = {}
     for name in STATES:

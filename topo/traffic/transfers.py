@@ -130,7 +130,7 @@ def transfers(
 
     Returns
     -------
-    Transfers or Everyone
+    Transfers or UniformAllToAll
         Empty for a group of one, and for barriers.
 
     Raises
