@@ -272,14 +272,14 @@ class _Part:
         made.flow_ids.extend(begins)
         made.terminating_flow_ids.extend(ends)
         for name, value in event["args"].items():
-            said = made.debug_annotations.add()
-            said.name_iid = self._number(packet, "debug_annotation_names", name)
+            annotation = made.debug_annotations.add()
+            annotation.name_iid = self._number(packet, "debug_annotation_names", name)
             if isinstance(value, int):
-                said.int_value = value
+                annotation.int_value = value
             elif isinstance(value, float):
-                said.double_value = value
+                annotation.double_value = value
             else:
-                said.string_value_iid = self._number(
+                annotation.string_value_iid = self._number(
                     packet, "debug_annotation_string_values", str(value)
                 )
 
@@ -294,13 +294,13 @@ class _Part:
         number = known.get(text)
         if number is None:
             number = known[text] = len(known) + 1
-            said = getattr(packet.interned_data, kind).add()
-            said.iid = number
+            entry = getattr(packet.interned_data, kind).add()
+            entry.iid = number
             encoded = text.encode("utf-8", "replace")
             if kind == "debug_annotation_string_values":
-                said.str = encoded
+                entry.str = encoded
             else:
-                said.name = encoded.decode()
+                entry.name = encoded.decode()
         return number
 
     def _new(self) -> Any:

@@ -101,13 +101,13 @@ def rank_lines(
         communication: tuple[Any, ...] = ("",) * (4 + len(_NOTES))
         size: Any = int(table.bytes[row]) if table.bytes[row] >= 0 else ""
         if kind.is_communication:
-            said, group = notes.communication(row), slots[int(table.slot[row])]
+            arguments, group = notes.communication(row), slots[int(table.slot[row])]
             communication = (
                 operations[Operation(int(table.operation[row]))],
                 size,
                 groups.names[group],
                 int(groups.sizes[group]),
-                *(said.get(name, "") for name in _NOTES),
+                *(arguments.get(name, "") for name in _NOTES),
             )
         elif size != "":
             communication = ("", size, *communication[2:])

@@ -90,14 +90,14 @@ def costs_of(experiment: Experiment, results: Results) -> Costs | None:
     Costs or None
         None where nothing says what the hardware draws.
     """
-    said = results.attributes
-    if "power" not in said:  # nothing says what the hardware draws
+    attributes = results.attributes
+    if "power" not in attributes:  # nothing says what the hardware draws
         return None
     power, prices = cost_of_cluster(experiment)
     return Costs(
-        watts=float(said["power"]),
+        watts=float(attributes["power"]),
         idle_watts=power.least,
-        watts_error=float(said["power_error"]),
+        watts_error=float(attributes["power_error"]),
         pue=power.pue.value,
         usd_hour=None if prices.hour is None else prices.hour.value,
         usd_error=0.0 if prices.hour is None else prices.hour.relative,

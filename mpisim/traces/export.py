@@ -319,8 +319,8 @@ def _write(file: BinaryIO, top: Event, events: list[Event]) -> None:
 
 def _world_size(program: Program, ranks: list[int]) -> int:
     """Ranks of the job, of which a trace program may hold only some."""
-    said = program.attributes.get("world_size", "")
-    return max(program.n_ranks, max(ranks) + 1, int(said) if said.isdigit() else 0)
+    world_size = program.attributes.get("world_size", "")
+    return max(program.n_ranks, max(ranks) + 1, int(world_size) if world_size.isdigit() else 0)
 
 
 def _in_microseconds(events: list[Event], offset: int, old: bool) -> None:
