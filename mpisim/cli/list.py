@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..base.errors import InputError
-from ..base.text import aligned
+from ..base.text import aligned, percentage
 
 __all__ = ["add_parser", "run"]
 
@@ -84,9 +84,10 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the names of one catalogue, with what each stands for."""
     if args.what is None:
-        rows = [("what", "where it is named", "")]
-        rows += [(what, each.key, each.title) for what, each in LISTINGS.items()]
-        print("\n".join([*aligned(rows, left=(0, 1, 2)), "", "mpisim list WHAT [WORD ...]"]))
+        head = ("what", "where it is named", "")
+        catalogues = [(what, each.key, each.title) for what, each in LISTINGS.items()]
+        lines = aligned([head, *catalogues], left=(0, 1, 2))
+        print("\n".join([*lines, "", "mpisim list WHAT [WORD ...]"]))
         return 0
     listing = LISTINGS[args.what].make()
     rows = [cells for cells, aliases in listing.rows if _matches(args.words, cells, aliases)]
@@ -262,7 +263,7 @@ def _fleets() -> Listing:
     for name in fleet_names():
         _, fleet = find_fleet(name)
         counted = f"{fleet.interruptions}" if fleet.interruptions else "-"
-        rate = (f"{1000 * fleet.per_gpu_day:.3g}", f"{fleet.rate_error:.0%}")
+        rate = (f"{1000 * fleet.per_gpu_day:.3g}", percentage(fleet.rate_error))
         rows.append(((name, counted, *rate, fleet.title), fleet.aliases))
     return Listing(
         ("name", "failures", "of 1,000 GPU-days", "±", "title"),

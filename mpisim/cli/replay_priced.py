@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UsageError
+from ..base.text import percentage
 from .output import check_files, deliver, simulate_with_options
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def _statements(job: PricedJob, args: argparse.Namespace) -> dict[str, Any]:
             "communication where the program did, or where its thread is left",
             "all ranks begin together",
             *(
-                [f"{unknown:.1%} of kernel time by bytes moved alone: {names}"]
+                [f"{percentage(unknown, 1)} of kernel time by bytes moved alone: {names}"]
                 if job.unknown_names
                 else []
             ),
@@ -126,8 +127,8 @@ def _measured_share(job: PricedJob) -> list[str]:
     if not exact + between:
         return []
     return [
-        f"of kernel time {exact / whole:.1%} as measured, {between / whole:.1%} between measured "
-        "operators"
+        f"of kernel time {percentage(exact / whole, 1)} as measured, "
+        f"{percentage(between / whole, 1)} between measured operators"
     ]
 
 

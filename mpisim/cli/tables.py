@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _lines(found: list[Any], batch: int, heavy: int) -> list[str]:
     """Return what the tables are like, for people."""
-    from ..base.text import aligned
+    from ..base.text import aligned, percentage
 
     rows = [("table", "rows", "lookups a sample", "distinct of a batch", "looked up once")]
     rows += [
@@ -115,7 +115,7 @@ def _lines(found: list[Any], batch: int, heavy: int) -> list[str]:
             f"{each.entries:,}",
             f"{each.pooling:.2f}",
             f"{each.distinct:,} of {each.lookups:,}",
-            f"{each.reuse[0]:.1%}",
+            percentage(each.reuse[0], 1),
         )
         for each in found[:MAX_SHOWN]
     ]

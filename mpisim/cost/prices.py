@@ -15,6 +15,7 @@ from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..base.presets import packaged
 from ..base.schema import Limits, build
+from ..base.text import percentage
 from ..experiment import PriceChoice
 from ..kernels import gpu_name
 from ..topo import Cluster
@@ -190,7 +191,9 @@ def _known(
     found = price(table, name)
     if found is None:
         return None
-    lines.append(f"{what}: {unit}{found.value:g} ± {found.error:.0%}, {found.date}: {found.source}")
+    lines.append(
+        f"{what}: {unit}{found.value:g} ± {percentage(found.error)}, {found.date}: {found.source}"
+    )
     return Uncertain(found.value, found.value * found.error)
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..base.quantity import Quantity
+from ..base.text import percentage
 from ..experiment.job_choice import JobChoice, seconds
 from .checkpoint import Checkpoint, CheckpointTimes, checkpoint_times
 from .closed_form import expected_time
@@ -519,7 +520,7 @@ def _assumptions(model: JobModel, choice: JobChoice, parts: _Parts) -> tuple[str
     if choice.failure_rate is None:
         lines.append(
             f"failures as of {parts.fleet_name} ({fleet.title}): {1000 * fleet.per_gpu_day:.3g} of "
-            f"1,000 GPU-days ± {fleet.rate_error:.0%}; {fleet.source}"
+            f"1,000 GPU-days ± {percentage(fleet.rate_error)}; {fleet.source}"
         )
     if choice.failures is None and choice.failure_rate is None:
         lines.append(
@@ -541,14 +542,14 @@ def _assumptions(model: JobModel, choice: JobChoice, parts: _Parts) -> tuple[str
     ):
         if getattr(choice, key) is None:
             lines.append(
-                f"{key} = {quantity.si / 60:g} min ± {quantity.error:.0%} (default): "
+                f"{key} = {quantity.si / 60:g} min ± {percentage(quantity.error)} (default): "
                 f"{quantity.source}"
             )
     if choice.spares is None:
         lines.append("spares: one is always ready (default)")
     elif choice.repair is None:
         lines.append(
-            f"repair = {known.repair.si / 3600:g} h ± {known.repair.error:.0%} (default): "
+            f"repair = {known.repair.si / 3600:g} h ± {percentage(known.repair.error)} (default): "
             f"{known.repair.source}"
         )
     rates = {
@@ -556,15 +557,15 @@ def _assumptions(model: JobModel, choice: JobChoice, parts: _Parts) -> tuple[str
         for name in ("node_write", "total_write", "node_read", "total_read")
     }
     given = ", ".join(
-        f"{name} {each.value:g} {each.unit} ± {each.error:.0%}"
+        f"{name} {each.value:g} {each.unit} ± {percentage(each.error)}"
         for name, each in rates.items()
         if each is not None
     )
     lines.append(f"storage {parts.storage_name} ({parts.storage.title}): {given}")
     if choice.checkpoint == "async":
         lines.append(
-            f"a checkpoint stalls {known.stall.si:g} s ± {known.stall.error:.0%} beside the copy "
-            f"to the hosts: {known.stall.source}"
+            f"a checkpoint stalls {known.stall.si:g} s ± {percentage(known.stall.error)} beside "
+            f"the copy to the hosts: {known.stall.source}"
         )
     if choice.checkpoint_interval is not None:
         asked = seconds(choice.checkpoint_interval, "checkpoint_interval")
