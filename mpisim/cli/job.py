@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
             read = text, found
             check_files(args)
     text, experiment = comm.bcast(read, root=0)
-    from ..job.of_experiment import experiment_outcome
+    from ..job.experiment_outcome import experiment_outcome
 
     outcome = experiment_outcome(experiment, comm, show=True)
     with collective_errors(comm):

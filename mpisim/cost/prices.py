@@ -114,11 +114,6 @@ class Prices:
         bill = kwh.value * self.kwh.value
         return added([rent, Uncertain(bill, bill * relative)])
 
-    def per_hour(self, watts: float) -> float | None:
-        """Return the $ of an hour in which the building draws `watts`; None: not known."""
-        found = self.of(SECONDS_OF_AN_HOUR, Uncertain(watts * SECONDS_OF_AN_HOUR, 0.0))
-        return None if found is None else found.value
-
 
 def read_prices(
     choice: PriceChoice,

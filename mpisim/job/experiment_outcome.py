@@ -13,8 +13,8 @@ from ..results import Results
 from ..simulate import simulate
 from ..workloads import lay_out
 from .checkpoint import checkpoint_of
-from .outcome import Costs, JobCluster, JobOutcome, Step, job_outcome
-from .recovery import recovery
+from .inputs import JobCluster, Step, recovery
+from .outcome import Costs, JobOutcome, job_outcome
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
