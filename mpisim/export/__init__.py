@@ -3,9 +3,9 @@
 - `read_kept`, `resimulate`, `ResimulatedRun`: a results file → its run.
 - `export_run`: a run → a file or a folder.
 
-Read in this order: `resimulate` (the run), `ranks` (which ranks), `notes` (what is said of a row
-beside its times), `operators` (the operators that kernels were launched in), `events` (all of a
-rank, as `mpisim.traces.export_events` has it, with counters and the critical path), `perfetto` and
+Read in this order: `resimulate` (the run), `ranks` (which ranks), `row_arguments` (the arguments of
+a row's event), `operators` (the operators that kernels were launched in), `events` (all of a rank,
+as `mpisim.traces.export_events` has it, with counters and the critical path), `perfetto` and
 `table` (as bytes), `parts` (bytes of all processes → one file), `write` (all of it). Kineto traces
 are written by `mpisim.traces.export`, Chakra's by `mpisim.formats.chakra_write`.
 """

@@ -22,9 +22,9 @@ from ..results.link_use import BINS, LinkUse
 from ..traces.export import Added, rank_run
 from ..traces.export_communications import Event, RankRun
 from ..traces.export_events import GPU, batch_ends, first_of_batch, stream_number
-from .notes import Communications, RowNotes
 from .operators import operators_around
 from .resimulate import ResimulatedRun
+from .row_arguments import Communications, RowArguments
 
 __all__ = ["Arrow", "Counter", "EventsOfRanks", "PathOnRanks", "Piece", "RowArrows"]
 
@@ -192,20 +192,21 @@ class EventsOfRanks:
                 yield i, rank
 
     def rank(self, i: int) -> RankRun:
-        """Return the i-th rank hosted here, with the notes of its rows."""
+        """Return the i-th rank hosted here, with the arguments of its rows."""
         source = self._source
         return rank_run(self.program, source.run, i, source.kept.numbers, self._added(i))
 
     def _added(self, i: int) -> Added:
         rank = int(self._source.run.hosted[i])
-        notes = RowNotes(self.program, rank, self._source.run.rows(i), self.communications)
+        rows = self._source.run.rows(i)
+        arguments = RowArguments(self.program, rank, rows, self.communications)
         # A prediction is one step; recordings name their own.
         if self._source.recorded:
-            return Added(notes)
+            return Added(arguments)
         around = (
             {} if self._source.prepared is None else operators_around(self._source.prepared, rank)
         )
-        return Added(notes, 0, around=around)
+        return Added(arguments, 0, around=around)
 
     def memory(self, i: int) -> Counter | None:
         """Return the memory of the i-th rank hosted here, where it is known."""

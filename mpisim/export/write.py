@@ -14,11 +14,11 @@ from ..mpi.parallel import collective_errors
 from ..program import gather
 from ..traces.export import check_export, export_kineto
 from .events import EventsOfRanks
-from .notes import RowNotes
 from .parts import Part, write_parts
 from .perfetto import head_part, rank_part
 from .ranks import ALL, Chosen
 from .resimulate import ResimulatedRun
+from .row_arguments import RowArguments
 from .table import head_line, rank_lines
 
 if TYPE_CHECKING:
@@ -164,9 +164,9 @@ def _table(
     def part(rank: int) -> Part:
         def lines() -> Iterator[bytes]:
             rows = run.rows(entry[rank])
-            notes = RowNotes(program, rank, rows, events.communications)
+            arguments = RowArguments(program, rank, rows, events.communications)
             critical = set() if path is None else set(path.row[path.rank == rank].tolist())
-            return rank_lines(program, rank, source.kept.numbers[rank], rows, notes, critical)
+            return rank_lines(program, rank, source.kept.numbers[rank], rows, arguments, critical)
 
         return lines
 

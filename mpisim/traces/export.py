@@ -43,7 +43,7 @@ class Added(NamedTuple):
 
     Attributes
     ----------
-    notes : callable, optional
+    row_arguments : callable, optional
         Launch of a row, by its first row → further arguments of its operation on the device.
     step : int, optional
         Number of the profiled step that all rows are, where tables know of no steps.
@@ -53,7 +53,7 @@ class Added(NamedTuple):
         Operators and modules around launches, by row.
     """
 
-    notes: Callable[[int], Event] | None = None
+    row_arguments: Callable[[int], Event] | None = None
     step: int | None = None
     events: Sequence[Event] = ()
     around: Mapping[int, Sequence[Around]] = {}
@@ -252,7 +252,7 @@ def rank_run(
         int(program.start[index]),
         rows.begin,
         rows.end,
-        more.notes,
+        more.row_arguments,
         more.step,
         more.around,
     )

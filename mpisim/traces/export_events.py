@@ -356,7 +356,7 @@ class _Writer:
                 "stream": stream_number(stream),
                 "correlation": correlation,
                 **args,
-                **({} if self.run.notes is None else self.run.notes(row)),
+                **({} if self.run.row_arguments is None else self.run.row_arguments(row)),
             },
         }
         begin = int(self.run.begin[row])
