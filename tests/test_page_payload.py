@@ -23,7 +23,7 @@ from mpisim.export import read_kept, resimulate
 from mpisim.page import path as path_module
 from mpisim.page.payload import comparison_payload, run_payload
 from mpisim.page.shown import MOST_GROUPS, ShownRun
-from mpisim.page.use import level_of
+from mpisim.page.usage import level_of
 from mpisim.page.words import UNTITLED
 from mpisim.program import Kind, Operation, Program, ProgramBuilder
 from mpisim.replay import read_job, replay

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.errors import InputError, UsageError
 from .error_tables import figures_of, print_tables
-from .fitted import print_skipped
+from .fit_output import print_skipped
 from .output import add_json_option, add_monitor_option, add_overwrite_option
 
 if TYPE_CHECKING:

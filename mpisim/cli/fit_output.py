@@ -1,4 +1,4 @@
-"""Shared by the commands that fit constants: writing the file, printing errors and skipped rows."""
+"""Output of the commands that fit constants: the file, lines of errors, skipped rows."""
 
 from __future__ import annotations
 
