@@ -13,7 +13,7 @@ from ..results import Results
 from ..simulate import simulate
 from ..workloads import lay_out
 from .checkpoint import checkpoint_of
-from .inputs import JobCluster, Step, recovery
+from .inputs import JobCluster, Step, named_tables, recovery
 from .outcome import Costs, JobOutcome, job_outcome
 
 if TYPE_CHECKING:
@@ -48,6 +48,10 @@ def experiment_outcome(
                 f"{experiment.source}: has no table [job]; give tokens or steps, as "
                 "--set job.tokens=15.6e12 (docs/job.md)"
             )
+        try:
+            named_tables(experiment.job)  # before the step is simulated, not after
+        except InputError as error:
+            raise InputError(f"{experiment.source}: {error}") from error
         cluster = cluster_of(experiment)
     results = simulate(experiment, comm, progress=show)
     found: tuple[Step, Costs | None] | None = None

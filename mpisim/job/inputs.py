@@ -30,6 +30,7 @@ __all__ = [
     "assumptions",
     "input_errors",
     "job_model",
+    "named_tables",
     "recovery",
 ]
 
@@ -132,6 +133,17 @@ class JobParts:
     times: CheckpointTimes
 
 
+def named_tables(choice: JobChoice) -> tuple[str, Fleet, str, Storage]:
+    """``[job]`` → name and table of its fleet, and of its storage.
+
+    Raises
+    ------
+    InputError
+        If there is none of that name.
+    """
+    return *find_fleet(choice.failures or DEFAULT), *find_storage(choice.storage)
+
+
 def job_model(step: Step, cluster: JobCluster, choice: JobChoice) -> tuple[JobModel, JobParts]:
     """Step, cluster, ``[job]`` → the job in seconds, with Daly's interval if none is given.
 
@@ -151,8 +163,7 @@ def job_model(step: Step, cluster: JobCluster, choice: JobChoice) -> tuple[JobMo
     InputError
         For the name of a fleet or a storage that there is not.
     """
-    fleet_name, fleet = find_fleet(choice.failures or DEFAULT)
-    storage_name, storage = find_storage(choice.storage)
+    fleet_name, fleet, storage_name, storage = named_tables(choice)
     known = recovery()
     times = checkpoint_times(
         cluster.checkpoint,
