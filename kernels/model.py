@@ -39,7 +39,7 @@ class KernelModel(Protocol):
 
     @property
     def gpu(self) -> Gpu:
-        """The GPU."""
+        """GPU whose kernels are priced."""
 
     @property
     def numbers(self) -> Mapping[str, Quantity]:

@@ -168,13 +168,13 @@ class Kernel(ABC):
 
     @property
     def flops(self) -> int:
-        """Operations of the matrix units."""
+        """FLOP of the matrix units (Tensor Cores); 0 where the kernel uses none."""
         return 0
 
     @property
     @abstractmethod
     def traffic(self) -> int:
-        """Bytes read and written."""
+        """Bytes that move between memory and cores: read, and written."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -254,7 +254,7 @@ class GroupedGemm(Kernel):
 
     @property
     def flops(self) -> int:
-        """2 rows n k."""
+        """FLOP of all groups together: 2 rows n k."""
         return 2 * self.rows * self.n * self.k
 
     @property
@@ -425,12 +425,12 @@ class Counted(Kernel):
 
     @property
     def flops(self) -> int:
-        """As given."""
+        """FLOP of the matrix units, as the source counts them."""
         return self.operations
 
     @property
     def traffic(self) -> int:
-        """As given."""
+        """Bytes read and written, as the source counts them."""
         return self.bytes
 
 
@@ -459,7 +459,7 @@ class Elementwise(Kernel):
 
     @property
     def traffic(self) -> int:
-        """As given."""
+        """Bytes read and written: `bytes`."""
         return self.bytes
 
 
@@ -627,7 +627,7 @@ class OptimizerStep(Kernel):
 
     @property
     def traffic(self) -> int:
-        """All of the state."""
+        """Bytes of all states that the step reads and writes."""
         return self.parameters * self.bytes_per_parameter
 
 

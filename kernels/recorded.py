@@ -75,12 +75,12 @@ class Recorded(Kernel):
 
     @property
     def flops(self) -> int:
-        """Operations of the matrix units."""
+        """FLOP of the matrix units, of the kernel as it is simulated."""
         return sum(each.flops for each in self.now) if self.counts else 0
 
     @property
     def traffic(self) -> int:
-        """Bytes between memory and cores."""
+        """Bytes that move between memory and cores, of the kernel as it is simulated."""
         return sum(each.traffic for each in self.now) if self.counts else 0
 
 
@@ -110,7 +110,7 @@ class RecordedKernels:
 
     @property
     def gpu(self) -> Gpu:
-        """The GPU that is simulated."""
+        """GPU whose kernels are priced, not the one of the trace."""
         return self._model.gpu
 
     @property

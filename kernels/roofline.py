@@ -116,12 +116,12 @@ class Roofline:
 
     @property
     def gpu(self) -> Gpu:
-        """The GPU."""
+        """GPU whose kernels are priced."""
         return self._gpu
 
     @property
     def numbers(self) -> Mapping[str, Quantity]:
-        """All numbers of the GPU."""
+        """Numbers of the GPU with their errors, by name of the field of `Gpu`."""
         return {
             name: number for name, number in vars(self._gpu).items() if isinstance(number, Quantity)
         }

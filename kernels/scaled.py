@@ -97,12 +97,12 @@ class ScaledKernels:
 
     @property
     def gpu(self) -> Gpu:
-        """The scaled GPU."""
+        """GPU with the scaled rates, as the simulated cluster has it."""
         return self._scaled.gpu
 
     @property
     def numbers(self) -> Mapping[str, Quantity]:
-        """Those of the measured times."""
+        """Numbers that the measured times depend on, unscaled."""
         return self._measured.numbers
 
     def estimate(self, kernel: Kernel) -> Estimate:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpisim.experiment import load
-from mpisim.export import RunAgain, export_run, read_kept, simulate_again
+from mpisim.export import ResimulatedRun, export_run, read_kept, resimulate
 from mpisim.export.ranks import ALL, named_ranks, some_ranks
 from mpisim.simulate import simulate
 
@@ -40,10 +40,10 @@ def saved_run(comm: Intracomm, path: Path, *changes: str) -> Path:
 
 def exported_run(
     comm: Intracomm, saved: Path, format_: str, output: Path, ranks: str | None = ALL
-) -> RunAgain:
+) -> ResimulatedRun:
     """Export a saved run; without `ranks` the ranks that the command chooses."""
     kept = read_kept(saved, comm)
-    again = simulate_again(kept, comm)
+    again = resimulate(kept, comm)
     chosen = some_ranks(again.program) if ranks is None else named_ranks(ranks, kept.numbers)
     export_run(again, format_, output, comm, chosen)
     return again

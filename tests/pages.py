@@ -280,7 +280,7 @@ def comparison(names: tuple[str, ...] = ()) -> dict[str, Any]:
         "compare": {
             "a": called(5, "a.h5"), "b": called(6, "b.h5"),
             "a_ps": 841 * 10**9, "b_ps": 761 * 10**9, "a_error": "± 8.1 %", "b_error": "± 8.0 %",
-            "verdict": called(2, "B takes 80.000 ms less, −9.51 %; less than the error bars."),
+            "verdict": called(2, "B is 80.000 ms shorter, −9.51 %; the error bars overlap."),
             "lists": [{"title": called(7, "Critical path by kind"), "rows": rows}],
             "keys": [[called(8, "plan.tp"), called(9, "8"), called(10, "4")]],
         },

@@ -15,6 +15,7 @@ from reference.circuits import Communication, run_steps
 from mpisim import engine
 from mpisim.base.errors import InputError
 from mpisim.base.quantity import Quantity
+from mpisim.base.text import percentage
 from mpisim.experiment import NetworkChoice, load
 from mpisim.prediction.circuits import circuits_of, set_up_notes, uses_of, with_set_ups
 from mpisim.prediction.network import network_of
@@ -230,7 +231,7 @@ def test_a_set_up_has_its_own_error_bar_and_answers_to_latency() -> None:
     (line,) = (
         each for each in found.attributes["uncertainty_sources"] if each.startswith("setup_latency")
     )
-    assert f"±50% on {0.020 / found.step_time:.1%} of the step" in line
+    assert f"± 50 % on {percentage(0.020 / found.step_time, 1)} of the step" in line
     assert found.sensitivities is not None
     _, longer = load("triosim-wafer-vgg19-circuit", [*changes, "scale.latency=1.1"])
     slower = simulate(longer)

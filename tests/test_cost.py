@@ -124,7 +124,7 @@ def test_every_gpu_draws_more_when_it_works(name: str) -> None:
 def test_a_gpu_without_a_power_is_refused() -> None:
     from dataclasses import replace
 
-    with pytest.raises(InputError, match="nothing says what a"):
+    with pytest.raises(InputError, match="nothing says what"):
         gpu_power(replace(find_gpu("h100-sxm"), power=None))
 
 

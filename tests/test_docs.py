@@ -55,6 +55,13 @@ def test_links_and_files_exist(document: str) -> None:
     assert documents.broken_links(document) == []
 
 
+def test_the_index_has_every_page() -> None:
+    index = (documents.REPOSITORY / "docs/README.md").read_text(encoding="utf-8")
+    pages = [name for name in documents.documents() if name.startswith("docs/")]
+    missing = [name for name in pages if f"({name.removeprefix('docs/')})" not in index]
+    assert missing == ["docs/README.md"]
+
+
 # --- the checks themselves ----------------------------------------------------------------------
 
 

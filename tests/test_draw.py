@@ -21,7 +21,7 @@ from mpisim.program import Program, save
 from mpisim.program import draw as program_picture
 from mpisim.topo import draw as topology_picture
 from mpisim.topo import find_cluster
-from mpisim.topo.pictured import shown
+from mpisim.topo.picture_contents import shown
 from mpisim.topo.topology import NodeKind, Topology
 
 START = {".svg": b"<?xml", ".png": b"\x89PNG", ".pdf": b"%PDF"}

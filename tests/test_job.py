@@ -24,10 +24,11 @@ from mpisim.job import Costs, JobCluster, JobOutcome, Step, job_outcome
 from mpisim.job.checkpoint import Checkpoint, checkpoint_of, checkpoint_times
 from mpisim.job.closed_form import daly, expected_time, young
 from mpisim.job.fleets import find_fleet, fleet_names
+from mpisim.job.inputs import job_model
 from mpisim.job.interval import best_interval
 from mpisim.job.model import JobModel
 from mpisim.job.monte_carlo import COUNTS, EXACT, PARTS, simulate_runs
-from mpisim.job.outcome import Spread, job_model
+from mpisim.job.outcome import Spread
 from mpisim.job.storage import find_storage, storage_names
 from mpisim.job.store import read_job, write_job
 from mpisim.job.text import JobReport, as_json

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from mpisim.cli import main
 from mpisim.cli.list import LISTINGS, _billions
 from mpisim.data import names
 
@@ -23,7 +25,24 @@ def lines(text: str) -> dict[str, str]:
 def test_every_listing_is_printed(run_mpisim: Run, what: str) -> None:
     done = run_mpisim(["list", what])
     assert (done.rc, done.stderr) == (0, "")
-    assert len(lines(done.stdout)) == len(LISTINGS[what]().rows)
+    assert len(lines(done.stdout)) == len(LISTINGS[what].make().rows)
+
+
+def test_what_there_is_to_list(run_mpisim: Run) -> None:
+    done = run_mpisim(["list"])
+    assert (done.rc, done.stderr, list(lines(done.stdout))) == (0, "", list(LISTINGS))
+
+
+@pytest.mark.parametrize("what", [what for what in LISTINGS if what != "experiments"])
+def test_the_key_that_takes_a_name(capsys: pytest.CaptureFixture[str], what: str) -> None:
+    """The key that a listing names is one that experiments have, and takes such names alone."""
+    key = re.match(r"\[(\w+)\] (\w+)", LISTINGS[what].key)
+    assert key is not None
+    assert f"[{key[1]}] {key[2]}" in LISTINGS[what].make().note
+    assert main(["job", "llama3-405b-16384-h100", "--set", f"{key[1]}.{key[2]}=nothing"]) == 2
+    refusal = capsys.readouterr().err
+    assert "'nothing'" in refusal
+    assert "unknown key" not in refusal
 
 
 def test_models_by_word(run_mpisim: Run) -> None:

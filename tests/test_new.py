@@ -38,7 +38,7 @@ from mpisim.experiment.models import FAMILIES
 from mpisim.experiment.plan import GROUPS
 from mpisim.kernels import find_gpu
 from mpisim.memory import assess, capacity
-from mpisim.memory.starting import _spread
+from mpisim.memory.starting_plan import _spread
 from mpisim.prediction.hardware import hardware_of
 from mpisim.prediction.prepared import prepare
 from mpisim.topo import find_cluster

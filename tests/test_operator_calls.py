@@ -12,6 +12,7 @@ import pytest
 from operator_traces import BF16, Recording, linear_layer
 
 from mpisim.base.errors import TraceError
+from mpisim.base.text import percentage
 from mpisim.cli import main
 from mpisim.engine import simulate
 from mpisim.kernels import find_gpu
@@ -255,7 +256,7 @@ def test_measured_times_come_before_models(
     assert by["exact"] == pytest.approx(33e-6)
     assert by["interpolated"] == pytest.approx(16e-6)
     share = 33e-6 / sum(by.values())
-    assert f"of kernel time {share:.1%} as measured" in shown
+    assert f"of kernel time {percentage(share, 1)} as measured" in shown
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

@@ -18,7 +18,7 @@ from recorded import exported, recordable_program
 
 from mpisim.base.errors import OutputError
 from mpisim.engine import simulate as simulate_program
-from mpisim.export import read_kept, simulate_again
+from mpisim.export import read_kept, resimulate
 from mpisim.page.payload import run_payload
 from mpisim.page.shown import ShownRun
 from mpisim.page.write import write_run_page
@@ -238,7 +238,7 @@ def test_the_same_bytes_on_any_number_of_processes(comm: Intracomm, shared_folde
             continue
         if not saved.exists() and among is comm:
             saved_run(comm, saved, *PIPELINE)
-        again = simulate_again(read_kept(saved, among), among)
+        again = resimulate(read_kept(saved, among), among)
         results = open_results(saved) if among.rank == 0 else None
         write_run_page(
             results, ShownRun.of(again), shared_folder / f"{name}.html", among, name="run"

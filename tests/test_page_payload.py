@@ -19,11 +19,11 @@ from recorded import exported, recordable_program, recordable_programs
 from mpisim.base.rank_ranges import parse_ranges
 from mpisim.engine import simulate as simulate_program
 from mpisim.experiment import Experiment, load
-from mpisim.export import read_kept, simulate_again
+from mpisim.export import read_kept, resimulate
 from mpisim.page import path as path_module
 from mpisim.page.payload import comparison_payload, run_payload
 from mpisim.page.shown import MOST_GROUPS, ShownRun
-from mpisim.page.use import level_of
+from mpisim.page.usage import level_of
 from mpisim.page.words import UNTITLED
 from mpisim.program import Kind, Operation, Program, ProgramBuilder
 from mpisim.replay import read_job, replay
@@ -234,7 +234,7 @@ def test_rows_are_those_of_the_export(comm: Intracomm, tmp_path: Path, name: str
     saved = saved_run(comm, tmp_path / "run.h5", *CASES[name])
     kept = read_kept(saved, comm)
     with open_results(saved) as results:
-        shown = ShownRun.of(simulate_again(kept, comm, repeat=True))
+        shown = ShownRun.of(resimulate(kept, comm, repeat=True))
         page = run_payload(results, shown, comm)
     assert page is not None
     timeline = page["timeline"]
@@ -650,7 +650,7 @@ def test_two_runs_are_as_compared(comm: Intracomm) -> None:
     two = page["compare"]
     assert (two["a_ps"], two["b_ps"]) == (pair[0].shown_ps, pair[1].shown_ps)
     assert (two["a"], two["b"]) == ("a.h5: one", "b.h5: <other>")
-    assert re.match(r"B takes [\d.]+ m?s (longer|shorter), [-+]", two["verdict"])
+    assert re.match(r"B is [\d.]+ m?s (longer|shorter), [-+]", two["verdict"])
     assert len(two["lists"]) >= 3
     for each in two["lists"]:
         for side, whole in ((1, two["a_ps"]), (2, two["b_ps"]), (3, two["b_ps"] - two["a_ps"])):

@@ -101,10 +101,12 @@ def test_a_run_prints_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert figure["predicted"] == pytest.approx(1e3 * found["step_time"])
     said = f"step time: 2 ms, here {figure['predicted']:.4g} ({100 * figure['error']:+.1f} %)"
     assert f"published:\n  - {said}; a log; assumed: batch" in out
-    file.write_text(RUN, encoding="utf-8")
-    assert main(["run", str(file), "--json", str(figures), "--overwrite"]) == 0
-    assert "published" not in capsys.readouterr().out
-    assert json.loads(figures.read_text())["published"] == []
+    again = ["run", str(file), "--json", str(figures), "--overwrite"]
+    for text, changes in ((RUN + STEP, ["--set", "plan.global_batch=16"]), (RUN, [])):
+        file.write_text(text, encoding="utf-8")
+        assert main([*again, *changes]) == 0
+        assert "ublished" not in capsys.readouterr().out
+        assert json.loads(figures.read_text())["published"] == []
 
 
 def test_experiments_whose_heads_say_what_was_measured_have_figures() -> None:

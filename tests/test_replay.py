@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from traces import NCCL, HandMade
@@ -17,6 +17,8 @@ from mpisim.replay.what_if import WhatIf
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
+
+DIGESTS = Path(__file__).with_name("trace_digests.py")
 
 MULTI_RANK = {
     # Ranks, and what may remain of the time when device and wire take a twentieth of theirs: much
@@ -189,3 +191,19 @@ def test_recorded_ranks(comm: Intracomm, shared: Path, name: str) -> None:
     found = replay(read_job([shared / "traces" / name], comm), comm)
     worst = max(found.steps, key=lambda step: abs(step.error))
     assert abs(worst.error) <= 0.015, worst
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("trace", MULTI_RANK)
+def test_one_digest_on_any_number_of_processes(
+    trace: str, shared: Path, run_mpisim: Callable[..., Any]
+) -> None:
+    """Of the largest real traces, wherever their ranks lie."""
+    folder = shared / "traces" / trace
+    if not folder.is_dir():
+        pytest.skip(f"no trace at {folder}")
+    done = run_mpisim([folder], 8, program=DIGESTS, timeout=500)
+    assert done.rc == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert [line[0] for line in lines] == ["1", "2", "3", "3", "4", "8", "8"]
+    assert len({(digest, step) for _, _, digest, step in lines}) == 1, lines

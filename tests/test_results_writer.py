@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -21,8 +22,11 @@ from mpisim.base.files import check_output
 from mpisim.engine import simulate
 from mpisim.engine.critical_path import PieceKind
 from mpisim.engine.rows import Binding
+from mpisim.experiment import load
 from mpisim.program import Kind, Operation, Phase
 from mpisim.results import write_results
+
+REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 @contextmanager
@@ -203,3 +207,28 @@ def test_attributes_cannot_shadow_the_files_own(comm: Any, tmp_path: Path) -> No
     run = simulate(straggler())
     with pytest.raises(InputError, match="attribute 'digest' belongs to the results file"):
         write_results(run, tmp_path / "run.h5", comm=comm, attributes={"digest": "mine"})
+
+
+def test_every_dataset_is_documented(tmp_path: Path) -> None:
+    """docs/results.md has every dataset of a file, with its unit."""
+    text, experiment = load()
+    results_file = tmp_path / "run.h5"
+    mpisim.simulate(experiment, output=results_file, timeline=True, text=text)
+    page = (REPOSITORY / "docs/results.md").read_text()
+    listed: dict[str, set[str]] = {}
+    for cell in re.findall(r"^\| (`[^|]*) \|", page, re.MULTILINE):
+        found = re.findall(r"`([\w/]+)`", cell)
+        group = found[0].rpartition("/")[0]
+        listed.setdefault(group, set()).update(name.rpartition("/")[2] for name in found)
+    with h5py.File(results_file) as file:
+        for group, members in file.items():
+            assert set(members) <= listed.get(group, set()), group
+            assert listed.get(group, set()) <= set(members), group
+        own = {"format", "format_version", "creator", "said", *file.attrs["said"]}
+        assert set(file.attrs) - own <= listed[""]
+        for cell, unit in re.findall(r"^\| (`[^|]*) \| [^|]*\| ([a-z/]+) \|", page, re.MULTILINE):
+            first, *more = re.findall(r"`([\w/]+)`", cell)
+            names = [first, *(f"{first.rpartition('/')[0]}/{name}" for name in more)]
+            if all(isinstance(file.get(name), h5py.Dataset) for name in names):
+                units = {file[name].attrs.get("units", "enum") for name in names}
+                assert unit in units, (cell, unit, units)

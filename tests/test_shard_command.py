@@ -118,7 +118,9 @@ def test_bad_input(
 
 def test_other_models_have_no_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["shard", "llama3-8b-8-h100"]) == 2
-    assert "model.family is 'llama'; tables has a 'dlrm'" in capsys.readouterr().err
+    assert (
+        "model.family is 'llama'; embedding tables are those of a 'dlrm'" in capsys.readouterr().err
+    )
 
 
 def test_searches_vary_the_sharder(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,7 +71,7 @@ def test_llama() -> None:
 
 
 def test_a_framework_without_a_name_is_said_where_it_is_most_of_the_error() -> None:
-    said = "Most of ±: framework not named ±"
+    said = "Most of ±: framework not named, ± "
     unnamed = lines_of(predicted("korthikanti-22b-8-a100", "framework={}"))
     assert sum(line.startswith(said) for line in unnamed) == 1
     assert not any(line.startswith(said) for line in lines_of(predicted("llama3-8b-8-h100")))

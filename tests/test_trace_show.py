@@ -51,7 +51,7 @@ def test_bad_files_are_one_line(run_mpisim, tmp_path, nprocs):
         (["missing.json"], "missing.json: no such file or directory"),
         (["text.json"], "text.json: not valid JSON"),
         (["other.json"], "other.json: not a PyTorch execution trace: Object missing required"),
-        (["empty"], "empty: no trace in this directory, which holds 0 JSON files"),
+        (["empty"], "empty: no trace in this folder, which holds 0 JSON files"),
         (["et.json", "--join"], "nothing to join among 1 execution traces and 0 Kineto traces"),
         (["et.json", "--joined"], "unknown option '--joined' (did you mean '--join'?)"),
     ):

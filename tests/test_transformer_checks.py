@@ -102,4 +102,5 @@ def test_what_only_some_layers_need_is_not_asked_of_others() -> None:
 
 
 def test_a_window_as_long_as_the_sequence_is_none() -> None:
-    network(model("gpt", **SIZES, window=24), plan(cp=2))
+    windowed = network(model("gpt", **SIZES, window=24), plan(cp=2))
+    assert windowed == network(model("gpt", **SIZES), plan(cp=2))

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from mpisim.base.picture import check_picture, name_text, new_figure, save_picture
 
 from .describe import LINK_WORDS, NODE_WORDS
-from .pictured import Machine, Shown, Unit, shown
+from .picture_contents import Machine, Shown, Unit, shown
 from .topology import LinkKind, NodeKind, Topology
 
 __all__ = ["draw"]

@@ -53,7 +53,7 @@ class LinkPatterns:
 
     @property
     def names(self) -> Sequence[str]:
-        """Of all links."""
+        """Names of all links, by their index."""
         return self._names
 
     def matching(self, pattern: str) -> NDArray[np.int64]:

@@ -221,7 +221,7 @@ class Topology:
 
     @property
     def n_gpus(self) -> int:
-        """How many GPUs there are."""
+        """Number of GPUs, of all nodes together."""
         return len(self.gpu)
 
     @property
@@ -249,7 +249,7 @@ class Topology:
 
     @cached_property
     def link_names(self) -> list[str]:
-        """The names of all links."""
+        """Names of all links, by their index: ``source->target``, or the file's own."""
         names = list(self.names)  # of a million nodes, perhaps, which make them on access
         ends = zip(self.source.tolist(), self.target.tolist(), strict=True)
         found = [f"{names[source]}->{names[target]}" for source, target in ends]

@@ -78,7 +78,7 @@ class OperationDatabase:
 
     @property
     def gpu(self) -> Gpu:
-        """The GPU."""
+        """GPU whose kernels are priced."""
         return self._fallback.gpu
 
     @property

@@ -135,7 +135,7 @@ class Li:
 
     @property
     def gpu(self) -> Gpu:
-        """The GPU."""
+        """GPU whose kernels are priced."""
         return self._gpu
 
     @property

@@ -34,7 +34,7 @@ class Scaling:
 
     @property
     def gpu(self) -> Gpu:
-        """The GPU."""
+        """GPU whose kernels are priced, not the one that was measured."""
         return self._gpu
 
     @property

@@ -109,7 +109,7 @@ class Analytical:
 
     @property
     def gpu(self) -> Gpu:
-        """The GPU."""
+        """GPU whose kernels are priced."""
         return self._gpu
 
     @property

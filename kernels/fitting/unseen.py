@@ -49,7 +49,7 @@ class UnseenChip:
 
     @property
     def name(self) -> str:
-        """Of its first board."""
+        """Preset of the first board that has the chip."""
         return self.gpus[0]
 
 

@@ -119,7 +119,7 @@ def class_of_family(family: str) -> int:
 
 @cache
 def packaged_constants() -> SlowdownConstants:
-    """Return the constants of ``data/overlap.toml``."""
+    """Return the constants of ``data/overlap.toml``; `read_constants` reads a file of a user."""
     return build(SlowdownConstants, packaged(FILE), FILE)
 
 

@@ -46,6 +46,8 @@ def read_text(path: str | Path) -> str:
     InputError
         If it cannot be read or is no text in UTF-8.
     """
+    if not str(path):
+        raise InputError("the name of an input file is empty")
     try:
         contents = Path(path).read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
@@ -103,6 +105,8 @@ def check_output(path: str | Path, *, overwrite: bool = False, device: bool = Fa
         Naming the file or folder and what is wrong with it.
     """
     try:
+        if not str(path):
+            raise DestinationError("the name of an output file is empty")
         target = Path(os.path.realpath(path))
         if target.is_dir():
             raise DestinationError(f"{path}: is a folder; name a file to write")

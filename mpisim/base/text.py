@@ -18,6 +18,7 @@ __all__ = [
     "markdown_table",
     "one_line",
     "percent",
+    "percentage",
     "quantity",
     "replace_between",
     "rounded",
@@ -222,6 +223,26 @@ def percent(part: int, whole: int) -> str:
         In percent, without the sign.
     """
     return f"{100 * part / whole:.1f}" if whole else "-"
+
+
+def percentage(share: float, digits: int = 0, *, signed: bool = False) -> str:
+    """Show a share in a sentence; `percent` is for columns that have the sign at their head.
+
+    Parameters
+    ----------
+    share : float
+        Of 1.
+    digits : int
+        Behind the point.
+    signed : bool
+        Whether it is a change, which has a sign.
+
+    Examples
+    --------
+    >>> percentage(0.4452, 1), percentage(0.019, 2, signed=True)
+    ('44.5 %', '+1.90 %')
+    """
+    return f"{100 * share:{'+' if signed else ''}.{digits}f} %"
 
 
 def quantity(value: float, unit: str, base: int = 1000) -> str:

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import InputError
-from .fitted import add_output, print_skipped, rows_line, writing
+from .fit_output import add_output, print_skipped, rows_line, writing
 from .measured_collectives import add_reading, read_rows, sorted_rows
 from .output import add_monitor_option
 

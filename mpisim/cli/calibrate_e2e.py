@@ -62,20 +62,20 @@ def add_kind(kinds: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Predict, fit, write the file. **Collective** under a launcher."""
     from .launch import world
-    from .output import check_outputs
+    from .output import check_files, check_outputs
 
     check_outputs(args)
     if args.passes < 0:
         raise UsageError(f"--passes is {args.passes}; it must be 0 or more")
     where = {"trust": TRUST, **conditions(args.where)}
-    from ..base.files import check_output, write_whole
+    from ..base.files import write_whole
     from ..mpi.parallel import collective_errors
     from ..validate.e2e import calibrate, compare, stored, written
 
     comm = world()
     with collective_errors(comm):
         if comm.rank == 0:
-            check_output(args.output, overwrite=args.overwrite)
+            check_files(args)
         known = {} if args.predicted is None else stored(args.predicted)
     path = args.paths[0]
     found = compare(path, comm, where=where, known=known)

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import InputError
-from .fitted import add_output, print_skipped, rows_line, writing
+from .fit_output import add_output, print_skipped, rows_line, writing
 from .output import add_monitor_option
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import fields
 from typing import Any
 
-from .fitted import add_output, writing
+from .fit_output import add_output, writing
 from .output import add_monitor_option
 
 __all__ = ["add_kind"]

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 from ..base.errors import InputError, UsageError
 from .output import (
     add_result_options,
-    check_json,
+    check_files,
     check_options,
-    check_page,
     deliver,
     in_detail,
+    simulate_with_options,
 )
 
 if TYPE_CHECKING:
     from ..capture.memory import CapturedMemory
-    from ..simulate import Simulated
 
 __all__ = ["add_parser", "run"]
 
@@ -119,7 +118,6 @@ def run(args: argparse.Namespace) -> int:
     from ..memory.allocator_settings import parse_settings
 
     parse_settings(args.conf, "--conf")
-    from ..base.files import check_output
     from ..base.rank_ranges import parse_ranges
     from ..capture.device import device_of
     from ..capture.lower import program_of
@@ -134,7 +132,6 @@ def run(args: argparse.Namespace) -> int:
     from ..operators.measured import MeasuredOperators
     from ..prediction.prepared_program import prepare_captured
     from ..program import check_matching, save
-    from ..simulate import simulate
     from ..topo import find_cluster
     from .launch import world
 
@@ -147,11 +144,7 @@ def run(args: argparse.Namespace) -> int:
         if args.ranks != "auto":
             ranks = parse_ranges(args.ranks, "--ranks", "rank", args.world_size)
         if comm.rank == 0:
-            check_json(args)
-            check_page(args)
-            for file in (args.output, args.save_program, args.save_snapshot):
-                if file is not None:
-                    check_output(file, overwrite=args.overwrite)
+            check_files(args)
     script = Script(
         path,
         arguments,
@@ -184,22 +177,9 @@ def run(args: argparse.Namespace) -> int:
                 "", {"cluster": {"preset": args.cluster}}, title, source=path
             )
             prepared = prepare_captured(experiment, program)
-        simulated: list[Simulated] | None = None if args.html is None else []
-        results = simulate(
-            prepared,
-            comm,
-            output=args.output,
-            timeline=args.timeline,
-            overwrite=args.overwrite,
-            text=f"title = {json.dumps(title)}",
-            progress=True,
-            simulated=simulated,
+        results, shown = simulate_with_options(
+            prepared, args, comm, text=f"title = {json.dumps(title)}"
         )
-        shown = None
-        if simulated:
-            from ..page.shown import ShownRun
-
-            shown = ShownRun.of(simulated[0])
         figures = {} if held is None else {"memory": held.as_dict()}
         report = deliver(results, args, comm, figures, shown)
     if comm.rank == 0:

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..base.errors import InputError, UsageError, nearest
-from .output import add_json_option, add_overwrite_option, check_json, check_outputs
+from .output import add_json_option, add_overwrite_option, check_files, check_outputs
 from .speeds import add_speed_options, given_speeds, with_speed_options
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def add_parser(subparsers: Any) -> None:
     """Add the parser of ``mpisim comm``."""
     parser = subparsers.add_parser(
         "comm",
-        help="how long one communication takes, as nccl-tests prints it",
+        help="print how long one communication takes, as nccl-tests does",
         description="Print how long a communication takes with the network to itself, and what "
         "NCCL chooses for it.",
         epilog=EXAMPLES,
@@ -154,9 +154,9 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table."""
+    """Print a table of sizes and times of one collective, as nccl-tests does."""
     check_outputs(args)
-    check_json(args)
+    check_files(args)
     from ..experiment import NetworkChoice
     from ..topo import find_cluster
     from ..topo.network import bus_factor

@@ -54,9 +54,11 @@ def flow_lines(found: FlowList) -> list[str]:
         )
         for flow in found.flows[:LINES]
     ]
+    n = len(found.flows)
+    repeated = f", {found.transfers:,} if each step counts" if found.transfers > n else ""
     lines = [
         f"{choice.algorithm}{how}, {channels} channel{'s' if channels > 1 else ''}: "
-        f"{len(found.flows)} flows, {found.transfers} with each step for itself",
+        f"{n:,} flow{'s' if n > 1 else ''}{repeated}",
         "",
         *aligned([head, *rows], left=(3, 4, 6, 7)),
     ]
@@ -80,7 +82,7 @@ def _row(found: FlowList, flow: Flow) -> dict[str, Any]:
 
 
 def flow_object(found: FlowList) -> dict[str, Any]:
-    """Flows → a JSON object."""
+    """Flows of a communication → JSON object: algorithm, protocol, channels, an entry a flow."""
     choice = found.choice
     return {
         "algorithm": choice.algorithm,

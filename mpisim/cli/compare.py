@@ -12,9 +12,8 @@ from .output import (
     add_html_option,
     add_json_option,
     add_overwrite_option,
-    check_json,
+    check_files,
     check_options,
-    check_page,
 )
 
 if TYPE_CHECKING:
@@ -63,10 +62,9 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a comparison."""
+    """Print two runs beside each other, part by part."""
     check_options(args)
-    check_json(args)
-    check_page(args)
+    check_files(args)
     from ..base.files import write_json
     from ..report.comparison import compare, comparison_figures, render_comparison
     from ..results import open_results

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..base.errors import InputError
-from .fitted import print_skipped
+from .fit_output import print_skipped
 
 __all__ = ["figures_of", "print_tables"]
 

@@ -36,7 +36,7 @@ from ..experiment.plan import Plan, keys_of
 from ..experiment.plan_keys import nested, short_key
 from ..experiment.plan_options import MAIN_KEYS
 from ..experiment.profiles import chosen_profile
-from ..memory.starting import starting_plan
+from ..memory.starting_plan import starting_plan
 from ..topo import find_cluster
 
 __all__ = ["Example", "example"]

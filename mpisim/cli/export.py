@@ -70,7 +70,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Export a run; the first process prints."""
     check_outputs(args)
-    from ..export import export_run, read_kept, simulate_again
+    from ..export import export_run, read_kept, resimulate
     from ..export.ranks import ALL, named_ranks, some_ranks
     from ..export.write import check_destination
     from ..mpi.parallel import collective_errors, progress
@@ -86,11 +86,11 @@ def run(args: argparse.Namespace) -> int:
             kept.check_not_input(args.output)
     asked = args.ranks if args.ranks is not None or args.format != "chakra" else ALL
     chosen = None if asked is None else named_ranks(asked, kept.numbers)
-    with progress(comm, "simulating again"):
-        again = simulate_again(kept, comm, progress=True)
-    chosen = chosen or some_ranks(again.program)
+    with progress(comm, "simulating source"):
+        source = resimulate(kept, comm, progress=True)
+    chosen = chosen or some_ranks(source.program)
     with progress(comm, f"writing {args.output}"):
-        export_run(again, args.format, args.output, comm, chosen, overwrite=args.overwrite)
+        export_run(source, args.format, args.output, comm, chosen, overwrite=args.overwrite)
     if comm.rank == 0:
         print(_sentence(args, chosen, kept.numbers))
     return 0

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..base.errors import UsageError
 from .extrapolate_parallel import add_parallel_options, of_several_ranks, run_parallel
 from .output import (
     add_monitor_option,
     add_result_options,
-    check_json,
+    check_files,
     check_options,
-    check_page,
     deliver,
+    simulate_with_options,
 )
-
-if TYPE_CHECKING:
-    from ..simulate import Simulated
 
 __all__ = ["add_parser", "run"]
 
@@ -163,24 +160,18 @@ def run(args: argparse.Namespace) -> int:
 def _run_of_one_gpu(args: argparse.Namespace) -> int:
     keys = _keys(args.plan)
     cluster = args.cluster or "dgx-h100"
-    from ..base.files import check_output
     from ..experiment import ProgramExperiment
     from ..extrapolate import Target, extrapolate, read_step
     from ..extrapolate.triosim_write import check_tables, write_tables
     from ..mpi.parallel import collective_errors, progress
     from ..prediction.prepared_program import prepare_captured
     from ..program import check_matching, save
-    from ..simulate import simulate
     from .launch import world
 
     comm = world()
     with collective_errors(comm):
         if comm.rank == 0:
-            check_json(args)
-            check_page(args)
-            for file in (args.output, args.save_program):
-                if file is not None:
-                    check_output(file, overwrite=args.overwrite)
+            check_files(args)
             if args.save_tables is not None:
                 check_tables(args.save_tables, overwrite=args.overwrite)
     with progress(comm, "reading the trace"), collective_errors(comm):
@@ -209,22 +200,9 @@ def _run_of_one_gpu(args: argparse.Namespace) -> int:
             tables = {"cluster": {"preset": cluster, "nodes": found.nodes}}
             experiment = ProgramExperiment("", tables, title, source=step.source)
             prepared = prepare_captured(experiment, found.program)
-        simulated: list[Simulated] | None = None if args.html is None else []
-        results = simulate(
-            prepared,
-            comm,
-            output=args.output,
-            timeline=args.timeline,
-            overwrite=args.overwrite,
-            text=f"title = {json.dumps(title)}",
-            progress=True,
-            simulated=simulated,
+        results, shown = simulate_with_options(
+            prepared, args, comm, text=f"title = {json.dumps(title)}"
         )
-        shown = None
-        if simulated:
-            from ..page.shown import ShownRun
-
-            shown = ShownRun.of(simulated[0])
         report = deliver(results, args, comm, {}, shown)
     if comm.rank == 0:
         print(report)

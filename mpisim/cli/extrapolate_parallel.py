@@ -5,12 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .output import check_json, check_page, deliver
-
-if TYPE_CHECKING:
-    from ..simulate import Simulated
+from .output import check_files, deliver, simulate_with_options
 
 __all__ = ["add_parallel_options", "of_several_ranks", "run_parallel"]
 
@@ -88,12 +85,10 @@ def of_several_ranks(paths: Sequence[str | Path]) -> bool:
 
 def run_parallel(args: argparse.Namespace) -> int:
     """Extrapolate, simulate and print; the first process prints."""
-    from ..base.files import check_output
     from ..extrapolate.parallel import extrapolate_parallel
     from ..mpi.parallel import collective_errors, progress
     from ..program import save
     from ..replay import read_job
-    from ..simulate import simulate
     from ..topo.cluster import find_cluster
     from .launch import world
 
@@ -101,11 +96,7 @@ def run_parallel(args: argparse.Namespace) -> int:
     first = comm.rank == 0
     with collective_errors(comm):
         if first:
-            for path in (args.output, args.save_program):
-                if path is not None:
-                    check_output(path, overwrite=args.overwrite)
-            check_json(args)
-            check_page(args)
+            check_files(args)
         clusters = [
             None if name is None else find_cluster(name)
             for name in (args.cluster, args.traced_cluster)
@@ -123,25 +114,12 @@ def run_parallel(args: argparse.Namespace) -> int:
             distributed_optimizer={"on": True, "off": False}.get(args.distributed_optimizer),
             micro_batches=args.micro_batches,
         )
-        simulated: list[Simulated] | None = None if args.html is None else []
-        results = simulate(
-            found.program,
-            comm,
-            network=found.network,
-            output=args.output,
-            timeline=args.timeline,
-            overwrite=args.overwrite,
-            attributes=found.attributes,
-            simulated=simulated,
+        results, shown = simulate_with_options(
+            found.program, args, comm, network=found.network, attributes=found.attributes
         )
         with collective_errors(comm):
             if first and args.save_program is not None:
                 save(found.priced_program(), args.save_program, overwrite=args.overwrite)
-        shown = None
-        if simulated:
-            from ..page.shown import ShownRun
-
-            shown = ShownRun.of(simulated[0])
         report = deliver(results, args, comm, found.figures, shown)
     if first:
         print(f"{found.text}\n\n{report}")

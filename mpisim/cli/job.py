@@ -12,7 +12,7 @@ from .output import (
     add_monitor_option,
     add_overwrite_option,
     add_set_option,
-    check_json,
+    check_files,
     check_outputs,
 )
 
@@ -78,20 +78,16 @@ def run(args: argparse.Namespace) -> int:
     read: tuple[str, Experiment] | None = None
     with collective_errors(comm):
         if comm.rank == 0:
-            from ..base.files import check_output
-
             text, found = load_any(args.file, changes)
             if not isinstance(found, Experiment):
                 raise UsageError(
-                    f"{args.file}: is of a program, which does not say what a checkpoint holds; "
-                    "mpisim job takes an experiment with a model"
+                    f"{args.file}: holds no model, so that the size of a checkpoint is not known; "
+                    "mpisim job takes an experiment (TOML)"
                 )
             read = text, found
-            check_json(args)
-            if args.output is not None:
-                check_output(args.output, overwrite=args.overwrite)
+            check_files(args)
     text, experiment = comm.bcast(read, root=0)
-    from ..job.of_experiment import experiment_outcome
+    from ..job.experiment_outcome import experiment_outcome
 
     outcome = experiment_outcome(experiment, comm, show=True)
     with collective_errors(comm):

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..base.errors import InputError
-from ..base.text import aligned
+from ..base.text import aligned, percentage
 
 __all__ = ["add_parser", "run"]
 
 EXAMPLES = """\
 examples:
+  mpisim list                      what there is to list
   mpisim list models               every model
   mpisim list models llama         those with "llama" in their name, title or other names
   mpisim list models moe           those with experts; as well dense, cnn, dlrm
@@ -42,6 +43,24 @@ class Listing(NamedTuple):
     note: str
 
 
+class Catalogue(NamedTuple):
+    """Something that has names.
+
+    Attributes
+    ----------
+    key : str
+        Where a name is given.
+    title : str
+        What the names are of.
+    make : callable
+        Reads the catalogue; only those that are printed are read.
+    """
+
+    key: str
+    title: str
+    make: Callable[[], Listing]
+
+
 def add_parser(subparsers: Any) -> None:
     """Add the parser of ``mpisim list``."""
     parser = subparsers.add_parser(
@@ -51,14 +70,26 @@ def add_parser(subparsers: Any) -> None:
         "pipeline schedules, fleets that fail, storages; or the example experiments.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("what", metavar="WHAT", choices=tuple(LISTINGS), help=", ".join(LISTINGS))
+    parser.add_argument(
+        "what",
+        metavar="WHAT",
+        nargs="?",
+        choices=tuple(LISTINGS),
+        help=f"{', '.join(LISTINGS)}; without it, what each of these is",
+    )
     parser.add_argument("words", metavar="WORD", nargs="*", help="only lines with these words")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a listing."""
-    listing = LISTINGS[args.what]()
+    """Print the names of one catalogue, with what each stands for."""
+    if args.what is None:
+        head = ("what", "where it is named", "")
+        catalogues = [(what, each.key, each.title) for what, each in LISTINGS.items()]
+        lines = aligned([head, *catalogues], left=(0, 1, 2))
+        print("\n".join([*lines, "", "mpisim list WHAT [WORD ...]"]))
+        return 0
+    listing = LISTINGS[args.what].make()
     rows = [cells for cells, aliases in listing.rows if _matches(args.words, cells, aliases)]
     if not rows:
         raise InputError(
@@ -209,7 +240,7 @@ def _schedules() -> Listing:
         (0, 1, 2, 3, 4, 5),
         "p stages, m micro-batches, v chunks; times of one stage: F forward, B backward, W its\n"
         "gradients of weights, F&B a forward and a backward overlapped. In flight: micro-batches\n"
-        "whose activations the first stage keeps. [plan] schedule",
+        "whose activations the first stage keeps. [plan] pipeline",
     )
 
 
@@ -232,7 +263,7 @@ def _fleets() -> Listing:
     for name in fleet_names():
         _, fleet = find_fleet(name)
         counted = f"{fleet.interruptions}" if fleet.interruptions else "-"
-        rate = (f"{1000 * fleet.per_gpu_day:.3g}", f"{fleet.rate_error:.0%}")
+        rate = (f"{1000 * fleet.per_gpu_day:.3g}", percentage(fleet.rate_error))
         rows.append(((name, counted, *rate, fleet.title), fleet.aliases))
     return Listing(
         ("name", "failures", "of 1,000 GPU-days", "±", "title"),
@@ -259,13 +290,13 @@ def _storages() -> Listing:
     )
 
 
-LISTINGS: Mapping[str, Callable[[], Listing]] = {
-    "models": _models,
-    "clusters": _clusters,
-    "gpus": _gpus,
-    "frameworks": _frameworks,
-    "schedules": _schedules,
-    "experiments": _experiments,
-    "fleets": _fleets,
-    "storages": _storages,
+LISTINGS: Mapping[str, Catalogue] = {
+    "models": Catalogue("[model] preset", "models with their sizes", _models),
+    "clusters": Catalogue("[cluster] preset", "nodes, their GPUs and what joins them", _clusters),
+    "gpus": Catalogue("[kernels] gpu, --gpu", "peak rates and memory of GPUs", _gpus),
+    "frameworks": Catalogue("[framework] name", "what frameworks do by themselves", _frameworks),
+    "schedules": Catalogue("[plan] pipeline", "pipeline schedules and their bubbles", _schedules),
+    "experiments": Catalogue("mpisim run NAME", "experiments that come along", _experiments),
+    "fleets": Catalogue("[job] failures", "clusters whose failures were counted", _fleets),
+    "storages": Catalogue("[job] storage", "what checkpoints are written to", _storages),
 }

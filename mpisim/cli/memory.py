@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import InputError, UsageError
-from .output import add_json_option, add_overwrite_option, check_json, check_outputs
+from .output import add_json_option, add_overwrite_option, check_files, check_outputs
 
 __all__ = ["add_parser", "run"]
 
@@ -77,7 +77,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what the allocator does."""
+    """Replay recorded allocations in PyTorch's allocator, and print what it reserves and why."""
     check_outputs(args)
     for option, least in (("communicators", 0), ("top", 1)):
         if getattr(args, option) < least:
@@ -89,15 +89,13 @@ def run(args: argparse.Namespace) -> int:
 
     if args.conf is not None:
         parse_settings(args.conf, "--conf")
-    from ..base.files import check_output, write_json
+    from ..base.files import write_json
     from ..formats.kineto_memory import read_kineto_memory
     from ..formats.torch_snapshot import is_snapshot, read_snapshot, write_snapshot
     from ..memory.configurations import Room, outcome, remedies
     from ..report.allocations import figures, text
 
-    check_json(args)
-    if args.output is not None:
-        check_output(args.output, overwrite=args.overwrite)
+    check_files(args)
     room = None
     if args.gpu is not None:
         from ..kernels import find_gpu

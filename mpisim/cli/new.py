@@ -73,7 +73,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the experiment."""
+    """Write an experiment file, or print it."""
     from ..experiment.choices import MAX_GPUS
     from .example import example
 

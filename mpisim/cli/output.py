@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,11 @@ from ..base.errors import UsageError
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
+    from ..experiment import Experiment
     from ..page.shown import ShownRun
+    from ..prediction.prepared import PreparedExperiment
+    from ..prediction.prepared_program import PreparedProgram
+    from ..program import Program
     from ..results import Results
 
 __all__ = [
@@ -27,13 +31,13 @@ __all__ = [
     "add_report_options",
     "add_result_options",
     "add_set_option",
-    "check_json",
+    "check_files",
     "check_options",
     "check_outputs",
-    "check_page",
     "deliver",
     "in_detail",
     "page_of",
+    "simulate_with_options",
     "written",
 ]
 
@@ -52,6 +56,8 @@ OUTPUTS = (
     ("--monitor", "monitor"),
 )
 """Options that name what is written."""
+WRITTEN_WHOLE = ("output", "save_program", "save_snapshot", "json", "html")
+"""Those of files that appear whole at the end; pictures and tables have checks of their own."""
 
 
 def add_report_options(parser: argparse.ArgumentParser) -> None:
@@ -190,30 +196,26 @@ def _is_trace_of(path: str, inputs: Iterable[str]) -> bool:
     return is_kineto(Path(path))
 
 
-def check_json(args: argparse.Namespace) -> None:
-    """Refuse a ``--json`` file that cannot be written, or exists, before the work. Local.
+def check_files(args: argparse.Namespace, but: Collection[str] = ()) -> None:
+    """Refuse files that exist or cannot be written, before the work that fills them. Local.
+
+    Parameters
+    ----------
+    args : argparse.Namespace
+        Of the options of `WRITTEN_WHOLE` those that the command has.
+    but : collection of str
+        Keys of options that are checked elsewhere.
 
     Raises
     ------
     OutputError
     """
-    if args.json is not None:
-        from ..base.files import check_output
+    from ..base.files import check_output
 
-        check_output(args.json, overwrite=args.overwrite, device=True)
-
-
-def check_page(args: argparse.Namespace) -> None:
-    """Refuse a ``--html`` file that cannot be written, before the work that fills it. Local.
-
-    Raises
-    ------
-    OutputError
-    """
-    if args.html is not None:
-        from ..base.files import check_output
-
-        check_output(args.html, overwrite=args.overwrite)
+    for key in WRITTEN_WHOLE:
+        path = None if key in but else getattr(args, key, None)
+        if path is not None:
+            check_output(path, overwrite=args.overwrite, device=key == "json")
 
 
 def page_of(path: str) -> str:
@@ -230,6 +232,50 @@ def page_of(path: str) -> str:
 
     check_output(path, overwrite=True)
     return read_text(path) if Path(path).exists() else ""
+
+
+def simulate_with_options(
+    what: Experiment | PreparedExperiment | PreparedProgram | Program,
+    args: argparse.Namespace,
+    comm: Intracomm,
+    **settings: Any,
+) -> tuple[Results | None, ShownRun | None]:
+    """What is to be run → its results, and the run for a page. **Collective.**
+
+    Parameters
+    ----------
+    what : Experiment, PreparedExperiment, PreparedProgram or Program
+    args : argparse.Namespace
+        With the options of `add_result_options`.
+    comm : mpi4py.MPI.Intracomm
+    **settings
+        Further arguments of `mpisim.simulate`.
+
+    Returns
+    -------
+    results : Results or None
+        On process 0, None on the others; in a file where ``-o`` names one.
+    shown : ShownRun or None
+        None without ``--html``.
+    """
+    from ..simulate import Simulated, simulate
+
+    simulated: list[Simulated] | None = None if args.html is None else []
+    results = simulate(
+        what,
+        comm,
+        output=args.output,
+        timeline=args.timeline,
+        overwrite=args.overwrite,
+        progress=True,
+        simulated=simulated,
+        **settings,
+    )
+    if not simulated:
+        return results, None
+    from ..page.shown import ShownRun
+
+    return results, ShownRun.of(simulated[0])
 
 
 def deliver(

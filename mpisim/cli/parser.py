@@ -26,7 +26,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**settings)
 
     def error(self, message: str) -> Any:
-        """Raise instead of exiting."""
+        """Raise `UsageError` in place of printing the usage and exiting."""
         raise UsageError(f"{message}; see '{self.prog} --help'")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:

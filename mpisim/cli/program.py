@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import UsageError
-from .output import add_overwrite_option, check_outputs
+from .output import add_overwrite_option, check_files, check_outputs
 from .run import add_run_options, run
 
 __all__ = ["add_parser", "export_", "import_", "show"]
@@ -110,7 +110,6 @@ def _add_exchange(actions: Any) -> None:
     into.add_argument(
         "--ranks",
         type=int,
-        default=0,
         metavar="N",
         help="number of ranks, for a workload that does not say",
     )
@@ -147,7 +146,7 @@ def _add_exchange(actions: Any) -> None:
 
 
 def show(args: argparse.Namespace) -> int:
-    """Print a program."""
+    """Print the tables and communicators of a program file."""
     for option in ("rows", "first"):
         if getattr(args, option) < 0:
             raise UsageError(f"--{option} is {getattr(args, option)}; it must be 0 or more")
@@ -181,18 +180,17 @@ def show(args: argparse.Namespace) -> int:
 def import_(args: argparse.Namespace) -> int:
     """Write a program file from a workload of another tool."""
     check_outputs(args)
-    if args.ranks < 0:
+    if args.ranks is not None and args.ranks < 1:
         raise UsageError(f"--ranks is {args.ranks}; it must be 1 or more")
-    from ..base.files import check_output
     from ..formats import import_program
     from ..kernels import find_gpu
     from ..kernels.counted import RooflinePricer
     from ..program import save
     from ..program.show import overview
 
-    check_output(args.output, overwrite=args.overwrite)  # before the work, not after
+    check_files(args)
     counts = None if args.gpu is None else RooflinePricer(find_gpu(args.gpu), args.precision)
-    program = import_program(args.paths, args.ranks, counts)
+    program = import_program(args.paths, args.ranks or 0, counts)
     save(program, args.output, overwrite=args.overwrite)
     print(overview(program))
     return 0

@@ -10,9 +10,8 @@ from ..base.errors import UsageError
 from .output import (
     add_monitor_option,
     add_result_options,
-    check_json,
+    check_files,
     check_options,
-    check_page,
     deliver,
     in_detail,
 )
@@ -195,7 +194,6 @@ def run(args: argparse.Namespace) -> int:
         check_priced(args)
         return run_priced(args)
     _check_repriced(args)
-    from ..base.files import check_output
     from ..export.repriced import price_again
     from ..mpi.parallel import collective_errors, progress
     from ..program import gather, save
@@ -208,13 +206,8 @@ def run(args: argparse.Namespace) -> int:
     comm = world()
     first = comm.rank == 0
     with collective_errors(comm):
-        if first and args.output is not None:
-            check_output(args.output, overwrite=args.overwrite)
-        if first and args.save_program is not None:
-            check_output(args.save_program, overwrite=args.overwrite)
         if first:
-            check_json(args)
-            check_page(args)
+            check_files(args)
     what = WhatIf(
         compute=args.scale_compute,
         comm=args.scale_comm,

@@ -6,7 +6,8 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UsageError
-from .output import check_json, check_page, deliver
+from ..base.text import percentage
+from .output import check_files, deliver, simulate_with_options
 
 if TYPE_CHECKING:
     from ..topo import Cluster
@@ -48,22 +49,16 @@ def check_priced(args: argparse.Namespace) -> None:
 
 def run_priced(args: argparse.Namespace) -> int:
     """Price execution traces, simulate and print; the first process prints."""
-    from ..base.files import check_output
     from ..mpi.parallel import collective_errors, progress
     from ..prediction.network import network_of
     from ..program import save
-    from ..simulate import Simulated, simulate
     from .launch import world
 
     comm = world()
     first = comm.rank == 0
     with collective_errors(comm):
         if first:
-            for path in (args.output, args.save_program):
-                if path is not None:
-                    check_output(path, overwrite=args.overwrite)
-            check_json(args)
-            check_page(args)
+            check_files(args)
     with progress(comm, "pricing what the traces launch"):
         with collective_errors(comm):
             # Every process reads all files: without times there is nothing to match between them.
@@ -72,23 +67,9 @@ def run_priced(args: argparse.Namespace) -> int:
             network = network_of(cluster, nodes)
             if first and args.save_program is not None:
                 save(job.program, args.save_program, overwrite=args.overwrite)
-        simulated: list[Simulated] | None = None if args.html is None else []
-        results = simulate(
-            job.program,
-            comm,
-            network=network,
-            output=args.output,
-            timeline=args.timeline,
-            overwrite=args.overwrite,
-            attributes=_statements(job, args),
-            progress=True,
-            simulated=simulated,
+        results, shown = simulate_with_options(
+            job.program, args, comm, network=network, attributes=_statements(job, args)
         )
-        shown = None
-        if simulated:
-            from ..page.shown import ShownRun
-
-            shown = ShownRun.of(simulated[0])
         report = deliver(results, args, comm, _figures(job), shown)
     if first:
         print(report)
@@ -125,7 +106,7 @@ def _statements(job: PricedJob, args: argparse.Namespace) -> dict[str, Any]:
             "communication where the program did, or where its thread is left",
             "all ranks begin together",
             *(
-                [f"{unknown:.1%} of kernel time by bytes moved alone: {names}"]
+                [f"{percentage(unknown, 1)} of kernel time by bytes moved alone: {names}"]
                 if job.unknown_names
                 else []
             ),
@@ -146,8 +127,8 @@ def _measured_share(job: PricedJob) -> list[str]:
     if not exact + between:
         return []
     return [
-        f"of kernel time {exact / whole:.1%} as measured, {between / whole:.1%} between measured "
-        "operators"
+        f"of kernel time {percentage(exact / whole, 1)} as measured, "
+        f"{percentage(between / whole, 1)} between measured operators"
     ]
 
 

@@ -13,9 +13,8 @@ from ..base.text import one_line
 from .output import (
     add_overwrite_option,
     add_report_options,
-    check_json,
+    check_files,
     check_options,
-    check_page,
     in_detail,
     written,
 )
@@ -64,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     check_options(args)
     if args.html is not None:
         return _with_page(args)
-    check_json(args)
+    check_files(args)
     from ..results import open_results
 
     format = _format(args.file)
@@ -136,8 +135,7 @@ def _with_page(args: argparse.Namespace) -> int:
         results: Results | None = None
         with collective_errors(comm):
             if comm.rank == 0:
-                check_json(args)
-                check_page(args)
+                check_files(args)
                 results = stack.enter_context(open_results(args.file))
         shown, why = _again(args, comm)
         with progress(comm, f"writing {args.html}"):
@@ -167,7 +165,7 @@ def _again(args: argparse.Namespace, comm: Intracomm) -> tuple[ShownRun | None, 
     UsageError
         If the page would be written over what the run was made of.
     """
-    from ..export import read_kept, simulate_again
+    from ..export import read_kept, resimulate
     from ..mpi.parallel import collective_errors, progress
     from ..page.shown import ShownRun
 
@@ -180,6 +178,6 @@ def _again(args: argparse.Namespace, comm: Intracomm) -> tuple[ShownRun | None, 
             kept.check_not_input(args.html)
     try:
         with progress(comm, "simulating again"):
-            return ShownRun.of(simulate_again(kept, comm, progress=True, repeat=True)), ""
+            return ShownRun.of(resimulate(kept, comm, progress=True, repeat=True)), ""
     except InputError as error:
         return None, str(error)

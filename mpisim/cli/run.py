@@ -11,20 +11,18 @@ from .output import (
     add_monitor_option,
     add_result_options,
     add_set_option,
-    check_json,
+    check_files,
     check_options,
-    check_page,
     deliver,
+    simulate_with_options,
 )
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
     from ..experiment import Experiment, ProgramExperiment
-    from ..page.shown import ShownRun
     from ..prediction.prepared import PreparedExperiment
     from ..prediction.prepared_program import PreparedProgram
-    from ..simulate import Simulated
 
 __all__ = ["add_parser", "add_run_options", "run"]
 
@@ -99,7 +97,6 @@ def run(args: argparse.Namespace) -> int:
     check_options(args)
     if not 1 <= args.seeds <= MOST_SEEDS:
         raise UsageError(f"--seeds is {args.seeds}; it must be from 1 to {MOST_SEEDS}")
-    from ..base.files import check_output
     from ..experiment import Experiment, load_any
     from ..mpi.parallel import collective_errors, progress
     from .launch import world
@@ -113,12 +110,7 @@ def run(args: argparse.Namespace) -> int:
         # One process reads: the file may be on the first machine alone, or change in between.
         if comm.rank == 0:
             read = load_any(args.file, changes)
-            check_json(args)
-            check_page(args)
-            if args.output is not None:
-                check_output(args.output, overwrite=args.overwrite)
-            if args.save_program is not None:
-                check_output(args.save_program, overwrite=args.overwrite)
+            check_files(args)
     text, experiment = comm.bcast(read, root=0)
 
     what: Experiment | PreparedExperiment | PreparedProgram = experiment
@@ -126,22 +118,16 @@ def run(args: argparse.Namespace) -> int:
         if args.save_program is not None or not isinstance(experiment, Experiment):
             what = _prepared(experiment, args, comm)
         from ..experiment.serialization import serialize_any
-        from ..simulate import simulate
 
-        simulated: list[Simulated] | None = None if args.html is None else []
-        results = simulate(
+        results, shown = simulate_with_options(
             what,
+            args,
             comm,
-            output=args.output,
-            timeline=args.timeline,
-            overwrite=args.overwrite,
             text=text,
             origin=serialize_any(experiment) if args.output is not None else "",
             fold=args.fold,
             seeds=args.seeds,
-            progress=True,
             repeat=args.repeat,
-            simulated=simulated,
         )
         extra: dict[str, Any] = {}
         if not isinstance(what, Experiment):  # a program file may hold its experiment
@@ -151,21 +137,12 @@ def run(args: argparse.Namespace) -> int:
 
             found = compare_results(experiment, results)
             extra["published"] = [each.as_json() for each in found]
-        report = deliver(results, args, comm, extra, _shown(simulated))
+        report = deliver(results, args, comm, extra, shown)
     if comm.rank == 0:
         print(report)
     shared = (results.wall["simulate"], results.n_classes) if results else (0.0, 0)
     advise(comm, *shared, "rank(s) to simulate")
     return 0
-
-
-def _shown(simulated: list[Simulated] | None) -> ShownRun | None:
-    """Return the run for its page, if there is to be one."""
-    if not simulated:
-        return None
-    from ..page.shown import ShownRun
-
-    return ShownRun.of(simulated[0])
 
 
 def _prepared(

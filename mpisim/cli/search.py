@@ -12,7 +12,7 @@ from .output import (
     add_monitor_option,
     add_overwrite_option,
     add_set_option,
-    check_json,
+    check_files,
     check_outputs,
 )
 
@@ -80,7 +80,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Search, and print the answer; the first process prints."""
     _check(args)
-    from ..base.files import check_output, write_json
+    from ..base.files import write_json
     from ..base.picture import check_picture
     from ..mpi.parallel import collective_errors
     from ..report.drawing import drawing_for
@@ -95,9 +95,7 @@ def run(args: argparse.Namespace) -> int:
     with collective_errors(comm):
         if comm.rank == 0:
             begun = _begun(args)
-            check_json(args)
-            if args.output is not None and not args.resume:
-                check_output(args.output, overwrite=args.overwrite)
+            check_files(args, but=("output",) if args.resume else ())
             if args.draw is not None:
                 check_picture("--draw", args.draw, overwrite=args.overwrite)
                 check_front(begun[0])

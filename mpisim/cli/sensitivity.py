@@ -13,7 +13,7 @@ from .output import (
     add_monitor_option,
     add_overwrite_option,
     add_set_option,
-    check_json,
+    check_files,
     check_outputs,
 )
 
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
                     "--save-program step.h5, which mpisim sensitivity step.h5 takes"
                 )
             read = load_any(args.file, changes)
-            check_json(args)
+            check_files(args)
             if args.draw is not None:
                 from ..base.picture import check_picture
 

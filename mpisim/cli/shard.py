@@ -10,7 +10,7 @@ from .output import (
     add_json_option,
     add_overwrite_option,
     add_set_option,
-    check_json,
+    check_files,
     check_outputs,
 )
 
@@ -65,7 +65,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print placements, and write the best."""
     check_outputs(args)
-    from ..base.files import check_output, write_json, write_whole
+    from ..base.files import write_json, write_whole
     from ..base.toml import toml_table
     from ..experiment.load import experiment_of, load_tables
     from ..experiment.serialization import with_absolute_paths
@@ -77,9 +77,7 @@ def run(args: argparse.Namespace) -> int:
     kinds = _names("--kinds", args.kinds, SHARDING)
     source, tables = load_tables(args.file, args.set)
     experiment = experiment_of(tables, source)
-    check_json(args)
-    if args.output is not None:
-        check_output(args.output, overwrite=args.overwrite)
+    check_files(args)
     found = choose_placement(experiment, sharders=sharders, kinds=kinds, search=args.search)
     if args.output is not None:
         tables = placement_tables(with_absolute_paths(tables, source), found.best)

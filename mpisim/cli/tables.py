@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from ..base.errors import InputError, UsageError
-from .output import add_set_option
+from .output import add_set_option, check_files
 
 __all__ = ["add_parser", "run"]
 
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the tables, and write the experiment."""
     if args.overwrite and args.output is None:
         raise UsageError("--overwrite needs a file to write: -o FILE")
-    from ..base.files import check_output, write_whole
+    from ..base.files import write_whole
     from ..base.rank_ranges import parse_ranges
     from ..base.toml import toml_table
     from ..experiment import Dlrm
@@ -63,9 +63,10 @@ def run(args: argparse.Namespace) -> int:
     experiment = experiment_of(given, source)
     model = experiment.model
     if not isinstance(model, Dlrm):
-        raise InputError(f"{source}: model.family is {model.family!r}; tables has a 'dlrm'")
-    if args.output is not None:
-        check_output(args.output, overwrite=args.overwrite)
+        raise InputError(
+            f"{source}: model.family is {model.family!r}; embedding tables are those of a 'dlrm'"
+        )
+    check_files(args)
     numbers = parse_ranges(args.tables, "--tables", "table", 10**6) if args.tables else ()
     batch = experiment.plan.global_batch
     found = read_dataset_tables(args.dataset, batch, [int(each) for each in numbers])
@@ -105,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _lines(found: list[Any], batch: int, heavy: int) -> list[str]:
     """Return what the tables are like, for people."""
-    from ..base.text import aligned
+    from ..base.text import aligned, percentage
 
     rows = [("table", "rows", "lookups a sample", "distinct of a batch", "looked up once")]
     rows += [
@@ -114,7 +115,7 @@ def _lines(found: list[Any], batch: int, heavy: int) -> list[str]:
             f"{each.entries:,}",
             f"{each.pooling:.2f}",
             f"{each.distinct:,} of {each.lookups:,}",
-            f"{each.reuse[0]:.1%}",
+            percentage(each.reuse[0], 1),
         )
         for each in found[:MAX_SHOWN]
     ]

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UsageError
-from .output import add_json_option, add_overwrite_option, check_json, check_outputs
+from .output import add_json_option, add_overwrite_option, check_files, check_outputs
 from .speeds import add_speed_options, given_speeds, with_speed_options
 
 if TYPE_CHECKING:
@@ -72,9 +72,9 @@ def add_parser(subparsers: Any) -> None:
 
 
 def show(args: argparse.Namespace) -> int:
-    """Print a topology."""
+    """Print nodes, links and paths of a cluster's topology."""
     check_outputs(args)
-    check_json(args)
+    check_files(args)
     if args.nodes is not None and args.nodes < 1:
         raise UsageError(f"--nodes is {args.nodes}; it must be 1 or more")
     from ..topo.describe import capacity_figures, render_topology, topology_figures

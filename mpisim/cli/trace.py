@@ -45,7 +45,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what traces hold."""
+    """Print what each trace file holds."""
     from ..traces.show import joined, overview, read_traces, trace_files
 
     kept = []

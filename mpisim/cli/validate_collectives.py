@@ -61,10 +61,10 @@ def add_kind(kinds: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Predict and print tables of errors."""
-    from .output import check_json, check_outputs
+    from .output import check_files, check_outputs
 
     check_outputs(args)
-    check_json(args)
+    check_files(args)
     from ..topo.collectives.batches import TRAIN, select
     from ..topo.collectives.calibration import CollectiveCalibration, packaged_calibration
     from ..topo.collectives.models import predictor

@@ -116,7 +116,7 @@ def add_predicted(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Predict, and print tables of errors. **Collective** under a launcher."""
     from .launch import world
-    from .output import check_json, check_outputs, page_of
+    from .output import check_files, check_outputs, page_of
 
     check_outputs(args)
     if args.limit is not None and args.limit < 1:
@@ -155,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     with collective_errors(comm):
         if comm.rank == 0:
-            check_json(args)
+            check_files(args)
             if args.plot is not None:
                 from ..base.picture import check_picture
 

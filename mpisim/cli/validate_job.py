@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from ..base.errors import UsageError
-from .output import add_json_option, add_monitor_option, add_overwrite_option, check_json
+from .output import add_json_option, add_monitor_option, add_overwrite_option, check_files
 
 __all__ = ["add_kind", "run"]
 
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     comm = world()
     with collective_errors(comm):
         if comm.rank == 0:
-            check_json(args)
+            check_files(args)
     found = published_jobs(args.words, comm)
     if not found:
         raise UsageError(f"no published run has {' '.join(args.words)!r} in its name")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.errors import InputError, UsageError
 from .error_tables import figures_of, print_tables
-from .fitted import print_skipped
+from .fit_output import print_skipped
 from .output import add_json_option, add_monitor_option, add_overwrite_option
 
 if TYPE_CHECKING:
@@ -70,10 +70,10 @@ def add_kind(kinds: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Predict and print tables of errors."""
-    from .output import check_json, check_outputs
+    from .output import check_files, check_outputs
 
     check_outputs(args)
-    check_json(args)
+    check_files(args)
     from ..kernels.analytical import KernelCalibration
     from ..validate.whole_models import is_whole_models
 

@@ -52,14 +52,14 @@ def add_kind(kinds: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Assess and print the tables; under a launcher only the first process does."""
     from .launch import launched_rank
-    from .output import check_json
+    from .output import check_files
 
     if launched_rank() != 0:
         return 0
     suffix = ".toml" if args.table is None else Path(args.table).suffix
     if suffix not in (".toml", ".csv"):
         raise UsageError(f"TABLE is {args.table!r}; its name must end in .toml or .csv")
-    check_json(args)
+    check_files(args)
     if suffix == ".csv":
         from ..validate.e2e import fitting
 

@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import TraceError
-from .output import add_json_option, add_monitor_option, add_overwrite_option, check_json
+from .output import add_json_option, add_monitor_option, add_overwrite_option, check_files
 
 if TYPE_CHECKING:
     from ..validate.operators import PricedTrace
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
     if launched_rank() != 0:
         return 0
-    check_json(args)
+    check_files(args)
     from ..kernels import gpu_name
     from ..mpi.parallel import progress
     from ..validate.operators import PricedTrace, price_traces, tabulate

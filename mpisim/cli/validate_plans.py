@@ -68,7 +68,7 @@ def add_kind(kinds: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Predict, and print tables. **Collective** under a launcher."""
     from .launch import world
-    from .output import check_json, check_outputs, page_of
+    from .output import check_files, check_outputs, page_of
 
     check_outputs(args)
     if args.least < 2:
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     comm = world()
     with collective_errors(comm):
         if comm.rank == 0:
-            check_json(args)
+            check_files(args)
             page = "" if args.markdown is None else page_of(args.markdown)
         known = {} if args.predicted is None else stored(args.predicted)
     path = args.paths[0]

@@ -26,11 +26,11 @@ def add_kind(kinds: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Simulate and print the table; under a launcher only the first process does."""
     from .launch import launched_rank
-    from .output import check_json
+    from .output import check_files
 
     if launched_rank() != 0:
         return 0
-    check_json(args)
+    check_files(args)
     from ..validate.power import as_json, power_rows, render
 
     rows = power_rows()

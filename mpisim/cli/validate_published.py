@@ -40,11 +40,11 @@ def add_kind(kinds: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Simulate and print the table; under a launcher only the first process does."""
     from .launch import launched_rank
-    from .output import check_json, page_of
+    from .output import check_files, page_of
 
     if launched_rank() != 0:
         return 0
-    check_json(args)
+    check_files(args)
     page = "" if args.markdown is None else page_of(args.markdown)
     from ..validate.published import as_json, markdown, published_runs, render
 

@@ -10,6 +10,7 @@ from .output import (
     add_json_option,
     add_monitor_option,
     add_overwrite_option,
+    check_files,
     check_outputs,
 )
 
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     Returns 1 if a test fails on a trace that is replayed, else 2 if a trace cannot be replayed.
     """
     check_outputs(args)
-    from ..base.files import check_output, write_json
+    from ..base.files import write_json
     from ..mpi.parallel import collective_errors
     from ..mpi.phases import phases
     from ..validate import Validation, cross_steps, perturb_traces, validate_traces
@@ -67,8 +68,8 @@ def run(args: argparse.Namespace) -> int:
     comm = world()
     first = comm.rank == 0
     with collective_errors(comm):
-        if first and args.json is not None:
-            check_output(args.json, overwrite=args.overwrite, device=True)
+        if first:
+            check_files(args)
     validation = Validation("traces")
     moves: dict[str, list[Perturbation]] = {}
     across: dict[str, list[CrossStep]] = {}

@@ -78,7 +78,18 @@ def added(parts: Sequence[Uncertain]) -> Uncertain:
 
 @cache
 def number(table: str, name: str) -> Quantity:
-    """Return a number of ``data/power.toml``: ``number("gpu", "idle")``."""
+    """Table and name → the number of ``data/power.toml``.
+
+    Parameters
+    ----------
+    table, name : str
+        As in ``number("gpu", "idle")``.
+
+    Raises
+    ------
+    KeyError
+        If there is no such number.
+    """
     return build(Quantity, packaged(FILE)[table][name], FILE, f"{table}.{name}")
 
 
@@ -131,7 +142,7 @@ def gpu_power(gpu: Gpu) -> GpuPower:
         If nothing says what its board may draw.
     """
     if gpu.power is None:
-        raise InputError(f"nothing says what a {gpu.title} draws; give its 'power' in its file")
+        raise InputError(f"nothing says what {gpu.title} draws; give 'power' in its file")
     board = gpu.power.si
     watts = {}
     for name in STATES:

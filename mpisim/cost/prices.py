@@ -15,6 +15,7 @@ from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..base.presets import packaged
 from ..base.schema import Limits, build
+from ..base.text import percentage
 from ..experiment import PriceChoice
 from ..kernels import gpu_name
 from ..topo import Cluster
@@ -52,7 +53,13 @@ class Price:
 
 @cache
 def price(table: str, name: str) -> Price | None:
-    """Return a price of ``data/prices.toml``, ``price("on-demand", "h100-sxm")``; None: unknown."""
+    """Table and name → the price of ``data/prices.toml``, None where there is none.
+
+    Parameters
+    ----------
+    table, name : str
+        As in ``price("on-demand", "h100-sxm")``.
+    """
     found: dict[str, Any] | None = packaged(FILE).get(table, {}).get(name)
     return None if found is None else build(Price, found, FILE, f"{table}.{name}")
 
@@ -106,11 +113,6 @@ class Prices:
         relative = (kwh.relative**2 + self.kwh.relative**2) ** 0.5
         bill = kwh.value * self.kwh.value
         return added([rent, Uncertain(bill, bill * relative)])
-
-    def per_hour(self, watts: float) -> float | None:
-        """Return the $ of an hour in which the building draws `watts`; None: not known."""
-        found = self.of(SECONDS_OF_AN_HOUR, Uncertain(watts * SECONDS_OF_AN_HOUR, 0.0))
-        return None if found is None else found.value
 
 
 def read_prices(
@@ -184,7 +186,9 @@ def _known(
     found = price(table, name)
     if found is None:
         return None
-    lines.append(f"{what}: {unit}{found.value:g} ± {found.error:.0%}, {found.date}: {found.source}")
+    lines.append(
+        f"{what}: {unit}{found.value:g} ± {percentage(found.error)}, {found.date}: {found.source}"
+    )
     return Uncertain(found.value, found.value * found.error)
 
 

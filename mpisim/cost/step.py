@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..base.frozen import frozen
-from ..base.text import quantity
+from ..base.text import percentage, quantity
 from ..experiment import Experiment
 from ..kernels.slowdown.constants import CLASSES, class_of_family
 from ..prediction.hardware import Hardware, gpu_kinds, hardware_of
@@ -131,15 +131,17 @@ class StepCost:
         total = self.energy
         power = self.watts
         parts = ", ".join(
-            f"{LABELS[name]} {each.value / total.value:.0%}" for name, each in self.joules.items()
+            f"{LABELS[name]} {percentage(each.value / total.value)}"
+            for name, each in self.joules.items()
         )
         found = [
-            f"energy of a step: {joules_text(total.value)} ± {total.relative:.0%}, "
+            f"energy of a step: {joules_text(total.value)} ± {percentage(total.relative)}, "
             f"{self.kwh_per_million:,.4g} kWh for a million {self.samples}",
             f"of it: {parts}",
-            f"mean power: {watts_text(power.value)} ± {power.relative:.0%} with the building; "
-            f"{self.gpu_watts.value:,.0f} W ± {self.gpu_watts.relative:.0%} a GPU, "
-            f"{watts_text(self.node_watts.value)} ± {self.node_watts.relative:.0%} a node",
+            f"mean power: {watts_text(power.value)} ± {percentage(power.relative)} with the "
+            "building; "
+            f"{self.gpu_watts.value:,.0f} W ± {percentage(self.gpu_watts.relative)} a GPU, "
+            f"{watts_text(self.node_watts.value)} ± {percentage(self.node_watts.relative)} a node",
             f"at most {watts_text(self.most_watts)} with the building, with all GPUs at their "
             "board's power",
         ]
@@ -147,7 +149,7 @@ class StepCost:
             found.append(f"dollars: {self.missing}")
         else:
             found.append(
-                f"dollars: ${self.usd.value:,.4g} ± {self.usd.relative:.0%} a step, "
+                f"dollars: ${self.usd.value:,.4g} ± {percentage(self.usd.relative)} a step, "
                 f"${self.usd_per_hour:,.2f} an hour, "
                 f"${self.usd_per_million:,.4g} for a million {self.samples}"
             )

@@ -96,7 +96,7 @@ class ClusterChoice:
 
     @property
     def node_gpus(self) -> int:
-        """GPUs of a node."""
+        """GPUs of a node: `gpus_per_node`, or else those of the cluster's file."""
         return self.gpus_per_node or find_cluster(self.preset).gpus_per_node
 
 

@@ -183,7 +183,7 @@ class Experiment:
 
     @property
     def framework(self) -> FrameworkOptions:
-        """The table ``[framework]``."""
+        """Table ``[framework]``, which is part of the plan."""
         return self.plan.framework
 
     @property

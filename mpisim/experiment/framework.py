@@ -239,7 +239,7 @@ class FrameworkOptions:
 
     @property
     def fuses_loss(self) -> bool:
-        """Whether cross-entropy is one kernel."""
+        """Whether the cross-entropy loss is one kernel in place of several of PyTorch."""
         return self.fused if self.fused_loss is None else self.fused_loss
 
     @property

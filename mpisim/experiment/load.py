@@ -148,7 +148,7 @@ def load_any(
     table = _with_changes(table, source, changes)
     if "workload" in table:
         return _with_changes_noted(contents, changes), program_experiment(table, source)
-    return _with_changes_noted(contents, changes), experiment_of(table, source)
+    return _with_changes_noted(contents, changes), _of_changed(table, source, changes)
 
 
 def load_tables(path: str | Path, changes: Sequence[str] = ()) -> tuple[str, dict[str, Any]]:
@@ -212,7 +212,12 @@ def read(text: str, source: str, changes: Sequence[str] = ()) -> Experiment:
 
 def _changed(table: dict[str, Any], source: str, changes: Sequence[str]) -> Experiment:
     """Build an experiment from its tables and changes."""
-    experiment = experiment_of(_with_changes(table, source, changes), source)
+    return _of_changed(_with_changes(table, source, changes), source, changes)
+
+
+def _of_changed(table: dict[str, Any], source: str, changes: Sequence[str]) -> Experiment:
+    """Build an experiment from changed tables: of another run nothing is published."""
+    experiment = experiment_of(table, source)
     if any(_key_path(change)[0] in REQUIRED for change in changes):
         return replace(experiment, published=Published())
     return experiment

@@ -370,7 +370,7 @@ class Transformer:
 
     @property
     def kv(self) -> int:
-        """Heads of keys and values."""
+        """Heads of keys and values: fewer than of queries in grouped-query attention."""
         return self.kv_heads or self.heads
 
     @property
@@ -446,7 +446,7 @@ class Transformer:
 
     @property
     def samples(self) -> str:
-        """What a batch counts."""
+        """Plural of what a batch is counted in: ``sequences`` or ``images``."""
         return "images" if self.family == "vit" else "sequences"
 
 
@@ -494,7 +494,7 @@ class Cnn:
 
     @property
     def samples(self) -> str:
-        """What a batch counts."""
+        """Plural of what a batch is counted in: ``images``."""
         return "images"
 
 
@@ -592,7 +592,7 @@ class Dlrm:
 
     @property
     def samples(self) -> str:
-        """What a batch counts."""
+        """Plural of what a batch is counted in: ``samples``."""
         return "samples"
 
     @property

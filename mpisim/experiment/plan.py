@@ -127,7 +127,7 @@ class Plan:
 
     @property
     def experts(self) -> Literal["loop", "grouped", "fused"]:
-        """How experts multiply."""
+        """How the experts of a rank multiply: one GEMM each, a grouped GEMM, or fused kernels."""
         if self.framework.moe_experts is None:
             return "loop" if self.style(transformer=True) == "megatron" else "grouped"
         return self.framework.moe_experts

@@ -40,7 +40,7 @@ class Traced:
 
     @property
     def samples(self) -> str:
-        """What a batch counts."""
+        """Plural of what a batch is counted in: ``samples``."""
         return "samples"
 
 

@@ -12,17 +12,16 @@ interns are its own. Times are whole ns, rounded down, which keeps their order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..program import Kind, Phase
 from ..traces.export_communications import Event, RankRun
 from ..traces.export_events import CPU, rank_events
-from .counters import Counter
-from .events import RowArrows
-from .passes import pass_events
-from .path import Piece
+from .events import Counter, Piece, RowArrows
 from .perfetto_schema import ChildOrdering, CounterUnit, EventType, SequenceFlags, trace
 
 __all__ = ["head_part", "rank_part"]
@@ -125,7 +124,7 @@ def rank_part(
                 begins[id(on_path)] = [PATH_FLOWS + n for n in arrows.begin.get(row, ())]
             elif event["cat"] == "cuda_runtime" and args["correlation"] in launched:
                 begins[id(event)] = [first + args["correlation"]]
-    passes = pass_events(of)
+    passes = _pass_events(of)
     if passes:
         tracks[_PASSES] = passes
     for position, number in enumerate(sorted(tracks)):
@@ -148,6 +147,47 @@ def _on_the_wire(event: Event, wire: int) -> Event:
         "dur": max(end - wire, 0),
         "args": {},
     }
+
+
+def _pass_events(of: RankRun) -> list[Event]:
+    """Rows of a rank → the passes that its GPU was in, and layers within them, as nested events.
+
+    A pass lasts from its first kernel to its last, as far as no kernel of another is between them:
+    where two overlap, as in DualPipe, they take turns. What is recomputed is part of the backward
+    pass.
+    """
+    table = of.table
+    rows = np.flatnonzero((table.kind == Kind.KERNEL) & (table.phase != Phase.NONE))
+    rows = rows[np.argsort(of.begin[rows], kind="stable")]
+    columns = (table.phase, table.micro_batch, table.layer, of.begin, of.end)
+    kernels = list(zip(*(column[rows].tolist() for column in columns), strict=True))
+    found: list[Event] = []
+    for (phase, micro_batch), of_pass in groupby(kernels, _pass_of):
+        inside = list(of_pass)
+        name = phase.name.lower()
+        whole = name if micro_batch < 0 else f"{name} of micro-batch {micro_batch}"
+        found.append(_span("pass", whole, inside))
+        for (layer, again), of_layer in groupby(inside, _layer_of):
+            if layer >= 0:
+                name = f"layer {layer}" + (", recomputed" if again else "")
+                found.append(_span("layer", name, list(of_layer)))
+    return found
+
+
+def _pass_of(kernel: tuple[int, ...]) -> tuple[Phase, int]:
+    phase = Phase(kernel[0])
+    return Phase.BACKWARD if phase is Phase.RECOMPUTE else phase, kernel[1]
+
+
+def _layer_of(kernel: tuple[int, ...]) -> tuple[int, bool]:
+    return kernel[2], kernel[0] == Phase.RECOMPUTE
+
+
+def _span(category: str, name: str, kernels: list[tuple[int, ...]]) -> Event:
+    """An event from the begin of the first kernel to the end of the last."""
+    begin = kernels[0][3]
+    end = max(kernel[4] for kernel in kernels)
+    return {"cat": category, "name": name, "ts": begin, "dur": end - begin, "args": {}}
 
 
 class _Part:
@@ -232,14 +272,14 @@ class _Part:
         made.flow_ids.extend(begins)
         made.terminating_flow_ids.extend(ends)
         for name, value in event["args"].items():
-            said = made.debug_annotations.add()
-            said.name_iid = self._number(packet, "debug_annotation_names", name)
+            annotation = made.debug_annotations.add()
+            annotation.name_iid = self._number(packet, "debug_annotation_names", name)
             if isinstance(value, int):
-                said.int_value = value
+                annotation.int_value = value
             elif isinstance(value, float):
-                said.double_value = value
+                annotation.double_value = value
             else:
-                said.string_value_iid = self._number(
+                annotation.string_value_iid = self._number(
                     packet, "debug_annotation_string_values", str(value)
                 )
 
@@ -254,13 +294,13 @@ class _Part:
         number = known.get(text)
         if number is None:
             number = known[text] = len(known) + 1
-            said = getattr(packet.interned_data, kind).add()
-            said.iid = number
+            entry = getattr(packet.interned_data, kind).add()
+            entry.iid = number
             encoded = text.encode("utf-8", "replace")
             if kind == "debug_annotation_string_values":
-                said.str = encoded
+                entry.str = encoded
             else:
-                said.name = encoded.decode()
+                entry.name = encoded.decode()
         return number
 
     def _new(self) -> Any:

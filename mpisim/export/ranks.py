@@ -21,7 +21,7 @@ MOST_CHOSEN = 16
 
 
 class Chosen(NamedTuple):
-    """The ranks to export."""
+    """Ranks that are exported, and why these."""
 
     ranks: list[int]
     """Ranks of the program, ascending."""

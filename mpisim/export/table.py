@@ -15,7 +15,7 @@ import numpy as np
 
 from ..engine.rows import Binding, Rows
 from ..program import Kind, Operation, Phase, Program
-from .notes import RowNotes
+from .row_arguments import RowArguments
 
 __all__ = ["COLUMNS", "head_line", "rank_lines"]
 
@@ -49,7 +49,7 @@ COLUMNS = (
 LINES = 5_000
 """Of one piece of a file."""
 
-_NOTES = (
+_ARGUMENTS = (
     "Algorithm",
     "Protocol",
     "Channels",
@@ -71,7 +71,7 @@ def rank_lines(
     rank: int,
     number: int,
     rows: Rows,
-    notes: RowNotes,
+    row_arguments: RowArguments,
     critical: set[int],
 ) -> Iterator[bytes]:
     """Yield the lines of one rank.
@@ -84,7 +84,7 @@ def rank_lines(
     number : int
         Of the job.
     rows : Rows
-    notes : RowNotes
+    row_arguments : RowArguments
         All of this rank.
     critical : set of int
         Rows on the critical path.
@@ -98,16 +98,16 @@ def rank_lines(
     lines: list[tuple[Any, ...]] = []
     for row in range(len(table)):
         kind = Kind(int(table.kind[row]))
-        communication: tuple[Any, ...] = ("",) * (4 + len(_NOTES))
+        communication: tuple[Any, ...] = ("",) * (4 + len(_ARGUMENTS))
         size: Any = int(table.bytes[row]) if table.bytes[row] >= 0 else ""
         if kind.is_communication:
-            said, group = notes.communication(row), slots[int(table.slot[row])]
+            arguments, group = row_arguments.communication(row), slots[int(table.slot[row])]
             communication = (
                 operations[Operation(int(table.operation[row]))],
                 size,
                 groups.names[group],
                 int(groups.sizes[group]),
-                *(said.get(name, "") for name in _NOTES),
+                *(arguments.get(name, "") for name in _ARGUMENTS),
             )
         elif size != "":
             communication = ("", size, *communication[2:])

@@ -13,12 +13,12 @@ from ..formats.chakra_write import check_folder
 from ..mpi.parallel import collective_errors
 from ..program import gather
 from ..traces.export import check_export, export_kineto
-from .again import RunAgain
 from .events import EventsOfRanks
-from .notes import RowNotes
 from .parts import Part, write_parts
 from .perfetto import head_part, rank_part
 from .ranks import ALL, Chosen
+from .resimulate import ResimulatedRun
+from .row_arguments import RowArguments
 from .table import head_line, rank_lines
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def check_destination(format_: str, output: str | Path, *, overwrite: bool = Fal
 
 
 def export_run(
-    again: RunAgain,
+    source: ResimulatedRun,
     format_: str,
     output: str | Path,
     comm: Intracomm,
@@ -89,7 +89,7 @@ def export_run(
 
     Parameters
     ----------
-    again : RunAgain
+    source : ResimulatedRun
     format_ : str
         One of `FORMATS`.
     output : str or Path
@@ -109,15 +109,15 @@ def export_run(
         If it cannot be written; nothing is left behind.
     """
     if format_ == "chakra":
-        _write_chakra(again, output, comm, chosen, overwrite)
+        _write_chakra(source, output, comm, chosen, overwrite)
         return
-    events = EventsOfRanks(again, chosen.ranks)
+    events = EventsOfRanks(source, chosen.ranks)
     if format_ == "chrome":
         export_kineto(
             events.program,
-            again.run,
+            source.run,
             output,
-            ranks=again.kept.numbers,
+            ranks=source.kept.numbers,
             chosen=frozenset(chosen.ranks),
             added=events.added,
             overwrite=overwrite,
@@ -125,11 +125,11 @@ def export_run(
         )
         return
     entry = {rank: i for i, rank in events.hosted()}
-    makers = again.run.placement[chosen.ranks].tolist()
+    makers = source.run.placement[chosen.ranks].tolist()
     if format_ == "perfetto":
-        head, part = _perfetto(again, events, entry)
+        head, part = _perfetto(source, events, entry)
     else:
-        head, part = _table(again, events, entry)
+        head, part = _table(source, events, entry)
     write_parts(
         output,
         head,
@@ -140,33 +140,33 @@ def export_run(
 
 
 def _perfetto(
-    again: RunAgain, events: EventsOfRanks, entry: dict[int, int]
+    source: ResimulatedRun, events: EventsOfRanks, entry: dict[int, int]
 ) -> tuple[Part, Callable[[int], Part]]:
     """What makes the head of a Perfetto trace, and the part of each rank."""
 
     def part(rank: int) -> Part:
         return lambda: rank_part(
             events.rank(entry[rank]),
-            again.run.rows(entry[rank]).wire,
+            source.run.rows(entry[rank]).wire,
             events.memory(entry[rank]),
             events.arrows(rank),
         )
 
-    return lambda: head_part(events.path.pieces(), events.links, again.kept.numbers), part
+    return lambda: head_part(events.path.pieces(), events.links, source.kept.numbers), part
 
 
 def _table(
-    again: RunAgain, events: EventsOfRanks, entry: dict[int, int]
+    source: ResimulatedRun, events: EventsOfRanks, entry: dict[int, int]
 ) -> tuple[Part, Callable[[int], Part]]:
     """What makes the first line of a table, and the lines of each rank."""
-    run, program, path = again.run, events.program, again.kept.critical_path
+    run, program, path = source.run, events.program, source.kept.critical_path
 
     def part(rank: int) -> Part:
         def lines() -> Iterator[bytes]:
             rows = run.rows(entry[rank])
-            notes = RowNotes(program, rank, rows, events.communications)
+            arguments = RowArguments(program, rank, rows, events.communications)
             critical = set() if path is None else set(path.row[path.rank == rank].tolist())
-            return rank_lines(program, rank, again.kept.numbers[rank], rows, notes, critical)
+            return rank_lines(program, rank, source.kept.numbers[rank], rows, arguments, critical)
 
         return lines
 
@@ -174,15 +174,15 @@ def _table(
 
 
 def _write_chakra(
-    again: RunAgain, output: str | Path, comm: Intracomm, chosen: Chosen, overwrite: bool
+    source: ResimulatedRun, output: str | Path, comm: Intracomm, chosen: Chosen, overwrite: bool
 ) -> None:
     """Write the program of a run, with the durations that its kernels took. **Collective.**"""
-    program = gather(again.run.program, comm) if again.recorded else again.run.program
+    program = gather(source.run.program, comm) if source.recorded else source.run.program
     with collective_errors(comm):
-        if len(chosen.ranks) < again.run.program.n_ranks:
+        if len(chosen.ranks) < source.run.program.n_ranks:
             raise UsageError(
                 f"--ranks: Chakra's traces are of all ranks, which communicate; give {ALL!r} or "
                 "leave it out"
             )
         if comm.rank == 0 and program is not None:
-            write_chakra(program, output, again.kept.path.stem, overwrite=overwrite)
+            write_chakra(program, output, source.kept.path.stem, overwrite=overwrite)

@@ -4,9 +4,9 @@
 
 Read in this order.
 
-``fleets``, ``storage``, ``recovery``
-    How often jobs of published fleets fail; what checkpoints are written to; how long a restart
-    takes: the tables of ``data/`` as dataclasses.
+``fleets``, ``storage``
+    How often jobs of published fleets fail; what checkpoints are written to: tables of ``data/`` as
+    dataclasses.
 ``checkpoint``
     Layout → bytes of a checkpoint; bytes and storage → seconds.
 ``model``
@@ -17,14 +17,18 @@ Read in this order.
     Runs of many jobs, vectorised; shared over processes.
 ``interval``
     The best time between checkpoints.
+``inputs``
+    Step, cluster, ``[job]`` → `JobModel`, with errors and assumptions; how long a restart takes
+    where ``[job]`` does not say.
 ``outcome``
-    Step, cluster, ``[job]`` → when it is done and where the time goes: `job_outcome`.
-``of_experiment``
+    The same → when it is done and where the time goes: `job_outcome`.
+``experiment_outcome``
     An experiment with ``[job]`` → its outcome: the step is simulated once.
 ``text``, ``store``
     An outcome as text and as a file.
 """
 
-from .outcome import Costs, JobCluster, JobOutcome, Step, job_outcome
+from .inputs import JobCluster, Step
+from .outcome import Costs, JobOutcome, job_outcome
 
 __all__ = ["Costs", "JobCluster", "JobOutcome", "Step", "job_outcome"]

@@ -23,7 +23,17 @@ __all__ = ["daly", "expected_time", "young"]
 
 
 def young(stall: float, mtbf: float) -> float:
-    """Standstill of a checkpoint, time between failures → Young's interval; all in seconds.
+    """Time a checkpoint stalls training and time between failures → Young's interval.
+
+    Parameters
+    ----------
+    stall, mtbf : float
+        Seconds.
+
+    Returns
+    -------
+    float
+        Seconds between checkpoints at which least time is lost, for rare failures.
 
     Examples
     --------
@@ -34,7 +44,17 @@ def young(stall: float, mtbf: float) -> float:
 
 
 def daly(stall: float, mtbf: float) -> float:
-    """Standstill of a checkpoint, time between failures → Daly's interval; all in seconds.
+    """Time a checkpoint stalls training and time between failures → Daly's interval.
+
+    Parameters
+    ----------
+    stall, mtbf : float
+        Seconds.
+
+    Returns
+    -------
+    float
+        Seconds between checkpoints at which least time is lost, also where failures are frequent.
 
     Examples
     --------

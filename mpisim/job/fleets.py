@@ -89,7 +89,7 @@ class Fleet:
 
     @property
     def per_gpu_day(self) -> float:
-        """Unexpected interruptions of a GPU-day."""
+        """Unexpected interruptions a GPU and day."""
         if self.rate is not None:
             return self.rate / 1000
         assert self.gpus is not None

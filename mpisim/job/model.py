@@ -81,7 +81,7 @@ class JobModel:
 
     @property
     def ideal(self) -> float:
-        """Seconds of the steps alone."""
+        """Seconds of the steps alone: no checkpoint, no failure."""
         return self.steps * self.step
 
     @property

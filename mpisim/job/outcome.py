@@ -12,16 +12,14 @@ from numpy.typing import NDArray
 
 from ..base.errors import InputError
 from ..base.frozen import frozen
-from ..base.quantity import Quantity
-from ..experiment.job_choice import JobChoice, seconds
-from .checkpoint import Checkpoint, CheckpointTimes, checkpoint_times
+from ..experiment.job_choice import JobChoice
+from .checkpoint import CheckpointTimes
 from .closed_form import expected_time
-from .fleets import DEFAULT, NONE, Fleet, apart, find_fleet
+from .fleets import Fleet
+from .inputs import JobCluster, Step, assumptions, input_errors, job_model
 from .interval import Intervals, best_interval, daly_steps
 from .model import JobModel
 from .monte_carlo import COUNTS, EXACT, FACTORS, MOST_RUNS, PARTS, Runs, runs_needed, simulate_runs
-from .recovery import recovery
-from .storage import Storage, find_storage
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -29,15 +27,10 @@ if TYPE_CHECKING:
 __all__ = [
     "Change",
     "Costs",
-    "JobCluster",
     "JobOutcome",
     "Spread",
-    "Step",
-    "job_model",
     "job_outcome",
 ]
-
-DAY = 86400.0
 
 FIRST_RUNS = 1000
 CERTAIN = 1e-3
@@ -53,44 +46,6 @@ DOWN = ("detection", "waiting for nodes", "restart", "maintenance")
 """Parts in which GPUs are idle."""
 
 Floats = NDArray[np.float64]
-
-
-@frozen
-class Step:
-    """One step of the job.
-
-    Attributes
-    ----------
-    seconds : float
-    error : float
-        Relative, one standard deviation.
-    tokens : int
-        Tokens, or samples of a model without.
-    """
-
-    seconds: float
-    error: float = 0.0
-    tokens: int = 1
-
-
-@frozen
-class JobCluster:
-    """What a job needs to know of its cluster and its plan.
-
-    Attributes
-    ----------
-    gpus : int
-        That the job uses.
-    gpus_per_node : int
-    checkpoint : Checkpoint
-    host_bandwidth : float
-        Of a GPU to its host's memory, in B/s.
-    """
-
-    gpus: int
-    gpus_per_node: int
-    checkpoint: Checkpoint
-    host_bandwidth: float
 
 
 @frozen
@@ -180,7 +135,7 @@ class Change:
 
     @property
     def relative(self) -> float:
-        """The change of the time."""
+        """Change of the job's duration over the duration without it: -0.1 is 10 % shorter."""
         return self.mean / self.base - 1
 
 
@@ -299,7 +254,7 @@ def job_outcome(
             f"{model.interval * model.step / 60:,.1f} min the job would not come to an end"
         )
     runs = _enough_runs(model, choice, comm)
-    errors = _errors(step, choice, parts.fleet)
+    errors = input_errors(step, choice, parts.fleet)
     with_errors = simulate_runs(
         [model], runs.parts.shape[1], choice.seed, comm, errors=[errors[name] for name in FACTORS]
     )
@@ -339,81 +294,9 @@ def job_outcome(
         usd=usd,
         changes=_changes(model, step, cluster, choice, comm) if changes else (),
         costs=costs,
-        assumptions=_assumptions(model, choice, parts),
+        assumptions=assumptions(model, choice, parts),
         runs=runs,
     )
-
-
-@frozen
-class _Parts:
-    """What a job is made of."""
-
-    fleet_name: str
-    fleet: Fleet
-    storage_name: str
-    storage: Storage
-    times: CheckpointTimes
-
-
-def job_model(step: Step, cluster: JobCluster, choice: JobChoice) -> tuple[JobModel, _Parts]:
-    """Step, cluster, ``[job]`` → the job in seconds, with Daly's interval if none is given.
-
-    Parameters
-    ----------
-    step, cluster, choice
-        As of `job_outcome`.
-    """
-    fleet_name, fleet = find_fleet(choice.failures or DEFAULT)
-    storage_name, storage = find_storage(choice.storage)
-    known = recovery()
-    times = checkpoint_times(
-        cluster.checkpoint,
-        storage,
-        gpus_per_node=min(cluster.gpus, cluster.gpus_per_node),
-        host_bandwidth=cluster.host_bandwidth,
-        asynchronous=choice.checkpoint == "async",
-        overhead=known.stall.si,
-    )
-    each = fleet.per_gpu_day
-    if choice.failure_rate is not None:
-        each = choice.failure_rate / 1000
-    planned = fleet.planned_per_gpu_day * cluster.gpus
-    if choice.planned is not None:
-        planned = choice.planned / 30
-    steps = choice.steps
-    if steps is None:
-        assert choice.tokens is not None  # one of the two is given
-        steps = math.ceil(choice.tokens / step.tokens)
-    model = JobModel(
-        steps=steps,
-        step=step.seconds,
-        interval=1,
-        stall=times.stall,
-        persist=times.persist,
-        rate=each * cluster.gpus / DAY,
-        shape=choice.failure_shape,
-        planned_rate=planned / DAY,
-        detection=_time(choice, "detection", known.detection),
-        restart=_time(choice, "restart", known.restart) + times.load,
-        rewarmup=choice.rewarmup_steps * (choice.rewarmup_slowdown - 1) * step.seconds,
-        node_share=fleet.node_share,
-        spares=-1 if choice.spares is None else choice.spares,
-        swap=_time(choice, "swap", known.swap),
-        repair=_time(choice, "repair", known.repair),
-        maintenance=_time(choice, "maintenance", known.maintenance),
-    )
-    wanted = daly_steps(model)
-    if choice.checkpoint_interval is not None:
-        asked = round(seconds(choice.checkpoint_interval, "checkpoint_interval") / step.seconds)
-        wanted = min(max(asked, model.least_interval), steps)
-    model = replace(model, interval=wanted)
-    return model, _Parts(fleet_name, fleet, storage_name, storage, times)
-
-
-def _time(choice: JobChoice, key: str, default: Quantity) -> float:
-    """Return the seconds of a key of ``[job]``, or of the data file."""
-    given = getattr(choice, key)
-    return default.si if given is None else seconds(given, key)
 
 
 def _enough_runs(model: JobModel, choice: JobChoice, comm: Intracomm | None) -> Runs:
@@ -431,20 +314,6 @@ def _enough_runs(model: JobModel, choice: JobChoice, comm: Intracomm | None) -> 
             np.concatenate([runs.parts, more.parts], axis=1),
             np.concatenate([runs.counts, more.counts], axis=1),
         )
-
-
-def _errors(step: Step, choice: JobChoice, fleet: Fleet) -> dict[str, float]:
-    """Return the relative errors of `FACTORS`; what the user gives has none."""
-    known = recovery()
-    rate = 0.0
-    if choice.failure_rate is None:
-        rate = math.hypot(fleet.rate_error, apart() if choice.failures is None else 0.0)
-    return {
-        "step": step.error,
-        "detection": known.detection.error if choice.detection is None else 0.0,
-        "restart": known.restart.error if choice.restart is None else 0.0,
-        "rate": rate,
-    }
 
 
 def _changes(
@@ -509,69 +378,3 @@ def _changes(
     base, *others = found.time.mean(axis=1).tolist()
     changes = [Change(name, mean, base) for name, mean in zip(likely, others, strict=True)]
     return tuple(sorted(changes, key=lambda each: each.mean))
-
-
-def _assumptions(model: JobModel, choice: JobChoice, parts: _Parts) -> tuple[str, ...]:
-    """Return what the outcome rests on, lines for people."""
-    known = recovery()
-    fleet = parts.fleet
-    lines = []
-    if choice.failure_rate is None:
-        lines.append(
-            f"failures as of {parts.fleet_name} ({fleet.title}): {1000 * fleet.per_gpu_day:.3g} of "
-            f"1,000 GPU-days ± {fleet.rate_error:.0%}; {fleet.source}"
-        )
-    if choice.failures is None and choice.failure_rate is None:
-        lines.append(
-            f"failures is not given: fleets lie apart by a factor of {math.exp(apart()):.2g} "
-            "(one σ), which the errors cover"
-        )
-    if parts.fleet_name != NONE and not fleet.causes:
-        lines.append(f"{parts.fleet_name} does not say why: every failure costs a node")
-    if choice.planned is None and fleet.planned:
-        lines.append(
-            f"planned interruptions as of {parts.fleet_name}: "
-            f"{1000 * fleet.planned_per_gpu_day:.3g} of 1,000 GPU-days"
-        )
-    for key, quantity in (
-        ("detection", known.detection),
-        ("restart", known.restart),
-        ("swap", known.swap),
-        ("maintenance", known.maintenance),
-    ):
-        if getattr(choice, key) is None:
-            lines.append(
-                f"{key} = {quantity.si / 60:g} min ± {quantity.error:.0%} (default): "
-                f"{quantity.source}"
-            )
-    if choice.spares is None:
-        lines.append("spares: one is always ready (default)")
-    elif choice.repair is None:
-        lines.append(
-            f"repair = {known.repair.si / 3600:g} h ± {known.repair.error:.0%} (default): "
-            f"{known.repair.source}"
-        )
-    rates = {
-        name: getattr(parts.storage, name)
-        for name in ("node_write", "total_write", "node_read", "total_read")
-    }
-    given = ", ".join(
-        f"{name} {each.value:g} {each.unit} ± {each.error:.0%}"
-        for name, each in rates.items()
-        if each is not None
-    )
-    lines.append(f"storage {parts.storage_name} ({parts.storage.title}): {given}")
-    if choice.checkpoint == "async":
-        lines.append(
-            f"a checkpoint stalls {known.stall.si:g} s ± {known.stall.error:.0%} beside the copy "
-            f"to the hosts: {known.stall.source}"
-        )
-    if choice.checkpoint_interval is not None:
-        asked = seconds(choice.checkpoint_interval, "checkpoint_interval")
-        if model.least_interval * model.step > asked + model.step:
-            lines.append(
-                f"checkpoint_interval = {choice.checkpoint_interval!r} is less than the "
-                f"{model.persist:,.0f} s in which one becomes whole: one after the other"
-            )
-    lines.append("every step takes the same time: [variation] says how GPUs and kernels vary in it")
-    return tuple(lines)

@@ -8,7 +8,7 @@ from textwrap import wrap
 from typing import Any
 
 from ..base.frozen import frozen
-from ..base.text import aligned, quantity, shortened
+from ..base.text import aligned, percentage, quantity, shortened
 from ..report.drawing import PLAIN, Drawing
 from .outcome import JobOutcome, Spread
 
@@ -162,22 +162,22 @@ class JobReport:
             ),
             (
                 "goodput",
-                f"{good.mean:.1%} of the time makes steps that count (of most runs "
-                f"{good.p5:.1%} to {good.p95:.1%}; with errors {unsure.p5:.0%} to "
-                f"{unsure.p95:.0%})",
+                f"{percentage(good.mean, 1)} of the time makes steps that count (of most runs "
+                f"{100 * good.p5:.1f} to {percentage(good.p95, 1)}; with errors "
+                f"{100 * unsure.p5:.0f} to {percentage(unsure.p95)})",
             ),
             ("GPU-hours", f"{_big(hours.p50)} (p95 {_big(hours.p95)}){self._spares()}"),
         ]
         if n["usd"] is not None:
             usd, error = self._spread("usd"), n["costs"]["usd_error"]
             both = f"${_big(usd.p50)} (p95 ${_big(usd.p95)})"
-            facts.append(("dollars", f"{both} ± {error:.0%} by its prices"))
+            facts.append(("dollars", f"{both} ± {percentage(error)} by its prices"))
         elif n["costs"] is not None:
             facts.append(("dollars", n["costs"]["missing"]))
         if n["energy"] is not None:
             kwh, error = self._spread("energy").times(1 / J_OF_A_KWH), n["costs"]["watts_error"]
             both = f"{_big(kwh.p50)} kWh (p95 {_big(kwh.p95)})"
-            facts.append(("energy", f"{both} ± {error:.0%}, with the building"))
+            facts.append(("energy", f"{both} ± {percentage(error)}, with the building"))
         rate = n["model"]["rate"] + n["model"]["planned_rate"]
         every = f", one in {duration_text(1 / rate)} of running" if rate else ""
         facts.append(
@@ -194,7 +194,7 @@ class JobReport:
         words = {"step": "step", "rate": "failures", "detection": "detection", "restart": "restart"}
         found = self.numbers["errors"]
         return (
-            ", ".join(f"{words[key]} ± {found[key]:.0%}" for key in words if found.get(key))
+            ", ".join(f"{words[key]} ± {percentage(found[key])}" for key in words if found.get(key))
             or "none of the step, of failures or of restarts"
         )
 
@@ -213,7 +213,11 @@ class JobReport:
         cells = []
         for number, (name, seconds) in enumerate(shown.items()):
             cells.append(
-                (f"{drawing.fill(number)} {name}", duration_text(seconds), f"{seconds / whole:.2%}")
+                (
+                    f"{drawing.fill(number)} {name}",
+                    duration_text(seconds),
+                    percentage(seconds / whole, 2),
+                )
             )
         return [
             drawing.bold(f"Where the time goes, {duration_text(whole)} in the mean"),
@@ -248,7 +252,7 @@ class JobReport:
             cells = [("interval", "steps", "mean time", "longer")]
             for steps, mean in intervals["tried"]:
                 row = (duration_text(steps * step), f"{steps:,}", duration_text(mean))
-                cells.append((*row, f"{mean / best - 1:+.2%}"))
+                cells.append((*row, percentage(mean / best - 1, 2, signed=True)))
             lines += [f"    {line}" for line in aligned(cells)]
         return lines
 
@@ -259,7 +263,11 @@ class JobReport:
         largest = sorted(changes, key=lambda each: -abs(each["relative"]))[:most]
         changes = [each for each in changes if each in largest]
         cells = [
-            (each["name"], duration_text(each["mean"] - each["base"]), f"{each['relative']:+.2%}")
+            (
+                each["name"],
+                duration_text(each["mean"] - each["base"]),
+                percentage(each["relative"], 2, signed=True),
+            )
             for each in changes
         ]
         return [
@@ -272,7 +280,9 @@ class JobReport:
         causes, failures = n["fleet"]["causes"], n["counts"]["failures"]
         if not causes:
             return []
-        cells = [(name, _few(failures * share), f"{share:.1%}") for name, share in causes.items()]
+        cells = [
+            (name, _few(failures * share), percentage(share, 1)) for name, share in causes.items()
+        ]
         return [
             drawing.bold(f"Failures by cause, as of {n['fleet']['title']}"),
             *(f"  {line}" for line in aligned(cells)),

@@ -26,7 +26,7 @@ UNLABELLED = -1
 
 
 class Action(IntEnum):
-    """What a row asks for."""
+    """What a row asks of the allocator."""
 
     ALLOCATE = 0
     """`bytes` for `block` on `stream`."""
@@ -286,17 +286,17 @@ class Usage:
 
     @property
     def peak_allocated(self) -> int:
-        """Most bytes allocated."""
+        """Most bytes allocated at any time (`torch.cuda.max_memory_allocated`)."""
         return int(self.allocated.max(initial=0))
 
     @property
     def peak_requested(self) -> int:
-        """Most bytes asked for."""
+        """Most bytes that were asked for at any time, without rounding to blocks."""
         return int(self.requested.max(initial=0))
 
     @property
     def peak_reserved(self) -> int:
-        """Most bytes reserved."""
+        """Most bytes of all segments at any time (`torch.cuda.max_memory_reserved`)."""
         return int(self.reserved.max(initial=0))
 
     @property
@@ -411,7 +411,14 @@ class Holder:
 
 
 def holders(allocations: Allocations, row: int) -> list[Holder]:
-    """Row of the allocations → what lives after it, by label, the largest first."""
+    """Row of the allocations → what is allocated after it, by label, most bytes first.
+
+    Parameters
+    ----------
+    allocations : Allocations
+    row : int
+        Index of the last row that counts.
+    """
     until = slice(0, row + 1)
     allocates = allocations.action[until] == Action.ALLOCATE
     frees = allocations.action[until] == Action.FREE

@@ -36,17 +36,17 @@ class Pool:
         self.unmapped: dict[int, list[tuple[int, Block]]] = {}
 
     def insert(self, block: Block) -> None:
-        """Add a free block."""
+        """Add a free block, in order of size and address."""
         block.age = self.searches
         insort(self.free.setdefault(block.stream, []), (block.size, block.address, block))
 
     def erase(self, block: Block) -> None:
-        """Take a free block out."""
+        """Take a free block out, before it is used or joined."""
         free = self.free[block.stream]
         del free[bisect_left(free, (block.size, block.address))]
 
     def insert_unmapped(self, block: Block) -> None:
-        """Add a block without memory."""
+        """Add a block of an expandable segment that has no memory behind it."""
         insort(self.unmapped.setdefault(block.stream, []), (block.address, block))
 
     def erase_unmapped(self, block: Block) -> None:
@@ -109,7 +109,7 @@ class Block:
         self.age = 0
 
     def link(self, previous: Block | None, following: Block | None) -> None:
-        """Put the block between two."""
+        """Put the block between two neighbours of its segment, either of which may be missing."""
         self.previous, self.next = previous, following
         if previous is not None:
             previous.next = self

@@ -129,7 +129,14 @@ class CachingAllocator:
     # --- what programs do ---
 
     def allocate(self, size: int, stream: int = 0) -> Block:
-        """Bytes, stream → block (`malloc`).
+        """Bytes and stream → block (`malloc`).
+
+        Parameters
+        ----------
+        size : int
+            Bytes that the program asks for; the block has them rounded up.
+        stream : int
+            CUDA stream that the program allocates on.
 
         Raises
         ------
@@ -184,7 +191,14 @@ class CachingAllocator:
             self._free(block)
 
     def record_stream(self, block: Block, stream: int) -> None:
-        """Note that another stream uses a block (`torch.Tensor.record_stream`)."""
+        """Note that another stream uses a block (`torch.Tensor.record_stream`).
+
+        Parameters
+        ----------
+        block : Block
+            Allocated; once freed, it waits for that stream.
+        stream : int
+        """
         if stream != block.stream:
             if block.uses is None:
                 block.uses = set()

@@ -53,7 +53,22 @@ class Room:
 
     @classmethod
     def of(cls, gpu: str, memory: int, communicators: int = 0) -> Room:
-        """Name, bytes and number of NCCL communicators that do collectives → room."""
+        """GPU, its memory and its NCCL communicators → memory that is left to the allocator.
+
+        Parameters
+        ----------
+        gpu : str
+            Name for messages.
+        memory : int
+            Bytes of the GPU.
+        communicators : int
+            NCCL communicators that carry out collectives; each holds buffers.
+
+        Raises
+        ------
+        UsageError
+            If CUDA's context and the communicators take all of it.
+        """
         known = constants()
         buffers = Connections(communicators, 0, 0)
         error = (known.context.si * known.context.error) ** 2 + buffers.error(known) ** 2

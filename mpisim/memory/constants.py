@@ -75,7 +75,7 @@ class MemoryConstants:
 
 @cache
 def constants() -> MemoryConstants:
-    """Return the constants of ``data/memory.toml``."""
+    """Return the constants of ``data/memory.toml``, by table and name."""
     return build(MemoryConstants, packaged(FILE), FILE)
 
 

@@ -105,7 +105,7 @@ class StageMemory:
 
     @property
     def states(self) -> int:
-        """Parameters, gradients and optimizer states."""
+        """Bytes of parameters, gradients and optimizer states."""
         return self.parameters + self.gradients + self.optimizer
 
     @property
@@ -115,7 +115,7 @@ class StageMemory:
 
     @property
     def total(self) -> int:
-        """Bytes of everything."""
+        """Bytes of a GPU of the stage at the worst moment of a step, everything included."""
         return sum(self.parts.values())
 
 
@@ -172,7 +172,7 @@ class StageMoments(NamedTuple):
 
     @property
     def fixed(self) -> int:
-        """Bytes held through all passes."""
+        """Bytes that are held from the first pass of a step to the last."""
         return sum(self.parts.values())
 
     @property

@@ -48,12 +48,12 @@ class Verdict:
 
     @property
     def worst(self) -> StageMemory:
-        """The fullest stage."""
+        """Stage whose GPUs are fullest; the first of equals."""
         return max(self.stages, key=lambda stage: (stage.total, -stage.stage))
 
     @property
     def peak(self) -> int:
-        """Bytes of the fullest stage."""
+        """Bytes on a GPU of the fullest stage, at the worst moment of a step."""
         return self.worst.total
 
     @property
@@ -63,7 +63,7 @@ class Verdict:
 
     @property
     def fits(self) -> bool:
-        """Whether every stage fits."""
+        """Whether every stage fits into what its GPUs have."""
         return self.headroom >= 0
 
     @property

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import InputError
 from ..base.quantity import Quantity
+from ..base.text import percentage
 from ..kernels.slowdown import CLASSES, Load, Parametric
 from .communication_kernels import CommunicationKernel
 from .pairs import ALGORITHMS, COLLECTIVES, PROTOCOLS, SHARES, Pairs, read_pairs
@@ -184,7 +185,7 @@ class LearnedSlowdowns:
             1.0,
             "1",
             min(error / size, 10.0),
-            f"slowdowns of pairs of {pairs.source} left out in turn: off by {error:.1%}",
+            f"slowdowns of pairs of {pairs.source} left out in turn: off by {percentage(error, 1)}",
         )
         self.error = error
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ..base.distinct import distinct
 from ..base.frozen import frozen
 from ..base.quantity import PICOSECONDS, Quantity
+from ..base.text import percentage
 from ..engine.critical_path import PieceKind
 from ..kernels.slowdown import CLASSES
 from ..program import Kind
@@ -58,7 +59,7 @@ class OverlapSummary:
         added = after / before - 1 if before else 0.0
         text = (
             f"{self.mode}: the step takes {before / PICOSECONDS:.6g} s without slowdown, "
-            f"{added:+.2%} with it"
+            f"{percentage(added, 2, signed=True)} with it"
         )
         if self.mode == "coupled":
             text += f"; {outcome.passes} passes"

@@ -2,7 +2,7 @@
 
 Read in this order.
 
-``shown``, ``rows``, ``timeline``, ``path``, ``use``, ``tables``, ``words``
+``shown``, ``rows``, ``timeline``, ``path``, ``usage``, ``tables``, ``words``
     The run, and which ranks are shown; rows of one, and of all of them; the critical path;
     memory and links; tables; what a result says in words.
 ``payload``

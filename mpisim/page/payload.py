@@ -7,7 +7,7 @@ and in which unit is said where it is made:
 - ``parts``: here; the step of a GPU, taken apart
 - ``path``: `mpisim.page.path`
 - ``timeline``: `mpisim.page.timeline`, its rows `mpisim.page.rows`
-- ``memory``, ``links``: `mpisim.page.use`
+- ``memory``, ``links``: `mpisim.page.usage`
 - ``tables``: `mpisim.page.tables`
 
 All times are whole ps from the begin of the step shown. A section that does not apply is None, and
@@ -29,7 +29,7 @@ from .path import path_of
 from .shown import RankGroups, ShownRun, groups_of
 from .tables import tables_of
 from .timeline import MOST_ROWS, Timeline, timeline_of
-from .use import links_of, memory_of
+from .usage import links_of, memory_of
 from .words import error_text, headline_of, statements_of, subtitle_of, title_of
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from ..results import Results
 
 if TYPE_CHECKING:
     from ..engine.repetition import Repetition
-    from ..export import RunAgain
+    from ..export import ResimulatedRun
     from ..simulate import Simulated
 
 __all__ = ["MOST_GROUPS", "RankGroups", "ShownRun", "groups_of"]
@@ -52,7 +52,7 @@ class ShownRun:
     repetition: Repetition | None = None
 
     @classmethod
-    def of(cls, source: Simulated | RunAgain) -> ShownRun:
+    def of(cls, source: Simulated | ResimulatedRun) -> ShownRun:
         """Return what a page needs of a run that was simulated just now, or again."""
         prepared = source.prepared if isinstance(source.prepared, PreparedExperiment) else None
         return cls(source.run, source.program, prepared, source.repetition)

@@ -135,10 +135,10 @@ def statements_of(results: Results) -> list[dict[str, Any]]:
         items = [f"{key[8:]}: {duration(round(value))}" for key, value in sampled.items()]
         items.append(f"from {duration(min(steps))} to {duration(max(steps))}")
         found.append({"title": f"{len(steps)} seeds", "items": items})
-    said = {**results.program, **attributes}
+    others_by_key = {**results.program, **attributes}
     others = [
         f"{_words(key)}: {value:.6g}" if isinstance(value, float) else f"{_words(key)}: {value}"
-        for key, value in said.items()
+        for key, value in others_by_key.items()
         if key not in IN_HEADLINE or isinstance(value, str)
     ]
     if others:

@@ -131,7 +131,7 @@ class CalibratedNetwork:
     def group_classes(
         self, index: Ints, members: NDArray[np.int32], operations: Ints | None = None
     ) -> tuple[Ints, list[Placement]]:
-        """Return what the network returns."""
+        """Return classes of groups, as the network without the calibration does."""
         return self._network.group_classes(index, members, operations)
 
     def price(self, operation: Operation, bytes: int, group: Placement) -> Price:

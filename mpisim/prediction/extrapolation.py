@@ -36,6 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.frozen import frozen
+from ..base.text import percentage
 from ..engine import Run, simulate
 from ..experiment import Experiment, Plan
 from ..memory import Verdict
@@ -124,7 +125,7 @@ class StepTime:
         first, second, whole = self.rounds
         return (
             f"{whole} micro-batches from {first} and {second} that were simulated: each further "
-            f"one takes as long as those between (to {MAX_EXTRAPOLATION_ERROR:.1%})"
+            f"one takes as long as those between (to {percentage(MAX_EXTRAPOLATION_ERROR, 1)})"
         )
 
 

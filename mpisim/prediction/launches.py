@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.errors import InputError
 from ..base.quantity import PICOSECONDS
-from ..base.text import duration
+from ..base.text import duration, percentage
 from ..engine.critical_path import PieceKind
 from ..engine.run import Run
 from ..experiment import with_keys
@@ -99,9 +99,9 @@ def launch_bound_statement(
         return {}
     return {
         "launch_bound": (
-            f"GPUs wait for the CPU to launch kernels, {share:.0%} of the critical path; CUDA "
-            f"graphs (framework.cuda_graphs = true) would make the step {duration(time)}, "
-            f"{gain:.0%} less"
+            f"GPUs wait for the CPU to launch kernels, {percentage(share)} of the critical path; "
+            f"CUDA graphs (framework.cuda_graphs = true) would make the step {duration(time)}, "
+            f"{percentage(gain)} less"
             + ("" if waits <= 0 else ", if the CPU need not wait for results as it does now")
         ),
         "launch_share": share,

@@ -62,7 +62,7 @@ class PublishedComparison:
         return f"{text}; assumed: {self.assumed}" if self.assumed else text
 
     def as_json(self) -> dict[str, Any]:
-        """Return the attributes."""
+        """Return the comparison as an object for JSON, by attribute."""
         return asdict(self)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base.quantity import PICOSECONDS, Quantity
+from ..base.text import percentage
 from ..engine.run import Run
 from ..experiment import Cnn, Dlrm, Experiment, Plan, Transformer, VariationChoice
 from ..experiment.plan_keys import short_key
@@ -110,7 +111,7 @@ def statements(
         rate = f"{work.tokens / seconds:,.0f} tokens/s ({rate})"
     attributes = {
         "throughput": (
-            f"{rate}, {a_gpu / 1e12:.0f} TFLOP/s a GPU, {a_gpu / peak:.1%} of its dense "
+            f"{rate}, {a_gpu / 1e12:.0f} TFLOP/s a GPU, {percentage(a_gpu / peak, 1)} of its dense "
             f"{prepared.format} peak"
         ),
         "tokens" if words else model.samples: work.tokens,
@@ -170,7 +171,8 @@ def _digits(number: float) -> str:
 def uncertainty_lines(found: Uncertainty) -> list[str]:
     """Return what an error bar consists of, lines for people. Local."""
     return [
-        f"{each.name} ±{each.error:.0%} on {each.share:.1%} of the step: ±{each.effect:.1%}"
+        f"{each.name} ± {percentage(each.error)} on {percentage(each.share, 1)} of the step: "
+        f"± {percentage(each.effect, 1)}"
         for each in found.effects
         if each.effect >= MIN_LISTED_EFFECT
     ]

@@ -210,8 +210,8 @@ class _Picture:
             if self.with_boxes
             else "each point shows what most rows there are"
         )
-        said = f"from left to right: rows in order, not in time; {how}"
-        self._text(0.3, y - 0.47, said, color="#666")
+        legend = f"from left to right: rows in order, not in time; {how}"
+        self._text(0.3, y - 0.47, legend, color="#666")
         return y - 0.9
 
     # --- tables ---------------------------------------------------------------------------------
@@ -351,11 +351,11 @@ class _Picture:
         title = "Communicators"
         if self.by_family:
             more = f" of the first {shown} ranks" if shown < program.n_ranks else ""
-            said = f"of each family, by colour, the one that each{more} is in; grey: none"
+            legend = f"of each family, by colour, the one that each{more} is in; grey: none"
         else:
-            said = "filled: the rank is a member"
+            legend = "filled: the rank is a member"
         self._text(0.3, y, title, 9, fontweight="bold", color="black")
-        self._text(LEFT, y, said, color="#666")
+        self._text(LEFT, y, legend, color="#666")
         y -= 0.32
         cell = min(0.16, (self.wide - 3.2) / shown)
         step = max(1, int(np.ceil(0.32 / cell / 4)) * 4) if shown > 8 else 1

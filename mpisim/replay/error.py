@@ -26,6 +26,7 @@ from ..base.frozen import frozen
 from ..base.presets import packaged
 from ..base.quantity import Quantity
 from ..base.schema import build
+from ..base.text import percentage
 
 if TYPE_CHECKING:
     from .jobs import Replay
@@ -86,16 +87,16 @@ def replay_error(
     models = off / replayed if replayed else 0.0
     value = math.hypot(own, steps.si, inferred * change, unexplained * change, models)
     parts = [
-        f"the unchanged replay {own:.2%}",
-        f"steps differ {steps.si:.1%}",
-        f"waits inferred {inferred:.0%} of the change",
-        f"time kept as recorded {unexplained:.1%} of it",
-        *([f"new times of kernels {models:.1%}"] if models else []),
+        f"the unchanged replay {percentage(own, 2)}",
+        f"steps differ {percentage(steps.si, 1)}",
+        f"waits inferred {percentage(inferred)} of the change",
+        f"time kept as recorded {percentage(unexplained, 1)} of it",
+        *([f"new times of kernels {percentage(models, 1)}"] if models else []),
     ]
     return ReplayError(
         value,
         f"of a prediction, 9 of 10 within: {', '.join(parts)}; the change is "
-        f"{after / before - 1:+.2%} (data/replay.toml)",
+        f"{percentage(after / before - 1, 2, signed=True)} (data/replay.toml)",
     )
 
 

@@ -286,7 +286,7 @@ def verdict_of(found: Comparison) -> str:
     if not step.difference:
         return "B takes as long as A."
     longer = "longer" if step.difference > 0 else "shorter"
-    text = f"B takes {duration(abs(step.difference))} {longer}"
+    text = f"B is {duration(abs(step.difference))} {longer}"
     if step.one:
         text += f", {100 * step.difference / step.one:+.2f} %"
     bars = [ps * (error or 0.0) for ps, error in zip((step.one, step.other), found.errors)]

@@ -86,7 +86,7 @@ class Drawing:
         return self.coloured(text, 1)
 
     def warning(self, text: str) -> str:
-        """Return a text that warns."""
+        """Return a text in the colour of warnings, where there are colours."""
         return self.coloured(text, 31)
 
     def coloured(self, text: str, code: int) -> str:

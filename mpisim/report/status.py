@@ -85,8 +85,8 @@ def _phase(status: dict[str, Any]) -> str:
     text = phase["name"] + (f": {int(100 * share)} %" if share is not None else "")
     text += f" ({phase['inner']})" if phase.get("inner") else ""
     left = phase.get("left")
-    said = left_text((left[0], left[1]) if left else None)
-    return f"{text}, {said}" if said else text
+    left_words = left_text((left[0], left[1]) if left else None)
+    return f"{text}, {left_words}" if left_words else text
 
 
 def _ranks(status: dict[str, Any]) -> str:

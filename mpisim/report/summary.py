@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from textwrap import wrap
 from typing import Any, NamedTuple
 
@@ -112,19 +113,19 @@ def _titled(title: str, lines: list[str], drawing: Drawing) -> list[str]:
 
 
 def _head(results: Results, drawing: Drawing, *, cost: bool = True) -> list[str]:
-    said = results.attributes
-    step, error = duration(results.step_time_ps), said.get("uncertainty")
+    attributes = results.attributes
+    step, error = duration(results.step_time_ps), attributes.get("uncertainty")
     if isinstance(error, float) and error > 0:  # a replay has none
         step += f"  ± {100 * error:.2g} %{_interval(results.step_time_ps, error)}"
     facts = [("step time", step), *recorded_facts(results)]
     facts += [
         (key, one_line(str(value)))
         for key in ("title", "throughput")
-        if (value := {**results.program, **said}.get(key))
+        if (value := {**results.program, **attributes}.get(key))
     ]
-    facts += sampled_facts(dict(said))
-    facts.append(("memory", _memory(said)) if "memory_peak" in said else ("", ""))
-    facts.append(("cost", _cost(said)) if cost and "power" in said else ("", ""))
+    facts += sampled_facts(dict(attributes))
+    facts.append(("memory", _memory(attributes)) if "memory_peak" in attributes else ("", ""))
+    facts.append(("cost", _cost(attributes)) if cost and "power" in attributes else ("", ""))
     processes = f"{results.n_processes} process" + ("es" if results.n_processes != 1 else "")
     equal = results.n_classes < results.n_ranks
     classes = f" ({results.n_classes:,} simulated, the others are equal)" if equal else ""
@@ -146,13 +147,13 @@ def _interval(step: int, error: float) -> str:
     return f"  ({low} to {high} {unit.name})" if step else ""
 
 
-def _memory(said: Any) -> str:
+def _memory(attributes: Mapping[str, Any]) -> str:
     """Whether the plan fits, in one line."""
-    peak, capacity = said["memory_peak"], said["memory_capacity"]
+    peak, capacity = attributes["memory_peak"], attributes["memory_capacity"]
     verdict = "fits" if peak <= capacity else "does not fit"
     left = f"{abs(capacity - peak) / GIB:,.1f} GiB {'free' if peak <= capacity else 'missing'}"
     more = "" if peak <= capacity else "; see --details"
-    if abs(capacity - peak) <= 2 * said.get("memory_error", 0):  # as `Verdict.certain`
+    if abs(capacity - peak) <= 2 * attributes.get("memory_error", 0):  # as `Verdict.certain`
         more = f", too close to call{more}"
     return (
         f"{verdict}: the fullest GPU needs {peak / GIB:,.1f} of {capacity / GIB:,.1f} GiB, "
@@ -160,15 +161,17 @@ def _memory(said: Any) -> str:
     )
 
 
-def _cost(said: Any) -> str:
+def _cost(attributes: Mapping[str, Any]) -> str:
     """Power, energy and dollars, in one line."""
-    samples = next((each for each in ("tokens", "images", "samples") if each in said), "samples")
-    text = f"{quantity(said['power'], 'W')} with the building"
+    samples = next(
+        (each for each in ("tokens", "images", "samples") if each in attributes), "samples"
+    )
+    text = f"{quantity(attributes['power'], 'W')} with the building"
     dollars = ""
-    if "usd_hour" in said:
-        text += f", ${said['usd_hour']:,.2f} an hour"
-        dollars = f" and ${said['usd_per_million']:,.3g}"
-    return f"{text}; {said['energy_per_million']:,.3g} kWh{dollars} for a million {samples}"
+    if "usd_hour" in attributes:
+        text += f", ${attributes['usd_hour']:,.2f} an hour"
+        dollars = f" and ${attributes['usd_per_million']:,.3g}"
+    return f"{text}; {attributes['energy_per_million']:,.3g} kWh{dollars} for a million {samples}"
 
 
 # --- where the step goes --------------------------------------------------------------------------
@@ -337,25 +340,26 @@ def _remedies(results: Results) -> list[str]:
 
 
 def _warnings(results: Results, drawing: Drawing) -> list[str]:
-    said = results.attributes
+    attributes = results.attributes
     texts: list[str] = []
-    if "launch_bound" in said:
-        line = f"Launch-bound: {one_line(str(said['launch_bound']))}"
+    if "launch_bound" in attributes:
+        line = f"Launch-bound: {one_line(str(attributes['launch_bound']))}"
         texts += map(drawing.warning, wrap(line, WIDTH, max_lines=2, placeholder=" …"))
-    sources = said.get("uncertainty_sources")
+    sources = attributes.get("uncertainty_sources")
     most = one_line(str(sources[0])) if isinstance(sources, list) and sources else ""
     if most.startswith(UNNAMED) and not texts:
-        texts.append(shortened(f"Most of ±: {most}; {NAME_IT}", WIDTH))
-    published = said.get("published", [])
+        effect = most.rpartition(": ")[2]
+        texts.append(shortened(f"Most of ±: {UNNAMED}, {effect} of the step; {NAME_IT}", WIDTH))
+    published = attributes.get("published", [])
     for line in published[: 2 if len(texts) < 2 else 1] if isinstance(published, list) else []:
         texts.append(shortened(f"Published {one_line(line)}", WIDTH))
     return texts
 
 
 def _more(results: Results) -> list[str]:
-    said = results.attributes
+    attributes = results.attributes
     n, missing = (
-        len(found) if isinstance(found := said.get(key), list) else 0
+        len(found) if isinstance(found := attributes.get(key), list) else 0
         for key in ("assumptions", "not_modelled")
     )
     assumed = f"{n} assumptions, {missing} things not modelled, " if n or missing else ""

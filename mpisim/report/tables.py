@@ -371,7 +371,7 @@ class CommunicationRow:
 
     @property
     def posts(self) -> int:
-        """Number of operations times ranks."""
+        """Posts of the communications: operations times ranks of the group, 1 at least."""
         return max(self.count * self.size, 1)
 
 

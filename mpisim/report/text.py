@@ -18,6 +18,8 @@ from ..base.text import (
     duration,
     one_line,
     percent,
+    percentage,
+    quantity,
     shortened,
     unit_for,
 )
@@ -91,13 +93,13 @@ def _head(results: Results) -> list[str]:
     """Step time, digest, and the statements of the prediction: attributes of the results."""
     attributes = dict(results.attributes)
     error = attributes.pop("uncertainty", None)
-    # Memory has a section of its own; the last two are in the text of `launch_bound`.
+    # Memory has a section of its own; the others are in the texts of `launch_bound` and `overlap`.
     of_memory = ("memory", "memory_peak", "memory_error", "memory_capacity")
     # The numbers of the cost are in its texts.
     of_cost = ("energy", "power", "usd")
     for key in [each for each in attributes if each.startswith(of_cost)]:
         del attributes[key]
-    for key in (*of_memory, "launch_share", "cuda_graphs_step_time"):
+    for key in (*of_memory, "launch_share", "cuda_graphs_step_time", "overlap_added"):
         attributes.pop(key, None)
     sampled = sampled_facts(attributes)
     step = duration(results.step_time_ps)
@@ -128,11 +130,21 @@ def _head(results: Results) -> list[str]:
             for text in value:
                 lists += _hanging("  - ", one_line(text))
         else:
-            shown = f"{value:.6g}" if isinstance(value, float) else str(value)
-            facts.append((label, one_line(shown)))
+            facts.append((label, one_line(_value(key, value))))
     width = max(len(label) for label, _ in facts)
     lines = [line for label, text in facts for line in _hanging(f"{label:<{width}}  ", text)]
     return lines + lists
+
+
+def _value(key: str, value: Any) -> str:
+    """Value of an attribute → text, with its unit where it is known."""
+    if key == "utilisation" and isinstance(value, float):
+        return percentage(value, 1)
+    if key.endswith("_flops") and isinstance(value, float):
+        return quantity(value, "FLOP")
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return f"{value:,}" if type(value) is int else str(value)
 
 
 def recorded_facts(results: Results) -> list[tuple[str, str]]:

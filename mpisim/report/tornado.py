@@ -124,11 +124,11 @@ def _notes(found: Tornado) -> list[str]:
             if effect.note:
                 lines.append(f"{mark}{bar.name} x {effect.factor:g}: {effect.note}")
             if effect.step_ps is not None and effect.fits not in (None, found.fits):
-                said = _verdict(bool(effect.fits), effect.headroom)
-                lines.append(f"{bar.name} x {effect.factor:g}: {said}")
+                verdict = _verdict(bool(effect.fits), effect.headroom)
+                lines.append(f"{bar.name} x {effect.factor:g}: {verdict}")
             elif effect.step_ps is not None and effect.fits is False:
-                said = _verdict(False, effect.headroom)
-                lines.append(f"{bar.name} x {effect.factor:g}: {said}")
+                verdict = _verdict(False, effect.headroom)
+                lines.append(f"{bar.name} x {effect.factor:g}: {verdict}")
     if starred:
         lines.insert(0, "* more than 10 % of the change off the first order:")
     if found.not_applicable:

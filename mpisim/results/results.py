@@ -93,7 +93,7 @@ class Timeline:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns."""
+        """Names of the columns that the file has, of one entry a row."""
         return tuple(c for c in self._group if self._group[c].attrs.get("column", False))
 
     def __getitem__(self, column: str) -> NDArray[Any]:

@@ -35,7 +35,15 @@ class Sensitivities(NamedTuple):
     elasticity: NDArray[np.float64]
 
     def change(self, number: int, factor: float) -> float:
-        """Return the relative change of the step for a factor of a quantity, first order."""
+        """Return the relative change of the step for a factor of a quantity, first order.
+
+        Parameters
+        ----------
+        number : int
+            Index of the quantity.
+        factor : float
+            Its new value over the present one.
+        """
         quantity = self.keys[number].rpartition(".")[2]
         return first_order(quantity, float(self.elasticity[number]), factor)
 

@@ -246,7 +246,7 @@ class Recording:
 
     @property
     def shown_step(self) -> int:
-        """Number of the step shown."""
+        """Number of the recorded step that tables and critical path are of."""
         return int(self.step[self.shown])
 
     @property
@@ -274,7 +274,7 @@ class StepOfJob:
 
     @property
     def window(self) -> tuple[int, int]:
-        """Begin and end in ps."""
+        """Begin and end of the step shown, in ps of the job's clock."""
         at = self.recorded.shown
         return int(self.recorded.begin[at]), int(self.recorded.end[at])
 

@@ -189,8 +189,8 @@ class Layout:
 
 def _agreed_operation(operation: Matched) -> Operation:
     """What the members call the operation; the most frequent where they differ."""
-    said = Counter(item.operation for item in operation.members)
-    best = max(said, key=lambda o: (said[o], -o))
+    votes = Counter(item.operation for item in operation.members)
+    best = max(votes, key=lambda o: (votes[o], -o))
     # A send or receive without its partner is on no pair.
     return Operation.UNKNOWN if best is Operation.SEND_RECV else best
 

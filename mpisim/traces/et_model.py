@@ -313,9 +313,9 @@ class ExecutionTrace:
 
         Where groups are not recorded (schema 1.0.1) it is the rank in the only group there is.
         """
-        said = {c.ranks[c.rank] for c in self.communications if 0 <= c.rank < len(c.ranks)}
-        said = said or {c.rank for c in self.communications if c.rank >= 0 and not c.ranks}
-        return said.pop() if len(said) == 1 else None
+        ranks = {c.ranks[c.rank] for c in self.communications if 0 <= c.rank < len(c.ranks)}
+        ranks = ranks or {c.rank for c in self.communications if c.rank >= 0 and not c.ranks}
+        return ranks.pop() if len(ranks) == 1 else None
 
     def is_structure(self, node: int) -> bool:
         """Whether a node represents the process or a thread, not for something that ran."""

@@ -43,7 +43,7 @@ class Added(NamedTuple):
 
     Attributes
     ----------
-    notes : callable, optional
+    row_arguments : callable, optional
         Launch of a row, by its first row → further arguments of its operation on the device.
     step : int, optional
         Number of the profiled step that all rows are, where tables know of no steps.
@@ -53,7 +53,7 @@ class Added(NamedTuple):
         Operators and modules around launches, by row.
     """
 
-    notes: Callable[[int], Event] | None = None
+    row_arguments: Callable[[int], Event] | None = None
     step: int | None = None
     events: Sequence[Event] = ()
     around: Mapping[int, Sequence[Around]] = {}
@@ -252,7 +252,7 @@ def rank_run(
         int(program.start[index]),
         rows.begin,
         rows.end,
-        more.notes,
+        more.row_arguments,
         more.step,
         more.around,
     )
@@ -319,8 +319,8 @@ def _write(file: BinaryIO, top: Event, events: list[Event]) -> None:
 
 def _world_size(program: Program, ranks: list[int]) -> int:
     """Ranks of the job, of which a trace program may hold only some."""
-    said = program.attributes.get("world_size", "")
-    return max(program.n_ranks, max(ranks) + 1, int(said) if said.isdigit() else 0)
+    world_size = program.attributes.get("world_size", "")
+    return max(program.n_ranks, max(ranks) + 1, int(world_size) if world_size.isdigit() else 0)
 
 
 def _in_microseconds(events: list[Event], offset: int, old: bool) -> None:

@@ -221,7 +221,7 @@ class RankRun:
         When the rank's host started, in ps.
     begin, end : int64, shape (n_rows,)
         As in `mpisim.engine.rows.Rows`, in ps.
-    notes : callable, optional
+    row_arguments : callable, optional
         Launch of a row, by its first row → further arguments of its operation on the device.
     step : int, optional
         Number of the profiled step that all rows are, where the table knows of no steps.
@@ -236,7 +236,7 @@ class RankRun:
     start: int
     begin: NDArray[np.int64]
     end: NDArray[np.int64]
-    notes: Callable[[int], Event] | None = None
+    row_arguments: Callable[[int], Event] | None = None
     step: int | None = None
     around: Mapping[int, Sequence[Around]] = field(default_factory=dict)
 
@@ -249,13 +249,13 @@ class Arguments:
         self.ordinal = run.table.ordinal.tolist()
 
     def names(self, row: int) -> Communicated:
-        """How a row is called."""
+        """Row → names of its operator, annotation and kernel."""
         return names_of(
             Kind(int(self.run.table.kind[row])), Operation(int(self.run.table.operation[row]))
         )
 
     def group(self, row: int) -> Group:
-        """The communicator of a row."""
+        """Row of a communication → its process group."""
         return self.run.groups[int(self.run.table.slot[row])]
 
     def sizes(self, row: int) -> tuple[int, int, int]:

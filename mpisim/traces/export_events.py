@@ -178,7 +178,7 @@ class _Writer:
         self.first = first_of_batch(table)
         self.end = batch_ends(self.first, run.end)
         self.call_begin, self.call_end = host_times(table, run.start, self.first, self.end)
-        self.said = Arguments(run)
+        self.communications = Arguments(run)
         self.waited = {self.first[row] for row in table.wait_row.tolist()}
         self.events: list[Event] = []
         self.pending: list[_Item] = []
@@ -356,7 +356,7 @@ class _Writer:
                 "stream": stream_number(stream),
                 "correlation": correlation,
                 **args,
-                **({} if self.run.notes is None else self.run.notes(row)),
+                **({} if self.run.row_arguments is None else self.run.row_arguments(row)),
             },
         }
         begin = int(self.run.begin[row])
@@ -473,16 +473,16 @@ class _Writer:
     ) -> tuple[list[_Item], list[_Item], str, Event]:
         """What is before and after the launch of a communication; its kernel's name and args."""
         batch = self._batch(row)
-        names = [self.said.names(member) for member in batch]
-        args = {} if self.old else self.said.arguments(batch)
-        width = self.said.sizes(row)[2]
+        names = [self.communications.names(member) for member in batch]
+        args = {} if self.old else self.communications.arguments(batch)
+        width = self.communications.sizes(row)[2]
         kernel = name if is_communication_kernel(name) else kernel_name(names[0], width, self.old)
         # Old files show no events, but every communication does wait for its issuing stream.
         awaited = [self._stream_waits(row, source) for source in waits]
         if self.old:
             awaited = awaited or [self._stream_waits(row, -1)]
         if len(batch) == 1:
-            operator = self._span("cpu_op", names[0].operator, self.said.tensors(row))
+            operator = self._span("cpu_op", names[0].operator, self.communications.tensors(row))
             params = self._span("cpu_op", "record_param_comms", args)
             note = self._note(row, names[0])
             before = [operator[0], params[0], *awaited, note[0], *self._internal()]
@@ -491,7 +491,7 @@ class _Writer:
         # Coalesced: the launch lies behind all operators and before the annotation of the batch.
         before = []
         for position, (member, each) in enumerate(zip(batch, names, strict=True)):
-            operator = self._span("cpu_op", each.operator, self.said.tensors(member))
+            operator = self._span("cpu_op", each.operator, self.communications.tensors(member))
             note = self._note(member, each)
             before += [operator[0], *(awaited if position == 0 else []), *note, operator[1]]
         before += self._internal()
@@ -510,10 +510,10 @@ class _Writer:
         return list(range(row, after))
 
     def _note(self, row: int, names: Communicated) -> tuple[_Item, _Item]:
-        group = self.said.group(row)
+        group = self.communications.group(row)
         pair = group.members if self.kind[row] is not Kind.COLLECTIVE else (-1, -1)
         name = note_name(names, pair[0], pair[1], self.old)
-        return self._span("user_annotation", name, self.said.input(row))
+        return self._span("user_annotation", name, self.communications.input(row))
 
 
 def _timed(event: Event, begin: int, end: int) -> Event:

@@ -321,8 +321,8 @@ def _choose_pairs(
     votes = Counter(abs(c[1] - c[2]) for c in candidates)
     chosen = _pairs_at(candidates, None)
     if votes and all(item.peer < 0 for item in items):
-        said = Counter(abs(a.rank - b.rank) for a, b in known)
-        best = max(votes, key=lambda d: (said[d] + len(_pairs_at(candidates, d)), -d))
+        known_strides = Counter(abs(a.rank - b.rank) for a, b in known)
+        best = max(votes, key=lambda d: (known_strides[d] + len(_pairs_at(candidates, d)), -d))
         strided = _pairs_at(candidates, best)
         if len(strided) >= 0.8 * len(chosen):
             return strided, best

@@ -138,9 +138,9 @@ def read_program(
             update(done)
             by = shift[1] if shift is not None and shift[0] == i else 0.0
             held[i] = read_rank(sources[i], late_edges, by)
-    said = {i: (r.communications, _start(r), _window(r)) for i, r in held.items()}
+    own = {i: (r.communications, _start(r), _window(r)) for i, r in held.items()}
     everyone: dict[int, Any] = {}
-    for part in comm.allgather(said):
+    for part in comm.allgather(own):
         everyone.update(part)
     _check_one_job(sources, everyone)
     matching = match_communications(

@@ -48,7 +48,7 @@ def trace_files(paths: Iterable[Path | str]) -> list[Path]:
         traces += [p for p in sqlite_files(path) if is_nsys(p)]
         if not traces:
             raise TraceError(
-                f"{path}: no trace in this directory, which holds {len(inside)} JSON files"
+                f"{path}: no trace in this folder, which holds {len(inside)} JSON files"
             )
         files += traces
     return files

@@ -94,7 +94,7 @@ def find_sources(paths: Iterable[Path | str], allow_missing: bool = False) -> li
             if not kineto:
                 raise TraceError(
                     f"{path}: no Kineto trace (.json or .json.gz with 'traceEvents') and no Nsight "
-                    f"Systems export (.sqlite) in this directory, which holds {len(inside)} JSON "
+                    f"Systems export (.sqlite) in this folder, which holds {len(inside)} JSON "
                     f"files{'; folders in it are not searched' if _has_folders(path) else ''}"
                 )
             files += kineto

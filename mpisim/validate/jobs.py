@@ -17,8 +17,8 @@ from ..base.presets import packaged
 from ..base.schema import build
 from ..base.text import aligned
 from ..experiment import load
+from ..job.experiment_outcome import cluster_of, costs_of, step_of
 from ..job.fleets import DEFAULT, find_fleet, fleet_names
-from ..job.of_experiment import cluster_of, costs_of, step_of
 from ..job.outcome import JobOutcome, Spread, job_outcome
 from ..mpi.parallel import collective_errors
 from ..simulate import simulate

@@ -57,7 +57,7 @@ def trace_folders(paths: list[str]) -> list[tuple[str, list[Path]]]:
         except OSError as error:
             raise TraceError(f"{path}: the folder cannot be read ({error.strerror})") from None
         if not everything:
-            raise TraceError(f"{path}: an empty folder")
+            raise TraceError(f"{path}: is empty; it must hold a folder or a file for each trace")
         inside = [p for p in everything if p.is_dir()]
         found += [(p.name, [p]) for p in inside] or [(path.resolve().name, [path])]
     return found

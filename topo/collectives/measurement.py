@@ -68,5 +68,5 @@ class Measurement:
 
     @property
     def id(self) -> str:
-        """File and line."""
+        """Where the measurement stands: ``file:line``."""
         return f"{self.file}:{self.line}"

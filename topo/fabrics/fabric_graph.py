@@ -42,7 +42,7 @@ class Ports:
 
     @property
     def count(self) -> int:
-        """All ports."""
+        """Ports of all nodes together."""
         return self.nodes * self.each
 
 

@@ -77,7 +77,7 @@ class Choice:
     bandwidth: float
 
     def seconds(self, bytes: float) -> float:
-        """Return the duration."""
+        """Bytes of the full buffer → expected duration, in seconds."""
         return self.latency + bytes / self.bandwidth
 
     @property

@@ -124,7 +124,7 @@ class Settings:
 
     @property
     def pxn_level(self) -> int:
-        """0 where PXN is disabled."""
+        """``NCCL_P2P_PXN_LEVEL`` as NCCL takes it: 0 where ``NCCL_PXN_DISABLE`` is set."""
         return 0 if self.pxn_disable else self.p2p_pxn_level
 
 

@@ -22,12 +22,12 @@ class NodeCounts(Protocol):
 
     @property
     def gpus_per_node(self) -> int:
-        """GPUs of a node."""
+        """GPUs that a node has, whether in the group or not."""
         ...
 
     @property
     def nics(self) -> int:
-        """NICs of a node."""
+        """NICs that a node has, whether the group uses them or not."""
         ...
 
 
@@ -64,7 +64,7 @@ class Shape:
 
     @property
     def mean(self) -> float:
-        """Ranks a node."""
+        """Ranks a node in the mean."""
         return self.ranks / self.nodes
 
     @classmethod

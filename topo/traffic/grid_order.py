@@ -66,7 +66,7 @@ class Block:
 
     @classmethod
     def line(cls, n: int) -> Block:
-        """Return a line of members."""
+        """Return a block of one dimension: members that stand in a line."""
         return cls((n,), (False,), False)
 
 

@@ -224,7 +224,7 @@ class Placement:
 
     @property
     def nodes(self) -> int:
-        """Nodes of the group."""
+        """Number of nodes that the group stands on."""
         return self.shape.nodes
 
     def limit(self, pattern: Hashable) -> LinkLimit | None:

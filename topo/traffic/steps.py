@@ -77,7 +77,7 @@ class Steps:
 
     @property
     def ways(self) -> int:
-        """How many ways there are."""
+        """Number of rings, trees or chains that the bytes are split over."""
         return int(self.way.max()) + 1 if len(self.way) else 0
 
 

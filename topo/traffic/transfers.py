@@ -94,7 +94,7 @@ class UniformAllToAll:
 
     @property
     def target(self) -> Ranks:
-        """The receivers."""
+        """Receiver of each transfer, as `source` has the senders."""
         return self._ends[1]
 
     @property
@@ -130,7 +130,7 @@ def transfers(
 
     Returns
     -------
-    Transfers or Everyone
+    Transfers or UniformAllToAll
         Empty for a group of one, and for barriers.
 
     Raises

@@ -152,7 +152,9 @@ def choose_placement(
     begun = time.monotonic()
     model, source = experiment.model, experiment.source
     if not isinstance(model, Dlrm):
-        raise InputError(f"{source}: model.family is {model.family!r}; tables has a 'dlrm'")
+        raise InputError(
+            f"{source}: model.family is {model.family!r}; embedding tables are those of a 'dlrm'"
+        )
     if not experiment.plan.framework.fused:
         raise InputError(
             f"{source}: framework.fused is false; tables are placed in any way by FBGEMM's "

@@ -13,8 +13,8 @@ from ..results import Results
 from ..simulate import simulate
 from ..workloads import lay_out
 from .checkpoint import checkpoint_of
-from .outcome import Costs, JobCluster, JobOutcome, Step, job_outcome
-from .recovery import recovery
+from .inputs import JobCluster, Step, named_tables, recovery
+from .outcome import Costs, JobOutcome, job_outcome
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -48,6 +48,10 @@ def experiment_outcome(
                 f"{experiment.source}: has no table [job]; give tokens or steps, as "
                 "--set job.tokens=15.6e12 (docs/job.md)"
             )
+        try:
+            named_tables(experiment.job)  # before the step is simulated, not after
+        except InputError as error:
+            raise InputError(f"{experiment.source}: {error}") from error
         cluster = cluster_of(experiment)
     results = simulate(experiment, comm, progress=show)
     found: tuple[Step, Costs | None] | None = None
@@ -63,22 +67,41 @@ def experiment_outcome(
 
 
 def step_of(experiment: Experiment, results: Results) -> Step:
-    """Experiment, its result → the step as a job needs it. Local."""
+    """Experiment and the result of its step → seconds, error and samples of the step. Local.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    results : Results
+        Of one simulated step.
+    """
     words = "tokens" if experiment.model.samples == "sequences" else experiment.model.samples
     error = results.attributes["uncertainty"]
     return Step(results.step_time, float(error), int(results.attributes[words]))
 
 
 def costs_of(experiment: Experiment, results: Results) -> Costs | None:
-    """Experiment, its result → what an hour of the cluster costs; None: not known. Local."""
-    said = results.attributes
-    if "power" not in said:  # nothing says what the hardware draws
+    """Experiment and the result of its step → power and prices of its cluster. Local.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    results : Results
+        Of one simulated step.
+
+    Returns
+    -------
+    Costs or None
+        None where nothing says what the hardware draws.
+    """
+    attributes = results.attributes
+    if "power" not in attributes:  # nothing says what the hardware draws
         return None
     power, prices = cost_of_cluster(experiment)
     return Costs(
-        watts=float(said["power"]),
+        watts=float(attributes["power"]),
         idle_watts=power.least,
-        watts_error=float(said["power_error"]),
+        watts_error=float(attributes["power_error"]),
         pue=power.pue.value,
         usd_hour=None if prices.hour is None else prices.hour.value,
         usd_error=0.0 if prices.hour is None else prices.hour.relative,

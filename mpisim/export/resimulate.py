@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ..engine.repetition import Repetition
     from ..prediction.prepared_program import PreparedProgram
 
-__all__ = ["Kept", "RunAgain", "read_kept", "simulate_again"]
+__all__ = ["Kept", "ResimulatedRun", "read_kept", "resimulate"]
 
 
 class Kept(NamedTuple):
@@ -102,7 +102,7 @@ class Kept(NamedTuple):
 
 
 @frozen
-class RunAgain:
+class ResimulatedRun:
     """A run that was simulated again, and what its results file says of it.
 
     Attributes
@@ -155,9 +155,9 @@ def read_kept(path: str | Path, comm: Intracomm) -> Kept:
     return kept
 
 
-def simulate_again(
+def resimulate(
     kept: Kept, comm: Intracomm, *, progress: bool = False, repeat: bool = False
-) -> RunAgain:
+) -> ResimulatedRun:
     """What a results file says of its run → the run. **Collective.**
 
     Parameters
@@ -168,7 +168,7 @@ def simulate_again(
     progress : bool
         Show progress, if a person is watching.
     repeat : bool
-        Whether a step may follow from two shorter ones; `RunAgain.run` is then the longer of them.
+        Whether a step may follow from two shorter ones; `ResimulatedRun.run` is then the longer.
 
     Raises
     ------
@@ -201,7 +201,7 @@ def simulate_again(
             f"was written by {kept.creator}); run it again"
         )
     repetition = None if found is None else found.repetition
-    return RunAgain(kept, run, program, recorded, network, prepared, repetition)
+    return ResimulatedRun(kept, run, program, recorded, network, prepared, repetition)
 
 
 def _kept(path: str | Path) -> Kept:

@@ -1,4 +1,4 @@
-"""What is said of a row beside its times: its place in the step, and how a communication went.
+"""Row → arguments of its event: its place in the step, and how a communication was carried out.
 
 The names of arguments are for people who look at a slice; Kineto's own are written by
 `mpisim.traces.export_communications`.
@@ -20,7 +20,7 @@ from ..topo.nccl import Choice
 from ..topo.nccl_network import NcclNetwork
 from ..topo.network import ExplainedNetwork, SharedNetwork, bus_factor
 
-__all__ = ["Communications", "RowNotes"]
+__all__ = ["Communications", "RowArguments"]
 
 SHOWN_LINKS = 4
 """Names of links that are written out."""
@@ -115,7 +115,7 @@ class Communications:
         return names if len(links) <= SHOWN_LINKS else f"{names} and {len(links) - len(most)} more"
 
 
-class RowNotes:
+class RowArguments:
     """Arguments of the operations of one rank, by row.
 
     Parameters

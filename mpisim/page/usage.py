@@ -1,4 +1,4 @@
-"""What is used over the step beside streams: memory of the shown ranks, and links."""
+"""Memory of the shown ranks and use of links, over the step → columns of the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared by the commands that fit constants: writing the file, printing errors and skipped rows."""
+"""Output of the commands that fit constants: the file, lines of errors, skipped rows."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ class Errors(Protocol):
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
+        """Number of rows compared."""
 
     @property
     def median(self) -> float:
-        """Median of their errors."""
+        """Median of |predicted / measured - 1|."""
 
     @property
     def p90(self) -> float:
-        """90th percentile of their errors."""
+        """90th percentile of |predicted / measured - 1|."""
 
 
 def add_output(parser: argparse.ArgumentParser, what: str) -> None:
@@ -43,12 +43,12 @@ def writing(fit: Callable[[argparse.Namespace], str]) -> Callable[[argparse.Name
     """
 
     def run(args: argparse.Namespace) -> int:
-        from ..base.files import check_output, write_whole
-        from .output import check_outputs
+        from ..base.files import write_whole
+        from .output import check_files, check_outputs
 
         check_outputs(args)
 
-        check_output(args.output, overwrite=args.overwrite)
+        check_files(args)
         text = fit(args)
         with write_whole(args.output, overwrite=args.overwrite) as file:
             file.write(text.encode())
