@@ -33,8 +33,8 @@ from ..topo import find_cluster
 from ..workloads import Layout, Workload, lay_out, training_step
 from ..workloads.grid import Grid
 from ..workloads.operators import Network
-from .balance import balanced
 from .kineto_step import unknown_operators
+from .layers import balanced
 from .network import growth_of, traced_network
 from .split import Split
 from .step import TracedStep
