@@ -658,7 +658,7 @@ def test_shapes_carry_kernels_to_another_gpu(megatron: TraceJob, tmp_path: Path)
         gpu="h100-sxm",
     )
     assert found.kernels is not None
-    assert found.kernels.by_shape > 0.9
+    assert found.kernels.share("scaled") > 0.9
     kernels = []
     for cluster in ("a800-8gpu", "dgx-h100"):
         text = GPT.replace("dgx-h100", cluster).replace(
@@ -681,7 +681,7 @@ def test_without_shapes_kernels_go_with_rates(gpt: Job, tmp_path: Path) -> None:
         gpu="a100-sxm",
     )
     assert found.kernels is not None
-    assert found.kernels.by_shape == 0
+    assert found.kernels.share("by name") == pytest.approx(1)
     expected = generated(GPT.replace("dgx-h100", "dgx-a100"), 32, 1, tmp_path)
     step = float(expected.run.step_time) / 1e12
     assert abs(found.step / step - 1) < found.uncertainty

@@ -7,8 +7,9 @@ accumulated. A generated step knows all this; written down, it can be read like 
 (:mod:`mpisim.extrapolate`).
 
 Where PyTorch has no operator for a kernel of the generator (a fused one, say), one stands for it
-that moves as many bytes. Steps of several micro-batches, stages, or with layers computed again are
-written without operators: what autograd records there is another matter.
+that moves as many bytes. Steps of several micro-batches, stages or ranks that share layers, or with
+layers computed again, have the operators with their sizes alone: what autograd records there is
+another matter.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from mpisim.kernels.operations import (
     Attention,
     Convolution,
     CrossEntropy,
     Embedding,
     Gemm,
+    GroupedGemm,
     Kernel,
     Norm,
     Softmax,
@@ -45,13 +49,24 @@ Sizes = list[int]
 
 
 def operators_around(prepared: PreparedExperiment, rank: int) -> Mapping[int, Sequence[Around]]:
-    """Return the operators and modules around the launches of a rank, by row; none if not known.
+    """Return the operators and modules around the launches of a rank, by row.
 
     Parameters
     ----------
     prepared : PreparedExperiment
     rank : int
+
+    Returns
+    -------
+    mapping of int to sequence of Around
+        With nodes of autograd, modules and gradients where one GPU runs the model as it is;
+        otherwise operators alone.
     """
+    return _with_autograd(prepared, rank) or _calls_around(prepared, rank)
+
+
+def _with_autograd(prepared: PreparedExperiment, rank: int) -> Mapping[int, Sequence[Around]]:
+    """Return what is around launches in PyTorch's profile; none if rows and layers do not fit."""
     workload = prepared.workload
     layout, plan = workload.layout, prepared.experiment.plan
     once = layout.pipeline.micro_batches == 1 and layout.pipeline.stages * plan.vpp == 1
@@ -65,6 +80,19 @@ def operators_around(prepared: PreparedExperiment, rank: int) -> Mapping[int, Se
     if layers and plan.precision.products in ("fp16", "bf16", "fp8", "nvfp4"):
         element = _TYPES.get(plan.weight_format, "float")
     return writer.write(layers, element)
+
+
+def _calls_around(prepared: PreparedExperiment, rank: int) -> Mapping[int, Sequence[Around]]:
+    """Return the operators around the launches of a rank alone."""
+    table, names = prepared.program.table_of(rank), prepared.program.names
+    pricing = prepared.workload.pricing_of(rank)
+    batch = prepared.experiment.plan.micro_batch
+    found: dict[int, Sequence[Around]] = {}
+    for row in np.flatnonzero(table.kind == Kind.KERNEL).tolist():
+        kernel = pricing.kernels.get((names[table.name[row]], int(table.duration[row])))
+        if kernel is not None:
+            found[row] = [Around("cpu_op", *call_of(kernel, batch), row)]
+    return found
 
 
 class _Writer:
@@ -221,6 +249,9 @@ def _weights(operator: Operator) -> Iterator[tuple[int, Sizes]]:
         kernel = task.kernel
         if isinstance(kernel, Gemm) and kernel.batch == 1:
             yield kernel.n * kernel.k, [kernel.n, kernel.k]
+        elif isinstance(kernel, GroupedGemm):
+            experts = [kernel.groups, kernel.n, kernel.k]
+            yield kernel.groups * kernel.n * kernel.k, experts
         elif isinstance(kernel, Convolution):
             inputs = kernel.inputs // kernel.groups
             sizes = [kernel.outputs, inputs, kernel.kernel, kernel.kernel]
@@ -248,6 +279,14 @@ def call_of(kernel: Kernel, batch: int) -> tuple[str, dict[str, Any]]:
             if kernel.batch > 1:
                 return "aten::bmm", _given([[kernel.batch, *a], [kernel.batch, *b]], kind)
             return "aten::mm", _given([a, b], kind)
+        case GroupedGemm():
+            offsets = [kernel.groups]
+            a, b = [kernel.rows, kernel.k], [kernel.groups, kernel.k, kernel.n]
+            if kernel.weight:
+                a, b = [kernel.k, kernel.rows], [kernel.rows, kernel.n]
+            given = _given([a, b, offsets], kind)
+            given["Input type"][2] = "int"
+            return "aten::_grouped_mm", given
         case Convolution():
             return _convolution(kernel, kind)
         case Attention():

@@ -9,11 +9,11 @@ To be read in this order:
 `kineto_step`, `triosim_step`
     Kineto's traces and TrioSim's tables → traced step.
 `layers`
-    Which operators make a layer.
+    Which operators make a layer, and which layers a stage of a pipeline.
 `growth`, `split`
     Kernels at other sizes, and those of one tensor-parallel rank.
-`tensor_parallel`, `threads`, `balance`
-    Which layers are split and how; threads of one process; which layers a pipeline stage has.
+`tensor_parallel`, `threads`
+    Which layers are split and how; threads of one process.
 `network`
     Traced step, plan → network of the workload generator.
 `grow`
@@ -33,8 +33,8 @@ Traces of several ranks have a parallel plan already, and grow along its axes:
     NCCL's model, calibrated by what the recording measured.
 `parallel_growth`
     The job with more or fewer data-parallel replicas, or on another network.
-`parallel_shards`, `parallel_optimizer`, `parallel_rounds`, `parallel_kernels`
-    The optimizer's shares, sharded or not; more micro-batches; another GPU.
+`parallel_shards`, `parallel_optimizer`, `parallel_rounds`
+    The optimizer's shares, sharded or not; more micro-batches.
 `parallel`
     All of these: the files of a job → what is simulated, and what it says of itself.
 """

@@ -33,8 +33,9 @@ from ..topo import find_cluster
 from ..workloads import Layout, Workload, lay_out, training_step
 from ..workloads.grid import Grid
 from ..workloads.operators import Network
-from .balance import balanced
+from .expert_parallel import check_experts, experts_of
 from .kineto_step import unknown_operators
+from .layers import balanced
 from .network import growth_of, traced_network
 from .split import Split
 from .step import TracedStep
@@ -127,6 +128,8 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
             "not known: its first layer looks up no embeddings"
         )
     plan = plan_for(step, target)
+    experts = experts_of(step)
+    check_experts(step, plan, experts)
     world = plan.tp * plan.pp * plan.cp * (plan.dp or 1)
     nodes = -(-world // cluster.gpus_per_node)
     choice = ClusterChoice(
@@ -144,7 +147,9 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
         )
         for name in named
     ]
-    splits = splits_of(step, plan.tp) if plan.tp > 1 else {}
+    splits: Mapping[int, Split] = {}
+    if plan.tp > 1:
+        splits = splits_of(step, plan.tp, sequence=plan.sequence_parallel)
     network = partial(_network, step, target, splits)
     experiment = Experiment(
         model=Traced(step.source, step.batch, step.format, network),
@@ -190,7 +195,7 @@ def plan_for(step: TracedStep, target: Target) -> Plan:
         If keys are unknown or contradict each other, or the batch cannot be shared.
     """
     keys = dict(target.plan)
-    for key in ("global_batch", "ep", "cp"):
+    for key in ("global_batch", "cp"):
         if keys.get(key, 1) != 1 or (key == "global_batch" and key in keys):
             raise InputError(
                 f"{target.source}: {key} is given; "
@@ -207,7 +212,7 @@ def plan_for(step: TracedStep, target: Target) -> Plan:
             raise InputError(
                 f"{target.source}: {key} is given; threads of one process (--threads) have dp"
             )
-    dp = keys.setdefault("dp", 1)
+    dp = keys.setdefault("dp", keys.get("ep", 1))  # experts are spread over replicas
     pp, vpp = keys.get("pp", 1), keys.get("vpp", 1)
     if not all(isinstance(each, int) and each >= 1 for each in (dp, pp, vpp)):
         raise InputError(
@@ -217,12 +222,10 @@ def plan_for(step: TracedStep, target: Target) -> Plan:
     if batch % dp:
         raise InputError(f"{batch} samples cannot be shared by {dp} data-parallel replicas")
     keys.setdefault("micro_batch", _micro_batch(batch // dp, pp))
-    keys.setdefault("sp", False)
-    if keys.get("tp", 1) == 1 or keys["sp"] is False:
-        keys.pop("sp")
-        keys |= {} if keys.get("tp", 1) == 1 else {"sp": False}
+    if keys.get("tp", 1) == 1:
+        keys.pop("sp", None)
     else:
-        raise InputError(f"{target.source}: sp is true; tensor parallelism of traces is without it")
+        keys.setdefault("sp", False)
     keys.setdefault("clip", False)
     keys.setdefault("precision.products", step.format)
     style = "fsdp" if keys.get("zero", 0) in (2, 3) else "ddp"
@@ -349,7 +352,17 @@ def _assumptions(
     if plan.tp > 1:
         lines.append(
             "tensor parallelism: columns and rows as Megatron-LM where matrices pair, else outputs "
-            "divided and gathered; what is not divided every rank computes"
+            "divided and gathered; "
+            + (
+                "what lies between such pairs has a share of the tokens"
+                if plan.sequence_parallel
+                else "what is not divided every rank computes"
+            )
+        )
+    if plan.ep > 1:
+        lines.append(
+            f"experts spread over {plan.ep} ranks: as many rows for each, tokens exchanged as "
+            "Megatron-LM's all-to-all dispatcher does, which sends their counts first"
         )
     if target.threads:
         lines.append(

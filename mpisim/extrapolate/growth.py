@@ -175,14 +175,8 @@ def grown(
                 output_bytes=times(kernel.output_bytes, both),
                 distinct_bytes=times(kernel.distinct_bytes, both),
             )
-        case Elementwise():
+        case Elementwise() | Copy() | Counted():
             return _streamed(kernel, both)
-        case Copy():
-            return replace(kernel, bytes=times(kernel.bytes, both))
-        case Counted():
-            return replace(
-                kernel, operations=times(kernel.operations, both), bytes=times(kernel.bytes, both)
-            )
     return kernel
 
 
@@ -213,9 +207,16 @@ def with_sizes(kernel: Gemm, sizes: Mapping[str, int]) -> Gemm:
     return replace(kernel, **given)
 
 
-def _streamed(kernel: Elementwise, factor: float) -> Elementwise:
-    indexed = None if kernel.indexed is None else times(kernel.indexed, factor)
-    return replace(kernel, bytes=times(kernel.bytes, factor), indexed=indexed)
+def _streamed(kernel: Elementwise | Copy | Counted, factor: float) -> Kernel:
+    """Return a kernel that goes through so many times the elements."""
+    size = times(kernel.bytes, factor)
+    match kernel:
+        case Elementwise():
+            indexed = None if kernel.indexed is None else times(kernel.indexed, factor)
+            return replace(kernel, bytes=size, indexed=indexed)
+        case Counted():
+            return replace(kernel, operations=times(kernel.operations, factor), bytes=size)
+    return replace(kernel, bytes=size)
 
 
 def share_of(kernel: Kernel, share: float) -> Kernel:
@@ -223,14 +224,8 @@ def share_of(kernel: Kernel, share: float) -> Kernel:
     match kernel:
         case OptimizerStep():
             return replace(kernel, parameters=times(kernel.parameters, share))
-        case Elementwise():
+        case Elementwise() | Copy() | Counted():
             return _streamed(kernel, share)
-        case Copy():
-            return replace(kernel, bytes=times(kernel.bytes, share))
-        case Counted():
-            return replace(
-                kernel, operations=times(kernel.operations, share), bytes=times(kernel.bytes, share)
-            )
         case Norm() | Softmax():
             return replace(kernel, rows=times(kernel.rows, share))
     return kernel

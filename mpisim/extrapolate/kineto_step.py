@@ -31,7 +31,7 @@ import numpy as np
 
 from ..base.errors import InputError, TraceError
 from ..kernels import find_gpu, gpu_name
-from ..kernels.operations import Copy, Elementwise, Gemm, Kernel
+from ..kernels.operations import Copy, Elementwise, Gemm, GroupedGemm, Kernel
 from ..operators import OperatorCall, TensorSpec
 from ..operators.tensors import all_tensors
 from ..program import Kind, Table
@@ -475,7 +475,7 @@ class _Reader:
                 roles[call] = ""
                 # A product of weights alone there is none; activations may be as large as a weight.
                 described = self.calls[call].launched.kernels
-                product = any(isinstance(each, Gemm) for each in described)
+                product = any(isinstance(each, Gemm | GroupedGemm) for each in described)
                 of_tokens = any(shape[0] == tokens for shape in shapes)
                 if not (product or of_tokens) and shapes and weights.issuperset(shapes):
                     roles[call] = "weights"

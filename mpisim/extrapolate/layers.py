@@ -1,4 +1,4 @@
-"""Operators of a traced step → the layers that they belong to, and weights that two of them share.
+"""Operators of a traced step → its layers, weights that two share, and the stages of a pipeline.
 
 A layer is what a pipeline is cut between, what is recomputed, and what FSDP gathers at a time.
 Where the trace has modules, a layer is a block of the model: the outermost kind of module that is
@@ -6,6 +6,8 @@ there several times and holds several operators with parameters (``TransformerLa
 ``Bottleneck``); what comes before the first is its embedding, and what comes behind the last its
 head. Where there is no such module, every operator with a weight of two dimensions or more begins a
 layer, and all are blocks.
+
+The longest stage sets the pace of a pipeline, so that is made as short as consecutive layers allow.
 """
 
 from __future__ import annotations
@@ -13,11 +15,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from ..kernels.operations import Embedding, Gemm
 from .step import TracedOperator
 
-__all__ = ["layer_names", "with_tied"]
+__all__ = ["balanced", "layer_names", "with_tied"]
 
 CONTAINERS = ("Sequential", "ModuleList", "ModuleDict")
 """Modules that say nothing of what they hold."""
@@ -128,3 +131,40 @@ def _by_weights(operators: Sequence[TracedOperator]) -> Names:
         count += any(len(each.shape) > 1 for each in operator.parameters)
         layers.append(f"layer {max(count, 1)}")
     return layers, (), ()
+
+
+def balanced(times: Sequence[int], parts: int) -> list[int]:
+    """Return how many consecutive layers each part has, so that the longest part is shortest.
+
+    Parameters
+    ----------
+    times : sequence of int
+        Of each layer.
+    parts : int
+        At most as many as there are layers; none is left empty.
+
+    Examples
+    --------
+    >>> balanced([4, 1, 1, 2, 2, 2], 3)
+    [1, 3, 2]
+    """
+    n = len(times)
+    sums = [0, *accumulate(times)]
+    # best[p][i]: the longest of p parts of the first i layers, at its shortest.
+    best = [[0] + [sums[-1] + 1] * n]
+    cut: list[list[int]] = [[0] * (n + 1)]
+    for part in range(1, parts + 1):
+        row, where = [sums[-1] + 1] * (n + 1), [0] * (n + 1)
+        for i in range(part, n + 1):
+            for j in range(part - 1, i):
+                longest = max(best[-1][j], sums[i] - sums[j])
+                if longest < row[i]:
+                    row[i], where[i] = longest, j
+        best.append(row)
+        cut.append(where)
+    counts, end = [], n
+    for part in range(parts, 0, -1):
+        begin = cut[part][end]
+        counts.append(end - begin)
+        end = begin
+    return counts[::-1]

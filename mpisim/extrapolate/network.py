@@ -14,15 +14,23 @@ from typing import Literal
 
 from ..base.frozen import frozen
 from ..experiment import Plan
-from ..kernels.operations import BYTES, Convolution, Elementwise, Gemm, Kernel
+from ..kernels.operations import BYTES, Convolution, Elementwise, Gemm, GroupedGemm, Kernel
 from ..kernels.recorded import Recorded
 from ..operators import TensorSpec
 from ..operators.tensors import element_bytes
 from ..workloads.grid import Grid
 from ..workloads.operators import Await, Compute, Layer, Network, Operator, Parameter, Task
+from .expert_parallel import ExpertShare, experts_of
 from .growth import Growth, grown, product_role, share_of
 from .split import NOT_SPLIT, Split, split_kernel, split_tasks
-from .step import TracedKernel, TracedOperator, TracedStep, TracedTask, TracedWait
+from .step import (
+    TracedKernel,
+    TracedOperator,
+    TracedParameter,
+    TracedStep,
+    TracedTask,
+    TracedWait,
+)
 
 __all__ = ["growth_of", "passed_on", "traced_network"]
 
@@ -71,7 +79,17 @@ def traced_network(
     once = grid.pp == 1 and plan.global_batch == plan.micro_batch * grid.dp
     several = plan.global_batch > plan.micro_batch * grid.dp
     adds = several and not step.accumulates
-    return _Writer(step, growth, grid.tp, splits or {}, zeroing=once, adds=adds).network()
+    experts = ExpertShare(experts_of(step), plan, growth)
+    return _Writer(
+        step,
+        growth,
+        grid.tp,
+        splits or {},
+        experts,
+        sequence=grid.tp > 1 and plan.sequence_parallel,
+        zeroing=once,
+        adds=adds,
+    ).network()
 
 
 class _Writer:
@@ -83,6 +101,9 @@ class _Writer:
     growth : Growth
     tp : int
     splits : mapping of int to Split
+    experts : ExpertShare
+    sequence : bool
+        Whether ranks of a tensor-parallel group have a share of the tokens outside of `splits`.
     zeroing : bool
         Whether gradients are set to zero where the trace does so; otherwise with the optimizer, as
         a pass that is run for every micro-batch is no place for it.
@@ -96,13 +117,17 @@ class _Writer:
         growth: Growth,
         tp: int,
         splits: Mapping[int, Split],
+        experts: ExpertShare,
         *,
+        sequence: bool,
         zeroing: bool,
         adds: bool,
     ) -> None:
         self.adds = adds
         self.gathers = any(each.kind == "gathered" for each in splits.values())
         self.step, self.growth, self.tp, self.splits = step, growth, tp, splits
+        self.experts, self.sequence = experts, sequence
+        self.outside = replace(growth, samples=growth.samples / tp) if sequence else growth
         self.zeroing = zeroing and bool(step.zeroing)
         self.weights = {
             shape
@@ -128,7 +153,7 @@ class _Writer:
                 role = "embedding"
             elif name in step.head:
                 role = "head"
-            output = round(passed_on(following) * self.growth.activations)
+            output = round(passed_on(following) * self.outside.activations)
             layers.append(Layer(name, tuple(operators), role, output, before))
         for layer in layers:
             flops += sum(each.kernel.flops for each in layer.kernels())
@@ -143,26 +168,21 @@ class _Writer:
 
     def _operator(self, each: TracedOperator, number: int) -> Operator:
         split = self.splits.get(number, NOT_SPLIT)
-        forward = self._tasks(each, each.forward, split, backward=False)
-        backward = self._tasks(each, each.backward, split, backward=True)
+        forward = self._tasks(each, each.forward, split, number, backward=False)
+        backward = self._tasks(each, each.backward, split, number, backward=True)
         size = round(sum(_bytes(one) for one in each.inputs) * self.growth.activations)
         if split is not NOT_SPLIT:
             forward, backward = split_tasks(each, split, forward, backward, self.growth, self.tp)
+        forward, backward = self.experts.exchanges(number, each, forward, backward)
         # Where outputs are gathered, gradients between are sums over ranks not added up yet.
         partial = self.gathers and split is NOT_SPLIT
+        size //= self.tp if self.sequence and split is NOT_SPLIT else 1
         if self.zeroing and number == max(0, self.step.zeroing_at - 1):
             zeros = _Optimizer(self.step.zeroing)(1 / self.tp)
             first = self.step.zeroing_at == 0
             forward = (*zeros, *forward) if first else (*forward, *zeros)
         parameters = tuple(
-            Parameter(
-                f"{each.name} {'×'.join(map(str, one.shape))}",
-                split.parameter(one.shape, self.tp),
-                tied=one.shape == each.tied,
-                replicated=partial,
-                partial=partial,
-            )
-            for one in each.parameters
+            self._parameter(each, one, split, number, partial=partial) for one in each.parameters
         )
         if each.tied is not None and not any(one.tied for one in parameters):
             size = split.parameter(each.tied, self.tp)
@@ -173,8 +193,40 @@ class _Writer:
             each.name, forward, backward, parameters, saved=size, statistics=each.statistics
         )
 
+    def _parameter(
+        self,
+        each: TracedOperator,
+        one: TracedParameter,
+        split: Split,
+        number: int,
+        *,
+        partial: bool,
+    ) -> Parameter:
+        name = f"{each.name} {'×'.join(map(str, one.shape))}"
+        if self.experts.holds(number):
+            size, of_expert = self.experts.parameter(one.shape, number)
+            return Parameter(name, size, expert=of_expert)
+        return Parameter(
+            name,
+            split.parameter(one.shape, self.tp),
+            tied=one.shape == each.tied,
+            replicated=partial or self._of_tokens(split, one),
+            partial=partial,
+        )
+
+    def _of_tokens(self, split: Split, one: TracedParameter) -> bool:
+        """Whether each rank sees its share of the tokens alone of what a parameter works on."""
+        behind_row = split.kind == "row" and len(one.shape) == 1
+        return self.sequence and (split is NOT_SPLIT or behind_row)
+
     def _tasks(
-        self, of: TracedOperator, tasks: Iterable[TracedTask], split: Split, *, backward: bool
+        self,
+        of: TracedOperator,
+        tasks: Iterable[TracedTask],
+        split: Split,
+        number: int,
+        *,
+        backward: bool,
     ) -> tuple[Task, ...]:
         found: list[Task] = []
         seen: set[int] = set()
@@ -182,7 +234,10 @@ class _Writer:
             if isinstance(each, TracedWait):
                 found.append(Await(each.name, host=each.host, tail=each.tail))
                 continue
-            now = tuple(self._now(kernel, each, split, backward, of) for kernel in each.kernels)
+            now = tuple(
+                self.experts.kernel(self._now(kernel, each, split, backward, of), number, each.role)
+                for kernel in each.kernels
+            )
             counts = each.call not in seen
             seen.add(each.call)
             weight = backward and bool(now) and all(map(self._of_weights, each.kernels))
@@ -197,7 +252,8 @@ class _Writer:
         backward: bool,
         operator: TracedOperator,
     ) -> Kernel:
-        new = grown(kernel, self.growth, self.weights, backward=backward, role=of.role)
+        growth = self.outside if split is NOT_SPLIT else self.growth
+        new = grown(kernel, growth, self.weights, backward=backward, role=of.role)
         if split is NOT_SPLIT:
             return new
         role = None
@@ -215,6 +271,8 @@ class _Writer:
         """Whether a kernel of the backward pass computes gradients of weights."""
         if isinstance(kernel, Convolution):
             return kernel.direction == "weight"
+        if isinstance(kernel, GroupedGemm):
+            return kernel.weight
         return (
             isinstance(kernel, Gemm)
             and product_role(kernel, self.weights, True, self.growth.tokens) == "k"

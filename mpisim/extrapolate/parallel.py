@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..base.errors import UsageError
+from ..base.errors import InputError, UsageError
 from ..base.frozen import frozen
 from ..base.quantity import picoseconds
 from ..engine import simulate
+from ..kernels import find_gpu, gpu_name
 from ..mpi.parallel import collective_errors
 from ..prediction.network import network_of
 from ..program import UNPRICED, Operation, Program, gather
-from ..replay import replay
+from ..replay import Repriced, Repricing, replay, reprice
 from ..replay.error import differences
 from ..results.step_times import step_of_job
 from .parallel_growth import Grown, grow
-from .parallel_kernels import KernelChange, on_another_gpu
 from .parallel_optimizer import with_distributed_optimizer
 from .parallel_rounds import with_micro_batches
 from .parallel_structure import (
@@ -68,7 +68,7 @@ class Extrapolated:
         Relative; nine of ten such predictions should be within.
     attributes : dict
         For results: uncertainty, assumptions, what is not modelled.
-    kernels : KernelChange, optional
+    kernels : Repriced, optional
         Where they run on another GPU.
     """
 
@@ -80,7 +80,7 @@ class Extrapolated:
     step: float
     uncertainty: float
     attributes: dict[str, Any] = field(default_factory=dict)
-    kernels: KernelChange | None = None
+    kernels: Repriced | None = None
 
     @property
     def text(self) -> str:
@@ -147,11 +147,11 @@ class Extrapolated:
             "kernels": {}
             if self.kernels is None
             else {
-                "recorded_on": self.kernels.old,
-                "gpu": self.kernels.new,
+                "recorded_on": self.kernels.recorded.title,
+                "gpu": self.kernels.gpu.title,
                 "before": self.kernels.before,
                 "after": self.kernels.after,
-                "by_shape": self.kernels.by_shape,
+                "by_shape": self.kernels.share("scaled"),
                 "error": self.kernels.error,
             },
             "new_axes": {} if grown is None else {a.name: a.size for a in grown.axes},
@@ -227,11 +227,19 @@ def extrapolate_parallel(
             if given is not None and cluster is None:
                 raise UsageError(f"{option} is a change: --cluster says on which network")
     recorded = _step(whole, comm, None)
-    kernels: KernelChange | None = None
+    kernels: Repriced | None = None
     if gpu is not None and cluster is not None:
-        kernels = on_another_gpu(job, gpu, (traced_cluster or cluster).gpu, comm)
-        whole = _whole(kernels.program, comm)
-        kernels = None if kernels.old == kernels.new else kernels
+        otherwise = (traced_cluster or cluster).gpu
+        with collective_errors(comm):
+            how = Repricing(
+                False,
+                find_gpu(gpu),
+                _recorded_gpu(job.device_name, otherwise),
+                needs_shapes=False,
+            )
+        changed, kernels = reprice(job, comm, how)
+        whole = _whole(changed.program, comm)
+        kernels = kernels if kernels.is_other else None
     job_now = _Changed(structure, dp, cluster, traced_cluster, distributed_optimizer, micro_batches)
     with collective_errors(comm):
         grown = job_now.grown(whole, kernels is not None)
@@ -246,6 +254,7 @@ def extrapolate_parallel(
     step = _step(grown.program, comm, grown.network)
     late = {"communications priced anew": _step(grown.program, comm, grown.network.late())}
     if kernels is not None:
+        assert kernels.late is not None
         longer = _whole(kernels.late, comm)
         slow = job_now.grown(longer, True)
         assert slow is not None
@@ -265,6 +274,14 @@ def extrapolate_parallel(
     return Extrapolated(
         structure, grown.program, grown.network, grown, recorded, step, error, said, kernels
     )
+
+
+def _recorded_gpu(said: str, otherwise: str) -> str:
+    """The GPU that a recording names, or the one that it is taken for."""
+    try:
+        return gpu_name(said)
+    except InputError:
+        return otherwise
 
 
 def _whole(program: Program, comm: Intracomm) -> Program:
@@ -288,8 +305,6 @@ class _Changed:
 
     def grown(self, program: Program, changed: bool) -> Grown | None:
         """Return the changed job; None if nothing is to be changed, nor has been."""
-        from ..kernels import find_gpu
-
         structure, cluster = self.structure, self.cluster
         along = structure.axis("dp")
         size = 1 if along is None else structure.axes[along].size
@@ -401,17 +416,22 @@ def _assumptions(grown: Grown) -> list[str]:
 
 
 def _kernel_assumptions(
-    kernels: KernelChange | None, recorded_on: str, cluster: Cluster | None
+    kernels: Repriced | None, recorded_on: str, cluster: Cluster | None
 ) -> list[str]:
     """What the times of kernels rest on."""
     if kernels is None:
         gpu = "" if cluster is None else f"; --gpu {cluster.gpu} would scale them"
         return [f"kernels take what they took on {recorded_on or 'the recorded GPU'}{gpu}"]
     return [
-        f"kernels of {kernels.old} on {kernels.new}: {kernels.before:.4g} s over all recorded "
-        f"ranks become {kernels.after:.4g} s ± {kernels.error:.0%}; {kernels.by_shape:.0%} of them "
-        "by the kernel models' ratio for their operators' shapes, the others by matrix rate, "
-        "memory or PCIe bandwidth",
+        f"kernels of {kernels.recorded.title} on {kernels.gpu.title}: {kernels.before:.4g} s over "
+        f"all recorded ranks become {kernels.after:.4g} s ± {kernels.error:.0%}; "
+        f"{kernels.share('scaled'):.0%} of them by the kernel models' ratio for their operators' "
+        "shapes, "
+        + (
+            "the others by matrix rate, memory or PCIe bandwidth"
+            if kernels.share("by name")
+            else f"the others × {kernels.factor:.3g}, as all of those together"
+        ),
         "CPU times as recorded",
     ]
 

@@ -1,8 +1,8 @@
 """What one tensor-parallel rank computes of an operator, and what it communicates for it.
 
-The kinds of `Split`, with the collectives of Megatron-LM without sequence parallelism
-(arXiv:1909.08053; megatron/core/tensor_parallel) and of BlackSamorez/tensor_parallel, which TrioSim
-takes as its reference:
+The kinds of `Split`, with the collectives of Megatron-LM (arXiv:1909.08053;
+megatron/core/tensor_parallel) and of BlackSamorez/tensor_parallel, which TrioSim takes as its
+reference:
 
 =============  ===================================  ==========================================
 column         features out                         backward: all-reduce of the input's gradient
@@ -12,7 +12,15 @@ vocabulary     entries of a table                   forward: all-reduce of what 
 scores         scores of such a vocabulary          forward: three numbers a token, all-reduced
 gathered       features out of any other layer      forward: all-gather of the output; backward:
                                                     reduce-scatter of its gradient
+whole          nothing                              none
+scatter        nothing                              backward: all-gather of the gradient
 =============  ===================================  ==========================================
+
+With sequence parallelism (arXiv:2205.05198) what lies outside of pairs of matrices has a share of
+the tokens. The input of a matrix split by columns is gathered, backward once more beside the
+input's gradient, which is reduce-scattered; the output of one split by rows is reduce-scattered,
+and its gradient gathered. What is looked up in a divided vocabulary is reduce-scattered; where
+other tables are added to it, which takes the whole sequence, each rank keeps its share behind them.
 """
 
 from __future__ import annotations
@@ -35,6 +43,7 @@ from ..kernels.operations import (
     Kernel,
     Norm,
     Softmax,
+    operand_bytes,
 )
 from ..kernels.recorded import Recorded
 from ..operators.tensors import element_bytes
@@ -42,11 +51,13 @@ from ..program import Operation
 from ..workloads.operators import Communicate, Compute, Task
 from ..workloads.transformer.shapes import VOCABULARY_MULTIPLE
 from .growth import Growth, ProductRole, share_of, times, with_sizes
-from .step import Role, TracedOperator
+from .step import Role, TracedKernel, TracedOperator
 
 __all__ = ["NOT_SPLIT", "Split", "SplitKind", "split_kernel", "split_tasks"]
 
-SplitKind = Literal["none", "column", "row", "inside", "vocabulary", "scores", "gathered"]
+SplitKind = Literal[
+    "none", "column", "row", "inside", "vocabulary", "scores", "gathered", "whole", "scatter"
+]
 
 FP32 = BYTES["fp32"]
 
@@ -72,6 +83,8 @@ class Split:
     rows : int
         Of "scores": how many there are for each entry of the vocabulary, as traced; 0 for all
         operators of a loss but the first, whose collectives serve all.
+    sequence : bool
+        Whether it is entered and left with a share of the tokens: sequence parallelism.
     """
 
     kind: SplitKind = "none"
@@ -80,6 +93,7 @@ class Split:
     vocabulary: bool = False
     small: int = 0
     rows: int = 0
+    sequence: bool = False
 
     def share(self, tp: int) -> int:
         """Return the features out, or entries of a vocabulary, that one rank has.
@@ -150,6 +164,8 @@ def split_kernel(
     match split.kind:
         case "inside":
             return _share(kernel, tp)
+        case "whole" | "scatter":
+            return kernel
         case "scores":
             if isinstance(kernel, Softmax | CrossEntropy):
                 return replace(kernel, columns=times(kernel.columns, 1 / tp))
@@ -231,17 +247,28 @@ def split_tasks(
     growth : Growth
     tp : int
     """
+    sequence = split.sequence
     if split.kind == "column":
-        return forward, _with_input_gradient(operator, backward, growth)
+        return _column(operator, forward, backward, sequence=sequence)
     if split.kind in ("row", "vocabulary"):
         size = _output_bytes(forward, operator, 1)
-        after: list[Task] = [_collective(operator, Operation.ALL_REDUCE, size)]
+        reduction = Operation.REDUCE_SCATTER if sequence else Operation.ALL_REDUCE
+        after: list[Task] = [_collective(operator, reduction, size)]
         if split.kind == "row" and any(len(one.shape) == 1 for one in operator.parameters):
-            after.append(Compute("bias", Elementwise(2 * size)))  # not of partial sums
+            # Not of partial sums.
+            after.append(Compute("bias", Elementwise(2 * size // (tp if sequence else 1))))
         if split.kind == "vocabulary":  # rows that another rank has are zeros
             after.insert(0, Compute("mask", Elementwise(size)))
             backward = (Compute("mask backward", Elementwise(2 * size)), *backward)
+        if sequence:
+            gather = _collective(operator, Operation.ALL_GATHER, size, "gradient")
+            backward = (gather, *backward)
         return (*forward, *after), backward
+    if split.kind == "scatter":
+        size = _passed_bytes(operator, growth)
+        own = Compute("share of the sequence", Elementwise(max(1, 2 * size // tp)))
+        gather = _collective(operator, Operation.ALL_GATHER, size, "gradient")
+        return (*forward, own), (gather, *backward)
     if split.kind == "scores":
         if not split.rows:
             return forward, backward
@@ -261,17 +288,30 @@ def split_tasks(
     return forward, backward
 
 
-def _with_input_gradient(
-    operator: TracedOperator, backward: tuple[Task, ...], growth: Growth
-) -> tuple[Task, ...]:
-    """Reduce the gradient of the input beside the product that makes the weight's gradient."""
+def _column(
+    operator: TracedOperator,
+    forward: tuple[Task, ...],
+    backward: tuple[Task, ...],
+    *,
+    sequence: bool,
+) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
+    """Gather the input, where ranks have shares of it, and reduce its gradient.
+
+    The reduction runs beside the product that makes the weight's gradient; so does, beside the
+    product before, the second gather of the input, which that needs.
+    """
+    gathers = _gathers(operator, forward) if sequence else None
+    if gathers is not None:
+        forward = (gathers, *forward)
+        again = replace(gathers, weight=True, token="gathered")
+        backward = (again, *(_behind(task, "gathered") for task in backward))
     products = [
         i
         for i, task in enumerate(backward)
         if isinstance(task, Compute) and not task.weight and _has_product(task)
     ]
     if not products:  # the input is data
-        return backward
+        return forward, backward
     at = products[0] + 1
     kernel = backward[products[0]]
     assert isinstance(kernel, Compute)
@@ -279,10 +319,37 @@ def _with_input_gradient(
     product = next(each for each in kernel.kernel.now if isinstance(each, Gemm))
     size = BYTES[product.output] * product.batch * product.m * product.n
     beside = any(isinstance(task, Compute) and task.weight for task in backward[at:])
-    reduced = _collective(operator, Operation.ALL_REDUCE, size, "input gradient")
+    reduction = Operation.REDUCE_SCATTER if sequence else Operation.ALL_REDUCE
+    reduced = _collective(operator, reduction, size, "input gradient")
     if beside:
         reduced = replace(reduced, token="reduced")
-    return (*backward[:at], reduced, *backward[at:])
+    return forward, (*backward[:at], reduced, *backward[at:])
+
+
+def _gathers(operator: TracedOperator, forward: Sequence[Task]) -> Communicate | None:
+    """The all-gather of the input of a matrix."""
+    product = next((each for each in _kernels(forward) if isinstance(each, Gemm)), None)
+    if product is None:
+        return None
+    size = operand_bytes(product.dtype, product.batch * product.m * product.k)
+    return _collective(operator, Operation.ALL_GATHER, size, "input")
+
+
+def _behind(task: Task, token: str) -> Task:
+    """A product that makes a weight's gradient, behind a communication; other tasks as they are."""
+    if isinstance(task, Compute) and task.weight and _has_product(task):
+        return replace(task, after=(*task.after, token))
+    return task
+
+
+def _passed_bytes(operator: TracedOperator, growth: Growth) -> int:
+    """Bytes of what an operator between lookups and the first layer passes on."""
+    for task in operator.forward:
+        if isinstance(task, TracedKernel):
+            for kernel in task.kernels:
+                if isinstance(kernel, Elementwise):  # two are read, their sum is written
+                    return round(kernel.bytes / 3 * growth.activations)
+    raise InputError(f"{operator.name}: how large its output is is not known; sp cannot be true")
 
 
 def _has_product(task: Compute) -> bool:

@@ -9,13 +9,19 @@ lies between.
 An embedding whose table is split by entries, and scores of the same vocabulary, go together. All
 other layers, convolutions above all, divide their outputs, which are gathered: what TrioSim and its
 reference do with every layer.
+
+With sequence parallelism tables that are added to what was looked up in a divided vocabulary (of
+positions, of token types) are looked up for the whole sequence, and each rank keeps its share of
+the sum (megatron/core/models/common/embeddings/language_model_embedding.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
+from ..base.errors import InputError
 from ..kernels.operations import Convolution, Embedding, Gemm, Norm
 from .split import NOT_SPLIT, Split
 from .step import TracedKernel, TracedOperator, TracedStep
@@ -30,18 +36,26 @@ class _Matrix(NamedTuple):
     rows: int
 
 
-def splits_of(step: TracedStep, tp: int) -> Mapping[int, Split]:
+def splits_of(step: TracedStep, tp: int, *, sequence: bool = False) -> Mapping[int, Split]:
     """Return the split of each operator that tensor parallelism divides, by its number.
 
     Parameters
     ----------
     step : TracedStep
     tp : int
+    sequence : bool
+        Whether what lies outside of pairs of matrices has a share of the tokens.
 
     Returns
     -------
     mapping of int to Split
-        Operators that every rank computes whole are left out.
+        Operators that every rank computes whole are left out; with `sequence` those of which each
+        rank computes its tokens.
+
+    Raises
+    ------
+    InputError
+        If sequence parallelism needs pairs of matrices that are not there.
     """
     found: dict[int, Split] = {}
     pending: list[_Matrix] = []
@@ -95,7 +109,37 @@ def splits_of(step: TracedStep, tp: int) -> Mapping[int, Split]:
             break
         pending.append(matrix)
     gather()
-    return {number: split for number, split in found.items() if split is not NOT_SPLIT}
+    found = {number: split for number, split in found.items() if split is not NOT_SPLIT}
+    return _by_sequence(step, found, tp) if sequence else found
+
+
+def _by_sequence(step: TracedStep, found: dict[int, Split], tp: int) -> dict[int, Split]:
+    """Return splits whose operators are entered and left with a share of the tokens."""
+    kinds = {split.kind for split in found.values()}
+    if "gathered" in kinds or "row" not in kinds:
+        raise InputError(
+            f"sp is true, but {step.source} has layers that are no pairs of matrices: what lies "
+            "between two pairs is what sequence parallelism divides"
+        )
+    if step.sequence is None or step.sequence % tp:
+        said = "unknown" if step.sequence is None else f"{step.sequence:,}"
+        raise InputError(
+            f"sp is true: tp = {tp} must divide the tokens of a sample, which are {said}"
+        )
+    paired = {n: replace(split, sequence=True) for n, split in found.items()}
+    first = min(number for number, split in found.items() if split.kind in ("column", "row"))
+    tables = [
+        number
+        for number, operator in enumerate(step.operators[:first])
+        if number not in found and any(isinstance(each, Embedding) for each in operator.products())
+    ]
+    vocabulary = next((n for n, split in found.items() if split.kind == "vocabulary"), None)
+    if tables and vocabulary is not None:
+        paired[vocabulary] = found[vocabulary]
+        last = max(tables) + 1  # the addition of the last
+        paired |= {number: Split("whole") for number in range(vocabulary + 1, last)}
+        paired[last] = Split("scatter")
+    return paired
 
 
 def _vocabulary(step: TracedStep, found: dict[int, Split]) -> set[int]:

@@ -1,4 +1,4 @@
-"""Kernel models and networks whose times are multiplied by step constants."""
+"""Kernel models and networks whose times are multiplied, by step constants above all."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..topo.nccl import Nccl
     from ..topo.nccl_network import NcclNetwork, Pattern, Placement
 
-__all__ = ["CalibratedKernels", "CalibratedNetwork"]
+__all__ = ["CalibratedKernels", "CalibratedNetwork", "MultipliedNetwork"]
 
 Ints = NDArray[np.int64]
 
@@ -89,43 +89,42 @@ class CalibratedKernels:
         return ("attention" if isinstance(kernel, Attention) else "memory"), gpu
 
 
-class CalibratedNetwork:
-    """A network whose communications, within nodes and across, are multiplied by step constants.
+class MultipliedNetwork:
+    """A network each of whose communications takes a factor of its time.
 
-    A communication that takes f times as long moves its bytes at 1 / f of the rate; it then counts
-    as using the links of nodes and its cards as fully as before, so that what shares them does not
-    find room that is not there. What links between switches carry is not changed: constants are of
-    nodes and cards that were measured.
+    A communication that takes f times as long moves its bytes at 1 / f of the rate. What a factor
+    depends on, and what links then carry, subclasses say.
 
     Parameters
     ----------
     network : NcclNetwork
-    constants : AppliedConstants
     """
 
-    def __init__(self, network: NcclNetwork, constants: AppliedConstants) -> None:
-        self._network, self._constants = network, constants
-        self._by_kind = {
-            kind: constants.number(kind, constants.platform) for kind in ("inside", "across")
-        }
+    def __init__(self, network: NcclNetwork) -> None:
+        self._network = network
         self.topology = network.topology
+
+    def factor(self, operation: Operation, bytes: int, group: Placement) -> float:
+        """Return the factor of a communication.
+
+        Parameters
+        ----------
+        operation : Operation
+        bytes : int
+            Size of the communication.
+        group : Placement
+            One of the classes of `group_classes`.
+        """
+        raise NotImplementedError
 
     @property
     def numbers(self) -> Mapping[str, Quantity]:
-        """Those of the network, and the constants."""
-        return {**self._network.numbers, **dict(self._by_kind.values())}
-
-    @property
-    def uncalibrated(self) -> NcclNetwork:
-        """The network without the constants, which choose nothing."""
-        return self._network
-
-    def _constant(self, nodes: int) -> tuple[str, Quantity]:
-        return self._by_kind[_kind(nodes)]
+        """Those of the network."""
+        return self._network.numbers
 
     @property
     def nccl(self) -> Nccl | None:
-        """NCCL's choices, which the constants do not change."""
+        """NCCL's choices, which factors do not change."""
         return self._network.nccl
 
     def group_classes(
@@ -148,15 +147,14 @@ class CalibratedNetwork:
         Returns
         -------
         Price
-            Latency and rate of NCCL, times and divided by the constant, then limited by links.
+            Latency and rate of NCCL, times and divided by the factor, then limited by links.
         """
-        factor = self._constant(group.nodes)[1].value
-        found = self._multiplied(operation, bytes, group)
-        return self._network.limited(found, group, factor)
+        factor = self.factor(operation, bytes, group)
+        return self._network.limited(self._multiplied(operation, bytes, group), group, factor)
 
     def _multiplied(self, operation: Operation, bytes: int, group: Placement) -> Price:
         found = self._network.nccl_price(operation, bytes, group)
-        factor = self._constant(group.nodes)[1].value
+        factor = self.factor(operation, bytes, group)
         if factor == 1:
             return found
         rate = max(1, round(found.rate / factor)) if found.rate else 0
@@ -187,8 +185,7 @@ class CalibratedNetwork:
         )
 
     def shares(self, operation: Operation, bytes: int, group: Placement) -> dict[str, float]:
-        """Return the network's shares, or the constant's where it covers them; all of it depends on
-        the constant.
+        """Return the network's shares.
 
         Parameters
         ----------
@@ -203,15 +200,10 @@ class CalibratedNetwork:
         dict of str to float
             Name of a number → share of the time that depends on it, 0 to 1.
         """
-        found = self._network.shares(operation, bytes, group)
-        if not self._network.price(operation, bytes, group).duration:
-            return found
-        if self._constants.covers(_kind(group.nodes), self._constants.platform):
-            found = {}
-        return {**found, self._constant(group.nodes)[0]: 1.0}
+        return self._network.shares(operation, bytes, group)
 
     def elasticities(self, operation: Operation, bytes: int, group: Placement) -> dict[str, float]:
-        """Return how a price answers to the hardware; the constants stay.
+        """Return how a price answers to the hardware; factors stay.
 
         Parameters
         ----------
@@ -246,6 +238,60 @@ class CalibratedNetwork:
     def link_name(self, link: int) -> str:
         """Return the name of a link."""
         return self._network.link_name(link)
+
+    def loads(
+        self, index: Ints, members: NDArray[np.int32], pattern: Pattern
+    ) -> tuple[Ints, Ints, Ints]:
+        """Return the weights of groups on links; parameters as of `SharedNetwork.loads`."""
+        return self._network.loads(index, members, pattern)
+
+
+class CalibratedNetwork(MultipliedNetwork):
+    """A network whose communications, within nodes and across, are multiplied by step constants.
+
+    A communication that takes f times as long counts as using the links of nodes and its cards as
+    fully as before, so that what shares them does not find room that is not there. What links
+    between switches carry is not changed: constants are of nodes and cards that were measured.
+
+    Parameters
+    ----------
+    network : NcclNetwork
+    constants : AppliedConstants
+    """
+
+    def __init__(self, network: NcclNetwork, constants: AppliedConstants) -> None:
+        super().__init__(network)
+        self._constants = constants
+        self._by_kind = {
+            kind: constants.number(kind, constants.platform) for kind in ("inside", "across")
+        }
+
+    @property
+    def numbers(self) -> Mapping[str, Quantity]:
+        """Those of the network, and the constants."""
+        return {**self._network.numbers, **dict(self._by_kind.values())}
+
+    @property
+    def uncalibrated(self) -> NcclNetwork:
+        """The network without the constants, which choose nothing."""
+        return self._network
+
+    def _constant(self, nodes: int) -> tuple[str, Quantity]:
+        return self._by_kind[_kind(nodes)]
+
+    def factor(self, operation: Operation, bytes: int, group: Placement) -> float:
+        """Return the constant of a group: inside a node, or across; see `MultipliedNetwork`."""
+        return self._constant(group.nodes)[1].value
+
+    def shares(self, operation: Operation, bytes: int, group: Placement) -> dict[str, float]:
+        """Return the network's shares, or the constant's where it covers them; all of it depends on
+        the constant. See `MultipliedNetwork.shares`."""
+        found = self._network.shares(operation, bytes, group)
+        if not self._network.price(operation, bytes, group).duration:
+            return found
+        if self._constants.covers(_kind(group.nodes), self._constants.platform):
+            found = {}
+        return {**found, self._constant(group.nodes)[0]: 1.0}
 
     def loads(
         self, index: Ints, members: NDArray[np.int32], pattern: Pattern

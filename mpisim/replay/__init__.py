@@ -6,6 +6,8 @@ Read in this order.
     A program with other durations: factors by kernel, communication, rank.
 ``jobs``
     Traces → program → replayed step times and the recorded ones.
+``kernel_times``
+    The kernels of a recording on another GPU.
 ``reprice``
     Recorded kernels and communications with the times of another GPU or cluster.
 ``error``

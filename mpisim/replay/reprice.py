@@ -3,8 +3,8 @@
 A kernel belongs to the call of an operator that launched it, if the recording has its shapes. Such
 calls take, in this order: what the user measured on the new GPU; with `everything` what the kernel
 models say of it; else what was recorded, times the ratio of the models for the new GPU and for the
-one that was recorded. Kernels without a known call are scaled by what all known ones change by
-together, copies from and to the host by the ratio of the links' rates.
+one that was recorded (`.kernel_times`). Kernels without a known call are scaled by what all known
+ones change by together; where a job has no shapes at all, by what their names tell.
 
 Communications whose operation, size and members are known are left to the network of the new
 cluster; all others are scaled by the ratio of the GPUs' ports. CPU times stay as recorded.
@@ -12,9 +12,8 @@ cluster; all others are scaled by the ratio of the GPUs' ports. CPU times stay a
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,22 +26,27 @@ from ..base.schema import build
 from ..kernels import Gpu, find_gpu, gpu_name
 from ..mpi.parallel import collective_errors
 from ..operators.measured import MeasuredOperators
-from ..operators.pricing import OperatorPricing, Priced
-from ..program import Operation, Table
-from ..traces.kineto import read_kineto
-from ..traces.operator_calls import launched_calls
+from ..operators.pricing import UNKNOWN_ERROR, OperatorPricing
+from ..program import Operation, Program, Table
+from .kernel_times import (
+    HOST,
+    MODELLED,
+    NAMED,
+    SCALED,
+    UNKNOWN,
+    RankTimes,
+    RatesByName,
+    rank_times,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .jobs import TraceJob
 
 __all__ = ["Repriced", "Repricing", "reprice"]
 
 FILE = "replay.toml"
-
-MEASURED = ("exact", "interpolated")
-SCALED, MODELLED, UNKNOWN, HOST = "scaled", "model", "unknown", "host copies"
-"""What else a kernel's time comes from: the recording times a ratio of models; a model; the ratio
-that others have; the ratio of links."""
 
 
 @frozen
@@ -61,6 +65,8 @@ class Repricing:
         Whose network prices communications; empty: they stay as recorded.
     measured : MeasuredOperators or None
         Times on the new GPU, which come first.
+    needs_shapes : bool
+        Whether recordings without shapes are refused; else names tell what their kernels are.
     """
 
     everything: bool
@@ -68,6 +74,7 @@ class Repricing:
     recorded_gpu: str | None = None
     cluster: str = ""
     measured: MeasuredOperators | None = None
+    needs_shapes: bool = True
 
 
 @dataclass
@@ -90,6 +97,8 @@ class Repriced:
         Of kernels, in all steps and between.
     factor : float
         By which kernels without a known call are scaled.
+    late : Program, optional
+        With each kernel its error bar longer.
     """
 
     recorded: Gpu
@@ -102,6 +111,7 @@ class Repriced:
     spread: dict[int, float] = field(default_factory=dict)
     kernels_spread: float = 0.0
     factor: float = 1.0
+    late: Program | None = None
 
     @property
     def error(self) -> float:
@@ -123,6 +133,7 @@ class Repriced:
             UNKNOWN: f"recorded, times {self.factor:.3g}, as no operator with a model is known"
             if self.is_other
             else "as recorded, as no operator with a model is known",
+            NAMED: "recorded, times the ratio of the rates that names tell, for want of shapes",
             HOST: "copies from or to the host, by the links' rates",
         }
         shares = [
@@ -170,26 +181,6 @@ class Repriced:
         return sum(self.kernels.get(each, 0.0) for each in sources) / whole if whole else 0.0
 
 
-class _RankPrices:
-    """New durations of one rank's device operations.
-
-    Attributes
-    ----------
-    duration : float64 array
-        In ps, by device operation; negative where no call is known.
-    error : float64 array
-        Relative.
-    source : list of str
-        By device operation.
-    """
-
-    def __init__(self, n: int) -> None:
-        self.duration = np.full(n, -1.0)
-        self.error = np.zeros(n)
-        self.source = [UNKNOWN] * n
-        self.recorded = np.zeros(n)
-
-
 def reprice(job: TraceJob, comm: Any, how: Repricing) -> tuple[TraceJob, Repriced]:
     """Recorded job → the same with other durations, and what they rest on. **Collective.**
 
@@ -204,6 +195,8 @@ def reprice(job: TraceJob, comm: Any, how: Repricing) -> tuple[TraceJob, Reprice
     ------
     TraceError
         If a recording has no shapes, its GPU is not known, or it is no Kineto trace.
+    InputError
+        If the new GPU lacks a number format of the recording.
     """
     with collective_errors(comm):
         recorded = _recorded_gpu(job, how)
@@ -211,29 +204,45 @@ def reprice(job: TraceJob, comm: Any, how: Repricing) -> tuple[TraceJob, Reprice
     result = Repriced(recorded, new)
     before = OperatorPricing(recorded)
     after = OperatorPricing(new, how.measured)
-    prices: dict[int, _RankPrices] = {}
+    prices: dict[int, RankTimes | None] = {}
     with collective_errors(comm):
         for index in sorted(job.traces.facts):
-            prices[index] = _rank_prices(job, index, how, before, after)
-    known = [each.duration >= 0 for each in prices.values()]
-    mine = [
-        (float(each.recorded[own].sum()), float(each.duration[own].sum()))
-        for each, own in zip(prices.values(), known)
-    ]
+            prices[index] = rank_times(
+                job.sources[index],
+                before,
+                after,
+                everything=how.everything,
+                needs_shapes=how.needs_shapes,
+            )
+    mine = []
+    for each in prices.values():
+        if each is not None:
+            own = each.duration >= 0
+            mine.append((float(each.recorded[own].sum()), float(each.duration[own].sum())))
     pairs = [pair for part in comm.allgather(mine) for pair in part]
-    was, now = (sum(column) for column in zip(*pairs))
+    was, now = sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
     result.factor = now / was if result.is_other and was else 1.0
     odd = _odd_sizes(job, comm)
     whole = job.traces.world_size <= len(job.traces.ranks)
     tables: list[Table | None] = list(job.program.tables)
+    late = list(tables)
+    names = job.program.names
     added: list[dict[str, float]] = []
     for index, each in prices.items():
         lowered = job.traces.facts[index].lowered
-        tables[index], sums = _table(lowered.table, lowered.op, each, how, result, odd, whole)
+        kernels = _kernels(lowered.table, lowered.op, each, result, names)
+        duration, sums = kernels.duration.copy(), kernels.sums
+        if how.cluster:
+            _communications(lowered.table, duration, sums, result, odd, whole)
+        tables[index] = lowered.table.replace(duration=duration)
+        late[index] = lowered.table.replace(
+            duration=np.rint(duration * (1 + kernels.error)).astype(np.int64)
+        )
         added.append(sums)
     # Rank by rank, so that the sums are the same on any number of processes.
     _add_up([each for part in comm.allgather(added) for each in part], result)
     program = job.program.replace(tables=tuple(tables))
+    result.late = job.program.replace(tables=tuple(late))
     return replace(job, traces=replace(job.traces, program=program)), result
 
 
@@ -268,63 +277,6 @@ def _recorded_gpu(job: TraceJob, how: Repricing) -> Gpu:
         ) from error
 
 
-def _rank_prices(
-    job: TraceJob, index: int, how: Repricing, before: OperatorPricing, after: OperatorPricing
-) -> _RankPrices:
-    """Price the calls of one rank's recording, which is read once more."""
-    source = job.sources[index]
-    if source.process >= 0:
-        raise TraceError(
-            f"{source.path}: a recording of Nsight Systems names no operators; --price needs "
-            "Kineto traces with shapes (record_shapes=True)"
-        )
-    trace = read_kineto(source.path)
-    device = trace.device
-    found = _RankPrices(len(device))
-    found.recorded = (device.end - device.begin).astype(float)
-    same = after.model.gpu == before.model.gpu
-    for each in launched_calls(trace):
-        ops = list(each.ops)
-        recorded = found.recorded[ops]
-        total = float(recorded.sum())
-        priced = after.price(each.launched, each.call)
-        if priced.how not in MEASURED and (not priced.known or not priced.duration or not total):
-            continue
-        if priced.how in MEASURED:
-            took, error, origin = float(priced.duration), priced.error, str(priced.how)
-        elif how.everything:
-            took, error, origin = float(priced.duration), priced.error, MODELLED
-        elif same:
-            took, error, origin = total, 0.0, SCALED
-        else:
-            old = before.price(each.launched)
-            if not old.known or not old.duration:
-                continue
-            took, origin = total * priced.duration / old.duration, SCALED
-            error = _ratio_error(priced, old)
-        parts = recorded / total if total else np.full(len(ops), 1 / len(ops))
-        found.duration[ops] = took * parts
-        found.error[ops] = error
-        for op in ops:
-            found.source[op] = origin
-    for op, name in enumerate(device.name):
-        if found.duration[op] < 0 and ("HtoD" in name or "DtoH" in name):
-            was, now = before.model.gpu, after.model.gpu
-            ratio = (was.pcie.si * was.pcie_fraction.si) / (now.pcie.si * now.pcie_fraction.si)
-            found.duration[op] = found.recorded[op] * ratio
-            found.error[op] = 0.0 if same else math.hypot(was.pcie.error, now.pcie.error)
-            found.source[op] = HOST
-    return found
-
-
-def _ratio_error(after: Priced, before: Priced) -> float:
-    """Error of a ratio of two models of one kernel, taken as if they were off by themselves.
-
-    They share formulas, and often constants, so that this is more than their difference is off.
-    """
-    return math.hypot(after.error, before.error)
-
-
 def _odd_sizes(job: TraceJob, comm: Any) -> set[int]:
     """Return operations and kinds of which some member does not say its size: none is priced."""
     found = set()
@@ -338,51 +290,71 @@ def _odd_sizes(job: TraceJob, comm: Any) -> set[int]:
     }
 
 
-def _table(
+class _Kernels(NamedTuple):
+    """New times of a rank's rows, their relative errors, and sums of what they rest on."""
+
+    duration: NDArray[np.int64]
+    error: NDArray[np.float64]
+    sums: dict[str, float]
+
+
+def _kernels(
     table: Table,
     op: NDArray[np.int64],
-    prices: _RankPrices,
-    how: Repricing,
+    times: RankTimes | None,
+    result: Repriced,
+    names: Sequence[str],
+) -> _Kernels:
+    """Return the new times of a rank's rows: of kernels and copies; others stay."""
+    sums: dict[str, float] = {}
+    duration, errors = table.duration.copy(), np.zeros(len(table))
+    kernels = np.flatnonzero((op >= 0) & ~table.is_communication & (table.duration >= 0))
+    unknown = _unknown_error().error if result.is_other else 0.0
+    rates = RatesByName(result.recorded, result.gpu)
+    for row in kernels.tolist():
+        number, was = int(op[row]), float(table.duration[row])
+        if times is None:
+            kind = int(table.kind[row])
+            took, origin = was * rates.ratio(names[table.name[row]], kind), NAMED
+            error = UNKNOWN_ERROR if result.is_other else 0.0
+        elif times.duration[number] < 0:
+            took, origin, error = was * result.factor, UNKNOWN, unknown
+        else:
+            took, error = float(times.duration[number]), float(times.error[number])
+            origin = times.source[number]
+        duration[row], errors[row] = round(took), error
+        _add(sums, f"kernels {origin}", took / 1e12)
+        _add(sums, "before", was / 1e12)
+        _add(sums, "after", took / 1e12)
+        _add(sums, "spread", took * error / 1e12)
+        _add(sums, f"step {table.step[row]}", took * error / 1e12)
+    return _Kernels(duration, errors, sums)
+
+
+def _communications(
+    table: Table,
+    duration: NDArray[np.int64],
+    sums: dict[str, float],
     result: Repriced,
     odd: set[int],
     whole: bool,
-) -> tuple[Table, dict[str, float]]:
-    """Return a rank's table with the new durations, and sums of what they rest on, by name."""
-    sums: dict[str, float] = {}
+) -> None:
+    """Leave a rank's communications to the network, or scale them; see `_kernels`."""
+    ports, unknown = _port_ratio(result), _unknown_error().error
+    for row in np.flatnonzero(table.is_communication).tolist():
+        operation = int(table.operation[row])
+        known = operation != Operation.UNKNOWN and table.bytes[row] >= 0
+        if whole and known and operation not in odd:
+            duration[row] = -1
+            _add(sums, "by network", 1)
+        else:
+            duration[row] = round(float(table.duration[row]) * ports)
+            _add(sums, "scaled", 1)
+            _add(sums, f"step {table.step[row]}", duration[row] * unknown / 1e12)
 
-    def add(name: str, value: float) -> None:
-        sums[name] = sums.get(name, 0.0) + value
 
-    duration = table.duration.copy()
-    kernels = np.flatnonzero((op >= 0) & ~table.is_communication & (table.duration >= 0))
-    unknown = _unknown_error()
-    for row in kernels.tolist():
-        number = int(op[row])
-        was = float(table.duration[row])
-        took, error = float(prices.duration[number]), float(prices.error[number])
-        origin = prices.source[number]
-        if took < 0:
-            took, origin = was * result.factor, UNKNOWN
-            error = unknown.error if result.is_other else 0.0
-        duration[row] = round(took)
-        add(f"kernels {origin}", took / 1e12)
-        add("before", was / 1e12)
-        add("after", took / 1e12)
-        add("spread", took * error / 1e12)
-        add(f"step {table.step[row]}", took * error / 1e12)
-    if how.cluster:
-        ports = _port_ratio(result)
-        for row in np.flatnonzero(table.is_communication).tolist():
-            operation = int(table.operation[row])
-            known = operation != Operation.UNKNOWN and table.bytes[row] >= 0
-            if whole and known and operation not in odd:
-                duration[row] = -1
-                add("by network", 1)
-            else:
-                duration[row] = round(float(table.duration[row]) * ports)
-                add("scaled", 1)
-                add(f"step {table.step[row]}", duration[row] * unknown.error / 1e12)
-    return table.replace(duration=duration), sums
+def _add(sums: dict[str, float], name: str, value: float) -> None:
+    sums[name] = sums.get(name, 0.0) + value
 
 
 def _port_ratio(result: Repriced) -> float:

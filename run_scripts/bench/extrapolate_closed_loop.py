@@ -40,12 +40,18 @@ class Model(NamedTuple):
     batch: int
     precision: str = "bf16"
 
+    def longer(self, sequence: int) -> Model:
+        """Return the model with sequences of so many tokens."""
+        kept = [line for line in self.keys.split("\n") if not line.startswith("seq_len")]
+        return self._replace(keys="\n".join([*kept, f"seq_len = {sequence}"]))
+
 
 MODELS = {
     "resnet-50": Model('preset = "resnet-50"', 64, "fp32"),
     "vgg-13": Model('preset = "vgg-13"', 32, "fp32"),
     "gpt2": Model('preset = "gpt2"', 8),
     "bert": Model('preset = "bert-base"', 16),
+    "mixtral": Model('preset = "mixtral-8x7b"\nlayers = 4\nseq_len = 2048', 1),
     "llama": Model('preset = "llama3.2-1b"\nseq_len = 2048', 1),
 }
 
@@ -59,6 +65,29 @@ PLANS: tuple[Mapping[str, Any], ...] = (
     {"tp": 4},
     {"tp": 2, "pp": 2, "dp": 2},
 )
+
+WITH_SEQUENCES: tuple[Mapping[str, Any], ...] = (
+    {"tp": 4, "sp": True},
+    {"tp": 2, "pp": 2, "dp": 2, "sp": True},
+)
+
+WITH_EXPERTS: tuple[Mapping[str, Any], ...] = (
+    {"dp": 8},
+    {"pp": 4},
+    {"dp": 4, "ep": 4},
+    {"dp": 8, "ep": 4},
+    {"dp": 8, "ep": 8},
+    {"dp": 8, "ep": 4, "zero": 1},
+    {"dp": 8, "ep": 2, "zero": 3},
+    {"pp": 2, "dp": 4, "ep": 4},
+)
+
+
+def plans_of(name: str) -> tuple[Mapping[str, Any], ...]:
+    """Return the plans of a model."""
+    if name == "mixtral":
+        return WITH_EXPERTS
+    return (*PLANS, *WITH_SEQUENCES) if name in ("gpt2", "bert", "llama") else PLANS
 
 
 def generated(
@@ -150,7 +179,7 @@ def compare(model: Model, step: TracedStep, keys: Mapping[str, Any]) -> Compared
     if pp > 1:
         plan["pipeline.stages"] = list(found.workload.layout.experiment.plan.pipeline.stages)
     if tp > 1:
-        plan["sp"] = False
+        plan.setdefault("sp", False)
     ours = generated(model, plan, batch, dp * pp * tp)
     times = [
         engine.simulate(program, network=ours.network).step_time / 1e12
@@ -181,7 +210,7 @@ def main(names: list[str]) -> None:
             again = stated(extrapolate(step, Target(A100[0], {})))[0]
             off = again * 1e12 / step.measured - 1
             print(f"  {'unchanged':28} {again * 1e3:10.3f} ms {off:+8.3%}")
-            for keys in PLANS:
+            for keys in plans_of(name):
                 found = compare(model, step, keys)
                 what = ",".join(f"{key}={value}" for key, value in keys.items())
                 bytes_said = "bytes equal" if found.equal else "BYTES DIFFER"
@@ -203,13 +232,12 @@ def main(names: list[str]) -> None:
             ]
             if step.sequence is not None:
                 longer = 2 * step.sequence
-                keys = model.keys.partition("\n")[0] + f"\nseq_len = {longer}"
                 wanted.append(
                     (
                         "sequences × 2",
                         Target(A100[0], {}, sequence=longer),
                         generated(
-                            model._replace(keys=keys), {"micro_batch": model.batch}, model.batch, 1
+                            model.longer(longer), {"micro_batch": model.batch}, model.batch, 1
                         ),
                     )
                 )
