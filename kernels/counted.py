@@ -10,22 +10,50 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import field
+from collections.abc import Mapping
+from dataclasses import field, fields
+from typing import Any
 
 from mpisim.base.errors import InputError
 from mpisim.base.frozen import frozen
 
+from . import operations
 from .gpu import Gpu
 from .operations import Copy, Counted, Elementwise, Kernel, Precision
 from .roofline import Roofline
 
-__all__ = ["COUNTED", "PRICED", "PricedShares", "RooflinePricer"]
+__all__ = ["COUNTED", "PRICED", "PricedShares", "RooflinePricer", "kept_kernels"]
 
 COUNTED = "counted"
 """The attribute of programs that holds the shares of such prices, in JSON."""
 
 PRICED = "priced by roofline"
 """The attribute that describes them to people."""
+
+
+KINDS: Mapping[str, type[Kernel]] = {
+    each.__name__: each
+    for each in (
+        *(operations.Attention, operations.Convolution, operations.Copy, operations.CrossEntropy),
+        *(operations.Elementwise, operations.Embedding, operations.Gemm, operations.GroupedGemm),
+        *(operations.Norm, operations.OptimizerStep, operations.Softmax),
+    )
+}
+"""Kernels whose descriptions a program keeps, by name: numbers and words alone."""
+
+
+def kept_kernels(kernels: Mapping[tuple[str, int], Kernel]) -> list[list[Any]]:
+    """Kernels by name and duration in ps → what `PricedShares.read` finds as ``kernels``."""
+    return [
+        [
+            name,
+            length,
+            type(kernel).__name__,
+            {f.name: getattr(kernel, f.name) for f in fields(kernel)},
+        ]
+        for (name, length), kernel in kernels.items()
+        if type(kernel).__name__ in KINDS
+    ]
 
 
 @frozen
@@ -44,6 +72,10 @@ class PricedShares:
         kernel; empty where these were recorded.
     assumptions, not_modelled : tuple of str
         What else the program says of its prices; lines for people.
+    kernels : dict of (str, int) to Kernel
+        What kernels are, by name and duration in ps; empty where the program does not say.
+    gpu : str
+        Name of the GPU that they were priced for; empty where there are none.
     text : str
         The attribute as read.
     """
@@ -54,6 +86,8 @@ class PricedShares:
     launch: dict[str, float] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
     not_modelled: tuple[str, ...] = ()
+    kernels: dict[tuple[str, int], Kernel] = field(default_factory=dict)
+    gpu: str = ""
     text: str = ""
 
     @classmethod
@@ -87,9 +121,14 @@ class PricedShares:
             assumptions, missing = (
                 tuple(map(str, found.get(key, ()))) for key in ("assumptions", "not_modelled")
             )
+            kernels = {
+                (str(name), int(length)): KINDS[kind](**own)
+                for name, length, kind, own in found.get("kernels", ())
+            }
+            gpu = str(found.get("gpu", ""))
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise InputError(f"{source}: attribute {COUNTED!r} is damaged: {error}") from error
-        return cls(shares, numbers, host, launch, assumptions, missing, text)
+        return cls(shares, numbers, host, launch, assumptions, missing, kernels, gpu, text)
 
 
 class RooflinePricer:

@@ -97,12 +97,12 @@ registers: CUTLASS's kernels of ``align1``, built for Turing, which cuBLAS takes
 GroupedGemmVariant = Literal["split", "blocks"]
 """As for `Gemm`."""
 
-ElementwiseVariant = Literal["row_copies", "row_sums", "widening"]
+ElementwiseVariant = Literal["layout", "row_copies", "row_sums", "widening"]
 """Kernels that do not stream as fast as memory would let them.
 
-``"row_copies"``: rows are copied to other places, each once or more often; ``"row_sums"``: rows
-from other places are added up; ``"widening"``: PyTorch's operations on 16-bit numbers whose result
-is fp32.
+``"layout"``: channels of images are moved to the end or back; ``"row_copies"``: rows are copied to
+other places, each once or more often; ``"row_sums"``: rows from other places are added up;
+``"widening"``: PyTorch's operations on 16-bit numbers whose result is fp32.
 """
 
 NormVariant = Literal["persistent"]

@@ -256,8 +256,9 @@ def _stated(
     from .prediction.uncertainty import PathShares
 
     shares = PathShares(prepared, run)
+    if not isinstance(prepared, PreparedExperiment):  # the speed of kernels is one number there
+        found = path_sensitivities(prepared, run, shares=shares)
+        return program_statements(prepared, run, shares, overlap), found
     found = path_sensitivities(prepared, run, overlap, shares)
-    if not isinstance(prepared, PreparedExperiment):
-        return program_statements(prepared, run, shares), found
     defaults = prepared.experiment.left_to_defaults()
     return statements(prepared, run, defaults, overlap, shares), found

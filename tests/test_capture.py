@@ -127,6 +127,27 @@ def test_sharded_llama_does_what_the_generator_says() -> None:
 
 
 @torch
+@pytest.mark.parametrize(("mode", "passes"), [("none", 3), ("full", 4)])
+def test_mpt_does_what_is_counted_by_hand(mode: str, passes: int) -> None:
+    layers, width, heads, words, tokens, batch, micro = 2, 512, 4, 4096, 256, 3, 2
+    sizes = map(str, (layers, width, heads, words, tokens, batch, micro))
+    (part,) = alone(script(SCRIPTS / "mpt.py", *sizes, "pure", mode, world=8))
+    rows = tokens * batch * micro
+    blocks = layers * 2 * rows * 12 * width**2
+    causal = layers * 2 * 2 * (batch * micro) * heads * (tokens**2 / 2) * (width / heads)
+    again = passes - 3  # blocks are computed again in whole, as PyTorch 1.13 does
+    found = flops(part.recording)
+    assert found["gemm"] == passes * blocks + 3 * 2 * rows * width * words
+    assert found["attention"] == (1 + again + 2.5) * causal
+    # Gathered before each pass of a micro-batch and shared out once: blocks, and the root once.
+    block = 2 * (12 * width**2 + 13 * width)
+    root = 2 * ((words + tokens) * width + 2 * width)
+    messages = sent(part.recording)
+    assert messages["ALL_GATHER"] == micro * (2 * layers * block + root)
+    assert messages["REDUCE_SCATTER"] == micro * (layers * block + root)
+
+
+@torch
 def test_measured_times_come_before_models(tmp_path: Path) -> None:
     (part,) = alone(script(written(tmp_path, ONE_GPU)))
     shapes = (128, 1024), (1024, 4096)

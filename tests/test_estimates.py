@@ -152,6 +152,7 @@ def test_formulas_take_plain_numbers(family):
         },
         "memory_bound": Elementwise(10**6),
         "elementwise_row_copies": Elementwise(10**6, variant="row_copies"),
+        "elementwise_layout": Elementwise(10**6, variant="layout"),
         "elementwise_row_sums": Elementwise(10**6, variant="row_sums"),
         "elementwise_widening": Elementwise(10**6, variant="widening"),
         "softmax": Softmax(4096, 1500),

@@ -128,6 +128,20 @@ def test_threads_of_a_softmax_row(width, block, steps, passes):
     assert (found["block"], found["steps"], found["passes"]) == (block, steps, passes)
 
 
+@pytest.mark.parametrize(
+    ("width", "block", "steps", "passes"),
+    [
+        (2047, 32, 1, 1),
+        (5185, 1024, 3, 3),  # up to a boundary, then five more single loads, four at a time
+        (9217, 1024, 3, 3),  # up to a boundary, a whole round of vectors, one element
+        (17409, 1024, 4, 3),
+    ],
+)
+def test_odd_rows_of_16_bits_load_single_elements(width, block, steps, passes):
+    found = SOFTMAX.columns(Softmax(10, width, dtype="bf16"))
+    assert (found["block"], found["steps"], found["passes"]) == (block, steps, passes)
+
+
 def test_half_vectors_hold_eight():
     found = SOFTMAX.columns(Softmax(10, 4096, dtype="bf16"))
     assert (found["block"], found["steps"]) == (256, 2)

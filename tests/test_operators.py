@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpisim.kernels.operations import Copy, Elementwise, Embedding, Gemm, Kernel
+from mpisim.kernels.operations import Convolution, Copy, Elementwise, Embedding, Gemm, Kernel
 from mpisim.operators import Argument, OperatorCall, TensorSpec, kernels_of
 from mpisim.operators.table import TABLE, is_collective
 from mpisim.operators.temporaries import temporary_bytes
@@ -105,6 +105,17 @@ def test_convolutions_multiply_as_often_as_loops_do(
         *(gradient, x, weight, None, *pair, False, (0, 0), 1, (True, True, False)),
     )
     assert [each.flops for each in back if each.flops] == [count, count]
+
+
+def test_tf32_needs_channels_in_fours() -> None:
+    for channels, formats in ((3, ["fp32"]), (4, ["tf32"]), (6, ["fp32"]), (8, ["tf32"])):
+        x, weight = (
+            TensorSpec("float32", shape) for shape in ((2, channels, 9, 9), (8, channels, 3, 3))
+        )
+        found = of("aten::convolution", x, weight, None, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)
+        assert [each.dtype for each in found if isinstance(each, Convolution)] == formats
+        # Nothing is turned for an image that is convolved as it lies.
+        assert (len(found) > 1) == (formats == ["tf32"])
 
 
 def test_filters_that_are_not_square_are_counted() -> None:

@@ -22,8 +22,14 @@ that a load of 128 bytes touches five sectors in place of four.
 **Softmax and cross-entropy.** How rows are given to threads is that of PyTorch's kernels
 (github:pytorch/pytorch, aten/src/ATen/native/cuda/SoftMax.cu and PersistentSoftmax.cuh): a warp
 keeps a short row in its registers; a longer row has a block of threads that reads it three times
-forward (maximum, sum, output) and twice backward. Megatron-LM's kernel for a causal mask keeps all
-rows it takes, up to 2,048 elements, in the registers of a warp
+forward (maximum, sum, output) and twice backward. Threads load 16 bytes at once. The rows in fp32
+that were measured have a block of half as many threads as there are vectors, in PyTorch 2.1. Rows
+of 16 bits that do not begin at multiples of 16 bytes are taken as later versions take them forward:
+by 1,024 threads (SoftMaxForward_getBlockSize), which load single elements up to the next multiple,
+and behind the last whole round of vectors, four at a time, as the compiler unrolls such a loop. A
+row of 5,185 elements of 16 bits has no whole round. Up to 2,048 of them stay in a warp. (2.7 keeps
+rows of fewer than 9,217 elements in registers, which is not modelled.) Megatron-LM's kernel for a
+causal mask keeps all rows it takes, up to 2,048 elements, in the registers of a warp
 (scaled_upper_triang_masked_softmax.h).
 
 **Norms.** Rows are given to threads as in PyTorch's kernels (layer_norm_kernel.cu of the same
@@ -33,9 +39,11 @@ threads load single elements.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..gpu_parameters import GpuParameters
+from ..numbers import number
 from ..operations import BYTES, CrossEntropy, Norm, Softmax
 from .formula import (
     WAITING,
@@ -122,6 +130,11 @@ def _sm_threads(gpu: GpuParameters) -> int:
 MAX_WARP_ROW = 1024
 """Elements of the longest row that a warp keeps in its registers."""
 
+HALF_BYTES, MAX_HALF_WARP_ROW = 2, 2048
+"""The same of 16 bits in later versions, here for rows that no vector divides."""
+
+UNROLLED = number("softmax_single_loads")
+
 LOAD_BYTES = 16
 """Bytes that a thread loads at once."""
 
@@ -164,6 +177,13 @@ def _softmax_threads(width: int, size: int, passes: int) -> dict[str, int]:
     if width <= MAX_WARP_ROW:
         return _in_registers(width, size)
     vector = LOAD_BYTES // size
+    if passes == 3 and width % vector and size == HALF_BYTES:
+        if width <= MAX_HALF_WARP_ROW:
+            return _in_registers(width, size)
+        block = MAX_SOFTMAX_THREADS
+        rounds, rest = divmod(width - block, vector * block)  # the first round goes to a boundary
+        steps = 1 + rounds + math.ceil(rest / (block * UNROLLED))
+        return {"block": block, "steps": steps, "passes": passes, "unaligned": 1}
     # PyTorch takes the largest block of which about half of the loads are whole vectors: the power
     # of two at or above this.
     half = min(width // vector, MAX_SOFTMAX_THREADS) // 2

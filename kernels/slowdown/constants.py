@@ -30,6 +30,7 @@ _STREAMING = frozenset(
     (
         "elementwise",
         "elementwise_row_copies",
+        "elementwise_layout",
         "elementwise_row_sums",
         "elementwise_widening",
         "optimizer",

@@ -16,8 +16,10 @@ from typing import NamedTuple
 from ..base.errors import InputError
 from ..base.kinds import Flag, Kind, Operation
 from ..base.presets import packaged
+from ..kernels import gpu_names
 from ..kernels.alternatives.database import EXACT, INTERPOLATED
-from ..kernels.counted import COUNTED
+from ..kernels.counted import COUNTED, kept_kernels
+from ..kernels.gpu_parameters import GpuParameters
 from ..kernels.model import KernelModel
 from ..kernels.operations import Copy
 from ..operators.measured import MeasuredOperators
@@ -285,7 +287,9 @@ def _attributes(
             numbers[number] = (EXACT if how == "exact" else INTERPOLATED).error
     if unknown:
         numbers[UNKNOWN] = packaged(FILE)["unknown"]["error"]
-    shares = [[name, length, dict(rest)] for (name, length), rest in pricing.shares.items()]
+    shares = [[row, length, dict(rest)] for (row, length), rest in pricing.shares.items()]
+    name = GpuParameters.of(gpu).name
+    named = name in gpu_names()  # a file's is not found again where the program is read
     captured = ", ".join(str(part.recording.rank) for part in parts[:8])
     captured += ", …" if len(parts) > 8 else ""
     assumptions = [
@@ -312,6 +316,8 @@ def _attributes(
         "shares": shares,
         "host": dict(pricing.host_shares),
         "launch": {"launch_latency": 1.0},
+        "kernels": kept_kernels(pricing.kernels) if named else [],
+        "gpu": name,
         "assumptions": assumptions,
         "not_modelled": missing,
     }

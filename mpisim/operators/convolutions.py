@@ -2,7 +2,9 @@
 
 Matrix units take images whose channels are last. cuDNN turns others (nchwToNhwcKernel and
 nhwcToNchwKernel): whatever the convolution reads and writes, but images of few channels. On GPUs
-without the format there is nothing to turn (:mod:`.pricing`).
+without the format there is nothing to turn (:mod:`.pricing`). In tf32 the units load four numbers
+of 32 bits at once, 16 bytes: images whose channels are no multiple of four are convolved in fp32 as
+they lie.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ def forward(call: OperatorCall) -> Kernels | None:
         return None
     direction = "input" if transposed else "forward"
     own = _convolution(x, weight, out, number(call, 8, 0), direction, transposed)
-    turned = (*_turned(x), *own, *_turned(out, like=x))
+    turned = (*_turned(x, out), *own, *_turned(out, x, like=x))
     # A bias is broadcast over the pixels.
     added = () if bias is None else stream(2 * touched(out), indexed=out.elements)
     return (*turned, *added)
@@ -50,7 +52,7 @@ def cudnn(call: OperatorCall) -> Kernels | None:
     if out is None:
         return None
     own = _convolution(x, weight, out, number(call, 5, 0), "forward")
-    return (*_turned(x), *own, *_turned(out, like=x))
+    return (*_turned(x, out), *own, *_turned(out, x, like=x))
 
 
 def backward(call: OperatorCall) -> Kernels | None:
@@ -68,7 +70,7 @@ def backward(call: OperatorCall) -> Kernels | None:
     for wanted, direction in zip(mask, _DIRECTIONS):
         if wanted:
             way = "forward" if transposed and direction == "input" else direction
-            found += (*_turned(x), *_turned(gradient, like=x))
+            found += (*_turned(x, gradient), *_turned(gradient, x, like=x))
             found += _convolution(x, weight, gradient, groups, way, transposed)
     if len(mask) > 2 and mask[2]:
         found += stream(touched(gradient))
@@ -97,22 +99,29 @@ def _result_of(
 _FEW_CHANNELS = 4
 
 
-def _turned(image: TensorSpec, like: TensorSpec | None = None) -> Kernels:
+def _turned(image: TensorSpec, other: TensorSpec, like: TensorSpec | None = None) -> Kernels:
     """Image → the kernel that moves its channels to the end or back; none if they are there.
 
-    `like` is another image of the same convolution, whose strides tell.
+    `other` is what a convolution makes of it, or makes it of; `like` the one whose strides tell.
     """
     steps = (like or image).strides
     channels_last = steps is not None and len(steps) > 2 and steps[1] == 1
     few = len(image.shape) < 3 or image.shape[1] <= _FEW_CHANNELS
-    if channels_last or few or _format(image) == "fp32" or not image.elements:
+    if channels_last or few or _format(image, other) == "fp32" or not image.elements:
         return ()
-    return (Elementwise(bytes=2 * touched(image), transposes=True),)
+    return (Elementwise(bytes=2 * touched(image), variant="layout"),)
 
 
-def _format(x: TensorSpec) -> Precision:
+_TF32_CHANNELS = 4
+"""Channels that a multiple of is loaded at once in tf32."""
+
+
+def _format(x: TensorSpec, other: TensorSpec) -> Precision:
     """Return the format: cuDNN may take tf32 for fp32 (``torch.backends.cudnn.allow_tf32``)."""
-    return "tf32" if x.dtype == "float32" else format_of(x)
+    if x.dtype != "float32":
+        return format_of(x)
+    whole = all(len(t.shape) < 2 or t.shape[1] % _TF32_CHANNELS == 0 for t in (x, other))
+    return "tf32" if whole else "fp32"
 
 
 def _convolution(
@@ -128,7 +137,7 @@ def _convolution(
     image, result_ = (out, x) if transposed else (x, out)
     if groups < 1:
         groups = max(1, image.shape[1] // weight.shape[1])
-    kind = _format(x)
+    kind = _format(x, out)
     filters = weight.shape[2:]
     if len(filters) == 2 and filters[0] == filters[1]:
         height, width = result_.shape[2:]

@@ -149,5 +149,5 @@ def _without_tf32(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
     return tuple(
         replace(each, dtype="fp32") if getattr(each, "dtype", None) == "tf32" else each  # type: ignore[call-arg]
         for each in kernels
-        if not (isinstance(each, Elementwise) and each.transposes)
+        if not (isinstance(each, Elementwise) and each.variant == "layout")
     )

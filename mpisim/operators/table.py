@@ -128,7 +128,8 @@ _APEX = """
 _STREAMING_LIBRARIES = """
     fbgemm::bounds_check_indices fbgemm::jagged_to_padded_dense fbgemm::dense_to_jagged
     fbgemm::block_bucketize_sparse_features
-    _C::fused_add_rms_norm _C::rotary_embedding _C::static_scaled_fp8_quant _C::silu_and_mul
+    xentropy::forward xentropy::backward
+    _C::rotary_embedding _C::static_scaled_fp8_quant _C::silu_and_mul
 """
 """Kernels of libraries that go through their tensors once."""
 
@@ -216,6 +217,14 @@ TABLE: Mapping[str, Rule] = {
         ),
     ),
     **_served("flash_attn_3::fwd", attentions.attention("tokens first", 99)),
+    **_served(
+        "flash_attn_triton::forward",
+        attentions.attention("tokens first", 3, variant="triton"),
+    ),
+    **_served(
+        "flash_attn_triton::backward",
+        attentions.attention("tokens first", 6, first=1, backward=True, variant="triton"),
+    ),
     **dict.fromkeys(
         ("FlashAttnFunc", "FlashAttnVarlenFunc", "FlashAttnQKVPackedFunc"),
         attentions.autograd_attention,
@@ -230,6 +239,7 @@ TABLE: Mapping[str, Rule] = {
     **_served("rms_norm _fused_rms_norm", norms.layer_norm("rms")),
     **_served("_fused_rms_norm_backward", norms.layer_norm("rms", backward=True)),
     **_served("_C::rms_norm", norms.layer_norm("rms", at=1)),
+    **_served("_C::fused_add_rms_norm", norms.layer_norm("rms")),
     **dict.fromkeys(
         ("FusedLayerNormAffineFunction", "FusedLayerNormFunction", "FastLayerNormFN"),
         norms.layer_norm("layer"),

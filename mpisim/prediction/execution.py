@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
     from ..overlap import OverlapSummary
+    from ..workloads.pricing import Pricing
     from .prepared_program import PreparedProgram
 
 __all__ = ["check_seeds", "execute", "sample_statements", "sampled_steps"]
@@ -110,7 +111,16 @@ def execute(
             passes.append(found)
         return found
 
-    if not isinstance(prepared, PreparedExperiment) or prepared.experiment.overlap.model == "off":
+    if isinstance(prepared, Program) or prepared.experiment.overlap.model == "off":
+        return run(program), None
+    placed = network or prepared.network
+    pricings: Sequence[Pricing]
+    gpu_of: NDArray[np.int64] | None = None
+    if isinstance(prepared, PreparedExperiment):
+        pricings, gpu_of = prepared.workload.pricings, prepared.workload.layout.gpu_of
+    else:
+        pricings = () if prepared.pricing is None else (prepared.pricing,)
+    if not pricings or placed is None:
         return run(program), None
 
     from ..overlap import OverlapSummary, overlap_model, run_with_slowdown
@@ -121,9 +131,9 @@ def execute(
         with collective_errors(comm):
             model = overlap_model(
                 program,
-                network or prepared.network,
-                prepared.workload.pricings,
-                prepared.workload.layout.gpu_of,
+                placed,
+                pricings,
+                gpu_of,
                 choice,
                 prepared.experiment.source,
             )

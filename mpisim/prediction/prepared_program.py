@@ -27,11 +27,15 @@ from ..experiment import (
     serialize,
 )
 from ..experiment.serialization import with_absolute_paths
+from ..kernels import find_gpu
+from ..kernels.analytical import analytical_model
 from ..kernels.counted import COUNTED, PricedShares
+from ..kernels.scaled import rated_gpu
 from ..program import UNPRICED, Kind, Program, Table, load
 from ..topo import Cluster, Network, find_cluster
 from ..topo.scaled import LINK_SCALES
 from ..topo.speeds import with_speeds
+from ..workloads.pricing import Pricing
 from .hardware import check_speeds, with_scale
 from .network import NetworkCache, NetworkRequest
 from .prepared import PreparedExperiment, prepare, with_step_constants
@@ -65,6 +69,8 @@ class PreparedProgram:
         None where no network is chosen.
     counted : PricedShares
         Of kernels that were priced by what they count.
+    pricing : Pricing, optional
+        What its kernels are, where that is known: communications beside them slow them.
     networks : NetworkCache
     """
 
@@ -72,6 +78,7 @@ class PreparedProgram:
     program: Program
     request: NetworkRequest | None
     counted: PricedShares = field(default_factory=PricedShares)
+    pricing: Pricing | None = field(default=None, compare=False, repr=False)
     networks: NetworkCache = field(default_factory=NetworkCache, compare=False, repr=False)
 
     @cached_property
@@ -330,8 +337,10 @@ def _prepare_with_choices(experiment: ProgramExperiment, program: Program) -> Pr
             f"{source}: key 'run.{next(iter(run))}' has no effect: the program does not say what "
             "memory it needs"
         )
+    attributes = dict(program.attributes)
+    counted = PricedShares.read(attributes.pop(COUNTED, None), source)
     overlap = tables.get("overlap", {})
-    if overlap and overlap != {"model": "off"}:
+    if not counted.kernels and overlap and overlap != {"model": "off"}:
         raise UsageError(
             f"{source}: key 'overlap.{next(iter(overlap))}' has no effect: the program does not "
             "say what its kernels do; allowed: overlap.model = 'off'"
@@ -343,8 +352,6 @@ def _prepare_with_choices(experiment: ProgramExperiment, program: Program) -> Pr
                 f"{source}: key 'scale.{key}' has no effect: the program does not say what its "
                 "kernels do; their speed is variation.speeds"
             )
-    attributes = dict(program.attributes)
-    counted = PricedShares.read(attributes.pop(COUNTED, None), source)
     program = program.replace(attributes=attributes)
     try:
         program = with_variation(program, choices.variation)
@@ -362,11 +369,20 @@ def _prepare_with_choices(experiment: ProgramExperiment, program: Program) -> Pr
         request = NetworkRequest(
             preset, placed.nodes, choices.network, placed.speeds, folder, choices.scale
         )
-        prepared = PreparedProgram(choices, program, request, counted)
+        prepared = PreparedProgram(choices, program, request, counted, _pricing(counted))
         prepared.network  # noqa: B018 - errors in the choices come before the run
     except InputError as error:
         raise type(error)(f"{source}: {error}") from error
     return prepared
+
+
+def _pricing(counted: PricedShares) -> Pricing | None:
+    """Return what the kernels of a program are, where it says so."""
+    if not counted.kernels:
+        return None
+    pricing = Pricing(analytical_model(rated_gpu(find_gpu(counted.gpu))))
+    pricing.kernels.update(counted.kernels)
+    return pricing
 
 
 def _check_cluster(source: str, table: Mapping[str, Any], ranks: int) -> None:

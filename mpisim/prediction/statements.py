@@ -60,9 +60,9 @@ MIN_LISTED_EFFECT = 0.0005
 
 ALL_TIMED = "every communication has a duration of its own"
 
+OVERLAP_OF_PROGRAMS = f"{OVERLAP_SLOWDOWN} (a program does not say what its kernels do)"
+
 NOT_MODELLED_OF_PROGRAMS = (
-    "the slowdown of kernels and communications that overlap (a program does not say what its "
-    "kernels do)",
     "packets: communications that share a link share its bandwidth fairly and at once",
 )
 
@@ -400,7 +400,10 @@ def format_value(value: object) -> str:
 
 
 def program_statements(
-    prepared: PreparedProgram, run: Run, shares: PathShares | None = None
+    prepared: PreparedProgram,
+    run: Run,
+    shares: PathShares | None = None,
+    overlap: OverlapSummary | None = None,
 ) -> dict[str, Any]:
     """Return the statements of a program's results, as their attributes. Local.
 
@@ -411,6 +414,8 @@ def program_statements(
         With its critical path.
     shares : PathShares, optional
         Of the run, if known.
+    overlap : OverlapSummary, optional
+        The slowdown of what overlaps, if that was modelled; it adds its statements.
 
     Returns
     -------
@@ -431,7 +436,7 @@ def program_statements(
     if request is None or cluster is None:
         return {
             **({"assumptions": lines} if lines else {}),
-            **_program_error_bar(prepared, run, shares),
+            **_program_error_bar(prepared, run, shares, None),
         }
     nodes = f"{request.nodes} node" + ("s" if request.nodes > 1 else "")
     shown = {
@@ -456,13 +461,21 @@ def program_statements(
             *network_notes(cluster, prepared.program, request, prepared.networks),
             *(f"{key} = {format_value(value)} (default)" for key, value in shown.items()),
         ],
-        "not_modelled": [*prepared.counted.not_modelled, *NOT_MODELLED_OF_PROGRAMS],
-        **_program_error_bar(prepared, run, shares),
+        "not_modelled": [
+            *prepared.counted.not_modelled,
+            *([OVERLAP_OF_PROGRAMS] if overlap is None else []),
+            *NOT_MODELLED_OF_PROGRAMS,
+        ],
+        **_program_error_bar(prepared, run, shares, overlap),
+        **({} if overlap is None else overlap.statements()),
     }
 
 
 def _program_error_bar(
-    prepared: PreparedProgram, run: Run, shares: PathShares | None
+    prepared: PreparedProgram,
+    run: Run,
+    shares: PathShares | None,
+    overlap: OverlapSummary | None,
 ) -> dict[str, Any]:
     """Return how far communications and kernels that were priced put the step time off."""
     errors = prepared.counted.numbers
@@ -472,6 +485,9 @@ def _program_error_bar(
     if run.critical_path is None or not numbers:
         return {}
     lengths = (shares or PathShares(prepared, run)).lengths()
+    if overlap is not None:
+        numbers |= overlap.numbers
+        lengths = {**lengths, **overlap.lengths()}
     found = combine(lengths, run.step_time, numbers, None)
     return {
         "uncertainty": found.relative,

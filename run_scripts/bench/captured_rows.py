@@ -1,0 +1,168 @@
+"""Published steps of torchtitan and llm-foundry, by capture alone → errors of steps and memory.
+
+    source run_scripts/env.sh
+    .venv/bin/python run_scripts/bench/captured_rows.py all.csv [--only TEXT] [--json FILE]
+
+Each row of the table (docs/accuracy.md) becomes the arguments of a script, which `mpisim capture`
+runs for the ranks that differ, on the cluster that `mpisim validate e2e` takes for the row:
+
+torchtitan
+    torchtitan 0.1.0, of June 2025, by its own `torchtitan.train` and
+    tests/captured/titan_of_2025.py. Rows that ran without torch.compile.
+llm-foundry
+    tests/captured/mpt.py on rank 0; the others differ by the borders of their shards. Rows of 2,048
+    tokens, MPT's length, with two micro-batches at most.
+
+Rows are of trust A and in bf16. Needs PyTorch and, for torchtitan's rows, torchtitan 0.1.0
+(pip install --no-deps --target DIR torchtitan==0.1.0, with DIR on PYTHONPATH before a newer one),
+tiktoken, tyro, torchdata and tensorboard. A row takes half a minute to five of CPU time. --json
+keeps what was found after each row, and takes what is there from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpisim.base.presets import packaged
+from mpisim.validate.e2e.clusters import choose
+from mpisim.validate.e2e.rows import Row, read
+from mpisim.validate.e2e.settings import Settings
+from mpisim.validate.e2e.settings import settings as read_settings
+
+SCRIPTS = Path(__file__).parents[2] / "tests" / "captured"
+
+PEAKS = {
+    "tt-l8b-8g-eager-bf16": "torchtitan-8b-8-eager",
+    "tt-l8b-128g-eager-bf16": "torchtitan-8b-128-eager",
+}
+"""Rows whose memory is published, too: their tables in data/validation/memory.toml."""
+
+LONGEST = 2048
+MOST_MICRO_BATCHES = 2
+
+
+def command(row: Row) -> list[str] | None:
+    """Row → the command that capture runs; None for rows that are left out."""
+    numbers, texts = row.integers, row.texts
+    if texts["trust"] != "A" or texts["precision"] != "bf16":
+        return None
+    batches = numbers["global_batch"] // (numbers["micro_batch"] * numbers["dp"])
+    if "torchtitan" in texts["source"]:
+        return _torchtitan(row)
+    if "llm-foundry" not in texts["source"] or numbers["seq_len"] != LONGEST:
+        return None
+    if batches > MOST_MICRO_BATCHES:
+        return None
+    sizes = (*(numbers[key] for key in ("layers", "hidden", "heads", "vocab")), LONGEST)
+    sizes = (*sizes, numbers["micro_batch"], batches)
+    pure = "pure" if "PURE" in texts["precision_as_printed"] else "amp"
+    return [str(SCRIPTS / "mpt.py"), *map(str, sizes), pure, texts["activation_recompute"]]
+
+
+def _torchtitan(row: Row) -> list[str] | None:
+    texts, numbers = row.texts, row.integers
+    eager = "eager;" in texts["notes"] or "2024-04" in texts["source"]
+    if not eager:
+        return None
+    family, size = texts["model"].lower().split("-")[1:]
+    recompute = texts["activation_recompute_as_printed"].split()
+    option = {"selective layer": "2"}.get(" ".join(recompute), "op")
+    return [
+        *("-m", "torchtitan.train", "--experimental.custom_import", "titan_of_2025"),
+        *("--model.name", f"drawn_llama{family[0]}", "--model.flavor", size.upper()),
+        *("--training.seq_len", str(numbers["seq_len"])),
+        *("--training.local_batch_size", str(numbers["micro_batch"])),
+        *("--activation_checkpoint.mode", recompute[0]),
+        *("--activation_checkpoint.selective_ac_option", option),
+    ]
+
+
+def captured(row: Row, script: list[str], settings: Settings) -> dict[str, Any]:
+    """Row and its command → measured and predicted seconds, GiB reserved, CPU time."""
+    alone = [] if script[0] == "-m" else ["--ranks", "0"]
+    keys = choose(row, settings.source(row), settings).keys
+    paths = [os.environ.get("PYTHONPATH", ""), str(SCRIPTS)]
+    before = os.times()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "found.json"
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "mpisim", "capture", "--json", str(file)),
+                *("--world-size", str(row.integers["num_gpus"])),
+                *("--cluster", keys["cluster.preset"], *alone, "--", "python", *script),
+            ],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+        found = json.loads(file.read_text())
+    after = os.times()
+    peak = PEAKS.get(row.id)
+    return {
+        "measured": row.seconds,
+        "predicted": found["step_time"],
+        "stated": found["uncertainty"],
+        "peak": None if peak is None else packaged("validation/memory.toml")[peak]["reserved"],
+        "reserved": found["memory"]["simulated"]["peak_reserved"] / 2**30,
+        "cpu": sum(after[2:4]) - sum(before[2:4]),
+    }
+
+
+def main() -> None:
+    """Capture the rows, and print the table."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("table", type=Path, help="measured steps (.csv)")
+    parser.add_argument("--only", default="", help="rows whose names have this in them")
+    parser.add_argument("--json", type=Path, help="file of what was found, kept and added to")
+    args = parser.parse_args()
+    settings = read_settings()
+    found: dict[str, Any] = {}
+    if args.json is not None and args.json.exists():
+        found = json.loads(args.json.read_text())
+    for row in read(args.table):
+        script = command(row)
+        if script is None or args.only not in row.id:
+            continue
+        if row.id not in found:
+            try:
+                found[row.id] = captured(row, script, settings)
+            except subprocess.CalledProcessError:
+                print(f"{row.id}: the capture failed", file=sys.stderr)
+                continue
+        if args.json is not None:
+            args.json.write_text(json.dumps(found, indent=1))
+        _show(row.id, found[row.id])
+    for source in ("tt-", "mpt-", ""):
+        own = [each for name, each in found.items() if name.startswith(source)]
+        if own:
+            errors = np.array([each["predicted"] / each["measured"] - 1 for each in own])
+            print(
+                f"{source or 'all':5} {len(own):3} rows: mean |error| {np.abs(errors).mean():.1%}, "
+                f"median {np.median(np.abs(errors)):.1%}, bias {errors.mean():+.1%}"
+            )
+
+
+def _show(name: str, found: dict[str, Any]) -> None:
+    error = found["predicted"] / found["measured"] - 1
+    memory = f"{found['reserved']:6.1f} GiB"
+    if found["peak"] is not None:
+        memory += f" (published {found['peak']}, {found['reserved'] / found['peak'] - 1:+.1%})"
+    print(
+        f"{name:45} {found['measured'] * 1e3:9.1f} ms {found['predicted'] * 1e3:9.1f} ms "
+        f"{error:+6.1%} {found['cpu']:5.0f} s {memory}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
