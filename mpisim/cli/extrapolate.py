@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UsageError
-from .extrapolate_parallel import add_parallel_options, of_several_ranks, run_parallel
+from .extrapolate_parallel import add_parallel_options, run_parallel
 from .output import (
     add_monitor_option,
     add_result_options,
@@ -142,11 +142,12 @@ def run(args: argparse.Namespace) -> int:
         value = getattr(args, option)
         if value is not None and value < least:
             raise UsageError(f"--{option.replace('_', '-')} is {value}; it must be {least} or more")
+    from ..extrapolate.prepare import of_several_ranks
     from ..mpi.parallel import collective_errors
     from .launch import world
 
     with collective_errors(world()):
-        several = _of_several_ranks(args.paths)
+        several = of_several_ranks(args.paths)
     for option in OF_ONE_GPU if several else OF_SEVERAL:
         if getattr(args, option):
             raise UsageError(
@@ -229,12 +230,6 @@ def _run_of_one_gpu(args: argparse.Namespace) -> int:
     if comm.rank == 0:
         print(report)
     return 0
-
-
-def _of_several_ranks(paths: list[str]) -> bool:
-    from ..extrapolate.triosim_step import is_triosim
-
-    return not (len(paths) == 1 and is_triosim(paths[0])) and of_several_ranks(paths)
 
 
 def _keys(given: list[str]) -> dict[str, Any]:

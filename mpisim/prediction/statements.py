@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ..overlap import OverlapSummary
     from .prepared_program import PreparedProgram
 
-__all__ = ["METHOD", "program_statements", "statements"]
+__all__ = ["METHOD", "program_error_bar", "program_statements", "statements"]
 
 OVERLAP_SLOWDOWN = "the slowdown of kernels and communications that overlap"
 
@@ -457,18 +457,36 @@ def program_statements(
     }
 
 
-def _program_error_bar(
-    prepared: PreparedProgram, run: Run, shares: PathShares | None
-) -> dict[str, Any]:
-    """Return how far communications and kernels that were priced put the step time off."""
+def program_error_bar(
+    prepared: PreparedProgram, run: Run, shares: PathShares | None = None
+) -> Uncertainty | None:
+    """Return the error bar of a program's step; None where nothing of it was priced. Local.
+
+    Parameters
+    ----------
+    prepared : PreparedProgram
+    run : Run
+        With its critical path.
+    shares : PathShares, optional
+        Of the run, if known.
+    """
     errors = prepared.counted.numbers
     numbers = {name: Quantity(1, "1", error, PRICED) for name, error in errors.items()}
     if prepared.network is not None and needs_prices(prepared.program):
         numbers |= prepared.network.numbers
     if run.critical_path is None or not numbers:
-        return {}
+        return None
     lengths = (shares or PathShares(prepared, run)).lengths()
-    found = combine(lengths, run.step_time, numbers, None)
+    return combine(lengths, run.step_time, numbers, None)
+
+
+def _program_error_bar(
+    prepared: PreparedProgram, run: Run, shares: PathShares | None
+) -> dict[str, Any]:
+    """Return how far communications and kernels that were priced put the step time off."""
+    found = program_error_bar(prepared, run, shares)
+    if found is None:
+        return {}
     return {
         "uncertainty": found.relative,
         "uncertainty_method": f"{METHOD}; durations of the program count as exact",
