@@ -261,7 +261,7 @@ def test_layers_are_balanced() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("linear_2080ti_1gpu/kineto.json.gz", "record_shapes=True"),
+        ("torchrec_dlrm_fp32_v100_4rank/kineto_rank0.json.gz", "communication kernels"),
         ("resnet50_v100_1gpu_workers0/kineto.json.gz", "--traced-gpu"),
         ("owlv2_h100_1gpu/kineto.json.gz", "forward pass alone"),
         ("resnet50_ddp_v100_rank0of8/kineto_rank0.json.gz", "communication kernels"),

@@ -43,6 +43,7 @@ examples:
 OF_ONE_GPU = (
     *("plan", "threads", "other_gpus", "batch", "seq_len", "step", "traced_gpu", "traced_batch"),
     "save_tables",
+    "execution_trace",
 )
 """Options of traces of one GPU alone."""
 OF_SEVERAL = ("dp", "traced_cluster", "distributed_optimizer", "micro_batches", "layout")
@@ -64,8 +65,9 @@ def add_parser(subparsers: Any) -> None:
         "paths",
         nargs="+",
         metavar="TRACE",
-        help="a Kineto trace with shapes (record_shapes=True), or TrioSim's trace.csv and "
-        "tensor.csv; or a folder with either; or the traces of all ranks of a job",
+        help="a Kineto trace with shapes (record_shapes=True), or without them and an execution "
+        "trace in its folder; an Nsight Systems export with NVTX ranges that have sizes; TrioSim's "
+        "trace.csv and tensor.csv; a folder with one of these; or the traces of all ranks of a job",
     )
     parser.add_argument(
         "--plan",
@@ -122,6 +124,12 @@ def add_parser(subparsers: Any) -> None:
         type=int,
         metavar="B",
         help="samples of the traced step, where the first layer's input does not begin with them",
+    )
+    parser.add_argument(
+        "--execution-trace",
+        metavar="FILE",
+        help="PyTorch's execution trace of the same step, for shapes that the trace lacks "
+        "(default: one in its folder)",
     )
     parser.add_argument(
         "--save-tables",
@@ -186,7 +194,11 @@ def _run_of_one_gpu(args: argparse.Namespace) -> int:
                 check_tables(args.save_tables, overwrite=args.overwrite)
     with progress(comm, "reading the trace"), collective_errors(comm):
         step = read_step(
-            args.paths[0], gpu=args.traced_gpu, step=args.step, batch=args.traced_batch
+            args.paths[0],
+            gpu=args.traced_gpu,
+            step=args.step,
+            batch=args.traced_batch,
+            execution_trace=args.execution_trace,
         )
     with collective_errors(comm):
         if comm.rank == 0 and args.save_tables is not None:
