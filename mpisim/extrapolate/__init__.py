@@ -6,6 +6,8 @@ To be read in this order:
     A traced step of one GPU: operators with measured kernels, parameters, layers.
 `passes`
     Which pass launched a kernel, and for which node of autograd.
+`whole`
+    Whether a trace is a whole training step of one GPU.
 `kineto_step`, `triosim_step`
     Kineto's traces and TrioSim's tables → traced step.
 `layers`

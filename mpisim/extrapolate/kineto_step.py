@@ -39,7 +39,6 @@ from ..results.step_times import step_times
 from ..traces import Lowered, Source, find_sources, read_program
 from ..traces.et_shapes import execution_trace_beside, has_shapes, with_shapes_of
 from ..traces.gradients import EVALUATE, is_backward
-from ..traces.host import is_communication_kernel
 from ..traces.kineto import KinetoTrace
 from ..traces.modules import module_paths
 from ..traces.operator_calls import (
@@ -59,6 +58,7 @@ from .step import (
     TracedTask,
     TracedWait,
 )
+from .whole import check_whole, nodes_without_forward
 
 __all__ = ["read_kineto_step"]
 
@@ -103,7 +103,7 @@ def read_kineto_step(
         raise InputError(f"{path}: traces of {len(sources)} ranks; one is read here")
     source = sources[0]
     trace = read_source(source)
-    _check_one_gpu(trace, source)
+    check_whole(trace, source)
     trace, notes = _with_shapes(trace, source, execution_trace)
     calls = launched_calls(trace)  # says where shapes are missing
     traced = read_program(sources, MPI.COMM_SELF, np.zeros(1, np.int32))
@@ -133,27 +133,6 @@ def _with_shapes(
         return trace, []
     trace, link = with_shapes_of(trace, path)
     return trace, [f"shapes from {path}, {link.describe()}"]
-
-
-def _check_one_gpu(trace: KinetoTrace, source: Source) -> None:
-    communications = sum(is_communication_kernel(name) for name in trace.device.name)
-    if communications:
-        of = f" of {source.world_size}" if source.world_size > 1 else ""
-        raise TraceError(
-            f"{trace.path}: holds {communications} communication kernels: it is of one rank{of} "
-            "of a "
-            "parallel job; what is needed is a trace of a job on one GPU, or of all ranks"
-        )
-    if not any(name.startswith(EVALUATE) or is_backward(name) for name in trace.operators.name):
-        raise TraceError(
-            f"{trace.path}: holds a forward pass alone (no operator of autograd::engine): of "
-            "inference, or without the backward pass of a training step"
-        )
-    if ACCUMULATE not in trace.operators.name:
-        raise TraceError(
-            f"{trace.path}: holds no {ACCUMULATE}: which tensors are weights is not known; profile "
-            "a whole training step on the CPU's side, too (ProfilerActivity.CPU)"
-        )
 
 
 def _gpu_of(trace: KinetoTrace, given: str | None) -> str:
@@ -289,6 +268,7 @@ class _Reader:
         """Return the step that some rows are of."""
         number, rows = chosen
         self._check_streams(rows)
+        self._check_one_pass(rows)
         self._bandwidth = find_gpu(gpu).bandwidth.si
         found, optimizer = self._sorted(rows, number)
         self._parameters(found, rows)
@@ -330,6 +310,25 @@ class _Reader:
             head=head,
             notes=tuple(self.notes),
         )
+
+    def _check_one_pass(self, rows: np.ndarray) -> None:
+        """Refuse a step of several backward passes, or without all of its forward pass."""
+        passes = sum(self._signature(each) > 0 for each in self._cycles(rows))
+        if passes > 1:
+            raise TraceError(
+                f"{self.trace.path}: the step that is taken has {passes} forward and backward "
+                "passes that take turns: of several models, or of micro-batches whose gradients "
+                "are added up; a step of one model with one pass each is needed"
+            )
+        lost = nodes_without_forward(
+            self.passes, [int(op) for op in self.lowered.op[rows] if op >= 0]
+        )
+        if lost:
+            raise TraceError(
+                f"{self.trace.path}: {lost} kernels of the backward pass belong to forward "
+                "operators that are not in the trace: layers are missing; recording has to begin "
+                "before the step does"
+            )
 
     def _check_streams(self, rows: np.ndarray) -> None:
         """Refuse a step whose kernels run side by side."""
