@@ -44,6 +44,7 @@ OF_ONE_GPU = (
     *("plan", "threads", "other_gpus", "batch", "seq_len", "step", "traced_gpu", "traced_batch"),
     "save_tables",
     "execution_trace",
+    "scaling",
 )
 """Options of traces of one GPU alone."""
 OF_SEVERAL = ("dp", "traced_cluster", "distributed_optimizer", "micro_batches", "layout")
@@ -107,6 +108,12 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--seq-len", type=int, metavar="S", help="tokens of a sample (default: as traced)"
+    )
+    parser.add_argument(
+        "--scaling",
+        choices=("kernel-model", "li"),
+        help="what scales measured times to other sizes and GPUs: the ratio of the kernel model "
+        "(default), or of Li's regression lines over the trace's own kernels, as TrioSim",
     )
     parser.add_argument(
         "--step",
@@ -213,6 +220,7 @@ def _run_of_one_gpu(args: argparse.Namespace) -> int:
                 args.gpu,
                 args.threads,
                 _other_gpus(args.other_gpus),
+                scaling=args.scaling or "kernel-model",
             )
             found = extrapolate(step, target)
             check_matching(found.program)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from ..base.errors import InputError, UsageError, nearest
 from ..base.frozen import frozen
@@ -81,6 +81,9 @@ class WorkloadChoice:
         Tokens of a sample; as traced if not given.
     threads : bool
         Whether data parallelism is by threads of one process (``torch.nn.DataParallel``).
+    scaling : {"kernel-model", "li"}
+        What scales measured times to other sizes and GPUs: the ratio of the kernel model, or of
+        Li's regression lines over the trace's own kernels.
     traced_cluster : str, optional
         Where a job of several ranks was recorded; by default on the cluster.
     layout : str, optional
@@ -97,6 +100,7 @@ class WorkloadChoice:
     gpu: str | None = None
     seq_len: Count | None = None
     threads: bool = False
+    scaling: Literal["kernel-model", "li"] = "kernel-model"
     traced_cluster: str | None = None
     layout: str | None = None
     distributed_optimizer: bool | None = None

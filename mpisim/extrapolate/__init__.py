@@ -16,6 +16,8 @@ To be read in this order:
     Kernels at other sizes, and those of one tensor-parallel rank.
 `tensor_parallel`, `threads`, `balance`
     Which layers are split and how; threads of one process; which layers a pipeline stage has.
+`li_scaling`
+    Li's regression lines over the kernels of a step, in place of the kernel model.
 `network`
     Traced step, plan → network of the workload generator.
 `grow`

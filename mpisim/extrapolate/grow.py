@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from ..base.errors import InputError
 from ..base.frozen import frozen
@@ -35,6 +35,7 @@ from ..workloads.grid import Grid
 from ..workloads.operators import Network
 from .balance import balanced
 from .kineto_step import unknown_operators
+from .li_scaling import LiScaling, lines_of
 from .network import growth_of, traced_network
 from .split import Split
 from .step import TracedStep
@@ -69,6 +70,9 @@ class Target:
         What messages call the plan.
     threads : bool
         Whether data parallelism is by threads of one process (``torch.nn.DataParallel``).
+    scaling : {"kernel-model", "li"}
+        What scales measured times to other sizes and GPUs: the ratio of the kernel model, or of
+        Li's regression lines over the trace's own kernels.
     """
 
     cluster: str
@@ -79,6 +83,7 @@ class Target:
     threads: bool = False
     other_gpus: Mapping[str, str] = field(default_factory=dict)
     source: str = "--plan"
+    scaling: Literal["kernel-model", "li"] = "kernel-model"
 
 
 @frozen
@@ -134,14 +139,16 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
     )
     named = dict.fromkeys((target.gpu or cluster.gpu, *target.other_gpus.values()))
     kinds = gpu_kinds(choice, cluster, {name: find_gpu(name) for name in named})
-    traced = analytical_model(rated_gpu(find_gpu(step.gpu)))
+    lines = lines_of(step, find_gpu(step.gpu)) if target.scaling == "li" else None
+
+    def model_of(name: str) -> KernelModel:
+        found = analytical_model(rated_gpu(find_gpu(name)))
+        return found if lines is None else LiScaling(found, lines)
+
+    traced = model_of(step.gpu)
     slowest = (FACTOR_NAME, slowest_factor(world)) if world > 1 else None
     models = [
-        RecordedKernels(
-            traced if gpu_name(name) == step.gpu else analytical_model(rated_gpu(find_gpu(name))),
-            traced,
-            slowest,
-        )
+        RecordedKernels(traced if gpu_name(name) == step.gpu else model_of(name), traced, slowest)
         for name in named
     ]
     splits = splits_of(step, plan.tp) if plan.tp > 1 else {}
@@ -155,7 +162,10 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
     )
     layout = lay_out(experiment, world, kinds)
     workload = training_step(layout, *models)
-    assumptions = _assumptions(step, target, plan, layout, tuple(named))
+    assumptions = (
+        *_assumptions(step, target, plan, layout, tuple(named)),
+        *(() if lines is None else lines.notes),
+    )
     text = _counted(workload, models, assumptions, splits_used=plan.tp > 1)
     program = workload.program.replace(
         attributes={**workload.program.attributes, COUNTED: text, "extrapolated": step.source}

@@ -160,4 +160,5 @@ def _target(experiment: ProgramExperiment, choice: WorkloadChoice) -> Target:
         choice.threads,
         dict(table.get("other_gpus", {})),
         "[plan]",
+        choice.scaling,
     )
