@@ -29,6 +29,7 @@ from ..kernels.scaled import rated_gpu
 from ..prediction.hardware import gpu_kinds
 from ..prediction.variation import FACTOR_NAME, slowest_factor
 from ..program import Program
+from ..replay.error import differences
 from ..topo import find_cluster
 from ..workloads import Layout, Workload, lay_out, training_step
 from ..workloads.grid import Grid
@@ -46,6 +47,12 @@ __all__ = ["Extrapolated", "Target", "extrapolate", "plan_for"]
 
 SHARED = ("host_gap", "launch_call", "launch_latency")
 """Numbers of a GPU that launches of kernels depend on which were not traced."""
+
+CPU = "the CPU's times, as traced"
+"""Name of their error bar."""
+
+NINE_OF_TEN = 1.645
+"""Standard deviations within which nine of ten errors are, which ``data/replay.toml`` bounds."""
 
 
 @frozen
@@ -137,7 +144,8 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
     choice = ClusterChoice(
         target.cluster, nodes=nodes, gpus=world, other_gpus=dict(target.other_gpus)
     )
-    named = dict.fromkeys((target.gpu or cluster.gpu, *target.other_gpus.values()))
+    named_gpu = target.gpu or cluster.gpu
+    named = dict.fromkeys((named_gpu, *target.other_gpus.values()))
     kinds = gpu_kinds(choice, cluster, {name: find_gpu(name) for name in named})
     lines = lines_of(step, find_gpu(step.gpu)) if target.scaling == "li" else None
 
@@ -166,7 +174,10 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
         *_assumptions(step, target, plan, layout, tuple(named)),
         *(() if lines is None else lines.notes),
     )
-    text = _counted(workload, models, assumptions, splits_used=plan.tp > 1)
+    unchanged = world == 1 and plan.micro_batch == plan.global_batch == step.batch
+    unchanged = unchanged and target.sequence in (None, step.sequence)
+    unchanged = unchanged and gpu_name(named_gpu) == step.gpu
+    text = _counted(workload, models, assumptions, splits_used=plan.tp > 1, unchanged=unchanged)
     program = workload.program.replace(
         attributes={**workload.program.attributes, COUNTED: text, "extrapolated": step.source}
     )
@@ -287,8 +298,12 @@ def _counted(
     assumptions: tuple[str, ...],
     *,
     splits_used: bool,
+    unchanged: bool,
 ) -> str:
-    """Return the attribute that says what the program's times depend on."""
+    """Return the attribute that says what the program's times depend on.
+
+    The CPU's times are those of one step. In another one they differ, as recorded steps do.
+    """
     shares: dict[tuple[str, int], Mapping[str, float]] = {}
     for pricing in workload.pricings:
         shares |= pricing.shares
@@ -299,6 +314,8 @@ def _counted(
             if name in used:
                 numbers[name] = max(numbers.get(name, 0.0), quantity.error)
     numbers |= {name: getattr(models[0].gpu, name).error for name in SHARED}
+    if not unchanged:
+        numbers[CPU] = differences()[0].si / NINE_OF_TEN
     missing = [
         "the CPU's work for what the plan adds, but for launches; the Python of the traced step is "
         "kept as recorded",
@@ -310,7 +327,7 @@ def _counted(
         {
             "numbers": numbers,
             "shares": [[name, at, dict(rest)] for (name, at), rest in shares.items()],
-            "host": {},
+            "host": {} if unchanged else {CPU: 1.0},
             "launch": {},
             "assumptions": list(assumptions),
             "not_modelled": missing,
