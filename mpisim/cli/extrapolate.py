@@ -45,6 +45,7 @@ OF_ONE_GPU = (
     "save_tables",
     "execution_trace",
     "scaling",
+    "upload",
 )
 """Options of traces of one GPU alone."""
 OF_SEVERAL = ("dp", "traced_cluster", "distributed_optimizer", "micro_batches", "layout")
@@ -114,6 +115,12 @@ def add_parser(subparsers: Any) -> None:
         choices=("kernel-model", "li"),
         help="what scales measured times to other sizes and GPUs: the ratio of the kernel model "
         "(default), or of Li's regression lines over the trace's own kernels, as TrioSim",
+    )
+    parser.add_argument(
+        "--upload",
+        action="store_true",
+        help="let each micro-batch begin with the copy of its input over PCIe, where the trace has "
+        "none",
     )
     parser.add_argument(
         "--step",
@@ -221,6 +228,7 @@ def _run_of_one_gpu(args: argparse.Namespace) -> int:
                 args.threads,
                 _other_gpus(args.other_gpus),
                 scaling=args.scaling or "kernel-model",
+                upload=args.upload,
             )
             found = extrapolate(step, target)
             check_matching(found.program)

@@ -51,7 +51,7 @@ FIXED_TABLES = ("model", "plan", "kernels", "calibration")
 """Tables of other experiments that a program file fixes: it holds their outcome."""
 
 
-OF_ONE_GPU = ("traced_gpu", "traced_step", "seq_len", "threads")
+OF_ONE_GPU = ("traced_gpu", "traced_step", "seq_len", "threads", "upload")
 """Keys of ``[workload]`` for a trace of one GPU alone."""
 
 OF_SEVERAL_RANKS = ("traced_cluster", "layout", "distributed_optimizer")
@@ -84,6 +84,9 @@ class WorkloadChoice:
     scaling : {"kernel-model", "li"}
         What scales measured times to other sizes and GPUs: the ratio of the kernel model, or of
         Li's regression lines over the trace's own kernels.
+    upload : bool
+        Whether each micro-batch begins with the copy of its input from the host, which the trace
+        does not show.
     traced_cluster : str, optional
         Where a job of several ranks was recorded; by default on the cluster.
     layout : str, optional
@@ -101,6 +104,7 @@ class WorkloadChoice:
     seq_len: Count | None = None
     threads: bool = False
     scaling: Literal["kernel-model", "li"] = "kernel-model"
+    upload: bool = False
     traced_cluster: str | None = None
     layout: str | None = None
     distributed_optimizer: bool | None = None

@@ -24,6 +24,7 @@ from ..experiment.traced import Traced
 from ..kernels import KernelModel, find_gpu, gpu_name
 from ..kernels.analytical import analytical_model
 from ..kernels.counted import COUNTED
+from ..kernels.operations import Copy
 from ..kernels.recorded import RecordedKernels
 from ..kernels.scaled import rated_gpu
 from ..prediction.hardware import gpu_kinds
@@ -37,9 +38,9 @@ from ..workloads.operators import Network
 from .balance import balanced
 from .kineto_step import unknown_operators
 from .li_scaling import LiScaling, lines_of
-from .network import growth_of, traced_network
+from .network import growth_of, passed_on, traced_network
 from .split import Split
-from .step import TracedStep
+from .step import TracedKernel, TracedStep
 from .tensor_parallel import splits_of
 from .threads import as_threads
 
@@ -80,6 +81,9 @@ class Target:
     scaling : {"kernel-model", "li"}
         What scales measured times to other sizes and GPUs: the ratio of the kernel model, or of
         Li's regression lines over the trace's own kernels.
+    upload : bool
+        Whether each micro-batch begins with the copy of its input from the host, which the trace
+        does not show.
     """
 
     cluster: str
@@ -91,6 +95,7 @@ class Target:
     other_gpus: Mapping[str, str] = field(default_factory=dict)
     source: str = "--plan"
     scaling: Literal["kernel-model", "li"] = "kernel-model"
+    upload: bool = False
 
 
 @frozen
@@ -138,6 +143,8 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
             f"--seq-len is {target.sequence}, but how many tokens a sample of {step.source} has is "
             "not known: its first layer looks up no embeddings"
         )
+    if target.upload:
+        _check_upload(step, target)
     plan = plan_for(step, target)
     world = plan.tp * plan.pp * plan.cp * (plan.dp or 1)
     nodes = -(-world // cluster.gpus_per_node)
@@ -175,7 +182,7 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
         *(() if lines is None else lines.notes),
     )
     unchanged = world == 1 and plan.micro_batch == plan.global_batch == step.batch
-    unchanged = unchanged and target.sequence in (None, step.sequence)
+    unchanged = unchanged and not target.upload and target.sequence in (None, step.sequence)
     unchanged = unchanged and gpu_name(named_gpu) == step.gpu
     text = _counted(workload, models, assumptions, splits_used=plan.tp > 1, unchanged=unchanged)
     program = workload.program.replace(
@@ -184,10 +191,31 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
     return Extrapolated(step, target, workload, program, nodes, assumptions)
 
 
+def _check_upload(step: TracedStep, target: Target) -> None:
+    """Refuse to add an upload of the input where there is one."""
+    tasks = [task for one in step.operators for task in one.forward]
+    copies = [
+        kernel.bytes
+        for task in tasks
+        if isinstance(task, TracedKernel)
+        for kernel in task.kernels
+        if isinstance(kernel, Copy) and kernel.path == "host"
+    ]
+    if 2 * max(copies, default=0) >= passed_on(step.operators):
+        raise InputError(
+            f"--upload is given, but {step.source} has a copy of {max(copies):,} bytes from the "
+            "host in its forward pass: the input is uploaded already"
+        )
+    if target.threads:
+        raise InputError("--upload is given; --threads scatters the input from the first GPU")
+
+
 def _network(
     step: TracedStep, target: Target, splits: Mapping[int, Split], plan: Plan, grid: Grid
 ) -> Network:
-    found = traced_network(step, plan, grid, sequence=target.sequence, splits=splits)
+    found = traced_network(
+        step, plan, grid, sequence=target.sequence, splits=splits, upload=target.upload
+    )
     if not target.threads:
         return found
     growth = growth_of(step, plan, target.sequence)
@@ -378,6 +406,8 @@ def _assumptions(
             "tensor parallelism: columns and rows as Megatron-LM where matrices pair, else outputs "
             "divided and gathered; what is not divided every rank computes"
         )
+    if target.upload:
+        lines.append("each micro-batch begins with the copy of the first layer's input over PCIe")
     if target.threads:
         lines.append(
             "torch.nn.DataParallel: threads share one interpreter, whose lock the CPU's whole work "

@@ -161,4 +161,5 @@ def _target(experiment: ProgramExperiment, choice: WorkloadChoice) -> Target:
         dict(table.get("other_gpus", {})),
         "[plan]",
         choice.scaling,
+        choice.upload,
     )
