@@ -21,6 +21,7 @@ from mpisim.extrapolate.layers import balanced
 from mpisim.extrapolate.step import TracedKernel
 from mpisim.extrapolate.triosim_write import write_tables
 from mpisim.formats import triosim_program
+from mpisim.kernels import find_gpu
 from mpisim.prediction.prepared_program import prepare_captured
 from mpisim.program import Kind, Operation
 
@@ -215,6 +216,28 @@ def test_threads_of_one_process(tables: TracedStep) -> None:
         grown(tables, {"dp": 2, "pp": 2}, threads=True)
 
 
+def test_the_input_is_uploaded(kineto: TracedStep, resnet: Path, tables: TracedStep) -> None:
+    size = 128 * 3 * 224**2 * 4
+    gpu = find_gpu("h100-sxm")
+    rate = gpu.pcie.si * gpu.pcie_fraction.si
+    for plan, times in (({}, 1), ({"pp": 2, "micro_batch": 32}, 4)):
+        found = grown(tables, dict(plan), batch=128, upload=True)
+        plain = grown(tables, dict(plan), batch=128)
+        for rank in range(plan.get("pp", 1)):
+            table = found.program.table_of(rank)
+            names = [found.program.names[name] for name in table.name]
+            copies = [int(table.duration[i]) for i, n in enumerate(names) if n == "input upload"]
+            assert len(copies) == (times if rank == 0 else 0)
+            if rank == 0:
+                assert sum(copies) == pytest.approx(size / rate * 1e12, rel=0.1)
+        assert seconds(found) > seconds(plain)
+    step = read_step(resnet, gpu="v100-sxm2-32gb", step=6)  # which loads its images itself
+    with pytest.raises(InputError, match="uploaded already"):
+        grown(step, upload=True, cluster="dgx-v100")
+    with pytest.raises(InputError, match="--threads scatters"):
+        grown(kineto, {"dp": 2}, upload=True, threads=True)
+
+
 # --- other sizes ----------------------------------------------------------------------------------
 
 
@@ -261,7 +284,7 @@ def test_layers_are_balanced() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("linear_2080ti_1gpu/kineto.json.gz", "record_shapes=True"),
+        ("torchrec_dlrm_fp32_v100_4rank/kineto_rank0.json.gz", "communication kernels"),
         ("resnet50_v100_1gpu_workers0/kineto.json.gz", "--traced-gpu"),
         ("owlv2_h100_1gpu/kineto.json.gz", "forward pass alone"),
         ("resnet50_ddp_v100_rank0of8/kineto_rank0.json.gz", "communication kernels"),

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 from mpisim.base.errors import InputError
-from mpisim.cli.extrapolate_parallel import of_several_ranks
 from mpisim.experiment import load
 from mpisim.extrapolate.parallel import Extrapolated, extrapolate_parallel
 from mpisim.extrapolate.parallel_growth import grow
 from mpisim.extrapolate.parallel_shards import sharded_rows
 from mpisim.extrapolate.parallel_structure import find_structure, parse_layout
+from mpisim.extrapolate.prepare import of_several_ranks
 from mpisim.prediction.network import network_of
 from mpisim.prediction.prepared import prepare
 from mpisim.program import Kind, Operation, Program, ProgramBuilder

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from ..base.errors import UsageError
-from .extrapolate_parallel import add_parallel_options, of_several_ranks, run_parallel
+from .extrapolate_parallel import add_parallel_options, run_parallel
 from .output import (
     add_monitor_option,
     add_result_options,
@@ -40,6 +40,9 @@ examples:
 OF_ONE_GPU = (
     *("plan", "threads", "other_gpus", "batch", "seq_len", "step", "traced_gpu", "traced_batch"),
     "save_tables",
+    "execution_trace",
+    "scaling",
+    "upload",
 )
 """Options of traces of one GPU alone."""
 OF_SEVERAL = ("dp", "traced_cluster", "distributed_optimizer", "micro_batches", "layout")
@@ -61,8 +64,9 @@ def add_parser(subparsers: Any) -> None:
         "paths",
         nargs="+",
         metavar="TRACE",
-        help="a Kineto trace with shapes (record_shapes=True), or TrioSim's trace.csv and "
-        "tensor.csv; or a folder with either; or the traces of all ranks of a job",
+        help="a Kineto trace with shapes (record_shapes=True), or without them and an execution "
+        "trace in its folder; an Nsight Systems export with NVTX ranges that have sizes; TrioSim's "
+        "trace.csv and tensor.csv; a folder with one of these; or the traces of all ranks of a job",
     )
     parser.add_argument(
         "--plan",
@@ -104,6 +108,18 @@ def add_parser(subparsers: Any) -> None:
         "--seq-len", type=int, metavar="S", help="tokens of a sample (default: as traced)"
     )
     parser.add_argument(
+        "--scaling",
+        choices=("kernel-model", "li"),
+        help="what scales measured times to other sizes and GPUs: the ratio of the kernel model "
+        "(default), or of Li's regression lines over the trace's own kernels, as TrioSim",
+    )
+    parser.add_argument(
+        "--upload",
+        action="store_true",
+        help="let each micro-batch begin with the copy of its input over PCIe, where the trace has "
+        "none",
+    )
+    parser.add_argument(
         "--step",
         type=int,
         metavar="N",
@@ -119,6 +135,12 @@ def add_parser(subparsers: Any) -> None:
         type=int,
         metavar="B",
         help="samples of the traced step, where the first layer's input does not begin with them",
+    )
+    parser.add_argument(
+        "--execution-trace",
+        metavar="FILE",
+        help="PyTorch's execution trace of the same step, for shapes that the trace lacks "
+        "(default: one in its folder)",
     )
     parser.add_argument(
         "--save-tables",
@@ -139,11 +161,12 @@ def run(args: argparse.Namespace) -> int:
         value = getattr(args, option)
         if value is not None and value < least:
             raise UsageError(f"--{option.replace('_', '-')} is {value}; it must be {least} or more")
+    from ..extrapolate.prepare import of_several_ranks
     from ..mpi.parallel import collective_errors
     from .launch import world
 
     with collective_errors(world()):
-        several = _of_several_ranks(args.paths)
+        several = of_several_ranks(args.paths)
     for option in OF_ONE_GPU if several else OF_SEVERAL:
         if getattr(args, option):
             raise UsageError(
@@ -176,7 +199,11 @@ def _run_of_one_gpu(args: argparse.Namespace) -> int:
                 check_tables(args.save_tables, overwrite=args.overwrite)
     with progress(comm, "reading the trace"), collective_errors(comm):
         step = read_step(
-            args.paths[0], gpu=args.traced_gpu, step=args.step, batch=args.traced_batch
+            args.paths[0],
+            gpu=args.traced_gpu,
+            step=args.step,
+            batch=args.traced_batch,
+            execution_trace=args.execution_trace,
         )
     with collective_errors(comm):
         if comm.rank == 0 and args.save_tables is not None:
@@ -191,6 +218,8 @@ def _run_of_one_gpu(args: argparse.Namespace) -> int:
                 args.gpu,
                 args.threads,
                 _other_gpus(args.other_gpus),
+                scaling=args.scaling or "kernel-model",
+                upload=args.upload,
             )
             found = extrapolate(step, target)
             check_matching(found.program)
@@ -207,12 +236,6 @@ def _run_of_one_gpu(args: argparse.Namespace) -> int:
     if comm.rank == 0:
         print(report)
     return 0
-
-
-def _of_several_ranks(paths: list[str]) -> bool:
-    from ..extrapolate.triosim_step import is_triosim
-
-    return not (len(paths) == 1 and is_triosim(paths[0])) and of_several_ranks(paths)
 
 
 def _keys(given: list[str]) -> dict[str, Any]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Sequence
-from pathlib import Path
+from collections.abc import Collection
 from typing import Any
 
 from .output import check_files, deliver, simulate_with_options
 
-__all__ = ["add_parallel_options", "of_several_ranks", "run_parallel"]
+__all__ = ["add_parallel_options", "run_parallel"]
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "--dp": {
@@ -62,25 +61,6 @@ def add_parallel_options(parser: argparse.ArgumentParser, but: Collection[str] =
     for name, keys in OPTIONS.items():
         if name not in but:
             group.add_argument(name, **keys)
-
-
-def of_several_ranks(paths: Sequence[str | Path]) -> bool:
-    """Whether traces are of a job of several ranks, be it that only one of them is at hand.
-
-    Parameters
-    ----------
-    paths : sequence of paths
-        Files and folders.
-
-    Raises
-    ------
-    TraceError
-        If there is no trace, a rank twice, or files of different jobs.
-    """
-    from ..traces import find_sources
-
-    sources = find_sources(paths, allow_missing=True)
-    return len(sources) > 1 or max(source.world_size for source in sources) > 1
 
 
 def run_parallel(args: argparse.Namespace) -> int:

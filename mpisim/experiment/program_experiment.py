@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from ..base.errors import InputError, UsageError, nearest
 from ..base.frozen import frozen
@@ -25,7 +25,14 @@ from .choices import (
 from .experiment import keys_at_defaults
 from .models import Count
 
-__all__ = ["ProgramChoices", "ProgramExperiment", "WorkloadChoice", "program_experiment"]
+__all__ = [
+    "OF_ONE_GPU",
+    "OF_SEVERAL_RANKS",
+    "ProgramChoices",
+    "ProgramExperiment",
+    "WorkloadChoice",
+    "program_experiment",
+]
 
 TABLES: dict[str, Any] = {
     "cluster": ClusterChoice,
@@ -44,6 +51,13 @@ FIXED_TABLES = ("model", "plan", "kernels", "calibration")
 """Tables of other experiments that a program file fixes: it holds their outcome."""
 
 
+OF_ONE_GPU = ("traced_gpu", "traced_step", "seq_len", "threads", "upload")
+"""Keys of ``[workload]`` for a trace of one GPU alone."""
+
+OF_SEVERAL_RANKS = ("traced_cluster", "layout", "distributed_optimizer")
+"""Keys of ``[workload]`` for a trace of several ranks alone."""
+
+
 @frozen
 class WorkloadChoice:
     """The table ``[workload]``: which program file is simulated.
@@ -55,7 +69,8 @@ class WorkloadChoice:
         ``mpisim replay --save-program`` and ``mpisim program import`` have written.
     trace : str, optional
         In its place a trace of one training step on one GPU, its path relative likewise, which the
-        plan is laid over (``mpisim extrapolate``).
+        plan is laid over (``mpisim extrapolate``); ``mpisim search`` takes the folder of a job of
+        several ranks, too.
     traced_gpu : str, optional
         The GPU it is of, where the file does not name it.
     traced_batch, traced_step : int, optional
@@ -66,6 +81,18 @@ class WorkloadChoice:
         Tokens of a sample; as traced if not given.
     threads : bool
         Whether data parallelism is by threads of one process (``torch.nn.DataParallel``).
+    scaling : {"kernel-model", "li"}
+        What scales measured times to other sizes and GPUs: the ratio of the kernel model, or of
+        Li's regression lines over the trace's own kernels.
+    upload : bool
+        Whether each micro-batch begins with the copy of its input from the host, which the trace
+        does not show.
+    traced_cluster : str, optional
+        Where a job of several ranks was recorded; by default on the cluster.
+    layout : str, optional
+        Its axes, the innermost first, where its groups do not say.
+    distributed_optimizer : bool, optional
+        Whether its optimizer is sharded over the replicas; as recorded if not given.
     """
 
     program: str | None = None
@@ -76,13 +103,18 @@ class WorkloadChoice:
     gpu: str | None = None
     seq_len: Count | None = None
     threads: bool = False
+    scaling: Literal["kernel-model", "li"] = "kernel-model"
+    upload: bool = False
+    traced_cluster: str | None = None
+    layout: str | None = None
+    distributed_optimizer: bool | None = None
 
     def __post_init__(self) -> None:
         if (self.program is None) == (self.trace is None):
             raise InputError("has to have one of 'program' and 'trace'")
         if self.program is not None:
-            for key in ("traced_gpu", "traced_batch", "traced_step", "gpu", "seq_len", "threads"):
-                if getattr(self, key):
+            for key in (*OF_ONE_GPU, *OF_SEVERAL_RANKS, "traced_batch", "gpu"):
+                if getattr(self, key) not in (None, False):
                     raise InputError(f"{key} is given; it is for a 'trace', not for a 'program'")
 
 
@@ -191,7 +223,8 @@ def program_experiment(table: Mapping[str, Any], source: str) -> ProgramExperime
             f"{source}: key 'workload' is {workload!r}; it must be a table, [workload]"
         )
     of_trace = PLAN_TABLES if "trace" in workload else ()
-    allowed = ("title", "workload", *of_trace, *TABLES)
+    of_search = ("search",) if of_trace else ()  # what mpisim search varies says nothing of a run
+    allowed = ("title", "workload", *of_trace, *TABLES, *of_search)
     for key, found in table.items():
         if key in FIXED_TABLES and key not in of_trace:
             first = next(iter(found), "") if isinstance(found, dict) else ""

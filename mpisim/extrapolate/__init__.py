@@ -6,6 +6,8 @@ To be read in this order:
     A traced step of one GPU: operators with measured kernels, parameters, layers.
 `passes`
     Which pass launched a kernel, and for which node of autograd.
+`whole`
+    Whether a trace is a whole training step of one GPU.
 `kineto_step`, `triosim_step`
     Kineto's traces and TrioSim's tables → traced step.
 `layers`
@@ -14,6 +16,8 @@ To be read in this order:
     Kernels at other sizes, and those of one tensor-parallel rank.
 `tensor_parallel`, `threads`
     Which layers are split and how; threads of one process.
+`li_scaling`
+    Li's regression lines over the kernels of a step, in place of the kernel model.
 `network`
     Traced step, plan → network of the workload generator.
 `grow`

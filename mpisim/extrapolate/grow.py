@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from ..base.errors import InputError
 from ..base.frozen import frozen
@@ -24,11 +24,13 @@ from ..experiment.traced import Traced
 from ..kernels import KernelModel, find_gpu, gpu_name
 from ..kernels.analytical import analytical_model
 from ..kernels.counted import COUNTED
+from ..kernels.operations import Copy
 from ..kernels.recorded import RecordedKernels
 from ..kernels.scaled import rated_gpu
 from ..prediction.hardware import gpu_kinds
 from ..prediction.variation import FACTOR_NAME, slowest_factor
 from ..program import Program
+from ..replay.error import differences
 from ..topo import find_cluster
 from ..workloads import Layout, Workload, lay_out, training_step
 from ..workloads.grid import Grid
@@ -36,9 +38,10 @@ from ..workloads.operators import Network
 from .expert_parallel import check_experts, experts_of
 from .kineto_step import unknown_operators
 from .layers import balanced
-from .network import growth_of, traced_network
+from .li_scaling import LiScaling, lines_of
+from .network import growth_of, passed_on, traced_network
 from .split import Split
-from .step import TracedStep
+from .step import TracedKernel, TracedStep
 from .tensor_parallel import splits_of
 from .threads import as_threads
 
@@ -46,6 +49,12 @@ __all__ = ["Extrapolated", "Target", "extrapolate", "plan_for"]
 
 SHARED = ("host_gap", "launch_call", "launch_latency")
 """Numbers of a GPU that launches of kernels depend on which were not traced."""
+
+CPU = "the CPU's times, as traced"
+"""Name of their error bar."""
+
+NINE_OF_TEN = 1.645
+"""Standard deviations within which nine of ten errors are, which ``data/replay.toml`` bounds."""
 
 
 @frozen
@@ -70,6 +79,12 @@ class Target:
         What messages call the plan.
     threads : bool
         Whether data parallelism is by threads of one process (``torch.nn.DataParallel``).
+    scaling : {"kernel-model", "li"}
+        What scales measured times to other sizes and GPUs: the ratio of the kernel model, or of
+        Li's regression lines over the trace's own kernels.
+    upload : bool
+        Whether each micro-batch begins with the copy of its input from the host, which the trace
+        does not show.
     """
 
     cluster: str
@@ -80,6 +95,8 @@ class Target:
     threads: bool = False
     other_gpus: Mapping[str, str] = field(default_factory=dict)
     source: str = "--plan"
+    scaling: Literal["kernel-model", "li"] = "kernel-model"
+    upload: bool = False
 
 
 @frozen
@@ -127,6 +144,8 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
             f"--seq-len is {target.sequence}, but how many tokens a sample of {step.source} has is "
             "not known: its first layer looks up no embeddings"
         )
+    if target.upload:
+        _check_upload(step, target)
     plan = plan_for(step, target)
     experts = experts_of(step)
     check_experts(step, plan, experts)
@@ -135,16 +154,19 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
     choice = ClusterChoice(
         target.cluster, nodes=nodes, gpus=world, other_gpus=dict(target.other_gpus)
     )
-    named = dict.fromkeys((target.gpu or cluster.gpu, *target.other_gpus.values()))
+    named_gpu = target.gpu or cluster.gpu
+    named = dict.fromkeys((named_gpu, *target.other_gpus.values()))
     kinds = gpu_kinds(choice, cluster, {name: find_gpu(name) for name in named})
-    traced = analytical_model(rated_gpu(find_gpu(step.gpu)))
+    lines = lines_of(step, find_gpu(step.gpu)) if target.scaling == "li" else None
+
+    def model_of(name: str) -> KernelModel:
+        found = analytical_model(rated_gpu(find_gpu(name)))
+        return found if lines is None else LiScaling(found, lines)
+
+    traced = model_of(step.gpu)
     slowest = (FACTOR_NAME, slowest_factor(world)) if world > 1 else None
     models = [
-        RecordedKernels(
-            traced if gpu_name(name) == step.gpu else analytical_model(rated_gpu(find_gpu(name))),
-            traced,
-            slowest,
-        )
+        RecordedKernels(traced if gpu_name(name) == step.gpu else model_of(name), traced, slowest)
         for name in named
     ]
     splits: Mapping[int, Split] = {}
@@ -160,18 +182,45 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
     )
     layout = lay_out(experiment, world, kinds)
     workload = training_step(layout, *models)
-    assumptions = _assumptions(step, target, plan, layout, tuple(named))
-    text = _counted(workload, models, assumptions, splits_used=plan.tp > 1)
+    assumptions = (
+        *_assumptions(step, target, plan, layout, tuple(named)),
+        *(() if lines is None else lines.notes),
+    )
+    unchanged = world == 1 and plan.micro_batch == plan.global_batch == step.batch
+    unchanged = unchanged and not target.upload and target.sequence in (None, step.sequence)
+    unchanged = unchanged and gpu_name(named_gpu) == step.gpu
+    text = _counted(workload, models, assumptions, splits_used=plan.tp > 1, unchanged=unchanged)
     program = workload.program.replace(
         attributes={**workload.program.attributes, COUNTED: text, "extrapolated": step.source}
     )
     return Extrapolated(step, target, workload, program, nodes, assumptions)
 
 
+def _check_upload(step: TracedStep, target: Target) -> None:
+    """Refuse to add an upload of the input where there is one."""
+    tasks = [task for one in step.operators for task in one.forward]
+    copies = [
+        kernel.bytes
+        for task in tasks
+        if isinstance(task, TracedKernel)
+        for kernel in task.kernels
+        if isinstance(kernel, Copy) and kernel.path == "host"
+    ]
+    if 2 * max(copies, default=0) >= passed_on(step.operators):
+        raise InputError(
+            f"--upload is given, but {step.source} has a copy of {max(copies):,} bytes from the "
+            "host in its forward pass: the input is uploaded already"
+        )
+    if target.threads:
+        raise InputError("--upload is given; --threads scatters the input from the first GPU")
+
+
 def _network(
     step: TracedStep, target: Target, splits: Mapping[int, Split], plan: Plan, grid: Grid
 ) -> Network:
-    found = traced_network(step, plan, grid, sequence=target.sequence, splits=splits)
+    found = traced_network(
+        step, plan, grid, sequence=target.sequence, splits=splits, upload=target.upload
+    )
     if not target.threads:
         return found
     growth = growth_of(step, plan, target.sequence)
@@ -280,8 +329,12 @@ def _counted(
     assumptions: tuple[str, ...],
     *,
     splits_used: bool,
+    unchanged: bool,
 ) -> str:
-    """Return the attribute that says what the program's times depend on."""
+    """Return the attribute that says what the program's times depend on.
+
+    The CPU's times are those of one step. In another one they differ, as recorded steps do.
+    """
     shares: dict[tuple[str, int], Mapping[str, float]] = {}
     for pricing in workload.pricings:
         shares |= pricing.shares
@@ -292,6 +345,8 @@ def _counted(
             if name in used:
                 numbers[name] = max(numbers.get(name, 0.0), quantity.error)
     numbers |= {name: getattr(models[0].gpu, name).error for name in SHARED}
+    if not unchanged:
+        numbers[CPU] = differences()[0].si / NINE_OF_TEN
     missing = [
         "the CPU's work for what the plan adds, but for launches; the Python of the traced step is "
         "kept as recorded",
@@ -303,7 +358,7 @@ def _counted(
         {
             "numbers": numbers,
             "shares": [[name, at, dict(rest)] for (name, at), rest in shares.items()],
-            "host": {},
+            "host": {} if unchanged else {CPU: 1.0},
             "launch": {},
             "assumptions": list(assumptions),
             "not_modelled": missing,
@@ -364,6 +419,8 @@ def _assumptions(
             f"experts spread over {plan.ep} ranks: as many rows for each, tokens exchanged as "
             "Megatron-LM's all-to-all dispatcher does, which sends their counts first"
         )
+    if target.upload:
+        lines.append("each micro-batch begins with the copy of the first layer's input over PCIe")
     if target.threads:
         lines.append(
             "torch.nn.DataParallel: threads share one interpreter, whose lock the CPU's whole work "

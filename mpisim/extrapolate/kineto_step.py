@@ -29,7 +29,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..base.errors import InputError, TraceError
+from ..base.errors import InputError, TraceError, UsageError
 from ..kernels import find_gpu, gpu_name
 from ..kernels.operations import Copy, Elementwise, Gemm, GroupedGemm, Kernel
 from ..operators import OperatorCall, TensorSpec
@@ -37,15 +37,16 @@ from ..operators.tensors import all_tensors
 from ..program import Kind, Table
 from ..results.step_times import step_times
 from ..traces import Lowered, Source, find_sources, read_program
+from ..traces.et_shapes import execution_trace_beside, has_shapes, with_shapes_of
 from ..traces.gradients import EVALUATE, is_backward
-from ..traces.host import is_communication_kernel
-from ..traces.kineto import KinetoTrace, read_kineto
+from ..traces.kineto import KinetoTrace
 from ..traces.modules import module_paths
 from ..traces.operator_calls import (
     LaunchedCall,
     launched_calls,
     recorded_inputs,
 )
+from ..traces.read import read_source
 from .layers import layer_names, with_tied
 from .passes import ACCUMULATE, Passes
 from .step import (
@@ -57,6 +58,7 @@ from .step import (
     TracedTask,
     TracedWait,
 )
+from .whole import check_whole, nodes_without_forward
 
 __all__ = ["read_kineto_step"]
 
@@ -70,19 +72,22 @@ def read_kineto_step(
     gpu: str | None = None,
     step: int | None = None,
     batch: int | None = None,
+    execution_trace: Path | str | None = None,
 ) -> TracedStep:
     """Read one step from a trace of one GPU. Local.
 
     Parameters
     ----------
     path : Path or str
-        A Kineto trace, or a folder with one.
+        A Kineto trace or an Nsight Systems export, or a folder with one.
     gpu : str, optional
         The GPU it was recorded on, where the file does not name one that is known.
     step : int, optional
         Number of the profiled step; by default the one of median length.
     batch : int, optional
         Samples of the step, where the first layer's input does not begin with them.
+    execution_trace : Path or str, optional
+        Of the same step, for shapes that the trace does not record; by default one in its folder.
 
     Raises
     ------
@@ -97,36 +102,37 @@ def read_kineto_step(
     if len(sources) != 1:
         raise InputError(f"{path}: traces of {len(sources)} ranks; one is read here")
     source = sources[0]
-    trace = read_kineto(source.path)
-    _check_one_gpu(trace, source)
+    trace = read_source(source)
+    check_whole(trace, source)
+    trace, notes = _with_shapes(trace, source, execution_trace)
     calls = launched_calls(trace)  # says where shapes are missing
     traced = read_program(sources, MPI.COMM_SELF, np.zeros(1, np.int32))
     lowered = traced.facts[0].lowered
     names = traced.program.names
     reader = _Reader(trace, lowered, names, calls)
+    reader.notes += notes
     chosen = reader.choose(step)
     return reader.step(chosen, _gpu_of(trace, gpu), batch)
 
 
-def _check_one_gpu(trace: KinetoTrace, source: Source) -> None:
-    communications = sum(is_communication_kernel(name) for name in trace.device.name)
-    if communications:
-        of = f" of {source.world_size}" if source.world_size > 1 else ""
-        raise TraceError(
-            f"{trace.path}: holds {communications} communication kernels: it is of one rank{of} "
-            "of a "
-            "parallel job; what is needed is a trace of a job on one GPU, or of all ranks"
-        )
-    if not any(name.startswith(EVALUATE) or is_backward(name) for name in trace.operators.name):
-        raise TraceError(
-            f"{trace.path}: holds a forward pass alone (no operator of autograd::engine): of "
-            "inference, or without the backward pass of a training step"
-        )
-    if ACCUMULATE not in trace.operators.name:
-        raise TraceError(
-            f"{trace.path}: holds no {ACCUMULATE}: which tensors are weights is not known; profile "
-            "a whole training step on the CPU's side, too (ProfilerActivity.CPU)"
-        )
+def _with_shapes(
+    trace: KinetoTrace, source: Source, given: Path | str | None
+) -> tuple[KinetoTrace, list[str]]:
+    """Return a trace with shapes, if need be of an execution trace, and where they are from."""
+    if has_shapes(trace):
+        if given is not None:
+            raise UsageError(f"{given}: not needed, since {trace.path} records shapes itself")
+        if source.process >= 0:
+            return trace, [
+                "NVTX ranges record no types of tensors: all are taken for fp32, and parameters, "
+                "bytes of collectives and kernel models rest on that"
+            ]
+        return trace, []
+    path = execution_trace_beside(trace.path) if given is None else Path(given)
+    if path is None:
+        return trace, []
+    trace, link = with_shapes_of(trace, path)
+    return trace, [f"shapes from {path}, {link.describe()}"]
 
 
 def _gpu_of(trace: KinetoTrace, given: str | None) -> str:
@@ -193,7 +199,8 @@ class _Reader:
         path, marked = self.trace.path, sorted(s for s in self.measured if s >= 0)
         if marked:
             if step is None:
-                by_time = sorted(marked, key=lambda s: (self.measured[s], s))
+                known = [s for s in marked if self._has_shapes(self._rows_of(s))]
+                by_time = sorted(known or marked, key=lambda s: (self.measured[s], s))
                 step = by_time[(len(by_time) - 1) // 2]
                 if len(marked) > 1:
                     self.notes.append(f"ProfilerStep#{step}, of median length among {len(marked)}")
@@ -216,11 +223,18 @@ class _Reader:
                 "steps: "
                 "profiler.step())"
             )
-        middle = cycles[len(cycles) // 2]
-        self.notes.append(
-            f"{len(cycles)} steps without marks; the {len(cycles) // 2 + 1}. is taken"
-        )
-        return -1, middle
+        known = [i for i, each in enumerate(cycles) if self._has_shapes(each)]
+        known = known or list(range(len(cycles)))
+        middle = known[len(known) // 2]
+        self.notes.append(f"{len(cycles)} steps without marks; the {middle + 1}. is taken")
+        return -1, cycles[middle]
+
+    def _has_shapes(self, rows: np.ndarray) -> bool:
+        """Whether calls in some rows have shapes: an execution trace has those of one step."""
+        ops = [int(op) for op in self.lowered.op[rows] if op >= 0]
+        calls = [self.calls[self._call_of[op]].call for op in ops if op in self._call_of]
+        found = sum(next(all_tensors(call.inputs), None) is not None for call in calls)
+        return 2 * found > len(calls)
 
     def _rows_of(self, step: int) -> np.ndarray:
         """Return the rows of a marked step, with what comes between it and the one before."""
@@ -254,6 +268,7 @@ class _Reader:
         """Return the step that some rows are of."""
         number, rows = chosen
         self._check_streams(rows)
+        self._check_one_pass(rows)
         self._bandwidth = find_gpu(gpu).bandwidth.si
         found, optimizer = self._sorted(rows, number)
         self._parameters(found, rows)
@@ -296,6 +311,25 @@ class _Reader:
             notes=tuple(self.notes),
         )
 
+    def _check_one_pass(self, rows: np.ndarray) -> None:
+        """Refuse a step of several backward passes, or without all of its forward pass."""
+        passes = sum(self._signature(each) > 0 for each in self._cycles(rows))
+        if passes > 1:
+            raise TraceError(
+                f"{self.trace.path}: the step that is taken has {passes} forward and backward "
+                "passes that take turns: of several models, or of micro-batches whose gradients "
+                "are added up; a step of one model with one pass each is needed"
+            )
+        lost = nodes_without_forward(
+            self.passes, [int(op) for op in self.lowered.op[rows] if op >= 0]
+        )
+        if lost:
+            raise TraceError(
+                f"{self.trace.path}: {lost} kernels of the backward pass belong to forward "
+                "operators that are not in the trace: layers are missing; recording has to begin "
+                "before the step does"
+            )
+
     def _check_streams(self, rows: np.ndarray) -> None:
         """Refuse a step whose kernels run side by side."""
         on_device = rows[self.table.is_device[rows]]
@@ -325,7 +359,9 @@ class _Reader:
         for row in rows.tolist():
             kind, op = Kind(int(table.kind[row])), int(self.lowered.op[row])
             before = host + int(table.host[row])
-            if op < 0 and kind is not Kind.HOST:
+            if number < 0 and row == rows[0]:
+                before = 0  # the recording begins here
+            elif op < 0 and kind is not Kind.HOST:
                 before, ahead = max(0, before - ahead), 0
             elif ahead:
                 before, ahead = max(0, before - ahead), max(0, ahead - before)
@@ -367,8 +403,8 @@ class _Reader:
                 else:
                     target = self._zeroing
                     self._zeroing_at = len(found)
-            first = number < 0 and not found[0].forward if found else False
-            target.append(self._kernel(row, op, 0 if first else before, first))
+            first = number < 0 and row == rows[0]
+            target.append(self._kernel(row, op, before, first))
             host = 0
         if not found:
             raise TraceError(f"{self.trace.path}: the step has no forward pass")
@@ -388,8 +424,12 @@ class _Reader:
         Where steps follow each other, one lasts from the end of the one before on the device. What
         the CPU does for it until then is no part of its time.
         """
+        if number < 0:  # a recording without marks begins with its first kernel
+            first = int(rows[self.table.is_device[rows]][0])
+            began = self._launched.get(int(self.lowered.op[first]))
+            return 0 if began is None else max(0, int(self.lowered.begin[first]) - began)
         before = np.flatnonzero(self.table.is_device & (self.table.step == number - 1))
-        if number < 0 or not len(before):
+        if not len(before):
             return 0
         row = int(rows[0])
         op = int(self.lowered.op[row])

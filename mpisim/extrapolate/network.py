@@ -14,7 +14,7 @@ from typing import Literal
 
 from ..base.frozen import frozen
 from ..experiment import Plan
-from ..kernels.operations import BYTES, Convolution, Elementwise, Gemm, GroupedGemm, Kernel
+from ..kernels.operations import BYTES, Convolution, Copy, Elementwise, Gemm, GroupedGemm, Kernel
 from ..kernels.recorded import Recorded
 from ..operators import TensorSpec
 from ..operators.tensors import element_bytes
@@ -62,6 +62,7 @@ def traced_network(
     *,
     sequence: int | None = None,
     splits: Mapping[int, Split] | None = None,
+    upload: bool = False,
 ) -> Network:
     """Return the network of a traced step in the shapes of one rank.
 
@@ -74,13 +75,15 @@ def traced_network(
         Tokens of a sample; as traced if not given.
     splits : mapping of int to Split, optional
         How tensor parallelism divides operators, by their number in `step.operators`.
+    upload : bool
+        Whether the first layer's input comes from the host, which the trace does not show.
     """
     growth = growth_of(step, plan, sequence)
     once = grid.pp == 1 and plan.global_batch == plan.micro_batch * grid.dp
     several = plan.global_batch > plan.micro_batch * grid.dp
     adds = several and not step.accumulates
     experts = ExpertShare(experts_of(step), plan, growth)
-    return _Writer(
+    found = _Writer(
         step,
         growth,
         grid.tp,
@@ -90,6 +93,17 @@ def traced_network(
         zeroing=once,
         adds=adds,
     ).network()
+    return _with_upload(found, step, growth) if upload else found
+
+
+def _with_upload(network: Network, step: TracedStep, growth: Growth) -> Network:
+    """Return a network whose first operator begins with the copy of its input from the host."""
+    size = max(1, round(passed_on(step.operators) * growth.activations))
+    copy = Compute("input upload", Copy(size, "host"))
+    layer = network.layers[0]
+    first = replace(layer.operators[0], forward=(copy, *layer.operators[0].forward))
+    layer = replace(layer, operators=(first, *layer.operators[1:]))
+    return replace(network, layers=(layer, *network.layers[1:]))
 
 
 class _Writer:

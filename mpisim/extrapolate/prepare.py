@@ -6,19 +6,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..base.errors import InputError
+from ..base.errors import InputError, UsageError
 from ..experiment import ProgramExperiment
-from ..experiment.program_experiment import WorkloadChoice
+from ..experiment.program_experiment import OF_SEVERAL_RANKS, WorkloadChoice
 from ..prediction.prepared import PreparedExperiment
 from ..prediction.prepared_program import PreparedProgram, prepare_captured, prepare_program
 from ..topo import find_cluster
-from .grow import Target, extrapolate
+from ..traces import find_sources
+from .grow import Extrapolated, Target, extrapolate
 from .read import read_step
+from .step import TracedStep
+from .triosim_step import is_triosim
 
-__all__ = ["prepare_workload"]
+__all__ = ["of_several_ranks", "prepare_traced", "prepare_workload", "read_traced", "trace_path"]
+
+
+def of_several_ranks(paths: Sequence[str | Path]) -> bool:
+    """Whether traces are of a job of several ranks, be it that only one of them is at hand. Local.
+
+    Parameters
+    ----------
+    paths : sequence of paths
+        Files and folders.
+
+    Raises
+    ------
+    TraceError
+        If there is no trace, a rank twice, or files of different jobs.
+    """
+    if len(paths) == 1 and is_triosim(paths[0]):
+        return False
+    sources = find_sources(paths, allow_missing=True)
+    return len(sources) > 1 or max(source.world_size for source in sources) > 1
 
 
 def prepare_workload(experiment: ProgramExperiment) -> PreparedExperiment | PreparedProgram:
@@ -35,16 +58,68 @@ def prepare_workload(experiment: ProgramExperiment) -> PreparedExperiment | Prep
     UsageError
         For keys that do not apply.
     """
-    choice = experiment.trace
-    if choice is None:
+    if experiment.trace is None:
         return prepare_program(experiment)
-    source = experiment.source
-    step = read_step(
-        Path(source).parent / str(choice.trace),
-        gpu=choice.traced_gpu,
-        step=choice.traced_step,
-        batch=choice.traced_batch,
+    return prepare_traced(experiment, read_traced(experiment))[0]
+
+
+def trace_path(experiment: ProgramExperiment) -> Path:
+    """Return where the trace of an experiment lies."""
+    assert experiment.trace is not None
+    return Path(experiment.source).parent / str(experiment.trace.trace)
+
+
+def read_traced(experiment: ProgramExperiment) -> TracedStep:
+    """Read the trace of one GPU that an experiment names. Local.
+
+    Raises
+    ------
+    InputError
+        If it cannot be read, or is of several ranks.
+    """
+    choice, path = experiment.trace, trace_path(experiment)
+    assert choice is not None
+    if of_several_ranks([path]):
+        raise InputError(
+            f"{experiment.source}: key 'workload.trace' is {str(choice.trace)!r}, of several ranks;"
+            " mpisim extrapolate grows it, and mpisim search compares ways to"
+        )
+    for key in OF_SEVERAL_RANKS:
+        if getattr(choice, key) is not None:
+            raise UsageError(
+                f"{experiment.source}: key 'workload.{key}' is given; it is for traces of several "
+                f"ranks, and {choice.trace} is of one GPU"
+            )
+    return read_step(
+        path, gpu=choice.traced_gpu, step=choice.traced_step, batch=choice.traced_batch
     )
+
+
+def prepare_traced(
+    experiment: ProgramExperiment, step: TracedStep
+) -> tuple[PreparedProgram, Extrapolated]:
+    """Lay the plan of an experiment over a traced step, and look up where it is to run. Local.
+
+    Parameters
+    ----------
+    experiment : ProgramExperiment
+        Of a trace.
+    step : TracedStep
+        What `read_traced` has read.
+
+    Returns
+    -------
+    PreparedProgram
+    Extrapolated
+        What it was made of: layout, GPUs, samples.
+
+    Raises
+    ------
+    InputError
+        If trace, plan and cluster do not go together.
+    """
+    choice, source = experiment.trace, experiment.source
+    assert choice is not None
     try:
         found = extrapolate(step, _target(experiment, choice))
     except InputError as error:
@@ -55,9 +130,8 @@ def prepare_workload(experiment: ProgramExperiment) -> PreparedExperiment | Prep
     own["nodes"] = max(found.nodes, int(own.get("nodes", 1)))
     title = experiment.title or found.workload.layout.experiment.title
     program = found.program.replace(attributes={**found.program.attributes, "title": title})
-    return prepare_captured(
-        ProgramExperiment("", {**experiment.tables, "cluster": own}, title, source), program
-    )
+    tables = {**experiment.tables, "cluster": own}
+    return prepare_captured(ProgramExperiment("", tables, title, source), program), found
 
 
 def _target(experiment: ProgramExperiment, choice: WorkloadChoice) -> Target:
@@ -86,4 +160,6 @@ def _target(experiment: ProgramExperiment, choice: WorkloadChoice) -> Target:
         choice.threads,
         dict(table.get("other_gpus", {})),
         "[plan]",
+        choice.scaling,
+        choice.upload,
     )

@@ -18,20 +18,24 @@ def read_step(
     gpu: str | None = None,
     step: int | None = None,
     batch: int | None = None,
+    execution_trace: Path | str | None = None,
 ) -> TracedStep:
     """Read one training step of one GPU. Local.
 
     Parameters
     ----------
     path : Path or str
-        A Kineto trace with shapes, or TrioSim's ``trace.csv`` beside its ``tensor.csv``; or a
-        folder with either.
+        A Kineto trace or an Nsight Systems export, with shapes, or TrioSim's ``trace.csv`` beside
+        its ``tensor.csv``; or a folder with one.
     gpu : str, optional
         The GPU it was recorded on, where the file does not say.
     step : int, optional
         Number of the profiled step; by default the one of median length.
     batch : int, optional
         Samples of the step, where that is not clear.
+    execution_trace : Path or str, optional
+        Of the same step, for shapes that a Kineto trace does not record; by default one in its
+        folder.
 
     Raises
     ------
@@ -43,5 +47,7 @@ def read_step(
             raise InputError(
                 f"{path}: TrioSim's tables hold one step; --step is for Kineto's traces"
             )
+        if execution_trace is not None:
+            raise InputError(f"{path}: TrioSim's tables have shapes; name no execution trace")
         return read_triosim_step(path, gpu=gpu, batch=batch)
-    return read_kineto_step(path, gpu=gpu, step=step, batch=batch)
+    return read_kineto_step(path, gpu=gpu, step=step, batch=batch, execution_trace=execution_trace)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ..overlap import OverlapSummary
     from .prepared_program import PreparedProgram
 
-__all__ = ["METHOD", "program_statements", "statements"]
+__all__ = ["METHOD", "program_error_bar", "program_statements", "statements"]
 
 OVERLAP_SLOWDOWN = "the slowdown of kernels and communications that overlap"
 
@@ -471,6 +471,37 @@ def program_statements(
     }
 
 
+def program_error_bar(
+    prepared: PreparedProgram,
+    run: Run,
+    shares: PathShares | None = None,
+    overlap: OverlapSummary | None = None,
+) -> Uncertainty | None:
+    """Return the error bar of a program's step; None where nothing of it was priced. Local.
+
+    Parameters
+    ----------
+    prepared : PreparedProgram
+    run : Run
+        With its critical path.
+    shares : PathShares, optional
+        Of the run, if known.
+    overlap : OverlapSummary, optional
+        What slowed overlapping kernels, if it is known.
+    """
+    errors = prepared.counted.numbers
+    numbers = {name: Quantity(1, "1", error, PRICED) for name, error in errors.items()}
+    if prepared.network is not None and needs_prices(prepared.program):
+        numbers |= prepared.network.numbers
+    if run.critical_path is None or not numbers:
+        return None
+    lengths = (shares or PathShares(prepared, run)).lengths()
+    if overlap is not None:
+        numbers |= overlap.numbers
+        lengths = {**lengths, **overlap.lengths()}
+    return combine(lengths, run.step_time, numbers, None)
+
+
 def _program_error_bar(
     prepared: PreparedProgram,
     run: Run,
@@ -478,17 +509,9 @@ def _program_error_bar(
     overlap: OverlapSummary | None,
 ) -> dict[str, Any]:
     """Return how far communications and kernels that were priced put the step time off."""
-    errors = prepared.counted.numbers
-    numbers = {name: Quantity(1, "1", error, PRICED) for name, error in errors.items()}
-    if prepared.network is not None and needs_prices(prepared.program):
-        numbers |= prepared.network.numbers
-    if run.critical_path is None or not numbers:
+    found = program_error_bar(prepared, run, shares, overlap)
+    if found is None:
         return {}
-    lengths = (shares or PathShares(prepared, run)).lengths()
-    if overlap is not None:
-        numbers |= overlap.numbers
-        lengths = {**lengths, **overlap.lengths()}
-    found = combine(lengths, run.step_time, numbers, None)
     return {
         "uncertainty": found.relative,
         "uncertainty_method": f"{METHOD}; durations of the program count as exact",

@@ -18,6 +18,7 @@ from .limits import BrokenLimit, broken_limits, limit_line
 from .pareto import front
 from .records import Records, Status, least_values
 from .space import SearchSpace
+from .traced import extrapolate_command
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -42,6 +43,12 @@ BAR_WIDTH = 40
 GIB = 2**30
 PARTS = ("compute", "communication", "waiting", "idle")
 """Parts of a bar; communication is what nothing computes beside."""
+OF_TRACES = "Over a trace every valid candidate is simulated; none is left out by a bound. "
+OF_ONE_GPU = (
+    "Memory is a lower limit, parameters and gradients: what autograd and optimizers keep a trace "
+    "does not say."
+)
+OF_SEVERAL_RANKS = "What memory candidates need traces of several ranks do not say."
 
 
 class Answer(NamedTuple):
@@ -177,8 +184,15 @@ def answer_lines(space: SearchSpace, found: Answer, drawing: Drawing = PLAIN) ->
             f"The front: no other candidate is better in {names}",
             *_table(space, found.front),
         ]
+    if space.of_trace:
+        memory = OF_ONE_GPU if found.best[0].peak else OF_SEVERAL_RANKS
+        lines += ["", *wrap(f"{OF_TRACES}{memory}", WIDTH)]
     lines += ["", "To run the first:", f"  {_command(space, found.best[0])}"]
     return lines
+
+
+def _seconds(time: float) -> str:
+    return quantity(time, "s") if time >= 0.1 else f"{quantity(time * 1e3, '')}ms"
 
 
 def _words(objective: str) -> str:
@@ -204,6 +218,7 @@ def _why(space: SearchSpace, why: Mapping[str, Any]) -> list[str]:
 
 def _counted(counts: dict[str, int], ended: bool) -> list[str]:
     words = {
+        "unknown": "not judged yet",
         "invalid": "whose keys do not go together",
         "over_limit": "beyond a limit",
         "too_large": "too large for memory",
@@ -221,20 +236,23 @@ def _table(space: SearchSpace, rows: Sequence[Finalist]) -> list[str]:
     alike = space.in_common(numbers) if len(rows) > 1 else ""
     among = numbers if len(rows) > 1 else []
     columns = _cost_columns(space)
-    heads = ("", "step", "±", "tokens/s", "per GPU", "use", "GiB", "GPUs")
+    memory = "≥ GiB" if space.of_trace else "GiB"
+    heads = ("", "step", "±", "tokens/s", "per GPU", "use", memory, "GPUs")
     # Lines have room for the costs in place of what follows from the others.
-    kept = [i for i, head in enumerate(heads) if not columns or head not in ("per GPU", "use")]
+    dropped = {"per GPU", "use"} if columns else {"use"} if space.of_trace else set()
+    dropped |= {memory} if not any(each.peak for each in rows) else set()
+    kept = [i for i, head in enumerate(heads) if head not in dropped]
     cells = [(*(heads[i] for i in kept), *columns, "what it sets")]
     for place, each in enumerate(rows, 1):
         rate = each.tokens / each.step_time
         figures = (
             f"{place}",
-            quantity(each.step_time, "s"),
+            _seconds(each.step_time),
             f"{each.error:.1%}",
-            f"{rate:,.0f}",
-            f"{rate / each.gpus:,.0f}",
+            f"{rate:,.0f}" if each.tokens else "",
+            f"{rate / each.gpus:,.0f}" if each.tokens else "",
             f"{each.utilisation:.1%}",
-            f"{each.peak / GIB:.1f}",
+            f"{each.peak / GIB:.1f}" if each.peak else "",
             f"{each.gpus:,}",
         )
         costs = (show(each) for show in columns.values())
@@ -300,6 +318,8 @@ def _command(space: SearchSpace, best: Finalist) -> str:
     """Return the command that runs a candidate."""
     import shlex
 
+    if space.of_trace and not best.peak:
+        return " ".join(map(shlex.quote, extrapolate_command(space, best.number)))
     # Packaged experiments are named without the ending.
     file = space.source if Path(space.source).exists() else Path(space.source).stem
     changes = [f"{key}={toml_value(value)}" for key, value in best.settings.items()]

@@ -39,6 +39,7 @@ from .budget import Budget, budget_of, over_budget, simulated_cost
 from .pareto import dominated
 from .records import Reason, Records, Status, least_values
 from .space import SearchSpace
+from .traced import explore_traces
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -135,6 +136,8 @@ def explore(
     MpisimError
         On all processes, what one of them or `each_round` raised.
     """
+    if space.of_trace:
+        return explore_traces(space, comm, known=known, show=show, each_round=each_round)
     candidates = Candidates(space)
     records = known
     if records is None:

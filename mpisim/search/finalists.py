@@ -6,8 +6,9 @@ told is what it consists of and how sure it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, field
+from math import hypot
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..base.errors import InputError
@@ -23,6 +24,7 @@ from ..prediction.prepared import prepare
 from ..results import collect
 from .explore import Candidates
 from .space import SearchSpace
+from .traced import TracedCandidate, TracedCandidates
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -31,6 +33,14 @@ __all__ = ["Finalist", "difference_error", "simulate_finalists"]
 
 MODEL_ERROR = "model error"
 """How names of what the model leaves out begin (`mpisim.prediction.uncertainty`)."""
+
+PARTS = {
+    "compute": "compute",
+    "exposed_wire": "communication",
+    "exposed_waiting": "waiting",
+    "idle": "idle",
+}
+"""What the mean GPU's step consists of: columns of results, and their names."""
 
 
 @frozen
@@ -56,7 +66,7 @@ class Finalist:
         Bytes on the fullest GPU.
     gpus, tokens : int
     utilisation : float
-        Model FLOPs over the peak of all GPUs.
+        Model FLOPs over the peak of all GPUs; 0 where they are not known.
     digest : str
     cost : mapping of str to float
         Numbers of `mpisim.cost.StepCost.attributes`; empty where nothing says what it draws.
@@ -101,18 +111,58 @@ def simulate_finalists(
     show : bool
         Show progress, if a person is watching.
     """
-    candidates, networks = Candidates(space), NetworkCache()
+    simulated = _of_traces(space) if space.of_trace else _of_experiments(space)
     found: dict[int, Finalist] = {}
     own = numbers[comm.rank :: comm.size]
     label = "simulating the best in full" if show else ""
     with collective_errors(comm), progress(comm, label, len(own)) as update:
         for done, number in enumerate(own):
-            experiment, _ = candidates.experiment(number)
-            found[number] = _simulated(space, number, experiment, networks)
+            found[number] = simulated(number)
             update(done + 1)
     for part in comm.allgather(found):
         found |= part
     return [found[number] for number in numbers]
+
+
+def _of_experiments(space: SearchSpace) -> Callable[[int], Finalist]:
+    """Return what simulates candidates that are experiments."""
+    candidates, networks = Candidates(space), NetworkCache()
+    return lambda number: _simulated(space, number, candidates.experiment(number)[0], networks)
+
+
+def _of_traces(space: SearchSpace) -> Callable[[int], Finalist]:
+    """Return what simulates candidates that are made of a trace."""
+    candidates = TracedCandidates(space)
+    return lambda number: _simulated_trace(space, number, candidates.of(number))
+
+
+def _simulated_trace(space: SearchSpace, number: int, candidate: TracedCandidate) -> Finalist:
+    from mpi4py import MPI
+
+    run, step = candidate.run(MPI.COMM_SELF, critical_path=True)
+    results = collect(run, comm=MPI.COMM_SELF, network=candidate.network)
+    assert results is not None
+    effects = candidate.effects(run)
+    settings = space.settings(number)
+    if any(f"plan.{axis}" in settings for axis in ("tp", "pp")) or "cluster.nodes" in settings:
+        settings.setdefault("plan.dp", candidate.dp)
+    share = step / results.step_time_ps  # of a recording of several steps
+    return Finalist(
+        number=number,
+        described=space.described(number),
+        settings=settings,
+        step_ps=step,
+        error=hypot(*effects.values()),
+        effects=effects,
+        parts_ps={
+            name: float(results.ranks[column].mean()) * share for column, name in PARTS.items()
+        },
+        peak=candidate.memory,
+        gpus=candidate.gpus,
+        tokens=candidate.tokens,
+        utilisation=0.0,  # formats of a trace's products are not known
+        digest=results.digest,
+    )
 
 
 def _simulated(
@@ -130,12 +180,6 @@ def _simulated(
     results = collect(run, comm=comm, network=prepared.network, repetition=repetition)
     assert results is not None
     bar = uncertainty.error_bar(prepared, run, overlap=overlap)
-    names = {
-        "compute": "compute",
-        "exposed_wire": "communication",
-        "exposed_waiting": "waiting",
-        "idle": "idle",
-    }
     workload = prepared.workload
     settings = space.settings(number)
     if any(f"plan.{axis}" in settings for axis in ("tp", "pp", "cp")):
@@ -153,7 +197,7 @@ def _simulated(
         step_ps=results.step_time_ps,
         error=bar.relative,
         effects={each.name: each.effect for each in bar.effects},
-        parts_ps={name: float(results.ranks[column].mean()) for column, name in names.items()},
+        parts_ps={name: float(results.ranks[column].mean()) for column, name in PARTS.items()},
         peak=prepared.memory.peak,
         gpus=results.n_ranks,
         tokens=tokens,

@@ -17,6 +17,7 @@ from ..prediction.memory_fit import verdict
 from .explore import Candidates
 from .records import Records, Status
 from .space import SearchSpace
+from .traced import TracedCandidates
 
 __all__ = ["BrokenLimit", "broken_limits", "limit_line"]
 
@@ -95,9 +96,14 @@ def broken_limits(space: SearchSpace, records: Records) -> list[BrokenLimit]:
     large = records.numbers(Status.TOO_LARGE)
     if len(large):
         nearest = int(large[np.argmin(records.peak[large])])
-        memory = verdict(*Candidates(space).experiment(nearest))
-        allowed = memory.capacity - choice.memory_headroom * GIB
-        found.append(BrokenLimit("memory", allowed, len(large), nearest, memory.peak, False))
+        if space.of_trace:
+            least = TracedCandidates(space).of(nearest)
+            capacity, peak = least.capacity, least.memory
+        else:
+            memory = verdict(*Candidates(space).experiment(nearest))
+            capacity, peak = memory.capacity, memory.peak
+        allowed = capacity - choice.memory_headroom * GIB
+        found.append(BrokenLimit("memory", allowed, len(large), nearest, peak, space.of_trace))
     return found
 
 

@@ -28,6 +28,7 @@ from ..experiment.load import TABLES, experiment_of
 from ..experiment.plan_keys import key_path, renamed, short_key, with_sub_tables
 from .automatic import AUTOMATIC, OF_TRANSFORMERS, automatic_values
 from .balance import BALANCED, EVEN, SHARES, balanced_shares
+from .traced_space import TABLES_OF_TRACES, TracedValues
 
 __all__ = ["COSTS", "OBJECTIVES", "Choice", "SearchSpace", "read_search"]
 
@@ -146,6 +147,11 @@ class SearchSpace:
     keys: tuple[str, ...]
     values: tuple[tuple[Any, ...], ...]
     choice: Choice
+
+    @property
+    def of_trace(self) -> bool:
+        """Whether a trace is what candidates are made of."""
+        return "workload" in self.tables
 
     def __len__(self) -> int:
         n = 1
@@ -275,8 +281,18 @@ def read_search(tables: Mapping[str, Any], source: str) -> SearchSpace:
     base = with_sub_tables(
         {name: table for name, table in tables.items() if name != "search"}, source
     )
+    traced: TracedValues | None = None
+    if "workload" in base:
+        first = dict(_flattened(vary)) if isinstance(vary, dict) else {}
+        traced = TracedValues(_first_values(base, first), source)
+        traced.check_objectives(choice.objectives)
+        for name in choice.limits:
+            raise InputError(
+                f"{source}: key 'search.max_{name}' is given; a trace does not tell what is drawn"
+            )
     if vary == "auto":
-        vary = {"plan": dict.fromkeys(OF_TRANSFORMERS, "auto")}
+        keys_of_plan = OF_TRANSFORMERS if traced is None else traced.all_automatic
+        vary = {"plan": dict.fromkeys(keys_of_plan, "auto")}
     if not isinstance(vary, dict) or not vary:
         raise InputError(
             f"{source}: key 'search.vary' is {vary!r}; it must be \"auto\" or a table of keys with "
@@ -286,20 +302,26 @@ def read_search(tables: Mapping[str, Any], source: str) -> SearchSpace:
     if "plan.dp" not in flat and any(f"plan.{axis}" in flat for axis in ("tp", "pp", "cp")):
         # What remains of the GPUs, whatever the file says for its own sizes.
         base["plan"] = {key: value for key, value in base.get("plan", {}).items() if key != "dp"}
-    experiment = experiment_of(_first_values(base, flat), source)
+    if traced is None:
+        experiment = experiment_of(_first_values(base, flat), source)
+        automatic, tables_of = _of_plan(experiment, source), (*TABLES, "model")
+    else:
+        automatic, tables_of = traced.automatic, tuple(TABLES_OF_TRACES)
     keys, lists = [], []
     for key, value in flat.items():
         now = renamed(key)
         if now is not None:
             raise InputError(f"{source}: key 'search.vary.{key}' has a new name: '{now}'")
         table = key.partition(".")[0]
-        if table not in (*TABLES, "model") or "." not in key:
+        if table not in tables_of or "." not in key:
             raise InputError(
                 f"{source}: key 'search.vary' has {key!r}, which is no key of an experiment"
-                f"{one_of(table, (*TABLES, 'model'))}"
+                f"{one_of(table, tables_of)}"
             )
+        if traced is not None:
+            traced.check_key(key)
         keys.append(key)
-        lists.append(_values(key, value, experiment, source))
+        lists.append(_values(key, value, automatic, source))
     space = SearchSpace(base, source, tuple(keys), tuple(lists), choice)
     if len(space) > MAX_CANDIDATES:
         raise InputError(
@@ -339,17 +361,29 @@ def _first_values(base: Mapping[str, Any], vary: Mapping[str, Any]) -> dict[str,
     return space.with_values(tuple(value[0] for value in required.values()))
 
 
-def _values(key: str, value: Any, experiment: Experiment, source: str) -> tuple[Any, ...]:
-    """Return the list of values that a key of ``[search.vary]`` says."""
-    where = f"{source}: key 'search.vary.{key}'"
-    if value == "auto":
+def _of_plan(experiment: Experiment, source: str) -> Callable[[str], tuple[Any, ...]]:
+    """Return what gives the values of a key that is "auto"."""
+
+    def automatic(key: str) -> tuple[Any, ...]:
         name = key.removeprefix("plan.")
         if name in SHARES:
             return (EVEN, BALANCED)
         if name not in AUTOMATIC:
             known = [f"plan.{each}" for each in (*AUTOMATIC, *SHARES)]
+            where = f"{source}: key 'search.vary.{key}'"
             raise InputError(f'{where} is "auto"; that is for {", ".join(known)}')
         return automatic_values(name, experiment)
+
+    return automatic
+
+
+def _values(
+    key: str, value: Any, automatic: Callable[[str], tuple[Any, ...]], source: str
+) -> tuple[Any, ...]:
+    """Return the list of values that a key of ``[search.vary]`` says."""
+    where = f"{source}: key 'search.vary.{key}'"
+    if value == "auto":
+        return automatic(key)
     if isinstance(value, dict):
         numbers = _range(where, value)
         _check_values(key, (numbers[0], numbers[-1]), source)
@@ -371,9 +405,10 @@ def _values(key: str, value: Any, experiment: Experiment, source: str) -> tuple[
 def _check_values(key: str, values: Sequence[Any], source: str) -> None:
     """Refuse values that a key can never have: they are slips, not candidates."""
     table, _, name = ".".join(key_path(key.split("."))).partition(".")
-    if table in TABLES:
+    known = {**TABLES, "workload": TABLES_OF_TRACES["workload"]}
+    if table in known:
         for each in values:
-            check_value(TABLES[table], name, each, source, f"search.vary.{key}")
+            check_value(known[table], name, each, source, f"search.vary.{key}")
 
 
 def _check_name(where: str, key: str, value: Any, source: str) -> None:
@@ -387,6 +422,7 @@ def _check_name(where: str, key: str, value: Any, source: str) -> None:
         "cluster.preset": find_cluster,
         "framework.name": lambda name: profile_of(name, source),
         "kernels.gpu": find_gpu,
+        "workload.gpu": find_gpu,
         "model.preset": find_model,
     }
     if key in finders and isinstance(value, str):

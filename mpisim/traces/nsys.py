@@ -75,7 +75,7 @@ def device_lead(calls: Spans, device: DeviceOps, syncs: Sequence[SyncRecord]) ->
 
 _NVTX_TABLE = "NVTX_EVENTS"
 _PUSH_POP, _START_END = 59, 60
-_OPERATOR = re.compile(r"^(?P<name>.*?)(?:, seq = \d+)?(?:, op_id = \d+)")
+_OPERATOR = re.compile(r"^(?P<name>.*?)(?:, seq = (?P<sequence>\d{1,18}))?(?:, op_id = \d+)")
 """PyTorch's ranges: ``aten::mm, seq = 7, op_id = 12, sizes = [[2, 3], [3, 4]], …``."""
 _SIZES = re.compile(r", sizes = (?P<sizes>\[.*?\])(?:, input_op_ids|$)")
 _USER = re.compile(r"^(nccl:|FSDP::|Optimizer\.|DistributedDataParallel|## )")
@@ -123,7 +123,7 @@ def annotations_and_operators(export: Export, process: int, first: int) -> tuple
             continue  # may overlap others in any way, so that it is no operator
         elif operator:
             target = annotations if _USER.match(operator["name"]) else operators
-            target.append((start, end, thread, operator["name"], _arguments(text)))
+            target.append((start, end, thread, operator["name"], _arguments(text, operator)))
         elif text in _POINT_TO_POINT:
             messages.append((start, end, thread, _POINT_TO_POINT[text], None))
         else:
@@ -133,10 +133,15 @@ def annotations_and_operators(export: Export, process: int, first: int) -> tuple
     return spans(annotations, first), spans(operators, first)
 
 
-def _arguments(text: str) -> Arguments | None:
-    """Return the shapes of an operator's inputs, where they were recorded."""
-    found = _SIZES.search(text)
-    return Arguments(dims=msgspec.Raw(found["sizes"].encode())) if found else None
+def _arguments(text: str, operator: re.Match[str]) -> Arguments | None:
+    """Return an operator's number of autograd and the shapes of its inputs, where recorded."""
+    sizes, sequence = _SIZES.search(text), operator["sequence"]
+    if sizes is None and sequence is None:
+        return None
+    return Arguments(
+        sequence=None if sequence is None else int(sequence),
+        dims=msgspec.Raw(b"" if sizes is None else sizes["sizes"].encode()),
+    )
 
 
 _SYNC_TABLE = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"

@@ -21,6 +21,7 @@ from ..operators.tensors import all_tensors, torch_dtype
 from .gradients import EVALUATE, Partners, is_backward
 from .host import is_communication_kernel
 from .kineto import KERNEL, Arguments, KinetoTrace, Spans
+from .nsys_export import is_nsys
 
 __all__ = ["LaunchedCall", "enclosing_operators", "launched_calls", "recorded_inputs"]
 
@@ -62,8 +63,11 @@ def launched_calls(trace: KinetoTrace) -> list[LaunchedCall]:
     """
     operators = trace.operators
     if not any(args is not None and len(bytes(args.dims)) > 2 for args in operators.args):
+        nsys = is_nsys(trace.path)
+        how = "run it in torch.autograd.profiler.emit_nvtx(record_shapes=True)"
         raise TraceError(
-            f"{trace.path}: records no shapes of tensors; profile with record_shapes=True"
+            f"{trace.path}: records no shapes of tensors; "
+            + (how if nsys else "profile with record_shapes=True, or an execution trace beside it")
         )
     reader = _Reader(operators)
     chains = enclosing_operators(trace)
@@ -196,16 +200,25 @@ class _Reader:
 
 
 def recorded_inputs(args: Arguments | None) -> tuple[Argument, ...]:
-    """Arguments of an operator's event → its inputs; none if they were not recorded."""
+    """Arguments of an operator's event → its inputs; none if they were not recorded.
+
+    Where sizes alone were recorded, as in NVTX ranges, all tensors are taken for fp32.
+    """
     if args is None:
         return ()
     dims, types, strides, concrete = (
         _list(raw) for raw in (args.dims, args.types, args.steps, args.concrete)
     )
+    if not bytes(args.types):
+        types = ["float" if each and _is_shape(each) else "" for each in dims]
     return tuple(
         _argument(dims[i], types[i] if i < len(types) else "", _at(strides, i), _at(concrete, i))
         for i in range(len(dims))
     )
+
+
+def _is_shape(dims: Any) -> bool:
+    return isinstance(dims, list) and all(isinstance(n, int) for n in dims)
 
 
 def _list(raw: msgspec.Raw) -> list[Any]:

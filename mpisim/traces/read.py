@@ -183,6 +183,19 @@ def read_program(
     return TraceProgram(program, ranks, facts, matching, world)
 
 
+def read_source(source: Source) -> KinetoTrace:
+    """Read one rank's file, whichever sort it is. Local.
+
+    Raises
+    ------
+    TraceError
+        If it cannot be read.
+    """
+    if source.process >= 0:
+        return read_nsys(source.path, source.process)
+    return read_kineto(source.path)
+
+
 def read_rank(source: Source, late_edges: bool = True, shift: float = 0.0) -> RankTrace:
     """Read one rank's trace and find out what its rows depend on. Local.
 
@@ -199,10 +212,7 @@ def read_rank(source: Source, late_edges: bool = True, shift: float = 0.0) -> Ra
     TraceError
         If the file cannot be read or understood, or holds no GPU work.
     """
-    if source.process >= 0:
-        trace = read_nsys(source.path, source.process)
-    else:
-        trace = read_kineto(source.path)
+    trace = read_source(source)
     if not len(trace.device):
         raise TraceError(
             f"{source.path}: no GPU kernels in this trace; only traces of GPU work can be replayed"

@@ -1,0 +1,127 @@
+"""Is a trace a whole training step of one GPU? If not, one line says what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..base.errors import TraceError
+from ..traces import KinetoTrace, Source
+from ..traces.gradients import EVALUATE, is_backward
+from ..traces.host import is_communication_kernel
+from ..traces.kineto import KERNEL
+from .passes import ACCUMULATE, Passes, of_engine
+
+__all__ = ["check_whole", "nodes_without_forward"]
+
+_MOST_LOST = 0.02
+"""Share of kernels or launches whose partner may be missing."""
+
+_LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "hipLaunchKernel", "hipModuleLaunchKernel")
+"""How calls begin that launch one kernel each."""
+
+
+def check_whole(trace: KinetoTrace, source: Source) -> None:
+    """Refuse what is no whole training step of one GPU.
+
+    Parameters
+    ----------
+    trace : KinetoTrace
+    source : Source
+        Of the trace.
+
+    Raises
+    ------
+    TraceError
+        For several GPUs or ranks, events that were dropped, no backward pass, or no gradients.
+    """
+    _check_devices(trace)
+    communications = sum(is_communication_kernel(name) for name in trace.device.name)
+    if communications:
+        of = f" of {source.world_size}" if source.world_size > 1 else ""
+        raise TraceError(
+            f"{trace.path}: holds {communications} communication kernels: it is of one rank{of} of "
+            "a parallel job; what is needed is a trace of a job on one GPU, or of all ranks"
+        )
+    _check_dropped(trace)
+    if not any(name.startswith(EVALUATE) or is_backward(name) for name in trace.operators.name):
+        raise TraceError(
+            f"{trace.path}: holds a forward pass alone (no operator of autograd::engine): of "
+            "inference, or without the backward pass of a training step"
+        )
+    if ACCUMULATE not in trace.operators.name:
+        raise TraceError(
+            f"{trace.path}: holds no {ACCUMULATE}: which tensors are weights is not known; profile "
+            "a whole training step on the CPU's side, too (ProfilerActivity.CPU)"
+        )
+
+
+def _check_devices(trace: KinetoTrace) -> None:
+    """Refuse kernels of several GPUs."""
+    devices = {
+        str(args.device)
+        for kind, args in zip(trace.device.kind.tolist(), trace.device.args, strict=True)
+        if kind == KERNEL and args.device is not None
+    }
+    if len(devices) > 1:
+        raise TraceError(
+            f"{trace.path}: holds kernels of {len(devices)} GPUs ({', '.join(sorted(devices))}): "
+            "of one process that uses several; what is needed is a trace of a job on one GPU"
+        )
+
+
+def _check_dropped(trace: KinetoTrace) -> None:
+    """Refuse a trace of which events were dropped, or only samples taken."""
+    correlation = trace.device.correlation.tolist()
+    called: dict[int, str] = {
+        args.correlation: name
+        for name, args in zip(trace.calls.name, trace.calls.args, strict=True)
+        if args is not None and args.correlation is not None
+    }
+    ran = set(correlation)
+    # In order of begin, but for what was launched before recording began, and ran after it ended.
+    kernels = [
+        each in called
+        for each, kind in zip(correlation, trace.device.kind.tolist(), strict=True)
+        if kind == KERNEL
+    ]
+    launches = [each in ran for each, name in called.items() if name.startswith(_LAUNCHES)]
+    kernels = kernels[kernels.index(True) :] if True in kernels else []
+    while launches and not launches[-1]:
+        launches.pop()
+    for found, what in (
+        (kernels, "kernels have no launch"),
+        (launches, "launches have no kernel"),
+    ):
+        number, lost = len(found), found.count(False)
+        if lost > _MOST_LOST * number:
+            raise TraceError(
+                f"{trace.path}: {lost:,} of {number:,} {what} in it: events were dropped, or "
+                "samples taken; a recording of every event of a step is needed"
+            )
+
+
+def nodes_without_forward(passes: Passes, ops: Iterable[int]) -> int:
+    """Return how many kernels of the backward pass belong to forward operators that are missing.
+
+    Parameters
+    ----------
+    passes : Passes
+    ops : iterable of int
+        Operations of the device of the step.
+
+    """
+    trace, ops = passes.trace, list(ops)
+    names, args = trace.operators.name, trace.operators.args
+    times = [passes.launched[op] for op in ops if op in passes.launched]
+    begin = min(times, default=0)
+    backward = [op for op in ops if passes.of(op, after_backward=False) == "backward"]
+    until = min((passes.launched[op] for op in backward if op in passes.launched), default=begin)
+    numbers = [
+        given.sequence
+        for name, given, at in zip(names, args, trace.operators.begin.tolist(), strict=True)
+        if given is not None and given.sequence is not None and given.sequence >= 0
+        if at < until and not of_engine(name)
+    ]
+    # What lies before the step's first launch may be of a step before: their numbers are smaller.
+    nodes = [passes.node(op) for op in backward]
+    return sum(0 <= node < min(numbers, default=node + 1) for node in nodes)

@@ -1,0 +1,339 @@
+"""Candidates over a trace: the program of each, and what is known of all of them.
+
+    one GPU         trace ─► traced step ─► plan of the candidate laid over it ─► program
+    several ranks   traces ─► job ─► its replicas, optimizer, GPU or network changed ─► program
+
+A candidate takes about as long to write as to simulate, so that no bound is worked out: every
+candidate that is valid is simulated in full, and the best are those of an exhaustive search as a
+matter of course. Of memory a trace of one GPU tells what parameters and gradients need, which is a
+lower limit: optimizers' states and what autograd keeps are not in it. Plans that are beyond a GPU
+even so are left out. A trace of several ranks tells nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ..base.errors import InputError
+from ..base.frozen import frozen
+from ..engine import Run
+from ..experiment.program_experiment import ProgramExperiment, WorkloadChoice, program_experiment
+from ..extrapolate import TracedStep
+from ..extrapolate.parallel import extrapolate_parallel
+from ..extrapolate.prepare import of_several_ranks, prepare_traced, read_traced, trace_path
+from ..kernels import Gpu
+from ..memory import capacity
+from ..memory.verdict import assess
+from ..mpi.parallel import collective_errors, progress
+from ..prediction.execution import execute
+from ..prediction.prepared_program import PreparedProgram
+from ..prediction.statements import program_error_bar
+from ..program import Program
+from ..replay import TraceJob, read_job
+from ..topo import Network, find_cluster
+from ..workloads import Layout
+from .records import Records, Status
+from .space import SearchSpace
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+__all__ = ["TracedCandidate", "TracedCandidates", "explore_traces", "extrapolate_command"]
+
+ROUND = 16
+"""Candidates that are simulated before what is known is kept."""
+
+GIB = 2**30
+
+OF_STATES = ("parameters", "gradients", "context")
+"""Parts of memory that a trace of one GPU tells."""
+
+ONE_SIGMA = 1.645
+"""Standard deviations within which nine of ten predictions are, which replays state."""
+
+KEPT = "model error of a grown job"
+"""Name of what the step of a grown job may be off by."""
+
+
+@frozen
+class TracedCandidate:
+    """A candidate, ready to be run.
+
+    Attributes
+    ----------
+    what : PreparedProgram or Program
+    network : Network or None
+        That prices communications without a duration; None where `what` brings its own.
+    gpus, dp : int
+    tokens : int
+        Of a step, or samples where sequences are not known; 0 where that is not known either.
+    memory : int
+        Bytes that the fullest GPU needs at least; 0 where nothing is known.
+    capacity : int
+        Bytes that a program can have on the smallest GPU; 0 likewise.
+    step_ps : int
+        Of a job of several recorded steps their mean; 0: what the run says.
+    error : float
+        Relative error bar of such a step.
+    """
+
+    what: PreparedProgram | Program
+    network: Network | None
+    gpus: int
+    dp: int
+    tokens: int
+    memory: int = 0
+    capacity: int = 0
+    step_ps: int = 0
+    error: float = 0.0
+
+    def run(self, comm: Intracomm, *, critical_path: bool = False) -> tuple[Run, int]:
+        """Return its run, and how long its step takes, in ps. **Collective.**
+
+        Parameters
+        ----------
+        comm : mpi4py.MPI.Intracomm
+        critical_path : bool
+            Whether the run is to have one.
+        """
+        run, _ = execute(self.what, comm, network=self.network, critical_path=critical_path)
+        return run, self.step_ps or run.step_time
+
+    def effects(self, run: Run) -> Mapping[str, float]:
+        """Return the relative error of its step from each number alone.
+
+        Parameters
+        ----------
+        run : Run
+            With its critical path.
+        """
+        if not isinstance(self.what, PreparedProgram):
+            return {KEPT: self.error}
+        bar = program_error_bar(self.what, run)
+        return {} if bar is None else {each.name: each.effect for each in bar.effects}
+
+
+class TracedCandidates:
+    """Candidates of a search space over a trace, which is read once.
+
+    Parameters
+    ----------
+    space : SearchSpace
+    """
+
+    def __init__(self, space: SearchSpace) -> None:
+        self._space = space
+        self._steps: dict[tuple[object, ...], TracedStep] = {}
+        self._several: bool | None = None
+        self._job: TraceJob | None = None
+
+    def of(self, number: int) -> TracedCandidate:
+        """Return a candidate. Local.
+
+        Raises
+        ------
+        InputError
+            If its values contradict each other, or the trace.
+        """
+        space = self._space
+        experiment = program_experiment(space.candidate_tables(number), space.source)
+        assert experiment.trace is not None
+        if self._several is None:
+            self._several = of_several_ranks([trace_path(experiment)])
+        if self._several:
+            return self._grown(experiment, experiment.trace)
+        choice = experiment.trace
+        key = (choice.traced_gpu, choice.traced_step, choice.traced_batch)
+        if key not in self._steps:
+            self._steps[key] = read_traced(experiment)
+        prepared, found = prepare_traced(experiment, self._steps[key])
+        layout = found.workload.layout
+        gpus = [each.model.gpu for each in found.workload.pricings]
+        least, room = _least_memory(layout, found.target.cluster, gpus)
+        return TracedCandidate(
+            prepared,
+            None,
+            layout.grid.world,
+            layout.grid.dp,
+            found.workload.tokens,
+            least,
+            room,
+        )
+
+    def _grown(self, experiment: ProgramExperiment, choice: WorkloadChoice) -> TracedCandidate:
+        """Return a candidate over a trace of several ranks."""
+        from mpi4py import MPI
+
+        source = experiment.source
+        if self._job is None:
+            self._job = read_job([trace_path(experiment)], MPI.COMM_SELF, allow_missing=True)
+        job, table = self._job, dict(experiment.tables.get("cluster", {}))
+        preset = table.get("preset")
+        if not isinstance(preset, str):
+            raise InputError(f"{source}: key 'cluster.preset' is missing: the cluster to run on")
+        cluster = find_cluster(preset)
+        traced = choice.traced_cluster
+        recorded = job.traces.world_size
+        dp = experiment.plan.get("dp")
+        replica = None
+        if dp is None and ("nodes" in table or "gpus" in table):
+            plain = extrapolate_parallel(job, MPI.COMM_SELF, dp=1, cluster=cluster)
+            replica = plain.program.n_ranks
+            gpus = table.get("gpus") or table["nodes"] * cluster.gpus_per_node
+            if gpus % replica:
+                raise InputError(
+                    f"{source}: a replica of the job has {replica} ranks, which do not divide the "
+                    f"{gpus} GPUs of the cluster"
+                )
+            dp = gpus // replica
+        found = extrapolate_parallel(
+            job,
+            MPI.COMM_SELF,
+            dp=dp,
+            cluster=cluster,
+            traced_cluster=None if traced is None else find_cluster(traced),
+            layout=choice.layout or "",
+            gpu=choice.gpu,
+            distributed_optimizer=choice.distributed_optimizer,
+        )
+        ranks = found.program.n_ranks
+        axes = found.structure.axes if found.grown is None else found.grown.axes
+        replicas = next((axis.size for axis in axes if axis.name == "dp"), 1)
+        return TracedCandidate(
+            found.program,
+            found.network,
+            ranks,
+            replicas,
+            (choice.traced_batch or 0) * ranks // recorded,
+            step_ps=round(found.step * 1e12),
+            error=found.uncertainty / ONE_SIGMA,
+        )
+
+
+def _least_memory(layout: Layout, cluster: str, gpus: list[Gpu]) -> tuple[int, int]:
+    """Return the bytes that the fullest GPU needs at least, and that the smallest has."""
+    smallest = min(gpus, key=capacity)
+    found = assess(layout, smallest, node=find_cluster(cluster).gpus_per_node)
+    return (
+        max(sum(stage.parts[part] for part in OF_STATES) for stage in found.stages),
+        found.capacity,
+    )
+
+
+def extrapolate_command(space: SearchSpace, number: int) -> list[str]:
+    """Return the command that runs a candidate over a trace of several ranks, in words.
+
+    Parameters
+    ----------
+    space : SearchSpace
+    number : int
+        Of the candidate.
+    """
+    experiment = program_experiment(space.candidate_tables(number), space.source)
+    choice, table = experiment.trace, experiment.tables.get("cluster", {})
+    assert choice is not None
+    words = ["mpisim", "extrapolate", str(trace_path(experiment)), "--cluster", table["preset"]]
+    dp = experiment.plan.get("dp")
+    if dp is None and ("nodes" in table or "gpus" in table):
+        dp = TracedCandidates(space).of(number).dp
+    shard = {True: "on", False: "off", None: None}[choice.distributed_optimizer]
+    for option, value in (
+        ("--dp", dp),
+        ("--gpu", choice.gpu),
+        ("--traced-cluster", choice.traced_cluster),
+        ("--distributed-optimizer", shard),
+        ("--layout", choice.layout),
+    ):
+        words += [] if value is None else [option, str(value)]
+    return words
+
+
+# --- what is known of all -------------------------------------------------------------------------
+
+
+class _Found(NamedTuple):
+    """What was found of a candidate; see `Records`."""
+
+    number: int
+    status: Status
+    gpus: int = 0
+    tokens: int = 0
+    step: int = 0
+    peak: int = 0
+    why: str = ""
+
+
+def explore_traces(
+    space: SearchSpace,
+    comm: Intracomm,
+    *,
+    known: Records | None = None,
+    show: bool = False,
+    each_round: Callable[[Records], None] = lambda records: None,
+) -> Records:
+    """Search space over a trace → what is known of its candidates: all of them. **Collective.**
+
+    Parameters
+    ----------
+    space, comm, known, show, each_round
+        As of `mpisim.search.explore.explore`.
+
+    Raises
+    ------
+    InputError
+        If no candidate is valid: what is wrong with the first.
+    MpisimError
+        On all processes, what one of them or `each_round` raised.
+    """
+    candidates = TracedCandidates(space)
+    records = Records.none(len(space)) if known is None else known
+    with progress(comm, "searching" if show else "", len(space)) as update:
+        while True:
+            some = records.numbers(Status.UNKNOWN)[:ROUND].tolist()
+            if not some:
+                break
+            update(len(space) - records.count(Status.UNKNOWN))
+            with collective_errors(comm):
+                found = [_simulated(space, candidates, n) for n in some[comm.rank :: comm.size]]
+            for each in sorted(each for part in comm.allgather(found) for each in part):
+                _enter(records, each)
+            with collective_errors(comm):
+                if comm.rank == 0:
+                    each_round(records)
+    if not np.any(records.status != Status.INVALID):
+        with collective_errors(comm):
+            candidates.of(0)
+    return records
+
+
+def _enter(records: Records, found: _Found) -> None:
+    number = found.number
+    records.status[number], records.gpus[number] = found.status, found.gpus
+    records.tokens[number], records.peak[number] = found.tokens, found.peak
+    records.step[number] = found.step
+    if found.why:
+        records.enter_reason(number, found.why)
+
+
+def _simulated(space: SearchSpace, candidates: TracedCandidates, number: int) -> _Found:
+    """Return what is found of a candidate. Local."""
+    from mpi4py import MPI
+
+    choice = space.choice
+    try:
+        candidate = candidates.of(number)
+        known = (candidate.gpus, candidate.tokens)
+        if choice.max_gpus is not None and candidate.gpus > choice.max_gpus:
+            return _Found(number, Status.OVER_LIMIT, *known)
+        left = candidate.capacity - candidate.memory
+        if candidate.capacity and left < choice.memory_headroom * GIB:
+            return _Found(number, Status.TOO_LARGE, *known, peak=candidate.memory)
+        _, step = candidate.run(MPI.COMM_SELF)
+    except InputError as error:
+        return _Found(number, Status.INVALID, why=str(error))
+    slow = choice.max_step_time is not None and step * 1e-12 > choice.max_step_time
+    status = Status.TOO_SLOW if slow else Status.SIMULATED
+    return _Found(number, status, *known, step=step, peak=candidate.memory)

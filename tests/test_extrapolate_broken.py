@@ -1,0 +1,160 @@
+"""Traces that are no whole training step of one GPU: one line says what is missing."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_extrapolate_inputs import VGG, events
+
+from mpisim.base.errors import InputError
+from mpisim.extrapolate import read_step
+
+Events = list[dict[str, Any]]
+
+
+def begin(each: dict[str, Any]) -> float:
+    return float(each.get("ts", 0.0))
+
+
+def is_forward(each: dict[str, Any]) -> bool:
+    return each.get("cat") == "cpu_op" and "ackward" not in each["name"]
+
+
+def of_two_gpus(content: Events) -> Events:
+    """Half of the kernels on another device, as ``DataParallel`` has them."""
+    for i, each in enumerate(each for each in content if each.get("cat") == "kernel"):
+        each["args"]["device"] = i % 2
+    return content
+
+
+def begun_late(content: Events) -> Events:
+    """Recording begins behind the first convolutions."""
+    convolutions = sorted(
+        begin(each) for each in content if is_forward(each) and each["name"] == "aten::conv2d"
+    )
+    return [each for each in content if "ts" not in each or begin(each) >= convolutions[3]]
+
+
+def without_backward(content: Events) -> Events:
+    starts = [begin(each) for each in content if "evaluate_function" in each.get("name", "")]
+    return [each for each in content if "ts" not in each or begin(each) < min(starts)]
+
+
+def backward_alone(content: Events) -> Events:
+    starts = [begin(each) for each in content if "evaluate_function" in each.get("name", "")]
+    return [each for each in content if "ts" not in each or begin(each) >= min(starts)]
+
+
+def without_kernels(content: Events) -> Events:
+    """A third of the kernels dropped, as from a full buffer."""
+    rng = random.Random(1)
+    return [each for each in content if each.get("cat") != "kernel" or rng.random() > 1 / 3]
+
+
+def without_launches(content: Events) -> Events:
+    rng = random.Random(1)
+    return [each for each in content if each.get("cat") != "cuda_runtime" or rng.random() > 1 / 3]
+
+
+def of_cpu_alone(content: Events) -> Events:
+    return [
+        each for each in content if each.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset")
+    ]
+
+
+def of_gpu_alone(content: Events) -> Events:
+    return [each for each in content if each.get("cat") not in ("cpu_op", "user_annotation")]
+
+
+def repeated(content: Events, keep: Callable[[dict[str, Any]], bool], mark: bool) -> Events:
+    """The step, and behind it one of another model: of the layers that are kept."""
+    left_out = {
+        each["args"]["correlation"]
+        for each in content
+        if each.get("cat") == "kernel" and not keep(each)
+    }
+    times = [begin(each) for each in content if each.get("ph") == "X"]
+    span = max(times) - min(times) + 1e6
+    second = []
+    for each in copy.deepcopy(content):
+        args = each.get("args", {})
+        if each.get("ph") != "X" or args.get("correlation") in left_out:
+            continue
+        each["ts"] += span
+        for key in ("correlation", "External id"):
+            if key in args:
+                args[key] = int(args[key]) + 10**6
+        if args.get("Sequence number", -1) >= 0:
+            args["Sequence number"] += 10**5
+        second.append(each)
+    found = [*content, *second]
+    if mark:
+        first = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#5", "pid": 1, "tid": 1}
+        found.append({**first, "ts": min(times) - 1, "dur": 2 * span})
+    return found
+
+
+def kept(each: dict[str, Any]) -> bool:
+    """Whether an event is of a second, smaller model: without gradients of biases."""
+    return "reduce_kernel" not in each["name"]
+
+
+BROKEN: dict[str, tuple[Callable[[Events], Events], str]] = {
+    "two GPUs": (of_two_gpus, "kernels of 2 GPUs (0, 1)"),
+    "begun late": (begun_late, "layers are missing"),
+    "no backward pass": (without_backward, "forward pass alone"),
+    "backward alone": (backward_alone, "layers are missing"),
+    "kernels dropped": (without_kernels, "launches have no kernel"),
+    "launches dropped": (without_launches, "kernels have no launch"),
+    "CPU alone": (of_cpu_alone, "no GPU kernels"),
+    "GPU alone": (of_gpu_alone, "forward pass alone"),
+    "two models": (lambda content: repeated(content, kept, False), "of two models"),
+    "two models in one step": (lambda content: repeated(content, kept, True), "take turns"),
+    "accumulated": (lambda content: repeated(content, lambda each: True, True), "take turns"),
+}
+
+
+def broken(shared: Path, folder: Path, name: str) -> Path:
+    content = events(shared / VGG / "kineto.json.gz")
+    content["traceEvents"] = BROKEN[name][0](content["traceEvents"])
+    path = folder / "broken.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_missing_is_said(shared: Path, tmp_path: Path, name: str) -> None:
+    path = broken(shared, tmp_path, name)
+    with pytest.raises(InputError) as error:
+        read_step(path)
+    assert BROKEN[name][1] in str(error.value)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_two_equal_steps_are_one_model(shared: Path, tmp_path: Path) -> None:
+    content = events(shared / VGG / "kineto.json.gz")
+    content["traceEvents"] = repeated(content["traceEvents"], lambda each: True, False)
+    path = tmp_path / "twice.json"
+    path.write_text(json.dumps(content))
+    step = read_step(path)
+    assert step.batch == 512
+    assert "2 steps without marks" in step.notes[0]
+
+
+@pytest.mark.parametrize("name", ["two GPUs", "begun late"])
+def test_the_command_on_several_processes(
+    shared: Path, tmp_path: Path, name: str, run_mpisim: Any
+) -> None:
+    path = broken(shared, tmp_path, name)
+    alone, together = (run_mpisim(["extrapolate", path], nprocs=n) for n in (1, 2))
+    assert alone.rc == together.rc == 2
+    assert alone.errors == together.errors
+    assert len(alone.errors) == 1
+    assert BROKEN[name][1] in alone.errors[0]
