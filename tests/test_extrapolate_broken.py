@@ -13,6 +13,7 @@ import pytest
 from test_extrapolate_inputs import VGG, events
 
 from mpisim.base.errors import InputError
+from mpisim.cli import main
 from mpisim.extrapolate import read_step
 
 Events = list[dict[str, Any]]
@@ -146,6 +147,18 @@ def test_two_equal_steps_are_one_model(shared: Path, tmp_path: Path) -> None:
     step = read_step(path)
     assert step.batch == 512
     assert "2 steps without marks" in step.notes[0]
+
+
+def test_a_program_is_no_trace(
+    shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, program = str(shared / VGG / "kineto.json.gz"), str(tmp_path / "step.h5")
+    assert main(["extrapolate", trace, "--save-program", program]) == 0
+    capsys.readouterr()
+    assert main(["extrapolate", program, "--plan", "dp=2"]) == 2
+    error = capsys.readouterr().err
+    assert "holds no shapes of tensors" in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["two GPUs", "begun late"])

@@ -10,19 +10,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..base.errors import InputError, UsageError
+from ..base.errors import InputError, TraceError, UsageError
 from ..experiment import ProgramExperiment
 from ..experiment.program_experiment import OF_SEVERAL_RANKS, WorkloadChoice
 from ..prediction.prepared import PreparedExperiment
 from ..prediction.prepared_program import PreparedProgram, prepare_captured, prepare_program
 from ..topo import find_cluster
 from ..traces import find_sources
+from ..traces.raw import read_head
 from .grow import Extrapolated, Target, extrapolate
 from .read import read_step
 from .step import TracedStep
 from .triosim_step import is_triosim
 
 __all__ = ["of_several_ranks", "prepare_traced", "prepare_workload", "read_traced", "trace_path"]
+
+HDF5 = b"\x89HDF"
+"""How files of mpisim begin."""
 
 
 def of_several_ranks(paths: Sequence[str | Path]) -> bool:
@@ -36,8 +40,14 @@ def of_several_ranks(paths: Sequence[str | Path]) -> bool:
     Raises
     ------
     TraceError
-        If there is no trace, a rank twice, or files of different jobs.
+        If there is no trace, a rank twice, files of different jobs, or a file of mpisim.
     """
+    for path in map(Path, paths):
+        if path.is_file() and read_head(path).startswith(HDF5):
+            raise TraceError(
+                f"{path}: a file of mpisim (HDF5), which holds no shapes of tensors; mpisim run "
+                "simulates a program, and for another plan it is generated or captured anew"
+            )
     if len(paths) == 1 and is_triosim(paths[0]):
         return False
     sources = find_sources(paths, allow_missing=True)
