@@ -17,18 +17,19 @@ from mpi4py import MPI
 
 from mpisim.base.errors import InputError
 from mpisim.experiment import load
+from mpisim.export.operators import operators_around
 from mpisim.extrapolate.parallel import Extrapolated, extrapolate_parallel
 from mpisim.extrapolate.parallel_growth import grow
 from mpisim.extrapolate.parallel_shards import sharded_rows
 from mpisim.extrapolate.parallel_structure import find_structure, parse_layout
 from mpisim.extrapolate.prepare import of_several_ranks
 from mpisim.prediction.network import network_of
-from mpisim.prediction.prepared import prepare
+from mpisim.prediction.prepared import PreparedExperiment, prepare
 from mpisim.program import Kind, Operation, Program, ProgramBuilder
 from mpisim.replay import TraceJob, read_job, replay
 from mpisim.simulate import Simulated, simulate
 from mpisim.topo import find_cluster
-from mpisim.traces.export import export_kineto
+from mpisim.traces.export import Added, export_kineto
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,7 +105,14 @@ class Job:
 def recorded(text: str, batch: int, folder: Path) -> Job:
     """A text of an experiment → its step on one node as a recorded job."""
     one = generated(text, batch, 1, folder)
-    export_kineto(one.run.program, one.run, folder / "traces")
+    prepared = one.prepared
+    assert isinstance(prepared, PreparedExperiment)
+    export_kineto(
+        one.run.program,
+        one.run,
+        folder / "traces",
+        added=lambda _, rank: Added(step=0, around=operators_around(prepared, rank)),
+    )
     return Job(text, batch, folder, read_job([folder / "traces"], MPI.COMM_SELF))
 
 
@@ -243,6 +251,10 @@ def test_grown_is_as_generated(name: str, nodes: int, request: pytest.FixtureReq
     begin = time.process_time()
     found = job.grown(nodes * (8 if name == "llama" else 2))
     assert time.process_time() - begin < 5
+    if (name, nodes) == ("gpt", 1024):
+        # From 40 replicas on Megatron-LM's buckets grow with their number; a recording keeps its
+        # own, of 40 million numbers in fp32.
+        job = replace(job, text=f"{job.text}[framework]\nbucket = 160000000\n")
     expected = job.generated(nodes)
     assert found.program.n_ranks == 8 * nodes
     assert found.step == pytest.approx(float(expected.run.step_time) / 1e12, rel=0.03)
@@ -270,6 +282,10 @@ OTHERS = {
         .replace("llama-7b", "gpt3-1.3b"),
         *(8, 8),
     ),
+    "ZeRO-3 of DeepSpeed": (
+        LLAMA.replace("fsdp", "deepspeed").replace("llama-7b", "gpt3-1.3b"),
+        *(8, 8),
+    ),
     "experts": (
         GPT.replace('"gpt3-350m"', '"mixtral-8x7b"\nlayers = 4').replace(
             "tp = 2\npp = 2", "tp = 1\npp = 1\nep = 4"
@@ -281,16 +297,17 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_plans(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("nodes", [2, 8])
+def test_other_plans(name: str, nodes: int, tmp_path: Path) -> None:
+    """Communications that overlap slow kernels down otherwise than in the recording."""
     text, batch, replicas = OTHERS[name]
     (tmp_path / "one").mkdir()
     job = recorded(text, batch, tmp_path / "one")
-    found = job.grown(2 * replicas)
-    expected = job.generated(2).run
+    found = job.grown(nodes * replicas)
+    expected = job.generated(nodes).run
     assert traffic(found.program) == traffic(expected.program)
-    # Communications that overlap slow kernels down, which a recording holds as it was.
     step = float(expected.step_time) / 1e12
-    assert found.step == pytest.approx(step, rel=0.05)
+    assert found.step == pytest.approx(step, rel=0.03)
     assert abs(found.step / step - 1) < found.uncertainty
 
 
@@ -673,8 +690,10 @@ def test_shapes_carry_kernels_to_another_gpu(megatron: TraceJob, tmp_path: Path)
 
 
 def test_without_shapes_kernels_go_with_rates(gpt: Job, tmp_path: Path) -> None:
+    one = gpt.generated(1)
+    export_kineto(one.run.program, one.run, tmp_path / "traces")
     found = extrapolate_parallel(
-        gpt.job,
+        read_job([tmp_path / "traces"], MPI.COMM_SELF),
         MPI.COMM_SELF,
         cluster=find_cluster("dgx-a100"),
         traced_cluster=find_cluster("dgx-h100"),

@@ -14,8 +14,8 @@ To be read in this order:
     Which operators make a layer, and which layers a stage of a pipeline.
 `growth`, `split`
     Kernels at other sizes, and those of one tensor-parallel rank.
-`tensor_parallel`, `threads`
-    Which layers are split and how; threads of one process.
+`tensor_parallel`, `expert_parallel`, `threads`
+    Which layers are split and how; experts and what they exchange; threads of one process.
 `li_scaling`
     Li's regression lines over the kernels of a step, in place of the kernel model.
 `network`
@@ -37,8 +37,8 @@ Traces of several ranks have a parallel plan already, and grow along its axes:
     NCCL's model, calibrated by what the recording measured.
 `parallel_growth`
     The job with more or fewer data-parallel replicas, or on another network.
-`parallel_shards`, `parallel_optimizer`, `parallel_rounds`
-    The optimizer's shares, sharded or not; more micro-batches.
+`parallel_shards`, `parallel_optimizer`, `parallel_rounds`, `parallel_overlap`
+    The optimizer's shares, sharded or not; more micro-batches; slowdown by what runs beside.
 `parallel`
     All of these: the files of a job → what is simulated, and what it says of itself.
 """

@@ -27,6 +27,7 @@ from ..replay.error import differences
 from ..results.step_times import step_of_job
 from .parallel_growth import Grown, grow
 from .parallel_optimizer import with_distributed_optimizer
+from .parallel_overlap import KernelSlowdown, kernels_by_name
 from .parallel_rounds import with_micro_batches
 from .parallel_structure import (
     ParallelStructure,
@@ -228,22 +229,29 @@ def extrapolate_parallel(
                 raise UsageError(f"{option} is a change: --cluster says on which network")
     recorded = _step(whole, comm, None)
     kernels: Repriced | None = None
-    if gpu is not None and cluster is not None:
+    slowdown: KernelSlowdown | None = None
+    job_now = _Changed(structure, dp, cluster, traced_cluster, distributed_optimizer, micro_batches)
+    grown: Grown | None = None
+    if cluster is not None:
         otherwise = (traced_cluster or cluster).gpu
         with collective_errors(comm):
-            how = Repricing(
-                False,
-                find_gpu(gpu),
-                _recorded_gpu(job.device_name, otherwise),
-                needs_shapes=False,
-            )
-        changed, kernels = reprice(job, comm, how)
-        whole = _whole(changed.program, comm)
-        kernels = kernels if kernels.is_other else None
-    job_now = _Changed(structure, dp, cluster, traced_cluster, distributed_optimizer, micro_batches)
-    with collective_errors(comm):
-        grown = job_now.grown(whole, kernels is not None)
-    if grown is None:
+            name = _recorded_gpu(job.device_name, otherwise)
+            old = find_gpu(name)
+            new = old if gpu is None else find_gpu(gpu)
+        now = whole
+        if gpu is not None:
+            changed, kernels = reprice(job, comm, Repricing(False, new, name, needs_shapes=False))
+            now = _whole(changed.program, comm)
+            kernels = kernels if kernels.is_other else None
+        before = _network(traced_cluster or cluster, whole.n_ranks)
+        by_name = kernels_by_name(job, structure, old, comm)
+        slowdown = KernelSlowdown(whole, before, old, new, by_name, comm)
+        with collective_errors(comm):
+            grown = job_now.grown(slowdown.alone(now), kernels is not None)
+    else:
+        with collective_errors(comm):
+            grown = job_now.grown(whole, False)
+    if grown is None or slowdown is None:
         own = max((abs(each.error) for each in plain.steps), default=0.0)
         said = {
             "uncertainty": own,
@@ -251,14 +259,16 @@ def extrapolate_parallel(
             "assumptions": [*_kept(), *structure.notes],
         }
         return Extrapolated(structure, whole, None, None, recorded, recorded, own, said)
+    grown = replace(grown, program=slowdown.put_in(grown.program, grown.network))
     step = _step(grown.program, comm, grown.network)
     late = {"communications priced anew": _step(grown.program, comm, grown.network.late())}
     if kernels is not None:
         assert kernels.late is not None
         longer = _whole(kernels.late, comm)
-        slow = job_now.grown(longer, True)
+        slow = job_now.grown(slowdown.alone(longer), True)
         assert slow is not None
-        late["kernels on another GPU"] = _step(slow.program, comm, slow.network)
+        slowed = slowdown.put_in(slow.program, slow.network)
+        late["kernels on another GPU"] = _step(slowed, comm, slow.network)
     error, method = _error(plain, recorded, step, late)
     said = {
         "uncertainty": error,
@@ -267,6 +277,7 @@ def extrapolate_parallel(
             *_kept(),
             *structure.notes,
             *_assumptions(grown),
+            slowdown.text,
             *_kernel_assumptions(kernels, job.device_name, cluster),
         ],
         "not_modelled": _not_modelled(),
@@ -438,7 +449,7 @@ def _kernel_assumptions(
 
 def _not_modelled() -> list[str]:
     return [
-        "kernels slowing each other down when changes make them overlap otherwise",
+        "communications that kernels slow down otherwise than recorded",
         "buckets that frameworks cut otherwise for more ranks (Megatron-LM from 40 replicas on), "
         "padding of single parameters",
         "that of more GPUs the slowest is slower than of those recorded",

@@ -1,0 +1,69 @@
+"""Published steps at several scales beside extrapolations of the smallest."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from mpisim.validate.e2e import Row, read
+
+SCRIPT = Path(__file__).parents[1] / "run_scripts/bench/extrapolate_published.py"
+
+
+@pytest.fixture(scope="module")
+def published() -> Iterator[ModuleType]:
+    spec = importlib.util.spec_from_file_location("extrapolate_published", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+def rows_of(shared: Path, source: str, model: str, framework: str) -> list[Row]:
+    return [
+        row
+        for row in read(shared / "groundtruth" / "e2e" / "all.csv")
+        if source in row.texts["source"]
+        and model in row.texts["model"]
+        and row.texts["framework"].startswith(framework)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "model", "framework", "count", "most"),
+    [
+        ("DLPerf reports", "ResNet50", "NGC PyTorch", 5, 0.03),
+        ("DeepLearningExamples PyTorch/Classification", "ResNet50", "PyTorch DDP", 3, 0.06),
+    ],
+)
+def test_factors_of_resnet_on_v100(
+    shared: Path,
+    published: ModuleType,
+    source: str,
+    model: str,
+    framework: str,
+    count: int,
+    most: float,
+) -> None:
+    """From 1 to up to 32 GPUs, by the step of one: docs/extrapolate.md has all models."""
+    found = list(published.points(rows_of(shared, source, model, framework)))
+    assert all(not isinstance(each, str) for each in found), found
+    assert len(found) == count
+    assert sum(abs(each.error) for each in found) / count < most
+
+
+def test_series_differ_in_replicas_alone(shared: Path, published: ModuleType) -> None:
+    rows = rows_of(shared, "DLPerf reports", "BERT", "NGC PyTorch")
+    for each in published.series(rows):
+        gpus = [row.integers["num_gpus"] for row in each]
+        assert gpus == sorted(set(gpus))
+        shares = {row.integers["global_batch"] / row.integers["num_gpus"] for row in each}
+        assert len(shares) == 1
