@@ -21,6 +21,7 @@ from ..experiment.program_experiment import (
     WorkloadChoice,
     program_experiment,
 )
+from ..extrapolate.expert_parallel import experts_of
 from ..extrapolate.prepare import of_several_ranks, read_traced, trace_path
 
 __all__ = ["TABLES_OF_TRACES", "TRACED_OBJECTIVES", "TracedValues"]
@@ -84,6 +85,7 @@ class TracedValues:
         outside = {*step.embedding, *step.head}
         self._blocks = sum(name not in outside for name, _ in step.layers())
         self._batch = step.batch
+        self._experts = min((each.count for each in experts_of(step)), default=1)
         cluster = build(ClusterChoice, experiment.tables.get("cluster", {}), source, "cluster")
         self._gpus = cluster.gpus or cluster.nodes * cluster.node_gpus
         self._node = min(cluster.node_gpus, self._gpus)
@@ -142,6 +144,7 @@ class TracedValues:
             "pp": self._pp,
             "vpp": self._vpp,
             "micro_batch": self._micro_batch,
+            "ep": self._ep,
             "zero": lambda: (0, 1, 2, 3),
         }
         name = key.removeprefix("plan.")
@@ -156,7 +159,8 @@ class TracedValues:
     @property
     def all_automatic(self) -> tuple[str, ...]:
         """Keys that are varied where "auto" is said of the whole plan."""
-        return ("tp", "pp", "vpp", "micro_batch", "zero")
+        found = ("tp", "pp", "vpp", "micro_batch", "zero")
+        return (*found, "ep") if self._experts > 1 else found
 
     @property
     def _choice(self) -> WorkloadChoice:
@@ -175,6 +179,11 @@ class TracedValues:
     def _vpp(self) -> tuple[int, ...]:
         """Powers of two that leave two stages a layer each."""
         return _powers(max(1, self._blocks // 2))
+
+    def _ep(self) -> tuple[int, ...]:
+        """Divisors of the experts, at most as many as there are GPUs."""
+        most = min(self._experts, self._gpus)
+        return tuple(n for n in range(1, most + 1) if self._experts % n == 0)
 
     def _micro_batch(self) -> tuple[int, ...]:
         """Powers of two that divide the batch: of a step, or as traced of a replica."""
