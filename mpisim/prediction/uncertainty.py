@@ -206,6 +206,8 @@ class PathShares:
                 return counted.host
             if kind is PieceKind.LAUNCH:
                 return counted.launch
+            if kind is PieceKind.GAP:
+                return counted.gap
             on_device = kind in (PieceKind.COMPUTE, PieceKind.COPY)
             return self._kernel(piece, counted.shares) if on_device else {}
         if kind is PieceKind.HOST:
@@ -217,12 +219,21 @@ class PathShares:
             return {**shares, prepared.constants.host: 1.0}
         if kind is PieceKind.LAUNCH:
             return {"launch_latency": 1.0}
+        if kind is PieceKind.GAP:
+            return self._gap(piece)
         if kind is PieceKind.START and prepared.constants is not None:
             return {prepared.constants.overhead[0]: 1.0}
         if kind is not PieceKind.COMPUTE:
             return {}
         pricing = prepared.workload.pricing_of(int(path.rank[piece]))
         return self._kernel(piece, pricing.shares)
+
+    def _gap(self, piece: int) -> Mapping[str, float]:
+        rank, row = int(self.path.rank[piece]), int(self.path.row[piece])
+        assert isinstance(self.prepared, PreparedExperiment)
+        in_graph = self.prepared.workload.pricing_of(rank).graph_gap
+        gap = self.prepared.program.table_of(rank).gap[row]
+        return {"graph_gap" if gap == in_graph else "kernel_gap": 1.0}
 
     def _kernel(
         self, piece: int, shares: Mapping[tuple[str, int], Mapping[str, float]]
@@ -280,6 +291,11 @@ class PathShares:
         keys[0] = path.kind
         on_device = np.isin(path.kind, ON_DEVICE)
         of_piece = program.table[path.rank]
+        gaps = path.kind == PieceKind.GAP
+        for number in distinct(of_piece[gaps]).tolist():
+            pieces = np.flatnonzero(gaps & (of_piece == number))
+            table = program.table_of(int(path.rank[pieces[0]]))
+            keys[1, pieces] = table.gap[path.row[pieces]]
         for number in distinct(of_piece[on_device]).tolist():
             pieces = np.flatnonzero(on_device & (of_piece == number))
             rank, row = path.rank[pieces], path.row[pieces]
