@@ -67,9 +67,9 @@ class PricedShares:
         number.
     numbers : dict of str to float
         Relative errors of these numbers.
-    host, launch : dict of str to float
-        The same shares of the CPU's time between kernels, and of what passes from a launch to its
-        kernel; empty where these were recorded.
+    host, launch, gap : dict of str to float
+        The same shares of the CPU's time between kernels, of what passes from a launch to its
+        kernel, and from a kernel to the next; empty where these were recorded.
     assumptions, not_modelled : tuple of str
         What else the program says of its prices; lines for people.
     kernels : dict of (str, int) to Kernel
@@ -84,6 +84,7 @@ class PricedShares:
     numbers: dict[str, float] = field(default_factory=dict)
     host: dict[str, float] = field(default_factory=dict)
     launch: dict[str, float] = field(default_factory=dict)
+    gap: dict[str, float] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
     not_modelled: tuple[str, ...] = ()
     kernels: dict[tuple[str, int], Kernel] = field(default_factory=dict)
@@ -114,9 +115,9 @@ class PricedShares:
                 (str(name), int(length)): {str(k): float(v) for k, v in rests.items()}
                 for name, length, rests in found["shares"]
             }
-            numbers, host, launch = (
+            numbers, host, launch, gap = (
                 {str(name): float(number) for name, number in found.get(key, {}).items()}
-                for key in ("numbers", "host", "launch")
+                for key in ("numbers", "host", "launch", "gap")
             )
             assumptions, missing = (
                 tuple(map(str, found.get(key, ()))) for key in ("assumptions", "not_modelled")
@@ -128,7 +129,7 @@ class PricedShares:
             gpu = str(found.get("gpu", ""))
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise InputError(f"{source}: attribute {COUNTED!r} is damaged: {error}") from error
-        return cls(shares, numbers, host, launch, assumptions, missing, kernels, gpu, text)
+        return cls(shares, numbers, host, launch, gap, assumptions, missing, kernels, gpu, text)
 
 
 class RooflinePricer:

@@ -71,6 +71,11 @@ class Gpu:
         From the start of that call to the start of the kernel on an idle GPU.
     host_gap : Quantity
         CPU time the framework spends between two launches.
+    kernel_gap : Quantity
+        From the end of a kernel to the start of the next one of its stream that was launched long
+        before: no part of any kernel's time as profilers give it.
+    graph_gap : Quantity
+        The same inside a CUDA graph.
     peak_fp32 : Quantity, optional
         Dense rate of matrix products in fp32: of the CUDA cores on NVIDIA's GPUs, of the matrix
         units on AMD's.
@@ -124,6 +129,8 @@ class Gpu:
     launch_call: Quantity
     launch_latency: Quantity
     host_gap: Quantity
+    kernel_gap: Quantity
+    graph_gap: Quantity
 
     peak_fp32: Quantity | None = None
     peak_tf32: Quantity | None = None
@@ -176,7 +183,16 @@ class Gpu:
 
 
 _MAY_BE_ZERO = frozenset(
-    ("gemm_floor", "memory_floor", "copy_floor", "launch_call", "launch_latency", "host_gap")
+    (
+        "gemm_floor",
+        "memory_floor",
+        "copy_floor",
+        "launch_call",
+        "launch_latency",
+        "host_gap",
+        "kernel_gap",
+        "graph_gap",
+    )
 )
 """Times: a GPU without overhead is a valid input. Rates divide, and must not be 0."""
 

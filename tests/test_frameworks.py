@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mpi4py import MPI
 
 from mpisim.base.errors import InputError
 from mpisim.base.schema import check_value, field_of
@@ -16,6 +18,10 @@ from mpisim.data import names
 from mpisim.experiment import Experiment, Transformer, load, read
 from mpisim.experiment.load import TABLES
 from mpisim.experiment.profiles import find_profile, named_in, profiles
+from mpisim.kernels.numbers import quantity
+from mpisim.prediction.execution import execute
+from mpisim.prediction.prepared import prepare
+from mpisim.prediction.uncertainty import OWN_KERNELS, Uncertainty, error_bar
 from mpisim.simulate import simulate
 
 ROW = """\
@@ -264,3 +270,20 @@ def test_releases_and_dates_are_one_version(
 def test_a_release_without_a_date_is_refused(name: str) -> None:
     with pytest.raises(InputError, match=r"framework.version is '1\.9'; versions of .* are dates"):
         find_profile(name).version_of("1.9")
+
+
+def test_kernels_of_its_own_widen_the_error_bar(tmp_path: Path) -> None:
+    """By their error, over what is neither products nor attention on the critical path."""
+    text = (Path(__file__).parents[1] / "data" / "frameworks" / "maxtext.toml").read_text("utf-8")
+    (tmp_path / "theirs.toml").write_text(text.replace("own_kernels = true\n", ""), "utf-8")
+
+    def bar(name: str) -> Uncertainty:
+        prepared = prepare(experiment(tmp_path, f"framework.name={name}", "cluster.nodes=1"))
+        return error_bar(prepared, execute(prepared, MPI.COMM_SELF, critical_path=True)[0])
+
+    own, theirs = bar("maxtext"), bar("theirs.toml")
+    added = {each.name: each for each in own.effects}[OWN_KERNELS]
+    assert added.error == quantity("own_kernels").error
+    assert 0.03 < added.share < 0.4
+    assert OWN_KERNELS not in {each.name for each in theirs.effects}
+    assert own.relative == pytest.approx(math.hypot(theirs.relative, added.effect), rel=1e-3)

@@ -30,7 +30,12 @@ def instant() -> Gpu:
     """A GPU whose launches take no time."""
     nothing = Quantity(0, "us", 0, "none")
     return dataclasses.replace(
-        find_gpu("h100-sxm"), launch_call=nothing, launch_latency=nothing, host_gap=nothing
+        find_gpu("h100-sxm"),
+        launch_call=nothing,
+        launch_latency=nothing,
+        host_gap=nothing,
+        kernel_gap=nothing,
+        graph_gap=nothing,
     )
 
 

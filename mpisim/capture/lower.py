@@ -122,6 +122,7 @@ class _TableWriter:
                     waits=self._take(item.stream),
                     kind=Kind.COPY,
                     bytes=item.bytes,
+                    gap=self._gap(item),
                     **launching,
                 )
             ]
@@ -166,6 +167,10 @@ class _TableWriter:
             )
         ]
 
+    def _gap(self, item: Item) -> int:
+        """Return what lies between a kernel or a copy and what ended before it, in ps."""
+        return self.pricing.graph_gap if item.graph else self.pricing.gap
+
     def _kernels(self, item: Item, launching: Launching) -> list[int]:
         launched, found = self._launched[item.number], self._measured[item.number]
         operator, name = self.recording.calls[item.number].name, item.name
@@ -195,6 +200,7 @@ class _TableWriter:
                     waits=self._take(item.stream),
                     kind=Kind.COPY if copies else Kind.KERNEL,
                     bytes=kernel.bytes if isinstance(kernel, Copy) else -1,
+                    gap=self._gap(item),
                     **launching,
                 )
             )
@@ -280,7 +286,7 @@ def _attributes(
     numbers = {
         name: quantity.error for name, quantity in pricing.model.numbers.items() if name in used
     }
-    for name in ("host_gap", "launch_call", "launch_latency"):
+    for name in ("host_gap", "launch_call", "launch_latency", "kernel_gap"):
         numbers[name] = getattr(gpu, name).error
     for how, number in MEASURED.items():
         if by_how[how]:
@@ -316,6 +322,7 @@ def _attributes(
         "shares": shares,
         "host": dict(pricing.host_shares),
         "launch": {"launch_latency": 1.0},
+        "gap": {"kernel_gap": 1.0},
         "kernels": kept_kernels(pricing.kernels) if named else [],
         "gpu": name,
         "assumptions": assumptions,

@@ -160,6 +160,9 @@ class Profile:
         Whether its versions are dates, as ``25.04`` or ``2025-06``.
     releases : mapping of str to str
         Where they are: releases that have numbers, by their first two, and the date of each.
+    own_kernels : bool
+        Whether norms, softmax and elementwise kernels are its own: not PyTorch's or NVIDIA's, whose
+        times the kernel models were fitted to.
     """
 
     name: str
@@ -171,6 +174,7 @@ class Profile:
     entries: tuple[tuple[Entry, dict[str, Any]], ...]
     by_date: bool
     releases: Mapping[str, str]
+    own_kernels: bool = False
 
     def version_of(self, text: str) -> Version:
         """Version as a user writes it → its numbers, those of its date where versions are dates.
@@ -240,6 +244,7 @@ class _Head:
     host: str = ""
     aliases: tuple[str, ...] = ()
     releases: dict[str, str] = field(default_factory=dict)
+    own_kernels: bool = False
 
 
 def profile_of(name: str, source: str) -> Profile:
@@ -326,6 +331,7 @@ def _profile(name: str) -> Profile:
     return Profile(
         preset.name, head.title, head.versions, head.url, head.host or preset.name, head.aliases,
         tuple(entries), head.version_form == "calendar", MappingProxyType(dict(head.releases)),
+        head.own_kernels,
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,9 @@ from ..base.quantity import Quantity
 from ..base.schema import build
 from ..engine.critical_path import PieceKind
 from ..engine.run import Run
+from ..experiment.profiles import profile_of
+from ..kernels.numbers import quantity
+from ..kernels.operations import Attention, Convolution, Gemm, GroupedGemm
 from ..program import UNPRICED, Operation
 from ..topo.circuits import SETUP
 from .circuits import with_set_ups
@@ -61,7 +64,13 @@ GUESSED = "what is not said of the model"
 UNNAMED = "framework not named"
 """Name of the error of an experiment that leaves its framework's ways open, on the whole step."""
 
+OWN_KERNELS = "kernels of the framework's own"
+"""Name of the error of norms and elementwise kernels that are not PyTorch's or NVIDIA's."""
+
 UNNAMED_FILE = "calibration/unnamed_framework.toml"
+
+PRODUCTS = (Attention, Convolution, Gemm, GroupedGemm)
+"""Kernels of libraries that frameworks share."""
 
 ON_DEVICE = (PieceKind.COMPUTE, PieceKind.COPY, PieceKind.COMMUNICATION)
 
@@ -189,6 +198,11 @@ class PathShares:
                 groups.index, groups.members, prepared.program.operation_bits
             )
             self.communication = cache(prepared.network.shares)
+        self._own_kernels = (
+            isinstance(prepared, PreparedExperiment)
+            and (name := prepared.experiment.framework.name) is not None
+            and profile_of(name, prepared.experiment.source).own_kernels
+        )
         # With the durations of communications that wait for circuits to be set up.
         self._waiting = with_set_ups(prepared.program, prepared.network)
 
@@ -206,6 +220,8 @@ class PathShares:
                 return counted.host
             if kind is PieceKind.LAUNCH:
                 return counted.launch
+            if kind is PieceKind.GAP:
+                return counted.gap
             on_device = kind in (PieceKind.COMPUTE, PieceKind.COPY)
             return self._kernel(piece, counted.shares) if on_device else {}
         if kind is PieceKind.HOST:
@@ -217,20 +233,31 @@ class PathShares:
             return {**shares, prepared.constants.host: 1.0}
         if kind is PieceKind.LAUNCH:
             return {"launch_latency": 1.0}
+        if kind is PieceKind.GAP:
+            return self._gap(piece)
         if kind is PieceKind.START and prepared.constants is not None:
             return {prepared.constants.overhead[0]: 1.0}
         if kind is not PieceKind.COMPUTE:
             return {}
         pricing = prepared.workload.pricing_of(int(path.rank[piece]))
-        return self._kernel(piece, pricing.shares)
+        shares = self._kernel(piece, pricing.shares)
+        if self._own_kernels and not isinstance(self._kernel(piece, pricing.kernels), PRODUCTS):
+            shares = {**shares, OWN_KERNELS: 1.0}
+        return shares
 
-    def _kernel(
-        self, piece: int, shares: Mapping[tuple[str, int], Mapping[str, float]]
-    ) -> Mapping[str, float]:
+    def _gap(self, piece: int) -> Mapping[str, float]:
+        rank, row = int(self.path.rank[piece]), int(self.path.row[piece])
+        assert isinstance(self.prepared, PreparedExperiment)
+        in_graph = self.prepared.workload.pricing_of(rank).graph_gap
+        gap = self.prepared.program.table_of(rank).gap[row]
+        return {"graph_gap" if gap == in_graph else "kernel_gap": 1.0}
+
+    def _kernel(self, piece: int, known: Mapping[tuple[str, int], Any]) -> Any:
+        """Return what is known of a kernel by its name and duration; empty if nothing."""
         rank, row = int(self.path.rank[piece]), int(self.path.row[piece])
         table = self.prepared.program.table_of(rank)
         name = self.prepared.program.names[table.name[row]]
-        return shares.get((name, int(table.duration[row])), {})
+        return known.get((name, int(table.duration[row])), {})
 
     def _communicates(self, piece: int) -> Mapping[str, float]:
         rank, row = int(self.path.rank[piece]), int(self.path.row[piece])
@@ -280,6 +307,11 @@ class PathShares:
         keys[0] = path.kind
         on_device = np.isin(path.kind, ON_DEVICE)
         of_piece = program.table[path.rank]
+        gaps = path.kind == PieceKind.GAP
+        for number in distinct(of_piece[gaps]).tolist():
+            pieces = np.flatnonzero(gaps & (of_piece == number))
+            table = program.table_of(int(path.rank[pieces[0]]))
+            keys[1, pieces] = table.gap[path.row[pieces]]
         for number in distinct(of_piece[on_device]).tolist():
             pieces = np.flatnonzero(on_device & (of_piece == number))
             rank, row = path.rank[pieces], path.row[pieces]
@@ -377,6 +409,7 @@ def error_bar(
     if guess is not None:
         numbers[GUESSED] = Quantity(1, "1", guess.error, "published models of such sizes")
         lengths = {**lengths, GUESSED: float(run.step_time)}
+    numbers[OWN_KERNELS] = quantity("own_kernels")
     if not prepared.experiment.framework.is_told:
         numbers[UNNAMED] = _unnamed(prepared)
         lengths = {**lengths, UNNAMED: float(run.step_time)}

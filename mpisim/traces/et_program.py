@@ -213,7 +213,7 @@ class _Writer:
         self.rank, self.ranks, self.et = rank, ranks, et
         self.builder, self.pricing = builder, pricing
         self.rows: TableBuilder = builder.table(et.path.name)
-        self.latency = picoseconds(gpu.launch_latency.si)
+        self.latency, self.gap = picoseconds(gpu.launch_latency.si), picoseconds(gpu.kernel_gap.si)
         self.times = {name: picoseconds(getattr(times, name).si) for name in vars(times)}
         self.overheads: Counter[str] = Counter()
         self.unknown_names: Counter[str] = Counter()
@@ -272,6 +272,7 @@ class _Writer:
                 waits=self._awaited,
                 kind=Kind.COPY if copies else Kind.KERNEL,
                 bytes=kernel.traffic if copies else -1,
+                gap=self.gap,
                 **self._launch(),
             )
             self._awaited = []

@@ -200,6 +200,7 @@ class _Pass:
 
 def _time(kernels: Sequence[Kernel], model: KernelModel) -> _Pass:
     """Kernels → their time together, or the CPU's for launching them where that is longer."""
+    gpu = model.gpu
     device = 0
     by_number: dict[str, float] = {}
     for kernel in kernels:
@@ -208,9 +209,9 @@ def _time(kernels: Sequence[Kernel], model: KernelModel) -> _Pass:
         for name, share in estimate.shares.items():
             seconds = share * estimate.duration / PICOSECONDS
             by_number[name] = by_number.get(name, 0.0) + seconds
-    gpu = model.gpu
     host = len(kernels) * (gpu.host_gap.si + gpu.launch_call.si)
-    return _Pass(max(device / PICOSECONDS, host), by_number)
+    gaps = len(kernels) * gpu.kernel_gap.si
+    return _Pass(max(device / PICOSECONDS + gaps, host), by_number)
 
 
 @frozen

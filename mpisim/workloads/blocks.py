@@ -31,8 +31,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mpisim.kernels.recorded import Recorded
-
 from ..base.frozen import frozen
 from ..program import COLUMNS, Flag, Kind, Names, Operation, Phase, TableBuilder
 from .block_cache import COMPUTE, BlockCache, Renumbering, Slots
@@ -298,7 +296,7 @@ class BlockBuilder:
             COMPUTE,
             estimate.duration,
             waits=awaited,
-            gap=task.kernel.gap if isinstance(task.kernel, Recorded) else 0,
+            gap=self.pricing.gap_before(task),
             **self.pricing.launching_for(task),
         )
         self._block_launches(state.last)

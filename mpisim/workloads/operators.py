@@ -63,7 +63,7 @@ class Compute:
         Tokens of communications to wait for: of the same operator, or carried from an earlier one.
     launches : int
         Launches that it costs the CPU: more than 1 where a loop launches parts of it, 0 where it is
-        captured in a CUDA graph with the kernel before.
+        captured in a CUDA graph with the kernel before. A gap lies before each part.
     """
 
     name: str

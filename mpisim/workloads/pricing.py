@@ -11,7 +11,7 @@ from typing import TypedDict
 from mpisim.base.errors import InputError
 from mpisim.base.quantity import picoseconds
 from mpisim.kernels import Estimate, KernelModel
-from mpisim.kernels.operations import Kernel
+from mpisim.kernels.operations import GroupedGemm, Kernel
 from mpisim.kernels.recorded import Recorded
 
 from .operators import Compute, Task
@@ -61,6 +61,8 @@ class Pricing:
         As `cuda_graphs` and `launch_blocking`.
     launching : Launching
         Of a device row with one launch.
+    gap, graph_gap : int
+        From the end of a kernel to the start of the next one, in ps; inside a CUDA graph.
     host_shares : mapping of str to float
         Share of each number of the GPU in the CPU time of a launch.
     shares : dict of (str, int) to mapping
@@ -81,6 +83,8 @@ class Pricing:
             launch=picoseconds(gpu.launch_latency.si),
             launch_cost=picoseconds(call),
         )
+        self.graph_gap = picoseconds(gpu.graph_gap.si)
+        self.gap = self.graph_gap if cuda_graphs else picoseconds(gpu.kernel_gap.si)
         total = (gap + call) or 1.0
         self.host_shares: Mapping[str, float] = {
             "host_gap": gap / total,
@@ -99,6 +103,19 @@ class Pricing:
                 return Launching(host=0, launch=self.launching["launch"], launch_cost=0)
             return Launching(host=kernel.host, launch=kernel.launch, launch_cost=kernel.launch_cost)
         return self.launching_of(task.launches)
+
+    def gap_before(self, task: Compute) -> int:
+        """Return what lies between a kernel and what ended on the device before it, in ps.
+
+        As measured; else that of the GPU, for each of the kernels that the row stands for. Products
+        of experts that a loop launches run on several streams, and hide all but one.
+        """
+        kernel = task.kernel
+        if isinstance(kernel, Recorded):
+            return kernel.gap
+        if task.launches == 0:
+            return self.graph_gap
+        return self.gap * (1 if isinstance(kernel, GroupedGemm) else task.launches)
 
     def launching_of(self, launches: int) -> Launching:
         """Return the launch times of a row that represents so many launches."""
