@@ -97,12 +97,13 @@ registers: CUTLASS's kernels of ``align1``, built for Turing, which cuBLAS takes
 GroupedGemmVariant = Literal["split", "blocks"]
 """As for `Gemm`."""
 
-ElementwiseVariant = Literal["layout", "row_copies", "row_sums", "widening"]
+ElementwiseVariant = Literal["block_scales", "layout", "row_copies", "row_sums", "widening"]
 """Kernels that do not stream as fast as memory would let them.
 
-``"layout"``: channels of images are moved to the end or back; ``"row_copies"``: rows are copied to
-other places, each once or more often; ``"row_sums"``: rows from other places are added up;
-``"widening"``: PyTorch's operations on 16-bit numbers whose result is fp32.
+``"block_scales"``: casts to MXFP8, with a scale for each block of 32 numbers; ``"layout"``:
+channels of images are moved to the end or back; ``"row_copies"``: rows are copied to other places,
+each once or more often; ``"row_sums"``: rows from other places are added up; ``"widening"``:
+PyTorch's operations on 16-bit numbers whose result is fp32.
 """
 
 NormVariant = Literal["persistent"]
@@ -445,7 +446,8 @@ class Elementwise(Kernel):
     transposes : bool
         Whether a result is written transposed.
     variant : ElementwiseVariant, optional
-        Kernels that move rows to places given by a list, or convert numbers one by one.
+        Kernels that move rows to places given by a list, or convert numbers one by one or in
+        blocks.
     indexed : int, optional
         Elements whose places in memory are divided out of their number, one by one: operands that
         are broadcast or not dense.

@@ -348,6 +348,7 @@ def test_the_packaged_calibration():
     multiples = {name for name, variant in VARIANTS.items() if variant.ratio}
     assert multiples == {
         "attention_triton",
+        "elementwise_block_scales",
         "elementwise_row_copies",
         "elementwise_row_sums",
         "elementwise_widening",

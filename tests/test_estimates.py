@@ -151,6 +151,7 @@ def test_formulas_take_plain_numbers(family):
             for each in [Attention(1, 8, 8, 512, 512, 64, 64, backward=True, variant=variant)]
         },
         "memory_bound": Elementwise(10**6),
+        "elementwise_block_scales": Elementwise(10**6, variant="block_scales"),
         "elementwise_row_copies": Elementwise(10**6, variant="row_copies"),
         "elementwise_layout": Elementwise(10**6, variant="layout"),
         "elementwise_row_sums": Elementwise(10**6, variant="row_sums"),

@@ -96,6 +96,15 @@ def test_a_cast_to_fp32_as_measured() -> None:
     assert model.estimate(Elementwise(size)).duration == pytest.approx(0.918e9, rel=0.05)
 
 
+def test_a_cast_to_mxfp8_as_measured() -> None:
+    """8,192 x 8,192 from bf16 on a B200: github:ROCm/TransformerEngine, pull 598."""
+    model = Analytical(find_gpu("b200"))
+    for layouts, measured in ((1, (34.84, 39.61)), (2, (52.34,))):
+        size = (2 + layouts) * 8192**2
+        duration = model.estimate(Elementwise(size, variant="block_scales")).duration
+        assert all(duration == pytest.approx(each * 1e6, rel=0.12) for each in measured)
+
+
 def test_a_roofline_knows_no_variants() -> None:
     model = Roofline(find_gpu("h100-sxm"))
     kernel = Attention(2, 16, 16, 4096, 4096, 128, 128)

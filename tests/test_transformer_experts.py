@@ -11,10 +11,10 @@ from transformers import lines, model, network, operator, plan
 from mpisim.base.errors import InputError
 from mpisim.kernels import find_gpu
 from mpisim.kernels.analytical import Analytical
-from mpisim.kernels.operations import Attention
+from mpisim.kernels.operations import Attention, Elementwise
 from mpisim.program import Phase
 from mpisim.schedules import pipeline
-from mpisim.workloads.operators import Compute, Layer, Task
+from mpisim.workloads.operators import Compute, Layer, Operator, Task
 from mpisim.workloads.pricing import Pricing
 
 # 8 tokens of 16 features, 8 experts of 32, two for each token: 16 rows for 2 experts of a rank.
@@ -40,6 +40,17 @@ def block(found: Any = TINY, **keys: Any) -> Layer:
 
 def launches(steps: Iterable[Task]) -> list[int]:
     return [step.launches for step in steps if isinstance(step, Compute)]
+
+
+def indexed(operator: Operator) -> dict[str, int]:
+    """Kernels whose operands are broadcast or not dense: elements of their results by name."""
+    steps = (*operator.forward, *operator.backward)
+    return {
+        step.name: step.kernel.indexed
+        for step in steps
+        if isinstance(step, Compute) and isinstance(step.kernel, Elementwise)
+        if step.kernel.indexed is not None
+    }
 
 
 class TestLaunches:
@@ -105,6 +116,36 @@ class TestGptOss:
         ]
         assert launches(bias.forward) == [2, 2, 1, 1]
         assert sum(launches(bias.backward)) == 2 + 5 * 2
+
+    def test_places_of_broadcast_and_cut_operands_are_divided_out(self) -> None:
+        layer = block(OSS)
+        bias, clamped = operator(layer, "experts bias"), operator(layer, "experts swiglu")
+        assert indexed(bias) == {
+            "experts bias product": ROWS * HIDDEN,
+            "experts bias product backward": ROWS * HIDDEN,
+        }
+        assert indexed(clamped) == {
+            f"experts swiglu clamp {half}{way}": ROWS * WIDTH
+            for half in ("gate", "values")
+            for way in ("", " backward")
+        }
+
+    def test_stretched_positions_are_elementary_operations_of_pytorch(self) -> None:
+        rotary = operator(block(model("moe", **SIZES, yarn=True)), "rotary")
+        kernels = {
+            step.name: step.kernel
+            for step in (*rotary.forward, *rotary.backward)
+            if isinstance(step, Compute)
+        }
+        query = indexed(rotary)["query rotary cosine"]
+        assert indexed(rotary)["query rotary negation"] == query // 2
+        assert indexed(rotary)["query rotary backward sine"] == query
+        # What is turned is joined with what is not, of which there is nothing.
+        assert kernels["query rotary copy"] == Elementwise(2 * 2 * query)
+        assert kernels["query rotary backward zeros"] == Elementwise(2 * query)
+        assert kernels["query rotary backward zeros sum"] == Elementwise(3 * 2 * query)
+        plain = operator(block(), "rotary")
+        assert [step.name for step in plain.forward] == ["query rotary", "key rotary"]
 
     def test_biases_are_parameters_of_the_experts(self) -> None:
         layer = block(OSS)

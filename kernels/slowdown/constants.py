@@ -29,6 +29,7 @@ CLASSES = ("matrix", "streaming", "reducing")
 _STREAMING = frozenset(
     (
         "elementwise",
+        "elementwise_block_scales",
         "elementwise_row_copies",
         "elementwise_layout",
         "elementwise_row_sums",

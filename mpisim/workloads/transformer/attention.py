@@ -269,20 +269,27 @@ def _rotary(s: Shapes, shape: AttentionShape) -> Operator:
     """Queries and keys → the same with rotary positions.
 
     Transformer Engine's kernel scales nothing: for YaRN's positions Megatron-LM runs elementary
-    operations (``megatron/core/models/common/embeddings/rope_utils.py``, `apply_rotary_pos_emb`
-    with ``mscale``).
+    operations (``megatron/core/models/common/embeddings/rope_utils.py``,
+    `_apply_rotary_pos_emb_bshd` with ``mscale``). What they turn is joined with what they do not,
+    where that is nothing, too: a copy, and backward a gradient of zeros that is added.
     """
-    if s.model.yarn and s.is_megatron:
-        s = replace(s, plan=with_keys(s.plan, {"framework.fused": False}))
     parts = {
         "query rotary": s.tokens * shape.query_width,
         "key rotary": s.tokens * shape.kv_heads * shape.head_size,
     }
-    return Operator(
-        "rotary",
-        tuple(rotary_kernels(s, parts.items())),
-        tuple(rotary_kernels(s, [(f"{name} backward", size) for name, size in parts.items()])),
-    )
+    elementary = s.model.yarn and s.is_megatron
+    if elementary:
+        s = replace(s, plan=with_keys(s.plan, {"framework.fused": False}))
+    forward = list(rotary_kernels(s, parts.items()))
+    back = {f"{name} backward": size for name, size in parts.items()}
+    backward = list(rotary_kernels(s, back.items()))
+    if elementary:
+        e = s.element_size
+        forward += [elementwise(f"{name} copy", 2 * e * size) for name, size in parts.items()]
+        for name, size in back.items():
+            backward.append(elementwise(f"{name} zeros", e * size))
+            backward.append(elementwise(f"{name} zeros sum", 3 * e * size))
+    return Operator("rotary", tuple(forward), tuple(backward))
 
 
 def _latent_rotary(s: Shapes, shape: AttentionShape) -> Operator:

@@ -14,7 +14,7 @@ from mpisim.kernels.operations import BYTES, Copy
 
 from ..operators import Await, Compute, Operator, Parameter, Task
 from .module_options import recompute_module
-from .pointwise import FP32, dropout_add, elementwise, norm, widened
+from .pointwise import FP32, broadcast, dropout_add, elementwise, norm, widened
 from .precision import accumulate_gradient
 from .shapes import Shapes
 from .tensor_parallel import column_linear, row_linear, separate_linears
@@ -156,7 +156,8 @@ def clamp_inputs(s: Shapes, activation: Operator, size: int) -> Operator:
     As in gpt-oss. Megatron-LM does so outside of the fused activation
     (``megatron/core/fusions/fused_bias_geglu.py``, `weighted_bias_quick_geglu_impl`): both halves
     are clamped and joined again, and the offset of the values, a number, is made a tensor on the
-    GPU. That copy from the host's memory makes the CPU wait for all that it has launched. What the
+    GPU. That copy from the host's memory makes the CPU wait for all that it has launched. Halves of
+    rows are not dense, so that PyTorch finds the place of each element by division. What the
     activation keeps is kept twice: as it came, and clamped; where it runs again backward
     (``moe_act``), once, as it came.
 
@@ -172,8 +173,8 @@ def clamp_inputs(s: Shapes, activation: Operator, size: int) -> Operator:
     return replace(
         activation,
         forward=(
-            elementwise(f"{name} clamp gate", 2 * e * size),
-            elementwise(f"{name} clamp values", 2 * e * size),
+            broadcast(f"{name} clamp gate", 2 * e * size, size),
+            broadcast(f"{name} clamp values", 2 * e * size, size),
             elementwise(f"{name} concatenation", 4 * e * size),
             Compute(CLAMP_OFFSET_COPY, Copy(e, "host")),
             Await("wait for offset", CLAMP_OFFSET_COPY),
@@ -181,8 +182,8 @@ def clamp_inputs(s: Shapes, activation: Operator, size: int) -> Operator:
         ),
         backward=(
             *activation.backward,
-            elementwise(f"{name} clamp values backward", 3 * e * size),
-            elementwise(f"{name} clamp gate backward", 3 * e * size),
+            broadcast(f"{name} clamp values backward", 3 * e * size, size),
+            broadcast(f"{name} clamp gate backward", 3 * e * size, size),
             elementwise(f"{name} concatenation backward", 4 * e * size),
         ),
         saved=(1 if "moe_act" in s.plan.recompute.modules else 2) * activation.saved,

@@ -328,18 +328,31 @@ def _output_bias(s: Shapes, routing: Routing) -> Operator:
 
     Backward the gradient of each expert's sum is that of its results, rounded; times the
     probabilities and added up over the tokens it is that of the bias, times the bias and added up
-    over the features that of the probabilities.
+    over the features that of the probabilities. A bias and a column of probabilities are broadcast;
+    where a kernel widens as well, dividing out places takes less than converting does, and is
+    hidden behind it.
     """
     size, e, each = routing.rows * s.model.hidden, s.element_size, routing.local_experts
 
-    def kernel(what: str, traffic: int, launches: int = 1, *, widens: bool = False) -> Compute:
-        moved = Elementwise(traffic * size, variant="widening" if widens and e != FP32 else None)
+    def kernel(
+        what: str,
+        traffic: int,
+        launches: int = 1,
+        *,
+        widens: bool = False,
+        broadcasts: bool = False,
+    ) -> Compute:
+        moved = Elementwise(
+            traffic * size,
+            variant="widening" if widens and e != FP32 else None,
+            indexed=size if broadcasts else None,
+        )
         return Compute(f"experts bias {what}", moved, launches=launches)
 
     return Operator(
         "experts bias",
         (
-            kernel("product", FP32, each, widens=True),
+            kernel("product", FP32, each, broadcasts=True),
             kernel("sum", e + 2 * FP32, each, widens=True),
             kernel("concatenation", 2 * FP32),
             kernel("rounding", FP32 + e),
@@ -347,7 +360,7 @@ def _output_bias(s: Shapes, routing: Routing) -> Operator:
         (
             kernel("rounding backward", e + FP32, widens=True),
             kernel("sum backward", FP32 + e, each),
-            kernel("product backward", 2 * FP32, each),
+            kernel("product backward", 2 * FP32, each, broadcasts=True),
             kernel("gradient", FP32, each),
             kernel("probability product", 2 * FP32, each, widens=True),
             kernel("probability gradient", FP32, each),

@@ -21,6 +21,7 @@ from .shapes import Shapes
 __all__ = [
     "MASK_BYTES",
     "branch",
+    "broadcast",
     "dropout",
     "dropout_add",
     "dropout_kernels",
@@ -81,6 +82,23 @@ def elementwise(name: str, traffic: int) -> Compute:
         Bytes read and written.
     """
     return Compute(name, Elementwise(traffic))
+
+
+def broadcast(name: str, traffic: int, elements: int) -> Compute:
+    """One of PyTorch's kernels whose operands are broadcast or not dense.
+
+    Where they lie is divided out of the number of each element (TensorIterator's offsets), which
+    takes longer than memory does where that is fast.
+
+    Parameters
+    ----------
+    name : str
+    traffic : int
+        Bytes read and written.
+    elements : int
+        Of the result.
+    """
+    return Compute(name, Elementwise(traffic, indexed=elements))
 
 
 def widened(s: Shapes, what: str) -> bool:
@@ -279,6 +297,7 @@ def rotary_kernels(s: Shapes, parts: Iterable[tuple[str, int]]) -> Iterator[Comp
 
     As products of complex numbers in fp32 (``framework.rotary``) they are three kernels also where
     others are fused: torch.compile has no code for complex numbers and calls PyTorch's kernel.
+    Sines and cosines are broadcast over heads, what is negated is half of each vector.
 
     Parameters
     ----------
@@ -295,8 +314,8 @@ def rotary_kernels(s: Shapes, parts: Iterable[tuple[str, int]]) -> Iterator[Comp
         elif s.plan.framework.fused:
             yield elementwise(name, 2 * e * size)
         else:
-            yield elementwise(f"{name} cosine", 2 * e * size)
-            yield elementwise(f"{name} negation", e * size)
+            yield broadcast(f"{name} cosine", 2 * e * size, size)
+            yield broadcast(f"{name} negation", e * size, size // 2)
             yield elementwise(f"{name} concatenation", 2 * e * size)
-            yield elementwise(f"{name} sine", 2 * e * size)
+            yield broadcast(f"{name} sine", 2 * e * size, size)
             yield elementwise(f"{name} sum", 3 * e * size)

@@ -12,7 +12,8 @@ Operands
     the norm before a matrix split by columns (``layernorm_fwd_fp8``; with others the norm's output
     is cast behind it), and transposes what was gathered or cast in one layout when the gradient of
     the weights needs it (``fp8_transpose`` of ``ln_out_total`` and ``grad_output``). Blocks are
-    scaled along the layout they are written in: both are made at once, and nothing is transposed.
+    scaled along the layout they are written in: both are made at once, and nothing is transposed
+    (``cast_mxfp8_2D`` of transformer_engine/common, a kernel with a variant of its own).
     With ``framework.fp8_casts`` "compiled" a compiler fuses the search of the largest value with
     what makes an operand (torchao, XLA).
 
@@ -80,6 +81,9 @@ def cast(
         Whether an all-gather follows: one layout is cast, the other made of what was gathered.
     """
     reads, layouts = 1, 2
+    if _scales_blocks(s):
+        traffic = s.element_size * elements + 2 * s.operand_bytes(elements)
+        return Compute(f"{name} cast", Elementwise(traffic, variant="block_scales"))
     if s.linear_format == "nvfp4":
         reads = 3
     elif _by_transformer_engine(s):
@@ -175,6 +179,12 @@ def _transposition(s: Shapes, name: str, elements: int, after: tuple[str, ...] =
 def _by_transformer_engine(s: Shapes) -> bool:
     """Whether Transformer Engine casts."""
     return s.plan.framework.fp8_casts == "transformer-engine"
+
+
+def _scales_blocks(s: Shapes) -> bool:
+    """Whether Transformer Engine casts to MXFP8."""
+    blocks = s.linear_format == "fp8" and s.plan.precision.fp8_scaling == "blocks"
+    return blocks and _by_transformer_engine(s)
 
 
 def _needs_both_layouts(s: Shapes) -> bool:
