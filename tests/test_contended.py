@@ -312,3 +312,17 @@ def test_passes_go_on_from_where_they_differ(world: Intracomm, meet: int, then: 
     run = simulate(program, world, network=network, fold=False, critical_path=True)
     assert run.mode == "relaxation"
     assert_matches(run, expect(program, network))
+
+
+def test_folded_runs_have_little_patience() -> None:
+    """Events take as long as five passes: further runs of what took more try no relaxation."""
+    program, network = chains(9, 100), wires(1, 1)
+    patient = simulate(program, network=network, fold=False)
+    folded = simulate(program, network=network, fold=True)
+    assert (patient.mode, folded.mode) == ("relaxation", "events")
+    assert (patient.setup.relaxes, folded.setup.relaxes) == (True, False)
+    again = simulate(program, network=network, fold=True, setup=folded.setup)
+    assert again.mode == "events"
+    assert patient.digest == folded.digest == again.digest
+    few = simulate(chains(3, 0), network=network, fold=True)
+    assert (few.mode, few.setup.relaxes) == ("relaxation", True)

@@ -153,3 +153,23 @@ def test_how_long_rows_take() -> None:
 def test_any_number_of_processes() -> None:
     one = experiment(32, nodes=2)
     assert step_time(one, MPI.COMM_WORLD) == step_time(one, MPI.COMM_SELF)
+
+
+def test_steps_that_differ_in_batch_alone_share_shorter_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    long, longer, another = experiment(64), experiment(96), experiment(64, zero=1)
+    alone = [step_time(one, MPI.COMM_SELF) for one in (long, longer, another)]
+    runs: list[int] = []
+    simulated = extrapolation.execute
+
+    def counted(prepared: Any, *args: Any, **options: Any) -> Any:
+        runs.append(prepared.experiment.plan.global_batch)
+        return simulated(prepared, *args, **options)
+
+    monkeypatch.setattr(extrapolation, "execute", counted)
+    steps = extrapolation.StepCache()
+    shared = [step_time(one, MPI.COMM_SELF, steps=steps) for one in (long, longer, another)]
+    assert shared == alone
+    assert shared[0].picoseconds < shared[1].picoseconds
+    assert runs == [4, 6, 4, 6]  # of `longer` none

@@ -221,7 +221,12 @@ class NcclNetwork:
                 ]
                 n = int(number.max()) + 1
                 rows = np.stack(columns, axis=1) if columns else np.zeros((n, 0))
-                _, first, which = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+                if (rows == rows[:1]).all():  # as a rule: all groups have links alike
+                    first, which = np.zeros(1, np.int64), np.zeros(n, np.int64)
+                else:
+                    _, first, which = np.unique(
+                        rows, axis=0, return_index=True, return_inverse=True
+                    )
                 numbers = []
                 for row in first.tolist():
                     placement = Placement(shape, _limits_at(patterns, limits, row))

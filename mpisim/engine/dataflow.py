@@ -21,6 +21,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -163,6 +164,7 @@ def simulate(
             priced = price(program, ranks, network, patterns, wire_delays)
         priced = agreed(priced, several if shared else None)
         relaxation: Relaxation | None = None
+        relax = relax and setup.relaxes
         if shared is None or (relax and not shared.backwards):
             distribution = distribute(simulated, placed, comm.rank, priced, known=setup.lowered)
             if shared:
@@ -179,7 +181,8 @@ def simulate(
         if shared is None or relaxation:
             rounds, engine = _passes(distribution, relaxation, comm, several, label)
         if engine is None:  # event by event
-            relaxation = None
+            if relaxation is not None:
+                relaxation, setup = None, replace(setup, relaxes=False)
             operations = count_operations(simulated, placed, spread) if spread else None
             distribution = distribute(
                 simulated, placed, comm.rank, priced, shared, operations, setup.lowered

@@ -22,7 +22,9 @@ them beyond it. Each pass makes final at least what follows directly from what w
 of training, in which few communications meet, a handful of passes does; chains of communications
 that meet one after another, each delaying the next, take a pass for each link of the chain. For
 these the contended core, which goes from event to event, is faster: when passes make too little
-progress (`_is_slow`), relaxation stops, and `mpisim.engine.dataflow` starts that core.
+progress (`_is_slow`), or there are many of them where that core is fast (`_PATIENCE`), relaxation
+stops, and `mpisim.engine.dataflow` starts that core. Runs that take over the setup of such a run do
+not try relaxation again (`RunSetup.relaxes`).
 
 **What is done again.** Flows are simulated again only where they begin at other times than in the
 pass before, until all goes on as it did (`flow_timeline`).
@@ -68,6 +70,11 @@ _WINDOW = 12
 """Passes within which the number of flows that begin at other times must halve, or the time double
 up to which nothing changes."""
 
+_PATIENCE, _FEW_GROUPS = 6, 512
+"""Passes after which a folded run with so few communicators on shared links, on one process, goes
+event by event: that takes as long as about five passes. Most runs need fewer; where six do not do,
+two or three dozen follow."""
+
 _NEVER = int(np.iinfo(np.int64).max)
 
 _WHOLE = 2
@@ -106,8 +113,11 @@ class Relaxation:
         self._changes: list[int] = []
         self._finals: list[int] = []
         self._may_stop, self._until = True, 0
+        self._passes = 0
         self.horizon = _NEVER
         self._group, self._route_group = np.unique(routes.group, return_inverse=True)
+        few = len(self._group) <= _FEW_GROUPS and not distribution.placement.any()
+        self._has_few_groups = few and distribution.simulated.folded
         # Where the communications of each group begin on this process, and how many there are.
         self._here, size = np.full((2, len(self._group)), -1)
         _, at, held = np.intersect1d(
@@ -199,6 +209,9 @@ class Relaxation:
         changed = int(allreduce_min(np.array([changed], np.int64), self._comm)[0])
         if changed == _NEVER and self.is_whole:
             return True
+        self._passes += 1
+        if self._passes >= _PATIENCE and self._has_few_groups:
+            return None
         self._finals.append(min(changed, self.horizon))
         if self._is_slow():
             if self.is_whole:

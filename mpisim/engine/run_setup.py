@@ -68,6 +68,8 @@ class RunSetup:
         Communications that share links; None if none do.
     lowered : LoweredTables
         Instructions of tables; runs that take over a setup add to the same object.
+    relaxes : bool
+        Whether relaxation is tried: False once a run has given it up.
     """
 
     network: Network | None
@@ -78,6 +80,7 @@ class RunSetup:
     placement: NDArray[np.int32]
     shared: Contention | None
     lowered: LoweredTables
+    relaxes: bool = True
 
     def is_valid_for(
         self,

@@ -24,21 +24,27 @@ longer. A step in which no communication waits for a link and no kernel is slowe
 than with both: the order of rows is that of the program, so all times are maxima of sums of
 durations, and no duration is less. It is simulated in one pass of dataflow, a fraction of the work:
 `least_step_time`.
+
+Plans that differ only in how many micro-batches a step has are known from the same shorter steps.
+A `StepCache` keeps what these were, so that a sweep over batches simulates each once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..base.frozen import frozen
+from ..base.lru_cache import LruCache
 from ..base.text import percentage
 from ..engine import Run, simulate
 from ..experiment import Experiment, Plan
+from ..experiment.traced import Traced
 from ..memory import Verdict
 from ..mpi.reductions import allreduce_max
 from ..program import Flag
@@ -55,6 +61,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_EXTRAPOLATION_ERROR",
     "ShortenedRun",
+    "StepCache",
     "StepTime",
     "busy_times",
     "extrapolate",
@@ -81,6 +88,9 @@ LONGER_BY_ROUNDS = 4
 """Rounds by which two other steps are longer where the first two do not tell: a stage that has more
 to do than others may take a few rounds to hold them up."""
 
+MOST_STEPS_KEPT = 1024
+"""Pairs of shorter steps that a `StepCache` keeps of either kind, of about 5 KB each."""
+
 Ints = NDArray[np.int64]
 
 
@@ -95,6 +105,36 @@ class ShortenedRun(NamedTuple):
     def further(self) -> float:
         """How many times the difference of the two steps follows the second."""
         return (self.whole - self.second) / (self.second - self.first)
+
+
+class _ShorterSteps(NamedTuple):
+    """What is known of two shorter steps.
+
+    Attributes
+    ----------
+    times : (int, int)
+        Of either, in ps.
+    loads : two of int64, shape (tables, 1 + streams)
+        `busy_times` of either.
+    tokens : int
+        Of the first.
+    """
+
+    times: tuple[int, int]
+    loads: tuple[Ints, Ints]
+    tokens: int
+
+
+class StepCache:
+    """The shorter steps that were simulated last, in full and at least, by all they depend on.
+
+    Whoever compares steps with the same constants makes one and passes it down. Files that
+    experiments name are taken not to change meanwhile. What is kept is bounded, by number.
+    """
+
+    def __init__(self) -> None:
+        self.in_full: LruCache[_ShorterSteps] = LruCache(MOST_STEPS_KEPT, lambda value: 1)
+        self.least: LruCache[_ShorterSteps] = LruCache(MOST_STEPS_KEPT, lambda value: 1)
 
 
 @frozen
@@ -281,6 +321,7 @@ def step_time(
     every: bool = False,
     networks: NetworkCache | None = None,
     memory: Verdict | None = None,
+    steps: StepCache | None = None,
 ) -> StepTime:
     """Return how long a step of an experiment takes. **Collective.**
 
@@ -296,6 +337,8 @@ def step_time(
         Shared by the steps that one caller compares; they are faster then.
     memory : Verdict, optional
         Whether it fits, where that is known; nothing is refused then.
+    steps : StepCache, optional
+        Shared likewise; used without `constants` alone.
 
     Raises
     ------
@@ -308,11 +351,16 @@ def step_time(
 
     networks = networks or NetworkCache()
     tries = [] if every else shortened_runs(experiment)
-    return _step_time(experiment, comm, run, tries, constants, networks, memory)
+    known = None if steps is None or constants is not None else steps.in_full
+    return _step_time(experiment, comm, run, tries, constants, networks, memory, known)
 
 
 def least_step_time(
-    experiment: Experiment, comm: Intracomm, networks: NetworkCache, memory: Verdict
+    experiment: Experiment,
+    comm: Intracomm,
+    networks: NetworkCache,
+    memory: Verdict,
+    steps: StepCache | None = None,
 ) -> int:
     """Return a time below which the step of an experiment cannot be, in ps. **Collective.**
 
@@ -323,7 +371,7 @@ def least_step_time(
     ----------
     experiment : Experiment
     comm : mpi4py.MPI.Intracomm
-    networks, memory
+    networks, memory, steps
         As for `step_time`.
 
     Raises
@@ -337,7 +385,8 @@ def least_step_time(
             prepared.program, comm, network=prepared.network, contention=False, digest=False
         )
 
-    found = _step_time(experiment, comm, run, shortened_runs(experiment), None, networks, memory)
+    tries, known = shortened_runs(experiment), None if steps is None else steps.least
+    found = _step_time(experiment, comm, run, tries, None, networks, memory, known)
     exact = found.rounds is None
     return int(found.picoseconds * (1 if exact else 1 - MAX_EXTRAPOLATION_ERROR))
 
@@ -350,34 +399,43 @@ def _step_time(
     constants: StepConstants | None,
     networks: NetworkCache,
     memory: Verdict | None,
+    known: LruCache[_ShorterSteps] | None,
 ) -> StepTime:
     """Return how long a step takes, of runs of it or of shorter ones. **Collective.**"""
     for rounds in tries:
         memory = verdict(experiment) if memory is None else memory
         shorter = with_micro_batches(experiment, rounds.first)
-        first = prepare(shorter, constants, memory, networks)
-        found = _extrapolated(first, rounds, comm, run)
-        if found is not None:
-            tokens = first.workload.tokens // rounds.first * rounds.whole
-            return StepTime(found, memory, tokens, rounds)
+        simulate_both = partial(
+            _shorter_steps, shorter, rounds.second, comm, run, constants, networks, memory
+        )
+        # Of a traced network not all is among the values of an experiment. Of others the
+        # representation has each that two experiments are compared by.
+        if known is None or isinstance(experiment.model, Traced):
+            steps = simulate_both()
+        else:
+            steps = known.get((repr(shorter), rounds.second), simulate_both)
+        if is_periodic(*steps.loads, steps.times, rounds):
+            tokens = steps.tokens // rounds.first * rounds.whole
+            return StepTime(round(extrapolate(*steps.times, rounds)), memory, tokens, rounds)
     prepared = prepare(experiment, constants, memory, networks)
     return StepTime(run(prepared).step_time, prepared.memory, prepared.workload.tokens, None)
 
 
-def _extrapolated(
-    first: PreparedExperiment,
-    rounds: ShortenedRun,
+def _shorter_steps(
+    experiment: Experiment,
+    second: int,
     comm: Intracomm,
     run: Callable[[PreparedExperiment], Run],
-) -> int | None:
-    """Return the time of a step from two shorter ones, in ps; None if they do not tell it."""
+    constants: StepConstants | None,
+    networks: NetworkCache,
+    memory: Verdict,
+) -> _ShorterSteps:
+    """Simulate a step, and one with `second` micro-batches a replica. **Collective.**"""
+    first = prepare(experiment, constants, memory, networks)
     times: list[int] = []
     loads: list[Ints] = []
-    for prepared in (first, first.with_micro_batches(rounds.second)):
+    for prepared in (first, first.with_micro_batches(second)):
         done = run(prepared)
         times.append(done.step_time)
         loads.append(allreduce_max(busy_times(prepared, done), comm))
-    one, other = times
-    if not is_periodic(loads[0], loads[1], (one, other), rounds):
-        return None
-    return round(extrapolate(one, other, rounds))
+    return _ShorterSteps((times[0], times[1]), (loads[0], loads[1]), first.workload.tokens)

@@ -32,8 +32,8 @@ __all__ = [
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe"]
 """Values of ``plan.pipeline.schedule``."""
 
-MOST_KEPT = 8
-"""Pipelines that are kept: of thousands of micro-batches each takes a few MB."""
+MOST_KEPT, MOST_ACTIONS = 8, 10_000
+"""Pipelines that are kept, of at most so many actions: 100 bytes each. Of longer ones the last."""
 
 Place = tuple[int, int]
 """A chunk and a micro-batch."""
@@ -457,7 +457,6 @@ def check_schedule(
     return size
 
 
-@lru_cache(maxsize=MOST_KEPT)
 def pipeline(
     name: str,
     stages: int,
@@ -508,12 +507,21 @@ def pipeline(
     [('FORWARD', 0), ('BACKWARD', 0), ('FORWARD', 1), ('BACKWARD', 1)]
     """
     size = check_schedule(name, stages, micro_batches, chunks, group=group, paired=paired)
+    short = 2 * stages * chunks * micro_batches <= MOST_ACTIONS
+    return _short_pipeline(name, size) if short else _long_pipeline(name, size)
+
+
+def _laid_out(name: str, size: PipelineSize) -> Pipeline:
     schedule = SCHEDULES[name]
     return Pipeline(
         name,
-        stages,
-        2 if schedule.mirrored else chunks,
-        micro_batches,
+        size.stages,
+        2 if schedule.mirrored else size.chunks,
+        size.micro_batches,
         schedule.order(size),
-        parts=stages * chunks,
+        parts=size.stages * size.chunks,
     )
+
+
+_short_pipeline = lru_cache(maxsize=MOST_KEPT)(_laid_out)
+_long_pipeline = lru_cache(maxsize=1)(_laid_out)

@@ -30,7 +30,12 @@ from ..base.errors import InputError
 from ..experiment import Experiment
 from ..experiment.load import plan_of
 from ..mpi.parallel import collective_errors, progress
-from ..prediction.extrapolation import MAX_EXTRAPOLATION_ERROR, least_step_time, step_time
+from ..prediction.extrapolation import (
+    MAX_EXTRAPOLATION_ERROR,
+    StepCache,
+    least_step_time,
+    step_time,
+)
 from ..prediction.hardware import Hardware, hardware_of
 from ..prediction.memory_fit import verdict
 from ..prediction.network import NetworkCache
@@ -150,7 +155,7 @@ def explore(
             if space.choice.asks_cost:
                 budget_of(space.choice, experiment, hardware)
             verdict(experiment)
-    networks = NetworkCache()
+    networks, steps = NetworkCache(), StepCache()
     close: set[int] = set()  # candidates whose bound is of a simulation
     looked_at = 0
     with progress(comm, "searching" if show else "", 1.0) as update:
@@ -170,7 +175,7 @@ def explore(
             with collective_errors(comm):
                 for number in mine:
                     try:
-                        found.append(judge(space, candidates, records, number, networks))
+                        found.append(judge(space, candidates, records, number, networks, steps))
                     except InputError as error:
                         found.append(_Found(number, Status.INVALID, why=str(error)))
             _merge(records, some, comm.allgather(found))
@@ -303,6 +308,7 @@ def _judged(
     records: Records,
     number: int,
     networks: NetworkCache,
+    steps: StepCache,
 ) -> _Found:
     """Judge the memory of a candidate, and bound its step by a simulation. Local."""
     from mpi4py import MPI
@@ -312,7 +318,7 @@ def _judged(
     memory = verdict(experiment, hardware)
     if memory.headroom < choice.memory_headroom * GIB:
         return _Found(number, Status.TOO_LARGE, 0, memory.peak, 0)
-    least = least_step_time(experiment, MPI.COMM_SELF, networks, memory)
+    least = least_step_time(experiment, MPI.COMM_SELF, networks, memory, steps)
     over = choice.max_step_time is not None and least * 1e-12 > choice.max_step_time
     status = Status.OVER_LIMIT if over else Status.BOUNDED
     bound = max(least, int(records.bound[number]))
@@ -325,6 +331,7 @@ def _simulated(
     records: Records,
     number: int,
     networks: NetworkCache,
+    steps: StepCache,
 ) -> _Found:
     """Simulate a candidate that fits into memory. Local."""
     from mpi4py import MPI
@@ -337,7 +344,7 @@ def _simulated(
         picoseconds, tokens, cost = simulated_cost(experiment, networks)
         energy, watts = cost.joules_of_building, cost.watts.value
     else:
-        step = step_time(experiment, MPI.COMM_SELF, networks=networks, memory=memory)
+        step = step_time(experiment, MPI.COMM_SELF, networks=networks, memory=memory, steps=steps)
         picoseconds, tokens = step.picoseconds, step.tokens
     status = Status.SIMULATED
     if choice.max_step_time is not None and picoseconds * 1e-12 > choice.max_step_time:

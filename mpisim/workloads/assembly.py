@@ -2,16 +2,19 @@
 
 A table uses its blocks thousands of times, in an order that nothing but the schedule decides. So
 the uses are columns. Compiled loops copy the rows, and go once through the uses with what each port
-stands for (`_waits_for_ports`).
+stands for (`port_waits`).
 
 A port names earlier rows only, and rows never move. So the result equals that of writing every row
 of the table in order.
+
+What is made of blocks before they are copied (`_Blocks`) does not depend on the stage: tables of
+the same blocks, as most stages of a pipeline have, share it through an `AssembledBlocks`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +24,62 @@ from ..program import COLUMNS, Table, columns_of
 from ._core.joining import joined, port_waits, waits, with_micro_batches
 from .blocks import BEFORE, LAST, PENDING, Block
 
-__all__ = ["TableAssembler", "spread"]
+__all__ = ["AssembledBlocks", "TableAssembler", "spread"]
 
 LAYER = list(COLUMNS).index("layer")
 
 Ints = NDArray[np.int64]
+
+
+class _Blocks(NamedTuple):
+    """Blocks end to end.
+
+    Attributes
+    ----------
+    blocks : tuple of Block
+    lengths : int64, shape (b,)
+        Rows of each.
+    columns : mapping of str to array, shape (rows,)
+        Of `Table`, sound; layers are those of the first stage that has these blocks.
+    layer : int64, shape (rows,)
+        Numbers of layers, to which a table adds its own; -1: none.
+    n_waits : int64, shape (b,)
+        Waits inside each.
+    waiter, awaited : int64
+        Of all, as in `Block`.
+    ports : tuple of arrays, and the number of ports
+        What `port_waits` takes of blocks.
+    """
+
+    blocks: tuple[Block, ...]
+    lengths: Ints
+    columns: dict[str, Any]
+    layer: Ints
+    n_waits: Ints
+    waiter: Ints
+    awaited: Ints
+    ports: tuple[Any, ...]
+
+
+class AssembledBlocks:
+    """Blocks laid end to end, kept for further tables of the same blocks."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, ...], _Blocks] = {}
+
+    def of(self, blocks: Sequence[Block], label: str) -> _Blocks:
+        """Return blocks end to end; refuse rows that no rank could execute.
+
+        Parameters
+        ----------
+        blocks : sequence of Block
+        label : str
+            Of the table, for messages.
+        """
+        key = tuple(map(id, blocks))  # of what is kept alive in `_Blocks.blocks`
+        if key not in self._known:
+            self._known[key] = _end_to_end(blocks, label)
+        return self._known[key]
 
 
 class TableAssembler:
@@ -37,10 +91,15 @@ class TableAssembler:
         Of the table.
     first_layer : int
         Added to the numbers of all layers.
+    known : AssembledBlocks, optional
+        Of tables that have blocks in common.
     """
 
-    def __init__(self, label: str, *, first_layer: int = 0) -> None:
+    def __init__(
+        self, label: str, *, first_layer: int = 0, known: AssembledBlocks | None = None
+    ) -> None:
         self.label, self.first_layer = label, first_layer
+        self._known = AssembledBlocks() if known is None else known
         self._blocks: list[Block] = []
         self._numbers: dict[int, int] = {}  # of each block, which equals itself only
         self._used: list[Ints] = []  # numbers of blocks, in the order of the table
@@ -104,32 +163,59 @@ class TableAssembler:
             )
 
         # All blocks' rows laid end to end; then for each use of a block a copy of its part.
-        lengths = np.array([len(block) for block in blocks])
-        ends = np.cumsum(lengths[used])
-        at, n = ends - lengths[used], int(ends[-1])
-        values = np.concatenate([block.values for block in blocks])
-        first_layer = np.repeat([block.first_layer for block in blocks], lengths)
-        layers = values[:, LAYER]
-        layers[layers >= 0] += (first_layer + self.first_layer)[layers >= 0]
-        rows = _checked(values, self.label)
-        parts = _starts(lengths)[used], lengths[used], n
-        which = rows.pop("micro_batch")
-        columns: dict[str, Any] = {name: joined(values, *parts) for name, values in rows.items()}
+        rows = self._known.of(blocks, self.label)
+        ends = np.cumsum(rows.lengths[used])
+        at, n = ends - rows.lengths[used], int(ends[-1])
+        parts = _starts(rows.lengths)[used], rows.lengths[used], n
+        columns: dict[str, Any] = {
+            name: joined(values, *parts)
+            for name, values in rows.columns.items()
+            if name not in ("layer", "micro_batch")
+        }
+        columns["layer"] = joined(self._layers(rows), *parts)
+        which = rows.columns["micro_batch"]
         columns["micro_batch"] = with_micro_batches(which, *parts, micro_batch.astype(np.int16))
 
         # Waits inside blocks in the same way, moved to where each use begins; then the others.
-        counts = np.array([len(block.waiter) for block in blocks])
         index, awaited = waits(
-            np.concatenate([block.waiter for block in blocks]),
-            np.concatenate([block.awaited for block in blocks]),
-            _starts(counts)[used],
-            counts[used],
+            rows.waiter,
+            rows.awaited,
+            _starts(rows.n_waits)[used],
+            rows.n_waits[used],
             at,
-            _waits_for_ports(blocks, used, at),
+            port_waits(used, at, *rows.ports),
             n,
         )
         # Sound, since rows are copies of sound ones, and name earlier ones: see the module's head.
         return Table(**columns, wait_index=index, wait_row=awaited, label=self.label, checked=True)
+
+    def _layers(self, rows: _Blocks) -> NDArray[np.int16]:
+        """Return the numbers of layers of all blocks' rows in this table."""
+        layer = np.where(rows.layer >= 0, rows.layer + self.first_layer, rows.layer)
+        if layer.max(initial=0) > np.iinfo(np.int16).max:
+            raise ProgramError(
+                f"table {self.label!r}: layer is {layer.max()}; it must be at most "
+                f"{np.iinfo(np.int16).max}"
+            )
+        return layer.astype(np.int16)
+
+
+def _end_to_end(blocks: Sequence[Block], label: str) -> _Blocks:
+    """Lay blocks end to end; refuse rows that no rank could execute."""
+    lengths = np.array([len(block) for block in blocks])
+    values = np.concatenate([block.values for block in blocks])
+    layer = values[:, LAYER]
+    layer[layer >= 0] += np.repeat([block.first_layer for block in blocks], lengths)[layer >= 0]
+    return _Blocks(
+        blocks=tuple(blocks),
+        lengths=lengths,
+        columns=_checked(values, label),
+        layer=layer.copy(),
+        n_waits=np.array([len(block.waiter) for block in blocks]),
+        waiter=np.concatenate([block.waiter for block in blocks]),
+        awaited=np.concatenate([block.awaited for block in blocks]),
+        ports=_ports(blocks),
+    )
 
 
 def _checked(values: Ints, label: str) -> dict[str, Any]:
@@ -144,17 +230,8 @@ def _checked(values: Ints, label: str) -> dict[str, Any]:
     return columns
 
 
-def _waits_for_ports(blocks: Sequence[Block], used: Ints, at: Ints) -> Ints:
-    """Uses of blocks → the rows that wait for ports, and those they wait for, shape (n, 2).
-
-    Parameters
-    ----------
-    blocks : sequence of Block
-    used : int64, shape (u,)
-        The block of each use.
-    at : int64, shape (u,)
-        The row of the table with which it begins.
-    """
+def _ports(blocks: Sequence[Block]) -> tuple[Any, ...]:
+    """Return what `port_waits` takes of blocks: kernels, what is pending, exports, ports."""
     ports: dict[str | int, int] = {LAST: 0, BEFORE: 1, PENDING: 2}
 
     def numbered(pairs: Sequence[Sequence[tuple[int, str | int]]]) -> tuple[Ints, Ints]:
@@ -166,18 +243,16 @@ def _waits_for_ports(blocks: Sequence[Block], used: Ints, at: Ints) -> Ints:
     exports = [
         [(row, name) for name, rows in block.exports.items() for row in rows] for block in blocks
     ]
-    found: Ints = port_waits(
-        used,
-        at,
+    exported, awaited = numbered(exports), numbered([block.outside for block in blocks])
+    return (
         np.array([block.last for block in blocks], np.int64),
         np.array([block.keeps_pending for block in blocks], np.uint8),
         _index([len(block.pending) for block in blocks]),
         np.array([row for block in blocks for row in block.pending], np.int64),
-        *numbered(exports),
-        *numbered([block.outside for block in blocks]),
+        *exported,
+        *awaited,
         len(ports) - 3,
     )
-    return found
 
 
 def spread(counts: Sequence[int], used: Ints) -> tuple[Ints, Ints]:

@@ -34,7 +34,7 @@ from ..base.frozen import frozen
 from ..experiment.traced import weights_as_products
 from ..program import Names, Phase, Table
 from ..schedules import SCHEDULES, Action, Pipeline
-from .assembly import TableAssembler, spread
+from .assembly import AssembledBlocks, TableAssembler, spread
 from .block_cache import BlockCache, Slots
 from .blocks import Block, BlockBuilder
 from .data_parallel import make_strategy
@@ -150,6 +150,7 @@ class StageWriter:
         self._strategy.begin(begin)
         self._begin = begin.done()
         self._blocks: dict[Hashable, Block] = {}
+        self._assembled = AssembledBlocks()
         self._end: Block | None = None
 
     @staticmethod
@@ -212,7 +213,7 @@ class StageWriter:
         """
         label = "training step" if pipeline.stages == 1 else f"training step, stage {stage}"
         first = _first_block(layout.chunks(stage, network))
-        rows = TableAssembler(label, first_layer=first - self._first_block)
+        rows = TableAssembler(label, first_layer=first - self._first_block, known=self._assembled)
         rows.add(self._begin)
         self._add_actions(rows, pipeline, stage)
         if self._end is None:  # after all others: what is still to be reduced depends on them

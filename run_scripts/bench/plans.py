@@ -38,7 +38,7 @@ from mpi4py import MPI
 from mpisim.base.machine_memory import resident
 from mpisim.cli import UNTIL_COLLECTED
 from mpisim.experiment import read
-from mpisim.prediction.extrapolation import shortened_run, step_time
+from mpisim.prediction.extrapolation import StepCache, shortened_run, step_time
 from mpisim.prediction.network import NetworkCache
 
 EXPERIMENT = """
@@ -192,11 +192,15 @@ def dealt(plans: list[Candidate], comm: MPI.Intracomm) -> list[Candidate]:
 
 
 def predicted(
-    candidate: Candidate, changes: list[str], every: bool, networks: NetworkCache
+    candidate: Candidate,
+    changes: list[str],
+    every: bool,
+    networks: NetworkCache,
+    steps: StepCache,
 ) -> Result:
     """Predict one plan on this process alone."""
     experiment = read(candidate.text(), "plans.toml", changes)
-    found = step_time(experiment, MPI.COMM_SELF, every=every, networks=networks)
+    found = step_time(experiment, MPI.COMM_SELF, every=every, networks=networks, steps=steps)
     rate = found.tokens * 1e12 / found.picoseconds
     return Result(rate, found.memory.fits, found.rounds is not None, candidate)
 
@@ -222,10 +226,10 @@ def main() -> None:
     plans = chosen(max(args.plans, 1), SMALL if args.small else LARGE)
     comm.Barrier()
     begin, begin_cpu = time.perf_counter(), time.process_time()
-    networks = NetworkCache()
+    networks, steps = NetworkCache(), StepCache()
     own = []
     for each in dealt(plans, comm):
-        own.append(predicted(each, args.changes, args.every_micro_batch, networks))
+        own.append(predicted(each, args.changes, args.every_micro_batch, networks, steps))
         if args.small and len(own) % HELD_EVERY == 0:
             held = f"{resident() / 2**20:,.0f} MiB"
             print(f"process {comm.rank}: {held} after {len(own):,} plans", flush=True)

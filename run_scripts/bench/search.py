@@ -3,11 +3,13 @@
 
     source run_scripts/env.sh
     [mpirun -n 2] .venv/bin/python run_scripts/bench/search.py [--screen] [--nodes N] [--batch N]
+        [--held]
 
 GPT-3 175B on 512 GPUs (DGX A100), all that ``vary = "auto"`` combines. With --screen the search
 ends before the first simulation. Printed are seconds, of CPU over all processes, too; candidates
 and valid ones a second; what became of the candidates; and the memory of the largest process after
-the screening and at the end.
+the screening and at the end. With --held the memory that is held is printed after every 1,000
+candidates that were judged, too.
 """
 
 from __future__ import annotations
@@ -19,10 +21,14 @@ import time
 
 from mpi4py import MPI
 
+from mpisim.base.machine_memory import resident
 from mpisim.cli import UNTIL_COLLECTED
 from mpisim.search import answer, explore, read_search
 from mpisim.search.answer import answer_lines
 from mpisim.search.records import Records, Status
+
+HELD_EVERY = 1_000
+"""Candidates judged after which --held prints the memory that is held."""
 
 
 def _memory() -> float:
@@ -36,6 +42,9 @@ def main() -> None:
     parser.add_argument("--screen", action="store_true", help="screen only")
     parser.add_argument("--nodes", type=int, default=64, help="of 8 GPUs (default: 64)")
     parser.add_argument("--batch", type=int, default=512, help="sequences a step (default: 512)")
+    parser.add_argument(
+        "--held", action="store_true", help="print memory after every 1,000 candidates judged"
+    )
     args = parser.parse_args()
     gc.set_threshold(UNTIL_COLLECTED)  # as the command does: objects are many, and few are garbage
     comm = MPI.COMM_WORLD
@@ -46,7 +55,7 @@ def main() -> None:
         "search": {"vary": "auto"},
     }
     space = read_search(tables, "search.toml")
-    began, marks = time.perf_counter(), []
+    began, marks, held = time.perf_counter(), [], [0]
 
     def note(records: Records) -> None:
         marks.append((time.process_time(), time.perf_counter() - began))
@@ -61,6 +70,10 @@ def main() -> None:
             print(f"{_memory():.0f} MB", flush=True)
             if args.screen:
                 comm.Abort(0) if comm.size > 1 else exit(0)
+        judged = int((records.peak > 0).sum())
+        if args.held and judged // HELD_EVERY > held[-1]:
+            held.append(judged // HELD_EVERY)
+            print(f"{resident() / 2**20:,.0f} MiB after {judged:,} were judged", flush=True)
 
     records = explore(space, comm, show=True, each_round=note)
     found = answer(space, records, comm)
