@@ -31,6 +31,7 @@ from mpisim.kernels.analytical import Analytical
 from mpisim.operators import OperatorCall, TensorSpec
 from mpisim.operators.measured import MeasuredOperators
 
+pytestmark = pytest.mark.timeout(400)  # each process that is captured loads PyTorch
 torch = pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
 
 ONE_GPU = """
@@ -159,7 +160,6 @@ def test_sparse_gradients_have_the_memory_of_their_parts(tmp_path: Path) -> None
 
 
 @torch
-@pytest.mark.timeout(400)
 def test_memory_of_a_sharded_llama_is_near_the_generators() -> None:
     from mpisim.experiment import load
     from mpisim.prediction.prepared import prepare
@@ -183,7 +183,6 @@ def test_memory_of_a_sharded_llama_is_near_the_generators() -> None:
 
 @torch
 @pytest.mark.skipif(not os.environ.get("MPISIM_SLOW"), reason="takes a minute of CPU time")
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("world", "row"), [(8, "torchtitan-8b-8-eager"), (128, "torchtitan-8b-128-eager")]
 )
@@ -198,7 +197,6 @@ def test_memory_of_torchtitan_is_what_was_published(world: int, row: str) -> Non
 
 
 @torch
-@pytest.mark.timeout(400)
 def test_what_does_not_fit_is_said_with_what_would_help(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -296,7 +294,6 @@ def test_ranks_are_shared_by_processes(comm: Any) -> None:
 
 
 @torch
-@pytest.mark.timeout(400)
 def test_the_program_of_a_capture_runs_again(run_mpisim: Any, tmp_path: Path) -> None:
     path = SCRIPTS / "pipeline.py"
     command = ["capture", "--world-size", 4, "--save-program", "p.h5", "--", "python", path, 2]
@@ -339,7 +336,6 @@ SHOULD_SAY = {
 
 
 @torch
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("case", SHOULD_SAY)
 def test_what_cannot_be_captured(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -356,7 +352,6 @@ def test_what_cannot_be_captured(
 
 
 @torch
-@pytest.mark.timeout(400)
 def test_two_ranks_on_one_device(tmp_path: Path) -> None:
     text = AGREES.replace("set_device(rank)", "set_device(rank // 2)")
     message = r"ranks 0 and 1 both communicate from cuda:0 of their node, which NCCL refuses"
@@ -406,6 +401,26 @@ def test_even_rows_of_experts_are_listed(tmp_path: Path) -> None:
         "train.py:8: rows of each group of _grouped_mm taken as equally many"
         in part.recording.values
     )
+
+
+SEQUENCES = """
+import torch
+wide = torch.nn.Conv1d(64, 32, 5, padding=2).cuda()
+each = torch.nn.Conv1d(32, 32, 4, padding=3, groups=32).cuda()
+optimizer = torch.optim.SGD([*wide.parameters(), *each.parameters()], lr=0.1)
+for _ in range(3):
+    each(wide(torch.randn(2, 64, 128, device="cuda"))).square().sum().backward()
+    optimizer.step()
+"""
+
+
+@torch
+def test_convolutions_of_sequences_are_priced(tmp_path: Path) -> None:
+    (part,) = parts = alone(script(written(tmp_path, SEQUENCES)))
+    products = 2 * (2 * 128) * 32 * 5 * 64
+    assert flops(part.recording, Phase.FORWARD) == {"gemm": products}
+    assert flops(part.recording, Phase.BACKWARD) == {"gemm": products}  # of the weight alone
+    assert len(program_of(parts, Analytical(find_gpu("h100-sxm"))).tables) == 1
 
 
 ATTENTION = """
