@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What takes too long for every change: every bad input on every MPI, ten minutes of damaged files, jobs
-# under Slurm, the blocks of the documentation that take minutes, the whole validation. Needs measured
-# data (MPISIM_SHARED, or ../shared). Exits with an error if any part fails, after running them all.
+# under Slurm, frameworks that are captured (get_frameworks.sh: 7 GB), the blocks of the documentation that
+# take minutes, the whole validation. Needs measured data (MPISIM_SHARED, or ../shared). Exits with an error
+# if any part fails, after running them all.
 #
 #   bash run_scripts/nightly.sh
 set -uo pipefail
@@ -21,7 +22,12 @@ part() {
 
 part "fault table" python run_scripts/fault_table.py --check
 part "damaged files" env MPISIM_FUZZ_EXAMPLES=600 pytest -q tests/test_fuzz.py
+bash run_scripts/get_torch.sh
 part "memory of captured programs" env MPISIM_SLOW=1 pytest -q tests/test_capture.py -k torchtitan
+part "frameworks to capture" bash run_scripts/get_frameworks.sh
+# One after another: each test has a process of 1 GB beside it.
+part "captured frameworks" env PYTHONPATH="$(echo "$PWD"/build/frameworks/lib/python*/site-packages)" \
+    pytest -q --durations=20 tests/test_captured_frameworks.py
 bash run_scripts/get_slurm.sh
 part "batch systems" pytest -q tests/test_batch_systems.py
 part "documentation, slow blocks too" python run_scripts/documents.py --slow

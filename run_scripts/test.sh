@@ -3,10 +3,10 @@
 # several processes on 2 and on 4 with Open MPI 5, on 2 with Open MPI 4.1 and with MPICH, how runs
 # end under the launchers of these two, the digests of all three, and headline errors against
 # measured data (4 minutes; without arguments only). Exits with an error if any part fails, after
-# running them all. An MPI that cannot be had here (with_mpi.sh) is said and left out; where CI is set
-# that is an error, too. What takes longer runs in nightly.sh. As root on Debian or Ubuntu, packages that
+# running them all. An MPI (with_mpi.sh) or PyTorch that cannot be had here is said and left out; where CI is
+# set that is an error, too. What takes longer runs in nightly.sh. As root on Debian or Ubuntu, packages that
 # some tests need are installed by apt-get: Slurm and munge (get_slurm.sh), Chromium (get_browser.sh),
-# openmpi-bin (with_mpi.sh).
+# openmpi-bin (with_mpi.sh). PyTorch comes from PyPI (get_torch.sh), beside lint and types.
 #
 #   bash run_scripts/test.sh [arguments for pytest, given to each of its runs]
 set -uo pipefail
@@ -24,11 +24,20 @@ part() {
     "$@" || failed+=("$title")
 }
 
+bash run_scripts/get_torch.sh &
+torch=$!
 bash run_scripts/get_slurm.sh
 bash run_scripts/get_browser.sh
 part "lint" ruff check .
 part "format" ruff format --check .
 part "types" bash run_scripts/typecheck.sh
+skipped=()
+wait "$torch"
+case "$?" in
+0) ;;
+77) skipped+=("PyTorch") ;;
+*) failed+=("setting up PyTorch") ;;
+esac
 # Two at a time, the tests of a file one after another. Coverage is of Python in this part alone.
 part "tests, one process each" pytest -n 2 --dist loadfile --cov --cov-report=term "$@"
 # Ranks share the folder of pytest's cache, and a terminal's colours reach nobody.
@@ -38,7 +47,6 @@ for processes in 2 4; do
 done
 [ "$#" -gt 0 ] || part "headline errors" python run_scripts/headline_errors.py
 
-skipped=()
 for mpi in openmpi4 mpich; do
     with=(bash run_scripts/with_mpi.sh "$mpi")
     "${with[@]}" true
@@ -62,7 +70,7 @@ printf '\n'
 if [ "${#skipped[@]}" -gt 0 ]; then
     printf 'skipped: %s\n' "${skipped[@]}"
     if [ -n "${CI:-}" ]; then
-        failed+=("MPI libraries that cannot be had: ${skipped[*]}")
+        failed+=("what cannot be had: ${skipped[*]}")
     fi
 fi
 if [ "${#failed[@]}" -gt 0 ]; then

@@ -16,23 +16,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from captures import SCRIPTS, alone, flops, script, sent
 
 from mpisim.base.errors import InputError
 from mpisim.base.kinds import Kind, Operation, Phase
 from mpisim.base.presets import packaged
-from mpisim.capture.device import device_of
-from mpisim.capture.lower import program_of
+from mpisim.capture.lower import Part, program_of
 from mpisim.capture.memory import memory_of
-from mpisim.capture.ranks import Script, capture_parts
-from mpisim.capture.recording import ItemKind, Recording
+from mpisim.capture.ranks import capture_parts
+from mpisim.capture.recording import ItemKind
 from mpisim.cli import main
 from mpisim.kernels import find_gpu
 from mpisim.kernels.analytical import Analytical
 from mpisim.operators import OperatorCall, TensorSpec
 from mpisim.operators.measured import MeasuredOperators
-from mpisim.operators.table import kernels_of
 
-SCRIPTS = Path(__file__).parent / "captured"
+pytestmark = pytest.mark.timeout(400)  # each process that is captured loads PyTorch
 torch = pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
 
 ONE_GPU = """
@@ -49,12 +48,6 @@ for x in data:
 """
 
 
-def script(path: Path | str, *arguments: str, world: int = 1, **options: Any) -> Script:
-    """A script, as the command line has it."""
-    device = device_of(find_gpu("h100-sxm"))
-    return Script(str(path), arguments, world, 8, options.pop("steps", 1), device, **options)
-
-
 def written(folder: Path, text: str) -> Path:
     """A script of its own."""
     path = folder / "train.py"
@@ -62,30 +55,10 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def alone(what: Script) -> list[Any]:
-    """Its parts, by this process alone."""
-    from mpi4py import MPI
-
-    return capture_parts(what, MPI.COMM_SELF, lambda done, said="": None)
-
-
-def flops(recording: Recording) -> Counter[str]:
-    """Matrix operations by family of kernels."""
-    found: Counter[str] = Counter()
-    for item in recording.items:
-        if item.kind is ItemKind.CALL:
-            for kernel in kernels_of(recording.calls[item.number]).kernels:
-                found[kernel.family] += kernel.flops
-    return +found
-
-
-def sent(recording: Recording, kind: ItemKind = ItemKind.COLLECTIVE) -> Counter[str]:
-    """Bytes of communications by operation."""
-    found: Counter[str] = Counter()
-    for item in recording.items:
-        if item.kind is kind:
-            found[Operation(item.number).name] += item.bytes
-    return found
+@pytest.fixture(scope="module")
+def one_gpu(tmp_path_factory: pytest.TempPathFactory) -> list[Part]:
+    """The parts of a plain script of one GPU."""
+    return alone(script(written(tmp_path_factory.mktemp("one"), ONE_GPU)))
 
 
 @torch
@@ -148,8 +121,8 @@ def test_mpt_does_what_is_counted_by_hand(mode: str, passes: int) -> None:
 
 
 @torch
-def test_measured_times_come_before_models(tmp_path: Path) -> None:
-    (part,) = alone(script(written(tmp_path, ONE_GPU)))
+def test_measured_times_come_before_models(one_gpu: list[Part]) -> None:
+    (part,) = one_gpu
     shapes = (128, 1024), (1024, 4096)
     call = OperatorCall("aten::mm", tuple(TensorSpec("float32", shape) for shape in shapes))
     model = Analytical(find_gpu("h100-sxm"))
@@ -165,9 +138,8 @@ def test_measured_times_come_before_models(tmp_path: Path) -> None:
 
 
 @torch
-def test_memory_of_a_plain_script_is_what_is_counted_by_hand(tmp_path: Path) -> None:
-    (part,) = alone(script(written(tmp_path, ONE_GPU)))
-    held = memory_of([part], find_gpu("h100-sxm"))
+def test_memory_of_a_plain_script_is_what_is_counted_by_hand(one_gpu: list[Part]) -> None:
+    held = memory_of(one_gpu, find_gpu("h100-sxm"))
     assert held is not None
     mebibyte = 1 << 20
     # Weights, their gradients and 128 rows; loss and its gradient of 4 bytes take 512 each.
@@ -209,7 +181,6 @@ def test_sparse_gradients_have_the_memory_of_their_parts(tmp_path: Path) -> None
 
 
 @torch
-@pytest.mark.timeout(400)
 def test_memory_of_a_sharded_llama_is_near_the_generators() -> None:
     from mpisim.experiment import load
     from mpisim.prediction.prepared import prepare
@@ -233,24 +204,20 @@ def test_memory_of_a_sharded_llama_is_near_the_generators() -> None:
 
 @torch
 @pytest.mark.skipif(not os.environ.get("MPISIM_SLOW"), reason="takes a minute of CPU time")
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("world", "row"), [(8, "torchtitan-8b-8-eager"), (128, "torchtitan-8b-128-eager")]
 )
 def test_memory_of_torchtitan_is_what_was_published(world: int, row: str) -> None:
     """Of its peaks of reserved memory none was looked at for this; see docs/capture.md."""
-    from mpi4py import MPI
-
     published = packaged("validation/memory.toml")[row]["reserved"]
     what = script(SCRIPTS / "torchtitan_llama.py", "32", "2", world=world)
-    parts = capture_parts(what, MPI.COMM_SELF, lambda done, said="": None, ranks=[0])
+    parts = alone(what, [0])
     held = memory_of(parts, find_gpu("h100-sxm"))
     assert held is not None
     assert held.chosen.usage.peak_reserved / 2**30 == pytest.approx(published, rel=0.02)
 
 
 @torch
-@pytest.mark.timeout(400)
 def test_what_does_not_fit_is_said_with_what_would_help(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -305,6 +272,7 @@ import torch
 import torch.distributed as dist
 dist.init_process_group("nccl")
 rank = dist.get_rank()
+torch.cuda.set_device(rank)
 for length in ([3, 5], [7]):
     sent = torch.tensor(length if rank == 0 else [-1] * len(length), device="cuda")
     dist.broadcast(sent, src=0)
@@ -327,9 +295,8 @@ def test_ranks_agree_on_what_rank_0_broadcasts(tmp_path: Path) -> None:
 
 
 @torch
-def test_the_same_script_is_the_same_recording(tmp_path: Path) -> None:
-    what = script(written(tmp_path, ONE_GPU))
-    one, other = alone(what)[0].recording, alone(what)[0].recording
+def test_the_same_script_is_the_same_recording(one_gpu: list[Part], tmp_path: Path) -> None:
+    one, other = one_gpu[0].recording, alone(script(written(tmp_path, ONE_GPU)))[0].recording
     assert one.digest() == other.digest()
     assert one.items == other.items
     assert one.calls == other.calls
@@ -348,7 +315,6 @@ def test_ranks_are_shared_by_processes(comm: Any) -> None:
 
 
 @torch
-@pytest.mark.timeout(400)
 def test_the_program_of_a_capture_runs_again(run_mpisim: Any, tmp_path: Path) -> None:
     path = SCRIPTS / "pipeline.py"
     command = ["capture", "--world-size", 4, "--save-program", "p.h5", "--", "python", path, 2]
@@ -379,11 +345,18 @@ SHOULD_SAY = {
         "does not have; give it: --value train.py:3=ROWS",
     ),
     "ended": ("raise SystemExit(3)", "ended with exit code 3"),
+    "twice": (
+        "import torch.distributed as dist\nfor _ in range(2): dist.init_process_group('nccl')",
+        "train.py:2: ValueError: trying to initialize the default process group twice",
+    ),
+    "rank": (
+        "import torch.distributed as dist\ndist.init_process_group(rank=3, world_size=8)",
+        "train.py:2: init_process_group has rank=3, but this is rank 0 of 1 (--world-size)",
+    ),
 }
 
 
 @torch
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("case", SHOULD_SAY)
 def test_what_cannot_be_captured(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -397,6 +370,123 @@ def test_what_cannot_be_captured(
     (line,) = capfd.readouterr().err.splitlines()
     assert expected in line
     assert [each.name for each in tmp_path.iterdir()] == ["train.py"]
+
+
+@torch
+def test_two_ranks_on_one_device(tmp_path: Path) -> None:
+    text = AGREES.replace("set_device(rank)", "set_device(rank // 2)")
+    message = r"ranks 0 and 1 both communicate from cuda:0 of their node, which NCCL refuses"
+    with pytest.raises(InputError, match=message):
+        alone(script(written(tmp_path, text), world=4))
+
+
+SPAWNED = f"""
+import os
+import torch.multiprocessing
+def main(rank, world, rest):
+    import torch.distributed as dist
+    dist.init_process_group("nccl", "tcp://127.0.0.1:29501", world_size=world, rank=rank)
+    exec(rest)
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(main, (2, {AGREES.replace("dist.init_process_group", "str")!r}), 2)
+"""
+
+
+@torch
+def test_processes_that_a_script_starts_are_its_ranks(tmp_path: Path) -> None:
+    (part,) = alone(script(written(tmp_path, SPAWNED), world=2))
+    assert part.ranks == (0, 1)
+    assert sent(part.recording) == {"ALL_REDUCE": 4 * 65 * 64}
+    assert any("one rank is run" in line for line in part.recording.replaced)
+    message = "2 processes are started for a node, where the job has 4 ranks"
+    with pytest.raises(InputError, match=message):
+        alone(script(tmp_path / "train.py", world=4))
+
+
+GROUPED = """
+import torch
+weights = torch.randn(4, 64, 32, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+optimizer = torch.optim.SGD([weights], lr=0.1)
+ends = torch.arange(1, 5, device="cuda", dtype=torch.int32) * 32
+for _ in range(3):
+    x = torch.randn(128, 64, device="cuda", dtype=torch.bfloat16)
+    torch._grouped_mm(x, weights, offs=ends).square().sum().backward()
+    optimizer.step()
+"""
+
+
+@torch
+def test_even_rows_of_experts_are_listed(tmp_path: Path) -> None:
+    (part,) = alone(script(written(tmp_path, GROUPED)))
+    assert (
+        "train.py:8: rows of each group of _grouped_mm taken as equally many"
+        in part.recording.values
+    )
+
+
+SEQUENCES = """
+import torch
+wide = torch.nn.Conv1d(64, 32, 5, padding=2).cuda()
+each = torch.nn.Conv1d(32, 32, 4, padding=3, groups=32).cuda()
+optimizer = torch.optim.SGD([*wide.parameters(), *each.parameters()], lr=0.1)
+for _ in range(3):
+    each(wide(torch.randn(2, 64, 128, device="cuda"))).square().sum().backward()
+    optimizer.step()
+"""
+
+
+@torch
+def test_convolutions_of_sequences_are_priced(tmp_path: Path) -> None:
+    (part,) = parts = alone(script(written(tmp_path, SEQUENCES)))
+    products = 2 * (2 * 128) * 32 * 5 * 64
+    assert flops(part.recording, Phase.FORWARD) == {"gemm": products}
+    assert flops(part.recording, Phase.BACKWARD) == {"gemm": products}  # of the weight alone
+    assert len(program_of(parts, Analytical(find_gpu("h100-sxm"))).tables) == 1
+
+
+ATTENTION = """
+import torch
+x = torch.randn(2, 4, 256, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+optimizer = torch.optim.SGD([x], lr=0.1)
+for _ in range(3):
+    torch.nn.functional.scaled_dot_product_attention(x, x, x).sum().backward()
+    optimizer.step()
+"""
+
+
+@torch
+def test_attention_that_is_not_causal(tmp_path: Path) -> None:
+    (part,) = alone(script(written(tmp_path, ATTENTION)))
+    forward = 2 * (2 * 2 * 4 * 256 * 256 * 64)
+    assert flops(part.recording, Phase.FORWARD) == {"attention": forward}
+    assert flops(part.recording, Phase.BACKWARD) == {"attention": forward * 5 // 2}
+
+
+AFTER_BACKWARD = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank())
+layer = torch.nn.Linear(64, 64, bias=False).cuda()
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+for _ in range(3):
+    layer(torch.randn(8, 64, device="cuda")).sum().backward()
+    layer.weight.grad.div_(2)
+    dist.all_reduce(layer.weight.grad)
+    optimizer.step()
+    dist.broadcast(layer.weight.data, 0)
+"""
+
+
+@torch
+def test_gradients_reduced_after_the_backward_pass_belong_to_it(tmp_path: Path) -> None:
+    (part,) = alone(script(written(tmp_path, AFTER_BACKWARD), world=2))
+    found = {
+        Operation(item.number).name: item.phase
+        for item in part.recording.items
+        if item.kind is ItemKind.COLLECTIVE
+    }
+    assert found == {"ALL_REDUCE": Phase.BACKWARD, "BROADCAST": Phase.OPTIMIZER}
 
 
 @torch

@@ -344,6 +344,24 @@ def test_units_of_several_blocks() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("chunks", "gathers"),
+    [
+        # Embedding, two blocks and the head; backward the blocks and the embedding again.
+        (1, ["embedding", "block", "block", "head", "block", "block", "embedding"]),
+        # The head also for the parts of the loss, and for the norm that is with it.
+        (4, ["embedding", "block", "block", "head", "head", "head", "block", "block", "embedding"]),
+    ],
+)
+def test_units_of_the_ends(chunks: int, gathers: list[str]) -> None:
+    rows = told(stepped(NET, 2, zero=3, end_units=True, loss_chunks=chunks).program)
+    sizes = {"embedding": 16, "block": 92, "head": 16}
+    found = [row.partition("]")[0] + "]" for row in rows if row.startswith(GATHER)]
+    assert found == [f"{GATHER} [dp {sizes[unit]}]" for unit in gathers]
+    assert sum("gradient accumulation" in row for row in rows) == chunks - 1
+    assert sum(row.startswith(SCATTER) for row in rows) == 4
+
+
 def test_parameters_are_padded_each() -> None:
     # 8 and 8, 40 and 6 elements on 8 ranks: 16 and 48; on 16 ranks 32 and 64.
     for ranks, root, block in ((8, 32, 96), (16, 64, 128)):

@@ -61,6 +61,7 @@ PSI = 5 * 1536
         ({"zero": 2}, 2),
         ({"zero": 3, "wrap_layers": 2}, 3),
         ({"zero": 3, "overlap_dp": False}, 3),
+        ({"zero": 3, "end_units": True}, 3),
         ({"dp_style": "deepspeed"}, 2),
         # DeepSpeed all-reduces where a reduce-scatter would do.
         ({"dp_style": "deepspeed", "zero": 1}, 3),
@@ -71,8 +72,9 @@ PSI = 5 * 1536
 )
 def test_volume_of_a_step(plan: dict[str, object], times: int) -> None:
     done = stepped(LAYERS, 4, precision_gradients="bf16", **plan)
-    # The root of FSDP (embedding and head) stays gathered from its forward to its backward.
-    root = 2 * 1536 if plan.get("zero") == 3 else 0
+    # The root of FSDP (embedding and head) stays gathered from its forward to its backward, and so
+    # does a unit of the head.
+    root = (1 if "end_units" in plan else 2) * 1536 if plan.get("zero") == 3 else 0
     assert volume(done.program) == 2 * (times * PSI - root)
 
 

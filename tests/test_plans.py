@@ -89,6 +89,9 @@ SHARING = [
     ("fsdp", 2, {"overlap_dp": False}),
     ("fsdp", 3, {"zero_group": 2}),
     ("fsdp", 3, {"reshard_after_forward": False}),
+    ("fsdp", 3, {"end_units": True}),
+    ("fsdp", 2, {"end_units": True}),
+    ("fsdp", 3, {"end_units": True, "loss_chunks": 4}),
 ]
 """Ways to share gradients, states and parameters, with keys that go with them."""
 

@@ -20,9 +20,10 @@ from typing import Any
 import torch
 
 from ..base.errors import InputError
+from ..base.kinds import Phase
 from .recorder import Recorder
 
-__all__ = ["Engine", "install_engine"]
+__all__ = ["Engine", "install_engine", "set_phase"]
 
 IS_ACCELERATOR = "_ZN2at11accelerator13isAcceleratorEN3c1010DeviceTypeE"
 GET_ACCELERATOR = "_ZN2at11accelerator14getAcceleratorEb"
@@ -63,9 +64,30 @@ class Engine:
             self._depth -= 1
             if not self._depth:
                 self._write(CUDA)
+                self._recorder.backward_ends()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
+
+
+def set_phase(recorder: Recorder) -> None:
+    """Tell a recorder which pass it is in; the optimizer says it itself.
+
+    What comes between a backward pass and a step of the optimizer is about gradients. After that
+    step batches are made ready, which is forward.
+
+    Parameters
+    ----------
+    recorder : Recorder
+    """
+    if recorder.phase == Phase.OPTIMIZER:
+        return
+    if torch._C._current_graph_task_id() < 0:
+        after = recorder.between == Phase.BACKWARD
+        recorder.phase = int(Phase.BACKWARD if after else Phase.FORWARD)
+    else:
+        again = torch.is_grad_enabled()
+        recorder.phase = int(Phase.RECOMPUTE if again else Phase.BACKWARD)
 
 
 def install_engine(recorder: Recorder) -> None:

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from ..base.kinds import Phase
 from ..operators import OperatorCall, TensorSpec
+from .autograd import set_phase
 from .device_memory import DeviceMemory
 from .recorder import Recorder
 from .values import Values
@@ -119,6 +120,8 @@ class Dispatch(TorchDispatchMode):
         target = kwargs.get("device")
         on_device = target is not None and torch.device(target).type == "cuda"
         if on_device:  # a rank has one; without a driver PyTorch takes "cuda" for the first
+            if torch.device(target).index:
+                self.recorder.named_devices.add(torch.device(target).index)
             kwargs = {**kwargs, "device": torch.device("cuda", torch.cuda.current_device())}
         fake = on_device or any(map(is_fake, tensors))
         if not fake:
@@ -222,7 +225,7 @@ class Dispatch(TorchDispatchMode):
         if name in _SILENT or self._is_view(func):
             return
         recorder = self.recorder
-        self._set_phase()
+        set_phase(self.recorder)
         between = [each for each in everything if each.dim() and each.device.type == "cpu"]
         if between and short in ("_to_copy", "copy_", "copy"):
             moved = results[0]
@@ -241,6 +244,10 @@ class Dispatch(TorchDispatchMode):
         if name.startswith("fsdp::"):
             recorder.call(_sharded_copies(short, args, kwargs), layer, label)
             return
+        if "attention" in short:  # whether it is causal is said by a default, too
+            named = [each for each in func._schema.arguments[len(args) :] if not each.kwarg_only]
+            args = (*args, *(kwargs.get(each.name, each.default_value) for each in named))
+            kwargs = {k: v for k, v in kwargs.items() if k not in {each.name for each in named}}
         specs = tuple(map(_spec, args))
         if kwargs:
             given = {
@@ -249,6 +256,8 @@ class Dispatch(TorchDispatchMode):
                 if each.name in kwargs
             }
             specs = (*specs, *given.values())
+        if short == "_grouped_mm" and (*args, None, None)[2] is not None:
+            recorder.evenly("rows of each group of _grouped_mm")
         call = OperatorCall(name, specs, tuple(_spec(each) for each in results))
         recorder.call(call, layer, label)
         self.memory.inside(call)
@@ -264,17 +273,6 @@ class Dispatch(TorchDispatchMode):
             aliases = any(each.alias_info is not None for each in schema.returns)
             found = self._schemas[func] = (aliases and not writes, writes)
         return found[0]
-
-    def _set_phase(self) -> None:
-        """Forward, backward or recomputation, as autograd says; the optimizer says it itself."""
-        if self.recorder.phase == Phase.OPTIMIZER:
-            return
-        if torch._C._current_graph_task_id() < 0:
-            self.recorder.phase = int(Phase.FORWARD)
-        elif torch.is_grad_enabled():
-            self.recorder.phase = int(Phase.RECOMPUTE)
-        else:
-            self.recorder.phase = int(Phase.BACKWARD)
 
     def _where(self) -> tuple[int, str]:
         """Return number of the layer and path of the module that is executed."""
@@ -292,7 +290,7 @@ class Dispatch(TorchDispatchMode):
 
     def _holder(self) -> str:
         """Return what holds a storage that comes now: module and pass, or the user's line."""
-        self._set_phase()
+        set_phase(self.recorder)
         phase = Phase(self.recorder.phase)
         if phase is Phase.OPTIMIZER:
             return "optimizer's step"
@@ -318,7 +316,7 @@ class Dispatch(TorchDispatchMode):
     def _read(self, short: str, tensor: Any, other: Any = None) -> Any:
         """Read a value: the CPU waits for it."""
         if tensor.device.type == "cuda":
-            self._set_phase()
+            set_phase(self.recorder)
             self.recorder.copy(tensor.element_size(), "copy to the host", blocking=True)
         if short == "equal":
             return self._equal(tensor, other)

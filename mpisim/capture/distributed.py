@@ -7,6 +7,7 @@ others on the current stream.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from ..base.kinds import Operation
+from ..base.errors import InputError
+from ..base.kinds import Operation, Phase
+from .autograd import set_phase
 from .recorder import Recorder
 from .recording import Broadcasts, ItemKind, Wait
 from .values import FEW_NUMBERS
@@ -56,6 +59,20 @@ def _on_device(tensors: Any) -> bool:
         for each in tree_leaves(tensors)
         if isinstance(each, torch.Tensor)
     )
+
+
+def _devices(tensors: Any) -> set[int]:
+    """Numbers, in the node, of the devices that tensors are on."""
+    found = {
+        each.device.index
+        for each in tree_leaves(tensors)
+        if isinstance(each, torch.Tensor) and each.device.type == "cuda"
+    }
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # as the script has set it
+    if visible is None:
+        return found
+    numbers = [int(each) for each in visible.split(",") if each.strip().isdigit()]
+    return {numbers[each] if each < len(numbers) else each for each in found}
 
 
 class Handle(dist.Work):
@@ -171,6 +188,14 @@ class Collectives:
         elif peer >= 0:
             mine = self._rank_in(number)
             stream = self._stream_of(number, min(mine, peer), max(mine, peer))
+        devices = _devices(tensors)
+        if 0 in devices and recorder.named_devices:  # tensors were sent to another by its number
+            devices = devices - {0} | recorder.named_devices
+        recorder.devices |= devices
+        set_phase(recorder)
+        phase = recorder.phase
+        if phase == Phase.FORWARD and recorder.between == Phase.OPTIMIZER:
+            recorder.phase = int(Phase.OPTIMIZER)  # new parameters, to those who have none
         place = recorder.communicate(
             operation,
             number,
@@ -181,6 +206,7 @@ class Collectives:
             joined=joined,
             name=kind.name.lower() if kind is not ItemKind.COLLECTIVE else "",
         )
+        recorder.phase = phase
         return Handle(recorder, place, tensors)
 
     def functional(
@@ -264,6 +290,14 @@ class Collectives:
         module: Any = c10d
 
         def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
+            asked = (("rank", rank, recorder.rank), ("world_size", world_size, recorder.world))
+            for name, value, own in asked:
+                if value not in (-1, own):
+                    raise InputError(
+                        f"{recorder.user_line()}: init_process_group has {name}={value}, but this "
+                        f"is rank {recorder.rank} of {recorder.world} (--world-size); two "
+                        "processes would be the same rank, or one would be missing"
+                    )
             yield FakeStore(), recorder.rank, recorder.world
 
         def new_helper(

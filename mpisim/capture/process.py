@@ -159,6 +159,7 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
         recorder.replaced["torch.save: nothing is written"] += 1
 
     anything.save = save
+    _install_processes(recorder, job)
     _install_values(recorder, dispatch)
 
     from torch.optim import optimizer as optimizers
@@ -179,6 +180,30 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
     install_storages(recorder, dispatch)
     _install_sharding(dispatch)
     return dispatch
+
+
+def _install_processes(recorder: Recorder, job: Job) -> None:
+    """Stand-ins of what starts a process for each GPU of a node: this process is one of them."""
+    import torch.multiprocessing
+    from torch.multiprocessing import spawn as module
+
+    anything: Any = torch.multiprocessing
+    inner: Any = module
+
+    def start_processes(
+        function: Any, args: Any = (), nprocs: int = 1, join: bool = True, *rest: Any, **kwargs: Any
+    ) -> None:
+        local = min(job.per_node, job.world)
+        if nprocs != local:
+            raise InputError(
+                f"{recorder.user_line()}: {nprocs} processes are started for a node, where the job "
+                f"has {local} ranks; --world-size {nprocs} would be as many"
+            )
+        recorder.replaced["torch.multiprocessing: one rank is run, in the process itself"] += 1
+        function(job.local_rank, *args)
+
+    for each in (anything, inner):
+        each.start_processes = each.spawn = start_processes
 
 
 def _install_sharding(dispatch: Any) -> None:

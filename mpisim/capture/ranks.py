@@ -33,8 +33,8 @@ __all__ = ["MOST_CLASSES", "Script", "capture_parts"]
 MOST_CLASSES = 128
 """Classes of ranks that are captured without being asked for one by one."""
 
-_LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "SLURM_", "MV2_", "JSM_")
-"""Beginnings of the variables of launchers, which scripts look at."""
+_HIDDEN = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "SLURM_", "MV2_", "JSM_", "CUDA_VISIBLE_DEVICES")
+"""Beginnings of variables that scripts look at, of launchers and of this machine's GPUs."""
 
 
 @frozen
@@ -112,16 +112,50 @@ def capture_parts(
             if len(members) > 2 and found[members[0]].digest() != found[members[-1]].digest()
         }
         found |= _together(script, seconds, comm, update, first.broadcasts)
+        _check_devices(script, found, first.broadcasts, comm, update)
         return _parts(classes, found)
     found = {0: first} | _together(script, set(ranks) - {0}, comm, update, first.broadcasts)
     if 0 not in ranks:
         del found[0]
+    _check_devices(script, found, first.broadcasts, comm, update)
     lacking = next((each for each in classes if not found.keys() & set(each)), None)
     if lacking is not None:
         raise InputError(
             f"--ranks: no rank is captured of those that do as rank {lacking[0]} does; add it"
         )
     return _parts(classes, found)
+
+
+def _check_devices(
+    script: Script,
+    found: dict[int, Recording],
+    received: Broadcasts,
+    comm: Intracomm,
+    update: Update,
+) -> None:
+    """Refuse two ranks of a node that communicate from one device, as NCCL does. **Collective.**
+
+    Where a rank has the device of its place in the node, so have the others; else all of its node
+    are captured.
+    """
+    size = script.per_node
+    suspects = [
+        rank
+        for rank, recording in sorted(found.items())
+        if any(device != rank % size for device in recording.devices)
+    ]
+    for rank in suspects[:1]:
+        node = range(rank - rank % size, min(rank - rank % size + size, script.world))
+        more = _together(script, set(node) - found.keys(), comm, update, received)
+        holders: dict[int, int] = {}
+        for each in node:
+            for device in (more.get(each) or found[each]).devices:
+                if holders.setdefault(device, each) != each:
+                    raise InputError(
+                        f"{script.path}: ranks {holders[device]} and {each} both communicate from "
+                        f"cuda:{device} of their node, which NCCL refuses; each needs its own: "
+                        "torch.cuda.set_device(int(os.environ['LOCAL_RANK']))"
+                    )
 
 
 def _parts(classes: list[list[int]], found: dict[int, Recording]) -> list[Part]:
@@ -205,13 +239,18 @@ def _run(script: Script, rank: int, received: Broadcasts) -> Recording:
         path = Path(folder, "job")
         job.save(path)
         environment = {
-            key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHERS)
+            key: value for key, value in os.environ.items() if not key.startswith(_HIDDEN)
         }
         output = None if script.show else subprocess.DEVNULL
         ended = subprocess.run(
             [sys.executable, "-m", "mpisim.capture.process", str(path)],
-            # PyTorch's compiler makes a folder when it is loaded, used or not.
-            env={**environment, "TORCHINDUCTOR_CACHE_DIR": folder, **job.environment()},
+            # Libraries make folders when they are loaded, used or not, as PyTorch's compiler does.
+            env={
+                **environment,
+                "TMPDIR": folder,
+                "TORCHINDUCTOR_CACHE_DIR": folder,
+                **job.environment(),
+            },
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

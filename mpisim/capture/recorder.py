@@ -64,8 +64,13 @@ class Recorder:
         The current one.
     phase : int
         A `Phase`.
+    between : int
+        What the pass before was, after it has ended and before the next begins: a `Phase`.
     memory : _Memory
         Of the device, as the script may ask.
+    devices, named_devices : set of int
+        Numbers of the devices whose tensors are communicated; those that tensors were put on by a
+        number other than 0.
     holders : dict of int to str
         What holds a storage, where something says it better than the place it was taken at.
     """
@@ -73,13 +78,15 @@ class Recorder:
     def __init__(self, rank: int, world: int, steps: int, values: dict[str, float]) -> None:
         self.rank, self.world, self.wanted, self.given = rank, world, steps, values
         self.stream = 0
-        self.phase = int(Phase.NONE)
+        self.phase = self.between = int(Phase.NONE)
         self.module: list[str] = []
         self.memory = _Memory()
         self.groups: list[tuple[int, ...]] = [tuple(range(world))]
         self.values: Counter[str] = Counter()
         self.replaced: Counter[str] = Counter()
         self.broadcasts: Broadcasts = {}
+        self.devices: set[int] = set()
+        self.named_devices: set[int] = set()
         self.allocations: list[Allocation] = []
         self.holders: dict[int, str] = {}
         self._labels: dict[str, int] = {}
@@ -364,6 +371,16 @@ class Recorder:
             )
         return int(self.unknown(what, 1))
 
+    def evenly(self, what: str) -> None:
+        """List that something that depends on values is taken to be spread evenly.
+
+        Parameters
+        ----------
+        what : str
+            For people.
+        """
+        self.values[f"{self.user_line()}: {what} taken as equally many"] += 1
+
     def user_line(self) -> str:
         """Return file and line of the user's code that is being executed."""
         frame: Any = sys._getframe(1)
@@ -391,12 +408,17 @@ class Recorder:
             self._stepper = id(optimizer)
         if id(optimizer) == self._stepper and self._since:
             self._end = len(self._items)
+        self.between = int(Phase.OPTIMIZER)
 
     def backward_begins(self) -> None:
         """A backward pass begins."""
         self.step_begins()
         self.backwards += 1
         self._since += 1
+
+    def backward_ends(self) -> None:
+        """A backward pass has ended; frameworks may reduce its gradients after it."""
+        self.between = int(Phase.BACKWARD)
 
     def step_begins(self) -> None:
         """A forward pass begins: the step before ended where its optimizer did, for the last time.
@@ -408,6 +430,7 @@ class Recorder:
         Ended
             If it was the last that is wanted.
         """
+        self.between = int(Phase.NONE)
         if self._end is None:
             return
         self.ends.append(self._end)
@@ -449,6 +472,7 @@ class Recorder:
             values=self.values,
             replaced=self.replaced,
             broadcasts=self.broadcasts,
+            devices=tuple(sorted(self.devices)),
             torch=torch,
         )
 

@@ -144,6 +144,8 @@ class Recording:
     broadcasts : dict of (int, int) to (bool, list of numbers)
         By group and number of the broadcast in it: small tensors that this rank sent, whether
         their values are more than likely, and the values.
+    devices : tuple of int
+        Numbers of the devices, in their node, whose tensors it communicates.
     torch : str
         Version of PyTorch.
     """
@@ -161,6 +163,7 @@ class Recording:
     values: Counter[str] = field(default_factory=Counter)
     replaced: Counter[str] = field(default_factory=Counter)
     broadcasts: Broadcasts = field(default_factory=dict)
+    devices: tuple[int, ...] = ()
     torch: str = ""
 
     def save(self, path: Path) -> None:

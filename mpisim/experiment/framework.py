@@ -51,6 +51,14 @@ class FrameworkOptions:
         told otherwise.
     reshard_after_forward : bool
         Whether FSDP frees a unit's parameters after its forward.
+    end_units : bool
+        Whether FSDP has a unit of the embedding, which is freed as those of blocks are, and one of
+        the last norm and the head, which stays gathered until its backward; otherwise both are the
+        root's, which does.
+    loss_chunks : int
+        FSDP with `end_units`: parts of the sequence whose scores and loss are computed, forward and
+        backward, one after another. More than one need the head by itself: it is freed after
+        the forward of the last norm, gathered for all parts, freed, and gathered for the norm.
     fsdp_pipeline : {"overlapped", "pytorch"}
         When FSDP's units are gathered and reduced in a pipeline: ahead of the first forward and
         beside what follows the last backward (arXiv:2407.21783), or when a stage comes to its
@@ -102,6 +110,11 @@ class FrameworkOptions:
     fused : bool
         Whether norms, rotary positions, activations, dropout-add and cross-entropy are one kernel
         each; otherwise each elementary operation is.
+    fused_norms : bool, optional
+        Whether norms are one kernel each; as `fused` says if not given.
+    fused_optimizer : bool, optional
+        Whether the optimizer of PyTorch is one kernel (``fused=True``); as `fused` says if not
+        given.
     primitive : tuple of str
         Without `fused`: functions that are composed of operations of the framework, a kernel each,
         as in BERT's TensorFlow code (GELU also in Hugging Face's GPT-2); "norm": layer
@@ -171,6 +184,8 @@ class FrameworkOptions:
     wrap_layers: Count = 1
     prefetch: Annotated[int, Limits(least=0, most=100)] = 1
     reshard_after_forward: bool = True
+    end_units: bool = False
+    loss_chunks: Count = 1
     fsdp_pipeline: Literal["overlapped", "pytorch"] = "overlapped"
     flat_shards: bool = False
 
@@ -195,6 +210,8 @@ class FrameworkOptions:
 
     # Elementwise work, norms, images.
     fused: bool = True
+    fused_norms: bool | None = None
+    fused_optimizer: bool | None = None
     primitive: tuple[Literal[ComposedActivation, "norm", "dropout", "adam"], ...] = ()
     widened: tuple[Literal["norm", "softmax", "activation"], ...] = ()
     parameter_loops: bool = False
@@ -241,6 +258,16 @@ class FrameworkOptions:
     def fuses_loss(self) -> bool:
         """Whether the cross-entropy loss is one kernel in place of several of PyTorch."""
         return self.fused if self.fused_loss is None else self.fused_loss
+
+    @property
+    def fuses_norms(self) -> bool:
+        """Whether a norm is one kernel."""
+        return self.fused if self.fused_norms is None else self.fused_norms
+
+    @property
+    def fuses_optimizer(self) -> bool:
+        """Whether PyTorch's optimizer is one kernel."""
+        return self.fused if self.fused_optimizer is None else self.fused_optimizer
 
     @property
     def fuses_wgrad(self) -> bool:

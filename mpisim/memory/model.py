@@ -303,7 +303,8 @@ class _MemoryModel:
         key = tuple([(id(layer.operators), layer.role) for layer in layers])
         if key not in self._layers:
             plan, sizes = self._plan, self._sizes
-            counts = parameter_counts(layers, plan.framework.wrap_layers)
+            own = plan.framework
+            counts = parameter_counts(layers, own.wrap_layers, own.end_units)
             self._layers[key] = _OfLayers(
                 model_states(counts, plan, sizes),
                 gathered_parameters(counts, plan),

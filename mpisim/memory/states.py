@@ -99,7 +99,9 @@ class ParameterCounts:
         return -(-self.dense // sizes["shard"]) + -(-self.experts // sizes["eshard"])
 
 
-def parameter_counts(layers: Sequence[Layer], wrap_layers: int = 1) -> ParameterCounts:
+def parameter_counts(
+    layers: Sequence[Layer], wrap_layers: int = 1, end_units: bool = False
+) -> ParameterCounts:
     """Layers in one rank's shapes → numbers of parameters.
 
     Parameters
@@ -108,6 +110,8 @@ def parameter_counts(layers: Sequence[Layer], wrap_layers: int = 1) -> Parameter
         All that the rank holds.
     wrap_layers : int
         Blocks of an FSDP unit.
+    end_units : bool
+        Whether what is before all blocks is a unit, and what is after them; else they are the root.
     """
     known: dict[int, _OfOperators] = {}  # by the tuple itself: most layers have one and the same
     each = []
@@ -119,6 +123,10 @@ def parameter_counts(layers: Sequence[Layer], wrap_layers: int = 1) -> Parameter
     blocks = [one for one, layer in zip(each, layers, strict=True) if layer.role == "block"]
     ends = [one for one, layer in zip(each, layers, strict=True) if layer.role != "block"]
     units = [blocks[i : i + wrap_layers] for i in range(0, len(blocks), wrap_layers)]
+    if end_units:
+        first = next((i for i, layer in enumerate(layers) if layer.role == "block"), len(ends))
+        units = [part for part in (ends[:first], *units, ends[first:]) if part]
+        ends = []
     return ParameterCounts(
         dense=sum(one.dense for one in each) + _tied(each, expert=False),
         experts=sum(one.experts for one in each) + _tied(each, expert=True),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 
-from ..kernels.operations import Convolution, Counted, Elementwise, Kernel, Precision
+from ..kernels.operations import Convolution, Elementwise, Gemm, Kernel, Precision
 from .call import OperatorCall, TensorSpec
 from .streams import stream
 from .tensors import element_bytes, format_of, number, numbers, result, tensor, touched
@@ -128,7 +128,7 @@ def _convolution(
     x: TensorSpec, weight: TensorSpec, out: TensorSpec, groups: int, direction: str,
     transposed: bool = False,
 ) -> Kernels:  # fmt: skip
-    """Return the kernel; one known by its counts if the filter is not square and 2-d.
+    """Return the kernel; the product that it is if the filter is not square and 2-d.
 
     A transposed convolution is the gradient of the input of one from its result to its input.
     """
@@ -155,6 +155,9 @@ def _convolution(
                 dtype=kind,
             ),
         )
-    each = math.prod(filters) * weight.shape[1]
-    moved = sum(element_bytes(t.dtype) * t.elements for t in (x, weight, out))
-    return (Counted(operations=2 * result_.elements * each, bytes=moved, dtype=kind),)
+    if weight.shape[1] == 1:  # of each channel by itself: a few products for each number read
+        return (Elementwise(sum(element_bytes(t.dtype) * t.elements for t in (x, weight, out))),)
+    columns, each = result_.shape[1] // groups, math.prod(filters) * weight.shape[1]
+    written: Precision = "fp32" if kind == "tf32" else kind
+    rows = result_.elements // result_.shape[1]
+    return (Gemm(rows, columns, each, groups, dtype=kind, output=written),)

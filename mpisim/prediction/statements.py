@@ -371,6 +371,9 @@ def _worth_listing(key: str, value: object, prepared: PreparedExperiment) -> boo
         "plan.precision.dispatch": mixture and plan.ep > 1,
         "framework.reshard_after_forward": plan.zero == 3,
         "framework.wrap_layers": plan.zero == 3,
+        "framework.end_units": plan.zero == 3,
+        "framework.loss_chunks": plan.zero == 3 and transformer,
+        "framework.fused_norms": transformer,
         "framework.prefetch": plan.zero == 3 or staged,
         "framework.fsdp_pipeline": staged,
         "plan.precision.main_parameters": plan.weight_format != "fp32"

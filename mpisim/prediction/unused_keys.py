@@ -111,6 +111,10 @@ def _fsdp(experiment: Experiment) -> bool:
     return plan.zero == 3 and plan.style(transformer=_transformer(experiment)) == "fsdp"
 
 
+def _fsdp_head(experiment: Experiment) -> bool:
+    return _fsdp(experiment) and experiment.plan.framework.end_units
+
+
 def _tensor_overlap(experiment: Experiment) -> bool:
     return experiment.plan.overlap.tp
 
@@ -169,8 +173,15 @@ EFFECTIVE_KEYS: dict[str, Condition] = {
     "framework.attention": _fused_attention,
     "framework.separate_projections": _whole_layers,
     **dict.fromkeys(
-        ("framework.wrap_layers", "framework.reshard_after_forward", "framework.flat_shards"), _fsdp
+        (
+            "framework.wrap_layers",
+            "framework.reshard_after_forward",
+            "framework.flat_shards",
+            "framework.end_units",
+        ),
+        _fsdp,
     ),
+    "framework.loss_chunks": _fsdp_head,
     **dict.fromkeys(("plan.overlap.tp_scatter", "plan.overlap.tp_pairs"), _tensor_overlap),
     **dict.fromkeys(("plan.precision.fp8_scaling", "framework.fp8_casts"), _fp8),
     **dict.fromkeys(

@@ -225,7 +225,7 @@ def _update(block: BlockBuilder, plan: Plan, strategy: Strategy) -> None:
     if not strategy.updated_parameters:
         return
     torch = strategy.style in ("ddp", "fsdp")
-    if plan.framework.fused or not torch:
+    if plan.framework.fuses_optimizer or not torch:
         each = optimizer_bytes(plan, strategy)
         block.compute(Compute(plan.optimizer, OptimizerStep(strategy.updated_parameters, each)))
         return

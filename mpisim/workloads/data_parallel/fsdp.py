@@ -3,7 +3,10 @@
 Each parameter is spread over the ranks. A unit, `wrap_layers` blocks, is gathered in one collective
 before its forward and, where it was freed after it, again before its backward; then its gradients
 are reduced to shards. What is in no block (embedding, head) is the root's, and experts are spread
-over the ranks that hold them. The root stays gathered from its forward to its backward.
+over the ranks that hold them. The root stays gathered from its forward to its backward. With
+`end_units` there are units of what is before the blocks and after them, of which the latter, the
+head's, stays gathered; with `loss_chunks` it is gathered again for the parts of the loss, whose
+gradients are added up, and once more for the backward of the norm that is in it.
 
 What is gathered lies rank by rank, and is copied to where the parameters are; gradients are copied
 the other way, in the format in which they are reduced: two copies of a unit on the stream of the
@@ -46,7 +49,7 @@ Inside a pipeline
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from mpisim.kernels.operations import BYTES, Elementwise
@@ -75,12 +78,15 @@ class Unit:
         Layers of the chunk.
     dense, experts : int
         Elements of the parameters, padding included; 0 where there are none.
+    head : bool
+        Whether it is what comes after the blocks.
     """
 
     first: int
     last: int
     dense: int
     experts: int
+    head: bool = False
 
     @property
     def kinds(self) -> list[tuple[bool, int]]:
@@ -139,8 +145,15 @@ class Fsdp(Strategy):
             blocks = [i for i, layer in enumerate(layers) if layer.role == "block"]
             size = self.plan.framework.wrap_layers
             wraps = [blocks[i : i + size] for i in range(0, len(blocks), size)]
-            units.append(tuple(self._unit(wrap, parameters) for wrap in wraps))
             rest = [i for i in range(len(layers)) if i not in blocks]
+            inner = [self._unit(wrap, parameters) for wrap in wraps]
+            if self.plan.framework.end_units:
+                start = [i for i in rest if i < min(blocks, default=len(layers))]
+                end = rest[len(start) :]
+                first = [self._unit(start, parameters)] if start else []
+                last = [replace(self._unit(end, parameters), head=True)] if end else []
+                inner, rest = [*first, *inner, *last], []
+            units.append(tuple(inner))
             roots.append(self._unit(rest, parameters) if rest else Unit(0, 0, 0, 0))
         self.roots, self.units = tuple(roots), tuple(units)
         self._forward = [GatherState() for _ in self.chunks]
@@ -152,12 +165,17 @@ class Fsdp(Strategy):
         for each in parameters:
             if each.layer in layers:
                 sizes[each.expert] += padded(each.size, self.shard_ranks(each.expert))
-        return Unit(layers[0], layers[-1], *sizes)
+        return Unit(layers[0], layers[-1], sizes[0], sizes[1])
 
     @property
     def _reshards(self) -> bool:
         """Whether a unit is freed after its forward."""
         return self.plan.zero == 3 and self.plan.framework.reshard_after_forward
+
+    @property
+    def _chunks_of_loss(self) -> int:
+        """Parts in which the loss is computed by a head that is freed in between."""
+        return self.plan.framework.loss_chunks if self._reshards and self.plan.pp == 1 else 1
 
     @property
     def _computed_gradient_size(self) -> int:
@@ -199,6 +217,10 @@ class Fsdp(Strategy):
                 self._copy_out(block, state, unit)
                 for ahead in units[i + 1 : i + self._prefetched]:
                     self._gather(block, state, ahead, state.copied[-2:-1])
+                if unit.head and self._chunks_of_loss > 1:
+                    again = GatherState()
+                    self._gather(block, again, unit, None)
+                    self._copy_out(block, again, unit)
 
     def before_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
         """Gather again what was freed, and ahead of it.
@@ -221,8 +243,9 @@ class Fsdp(Strategy):
         state, units = self._backward[chunk], self.units[chunk][::-1]
         for i, unit in enumerate(units):
             if unit.last == layer:
-                self._gather(block, state, unit, state.copied[-1:])
-                self._copy_out(block, state, unit)
+                if not unit.head or self._chunks_of_loss > 1:
+                    self._gather(block, state, unit, state.copied[-1:])
+                    self._copy_out(block, state, unit)
                 for ahead in units[i + 1 : i + 1 + self._prefetched]:
                     self._gather(block, state, ahead, state.copied[-1:])
 
@@ -282,6 +305,9 @@ class Fsdp(Strategy):
             self._reducing[chunk] = ReduceState()
 
     def _reduce(self, block: BlockBuilder, state: ReduceState, unit: Unit) -> None:
+        for _ in range(self._chunks_of_loss - 1 if unit.head else 0):
+            traffic = (self.weight_size + 2 * self.gradient_size) * unit.dense
+            block.compute(Compute("gradient accumulation", Elementwise(traffic)))
         block.await_next(state.latest)
         state.latest = []
         for expert, size in unit.kinds:

@@ -135,8 +135,9 @@ def activation(s: Shapes, name: str, rows: int, width: int, *, bias: bool = Fals
                 elementwise(f"{name} gate backward", 3 * e * size),
                 elementwise(f"{name} value backward", 3 * e * size),
                 *backward,
-                elementwise(f"{name} concatenation", 2 * e * inputs),
             ]
+            if not s.separate_projections:  # gradients of both go to one matrix
+                backward.append(elementwise(f"{name} concatenation", 2 * e * inputs))
     parameters = []
     if bias:
         columns = inputs // rows

@@ -300,10 +300,11 @@ def _cross_entropy(s: Shapes) -> Operator:
             elementwise("loss scale backward", 2 * FP32 * size),
             elementwise("loss cast backward", (FP32 + e) * size),
         ]
+    there = size // s.plan.framework.loss_chunks  # scores at a time
     return Operator(
         "loss",
         tuple(forward),
         tuple(backward),
-        saved=kept * size,
-        alive=((e + alive[0]) * size, alive[1] * size),
+        saved=kept * there,
+        alive=((e + alive[0]) * there, alive[1] * there),
     )

@@ -148,7 +148,7 @@ def norm(
     fused = Norm(rows, columns, kind=kind, dtype=stored, variant=variant)
     forward: list[Task] = [Compute(name, fused)]
     backward: list[Task] = [Compute(f"{name} backward", replace(fused, backward=True))]
-    if not s.plan.framework.fused:
+    if not s.plan.framework.fuses_norms:
         if kind == "rms":
             forward = [
                 elementwise(f"{name} cast", (e + FP32) * size),

@@ -1,0 +1,312 @@
+"""Frameworks without a GPU: ranks, bytes and operations of captured programs beside closed forms.
+
+Each test needs the framework that it is about; `run_scripts/nightly.sh` installs them. Formulas are
+of the model's matrices and of what each framework says that it communicates.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+from captures import SCRIPTS, alone, flops, script, sent
+
+from mpisim.base.kinds import Phase
+from mpisim.capture.lower import Part
+from mpisim.capture.recording import ItemKind, Recording
+
+pytestmark = pytest.mark.timeout(1800)
+
+BF16, FP32 = 2, 4
+SMALL = 10_000
+"""Bytes of a message that is about the loss or the norm of the gradients."""
+
+
+def needs(*packages: str) -> pytest.MarkDecorator:
+    """Skip a test where a framework is not installed."""
+    missing = []
+    for name in (
+        "torch",
+        *packages,
+    ):  # by their packages: a module here is called transformers, too
+        try:
+            version(name)
+        except PackageNotFoundError:
+            missing.append(name)
+    return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")
+
+
+@pytest.fixture(autouse=True)
+def in_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be where modules of the scripts are found, without a network."""
+    monkeypatch.chdir(SCRIPTS)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def everyone(parts: list[Part]) -> list[int]:
+    """Ranks of all parts."""
+    return sorted(rank for part in parts for rank in part.ranks)
+
+
+def own_sizes(recording: Recording) -> set[int]:
+    """Sizes of the groups that a rank communicates in."""
+    return {len(recording.groups[item.group]) for item in recording.items if item.group >= 0}
+
+
+def passes(recording: Recording, family: str = "gemm") -> list[int]:
+    """Operations of matrices in the forward pass, computed again, and in the backward pass."""
+    which = (Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD)
+    return [flops(recording, phase)[family] for phase in which]
+
+
+# --- torchtitan: Llama 3 8B with fewer layers -----------------------------------------------------
+
+WIDTH, KV, INNER, WORDS, TOKENS, LAYERS = 4096, 1024, 14336, 128256, 8192, 2
+ATTENTION = 2 * WIDTH * WIDTH + 2 * WIDTH * KV
+BLOCK = ATTENTION + 3 * WIDTH * INNER + 2 * WIDTH
+TABLE = WORDS * WIDTH
+MATRICES = LAYERS * (BLOCK - 2 * WIDTH) + TABLE
+AGAIN = LAYERS * (WIDTH * WIDTH + WIDTH * INNER)
+"""Elements of wo and w3, which are computed again: every second of wqkv, wo, w1, w3, w2."""
+
+# Forward and backward for the embedding and the blocks. The head's unit, with the norm, is gathered
+# for the norm, for the loss, which is computed in chunks, and for the norm's gradient.
+GATHERED = 2 * (TABLE + LAYERS * BLOCK) + 3 * (TABLE + WIDTH)
+REDUCED = LAYERS * BLOCK + 2 * TABLE + WIDTH
+
+
+def titan(world: int, *arguments: str) -> list[Part]:
+    """Parts of torchtitan's trainer."""
+    words = ("--module", "titan", "--config", "llama3_8b_of_2_layers", *arguments)
+    return alone(script("torchtitan.train", *words, world=world, module=True))
+
+
+@needs("torchtitan")
+def test_torchtitan_fully_shard() -> None:
+    (part,) = parts = titan(8)
+    assert everyone(parts) == list(range(8))
+    assert passes(part.recording) == [2 * TOKENS * n for n in (MATRICES, AGAIN, 2 * MATRICES)]
+    assert sent(part.recording, size=8, least=SMALL) == {
+        "ALL_GATHER": BF16 * GATHERED,
+        "REDUCE_SCATTER": FP32 * REDUCED,
+    }
+
+
+@needs("torchtitan")
+def test_torchtitan_fully_shard_and_tensor_parallelism() -> None:
+    tp, dp = 4, 2
+    settings = ("--training.disable_cuda_graphs", "--parallelism.tensor_parallel_degree", str(tp))
+    parts = titan(8, *settings)
+    assert everyone(parts) == list(range(8))
+    for part in parts:
+        found = part.recording
+        assert passes(found) == [2 * TOKENS * n // tp for n in (MATRICES, AGAIN, 2 * MATRICES)]
+        # Norms are whole on every rank, matrices are not.
+        norms = 2 * LAYERS * WIDTH
+        gathered = (GATHERED - 2 * norms - 3 * WIDTH) // tp + 2 * norms + 3 * WIDTH
+        reduced = (REDUCED - norms - WIDTH) // tp + norms + WIDTH
+        assert sent(found, size=dp, least=SMALL) == {
+            "ALL_GATHER": BF16 * gathered,
+            "REDUCE_SCATTER": FP32 * reduced,
+        }
+        # A block gathers twice and scatters twice, forward and backward; gathers again what it
+        # computes again. The embedding scatters, the last norm's result is gathered.
+        activation = BF16 * TOKENS * WIDTH
+        assert sent(found, size=tp, least=SMALL) == {
+            "ALL_GATHER": activation * (2 * LAYERS * 3 + 2),
+            "REDUCE_SCATTER": activation * (2 * LAYERS * 2 + 2) + activation * 2 * LAYERS,
+        }
+
+
+@needs("torchtitan")
+def test_torchtitan_on_8192() -> None:
+    replicas, shards = 8, 1024
+    parts = titan(8192, "--parallelism.data_parallel_replicate_degree", str(replicas))
+    assert everyone(parts) == list(range(8192))
+    for part in parts:
+        found = part.recording
+        assert own_sizes(found) >= {replicas, shards}
+        assert passes(found) == [2 * TOKENS * n for n in (MATRICES, AGAIN, 2 * MATRICES)]
+        # Rows are padded: those of the embedding and the head to a multiple of the shards.
+        sums = sent(found, size=shards, least=SMALL)
+        assert sums["ALL_GATHER"] == pytest.approx(BF16 * GATHERED, rel=1e-2)
+        assert sums["REDUCE_SCATTER"] == pytest.approx(FP32 * REDUCED, rel=1e-2)
+        sums = sent(found, size=replicas, least=SMALL)
+        assert sums["ALL_REDUCE"] == pytest.approx(FP32 * REDUCED / shards, rel=1e-2)
+
+
+# --- megatron-core: GPT ---------------------------------------------------------------------------
+
+
+@needs("megatron-core")
+def test_megatron_core_interleaved() -> None:
+    tp, chunks, layers, micro, hidden, words, tokens = 2, 2, 8, 8, 4096, 51200, 2048
+    parts = alone(script("megatron_gpt.py", "2", "2", str(chunks), "8", str(micro), world=8))
+    assert everyone(parts) == list(range(8))
+    for part in parts:
+        found, first = part.recording, part.recording.rank < 4
+        here = layers // 2
+        products = here * (2 * tokens * 12 * hidden**2 + 4 * tokens**2 * hidden) // tp
+        products += 0 if first else 2 * tokens * hidden * words // tp
+        assert passes(found) == [micro * products, 0, 2 * micro * products]
+        # Biases of qkv and of the MLP's first matrix are cut, two others and the norms are not.
+        block = (12 * hidden**2 + 7 * hidden) // tp + 6 * hidden
+        ends = words * hidden // tp + (tokens * hidden if first else 2 * hidden)
+        activation = BF16 * tokens * hidden
+        sums = sent(found, size=2, least=SMALL)
+        assert sums["REDUCE_SCATTER"] == FP32 * (here * block + ends)
+        assert sums["ALL_GATHER"] == BF16 * (here * block + ends)
+        assert sums["ALL_REDUCE"] == activation * micro * (4 * here + 1)
+        # Of four chunks in a row three borders are crossed, forward and backward.
+        crossed = micro * (2 * chunks - 1) * activation
+        for kind in (ItemKind.SEND, ItemKind.RECV):
+            assert sent(found, kind) == {"SEND_RECV": crossed}
+
+
+# --- DeepSpeed, Accelerate, timm, diffusers, Mamba ------------------------------------------------
+
+
+def gpt2(layers: int) -> tuple[int, int, int]:
+    """Elements of GPT-2's matrices, of all its parameters, and of those of its table of words."""
+    width, words, positions = 768, 50257, 1024
+    block = 12 * width**2
+    table = words * width
+    everything = layers * (block + 13 * width) + table + positions * width + 2 * width
+    return layers * block + table, everything, table
+
+
+@needs("deepspeed", "transformers")
+def test_deepspeed_zero_3() -> None:
+    matrices, everything, _ = gpt2(2)
+    parts = alone(script("deepspeed_gpt2.py", "2", "3", world=8))
+    assert everyone(parts) == list(range(8))
+    for part in parts:
+        found = part.recording
+        assert passes(found) == [2 * 4 * 1024 * n for n in (matrices, 0, 2 * matrices)]
+        # What is used again within 10⁹ parameters stays, so each is gathered once a step.
+        sums = sent(found, size=8)
+        assert sums["ALL_GATHER"] == BF16 * everything
+        assert sums["REDUCE_SCATTER"] == BF16 * everything
+        reductions = {
+            item.phase
+            for item in found.items
+            if item.kind is ItemKind.COLLECTIVE and item.bytes == BF16 * everything
+        }
+        assert reductions == {int(Phase.BACKWARD)}
+
+
+@needs("accelerate", "transformers")
+@pytest.mark.parametrize("version", [1, 2])
+def test_accelerate_shards_llama(version: int) -> None:
+    layers, width, inner, words = 2, 4096, 11008, 32000
+    block, table = 4 * width**2 + 3 * width * inner + 2 * width, words * width
+    matrices = layers * (block - 2 * width) + table
+    (part,) = parts = alone(script("accelerate_llama.py", "llama", "2", f"fsdp{version}", world=8))
+    assert everyone(parts) == list(range(8))
+    assert passes(part.recording) == [2 * 2 * 1024 * n for n in (matrices, 0, 2 * matrices)]
+    # FSDP1 keeps its root gathered. With fully_shard Accelerate has a unit of the last norm and the
+    # head, which stays gathered, and one of the embedding, which does not.
+    tables = {1: 2, 2: 3}[version]
+    assert sent(part.recording, least=SMALL) == {
+        "ALL_GATHER": BF16 * (2 * layers * block + tables * table + width),
+        "REDUCE_SCATTER": BF16 * (layers * block + 2 * table + width),
+    }
+
+
+@needs("accelerate", "transformers")
+def test_accelerate_replicates_gpt2() -> None:
+    matrices, everything, _ = gpt2(2)
+    (part,) = parts = alone(script("accelerate_llama.py", "gpt2", "2", "ddp", world=8))
+    assert everyone(parts) == list(range(8))
+    assert passes(part.recording) == [2 * 2 * 1024 * n for n in (matrices, 0, 2 * matrices)]
+    assert sent(part.recording)["ALL_REDUCE"] == FP32 * everything
+
+
+@needs("accelerate", "transformers")
+def test_accelerate_shards_a_mixture_of_experts() -> None:
+    layers, width, words, experts, chosen, inner = 2, 2048, 151936, 128, 8, 768
+    heads, kv, head = 32, 4, 64
+    dense = 2 * width * heads * head + 2 * width * kv * head + width * experts
+    block = dense + 3 * experts * width * inner + 2 * width + 2 * head
+    matrices = layers * dense + words * width
+    (part,) = parts = alone(script("accelerate_llama.py", "qwen3_moe", "2", "fsdp2", world=8))
+    assert everyone(parts) == list(range(8))
+    found = part.recording
+    assert passes(found) == [2 * 2 * 1024 * n for n in (matrices, 0, 2 * matrices)]
+    of_experts = 2 * 2 * 1024 * chosen * 3 * width * inner * layers
+    assert passes(found, "grouped_gemm") == [of_experts, 0, 2 * of_experts]
+    assert sent(found, least=SMALL) == {
+        "ALL_GATHER": BF16 * (2 * layers * block + 3 * words * width + width),
+        "REDUCE_SCATTER": BF16 * (layers * block + 2 * words * width + width),
+    }
+    assert any("_grouped_mm taken as equally many" in line for line in found.values)
+
+
+@needs("timm")
+def test_timm_resnet50() -> None:
+    (part,) = parts = alone(script("resnet50.py", world=8))
+    assert everyone(parts) == list(range(8))
+    found = part.recording
+    images, classes, first = 128, 2048 * 1000, 64 * 3 * 7 * 7 * 112 * 112
+    # 4.089 billion of multiplications and additions an image (He et al. 2015, table 1, and what
+    # version 1.5 adds by striding in the 3 × 3 convolutions).
+    forward = 2 * images * (4_089_184_256 - classes)
+    assert passes(found, "convolution") == [forward, 0, 2 * forward - 2 * images * first]
+    assert passes(found) == [2 * images * classes, 0, 2 * 2 * images * classes]
+    assert sent(found)["ALL_REDUCE"] == FP32 * 25_557_032  # its parameters
+
+
+COUNTED = """
+import torch
+from diffusers import UNet2DConditionModel
+from torch.utils.flop_counter import FlopCounterMode
+with torch.device("meta"), FlopCounterMode(display=False) as counter:
+    model = UNet2DConditionModel(sample_size=64, cross_attention_dim=768)
+    text = torch.empty(4, 77, 768)
+    model(torch.empty(4, 4, 64, 64), torch.empty(4), encoder_hidden_states=text)
+found = {str(key): value for key, value in counter.get_flop_counts()["Global"].items()}
+print(sum(n for key, n in found.items() if "convolution" in key))
+print(found["aten.addmm"] + found["aten.mm"])
+print(found["aten.bmm"])
+print(sum(each.numel() for each in model.parameters()))
+"""
+
+
+@needs("diffusers")
+def test_diffusion_unet() -> None:
+    counted = subprocess.run(
+        [sys.executable, "-c", COUNTED], capture_output=True, text=True, check=True
+    )
+    convolutions, products, attention, parameters = map(int, counted.stdout.split())
+    (part,) = parts = alone(script("diffusion_unet.py", world=8))
+    assert everyone(parts) == list(range(8))
+    found = part.recording
+    assert passes(found, "convolution")[0] == convolutions
+    assert passes(found)[0] == products
+    assert passes(found, "attention")[0] == attention
+    assert sent(found)["ALL_REDUCE"] == FP32 * parameters
+
+
+@needs("transformers")
+def test_mamba() -> None:
+    layers, tokens, width, words = 2, 256, 768, 50280
+    inner, rank, states = 2 * width, width // 16, 16
+    (part,) = alone(script("mamba.py", str(layers), str(tokens)))
+    projections = width * 2 * inner + inner * (rank + 2 * states) + rank * inner + inner * width
+    # Of each token, the product of states and C.
+    block = projections + inner * states
+    forward = 2 * tokens * (layers * block + width * words)
+    assert passes(part.recording) == [forward, 0, 2 * forward]
+    assert not sent(part.recording)
+
+
+def test_every_script_is_tested() -> None:
+    said = "".join(
+        (Path(__file__).parent / f).read_text() for f in (Path(__file__).name, "test_capture.py")
+    )
+    scripts = [path.name for path in SCRIPTS.glob("*.py") if path.name != "titan.py"]
+    assert scripts
+    assert [name for name in scripts if f'"{name}"' not in said] == []
