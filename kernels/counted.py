@@ -67,9 +67,12 @@ class PricedShares:
         number.
     numbers : dict of str to float
         Relative errors of these numbers.
-    host, launch, gap : dict of str to float
-        The same shares of the CPU's time between kernels, of what passes from a launch to its
-        kernel, and from a kernel to the next; empty where these were recorded.
+    host, launch : dict of str to float
+        The same shares of the CPU's time between kernels, and of what passes from a launch to its
+        kernel; empty where these were recorded.
+    gap : dict of int to dict of str to float
+        By length in ps: the same shares of what passes from a kernel to the next one of its stream;
+        empty where it was recorded.
     assumptions, not_modelled : tuple of str
         What else the program says of its prices; lines for people.
     kernels : dict of (str, int) to Kernel
@@ -84,7 +87,7 @@ class PricedShares:
     numbers: dict[str, float] = field(default_factory=dict)
     host: dict[str, float] = field(default_factory=dict)
     launch: dict[str, float] = field(default_factory=dict)
-    gap: dict[str, float] = field(default_factory=dict)
+    gap: dict[int, dict[str, float]] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
     not_modelled: tuple[str, ...] = ()
     kernels: dict[tuple[str, int], Kernel] = field(default_factory=dict)
@@ -115,10 +118,14 @@ class PricedShares:
                 (str(name), int(length)): {str(k): float(v) for k, v in rests.items()}
                 for name, length, rests in found["shares"]
             }
-            numbers, host, launch, gap = (
+            numbers, host, launch = (
                 {str(name): float(number) for name, number in found.get(key, {}).items()}
-                for key in ("numbers", "host", "launch", "gap")
+                for key in ("numbers", "host", "launch")
             )
+            gap = {
+                int(length): {str(k): float(v) for k, v in rests.items()}
+                for length, rests in found.get("gap", ())
+            }
             assumptions, missing = (
                 tuple(map(str, found.get(key, ()))) for key in ("assumptions", "not_modelled")
             )

@@ -86,6 +86,17 @@ def test_steps_are_longer_by_the_gaps_on_their_path(changes: tuple[str, ...], na
     assert 0.9 * shares[name] <= less <= shares[name]
 
 
+def test_in_a_graph_gaps_of_a_row_of_several_kernels_are_its_own() -> None:
+    prepared, _ = step("framework.cuda_graphs=true")
+    tables = (each and replace(each, gap=3 * each.gap) for each in prepared.program.tables)
+    program = prepared.program.replace(tables=tuple(tables))
+    prepared = replace(prepared, workload=replace(prepared.workload, program=program))
+    run = execute(prepared, MPI.COMM_SELF, critical_path=True)[0]
+    shares = PathShares(prepared, run).lengths()
+    assert "kernel_gap" not in shares
+    assert shares["graph_gap"] > 0
+
+
 def test_every_gpu_has_gaps_of_about_a_microsecond() -> None:
     found = np.array([[find_gpu(n).kernel_gap.si, find_gpu(n).graph_gap.si] for n in gpu_names()])
     assert (found > 0.3e-6).all()

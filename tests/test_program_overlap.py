@@ -74,3 +74,6 @@ def test_communications_slow_the_kernels_of_a_program_that_names_them() -> None:
     assert simulate(off).step_time == steps[False] < steps[True]
     with pytest.raises(UsageError, match=r"overlap\.model' has no effect"):
         prepare_captured(chosen(overlap={"model": "coupled"}), program(says=False))
+    alone = ProgramExperiment("", {"overlap": {"model": "coupled"}}, "", source="here")
+    with pytest.raises(UsageError, match=r"here: overlap\.model needs a network: --cluster NAME"):
+        prepare_captured(alone, program(says=True))

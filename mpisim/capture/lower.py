@@ -189,6 +189,8 @@ class _TableWriter:
         for kernel, estimate in zip(priced.kernels, priced.estimates):
             if found is not None:
                 self.pricing.shares[name, estimate.duration] = estimate.shares
+                if launched.kernels:  # rows of measured kernels have other durations than models'
+                    self.pricing.kernels[name, estimate.duration] = kernel
             elif not launched.known:
                 self.pricing.shares[name, estimate.duration] = {UNKNOWN: 1.0}
             copies = isinstance(kernel, Copy)
@@ -286,7 +288,7 @@ def _attributes(
     numbers = {
         name: quantity.error for name, quantity in pricing.model.numbers.items() if name in used
     }
-    for name in ("host_gap", "launch_call", "launch_latency", "kernel_gap"):
+    for name in ("host_gap", "launch_call", "launch_latency", "kernel_gap", "graph_gap"):
         numbers[name] = getattr(gpu, name).error
     for how, number in MEASURED.items():
         if by_how[how]:
@@ -322,7 +324,7 @@ def _attributes(
         "shares": shares,
         "host": dict(pricing.host_shares),
         "launch": {"launch_latency": 1.0},
-        "gap": {"kernel_gap": 1.0},
+        "gap": [[pricing.graph_gap, {"graph_gap": 1.0}], [pricing.gap, {"kernel_gap": 1.0}]],
         "kernels": kept_kernels(pricing.kernels) if named else [],
         "gpu": name,
         "assumptions": assumptions,

@@ -31,6 +31,7 @@ from ..kernels import Gpu
 from ..kernels.analytical import analytical_model
 from ..kernels.operations import Elementwise, Gemm, Kernel
 from ..kernels.slowdown import Parametric, packaged_constants, work_of
+from ..mpi.reductions import allreduce_max
 from ..operators.pricing import OperatorPricing
 from ..overlap import run_with_slowdown
 from ..overlap.communication_kernels import CommunicationKernels
@@ -235,7 +236,9 @@ class KernelSlowdown:
         outcome = run_with_slowdown(model, run, "static", comm, 1)
         self._sums[2:] = outcome.kernel_time.sum(axis=0).tolist()
         found = outcome.run.program
-        if any(each is None for each in found.tables):
+        # All or none gather: a process that simulates all classes has each table.
+        lacks = np.array([any(each is None for each in found.tables)], np.int64)
+        if allreduce_max(lacks, comm)[0]:
             whole: Program = comm.bcast(gather(found, comm), root=0)
             return whole
         return found

@@ -340,11 +340,15 @@ def _prepare_with_choices(experiment: ProgramExperiment, program: Program) -> Pr
     attributes = dict(program.attributes)
     counted = PricedShares.read(attributes.pop(COUNTED, None), source)
     overlap = tables.get("overlap", {})
-    if not counted.kernels and overlap and overlap != {"model": "off"}:
-        raise UsageError(
-            f"{source}: key 'overlap.{next(iter(overlap))}' has no effect: the program does not "
-            "say what its kernels do; allowed: overlap.model = 'off'"
-        )
+    if overlap and overlap != {"model": "off"}:
+        key = next(iter(overlap))
+        if not counted.kernels:
+            raise UsageError(
+                f"{source}: key 'overlap.{key}' has no effect: the program does not say what its "
+                "kernels do; allowed: overlap.model = 'off'"
+            )
+        if "preset" not in cluster:
+            raise UsageError(f"{source}: overlap.{key} needs a network: --cluster NAME")
     choices = ProgramChoices.of(tables, source)
     for key in choices.scale.changes:
         if key not in (*LINK_SCALES, *OF_ROWS):

@@ -221,7 +221,7 @@ class PathShares:
             if kind is PieceKind.LAUNCH:
                 return counted.launch
             if kind is PieceKind.GAP:
-                return counted.gap
+                return counted.gap.get(self._gap_length(piece), {})
             on_device = kind in (PieceKind.COMPUTE, PieceKind.COPY)
             return self._kernel(piece, counted.shares) if on_device else {}
         if kind is PieceKind.HOST:
@@ -245,12 +245,17 @@ class PathShares:
             shares = {**shares, OWN_KERNELS: 1.0}
         return shares
 
-    def _gap(self, piece: int) -> Mapping[str, float]:
+    def _gap_length(self, piece: int) -> int:
+        """Return what lies before the kernel of a piece, in ps."""
         rank, row = int(self.path.rank[piece]), int(self.path.row[piece])
+        return int(self.prepared.program.table_of(rank).gap[row])
+
+    def _gap(self, piece: int) -> Mapping[str, float]:
         assert isinstance(self.prepared, PreparedExperiment)
-        in_graph = self.prepared.workload.pricing_of(rank).graph_gap
-        gap = self.prepared.program.table_of(rank).gap[row]
-        return {"graph_gap" if gap == in_graph else "kernel_gap": 1.0}
+        pricing = self.prepared.workload.pricing_of(int(self.path.rank[piece]))
+        # A row of several kernels has as many gaps; in a graph all of them are those of graphs.
+        in_graph = pricing.captured or self._gap_length(piece) == pricing.graph_gap
+        return {"graph_gap" if in_graph else "kernel_gap": 1.0}
 
     def _kernel(self, piece: int, known: Mapping[tuple[str, int], Any]) -> Any:
         """Return what is known of a kernel by its name and duration; empty if nothing."""
