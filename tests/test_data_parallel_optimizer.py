@@ -181,6 +181,11 @@ def test_torch_without_fused_kernels_runs_one_over_all_for_each_operation() -> N
     assert rows[-8:] == [*(name for name, _ in FOREACH_KERNELS["adam"]), "convert weights"]
     # _multi_tensor_adam of torch/optim/adam.py: lerp_, mul_, addcmul_, sqrt, div_, add_, addcdiv_.
     assert sum(numbers for _, numbers in FOREACH_KERNELS["adam"]) == 18
+    # megatron/core/optimizer/__init__.py: torch.optim's AdamW without Transformer Engine and Apex.
+    own = told(stepped(net, 1, dp_style="megatron", fused=False).program)
+    assert "adam" in own
+    stand_in = told(stepped(net, 1, dp_style="megatron", fused_optimizer=False).program)
+    assert stand_in[-8:-1] == [name for name, _ in FOREACH_KERNELS["adam"]]
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "lamb"])

@@ -125,7 +125,7 @@ DENSE = ANY | {
     "fused_wgrad": st.sampled_from([None, False]),
     "persistent_norms": st.booleans(),
     "launch_blocking": st.booleans(),
-    "scores_softmax": st.sampled_from(["whole", "causal"]),
+    "scores_softmax": st.sampled_from(["whole", "causal", "operations"]),
 }
 MIXED = DENSE | {
     "ep": few,

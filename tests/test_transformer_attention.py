@@ -92,6 +92,43 @@ def test_a_causal_softmax_reads_half_of_the_scores() -> None:
     assert len(attention(32, fused=False)[0]) == 1
 
 
+def test_scores_of_local_layers_of_megatron_core() -> None:
+    keys = {"kernels": "eager", "micro_batch": 2, "scores_softmax": "operations"}
+    found = operator(network(model("gpt", **SIZES), plan(fused=False, **keys)), "attention")
+    fp32, heads, mask = 4 * SCORES, 2 * 2 * 2 * 8 * 16, 8 * 8
+    masked = 2 * fp32 + mask
+    assert lines(found.forward) == [
+        "attention scores: 8 x 8 x 8 x 4 bf16",  # scaled by the product
+        f"attention softmax cast: {6 * SCORES} bytes",
+        f"attention softmax mask ones: {4 * mask} bytes",
+        f"attention softmax mask triangle: {8 * mask} bytes",
+        f"attention softmax mask cast: {5 * mask} bytes",
+        f"attention softmax mask: {masked} bytes",
+        f"attention softmax: {2 * fp32} bytes",
+        f"attention softmax cast back: {6 * SCORES} bytes",
+        f"attention dropout: {5 * SCORES} bytes",
+        "attention context: 8 x 8 x 4 x 8 bf16",
+        f"attention transposition: {heads} bytes",
+    ]
+    assert lines(found.backward) == [
+        "attention probabilities gradient: 8 x 8 x 8 x 4 bf16",
+        "attention values gradient: 8 x 8 x 4 x 8 bf16",
+        f"attention dropout backward: {5 * SCORES} bytes",
+        f"attention softmax backward cast: {6 * SCORES} bytes",
+        f"attention softmax backward product: {3 * fp32} bytes",
+        f"attention softmax backward: {3 * fp32} bytes",
+        f"attention softmax backward mask: {masked} bytes",
+        f"attention softmax backward cast back: {6 * SCORES} bytes",
+        "attention queries gradient: 8 x 8 x 4 x 8 bf16",
+        f"attention queries scale: {heads} bytes",
+        "attention keys gradient: 8 x 8 x 4 x 8 bf16",
+        f"attention keys scale: {heads} bytes",
+        f"attention concatenated gradients: {3 * heads} bytes",
+    ]
+    # The softmax in fp32, what is multiplied, the mask of dropout, and the causal one.
+    assert found.saved == (4 + 2 + 1) * SCORES + mask
+
+
 def test_scores_step_by_step() -> None:
     keys = {"kernels": "eager", "micro_batch": 2, "fused": False}
     attention = operator(network(model("gpt", **SIZES), plan(**keys)), "attention")

@@ -93,10 +93,12 @@ class FrameworkOptions:
     unaligned : {"tensor-cores", "cores"}
         Where batched products of 16-bit numbers run whose rows are no multiple of 16 bytes, as with
         heads of odd sizes (`kernels` "eager"): on CUDA cores before CUDA 11.7.
-    scores_softmax : {"whole", "causal"}
+    scores_softmax : {"whole", "causal", "operations"}
         With `kernels` "eager" and `fused`: whether the softmax reads all scores, or only those that
         a causal mask leaves, as the kernel of Megatron-LM's ``--masked-softmax-fusion``. Where that
-        does not take the scores' shape, they are cast to fp32, operation by operation.
+        does not take the scores' shape, they are cast to fp32, operation by operation. Or, also
+        without `fused`, "operations": always so, and the product before scales the scores, as the
+        attention of Megatron-Core's local layers without Apex.
     attention : {"newest", "cudnn", "flash-2", "triton"}
         Which kernel of fused attention: the fastest published for the GPU, or that of cuDNN, of
         FlashAttention-2, of FlashAttention in Triton
@@ -114,7 +116,8 @@ class FrameworkOptions:
         Whether norms are one kernel each; as `fused` says if not given.
     fused_optimizer : bool, optional
         Whether the optimizer of PyTorch is one kernel (``fused=True``); as `fused` says if not
-        given.
+        given. With `dp_style` "megatron" or "deepspeed": false where PyTorch's stands in for Apex's
+        ``FusedAdam``, as in Megatron-Core without Apex and Transformer Engine.
     primitive : tuple of str
         Without `fused`: functions that are composed of operations of the framework, a kernel each,
         as in BERT's TensorFlow code (GELU also in Hugging Face's GPT-2); "norm": layer
@@ -203,7 +206,7 @@ class FrameworkOptions:
     separate_projections: bool = False
     kernels: Literal["flash", "eager"] = "flash"
     unaligned: Literal["tensor-cores", "cores"] = "tensor-cores"
-    scores_softmax: Literal["whole", "causal"] = "whole"
+    scores_softmax: Literal["whole", "causal", "operations"] = "whole"
     attention: Literal["newest", "cudnn", "flash-2", "triton"] = "newest"
     repeats_heads: bool = False
     rotary: Literal["real", "complex"] = "real"

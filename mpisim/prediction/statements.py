@@ -362,7 +362,7 @@ def _worth_listing(key: str, value: object, prepared: PreparedExperiment) -> boo
         "framework.unaligned": isinstance(model, Transformer) and _unaligned(model, plan),
         "framework.scores_softmax": transformer
         and plan.framework.kernels == "eager"
-        and plan.framework.fused,
+        and (plan.framework.fused or plan.framework.scores_softmax == "operations"),
         "framework.norm_fusion": images,
         "framework.image_layout": images,
         "plan.moe_imbalance": mixture,

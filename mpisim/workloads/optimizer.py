@@ -224,7 +224,7 @@ def _loop(plan: Plan, strategy: Strategy) -> tuple[int, ...]:
 def _update(block: BlockBuilder, plan: Plan, strategy: Strategy) -> None:
     if not strategy.updated_parameters:
         return
-    torch = strategy.style in ("ddp", "fsdp")
+    torch = strategy.style in ("ddp", "fsdp") or plan.framework.fused_optimizer is False
     if plan.framework.fuses_optimizer or not torch:
         each = optimizer_bytes(plan, strategy)
         block.compute(Compute(plan.optimizer, OptimizerStep(strategy.updated_parameters, each)))

@@ -19,7 +19,7 @@ from mpisim.kernels.operations import BYTES, Attention, Gemm, GemmVariant, Preci
 
 from ..operators import Compute, Operator, Task
 from .context_parallel import all_gather_attention, pytorch_ring_attention, ring_attention
-from .pointwise import FP32, MASK_BYTES, dropout_kernels, elementwise, widened
+from .pointwise import FP32, MASK_BYTES, broadcast, dropout_kernels, elementwise, widened
 from .shapes import AttentionShape, Shapes
 
 __all__ = ["core_attention"]
@@ -126,6 +126,14 @@ def _eager_attention(s: Shapes, name: str, shape: AttentionShape) -> Operator:
     17 to 2,048 keys, as many queries, and a multiple of four heads × sequences
     (megatron/model/fused_softmax.py). Others are cast to fp32, multiplied by the number of the
     layer, masked, put through PyTorch's softmax and cast back.
+
+    With ``"operations"`` it is what Megatron-Core's own attention does without Apex
+    (megatron/core/transformer/dot_product_attention.py and megatron/core/fusions/fused_softmax.py,
+    `forward_torch_softmax`, of release 0.16.1): the product scales scores (``baddbmm``), heads are
+    read where they lie, and scores are cast to fp32, masked, put through PyTorch's softmax and cast
+    back. A causal mask is made anew each time (`get_default_causal_mask`). Backward, the product of
+    gradient and softmax is a kernel before the softmax's own (PyTorch,
+    aten/src/ATen/native/cuda/SoftMax.cu), and the scale is that of queries' and keys' gradients.
     """
     e, drops, fused = s.element_size, s.model.dropout, s.plan.framework.fused
     q, k = shape.queries, shape.keys
@@ -148,6 +156,7 @@ def _eager_attention(s: Shapes, name: str, shape: AttentionShape) -> Operator:
         )
 
     causal = shape.causal and shape.window is None
+    operations = s.plan.framework.scores_softmax == "operations"
     wants_causal_kernel = s.plan.framework.scores_softmax == "causal" and fused and causal
     fits_causal_kernel = (
         e == 2
@@ -158,6 +167,8 @@ def _eager_attention(s: Shapes, name: str, shape: AttentionShape) -> Operator:
     )
 
     def softmax(what: str, *, backward: bool = False) -> list[Task]:
+        if operations:
+            return _softmax_by_operations(s, f"{name} {what}", shape, backward=backward)
         if widened(s, "softmax"):
             kernel = Softmax(rows, k, backward, "fp32")
             return [
@@ -181,12 +192,12 @@ def _eager_attention(s: Shapes, name: str, shape: AttentionShape) -> Operator:
     if grouped:
         forward.append(elementwise(f"{name} repeated heads", e * (compact + repeated)))
     inputs = s.batch * (q * shape.query_width + k * shape.key_value_width)
-    if not fused:
+    if not fused and not operations:
         forward.append(elementwise(f"{name} heads in batches", 2 * e * inputs))
     forward.append(product("scores", q, k, shape.head_size))
     if shape.relative_bias:
         forward.append(elementwise(f"{name} relative bias", 2 * e * scores + e * scores // s.batch))
-    if not fused:
+    if not fused and not operations:
         forward.append(elementwise(f"{name} scale", 2 * e * scores))
         forward.append(elementwise(f"{name} mask", 2 * e * scores))
     forward += softmax("softmax")
@@ -196,27 +207,58 @@ def _eager_attention(s: Shapes, name: str, shape: AttentionShape) -> Operator:
     forward.append(elementwise(f"{name} transposition", 2 * e * output))
 
     backward: list[Task] = []
-    if not fused:
+    if not fused and not operations:
         backward.append(elementwise(f"{name} transposition backward", 2 * e * output))
     backward.append(product("probabilities gradient", q, k, shape.value_size))
     backward.append(product("values gradient", k, shape.value_size, q))
     if drops:
         backward += dropout_kernels(s, f"{name} dropout backward", scores, backward=True)
     backward += softmax("softmax backward", backward=True)
-    if not fused and shape.causal:
+    if not fused and not operations and shape.causal:
         # What a mask replaces has no gradient; one that is added leaves it as it is.
         backward.append(elementwise(f"{name} mask backward", 2 * e * scores))
-    if not fused:
+    if not fused and not operations:
         backward.append(elementwise(f"{name} scale backward", 2 * e * scores))
     if shape.relative_bias:
         backward.append(
             elementwise(f"{name} relative bias gradient", e * (scores + scores // s.batch))
         )
     backward.append(product("queries gradient", q, shape.head_size, k))
+    if operations:
+        backward.append(elementwise(f"{name} queries scale", 2 * e * rows * shape.head_size))
     backward.append(product("keys gradient", k, shape.head_size, q))
+    if operations:
+        backward.append(elementwise(f"{name} keys scale", 2 * e * batch * k * shape.head_size))
     if grouped:
         backward.append(elementwise(f"{name} repeated heads backward", e * (compact + repeated)))
     if not fused:
         backward.append(elementwise(f"{name} concatenated gradients", 2 * e * inputs))
-    kept = 2 * e + MASK_BYTES if drops else e
-    return Operator(name, tuple(forward), tuple(backward), saved=kept * scores, selective=True)
+    saved = (2 * e + MASK_BYTES if drops else e) * scores
+    if operations and e != FP32:  # the softmax in fp32, what is multiplied, and the causal mask
+        saved = (FP32 + e + (MASK_BYTES if drops else 0)) * scores
+    if operations and shape.causal:
+        saved += MASK_BYTES * q * k
+    return Operator(name, tuple(forward), tuple(backward), saved=saved, selective=True)
+
+
+def _softmax_by_operations(
+    s: Shapes, name: str, shape: AttentionShape, *, backward: bool
+) -> list[Task]:
+    """Scores in the format of matrices → their softmax in the same, computed in fp32 by PyTorch."""
+    e, q, k = s.element_size, shape.queries, shape.keys
+    rows = s.batch * shape.heads * q
+    scores, masks = rows * k, q * k
+    cast = [elementwise(f"{name} cast", (e + FP32) * scores)] if e != FP32 else []
+    cast_back = [elementwise(f"{name} cast back", (e + FP32) * scores)] if e != FP32 else []
+    mask = broadcast(f"{name} mask", 2 * FP32 * scores + MASK_BYTES * masks, scores)
+    kernel = Compute(name, Softmax(rows, k, backward, "fp32"))
+    if backward:
+        product = elementwise(f"{name} product", 3 * FP32 * scores)
+        return [*cast, product, kernel, *([mask] if shape.causal else []), *cast_back]
+    making = [
+        elementwise(f"{name} mask ones", FP32 * masks),
+        elementwise(f"{name} mask triangle", 2 * FP32 * masks),
+        elementwise(f"{name} mask cast", (FP32 + MASK_BYTES) * masks),
+        mask,
+    ]
+    return [*cast, *(making if shape.causal else []), kernel, *cast_back]
