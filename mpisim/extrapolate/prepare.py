@@ -100,8 +100,13 @@ def read_traced(experiment: ProgramExperiment) -> TracedStep:
                 f"{experiment.source}: key 'workload.{key}' is given; it is for traces of several "
                 f"ranks, and {choice.trace} is of one GPU"
             )
+    shapes = choice.execution_trace
     return read_step(
-        path, gpu=choice.traced_gpu, step=choice.traced_step, batch=choice.traced_batch
+        path,
+        gpu=choice.traced_gpu,
+        step=choice.traced_step,
+        batch=choice.traced_batch,
+        execution_trace=None if shapes is None else Path(experiment.source).parent / shapes,
     )
 
 
