@@ -76,8 +76,8 @@ class WorkloadChoice:
     traced_batch, traced_step : int, optional
         Samples of the traced step, where they are not clear; number of the profiled step.
     execution_trace : str, optional
-        PyTorch's execution trace of the same step, for shapes that the trace lacks, its path relative
-        likewise; one in the trace's folder needs no naming.
+        PyTorch's execution trace of the same step, for shapes that the trace lacks, its path
+        relative likewise; one in the trace's folder needs no naming.
     gpu : str, optional
         GPU to run on, in place of the cluster's.
     seq_len : int, optional
