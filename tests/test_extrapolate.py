@@ -389,6 +389,7 @@ def test_an_experiment_of_a_trace(
     for change, wrong in (
         ("workload.program=x.h5", "one of 'program' and 'trace'"),
         ("plan.dq=1", "unknown key 'dq'"),
+        ("plan.vpp=2", "toml: [plan] vpp is 2"),
         ("plan.dp=3", "cannot be shared"),
         ("cluster.preset=nowhere", "unknown cluster"),
         ("model.preset=gpt2", "fixes it"),

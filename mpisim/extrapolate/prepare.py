@@ -138,7 +138,9 @@ def prepare_traced(
     try:
         found = extrapolate(step, _target(experiment, choice))
     except InputError as error:
-        raise InputError(f"{source}: {error}") from error
+        # Some messages begin with the table already.
+        text = str(error).replace("[plan]: [plan]", "[plan]", 1)
+        raise InputError(f"{source}: {text}") from error
     own = dict(experiment.tables.get("cluster", {}))
     own.pop("gpus", None)
     own.pop("other_gpus", None)
