@@ -408,6 +408,14 @@ def test_bad_tables(tmp_path: Path) -> None:
     without = tuple(name for name in COLUMNS if name != "gpu")
     with pytest.raises(InputError, match="there is no column 'gpu'"):
         read(table(file, columns=without))
+    misspelt = tuple("micro_batches" if name == "micro_batch" else name for name in COLUMNS)
+    with pytest.raises(InputError, match=r"'micro_batch' \(did you mean 'micro_batches'\?\)"):
+        read(table(file, columns=misspelt))
+    file.write_text("id,model,gpu,num_gpus,trust,step_time_ms,framework\na,b,c,8,A,9,NeMo\n")
+    (row,) = read(file)
+    assert row.seconds == 9e-3
+    assert row.texts["source"] == ""
+    assert "tp" not in row.integers
     with pytest.raises(InputError, match="no rows"):
         read(table(file))
     with pytest.raises(InputError, match=r"t\.csv:3: id 'vtrain' is also at .*:2"):

@@ -335,6 +335,28 @@ def test_the_command(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert "--micro-batches is for traces of several ranks" in capsys.readouterr().err
 
 
+def test_results_of_the_command_are_exported(
+    shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    """A results file says what it was made of, wherever it is exported from."""
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    for name, to in (("kineto", "step"), ("et", "shapes")):
+        shutil.copy(shared / f"traces/linear_2080ti_1gpu/{name}.json.gz", folder / f"{to}.json.gz")
+    shapes = tmp_path / "shapes.json.gz"
+    (folder / "shapes.json.gz").rename(shapes)
+    monkeypatch.chdir(tmp_path)
+    given = ["traces/step.json.gz", "--execution-trace", "shapes.json.gz", "--plan", "dp=2"]
+    given += ["--step", "20", "--batch", "1024", "--gpu", "a100-sxm", "--cluster", "dgx-a100"]
+    assert main(["extrapolate", *given, "--scaling", "li", "-o", "run.h5"]) == 0
+    monkeypatch.chdir(folder)
+    # Its digest is compared: each option counts.
+    assert main(["export", "../run.h5", "--format", "csv", "-o", "rows.csv"]) == 0
+    shapes.unlink()
+    assert main(["export", "../run.h5", "--format", "csv", "-o", "again.csv"]) == 2
+    assert f"{shapes.resolve()}: cannot be read" in capsys.readouterr().err
+
+
 def test_an_experiment_of_a_trace(
     shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kineto: TracedStep
 ) -> None:
@@ -367,6 +389,7 @@ def test_an_experiment_of_a_trace(
     for change, wrong in (
         ("workload.program=x.h5", "one of 'program' and 'trace'"),
         ("plan.dq=1", "unknown key 'dq'"),
+        ("plan.vpp=2", "toml: [plan] vpp is 2"),
         ("plan.dp=3", "cannot be shared"),
         ("cluster.preset=nowhere", "unknown cluster"),
         ("model.preset=gpt2", "fixes it"),

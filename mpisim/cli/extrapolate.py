@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UsageError
 from .extrapolate_parallel import add_parallel_options, run_parallel
@@ -16,6 +16,10 @@ from .output import (
     deliver,
     simulate_with_options,
 )
+
+if TYPE_CHECKING:
+    from ..experiment import ProgramExperiment
+    from ..extrapolate import Target
 
 __all__ = ["add_parser", "run"]
 
@@ -36,6 +40,9 @@ examples:
   mpisim extrapolate traces/ --cluster dgx-h100 --traced-cluster a800-8gpu --gpu h100-sxm
                                   ... on another network, and other GPUs
 """
+
+DEFAULT_CLUSTER = "dgx-h100"
+"""Where traces of one GPU are taken to, if nothing says otherwise."""
 
 OF_ONE_GPU = (
     *("plan", "threads", "other_gpus", "batch", "seq_len", "step", "traced_gpu", "traced_batch"),
@@ -182,8 +189,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_of_one_gpu(args: argparse.Namespace) -> int:
     keys = _keys(args.plan)
-    cluster = args.cluster or "dgx-h100"
+    cluster = args.cluster or DEFAULT_CLUSTER
     from ..experiment import ProgramExperiment
+    from ..experiment.serialization import serialize_any
     from ..extrapolate import Target, extrapolate, read_step
     from ..extrapolate.triosim_write import check_tables, write_tables
     from ..mpi.parallel import collective_errors, progress
@@ -230,12 +238,41 @@ def _run_of_one_gpu(args: argparse.Namespace) -> int:
             experiment = ProgramExperiment("", tables, title, source=step.source)
             prepared = prepare_captured(experiment, found.program)
         results, shown = simulate_with_options(
-            prepared, args, comm, text=f"title = {json.dumps(title)}"
+            prepared,
+            args,
+            comm,
+            text=f"title = {json.dumps(title)}",
+            origin=serialize_any(_as_experiment(args, target)) if args.output is not None else "",
         )
         report = deliver(results, args, comm, {}, shown)
     if comm.rank == 0:
         print(report)
     return 0
+
+
+def _as_experiment(args: argparse.Namespace, target: Target) -> ProgramExperiment:
+    """Return the experiment of a trace that says what the options say, for ``mpisim export``."""
+    from ..experiment import ProgramExperiment
+    from ..experiment.program_experiment import WorkloadChoice
+
+    choice = WorkloadChoice(
+        trace=args.paths[0],
+        traced_gpu=args.traced_gpu,
+        traced_batch=args.traced_batch,
+        traced_step=args.step,
+        execution_trace=args.execution_trace,
+        gpu=target.gpu,
+        seq_len=target.sequence,
+        threads=target.threads,
+        scaling=args.scaling or "kernel-model",
+        upload=target.upload,
+    )
+    cluster = {"preset": args.cluster or DEFAULT_CLUSTER, "other_gpus": dict(target.other_gpus)}
+    batch = {} if target.batch is None else {"global_batch": target.batch}
+    # Paths of the command line start from the working directory.
+    return ProgramExperiment(
+        "", {"cluster": cluster}, None, "mpisim extrapolate", choice, {**target.plan, **batch}
+    )
 
 
 def _keys(given: list[str]) -> dict[str, Any]:

@@ -51,7 +51,7 @@ FIXED_TABLES = ("model", "plan", "kernels", "calibration")
 """Tables of other experiments that a program file fixes: it holds their outcome."""
 
 
-OF_ONE_GPU = ("traced_gpu", "traced_step", "seq_len", "threads", "upload")
+OF_ONE_GPU = ("traced_gpu", "traced_step", "execution_trace", "seq_len", "threads", "upload")
 """Keys of ``[workload]`` for a trace of one GPU alone."""
 
 OF_SEVERAL_RANKS = ("traced_cluster", "layout", "distributed_optimizer")
@@ -75,6 +75,9 @@ class WorkloadChoice:
         The GPU it is of, where the file does not name it.
     traced_batch, traced_step : int, optional
         Samples of the traced step, where they are not clear; number of the profiled step.
+    execution_trace : str, optional
+        PyTorch's execution trace of the same step, for shapes that the trace lacks, its path
+        relative likewise; one in the trace's folder needs no naming.
     gpu : str, optional
         GPU to run on, in place of the cluster's.
     seq_len : int, optional
@@ -100,6 +103,7 @@ class WorkloadChoice:
     traced_gpu: str | None = None
     traced_batch: Count | None = None
     traced_step: Annotated[int, Limits(least=0, most=10**9)] | None = None
+    execution_trace: str | None = None
     gpu: str | None = None
     seq_len: Count | None = None
     threads: bool = False

@@ -129,8 +129,11 @@ def serialize_any(experiment: Experiment | ProgramExperiment) -> str:
     if experiment.trace is None:
         found["program"] = str((folder / experiment.program).resolve())
     else:
-        trace = str((folder / str(experiment.trace.trace)).resolve())
-        found |= {"trace": {**asdict(experiment.trace), "trace": trace}, "plan": experiment.plan}
+        choice = asdict(experiment.trace)
+        for key in ("trace", "execution_trace"):
+            if choice[key] is not None:
+                choice[key] = str((folder / choice[key]).resolve())
+        found |= {"trace": choice, "plan": experiment.plan}
     return json.dumps(found)
 
 

@@ -206,6 +206,12 @@ def resimulate(
 
 def _kept(path: str | Path) -> Kept:
     with open_results(path) as results:
+        if not results.origin and results.recorded is not None:
+            raise InputError(
+                f"{path}: does not say what it was made of: a job grown from traces of several "
+                "ranks is exported by its program: mpisim extrapolate TRACES --save-program "
+                "grown.h5, then mpisim run grown.h5 -o FILE"
+            )
         if not results.origin:
             raise InputError(
                 f"{path}: does not say what it was made of: it was written by an earlier mpisim, "

@@ -58,14 +58,14 @@ class Lines:
         """Lines for people: what is scaled by which."""
         own = [
             f"{family}{'' if dtype == ANY else f' in {dtype}'} ({line.rows} calls, ± "
-            f"{line.error:.0%})"
+            f"{line.error * 100:.0f} %)"
             for (family, gpu, dtype), line in sorted(self.regression.items())
             if gpu != ANY
         ]
         found = ", ".join(own) or "none has enough calls"
         return [
             f"times are scaled by Li's lines over the trace's own kernels: {found}; the others, "
-            f"{1 - self.share:.0%} of the kernels' time, by the kernel model"
+            f"{(1 - self.share) * 100:.0f} % of the kernels' time, by the kernel model"
         ]
 
 

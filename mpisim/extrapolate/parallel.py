@@ -98,7 +98,7 @@ class Extrapolated:
             lines.append(
                 f"new job             {axes}, {self.program.n_ranks:,} ranks: "
                 f"{self.step * 1e3:,.3f} ms in place of {self.recorded * 1e3:,.3f} ms "
-                f"({self.step / self.recorded - 1:+.2%})"
+                f"({(self.step / self.recorded - 1) * 100:+.2f} %)"
             )
         return "\n".join(lines)
 

@@ -100,8 +100,13 @@ def read_traced(experiment: ProgramExperiment) -> TracedStep:
                 f"{experiment.source}: key 'workload.{key}' is given; it is for traces of several "
                 f"ranks, and {choice.trace} is of one GPU"
             )
+    shapes = choice.execution_trace
     return read_step(
-        path, gpu=choice.traced_gpu, step=choice.traced_step, batch=choice.traced_batch
+        path,
+        gpu=choice.traced_gpu,
+        step=choice.traced_step,
+        batch=choice.traced_batch,
+        execution_trace=None if shapes is None else Path(experiment.source).parent / shapes,
     )
 
 
@@ -133,7 +138,9 @@ def prepare_traced(
     try:
         found = extrapolate(step, _target(experiment, choice))
     except InputError as error:
-        raise InputError(f"{source}: {error}") from error
+        # Some messages begin with the table already.
+        text = str(error).replace("[plan]: [plan]", "[plan]", 1)
+        raise InputError(f"{source}: {text}") from error
     own = dict(experiment.tables.get("cluster", {}))
     own.pop("gpus", None)
     own.pop("other_gpus", None)

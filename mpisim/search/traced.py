@@ -146,7 +146,10 @@ class TracedCandidates:
         if self._several:
             return self._grown(experiment, experiment.trace)
         choice = experiment.trace
-        key = (choice.traced_gpu, choice.traced_step, choice.traced_batch)
+        key = (
+            *(choice.traced_gpu, choice.traced_step, choice.traced_batch),
+            choice.execution_trace,
+        )
         if key not in self._steps:
             self._steps[key] = read_traced(experiment)
         prepared, found = prepare_traced(experiment, self._steps[key])

@@ -56,7 +56,10 @@ TEXTS = (
 )
 
 COLUMNS = (*TEXTS, *INTEGERS, *NUMBERS, *FLAGS)
-"""What a table must have; it may have more."""
+"""What a table may have; other columns are kept, and not looked at."""
+
+NEEDED = ("id", "model", "gpu", "num_gpus", "trust", "step_time_ms")
+"""Columns that no table can do without."""
 
 TRUST = ("A", "B", "C", "F")
 
@@ -108,7 +111,8 @@ def read(path: str | Path) -> list[Row]:
     Parameters
     ----------
     path : str or Path
-        CSV in UTF-8 with a line of headings, among them `COLUMNS`.
+        CSV in UTF-8 with a line of headings, among them `NEEDED`; others of `COLUMNS` that are not
+        there are blank in every row.
 
     Raises
     ------
@@ -127,15 +131,20 @@ def read(path: str | Path) -> list[Row]:
 
 
 def _check_headings(headings: list[str], path: str | Path) -> None:
+    others = [each for each in headings if each not in COLUMNS]
     for name in COLUMNS:
-        if name not in headings:
-            near = nearest(name, headings)
-            needed = ", ".join(COLUMNS)
-            raise InputError(f"{path}: there is no column {name!r}{near}; it needs {needed}")
+        if name in headings:
+            continue
+        near = nearest(name, others)
+        if name in NEEDED or near:  # one that is misspelt must not count as blank
+            raise InputError(
+                f"{path}: there is no column {name!r}{near}; it needs {', '.join(NEEDED)}, and "
+                "may have those of docs/accuracy.md"
+            )
 
 
 def _row(cells: CsvRow, where: str) -> Row:
-    texts = dict(cells)
+    texts = {**dict.fromkeys(COLUMNS, ""), **dict(cells)}
     for name in ("id", "model", "gpu", "num_gpus"):
         if not texts[name]:
             raise InputError(f"{where}: column {name!r} is blank; every row needs it")
