@@ -76,6 +76,38 @@ def test_a_plain_script_of_one_gpu(tmp_path: Path) -> None:
     assert any("without workers" in line for line in recording.replaced)
 
 
+FUNCTION_AGAIN = """
+import torch
+from torch.utils.checkpoint import checkpoint
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x @ w
+    @staticmethod
+    def backward(ctx, y):
+        x, w = ctx.saved_tensors
+        return y @ w.t(), x.t() @ y
+w = torch.nn.Parameter(torch.empty(64, 64, device="cuda"))
+optimizer = torch.optim.SGD([w], lr=0.1)
+while True:
+    x = torch.empty(32, 64, device="cuda", requires_grad=True)
+    checkpoint(Product.apply, x, w, use_reentrant=REENTRANT).sum().backward()
+    optimizer.step()
+"""
+
+
+@torch
+@pytest.mark.parametrize("reentrant", ["True", "False"])
+def test_functions_are_computed_again_forward(tmp_path: Path, reentrant: str) -> None:
+    text = FUNCTION_AGAIN.replace("REENTRANT", reentrant)
+    (part,) = alone(script(written(tmp_path, text)))
+    product = 2 * 32 * 64 * 64
+    passes = (Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD)
+    found = [flops(part.recording, phase)["gemm"] for phase in passes]
+    assert found == [product, product, 2 * product]
+
+
 @torch
 def test_sharded_llama_does_what_the_generator_says() -> None:
     from mpisim.experiment import load

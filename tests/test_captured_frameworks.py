@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import numpy as np
 import pytest
 from captures import SCRIPTS, alone, flops, script, sent
 
-from mpisim.base.kinds import Phase
+from mpisim.base.kinds import Kind, Operation, Phase
 from mpisim.capture.lower import Part
 from mpisim.capture.recording import ItemKind, Recording
 
@@ -141,8 +143,28 @@ def test_torchtitan_on_8192() -> None:
 # --- megatron-core: GPT ---------------------------------------------------------------------------
 
 
+def generated(path: Path, rank: int) -> tuple[int, Counter[str]]:
+    """Operations of products, and bytes of communications, of a rank of an experiment."""
+    from mpisim.experiment import load
+    from mpisim.prediction.prepared import prepare
+
+    workload = prepare(load(str(path), [])[1]).workload
+    program, pricing = workload.program, workload.pricings[0]
+    table, products, messages = program.table_of(rank), 0, Counter[str]()
+    for row in np.flatnonzero(table.kind == Kind.KERNEL).tolist():
+        kernel = pricing.kernels[program.names[table.name[row]], int(table.duration[row])]
+        products += kernel.flops if kernel.family == "gemm" else 0
+    for row in np.flatnonzero(table.is_communication & (table.bytes >= SMALL)).tolist():
+        messages[Operation(int(table.operation[row])).name] += int(table.bytes[row])
+    return products, messages
+
+
 @needs("megatron-core")
-def test_megatron_core_interleaved() -> None:
+def test_megatron_core_interleaved(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "capture.md").read_text()
+    block = page.split("<!-- test: file: local-layers.toml -->")[1].split("```")[1]
+    experiment = tmp_path / "local-layers.toml"
+    experiment.write_text(block.removeprefix("toml"))
     tp, chunks, layers, micro, hidden, words, tokens = 2, 2, 8, 8, 4096, 51200, 2048
     parts = alone(script("megatron_gpt.py", "2", "2", str(chunks), "8", str(micro), world=8))
     assert everyone(parts) == list(range(8))
@@ -164,6 +186,28 @@ def test_megatron_core_interleaved() -> None:
         crossed = micro * (2 * chunks - 1) * activation
         for kind in (ItemKind.SEND, ItemKind.RECV):
             assert sent(found, kind) == {"SEND_RECV": crossed}
+        assert generated(experiment, found.rank) == (
+            sum(passes(found)),
+            sums + Counter({"SEND_RECV": 2 * crossed}),
+        )
+
+
+@needs("megatron-core")
+def test_megatron_core_llama_3_70b() -> None:
+    # A stage in the middle of four, as long as one of eight of all 80 layers, each computed again.
+    tp, here, micro, tokens = 8, 10, 2, 8192
+    hidden, kv, inner = 8192, 1024, 28672
+    words = ("8", "4", "1", "40", str(micro), "llama3_70b")
+    parts = alone(script("megatron_gpt.py", *words, world=32), range(0, 32, tp))
+    assert everyone(parts) == list(range(32))
+    (found,) = (part.recording for part in parts if 2 * tp in part.ranks)
+    matrices = 2 * hidden**2 + 2 * hidden * kv + 3 * hidden * inner
+    forward = micro * here * (2 * tokens * matrices + 4 * tokens**2 * hidden) // tp
+    assert passes(found) == [forward, forward, 2 * forward]
+    activation = BF16 * tokens * hidden
+    assert sent(found, size=tp, least=SMALL)["ALL_REDUCE"] == 6 * micro * here * activation
+    for kind in (ItemKind.SEND, ItemKind.RECV):
+        assert sent(found, kind) == {"SEND_RECV": 2 * micro * activation}
 
 
 # --- DeepSpeed, Accelerate, timm, diffusers, Mamba ------------------------------------------------

@@ -58,9 +58,11 @@ class Engine:
             self._recorder.backward_begins()
         self._depth += 1
         self._write(NONE)
+        again, self._recorder.again = self._recorder.again, 0
         try:
             return self._engine.run_backward(*args, **kwargs)
         finally:
+            self._recorder.again = again
             self._depth -= 1
             if not self._depth:
                 self._write(CUDA)
@@ -86,8 +88,28 @@ def set_phase(recorder: Recorder) -> None:
         after = recorder.between == Phase.BACKWARD
         recorder.phase = int(Phase.BACKWARD if after else Phase.FORWARD)
     else:
-        again = torch.is_grad_enabled()
+        again = torch.is_grad_enabled() or recorder.again
         recorder.phase = int(Phase.RECOMPUTE if again else Phase.BACKWARD)
+
+
+def _count_functions(recorder: Recorder) -> None:
+    """Tell a recorder of ``autograd.Function`` that runs forward again in a backward pass.
+
+    Their ``forward`` has gradients off, as a backward pass has.
+    """
+    function: Any = torch.autograd.Function
+    applied = next(vars(each)["apply"] for each in function.__mro__ if "apply" in vars(each))
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch._C._current_graph_task_id() < 0 or not torch.is_grad_enabled():
+            return applied.__get__(None, cls)(*args, **kwargs)
+        recorder.again += 1
+        try:
+            return applied.__get__(None, cls)(*args, **kwargs)
+        finally:
+            recorder.again -= 1
+
+    function.apply = classmethod(apply)
 
 
 def install_engine(recorder: Recorder) -> None:
@@ -104,6 +126,7 @@ def install_engine(recorder: Recorder) -> None:
     """
     variable: Any = torch.autograd.Variable
     variable._execution_engine = Engine(recorder, _without_streams())
+    _count_functions(recorder)
 
 
 def _without_streams() -> Callable[[bytes], None]:

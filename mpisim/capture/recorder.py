@@ -66,6 +66,8 @@ class Recorder:
         A `Phase`.
     between : int
         What the pass before was, after it has ended and before the next begins: a `Phase`.
+    again : int
+        How many ``autograd.Function`` run forward in a backward pass, one inside another.
     memory : _Memory
         Of the device, as the script may ask.
     devices, named_devices : set of int
@@ -79,6 +81,7 @@ class Recorder:
         self.rank, self.world, self.wanted, self.given = rank, world, steps, values
         self.stream = 0
         self.phase = self.between = int(Phase.NONE)
+        self.again = 0
         self.module: list[str] = []
         self.memory = _Memory()
         self.groups: list[tuple[int, ...]] = [tuple(range(world))]

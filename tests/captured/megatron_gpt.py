@@ -1,7 +1,9 @@
-"""GPT of megatron-core with its local layers: TP PP CHUNKS LAYERS MICRO_BATCHES.
+"""A model of megatron-core with its local layers: TP PP CHUNKS LAYERS MICRO_BATCHES [MODEL].
 
 CHUNKS are the pieces of the model that each stage of the pipeline has, interleaved if more than 1.
-Data parallelism takes the rest of the ranks, with the distributed optimizer.
+Data parallelism takes the rest of the ranks, with the distributed optimizer. MODEL is gpt, with
+learned positions, or llama3_70b, whose layers are computed again one by one: local layers keep the
+scores of the attention, 1 GiB a layer on one of 8 ranks.
 """
 
 import os
@@ -23,7 +25,24 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer import TransformerConfig
 
 tp, pp, chunks, layers, micro_batches = map(int, sys.argv[1:6])
+llama = sys.argv[6:] == ["llama3_70b"]
 HIDDEN, HEADS, WORDS, TOKENS, MICRO_BATCH = 4096, 32, 51200, 2048, 1
+block, ends, normalization = {}, {"position_embedding_type": "learned_absolute"}, "LayerNorm"
+if llama:
+    HIDDEN, HEADS, WORDS, TOKENS, normalization = 8192, 64, 128256, 8192, "RMSNorm"
+    block = {
+        "num_query_groups": 8,
+        "ffn_hidden_size": 28672,
+        "gated_linear_unit": True,
+        "activation_func": torch.nn.functional.silu,
+        "add_bias_linear": False,
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+        "recompute_granularity": "full",
+        "recompute_method": "uniform",
+        "recompute_num_layers": 1,
+    }
+    ends = {"position_embedding_type": "rope", "rotary_base": 500000}
 
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("nccl")
@@ -48,6 +67,8 @@ config = TransformerConfig(
     gradient_accumulation_fusion=False,
     batch_p2p_comm=chunks == 1,
     overlap_p2p_comm=chunks > 1,
+    normalization=normalization,
+    **block,
 )
 sharding = DistributedDataParallelConfig(
     use_distributed_optimizer=True, overlap_grad_reduce=True, grad_reduce_in_fp32=True
@@ -57,13 +78,14 @@ for chunk in range(chunks):
     at = {} if chunks == 1 else {"ignore_virtual": False, "vp_stage": chunk}
     part = GPTModel(
         config,
-        get_gpt_layer_local_spec(normalization="LayerNorm"),
+        get_gpt_layer_local_spec(normalization=normalization),
         WORDS,
         TOKENS,
         pre_process=parallel_state.is_pipeline_first_stage(**at),
         post_process=parallel_state.is_pipeline_last_stage(**at),
         share_embeddings_and_output_weights=False,
         vp_stage=chunk if chunks > 1 else None,
+        **ends,
     )
     part = part.cuda().bfloat16()
     model.append(DistributedDataParallel(config, sharding, part, disable_bucketing=chunk > 0))
