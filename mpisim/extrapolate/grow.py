@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from ..base.errors import InputError
 from ..base.frozen import frozen
+from ..base.quantity import Z_90
 from ..experiment import ClusterChoice, Experiment, Plan, with_keys
 from ..experiment.load import plan_of
 from ..experiment.plan_keys import nested, with_sub_tables
@@ -52,9 +53,6 @@ SHARED = ("host_gap", "launch_call", "launch_latency")
 
 CPU = "the CPU's times, as traced"
 """Name of their error bar."""
-
-NINE_OF_TEN = 1.645
-"""Standard deviations within which nine of ten errors are, which ``data/replay.toml`` bounds."""
 
 
 @frozen
@@ -346,7 +344,7 @@ def _counted(
                 numbers[name] = max(numbers.get(name, 0.0), quantity.error)
     numbers |= {name: getattr(models[0].gpu, name).error for name in SHARED}
     if not unchanged:
-        numbers[CPU] = differences()[0].si / NINE_OF_TEN
+        numbers[CPU] = differences()[0].si / Z_90  # replay.toml bounds nine of ten errors
     missing = [
         "the CPU's work for what the plan adds, but for launches; the Python of the traced step is "
         "kept as recorded",
