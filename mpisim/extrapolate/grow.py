@@ -309,8 +309,7 @@ def _stages(step: TracedStep, parts: int) -> tuple[int, ...]:
     if len(blocks) < parts:
         raise InputError(
             f"pp × vpp is {parts}, but {step.source} has {len(blocks)} layers that a pipeline can "
-            "be "
-            "cut between"
+            "be cut between"
         )
     ends = {name: sum(each.duration for each in ops) for name, ops in layers if name in outside}
     blocks[0] += sum(ends[name] for name in step.embedding)
@@ -385,8 +384,7 @@ def _assumptions(
     if plan.micro_batch != step.batch:
         lines.append(
             f"micro-batches of {plan.micro_batch} samples: measured times × the ratio of the "
-            "kernel "
-            "model at both sizes; launches as traced"
+            "kernel model at both sizes; launches as traced"
         )
     if target.sequence is not None and target.sequence != step.sequence:
         lines.append(f"samples of {target.sequence} tokens in place of {step.sequence}, likewise")
@@ -399,8 +397,7 @@ def _assumptions(
     if plan.pp > 1:
         lines.append(
             f"layers of each part of the pipeline: {list(plan.pipeline.stages)}; between parts "
-            "goes "
-            "the largest input of the layer behind"
+            "goes the largest input of the layer behind"
         )
     if plan.tp > 1:
         lines.append(
