@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from mpisim.experiment import load
 from mpisim.export.operators import operators_around
 from mpisim.extrapolate.parallel import Extrapolated, extrapolate_parallel
 from mpisim.extrapolate.parallel_growth import grow
+from mpisim.extrapolate.parallel_overlap import KernelSlowdown
 from mpisim.extrapolate.parallel_shards import sharded_rows
 from mpisim.extrapolate.parallel_structure import find_structure, parse_layout
 from mpisim.extrapolate.prepare import of_several_ranks
@@ -666,7 +667,18 @@ def test_the_same_gpu_changes_nothing(megatron: TraceJob) -> None:
     assert found.step == found.recorded
 
 
-def test_shapes_carry_kernels_to_another_gpu(megatron: TraceJob, tmp_path: Path) -> None:
+def test_shapes_carry_kernels_to_another_gpu(
+    megatron: TraceJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    put_in = KernelSlowdown.put_in
+
+    def noted(self: KernelSlowdown, *args: Any) -> Program:
+        program = put_in(self, *args)
+        said.append(self.text)
+        return program
+
+    monkeypatch.setattr(KernelSlowdown, "put_in", noted)
     found = extrapolate_parallel(
         megatron,
         MPI.COMM_SELF,
@@ -676,6 +688,10 @@ def test_shapes_carry_kernels_to_another_gpu(megatron: TraceJob, tmp_path: Path)
     )
     assert found.kernels is not None
     assert found.kernels.share("scaled") > 0.9
+    # The slowdown told is that of the step, not of the one with kernels their error bar longer.
+    first, late = said
+    assert first != late
+    assert first in found.attributes["assumptions"]
     kernels = []
     for cluster in ("a800-8gpu", "dgx-h100"):
         text = GPT.replace("dgx-h100", cluster).replace(

@@ -186,6 +186,7 @@ def test_a_job_of_several_ranks(shared: Path) -> None:
         ({"search": {"vary": "auto", "max_price": 5.0}}, "max_price"),
         ({"workload": {"program": "x.h5"}}, "a program's plan is fixed"),
         ({"workload": {"trace": "nowhere.json"}}, "nowhere.json"),
+        ({"cluster": {"preset": "dgx-h100", "nodes": "1"}}, "cluster.nodes' is '1'"),
     ],
 )
 def test_bad_tables_are_one_line(vgg: Path, change: dict[str, Any], said: str | None) -> None:
@@ -208,6 +209,15 @@ def test_what_a_job_cannot_vary(
 ) -> None:
     with pytest.raises(InputError, match=said):
         job_space(shared, vary, **search)
+
+
+@pytest.mark.parametrize("nodes", ["2", 0, 1.5])
+def test_the_nodes_of_a_job_are_a_number(shared: Path, nodes: object) -> None:
+    space = job_space(shared, {"cluster.preset": ["a800-8gpu"]})
+    space.tables["cluster"]["nodes"] = nodes
+    with pytest.raises(InputError, match=r"key 'cluster\.nodes' is") as error:
+        explore(space, MPI.COMM_SELF)
+    assert "\n" not in str(error.value)
 
 
 def test_the_command(vgg: Path, tmp_path: Path, run_mpisim: Any) -> None:

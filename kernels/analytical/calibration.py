@@ -18,6 +18,7 @@ from mpisim.base.errors import InputError, nearest
 from mpisim.base.files import read_text
 from mpisim.base.frozen import frozen
 from mpisim.base.presets import packaged
+from mpisim.base.quantity import Z_90
 from mpisim.base.schema import Limits, build, parse
 
 from .families import FORMULAS
@@ -32,9 +33,6 @@ __all__ = [
 ]
 
 FILE = "calibration/kernels.toml"
-
-P90_SIGMAS = 1.645
-"""Standard deviations within which nine tenths of a normal distribution lie."""
 
 HeldOut = Literal["shapes", "runs", "GPUs"]
 HELD_OUT_SHAPES: HeldOut = "shapes"
@@ -120,13 +118,13 @@ class FittedConstants:
         if not usable:
             return self.largest_error
         near = min(usable, key=lambda each: (abs(each.decade - at), -each.rows))
-        return near.p90 / P90_SIGMAS
+        return near.p90 / Z_90
 
     @property
     def largest_error(self) -> float:
         """The relative standard error of the decade that is predicted worst."""
         usable = [each for each in self.errors if each.rows >= MIN_BIN_ROWS] or self.errors
-        return max(each.p90 for each in usable) / P90_SIGMAS
+        return max(each.p90 for each in usable) / Z_90
 
 
 def decade_of(seconds: float) -> int:

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from mpisim.base.quantity import Z_90
+
 from ..analytical.calibration import (
     HELD_OUT_GPUS,
     MIN_BIN_ROWS,
-    P90_SIGMAS,
     ErrorBin,
     FittedConstants,
     HeldOut,
@@ -177,7 +178,7 @@ def _net(p90: float, formula: Formula, chip: LeftOutChip) -> float:
         unseen_chip_error(formula.name, gpu, bool(chip.related) and gpu.design not in designs)
         for gpu in boards
     )
-    return math.sqrt(max(p90**2 - (P90_SIGMAS * added) ** 2, (0.1 * p90) ** 2))
+    return math.sqrt(max(p90**2 - (Z_90 * added) ** 2, (0.1 * p90) ** 2))
 
 
 def _same_maker(found: Sequence[LeftOutChip], architecture: str) -> Sequence[LeftOutChip]:

@@ -8,10 +8,16 @@ from .errors import InputError, nearest
 from .frozen import frozen
 from .schema import Limits
 
-__all__ = ["PICOSECONDS", "UNITS", "Quantity", "picoseconds"]
+__all__ = ["GIB", "PICOSECONDS", "UNITS", "Z_90", "Quantity", "picoseconds"]
+
+GIB = 2**30
+"""Bytes in a GiB."""
 
 PICOSECONDS = 1e12
 """Picoseconds in a second."""
+
+Z_90 = 1.645
+"""Standard deviations from the middle of a normal distribution to the ends of its 90 % interval."""
 
 UNITS: dict[str, float] = {
     "1": 1.0,

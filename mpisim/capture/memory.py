@@ -14,6 +14,7 @@ import numpy as np
 
 from ..base.frozen import frozen
 from ..base.kinds import Operation, Phase
+from ..base.quantity import GIB
 from ..base.text import aligned
 from ..kernels import Gpu
 from ..memory import capacity
@@ -24,8 +25,6 @@ from .lower import Part
 from .recording import GATHERED, GRADIENTS, STATES, WEIGHTS, ItemKind, Recording
 
 __all__ = ["CapturedMemory", "allocations_of", "memory_of"]
-
-GIB = 2**30
 
 WIDTH = 100
 """Characters of a line."""

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from ..base.errors import InputError
 from ..base.frozen import frozen
+from ..base.quantity import Z_90
 from ..experiment import ClusterChoice, Experiment, Plan, with_keys
 from ..experiment.load import plan_of
 from ..experiment.plan_keys import nested, with_sub_tables
@@ -52,9 +53,6 @@ SHARED = ("host_gap", "launch_call", "launch_latency")
 
 CPU = "the CPU's times, as traced"
 """Name of their error bar."""
-
-NINE_OF_TEN = 1.645
-"""Standard deviations within which nine of ten errors are, which ``data/replay.toml`` bounds."""
 
 
 @frozen
@@ -311,8 +309,7 @@ def _stages(step: TracedStep, parts: int) -> tuple[int, ...]:
     if len(blocks) < parts:
         raise InputError(
             f"pp × vpp is {parts}, but {step.source} has {len(blocks)} layers that a pipeline can "
-            "be "
-            "cut between"
+            "be cut between"
         )
     ends = {name: sum(each.duration for each in ops) for name, ops in layers if name in outside}
     blocks[0] += sum(ends[name] for name in step.embedding)
@@ -346,7 +343,7 @@ def _counted(
                 numbers[name] = max(numbers.get(name, 0.0), quantity.error)
     numbers |= {name: getattr(models[0].gpu, name).error for name in SHARED}
     if not unchanged:
-        numbers[CPU] = differences()[0].si / NINE_OF_TEN
+        numbers[CPU] = differences()[0].si / Z_90  # replay.toml bounds nine of ten errors
     missing = [
         "the CPU's work for what the plan adds, but for launches; the Python of the traced step is "
         "kept as recorded",
@@ -387,8 +384,7 @@ def _assumptions(
     if plan.micro_batch != step.batch:
         lines.append(
             f"micro-batches of {plan.micro_batch} samples: measured times × the ratio of the "
-            "kernel "
-            "model at both sizes; launches as traced"
+            "kernel model at both sizes; launches as traced"
         )
     if target.sequence is not None and target.sequence != step.sequence:
         lines.append(f"samples of {target.sequence} tokens in place of {step.sequence}, likewise")
@@ -401,8 +397,7 @@ def _assumptions(
     if plan.pp > 1:
         lines.append(
             f"layers of each part of the pipeline: {list(plan.pipeline.stages)}; between parts "
-            "goes "
-            "the largest input of the layer behind"
+            "goes the largest input of the layer behind"
         )
     if plan.tp > 1:
         lines.append(

@@ -143,8 +143,7 @@ def _gpu_of(trace: KinetoTrace, given: str | None) -> str:
             raise
         raise InputError(
             f"{trace.path}: recorded on {trace.device_name or 'a GPU it does not name'!r}, which "
-            "is "
-            "not in mpisim list gpus; --traced-gpu says which it is"
+            "is not in mpisim list gpus; --traced-gpu says which it is"
         ) from error
 
 
@@ -220,8 +219,7 @@ class _Reader:
             raise TraceError(
                 f"{path}: forward and backward passes take turns {len(cycles)} times, and differ: "
                 "of two models, or of a step in parts; one step of one model is needed (mark "
-                "steps: "
-                "profiler.step())"
+                "steps: profiler.step())"
             )
         known = [i for i, each in enumerate(cycles) if self._has_shapes(each)]
         known = known or list(range(len(cycles)))
@@ -287,8 +285,7 @@ class _Reader:
         if samples is None:
             raise InputError(
                 f"{self.trace.path}: how many samples a step has is not clear from the input of "
-                "its "
-                "first layer; --traced-batch says so"
+                "its first layer; --traced-batch says so"
             )
         measured = self.measured.get(number) if number >= 0 else None
         if measured is None:
@@ -389,8 +386,7 @@ class _Reader:
                 if not found:
                     raise TraceError(
                         f"{self.trace.path}: the step begins with a backward pass; its forward "
-                        "pass "
-                        "was not recorded"
+                        "pass was not recorded"
                     )
                 node = self.passes.node(op)
                 last = at if behind else len(found) - 1
@@ -591,8 +587,7 @@ def _batch_of(operators: list[TracedOperator]) -> tuple[int | None, int | None]:
 
 
 def _tokens(operators: list[TracedOperator], batch: int) -> int | None:
-    """Return the tokens of each of so many samples, where the first operator looks up "
-    "embeddings."""
+    """Return the tokens of each of `batch` samples; None if no embeddings are looked up first."""
     first = _weighted(operators)
     given = None if first is None else _activation(first)
     if first is None or given is None or "embedding" not in first.name:

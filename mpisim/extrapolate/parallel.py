@@ -259,7 +259,9 @@ def extrapolate_parallel(
             "assumptions": [*_kept(), *structure.notes],
         }
         return Extrapolated(structure, whole, None, None, recorded, recorded, own, said)
-    grown = replace(grown, program=slowdown.put_in(grown.program, grown.network))
+    slowed = slowdown.put_in(grown.program, grown.network)
+    grown = replace(grown, program=_whole(slowed, comm))
+    slowdown_text = slowdown.text  # of this run, not of the late one
     step = _step(grown.program, comm, grown.network)
     late = {"communications priced anew": _step(grown.program, comm, grown.network.late())}
     if kernels is not None:
@@ -267,7 +269,7 @@ def extrapolate_parallel(
         longer = _whole(kernels.late, comm)
         slow = job_now.grown(slowdown.alone(longer), True)
         assert slow is not None
-        slowed = slowdown.put_in(slow.program, slow.network)
+        slowed = _whole(slowdown.put_in(slow.program, slow.network), comm)
         late["kernels on another GPU"] = _step(slowed, comm, slow.network)
     error, method = _error(plain, recorded, step, late)
     said = {
@@ -277,7 +279,7 @@ def extrapolate_parallel(
             *_kept(),
             *structure.notes,
             *_assumptions(grown),
-            slowdown.text,
+            slowdown_text,
             *_kernel_assumptions(kernels, job.device_name, cluster),
         ],
         "not_modelled": _not_modelled(),

@@ -31,14 +31,13 @@ from ..kernels import Gpu
 from ..kernels.analytical import analytical_model
 from ..kernels.operations import Elementwise, Gemm, Kernel
 from ..kernels.slowdown import Parametric, packaged_constants, work_of
-from ..mpi.reductions import allreduce_max
 from ..operators.pricing import OperatorPricing
 from ..overlap import run_with_slowdown
 from ..overlap.communication_kernels import CommunicationKernels
 from ..overlap.factors import ParametricFactors
 from ..overlap.model import DeviceModel, OverlapModel
 from ..overlap.timeline import load_intervals
-from ..program import Kind, Program, Table, gather
+from ..program import Kind, Program, Table
 from ..replay.kernel_times import PRODUCT
 from ..traces.kineto import read_kineto
 from ..traces.operator_calls import launched_calls
@@ -212,6 +211,11 @@ class KernelSlowdown:
         program : Program
             Whole, with times that kernels take alone.
         network : Network
+
+        Returns
+        -------
+        Program
+            With the tables of the ranks that this process simulates, or all.
         """
         comm = self._comm
         if not self._kernels:
@@ -235,13 +239,7 @@ class KernelSlowdown:
         model = _Names(self._gpu, self._kernels, self._times).model(program, network)
         outcome = run_with_slowdown(model, run, "static", comm, 1)
         self._sums[2:] = outcome.kernel_time.sum(axis=0).tolist()
-        found = outcome.run.program
-        # All or none gather: a process that simulates all classes has each table.
-        lacks = np.array([any(each is None for each in found.tables)], np.int64)
-        if allreduce_max(lacks, comm)[0]:
-            whole: Program = comm.bcast(gather(found, comm), root=0)
-            return whole
-        return found
+        return outcome.run.program
 
     @property
     def text(self) -> str:

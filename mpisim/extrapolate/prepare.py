@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import InputError, TraceError, UsageError
-from ..experiment import ProgramExperiment
+from ..base.schema import build
+from ..experiment import ClusterChoice, ProgramExperiment
 from ..experiment.program_experiment import OF_SEVERAL_RANKS, WorkloadChoice
 from ..prediction.prepared import PreparedExperiment
 from ..prediction.prepared_program import PreparedProgram, prepare_captured, prepare_program
-from ..topo import find_cluster
 from ..traces import find_sources
 from ..traces.raw import read_head
 from .grow import Extrapolated, Target, extrapolate
@@ -23,7 +23,14 @@ from .read import read_step
 from .step import TracedStep
 from .triosim_step import is_triosim
 
-__all__ = ["of_several_ranks", "prepare_traced", "prepare_workload", "read_traced", "trace_path"]
+__all__ = [
+    "cluster_gpus",
+    "of_several_ranks",
+    "prepare_traced",
+    "prepare_workload",
+    "read_traced",
+    "trace_path",
+]
 
 HDF5 = b"\x89HDF"
 """How files of mpisim begin."""
@@ -135,8 +142,9 @@ def prepare_traced(
     """
     choice, source = experiment.trace, experiment.source
     assert choice is not None
+    gpus = cluster_gpus(experiment)
     try:
-        found = extrapolate(step, _target(experiment, choice))
+        found = extrapolate(step, _target(experiment, choice, gpus))
     except InputError as error:
         # Some messages begin with the table already.
         text = str(error).replace("[plan]: [plan]", "[plan]", 1)
@@ -151,8 +159,27 @@ def prepare_traced(
     return prepare_captured(ProgramExperiment("", tables, title, source), program), found
 
 
-def _target(experiment: ProgramExperiment, choice: WorkloadChoice) -> Target:
-    """Return where and how the trace of an experiment is to run."""
+def cluster_gpus(experiment: ProgramExperiment) -> int | None:
+    """``[cluster]`` of an experiment of a trace → GPUs to use; None where it does not say.
+
+    Parameters
+    ----------
+    experiment : ProgramExperiment
+
+    Raises
+    ------
+    InputError
+        If a key of the table is not as it must be.
+    """
+    table = experiment.tables.get("cluster", {})
+    if "nodes" not in table and "gpus" not in table:
+        return None
+    choice = build(ClusterChoice, table, experiment.source, "cluster")
+    return choice.gpus or choice.nodes * choice.node_gpus
+
+
+def _target(experiment: ProgramExperiment, choice: WorkloadChoice, gpus: int | None) -> Target:
+    """Return where and how the trace of an experiment is to run; on `gpus`, if that is given."""
     table: dict[str, Any] = dict(experiment.tables.get("cluster", {}))
     preset = table.get("preset")
     if not isinstance(preset, str):
@@ -161,9 +188,7 @@ def _target(experiment: ProgramExperiment, choice: WorkloadChoice) -> Target:
     batch = keys.pop("global_batch", None)
     if batch is not None and not (isinstance(batch, int) and batch >= 1):
         raise InputError(f"key 'plan.global_batch' is {batch!r}; it must be a whole number from 1")
-    if "dp" not in keys and ("nodes" in table or "gpus" in table):
-        each = table.get("gpus_per_node") or find_cluster(preset).gpus_per_node
-        gpus = table.get("gpus") or table["nodes"] * each
+    if "dp" not in keys and gpus is not None:
         model = keys.get("tp", 1) * keys.get("pp", 1)
         if gpus % model:
             raise InputError(f"tp × pp = {model} does not divide the {gpus} GPUs of the cluster")

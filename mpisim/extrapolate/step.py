@@ -20,7 +20,6 @@ from typing import Literal
 from ..base.frozen import frozen
 from ..kernels.operations import Kernel
 from ..operators import TensorSpec
-from ..operators.tensors import element_bytes
 
 __all__ = [
     "Role",
@@ -211,11 +210,6 @@ class TracedStep:
     def parameters(self) -> tuple[TracedParameter, ...]:
         """All parameters, in the order of registration."""
         return tuple(each for operator in self.operators for each in operator.parameters)
-
-    @property
-    def parameter_bytes(self) -> int:
-        """Bytes of all parameters, and of all gradients."""
-        return sum(element_bytes(each.dtype) * each.elements for each in self.parameters)
 
     @property
     def format(self) -> str:

@@ -11,14 +11,13 @@ from typing import Any
 
 from ..base.errors import UsageError
 from ..base.frozen import frozen
+from ..base.quantity import GIB
 from .allocations import Allocations, Usage, replay
 from .allocator_settings import parse_settings
 from .communicators import Connections
 from .constants import constants
 
 __all__ = ["CHOICES", "Outcome", "Room", "outcome", "remedies"]
-
-GIB = 2**30
 
 CHOICES = (
     "expandable_segments:True",

@@ -13,9 +13,10 @@ from typing import Any
 
 from ..base.errors import InputError
 from ..base.frozen import frozen
+from ..base.quantity import GIB
 from ..experiment.plan import Plan, with_keys
 from ..experiment.plan_keys import RECOMPUTE, short_key
-from .verdict import GIB, Evaluate, Verdict
+from .verdict import Evaluate, Verdict
 
 __all__ = ["Remedy", "advice", "remedies"]
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ..base.errors import InputError
 from ..base.frozen import frozen
+from ..base.quantity import GIB
 from ..experiment import ClusterChoice, Experiment, Model, Plan, Transformer, with_keys
 from ..experiment.model_counts import feed_forward_matrices, parameters
 from ..experiment.models import Cnn
@@ -24,7 +25,7 @@ from ..topo import Cluster
 from ..workloads import lay_out
 from .constants import capacity
 from .states import FP32
-from .verdict import GIB, Verdict, assess
+from .verdict import Verdict, assess
 
 __all__ = ["StartingPlan", "starting_plan"]
 

@@ -8,6 +8,7 @@ from textwrap import wrap
 from typing import Any
 
 from ..base.frozen import frozen
+from ..base.quantity import GIB
 from ..base.text import aligned, apportioned, percent
 from ..experiment import Experiment, Plan, Transformer
 from ..kernels import Gpu
@@ -16,8 +17,6 @@ from .constants import capacity
 from .model import PARTS, StageMemory, memory
 
 __all__ = ["GIB", "Evaluate", "Verdict", "assess", "evaluator"]
-
-GIB = 2**30
 
 WIDTH = 100
 """Characters of a line."""

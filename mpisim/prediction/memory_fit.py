@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..base.errors import InputError
+from ..base.quantity import GIB
 from ..experiment import USUAL_LENGTH, Experiment, Transformer
 from ..kernels import Gpu
 from ..memory import Evaluate, Verdict, assess, capacity, evaluator
@@ -13,8 +14,6 @@ from ..workloads import Layout, lay_out
 from .hardware import Hardware, hardware_of
 
 __all__ = ["advice_for", "assess_layout", "verdict"]
-
-GIB = 2**30
 
 
 def verdict(experiment: Experiment, hardware: Hardware | None = None) -> Verdict:

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from ..base.quantity import GIB
 from ..base.text import aligned, duration, percent, shortened
 from ..memory.allocations import Action, Allocations, Recorded, Usage, holders
 from ..memory.configurations import Outcome
 
 __all__ = ["figures", "text"]
-
-GIB = 2**30
 
 SLICES = 8
 """Rows of the table over time."""

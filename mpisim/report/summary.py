@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..base.quantity import GIB
 from ..base.text import (
     apportioned,
     duration,
@@ -63,8 +64,6 @@ UNNAMED = "framework not named"
 """How the source of an error begins that a key would take away."""
 
 NAME_IT = "[framework] name narrows it"
-
-GIB = 2**30
 
 
 def summarise(results: Results, drawing: Drawing = PLAIN) -> str:

@@ -10,6 +10,7 @@ from textwrap import wrap
 from typing import Any
 
 from ..base.picture import save_picture
+from ..base.quantity import GIB
 from ..base.text import TimeUnit, aligned, one_line, shortened, unit_for
 from ..results.tornado import Bar, Effect, Tornado
 
@@ -20,8 +21,6 @@ WIDTH = 100
 SIDE = 8
 """Characters of the longest bar."""
 
-
-GIB = 2**30
 
 HEAD = ("", "factor", "derivative", "first order", "simulated")
 

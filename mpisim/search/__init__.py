@@ -3,8 +3,17 @@
     [search] ─► space ─► candidates ─► bound (least time a step can take) ─► memory ─► simulation
                                                           └──────── ranking, front, store ◄──┘
 
-`space` reads what is to be varied, `bound` proves how fast a candidate could be at best, `explore`
-judges and simulates them over MPI processes, best first, and `store` keeps what is known.
+Read in this order:
+
+- `space`: what is to be varied, with `automatic` (values for ``"auto"``) and `balance` (uneven
+  shares of GPUs of several kinds).
+- `records`: what is known of each candidate; `budget`: what it costs; `store`: both as a file.
+- `bound`: how fast a candidate could be at best.
+- `explore`: judges and simulates candidates over MPI processes, best first.
+- `traced_space`, `traced`: the same over a trace, where every valid candidate is simulated.
+- `answer`: the best, with `pareto` (the front), `finalists` (each in full), `limits` (what was left
+  out, and why) and `picture`.
+- `sharding`: where embedding tables are best.
 """
 
 from .answer import Answer, answer

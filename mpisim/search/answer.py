@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ..base.quantity import GIB
 from ..base.text import aligned, one_line, quantity
 from ..base.toml import toml_value
 from ..report.drawing import PLAIN, Drawing
@@ -40,7 +41,6 @@ MAX_FRONT = 30
 BARS = 6
 """Candidates whose time is shown as a bar."""
 BAR_WIDTH = 40
-GIB = 2**30
 PARTS = ("compute", "communication", "waiting", "idle")
 """Parts of a bar; communication is what nothing computes beside."""
 OF_TRACES = "Over a trace every valid candidate is simulated; none is left out by a bound. "

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import InputError
+from ..base.quantity import GIB
 from ..experiment import Experiment
 from ..experiment.load import plan_of
 from ..mpi.parallel import collective_errors, progress
@@ -57,8 +58,6 @@ others. On any number of processes, so that all of them simulate the same candid
 
 SLACK = 1 + 2 * MAX_EXTRAPOLATION_ERROR
 """By how much a candidate must be worse to be left out."""
-
-GIB = 2**30
 
 
 class Candidates:

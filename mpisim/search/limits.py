@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.quantity import GIB
 from ..base.text import quantity
 from ..cost.prices import SECONDS_OF_AN_HOUR
 from ..prediction.memory_fit import verdict
@@ -21,7 +22,6 @@ from .traced import TracedCandidates
 
 __all__ = ["BrokenLimit", "broken_limits", "limit_line"]
 
-GIB = 2**30
 LEFT_OUT = (Status.OVER_LIMIT, Status.TOO_SLOW, Status.OVER_BUDGET)
 """Candidates that break a limit of ``[search]``; memory has a status of its own."""
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import UsageError
 from ..base.picture import name_text, save_picture
+from ..base.quantity import GIB
 from .answer import Answer
 from .finalists import Finalist
 from .records import Records, Status, least_values
@@ -21,8 +22,6 @@ __all__ = ["check_front", "draw_front"]
 
 NAMED = 12
 """Candidates of the front that are named in the picture."""
-
-GIB = 2**30
 
 
 class Axis(NamedTuple):

@@ -19,11 +19,18 @@ import numpy as np
 
 from ..base.errors import InputError
 from ..base.frozen import frozen
+from ..base.quantity import GIB, Z_90
 from ..engine import Run
 from ..experiment.program_experiment import ProgramExperiment, WorkloadChoice, program_experiment
 from ..extrapolate import TracedStep
 from ..extrapolate.parallel import extrapolate_parallel
-from ..extrapolate.prepare import of_several_ranks, prepare_traced, read_traced, trace_path
+from ..extrapolate.prepare import (
+    cluster_gpus,
+    of_several_ranks,
+    prepare_traced,
+    read_traced,
+    trace_path,
+)
 from ..kernels import Gpu
 from ..memory import capacity
 from ..memory.verdict import assess
@@ -46,13 +53,8 @@ __all__ = ["TracedCandidate", "TracedCandidates", "explore_traces", "extrapolate
 ROUND = 16
 """Candidates that are simulated before what is known is kept."""
 
-GIB = 2**30
-
 OF_STATES = ("parameters", "gradients", "context")
 """Parts of memory that a trace of one GPU tells."""
-
-ONE_SIGMA = 1.645
-"""Standard deviations within which nine of ten predictions are, which replays state."""
 
 KEPT = "model error of a grown job"
 """Name of what the step of a grown job may be off by."""
@@ -181,11 +183,10 @@ class TracedCandidates:
         traced = choice.traced_cluster
         recorded = job.traces.world_size
         dp = experiment.plan.get("dp")
-        replica = None
-        if dp is None and ("nodes" in table or "gpus" in table):
+        gpus = cluster_gpus(experiment)
+        if dp is None and gpus is not None:
             plain = extrapolate_parallel(job, MPI.COMM_SELF, dp=1, cluster=cluster)
             replica = plain.program.n_ranks
-            gpus = table.get("gpus") or table["nodes"] * cluster.gpus_per_node
             if gpus % replica:
                 raise InputError(
                     f"{source}: a replica of the job has {replica} ranks, which do not divide the "
@@ -212,7 +213,7 @@ class TracedCandidates:
             replicas,
             (choice.traced_batch or 0) * ranks // recorded,
             step_ps=round(found.step * 1e12),
-            error=found.uncertainty / ONE_SIGMA,
+            error=found.uncertainty / Z_90,
         )
 
 
@@ -240,7 +241,7 @@ def extrapolate_command(space: SearchSpace, number: int) -> list[str]:
     assert choice is not None
     words = ["mpisim", "extrapolate", str(trace_path(experiment)), "--cluster", table["preset"]]
     dp = experiment.plan.get("dp")
-    if dp is None and ("nodes" in table or "gpus" in table):
+    if dp is None and cluster_gpus(experiment) is not None:
         dp = TracedCandidates(space).of(number).dp
     shard = {True: "on", False: "off", None: None}[choice.distributed_optimizer]
     for option, value in (

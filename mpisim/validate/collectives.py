@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from ..base.errors import InputError
 from ..base.frozen import frozen
+from ..base.quantity import Z_90
 from ..mpi.parallel import progress
 from ..topo.collectives.batches import Batch
-from ..topo.collectives.calibration import Z_90
 from ..topo.collectives.models import Predictor
 from .cases import summary
 

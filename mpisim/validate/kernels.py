@@ -9,10 +9,9 @@ import numpy as np
 
 from ..base.errors import InputError
 from ..base.frozen import frozen
-from ..base.quantity import PICOSECONDS
+from ..base.quantity import PICOSECONDS, Z_90
 from ..kernels import KernelModel, find_gpu
 from ..kernels.analytical import Analytical, KernelCalibration
-from ..kernels.analytical.calibration import P90_SIGMAS
 from ..kernels.measured import MeasuredKernels
 from ..kernels.operations import Gemm, Kernel, Norm
 from ..mpi.parallel import progress
@@ -60,7 +59,7 @@ class Compared:
     @property
     def inside(self) -> np.ndarray:
         """Whether the stated 90 % interval holds the measurement."""
-        return np.abs(np.log(self.predicted / self.rows.seconds)) <= P90_SIGMAS * self.error
+        return np.abs(np.log(self.predicted / self.rows.seconds)) <= Z_90 * self.error
 
 
 @dataclass

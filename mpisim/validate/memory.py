@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..base.presets import packaged
+from ..base.quantity import GIB
 from ..base.schema import Limits, build, parse
 from ..base.text import aligned
 from ..experiment.load import experiment_of
@@ -22,8 +23,6 @@ __all__ = ["Figure", "MemoryRow", "as_json", "figures", "judged", "memory_rows",
 FILE = "validation/memory.toml"
 
 TABLES = ("model", "plan", "framework", "cluster")
-
-GIB = 2**30
 
 QUANTITIES: dict[str, Callable[[StageMemory], int]] = {
     "states": lambda stage: stage.states,

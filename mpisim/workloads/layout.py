@@ -56,11 +56,6 @@ class ModelChunk:
         """Number of layers that are neither embedding nor head."""
         return sum(number >= 0 for number in self.numbers)
 
-    @property
-    def first_block(self) -> int:
-        """Lowest number of a block; 0 if it holds none."""
-        return min((number for number in self.numbers if number >= 0), default=0)
-
 
 @frozen
 class Layout:

@@ -23,6 +23,7 @@ from mpisim.base.errors import InputError, nearest
 from mpisim.base.files import read_text
 from mpisim.base.frozen import frozen
 from mpisim.base.presets import packaged
+from mpisim.base.quantity import Z_90
 from mpisim.base.schema import Limits, build, parse
 
 from ..nccl.shape import REGIMES, Regime
@@ -32,7 +33,6 @@ __all__ = [
     "DEEPEP",
     "FILE",
     "NUMBERS_OF_REGIME",
-    "Z_90",
     "CollectiveCalibration",
     "ErrorBin",
     "MachineCalibration",
@@ -55,9 +55,6 @@ ANY = "any"
 
 DEEPEP = "deepep"
 """The owner of the numbers of DeepEP's kernels on all machines."""
-
-Z_90 = 1.645
-"""Standard deviations from the middle of a normal distribution to the ends of its 90 % interval."""
 
 MIN_STATED_ERROR = 0.02
 """Relative error that is stated at least: repeated runs differ by as much."""

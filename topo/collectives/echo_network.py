@@ -19,14 +19,13 @@ from mpisim.base.errors import InputError
 from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 from mpisim.base.presets import packaged
-from mpisim.base.quantity import PICOSECONDS, Quantity
+from mpisim.base.quantity import PICOSECONDS, Z_90, Quantity
 from mpisim.base.schema import Limits, build
 
 from ..nccl import Shape, System
 from ..network import Price
 from ..traffic.groups import shapes_of
 from .batches import Batch
-from .calibration import Z_90
 from .fit import fit_owners, log_errors, owner_chain
 from .formulas import EchoFormula
 

@@ -6,14 +6,13 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from ...base.quantity import GIB
 from ...base.text import aligned, duration
 from ...workloads.dlrm import RULES, Placement
 from .choose import FILE, SEARCH, Chosen, SimulatedPlacement
 from .cost import LOADS
 
 __all__ = ["chosen_figures", "chosen_lines", "placement_tables"]
-
-GIB = 2**30
 
 
 def chosen_lines(found: Chosen) -> list[str]:
