@@ -68,7 +68,7 @@ def test_kinds_without_enough_calls_keep_the_kernel_model() -> None:
     for lines in (few, alike):
         assert not lines.regression
         assert "none has enough calls" in lines.notes[0]
-        assert "100% of the kernels' time, by the kernel model" in lines.notes[0]
+        assert "100 % of the kernels' time, by the kernel model" in lines.notes[0]
         plain = analytical_model(H100)
         kernel = products()[7]
         assert LiScaling(plain, lines).estimate(kernel) == plain.estimate(kernel)
