@@ -165,7 +165,7 @@ def test_measured_times_come_before_models(one_gpu: list[Part]) -> None:
     assert took[changed].tolist() == [50_000_000]
     share = 50_000_000 / took[took > 0].sum()
     assert 0 < share < 1
-    assert "as measured, 0.0% between" in program.attributes["counted"]
+    assert "as measured, 0.0 % between" in program.attributes["counted"]
     assert "as measured" not in modelled.attributes["counted"]
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from ..base.errors import InputError
 from ..base.kinds import Flag, Kind, Operation
 from ..base.presets import packaged
+from ..base.text import percentage
 from ..kernels import gpu_names
 from ..kernels.alternatives.database import EXACT, INTERPOLATED
 from ..kernels.counted import COUNTED, kept_kernels
@@ -339,8 +340,8 @@ def _measured_share(by_how: Counter[str]) -> list[str]:
     if not exact + between:
         return []
     return [
-        f"of kernel time {exact / whole:.1%} as measured, {between / whole:.1%} between measured "
-        "operators"
+        f"of kernel time {percentage(exact / whole, 1)} as measured, "
+        f"{percentage(between / whole, 1)} between measured operators"
     ]
 
 

@@ -30,6 +30,7 @@ from pathlib import Path
 import numpy as np
 
 from ..base.errors import InputError, TraceError, UsageError
+from ..base.text import percentage
 from ..kernels import find_gpu, gpu_name
 from ..kernels.operations import Copy, Elementwise, Gemm, GroupedGemm, Kernel
 from ..operators import OperatorCall, TensorSpec
@@ -334,11 +335,13 @@ class _Reader:
         other = 1 - times.max(initial=0) / max(1.0, times.sum())
         if other > _OTHER_STREAMS:
             raise TraceError(
-                f"{self.trace.path}: {other:.0%} of the device's time is on other streams than the "
-                "busiest; how kernels share the GPU at other sizes is not known"
+                f"{self.trace.path}: {percentage(other)} of the device's time is on other "
+                "streams than the busiest; how kernels share the GPU at other sizes is not known"
             )
         if other:
-            self.notes.append(f"{other:.2%} of the device's time is on other streams, taken as one")
+            self.notes.append(
+                f"{percentage(other, 2)} of the device's time is on other streams, taken as one"
+            )
 
     def _sorted(self, rows: np.ndarray, number: int) -> tuple[list[_Forward], list[TracedTask]]:
         """Return forward operators with the tasks of their passes, and the optimizer's tasks."""

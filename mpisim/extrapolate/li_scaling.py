@@ -18,6 +18,7 @@ from ..base.frozen import frozen
 from ..base.presets import packaged
 from ..base.quantity import Quantity
 from ..base.schema import build
+from ..base.text import percentage
 from ..kernels import Gpu, KernelModel
 from ..kernels.alternatives.li import Li, Regression, RegressionLine
 from ..kernels.analytical.families import FORMULA_OF_FAMILY
@@ -58,14 +59,14 @@ class Lines:
         """Lines for people: what is scaled by which."""
         own = [
             f"{family}{'' if dtype == ANY else f' in {dtype}'} ({line.rows} calls, ± "
-            f"{line.error * 100:.0f} %)"
+            f"{percentage(line.error)})"
             for (family, gpu, dtype), line in sorted(self.regression.items())
             if gpu != ANY
         ]
         found = ", ".join(own) or "none has enough calls"
         return [
             f"times are scaled by Li's lines over the trace's own kernels: {found}; the others, "
-            f"{(1 - self.share) * 100:.0f} % of the kernels' time, by the kernel model"
+            f"{percentage(1 - self.share)} of the kernels' time, by the kernel model"
         ]
 
 

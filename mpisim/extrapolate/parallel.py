@@ -17,6 +17,7 @@ import numpy as np
 from ..base.errors import InputError, UsageError
 from ..base.frozen import frozen
 from ..base.quantity import picoseconds
+from ..base.text import percentage
 from ..engine import simulate
 from ..kernels import find_gpu, gpu_name
 from ..mpi.parallel import collective_errors
@@ -385,12 +386,13 @@ def _error(
     kept = min(kept / measured, 1.0) if measured else 0.0
     prices = {what: abs(each - step) / step if step > 0 else 0.0 for what, each in late.items()}
     value = math.hypot(own, steps.si, inferred * change, kept * change, *prices.values())
-    priced = ", ".join(f"{what} {each:.1%}" for what, each in prices.items())
+    priced = ", ".join(f"{what} {percentage(each, 1)}" for what, each in prices.items())
     return value, (
-        f"of a prediction, 9 of 10 within: the unchanged replay {own:.2%}, steps differ "
-        f"{steps.si:.1%}, waits inferred {inferred:.0%} of the change, time kept as recorded "
-        f"{kept:.1%} of it, {priced} (all of them slower by their error bars); the change is "
-        f"{step / recorded - 1:+.2%} (data/replay.toml, the calibrations of the models)"
+        f"of a prediction, 9 of 10 within: the unchanged replay {percentage(own, 2)}, steps differ "
+        f"{percentage(steps.si, 1)}, waits inferred {percentage(inferred)} of the change, "
+        f"time kept as recorded {percentage(kept, 1)} of it, {priced} (all of them slower by their "
+        f"error bars); the change is {percentage(step / recorded - 1, 2, signed=True)} "
+        "(data/replay.toml, the calibrations of the models)"
     )
 
 
@@ -416,8 +418,8 @@ def _assumptions(grown: Grown) -> list[str]:
     for where, (ratio, spread, count) in grown.ratios.items():
         found.append(
             f"measured over modelled time of messages of 1 MiB and more {where} nodes: median "
-            f"{ratio:.2f}, spread {spread:.0%}, {count} sorts; each sort keeps its own ratio where "
-            "its group stays so"
+            f"{ratio:.2f}, spread {percentage(spread)}, {count} sorts; each sort keeps "
+            "its own ratio where its group stays so"
         )
     before, after = grown.sharded
     if before:
@@ -437,9 +439,9 @@ def _kernel_assumptions(
         return [f"kernels take what they took on {recorded_on or 'the recorded GPU'}{gpu}"]
     return [
         f"kernels of {kernels.recorded.title} on {kernels.gpu.title}: {kernels.before:.4g} s over "
-        f"all recorded ranks become {kernels.after:.4g} s ± {kernels.error:.0%}; "
-        f"{kernels.share('scaled'):.0%} of them by the kernel models' ratio for their operators' "
-        "shapes, "
+        f"all recorded ranks become {kernels.after:.4g} s ± {percentage(kernels.error)}; "
+        f"{percentage(kernels.share('scaled'))} of them by the kernel models' ratio for "
+        "their operators' shapes, "
         + (
             "the others by matrix rate, memory or PCIe bandwidth"
             if kernels.share("by name")

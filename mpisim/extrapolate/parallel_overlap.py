@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from .. import engine
 from ..base.errors import TraceError
 from ..base.frozen import frozen
+from ..base.text import percentage
 from ..engine.run import Run
 from ..kernels import Gpu
 from ..kernels.analytical import analytical_model
@@ -253,9 +254,9 @@ class KernelSlowdown:
         before = recorded / alone - 1 if alone else 0.0
         now = slowed / alone_now - 1 if alone_now else 0.0
         return (
-            f"kernels are slowed by communications beside them: by {before:.1%} of all in the "
-            f"recording, which is taken out; now by {now:.1%} of those beside any "
-            "(data/overlap.toml)"
+            f"kernels are slowed by communications beside them: by {percentage(before, 1)} of "
+            f"all in the recording, which is taken out; now by {percentage(now, 1)} of those "
+            "beside any (data/overlap.toml)"
         )
 
 

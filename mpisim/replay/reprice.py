@@ -23,6 +23,7 @@ from ..base.frozen import frozen
 from ..base.presets import packaged
 from ..base.quantity import Quantity
 from ..base.schema import build
+from ..base.text import percentage
 from ..kernels import Gpu, find_gpu, gpu_name
 from ..mpi.parallel import collective_errors
 from ..operators.measured import MeasuredOperators
@@ -137,20 +138,22 @@ class Repriced:
             HOST: "copies from or to the host, by the links' rates",
         }
         shares = [
-            f"{self.share(name):.1%} {text}" for name, text in said.items() if name in self.kernels
+            f"{percentage(self.share(name), 1)} {text}"
+            for name, text in said.items()
+            if name in self.kernels
         ]
         lines = []
         if self.kernels:
             lines.append(
                 f"kernels of {self.recorded.title} on {self.gpu.title}: {', '.join(shares)}; "
-                f"± {self.error:.0%} together"
+                f"± {percentage(self.error)} together"
             )
         if how.cluster:
             lines.append(
                 f"communications on {how.cluster}: {self.by_network:,} by the model of its network"
                 + (
                     f", {self.scaled:,} of unknown size or members times the ratio of the GPUs' "
-                    f"ports (± {_unknown_error().error:.0%})"
+                    f"ports (± {percentage(_unknown_error().error)})"
                     if self.scaled
                     else ""
                 )

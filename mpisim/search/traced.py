@@ -292,6 +292,8 @@ def explore_traces(
     MpisimError
         On all processes, what one of them or `each_round` raised.
     """
+    from mpi4py import MPI
+
     candidates = TracedCandidates(space)
     records = Records.none(len(space)) if known is None else known
     with progress(comm, "searching" if show else "", len(space)) as update:
@@ -309,7 +311,7 @@ def explore_traces(
                     each_round(records)
     if not np.any(records.status != Status.INVALID):
         with collective_errors(comm):
-            candidates.of(0)
+            candidates.of(0).run(MPI.COMM_SELF)
     return records
 
 
