@@ -79,6 +79,8 @@ class PricedShares:
         What kernels are, by name and duration in ps; empty where the program does not say.
     gpu : str
         Name of the GPU that they were priced for; empty where there are none.
+    left_out : float
+        How far what the program has no part for puts its whole step off, as a relative error.
     text : str
         The attribute as read.
     """
@@ -92,6 +94,7 @@ class PricedShares:
     not_modelled: tuple[str, ...] = ()
     kernels: dict[tuple[str, int], Kernel] = field(default_factory=dict)
     gpu: str = ""
+    left_out: float = 0.0
     text: str = ""
 
     @classmethod
@@ -133,10 +136,22 @@ class PricedShares:
                 (str(name), int(length)): KINDS[kind](**own)
                 for name, length, kind, own in found.get("kernels", ())
             }
-            gpu = str(found.get("gpu", ""))
+            gpu, left_out = str(found.get("gpu", "")), float(found.get("left_out", 0.0))
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise InputError(f"{source}: attribute {COUNTED!r} is damaged: {error}") from error
-        return cls(shares, numbers, host, launch, gap, assumptions, missing, kernels, gpu, text)
+        return cls(
+            shares,
+            numbers,
+            host,
+            launch,
+            gap,
+            assumptions,
+            missing,
+            kernels,
+            gpu,
+            left_out,
+            text,
+        )
 
 
 class RooflinePricer:

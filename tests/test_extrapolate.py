@@ -17,11 +17,13 @@ from mpisim.base.errors import InputError, OutputError
 from mpisim.cli import main
 from mpisim.experiment import ProgramExperiment
 from mpisim.extrapolate import Extrapolated, Target, TracedStep, extrapolate, read_step
+from mpisim.extrapolate.grow import several_gpus
 from mpisim.extrapolate.layers import balanced
 from mpisim.extrapolate.step import TracedKernel
 from mpisim.extrapolate.triosim_write import write_tables
 from mpisim.formats import triosim_program
 from mpisim.kernels import find_gpu
+from mpisim.kernels.counted import COUNTED, PricedShares
 from mpisim.prediction.prepared_program import prepare_captured
 from mpisim.program import Kind, Operation
 
@@ -196,6 +198,14 @@ def test_sharding_of_states_and_parameters(kineto: TracedStep) -> None:
     assert {name for name, _ in whole} == {"ALL_GATHER", "REDUCE_SCATTER"}
     scattered = sum(n * size for (name, size), n in whole.items() if name == "REDUCE_SCATTER")
     assert 4 * VGG13 <= scattered < 4 * VGG13 * 1.001  # with padding
+
+
+def test_several_gpus_state_what_published_factors_were_missed_by(kineto: TracedStep) -> None:
+    def left_out(found: Extrapolated) -> float:
+        return PricedShares.read(found.program.attributes[COUNTED], "trace").left_out
+
+    assert left_out(grown(kineto)) == left_out(grown(kineto, batch=64)) == 0
+    assert left_out(grown(kineto, {"dp": 8})) == several_gpus().error > 0.05
 
 
 def test_threads_of_one_process(tables: TracedStep) -> None:

@@ -12,12 +12,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 from ..base.errors import InputError
 from ..base.frozen import frozen
-from ..base.quantity import Z_90
+from ..base.presets import packaged
+from ..base.quantity import Z_90, Quantity
+from ..base.schema import build
 from ..experiment import ClusterChoice, Experiment, Plan, with_keys
 from ..experiment.load import plan_of
 from ..experiment.plan_keys import nested, with_sub_tables
@@ -39,7 +41,7 @@ from ..workloads.operators import Network
 from .expert_parallel import check_experts, experts_of
 from .kineto_step import unknown_operators
 from .layers import balanced
-from .li_scaling import LiScaling, lines_of
+from .li_scaling import FILE, LiScaling, lines_of
 from .network import growth_of, passed_on, traced_network
 from .split import Split
 from .step import TracedKernel, TracedStep
@@ -187,7 +189,14 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
     unchanged = world == 1 and plan.micro_batch == plan.global_batch == step.batch
     unchanged = unchanged and not target.upload and target.sequence in (None, step.sequence)
     unchanged = unchanged and gpu_name(named_gpu) == step.gpu
-    text = _counted(workload, models, assumptions, splits_used=plan.tp > 1, unchanged=unchanged)
+    text = _counted(
+        workload,
+        models,
+        assumptions,
+        splits_used=plan.tp > 1,
+        unchanged=unchanged,
+        alone=world == 1,
+    )
     program = workload.program.replace(
         attributes={**workload.program.attributes, COUNTED: text, "extrapolated": step.source}
     )
@@ -327,10 +336,12 @@ def _counted(
     *,
     splits_used: bool,
     unchanged: bool,
+    alone: bool,
 ) -> str:
     """Return the attribute that says what the program's times depend on.
 
-    The CPU's times are those of one step. In another one they differ, as recorded steps do.
+    The CPU's times are those of one step. In another one they differ, as recorded steps do. On
+    several GPUs the step is off by what no part of it stands for, as published factors have shown.
     """
     shares: dict[tuple[str, int], Mapping[str, float]] = {}
     for pricing in workload.pricings:
@@ -359,8 +370,15 @@ def _counted(
             "launch": {},
             "assumptions": list(assumptions),
             "not_modelled": missing,
+            "left_out": 0.0 if alone else several_gpus().error,
         }
     )
+
+
+@cache
+def several_gpus() -> Quantity:
+    """Return how far steps are off that were extrapolated from one GPU to several, as a factor."""
+    return build(Quantity, packaged(FILE)["several_gpus"], FILE, "several_gpus")
 
 
 def _assumptions(

@@ -496,13 +496,15 @@ def program_error_bar(
     numbers = {name: Quantity(1, "1", error, PRICED) for name, error in errors.items()}
     if prepared.network is not None and needs_prices(prepared.program):
         numbers |= prepared.network.numbers
-    if run.critical_path is None or not numbers:
+    if run.critical_path is None or not (numbers or prepared.counted.left_out):
         return None
     lengths = (shares or PathShares(prepared, run)).lengths()
     if overlap is not None:
         numbers |= overlap.numbers
         lengths = {**lengths, **overlap.lengths()}
-    return combine(lengths, run.step_time, numbers, None)
+    off = prepared.counted.left_out
+    left_out = ("what grows with the number of GPUs and has no part here", Quantity(1, "1", off, PRICED))
+    return combine(lengths, run.step_time, numbers, left_out if off else None)
 
 
 def _program_error_bar(
