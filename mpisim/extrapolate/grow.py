@@ -48,7 +48,7 @@ from .step import TracedKernel, TracedStep
 from .tensor_parallel import splits_of
 from .threads import as_threads
 
-__all__ = ["Extrapolated", "Target", "extrapolate", "plan_for"]
+__all__ = ["Extrapolated", "Target", "extrapolate", "plan_for", "several_gpus"]
 
 SHARED = ("host_gap", "launch_call", "launch_latency")
 """Numbers of a GPU that launches of kernels depend on which were not traced."""

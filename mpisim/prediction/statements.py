@@ -503,7 +503,10 @@ def program_error_bar(
         numbers |= overlap.numbers
         lengths = {**lengths, **overlap.lengths()}
     off = prepared.counted.left_out
-    left_out = ("what grows with the number of GPUs and has no part here", Quantity(1, "1", off, PRICED))
+    left_out = (
+        "what grows with the number of GPUs and has no part here",
+        Quantity(1, "1", off, PRICED),
+    )
     return combine(lengths, run.step_time, numbers, left_out if off else None)
 
 
