@@ -161,7 +161,6 @@ WORDS = [
     _words("new --cluster nowhere", 2, "nowhere"),
     _words("new --gpus 0", 2, "0"),
     _words("new --gpus seven", 2, "--gpus", "'seven'"),
-    _words("list", 2, "WHAT"),
     _words("list planets", 2, "'planets' is not one of"),
     _words("topo", 2, "ACTION"),
     _words("topo show", 2, "CLUSTER"),

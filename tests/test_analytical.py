@@ -349,6 +349,7 @@ def test_the_packaged_calibration():
     assert multiples == {
         "attention_triton",
         "elementwise_block_scales",
+        "elementwise_layout",
         "elementwise_row_copies",
         "elementwise_row_sums",
         "elementwise_widening",

@@ -351,6 +351,9 @@ def test_every_script_is_tested() -> None:
     said = "".join(
         (Path(__file__).parent / f).read_text() for f in (Path(__file__).name, "test_capture.py")
     )
-    scripts = [path.name for path in SCRIPTS.glob("*.py") if path.name != "titan.py"]
+    # titan.py is imported by one of them; titan_of_2025.py runs an older torchtitan, in
+    # run_scripts/bench/captured_rows.py.
+    others = ("titan.py", "titan_of_2025.py")
+    scripts = [path.name for path in SCRIPTS.glob("*.py") if path.name not in others]
     assert scripts
     assert [name for name in scripts if f'"{name}"' not in said] == []

@@ -555,8 +555,20 @@ def test_micro_batches(gpt: Job, micro_batches: int, tmp_path: Path) -> None:
         gpt.job, MPI.COMM_SELF, cluster=find_cluster("dgx-h100"), micro_batches=micro_batches
     )
     expected = generated(GPT, 8 * micro_batches, 1, tmp_path).run
-    assert found.step == pytest.approx(float(expected.step_time) / 1e12, rel=0.002)
+    # Slowdowns are taken out and put back: those of the last reductions are 0.26 ms off.
+    assert found.step == pytest.approx(float(expected.step_time) / 1e12, rel=0.004)
     assert traffic(found.program) == traffic(expected.program)
+
+
+def test_micro_batches_without_slowdown(tmp_path: Path) -> None:
+    text = f'{GPT}\n[overlap]\nmodel = "off"\n'
+    (tmp_path / "before").mkdir()
+    job = recorded(text, 32, tmp_path / "before").job
+    found = extrapolate_parallel(
+        job, MPI.COMM_SELF, cluster=find_cluster("dgx-h100"), micro_batches=5
+    )
+    expected = generated(text, 8 * 5, 1, tmp_path).run
+    assert found.step == pytest.approx(float(expected.step_time) / 1e12, rel=1e-4)
 
 
 def test_micro_batches_of_four_stages(tmp_path: Path) -> None:

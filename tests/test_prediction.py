@@ -237,7 +237,7 @@ def test_communications_share_links_unless_told_otherwise() -> None:
     )
     assert shared is not None
     assert alone is not None
-    assert (shared.mode, alone.mode) == ("relaxation", "dataflow")
+    assert (shared.mode, alone.mode) == ("events", "dataflow")
     assert len(shared.links.links["name"])
     assert not len(alone.links.links["name"])
 
