@@ -3,8 +3,8 @@
 # several processes on 2 and on 4 with Open MPI 5, on 2 with Open MPI 4.1 and with MPICH, how runs
 # end under the launchers of these two, the digests of all three, and headline errors against
 # measured data (4 minutes; without arguments only). Exits with an error if any part fails, after
-# running them all. An MPI (with_mpi.sh) or PyTorch that cannot be had here is said and left out; where CI is
-# set that is an error, too. What takes longer runs in nightly.sh. As root on Debian or Ubuntu, packages that
+# running them all. An MPI (with_mpi.sh) or PyTorch that cannot be had here is said and left out; of an MPI
+# that is an error, too, where CI is set. What takes longer runs in nightly.sh. As root on Debian or Ubuntu, packages that
 # some tests need are installed by apt-get: Slurm and munge (get_slurm.sh), Chromium (get_browser.sh),
 # openmpi-bin (with_mpi.sh). PyTorch comes from PyPI (get_torch.sh), beside lint and types.
 #
@@ -35,7 +35,7 @@ skipped=()
 wait "$torch"
 case "$?" in
 0) ;;
-77) skipped+=("PyTorch") ;;
+77) echo "skipped: captured scripts, which need PyTorch" ;;
 *) failed+=("setting up PyTorch") ;;
 esac
 # Two at a time, the tests of a file one after another. Coverage is of Python in this part alone.
@@ -70,7 +70,7 @@ printf '\n'
 if [ "${#skipped[@]}" -gt 0 ]; then
     printf 'skipped: %s\n' "${skipped[@]}"
     if [ -n "${CI:-}" ]; then
-        failed+=("what cannot be had: ${skipped[*]}")
+        failed+=("MPI libraries that cannot be had: ${skipped[*]}")
     fi
 fi
 if [ "${#failed[@]}" -gt 0 ]; then
