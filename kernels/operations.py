@@ -255,7 +255,7 @@ class GroupedGemm(Kernel):
 
     @property
     def flops(self) -> int:
-        """FLOP of all groups together: 2 rows n k."""
+        """FLOP of all groups together: 2 × rows × n × k."""
         return 2 * self.rows * self.n * self.k
 
     @property

@@ -73,7 +73,7 @@ class Engine:
 
 
 def set_phase(recorder: Recorder) -> None:
-    """Tell a recorder which pass it is in; the optimizer says it itself.
+    """Set a recorder's phase to forward or backward; optimizer steps set theirs.
 
     What comes between a backward pass and a step of the optimizer is about gradients. After that
     step batches are made ready, which is forward.

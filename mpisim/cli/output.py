@@ -240,7 +240,7 @@ def simulate_with_options(
     comm: Intracomm,
     **settings: Any,
 ) -> tuple[Results | None, ShownRun | None]:
-    """What is to be run → its results, and the run for a page. **Collective.**
+    """Experiment or program → its results and, for ``--html``, the run. **Collective.**
 
     Parameters
     ----------

@@ -146,7 +146,7 @@ def _add_exchange(actions: Any) -> None:
 
 
 def show(args: argparse.Namespace) -> int:
-    """Print the tables and communicators of a program file."""
+    """Program file → its tables and communicators, printed."""
     for option in ("rows", "first"):
         if getattr(args, option) < 0:
             raise UsageError(f"--{option} is {getattr(args, option)}; it must be 0 or more")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -89,7 +90,7 @@ class CalibratedKernels:
         return ("attention" if isinstance(kernel, Attention) else "memory"), gpu
 
 
-class MultipliedNetwork:
+class MultipliedNetwork(ABC):
     """A network each of whose communications takes a factor of its time.
 
     A communication that takes f times as long moves its bytes at 1 / f of the rate. What a factor
@@ -104,6 +105,7 @@ class MultipliedNetwork:
         self._network = network
         self.topology = network.topology
 
+    @abstractmethod
     def factor(self, operation: Operation, bytes: int, group: Placement) -> float:
         """Return the factor of a communication.
 
@@ -115,11 +117,10 @@ class MultipliedNetwork:
         group : Placement
             One of the classes of `group_classes`.
         """
-        raise NotImplementedError
 
     @property
     def numbers(self) -> Mapping[str, Quantity]:
-        """Those of the network."""
+        """Links and protocol constants that prices depend on, with error bars, by name."""
         return self._network.numbers
 
     @property

@@ -150,7 +150,7 @@ class SearchSpace:
 
     @property
     def of_trace(self) -> bool:
-        """Whether a trace is what candidates are made of."""
+        """Whether candidates are extrapolated from a recorded trace, not generated from a model."""
         return "workload" in self.tables
 
     def __len__(self) -> int:
@@ -380,7 +380,7 @@ def _of_plan(experiment: Experiment, source: str) -> Callable[[str], tuple[Any, 
 def _values(
     key: str, value: Any, automatic: Callable[[str], tuple[Any, ...]], source: str
 ) -> tuple[Any, ...]:
-    """Return the list of values that a key of ``[search.vary]`` says."""
+    """Entry of ``[search.vary]`` (list, range, powers of two or "auto") → the key's values."""
     where = f"{source}: key 'search.vary.{key}'"
     if value == "auto":
         return automatic(key)

@@ -51,13 +51,13 @@ if TYPE_CHECKING:
 __all__ = ["TracedCandidate", "TracedCandidates", "explore_traces", "extrapolate_command"]
 
 ROUND = 16
-"""Candidates that are simulated before what is known is kept."""
+"""Candidates simulated between two saves of the records."""
 
 OF_STATES = ("parameters", "gradients", "context")
 """Parts of memory that a trace of one GPU tells."""
 
 KEPT = "model error of a grown job"
-"""Name of what the step of a grown job may be off by."""
+"""Name of the error that an extrapolated job of several ranks states, in uncertainty lines."""
 
 
 @frozen

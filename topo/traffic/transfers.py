@@ -94,7 +94,7 @@ class UniformAllToAll:
 
     @property
     def target(self) -> Ranks:
-        """Receiver of each transfer, as `source` has the senders."""
+        """Receiving rank of each transfer, in the order of `source`."""
         return self._ends[1]
 
     @property
