@@ -16,6 +16,7 @@ from typing import Any
 
 from mpisim.base.errors import InputError
 from mpisim.base.frozen import frozen
+from mpisim.base.text import percentage
 
 from . import operations
 from .gpu import Gpu
@@ -222,7 +223,7 @@ class RooflinePricer:
         used = {number for shares in self._shares.values() for number in shares}
         numbers = {number: getattr(self._gpu, number).error for number in sorted(used)}
         rests = [[name, length, shares] for (name, length), shares in self._shares.items()]
-        error = f"{self._worst:.0%}" if math.isfinite(self._worst) else "unknown"
+        error = percentage(self._worst) if math.isfinite(self._worst) else "unknown"
         return {
             PRICED: (
                 f"{self._nodes:,} nodes without a duration, by num_ops and tensor_size: "

@@ -70,5 +70,5 @@ def test_recorded_traces_joined(run_mpisim, shared):
     assert done.stdout.count("kind        Kineto trace") == 1  # one process prints
     assert "Tesla V100-SXM2-32GB" in done.stdout
     assert "joined by names: 1672 pairs" in done.stdout
-    assert "202 of 202 data dependencies hold (100.00%)" in done.stdout
+    assert "202 of 202 data dependencies hold (100.00 %)" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 200

@@ -6,6 +6,7 @@ import argparse
 from dataclasses import fields
 from typing import Any
 
+from ..base.text import percentage
 from .fit_output import add_output, writing
 from .output import add_monitor_option
 
@@ -46,9 +47,10 @@ def _fit(args: argparse.Namespace) -> str:
     for each in fields(before):
         old, new = getattr(before, each.name), getattr(found.constants, each.name)
         note = "" if each.name in found.known else "  not in the pairs"
-        print(f"{each.name:16s} {old.value:8.3f} {new.value:8.3f} {new.error:6.0%}{note}")
+        print(f"{each.name:16s} {old.value:8.3f} {new.value:8.3f} {percentage(new.error):>6}{note}")
     print(
-        f"slowdowns of kernels in {len(pairs):,} pairs: off by {found.before:.1%} before, "
-        f"{found.after:.1%} after (root mean square)"
+        f"slowdowns of kernels in {len(pairs):,} pairs: off by "
+        f"{percentage(found.before, 1)} before, {percentage(found.after, 1)} after "
+        "(root mean square)"
     )
     return written(found.constants)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..base.errors import InputError
+from ..base.text import percentage
 from .fit_output import print_skipped
 
 __all__ = ["figures_of", "print_tables"]
@@ -39,11 +40,12 @@ def print_tables(tables: Tables, skipped: Mapping[str, int], model: str, width: 
             f"{'bias':>7s} {'in 90 %':>8s}"
         )
         for name, group in groups.items():
-            covered = "" if group["covered"] is None else f"{group['covered']:8.1%}"
-            line = (
-                f"{name:{width}s} {group['n']:7,d} {group['mape']:7.1%} {group['median']:7.1%} "
-                f"{group['p90']:7.1%} {group['bias']:+7.1%} {covered}"
-            )
+            cells = [
+                *(percentage(group[key], 1) for key in ("mape", "median", "p90")),
+                percentage(group["bias"], 1, signed=True),
+                "" if group["covered"] is None else f" {percentage(group['covered'], 1):>7}",
+            ]
+            line = f"{name:{width}s} {group['n']:7,d} " + " ".join(f"{cell:>7}" for cell in cells)
             print(line.rstrip())
     print_skipped(skipped.items())
     print(

@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from ..base.text import percentage
+
 __all__ = ["add_output", "print_skipped", "rows_line", "writing"]
 
 
@@ -63,7 +65,7 @@ def rows_line(errors: Iterable[Errors]) -> str:
     rows = sum(one.rows for one in each)
     median = sum(one.rows * one.median for one in each) / rows
     p90 = sum(one.rows * one.p90 for one in each) / rows
-    return f"{median:7.1%} {p90:7.1%}"
+    return f"{percentage(median, 1):>7} {percentage(p90, 1):>7}"
 
 
 def print_skipped(skipped: Iterable[tuple[str, int]]) -> None:

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UsageError
+from ..base.text import percentage
 from .output import (
     add_monitor_option,
     add_result_options,
@@ -358,10 +359,12 @@ def _steps(asked: Replay, plain: Replay, what: WhatIf, most: int) -> str:
     for before, after in shown:
         line = (
             f"{before.rank:6d} {before.step if before.step >= 0 else 'all':>6} "
-            f"{before.measured * 1e3:9.3f} ms {before.replayed * 1e3:9.3f} ms {before.error:+8.2%}"
+            f"{before.measured * 1e3:9.3f} ms {before.replayed * 1e3:9.3f} ms "
+            f"{percentage(before.error, 2, signed=True):>8}"
         )
         if changed:
-            line += f" {after.replayed * 1e3:9.3f} ms {after.replayed / before.replayed - 1:+8.2%}"
+            change = percentage(after.replayed / before.replayed - 1, 2, signed=True)
+            line += f" {after.replayed * 1e3:9.3f} ms {change:>8}"
         lines.append(line)
     if len(shown) < len(pairs):
         lines.append(f"       … {len(pairs) - len(shown)} more steps with smaller errors")

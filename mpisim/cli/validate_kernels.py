@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import InputError, UsageError
+from ..base.text import percentage
 from .error_tables import figures_of, print_tables
 from .fit_output import print_skipped
 from .output import add_json_option, add_monitor_option, add_overwrite_option
@@ -138,9 +139,10 @@ def _unseen(args: argparse.Namespace) -> dict[str, Any]:
     verdict = judge(chips, tables)
     print(
         f"\n{verdict['chips']} chips, each by the others alone: mean of their mean errors "
-        f"{verdict['mean']:.1%} ({verdict['mean_elsewhere']:.1%}\nwith the launches of other "
-        f"hosts), worst {verdict['worst']:.1%} ({verdict['worst_chip']}); in the 90 % interval "
-        f"at least\n{verdict['least_covered']:.1%} of a chip's rows "
+        f"{percentage(verdict['mean'], 1)} ({percentage(verdict['mean_elsewhere'], 1)}\n"
+        f"with the launches of other hosts), worst {percentage(verdict['worst'], 1)} "
+        f"({verdict['worst_chip']}); in the 90 % interval at least\n"
+        f"{percentage(verdict['least_covered'], 1)} of a chip's rows "
         f"({verdict['least_covered_chip']})"
     )
     groups = {
@@ -221,15 +223,16 @@ def _whole_models(
     for case in validation.cases:
         print(
             f"{case.id:56.56s} {case.measured * 1e3:8.1f} ms {case.predicted * 1e3:8.1f} ms "
-            f"{case.error:+8.1%} {case.extra['stated_error']:9.1%}"
+            f"{percentage(case.error, 1, signed=True):>8} "
+            f"{percentage(case.extra['stated_error'], 1):>9}"
         )
     figures = validation.as_json()
     print()
     for name, group in {"all": figures, **figures["groups"]}.items():
         rows = group["n"] if "n" in group else group["predicted"]
         print(
-            f"{name:36s} {rows:4d} rows: mean {group['mape']:.1%}, median {group['median']:.1%}, "
-            f"p90 {group['p90']:.1%}"
+            f"{name:36s} {rows:4d} rows: mean {percentage(group['mape'], 1)}, "
+            f"median {percentage(group['median'], 1)}, p90 {percentage(group['p90'], 1)}"
         )
     print_skipped(figures["skipped"].items())
     return figures

@@ -8,6 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import TraceError
+from ..base.text import percentage
 from .output import add_json_option, add_monitor_option, add_overwrite_option, check_files
 
 if TYPE_CHECKING:
@@ -88,13 +89,13 @@ def _print(
     print(f"{'trace':54s} {'gpu':>14s} {'kernels':>11s} {'named':>7s} {'error':>7s}")
     for each in traces:
         print(
-            f"{each.name:54.54s} {each.gpu:>14s} {each.measured * 1e3:8.2f} ms {each.named:7.1%} "
-            f"{each.error:+7.1%}"
+            f"{each.name:54.54s} {each.gpu:>14s} {each.measured * 1e3:8.2f} ms "
+            f"{percentage(each.named, 1):>7} {percentage(each.error, 1, signed=True):>7}"
         )
     print(
         f"\n{len(jobs)} jobs (folders): median of their median |error| "
-        f"{median(error for error, _ in jobs.values()):.1%}, of the share named "
-        f"{median(named for _, named in jobs.values()):.1%}"
+        f"{percentage(median(error for error, _ in jobs.values()), 1)}, of the share named "
+        f"{percentage(median(named for _, named in jobs.values()), 1)}"
     )
     for grouping, groups in tables.items():
         print(
@@ -104,7 +105,9 @@ def _print(
         for name, group in list(groups.items())[:most]:
             print(
                 f"{name:44.44s} {group['n']:8,d} {group['seconds'] * 1e3:8.2f} ms "
-                f"{group['total']:+7.1%} {group['median']:7.1%} {group['bias']:+7.1%}"
+                f"{percentage(group['total'], 1, signed=True):>7} "
+                f"{percentage(group['median'], 1):>7} "
+                f"{percentage(group['bias'], 1, signed=True):>7}"
             )
         if most is not None and len(groups) > most:
             print(f"… {len(groups) - most} more (--details)")
@@ -112,7 +115,7 @@ def _print(
     if unknown:
         print("\nnot priced by a named model, by share of all kernel time")
         for name, share in list(unknown.items())[:most]:
-            print(f"{name:44.44s} {share:8.2%}")
+            print(f"{name:44.44s} {percentage(share, 2):>8}")
     for reason in skipped:
         print(f"skipped: {reason}")
     print(

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import MpisimError, TraceError
+from ..base.text import percentage
 from .output import (
     add_json_option,
     add_monitor_option,
@@ -137,14 +138,15 @@ def _line(result: TraceResult) -> str:
         f"{result.name:34.34s} {len(job.sources):5d} {job.kernels:7d} "
         f"{job.counts['kernels matched']:6d} {job.counts['kernels without a partner']:9d} "
         f"{len({each.step for each in steps}):5d} {worst.measured * 1e3:7.2f} ms "
-        f"{worst.replayed * 1e3:7.2f} ms {worst.error:+7.2%} "
-        f"{base.baseline / base.measured - 1:+8.1%}"
+        f"{worst.replayed * 1e3:7.2f} ms {percentage(worst.error, 2, signed=True):>7} "
+        f"{percentage(base.baseline / base.measured - 1, 1, signed=True):>8}"
     )
 
 
 def _move(move: Perturbation) -> str:
     verdict = {True: "ok", False: "FAILS", None: ""}[move.passed]
-    return f"    {move.test:34s} step {move.change:+8.2%}  {verdict:5s} {move.note}"
+    change = percentage(move.change, 2, signed=True)
+    return f"    {move.test:34s} step {change:>8}  {verdict:5s} {move.note}"
 
 
 def _across(steps: list[CrossStep]) -> str:
@@ -153,9 +155,10 @@ def _across(steps: list[CrossStep]) -> str:
     worst = max(steps, key=lambda each: abs(each.error))
     copied = sum(abs(each.copied / each.measured - 1) for each in steps) / len(steps)
     return (
-        f"    from the step before                {len(steps)} steps: mean {error:.2%}, worst "
-        f"{worst.error:+.2%}; copying its time {copied:.2%}; "
-        f"rows without counterpart {max(each.unmatched for each in steps):.1%}"
+        f"    from the step before                {len(steps)} steps: "
+        f"mean {percentage(error, 2)}, worst {percentage(worst.error, 2, signed=True)}; "
+        f"copying its time {percentage(copied, 2)}; "
+        f"rows without counterpart {percentage(max(each.unmatched for each in steps), 1)}"
     )
 
 
@@ -181,9 +184,10 @@ def _summary(validation: Validation, changes: dict[str, dict[str, float | int | 
             worst = max(cases, key=lambda case: abs(case.error))
             base = sum(abs(c.extra["baseline"] / c.measured - 1) for c in cases) / len(cases)
             lines.append(
-                f"{name[5:]:18s} {group['n']:4d} steps: mean {group['mape']:.2%}, median "
-                f"{group['median']:.2%}, p90 {group['p90']:.2%}, worst {worst.error:+.2%} "
-                f"({worst.id}); baseline mean {base:.1%}"
+                f"{name[5:]:18s} {group['n']:4d} steps: mean {percentage(group['mape'], 2)}, "
+                f"median {percentage(group['median'], 2)}, p90 {percentage(group['p90'], 2)}, "
+                f"worst {percentage(worst.error, 2, signed=True)} ({worst.id}); "
+                f"baseline mean {percentage(base, 1)}"
             )
     for name, what in (
         ("step_to_step", "steps from the one before"),
@@ -192,8 +196,8 @@ def _summary(validation: Validation, changes: dict[str, dict[str, float | int | 
         if name in changes:
             of = changes[name]
             lines.append(
-                f"{what}: {of['n']}, mean {of['mape']:.2%}, median {of['median']:.2%}, "
-                f"p90 {of['p90']:.2%}"
+                f"{what}: {of['n']}, mean {percentage(of['mape'], 2)}, "
+                f"median {percentage(of['median'], 2)}, p90 {percentage(of['p90'], 2)}"
             )
     for reason, count in figures["skipped"].items():
         lines.append(f"skipped: {count} × {reason}")

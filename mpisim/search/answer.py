@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..base.quantity import GIB
-from ..base.text import aligned, one_line, quantity
+from ..base.text import aligned, one_line, percentage, quantity
 from ..base.toml import toml_value
 from ..report.drawing import PLAIN, Drawing
 from .finalists import Finalist, difference_error, simulate_finalists
@@ -248,10 +248,10 @@ def _table(space: SearchSpace, rows: Sequence[Finalist]) -> list[str]:
         figures = (
             f"{place}",
             _seconds(each.step_time),
-            f"{each.error:.1%}",
+            percentage(each.error, 1),
             f"{rate:,.0f}" if each.tokens else "",
             f"{rate / each.gpus:,.0f}" if each.tokens else "",
-            f"{each.utilisation:.1%}",
+            percentage(each.utilisation, 1),
             f"{each.peak / GIB:.1f}" if each.peak else "",
             f"{each.gpus:,}",
         )
@@ -301,7 +301,7 @@ def _errors_of_costs(space: SearchSpace, rows: Sequence[Finalist]) -> list[str]:
     ):
         errors = [each.cost[name] for each in rows if name in each.cost]
         if head in heads and errors and not any(text.startswith(what) for text in said):
-            said.append(f"{what} ± {max(errors):.0%}")
+            said.append(f"{what} ± {percentage(max(errors))}")
     if not said:
         return []
     text = (
@@ -383,7 +383,7 @@ def _bars(rows: Sequence[Finalist], drawing: Drawing) -> list[str]:
         parts = [round(each.parts_ps[name]) for name in PARTS]
         width = max(round(BAR_WIDTH * each.step_ps / longest), 1)
         bars.append(drawing.bar(parts, width, blank=last) + " " * (BAR_WIDTH - width))
-        cells.append((f"{place}", *(f"{part / each.step_ps:.1%}" for part in parts)))
+        cells.append((f"{place}", *(percentage(part / each.step_ps, 1) for part in parts)))
     table = zip(aligned(cells), bars, strict=True)
     return [
         f"Where the mean GPU's step goes: {legend}",

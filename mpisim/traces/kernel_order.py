@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import TraceError
 from ..base.frozen import frozen
+from ..base.text import percentage
 from .dependencies import data_dependencies
 from .et import is_execution_trace, read_et
 from .et_model import ExecutionTrace
@@ -84,7 +85,7 @@ class DependencyCheck:
         """Return the result as text, the worst cases with the names of device operations."""
         share = self.satisfied / self.total if self.total else 1.0
         lines = [
-            f"{self.satisfied} of {self.total} data dependencies hold ({share:.2%}); "
+            f"{self.satisfied} of {self.total} data dependencies hold ({percentage(share, 2)}); "
             f"{self.crossing} are between streams, {self.crossing_violated} of these are violated"
         ]
         for source, target, late in self.examples:

@@ -12,7 +12,7 @@ from ..base.frozen import frozen
 from ..base.presets import packaged
 from ..base.quantity import GIB
 from ..base.schema import Limits, build, parse
-from ..base.text import aligned
+from ..base.text import aligned, percentage
 from ..experiment.load import experiment_of
 from ..memory import StageMemory, Verdict, assess, capacity
 from ..prediction.hardware import hardware_of
@@ -219,7 +219,11 @@ def render(rows: Sequence[MemoryRow], *, details: bool = False) -> str:
     if groups:
         cells = [["GiB of a GPU", "figures", "mean error", "bias", "worst"]]
         for name, found in groups.items():
-            errors = f"{found['mean']:.1%}", f"{found['bias']:+.1%}", f"{found['worst']:+.1%}"
+            errors = (
+                percentage(found["mean"], 1),
+                percentage(found["bias"], 1, signed=True),
+                percentage(found["worst"], 1, signed=True),
+            )
             cells.append([name, f"{found['figures']}", *errors])
         parts.append("\n".join(aligned(cells)))
     counts = _verdicts(rows)
@@ -237,7 +241,11 @@ def _details(rows: Sequence[MemoryRow]) -> str:
         ran = "formula" if row.published.formula else "ran" if row.published.ran else "failed"
         ends = ran, "" if row.published.formula else judged(row.verdict)
         for each in row.figures:
-            numbers = f"{each.published:,.2f}", f"{each.predicted:,.2f}", f"{each.error:+.1%}"
+            numbers = (
+                f"{each.published:,.2f}",
+                f"{each.predicted:,.2f}",
+                percentage(each.error, 1, signed=True),
+            )
             cells.append([row.name, each.quantity, *numbers, *ends])
         if not row.figures:
             cells.append([row.name, "", "", f"{row.verdict.peak / GIB:,.2f}", "", *ends])

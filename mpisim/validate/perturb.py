@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from ..base.frozen import frozen
+from ..base.text import percentage
 from ..engine import simulate
 from ..mpi.parallel import collective_errors
 from ..program import Communicators, Program, Table
@@ -121,7 +122,7 @@ def _moved(base: Replay, moved: Replay) -> tuple[float, float]:
 def _device_bound(base: Replay) -> str:
     """How much of the step time was a baseline of device work, for comparison."""
     share = np.mean([each.baseline / each.measured for each in base.steps])
-    return f"busiest stream {share:.0%} of the step"
+    return f"busiest stream {percentage(share)} of the step"
 
 
 def _data_order(job: TraceJob, moved: Replay, test: str, comm: Any) -> Perturbation | None:
@@ -211,7 +212,7 @@ def _without_edges(
         most = max(abs(moved), abs(seconds[test]))
         if most > MIN_CHANGE * step:
             spread = abs(moved - seconds[test]) / most
-            note = f"differs by {spread:.1%} of the change"
+            note = f"differs by {percentage(spread, 1)} of the change"
             yield Perturbation(f"  {test}", change, moved - seconds[test], note, None, spread)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from ..base.frozen import frozen
 from ..base.presets import packaged
 from ..base.schema import Limits, build
-from ..base.text import aligned
+from ..base.text import aligned, percentage
 from ..cost.power import Uncertain, added
 from ..cost.step import cost_of_cluster
 from ..experiment.load import experiment_of
@@ -109,8 +109,8 @@ def render(rows: Sequence[PowerRow]) -> str:
                 OF[row.measured.of],
                 f"{row.measured.watts:,.0f} W",
                 f"{row.predicted.value:,.0f} W",
-                f"{row.predicted.relative:.0%}",
-                f"{row.error:+.1%}",
+                percentage(row.predicted.relative),
+                percentage(row.error, 1, signed=True),
             )
         )
         text = f"{row.name}: {row.measured.title}; {row.measured.source}"

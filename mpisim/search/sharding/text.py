@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...base.quantity import GIB
-from ...base.text import aligned, duration
+from ...base.text import aligned, duration, percentage
 from ...workloads.dlrm import RULES, Placement
 from .choose import FILE, SEARCH, Chosen, SimulatedPlacement
 from .cost import LOADS
@@ -26,7 +26,7 @@ def chosen_lines(found: Chosen) -> list[str]:
         elif each is best:
             mark = "best"
         else:
-            mark = f"{'≈ ' if found.as_fast(each) else ''}{over:+.1%}"
+            mark = f"{'≈ ' if found.as_fast(each) else ''}{percentage(over, 1, signed=True)}"
         first = each.name.split(", ")[0]
         rows.append(
             (
@@ -49,7 +49,8 @@ def chosen_lines(found: Chosen) -> list[str]:
         "lookup, update, sent, memory: the most loaded rank over the mean of all (1.00: even)",
         "GiB: of the fullest GPU",
         "≈: not to be told from the best by the error of the difference",
-        f"The best is {best.name}: {kinds}; its step {duration(best.step_ps)} ± {best.error:.0%}"
+        f"The best is {best.name}: {kinds}; "
+        f"its step {duration(best.step_ps)} ± {percentage(best.error)}"
         if best.fits
         else "No placement fits into memory; the first is the fastest",
     ]

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from ... import engine
 from ...base.errors import InputError
 from ...base.quantity import PICOSECONDS, picoseconds
-from ...base.text import aligned
+from ...base.text import aligned, percentage
 from ...program import Kind, Phase, Program, ProgramBuilder, TableBuilder
 from ...schedules import pipeline
 from .rows import Row, read
@@ -100,10 +100,10 @@ def composition(path: str | Path) -> str:
             (
                 name,
                 str(len(group)),
-                f"{errors.mean():.2%}",
-                f"{np.quantile(errors, 0.9):.2%}",
-                f"{errors.max():.2%}",
-                f"{(errors <= TOLERANCE).mean():.0%}",
+                percentage(errors.mean(), 2),
+                percentage(np.quantile(errors, 0.9), 2),
+                percentage(errors.max(), 2),
+                percentage((errors <= TOLERANCE).mean()),
             )
         )
     return "\n".join(aligned(cells)) + "\nof |composed / row - 1|; times of layers from the rows"

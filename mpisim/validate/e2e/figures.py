@@ -156,7 +156,7 @@ def figures(rows: Sequence[Compared]) -> Figures:
     found["bias"] = float(np.mean(errors)) if errors else None
     for limit in ERROR_LIMITS:
         share = float((size <= limit).mean()) if errors else None
-        found[f"within_{limit:.0%}".rstrip("%")] = share
+        found[f"within_{100 * limit:.0f}"] = share
     found["covered"] = float(np.mean([each.inside for each in rows])) if errors else None
     return found
 

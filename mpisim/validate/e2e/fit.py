@@ -28,6 +28,7 @@ from ...base.frozen import frozen
 from ...base.presets import packaged
 from ...base.quantity import Quantity
 from ...base.schema import Limits, build
+from ...base.text import percentage
 from ...prediction.step_constants import (
     MODEL_CLASSES,
     MULTIPLIERS,
@@ -395,7 +396,7 @@ def _constants(
         share = sum(length / step.predicted for step, length in resting[name]) / len(rows)
         source = (
             f"{len(rows)} steps of {len(families)} families ({', '.join(sources)}), mean share of "
-            f"the step {share:.1%}"
+            f"the step {percentage(share, 1)}"
         )
         if kind != OVERHEAD:
             error = round(float(errors[i]), 3)

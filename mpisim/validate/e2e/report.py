@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...base.picture import save_picture
-from ...base.text import aligned, markdown_table, replace_between, shortened
+from ...base.text import aligned, markdown_table, percentage, replace_between, shortened
 from .compare import Compared, Comparison
 from .figures import coverage, headlines, judged_by_memory, tables
 from .pairs import pair_figures, pairs
@@ -117,8 +117,8 @@ def _coverage(found: Comparison) -> str:
     memory = judged_by_memory(found.compared)
     return (
         f"{found.rows} rows, {found.timed} with a measured step time, {len(found.compared)} of "
-        f"them predicted ({shares['all']:.1%}; of transformers of trust A and B "
-        f"{shares['transformers']:.1%}).\n"
+        f"them predicted ({percentage(shares['all'], 1)}; of transformers of trust A and B "
+        f"{percentage(shares['transformers'], 1)}).\n"
         f"By the memory model {memory['refused']} of them would not fit, though they ran; "
         f"{memory['close']} are too close to call, {memory['unjudged']} are not judged."
     )
@@ -146,7 +146,7 @@ def _table(
 def _share(figures: Mapping[str, Any] | None, key: str) -> str:
     if figures is None:
         return ""
-    return f"{figures[key]:+.1%}" if key == "bias" else f"{figures[key]:.1%}"
+    return percentage(figures[key], 1, signed=key == "bias")
 
 
 def _pairs(found: Comparison, lay: Lay) -> str:
@@ -163,13 +163,15 @@ def _pairs(found: Comparison, lay: Lay) -> str:
         line = [
             kind,
             str(each["n"]),
-            f"{each['mean']:.1%}",
-            f"{each['median']:.1%}",
-            f"{each['within_5']:.0%}",
+            percentage(each["mean"], 1),
+            percentage(each["median"], 1),
+            percentage(each["within_5"]),
         ]
         if more:
             line += (
-                ["", ""] if other is None else [f"{other['mean']:.1%}", f"{other['within_5']:.0%}"]
+                ["", ""]
+                if other is None
+                else [percentage(other["mean"], 1), percentage(other["within_5"])]
             )
         cells.append(line)
     return lay(cells) + "\n\nof predicted ratio / measured ratio - 1"
@@ -193,9 +195,9 @@ def _worst(rows: Sequence[Compared], count: int) -> str:
                 each.trust,
                 f"{each.measured * 1e3:,.1f} ms",
                 f"{each.predicted * 1e3:,.1f} ms",
-                f"{each.error:+.1%}",
-                f"{each.uncertainty:.0%}",
-                *(f"{shares[kind]:.0%}" for kind in kinds),
+                percentage(each.error, 1, signed=True),
+                percentage(each.uncertainty),
+                *(percentage(shares[kind]) for kind in kinds),
             )
         )
     return "\n".join(aligned(cells)) + (
@@ -247,7 +249,7 @@ def scatter(rows: Sequence[Compared], path: str | Path) -> None:
         [x * (1 - BAND) for x in ends],
         [x * (1 + BAND) for x in ends],
         color="0.9",
-        label=f"within {BAND:.0%}",
+        label=f"within {percentage(BAND)}",
     )
     axes.plot(ends, ends, color="0.5", linewidth=0.8)
     for i, (name, group) in enumerate(groups.items()):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...base.text import aligned, markdown_table, replace_between
+from ...base.text import aligned, markdown_table, percentage, replace_between
 from .groups import Group
 from .ranking import CLEAR, Ranking, Reliable, reliability, unshared_error
 
@@ -17,7 +17,7 @@ BEGIN, END = "<!-- figures: mpisim validate plans --markdown -->", "<!-- end of 
 NOTE = f"""\
 regret: measured time of the plan that is predicted to be the fastest, over that of the fastest
 measured, less one; blind: the mean of that over all plans; pairs: of those whose measured times
-differ by more than {CLEAR:.0%}, how many are put in the right order."""
+differ by more than {percentage(CLEAR)}, how many are put in the right order."""
 
 NOTE_RELIABILITY = """\
 z: size of the predicted difference of two plans over its standard deviation; stated: share that
@@ -149,12 +149,12 @@ def _parts(groups: Sequence[Group], least: int, lay: Lay) -> list[str]:
                 bound = f"{each.low:g} to {each.high:g}"
                 if not math.isfinite(each.high):
                     bound = f"{each.low:g} or more"
-                share = f"{each.right / each.pairs:.0%}"
-                cells.append((bound, str(each.pairs), share, f"{each.stated:.0%}"))
+                share = percentage(each.right / each.pairs)
+                cells.append((bound, str(each.pairs), share, percentage(each.stated)))
             parts.append(lay(cells))
-    unshared = [f"{unshared_error(groups):.1%} of the step"]
+    unshared = [f"{percentage(unshared_error(groups), 1)} of the step"]
     if _suspect(groups):
-        unshared.append(f"{unshared_error(sound):.1%} without suspect rows")
+        unshared.append(f"{percentage(unshared_error(sound), 1)} without suspect rows")
     parts.append(NOTE_RELIABILITY)
     own = " and ".join(unshared)
     return [
@@ -186,14 +186,14 @@ def _table(groups: Sequence[Group], sound: Sequence[Group]) -> list[Sequence[str
                 _correlation(each["spearman"]),
                 _correlation(each["kendall"]),
                 str(clear),
-                f"{each['right_pairs'] / clear:.0%}" if clear else "",
+                percentage(each["right_pairs"] / clear) if clear else "",
             )
         )
     return cells
 
 
 def _share(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"
+    return "" if value is None else percentage(value, 1)
 
 
 def _correlation(value: float | None) -> str:
