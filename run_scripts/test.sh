@@ -38,8 +38,8 @@ case "$?" in
 77) echo "skipped: captured scripts, which need PyTorch" ;;
 *) failed+=("setting up PyTorch") ;;
 esac
-# Two at a time, the tests of a file one after another. Coverage is of Python in this part alone.
-part "tests, one process each" pytest -n 2 --dist loadfile --cov --cov-report=term "$@"
+# Two at a time, the tests of a file one after another.
+part "tests, one process each" pytest -n 2 --dist loadfile "$@"
 # Ranks share the folder of pytest's cache, and a terminal's colours reach nobody.
 quiet=(--color=no -p no:cacheprovider)
 for processes in 2 4; do
