@@ -187,6 +187,7 @@ def _grouped(rows: Sequence[Mapped], least: int) -> dict[str, dict[str, list[Map
                 each.source,
                 each.row.texts.get("source_version", ""),
                 each.row.texts["framework"],
+                experiment.framework.version,
                 each.row.texts["precision"],
                 experiment.model,
                 experiment.cluster,
