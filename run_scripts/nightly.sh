@@ -30,6 +30,8 @@ part "frameworks to capture" bash run_scripts/get_frameworks.sh
 # One after another: each test has a process of 1 GB beside it.
 part "captured frameworks" env PYTHONPATH="$(echo "$PWD"/build/frameworks/lib/python*/site-packages)" \
     pytest -q --durations=20 tests/test_captured_frameworks.py
+part "classes of Hugging Face" env PYTHONPATH="$(echo "$PWD"/build/frameworks/lib/python*/site-packages)" \
+    python run_scripts/huggingface_parameters.py
 bash run_scripts/get_slurm.sh
 part "batch systems" pytest -q tests/test_batch_systems.py
 part "documentation, slow blocks too" python run_scripts/documents.py --slow

@@ -213,17 +213,17 @@ def _of_preset(name: str) -> _Chosen:
 
 def _of_config(path: Path, folder: Path) -> _Chosen:
     """Return the model of a config.json, with sequences as models are usually trained on."""
-    found = from_config(path)
+    found, guess = from_config(path)
     given = str(path) if path.is_absolute() else os.path.relpath(path, folder)
     keys: dict[str, Any] = {"hf_config": given}
     length = found.get("seq_len")
-    notes: tuple[str, ...] = ()
+    notes = () if guess is None else guess.notes
     if length is None or length > USUAL_LENGTH:
         keys["seq_len"] = USUAL_LENGTH
         why = f"{path} names no length"
         if length is not None:
             why = f"{path} allows {length:,} tokens (max_position_embeddings)"
-        notes = (f"seq_len = {USUAL_LENGTH}, a usual length in training: {why}",)
+        notes += (f"seq_len = {USUAL_LENGTH}, a usual length in training: {why}",)
     read = {**keys, "hf_config": os.path.abspath(path)}
     name = path.parent if path.name == "config.json" else path.with_suffix("")
     return _Chosen(keys, model_of(read, str(path)), name.resolve().name, notes)

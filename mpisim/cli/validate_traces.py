@@ -195,10 +195,8 @@ def _summary(validation: Validation, changes: dict[str, dict[str, float | int | 
     ):
         if name in changes:
             of = changes[name]
-            lines.append(
-                f"{what}: {of['n']}, mean {percentage(of['mape'], 2)}, "
-                f"median {percentage(of['median'], 2)}, p90 {percentage(of['p90'], 2)}"
-            )
+            mean, median, p90 = (percentage(of[key] or 0, 2) for key in ("mape", "median", "p90"))
+            lines.append(f"{what}: {of['n']}, mean {mean}, median {median}, p90 {p90}")
     for reason, count in figures["skipped"].items():
         lines.append(f"skipped: {count} × {reason}")
     lines.append(

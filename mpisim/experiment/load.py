@@ -398,7 +398,7 @@ def _model_and_guess(table: Mapping[str, Any], source: str) -> tuple[Model, Gues
         from .huggingface import from_config
 
         try:
-            base = from_config(Path(source).parent / config)
+            base, guess = from_config(Path(source).parent / config)
         except InputError as error:
             raise InputError(f"{source}: key 'model.hf_config': {error}") from error
     if not base:

@@ -122,7 +122,7 @@ def _moved(base: Replay, moved: Replay) -> tuple[float, float]:
 def _device_bound(base: Replay) -> str:
     """How much of the step time was a baseline of device work, for comparison."""
     share = np.mean([each.baseline / each.measured for each in base.steps])
-    return f"busiest stream {percentage(share)} of the step"
+    return f"busiest stream {percentage(float(share))} of the step"
 
 
 def _data_order(job: TraceJob, moved: Replay, test: str, comm: Any) -> Perturbation | None:
