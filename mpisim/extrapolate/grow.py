@@ -24,11 +24,12 @@ from ..experiment import ClusterChoice, Experiment, Plan, with_keys
 from ..experiment.load import plan_of
 from ..experiment.plan_keys import nested, with_sub_tables
 from ..experiment.traced import Traced
-from ..kernels import KernelModel, find_gpu, gpu_name
+from ..kernels import KernelModel, find_gpu, gpu_name, gpu_names
 from ..kernels.analytical import analytical_model
-from ..kernels.counted import COUNTED
-from ..kernels.operations import Copy
-from ..kernels.recorded import RecordedKernels
+from ..kernels.counted import COUNTED, kept_kernels
+from ..kernels.gpu_parameters import GpuParameters
+from ..kernels.operations import Copy, Kernel
+from ..kernels.recorded import Recorded, RecordedKernels
 from ..kernels.scaled import rated_gpu
 from ..prediction.hardware import gpu_kinds
 from ..prediction.variation import FACTOR_NAME, slowest_factor
@@ -38,6 +39,8 @@ from ..topo import find_cluster
 from ..workloads import Layout, Workload, lay_out, training_step
 from ..workloads.grid import Grid
 from ..workloads.operators import Network
+from ..workloads.pricing import Pricing
+from .captured_step import priced_for
 from .expert_parallel import check_experts, experts_of
 from .kineto_step import unknown_operators
 from .layers import balanced
@@ -144,6 +147,12 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
             f"--seq-len is {target.sequence}, but how many tokens a sample of {step.source} has is "
             "not known: its first layer looks up no embeddings"
         )
+    step = priced_for(step, target.gpu or cluster.gpu)
+    if step.priced and target.scaling == "li":
+        raise InputError(
+            f"{step.source}: --scaling li fits lines to measured times, and a captured program has "
+            "none"
+        )
     if target.upload:
         _check_upload(step, target)
     plan = plan_for(step, target)
@@ -193,6 +202,7 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
         workload,
         models,
         assumptions,
+        priced=step.priced,
         splits_used=plan.tp > 1,
         unchanged=unchanged,
         alone=world == 1,
@@ -334,14 +344,16 @@ def _counted(
     models: Sequence[KernelModel],
     assumptions: tuple[str, ...],
     *,
+    priced: bool,
     splits_used: bool,
     unchanged: bool,
     alone: bool,
 ) -> str:
     """Return the attribute that says what the program's times depend on.
 
-    The CPU's times are those of one step. In another one they differ, as recorded steps do. On
-    several GPUs the step is off by what no part of it stands for, as published factors have shown.
+    The CPU's times are those of one step. In another one they differ, as recorded steps do; those
+    of a captured job, and gaps between kernels that a plan adds, are the GPU's. On several GPUs the
+    step is off by what no part of it stands for, as published factors have shown.
     """
     shares: dict[tuple[str, int], Mapping[str, float]] = {}
     for pricing in workload.pricings:
@@ -353,26 +365,53 @@ def _counted(
             if name in used:
                 numbers[name] = max(numbers.get(name, 0.0), quantity.error)
     numbers |= {name: getattr(models[0].gpu, name).error for name in SHARED}
+    host: dict[str, float] = {} if unchanged else {CPU: 1.0}
+    gaps: list[tuple[int, dict[str, float]]] = []
     if not unchanged:
         numbers[CPU] = differences()[0].si / Z_90  # replay.toml bounds nine of ten errors
+    if priced:
+        host = dict(workload.pricings[0].host_shares)
+    if priced or not unchanged:
+        for name in ("graph_gap", "kernel_gap"):
+            numbers[name] = max(getattr(model.gpu, name).error for model in models)
+        for pricing in workload.pricings:
+            gaps += [(pricing.graph_gap, {"graph_gap": 1.0}), (pricing.gap, {"kernel_gap": 1.0})]
     missing = [
         "the CPU's work for what the plan adds, but for launches; the Python of the traced step is "
         "kept as recorded",
         "memory: whether the plan fits is not checked",
     ]
+    if priced:
+        missing[0] = "the CPU's own work: data loading, the script's Python beside launches"
     if splits_used:
         missing.append("layouts that a split changes: copies that make parts of tensors contiguous")
     return json.dumps(
         {
             "numbers": numbers,
             "shares": [[name, at, dict(rest)] for (name, at), rest in shares.items()],
-            "host": {} if unchanged else {CPU: 1.0},
-            "launch": {},
+            "host": host,
+            "launch": {"launch_latency": 1.0} if priced else {},
+            "gap": gaps,
+            **(_kernels(workload.pricings) if priced else {}),
             "assumptions": list(assumptions),
             "not_modelled": missing,
             "left_out": 0.0 if alone else several_gpus().error,
         }
     )
+
+
+def _kernels(pricings: Sequence[Pricing]) -> dict[str, Any]:
+    """Return what kernels compute, for their slowdown beside communications; of one kind of GPU."""
+    name = GpuParameters.of(pricings[0].model.gpu).name
+    if len(pricings) > 1 or name not in gpu_names():
+        return {}
+    kernels: dict[tuple[str, int], Kernel] = {}
+    for key, kernel in pricings[0].kernels.items():
+        if not isinstance(kernel, Recorded):
+            kernels[key] = kernel
+        elif len(kernel.now) == 1:
+            kernels[key] = kernel.now[0]
+    return {"kernels": kept_kernels(kernels), "gpu": name}
 
 
 @cache
@@ -386,27 +425,33 @@ def _assumptions(
 ) -> tuple[str, ...]:
     others = [name for name in gpus if gpu_name(name) != step.gpu]
     kernels = step.kernel_time / 1e9
+    title = find_gpu(step.gpu).title
     lines = [
-        f"extrapolated from {step.source}: one step of {step.batch} samples on "
-        f"{find_gpu(step.gpu).title}, {step.measured / 1e9:,.3f} ms, of which kernels "
-        f"{kernels:,.3f} ms",
+        f"extrapolated from {step.source}: one step of {step.batch} samples on {title}, "
+        f"{step.measured / 1e9:,.3f} ms, of which kernels {kernels:,.3f} ms",
         f"{len(step.layers())} layers, {sum(p.elements for p in step.parameters):,} parameters in "
         f"{len(step.parameters)} tensors, by the gradients that were accumulated",
         *step.notes,
     ]
+    if step.priced:
+        lines[0] = (
+            f"extrapolated from {step.source}: a captured step of {step.batch} samples, of which "
+            f"no kernel was measured: all are priced for {title} by their shapes, "
+            f"{kernels:,.3f} ms together; launches and gaps are the GPU's"
+        )
     if layout.grid.world > 1:
         lines.append(
             f"the traced GPU is taken for a typical one; of {layout.grid.world} the slowest sets "
             "the pace of products"
         )
-    if plan.micro_batch != step.batch:
+    if plan.micro_batch != step.batch and not step.priced:
         lines.append(
             f"micro-batches of {plan.micro_batch} samples: measured times × the ratio of the "
             "kernel model at both sizes; launches as traced"
         )
     if target.sequence is not None and target.sequence != step.sequence:
         lines.append(f"samples of {target.sequence} tokens in place of {step.sequence}, likewise")
-    for name in others:
+    for name in () if step.priced else others:
         title = find_gpu(name).title
         lines.append(f"measured times × the ratio of the kernel model on {title}; CPU as traced")
     lines += [

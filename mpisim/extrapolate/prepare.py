@@ -17,9 +17,9 @@ from ..experiment.program_experiment import OF_SEVERAL_RANKS, WorkloadChoice
 from ..prediction.prepared import PreparedExperiment
 from ..prediction.prepared_program import PreparedProgram, prepare_captured, prepare_program
 from ..traces import find_sources
-from ..traces.raw import read_head
+from .captured_step import check_captured
 from .grow import Extrapolated, Target, extrapolate
-from .read import read_step
+from .read import is_of_mpisim, read_step
 from .step import TracedStep
 from .triosim_step import is_triosim
 
@@ -31,9 +31,6 @@ __all__ = [
     "read_traced",
     "trace_path",
 ]
-
-HDF5 = b"\x89HDF"
-"""How files of mpisim begin."""
 
 
 def of_several_ranks(paths: Sequence[str | Path]) -> bool:
@@ -47,14 +44,15 @@ def of_several_ranks(paths: Sequence[str | Path]) -> bool:
     Raises
     ------
     TraceError
-        If there is no trace, a rank twice, files of different jobs, or a file of mpisim.
+        If there is no trace, a rank twice, or files of different jobs.
+    InputError
+        For a file of mpisim that is of no captured job of one rank, or one among other files.
     """
-    for path in map(Path, paths):
-        if path.is_file() and read_head(path).startswith(HDF5):
-            raise TraceError(
-                f"{path}: a file of mpisim (HDF5), which holds no shapes of tensors; mpisim run "
-                "simulates a program, and for another plan it is generated or captured anew"
-            )
+    for path in filter(is_of_mpisim, paths):
+        check_captured(path)
+        if len(paths) > 1:
+            raise TraceError(f"{path}: a captured program, given together with other files")
+        return False
     if len(paths) == 1 and is_triosim(paths[0]):
         return False
     sources = find_sources(paths, allow_missing=True)
