@@ -15,6 +15,8 @@ from dataclasses import field
 from functools import cache, partial
 from typing import Any, Literal
 
+import numpy as np
+
 from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..base.presets import packaged
@@ -42,6 +44,7 @@ from ..workloads.operators import Network
 from ..workloads.pricing import Pricing
 from .captured_step import priced_for
 from .expert_parallel import check_experts, experts_of
+from .gpu_traces import steps_by_gpu
 from .kineto_step import unknown_operators
 from .layers import balanced
 from .li_scaling import FILE, LiScaling, lines_of
@@ -88,6 +91,9 @@ class Target:
     upload : bool
         Whether each micro-batch begins with the copy of its input from the host, which the trace
         does not show.
+    traces : mapping of str to TracedStep
+        The same step as recorded on other GPUs of the job, by the GPU's name: ranks that have such
+        a GPU do as its trace says.
     """
 
     cluster: str
@@ -100,6 +106,7 @@ class Target:
     source: str = "--plan"
     scaling: Literal["kernel-model", "li"] = "kernel-model"
     upload: bool = False
+    traces: Mapping[str, TracedStep] = field(default_factory=dict)
 
 
 @frozen
@@ -153,6 +160,8 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
             f"{step.source}: --scaling li fits lines to measured times, and a captured program has "
             "none"
         )
+    if target.traces and target.scaling == "li":
+        raise InputError("--scaling li fits lines to one trace; traces of several GPUs are given")
     if target.upload:
         _check_upload(step, target)
     plan = plan_for(step, target)
@@ -166,24 +175,43 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
     named_gpu = target.gpu or cluster.gpu
     named = dict.fromkeys((named_gpu, *target.other_gpus.values()))
     kinds = gpu_kinds(choice, cluster, {name: find_gpu(name) for name in named})
+    steps = steps_by_gpu(step, target.traces, tuple(named))
     lines = lines_of(step, find_gpu(step.gpu)) if target.scaling == "li" else None
 
     def model_of(name: str) -> KernelModel:
         found = analytical_model(rated_gpu(find_gpu(name)))
         return found if lines is None else LiScaling(found, lines)
 
-    traced = model_of(step.gpu)
+    traced = {each.gpu: model_of(each.gpu) for each in steps}
     slowest = (FACTOR_NAME, slowest_factor(world)) if world > 1 else None
     models = [
-        RecordedKernels(traced if gpu_name(name) == step.gpu else model_of(name), traced, slowest)
-        for name in named
+        RecordedKernels(
+            traced[each.gpu] if gpu_name(name) == each.gpu else model_of(name),
+            traced[each.gpu],
+            slowest,
+        )
+        for name, each in zip(named, steps, strict=True)
     ]
-    splits: Mapping[int, Split] = {}
-    if plan.tp > 1:
-        splits = splits_of(step, plan.tp, sequence=plan.sequence_parallel)
-    network = partial(_network, step, target, splits)
+    networks = {
+        each.source: partial(
+            _network,
+            each,
+            target,
+            splits_of(each, plan.tp, sequence=plan.sequence_parallel) if plan.tp > 1 else {},
+        )
+        for each in (step, *steps)
+    }
+    of_kind = np.array([list(networks).index(each.source) for each in steps])
+    first, *others = networks.values()
     experiment = Experiment(
-        model=Traced(step.source, step.batch, step.format, network),
+        model=Traced(
+            step.source,
+            step.batch,
+            step.format,
+            first,
+            tuple(others),
+            None if kinds is None else of_kind[kinds],
+        ),
         plan=plan,
         cluster=choice,
         title=f"{step.source} on {world} GPU{'s' if world > 1 else ''}",
@@ -192,7 +220,7 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
     layout = lay_out(experiment, world, kinds)
     workload = training_step(layout, *models)
     assumptions = (
-        *_assumptions(step, target, plan, layout, tuple(named)),
+        *_assumptions(step, target, plan, layout, dict(zip(named, steps, strict=True))),
         *(() if lines is None else lines.notes),
     )
     unchanged = world == 1 and plan.micro_batch == plan.global_batch == step.batch
@@ -421,9 +449,13 @@ def several_gpus() -> Quantity:
 
 
 def _assumptions(
-    step: TracedStep, target: Target, plan: Plan, layout: Layout, gpus: tuple[str, ...]
+    step: TracedStep,
+    target: Target,
+    plan: Plan,
+    layout: Layout,
+    gpus: Mapping[str, TracedStep],
 ) -> tuple[str, ...]:
-    others = [name for name in gpus if gpu_name(name) != step.gpu]
+    others = [name for name, each in gpus.items() if gpu_name(name) != each.gpu]
     kernels = step.kernel_time / 1e9
     title = find_gpu(step.gpu).title
     lines = [
@@ -454,6 +486,13 @@ def _assumptions(
     for name in () if step.priced else others:
         title = find_gpu(name).title
         lines.append(f"measured times × the ratio of the kernel model on {title}; CPU as traced")
+    for name, each in gpus.items():
+        if each is not step:
+            lines += [
+                f"ranks on {find_gpu(name).title} do as {each.source} has it, a step of "
+                f"{each.batch} samples, of which kernels {each.kernel_time / 1e9:,.3f} ms",
+                *(f"{each.source}: {note}" for note in each.notes),
+            ]
     lines += [
         f"nodes {nodes} have {find_gpu(name).title}" for nodes, name in target.other_gpus.items()
     ]
