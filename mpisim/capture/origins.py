@@ -16,6 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..base.kinds import Phase
 from ..operators import TensorSpec
+from .device_memory import has_storage
 from .recorder import Recorder
 from .recording import ACCUMULATES, Origin
 
@@ -67,7 +68,7 @@ class Origins:
         for each in tensors:
             if not isinstance(each, torch.nn.Parameter) or not each.requires_grad:
                 continue
-            if each.device.type != "cuda":
+            if not has_storage(each):
                 continue
             storage = each.untyped_storage()._cdata
             number = self._numbers.get(each)
@@ -119,7 +120,7 @@ class Origins:
         for each in tensors:
             if each in self._numbers:
                 found.add(self._numbers[each])
-            elif each.device.type == "cuda":
+            elif has_storage(each):
                 held = self._of_storage.get(each.untyped_storage()._cdata, ())
                 found.update(held if len(held) == 1 else ())
         return tuple(sorted(found))
