@@ -7,14 +7,15 @@ Li et al. (MICRO 2023) and TrioSim (ISCA 2025) carry traces over in this way wit
 lines; here any kernel model serves. The ratio keeps what the measured kernel is better or worse at
 than the model takes it for; how much of the model's error cancels in the ratio is not known, so
 that all of it counts: once for other sizes on the same GPU, and that of both GPUs where they
-differ.
+differ. Kernels of a captured job, which was not run, have no measured time: the model alone prices
+them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import ClassVar
 
 from mpisim.base.errors import InputError
@@ -31,6 +32,8 @@ MEASURED = "kernels as measured"
 """Name of what is not scaled; it has no error bar."""
 
 UNKNOWN = "kernels of unknown operators, scaled"
+
+BY_BYTES = "kernels of unknown operators"
 
 UNKNOWN_ERROR = 1.0
 """Relative error bar of a kernel that is scaled by its bytes alone."""
@@ -57,6 +60,9 @@ class Recorded(Kernel):
         Whether the operations of `now` count for it; they do for one kernel of an operator.
     host, launch, launch_cost, gap : int
         Of its row, as traced, in ps: see `mpisim.program.Table`.
+    priced : bool
+        Whether it was captured, and not measured: it takes what the model says of `now`, and the
+        rest of its row is the GPU's.
     """
 
     family: ClassVar[str] = "recorded"
@@ -69,6 +75,7 @@ class Recorded(Kernel):
     launch: int = field(default=0, kw_only=True)
     launch_cost: int = field(default=0, kw_only=True)
     gap: int = field(default=0, kw_only=True)
+    priced: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         """Take any sizes: they were measured."""
@@ -138,6 +145,8 @@ class RecordedKernels:
 
     def _carried_over(self, kernel: Recorded) -> Estimate:
         """Return the duration of a measured kernel on a GPU as fast as the traced one."""
+        if kernel.priced:
+            return self._priced(kernel)
         if kernel.now == kernel.then and self._model is self._traced:
             return Estimate(kernel.duration, {MEASURED: 1.0})
         if kernel.then and not kernel.now:  # nothing is left to do
@@ -157,6 +166,22 @@ class RecordedKernels:
         if known is None or known.error < error:
             self._numbers[name] = Quantity(1, "1", error, SOURCE)
         return Estimate(max(0, round(kernel.duration * ratio)), {name: 1.0}, error)
+
+    def _priced(self, kernel: Recorded) -> Estimate:
+        """Return what the model says of a kernel that was not measured."""
+        found = [_estimate(self._model, each) for each in kernel.now]
+        total = sum(each.duration for each in found)
+        if not kernel.known:
+            self._numbers[BY_BYTES] = Quantity(1, "1", UNKNOWN_ERROR, SOURCE)
+            return Estimate(total, {BY_BYTES: 1.0}, UNKNOWN_ERROR)
+        if len(found) == 1:
+            return found[0]
+        shares: dict[str, float] = {}
+        for each in found:
+            for name, share in each.shares.items():
+                shares[name] = shares.get(name, 0.0) + share * each.duration / (total or 1)
+        error = sum(each.error * each.duration for each in found) / (total or 1)
+        return Estimate(total, shares, error)
 
     def scaled(self, factors: Mapping[str, float]) -> RecordedKernels:
         """Return the model of a GPU whose numbers are multiplied; measured times are scaled.
@@ -191,8 +216,14 @@ def _is_product(kernel: Kernel) -> bool:
 
 
 def _estimate(model: KernelModel, kernel: Kernel) -> Estimate:
-    """Return an estimate; by its bytes where the GPU lacks the kernel's number format."""
+    """Return an estimate; by its bytes where the GPU lacks the kernel's number format.
+
+    What tf32 is allowed for runs in fp32 where there is none.
+    """
     try:
+        allowed = isinstance(kernel, Gemm | Convolution) and kernel.dtype == "tf32"
+        if allowed and "tf32" not in model.gpu.formats:
+            kernel = replace(kernel, dtype="fp32")  # type: ignore[call-arg]
         return model.estimate(kernel)
     except InputError:
         found = model.estimate(Elementwise(bytes=max(1, kernel.traffic)))

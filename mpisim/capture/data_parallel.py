@@ -23,6 +23,10 @@ FIRST_BUCKET = 1 << 20
 MEBIBYTE = 1 << 20
 
 
+MOST_COALESCED = 250 * MEBIBYTE
+"""``_broadcast_bucket_size`` of distributed.py."""
+
+
 class _Bucket:
     """Gradients that are reduced together."""
 
@@ -95,18 +99,25 @@ class DistributedDataParallel(torch.nn.Module):
             each.register_post_accumulate_grad_hook(self._ready)
 
     def _broadcast(self, tensors: list[Any]) -> None:
-        """Broadcast what lies on the device, as many as fit into 250 MiB together."""
+        """Broadcast what lies on the device as ``broadcast_coalesced`` (c10d/comm.cpp) does.
+
+        Tensors of one type go together, up to 250 MiB, and are copied out of what has come.
+        """
         with torch.no_grad():
-            batch: list[Any] = []
-            size = 0
-            for each in [tensor.detach() for tensor in tensors if tensor.is_cuda] + [None]:
-                if batch and (each is None or size > 250 * MEBIBYTE):
-                    flat = torch.cat([part.reshape(-1).to(batch[0].dtype) for part in batch])
-                    dist.broadcast(flat, group_src=0, group=self.process_group)
-                    batch, size = [], 0
-                if each is not None:
-                    batch.append(each)
-                    size += each.numel() * each.element_size()
+            of_type: dict[Any, list[list[Any]]] = {}
+            for each in (tensor.detach() for tensor in tensors if tensor.is_cuda):
+                batches = of_type.setdefault(each.dtype, [[]])
+                size = sum(part.numel() * part.element_size() for part in batches[-1])
+                if batches[-1] and size + each.numel() * each.element_size() > MOST_COALESCED:
+                    batches.append([])
+                batches[-1].append(each)
+            for batch in (batch for batches in of_type.values() for batch in batches):
+                flat = torch.cat([part.reshape(-1) for part in batch])
+                dist.broadcast(flat, group_src=0, group=self.process_group)
+                at = 0
+                for part in batch:
+                    part.copy_(flat[at : at + part.numel()].view(part.shape))
+                    at += part.numel()
 
     def _build(self, parameters: list[Any]) -> None:
         """Make buckets of parameters in this order; each has gradients of one type."""

@@ -17,7 +17,7 @@ from ..operators.temporaries import temporary_bytes
 from .recorder import Recorder
 from .recording import GATHERED, GRADIENTS, STATES, WEIGHTS
 
-__all__ = ["DeviceMemory"]
+__all__ = ["DeviceMemory", "has_storage"]
 
 
 class DeviceMemory:
@@ -43,7 +43,7 @@ class DeviceMemory:
         tensors : iterable of torch.Tensor
         """
         for each in tensors:
-            if not _has_storage(each):
+            if not has_storage(each):
                 continue
             storage = each.untyped_storage()
             key = storage._cdata
@@ -104,7 +104,7 @@ class DeviceMemory:
 
     def _name(self, tensor: Any, name: str) -> None:
         for part in _plain(tensor):
-            if _has_storage(part):
+            if has_storage(part):
                 found = self._known.get(part.untyped_storage()._cdata)
                 if found is not None:
                     self.recorder.holders.setdefault(found[0], name)
@@ -121,7 +121,7 @@ class DeviceMemory:
         self.recorder.allocate(number, size, holder)
 
 
-def _has_storage(tensor: Any) -> bool:
+def has_storage(tensor: Any) -> bool:
     """Whether a tensor has a storage of its own on the device; sparse ones have other tensors."""
     return tensor.device.type == "cuda" and tensor.layout is torch.strided
 

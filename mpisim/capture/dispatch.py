@@ -21,6 +21,7 @@ from ..base.kinds import Phase
 from ..operators import OperatorCall, TensorSpec
 from .autograd import set_phase
 from .device_memory import DeviceMemory
+from .origins import Origins
 from .recorder import Recorder
 from .values import Values
 
@@ -101,6 +102,7 @@ class Dispatch(TorchDispatchMode):
         self.recorder, self.collectives = recorder, collectives
         self.fake = _WithoutDevice(allow_non_fake_inputs=True)
         self.values = Values()
+        self.origins = Origins(recorder)
         self.memory = DeviceMemory(recorder, self._holder)
         self._unrecorded = False
         lifting: Any = torch._C
@@ -222,10 +224,12 @@ class Dispatch(TorchDispatchMode):
         if not any(each.device.type == "cuda" for each in everything):
             return
         self.memory.keep(results)
+        self.origins.see(tensors)
         if name in _SILENT or self._is_view(func):
             return
         recorder = self.recorder
         set_phase(self.recorder)
+        recorder.origin = self.origins.of(tensors)
         between = [each for each in everything if each.dim() and each.device.type == "cpu"]
         if between and short in ("_to_copy", "copy_", "copy"):
             moved = results[0]

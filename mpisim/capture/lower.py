@@ -30,6 +30,7 @@ from ..program import Program, ProgramBuilder, Table
 from ..program.builder import TableBuilder
 from ..workloads.pricing import NO_LAUNCH, Launching, Pricing
 from .device import FILE
+from .kept_step import CAPTURED, KEPT_STEP, kept_step
 from .recording import Item, ItemKind, Recording, Wait
 
 __all__ = ["Part", "program_of"]
@@ -331,7 +332,9 @@ def _attributes(
         "assumptions": assumptions,
         "not_modelled": missing,
     }
-    return {COUNTED: json.dumps(text), "captured": f"{len(parts)} of {first.world} ranks"}
+    kept = {KEPT_STEP: kept_step(first)} if first.world == 1 else {}
+    captured = f"{len(parts)} of {first.world} ranks"
+    return {COUNTED: json.dumps(text), CAPTURED: captured, **kept}
 
 
 def _measured_share(by_how: Counter[str]) -> list[str]:

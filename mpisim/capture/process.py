@@ -176,7 +176,7 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
     optimizers.register_optimizer_step_post_hook(
         lambda optimizer, args, kwargs: dispatch.memory.name_states(optimizer)
     )
-    _install_hooks(recorder)
+    _install_hooks(recorder, dispatch)
     install_storages(recorder, dispatch)
     _install_sharding(dispatch)
     return dispatch
@@ -260,7 +260,7 @@ def _install_values(recorder: Recorder, dispatch: Any) -> None:
     anything.tensor = new_tensor
 
 
-def _install_hooks(recorder: Recorder) -> None:
+def _install_hooks(recorder: Recorder, dispatch: Any) -> None:
     """Follow modules, backward passes and steps of optimizers."""
     import torch
     from torch.nn.modules import module as modules
@@ -281,10 +281,12 @@ def _install_hooks(recorder: Recorder) -> None:
         if outermost and torch.is_grad_enabled():
             recorder.step_begins()
         recorder.module.append(path_of(module))
+        dispatch.origins.enter(module)
 
     def left(module: Any, args: Any, out: Any) -> None:
         if recorder.module:
             recorder.module.pop()
+            dispatch.origins.leave()
 
     modules.register_module_forward_pre_hook(entered)
     modules.register_module_forward_hook(left, always_call=True)

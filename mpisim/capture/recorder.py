@@ -16,8 +16,18 @@ from typing import Any
 
 from ..base.errors import InputError
 from ..base.kinds import Operation, Phase
-from ..operators import OperatorCall
-from .recording import Allocation, Broadcasts, Item, ItemKind, Recording, Wait
+from ..operators import OperatorCall, TensorSpec
+from .recording import (
+    NO_ORIGIN,
+    Allocation,
+    Broadcasts,
+    Completed,
+    Item,
+    ItemKind,
+    Origin,
+    Recording,
+    Wait,
+)
 
 __all__ = ["Ended", "Recorder"]
 
@@ -75,6 +85,11 @@ class Recorder:
         number other than 0.
     holders : dict of int to str
         What holds a storage, where something says it better than the place it was taken at.
+    origin : Origin
+        Of the items that come now.
+    within : list of tuple of str
+        Modules around them, as of a `Recording`.
+    parameters : list of TensorSpec
     """
 
     def __init__(self, rank: int, world: int, steps: int, values: dict[str, float]) -> None:
@@ -83,6 +98,10 @@ class Recorder:
         self.phase = self.between = int(Phase.NONE)
         self.again = 0
         self.module: list[str] = []
+        self.origin: Origin = NO_ORIGIN
+        self.within: list[tuple[str, ...]] = [()]
+        self.parameters: list[TensorSpec] = []
+        self._completed: list[Completed] = []
         self.memory = _Memory()
         self.groups: list[tuple[int, ...]] = [tuple(range(world))]
         self.values: Counter[str] = Counter()
@@ -244,9 +263,15 @@ class Recorder:
     ) -> None:
         self._items.append(
             Item(
-                kind, number, stream, waits, bytes, group, peer, joined, self.phase, layer, name, 0
+                *(kind, number, stream, waits, bytes, group, peer, joined),
+                *(self.phase, layer, name, 0),
+                origin=self.origin,
             )
         )
+
+    def completed(self, parameter: int) -> None:
+        """Record that the gradient of a parameter, by its number, is complete."""
+        self._completed.append(Completed(len(self._items), parameter))
 
     # --- CUDA graphs ------------------------------------------------------------------------------
 
@@ -477,6 +502,13 @@ class Recorder:
             broadcasts=self.broadcasts,
             devices=tuple(sorted(self.devices)),
             torch=torch,
+            modules=self.within,
+            parameters=self.parameters,
+            completed=[
+                each._replace(item=each.item - first)
+                for each in self._completed
+                if first <= each.item <= bounds[-1]
+            ],
         )
 
     def group_number(self, ranks: Sequence[int]) -> int:

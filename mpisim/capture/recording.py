@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..base.errors import InputError
-from ..operators import OperatorCall
+from ..operators import OperatorCall, TensorSpec
 
-__all__ = ["GATHERED", "GRADIENTS", "STATES", "WEIGHTS", "Allocation", "Item", "ItemKind",
-           "Recording", "Wait"]  # fmt: skip
+__all__ = ["ACCUMULATES", "GATHERED", "GRADIENTS", "NO_ORIGIN", "OUTSIDE", "STATES", "WEIGHTS",
+           "Allocation", "Completed", "Item", "ItemKind", "Origin", "Recording",
+           "Wait"]  # fmt: skip
 
 WEIGHTS, GRADIENTS, STATES = "weights", "gradients", "optimizer's states"
 """What an optimizer holds, in tables of what holds memory."""
@@ -46,6 +47,44 @@ class Wait(NamedTuple):
 
     stream: int
     item: int
+
+
+OUTSIDE, ACCUMULATES = -1, -2
+"""In the place of a node's number: not in a backward pass; gradients are accumulated."""
+
+
+class Origin(NamedTuple):
+    """Where an item is from.
+
+    Attributes
+    ----------
+    node : int
+        Outside of backward passes the number that autograd's next node gets; inside, the number of
+        the node at work, or `ACCUMULATES`. `OUTSIDE`: not recorded.
+    engine : bool
+        Whether it is inside a backward pass.
+    module : int
+        The modules around it: a number of `Recording.modules`.
+    parameters : tuple of int
+        Whose storages it works on, except in the optimizer: numbers of `Recording.parameters`.
+    """
+
+    node: int = OUTSIDE
+    engine: bool = False
+    module: int = 0
+    parameters: tuple[int, ...] = ()
+
+
+NO_ORIGIN = Origin()
+
+
+class Completed(NamedTuple):
+    """A gradient that was complete."""
+
+    item: int
+    """How many items had been recorded."""
+
+    parameter: int
 
 
 class Item(NamedTuple):
@@ -78,6 +117,8 @@ class Item(NamedTuple):
         Of the recorded steps, from 0.
     graph : bool
         Launched by a CUDA graph, together with the item before it.
+    origin : Origin
+        Ranks that do the same may differ in it.
     """
 
     kind: ItemKind
@@ -93,6 +134,7 @@ class Item(NamedTuple):
     name: str
     step: int
     graph: bool = False
+    origin: Origin = NO_ORIGIN
 
 
 class Allocation(NamedTuple):
@@ -148,6 +190,13 @@ class Recording:
         Numbers of the devices, in their node, whose tensors it communicates.
     torch : str
         Version of PyTorch.
+    modules : list of tuple of str
+        Modules around items, the outermost first: class and number, as ``Bottleneck_3``. The first
+        is empty.
+    parameters : list of TensorSpec
+        Those that require gradients.
+    completed : list of Completed
+        Gradients of a job of one rank, in the order in which they were complete.
     """
 
     rank: int
@@ -165,6 +214,9 @@ class Recording:
     broadcasts: Broadcasts = field(default_factory=dict)
     devices: tuple[int, ...] = ()
     torch: str = ""
+    modules: list[tuple[str, ...]] = field(default_factory=lambda: [()])
+    parameters: list[TensorSpec] = field(default_factory=list)
+    completed: list[Completed] = field(default_factory=list)
 
     def save(self, path: Path) -> None:
         """Write the file."""
@@ -206,6 +258,6 @@ class Recording:
         for item in self.items:
             what = names[item.number] if item.kind is ItemKind.CALL else str(item.number)
             found.update(
-                repr((*item[:1], what, *item[2:5], place.get(item.group, -1), *item[6:])).encode()
+                repr((*item[:1], what, *item[2:5], place.get(item.group, -1), *item[6:-1])).encode()
             )
         return found.hexdigest()[:32]

@@ -27,6 +27,7 @@ examples:
   mpisim capture --world-size 64 -- python train.py --fsdp    ... 64 of them, as torchrun starts it
   mpisim capture --save-program step.h5 -- python train.py    keep what every rank does ...
   mpisim run step.h5 --set cluster.preset=dgx-h100        ... and run it again
+  mpisim extrapolate step.h5 --plan dp=64                 ... captured on one rank: to other plans
   mpisim capture --world-size 8 -- python -m torchtitan.train ...   a program that is a module
   mpisim capture --value train.py:42=512 -- python train.py   a value that only a GPU would know
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UsageError
@@ -31,6 +32,11 @@ examples:
   mpisim extrapolate step.json.gz --cluster dgx-h100 --plan dp=64,zero=3 --batch 1024
   mpisim extrapolate step.json.gz --cluster dgx-h100 --plan tp=2,pp=4,dp=8,micro_batch=4
   mpisim extrapolate step.json.gz --cluster dgx-a100 --gpu a100-sxm --plan dp=8
+  mpisim extrapolate step.json.gz --cluster dgx-h100 --plan dp=16 \
+      --other-gpus 1=a100-sxm --trace-of a100-sxm=a100.json.gz
+                                  ranks of the second node do as a trace of an A100 says
+  mpisim extrapolate captured.h5 --cluster dgx-h100 --plan dp=64
+                                  a step that mpisim capture --save-program has kept, priced
   mpisim extrapolate step.json.gz --cluster dgx-h100      the traced step itself, as a check
   mpisim extrapolate step.json.gz --cluster dgx-h100 --plan dp=64 --save-program step64.h5
                                   ... to mpisim run, or mpisim sensitivity
@@ -50,6 +56,7 @@ OF_ONE_GPU = (
     "execution_trace",
     "scaling",
     "upload",
+    "trace_of",
 )
 """Options of traces of one GPU alone."""
 OF_SEVERAL = ("dp", "traced_cluster", "distributed_optimizer", "micro_batches", "layout")
@@ -73,7 +80,8 @@ def add_parser(subparsers: Any) -> None:
         metavar="TRACE",
         help="a Kineto trace with shapes (record_shapes=True), or without them and an execution "
         "trace in its folder; an Nsight Systems export with NVTX ranges that have sizes; TrioSim's "
-        "trace.csv and tensor.csv; a folder with one of these; or the traces of all ranks of a job",
+        "trace.csv and tensor.csv; a folder with one of these; what mpisim capture --save-program "
+        "has written of one rank; or the traces of all ranks of a job",
     )
     parser.add_argument(
         "--plan",
@@ -104,6 +112,14 @@ def add_parser(subparsers: Any) -> None:
         action="append",
         default=[],
         help="nodes with other GPUs than the cluster's, as 4-7=a100-sxm; may be repeated",
+    )
+    parser.add_argument(
+        "--trace-of",
+        metavar="GPU=TRACE",
+        action="append",
+        default=[],
+        help="a trace of the same step on another GPU of the job (--other-gpus), as "
+        "a100-sxm=a100.json.gz: ranks with that GPU do as it says; may be repeated",
     )
     parser.add_argument(
         "--batch",
@@ -188,11 +204,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_of_one_gpu(args: argparse.Namespace) -> int:
-    keys = _keys(args.plan)
+    keys, trace_of = _keys(args.plan), _trace_of(args.trace_of)
     cluster = args.cluster or DEFAULT_CLUSTER
     from ..experiment import ProgramExperiment
     from ..experiment.serialization import serialize_any
     from ..extrapolate import Target, extrapolate, read_step
+    from ..extrapolate.prepare import read_traces_of
     from ..extrapolate.triosim_write import check_tables, write_tables
     from ..mpi.parallel import collective_errors, progress
     from ..prediction.prepared_program import prepare_captured
@@ -214,6 +231,7 @@ def _run_of_one_gpu(args: argparse.Namespace) -> int:
             execution_trace=args.execution_trace,
         )
     with collective_errors(comm):
+        traces = read_traces_of({gpu: Path(path) for gpu, path in trace_of.items()}, "--trace-of")
         if comm.rank == 0 and args.save_tables is not None:
             write_tables(step, args.save_tables, overwrite=args.overwrite)
     with progress(comm, "simulating"):
@@ -228,6 +246,7 @@ def _run_of_one_gpu(args: argparse.Namespace) -> int:
                 _other_gpus(args.other_gpus),
                 scaling=args.scaling or "kernel-model",
                 upload=args.upload,
+                traces=traces,
             )
             found = extrapolate(step, target)
             check_matching(found.program)
@@ -261,6 +280,7 @@ def _as_experiment(args: argparse.Namespace, target: Target) -> ProgramExperimen
         traced_batch=args.traced_batch,
         traced_step=args.step,
         execution_trace=args.execution_trace,
+        trace_of=_trace_of(args.trace_of),
         gpu=target.gpu,
         seq_len=target.sequence,
         threads=target.threads,
@@ -301,6 +321,21 @@ def _other_gpus(given: list[str]) -> dict[str, str]:
         if not equals or not nodes or not gpu:
             raise UsageError(f"--other-gpus {each}: not of the form NODES=GPU, as in 4-7=a100-sxm")
         found[nodes] = gpu
+    return found
+
+
+def _trace_of(given: list[str]) -> dict[str, str]:
+    """``GPU=TRACE`` → path by GPU."""
+    found: dict[str, str] = {}
+    for each in given:
+        gpu, equals, path = each.partition("=")
+        if not equals or not gpu or not path:
+            raise UsageError(
+                f"--trace-of {each}: not of the form GPU=TRACE, as in a100-sxm=a100.json.gz"
+            )
+        if gpu in found:
+            raise UsageError(f"--trace-of {each}: a trace of {gpu} is given already")
+        found[gpu] = path
     return found
 
 

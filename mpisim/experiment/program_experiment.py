@@ -51,7 +51,9 @@ FIXED_TABLES = ("model", "plan", "kernels", "calibration")
 """Tables of other experiments that a program file fixes: it holds their outcome."""
 
 
-OF_ONE_GPU = ("traced_gpu", "traced_step", "execution_trace", "seq_len", "threads", "upload")
+OF_ONE_GPU = (
+    *("traced_gpu", "traced_step", "execution_trace", "trace_of", "seq_len", "threads", "upload"),
+)
 """Keys of ``[workload]`` for a trace of one GPU alone."""
 
 OF_SEVERAL_RANKS = ("traced_cluster", "layout", "distributed_optimizer")
@@ -78,6 +80,9 @@ class WorkloadChoice:
     execution_trace : str, optional
         PyTorch's execution trace of the same step, for shapes that the trace lacks, its path
         relative likewise; one in the trace's folder needs no naming.
+    trace_of : mapping of str to str
+        Traces of the same step on other GPUs of the job, by the GPU's name, their paths relative
+        likewise: ranks that have such a GPU do as its trace says. Others do as `trace` says.
     gpu : str, optional
         GPU to run on, in place of the cluster's.
     seq_len : int, optional
@@ -104,6 +109,7 @@ class WorkloadChoice:
     traced_batch: Count | None = None
     traced_step: Annotated[int, Limits(least=0, most=10**9)] | None = None
     execution_trace: str | None = None
+    trace_of: dict[str, str] = field(default_factory=dict)
     gpu: str | None = None
     seq_len: Count | None = None
     threads: bool = False
@@ -118,7 +124,7 @@ class WorkloadChoice:
             raise InputError("has to have one of 'program' and 'trace'")
         if self.program is not None:
             for key in (*OF_ONE_GPU, *OF_SEVERAL_RANKS, "traced_batch", "gpu"):
-                if getattr(self, key) not in (None, False):
+                if getattr(self, key) not in (None, False, {}):
                     raise InputError(f"{key} is given; it is for a 'trace', not for a 'program'")
 
 

@@ -133,6 +133,9 @@ def serialize_any(experiment: Experiment | ProgramExperiment) -> str:
         for key in ("trace", "execution_trace"):
             if choice[key] is not None:
                 choice[key] = str((folder / choice[key]).resolve())
+        choice["trace_of"] = {
+            gpu: str((folder / path).resolve()) for gpu, path in choice["trace_of"].items()
+        }
         found |= {"trace": choice, "plan": experiment.plan}
     return json.dumps(found)
 

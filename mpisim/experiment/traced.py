@@ -10,6 +10,9 @@ from collections.abc import Callable
 from dataclasses import field
 from typing import Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..base.frozen import frozen
 from .models import Transformer
 
@@ -30,6 +33,10 @@ class Traced:
         Format of most weights: ``fp32``, ``bf16``, ``fp16``.
     network : callable
         Plan, grid → the layers in one rank's shapes (`mpisim.workloads.operators.Network`).
+    others : tuple of callable
+        The same, of traces of the model on other GPUs.
+    of_rank : int64, optional
+        Which of these each rank has: 0, or ``1 + i`` for ``others[i]``; 0 if not given.
     """
 
     family: ClassVar[str] = "traced"
@@ -37,6 +44,8 @@ class Traced:
     batch: int
     weights: str
     network: Callable[..., Any] = field(compare=False, repr=False)
+    others: tuple[Callable[..., Any], ...] = field(default=(), compare=False, repr=False)
+    of_rank: NDArray[np.int64] | None = field(default=None, compare=False, repr=False)
 
     @property
     def samples(self) -> str:

@@ -8,14 +8,18 @@ To be read in this order:
     Which pass launched a kernel, and for which node of autograd.
 `whole`
     Whether a trace is a whole training step of one GPU.
-`kineto_step`, `triosim_step`
-    Kineto's traces and TrioSim's tables → traced step.
+`kineto_step`, `triosim_step`, `captured_step`
+    Kineto's traces, TrioSim's tables, captured programs of one rank → traced step.
+`roles`
+    Samples and tokens of a step; which kernels work on weights or on scores alone.
 `layers`
     Which operators make a layer, and which layers a stage of a pipeline.
 `growth`, `split`
     Kernels at other sizes, and those of one tensor-parallel rank.
 `tensor_parallel`, `expert_parallel`, `threads`
     Which layers are split and how; experts and what they exchange; threads of one process.
+`gpu_traces`
+    Traces of one step on several GPUs → which of them each GPU's ranks do as.
 `li_scaling`
     Li's regression lines over the kernels of a step, in place of the kernel model.
 `network`

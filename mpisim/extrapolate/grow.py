@@ -15,6 +15,8 @@ from dataclasses import field
 from functools import cache, partial
 from typing import Any, Literal
 
+import numpy as np
+
 from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..base.presets import packaged
@@ -24,11 +26,12 @@ from ..experiment import ClusterChoice, Experiment, Plan, with_keys
 from ..experiment.load import plan_of
 from ..experiment.plan_keys import nested, with_sub_tables
 from ..experiment.traced import Traced
-from ..kernels import KernelModel, find_gpu, gpu_name
+from ..kernels import KernelModel, find_gpu, gpu_name, gpu_names
 from ..kernels.analytical import analytical_model
-from ..kernels.counted import COUNTED
-from ..kernels.operations import Copy
-from ..kernels.recorded import RecordedKernels
+from ..kernels.counted import COUNTED, kept_kernels
+from ..kernels.gpu_parameters import GpuParameters
+from ..kernels.operations import Copy, Kernel
+from ..kernels.recorded import Recorded, RecordedKernels
 from ..kernels.scaled import rated_gpu
 from ..prediction.hardware import gpu_kinds
 from ..prediction.variation import FACTOR_NAME, slowest_factor
@@ -38,7 +41,10 @@ from ..topo import find_cluster
 from ..workloads import Layout, Workload, lay_out, training_step
 from ..workloads.grid import Grid
 from ..workloads.operators import Network
+from ..workloads.pricing import Pricing
+from .captured_step import priced_for
 from .expert_parallel import check_experts, experts_of
+from .gpu_traces import steps_by_gpu
 from .kineto_step import unknown_operators
 from .layers import balanced
 from .li_scaling import FILE, LiScaling, lines_of
@@ -85,6 +91,9 @@ class Target:
     upload : bool
         Whether each micro-batch begins with the copy of its input from the host, which the trace
         does not show.
+    traces : mapping of str to TracedStep
+        The same step as recorded on other GPUs of the job, by the GPU's name: ranks that have such
+        a GPU do as its trace says.
     """
 
     cluster: str
@@ -97,6 +106,7 @@ class Target:
     source: str = "--plan"
     scaling: Literal["kernel-model", "li"] = "kernel-model"
     upload: bool = False
+    traces: Mapping[str, TracedStep] = field(default_factory=dict)
 
 
 @frozen
@@ -144,6 +154,14 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
             f"--seq-len is {target.sequence}, but how many tokens a sample of {step.source} has is "
             "not known: its first layer looks up no embeddings"
         )
+    step = priced_for(step, target.gpu or cluster.gpu)
+    if step.priced and target.scaling == "li":
+        raise InputError(
+            f"{step.source}: --scaling li fits lines to measured times, and a captured program has "
+            "none"
+        )
+    if target.traces and target.scaling == "li":
+        raise InputError("--scaling li fits lines to one trace; traces of several GPUs are given")
     if target.upload:
         _check_upload(step, target)
     plan = plan_for(step, target)
@@ -157,24 +175,43 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
     named_gpu = target.gpu or cluster.gpu
     named = dict.fromkeys((named_gpu, *target.other_gpus.values()))
     kinds = gpu_kinds(choice, cluster, {name: find_gpu(name) for name in named})
+    steps = steps_by_gpu(step, target.traces, tuple(named))
     lines = lines_of(step, find_gpu(step.gpu)) if target.scaling == "li" else None
 
     def model_of(name: str) -> KernelModel:
         found = analytical_model(rated_gpu(find_gpu(name)))
         return found if lines is None else LiScaling(found, lines)
 
-    traced = model_of(step.gpu)
+    traced = {each.gpu: model_of(each.gpu) for each in steps}
     slowest = (FACTOR_NAME, slowest_factor(world)) if world > 1 else None
     models = [
-        RecordedKernels(traced if gpu_name(name) == step.gpu else model_of(name), traced, slowest)
-        for name in named
+        RecordedKernels(
+            traced[each.gpu] if gpu_name(name) == each.gpu else model_of(name),
+            traced[each.gpu],
+            slowest,
+        )
+        for name, each in zip(named, steps, strict=True)
     ]
-    splits: Mapping[int, Split] = {}
-    if plan.tp > 1:
-        splits = splits_of(step, plan.tp, sequence=plan.sequence_parallel)
-    network = partial(_network, step, target, splits)
+    networks = {
+        each.source: partial(
+            _network,
+            each,
+            target,
+            splits_of(each, plan.tp, sequence=plan.sequence_parallel) if plan.tp > 1 else {},
+        )
+        for each in (step, *steps)
+    }
+    of_kind = np.array([list(networks).index(each.source) for each in steps])
+    first, *others = networks.values()
     experiment = Experiment(
-        model=Traced(step.source, step.batch, step.format, network),
+        model=Traced(
+            step.source,
+            step.batch,
+            step.format,
+            first,
+            tuple(others),
+            None if kinds is None else of_kind[kinds],
+        ),
         plan=plan,
         cluster=choice,
         title=f"{step.source} on {world} GPU{'s' if world > 1 else ''}",
@@ -183,7 +220,7 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
     layout = lay_out(experiment, world, kinds)
     workload = training_step(layout, *models)
     assumptions = (
-        *_assumptions(step, target, plan, layout, tuple(named)),
+        *_assumptions(step, target, plan, layout, dict(zip(named, steps, strict=True))),
         *(() if lines is None else lines.notes),
     )
     unchanged = world == 1 and plan.micro_batch == plan.global_batch == step.batch
@@ -193,6 +230,7 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
         workload,
         models,
         assumptions,
+        priced=step.priced,
         splits_used=plan.tp > 1,
         unchanged=unchanged,
         alone=world == 1,
@@ -334,14 +372,16 @@ def _counted(
     models: Sequence[KernelModel],
     assumptions: tuple[str, ...],
     *,
+    priced: bool,
     splits_used: bool,
     unchanged: bool,
     alone: bool,
 ) -> str:
     """Return the attribute that says what the program's times depend on.
 
-    The CPU's times are those of one step. In another one they differ, as recorded steps do. On
-    several GPUs the step is off by what no part of it stands for, as published factors have shown.
+    The CPU's times are those of one step. In another one they differ, as recorded steps do; those
+    of a captured job, and gaps between kernels that a plan adds, are the GPU's. On several GPUs the
+    step is off by what no part of it stands for, as published factors have shown.
     """
     shares: dict[tuple[str, int], Mapping[str, float]] = {}
     for pricing in workload.pricings:
@@ -353,26 +393,53 @@ def _counted(
             if name in used:
                 numbers[name] = max(numbers.get(name, 0.0), quantity.error)
     numbers |= {name: getattr(models[0].gpu, name).error for name in SHARED}
+    host: dict[str, float] = {} if unchanged else {CPU: 1.0}
+    gaps: list[tuple[int, dict[str, float]]] = []
     if not unchanged:
         numbers[CPU] = differences()[0].si / Z_90  # replay.toml bounds nine of ten errors
+    if priced:
+        host = dict(workload.pricings[0].host_shares)
+    if priced or not unchanged:
+        for name in ("graph_gap", "kernel_gap"):
+            numbers[name] = max(getattr(model.gpu, name).error for model in models)
+        for pricing in workload.pricings:
+            gaps += [(pricing.graph_gap, {"graph_gap": 1.0}), (pricing.gap, {"kernel_gap": 1.0})]
     missing = [
         "the CPU's work for what the plan adds, but for launches; the Python of the traced step is "
         "kept as recorded",
         "memory: whether the plan fits is not checked",
     ]
+    if priced:
+        missing[0] = "the CPU's own work: data loading, the script's Python beside launches"
     if splits_used:
         missing.append("layouts that a split changes: copies that make parts of tensors contiguous")
     return json.dumps(
         {
             "numbers": numbers,
             "shares": [[name, at, dict(rest)] for (name, at), rest in shares.items()],
-            "host": {} if unchanged else {CPU: 1.0},
-            "launch": {},
+            "host": host,
+            "launch": {"launch_latency": 1.0} if priced else {},
+            "gap": gaps,
+            **(_kernels(workload.pricings) if priced else {}),
             "assumptions": list(assumptions),
             "not_modelled": missing,
             "left_out": 0.0 if alone else several_gpus().error,
         }
     )
+
+
+def _kernels(pricings: Sequence[Pricing]) -> dict[str, Any]:
+    """Return what kernels compute, for their slowdown beside communications; of one kind of GPU."""
+    name = GpuParameters.of(pricings[0].model.gpu).name
+    if len(pricings) > 1 or name not in gpu_names():
+        return {}
+    kernels: dict[tuple[str, int], Kernel] = {}
+    for key, kernel in pricings[0].kernels.items():
+        if not isinstance(kernel, Recorded):
+            kernels[key] = kernel
+        elif len(kernel.now) == 1:
+            kernels[key] = kernel.now[0]
+    return {"kernels": kept_kernels(kernels), "gpu": name}
 
 
 @cache
@@ -382,33 +449,50 @@ def several_gpus() -> Quantity:
 
 
 def _assumptions(
-    step: TracedStep, target: Target, plan: Plan, layout: Layout, gpus: tuple[str, ...]
+    step: TracedStep,
+    target: Target,
+    plan: Plan,
+    layout: Layout,
+    gpus: Mapping[str, TracedStep],
 ) -> tuple[str, ...]:
-    others = [name for name in gpus if gpu_name(name) != step.gpu]
+    others = [name for name, each in gpus.items() if gpu_name(name) != each.gpu]
     kernels = step.kernel_time / 1e9
+    title = find_gpu(step.gpu).title
     lines = [
-        f"extrapolated from {step.source}: one step of {step.batch} samples on "
-        f"{find_gpu(step.gpu).title}, {step.measured / 1e9:,.3f} ms, of which kernels "
-        f"{kernels:,.3f} ms",
+        f"extrapolated from {step.source}: one step of {step.batch} samples on {title}, "
+        f"{step.measured / 1e9:,.3f} ms, of which kernels {kernels:,.3f} ms",
         f"{len(step.layers())} layers, {sum(p.elements for p in step.parameters):,} parameters in "
         f"{len(step.parameters)} tensors, by the gradients that were accumulated",
         *step.notes,
     ]
+    if step.priced:
+        lines[0] = (
+            f"extrapolated from {step.source}: a captured step of {step.batch} samples, of which "
+            f"no kernel was measured: all are priced for {title} by their shapes, "
+            f"{kernels:,.3f} ms together; launches and gaps are the GPU's"
+        )
     if layout.grid.world > 1:
         lines.append(
             f"the traced GPU is taken for a typical one; of {layout.grid.world} the slowest sets "
             "the pace of products"
         )
-    if plan.micro_batch != step.batch:
+    if plan.micro_batch != step.batch and not step.priced:
         lines.append(
             f"micro-batches of {plan.micro_batch} samples: measured times × the ratio of the "
             "kernel model at both sizes; launches as traced"
         )
     if target.sequence is not None and target.sequence != step.sequence:
         lines.append(f"samples of {target.sequence} tokens in place of {step.sequence}, likewise")
-    for name in others:
+    for name in () if step.priced else others:
         title = find_gpu(name).title
         lines.append(f"measured times × the ratio of the kernel model on {title}; CPU as traced")
+    for name, each in gpus.items():
+        if each is not step:
+            lines += [
+                f"ranks on {find_gpu(name).title} do as {each.source} has it, a step of "
+                f"{each.batch} samples, of which kernels {each.kernel_time / 1e9:,.3f} ms",
+                *(f"{each.source}: {note}" for note in each.notes),
+            ]
     lines += [
         f"nodes {nodes} have {find_gpu(name).title}" for nodes, name in target.other_gpus.items()
     ]

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -32,8 +32,8 @@ import numpy as np
 from ..base.errors import InputError, TraceError, UsageError
 from ..base.text import percentage
 from ..kernels import find_gpu, gpu_name
-from ..kernels.operations import Copy, Elementwise, Gemm, GroupedGemm, Kernel
-from ..operators import OperatorCall, TensorSpec
+from ..kernels.operations import Copy, Elementwise, Kernel
+from ..operators import OperatorCall
 from ..operators.tensors import all_tensors
 from ..program import Kind, Table
 from ..results.step_times import step_times
@@ -50,8 +50,8 @@ from ..traces.operator_calls import (
 from ..traces.read import read_source
 from .layers import layer_names, with_tied
 from .passes import ACCUMULATE, Passes
+from .roles import batch_of, with_roles
 from .step import (
-    Role,
     TracedKernel,
     TracedOperator,
     TracedParameter,
@@ -273,11 +273,9 @@ class _Reader:
         self._parameters(found, rows)
         parameters = {each.shape for one in found for each in one.completed}
         operators = [self._operator(each, parameters) for each in found]
-        samples, sequence = _batch_of(operators)
-        if batch is not None:
-            samples, sequence = batch, _tokens(operators, batch)
+        samples, sequence = batch_of(operators, batch)
         tokens = (samples or 1) * (sequence or 1)
-        operators = self._with_roles(operators, parameters, sequence, tokens)
+        operators = with_roles(operators, self._described, parameters, sequence, tokens)
         paths = module_paths(self.trace, np.array([each.time for each in found], np.int64))
         layers, embedding, head = layer_names(operators, paths)
         operators = [
@@ -495,45 +493,9 @@ class _Reader:
                 "profile a whole step with record_shapes=True"
             )
 
-    def _with_roles(
-        self,
-        operators: list[TracedOperator],
-        parameters: set[tuple[int, ...]],
-        sequence: int | None,
-        tokens: int,
-    ) -> list[TracedOperator]:
-        """Say which kernels work on weights alone, and which on scores of attention."""
-        weights = {shape for shape in parameters if len(shape) > 1}
-        weights |= {tuple(reversed(shape)) for shape in weights}
-        roles: dict[int, Role] = {}
-
-        def role(call: int) -> Role:
-            if call not in roles:
-                shapes = [each.shape for each in all_tensors(self.calls[call].call.inputs)]
-                shapes = [shape for shape in shapes if len(shape) > 1]
-                roles[call] = ""
-                # A product of weights alone there is none; activations may be as large as a weight.
-                described = self.calls[call].launched.kernels
-                product = any(isinstance(each, Gemm | GroupedGemm) for each in described)
-                of_tokens = any(shape[0] == tokens for shape in shapes)
-                if not (product or of_tokens) and shapes and weights.issuperset(shapes):
-                    roles[call] = "weights"
-                elif shapes and all(s[-1] == s[-2] == sequence for s in shapes):
-                    roles[call] = "scores"
-            return roles[call]
-
-        def told(tasks: Iterable[TracedTask]) -> tuple[TracedTask, ...]:
-            return tuple(
-                replace(each, role=role(each.call))
-                if isinstance(each, TracedKernel) and each.call >= 0
-                else each
-                for each in tasks
-            )
-
-        return [
-            replace(each, forward=told(each.forward), backward=told(each.backward))
-            for each in operators
-        ]
+    def _described(self, call: int) -> tuple[OperatorCall, Sequence[Kernel]]:
+        """Return a call, by its number, and its kernels."""
+        return self.calls[call].call, self.calls[call].launched.kernels
 
     def _accumulates(self, rows: np.ndarray) -> bool:
         """Whether accumulating gradients launches kernels."""
@@ -569,38 +531,6 @@ class _Reader:
             output=output,
             statistics=statistics,
         )
-
-
-def _weighted(operators: list[TracedOperator]) -> TracedOperator | None:
-    """Return the first operator with a weight of two dimensions or more."""
-    return next(
-        (each for each in operators if any(len(p.shape) > 1 for p in each.parameters)), None
-    )
-
-
-def _batch_of(operators: list[TracedOperator]) -> tuple[int | None, int | None]:
-    """Return samples, and tokens of a sample, by the input of the first layer."""
-    first = _weighted(operators)
-    given = None if first is None else _activation(first)
-    if first is None or given is None or not given.shape:
-        return None, None
-    if "embedding" in first.name and len(given.shape) == 2:
-        return given.shape[0], given.shape[1]
-    return given.shape[0], None
-
-
-def _tokens(operators: list[TracedOperator], batch: int) -> int | None:
-    """Return the tokens of each of `batch` samples; None if no embeddings are looked up first."""
-    first = _weighted(operators)
-    given = None if first is None else _activation(first)
-    if first is None or given is None or "embedding" not in first.name:
-        return None
-    return given.elements // batch if given.elements % batch == 0 else None
-
-
-def _activation(operator: TracedOperator) -> TensorSpec | None:
-    """Return the largest tensor among an operator's inputs."""
-    return max(operator.inputs, key=lambda each: each.elements, default=None)
 
 
 def unknown_operators(step: TracedStep) -> Counter[str]:

@@ -85,8 +85,11 @@ def _kind(module: str) -> str:
 
 
 def _repeated(operators: Sequence[TracedOperator], paths: Sequence[tuple[str, ...]]) -> str | None:
-    """Return the outermost kind of module that is there several times and has parameters."""
-    depth: dict[str, int] = {}
+    """Return the outermost kind of module that is there several times and has parameters.
+
+    A kind lies as deep as most of its modules: a head may be of the kind of matrices in layers.
+    """
+    depths: dict[str, Counter[int]] = {}
     instances: dict[str, Counter[str]] = {}
     for operator, path in zip(operators, paths, strict=True):
         if not operator.parameters:
@@ -95,8 +98,11 @@ def _repeated(operators: Sequence[TracedOperator], paths: Sequence[tuple[str, ..
             kind = _kind(module)
             if kind in CONTAINERS:
                 continue
-            depth[kind] = min(depth.get(kind, level), level)
+            depths.setdefault(kind, Counter())[level] += 1
             instances.setdefault(kind, Counter())[module] += 1
+    depth = {
+        kind: min(found, key=lambda level: (-found[level], level)) for kind, found in depths.items()
+    }
     several = [
         kind for kind, found in instances.items() if len(found) > 1 and max(found.values()) > 1
     ]

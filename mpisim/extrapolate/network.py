@@ -254,8 +254,10 @@ class _Writer:
             )
             counts = each.call not in seen
             seen.add(each.call)
-            weight = backward and bool(now) and all(map(self._of_weights, each.kernels))
-            found.append(Compute(each.name, _recorded(each, now, counts), weight=weight))
+            weight = backward and bool(now) and not each.on_weight
+            weight = weight and all(map(self._of_weights, each.kernels))
+            kernel = _recorded(each, now, counts)
+            found.append(Compute(each.name, kernel, weight=weight, launches=each.launches))
         return tuple(found)
 
     def _now(
@@ -267,12 +269,13 @@ class _Writer:
         operator: TracedOperator,
     ) -> Kernel:
         growth = self.outside if split is NOT_SPLIT else self.growth
-        new = grown(kernel, growth, self.weights, backward=backward, role=of.role)
+        gradient = backward and not of.on_weight
+        new = grown(kernel, growth, self.weights, backward=gradient, role=of.role)
         if split is NOT_SPLIT:
             return new
         role = None
         if isinstance(kernel, Gemm):
-            role = product_role(kernel, self.weights, backward, self.growth.tokens)
+            role = product_role(kernel, self.weights, gradient, self.growth.tokens)
         if (
             split.kind == "gathered"
             and isinstance(kernel, Elementwise)
@@ -312,6 +315,7 @@ def _recorded(each: TracedKernel, now: tuple[Kernel, ...], counts: bool) -> Reco
         launch=each.launch,
         launch_cost=each.launch_cost,
         gap=each.gap,
+        priced=each.priced,
     )
 
 
@@ -334,8 +338,9 @@ class _Optimizer:
             now = each.kernels
             if share != 1:
                 now = tuple(share_of(kernel, share) for kernel in now)
-            kernel = replace(_recorded(each, now, counts=False), known=True)
-            found.append(Compute(each.name, kernel))
+            kernel = _recorded(each, now, counts=False)
+            kernel = replace(kernel, known=each.known or not each.priced)
+            found.append(Compute(each.name, kernel, launches=each.launches))
         return tuple(found)
 
 

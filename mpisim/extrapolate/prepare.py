@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ from ..experiment.program_experiment import OF_SEVERAL_RANKS, WorkloadChoice
 from ..prediction.prepared import PreparedExperiment
 from ..prediction.prepared_program import PreparedProgram, prepare_captured, prepare_program
 from ..traces import find_sources
-from ..traces.raw import read_head
+from .captured_step import check_captured
 from .grow import Extrapolated, Target, extrapolate
-from .read import read_step
+from .read import is_of_mpisim, read_step
 from .step import TracedStep
 from .triosim_step import is_triosim
 
@@ -28,12 +28,11 @@ __all__ = [
     "of_several_ranks",
     "prepare_traced",
     "prepare_workload",
+    "read_other_traces",
     "read_traced",
+    "read_traces_of",
     "trace_path",
 ]
-
-HDF5 = b"\x89HDF"
-"""How files of mpisim begin."""
 
 
 def of_several_ranks(paths: Sequence[str | Path]) -> bool:
@@ -47,14 +46,15 @@ def of_several_ranks(paths: Sequence[str | Path]) -> bool:
     Raises
     ------
     TraceError
-        If there is no trace, a rank twice, files of different jobs, or a file of mpisim.
+        If there is no trace, a rank twice, or files of different jobs.
+    InputError
+        For a file of mpisim that is of no captured job of one rank, or one among other files.
     """
-    for path in map(Path, paths):
-        if path.is_file() and read_head(path).startswith(HDF5):
-            raise TraceError(
-                f"{path}: a file of mpisim (HDF5), which holds no shapes of tensors; mpisim run "
-                "simulates a program, and for another plan it is generated or captured anew"
-            )
+    for path in filter(is_of_mpisim, paths):
+        check_captured(path)
+        if len(paths) > 1:
+            raise TraceError(f"{path}: a captured program, given together with other files")
+        return False
     if len(paths) == 1 and is_triosim(paths[0]):
         return False
     sources = find_sources(paths, allow_missing=True)
@@ -77,7 +77,8 @@ def prepare_workload(experiment: ProgramExperiment) -> PreparedExperiment | Prep
     """
     if experiment.trace is None:
         return prepare_program(experiment)
-    return prepare_traced(experiment, read_traced(experiment))[0]
+    traces = read_other_traces(experiment)
+    return prepare_traced(experiment, read_traced(experiment), traces)[0]
 
 
 def trace_path(experiment: ProgramExperiment) -> Path:
@@ -117,8 +118,48 @@ def read_traced(experiment: ProgramExperiment) -> TracedStep:
     )
 
 
+def read_other_traces(experiment: ProgramExperiment) -> dict[str, TracedStep]:
+    """Read the traces on other GPUs that an experiment of a trace names. Local.
+
+    Raises
+    ------
+    InputError
+        If one cannot be read, or is of several ranks.
+    """
+    choice = experiment.trace
+    assert choice is not None
+    folder = Path(experiment.source).parent
+    given = {gpu: folder / path for gpu, path in choice.trace_of.items()}
+    return read_traces_of(given, experiment.source)
+
+
+def read_traces_of(given: Mapping[str, Path], source: str) -> dict[str, TracedStep]:
+    """Read a trace of one step for each of some GPUs. Local.
+
+    Parameters
+    ----------
+    given : mapping of str to Path
+        By the name of the GPU.
+    source : str
+        What names them, for messages.
+
+    Raises
+    ------
+    InputError
+        If one cannot be read, or is of several ranks.
+    """
+    found = {}
+    for gpu, path in given.items():
+        if of_several_ranks([path]):
+            raise InputError(f"{source}: trace_of {gpu!r} is {str(path)!r}, of several ranks")
+        found[gpu] = read_step(path, gpu=gpu)
+    return found
+
+
 def prepare_traced(
-    experiment: ProgramExperiment, step: TracedStep
+    experiment: ProgramExperiment,
+    step: TracedStep,
+    traces: Mapping[str, TracedStep] | None = None,
 ) -> tuple[PreparedProgram, Extrapolated]:
     """Lay the plan of an experiment over a traced step, and look up where it is to run. Local.
 
@@ -128,6 +169,8 @@ def prepare_traced(
         Of a trace.
     step : TracedStep
         What `read_traced` has read.
+    traces : mapping of str to TracedStep, optional
+        What `read_other_traces` has read; none if not given.
 
     Returns
     -------
@@ -144,7 +187,7 @@ def prepare_traced(
     assert choice is not None
     gpus = cluster_gpus(experiment)
     try:
-        found = extrapolate(step, _target(experiment, choice, gpus))
+        found = extrapolate(step, _target(experiment, choice, gpus, traces or {}))
     except InputError as error:
         # Some messages begin with the table already.
         text = str(error).replace("[plan]: [plan]", "[plan]", 1)
@@ -178,7 +221,12 @@ def cluster_gpus(experiment: ProgramExperiment) -> int | None:
     return choice.gpus or choice.nodes * choice.node_gpus
 
 
-def _target(experiment: ProgramExperiment, choice: WorkloadChoice, gpus: int | None) -> Target:
+def _target(
+    experiment: ProgramExperiment,
+    choice: WorkloadChoice,
+    gpus: int | None,
+    traces: Mapping[str, TracedStep],
+) -> Target:
     """Return where and how the trace of an experiment is to run; on `gpus`, if that is given."""
     table: dict[str, Any] = dict(experiment.tables.get("cluster", {}))
     preset = table.get("preset")
@@ -204,4 +252,5 @@ def _target(experiment: ProgramExperiment, choice: WorkloadChoice, gpus: int | N
         "[plan]",
         choice.scaling,
         choice.upload,
+        traces,
     )

@@ -85,6 +85,9 @@ class Split:
         operators of a loss but the first, whose collectives serve all.
     sequence : bool
         Whether it is entered and left with a share of the tokens: sequence parallelism.
+    first, last : bool
+        Of "column": whether it is the first and the last of the matrices that share its input, as
+        queries, keys and values do where each has a matrix. They are gathered and reduced together.
     """
 
     kind: SplitKind = "none"
@@ -94,6 +97,8 @@ class Split:
     small: int = 0
     rows: int = 0
     sequence: bool = False
+    first: bool = True
+    last: bool = True
 
     def share(self, tp: int) -> int:
         """Return the features out, or entries of a vocabulary, that one rank has.
@@ -249,7 +254,7 @@ def split_tasks(
     """
     sequence = split.sequence
     if split.kind == "column":
-        return _column(operator, forward, backward, sequence=sequence)
+        return _column(operator, split, forward, backward)
     if split.kind in ("row", "vocabulary"):
         size = _output_bytes(forward, operator, 1)
         reduction = Operation.REDUCE_SCATTER if sequence else Operation.ALL_REDUCE
@@ -290,19 +295,23 @@ def split_tasks(
 
 def _column(
     operator: TracedOperator,
+    split: Split,
     forward: tuple[Task, ...],
     backward: tuple[Task, ...],
-    *,
-    sequence: bool,
 ) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
     """Gather the input, where ranks have shares of it, and reduce its gradient.
+
+    The first of several matrices with one input gathers for all, and reduces what all have added
+    up, since the backward pass comes to it last; to the last it comes first, which gathers again.
 
     The reduction runs beside the product that makes the weight's gradient; so does, beside the
     product before, the second gather of the input, which that needs.
     """
+    sequence = split.sequence
     gathers = _gathers(operator, forward) if sequence else None
-    if gathers is not None:
+    if gathers is not None and split.first:
         forward = (gathers, *forward)
+    if gathers is not None and split.last:
         again = replace(gathers, weight=True, token="gathered")
         backward = (again, *(_behind(task, "gathered") for task in backward))
     products = [
@@ -310,7 +319,7 @@ def _column(
         for i, task in enumerate(backward)
         if isinstance(task, Compute) and not task.weight and _has_product(task)
     ]
-    if not products:  # the input is data
+    if not products or not split.first:  # the input is data, or reduced by another
         return forward, backward
     at = products[0] + 1
     kernel = backward[products[0]]

@@ -37,7 +37,7 @@ Role = Literal["", "weights", "scores"]
 
 @frozen
 class TracedKernel:
-    """A kernel, or a copy, as it was measured.
+    """A kernel, or a copy, as it was measured, or captured without being measured.
 
     Attributes
     ----------
@@ -56,6 +56,13 @@ class TracedKernel:
         What its call works on besides activations: weights alone, or scores of attention.
     host, launch, launch_cost, gap : int
         Of its row, in ps: see `mpisim.program.Table`.
+    priced : bool
+        Whether it was not measured: `duration` is what the kernel model says, and the rest of its
+        row is the GPU's.
+    launches : int
+        Launches of one that is priced: 0 in a CUDA graph.
+    on_weight : bool
+        Whether its call is known to work on a parameter: a product is no weight's gradient then.
     """
 
     name: str
@@ -69,6 +76,9 @@ class TracedKernel:
     launch: int = 0
     launch_cost: int = 0
     gap: int = 0
+    priced: bool = False
+    launches: int = 1
+    on_weight: bool = False
 
 
 @frozen
@@ -190,6 +200,8 @@ class TracedStep:
         Layers before the first block, and behind the last; all others are blocks.
     notes : tuple of str
         How the trace was read; lines for people.
+    priced : bool
+        Whether its kernels are priced by the kernel model: of a captured job, which nobody has run.
     """
 
     source: str
@@ -205,6 +217,7 @@ class TracedStep:
     embedding: tuple[str, ...] = ()
     head: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    priced: bool = False
 
     @property
     def parameters(self) -> tuple[TracedParameter, ...]:

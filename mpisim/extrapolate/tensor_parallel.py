@@ -84,7 +84,13 @@ def splits_of(step: TracedStep, tp: int, *, sequence: bool = False) -> Mapping[i
         if pending and _closes(matrix, pending, step.operators):
             first = pending[0].number
             for each in pending:
-                found[each.number] = Split("column", each.outputs, each.inputs)
+                found[each.number] = Split(
+                    "column",
+                    each.outputs,
+                    each.inputs,
+                    first=each is pending[0],
+                    last=each is pending[-1],
+                )
             for between in range(first + 1, number):
                 found.setdefault(between, Split("inside", pending[-1].outputs))
             found[number] = Split("row", matrix.outputs, matrix.inputs)

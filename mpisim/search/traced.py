@@ -28,6 +28,7 @@ from ..extrapolate.prepare import (
     cluster_gpus,
     of_several_ranks,
     prepare_traced,
+    read_other_traces,
     read_traced,
     trace_path,
 )
@@ -129,6 +130,7 @@ class TracedCandidates:
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
         self._steps: dict[tuple[object, ...], TracedStep] = {}
+        self._others: dict[str, TracedStep] | None = None
         self._several: bool | None = None
         self._job: TraceJob | None = None
 
@@ -154,7 +156,9 @@ class TracedCandidates:
         )
         if key not in self._steps:
             self._steps[key] = read_traced(experiment)
-        prepared, found = prepare_traced(experiment, self._steps[key])
+        if self._others is None:
+            self._others = read_other_traces(experiment)
+        prepared, found = prepare_traced(experiment, self._steps[key], self._others)
         layout = found.workload.layout
         gpus = [each.model.gpu for each in found.workload.pricings]
         least, room = _least_memory(layout, found.target.cluster, gpus)

@@ -105,7 +105,7 @@ class TracedValues:
                 )
             return
         table, _, name = key.partition(".")
-        if table == "workload" and name in (*OF_SEVERAL_RANKS, "trace", "program"):
+        if table == "workload" and name in (*OF_SEVERAL_RANKS, "trace", "trace_of", "program"):
             raise InputError(
                 f"{self._source}: key 'search.vary' has {key!r}, which cannot vary over a trace of "
                 "one GPU"

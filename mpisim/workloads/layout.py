@@ -270,7 +270,9 @@ def _networks(experiment: Experiment, grid: Grid) -> tuple[Sequence[Network], ND
 
         return [cnn_network(model, plan, grid)], one
     if isinstance(model, Traced):
-        return [cast(Network, model.network(plan, grid))], one
+        makers = (model.network, *model.others)
+        which = one if model.of_rank is None else model.of_rank[: grid.world]
+        return [cast(Network, make(plan, grid)) for make in makers], which
     from .dlrm import dlrm_networks
 
     networks, by_data = dlrm_networks(model, plan, grid)

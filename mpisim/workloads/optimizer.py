@@ -112,7 +112,9 @@ def optimizer_bytes(plan: Plan, strategy: Strategy) -> int:
     return strategy.optimizer_gradient_size + 2 * (main + states) + norms
 
 
-def write_optimizer(block: BlockBuilder, layout: Layout, stage: int, strategy: Strategy) -> None:
+def write_optimizer(
+    block: BlockBuilder, layout: Layout, stage: int, strategy: Strategy, which: int = 0
+) -> None:
     """Append the end of a stage's step to a block.
 
     Parameters
@@ -122,10 +124,12 @@ def write_optimizer(block: BlockBuilder, layout: Layout, stage: int, strategy: S
     stage : int
     strategy : Strategy
         Of the stage's data parallelism.
+    which : int
+        Index into the layout's networks.
     """
     strategy.before_optimizer(block)
     _reduce_further(block, layout, stage, strategy)
-    network = layout.networks[0]
+    network = layout.networks[which]
     if network.optimizer is not None:  # as it was traced, whatever it consists of
         share = strategy.updated_parameters / network.size if network.size else 1.0
         if share:

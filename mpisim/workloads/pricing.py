@@ -98,7 +98,7 @@ class Pricing:
     def launching_for(self, task: Compute) -> Launching:
         """Return the launch times of a kernel: as measured, or those of the GPU."""
         kernel = task.kernel
-        if isinstance(kernel, Recorded):
+        if isinstance(kernel, Recorded) and not kernel.priced:
             if self.captured:
                 return Launching(host=0, launch=self.launching["launch"], launch_cost=0)
             return Launching(host=kernel.host, launch=kernel.launch, launch_cost=kernel.launch_cost)
@@ -111,7 +111,7 @@ class Pricing:
         of experts that a loop launches run on several streams, and hide all but one.
         """
         kernel = task.kernel
-        if isinstance(kernel, Recorded):
+        if isinstance(kernel, Recorded) and not kernel.priced:
             return kernel.gap
         if task.launches == 0:
             return self.graph_gap

@@ -126,6 +126,7 @@ class StageWriter:
     ) -> None:
         plan = layout.experiment.plan
         self._layout, self._stage, self._plan = layout, stage, plan
+        self._network = network
         self._names, self._pricing, self._cache = names, pricing, cache
         self._chunks = layout.chunks(stage, network)
         self._first_block = _first_block(self._chunks)
@@ -219,7 +220,7 @@ class StageWriter:
         if self._end is None:  # after all others: what is still to be reduced depends on them
             end = self._builder()
             end.tags(phase=Phase.OPTIMIZER, layer=-1)
-            write_optimizer(end, self._layout, self._stage, self._strategy)
+            write_optimizer(end, self._layout, self._stage, self._strategy, self._network)
             self._end = end.done()
         rows.add(self._end)
         if rows.duration > MAX_DURATION:

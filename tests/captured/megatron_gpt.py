@@ -2,8 +2,9 @@
 
 CHUNKS are the pieces of the model that each stage of the pipeline has, interleaved if more than 1.
 Data parallelism takes the rest of the ranks, with the distributed optimizer. MODEL is gpt, with
-learned positions, or llama3_70b, whose layers are computed again one by one: local layers keep the
-scores of the attention, 1 GiB a layer on one of 8 ranks.
+learned positions, gpt_unsharded, without the distributed optimizer, or llama3_70b, whose layers
+are computed again one by one: local layers keep the scores of the attention, 1 GiB a layer on one
+of 8 ranks.
 """
 
 import os
@@ -26,6 +27,7 @@ from megatron.core.transformer import TransformerConfig
 
 tp, pp, chunks, layers, micro_batches = map(int, sys.argv[1:6])
 llama = sys.argv[6:] == ["llama3_70b"]
+sharded = sys.argv[6:] != ["gpt_unsharded"]
 HIDDEN, HEADS, WORDS, TOKENS, MICRO_BATCH = 4096, 32, 51200, 2048, 1
 block, ends, normalization = {}, {"position_embedding_type": "learned_absolute"}, "LayerNorm"
 if llama:
@@ -71,7 +73,7 @@ config = TransformerConfig(
     **block,
 )
 sharding = DistributedDataParallelConfig(
-    use_distributed_optimizer=True, overlap_grad_reduce=True, grad_reduce_in_fp32=True
+    use_distributed_optimizer=sharded, overlap_grad_reduce=True, grad_reduce_in_fp32=True
 )
 model = []
 for chunk in range(chunks):
@@ -90,7 +92,7 @@ for chunk in range(chunks):
     part = part.cuda().bfloat16()
     model.append(DistributedDataParallel(config, sharding, part, disable_bucketing=chunk > 0))
 optimizer = get_megatron_optimizer(
-    OptimizerConfig(lr=1e-4, bf16=True, use_distributed_optimizer=True, clip_grad=1.0), model
+    OptimizerConfig(lr=1e-4, bf16=True, use_distributed_optimizer=sharded, clip_grad=1.0), model
 )
 config.no_sync_func = [part.no_sync for part in model] if chunks > 1 else model[0].no_sync
 config.grad_scale_func = optimizer.scale_loss

@@ -1,0 +1,101 @@
+"""Tensors of a step → its samples and tokens, and which kernels work on weights or on scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+
+from ..kernels.operations import Gemm, GroupedGemm, Kernel
+from ..operators import OperatorCall, TensorSpec
+from ..operators.tensors import all_tensors
+from .step import Role, TracedKernel, TracedOperator, TracedTask
+
+__all__ = ["batch_of", "with_roles"]
+
+
+def batch_of(
+    operators: Sequence[TracedOperator], given: int | None = None
+) -> tuple[int | None, int | None]:
+    """Return samples, and tokens of a sample, by the input of the first layer with a weight.
+
+    Parameters
+    ----------
+    operators : sequence of TracedOperator
+        In the order of the forward pass.
+    given : int, optional
+        The samples, where they are known.
+
+    Returns
+    -------
+    samples : int or None
+        None where it is not clear.
+    tokens : int or None
+        None where the first layer looks up no embeddings.
+    """
+    first = next((o for o in operators if any(len(p.shape) > 1 for p in o.parameters)), None)
+    inputs = () if first is None else first.inputs
+    largest = max(inputs, key=lambda each: each.elements, default=None)
+    looks_up = first is not None and "embedding" in first.name
+    if given is not None:
+        if largest is None or not looks_up or largest.elements % given:
+            return given, None
+        return given, largest.elements // given
+    if largest is None or not largest.shape:
+        return None, None
+    if looks_up and len(largest.shape) == 2:
+        return largest.shape[0], largest.shape[1]
+    return largest.shape[0], None
+
+
+def with_roles(
+    operators: Sequence[TracedOperator],
+    call_of: Callable[[int], tuple[OperatorCall, Sequence[Kernel]]],
+    parameters: Collection[tuple[int, ...]],
+    sequence: int | None,
+    tokens: int,
+) -> list[TracedOperator]:
+    """Say which kernels work on weights alone, and which on scores of attention.
+
+    Parameters
+    ----------
+    operators : sequence of TracedOperator
+    call_of : callable
+        Number of a call → the call, and its kernels.
+    parameters : collection of tuple of int
+        Shapes of all parameters.
+    sequence : int, optional
+        Tokens of a sample.
+    tokens : int
+        Of the step.
+    """
+    weights = {shape for shape in parameters if len(shape) > 1}
+    weights |= {tuple(reversed(shape)) for shape in weights}
+    roles: dict[int, Role] = {}
+
+    def role(number: int) -> Role:
+        if number not in roles:
+            call, described = call_of(number)
+            tensors: Iterable[TensorSpec] = all_tensors(call.inputs)
+            shapes = [each.shape for each in tensors if len(each.shape) > 1]
+            roles[number] = ""
+            # A product of weights alone there is none; activations may be as large as a weight.
+            product = any(isinstance(each, Gemm | GroupedGemm) for each in described)
+            of_tokens = any(shape[0] == tokens for shape in shapes)
+            if not (product or of_tokens) and shapes and weights.issuperset(shapes):
+                roles[number] = "weights"
+            elif shapes and all(s[-1] == s[-2] == sequence for s in shapes):
+                roles[number] = "scores"
+        return roles[number]
+
+    def told(tasks: Iterable[TracedTask]) -> tuple[TracedTask, ...]:
+        return tuple(
+            replace(each, role=role(each.call))
+            if isinstance(each, TracedKernel) and each.call >= 0
+            else each
+            for each in tasks
+        )
+
+    return [
+        replace(each, forward=told(each.forward), backward=told(each.backward))
+        for each in operators
+    ]
