@@ -104,25 +104,28 @@ def test_values_that_a_key_can_never_have(key: str, values: Any, says: str) -> N
 
 def test_no_step_is_faster_than_its_bound():
     rng, bounds, checked = random.Random(1), StepBounds(), 0
-    tightest, loosest = 0.0, 1.0
+    tightest, loosest, gained = 0.0, 1.0, 0.0
     while checked < 60:
         found = tables(rng)
         try:
             experiment = experiment_of(found, "x.toml")
             bound = bounds.of(experiment, hardware_of(experiment))
+            of_pipeline = bounds.closer(experiment, hardware_of(experiment))
             step = step_time(experiment, MPI.COMM_SELF).picoseconds
         except InputError:
             continue
-        assert 0 < bound <= step, found
+        assert 0 < bound <= of_pipeline <= step, found
         memory = verdict(experiment)
         closer = least_step_time(experiment, MPI.COMM_SELF, NetworkCache(), memory)
-        assert bound <= closer * (1 + 2 * MAX_EXTRAPOLATION_ERROR), found
+        assert of_pipeline <= closer * (1 + 2 * MAX_EXTRAPOLATION_ERROR), found
         assert closer <= step, found
+        gained = max(gained, of_pipeline / bound)
         tightest = max(tightest, bound / step)
         loosest = min(loosest, closer / step)
         checked += 1
     assert tightest > 0.5  # it is of use
     assert loosest > 0.8
+    assert gained > 1.02
 
 
 def test_random_factors_leave_no_bound():

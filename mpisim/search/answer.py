@@ -237,7 +237,8 @@ def _table(space: SearchSpace, rows: Sequence[Finalist]) -> list[str]:
     among = numbers if len(rows) > 1 else []
     columns = _cost_columns(space)
     memory = "≥ GiB" if space.of_trace else "GiB"
-    heads = ("", "step", "±", "tokens/s", "per GPU", "use", memory, "GPUs")
+    rates = f"{rows[0].counted}/s"
+    heads = ("", "step", "±", rates, "per GPU", "use", memory, "GPUs")
     # Lines have room for the costs in place of what follows from the others.
     dropped = {"per GPU", "use"} if columns else {"use"} if space.of_trace else set()
     dropped |= {memory} if not any(each.peak for each in rows) else set()

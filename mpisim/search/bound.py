@@ -30,6 +30,9 @@ are added up; without a pipeline it gathers and reduces every layer in each, too
 
     step ≥ m × (all-gathers of a micro-batch),   step ≥ m × (reduce-scatters of a micro-batch) .
 
+`StepBounds.closer` goes through the passes of all stages with these times (:mod:`.pipeline_bound`),
+which takes milliseconds, and is mostly 1 to 4 % more.
+
 Kernels depend on few keys of a plan, so their sums are kept by these (`StepBounds`): a bound of
 another number of stages or micro-batches costs some additions. Of what is kept the least recently
 used makes room, so that a long search needs no more memory than a short one.
@@ -37,7 +40,7 @@ used makes room, so that a long search needs no more memory than a short one.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -55,7 +58,7 @@ from ..prediction.hardware import Hardware, with_convolutions
 from ..prediction.network import network_of
 from ..prediction.prepared import kernel_models, with_step_constants
 from ..program import Operation
-from ..schedules import SCHEDULES
+from ..schedules import SCHEDULES, pipeline
 from ..topo import Network
 from ..workloads import check_layout
 from ..workloads.data_parallel.buckets import chunk_parameters, of_kind, padded
@@ -64,6 +67,7 @@ from ..workloads.layout import ModelChunk, networks_of, split_layers
 from ..workloads.operators import BackwardPart, Communicate, Compute, Layer, Operator, Task
 from ..workloads.operators import Network as LayerStack
 from ..workloads.recomputation import recomputed_layers, recomputed_operators
+from .pipeline_bound import PassTimes, pipeline_time
 
 __all__ = ["StepBounds"]
 
@@ -102,6 +106,9 @@ times of kernels, communications and layers on each of these."""
 MAX_RANKS = 1024
 """Of a group that shares gradients, to be looked at: its price takes the square of that."""
 
+MOST_PASSES = 40_000
+"""Of all stages in a step, to be gone through: it takes a microsecond or two for each."""
+
 PARTS: tuple[BackwardPart, BackwardPart] = ("input", "weight")
 """Of the backward, where it is split."""
 
@@ -117,6 +124,28 @@ class _LayerTimes(NamedTuple):
     """Where the whole layer is recomputed."""
     selected: int
     """Where it is not, but some of its operators are."""
+    after_forward: int
+    """Communications behind the last kernel of the forward."""
+    after_backward: int
+
+
+class _Chain(NamedTuple):
+    """The tasks of an operator, from its beginning, in ps."""
+
+    end: int
+    """When the next operator can begin."""
+    kernels: int
+    """When its last kernel has ended; 0: it has none."""
+
+
+def _behind(chains: Iterable[_Chain]) -> int:
+    """Operators in sequence, the last first → time behind the last kernel, in ps."""
+    found = 0
+    for each in chains:
+        found += each.end - each.kernels
+        if each.kernels:
+            break
+    return found
 
 
 class _Sharded(NamedTuple):
@@ -139,6 +168,9 @@ class _ChunkTimes(NamedTuple):
     """Forward and backward, with recomputation."""
     inputs: int
     weights: int
+    after_forward: int
+    """Communications behind the last kernel."""
+    after_backward: int
 
 
 class StepBounds:
@@ -163,6 +195,16 @@ class StepBounds:
         InputError
             If model, plan and cluster do not go together.
         """
+        return self._least(experiment, hardware, closer=False)
+
+    def closer(self, experiment: Experiment, hardware: Hardware) -> int:
+        """Experiment → ps below which its step cannot be, by all stages of its pipeline.
+
+        At least as much as `of`, whose parameters and errors it has.
+        """
+        return self._least(experiment, hardware, closer=True)
+
+    def _least(self, experiment: Experiment, hardware: Hardware, *, closer: bool) -> int:
         if experiment.variation.random or experiment.plan.replica_batch:
             return 0
         plan = experiment.plan
@@ -180,7 +222,11 @@ class StepBounds:
                     reduced = sum(each.reduced for each in sharded)
                     least = max(least, batch * gathered, batch * reduced)
             times = _times_of_chunks(plan, network, layers, chunks)
-            least = max(least, _pipeline_bound(plan, batch, times))
+            least = max(least, _stage_bound(plan, batch, times))
+            if closer and _is_gone_through(plan, batch):
+                size = min(chunk.layers[-1].output for chunk in chunks[:-1])
+                message = self._price(experiment, hardware).message(plan, grid, size)
+                least = max(least, _pipeline_bound(plan, batch, times, message))
         return int(least / max([1.0, *experiment.variation.speeds.values()]))
 
     def tokens(self, experiment: Experiment, hardware: Hardware) -> int:
@@ -269,6 +315,7 @@ class _Price:
         self._layers: LruCache[_LayerTimes] = _kept(MOST_TIMES)
         self._sharded: LruCache[_Sharded] = _kept(MOST_TIMES)
         self._data: LruCache[Classes] = _kept(MOST_NETWORKS)
+        self._stages: LruCache[Classes] = _kept(MOST_NETWORKS)
 
     def classes_of(self, grid: Grid) -> Classes:
         """Return the classes of communicators of a grid, along the axes of operators.
@@ -312,27 +359,32 @@ class _Price:
         selective: bool,
     ) -> _LayerTimes:
         """Return the times of a layer of these operators."""
-        forward = [self.chain(each.forward, classes) for each in operators]
-        inputs, weights = (
+        ahead = [self.chain(each.forward, classes) for each in operators]
+        forward = [each.end for each in ahead]
+        back = [self.chain(each.backward, classes) for each in operators]
+        split = [
             [self.chain(each.backward_part(part), classes) for each in operators] for part in PARTS
-        )
+        ]
+        inputs, weights = ([each.end for each in chains] for chains in split)
         return _LayerTimes(
             forward=sum(forward),
             # In one pass or in two, whichever is sooner.
             backward=sum(
-                min(self.chain(each.backward, classes), one + other)
-                for each, one, other in zip(operators, inputs, weights, strict=True)
+                min(each.end, one + other)
+                for each, one, other in zip(back, inputs, weights, strict=True)
             ),
             inputs=sum(inputs),
-            again=sum(self.chain(each.forward, classes) for each in again),
+            again=sum(self.chain(each.forward, classes).end for each in again),
             selected=sum(
                 time for time, each in zip(forward, operators, strict=True) if each.selective
             )
             if selective
             else 0,
+            after_forward=_behind(reversed(ahead)),
+            after_backward=max(map(_behind, (back, *split))),
         )
 
-    def chain(self, tasks: Sequence[Task], classes: Classes) -> int:
+    def chain(self, tasks: Sequence[Task], classes: Classes) -> _Chain:
         """Return how long what an operator starts takes until the next one can begin.
 
         As `mpisim.workloads.blocks.BlockBuilder` writes tasks: kernels one after another, each
@@ -361,7 +413,7 @@ class _Price:
                     pending = end
                 elif not task.carried:
                     tokens[task.token] = end
-        return max(kernels, pending, *tokens.values(), 0)
+        return _Chain(max(kernels, pending, *tokens.values(), 0), kernels)
 
     def sharded(self, plan: Plan, network: LayerStack, grid: Grid) -> list[_Sharded]:
         """Return what FSDP adds to every micro-batch, for each layer of a network.
@@ -421,6 +473,19 @@ class _Price:
         """Return the class of a communicator that shares gradients: any one bounds the step."""
         return self._data.get(grid, lambda: {"dp": self._classes_of(grid.groups("dp-cp")[:1])})
 
+    def message(self, plan: Plan, grid: Grid, size: int) -> int:
+        """Return the least that a message of so many bytes takes between two stages."""
+        split = plan.message_shares
+        size = size // split if size % split == 0 else size
+        task = Communicate("", Operation.SEND_RECV, "pp", size)
+        return self._communication(task, self._stages.get(grid, lambda: self._pairs(grid)))
+
+    def _pairs(self, grid: Grid) -> Classes:
+        """Return the classes of neighbouring stages, either way."""
+        members = grid.groups("pp")
+        pairs = [np.stack([members, np.roll(members, by, axis=1)], axis=2) for by in (-1, 1)]
+        return {"pp:pairs": self._classes_of(np.concatenate(pairs).reshape(-1, 2))}
+
     def _kernel(self, kernel: Kernel) -> int:
         return self._known.get(
             kernel, lambda: min(model.estimate(kernel).duration for model in self._models)
@@ -463,13 +528,45 @@ def _times_of_chunks(
             each.again if whole else each.selected for each, whole in zip(own, again, strict=True)
         )
         found.append(
-            _ChunkTimes(forward, forward + backward + recomputed, inputs, max(0, backward - inputs))
+            _ChunkTimes(
+                forward,
+                forward + backward + recomputed,
+                inputs,
+                max(0, backward - inputs),
+                own[-1].after_forward,
+                own[0].after_backward,
+            )
         )
     assert at == len(network.layers)
     return found
 
 
-def _pipeline_bound(plan: Plan, micro_batches: int, parts: Sequence[_ChunkTimes]) -> int:
+def _is_gone_through(plan: Plan, micro_batches: int) -> bool:
+    """Whether `pipeline_time` applies: stages, each part held once, one pass after another."""
+    schedule = SCHEDULES[plan.pipeline.schedule]
+    passes = 2 * plan.pp * plan.vpp * micro_batches
+    return plan.pp > 1 and not schedule.mirrored and not plan.overlap.ep and passes <= MOST_PASSES
+
+
+def _pipeline_bound(
+    plan: Plan, micro_batches: int, parts: Sequence[_ChunkTimes], message: int
+) -> int:
+    """Times of the parts of a pipeline, and of a message → `pipeline_time`."""
+    schedule = pipeline(plan.pipeline.schedule, plan.pp, micro_batches, plan.vpp)
+    times = [
+        PassTimes(
+            each.forward,
+            each.whole - each.forward,
+            each.weights,
+            each.after_forward,
+            each.after_backward,
+        )
+        for each in parts
+    ]
+    return pipeline_time(schedule, times, message, overlap=plan.overlaps_p2p)
+
+
+def _stage_bound(plan: Plan, micro_batches: int, parts: Sequence[_ChunkTimes]) -> int:
     """Kernels of the parts of a pipeline → the bound of the module's head, in ps."""
     schedule = SCHEDULES[plan.pipeline.schedule]
     if schedule.mirrored:  # half of the micro-batches pass either way

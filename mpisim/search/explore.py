@@ -3,10 +3,11 @@
 1. **Screen** every candidate: do model, plan and cluster go together, and how fast could its step
    be at best (`bound`)? Candidates are shared out to the processes.
 2. **Rounds**, best first. Of the candidates that can still matter, those that could be best are
-   taken and shared out. Each is judged by the memory model and, where it fits, simulated as if
-   nothing slowed anything else: that takes little time, and is a bound that is close
-   (`mpisim.prediction.extrapolation`). Those that could be best with close bounds, too, are
-   simulated in full. All processes learn what was found.
+   taken and shared out. Each is judged by the memory model and, where it fits, all passes of its
+   pipeline are gone through, which is a closer bound (`pipeline_bound`). Those that could be best
+   with it, too, are simulated as if nothing slowed anything else: that takes little time, and is a
+   bound that is close (`mpisim.prediction.extrapolation`). Those that could be best with close
+   bounds are simulated in full. All processes learn what was found.
 3. A candidate can no longer matter if `top` simulated ones are better in the first objective than
    it can be, and some simulated one is as good in every objective as it can be, and better in one.
    The search ends when none is left that can.
@@ -21,7 +22,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Hashable
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +44,7 @@ from ..prediction.network import NetworkCache
 from .bound import StepBounds
 from .budget import Budget, budget_of, over_budget, simulated_cost
 from .pareto import dominated
-from .records import Reason, Records, Status, least_values
+from .records import Found, Reason, Records, Status, least_values
 from .space import SearchSpace
 from .traced import explore_traces
 
@@ -142,20 +143,23 @@ def explore(
     """
     if space.of_trace:
         return explore_traces(space, comm, known=known, show=show, each_round=each_round)
-    candidates = Candidates(space)
+    candidates, bounds = Candidates(space), StepBounds()
     records = known
     if records is None:
-        records = _screened(space, candidates, comm, show)
+        records = _screened(space, candidates, bounds, comm, show)
         _told(records, comm, each_round)
     if not np.any(records.status != Status.INVALID):
         with collective_errors(comm):
             experiment, hardware = candidates.experiment(0)
-            StepBounds().of(experiment, hardware)
+            bounds.of(experiment, hardware)
             if space.choice.asks_cost:
                 budget_of(space.choice, experiment, hardware)
             verdict(experiment)
-    networks, steps = NetworkCache(), StepCache()
-    close: set[int] = set()  # candidates whose bound is of a simulation
+    rounds = _Rounds(space, candidates, bounds, records)
+    steps = (rounds.judged, ROUND), (rounds.bounded, ROUND)
+    # How far candidates have come: those that fit, and those whose bound is of a simulation.
+    come = {judge: set[int]() for judge, _ in steps}
+    in_full = rounds.simulated, min(space.choice.top, SIMULATED_IN_ROUND)
     looked_at = 0
     with progress(comm, "searching" if show else "", 1.0) as update:
         while True:
@@ -164,21 +168,21 @@ def explore(
             update(looked_at / max(looked_at + len(open_ones), 1), _best_so_far(space, records))
             if not len(open_ones):
                 return records
-            first = open_ones[:ROUND]
-            some = np.array([each for each in first.tolist() if each not in close], np.int64)
-            judge = _judged
-            if not len(some):
-                some, judge = first[: min(space.choice.top, SIMULATED_IN_ROUND)], _simulated
-            mine = some[comm.rank :: comm.size].tolist()
-            found: list[_Found] = []
+            first = open_ones[:ROUND].tolist()
+            for judge, most in (*steps, in_full):
+                some = [each for each in first if each not in come.get(judge, ())][:most]
+                if some:
+                    break
+            found: list[Found] = []
             with collective_errors(comm):
-                for number in mine:
+                for number in some[comm.rank :: comm.size]:
                     try:
-                        found.append(judge(space, candidates, records, number, networks, steps))
+                        found.append(judge(number))
                     except InputError as error:
-                        found.append(_Found(number, Status.INVALID, why=str(error)))
-            _merge(records, some, comm.allgather(found))
-            close.update(some.tolist())
+                        found.append(Found(number, Status.INVALID, {}, why=str(error)))
+            records.enter(comm.allgather(found))
+            if judge in come:
+                come[judge].update(some)
             looked_at += len(some)
             _told(records, comm, each_round)
 
@@ -227,9 +231,11 @@ def undecided(space: SearchSpace, records: Records) -> NDArray[np.int64]:
 # --- screening ------------------------------------------------------------------------------------
 
 
-def _screened(space: SearchSpace, candidates: Candidates, comm: Intracomm, show: bool) -> Records:
+def _screened(
+    space: SearchSpace, candidates: Candidates, bounds: StepBounds, comm: Intracomm, show: bool
+) -> Records:
     """Return the bound of every candidate. **Collective.**"""
-    choice, bounds = space.choice, StepBounds()
+    choice = space.choice
     records = Records.none(len(space))
     own = range(comm.rank, len(space), comm.size)
     label = "screening candidates" if show else ""
@@ -273,96 +279,74 @@ def _merge_reasons(records: Records, parts: list[dict[str, Reason]]) -> None:
 # --- rounds ---------------------------------------------------------------------------------------
 
 
-class _Found(NamedTuple):
-    """What was found of a candidate.
+class _Rounds:
+    """What is done with a candidate in a round; local.
 
-    Attributes
+    Parameters
     ----------
-    number, status : int
-        Of the candidate.
-    time : int
-        Of its step, in ps: a bound until it is simulated in full.
-    peak : int
-        Bytes.
-    tokens : int
-        Of a step.
-    energy : float
-        J of a step; 0 where it was not asked for.
-    why : str
-        Why it is invalid.
+    space : SearchSpace
+    candidates : Candidates
+    bounds : StepBounds
+    records : Records
+        What is known at the beginning of the round, on all processes.
     """
 
-    number: int
-    status: Status
-    time: int = 0
-    peak: int = 0
-    tokens: int = 0
-    energy: float = 0.0
-    why: str = ""
+    def __init__(
+        self, space: SearchSpace, candidates: Candidates, bounds: StepBounds, records: Records
+    ) -> None:
+        self._space, self._candidates, self._bounds = space, candidates, bounds
+        self._records = records
+        self._networks, self._steps = NetworkCache(), StepCache()
 
+    def judged(self, number: int) -> Found:
+        """Judge the memory of a candidate, and bound its step by all passes of its pipeline."""
+        experiment, hardware = self._candidates.experiment(number)
+        memory = verdict(experiment, hardware)
+        if memory.headroom < self._space.choice.memory_headroom * GIB:
+            return Found(number, Status.TOO_LARGE, {"peak": memory.peak})
+        least = self._bounds.closer(experiment, hardware)
+        return self._bounded(number, least, {"peak": memory.peak})
 
-def _judged(
-    space: SearchSpace,
-    candidates: Candidates,
-    records: Records,
-    number: int,
-    networks: NetworkCache,
-    steps: StepCache,
-) -> _Found:
-    """Judge the memory of a candidate, and bound its step by a simulation. Local."""
-    from mpi4py import MPI
+    def bounded(self, number: int) -> Found:
+        """Bound the step of a candidate that fits by a simulation."""
+        from mpi4py import MPI
 
-    choice = space.choice
-    experiment, hardware = candidates.experiment(number)
-    memory = verdict(experiment, hardware)
-    if memory.headroom < choice.memory_headroom * GIB:
-        return _Found(number, Status.TOO_LARGE, 0, memory.peak, 0)
-    least = least_step_time(experiment, MPI.COMM_SELF, networks, memory, steps)
-    over = choice.max_step_time is not None and least * 1e-12 > choice.max_step_time
-    status = Status.OVER_LIMIT if over else Status.BOUNDED
-    bound = max(least, int(records.bound[number]))
-    return _Found(number, status, bound, memory.peak, int(records.tokens[number]))
+        experiment, hardware = self._candidates.experiment(number)
+        memory = verdict(experiment, hardware)
+        least = least_step_time(experiment, MPI.COMM_SELF, self._networks, memory, self._steps)
+        return self._bounded(number, least, {})
 
+    def _bounded(self, number: int, least: int, values: dict[str, int | float]) -> Found:
+        longest = self._space.choice.max_step_time
+        over = longest is not None and least * 1e-12 > longest
+        bound = max(least, int(self._records.bound[number]))
+        status = Status.OVER_LIMIT if over else Status.BOUNDED
+        return Found(number, status, values | {"bound": bound})
 
-def _simulated(
-    space: SearchSpace,
-    candidates: Candidates,
-    records: Records,
-    number: int,
-    networks: NetworkCache,
-    steps: StepCache,
-) -> _Found:
-    """Simulate a candidate that fits into memory. Local."""
-    from mpi4py import MPI
+    def simulated(self, number: int) -> Found:
+        """Simulate a candidate that fits."""
+        from mpi4py import MPI
 
-    choice = space.choice
-    experiment, hardware = candidates.experiment(number)
-    memory = verdict(experiment, hardware)
-    budget, energy, watts = records.budget(number), 0.0, 0.0
-    if choice.asks_energy or budget.usd_joule:
-        picoseconds, tokens, cost = simulated_cost(experiment, networks)
-        energy, watts = cost.joules_of_building, cost.watts.value
-    else:
-        step = step_time(experiment, MPI.COMM_SELF, networks=networks, memory=memory, steps=steps)
-        picoseconds, tokens = step.picoseconds, step.tokens
-    status = Status.SIMULATED
-    if choice.max_step_time is not None and picoseconds * 1e-12 > choice.max_step_time:
-        status = Status.TOO_SLOW
-    elif over_budget(choice, budget, watts):
-        status = Status.OVER_BUDGET
-    return _Found(number, status, picoseconds, memory.peak, tokens, energy)
-
-
-def _merge(records: Records, some: NDArray[np.int64], parts: list[list[_Found]]) -> None:
-    """Enter what the processes have found into the records."""
-    found = [each for part in parts for each in part]
-    assert sorted(each.number for each in found) == sorted(some.tolist())
-    for number, status, time, peak, tokens, energy, why in sorted(found):
-        records.status[number], records.peak[number] = status, peak
-        if why:
-            records.enter_reason(number, why)
-        if status in (Status.SIMULATED, Status.TOO_SLOW, Status.OVER_BUDGET):
-            records.step[number], records.tokens[number] = time, tokens
-            records.energy[number] = energy
-        elif time:
-            records.bound[number] = time
+        choice = self._space.choice
+        experiment, hardware = self._candidates.experiment(number)
+        memory = verdict(experiment, hardware)
+        budget, energy, watts = self._records.budget(number), 0.0, 0.0
+        if choice.asks_energy or budget.usd_joule:
+            picoseconds, tokens, cost = simulated_cost(experiment, self._networks)
+            energy, watts = cost.joules_of_building, cost.watts.value
+        else:
+            step = step_time(
+                experiment,
+                MPI.COMM_SELF,
+                networks=self._networks,
+                memory=memory,
+                steps=self._steps,
+            )
+            picoseconds, tokens = step.picoseconds, step.tokens
+        status = Status.SIMULATED
+        if choice.max_step_time is not None and picoseconds * 1e-12 > choice.max_step_time:
+            status = Status.TOO_SLOW
+        elif over_budget(choice, budget, watts):
+            status = Status.OVER_BUDGET
+        values = {"step": picoseconds, "peak": memory.peak, "tokens": tokens, "energy": energy}
+        return Found(number, status, values)

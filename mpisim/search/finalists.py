@@ -70,6 +70,8 @@ class Finalist:
     digest : str
     cost : mapping of str to float
         Numbers of `mpisim.cost.StepCost.attributes`; empty where nothing says what it draws.
+    counted : {"tokens", "images", "samples"}
+        What `tokens` counts.
     """
 
     number: int
@@ -85,6 +87,7 @@ class Finalist:
     utilisation: float
     digest: str
     cost: Mapping[str, float] = field(default_factory=dict)
+    counted: str = "tokens"
 
     @property
     def step_time(self) -> float:
@@ -162,6 +165,7 @@ def _simulated_trace(space: SearchSpace, number: int, candidate: TracedCandidate
         tokens=candidate.tokens,
         utilisation=0.0,  # formats of a trace's products are not known
         digest=results.digest,
+        counted=candidate.counted,
     )
 
 
@@ -204,6 +208,7 @@ def _simulated(
         utilisation=workload.flops * micro_batches / (results.step_time * prepared.peak),
         digest=results.digest,
         cost=cost,
+        counted="tokens" if experiment.model.samples == "sequences" else experiment.model.samples,
     )
 
 

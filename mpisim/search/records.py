@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from .budget import Budget
 from .space import SearchSpace
 
-__all__ = ["Reason", "Records", "Status", "least_values"]
+__all__ = ["Found", "Reason", "Records", "Status", "least_values"]
 
 
 class Status(IntEnum):
@@ -45,6 +46,25 @@ class Reason(NamedTuple):
     number: int
     first: int
     text: str
+
+
+class Found(NamedTuple):
+    """What was found of a candidate, to be entered on all processes (`Records.enter`).
+
+    Attributes
+    ----------
+    number : int
+    status : Status
+    values : mapping of str to int or float
+        By the column; others stay as they are.
+    why : str
+        Why it is invalid.
+    """
+
+    number: int
+    status: Status
+    values: Mapping[str, int | float]
+    why: str = ""
 
 
 _NUMBERS = re.compile(r"\d[\d,.]*")
@@ -112,6 +132,23 @@ class Records:
     def columns(self) -> dict[str, NDArray[Any]]:
         """The columns by name."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "why"}
+
+    def enter(self, parts: Iterable[Iterable[Found]]) -> None:
+        """Enter what processes have found; the same on all, by the number of the candidate.
+
+        Parameters
+        ----------
+        parts : iterable of iterable of Found
+            Of each process; together at most one of a candidate.
+        """
+        for found in sorted(
+            (each for part in parts for each in part), key=lambda each: each.number
+        ):
+            self.status[found.number] = found.status
+            for name, value in found.values.items():
+                self.columns[name][found.number] = value
+            if found.why:
+                self.enter_reason(found.number, found.why)
 
     def enter_budget(self, number: int, budget: Budget) -> None:
         """Enter what a candidate costs whatever its step.

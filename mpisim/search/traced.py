@@ -13,7 +13,7 @@ even so are left out. A trace of several ranks tells nothing of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -43,7 +43,7 @@ from ..program import Program
 from ..replay import TraceJob, read_job
 from ..topo import Network, find_cluster
 from ..workloads import Layout
-from .records import Records, Status
+from .records import Found, Records, Status
 from .space import SearchSpace
 
 if TYPE_CHECKING:
@@ -81,6 +81,8 @@ class TracedCandidate:
         Of a job of several recorded steps their mean; 0: what the run says.
     error : float
         Relative error bar of such a step.
+    counted : {"tokens", "samples"}
+        What `tokens` counts.
     """
 
     what: PreparedProgram | Program
@@ -92,6 +94,7 @@ class TracedCandidate:
     capacity: int = 0
     step_ps: int = 0
     error: float = 0.0
+    counted: str = "samples"
 
     def run(self, comm: Intracomm, *, critical_path: bool = False) -> tuple[Run, int]:
         """Return its run, and how long its step takes, in ps. **Collective.**
@@ -170,6 +173,7 @@ class TracedCandidates:
             found.workload.tokens,
             least,
             room,
+            counted="tokens" if self._steps[key].sequence else "samples",
         )
 
     def _grown(self, experiment: ProgramExperiment, choice: WorkloadChoice) -> TracedCandidate:
@@ -262,18 +266,6 @@ def extrapolate_command(space: SearchSpace, number: int) -> list[str]:
 # --- what is known of all -------------------------------------------------------------------------
 
 
-class _Found(NamedTuple):
-    """What was found of a candidate; see `Records`."""
-
-    number: int
-    status: Status
-    gpus: int = 0
-    tokens: int = 0
-    step: int = 0
-    peak: int = 0
-    why: str = ""
-
-
 def explore_traces(
     space: SearchSpace,
     comm: Intracomm,
@@ -308,8 +300,7 @@ def explore_traces(
             update(len(space) - records.count(Status.UNKNOWN))
             with collective_errors(comm):
                 found = [_simulated(space, candidates, n) for n in some[comm.rank :: comm.size]]
-            for each in sorted(each for part in comm.allgather(found) for each in part):
-                _enter(records, each)
+            records.enter(comm.allgather(found))
             with collective_errors(comm):
                 if comm.rank == 0:
                     each_round(records)
@@ -319,31 +310,23 @@ def explore_traces(
     return records
 
 
-def _enter(records: Records, found: _Found) -> None:
-    number = found.number
-    records.status[number], records.gpus[number] = found.status, found.gpus
-    records.tokens[number], records.peak[number] = found.tokens, found.peak
-    records.step[number] = found.step
-    if found.why:
-        records.enter_reason(number, found.why)
-
-
-def _simulated(space: SearchSpace, candidates: TracedCandidates, number: int) -> _Found:
+def _simulated(space: SearchSpace, candidates: TracedCandidates, number: int) -> Found:
     """Return what is found of a candidate. Local."""
     from mpi4py import MPI
 
     choice = space.choice
     try:
         candidate = candidates.of(number)
-        known = (candidate.gpus, candidate.tokens)
+        values: dict[str, int | float] = {"gpus": candidate.gpus, "tokens": candidate.tokens}
         if choice.max_gpus is not None and candidate.gpus > choice.max_gpus:
-            return _Found(number, Status.OVER_LIMIT, *known)
+            return Found(number, Status.OVER_LIMIT, values)
+        values["peak"] = candidate.memory
         left = candidate.capacity - candidate.memory
         if candidate.capacity and left < choice.memory_headroom * GIB:
-            return _Found(number, Status.TOO_LARGE, *known, peak=candidate.memory)
+            return Found(number, Status.TOO_LARGE, values)
         _, step = candidate.run(MPI.COMM_SELF)
     except InputError as error:
-        return _Found(number, Status.INVALID, why=str(error))
+        return Found(number, Status.INVALID, {}, why=str(error))
     slow = choice.max_step_time is not None and step * 1e-12 > choice.max_step_time
     status = Status.TOO_SLOW if slow else Status.SIMULATED
-    return _Found(number, status, *known, step=step, peak=candidate.memory)
+    return Found(number, status, values | {"step": step})

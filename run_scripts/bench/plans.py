@@ -3,7 +3,7 @@
 
     source run_scripts/env.sh
     [mpirun -n 2] .venv/bin/python run_scripts/bench/plans.py [--plans N]
-        [--every-micro-batch] [--changes CHANGE ...] [--small]
+        [--every-micro-batch] [--changes CHANGE ...] [--small [--again]]
 
 GPT-3 175B on 512 GPUs: all combinations of tensor and pipeline parallelism, micro-batch, batch,
 recomputation, sharding of the optimizer and schedule that come out even, or N of them, drawn
@@ -17,7 +17,9 @@ that take longest first, to the process that has least to do. Plans that do not 
 predicted too, but are not among the best.
 
 With --small the plans are of a model of 24 layers on 16 GPUs, of many batch sizes: 10,000 take
-minutes (`--small --plans 10000`), and the memory that is held is printed after every 1,000.
+minutes (`--small --plans 10000`), and the memory that is held is printed after every 1,000: all of
+it, and what is in use once pages that were freed are given back to the system. With --again all
+are predicted a second time, which adds nothing to what is kept of plans by what they consist of.
 
 Printed are: plans a second; wall time and CPU time; memory of the largest process; the best plans,
 by tokens a second; and of how many plans not all micro-batches were simulated.
@@ -26,6 +28,7 @@ by tokens a second; and of how many plans not all micro-batches were simulated.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import resource
 import time
@@ -205,6 +208,15 @@ def predicted(
     return Result(rate, found.memory.fits, found.rounds is not None, candidate)
 
 
+def held() -> str:
+    """Return the memory that is held, and what is in use without pages that were freed."""
+    every = resident() / 2**20
+    gc.collect()
+    if hasattr(trim := ctypes.CDLL(None), "malloc_trim"):  # of glibc
+        trim.malloc_trim(0)
+    return f"{every:,.0f} MiB, {resident() / 2**20:,.0f} in use"
+
+
 def main() -> None:
     """Predict the plans and print what it took."""
     parser = argparse.ArgumentParser(
@@ -220,6 +232,7 @@ def main() -> None:
     parser.add_argument(
         "--small", action="store_true", help="a small model; print memory after every 1,000 plans"
     )
+    parser.add_argument("--again", action="store_true", help="predict all a second time")
     args = parser.parse_args()
     gc.set_threshold(UNTIL_COLLECTED)  # as the command does: objects are many, and few are garbage
     comm = MPI.COMM_WORLD
@@ -228,20 +241,21 @@ def main() -> None:
     begin, begin_cpu = time.perf_counter(), time.process_time()
     networks, steps = NetworkCache(), StepCache()
     own = []
-    for each in dealt(plans, comm):
+    for each in dealt(plans, comm) * (1 + args.again):
         own.append(predicted(each, args.changes, args.every_micro_batch, networks, steps))
         if args.small and len(own) % HELD_EVERY == 0:
-            held = f"{resident() / 2**20:,.0f} MiB"
-            print(f"process {comm.rank}: {held} after {len(own):,} plans", flush=True)
+            print(f"process {comm.rank}: {held()} after {len(own):,} plans", flush=True)
     cpu = comm.reduce(time.process_time() - begin_cpu)
     wall = time.perf_counter() - begin
+    own = own[: len(own) // (1 + args.again)]
     memory = comm.reduce(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, MPI.MAX)
     gathered = comm.gather(own)
     if gathered is None or cpu is None or memory is None:
         return
     every = [each for part in gathered for each in part]
-    print(f"{len(plans):,} plans on {comm.size} processes: {len(plans) / wall:.2f} plans/s")
-    print(f"wall {wall:.2f} s, CPU {cpu:.2f} s ({cpu / len(plans):.3f} a plan), ", end="")
+    number = len(plans) * (1 + args.again)
+    print(f"{number:,} plans on {comm.size} processes: {number / wall:.2f} plans/s")
+    print(f"wall {wall:.2f} s, CPU {cpu:.2f} s ({cpu / number:.3f} a plan), ", end="")
     print(f"{memory / 1024:,.0f} MiB in the largest process")
     print(f"{sum(each.short for each in every):,} plans from shorter steps, the others in full")
     fitting = sorted((each for each in every if each.fits), reverse=True)

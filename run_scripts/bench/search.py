@@ -7,9 +7,9 @@
 
 GPT-3 175B on 512 GPUs (DGX A100), all that ``vary = "auto"`` combines. With --screen the search
 ends before the first simulation. Printed are seconds, of CPU over all processes, too; candidates
-and valid ones a second; what became of the candidates; and the memory of the largest process after
-the screening and at the end. With --held the memory that is held is printed after every 1,000
-candidates that were judged, too.
+and valid ones a second; what became of the candidates, and how many were simulated without slowdown
+and in full; and the memory of the largest process after the screening and at the end. With --held
+the memory that is held is printed after every 1,000 candidates that were judged, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from __future__ import annotations
 import argparse
 import gc
 import resource
+import sys
 import time
+from collections import Counter
+from typing import Any
 
 from mpi4py import MPI
 
@@ -34,6 +37,18 @@ HELD_EVERY = 1_000
 def _memory() -> float:
     """Return the most memory that this process has had, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def counting(name: str, counts: Counter[str]) -> None:
+    """Count how often the search calls a function, on this process."""
+    module = sys.modules[explore.__module__]
+    function = getattr(module, name)
+
+    def counted(*args: Any, **keys: Any) -> Any:
+        counts[name] += 1
+        return function(*args, **keys)
+
+    setattr(module, name, counted)
 
 
 def main() -> None:
@@ -75,9 +90,13 @@ def main() -> None:
             held.append(judged // HELD_EVERY)
             print(f"{resident() / 2**20:,.0f} MiB after {judged:,} were judged", flush=True)
 
+    counts: Counter[str] = Counter()
+    for name in ("least_step_time", "step_time"):
+        counting(name, counts)
     records = explore(space, comm, show=True, each_round=note)
     found = answer(space, records, comm)
     cpu = comm.reduce(time.process_time())
+    least, full = (comm.reduce(counts[name]) for name in ("least_step_time", "step_time"))
     memory = comm.reduce(_memory(), MPI.MAX)
     if comm.rank == 0:
         wall = time.perf_counter() - began
@@ -87,6 +106,7 @@ def main() -> None:
         print(
             f"{valid:,} valid candidates, {valid / wall:.0f} a second; {judged:,} judged by memory"
         )
+        print(f"{least:,} simulated without slowdown, {full:,} in full")
         print(f"{len(marks)} rounds; {memory:.0f} MB in the largest process")
         print("\n".join(answer_lines(space, found)))
 
