@@ -30,6 +30,10 @@ examples:
                                   batch
   mpisim extrapolate step.json.gz --cluster dgx-h100 --plan dp=64,zero=3 --batch 1024
   mpisim extrapolate step.json.gz --cluster dgx-h100 --plan tp=2,pp=4,dp=8,micro_batch=4
+  mpisim extrapolate step.json.gz --cluster dgx-h100 --plan tp=2,ep=8,etp=1
+                                  experts over 8 ranks, all else over 2 of them
+  mpisim extrapolate step.json.gz --cluster dgx-h100 --plan cp=4,dp=2 --seq-len 32768
+                                  ... each sequence on 4 GPUs
   mpisim extrapolate step.json.gz --cluster dgx-a100 --gpu a100-sxm --plan dp=8
   mpisim extrapolate step.json.gz --cluster dgx-h100      the traced step itself, as a check
   mpisim extrapolate step.json.gz --cluster dgx-h100 --plan dp=64 --save-program step64.h5

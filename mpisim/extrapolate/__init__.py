@@ -14,8 +14,9 @@ To be read in this order:
     Which operators make a layer, and which layers a stage of a pipeline.
 `growth`, `split`
     Kernels at other sizes, and those of one tensor-parallel rank.
-`tensor_parallel`, `expert_parallel`, `threads`
-    Which layers are split and how; experts and what they exchange; threads of one process.
+`tensor_parallel`, `expert_parallel`, `context_parallel`, `threads`
+    Which layers are split and how; experts and what they exchange; attention over a shared context;
+    threads of one process.
 `li_scaling`
     Li's regression lines over the kernels of a step, in place of the kernel model.
 `network`
