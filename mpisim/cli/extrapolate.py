@@ -41,6 +41,8 @@ examples:
   mpisim extrapolate traces/      of all ranks of a job: which axes its groups form
   mpisim extrapolate traces/ --dp 8 --cluster a800-8gpu
                                   ... with 8 data-parallel replicas
+  mpisim extrapolate traces/ --pp 4 --cluster a800-8gpu
+                                  ... the same layers on 4 pipeline stages
   mpisim extrapolate traces/ --cluster dgx-h100 --traced-cluster a800-8gpu --gpu h100-sxm
                                   ... on another network, and other GPUs
 """
@@ -56,7 +58,7 @@ OF_ONE_GPU = (
     "upload",
 )
 """Options of traces of one GPU alone."""
-OF_SEVERAL = ("dp", "traced_cluster", "distributed_optimizer", "micro_batches", "layout")
+OF_SEVERAL = ("dp", "traced_cluster", "distributed_optimizer", "micro_batches", "pp", "layout")
 """Options of traces of several ranks alone."""
 
 
