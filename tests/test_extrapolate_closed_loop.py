@@ -5,12 +5,16 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from mpisim.base.errors import InputError
 from mpisim.extrapolate import Target, TracedStep, extrapolate
+from mpisim.extrapolate.step import TracedKernel, TracedTask
+from mpisim.kernels.operations import Attention, Gemm
 from mpisim.workloads.data_parallel.buckets import chunk_parameters
 
 SCRIPT = Path(__file__).parents[1] / "run_scripts/bench/extrapolate_closed_loop.py"
@@ -59,6 +63,60 @@ def test_plans_are_those_that_are_generated(
         found = loop.compare(loop.MODELS[name], step, keys)
         assert found.equal, keys  # bytes of every kind of communication, on every rank
         assert abs(found.error) < 0.03, (keys, found)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "said"),
+    [
+        ("mixtral", {"tp": 2, "sp": False}, "sp is false with experts and tp = 2"),
+        ("mixtral", {"ep": 3}, "ep is 3, which does not divide the 8 experts"),
+        ("mixtral", {"dp": 3, "etp": 3}, "etp is 3, which does not divide the 28672 features"),
+        ("gpt2", {"etp": 2, "dp": 2}, "etp is 2, but .* shows no experts"),
+        ("gpt2", {"cp": 3}, "no multiple of 2 × cp = 6"),
+        ("resnet-50", {"cp": 2}, "how many tokens a sample"),
+    ],
+)
+def test_experts_and_contexts_that_do_not_fit(
+    name: str, keys: dict[str, object], said: str, loop: ModuleType, tmp_path: Path
+) -> None:
+    step = loop.traced(loop.MODELS[name], tmp_path / "trace")
+    with pytest.raises(InputError, match=said):
+        extrapolate(step, Target("dgx-a100", keys))
+
+
+def test_a_context_needs_fused_attention(loop: ModuleType, tmp_path: Path) -> None:
+    step = loop.traced(loop.MODELS["gpt2"], tmp_path / "trace")
+    length = step.sequence
+    assert length is not None
+    eager = Gemm(length, length, 64, batch=96)
+
+    def in_products(task: TracedTask) -> TracedTask:
+        found = isinstance(task, TracedKernel) and any(
+            isinstance(each, Attention) for each in task.kernels
+        )
+        return replace(task, kernels=(eager,)) if found else task
+
+    changed = replace(
+        step,
+        operators=tuple(
+            replace(each, forward=tuple(map(in_products, each.forward))) for each in step.operators
+        ),
+    )
+    with pytest.raises(InputError, match="made of batched products"):
+        extrapolate(changed, Target("dgx-a100", {"cp": 2}))
+
+
+def test_experts_are_spread_over_as_few_ranks_as_hold_them(
+    loop: ModuleType, tmp_path: Path
+) -> None:
+    step = loop.traced(loop.MODELS["mixtral"], tmp_path / "trace")
+    for keys, world in (
+        ({"ep": 8}, 8),
+        ({"ep": 8, "tp": 2}, 16),  # experts are split as all else is
+        ({"ep": 8, "tp": 2, "etp": 1}, 8),
+        ({"ep": 8, "tp": 2, "cp": 4, "etp": 1}, 8),
+    ):
+        assert extrapolate(step, Target("dgx-a100", keys)).program.n_ranks == world
 
 
 def test_twice_the_batch_and_another_gpu(traced: tuple[str, TracedStep], loop: ModuleType) -> None:

@@ -6,6 +6,7 @@ import json
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,19 +16,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpi4py import MPI
 
+from mpisim import engine
 from mpisim.base.errors import InputError
 from mpisim.experiment import load
 from mpisim.export.operators import operators_around
 from mpisim.extrapolate.parallel import Extrapolated, extrapolate_parallel
 from mpisim.extrapolate.parallel_growth import grow
 from mpisim.extrapolate.parallel_overlap import KernelSlowdown
+from mpisim.extrapolate.parallel_passes import first_f_one_b
 from mpisim.extrapolate.parallel_shards import sharded_rows
+from mpisim.extrapolate.parallel_stages import _Deal
 from mpisim.extrapolate.parallel_structure import find_structure, parse_layout
 from mpisim.extrapolate.prepare import of_several_ranks
 from mpisim.prediction.network import network_of
 from mpisim.prediction.prepared import PreparedExperiment, prepare
 from mpisim.program import Kind, Operation, Program, ProgramBuilder
 from mpisim.replay import TraceJob, read_job, replay
+from mpisim.results import open_results
 from mpisim.simulate import Simulated, simulate
 from mpisim.topo import find_cluster
 from mpisim.traces.export import Added, export_kineto
@@ -607,6 +612,154 @@ def test_micro_batches_that_cannot_be_told(
 # --- growing what was recorded -------------------------------------------------------------------
 
 
+# --- more stages of a pipeline --------------------------------------------------------------------
+
+
+def on_stages(text: str, stages: int, folder: Path, batch: int = 32) -> Simulated:
+    """A text of an experiment with two stages → its simulated step with so many, and replicas."""
+    path = folder / f"{stages}.toml"
+    many = text.replace("pp = 2", f"pp = {stages}").replace("{nodes}", str(-(-stages // 2)))
+    path.write_text(many.replace("{batch}", str(batch)))
+    simulated: list[Simulated] = []
+    experiment = load(str(path), changes=(f"cluster.gpus={4 * stages}",))[1]
+    simulate(prepare(experiment), simulated=simulated)
+    return simulated[0]
+
+
+def recorded_on_stages(text: str, stages: int, folder: Path, batch: int = 32) -> TraceJob:
+    one = on_stages(text, stages, folder, batch)
+    prepared = one.prepared
+    assert isinstance(prepared, PreparedExperiment)
+    export_kineto(
+        one.run.program,
+        one.run,
+        folder / "traces",
+        added=lambda _, rank: Added(step=0, around=operators_around(prepared, rank)),
+    )
+    return read_job([folder / "traces"], MPI.COMM_SELF)
+
+
+UNTIED = GPT.replace('"gpt3-350m"', '"llama-7b"\nlayers = 16')
+REDUCED = GPT.replace("zero = 1", "zero = 0")
+
+STAGES = {
+    "tied": (GPT, 2, (3, 4, 6), 32),
+    "two micro-batches": (GPT, 2, (8,), 16),
+    "from four": (GPT, 4, (2, 8), 64),
+    "untied": (UNTIED, 2, (4,), 32),
+    "untied from four": (UNTIED, 4, (2, 8), 32),
+    "gradients reduced whole": (REDUCED, 2, (4, 8), 32),
+    "DDP": (f'{REDUCED}[framework]\ndp_style = "ddp"\n', 2, (4,), 32),
+    "without tp": (GPT.replace("tp = 2", "tp = 1"), 2, (4,), 32),
+    "pipeline inside": (GPT.replace("zero = 1", 'zero = 1\norder = "tp-cp-ep-pp-dp"'), 2, (4,), 32),
+}
+"""Text, recorded stages, new ones, and samples of a step."""
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_stages_are_as_generated(name: str, tmp_path: Path) -> None:
+    text, before, after, batch = STAGES[name]
+    job = recorded_on_stages(text, before, tmp_path, batch)
+    for stages in after:
+        found = extrapolate_parallel(
+            job, MPI.COMM_SELF, cluster=find_cluster("dgx-h100"), stages=stages
+        )
+        expected = on_stages(text, stages, tmp_path, batch)
+        step = float(expected.run.step_time) / 1e12
+        assert found.step == pytest.approx(step, rel=0.03), (stages, found.step / step)
+        own, others = traffic(found.program), traffic(expected.run.program)
+        assert own["SEND_RECV"] == others["SEND_RECV"]
+        for operation in ("ALL_GATHER", "REDUCE_SCATTER"):  # shares are rounded
+            assert own[operation] == pytest.approx(others[operation], rel=1e-6)
+        # Gradients of norms, added up over tp, are taken to go with the layers.
+        assert own["ALL_REDUCE"] == pytest.approx(others["ALL_REDUCE"], rel=2e-2)
+
+
+def test_stages_and_replicas(gpt: Job, tmp_path: Path) -> None:
+    found = extrapolate_parallel(
+        gpt.job, MPI.COMM_SELF, cluster=find_cluster("dgx-h100"), stages=4, dp=4
+    )
+    path = tmp_path / "job.toml"
+    path.write_text(gpt.text.replace("pp = 2", "pp = 4").format(batch=64, nodes=4))
+    simulated: list[Simulated] = []
+    simulate(prepare(load(str(path))[1]), simulated=simulated)
+    expected = float(simulated[0].run.step_time) / 1e12
+    assert found.structure.text == "tp=2,dp=2,pp=2"
+    assert found.grown is not None
+    assert [axis.size for axis in found.grown.axes] == [2, 4, 4]
+    assert found.step == pytest.approx(expected, rel=0.03)
+
+
+def test_layers_dealt_as_before_take_as_long(gpt: Job, megatron: TraceJob) -> None:
+    for job, named, cluster in ((gpt.job, True, "dgx-h100"), (megatron, False, "a800-8gpu")):
+        program = job.program
+        structure = find_structure(program, job.traces.ranks, 8, named=named)
+        again = _Deal(program, structure, 2, 8, 0, {}).program()
+        assert [len(t) for t in again.tables] == pytest.approx(
+            [len(program.table_of(rank)) for rank in range(8)], abs=1
+        )
+        network = network_of(find_cluster(cluster), 1)
+        step = engine.simulate(again, network=network).step_time
+        assert step == pytest.approx(engine.simulate(program).step_time, rel=0.005)
+
+
+def test_stages_of_megatron(megatron: TraceJob) -> None:
+    """No measurement: shorter with more stages, until the two micro-batches do not fill them."""
+    cluster = find_cluster("a800-8gpu")
+    steps = []
+    for stages in (3, 4, 6):
+        found = extrapolate_parallel(megatron, MPI.COMM_SELF, cluster=cluster, stages=stages)
+        assert found.recorded > found.step
+        steps.append(found.step)
+        said = " ".join(found.attributes["assumptions"])
+        # 12 · 1024² numbers in fp32 on two ranks, with biases and norms.
+        assert "24 layers" in said
+        assert "24.0 MiB of gradients a layer" in said
+    assert steps == sorted(steps, reverse=True)
+
+
+@settings(deadline=None)
+@given(st.integers(2, 9), st.integers(1, 12), st.booleans())
+def test_every_message_is_received(stages: int, micro_batches: int, fused: bool) -> None:
+    orders = [first_f_one_b(s, stages, micro_batches, fused) for s in range(stages)]
+    for order in orders:
+        passes = [each for each in order if isinstance(each, int)]
+        assert sorted(passes) == [n for n in range(-micro_batches, micro_batches + 1) if n]
+    tokens = [[t for each in o if isinstance(each, tuple) for t in each] for o in orders]
+    for here, there in pairwise(tokens):
+        for way in ("forward", "backward"):
+            sender, receiver = (here, there) if way == "forward" else (there, here)
+            assert sender.count(f"send {way}") == micro_batches
+            assert receiver.count(f"receive {way}") == micro_batches
+
+
+@pytest.mark.parametrize(
+    ("text", "stages", "said"),
+    [
+        (GPT, 5, "24 layers, which cannot be dealt evenly; allowed are 2, 3, 4, 6, 8, 12, 24"),
+        (GPT, 1, "--pp is 1; allowed is 2 or more"),
+        (
+            GPT.replace("zero = 1", 'zero = 1\nvpp = 2\npipeline.schedule = "interleaved"'),
+            *(4, "do not follow each other as 1F1B"),
+        ),
+        (
+            GPT.replace('"gpt3-350m"', '"mixtral-8x7b"\nlayers = 4').replace("tp = 2", "ep = 2"),
+            *(4, "has ep; layers are dealt anew in grids of tp, cp, dp, pp alone"),
+        ),
+    ],
+)
+def test_stages_that_cannot_be_told(text: str, stages: int, said: str, tmp_path: Path) -> None:
+    job = recorded_on_stages(text, 2, tmp_path)
+    with pytest.raises(InputError) as error:
+        extrapolate_parallel(job, MPI.COMM_SELF, cluster=find_cluster("dgx-h100"), stages=stages)
+    assert said in str(error.value)
+
+
+def test_a_job_without_a_pipeline_has_no_stages(llama: Job) -> None:
+    with pytest.raises(InputError, match="has no pipeline"):
+        extrapolate_parallel(llama.job, MPI.COMM_SELF, cluster=find_cluster("dgx-h100"), stages=2)
+
+
 def test_structure_of_megatron(megatron: TraceJob) -> None:
     found = extrapolate_parallel(megatron, MPI.COMM_SELF)
     assert found.structure.text == "tp=2,dp=2,pp=2"
@@ -765,6 +918,25 @@ def test_command(gpt: Job, run_mpisim: Callable[..., Finished], tmp_path: Path) 
     assert found["repriced"]["dp"] > 0
     again = run_mpisim(["run", str(saved)])
     assert again.rc == 0, again.stderr
+
+
+def test_a_grown_job_is_exported(
+    gpt: Job, run_mpisim: Callable[..., Finished], tmp_path: Path
+) -> None:
+    traces, kept, out = gpt.folder / "traces", tmp_path / "run.h5", tmp_path / "traces"
+    changes: list[Any] = ["--dp", "4", "--pp", "4", "--cluster", "dgx-h100"]
+    done = run_mpisim(["extrapolate", traces, *changes, "-o", kept])
+    assert done.rc == 0, done.stderr
+    export: list[Any] = ["export", kept, "--format", "chrome", "--ranks", "all", "-o"]
+    done = run_mpisim([*export, out], 2, timeout=120)
+    assert done.rc == 0, done.stderr
+    again = replay(read_job([out], MPI.COMM_SELF), MPI.COMM_SELF)
+    with open_results(kept) as results:
+        assert results.n_ranks == 32
+        assert again.run.step_time / 1e12 == pytest.approx(results.step_time_ps / 1e12, rel=1e-4)
+    done = run_mpisim([*export, traces / "out"])
+    assert done.rc == 2
+    assert "would write over what" in done.stderr
 
 
 def test_processes_agree(gpt: Job, run_mpisim: Callable[..., Finished]) -> None:

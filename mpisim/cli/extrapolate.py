@@ -31,6 +31,10 @@ examples:
                                   batch
   mpisim extrapolate step.json.gz --cluster dgx-h100 --plan dp=64,zero=3 --batch 1024
   mpisim extrapolate step.json.gz --cluster dgx-h100 --plan tp=2,pp=4,dp=8,micro_batch=4
+  mpisim extrapolate step.json.gz --cluster dgx-h100 --plan tp=2,ep=8,etp=1
+                                  experts over 8 ranks, all else over 2 of them
+  mpisim extrapolate step.json.gz --cluster dgx-h100 --plan cp=4,dp=2 --seq-len 32768
+                                  ... each sequence on 4 GPUs
   mpisim extrapolate step.json.gz --cluster dgx-a100 --gpu a100-sxm --plan dp=8
   mpisim extrapolate step.json.gz --cluster dgx-h100 --plan dp=16 \
       --other-gpus 1=a100-sxm --trace-of a100-sxm=a100.json.gz
@@ -43,6 +47,8 @@ examples:
   mpisim extrapolate traces/      of all ranks of a job: which axes its groups form
   mpisim extrapolate traces/ --dp 8 --cluster a800-8gpu
                                   ... with 8 data-parallel replicas
+  mpisim extrapolate traces/ --pp 4 --cluster a800-8gpu
+                                  ... the same layers on 4 pipeline stages
   mpisim extrapolate traces/ --cluster dgx-h100 --traced-cluster a800-8gpu --gpu h100-sxm
                                   ... on another network, and other GPUs
 """
@@ -59,7 +65,7 @@ OF_ONE_GPU = (
     "trace_of",
 )
 """Options of traces of one GPU alone."""
-OF_SEVERAL = ("dp", "traced_cluster", "distributed_optimizer", "micro_batches", "layout")
+OF_SEVERAL = ("dp", "traced_cluster", "distributed_optimizer", "micro_batches", "pp", "layout")
 """Options of traces of several ranks alone."""
 
 

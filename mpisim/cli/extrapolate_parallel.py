@@ -39,6 +39,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "N",
         "help": "micro-batches of a pipeline's step (default: as recorded)",
     },
+    "--pp": {
+        "type": int,
+        "metavar": "N",
+        "help": "stages of each pipeline, to which the recorded layers are dealt (default: as "
+        "recorded)",
+    },
     "--layout": {
         "metavar": "AXES",
         "default": "",
@@ -65,11 +71,9 @@ def add_parallel_options(parser: argparse.ArgumentParser, but: Collection[str] =
 
 def run_parallel(args: argparse.Namespace) -> int:
     """Extrapolate, simulate and print; the first process prints."""
-    from ..extrapolate.parallel import extrapolate_parallel
+    from ..extrapolate.parallel_origin import GrownOrigin
     from ..mpi.parallel import collective_errors, progress
     from ..program import save
-    from ..replay import read_job
-    from ..topo.cluster import find_cluster
     from .launch import world
 
     comm = world()
@@ -77,25 +81,26 @@ def run_parallel(args: argparse.Namespace) -> int:
     with collective_errors(comm):
         if first:
             check_files(args)
-        clusters = [
-            None if name is None else find_cluster(name)
-            for name in (args.cluster, args.traced_cluster)
-        ]
+    origin = GrownOrigin(
+        tuple(map(str, args.paths)),
+        args.cluster,
+        args.traced_cluster,
+        args.gpu,
+        args.dp,
+        args.micro_batches,
+        args.pp,
+        args.layout,
+        {"on": True, "off": False}.get(args.distributed_optimizer),
+    )
     with progress(comm, "working out what depends on what"):
-        job = read_job(args.paths, comm, allow_missing=True)
-        found = extrapolate_parallel(
-            job,
-            comm,
-            dp=args.dp,
-            cluster=clusters[0],
-            traced_cluster=clusters[1],
-            layout=args.layout,
-            gpu=args.gpu,
-            distributed_optimizer={"on": True, "off": False}.get(args.distributed_optimizer),
-            micro_batches=args.micro_batches,
-        )
+        found = origin.grown(comm)
         results, shown = simulate_with_options(
-            found.program, args, comm, network=found.network, attributes=found.attributes
+            found.program,
+            args,
+            comm,
+            network=found.network,
+            attributes=found.attributes,
+            origin=origin.text if args.output is not None else "",
         )
         with collective_errors(comm):
             if first and args.save_program is not None:

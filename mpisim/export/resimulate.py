@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..base.errors import InputError, UsageError
 from ..base.frozen import frozen
-from ..engine import Run
+from ..engine import Run, simulate
 from ..engine.critical_path import CriticalPath
 from ..experiment import Experiment, ProgramExperiment
 from ..experiment.serialization import deserialize_any
+from ..extrapolate.parallel_origin import GrownOrigin
 from ..mpi.parallel import collective_errors
 from ..prediction.execution import execute
 from ..prediction.long_steps import long_step
@@ -73,6 +74,8 @@ class Kept(NamedTuple):
             of = ReplayOrigin.read(self.origin, str(self.path))
             table = None if of.pricing is None else of.pricing.measured
             return [*of.paths, *([] if table is None else [table])]
+        if GrownOrigin.is_text(self.origin):
+            return list(GrownOrigin.read(self.origin, str(self.path)).paths)
         try:
             found = json.loads(self.origin)
             return [str(found["program"] or found["trace"]["trace"])]
@@ -114,7 +117,7 @@ class ResimulatedRun:
         What was run; that of `run` may have another table for every rank whose kernels were slowed
         by what overlapped them.
     recorded : bool
-        Whether it is a replay.
+        Whether it is a replay, or a job grown from recorded ranks.
     network : Network or None
         What priced communications without a duration.
     prepared : PreparedExperiment or None
@@ -175,10 +178,11 @@ def resimulate(
     InputError
         If what it was made of is not there any more, or has changed.
     """
-    recorded = ReplayOrigin.is_text(kept.origin)
+    recorded = ReplayOrigin.is_text(kept.origin) or GrownOrigin.is_text(kept.origin)
     network, prepared, found = None, None, None
     if recorded:
-        run, network = _replayed(kept, comm, progress)
+        again = _replayed if ReplayOrigin.is_text(kept.origin) else _grown
+        run, network = again(kept, comm, progress)
         program = run.program
     else:
         with collective_errors(comm):
@@ -206,12 +210,6 @@ def resimulate(
 
 def _kept(path: str | Path) -> Kept:
     with open_results(path) as results:
-        if not results.origin and results.recorded is not None:
-            raise InputError(
-                f"{path}: does not say what it was made of: a job grown from traces of several "
-                "ranks is exported by its program: mpisim extrapolate TRACES --save-program "
-                "grown.h5, then mpisim run grown.h5 -o FILE"
-            )
         if not results.origin:
             raise InputError(
                 f"{path}: does not say what it was made of: it was written by an earlier mpisim, "
@@ -250,3 +248,19 @@ def _replayed(kept: Kept, comm: Intracomm, progress: bool) -> tuple[Run, Network
         return again.run, network
     except InputError as error:
         raise InputError(f"{kept.path}: {error}") from error
+
+
+def _grown(kept: Kept, comm: Intracomm, progress: bool) -> tuple[Run, Network | None]:
+    of = GrownOrigin.read(kept.origin, str(kept.path))
+    try:
+        found = of.grown(comm)
+    except InputError as error:
+        raise InputError(f"{kept.path}: {error}") from error
+    run = simulate(
+        found.program,
+        comm,
+        network=found.network,
+        critical_path=True,
+        progress="simulating" if progress else "",
+    )
+    return run, found.network

@@ -16,8 +16,9 @@ To be read in this order:
     Which operators make a layer, and which layers a stage of a pipeline.
 `growth`, `split`
     Kernels at other sizes, and those of one tensor-parallel rank.
-`tensor_parallel`, `expert_parallel`, `threads`
-    Which layers are split and how; experts and what they exchange; threads of one process.
+`tensor_parallel`, `expert_parallel`, `context_parallel`, `threads`
+    Which layers are split and how; experts and what they exchange; attention over a shared context;
+    threads of one process.
 `gpu_traces`
     Traces of one step on several GPUs → which of them each GPU's ranks do as.
 `li_scaling`
@@ -43,8 +44,12 @@ Traces of several ranks have a parallel plan already, and grow along its axes:
     The job with more or fewer data-parallel replicas, or on another network.
 `parallel_shards`, `parallel_optimizer`, `parallel_rounds`, `parallel_overlap`
     The optimizer's shares, sharded or not; more micro-batches; slowdown by what runs beside.
+`parallel_passes`, `parallel_stages`
+    Passes and layers of a recorded pipeline; the same layers on another number of stages.
 `parallel`
     All of these: the files of a job → what is simulated, and what it says of itself.
+`parallel_origin`
+    Files and changes of a grown job ↔ text, from which its results are exported.
 """
 
 from .grow import Extrapolated, Target, extrapolate

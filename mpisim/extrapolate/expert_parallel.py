@@ -7,12 +7,19 @@ with the one that is back at the width they began with.
 With expert parallelism a rank holds its share of the experts and computes them for the tokens of
 all ranks of the group: as many rows as before, with fewer matrices. Before the experts each row
 goes to the rank that has its expert, behind them back again, and so do the gradients of both. How
-many rows go where the ranks tell each other first, and the CPU waits for it. All of this is what
-Megatron-LM's all-to-all dispatcher does (megatron/core/transformer/moe/token_dispatcher.py) and
-what the workload generator has for it (:mod:`mpisim.workloads.transformer.token_dispatch`): tokens
-of `hidden` elements for each of their experts, a probability in fp32 with each, and the counts of
-all experts from each rank. What a trace of one GPU has of it, the permutation of tokens by expert,
-stays as it is.
+many rows go where the ranks tell each other first, and the CPU waits for it.
+
+With tensor parallelism each rank routes its share of the tokens (sequence parallelism), and experts
+may themselves be split over ranks (etp, by default as many as tp): the first product's features
+out, the last product's features in. Then the rows that arrive at any rank of the group are gathered
+for all of them, and results are reduce-scattered.
+
+All of this is what Megatron-LM's all-to-all dispatcher does
+(megatron/core/transformer/moe/token_dispatcher.py) and what the workload generator has for it
+(:mod:`mpisim.workloads.transformer.token_dispatch`): tokens of `hidden` elements for each of their
+experts, a probability in fp32 with each, and the counts of all experts from each rank. What a trace
+of one GPU has of it, the permutation of tokens by expert, stays; rows that arrived are put in the
+order of the experts where the trace has that.
 """
 
 from __future__ import annotations
@@ -52,6 +59,10 @@ class Experts:
         Tokens times the experts of each, as traced.
     row_bytes : int
         Of a token on its way to its expert, or back.
+    width : int
+        Features of a token.
+    into, out : int
+        Features out of the first product, and into the last: those of one expert between them.
     waits : bool
         Whether the CPU waits for the numbers of tokens as traced.
     """
@@ -61,6 +72,9 @@ class Experts:
     count: int
     rows: int
     row_bytes: int
+    width: int
+    into: int
+    out: int
     waits: bool
 
 
@@ -93,6 +107,9 @@ def experts_of(step: TracedStep) -> tuple[Experts, ...]:
                 kernel.groups,
                 kernel.rows,
                 element * kernel.k,
+                kernel.k,
+                kernel.n,
+                product.k,
                 any(isinstance(task, TracedWait) for each in before for task in each.forward),
             )
         )
@@ -101,7 +118,7 @@ def experts_of(step: TracedStep) -> tuple[Experts, ...]:
 
 
 def check_experts(step: TracedStep, plan: Plan, experts: Sequence[Experts]) -> None:
-    """Refuse expert parallelism that the trace shows no way to.
+    """Refuse ways to spread experts that the trace shows no way to.
 
     Parameters
     ----------
@@ -114,17 +131,21 @@ def check_experts(step: TracedStep, plan: Plan, experts: Sequence[Experts]) -> N
     InputError
         The message names the key.
     """
-    if plan.ep == 1:
-        return
     if not experts:
+        for key, size in (("ep", plan.ep), ("etp", plan.etp or 1)):
+            if size > 1:
+                raise InputError(
+                    f"{key} is {size}, but {step.source} shows no experts: no grouped products "
+                    "(torch._grouped_mm, grouped_gemm) that lead back to the width they begin with"
+                )
+        return
+    if plan.tp > 1 and not plan.sequence_parallel:
         raise InputError(
-            f"ep is {plan.ep}, but {step.source} shows no experts: no grouped products "
-            "(torch._grouped_mm, grouped_gemm) that lead back to the width they begin with"
+            f"sp is false with experts and tp = {plan.tp}: every rank of a tp group would send the "
+            "same tokens; set sp=true"
         )
-    if plan.tp > 1:
-        raise InputError(
-            f"ep is {plan.ep} and tp is {plan.tp}; experts of a trace are spread with tp = 1 alone"
-        )
+    if plan.ep * plan.expert_tp == 1:
+        return
     if plan.framework.moe_dispatcher != "all-to-all":
         raise InputError(
             f"framework.moe_dispatcher is {plan.framework.moe_dispatcher!r}; tokens of a trace are "
@@ -133,27 +154,37 @@ def check_experts(step: TracedStep, plan: Plan, experts: Sequence[Experts]) -> N
     for each in experts:
         if each.count % plan.ep:
             raise InputError(f"ep is {plan.ep}, which does not divide the {each.count} experts")
+        for width in (each.into, each.out):
+            if width % plan.expert_tp:
+                raise InputError(
+                    f"etp is {plan.expert_tp}, which does not divide the {width} features of an "
+                    "expert"
+                )
 
 
 class ExpertShare:
-    """What one rank of an expert-parallel group has of the experts of a step.
+    """What one rank has of the experts of a step, which are spread over ranks (ep, etp).
 
     Parameters
     ----------
     experts : sequence of Experts
     plan : Plan
     growth : Growth
-        Of the micro-batch.
+        Of what lies outside of tensor-parallel layers: of the tokens that a rank routes.
     """
 
     def __init__(self, experts: Sequence[Experts], plan: Plan, growth: Growth) -> None:
-        self._ep, self._growth = plan.ep, growth
+        self._ep, self._etp, self._growth = plan.ep, plan.expert_tp, growth
         self._counts = not plan.framework.moe_capacity
-        self._busiest = plan.moe_imbalance
-        several = experts if plan.ep > 1 else ()
+        self._busiest = plan.moe_imbalance if plan.ep > 1 else 1.0
+        several = experts if self._ranks > 1 else ()
         self._inside = {n: each for each in several for n in range(each.first, each.last + 1)}
         self._before = {each.first - 1: each for each in several}
         self._behind = {each.last + 1: each for each in several}
+
+    @property
+    def _ranks(self) -> int:
+        return self._ep * self._etp
 
     def holds(self, number: int) -> bool:
         """Whether an operator, by its number, is of experts that are spread over ranks."""
@@ -165,20 +196,36 @@ class ExpertShare:
         Parameters
         ----------
         kernel : Kernel
-            At the sizes of the micro-batch.
+            At the sizes of the micro-batch, for the rows that this rank routes.
         number : int
             Of the operator.
         role : str
             As of the traced kernel.
         """
-        if number not in self._inside:
-            return kernel
+        experts = self._inside.get(number)
+        if experts is None:
+            beside = self._before.get(number) or self._behind.get(number)
+            return kernel if beside is None else self._sorted(kernel, beside)
         if role == "weights":
-            return share_of(kernel, 1 / self._ep)
+            return share_of(kernel, 1 / self._ranks)
         if isinstance(kernel, GroupedGemm):
-            rows, groups = times(kernel.rows, self._busiest), kernel.groups // self._ep
-            return replace(kernel, rows=rows, groups=groups)
+            return self._product(kernel, experts)
+        # Of as many times the rows each rank has the features of its share of an expert.
         return kernel if self._busiest == 1 else share_of(kernel, self._busiest)
+
+    def _product(self, kernel: GroupedGemm, experts: Experts) -> GroupedGemm:
+        """Return a product of experts in one rank's shape, forward or backward."""
+        rows, groups = times(kernel.rows, self._etp * self._busiest), kernel.groups // self._ep
+        if kernel.n == experts.width:
+            return replace(kernel, rows=rows, groups=groups, k=kernel.k // self._etp)
+        return replace(kernel, rows=rows, groups=groups, n=kernel.n // self._etp)
+
+    def _sorted(self, kernel: Kernel, experts: Experts) -> Kernel:
+        """Return a kernel beside experts: rows that arrived put in the order of the experts."""
+        rows = times(experts.rows, self._growth.activations)
+        if isinstance(kernel, Elementwise) and kernel.bytes == 2 * rows * experts.row_bytes:
+            return share_of(kernel, self._etp * self._busiest)
+        return kernel
 
     def parameter(self, shape: tuple[int, ...], number: int) -> tuple[int, bool]:
         """Return how many elements of a parameter a rank holds, and whether it is of experts.
@@ -193,7 +240,7 @@ class ExpertShare:
         each = self._inside.get(number)
         if each is None or not shape or shape[0] != each.count:
             return size, False
-        return size // self._ep, True
+        return size // self._ranks, True
 
     def exchanges(
         self,
@@ -212,36 +259,50 @@ class ExpertShare:
         """
         to = self._before.get(number)
         if to is not None:
-            size, rows = self._sizes(to)
             forward = (
                 *forward,
                 *self._tell_counts(to),
-                _all_to_all("dispatch", size),
-                _all_to_all("probabilities", BYTES["fp32"] * rows),
+                *self._there(to, ("dispatch", "probabilities")),
             )
-            backward = (
-                _all_to_all("probabilities gradient", BYTES["fp32"] * rows),
-                _all_to_all("dispatch gradient", size),
-                *backward,
-            )
+            gradients = self._back(to, ("probabilities gradient", "dispatch gradient"))
+            backward = (*gradients, *backward)
         back = self._behind.get(number)
         if back is not None:
-            size, _ = self._sizes(back)
-            forward = (_all_to_all("combine", size), *forward)
-            backward = (*backward, _all_to_all("combine gradient", size))
+            forward = (*self._back(back, ("combine",)), *forward)
+            backward = (*backward, *self._there(back, ("combine gradient",)))
         return forward, backward
 
-    def _sizes(self, each: Experts) -> tuple[int, int]:
-        """Bytes, and rows, that the busiest rank gets."""
+    def _there(self, each: Experts, names: Sequence[str]) -> tuple[Task, ...]:
+        """Rows where they were routed → all those of the experts of this rank."""
+        sizes = self._sizes(each, names)
+        sent = [_exchange(name, Operation.ALL_TO_ALL, size) for name, size in sizes]
+        gathered = [_exchange(name, Operation.ALL_GATHER, self._etp * size) for name, size in sizes]
+        return (*(sent if self._ep > 1 else ()), *(gathered if self._etp > 1 else ()))
+
+    def _back(self, each: Experts, names: Sequence[str]) -> tuple[Task, ...]:
+        """The reverse of `_there`, sums over the ranks of one expert included."""
+        sizes = self._sizes(each, names)
+        summed = [
+            _exchange(name, Operation.REDUCE_SCATTER, self._etp * size) for name, size in sizes
+        ]
+        sent = [_exchange(name, Operation.ALL_TO_ALL, size) for name, size in sizes]
+        return (*(summed if self._etp > 1 else ()), *(sent if self._ep > 1 else ()))
+
+    def _sizes(self, each: Experts, names: Sequence[str]) -> list[tuple[str, int]]:
+        """Names of exchanges → with their bytes, of the busiest rank: rows or probabilities."""
         rows = math.ceil(times(each.rows, self._growth.activations) * self._busiest)
-        return rows * each.row_bytes, rows
+        return [
+            (name, rows * (BYTES["fp32"] if "probabilities" in name else each.row_bytes))
+            for name in names
+        ]
 
     def _tell_counts(self, each: Experts) -> tuple[Task, ...]:
         """All ranks' numbers of tokens for all experts, and what is made of them."""
         if not self._counts:
             return ()
-        size = self._ep * each.count * COUNT_BYTES
-        gather = Communicate("token counts all-gather", Operation.ALL_GATHER, "ep", size)
+        size = self._ranks * each.count * COUNT_BYTES
+        group = "-".join(axis for axis, n in (("etp", self._etp), ("ep", self._ep)) if n > 1)
+        gather = Communicate("token counts all-gather", Operation.ALL_GATHER, group, size)
         sums = Compute("token count sums", Elementwise(size), launches=COUNT_KERNELS)
         if each.waits:
             return gather, sums
@@ -249,5 +310,7 @@ class ExpertShare:
         return gather, sums, read, Await("wait for token counts")
 
 
-def _all_to_all(name: str, size: int) -> Communicate:
-    return Communicate(f"{name} all-to-all", Operation.ALL_TO_ALL, "ep", size)
+def _exchange(name: str, operation: Operation, size: int) -> Communicate:
+    what = operation.name.lower().replace("_", "-")
+    group = "ep" if operation is Operation.ALL_TO_ALL else "etp"
+    return Communicate(f"{name} {what}", operation, group, size)

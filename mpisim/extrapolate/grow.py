@@ -10,6 +10,7 @@ of each pipeline stage, which are balanced by their measured times.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import cache, partial
@@ -43,6 +44,7 @@ from ..workloads.grid import Grid
 from ..workloads.operators import Network
 from ..workloads.pricing import Pricing
 from .captured_step import priced_for
+from .context_parallel import check_context
 from .expert_parallel import check_experts, experts_of
 from .gpu_traces import steps_by_gpu
 from .kineto_step import unknown_operators
@@ -167,6 +169,7 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
     plan = plan_for(step, target)
     experts = experts_of(step)
     check_experts(step, plan, experts)
+    check_context(step, plan, target.sequence)
     world = plan.tp * plan.pp * plan.cp * (plan.dp or 1)
     nodes = -(-world // cluster.gpus_per_node)
     choice = ClusterChoice(
@@ -289,37 +292,37 @@ def plan_for(step: TracedStep, target: Target) -> Plan:
         If keys are unknown or contradict each other, or the batch cannot be shared.
     """
     keys = dict(target.plan)
-    for key in ("global_batch", "cp"):
-        if keys.get(key, 1) != 1 or (key == "global_batch" and key in keys):
-            raise InputError(
-                f"{target.source}: {key} is given; "
-                + (
-                    "--batch says how many samples a step has"
-                    if key == "global_batch"
-                    else "a trace of one GPU is not extrapolated along that axis"
-                )
-            )
+    if "global_batch" in keys:
+        raise InputError(
+            f"{target.source}: global_batch is given; --batch says how many samples a step has"
+        )
     if target.threads:
-        others = [key for key in ("pp", "tp", "zero", "framework.dp_style") if key in keys]
+        axes = ("pp", "tp", "cp", "ep", "etp")
+        others = [key for key in (*axes, "zero", "framework.dp_style") if key in keys]
         if others or "micro_batch" in keys:
             key = (*others, "micro_batch")[0]
             raise InputError(
                 f"{target.source}: {key} is given; threads of one process (--threads) have dp"
             )
-    dp = keys.setdefault("dp", keys.get("ep", 1))  # experts are spread over replicas
-    pp, vpp = keys.get("pp", 1), keys.get("vpp", 1)
-    if not all(isinstance(each, int) and each >= 1 for each in (dp, pp, vpp)):
-        raise InputError(
-            f"{target.source}: dp, pp and vpp must be whole numbers, 1 or more; dp is {dp!r}"
-        )
+    for key in ("dp", "pp", "vpp", "tp", "cp", "ep", "etp"):
+        size = keys.get(key, 1)
+        if not isinstance(size, int) or size < 1:
+            raise InputError(
+                f"{target.source}: {key} is {size!r}; it must be a whole number, 1 or more"
+            )
+    tp, cp = keys.get("tp", 1), keys.get("cp", 1)
+    pp, experts = keys.get("pp", 1), bool(experts_of(step))
+    # Experts are spread over the ranks of a stage, however these share the rest.
+    spread = keys.get("ep", 1) * (keys.get("etp", tp) if experts else 1)
+    dp = keys.setdefault("dp", spread // math.gcd(spread, tp * cp))
     batch = target.batch if target.batch is not None else step.batch * dp
     if batch % dp:
         raise InputError(f"{batch} samples cannot be shared by {dp} data-parallel replicas")
     keys.setdefault("micro_batch", _micro_batch(batch // dp, pp))
-    if keys.get("tp", 1) == 1:
+    if tp == 1:
         keys.pop("sp", None)
     else:
-        keys.setdefault("sp", False)
+        keys.setdefault("sp", experts)  # tokens are routed by one rank alone
     keys.setdefault("clip", False)
     keys.setdefault("precision.products", step.format)
     style = "fsdp" if keys.get("zero", 0) in (2, 3) else "ddp"
@@ -511,10 +514,18 @@ def _assumptions(
                 else "what is not divided every rank computes"
             )
         )
-    if plan.ep > 1:
+    if plan.cp > 1:
         lines.append(
-            f"experts spread over {plan.ep} ranks: as many rows for each, tokens exchanged as "
-            "Megatron-LM's all-to-all dispatcher does, which sends their counts first"
+            f"context parallelism ({plan.framework.cp_style}): {plan.cp} ranks have a share of "
+            "each sequence; kernels of attention × the ratio of the kernel model for the queries "
+            "and keys of each part"
+        )
+    if experts_of(step) and plan.ep * plan.expert_tp > 1:
+        over = f"spread over {plan.ep} ranks" if plan.ep > 1 else ""
+        split = f"each split over {plan.expert_tp}" if plan.expert_tp > 1 else ""
+        lines.append(
+            f"experts {', '.join(filter(None, (over, split)))}: as many rows for each rank, tokens "
+            "exchanged as Megatron-LM's all-to-all dispatcher does, which sends their counts first"
         )
     if target.upload:
         lines.append("each micro-batch begins with the copy of the first layer's input over PCIe")

@@ -20,6 +20,7 @@ from ..operators import TensorSpec
 from ..operators.tensors import element_bytes
 from ..workloads.grid import Grid
 from ..workloads.operators import Await, Compute, Layer, Network, Operator, Parameter, Task
+from .context_parallel import with_context
 from .expert_parallel import ExpertShare, experts_of
 from .growth import Growth, grown, product_role, share_of
 from .split import NOT_SPLIT, Split, split_kernel, split_tasks
@@ -38,7 +39,7 @@ FP32 = BYTES["fp32"]
 
 
 def growth_of(step: TracedStep, plan: Plan, sequence: int | None) -> Growth:
-    """Return how a micro-batch of a plan differs from the traced step.
+    """Return how a rank's share of a micro-batch differs from the traced step.
 
     Parameters
     ----------
@@ -51,7 +52,10 @@ def growth_of(step: TracedStep, plan: Plan, sequence: int | None) -> Growth:
     if sequence is not None and step.sequence is not None:
         length = sequence / step.sequence
     return Growth(
-        plan.micro_batch / step.batch, length, step.sequence, step.batch * (step.sequence or 1)
+        plan.micro_batch / step.batch,
+        length / plan.cp,
+        step.sequence,
+        step.batch * (step.sequence or 1),
     )
 
 
@@ -82,14 +86,16 @@ def traced_network(
     once = grid.pp == 1 and plan.global_batch == plan.micro_batch * grid.dp
     several = plan.global_batch > plan.micro_batch * grid.dp
     adds = several and not step.accumulates
-    experts = ExpertShare(experts_of(step), plan, growth)
+    sequence_parallel = grid.tp > 1 and plan.sequence_parallel
+    outside = replace(growth, samples=growth.samples / grid.tp) if sequence_parallel else growth
+    experts = ExpertShare(experts_of(step), plan, outside)
     found = _Writer(
         step,
         growth,
-        grid.tp,
+        plan,
         splits or {},
         experts,
-        sequence=grid.tp > 1 and plan.sequence_parallel,
+        outside=outside,
         zeroing=once,
         adds=adds,
     ).network()
@@ -113,11 +119,11 @@ class _Writer:
     ----------
     step : TracedStep
     growth : Growth
-    tp : int
+    plan : Plan
     splits : mapping of int to Split
     experts : ExpertShare
-    sequence : bool
-        Whether ranks of a tensor-parallel group have a share of the tokens outside of `splits`.
+    outside : Growth
+        Outside of `splits`, where ranks of a tensor-parallel group may have a share of the tokens.
     zeroing : bool
         Whether gradients are set to zero where the trace does so; otherwise with the optimizer, as
         a pass that is run for every micro-batch is no place for it.
@@ -129,19 +135,19 @@ class _Writer:
         self,
         step: TracedStep,
         growth: Growth,
-        tp: int,
+        plan: Plan,
         splits: Mapping[int, Split],
         experts: ExpertShare,
         *,
-        sequence: bool,
+        outside: Growth,
         zeroing: bool,
         adds: bool,
     ) -> None:
         self.adds = adds
         self.gathers = any(each.kind == "gathered" for each in splits.values())
-        self.step, self.growth, self.tp, self.splits = step, growth, tp, splits
-        self.experts, self.sequence = experts, sequence
-        self.outside = replace(growth, samples=growth.samples / tp) if sequence else growth
+        self.step, self.growth, self.splits = step, growth, splits
+        self.plan, self.tp = plan, plan.tp
+        self.experts, self.outside, self.sequence = experts, outside, outside is not growth
         self.zeroing = zeroing and bool(step.zeroing)
         self.weights = {
             shape
@@ -171,10 +177,10 @@ class _Writer:
             layers.append(Layer(name, tuple(operators), role, output, before))
         for layer in layers:
             flops += sum(each.kernel.flops for each in layer.kernels())
-        tokens = self.growth.activations * step.batch * (step.sequence or 1)
+        tokens = self.growth.activations * step.batch * (step.sequence or 1) * self.plan.cp
         return Network(
             tuple(layers),
-            flops * self.tp,
+            flops * self.tp * self.plan.cp,
             round(tokens),
             _Optimizer(step.optimizer if self.zeroing else (*step.zeroing, *step.optimizer)),
             sum(each.elements for each in step.parameters),
@@ -187,6 +193,8 @@ class _Writer:
         size = round(sum(_bytes(one) for one in each.inputs) * self.growth.activations)
         if split is not NOT_SPLIT:
             forward, backward = split_tasks(each, split, forward, backward, self.growth, self.tp)
+        if self.plan.cp > 1:
+            forward, backward = with_context(each.name, forward, backward, self.plan)
         forward, backward = self.experts.exchanges(number, each, forward, backward)
         # Where outputs are gathered, gradients between are sums over ranks not added up yet.
         partial = self.gathers and split is NOT_SPLIT

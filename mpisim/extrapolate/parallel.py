@@ -28,8 +28,9 @@ from ..replay.error import differences
 from ..results.step_times import step_of_job
 from .parallel_growth import Grown, grow
 from .parallel_optimizer import with_distributed_optimizer
-from .parallel_overlap import KernelSlowdown, kernels_by_name
+from .parallel_overlap import KernelsByName, KernelSlowdown, kernels_by_name
 from .parallel_rounds import with_micro_batches
+from .parallel_stages import with_stages
 from .parallel_structure import (
     ParallelStructure,
     Traffic,
@@ -178,6 +179,7 @@ def extrapolate_parallel(
     gpu: str | None = None,
     distributed_optimizer: bool | None = None,
     micro_batches: int | None = None,
+    stages: int | None = None,
 ) -> Extrapolated:
     """Write a recorded job of several ranks at another scale. **Collective.**
 
@@ -203,6 +205,8 @@ def extrapolate_parallel(
         Whether the optimizer is sharded over the replicas; by default as recorded.
     micro_batches : int, optional
         Of a step of each pipeline; by default as recorded.
+    stages : int, optional
+        Of each pipeline, to which the recorded layers are dealt; by default as recorded.
 
     Raises
     ------
@@ -224,6 +228,7 @@ def extrapolate_parallel(
             "--gpu": gpu,
             "--distributed-optimizer": distributed_optimizer,
             "--micro-batches": micro_batches,
+            "--pp": stages,
         }
         for option, given in options.items():
             if given is not None and cluster is None:
@@ -231,7 +236,9 @@ def extrapolate_parallel(
     recorded = _step(whole, comm, None)
     kernels: Repriced | None = None
     slowdown: KernelSlowdown | None = None
-    job_now = _Changed(structure, dp, cluster, traced_cluster, distributed_optimizer, micro_batches)
+    job_now = _Changed(
+        structure, dp, cluster, traced_cluster, distributed_optimizer, micro_batches, stages
+    )
     grown: Grown | None = None
     if cluster is not None:
         otherwise = (traced_cluster or cluster).gpu
@@ -248,10 +255,10 @@ def extrapolate_parallel(
         by_name = kernels_by_name(job, structure, old, comm)
         slowdown = KernelSlowdown(whole, before, old, new, by_name, comm)
         with collective_errors(comm):
-            grown = job_now.grown(slowdown.alone(now), kernels is not None)
+            grown = job_now.grown(slowdown.alone(now), kernels is not None, by_name)
     else:
         with collective_errors(comm):
-            grown = job_now.grown(whole, False)
+            grown = job_now.grown(whole, False, {})
     if grown is None or slowdown is None:
         own = max((abs(each.error) for each in plain.steps), default=0.0)
         said = {
@@ -268,7 +275,7 @@ def extrapolate_parallel(
     if kernels is not None:
         assert kernels.late is not None
         longer = _whole(kernels.late, comm)
-        slow = job_now.grown(slowdown.alone(longer), True)
+        slow = job_now.grown(slowdown.alone(longer), True, by_name)
         assert slow is not None
         slowed = _whole(slowdown.put_in(slow.program, slow.network), comm)
         late["kernels on another GPU"] = _step(slowed, comm, slow.network)
@@ -316,8 +323,9 @@ class _Changed:
     traced: Cluster | None
     distributed_optimizer: bool | None
     micro_batches: int | None
+    stages: int | None
 
-    def grown(self, program: Program, changed: bool) -> Grown | None:
+    def grown(self, program: Program, changed: bool, kernels: KernelsByName) -> Grown | None:
         """Return the changed job; None if nothing is to be changed, nor has been."""
         structure, cluster = self.structure, self.cluster
         along = structure.axis("dp")
@@ -343,6 +351,12 @@ class _Changed:
         said = [how for how in said if how]
         if said:
             structure = with_traffic_of(structure, program)
+        if self.stages is not None:
+            node = (self.traced or cluster).gpus_per_node
+            program, structure, how = with_stages(
+                program, structure, self.stages, node, floor, kernels
+            )
+            said += [how] if how else []
         same = self.traced in (None, cluster)
         if replicas == size and same and not (missing or changed or said):
             return None
@@ -408,7 +422,8 @@ def _assumptions(grown: Grown) -> list[str]:
     found = [
         "each replica computes what a recorded one did: as many samples, in the same kernels; "
         "recorded replicas are copied in turn, with their differences",
-        "full buffers of collectives keep their sizes: gradients are reduced in the same buckets",
+        "full buffers of collectives keep their sizes, but for stages that have other layers: "
+        "gradients are reduced in the same buckets",
     ]
     if grown.repriced:
         found.append(

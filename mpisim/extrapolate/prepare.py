@@ -237,9 +237,11 @@ def _target(
     if batch is not None and not (isinstance(batch, int) and batch >= 1):
         raise InputError(f"key 'plan.global_batch' is {batch!r}; it must be a whole number from 1")
     if "dp" not in keys and gpus is not None:
-        model = keys.get("tp", 1) * keys.get("pp", 1)
+        model = keys.get("tp", 1) * keys.get("cp", 1) * keys.get("pp", 1)
         if gpus % model:
-            raise InputError(f"tp × pp = {model} does not divide the {gpus} GPUs of the cluster")
+            raise InputError(
+                f"tp × cp × pp = {model} does not divide the {gpus} GPUs of the cluster"
+            )
         keys["dp"] = gpus // model
     return Target(
         preset,

@@ -2,6 +2,7 @@
 
     python run_scripts/bench/extrapolate_closed_loop.py            # all models
     python run_scripts/bench/extrapolate_closed_loop.py gpt2 llama
+    python run_scripts/bench/extrapolate_closed_loop.py --scaling li
 
 For each model and plan: whether every rank communicates the same bytes of each kind of collective,
 both step times, and how far they are apart; the same with twice the batch, with sequences twice as
@@ -10,12 +11,12 @@ long, and on another GPU, with the interval that the extrapolation states.
 
 from __future__ import annotations
 
-import sys
+import argparse
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -29,6 +30,8 @@ from mpisim.prediction.prepared_program import prepare_captured
 from mpisim.program import Kind, Operation, Program
 from mpisim.simulate import simulate
 from mpisim.traces.export import Added, export_kineto
+
+Scaling = Literal["kernel-model", "li"]
 
 A100, H100 = ("dgx-a100", "a100-sxm-80gb"), ("dgx-h100", "h100-sxm")
 
@@ -71,6 +74,15 @@ WITH_SEQUENCES: tuple[Mapping[str, Any], ...] = (
     {"tp": 2, "pp": 2, "dp": 2, "sp": True},
 )
 
+WITH_CONTEXT: tuple[Mapping[str, Any], ...] = (
+    {"cp": 4},
+    {"cp": 4, "framework.cp_style": "all-gather"},
+    {"cp": 4, "framework.cp_style": "pytorch"},
+    {"cp": 2, "dp": 4, "zero": 3},
+    {"cp": 2, "tp": 2, "pp": 2, "sp": True},
+    {"cp": 2, "tp": 2, "dp": 2, "zero": 1},
+)
+
 WITH_EXPERTS: tuple[Mapping[str, Any], ...] = (
     {"dp": 8},
     {"pp": 4},
@@ -80,6 +92,13 @@ WITH_EXPERTS: tuple[Mapping[str, Any], ...] = (
     {"dp": 8, "ep": 4, "zero": 1},
     {"dp": 8, "ep": 2, "zero": 3},
     {"pp": 2, "dp": 4, "ep": 4},
+    {"tp": 4, "sp": True},
+    {"tp": 2, "dp": 4, "ep": 4, "sp": True},
+    {"tp": 2, "dp": 4, "ep": 4, "etp": 1, "sp": True},
+    {"tp": 2, "dp": 4, "ep": 8, "etp": 1, "sp": True, "zero": 1},
+    {"tp": 2, "pp": 2, "dp": 2, "ep": 2, "sp": True},
+    {"cp": 4},
+    {"cp": 2, "tp": 2, "dp": 2, "ep": 4, "etp": 1, "sp": True},
 )
 
 
@@ -87,7 +106,9 @@ def plans_of(name: str) -> tuple[Mapping[str, Any], ...]:
     """Return the plans of a model."""
     if name == "mixtral":
         return WITH_EXPERTS
-    return (*PLANS, *WITH_SEQUENCES) if name in ("gpt2", "bert", "llama") else PLANS
+    if name in ("gpt2", "bert", "llama"):
+        return (*PLANS, *WITH_SEQUENCES, *WITH_CONTEXT)
+    return PLANS
 
 
 def generated(
@@ -100,7 +121,11 @@ def generated(
 ) -> PreparedExperiment:
     """Return the generated step of a plan."""
     style = "fsdp" if keys.get("zero", 0) >= 2 else "ddp"
-    plan = "\n".join(f"{key} = {_toml(value)}" for key, value in keys.items())
+    tables: dict[str, list[str]] = {"plan": [], "framework": []}
+    for key, value in keys.items():
+        name = key.removeprefix("framework.")
+        tables["plan" if name == key else "framework"].append(f"{name} = {_toml(value)}")
+    plan, framework = ("\n".join(lines) for lines in tables.values())
     text = f"""
 [model]
 {model.keys}
@@ -113,6 +138,7 @@ precision = "{model.precision}"
 [framework]
 attention = "flash-2"
 dp_style = "{style}"
+{framework}
 [cluster]
 preset = "{cluster}"
 nodes = {-(-gpus // 8)}
@@ -169,25 +195,26 @@ class Compared(NamedTuple):
         return self.extrapolated / self.generated - 1
 
 
-def compare(model: Model, step: TracedStep, keys: Mapping[str, Any]) -> Compared:
+def compare(
+    model: Model, step: TracedStep, keys: Mapping[str, Any], scaling: Scaling = "kernel-model"
+) -> Compared:
     """Extrapolate to a plan, and generate the same plan."""
-    dp, pp, tp = (int(keys.get(axis, 1)) for axis in ("dp", "pp", "tp"))
+    dp, pp, tp, cp = (int(keys.get(axis, 1)) for axis in ("dp", "pp", "tp", "cp"))
+    world = dp * pp * tp * cp
     micro_batch = model.batch if pp == 1 or model.batch < 4 else model.batch // 4
     batch = dp * (micro_batch * 4 if pp > 1 else micro_batch)
     plan = {**keys, "micro_batch": micro_batch}
-    found = extrapolate(step, Target(A100[0], plan, batch))
+    found = extrapolate(step, Target(A100[0], plan, batch, scaling=scaling))
     if pp > 1:
         plan["pipeline.stages"] = list(found.workload.layout.experiment.plan.pipeline.stages)
     if tp > 1:
         plan.setdefault("sp", False)
-    ours = generated(model, plan, batch, dp * pp * tp)
+    ours = generated(model, plan, batch, world)
     times = [
         engine.simulate(program, network=ours.network).step_time / 1e12
         for program in (found.program, ours.program)
     ]
-    same = all(
-        volumes(found.program, rank) == volumes(ours.program, rank) for rank in range(dp * pp * tp)
-    )
+    same = all(volumes(found.program, rank) == volumes(ours.program, rank) for rank in range(world))
     return Compared(same, *times)
 
 
@@ -200,18 +227,18 @@ def stated(found: Extrapolated) -> tuple[float, float]:
     return results.step_time_ps / 1e12, float(results.attributes.get("uncertainty", 0.0))
 
 
-def main(names: list[str]) -> None:
+def main(names: list[str], scaling: Scaling) -> None:
     """Print a table for each model."""
     for name in names or list(MODELS):
         model = MODELS[name]
         with tempfile.TemporaryDirectory() as folder:
             step = traced(model, Path(folder) / "a100")
             print(f"{name}: {step.measured / 1e9:.3f} ms at {step.batch} samples, {A100[1]}")
-            again = stated(extrapolate(step, Target(A100[0], {})))[0]
+            again = stated(extrapolate(step, Target(A100[0], {}, scaling=scaling)))[0]
             off = again * 1e12 / step.measured - 1
             print(f"  {'unchanged':28} {again * 1e3:10.3f} ms {off:+8.3%}")
             for keys in plans_of(name):
-                found = compare(model, step, keys)
+                found = compare(model, step, keys, scaling)
                 what = ",".join(f"{key}={value}" for key, value in keys.items())
                 bytes_said = "bytes equal" if found.equal else "BYTES DIFFER"
                 print(
@@ -221,12 +248,12 @@ def main(names: list[str]) -> None:
             wanted: list[tuple[str, Target, PreparedExperiment]] = [
                 (
                     "batch × 2",
-                    Target(A100[0], {}, 2 * model.batch),
+                    Target(A100[0], {}, 2 * model.batch, scaling=scaling),
                     generated(model, {"micro_batch": 2 * model.batch}, 2 * model.batch, 1),
                 ),
                 (
                     "on an H100",
-                    Target(H100[0], {}),
+                    Target(H100[0], {}, scaling=scaling),
                     generated(model, {"micro_batch": model.batch}, model.batch, 1, H100[0]),
                 ),
             ]
@@ -235,7 +262,7 @@ def main(names: list[str]) -> None:
                 wanted.append(
                     (
                         "sequences × 2",
-                        Target(A100[0], {}, sequence=longer),
+                        Target(A100[0], {}, sequence=longer, scaling=scaling),
                         generated(
                             model.longer(longer), {"micro_batch": model.batch}, model.batch, 1
                         ),
@@ -253,4 +280,8 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
+    parser.add_argument("--scaling", choices=("kernel-model", "li"), default="kernel-model")
+    args = parser.parse_args()
+    main(args.models, args.scaling)

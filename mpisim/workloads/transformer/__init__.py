@@ -26,7 +26,7 @@ Read in this order; every module uses those before it alone:
     Before the first block, after the last, and all together.
 
 An activation function is added in :mod:`mpisim.kernels.activations`, a way to spread a context over
-ranks in `context_parallel` and `core_attention.CONTEXT_PARALLEL`.
+ranks in `context_parallel.CONTEXT_PARALLEL`.
 """
 
 from .network import transformer_network

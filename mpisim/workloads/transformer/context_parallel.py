@@ -21,47 +21,95 @@ pytorch (`_templated_ring_attention` of torch/distributed/tensor/experimental/_a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
 from mpisim.kernels.operations import BYTES, Elementwise
 
+from ...base.frozen import frozen
 from ...program import Operation
 from ..operators import Communicate, Compute, Task
 from .pointwise import elementwise
-from .shapes import AttentionShape, Shapes
+from .shapes import AttentionShape
 
-__all__ = ["all_gather_attention", "pytorch_ring_attention", "ring_attention"]
+__all__ = ["CONTEXT_PARALLEL", "SpreadAttention"]
 
 FP32 = BYTES["fp32"]
 
 Passes = tuple[tuple[Task, ...], tuple[Task, ...]]
 
 
-def ring_attention(s: Shapes, name: str, shape: AttentionShape) -> Passes:
+@frozen
+class SpreadAttention:
+    """Attention of one rank over a context that is spread over several.
+
+    Attributes
+    ----------
+    name : str
+    cp : int
+        Ranks of the context.
+    batch : int
+        Sequences of a micro-batch.
+    element_size : int
+        Bytes of an element of queries, keys and values.
+    shape : AttentionShape
+        `queries` are those of this rank, `keys` those of all.
+    kernels : callable
+        Queries, keys, whether they are masked, whether backward → the kernels of a part of it.
+    fused : bool
+        Whether what pieces are merged by is compiled to one kernel.
+    """
+
+    name: str
+    cp: int
+    batch: int
+    element_size: int
+    shape: AttentionShape
+    kernels: Callable[[int, int, bool, bool], tuple[Compute, ...]]
+    fused: bool
+
+    def attend(self, keys: int, *, causal: bool, backward: bool, after: str = "") -> list[Task]:
+        """Keys of every sequence → the kernels of their attention with this rank's queries.
+
+        Parameters
+        ----------
+        keys : int
+        causal : bool
+            Whether they are masked against the queries.
+        backward : bool
+        after : str
+            Token of the communication that brought them.
+        """
+        first, *rest = self.kernels(self.shape.queries, keys, causal, backward)
+        if after:
+            first = replace(first, after=(*first.after, after))
+        return [first, *rest]
+
+
+def ring_attention(one: SpreadAttention) -> Passes:
     """Local queries, keys and values → their mixture; keys and values go round a ring.
 
     Parameters
     ----------
-    s : Shapes
-    name : str
-    shape : AttentionShape
+    one : SpreadAttention
 
     Returns
     -------
     tuple of tuple of Task
         Forward and backward.
     """
-    cp, e = s.grid.cp, s.element_size
+    name, cp, e, shape = one.name, one.cp, one.element_size, one.shape
     local = shape.queries
-    pair = e * s.batch * local * shape.key_value_width
-    queries = e * s.batch * local * shape.query_width
-    output = e * s.batch * local * shape.output_width
+    pair = e * one.batch * local * shape.key_value_width
+    queries = e * one.batch * local * shape.query_width
+    output = e * one.batch * local * shape.output_width
 
-    def attend(step: int, *, backward: bool = False) -> Compute:
+    def attend(step: int, *, backward: bool = False) -> list[Task]:
         # Going round the other way backward, the own keys and values come last.
         own = step == (cp - 1 if backward else 0)
         keys = local if own or not shape.causal else local // 2
-        kernel = shape.kernel(s, local, keys, own and shape.causal, backward=backward)
-        after = (f"ring {step}",) if step else ()
-        return Compute(f"{name} backward" if backward else name, kernel, after=after)
+        after = f"ring {step}" if step else ""
+        return one.attend(keys, causal=own and shape.causal, backward=backward, after=after)
 
     def exchange(step: int, size: int, after: tuple[str, ...] | None) -> Communicate:
         return Communicate(
@@ -73,7 +121,7 @@ def ring_attention(s: Shapes, name: str, shape: AttentionShape) -> Passes:
         if step < cp - 1:
             # What arrived is sent on, whatever is being computed with it.
             forward.append(exchange(step + 1, pair, (f"ring {step}",) if step else None))
-        forward.append(attend(step))
+        forward += attend(step)
         if step:
             forward.append(elementwise(f"{name} correction", 3 * output))
 
@@ -83,7 +131,7 @@ def ring_attention(s: Shapes, name: str, shape: AttentionShape) -> Passes:
         # Keys and values for the next step, and the gradients summed so far for those at hand.
         parts = (step < cp - 1) + (step > 0)
         backward.append(exchange(step + 1, parts * pair, None))
-        backward.append(attend(step, backward=True))
+        backward += attend(step, backward=True)
         if step:
             backward.append(elementwise(f"{name} queries gradient sum", 3 * queries))
             backward.append(
@@ -98,20 +146,16 @@ def ring_attention(s: Shapes, name: str, shape: AttentionShape) -> Passes:
     return tuple(forward), tuple(backward)
 
 
-def all_gather_attention(s: Shapes, name: str, shape: AttentionShape) -> Passes:
+def all_gather_attention(one: SpreadAttention) -> Passes:
     """As `ring_attention`, with the keys and values of all ranks gathered before.
 
     Parameters
     ----------
-    s : Shapes
-    name : str
-    shape : AttentionShape
-        `queries` are those of this rank, `keys` those of all.
+    one : SpreadAttention
     """
-    sizes = {
-        "keys": s.element_size * s.batch * shape.keys * shape.kv_heads * shape.head_size,
-        "values": s.element_size * s.batch * shape.keys * shape.kv_heads * shape.value_size,
-    }
+    name, shape = one.name, one.shape
+    elements = one.element_size * one.batch * shape.keys * shape.kv_heads
+    sizes = {"keys": elements * shape.head_size, "values": elements * shape.value_size}
 
     def gather() -> list[Task]:
         return [
@@ -122,40 +166,36 @@ def all_gather_attention(s: Shapes, name: str, shape: AttentionShape) -> Passes:
             *(elementwise(f"{name} {what} reordering", 2 * size) for what, size in sizes.items()),
         ]
 
-    def attend(*, backward: bool = False) -> Compute:
-        kernel = shape.kernel(s, shape.queries, shape.keys, shape.causal, backward=backward)
-        return Compute(f"{name} backward" if backward else name, kernel)
+    def attend(*, backward: bool = False) -> list[Task]:
+        return one.attend(shape.keys, causal=shape.causal, backward=backward)
 
     backward = gather()
-    backward.append(attend(backward=True))
+    backward += attend(backward=True)
     for what, size in sizes.items():
         backward.append(elementwise(f"{name} {what} gradient reordering", 2 * size))
         backward.append(
             Communicate(f"{name} {what} reduce-scatter", Operation.REDUCE_SCATTER, "cp", size)
         )
-    return (*gather(), attend()), tuple(backward)
+    return (*gather(), *attend()), tuple(backward)
 
 
-def pytorch_ring_attention(s: Shapes, name: str, shape: AttentionShape) -> Passes:
+def pytorch_ring_attention(one: SpreadAttention) -> Passes:
     """As `ring_attention`, by PyTorch's ring, whose keys and values are gathered at once.
 
     Parameters
     ----------
-    s : Shapes
-    name : str
-    shape : AttentionShape
-        `queries` are those of this rank, `keys` those of all.
+    one : SpreadAttention
     """
-    cp, e, local, fused = s.grid.cp, s.element_size, shape.queries, s.plan.framework.fused
-    pair = s.batch * local * shape.key_value_width
-    queries, output = s.batch * local * shape.query_width, s.batch * local * shape.output_width
+    name, cp, e, shape, fused = one.name, one.cp, one.element_size, one.shape, one.fused
+    local = shape.queries
+    pair = one.batch * local * shape.key_value_width
+    queries, output = one.batch * local * shape.query_width, one.batch * local * shape.output_width
 
-    def attend(step: int, *, backward: bool = False) -> Compute:
+    def attend(step: int, *, backward: bool = False) -> list[Task]:
         own = step == 0
         keys = local if own or not shape.causal else local // 2
-        kernel = shape.kernel(s, local, keys, own and shape.causal, backward=backward)
-        after = () if own else ("gathered",)
-        return Compute(f"{name} backward" if backward else name, kernel, after=after)
+        after = "" if own else "gathered"
+        return one.attend(keys, causal=own and shape.causal, backward=backward, after=after)
 
     def gathered() -> list[Task]:
         return [
@@ -179,7 +219,7 @@ def pytorch_ring_attention(s: Shapes, name: str, shape: AttentionShape) -> Passe
 
     forward: list[Task] = gathered()
     for step in range(cp):
-        forward.append(attend(step))
+        forward += attend(step)
         if step:
             forward += merged()
     forward.append(elementwise(f"{name} round", (FP32 + e) * output))
@@ -187,7 +227,7 @@ def pytorch_ring_attention(s: Shapes, name: str, shape: AttentionShape) -> Passe
     backward: list[Task] = gathered()
     backward.append(elementwise(f"{name} gradients fill", FP32 * (queries + pair)))
     for step in range(cp):
-        backward.append(attend(step, backward=True))
+        backward += attend(step, backward=True)
         arrived = (f"gradients {step}",) if step else ()
         added = Elementwise((e + 2 * FP32) * pair)
         backward.append(Compute(f"{name} keys gradient sum", added, after=arrived))
@@ -207,3 +247,11 @@ def pytorch_ring_attention(s: Shapes, name: str, shape: AttentionShape) -> Passe
     rounded = Elementwise((FP32 + e) * pair)
     backward.append(Compute(f"{name} keys gradient round", rounded, after=(f"gradients {cp}",)))
     return tuple(forward), tuple(backward)
+
+
+CONTEXT_PARALLEL: Mapping[str, Callable[[SpreadAttention], Passes]] = {
+    "ring": ring_attention,
+    "all-gather": all_gather_attention,
+    "pytorch": pytorch_ring_attention,
+}
+"""Attention over a context that is spread over ranks, by ``framework.cp_style``."""

@@ -18,18 +18,11 @@ from dataclasses import replace
 from mpisim.kernels.operations import BYTES, Attention, Gemm, GemmVariant, Precision, Softmax
 
 from ..operators import Compute, Operator, Task
-from .context_parallel import all_gather_attention, pytorch_ring_attention, ring_attention
+from .context_parallel import CONTEXT_PARALLEL, SpreadAttention
 from .pointwise import FP32, MASK_BYTES, broadcast, dropout_kernels, elementwise, widened
 from .shapes import AttentionShape, Shapes
 
 __all__ = ["core_attention"]
-
-CONTEXT_PARALLEL = {
-    "ring": ring_attention,
-    "all-gather": all_gather_attention,
-    "pytorch": pytorch_ring_attention,
-}
-"""Attention over a context that is spread over ranks, by `Plan.cp_style`."""
 
 MATRIX_UNIT_LOAD = 16
 """Bytes that matrix units load at a time."""
@@ -68,7 +61,7 @@ def core_attention(s: Shapes, name: str, shape: AttentionShape) -> Operator:
         repeated_backward = [elementwise(f"{name} repeated heads backward", traffic)]
         shape = whole
     if s.grid.cp > 1:
-        forward, backward = CONTEXT_PARALLEL[s.plan.framework.cp_style](s, name, shape)
+        forward, backward = CONTEXT_PARALLEL[s.plan.framework.cp_style](_spread(s, name, shape))
         return Operator(
             name,
             (*repeated, *forward),
@@ -100,6 +93,17 @@ def core_attention(s: Shapes, name: str, shape: AttentionShape) -> Operator:
         saved=saved,
         selective=True,
     )
+
+
+def _spread(s: Shapes, name: str, shape: AttentionShape) -> SpreadAttention:
+    """Attention of one rank over the context that it shares with others."""
+
+    def kernels(queries: int, keys: int, causal: bool, backward: bool) -> tuple[Compute, ...]:
+        kernel = shape.kernel(s, queries, keys, causal, backward=backward)
+        return (Compute(f"{name} backward" if backward else name, kernel),)
+
+    fused = s.plan.framework.fused
+    return SpreadAttention(name, s.grid.cp, s.batch, s.element_size, shape, kernels, fused)
 
 
 def _cast_traffic(s: Shapes) -> int:
