@@ -176,7 +176,7 @@ def test_bad_files_are_refused(own: Path, old: str, new: str, message: str) -> N
     assert "\n" not in str(caught.value)
 
 
-# What the clouds' pages say of an instance: GPUs, their memory, and Gb/s of all NICs, one direction.
+# As on the pages of the clouds: GPUs of an instance, and Gb/s of all its NICs, one direction.
 @pytest.mark.parametrize(
     ("name", "gpu", "gpus", "gbps"),
     [
