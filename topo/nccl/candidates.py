@@ -383,17 +383,21 @@ def _delays(
     """Return the latencies to expect on the hardware.
 
     A platform's factors are of LL, the protocol with the lowest latency: what they add there, in
-    seconds, they add to the other protocols of rings and trees as well.
+    seconds, they add to the other protocols of rings and trees as well. Trees of multicast cross
+    from node to node as trees do, and are added what those are.
     """
     step = step_latency(algorithm, protocol, hardware, settings, shape, seen, constants)
     own = tuner_latency(operation, algorithm, protocol, shape, step, False, constants)
     lowest = own
-    if algorithm in ("ring", "tree") and protocol != LL:
-        step = step_latency(algorithm, LL, hardware, settings, shape, seen, constants)
-        lowest = tuner_latency(operation, algorithm, LL, shape, step, False, constants)
+    like = "tree" if algorithm == "nvls-tree" else algorithm
+    if like in ("ring", "tree") and (algorithm != like or protocol != LL):
+        step = step_latency(like, LL, hardware, settings, shape, seen, constants)
+        lowest = tuner_latency(operation, like, LL, shape, step, False, constants)
     inside = factors.latency * (own.inside + (factors.latency_inside - 1) * lowest.inside)
-    across = factors.latency * (own.across + (factors.latency_across - 1) * lowest.across)
-    bulk = factors.latency * factors.latency_bulk * lowest.across
+    # Simple waits for the NIC twice, the second time for the flush, as NCCL counts a NIC's latency.
+    met = (2 if algorithm == "nvls-tree" else 1) * lowest.across
+    across = factors.latency * (own.across + (factors.latency_across - 1) * met)
+    bulk = factors.latency * factors.latency_bulk * met
     return _Delays(inside + across, bulk, own.crossings * (inside + across + bulk))
 
 
