@@ -75,6 +75,8 @@ class Recorder:
         number other than 0.
     holders : dict of int to str
         What holds a storage, where something says it better than the place it was taken at.
+    own : list of str
+        Parts of paths of files that are not the user's.
     """
 
     def __init__(self, rank: int, world: int, steps: int, values: dict[str, float]) -> None:
@@ -92,6 +94,7 @@ class Recorder:
         self.named_devices: set[int] = set()
         self.allocations: list[Allocation] = []
         self.holders: dict[int, str] = {}
+        self.own = list(_OWN)
         self._labels: dict[str, int] = {}
         self.backwards = 0
         self.ends: list[int] = []
@@ -390,7 +393,7 @@ class Recorder:
         outer = "the script"
         while frame is not None:
             file = frame.f_code.co_filename
-            if not any(part in file for part in _OWN):
+            if not any(part in file for part in self.own):
                 if "site-packages" not in file and "/lib/python" not in file:
                     return f"{Path(file).name}:{frame.f_lineno}"
                 outer = f"{Path(file).name}:{frame.f_lineno}"
