@@ -7,12 +7,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from captures import SCRIPTS, alone, flops, script
+from captures import SCRIPTS, alone, flops, script, sent
 
 from mpisim.base.kinds import Phase
 from mpisim.capture.recording import ItemKind, Recording
 from mpisim.operators import FUSED, OperatorCall, TensorSpec, kernels_of
 
+pytestmark = pytest.mark.timeout(600)
 torch = pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
 
 BF16, FP32 = 2, 4
@@ -109,6 +110,36 @@ def test_cuda_graphs_are_launched_once_each() -> None:
     copies = [item.name for item in launched if "_foreach_copy_" in item.name]
     # Into memory of graphs: the first layer's input and the gradient of the last one's result.
     assert len(copies) == 2
+
+
+OF_THE_USERS = """
+class Net(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x):
+        return self.layers(x)
+
+model = Net(model)
+"""
+"""Dynamo compiles no frames of PyTorch's own modules."""
+
+
+@torch
+def test_graphs_end_where_buckets_of_data_parallelism_do(tmp_path: Path) -> None:
+    text = (SCRIPTS / "data_parallel.py").read_text()
+    wrapped = "model = nn.parallel.DistributedDataParallel(model, device_ids=[rank])\n"
+    assert wrapped in text
+    path = tmp_path / "train.py"
+    compiled = f"{OF_THE_USERS}{wrapped}model = torch.compile(model)\n"
+    path.write_text(text.replace(wrapped, compiled))
+    (part,) = alone(script(path, world=4))
+    (as_it_is,) = alone(script(SCRIPTS / "data_parallel.py", world=4))
+    assert sent(part.recording) == sent(as_it_is.recording)
+    assert flops(part.recording) == flops(as_it_is.recording)
+    fused = "torch.compile: graphs fused by Inductor, kernels of Triton priced by their bytes"
+    assert part.recording.replaced[fused] > 1
 
 
 BROKEN = """

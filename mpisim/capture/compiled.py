@@ -21,10 +21,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from ..operators import FUSED, OperatorCall
+from .data_parallel import DistributedDataParallel
 from .dispatch import Dispatch, is_fake, spec_of
 from .recorder import Recorder
 
@@ -122,7 +123,8 @@ def _install_compiler(recorder: Recorder, dispatch: Dispatch) -> None:
     import torch._functorch.config
     import torch._inductor.async_compile
     import torch._inductor.compile_fx
-    from torch._dynamo import device_interface
+    from torch._dynamo import convert_frame, device_interface
+    from torch._dynamo.eval_frame import skip_code
     from torch._inductor.runtime.cache_dir_utils import cache_dir
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils import _triton as triton
@@ -144,6 +146,10 @@ def _install_compiler(recorder: Recorder, dispatch: Dispatch) -> None:
     anything.triton_backend = lambda: None
     anything.triton_hash_with_backend = lambda: ""
     recorder.own.append(cache_dir())  # where Inductor puts what it writes
+    # Dynamo cuts graphs by its buckets, and begins behind its frame, as behind PyTorch's own.
+    frames: Any = convert_frame
+    frames.DistributedDataParallel = DistributedDataParallel
+    skip_code(DistributedDataParallel.forward.__code__)
     _install_memory(recorder)
     _install_folding()
 
@@ -274,7 +280,8 @@ def _install_breaks(recorder: Recorder) -> None:
 
     def call(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
         before, broken = counters["frames"]["ok"], Counter(counters["graph_break"])
-        found = original(self, frame, *args, **kwargs)
+        with _disable_current_modes():  # which Dynamo does itself but for DistributedDataParallel
+            found = original(self, frame, *args, **kwargs)
         for reason in counters["graph_break"] - broken:
             text = " ".join(str(reason).split("\n")[0].split())[:100]
             recorder.replaced[f"torch.compile: graph break, as on a GPU: {text}"] += 1
