@@ -80,6 +80,9 @@ def attention(
     )[0]
 
 
+attention.__name__ = "scaled_dot_product_attention"  # by which context parallelism exchanges it
+
+
 def flexible(noted: Callable[[str], None]) -> dict[str, Any]:
     """Return the stand-ins of ``torch.nn.attention.flex_attention``, by name.
 
