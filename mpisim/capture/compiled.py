@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from ..operators import FUSED, OperatorCall
+from . import attention
 from .data_parallel import DistributedDataParallel
 from .dispatch import Dispatch, is_fake, spec_of
 from .recorder import Recorder
@@ -47,6 +48,7 @@ _CHOICES: dict[str, Any] = {
 
 _ALWAYS: dict[str, Any] = {
     "fx_graph_cache": False,
+    "wrap_inductor_compiled_regions": False,
     "profile_bandwidth": True,  # writes the bytes of each kernel into its source
 }
 
@@ -108,6 +110,8 @@ def install(recorder: Recorder, dispatch: Dispatch) -> None:
         if torch._dynamo.config.disable:
             recorder.replaced["torch.compile: run eagerly, as TORCH_COMPILE_DISABLE says"] += 1
             return (lambda each: each) if model is None else model
+        if getattr(model, "__module__", "") == attention.__name__:
+            return model  # flex_attention and its masks, which are one kernel already
         if not ready:
             ready.append(True)
             _install_compiler(recorder, dispatch)
