@@ -28,6 +28,17 @@ def test_biases_by_kernels_of_their_own() -> None:
         assert operator(apart, name).backward == operator(plain, name).backward
 
 
+def test_biases_whose_elements_are_counted() -> None:
+    keys = {"kernels": "eager", "fused": False, "bias_kernels": True}
+    plain, counted = (network(BERT, plan(**keys, broadcast_biases=on)) for on in (False, True))
+    for name, width in {"qkv": 48, "feed-forward gelu": 64, "attention dropout add": 16}.items():
+        for found, indexed in ((plain, None), (counted, TOKENS * width)):
+            steps = operator(found, name).forward
+            (bias,) = (each for each in steps if each.name == f"{name} bias")
+            assert isinstance(bias, Compute)
+            assert bias.kernel == Elementwise(2 * 2 * TOKENS * width, indexed=indexed)
+
+
 def test_primitive_operations() -> None:
     keys = {"kernels": "eager", "fused": False, "primitive": ("gelu", "dropout")}
     found = network(BERT, plan(**keys))

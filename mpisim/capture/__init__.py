@@ -5,9 +5,10 @@ Read in this order:
 - `recording`: what one rank leaves behind; `job`: what its process is told.
 - `recorder`: streams, places, waits, launches and communications → items.
 - `device`: the GPU that the script sees.
-- `cuda`, `autograd`, `distributed`, `data_parallel`, `attention`, `dispatch`: stand-ins of parts of
-  PyTorch, which write into the recorder; `values`, `storages`, `device_memory`: what tensors hold
-  that have no memory, and what they would take. They import torch, and only `process` imports them.
+- `cuda`, `autograd`, `distributed`, `data_parallel`, `attention`, `compiled`, `dispatch`: stand-ins
+  of parts of PyTorch, which write into the recorder; `values`, `storages`, `device_memory`: what
+  tensors hold that have no memory, and what they would take. They import torch, and only `process`
+  imports them.
 - `process`: the process of one rank: stand-ins, then the script.
 - `ranks`: which ranks are captured for which others.
 - `lower`: recordings → a program; `memory`: recordings → what the allocator makes of them.

@@ -23,6 +23,15 @@ HALF = (torch.float16, torch.bfloat16)
 """Types of FlashAttention."""
 
 
+def _enabled(kernel: str) -> bool:
+    """Whether the script allows a kernel."""
+    return bool(getattr(torch.backends.cuda, f"{kernel}_sdp_enabled")())
+
+
+_asking: Any = _enabled
+_asking._dynamo_marked_constant = True  # torch.compiler.assume_constant_result, without its import
+
+
 def attention(
     query: Any,
     key: Any,
@@ -36,11 +45,10 @@ def attention(
     """Attention of queries (…, heads, tokens, head size), by the kernel that a GPU would run."""
     fits = query.dim() == 4 and query.shape[-1] == value.shape[-1] and query.device.type == "cuda"
     half = query.dtype in HALF
-    backends = torch.backends.cuda
     size = query.shape[-1]
     aten = torch.ops.aten
     flash = fits and half and attn_mask is None and size <= WIDEST_HEAD
-    if flash and backends.flash_sdp_enabled():
+    if flash and _enabled("flash"):
         pad = -size % 8
         if pad:
             scale = 1 / math.sqrt(size) if scale is None else scale
@@ -55,7 +63,7 @@ def attention(
         times = query.shape[-3] // key.shape[-3]
         key = key.repeat_interleave(times, -3)
         value = value.repeat_interleave(times, -3)
-    if fits and backends.mem_efficient_sdp_enabled():
+    if fits and _enabled("mem_efficient"):
         bias = attn_mask
         if bias is not None:
             if bias.dtype is torch.bool:
@@ -70,6 +78,9 @@ def attention(
     return aten._scaled_dot_product_attention_math(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale
     )[0]
+
+
+attention.__name__ = "scaled_dot_product_attention"  # by which context parallelism exchanges it
 
 
 def flexible(noted: Callable[[str], None]) -> dict[str, Any]:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -284,6 +285,7 @@ def install(recorder: Recorder, gpu: Device, local_rank: int, per_node: int) -> 
         "is_current_stream_capturing": lambda: False,
         "synchronize": synchronize,
         "get_device_properties": lambda device=None: properties,
+        "_get_device_properties": lambda device: properties,  # of who has kept the one above
         "get_device_name": lambda device=None: gpu.name,
         "get_device_capability": lambda device=None: gpu.capability,
         "get_arch_list": lambda: [f"sm_{gpu.capability[0]}{gpu.capability[1]}"],
@@ -330,11 +332,12 @@ def install(recorder: Recorder, gpu: Device, local_rank: int, per_node: int) -> 
         "memory_allocated": stands["memory_allocated"],
         "max_memory_allocated": stands["max_memory_allocated"],
     }.items():
-        setattr(accelerator, name, stand)
+        # Each an object of its own: Dynamo knows functions by their identity.
+        setattr(accelerator, name, functools.partial(stand))
     c: Any = torch._C
     c._get_accelerator = lambda check=None: torch.device("cuda")
     c._cuda_getDevice = lambda: state["device"]
-    c._cuda_setDevice = set_device
+    c._cuda_setDevice = functools.partial(set_device)
     c._cuda_getDeviceCount = lambda: per_node
     c._cuda_isCurrentStreamCapturing = lambda: False
     c._cuda_getCurrentStream = lambda which: (recorder.stream, state["device"], 1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -48,6 +48,9 @@ class _Bucket:
 
 class DistributedDataParallel(torch.nn.Module):
     """Wrap a module as `torch.nn.parallel.DistributedDataParallel` does; see there."""
+
+    _active_ddp_module: ClassVar[Any] = None
+    """The one whose forward pass runs: Dynamo cuts graphs where its buckets end."""
 
     def __init__(
         self,
@@ -204,7 +207,16 @@ class DistributedDataParallel(torch.nn.Module):
         buffers = [each for each in self.module.buffers() if each.is_cuda]
         if self.broadcast_buffers and buffers and self.require_backward_grad_sync:
             self._broadcast(buffers)
-        return self.module(*args, **kwargs)
+        this: Any = DistributedDataParallel
+        this._active_ddp_module = self
+        try:
+            return self.module(*args, **kwargs)
+        finally:
+            this._active_ddp_module = None
+
+    @classmethod
+    def _get_active_ddp_module(cls) -> Any:
+        return cls._active_ddp_module
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -25,7 +25,7 @@ from .origins import Origins
 from .recorder import Recorder
 from .values import Values
 
-__all__ = ["Dispatch", "is_fake"]
+__all__ = ["Dispatch", "is_fake", "spec_of"]
 
 _empty, _empty_strided = torch.empty, torch.empty_strided  # programs put their own there
 
@@ -34,6 +34,11 @@ LARGE = 1 << 20
 
 _KNOWN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
 _SILENT = {
+    "aten::empty",
+    "aten::empty_like",
+    "aten::empty_strided",
+    "aten::new_empty",
+    "aten::new_empty_strided",
     "aten::detach",
     "aten::alias",
     "prim::device",
@@ -52,10 +57,10 @@ def _sharded_copies(short: str, args: Any, kwargs: Any) -> OperatorCall:
     """Operator of `fully_shard` → the copies that it is: into and out of buffers that are sent."""
     target = kwargs.get("out")
     if short == "split_with_sizes_copy":
-        into = out_of = _spec(target)
+        into = out_of = spec_of(target)
     else:  # all_gather_copy_in, chunk_cat and chunk_cat_mixed_dtype: lists of tensors into one
-        out_of = _spec(args[0])
-        buffer = _spec(args[1] if target is None else target)
+        out_of = spec_of(args[0])
+        buffer = spec_of(args[1] if target is None else target)
         into = tuple(TensorSpec(buffer.dtype, each.shape, each.strides) for each in out_of)
     return OperatorCall("aten::_foreach_copy_", (into, out_of, False))
 
@@ -64,12 +69,12 @@ def _is_mask(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype in (torch.bool, torch.uint8)
 
 
-def _spec(value: Any) -> Any:
+def spec_of(value: Any) -> Any:
     """Argument of an operator → as an `OperatorCall` keeps it."""
     if isinstance(value, torch.Tensor):
         return TensorSpec(str(value.dtype)[6:], tuple(value.shape), tuple(value.stride()))
     if isinstance(value, list | tuple):
-        return tuple(map(_spec, value))
+        return tuple(map(spec_of, value))
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, torch.dtype):
@@ -109,6 +114,11 @@ class Dispatch(TorchDispatchMode):
         lifting._set_only_lift_cpu_tensors(True)  # torch.tensor(…, device="cuda") by way of the CPU
         self._schemas: dict[Any, tuple[bool, bool]] = {}
         self.layers: dict[int, str] = {}
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Have Dynamo compile although this mode is active."""
+        return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -161,6 +171,9 @@ class Dispatch(TorchDispatchMode):
         args, kwargs = tree_map(self._without_values, (args, kwargs))
         if func is torch.ops.aten._grouped_mm.default and args[0].dtype is torch.float32:
             return self._wide_grouped(func, args, kwargs)
+        target = kwargs.get("out")
+        if is_fake(target) and target.numel() and func._schema.returns:
+            return target  # made by who calls: some of these operators say nothing of shapes
         with self.fake:
             return func(*args, **kwargs)
 
@@ -252,19 +265,37 @@ class Dispatch(TorchDispatchMode):
             named = [each for each in func._schema.arguments[len(args) :] if not each.kwarg_only]
             args = (*args, *(kwargs.get(each.name, each.default_value) for each in named))
             kwargs = {k: v for k, v in kwargs.items() if k not in {each.name for each in named}}
-        specs = tuple(map(_spec, args))
+        specs = tuple(map(spec_of, args))
         if kwargs:
             given = {
-                each.name: _spec(kwargs[each.name])
+                each.name: spec_of(kwargs[each.name])
                 for each in func._schema.arguments
                 if each.name in kwargs
             }
             specs = (*specs, *given.values())
         if short == "_grouped_mm" and (*args, None, None)[2] is not None:
             recorder.evenly("rows of each group of _grouped_mm")
-        call = OperatorCall(name, specs, tuple(_spec(each) for each in results))
+        call = OperatorCall(name, specs, tuple(spec_of(each) for each in results))
         recorder.call(call, layer, label)
         self.memory.inside(call)
+
+    def launched(self, call: OperatorCall, name: str) -> None:
+        """Record a kernel that no operator of PyTorch stands for.
+
+        Parameters
+        ----------
+        call : OperatorCall
+        name : str
+            For people.
+        """
+        if self._unrecorded:
+            return
+        set_phase(self.recorder)
+        layer, where = self._where()
+        if torch._C._current_autograd_node() is None and self.recorder.module:
+            # A compiled graph is an autograd.Function, whose node has got its number before.
+            self.layers[torch.autograd._get_sequence_nr() - 1] = self.recorder.module[-1]
+        self.recorder.call(call, layer, f"{name} in {where}" if where else name)
 
     def _is_view(self, func: Any) -> bool:
         found = self._schemas.get(func)
@@ -286,10 +317,10 @@ class Dispatch(TorchDispatchMode):
         else:
             path = self.recorder.module[-1] if self.recorder.module else ""
             if torch.is_grad_enabled():
-                self.layers[torch.autograd._get_sequence_nr()] = path
-                self.layers[torch.autograd._get_sequence_nr() - 1] = path
-        number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", path)
-        layer = min(int(number[1]), 32767) if number else -1
+                number = torch.autograd._get_sequence_nr()
+                self.layers[number] = self.layers[number - 1] = path
+        found = re.search(r"(?:^|\.)(\d+)(?:\.|$)", path)
+        layer = min(int(found[1]), 32767) if found else -1
         return layer, re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", path)
 
     def _holder(self) -> str:

@@ -105,6 +105,7 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
 
     from .attention import attention, flexible
     from .autograd import install_engine
+    from .compiled import install as install_compiler
     from .cuda import install as install_cuda
     from .data_parallel import DistributedDataParallel
     from .dispatch import Dispatch
@@ -130,12 +131,7 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
     anything.nn.parallel.DistributedDataParallel = DistributedDataParallel
     anything.nn.parallel.distributed.DistributedDataParallel = DistributedDataParallel
 
-    def compiled(model: Any = None, *args: Any, **kwargs: Any) -> Any:
-        recorder.replaced["torch.compile: run eagerly, operator by operator"] += 1
-        return (lambda each: each) if model is None else model
-
-    anything.compile = compiled
-    anything.nn.Module.compile = lambda self, *args, **kwargs: compiled(self)
+    install_compiler(recorder, dispatch)
 
     def drawn(tensor: Any, mean: float, std: float, *args: Any, **kwargs: Any) -> Any:
         with torch.no_grad():
@@ -273,10 +269,15 @@ def _install_hooks(recorder: Recorder, dispatch: Any) -> None:
             for name, each in module.named_modules():
                 for prefix in _PREFIXES:
                     name = name.replace(prefix, "")
+                name = name.removesuffix("._orig_mod")
                 names[id(each)] = name
         return names[id(module)]
 
+    compiling = torch.compiler.is_compiling  # then Dynamo goes through what follows
+
     def entered(module: Any, args: Any) -> None:
+        if compiling():
+            return
         outermost = not recorder.module and torch._C._current_graph_task_id() < 0
         if outermost and torch.is_grad_enabled():
             recorder.step_begins()
@@ -284,7 +285,7 @@ def _install_hooks(recorder: Recorder, dispatch: Any) -> None:
         dispatch.origins.enter(module)
 
     def left(module: Any, args: Any, out: Any) -> None:
-        if recorder.module:
+        if not compiling() and recorder.module:
             recorder.module.pop()
             dispatch.origins.leave()
 

@@ -249,6 +249,7 @@ def _run(script: Script, rank: int, received: Broadcasts) -> Recording:
                 **environment,
                 "TMPDIR": folder,
                 "TORCHINDUCTOR_CACHE_DIR": folder,
+                "TORCHINDUCTOR_COMPILE_THREADS": "1",
                 **job.environment(),
             },
             stdin=subprocess.DEVNULL,

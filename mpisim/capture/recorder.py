@@ -90,6 +90,8 @@ class Recorder:
     within : list of tuple of str
         Modules around them, as of a `Recording`.
     parameters : list of TensorSpec
+    own : list of str
+        Parts of paths of files that are not the user's.
     """
 
     def __init__(self, rank: int, world: int, steps: int, values: dict[str, float]) -> None:
@@ -111,6 +113,7 @@ class Recorder:
         self.named_devices: set[int] = set()
         self.allocations: list[Allocation] = []
         self.holders: dict[int, str] = {}
+        self.own = list(_OWN)
         self._labels: dict[str, int] = {}
         self.backwards = 0
         self.ends: list[int] = []
@@ -415,7 +418,7 @@ class Recorder:
         outer = "the script"
         while frame is not None:
             file = frame.f_code.co_filename
-            if not any(part in file for part in _OWN):
+            if not any(part in file for part in self.own):
                 if "site-packages" not in file and "/lib/python" not in file:
                     return f"{Path(file).name}:{frame.f_lineno}"
                 outer = f"{Path(file).name}:{frame.f_lineno}"

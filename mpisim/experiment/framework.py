@@ -131,6 +131,9 @@ class FrameworkOptions:
     bias_kernels : bool
         Without `fused`: whether a kernel adds a bias after each product, not the product itself
         (PyTorch before cuBLASLt's epilogues, TensorFlow 1, MXNet).
+    broadcast_biases : bool
+        With kernels that add biases: whether these work out the place of each element, as PyTorch's
+        do of what they broadcast, which takes longer than memory does where that is fast.
     persistent_norms : bool
         Whether fused norms read each row once, into registers, as those of Transformer Engine and
         of Apex's FastLayerNorm do; otherwise twice.
@@ -219,6 +222,7 @@ class FrameworkOptions:
     widened: tuple[Literal["norm", "softmax", "activation"], ...] = ()
     parameter_loops: bool = False
     bias_kernels: bool = False
+    broadcast_biases: bool = False
     persistent_norms: bool = False
     norm_fusion: Literal["none", "activation", "convolution"] = "none"
     image_layout: Literal["channels-last", "channels-first"] = "channels-last"

@@ -16,8 +16,8 @@ Read in this order:
     ``OperatorPricing``: these kernels → durations on a GPU.
 """
 
-from .call import Argument, OperatorCall, TensorSpec
+from .call import FUSED, Argument, OperatorCall, TensorSpec
 from .table import kernels_of
 from .tensors import Launched
 
-__all__ = ["Argument", "Launched", "OperatorCall", "TensorSpec", "kernels_of"]
+__all__ = ["FUSED", "Argument", "Launched", "OperatorCall", "TensorSpec", "kernels_of"]

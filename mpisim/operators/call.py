@@ -7,7 +7,10 @@ from typing import TypeAlias
 
 from ..base.frozen import frozen
 
-__all__ = ["Argument", "OperatorCall", "TensorSpec"]
+__all__ = ["FUSED", "Argument", "OperatorCall", "TensorSpec"]
+
+FUSED = "inductor::"
+"""Namespace of kernels of Triton that Inductor has fused: the bytes that it counts come first."""
 
 
 @frozen

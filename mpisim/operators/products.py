@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from ..kernels.operations import BYTES, Gemm, GroupedGemm, Kernel
 from .call import OperatorCall, TensorSpec
 from .streams import stream
-from .tensors import all_tensors, element_bytes, format_of, result, tensor, tensor_list
+from .tensors import all_tensors, element_bytes, format_of, result, tensor, tensor_list, touched
 
 __all__ = [
     "addmm",
@@ -88,8 +88,17 @@ def mm(call: OperatorCall) -> Kernels | None:
 
 
 def addmm(call: OperatorCall) -> Kernels | None:
-    """``addmm(bias, a, b)`` → a product; a bias of one row is added as the result is written."""
-    return _matrices(call, 1)
+    """``addmm(bias, a, b)`` → a product; a bias of one row is added as the result is written.
+
+    A matrix is copied to the result first, to which the product is added (addmm_out_cuda_impl of
+    aten/src/ATen/native/cuda/Blas.cpp).
+    """
+    bias, product_of_two = tensor(call, 0), _matrices(call, 1)
+    if product_of_two is None or bias is None or len(bias.shape) < 2 or call.name.endswith("_"):
+        return product_of_two
+    rows, columns = (tensor(call, i).shape[i - 1] for i in (1, 2))  # type: ignore[union-attr]
+    written = element_bytes(bias.dtype) * rows * columns
+    return (*stream(touched(bias) + written), *product_of_two)
 
 
 def _matrices(call: OperatorCall, first: int) -> Kernels | None:

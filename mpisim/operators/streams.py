@@ -35,6 +35,7 @@ __all__ = [
     "elementwise",
     "fill",
     "fill_result",
+    "fused",
     "gather",
     "index_put",
     "index_select",
@@ -88,6 +89,14 @@ def by_bytes(call: OperatorCall) -> Kernels:
     """Any operator → one kernel that reads all inputs and writes all results."""
     amount = sum(touched(each) for each in all_tensors((*call.inputs, *call.outputs)))
     return stream(amount)
+
+
+def fused(call: OperatorCall) -> Kernels:
+    """Kernel of Inductor (bytes, tensors, …) → one that reads and writes so many bytes.
+
+    What it reads twice, as rows of a reduction, comes from a cache the second time.
+    """
+    return stream(number(call, 0, 0))
 
 
 def elementwise(call: OperatorCall) -> Kernels | None:

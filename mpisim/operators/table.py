@@ -25,7 +25,7 @@ from . import (
     streams,
     transformer_engine,
 )
-from .call import OperatorCall
+from .call import FUSED, OperatorCall
 from .tensors import Launched
 
 __all__ = ["COLLECTIVES", "TABLE", "Rule", "is_collective", "kernels_of", "rule_of"]
@@ -385,6 +385,8 @@ def rule_of(name: str) -> Rule | None:
         found = TABLE.get(name[:-1])
     if found is None and name.startswith(_EMBEDDING_BACKWARD):
         found = embeddings.split_tables_backward
+    if found is None and name.startswith(FUSED):
+        found = streams.fused
     if found is None and is_collective(name):
         found = streams.nothing
     return found

@@ -8,14 +8,17 @@ runs for the ranks that differ, on the cluster that `mpisim validate e2e` takes 
 
 torchtitan
     torchtitan 0.1.0, of June 2025, by its own `torchtitan.train` and
-    tests/captured/titan_of_2025.py. Rows that ran without torch.compile.
+    tests/captured/titan_of_2025.py. Rows with torch.compile are captured on rank 0 alone; those in
+    fp8 convert linear layers by torchao, with all-gathers in fp8 and scales worked out beforehand,
+    as the benchmarks' commands say.
 llm-foundry
     tests/captured/mpt.py on rank 0; the others differ by the borders of their shards. Rows of 2,048
     tokens, MPT's length, with two micro-batches at most.
 
-Rows are of trust A and in bf16. Needs PyTorch and, for torchtitan's rows, torchtitan 0.1.0
-(pip install --no-deps --target DIR torchtitan==0.1.0, with DIR on PYTHONPATH before a newer one),
-tiktoken, tyro, torchdata and tensorboard. A row takes half a minute to five of CPU time. --json
+Rows are of trust A, llm-foundry's in bf16. Needs PyTorch and, for torchtitan's rows, torchtitan
+0.1.0 (pip install --no-deps --target DIR torchtitan==0.1.0 torchao, with DIR on PYTHONPATH before a
+newer one), tiktoken, tyro, torchdata and tensorboard. A row takes half a minute to five of CPU
+time. --json
 keeps what was found after each row, and takes what is there from it.
 """
 
@@ -43,6 +46,14 @@ SCRIPTS = Path(__file__).parents[2] / "tests" / "captured"
 PEAKS = {
     "tt-l8b-8g-eager-bf16": "torchtitan-8b-8-eager",
     "tt-l8b-128g-eager-bf16": "torchtitan-8b-128-eager",
+    "tt-l8b-8g-torchcompile-fp8": "torchtitan-8b-8-float8",
+    "tt-l8b-128g-torchcompile-bf16": "torchtitan-8b-128-compiled",
+    "tt-l8b-128g-torchcompile-fp8": "torchtitan-8b-128-float8",
+    "tt-l8b-8g-cp1-s32768": "torchtitan-8b-cp1",
+    "tt-l8b-8g-cp2-s65536": "torchtitan-8b-cp2",
+    "tt-l8b-8g-cp4-s131072": "torchtitan-8b-cp4",
+    "tt-l8b-8g-cp8-s262144": "torchtitan-8b-cp8",
+    "tt-l8b-32g-h200-fp8": "torchtitan-8b-h200-32",
 }
 """Rows whose memory is published, too: their tables in data/validation/memory.toml."""
 
@@ -53,11 +64,13 @@ MOST_MICRO_BATCHES = 2
 def command(row: Row) -> list[str] | None:
     """Row → the command that capture runs; None for rows that are left out."""
     numbers, texts = row.integers, row.texts
-    if texts["trust"] != "A" or texts["precision"] != "bf16":
+    if texts["trust"] != "A":
         return None
-    batches = numbers["global_batch"] // (numbers["micro_batch"] * numbers["dp"])
     if "torchtitan" in texts["source"]:
         return _torchtitan(row)
+    if texts["precision"] != "bf16":
+        return None
+    batches = numbers["global_batch"] // (numbers["micro_batch"] * numbers["dp"])
     if "llm-foundry" not in texts["source"] or numbers["seq_len"] != LONGEST:
         return None
     if batches > MOST_MICRO_BATCHES:
@@ -70,25 +83,38 @@ def command(row: Row) -> list[str] | None:
 
 def _torchtitan(row: Row) -> list[str] | None:
     texts, numbers = row.texts, row.integers
-    eager = "eager;" in texts["notes"] or "2024-04" in texts["source"]
-    if not eager:
+    compiled = "torch.compile" in texts["notes"]
+    if not compiled and "eager;" not in texts["notes"] and "2024-04" not in texts["source"]:
         return None
     family, size = texts["model"].lower().split("-")[1:]
-    recompute = texts["activation_recompute_as_printed"].split()
-    option = {"selective layer": "2"}.get(" ".join(recompute), "op")
-    return [
+    model = f"drawn_llama{family[0]}" + "_of_2024" * (compiled and "202412" in texts["source"])
+    recompute = texts["activation_recompute"]
+    layers = texts["activation_recompute_as_printed"] == "selective layer"
+    words = [
         *("-m", "torchtitan.train", "--experimental.custom_import", "titan_of_2025"),
-        *("--model.name", f"drawn_llama{family[0]}", "--model.flavor", size.upper()),
+        *("--model.name", model, "--model.flavor", size.upper()),
         *("--training.seq_len", str(numbers["seq_len"])),
         *("--training.local_batch_size", str(numbers["micro_batch"])),
-        *("--activation_checkpoint.mode", recompute[0]),
-        *("--activation_checkpoint.selective_ac_option", option),
+        *("--activation_checkpoint.mode", recompute),
+        *("--activation_checkpoint.selective_ac_option", "2" if layers else "op"),
     ]
+    if compiled:
+        words += ["--training.compile"]
+    if texts["precision"] == "fp8":
+        words += ["--model.converters", "float8", "--float8.enable_fsdp_float8_all_gather"]
+        words += ["--float8.precompute_float8_dynamic_scale_for_fsdp"]
+    for key, option in (("tp", "tensor"), ("cp", "context")):
+        if numbers[key] > 1:
+            words += [f"--parallelism.{option}_parallel_degree", str(numbers[key])]
+    if texts["tp_overlap"] == "True":
+        words += ["--parallelism.enable_async_tensor_parallel"]
+    return words
 
 
 def captured(row: Row, script: list[str], settings: Settings) -> dict[str, Any]:
     """Row and its command → measured and predicted seconds, GiB reserved, CPU time."""
-    alone = [] if script[0] == "-m" else ["--ranks", "0"]
+    whole = script[0] == "-m" and "--training.compile" not in script
+    alone = [] if whole else ["--ranks", "0"]
     keys = choose(row, settings.source(row), settings).keys
     paths = [os.environ.get("PYTHONPATH", ""), str(SCRIPTS)]
     before = os.times()

@@ -1,12 +1,15 @@
 """Llama 2 and 3 for torchtitan 0.1.0 of 2025: --experimental.custom_import titan_of_2025.
 
 Tokens are drawn. RMS norms are the operators that PyTorch ran until 2.8 (rms_norm_symint of
-aten/src/ATen/native/layer_norm.cpp); 2.9 brought a kernel for them.
+aten/src/ATen/native/layer_norm.cpp); 2.9 brought a kernel for them. drawn_llama3_of_2024 computes
+the loss without torch.compile, which train.py did until 2025 ("compiling loss function causes CUDA
+errors, turning off for now").
 """
 
 import torch
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.nn import functional
+from torchtitan.components.loss import cross_entropy_loss
 from torchtitan.components.tokenizer import Tokenizer
 from torchtitan.models import llama3
 from torchtitan.models.llama3 import TransformerModelArgs
@@ -64,7 +67,14 @@ LLAMA_2 = {
     ),
 }
 
-for name, sizes, words in (("llama2", LLAMA_2, 32000), ("llama3", llama3.llama3_configs, 128256)):
+LLAMA_3 = llama3.llama3_configs
+of_2025 = llama3.build_cross_entropy_loss
+
+for name, sizes, words, loss in (
+    ("llama2", LLAMA_2, 32000, of_2025),
+    ("llama3", LLAMA_3, 128256, of_2025),
+    ("llama3_of_2024", LLAMA_3, 128256, lambda job_config: cross_entropy_loss),
+):
     register_train_spec(
         TrainSpec(
             name=f"drawn_{name}",
@@ -76,6 +86,6 @@ for name, sizes, words in (("llama2", LLAMA_2, 32000), ("llama3", llama3.llama3_
             build_lr_schedulers_fn=llama3.build_lr_schedulers,
             build_dataloader_fn=lambda job_config, **rest: DrawnTokens(job_config),
             build_tokenizer_fn=lambda job_config, words=words: NoTokenizer(words),
-            build_loss_fn=llama3.build_cross_entropy_loss,
+            build_loss_fn=loss,
         )
     )

@@ -14,7 +14,7 @@ from mpisim.kernels.operations import BYTES, Copy
 
 from ..operators import Await, Compute, Operator, Parameter, Task
 from .module_options import recompute_module
-from .pointwise import FP32, broadcast, dropout_add, elementwise, norm, widened
+from .pointwise import FP32, added_bias, broadcast, dropout_add, elementwise, norm, widened
 from .precision import accumulate_gradient
 from .shapes import Shapes
 from .tensor_parallel import column_linear, row_linear, separate_linears
@@ -107,7 +107,7 @@ def activation(s: Shapes, name: str, rows: int, width: int, *, bias: bool = Fals
     kept = e * inputs
     if not s.plan.framework.fused:
         bias_kernel = bias and s.plan.framework.bias_kernels
-        forward = [elementwise(f"{name} bias", 2 * e * inputs)] if bias_kernel else []
+        forward = [added_bias(s, name, inputs)] if bias_kernel else []
         composed = ACTIVATIONS[s.model.activation]
         wide = widened(s, "activation")
         one = (FP32 if wide else e) * size

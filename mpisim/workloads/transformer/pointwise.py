@@ -20,6 +20,7 @@ from .shapes import Shapes
 
 __all__ = [
     "MASK_BYTES",
+    "added_bias",
     "branch",
     "broadcast",
     "dropout",
@@ -99,6 +100,23 @@ def broadcast(name: str, traffic: int, elements: int) -> Compute:
         Of the result.
     """
     return Compute(name, Elementwise(traffic, indexed=elements))
+
+
+def added_bias(s: Shapes, name: str, elements: int) -> Compute:
+    """The kernel that adds a bias to features, which no product or fused kernel does.
+
+    Parameters
+    ----------
+    s : Shapes
+    name : str
+        Of what it is added to.
+    elements : int
+        Of the result.
+    """
+    traffic = 2 * s.element_size * elements
+    if s.plan.framework.broadcast_biases:
+        return broadcast(f"{name} bias", traffic, elements)
+    return elementwise(f"{name} bias", traffic)
 
 
 def widened(s: Shapes, what: str) -> bool:
@@ -228,7 +246,7 @@ def dropout_add(s: Shapes, name: str, *, bias: bool) -> Operator:
         forward: list[Task] = [elementwise(name, (3 * e + mask) * size)]
     else:
         bias_kernel = bias and (s.grid.tp > 1 or s.plan.framework.bias_kernels)
-        forward = [elementwise(f"{name} bias", 2 * e * size)] if bias_kernel else []
+        forward = [added_bias(s, name, size)] if bias_kernel else []
         if drops:
             forward += dropout_kernels(s, f"{name} dropout", size)
         stream = FP32 if widened(s, "norm") else e

@@ -34,7 +34,7 @@ from mpisim.kernels.operations import Elementwise, Gemm, Precision, operand_byte
 
 from ...program import Operation
 from ..operators import Communicate, Compute, Operator, Parameter, Task
-from .pointwise import branch
+from .pointwise import added_bias, branch
 from .precision import (
     accumulate_gradient,
     cast,
@@ -340,7 +340,7 @@ def _gather_shared_input(s: Shapes, name: str, k: int, uses: int) -> Operator:
 def _add_bias(s: Shapes, name: str, elements: int) -> Iterator[Compute]:
     """The addition of a bias, where a kernel of its own does it."""
     if s.plan.framework.bias_kernels:
-        yield Compute(f"{name} bias", Elementwise(2 * s.element_size * elements))
+        yield added_bias(s, name, elements)
 
 
 def _bias_gradient(s: Shapes, name: str, tokens: int, n: int) -> Iterator[Compute]:
