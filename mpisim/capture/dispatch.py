@@ -8,7 +8,7 @@ the device, or large, is a fake tensor: shape, type and storage. What is known o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -260,6 +260,30 @@ class Dispatch(TorchDispatchMode):
             recorder.evenly("rows of each group of _grouped_mm")
         call = OperatorCall(name, specs, tuple(_spec(each) for each in results))
         recorder.call(call, layer, label)
+        self.memory.inside(call)
+
+    def launch(self, name: str, inputs: Sequence[Any], results: Sequence[Any]) -> None:
+        """Record a kernel of a library that is no operator of PyTorch.
+
+        Parameters
+        ----------
+        name : str
+            With its namespace, as in the table of operators.
+        inputs, results : sequence
+            Tensors, lists of them, numbers and names; new tensors.
+        """
+        if self._unrecorded:
+            return
+        self.memory.keep(each for each in results if isinstance(each, torch.Tensor))
+        set_phase(self.recorder)
+        layer, where = self._where()
+        if torch._C._current_autograd_node() is None:  # in the forward of an autograd.Function
+            self.layers[torch.autograd._get_sequence_nr() - 1] = (
+                self.recorder.module[-1] if self.recorder.module else ""
+            )
+        short = name.partition("::")[2] or name
+        call = OperatorCall(name, tuple(map(_spec, inputs)), tuple(map(_spec, results)))
+        self.recorder.call(call, layer, f"{short} in {where}" if where else short)
         self.memory.inside(call)
 
     def _is_view(self, func: Any) -> bool:

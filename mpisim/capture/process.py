@@ -109,6 +109,7 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
     from .data_parallel import DistributedDataParallel
     from .dispatch import Dispatch
     from .distributed import Collectives
+    from .stand_ins.install import install as install_libraries
     from .storages import install as install_storages
 
     anything: Any = torch
@@ -180,6 +181,8 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
     install_storages(recorder, dispatch)
     _install_sharding(dispatch)
     _install_conversions()
+    folder = os.getcwd() if job.module else str(Path(job.script).resolve().parent)
+    install_libraries(dispatch, job.without, folder)
     return dispatch
 
 
