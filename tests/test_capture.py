@@ -570,3 +570,14 @@ def test_torch_is_not_imported_by_the_simulator() -> None:
         "import sys, mpisim.capture.lower, mpisim.capture.ranks; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@torch
+def test_parameters_keep_what_is_noted_at_them(tmp_path: Path) -> None:
+    text = """
+layer = torch.nn.Linear(8, 8)
+layer.weight.mine = 1
+layer.cuda().bfloat16()
+assert layer.weight.mine == 1
+"""
+    alone(script(written(tmp_path, ONE_GPU + text)))

@@ -19,6 +19,7 @@ from captures import SCRIPTS, alone, flops, script, sent
 from mpisim.base.kinds import Kind, Operation, Phase
 from mpisim.capture.lower import Part
 from mpisim.capture.recording import ItemKind, Recording
+from mpisim.operators import kernels_of
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -166,7 +167,8 @@ def test_megatron_core_interleaved(tmp_path: Path) -> None:
     experiment = tmp_path / "local-layers.toml"
     experiment.write_text(block.removeprefix("toml"))
     tp, chunks, layers, micro, hidden, words, tokens = 2, 2, 8, 8, 4096, 51200, 2048
-    parts = alone(script("megatron_gpt.py", "2", "2", str(chunks), "8", str(micro), world=8))
+    words_of_script = ("megatron_gpt.py", "2", "2", str(chunks), "8", str(micro))
+    parts = alone(script(*words_of_script, world=8, without=("apex", "transformer_engine")))
     assert everyone(parts) == list(range(8))
     for part in parts:
         found, first = part.recording, part.recording.rank < 4
@@ -198,7 +200,8 @@ def test_megatron_core_llama_3_70b() -> None:
     tp, here, micro, tokens = 8, 10, 2, 8192
     hidden, kv, inner = 8192, 1024, 28672
     words = ("8", "4", "1", "40", str(micro), "llama3_70b")
-    parts = alone(script("megatron_gpt.py", *words, world=32), range(0, 32, tp))
+    local = ("apex", "transformer_engine")
+    parts = alone(script("megatron_gpt.py", *words, world=32, without=local), range(0, 32, tp))
     assert everyone(parts) == list(range(32))
     (found,) = (part.recording for part in parts if 2 * tp in part.ranks)
     matrices = 2 * hidden**2 + 2 * hidden * kv + 3 * hidden * inner
@@ -208,6 +211,46 @@ def test_megatron_core_llama_3_70b() -> None:
     assert sent(found, size=tp, least=SMALL)["ALL_REDUCE"] == 6 * micro * here * activation
     for kind in (ItemKind.SEND, ItemKind.RECV):
         assert sent(found, kind) == {"SEND_RECV": 2 * micro * activation}
+
+
+@needs("megatron-core")
+@pytest.mark.parametrize("how", ["bf16", "delayed"])
+def test_megatron_core_with_transformer_engine(tmp_path: Path, how: str) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "capture.md").read_text()
+    block = page.split("<!-- test: file: te-layers.toml -->")[1].split("```")[1]
+    text = block.removeprefix("toml").replace("layers = 8", "layers = 4")
+    text = text.replace("global_batch = 16", "global_batch = 4")
+    if how != "bf16":
+        fp8 = f'precision = {{ products = "fp8", fp8_scaling = "{how}" }}'
+        text = text.replace("zero = 1", f"zero = 1\n{fp8}")
+    experiment = tmp_path / "te-layers.toml"
+    experiment.write_text(text)
+    parts = alone(script("megatron_te.py", "2", "2", "1", "4", "2", how, world=8), (0, 4))
+    assert everyone(parts) == list(range(8))
+    for part in parts:
+        found = part.recording
+        messages = sent(found, least=SMALL)
+        for kind in (ItemKind.SEND, ItemKind.RECV):
+            messages += sent(found, kind, least=SMALL)
+        assert generated(experiment, found.rank) == (sum(passes(found)), messages)
+        unknown = {call.name for call in found.calls if not kernels_of(call).known}
+        assert unknown == set()
+
+
+@needs("transformers")
+@pytest.mark.parametrize("packed", [False, True])
+def test_flash_attention_of_transformers(packed: bool) -> None:
+    layers, width, kv, inner, words, tokens = 2, 1024, 256, 2816, 32000, 8192
+    (part,) = alone(script("flash_llama.py", "packed" if packed else "batch"))
+    found = part.recording
+    matrices = layers * (2 * width**2 + 2 * width * kv + 3 * width * inner) + width * words
+    assert passes(found) == [2 * tokens * n for n in (matrices, 0, 2 * matrices)]
+    # Four sequences, of 2,048 tokens in the mean, half of whose scores a causal mask leaves.
+    forward = layers * 4 * tokens * 2048 * width // 2
+    assert flops(found)["attention"] == pytest.approx(3.5 * forward)
+    names = {call.name for call in found.calls if "flash" in call.name}
+    form = "varlen_" if packed else ""
+    assert names == {f"flash_attn::_flash_attn_{form}{way}" for way in ("forward", "backward")}
 
 
 # --- DeepSpeed, Accelerate, timm, diffusers, Mamba ------------------------------------------------
@@ -240,6 +283,19 @@ def test_deepspeed_zero_3() -> None:
             if item.kind is ItemKind.COLLECTIVE and item.bytes == BF16 * everything
         }
         assert reductions == {int(Phase.BACKWARD)}
+
+
+@needs("deepspeed", "transformers")
+def test_deepspeed_fused_adam() -> None:
+    matrices, everything, _ = gpt2(2)
+    (part, *_) = alone(script("deepspeed_gpt2.py", "2", "3", "fused", world=8))
+    found = part.recording
+    assert passes(found) == [2 * 4 * 1024 * n for n in (matrices, 0, 2 * matrices)]
+    steps = [call for call in found.calls if call.name == "apex::multi_tensor_adam"]
+    moved = sum(kernel.traffic for call in steps for kernel in kernels_of(call).kernels)
+    # Of this rank's parameters: gradients read, parameters and two moments read and written.
+    assert moved == pytest.approx(7 * FP32 * everything / 8, rel=1e-2)
+    assert any("fused optimizers" in line for line in found.replaced)
 
 
 @needs("accelerate", "transformers")

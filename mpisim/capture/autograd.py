@@ -14,6 +14,7 @@ import ctypes
 import mmap
 import platform
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,10 @@ class Engine:
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """Run a backward pass, or one inside another."""
+        before: dict[str, Any] = {}
         if not self._depth:
             self._recorder.backward_begins()
+            before = _by_number()
         self._depth += 1
         self._write(NONE)
         again, self._recorder.again = self._recorder.again, 0
@@ -66,10 +69,35 @@ class Engine:
             self._depth -= 1
             if not self._depth:
                 self._write(CUDA)
+                vars(torch).update(before)
                 self._recorder.backward_ends()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
+
+
+FACTORIES = ("empty", "zeros", "ones", "full", "arange", "rand", "randn", "randint", "tensor")
+"""Functions that make tensors, which may be given a device by its number."""
+
+
+def _by_number() -> dict[str, Any]:
+    """Have functions that make tensors take a number for CUDA's device; return them as they were.
+
+    PyTorch asks for the accelerator, of which there is none in a backward pass.
+    """
+
+    def taking(function: Any) -> Any:
+        @wraps(function)
+        def make(*args: Any, **kwargs: Any) -> Any:
+            if type(kwargs.get("device")) is int:
+                kwargs["device"] = torch.device("cuda", kwargs["device"])
+            return function(*args, **kwargs)
+
+        return make
+
+    before = {name: getattr(torch, name) for name in FACTORIES}
+    vars(torch).update({name: taking(function) for name, function in before.items()})
+    return before
 
 
 def set_phase(recorder: Recorder) -> None:

@@ -8,7 +8,7 @@ the device, or large, is a fake tensor: shape, type and storage. What is known o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -293,9 +293,26 @@ class Dispatch(TorchDispatchMode):
         set_phase(self.recorder)
         layer, where = self._where()
         if torch._C._current_autograd_node() is None and self.recorder.module:
-            # A compiled graph is an autograd.Function, whose node has got its number before.
+            # In the forward of an autograd.Function, whose node has got its number before.
             self.layers[torch.autograd._get_sequence_nr() - 1] = self.recorder.module[-1]
         self.recorder.call(call, layer, f"{name} in {where}" if where else name)
+
+    def launch(self, name: str, inputs: Sequence[Any], results: Sequence[Any]) -> None:
+        """Record a kernel of a library, by what it reads and returns.
+
+        Parameters
+        ----------
+        name : str
+            With its namespace, as in the table of operators.
+        inputs, results : sequence
+            Tensors, lists of them, numbers and names; new tensors.
+        """
+        if self._unrecorded:
+            return
+        self.memory.keep(each for each in results if isinstance(each, torch.Tensor))
+        call = OperatorCall(name, tuple(map(spec_of, inputs)), tuple(map(spec_of, results)))
+        self.launched(call, name.partition("::")[2] or name)
+        self.memory.inside(call)
 
     def _is_view(self, func: Any) -> bool:
         found = self._schemas.get(func)

@@ -38,6 +38,8 @@ class Job:
         Whether the script's output is shown.
     received : dict
         What rank 0 broadcasts, as in its `Recording`.
+    without : tuple of str
+        Libraries of kernels that the job does not have, of those that are stood in for.
     """
 
     script: str
@@ -53,6 +55,7 @@ class Job:
     values: dict[str, float] = field(default_factory=dict)
     show: bool = False
     received: Broadcasts = field(default_factory=dict)
+    without: tuple[str, ...] = ()
 
     @property
     def local_rank(self) -> int:

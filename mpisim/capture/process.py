@@ -110,6 +110,7 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
     from .data_parallel import DistributedDataParallel
     from .dispatch import Dispatch
     from .distributed import Collectives
+    from .stand_ins.install import install as install_libraries
     from .storages import install as install_storages
 
     anything: Any = torch
@@ -175,6 +176,9 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
     _install_hooks(recorder, dispatch)
     install_storages(recorder, dispatch)
     _install_sharding(dispatch)
+    _install_conversions()
+    folder = os.getcwd() if job.module else str(Path(job.script).resolve().parent)
+    install_libraries(dispatch, job.without, folder)
     return dispatch
 
 
@@ -215,6 +219,29 @@ def _install_sharding(dispatch: Any) -> None:
             return original(*args, **kwargs)
 
     setattr(anything, name, propagate)
+
+
+def _install_conversions() -> None:
+    """Have parameters keep what a program has noted at them where a module is moved or converted.
+
+    With memory they stay the same objects, which get other data.
+    """
+    import torch
+
+    anything: Any = torch.nn.Module
+    original = anything._apply
+
+    def convert(self: Any, *args: Any, **kwargs: Any) -> Any:
+        noted = {
+            name: dict(vars(each)) for name, each in self._parameters.items() if each is not None
+        }
+        out = original(self, *args, **kwargs)
+        for name, attributes in noted.items():
+            found = vars(self._parameters[name])
+            found.update({key: attributes[key] for key in attributes.keys() - found.keys()})
+        return out
+
+    anything._apply = convert
 
 
 def _install_values(recorder: Recorder, dispatch: Any) -> None:

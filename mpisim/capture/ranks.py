@@ -56,6 +56,8 @@ class Script:
         Whether the script's output is shown.
     module : bool
         Whether it is a module, as ``python -m`` has it.
+    without : tuple of str
+        Libraries of kernels that the job does not have, of those that are stood in for.
     """
 
     path: str
@@ -67,6 +69,7 @@ class Script:
     values: tuple[tuple[str, float], ...] = ()
     show: bool = False
     module: bool = False
+    without: tuple[str, ...] = ()
 
 
 def capture_parts(
@@ -235,6 +238,7 @@ def _run(script: Script, rank: int, received: Broadcasts) -> Recording:
             dict(script.values),
             script.show,
             received,
+            script.without,
         )
         path = Path(folder, "job")
         job.save(path)

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from ..base.errors import InputError, UsageError
+from ..base.errors import InputError, UsageError, one_of
 from .output import (
     add_result_options,
     check_files,
@@ -33,6 +33,9 @@ examples:
 """
 
 MOST_RANKS = 1 << 17
+
+STOOD_IN_FOR = ("apex", "deepspeed", "flash_attn", "transformer_engine")
+"""Libraries of kernels that captures have stand-ins of, by the names of their packages."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -78,6 +81,14 @@ def add_parser(subparsers: Any) -> None:
         help="what a line of the script reads from a tensor, whose values are not computed; may be "
         "repeated",
     )
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a library of kernels that the job does not have, of those that are stood in for: "
+        f"{', '.join(STOOD_IN_FOR)}; may be repeated",
+    )
     parser.add_argument("--show-output", action="store_true", help="show what the script writes")
     parser.add_argument("--save-program", metavar="FILE", help="write what every rank does (HDF5)")
     parser.add_argument(
@@ -115,6 +126,7 @@ def run(args: argparse.Namespace) -> int:
             name = option.replace("_", "-")
             raise UsageError(f"--{name} is {getattr(args, option)}; it must be 1 to {most:,}")
     values = tuple(map(_value, args.value))
+    without = tuple(_library(name) for name in args.without)
     _check_torch()
     from ..memory.allocator_settings import parse_settings
 
@@ -156,6 +168,7 @@ def run(args: argparse.Namespace) -> int:
         values,
         args.show_output,
         module,
+        without,
     )
     with progress(comm, "running the script") as update:
         parts = capture_parts(script, comm, update, ranks)
@@ -243,6 +256,14 @@ def _check_module(name: str) -> None:
         sys.path.remove("")
     if missing:
         raise InputError(f"{name}: there is no such module for {sys.executable} -m")
+
+
+def _library(name: str) -> str:
+    """Name of a library → as its package is called."""
+    found = name.replace("-", "_")
+    if found not in STOOD_IN_FOR:
+        raise UsageError(f"--without {name}: no stand-in of that name{one_of(name, STOOD_IN_FOR)}")
+    return found
 
 
 def _value(text: str) -> tuple[str, float]:

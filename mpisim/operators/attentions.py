@@ -28,6 +28,7 @@ def attention(
     begins: int | None = None,
     backward: bool = False,
     variant: AttentionVariant | None = None,
+    windows: bool = False,
 ) -> Callable[[OperatorCall], Kernels | None]:
     """Return the rule of an operator of attention.
 
@@ -42,6 +43,8 @@ def attention(
         Which input holds the beginnings of sequences, if they follow one another.
     backward : bool
     variant : str, optional
+    windows : bool
+        Whether the input behind `causal` is how many tokens before its own a token sees, -1: all.
     """
 
     def rule(call: OperatorCall) -> Kernels | None:
@@ -50,14 +53,15 @@ def attention(
             return None
         starts = None if begins is None else tensor(call, begins)
         masked = bool(number(call, causal, 1))
-        return _attention(q, k, v, layout, starts, masked, backward, variant)
+        before = number(call, causal + 1, -1) if windows else -1
+        return _attention(q, k, v, layout, starts, masked, backward, variant, before + 1)
 
     return rule
 
 
 def _attention(
     q: TensorSpec, k: TensorSpec, v: TensorSpec, layout: Layout, starts: TensorSpec | None,
-    causal: bool, backward: bool, variant: AttentionVariant | None,
+    causal: bool, backward: bool, variant: AttentionVariant | None, window: int = 0,
 ) -> Kernels | None:  # fmt: skip
     if not (q.elements and k.elements and v.elements):
         return ()
@@ -86,6 +90,7 @@ def _attention(
             causal=causal,
             backward=backward,
             dtype=format_of(q),
+            window=window if 0 < window < keys else None,
             variant=variant,
         ),
     )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Literal
 
-from ..kernels.operations import Kernel, Norm, Softmax
+from ..kernels.operations import Kernel, Norm, NormVariant, Softmax
 from .call import OperatorCall, TensorSpec
 from .streams import stream
 from .tensors import element_bytes, format_of, number, numbers, tensor, touched
@@ -18,7 +18,7 @@ Kind = Literal["layer", "rms", "batch"]
 
 
 def layer_norm(
-    kind: Kind, *, backward: bool = False, at: int = 0
+    kind: Kind, *, backward: bool = False, at: int = 0, variant: NormVariant | None = None
 ) -> Callable[[OperatorCall], Kernels | None]:
     """Return the rule of a norm over the last dimensions; the input at `at` has the width.
 
@@ -31,16 +31,19 @@ def layer_norm(
             return None
         over = next((numbers(call, i) for i in (at + 1, at + 2) if numbers(call, i)), None)
         columns = math.prod(over) if over and math.prod(over) else x.shape[-1]
-        return _norm(x, columns, kind, backward)
+        return _norm(x, columns, kind, backward, variant)
 
     return rule
 
 
-def _norm(x: TensorSpec, columns: int, kind: Kind, backward: bool) -> Kernels:
+def _norm(
+    x: TensorSpec, columns: int, kind: Kind, backward: bool, variant: NormVariant | None = None
+) -> Kernels:
     if not x.elements or columns < 1:
         return ()
     rows = max(1, x.elements // columns)
-    return (Norm(rows, columns, kind=kind, backward=backward, dtype=format_of(x)),)
+    dtype = format_of(x)
+    return (Norm(rows, columns, kind=kind, backward=backward, dtype=dtype, variant=variant),)
 
 
 def batch_norm(
@@ -81,18 +84,29 @@ def group_norm(*, backward: bool = False) -> Callable[[OperatorCall], Kernels | 
     return rule
 
 
-def softmax(*, backward: bool = False) -> Callable[[OperatorCall], Kernels | None]:
-    """Return the rule of ``_softmax`` and ``_log_softmax``, and of their gradients."""
+def softmax(
+    *, backward: bool = False, fused: bool = False, causal: bool = False
+) -> Callable[[OperatorCall], Kernels | None]:
+    """Return the rule of ``_softmax`` and ``_log_softmax``, and of their gradients.
+
+    Parameters
+    ----------
+    backward : bool
+    fused : bool
+        Of a library whose kernel also scales and masks, over the last dimension.
+    causal : bool
+        Whether such a kernel reads only what a causal mask leaves.
+    """
 
     def rule(call: OperatorCall) -> Kernels | None:
         x = tensor(call, 0)
         if x is None or not x.shape:
             return None
-        columns = x.shape[_axis(call, x, 2 if backward else 1)]
+        columns = x.shape[-1 if fused else _axis(call, x, 2 if backward else 1)]
         if not x.elements:
             return ()
-        own = Softmax(x.elements // columns, columns, backward=backward, dtype=format_of(x))
-        if backward and "log" not in call.name:
+        own = Softmax(x.elements // columns, columns, backward, format_of(x), causal)
+        if backward and not fused and "log" not in call.name:
             # The product of gradient and result is a kernel of its own, and the gradient that the
             # next one reads (aten/src/ATen/native/cuda/SoftMax.cu, softmax_backward_cuda_out).
             return (*stream(3 * touched(x)), own)

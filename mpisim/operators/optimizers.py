@@ -95,7 +95,9 @@ def multi_tensor(call: OperatorCall) -> Kernels | None:
     ]
     if not any(sizes):
         return None
-    written = sum(sizes[1:]) if "adam" in call.name or "sgd" in call.name else sizes[-1]
+    written = (
+        sum(sizes[1:]) if any(each in call.name for each in ("adam", "sgd", "lion")) else sizes[-1]
+    )
     first = tuple(t for t in lists[0] if isinstance(t, TensorSpec))  # type: ignore[union-attr]
     count = _launches(first, len(lists))
     amount = sum(sizes) + (0 if "norm" in call.name else written)

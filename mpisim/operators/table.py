@@ -123,12 +123,18 @@ _POOLED = """
 _APEX = """
     apex::multi_tensor_adam apex::multi_tensor_sgd apex::multi_tensor_scale
     apex::multi_tensor_axpby apex::multi_tensor_l2norm apex::multi_tensor_lamb
+    apex::multi_tensor_lion
+"""
+
+_FUSED_SOFTMAX = """
+    scaled_softmax scaled_masked_softmax scaled_upper_triang_masked_softmax
 """
 
 _STREAMING_LIBRARIES = """
     fbgemm::bounds_check_indices fbgemm::jagged_to_padded_dense fbgemm::dense_to_jagged
     fbgemm::block_bucketize_sparse_features
     xentropy::forward xentropy::backward
+    flash_attn::apply_rotary flash_attn::cross_entropy_fwd flash_attn::cross_entropy_bwd
     _C::rotary_embedding _C::static_scaled_fp8_quant _C::silu_and_mul
 """
 """Kernels of libraries that go through their tensors once."""
@@ -200,20 +206,22 @@ TABLE: Mapping[str, Rule] = {
     ),
     **_served(
         "flash_attn::_flash_attn_forward",
-        attentions.attention("tokens first", 5, variant="flash_2"),
+        attentions.attention("tokens first", 5, variant="flash_2", windows=True),
     ),
     **_served(
         "flash_attn::_flash_attn_varlen_forward",
-        attentions.attention("tokens first", 9, begins=3, variant="flash_2"),
+        attentions.attention("tokens first", 9, begins=3, variant="flash_2", windows=True),
     ),
     **_served(
         "flash_attn::_flash_attn_backward",
-        attentions.attention("tokens first", 11, first=1, backward=True, variant="flash_2"),
+        attentions.attention(
+            "tokens first", 11, first=1, backward=True, variant="flash_2", windows=True
+        ),
     ),
     **_served(
         "flash_attn::_flash_attn_varlen_backward",
         attentions.attention(
-            "tokens first", 15, first=1, begins=9, backward=True, variant="flash_2"
+            "tokens first", 15, first=1, begins=9, backward=True, variant="flash_2", windows=True
         ),
     ),
     **_served("flash_attn_3::fwd", attentions.attention("tokens first", 99)),
@@ -252,6 +260,26 @@ TABLE: Mapping[str, Rule] = {
         ),
         norms.layer_norm("layer", backward=True),
     ),
+    **_served("apex::layernorm_fwd", norms.layer_norm("layer")),
+    **_served("apex::layernorm_bwd", norms.layer_norm("layer", backward=True)),
+    **_served("apex::rmsnorm_fwd", norms.layer_norm("rms")),
+    **_served("apex::rmsnorm_bwd", norms.layer_norm("rms", backward=True)),
+    **_served(
+        "flash_attn::layernorm_fwd apex::fast_layernorm_fwd transformer_engine::layernorm_fwd",
+        norms.layer_norm("layer", variant="persistent"),
+    ),
+    **_served(
+        "flash_attn::layernorm_bwd apex::fast_layernorm_bwd transformer_engine::layernorm_bwd",
+        norms.layer_norm("layer", backward=True, variant="persistent"),
+    ),
+    **_served(
+        "flash_attn::rmsnorm_fwd transformer_engine::rmsnorm_fwd",
+        norms.layer_norm("rms", variant="persistent"),
+    ),
+    **_served(
+        "flash_attn::rmsnorm_bwd transformer_engine::rmsnorm_bwd",
+        norms.layer_norm("rms", backward=True, variant="persistent"),
+    ),
     **dict.fromkeys(("FusedRMSNormAffineFunction", "_RMSNorm"), norms.layer_norm("rms")),
     **dict.fromkeys(
         ("FusedRMSNormAffineFunctionBackward", "_RMSNormBackward"),
@@ -269,6 +297,13 @@ TABLE: Mapping[str, Rule] = {
     **_served("batch_norm_backward", norms.batch_norm(backward=True, at=1)),
     **_served("_softmax _log_softmax _safe_softmax", norms.softmax()),
     **_served("_softmax_backward_data _log_softmax_backward_data", norms.softmax(backward=True)),
+    **{
+        f"apex::{name}_{end}": norms.softmax(
+            backward=end == "bwd", fused=True, causal="triang" in name
+        )
+        for name in _FUSED_SOFTMAX.split()
+        for end in ("fwd", "bwd")
+    },
     **_served("nll_loss_forward nll_loss2d_forward", norms.loss),
     **_served("nll_loss_backward nll_loss2d_backward", norms.loss_backward),
     # Embedding tables.

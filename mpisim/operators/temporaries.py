@@ -25,6 +25,7 @@ def temporary_bytes(call: OperatorCall) -> int:
     if call.name in (
         "aten::_scaled_dot_product_flash_attention_backward",
         "aten::_flash_attention_backward",
+        "flash_attn::_flash_attn_backward",
     ):
         return _flash_backward(call)
     if call.name in ("aten::sort", "aten::argsort", "aten::embedding_dense_backward"):

@@ -1,20 +1,25 @@
-"""Layers of Transformer Engine, which are one operator each → norms, products, activations.
+"""Transformer Engine → norms, products, casts, attention: its layers, and its kernels.
 
-Its autograd functions (transformer_engine/pytorch/module) are given their tensors one by one:
-``_Linear`` weight and input, ``_LayerNormLinear`` input, norm and weight, ``_LayerNormMLP`` input,
-norm and both weights. Which is which follows from their shapes. That products run in fp8 is not to
-be seen in the types of these tensors: they are taken to run in the type that is recorded.
+Traces have a layer as one operator. Its autograd functions (transformer_engine/pytorch/module) are
+given their tensors one by one: ``_Linear`` weight and input, ``_LayerNormLinear`` input, norm and
+weight, ``_LayerNormMLP`` input, norm and both weights. Which is which follows from their shapes.
+That products run in fp8 is not to be seen in the types of these tensors: they are taken to run in
+the type that is recorded.
+
+Captures have the functions of ``transformer_engine_torch``, one by one, with operands in the types
+that they are cast to. They are priced as generated programs are (`mpisim.workloads.transformer`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from ..kernels.operations import Kernel, Norm
+from ..kernels.operations import Attention, AttentionVariant, Elementwise, Gemm, Kernel, Norm
 from .call import OperatorCall, TensorSpec
 from .products import product
-from .streams import stream
-from .tensors import all_tensors, element_bytes, format_of
+from .streams import by_bytes, stream
+from .tensors import all_tensors, element_bytes, format_of, number, tensor, touched
 
 __all__ = ["RULES"]
 
@@ -78,9 +83,134 @@ def _kernels(
     return found
 
 
+def gemm(call: OperatorCall) -> Kernels | None:
+    """``generic_gemm(a, b, m, n, k, accumulate, variant)`` → a product."""
+    a, (m, n, k) = tensor(call, 0), (number(call, i, 0) for i in (2, 3, 4))
+    if a is None or not call.outputs or not isinstance(call.outputs[0], TensorSpec):
+        return None
+    accumulate = bool(number(call, 5, 0))
+    found = product(a, m, n, k, output=call.outputs[0].dtype, accumulate=accumulate)
+    variant = call.inputs[6] if len(call.inputs) > 6 else None
+    return tuple(
+        replace(each, variant=variant)  # type: ignore[arg-type]
+        if isinstance(each, Gemm) and variant is not None
+        else each
+        for each in found
+    )
+
+
+READS = {"delayed": 1, "current": 2, "blocks": 1, "nvfp4": 3}
+"""How often a cast reads its operand: once more where its largest number gives the scale; for NVFP4
+see `mpisim.workloads.transformer.precision`."""
+
+
+def quantize(call: OperatorCall) -> Kernels | None:
+    """``quantize(x, scaling, bias)`` → one kernel that reads `x`, and writes it in each layout."""
+    x, scaling = tensor(call, 0), call.inputs[1] if len(call.inputs) > 1 else None
+    if x is None or not isinstance(scaling, str) or scaling not in READS:
+        return None
+    written = tuple(all_tensors(call.outputs))
+    amount = READS[scaling] * touched(x) + sum(touched(each) for each in written)
+    if not amount:
+        return ()
+    if scaling == "blocks":
+        return (Elementwise(amount, variant="block_scales"),)
+    return (Elementwise(amount, transposes=len(written) == 2),)
+
+
+def transposition(call: OperatorCall) -> Kernels | None:
+    """``fp8_transpose(x)`` → one kernel."""
+    x = tensor(call, 0)
+    return None if x is None else (Elementwise(max(1, 2 * touched(x)), transposes=True),)
+
+
+def attention(*, backward: bool) -> Rule:
+    """Return the rule of ``fused_attn_fwd(q, k, v, beginnings, layout, causal, window, kernel)``.
+
+    Its backward is given the gradient first. Layouts are named by their dimensions (s: tokens of a
+    sequence, b: sequences, t: tokens of all, h: heads, d: size).
+    """
+
+    def rule(call: OperatorCall) -> Kernels | None:
+        first = 1 if backward else 0
+        q, k, v = (tensor(call, first + i) for i in range(3))
+        if q is None or k is None or v is None or len(call.inputs) < first + 8:
+            return None
+        layout, causal, before, kernel = call.inputs[first + 4 : first + 8]
+        if not isinstance(layout, str) or not isinstance(before, int):
+            return None
+        if layout == "thd":
+            starts = tensor(call, first + 3)
+            batch = max(1, starts.elements - 1) if starts is not None else 1
+            queries, keys = (max(1, each.shape[0] // batch) for each in (q, k))
+        else:
+            tokens = layout.index("s")
+            batch = q.shape[layout.index("b")]
+            queries, keys = q.shape[tokens], k.shape[tokens]
+        variant: AttentionVariant = "cudnn" if kernel == "cudnn" else "flash_2"
+        if not (q.elements and k.elements):
+            return ()
+        return (
+            Attention(
+                batch=batch,
+                heads=q.shape[-2],
+                kv_heads=k.shape[-2],
+                queries=queries,
+                keys=keys,
+                head_size=q.shape[-1],
+                value_size=v.shape[-1],
+                causal=bool(causal),
+                backward=backward,
+                dtype=format_of(q),
+                window=before + 1 if 0 <= before < keys - 1 else None,
+                variant=variant,
+            ),
+        )
+
+    return rule
+
+
+def rows_moved(call: OperatorCall) -> Kernels | None:
+    """``permute(x, places)`` and ``unpermute`` → rows read, and rows written, or added up."""
+    x, out = tensor(call, 0), call.outputs[0] if call.outputs else None
+    if x is None or not isinstance(out, TensorSpec):
+        return None
+    amount = touched(x) + touched(out)
+    if not amount:
+        return ()
+    sums = call.name.endswith("unpermute")
+    return (Elementwise(amount, variant="row_sums" if sums else "row_copies"),)
+
+
+_ACTIVATIONS = ("gelu", "geglu", "qgelu", "qgeglu", "relu", "reglu", "srelu", "sreglu", "silu",
+                "swiglu")  # fmt: skip
+_STREAMED = (
+    *_ACTIVATIONS,
+    *(f"d{name}" for name in _ACTIVATIONS),
+    "fused_rope_forward",
+    "fused_rope_backward",
+    "fused_amax_and_scale_update_after_reduction",
+    "online_softmax",
+    "cross_entropy",
+    "element_mul",
+    "make_row_id_map",
+)
+
 RULES: dict[str, Rule] = {
     f"{name}{end}": _layer(backward=bool(end), normed="Norm" in name)
     for name in ("_Linear", "_LayerNormLinear", "_LayerNormMLP")
     for end in ("", "Backward")
+} | {
+    f"transformer_engine::{name}": rule
+    for name, rule in {
+        "generic_gemm": gemm,
+        "quantize": quantize,
+        "fp8_transpose": transposition,
+        "fused_attn_fwd": attention(backward=False),
+        "fused_attn_bwd": attention(backward=True),
+        "permute": rows_moved,
+        "unpermute": rows_moved,
+        **dict.fromkeys(_STREAMED, by_bytes),
+    }.items()
 }
-"""Rules by the name of the autograd function."""
+"""Rules by the name of the autograd function, or of the library's function."""

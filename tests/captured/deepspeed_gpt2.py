@@ -1,4 +1,4 @@
-"""GPT-2 of transformers under DeepSpeed: LAYERS STAGE, of ZeRO."""
+"""GPT-2 of transformers under DeepSpeed: LAYERS STAGE [fused], of ZeRO, with its own FusedAdam."""
 
 import sys
 
@@ -13,8 +13,10 @@ settings = {
     "gradient_clipping": 1.0,
     "bf16": {"enabled": True},
     "zero_optimization": {"stage": stage, "overlap_comm": True},
-    "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
 }
+if sys.argv[3:] != ["fused"]:
+    settings["optimizer"]["params"]["torch_adam"] = True
 config = GPT2Config(n_layer=layers, use_cache=False)
 with deepspeed.zero.Init(config_dict_or_path=settings, enabled=stage == 3):
     model = GPT2LMHeadModel(config)

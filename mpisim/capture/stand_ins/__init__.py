@@ -1,0 +1,16 @@
+"""Libraries of kernels that a machine without a GPU cannot run → modules that record their calls.
+
+Their kernels are compiled extensions, which take addresses of memory that captured tensors do not
+have. In the captured process, and only there, ``import`` finds stand-ins of the same names: they
+have the classes and functions that training uses, with the arguments, results and communications of
+one version of the library, and record each kernel as an operator of `mpisim.operators.table`.
+
+Read in this order:
+
+- `library`: what a stand-in is, how ``import`` finds it, and how a call is recorded.
+- `multi_tensor`, `norms`: kernels that several libraries have.
+- `flash_attention`, `apex`, `deepspeed`: a library each.
+- `fp8`, `products`, `linears`, `grouped_linear`, `transformer_layers`, `transformer_engine`:
+  Transformer Engine.
+- `install`: all of them, in place.
+"""

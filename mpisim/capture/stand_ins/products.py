@@ -1,0 +1,160 @@
+"""What layers of Transformer Engine share: products, operands gathered over ranks, and saved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .fp8 import Quantized, Recipe, State
+from .library import Launcher, Library
+from .norms import Norms
+
+__all__ = ["Engine", "gather", "group_size", "restore", "save", "scatter"]
+
+
+class Engine:
+    """What all layers of Transformer Engine share.
+
+    Attributes
+    ----------
+    launch : Launcher
+    state : State
+        Of fp8.
+    norms : Norms
+    library : Library
+    """
+
+    def __init__(self, launcher: Launcher, library: Library) -> None:
+        self.launch, self.library = launcher, library
+        self.state = State(launcher)
+        self.norms = Norms(launcher, "transformer_engine")
+        self._dummies: dict[Any, Any] = {}
+
+    def refuse(self, what: str) -> Exception:
+        """Return the error for what is not there."""
+        return self.launch.refuse(what, self.library)
+
+    def multiply(
+        self,
+        a: Any,
+        b: Any,
+        sizes: tuple[int, int, int],
+        dtype: torch.dtype,
+        *,
+        split: bool = False,
+        recipe: Recipe | None = None,
+        into: Any = None,
+        accumulate: bool = False,
+        columns: tuple[bool, bool] = (False, False),
+    ) -> Any:
+        """Record a product, and return its result of (m, n).
+
+        Parameters
+        ----------
+        a, b : torch.Tensor or Quantized
+        sizes : tuple of int
+            m, n and k.
+        dtype : torch.dtype
+            Of the result.
+        split : bool
+            Whether sums in fp8 are kept in fp32.
+        recipe : Recipe, optional
+            Of operands in fp8.
+        into : torch.Tensor, optional
+            What takes the result.
+        accumulate : bool
+            Whether that is added to.
+        columns : tuple of bool
+            Which operands are read along their columns.
+        """
+        operands = [self._operand(each, by) for each, by in zip((a, b), columns)]
+        device = operands[0].device
+        out = self.launch.empty(sizes[:2], dtype, device) if into is None else into
+        variant = None
+        if isinstance(a, Quantized) and recipe is not None and not recipe.nvfp4():
+            variant = "blocks" if recipe.kind == "blocks" else "split" if split else None
+        if min(sizes):
+            inputs = [*operands, *sizes, accumulate, variant]
+            self.launch("transformer_engine::generic_gemm", inputs, [out])
+        return out
+
+    @staticmethod
+    def _operand(tensor: Any, columns: bool) -> Any:
+        if not isinstance(tensor, Quantized):
+            return tensor
+        chosen = tensor.columns if columns else tensor.rows
+        return chosen if chosen is not None else tensor.rows
+
+    def no_gradient(self, weight: Any) -> Any:
+        """Return what stands for a gradient that went to ``main_grad``: made once for a shape."""
+        key = tuple(weight.shape), weight.dtype
+        if key not in self._dummies:
+            self._dummies[key] = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+        return self._dummies[key].detach()
+
+
+def group_size(group: Any) -> int:
+    return 1 if group is None else dist.get_world_size(group)
+
+
+def gather(tensor: Any, group: Any, *, later: bool = False) -> tuple[Any, Any]:
+    """Rows of this rank → those of all, and what is to be waited for."""
+    ranks = group_size(group)
+    if ranks == 1:
+        return tensor, None
+    if isinstance(tensor, Quantized):
+        by_rows = tensor.rows is not None
+        part = tensor.rows if by_rows else tensor.columns
+        whole = torch.empty((ranks * part.numel(),), dtype=torch.uint8, device=part.device)
+        handle = dist.all_gather_into_tensor(
+            whole, part.reshape(-1).view(torch.uint8), group=group, async_op=later
+        )
+        shape = (ranks * tensor.shape[0], *tensor.shape[1:])
+        if part.dtype is not torch.float4_e2m1fn_x2:
+            whole = whole.view(part.dtype).view(shape if by_rows else shape[::-1])
+        return Quantized(shape, whole if by_rows else None, None if by_rows else whole), handle
+    whole = torch.empty(
+        (ranks * tensor.shape[0], *tensor.shape[1:]), dtype=tensor.dtype, device=tensor.device
+    )
+    handle = dist.all_gather_into_tensor(whole, tensor.contiguous(), group=group, async_op=later)
+    return whole, handle
+
+
+def scatter(tensor: Any, group: Any, *, later: bool = False) -> tuple[Any, Any]:
+    """Sums over ranks → this rank's rows of them, and what is to be waited for."""
+    ranks = group_size(group)
+    if ranks == 1:
+        return tensor, None
+    part = torch.empty(
+        (tensor.shape[0] // ranks, *tensor.shape[1:]), dtype=tensor.dtype, device=tensor.device
+    )
+    return part, dist.reduce_scatter_tensor(part, tensor, group=group, async_op=later)
+
+
+def save(ctx: Any, *operands: Any) -> None:
+    """Save tensors and operands that were cast."""
+    tensors: list[Any] = []
+    forms: list[Any] = []
+    for each in operands:
+        if isinstance(each, Quantized):
+            forms.append((each.shape, each.rows is not None, each.columns is not None))
+            tensors += [part for part in (each.rows, each.columns) if part is not None]
+        else:
+            forms.append(None)
+            tensors.append(each)
+    ctx.save_for_backward(*tensors)
+    ctx.forms = forms
+
+
+def restore(ctx: Any) -> list[Any]:
+    tensors, found = list(ctx.saved_tensors), []
+    for form in ctx.forms:
+        if form is None:
+            found.append(tensors.pop(0))
+        else:
+            shape, rows, columns = form
+            by_rows = tensors.pop(0) if rows else None
+            found.append(Quantized(shape, by_rows, tensors.pop(0) if columns else None))
+    return found
