@@ -47,6 +47,7 @@ def test_every_entry_has_a_source_and_keys_of_the_plan_that_there_are() -> None:
         (("plan.tp=8",), "megatron", 1, True),
         (("plan.pp=2",), "megatron", 1, True),
         ((LARGE,), "megatron", 1, True),  # 70B × 18 bytes are more than a GPU has
+        (("model.layers=8",), "megatron", 1, True),  # 2.8B: there would be no room to work
         ((SMALL,), "ddp", 0, False),
         ((SMALL, "plan.zero=1"), "megatron", 1, True),
         ((SMALL, "plan.zero=3"), "fsdp", 3, False),
