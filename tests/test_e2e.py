@@ -582,5 +582,5 @@ def test_without_profiles_nobody_says_which_framework_it_is(row: Any) -> None:
     found = experiment_of(row(TITAN), declared(), profiles=False)
     assert isinstance(found, Mapped)
     assert found.experiment.framework.name is None
-    assert not found.experiment.set_by_profile
+    assert found.experiment.profile is None
     assert found.experiment.plan.style(transformer=True) == "fsdp"  # as zero = 3 says

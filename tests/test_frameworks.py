@@ -22,6 +22,7 @@ from mpisim.kernels.numbers import quantity
 from mpisim.prediction.execution import execute
 from mpisim.prediction.prepared import prepare
 from mpisim.prediction.uncertainty import OWN_KERNELS, Uncertainty, error_bar
+from mpisim.report import summarise
 from mpisim.simulate import simulate
 
 ROW = """\
@@ -170,7 +171,8 @@ def test_the_report_says_what_the_profile_set(tmp_path: Path) -> None:
     results = simulate(experiment(tmp_path, "framework.version=3.1"))
     assert results is not None
     said = "\n".join(results.attributes["assumptions"])
-    assert "framework: Mine 3.1; the profile covers 1.0 to 2.0, the version is newer" in said
+    assert "Mine 3.1 is outside of what is known: the profile ends at 2.0, whose beh" in said
+    assert "Mine 3.1 is outside of what is known" in summarise(results)
     assert "plan.zero = 1 (Mine 3.1: its manual)" in said
     assert "framework.attention = cudnn (Mine 3.1, by analogy: its code)" in said
     assert "plan.zero = 0 (default)" not in said
@@ -183,7 +185,37 @@ def test_versions_before_the_first_are_said(tmp_path: Path) -> None:
     results = simulate(experiment(tmp_path, "framework.version=0.9"))
     assert results is not None
     said = "\n".join(results.attributes["assumptions"])
-    assert "framework: Mine 0.9; the profile covers 1.0 to 2.0, the version is older" in said
+    assert "Mine 0.9 is outside of what is known: the profile begins with 1.0, whose beh" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "stands_for"),
+    [
+        ("nemo", "99", "25.11"),
+        ("nemo", "25.04", ""),
+        ("nemo", "23.01", "23.09"),
+        ("torchtitan", "2031-01", "2026-09"),
+        ("megatron-core", "99", "0.17"),
+    ],
+)
+def test_versions_outside_are_taken_for_the_nearest(
+    name: str, version: str, stands_for: str
+) -> None:
+    assert find_profile(name).stands_for(version) == stands_for
+
+
+def test_a_date_has_a_month() -> None:
+    with pytest.raises(InputError, match=r"'25\.13'; versions of NeMo are dates here, with m"):
+        find_profile("nemo").version_of("25.13")
+
+
+def test_what_a_framework_does_not_have_is_said(tmp_path: Path) -> None:
+    mine = MINE.replace("url =", 'models = ["dlrm"]\nparallel = ["dp"]\nurl =')
+    results = simulate(experiment(tmp_path, mine=mine))
+    assert results is not None
+    said = "\n".join(results.attributes["assumptions"])
+    assert "Mine is for dlrm models; of a transformer its profile says nothing" in said
+    assert "Mine has no such parallelism of its own: tp = 2 is as Megatron-LM's" in said
 
 
 def test_no_version_is_the_newest_and_said(tmp_path: Path) -> None:

@@ -228,7 +228,7 @@ EXPERIMENTS = {
     "mi300x": (LLAMA, "cluster.preset=mi300x-8gpu"),
     "coupled": (LLAMA, "overlap.model=coupled"),
     "no overlap": (LLAMA, *NODES, "overlap.model=off"),
-    "alpha-beta": (LLAMA, "network.model=alpha-beta"),
+    "alpha-beta": (LLAMA, "network.model=alpha-beta", "framework.name=none"),
     "slow GPU": (LLAMA, "variation.speeds.3=0.8"),
     "experts": ("qwen3-30b-a3b-16-h100", "framework.cuda_graphs=true"),
     "experts, launched one by one": ("qwen3-30b-a3b-16-h100",),

@@ -42,7 +42,8 @@ def plan(**words: object) -> str:
 
 
 CASES = {
-    "dense": GPT + plan(),
+    "dense": GPT + plan(zero=1),
+    "replicas": GPT + plan(),
     "fsdp": LLAMA + plan(zero=3),
     "deepspeed": LLAMA + plan(zero=2, dp_style='"deepspeed"', recompute='"full"'),
     "pipeline": GPT + plan(tp=2, pp=2, vpp=2, schedule='"interleaved"', zero=1),

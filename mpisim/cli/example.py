@@ -35,7 +35,7 @@ from ..experiment.models import USUAL_LENGTH, Model, Transformer
 from ..experiment.plan import Plan, keys_of
 from ..experiment.plan_keys import nested, short_key
 from ..experiment.plan_options import MAIN_KEYS
-from ..experiment.profiles import chosen_profile
+from ..experiment.profiles import chosen_profile, filled
 from ..memory.starting_plan import starting_plan
 from ..topo import find_cluster
 
@@ -174,12 +174,13 @@ def example(
     given = {key: value for key, value in chosen.keys.items() if key not in first}
     head = "".join(f"{key} = {toml_value(value)}\n" for key, value in first.items())
     of_framework = {**(framework or {}), **_in_table(start.keys, "framework")}
+    added = _filled_in(start.keys, of_framework, choice, chosen.model)
     if not every:
         parts = [
             BRIEF_HEAD + f"\ntitle = {toml_value(f'{chosen.title} on {count} GPUs')}\n",
             f"[model]\n{BRIEF_MODEL_NOTE}{_comment(chosen.notes)}{head}"
             + _brief_model(chosen, given),
-            "[plan]\n" + _comment(start.why) + _brief_plan(start.keys, chosen.model),
+            "[plan]\n" + _comment(start.why) + _brief_plan(start.keys, added, chosen.model),
             "[framework]\n" + _brief_framework(of_framework),
             "[cluster]\n"
             + "".join(f"{key} = {toml_value(value)}\n" for key, value in choice.items()),
@@ -189,8 +190,8 @@ def example(
         HEAD + f"\ntitle = {toml_value(f'{chosen.title} on {count} GPUs')}\n",
         f"[model]\n{MODEL_NOTE}{_comment(chosen.notes)}{head}\n"
         + _section(type(chosen.model), given, resolved),
-        "[plan]\n" + _comment(start.why) + "\n" + _plan(start.keys),
-        "[framework]\n" + _section(FrameworkOptions, of_framework),
+        "[plan]\n" + _comment(start.why) + "\n" + _plan(start.keys, added),
+        "[framework]\n" + _section(FrameworkOptions, of_framework, _in_table(added, "framework")),
         "[cluster]\n" + _section(ClusterChoice, choice),
         "[kernels]\n" + _section(KernelChoice, {}),
         "[network]\n" + _section(NetworkChoice, {}),
@@ -202,6 +203,16 @@ def example(
         JOB_NOTE,
     ]
     return Example("\n".join(parts), notes)
+
+
+def _filled_in(
+    keys: Mapping[str, Any], framework: Mapping[str, Any], cluster: Mapping[str, Any], model: Model
+) -> dict[str, Any]:
+    """Return what the framework's profile, or common practice, adds to a plan; by its keys."""
+    tables = nested({k if k.startswith("framework.") else f"plan.{k}": keys[k] for k in keys})
+    tables["framework"], tables["cluster"] = dict(framework), dict(cluster)
+    _, set_by = filled(tables, model, "", with_model=False)
+    return {key.removeprefix("plan."): each.value for key, each in set_by.items()}
 
 
 def _of_preset(name: str) -> _Chosen:
@@ -238,9 +249,9 @@ def _brief_model(chosen: _Chosen, given: Mapping[str, Any]) -> str:
     return "".join(lines)
 
 
-def _brief_plan(keys: Mapping[str, Any], model: Model) -> str:
+def _brief_plan(keys: Mapping[str, Any], added: Mapping[str, Any], model: Model) -> str:
     """Write the keys of a plan that most people set; what was chosen besides as it is."""
-    of_all = {short_key(key): value for key, value in keys_of(Plan(1)).items()}
+    of_all = {short_key(key): value for key, value in {**keys_of(Plan(1)), **added}.items()}
     known = {short_key(key): value for key, value in keys.items()}
     known = {key: value for key, value in known.items() if not key.startswith("framework.")}
     hidden: tuple[str, ...] = () if isinstance(model, Transformer) else OF_TRANSFORMERS
@@ -273,15 +284,15 @@ def _brief_framework(given: Mapping[str, Any]) -> str:
     return "".join(lines)
 
 
-def _plan(keys: Mapping[str, Any]) -> str:
-    """Write the table of a plan, and those in it."""
+def _plan(keys: Mapping[str, Any], added: Mapping[str, Any]) -> str:
+    """Write the table of a plan, and those in it; `added`: what is filled in besides."""
     own = {key: value for key, value in keys.items() if "." not in key}
     hidden = (*MAIN_KEYS, "framework")
-    parts = [_section(Plan, own, hidden=hidden)]
+    parts = [_section(Plan, own, added, hidden=hidden)]
     for name in MAIN_KEYS:
         _, field = field_of(Plan, name) or (Plan, None)
         assert field is not None
-        table = _section(type(field.default), _in_table(keys, name))
+        table = _section(type(field.default), _in_table(keys, name), _in_table(added, name))
         parts.append(f"[plan.{name}]\n{table}")
     return "\n".join(parts)
 

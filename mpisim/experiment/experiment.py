@@ -34,7 +34,7 @@ from .choices import (
 from .framework import FrameworkOptions
 from .models import Model
 from .plan import Plan
-from .profiles import ProfileKey, profile_of
+from .profiles import NO_FRAMEWORK, Profile, ProfileKey, profile_of
 from .traced import Traced
 
 if TYPE_CHECKING:
@@ -187,10 +187,35 @@ class Experiment:
         return self.plan.framework
 
     @property
+    def profile(self) -> Profile | None:
+        """The profile of the framework that is named; None if none is."""
+        name = self.plan.framework.name
+        return None if name in (None, NO_FRAMEWORK) else profile_of(name, self.source)
+
+    @property
+    def says_framework(self) -> bool:
+        """Whether it is said which framework runs the plan, or what its kernels are.
+
+        That is how attention is computed and whether elementwise work is fused; one of them will
+        do where nothing is filled in.
+        """
+        elementwise = self._is_said("fused")
+        attention = self._is_said("kernels") or self._is_said("attention")
+        if self.framework.name == NO_FRAMEWORK or not self.given:
+            return elementwise or attention
+        return self.profile is not None or (elementwise and attention)
+
+    def _is_said(self, key: str) -> bool:
+        """Whether a key of ``[framework]`` is given, or has a value that nothing else set."""
+        return key in self.given.get("framework", {}) or (
+            getattr(self.framework, key) != getattr(FrameworkOptions, key)
+            and f"framework.{key}" not in self.set_by_profile
+        )
+
+    @property
     def software(self) -> str | None:
         """Whose launches and overhead of a step fitted constants are to be; None if not known."""
-        name = self.plan.framework.name
-        return None if name is None else profile_of(name, self.source).host
+        return None if self.profile is None else self.profile.host
 
     def left_to_defaults(self) -> dict[str, object]:
         """Return the keys that were not given and have kept their defaults, with these."""

@@ -18,7 +18,8 @@ from .models import Count
 __all__ = ["FrameworkOptions", "Style"]
 
 Style = Literal["megatron", "ddp", "deepspeed", "fsdp"]
-Bytes = Annotated[int, Limits(least=1, most=10**12)]
+Bytes = Annotated[int, Limits(least=1024, most=10**12)]
+"""Of a bucket: less is a slip, as 25 for the 26214400 of ``bucket_cap_mb=25``."""
 
 
 @frozen
@@ -29,7 +30,8 @@ class FrameworkOptions:
     ----------
     name : str, optional
         One of ``mpisim list frameworks``, or the path of a file as those of ``data/frameworks``: it
-        fills in what the experiment leaves blank (`mpisim.experiment.profiles`).
+        fills in what the experiment leaves blank (`mpisim.experiment.profiles`). If not given, what
+        is common practice for such a plan does; "none": nothing does.
     version : str, optional
         Of the framework, as it counts them: ``"25.07"``, ``"0.12.1"``; the newest if not given.
     recipe : {"none", "performance"}
@@ -38,7 +40,7 @@ class FrameworkOptions:
         Whose rules buckets and hooks follow; by default "fsdp" where zero is 2 or more, "megatron"
         for other transformers, "ddp" for other models.
     bucket : int, optional
-        Bytes of a gradient bucket; the rule of `dp_style` if not given.
+        Bytes of a gradient bucket, 1024 or more; the rule of `dp_style` if not given.
     average_in_collective : bool
         Whether NCCL divides by the number of ranks, not a kernel before it (Megatron-LM's
         ``--ddp-average-in-collective``).
@@ -245,21 +247,12 @@ class FrameworkOptions:
     moe_capacity: bool = False
 
     def __post_init__(self) -> None:
-        if self.name is None and (self.version is not None or self.recipe != "none"):
+        if self.name in (None, "none") and (self.version is not None or self.recipe != "none"):
             key = "recipe" if self.version is None else "version"
-            raise InputError(f"{key} is given, but name is not: of which framework?")
+            given = "name is not" if self.name is None else "name is 'none'"
+            raise InputError(f"{key} is given, but {given}: of which framework?")
         if self.launch_blocking and self.cuda_graphs:
             raise InputError("launch_blocking is true, but cuda_graphs, too: the CPU launches none")
-
-    @property
-    def is_told(self) -> bool:
-        """Whether it is said which framework runs the plan, or what its kernels are."""
-        return (
-            self.name is not None
-            or not self.fused
-            or self.kernels != "flash"
-            or self.attention != "newest"
-        )
 
     @property
     def fuses_loss(self) -> bool:

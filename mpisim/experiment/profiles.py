@@ -11,10 +11,14 @@ profile that holds; then the defaults of experiments.
 
 An entry holds for versions (``versions = ">=24.03,<25.04"``) and conditions on the experiment
 (``where = { gpu = "hopper", tp = ">1" }``), which see what the entries before have set.
+
+Where no framework is named, ``data/practice.toml`` takes the place of a profile: what frameworks of
+today do by default for such a plan. ``name = "none"`` has neither.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -26,20 +30,23 @@ from typing import Any, Literal
 
 from ..base.errors import InputError, one_of
 from ..base.frozen import frozen
-from ..base.presets import SUFFIX, find_file
+from ..base.presets import SUFFIX, find_file, packaged
 from ..base.schema import build
 from ..data import names
-from ..kernels.gpu import find_gpu
+from ..kernels.gpu import Gpu, find_gpu
 from ..topo import find_cluster
 from .models import Cnn, Model, Transformer
 from .plan_keys import key_path
+from .traced import Traced
 
 __all__ = [
+    "NO_FRAMEWORK",
     "Entry",
     "Profile",
     "ProfileKey",
     "Where",
     "chosen_profile",
+    "common_practice",
     "filled",
     "find_profile",
     "named_in",
@@ -49,6 +56,16 @@ __all__ = [
 
 FOLDER = "frameworks"
 
+PRACTICE_FILE = "practice.toml"
+"""Stands for a profile where no framework is named."""
+
+NO_FRAMEWORK = "none"
+"""``framework.name`` of experiments that nothing is to be filled in of."""
+
+STATES = 18
+"""Bytes a parameter of weights, gradients and Adam's states where nothing is sharded
+(huggingface.co/docs/transformers model_memory_anatomy)."""
+
 Version = tuple[int, ...]
 
 NEWEST: Version = (10**9,)
@@ -57,7 +74,7 @@ NEWEST: Version = (10**9,)
 FIRST_YEAR = 20
 """What versions that are dates begin with, at least: ``23.09``, ``2020-10``."""
 
-CENTURY = 2000
+CENTURY, MONTHS = 2000, 12
 
 COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
@@ -65,6 +82,9 @@ COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     "<": operator.lt,
 }
+
+VERSION = r"\d[\w.-]*"
+"""A version in a text, as of `Profile.versions`."""
 
 _COMPARISON = re.compile(r"(>=|<=|>|<)\s*(\S+)")
 
@@ -83,15 +103,24 @@ class Where:
         ``"transformer"``, ``"cnn"`` or ``"dlrm"``.
     kind : str
         ``family`` of ``[model]``: ``"bert"``, ``"gpt"``.
-    precision, recompute, fp8_scaling : str
-        Main keys of these sub-tables, and ``precision.fp8_scaling``; ``recompute = "unset"``:
-        neither the experiment nor an entry before says anything of recomputation.
+    precision, recompute, fp8_scaling, kernels : str
+        Main keys of these sub-tables, ``precision.fp8_scaling`` and ``framework.kernels``;
+        ``recompute = "unset"``: neither the experiment nor an entry before says anything of
+        recomputation.
     experts : bool, optional
         Whether the model has experts.
     sp : bool, optional
         Whether sequences are shared by tensor-parallel ranks.
-    tp, pp, vpp, cp, ep, zero, hidden, seq_len, gpus : str
-        Numbers: ``"2|4"``, ``">1"``, ``">=1024"``.
+    blocking : bool, optional
+        Whether the CPU waits for each kernel it launches.
+    style : str
+        Whose rules data parallelism follows: ``framework.dp_style``, or what takes its place.
+    replicas : bool, optional
+        Whether data parallelism is the only one: tp, pp, cp and ep are 1.
+    tp, pp, vpp, cp, ep, zero, hidden, seq_len, memory, gpus : str
+        Numbers: ``"2|4"``, ``">1"``, ``">=1024"``; hidden, seq_len and memory are the model's.
+    states : str
+        The same: `STATES` of the whole model in percent of a GPU's memory; transformers.
     """
 
     gpu: str = ""
@@ -101,8 +130,12 @@ class Where:
     precision: str = ""
     recompute: str = ""
     fp8_scaling: str = ""
+    kernels: str = ""
     experts: bool | None = None
     sp: bool | None = None
+    blocking: bool | None = None
+    style: str = ""
+    replicas: bool | None = None
     tp: str = ""
     pp: str = ""
     vpp: str = ""
@@ -111,7 +144,9 @@ class Where:
     zero: str = ""
     hidden: str = ""
     seq_len: str = ""
+    memory: str = ""
     gpus: str = ""
+    states: str = ""
 
 
 @frozen
@@ -163,6 +198,10 @@ class Profile:
     own_kernels : bool
         Whether norms, softmax and elementwise kernels are its own: not PyTorch's or NVIDIA's, whose
         times the kernel models were fitted to.
+    models : tuple of str
+        Families of models that it trains (transformer, cnn, dlrm); any if empty.
+    parallel : tuple of str
+        Kinds of parallelism that it has (tp, pp, cp, ep, dp); all if empty.
     """
 
     name: str
@@ -175,6 +214,8 @@ class Profile:
     by_date: bool
     releases: Mapping[str, str]
     own_kernels: bool = False
+    models: tuple[str, ...] = ()
+    parallel: tuple[str, ...] = ()
 
     def version_of(self, text: str) -> Version:
         """Version as a user writes it → its numbers, those of its date where versions are dates.
@@ -188,6 +229,11 @@ class Profile:
         if not self.by_date or not found:
             return found
         if found[0] >= FIRST_YEAR:  # 25.04 and 2025-04 are one
+            if not all(1 <= month <= MONTHS for month in found[1:2]):
+                raise InputError(
+                    f"framework.version is {text!r}; versions of {self.title} are dates here, with "
+                    f"months from 1 to {MONTHS}: {self.versions}"
+                )
             century = CENTURY * (self._covered[0][0] >= CENTURY) if self._covered else 0
             return (found[0] % CENTURY + century, *found[1:])
         release = ".".join(map(str, (*found, 0)[:2]))
@@ -209,10 +255,21 @@ class Profile:
         covered, parts = self._covered, self.version_of(version)
         return bool(covered) and parts < min(covered)[: len(parts)]
 
+    def stands_for(self, version: str) -> str:
+        """Version → that whose behaviour is taken for it, as the file writes it; empty if itself.
+
+        Entries of the last version that is covered hold for those after it, too, entries of the
+        first for those before it.
+        """
+        texts = re.findall(VERSION, self.versions)
+        if self.is_newer(version):
+            return str(max(texts, key=_version))
+        return str(min(texts, key=_version)) if self.is_older(version) else ""
+
     @property
     def _covered(self) -> list[Version]:
         """Versions that the file names."""
-        return [_version(each) for each in re.findall(r"\d[\w.-]*", self.versions)]
+        return [_version(each) for each in re.findall(VERSION, self.versions)]
 
 
 @frozen
@@ -245,6 +302,8 @@ class _Head:
     aliases: tuple[str, ...] = ()
     releases: dict[str, str] = field(default_factory=dict)
     own_kernels: bool = False
+    models: tuple[Literal["transformer", "cnn", "dlrm"], ...] = ()
+    parallel: tuple[Literal["tp", "pp", "cp", "ep", "dp"], ...] = ()
 
 
 def profile_of(name: str, source: str) -> Profile:
@@ -273,6 +332,12 @@ def find_profile(name: str) -> Profile:
         If there is none of that name, or the file is not a framework's.
     """
     return _profile(name)
+
+
+@cache
+def common_practice() -> Profile:
+    """Return what stands for a profile where no framework is named."""
+    return _built("", packaged(PRACTICE_FILE), PRACTICE_FILE)
 
 
 def profiles() -> Iterator[Profile]:
@@ -310,7 +375,12 @@ def _naming(name: str) -> re.Pattern[str]:
 @cache
 def _profile(name: str) -> Profile:
     preset = find_file(name, FOLDER, "framework")
-    table, source = dict(preset.table), preset.source
+    return _built(preset.name, preset.table, preset.source)
+
+
+def _built(name: str, contents: Mapping[str, Any], source: str) -> Profile:
+    """Name of a profile, contents of its file, what to call that in messages → the profile."""
+    table = dict(contents)
     defaults = table.pop("defaults", [])
     head = build(_Head, table, source, listed="docs/frameworks.md explains them")
     if not isinstance(defaults, list) or not all(isinstance(each, dict) for each in defaults):
@@ -329,23 +399,25 @@ def _profile(name: str) -> Profile:
             raise InputError(f"{source}: [{where}] {error}") from error
         entries.append((entry, {".".join(key_path(k.split("."))): v for k, v in values.items()}))
     return Profile(
-        preset.name, head.title, head.versions, head.url, head.host or preset.name, head.aliases,
+        name, head.title, head.versions, head.url, head.host or name, head.aliases,
         tuple(entries), head.version_form == "calendar", MappingProxyType(dict(head.releases)),
-        head.own_kernels,
+        head.own_kernels, head.models, head.parallel,
     )  # fmt: skip
 
 
 def filled(
-    tables: Mapping[str, Any], model: Model, source: str, *, with_model: bool = True
+    tables: Mapping[str, Any], model: Model | Traced, source: str, *, with_model: bool = True
 ) -> tuple[dict[str, Any], dict[str, ProfileKey]]:
     """Tables of an experiment, its model → the tables with what its framework's profile adds.
+
+    Where no framework is named, that is what is common practice, which never touches the model.
 
     Parameters
     ----------
     tables : mapping
         Sub-tables are tables (`mpisim.experiment.plan_keys.with_sub_tables`).
-    model : Model
-        As ``[model]`` says it.
+    model : Model or Traced
+        As ``[model]`` says it. Nothing is filled in for what was traced.
     source : str
         The file, for messages.
     with_model : bool
@@ -357,14 +429,18 @@ def filled(
     keys : dict of str to ProfileKey
         What the profile has set, by full key.
     """
-    chosen = tables.get("framework")
-    if not isinstance(chosen, dict) or chosen.get("name") is None:
+    if not all(isinstance(tables.get(key, {}), dict) for key in ("plan", "framework")):
+        return dict(tables), {}  # which is refused where these are read
+    chosen = tables.get("framework", {})
+    name = chosen.get("name")
+    if name == NO_FRAMEWORK or isinstance(model, Traced):
         return dict(tables), {}
-    name = chosen["name"]
-    if not isinstance(name, str):
+    if name is not None and not isinstance(name, str):
         raise InputError(f"{source}: key 'framework.name' is {name!r}; it must be a text in quotes")
+    profile, version = common_practice(), NEWEST
     try:
-        profile, version = chosen_profile(chosen, source)
+        if name is not None:
+            profile, version = chosen_profile(chosen, source)
     except InputError as error:
         key = "" if str(error).startswith("framework.version") else "key 'framework.name': "
         raise InputError(f"{source}: {key}{error}") from error
@@ -447,12 +523,14 @@ def _check_conditions(entry: Entry) -> None:
             raise InputError(f"where.family is {each!r}{one_of(each, families)}")
 
 
-NUMBERS = ("tp", "pp", "vpp", "cp", "ep", "zero", "hidden", "seq_len", "gpus")
+OF_MODELS = ("hidden", "seq_len", "memory")
+
+NUMBERS = ("tp", "pp", "vpp", "cp", "ep", "zero", *OF_MODELS, "gpus", "states")
 
 
 def _holds(where: Where, tables: Mapping[str, Any], model: Model) -> bool:
     """Whether an experiment is as `where` says."""
-    plan = tables.get("plan", {})
+    plan = _table(tables, "plan")
     experts = isinstance(model, Transformer) and model.experts > 0
     if where.family and _family(model) not in where.family.split("|"):
         return False
@@ -462,15 +540,20 @@ def _holds(where: Where, tables: Mapping[str, Any], model: Model) -> bool:
         return False
     if where.sp is not None and where.sp != plan.get("sp", plan.get("tp", 1) != 1):
         return False
+    blocking = _table(tables, "framework").get("launch_blocking", False)
+    if where.blocking is not None and where.blocking != blocking:
+        return False
     if where.model and not _is_model(where.model, tables):
         return False
     if where.gpu and not _is_gpu(where.gpu, tables):
         return False
-    precision, recompute = plan.get("precision", {}), plan.get("recompute", {})
+    precision, recompute = _table(plan, "precision"), _table(plan, "recompute")
     words = {
         "precision": precision.get("products", "bf16"),
         "recompute": recompute.get("granularity", "unset"),
         "fp8_scaling": precision.get("fp8_scaling", "delayed"),
+        "kernels": _table(tables, "framework").get("kernels", "flash"),
+        "style": _style(tables, model),
     }
     if any(
         getattr(where, name) and value not in getattr(where, name).split("|")
@@ -478,10 +561,16 @@ def _holds(where: Where, tables: Mapping[str, Any], model: Model) -> bool:
     ):
         return False
     numbers = {name: plan.get(name, 1) for name in ("tp", "pp", "vpp", "cp", "ep")}
+    if where.replicas is not None:
+        axes = (numbers["tp"], numbers["pp"], numbers["cp"], numbers["ep"])
+        if where.replicas != (axes == (1, 1, 1, 1)):
+            return False
     numbers["zero"] = plan.get("zero", 0)
-    numbers |= {name: getattr(model, name, 0) for name in ("hidden", "seq_len")}
+    numbers |= {name: getattr(model, name, 0) for name in OF_MODELS}
     if where.gpus:
         numbers["gpus"] = _gpus(tables)
+    if where.states:
+        numbers["states"] = _states(tables, model)
     return all(_number_holds(getattr(where, name), value) for name, value in numbers.items())
 
 
@@ -510,17 +599,51 @@ def _is_model(texts: str, tables: Mapping[str, Any]) -> bool:
     return any(name.startswith(each) for each in texts.split("|"))
 
 
+def _style(tables: Mapping[str, Any], model: Model) -> str:
+    """Return whose rules data parallelism follows, as `mpisim.experiment.plan.Plan.style`."""
+    given = _table(tables, "framework").get("dp_style")
+    if given is not None:
+        return str(given)
+    if _table(tables, "plan").get("zero", 0) in (2, 3):
+        return "fsdp"
+    return "megatron" if isinstance(model, Transformer) else "ddp"
+
+
+def _states(tables: Mapping[str, Any], model: Model) -> int | None:
+    """Return `STATES` of a transformer in percent of a GPU's memory; None for other models."""
+    if not isinstance(model, Transformer):
+        return None
+    from .model_counts import parameters
+
+    _, gpu = _named_gpu(tables)
+    return None if gpu is None else math.ceil(100 * STATES * parameters(model) / gpu.memory.si)
+
+
+def _named_gpu(tables: Mapping[str, Any]) -> tuple[str, Gpu | None]:
+    """Return the experiment's GPU by the name it has there; None if there is none of that name."""
+    named, cluster = _table(tables, "kernels").get("gpu"), _table(tables, "cluster")
+    try:
+        if named is None:
+            named = find_cluster(str(cluster.get("preset", ""))).gpu
+        return str(named), find_gpu(str(named))
+    except InputError:  # which is refused where these tables are read
+        return str(named), None
+
+
+def _table(tables: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return a table; an empty one for what is none, which is refused where it is read."""
+    found = tables.get(key)
+    return found if isinstance(found, dict) else {}
+
+
 def _is_gpu(texts: str, tables: Mapping[str, Any]) -> bool:
     """Whether the experiment's GPU, or its architecture, is one of those named."""
-    named = tables.get("kernels", {}).get("gpu")
-    if named is None:
-        named = find_cluster(tables.get("cluster", {}).get("preset", "")).gpu
-    gpu = find_gpu(named)
-    return any(each in (named, gpu.family) for each in texts.split("|"))
+    named, gpu = _named_gpu(tables)
+    return gpu is not None and any(each in (named, gpu.family) for each in texts.split("|"))
 
 
 def _gpus(tables: Mapping[str, Any]) -> int:
-    cluster = tables.get("cluster", {})
+    cluster = _table(tables, "cluster")
     per_node = cluster.get("gpus_per_node") or find_cluster(cluster["preset"]).gpus_per_node
     return int(cluster.get("gpus") or cluster.get("nodes", 1) * per_node)
 

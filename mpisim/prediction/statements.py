@@ -17,7 +17,7 @@ from ..base.text import percentage
 from ..engine.run import Run
 from ..experiment import Cnn, Dlrm, Experiment, Plan, Transformer, VariationChoice
 from ..experiment.plan_keys import short_key
-from ..experiment.profiles import profile_of
+from ..experiment.profiles import Profile
 from ..kernels.counted import PRICED
 from ..program import Program
 from ..topo import Cluster, find_cluster
@@ -39,6 +39,11 @@ if TYPE_CHECKING:
     from .prepared_program import PreparedProgram
 
 __all__ = ["METHOD", "program_error_bar", "program_statements", "statements"]
+
+PRACTICE = "common practice, as no framework is named"
+
+OUTSIDE = "is outside of what is known"
+"""Of a version of a framework."""
 
 OVERLAP_SLOWDOWN = "the slowdown of kernels and communications that overlap"
 
@@ -234,32 +239,76 @@ def _plan_assumptions(experiment: Experiment) -> list[str]:
     return [
         f"{products}, {'fused' if plan.framework.fused else 'elementary'} elementwise kernels",
         "kernels one after another on one stream; each kind of communicator on a stream of its own",
+        *_more_layers_than_there_are(experiment),
     ]
+
+
+def _more_layers_than_there_are(experiment: Experiment) -> list[str]:
+    """Say that fewer layers are computed again than asked for, where no part has so many."""
+    plan, layers = experiment.plan, experiment.plan.recompute.layers
+    if layers is None or not isinstance(experiment.model, Transformer):
+        return []
+    even = -(-experiment.model.layers // (plan.pp * plan.vpp))
+    most = max(plan.pipeline.stages, default=even)
+    if layers <= most:
+        return []
+    has = f"no part of the pipeline has more than {most} layers"
+    return [f"plan.recompute.layers is {layers}, but {has}: all of them"]
 
 
 def _profile_lines(experiment: Experiment) -> list[str]:
     """Say what the profile of the framework has set, and by which source."""
-    if experiment.framework.name is None:
-        if experiment.framework.is_told:
-            return []
-        return ["framework: none is named, so that the error bar is wide; [framework] name tells"]
-    profile = profile_of(experiment.framework.name, experiment.source)
+    profile, version = experiment.profile, experiment.framework.version
+    if profile is None:
+        lines = []
+        if not experiment.says_framework:
+            wide = "so that the error bar is wide; [framework] name tells"
+            lines = [f"framework: none is named, {wide}"]
+        return [
+            *lines,
+            *(
+                f"{short_key(key)} = {format_value(each.value)} ({PRACTICE}: {each.source})"
+                for key, each in experiment.set_by_profile.items()
+            ),
+        ]
     called = profile.title
-    version = experiment.framework.version
     if version is not None:
         called += f" {version}"
     lines = [f"framework: {called}; the profile covers {profile.versions}"]
     if version is None:
         lines[0] += "; no version is given, so the newest is taken"
-    elif profile.is_newer(version):
-        lines[0] += ", the version is newer"
-    elif profile.is_older(version):
-        lines[0] += ", the version is older"
+    elif known := profile.stands_for(version):
+        side = "ends at" if profile.is_newer(version) else "begins with"
+        lines[0] = (
+            f"framework: {called} {OUTSIDE}: the profile {side} {known}, whose behaviour is assumed"
+        )
+    lines += _not_of_profile(experiment, profile)
     for key, each in experiment.set_by_profile.items():
         how = ", by analogy" if each.analogy else ""
         lines.append(
             f"{short_key(key)} = {format_value(each.value)} ({called}{how}: {each.source})"
         )
+    return lines
+
+
+def _not_of_profile(experiment: Experiment, profile: Profile) -> list[str]:
+    """Say where the framework trains no such model, or has no parallelism as the plan's."""
+    lines = []
+    kinds = {Cnn: "cnn", Dlrm: "dlrm"}
+    family = kinds.get(type(experiment.model), "transformer")
+    if profile.models and family not in profile.models:
+        lines.append(
+            f"framework: {profile.title} is for {' and '.join(profile.models)} models; of a "
+            f"{family} its profile says nothing, so defaults are assumed"
+        )
+    plan = experiment.plan
+    for axis in ("tp", "pp", "cp", "ep"):
+        size = getattr(plan, axis)
+        if size > 1 and profile.parallel and axis not in profile.parallel:
+            lines.append(
+                f"framework: {profile.title} has no such parallelism of its own: {axis} = {size} "
+                "is as Megatron-LM's"
+            )
     return lines
 
 

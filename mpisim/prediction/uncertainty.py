@@ -29,7 +29,6 @@ from ..base.quantity import Quantity
 from ..base.schema import build
 from ..engine.critical_path import PieceKind
 from ..engine.run import Run
-from ..experiment.profiles import profile_of
 from ..kernels.numbers import quantity
 from ..kernels.operations import Attention, Convolution, Gemm, GroupedGemm
 from ..program import UNPRICED, Operation
@@ -200,8 +199,8 @@ class PathShares:
             self.communication = cache(prepared.network.shares)
         self._own_kernels = (
             isinstance(prepared, PreparedExperiment)
-            and (name := prepared.experiment.framework.name) is not None
-            and profile_of(name, prepared.experiment.source).own_kernels
+            and (profile := prepared.experiment.profile) is not None
+            and profile.own_kernels
         )
         # With the durations of communications that wait for circuits to be set up.
         self._waiting = with_set_ups(prepared.program, prepared.network)
@@ -415,7 +414,7 @@ def error_bar(
         numbers[GUESSED] = Quantity(1, "1", guess.error, "published models of such sizes")
         lengths = {**lengths, GUESSED: float(run.step_time)}
     numbers[OWN_KERNELS] = quantity("own_kernels")
-    if not prepared.experiment.framework.is_told:
+    if not prepared.experiment.says_framework:
         numbers[UNNAMED] = _unnamed(prepared)
         lengths = {**lengths, UNNAMED: float(run.step_time)}
     left_out = _model_error(prepared) if model_error else None

@@ -48,6 +48,13 @@ def _transformer(experiment: Experiment) -> bool:
     return isinstance(experiment.model, Transformer)
 
 
+def _replicated(experiment: Experiment) -> bool:
+    """Whether there may be more than one data-parallel rank."""
+    plan, cluster = experiment.plan, experiment.cluster
+    gpus = cluster.gpus or cluster.nodes * cluster.node_gpus
+    return plan.dp != 1 and gpus > plan.tp * plan.pp
+
+
 def _experts(experiment: Experiment) -> bool:
     model = experiment.model
     return isinstance(model, Transformer) and model.experts > 0
@@ -102,6 +109,10 @@ def _fused_attention(experiment: Experiment) -> bool:
     return _transformer(experiment) and experiment.plan.framework.kernels == "flash"
 
 
+def _fused_norms(experiment: Experiment) -> bool:
+    return _transformer(experiment) and experiment.plan.framework.fuses_norms
+
+
 def _whole_layers(experiment: Experiment) -> bool:
     return _transformer(experiment) and not _tensor(experiment)
 
@@ -150,8 +161,6 @@ EFFECTIVE_KEYS: dict[str, Condition] = {
             "plan.vpp",
             "plan.pipeline.stages",
             "framework.dp_style",
-            "plan.zero",
-            "plan.overlap.dp",
             "plan.precision",
             "plan.precision.gradients",
             "plan.optimizer",
@@ -162,14 +171,14 @@ EFFECTIVE_KEYS: dict[str, Condition] = {
         ),
         _always,
     ),
+    **dict.fromkeys(("plan.zero", "plan.overlap.dp"), _replicated),
     **dict.fromkeys(("plan.pipeline", "plan.overlap.p2p"), _pipeline),
     **dict.fromkeys(
         ("plan.pipeline.account_for_embedding", "plan.pipeline.account_for_loss"), _shared_evenly
     ),
     **dict.fromkeys(("plan.sp", "plan.overlap.tp", "plan.overlap.dgrad"), _tensor),
-    **dict.fromkeys(
-        ("plan.recompute", "framework.kernels", "framework.persistent_norms"), _transformer
-    ),
+    **dict.fromkeys(("plan.recompute", "framework.kernels"), _transformer),
+    "framework.persistent_norms": _fused_norms,
     "framework.attention": _fused_attention,
     "framework.separate_projections": _whole_layers,
     **dict.fromkeys(

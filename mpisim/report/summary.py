@@ -64,6 +64,8 @@ UNNAMED = "framework not named"
 """How the source of an error begins that a key would take away."""
 
 NAME_IT = "[framework] name narrows it"
+OUTSIDE = "is outside of what is known"
+"""Of a version, in an assumption."""
 
 
 def summarise(results: Results, drawing: Drawing = PLAIN) -> str:
@@ -344,6 +346,12 @@ def _warnings(results: Results, drawing: Drawing) -> list[str]:
     if "launch_bound" in attributes:
         line = f"Launch-bound: {one_line(str(attributes['launch_bound']))}"
         texts += map(drawing.warning, wrap(line, WIDTH, max_lines=2, placeholder=" …"))
+    assumed = attributes.get("assumptions")
+    for line in assumed if isinstance(assumed, list) else []:
+        if OUTSIDE in line:
+            said = one_line(line)
+            said = said[:1].upper() + said[1:]
+            texts += map(drawing.warning, wrap(said, WIDTH, max_lines=2, placeholder=" …"))
     sources = attributes.get("uncertainty_sources")
     most = one_line(str(sources[0])) if isinstance(sources, list) and sources else ""
     if most.startswith(UNNAMED) and not texts:

@@ -31,6 +31,7 @@ from ..base.errors import InputError
 from ..base.quantity import GIB
 from ..experiment import Experiment
 from ..experiment.load import plan_of
+from ..experiment.profiles import filled
 from ..mpi.parallel import collective_errors, progress
 from ..prediction.extrapolation import (
     MAX_EXTRAPOLATION_ERROR,
@@ -90,12 +91,14 @@ class Candidates:
         values = [assignment[at] for at in self._others]
         others = json.dumps(values, default=str) if values else ""
         shared = self._shared.get(others)
-        if shared is None or shared.framework.name is not None:  # a profile sets more than the plan
+        if shared is None or shared.profile is not None:  # a profile sets more than the plan
             experiment = space.experiment(number)
             experiment = replace(experiment, run=replace(experiment.run, allow_oom=True))
             self._shared[others] = experiment
         else:
-            experiment = replace(shared, plan=plan_of(tables, space.source), given=tables)
+            full, set_by = filled(tables, shared.model, space.source)
+            plan = plan_of(full, space.source)
+            experiment = replace(shared, plan=plan, given=tables, set_by_profile=set_by)
         plan = experiment.plan
         hardware = self._hardware.get(others)
         if hardware is None:

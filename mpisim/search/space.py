@@ -414,13 +414,13 @@ def _check_values(key: str, values: Sequence[Any], source: str) -> None:
 def _check_name(where: str, key: str, value: Any, source: str) -> None:
     """Refuse a name that there is not: it would be a candidate that is left out in silence."""
     from ..experiment.model_presets import find_model
-    from ..experiment.profiles import profile_of
+    from ..experiment.profiles import NO_FRAMEWORK, profile_of
     from ..kernels import find_gpu
     from ..topo import find_cluster
 
     finders: Mapping[str, Callable[[str], Any]] = {
         "cluster.preset": find_cluster,
-        "framework.name": lambda name: profile_of(name, source),
+        "framework.name": lambda name: name == NO_FRAMEWORK or profile_of(name, source),
         "kernels.gpu": find_gpu,
         "workload.gpu": find_gpu,
         "model.preset": find_model,

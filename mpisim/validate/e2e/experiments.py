@@ -208,8 +208,9 @@ def _mapped(
     table = nested(dict(sorted(keys.items())))
     text = f"title = {toml_value(row.texts['model'])}\n" + toml_table(table)
     experiment = read_experiment(text, row.where, changes)
+    filler = "practice" if experiment.profile is None else "profile"
     defaults += [
-        f"{short_key(key)} = {toml_value(each.value)} (profile)"
+        f"{short_key(key)} = {toml_value(each.value)} ({filler})"
         for key, each in experiment.set_by_profile.items()
     ]
     if experiment.guess is not None:
@@ -225,7 +226,7 @@ def shown(mapped: Mapped) -> str:
     seconds = row.seconds
     assert seconds is not None
     lines = [f"{row.id}: {seconds:.6g} s measured{part}; to be run with: mpisim run FILE"]
-    own = [each for each in mapped.defaults if not each.endswith("(profile)")]
+    own = [each for each in mapped.defaults if not each.endswith(("(profile)", "(practice)"))]
     lines += [f"filled in: {each}" for each in own]
     lines += [f"approximation: {each}" for each in mapped.approximations]
     comments = (textwrap.wrap(each, 98, subsequent_indent="  ") for each in lines)
