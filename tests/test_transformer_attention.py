@@ -307,6 +307,8 @@ def test_megatron_cuts_and_puts_together(family: str, copied: list[str]) -> None
         keys["kv_heads"] = 1
     found = operator(network(model(family, **keys), plan()), "qkv split")
     assert lines(found.forward) == copied
+    # Heads of two do not lie behind one another: places are divided out, 8 tokens of 16 elements.
+    assert [step.kernel.indexed for step in found.forward] == [8 * 16] * len(copied)
     width = 16 + 2 * 8 * (1 if copied else 2)
     assert lines(found.backward) == [f"qkv gradient concatenation: {2 * 2 * 8 * width} bytes"]
     torch = network(model(family, **keys), plan(dp_style="ddp"))

@@ -19,7 +19,7 @@ from ...program import Operation
 from ..operators import Operator, Parameter, Task
 from .core_attention import core_attention
 from .module_options import recompute_module
-from .pointwise import branch, dropout_add, elementwise, norm, rotary_kernels
+from .pointwise import branch, broadcast, dropout_add, elementwise, norm, rotary_kernels
 from .precision import accumulate_gradient
 from .shapes import AttentionShape, Shapes
 from .tensor_parallel import column_linear, linear, row_linear, separate_linears, tp_collective
@@ -177,7 +177,8 @@ def _split_qkv(s: Shapes, shape: AttentionShape) -> tuple[Operator, ...]:
 
     As Megatron-LM with fused attention: queries of several heads to a key are copied, since no view
     puts heads of all groups behind one another (``query.reshape``,
-    megatron/core/transformer/attention.py); gradients of the three are put together again
+    megatron/core/transformer/attention.py), by PyTorch's kernel of tensors that are not dense;
+    gradients of the three are put together again
     (``SplitAlongDim`` of Transformer Engine, whose ``noop_cat`` is of no use: rotary positions and
     attention make three tensors).
     """
@@ -185,7 +186,8 @@ def _split_qkv(s: Shapes, shape: AttentionShape) -> tuple[Operator, ...]:
         return ()
     moved = 2 * s.element_size * s.tokens
     grouped = shape.kv_heads < shape.heads
-    forward = (elementwise("query copy", moved * shape.query_width),) if grouped else ()
+    elements = s.tokens * shape.query_width
+    forward = (broadcast("query copy", 2 * s.element_size * elements, elements),) if grouped else ()
     width = shape.query_width + shape.key_value_width
     backward = (elementwise("qkv gradient concatenation", moved * width),)
     return (Operator("qkv split", forward, backward),)
