@@ -18,6 +18,8 @@ import json
 import sys
 from pathlib import Path
 
+from mpisim.base.text import percentage
+
 __all__ = ["TABLE", "moved", "read"]
 
 TABLE = Path(__file__).resolve().parent.parent / "tests" / "e2e_predictions.csv"
@@ -44,7 +46,7 @@ def moved(before: dict[str, float], now: dict[str, float]) -> list[str]:
         name: now[name] / before[name] - 1 for name in before.keys() & now.keys() if before[name]
     }
     lines = [
-        f"{name}: {change:+.2%}, {before[name]:.6g} s before, {now[name]:.6g} s now"
+        f"{name}: {percentage(change, 2, signed=True)}, {before[name]:.6g} s before, {now[name]:.6g} s now"
         for name, change in sorted(changes.items(), key=lambda each: -abs(each[1]))
         if abs(change) > ALIKE
     ]

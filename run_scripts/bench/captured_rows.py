@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 
 from mpisim.base.presets import packaged
+from mpisim.base.text import percentage
 from mpisim.validate.e2e.clusters import choose
 from mpisim.validate.e2e.rows import Row, read
 from mpisim.validate.e2e.settings import Settings
@@ -173,8 +174,10 @@ def main() -> None:
         if own:
             errors = np.array([each["predicted"] / each["measured"] - 1 for each in own])
             print(
-                f"{source or 'all':5} {len(own):3} rows: mean |error| {np.abs(errors).mean():.1%}, "
-                f"median {np.median(np.abs(errors)):.1%}, bias {errors.mean():+.1%}"
+                f"{source or 'all':5} {len(own):3} rows: "
+                f"mean |error| {percentage(np.abs(errors).mean(), 1)}, "
+                f"median {percentage(np.median(np.abs(errors)), 1)}, "
+                f"bias {percentage(errors.mean(), 1, signed=True)}"
             )
 
 
@@ -182,10 +185,11 @@ def _show(name: str, found: dict[str, Any]) -> None:
     error = found["predicted"] / found["measured"] - 1
     memory = f"{found['reserved']:6.1f} GiB"
     if found["peak"] is not None:
-        memory += f" (published {found['peak']}, {found['reserved'] / found['peak'] - 1:+.1%})"
+        off = percentage(found["reserved"] / found["peak"] - 1, 1, signed=True)
+        memory += f" (published {found['peak']}, {off})"
     print(
         f"{name:45} {found['measured'] * 1e3:9.1f} ms {found['predicted'] * 1e3:9.1f} ms "
-        f"{error:+6.1%} {found['cpu']:5.0f} s {memory}",
+        f"{percentage(error, 1, signed=True):>6} {found['cpu']:5.0f} s {memory}",
         flush=True,
     )
 

@@ -22,6 +22,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpisim import engine
+from mpisim.base.text import percentage
 from mpisim.experiment import ProgramExperiment, read
 from mpisim.export.operators import operators_around
 from mpisim.extrapolate import Extrapolated, Target, TracedStep, extrapolate, read_step
@@ -236,14 +237,15 @@ def main(names: list[str], scaling: Scaling) -> None:
             print(f"{name}: {step.measured / 1e9:.3f} ms at {step.batch} samples, {A100[1]}")
             again = stated(extrapolate(step, Target(A100[0], {}, scaling=scaling)))[0]
             off = again * 1e12 / step.measured - 1
-            print(f"  {'unchanged':28} {again * 1e3:10.3f} ms {off:+8.3%}")
+            print(f"  {'unchanged':28} {again * 1e3:10.3f} ms {percentage(off, 3, signed=True):>8}")
             for keys in plans_of(name):
                 found = compare(model, step, keys, scaling)
                 what = ",".join(f"{key}={value}" for key, value in keys.items())
                 bytes_said = "bytes equal" if found.equal else "BYTES DIFFER"
                 print(
                     f"  {what:28} {found.extrapolated * 1e3:10.3f} ms, generated "
-                    f"{found.generated * 1e3:10.3f} ms {found.error:+8.2%}  {bytes_said}"
+                    f"{found.generated * 1e3:10.3f} ms {percentage(found.error, 2, signed=True):>8}  "
+                    f"{bytes_said}"
                 )
             wanted: list[tuple[str, Target, PreparedExperiment]] = [
                 (
@@ -273,9 +275,9 @@ def main(names: list[str], scaling: Scaling) -> None:
                 run = engine.simulate(prepared.program, network=prepared.network)
                 ours = run.step_time / 1e12
                 print(
-                    f"  {what:28} {time * 1e3:10.3f} ms ± {error:.1%}, generated "
+                    f"  {what:28} {time * 1e3:10.3f} ms ± {percentage(error, 1)}, generated "
                     f"{ours * 1e3:10.3f} ms "
-                    f"{time / ours - 1:+8.2%}"
+                    f"{percentage(time / ours - 1, 2, signed=True):>8}"
                 )
 
 

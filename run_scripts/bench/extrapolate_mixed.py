@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from extrapolate_closed_loop import A100, H100, MODELS, Model, generated, traced, volumes
 
 from mpisim import engine
+from mpisim.base.text import percentage
 from mpisim.extrapolate import Target, TracedStep, extrapolate
 from mpisim.prediction.prepared import prepare
 
@@ -89,7 +90,8 @@ def main(names: list[str]) -> None:
             print(
                 f"  {what:28} {found.of_both * 1e3:10.3f} ms, of one trace "
                 f"{found.of_one * 1e3:10.3f} ms, generated {found.generated * 1e3:10.3f} ms "
-                f"{found.error:+8.2%}  {'bytes equal' if found.equal else 'BYTES DIFFER'}"
+                f"{percentage(found.error, 2, signed=True):>8}  "
+                f"{'bytes equal' if found.equal else 'BYTES DIFFER'}"
             )
 
 

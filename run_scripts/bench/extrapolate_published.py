@@ -24,6 +24,7 @@ from mpi4py import MPI
 
 from mpisim import engine
 from mpisim.base.errors import MpisimError
+from mpisim.base.text import percentage
 from mpisim.experiment import ProgramExperiment
 from mpisim.export.operators import operators_around
 from mpisim.extrapolate import Target, extrapolate, read_step
@@ -236,7 +237,7 @@ def main() -> int:
             print(
                 f"{each.model:22} {each.framework:34} {each.gpu:16} {each.smallest:3} -> "
                 f"{each.gpus:4}  measured {each.measured:6.3f}  extrapolated "
-                f"{each.extrapolated:6.3f} {each.error:+7.1%}",
+                f"{each.extrapolated:6.3f} {percentage(each.error, 1, signed=True):>7}",
                 flush=True,
             )
     for kind in ("one GPU", "a job"):
@@ -253,7 +254,8 @@ def main() -> int:
 def _errors(own: Sequence[Point]) -> str:
     off = sorted(abs(point.error) for point in own)
     mean, bias = sum(off) / len(off), sum(point.error for point in own) / len(own)
-    return f"mean {mean:.1%}, median {off[len(off) // 2]:.1%}, bias {bias:+.1%}"
+    median = percentage(off[len(off) // 2], 1)
+    return f"mean {percentage(mean, 1)}, median {median}, bias {percentage(bias, 1, signed=True)}"
 
 
 if __name__ == "__main__":

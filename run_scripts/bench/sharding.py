@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpisim.base.text import aligned
+from mpisim.base.text import aligned, percentage
 from mpisim.experiment import Dlrm, Experiment, load
 from mpisim.search.sharding import Chosen, choose_placement
 
@@ -197,14 +197,14 @@ def print_choices(platform: str) -> list[Outcome]:
                 f"{one.steps[one.pick]:.2f}",
                 SHARDERS[one.fastest],
                 f"{one.steps[one.fastest]:.2f}",
-                f"{one.excess(one.pick):.2%}",
-                f"{slowest / one.steps[one.fastest] - 1:+.1%}",
-                f"{one.found / one.steps[one.fastest] - 1:+.1%}",
+                percentage(one.excess(one.pick), 2),
+                percentage(slowest / one.steps[one.fastest] - 1, 1, signed=True),
+                percentage(one.found / one.steps[one.fastest] - 1, 1, signed=True),
                 paper[0],
                 *(f"{each:.2f}" for each in paper[1:3]),
                 paper[3],
                 f"{paper[4]:.2f}",
-                f"{paper[2] / paper[4] - 1:.2%}",
+                percentage(paper[2] / paper[4] - 1, 2),
             )
         )
     print(f"4 x {platform.upper()}, batch 4096, times in ms")
@@ -244,16 +244,18 @@ def main() -> int:
     worst = max(one.excess(one.pick) for one in found)
     print(
         f"pick: {hits} of {len(found)} less than 10 % over the fastest, {exact} of them the "
-        f"fastest, worst {worst:.2%}; paper: 17 of 20, 7 the fastest, worst 13.76 %"
+        f"fastest, worst {percentage(worst, 2)}; paper: 17 of 20, 7 the fastest, worst 13.76 %"
     )
     for name in SHARDERS:
         fine = sum(one.excess(name) < TOLERANCE for one in found)
         best = sum(one.fastest == name for one in found)
         most = max(one.excess(name) for one in found)
-        print(f"always {name}: {fine} of {len(found)}, {best} the fastest, worst {most:.1%}")
+        print(
+            f"always {name}: {fine} of {len(found)}, {best} the fastest, worst {percentage(most, 1)}"
+        )
     gain = [1 - one.found / one.steps[one.fastest] for one in found]
     print(
-        f"search: {np.mean(gain):.1%} faster than the fastest sharder in the mean, {max(gain):.1%} "
+        f"search: {percentage(np.mean(gain), 1)} faster than the fastest sharder in the mean, {percentage(max(gain), 1)} "
         f"at most"
     )
     print(f"a choice takes {max(one.seconds for one in found):.1f} s at most")

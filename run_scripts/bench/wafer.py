@@ -14,7 +14,7 @@ from __future__ import annotations
 from itertools import product
 
 from mpisim.base.quantity import PICOSECONDS
-from mpisim.base.text import aligned
+from mpisim.base.text import aligned, percentage
 from mpisim.experiment import load
 from mpisim.simulate import simulate
 
@@ -42,7 +42,7 @@ def main() -> None:
             changes = [f"scale.switch_bandwidth={factor}", f"scale.link_bandwidth={factor}"]
             changes.append(f"network.first_step={str(first).lower()}")
             optical, circuits = run("triosim-wafer-vgg19-circuit", *sizes, *changes)
-            figures = (f"{wire / mesh:.0%}", f"{circuits / wire:.2f}", f"{mesh / optical:.2f}")
+            figures = (percentage(wire / mesh), f"{circuits / wire:.2f}", f"{mesh / optical:.2f}")
             rows.append((batch, order, links, step, *figures))
     print("\n".join(aligned(rows, left=(0, 1, 2, 3))))
 
