@@ -46,7 +46,8 @@ def moved(before: dict[str, float], now: dict[str, float]) -> list[str]:
         name: now[name] / before[name] - 1 for name in before.keys() & now.keys() if before[name]
     }
     lines = [
-        f"{name}: {percentage(change, 2, signed=True)}, {before[name]:.6g} s before, {now[name]:.6g} s now"
+        f"{name}: {percentage(change, 2, signed=True)}, {before[name]:.6g} s before, "
+        f"{now[name]:.6g} s now"
         for name, change in sorted(changes.items(), key=lambda each: -abs(each[1]))
         if abs(change) > ALIKE
     ]

@@ -244,8 +244,8 @@ def main(names: list[str], scaling: Scaling) -> None:
                 bytes_said = "bytes equal" if found.equal else "BYTES DIFFER"
                 print(
                     f"  {what:28} {found.extrapolated * 1e3:10.3f} ms, generated "
-                    f"{found.generated * 1e3:10.3f} ms {percentage(found.error, 2, signed=True):>8}  "
-                    f"{bytes_said}"
+                    f"{found.generated * 1e3:10.3f} ms "
+                    f"{percentage(found.error, 2, signed=True):>8}  {bytes_said}"
                 )
             wanted: list[tuple[str, Target, PreparedExperiment]] = [
                 (

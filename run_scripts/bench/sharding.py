@@ -251,12 +251,13 @@ def main() -> int:
         best = sum(one.fastest == name for one in found)
         most = max(one.excess(name) for one in found)
         print(
-            f"always {name}: {fine} of {len(found)}, {best} the fastest, worst {percentage(most, 1)}"
+            f"always {name}: {fine} of {len(found)}, {best} the fastest, "
+            f"worst {percentage(most, 1)}"
         )
     gain = [1 - one.found / one.steps[one.fastest] for one in found]
     print(
-        f"search: {percentage(np.mean(gain), 1)} faster than the fastest sharder in the mean, {percentage(max(gain), 1)} "
-        f"at most"
+        f"search: {percentage(np.mean(gain), 1)} faster than the fastest sharder in the mean, "
+        f"{percentage(max(gain), 1)} at most"
     )
     print(f"a choice takes {max(one.seconds for one in found):.1f} s at most")
     return int(hits < 0.85 * len(found))
