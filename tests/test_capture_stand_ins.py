@@ -384,6 +384,10 @@ def test_the_same_capture_twice(tmp_path: Path) -> None:
             "from flash_attn import flash_attn_fanc",
             r"train.py:1: ImportError: cannot import name 'flash_attn_fanc'",
         ),
+        (
+            "from apex.contrib.focal_loss import focal_loss",
+            r"train.py:1: ModuleNotFoundError: apex.contrib.focal_loss is not part of what stands",
+        ),
     ],
 )
 def test_what_a_stand_in_lacks_is_named(tmp_path: Path, text: str, said: str) -> None:

@@ -81,7 +81,9 @@ def spec_of(value: Any) -> Any:
         return str(value)[6:]
     if isinstance(value, torch.device):
         return value.type  # its number differs between ranks that do the same
-    return str(value)
+    if isinstance(value, torch.layout | torch.memory_format | torch.SymInt | torch.SymFloat):
+        return str(value)
+    return type(value).__name__  # what generators and groups are called has their address
 
 
 class _WithoutDevice(FakeTensorMode):

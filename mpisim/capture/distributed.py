@@ -8,6 +8,7 @@ others on the current stream.
 from __future__ import annotations
 
 import os
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
@@ -224,6 +226,8 @@ class Collectives:
         run : callable
             Gives its result without values.
         """
+        if short == "_wrap_tensor_autograd":  # waits where the tensor is first used
+            return AsyncCollectiveTensor(args[0])
         if short in ("wait_tensor", "wait_tensors"):
             for each in tree_leaves(args[0]):
                 place = self._produced.pop(each.untyped_storage()._cdata, None)
@@ -232,8 +236,6 @@ class Collectives:
         out = run(func, args, kwargs)
         base = short.removesuffix("_").removesuffix("_out").removesuffix("_coalesced")
         operation = _FUNCTIONAL.get(base)
-        if operation is None and short == "_wrap_tensor_autograd":
-            return out
         if operation is None:
             self.recorder.replaced[f"{func} is left out"] += 1
             return out
@@ -242,7 +244,10 @@ class Collectives:
         handle = self.issue(operation, group, larger, asynchronous=True)
         if handle._place is not None:
             for each in tree_leaves(out):
-                self._produced[each.untyped_storage()._cdata] = handle._place
+                storage = each.untyped_storage()
+                self._produced[storage._cdata] = handle._place
+                # Nobody waited, and the next storage may get its address.
+                weakref.finalize(storage, self._produced.pop, storage._cdata, None)
         return out
 
     def _follow_rank_0(self, group: Any, tensors: Any, root: int) -> None:

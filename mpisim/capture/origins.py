@@ -7,6 +7,7 @@ A parameter is told by its storage, which views of it share.
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -70,17 +71,26 @@ class Origins:
                 continue
             if not has_storage(each):
                 continue
-            storage = each.untyped_storage()._cdata
+            held = each.untyped_storage()
+            storage = held._cdata
             number = self._numbers.get(each)
             if number is None:
                 number = self._numbers[each] = self._new(each)
             elif self._storages[number] == storage:
                 continue
             else:  # parameter.data = ...
-                self._of_storage[self._storages[number]].discard(number)
+                self._of_storage.get(self._storages[number], set()).discard(number)
             self._storages[number] = storage
-            self._of_storage.setdefault(storage, set()).add(number)
+            if storage not in self._of_storage:
+                self._of_storage[storage] = set()
+                weakref.finalize(held, self._gone, storage)
+            self._of_storage[storage].add(number)
             self._recorder.parameters[number] = TensorSpec(str(each.dtype)[6:], tuple(each.shape))
+
+    def _gone(self, storage: int) -> None:
+        """Forget a storage, whose address another may get."""
+        for number in self._of_storage.pop(storage):
+            self._storages[number] = 0
 
     def _new(self, parameter: Any) -> int:
         """Number a parameter, and follow its gradients."""

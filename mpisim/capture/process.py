@@ -288,17 +288,18 @@ def _install_hooks(recorder: Recorder, dispatch: Any) -> None:
     import torch
     from torch.nn.modules import module as modules
     from torch.optim import optimizer as optimizers
+    from torch.utils.weak import WeakIdKeyDictionary
 
-    names: dict[int, str] = {}
+    names: Any = WeakIdKeyDictionary()
 
     def path_of(module: Any) -> str:
-        if id(module) not in names:
+        if module not in names:
             for name, each in module.named_modules():
                 for prefix in _PREFIXES:
                     name = name.replace(prefix, "")
                 name = name.removesuffix("._orig_mod")
-                names[id(each)] = name
-        return names[id(module)]
+                names[each] = name
+        return str(names[module])
 
     compiling = torch.compiler.is_compiling  # then Dynamo goes through what follows
 

@@ -250,6 +250,7 @@ def _run(script: Script, rank: int, received: Broadcasts) -> Recording:
             [sys.executable, "-m", "mpisim.capture.process", str(path)],
             # Libraries make folders when they are loaded, used or not, as PyTorch's compiler does.
             env={
+                "PYTHONHASHSEED": "0",  # sets of names are in the same order on all ranks
                 **environment,
                 "TMPDIR": folder,
                 "TORCHINDUCTOR_CACHE_DIR": folder,

@@ -7,6 +7,7 @@ nothing of how PyTorch calls them.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,9 @@ _STEPPING = (str(Path(__file__).parent), "/torch/_", "/torch/utils/", "/torch/di
 
 MOST_ALIKE = 4
 """Times that a loop is told "true" by the same line."""
+
+MOST_CALLS = 1000
+"""Times that calls of a function, each another one, are told so: of a loop around them."""
 
 
 class Ended(BaseException):
@@ -125,8 +129,8 @@ class Recorder:
         self._pending: dict[int, list[Wait]] = {}
         self._graph: Any = None
         self._last_asked: Any = None
-        self._alike = 0
-        self._stepper: int | None = None
+        self._alike = self._in_a_row = 0
+        self._stepper: weakref.ref[object] | None = None
         self._end: int | None = None
         self._since = 0
 
@@ -360,20 +364,29 @@ class Recorder:
         if where in self.given:
             self.used_values.add(where)
             value = type(likely)(self.given[where])
-        elif likely is True and self._asked_again() > MOST_ALIKE:
+        elif likely is True and self._asked_again():
             value = False  # of a loop that ends when something is no longer true
         self.values[f"{where}: {what} taken as {value}"] += 1
         return value
 
-    def _asked_again(self) -> int:
-        """Return how often one call of a function has asked at this line, without a break."""
+    def _asked_again(self) -> bool:
+        """Return whether this line has asked so often without a break that a loop is to end."""
         frame: Any = sys._getframe(1)
         while frame is not None and any(part in frame.f_code.co_filename for part in _STEPPING):
             frame = frame.f_back
-        key = None if frame is None else (id(frame), frame.f_lineno)
-        self._alike = self._alike + 1 if key == self._last_asked else 1
-        self._last_asked = key
-        return self._alike
+        if frame is None:
+            return False
+        line = (frame.f_code, frame.f_lineno)
+        again = line == self._last_asked
+        # Only debuggers look at the mark. By its address one call cannot be told from the next.
+        same, frame.f_trace_lines = not frame.f_trace_lines, False
+        self._alike = self._alike + 1 if again and same else 1
+        self._in_a_row = self._in_a_row + 1 if again else 1
+        self._last_asked = line
+        if self._in_a_row > MOST_CALLS:
+            self._in_a_row = 0
+            return True
+        return self._alike > MOST_ALIKE
 
     def asked(self) -> bool:
         """Return whether the user has given a value for the line that is being executed."""
@@ -435,9 +448,9 @@ class Recorder:
         optimizer : object
             The first that ends one tells the steps.
         """
-        if self._since and self._stepper is None:
-            self._stepper = id(optimizer)
-        if id(optimizer) == self._stepper and self._since:
+        if self._since and (self._stepper is None or self._stepper() is None):
+            self._stepper = weakref.ref(optimizer)
+        if self._stepper is not None and optimizer is self._stepper() and self._since:
             self._end = len(self._items)
         self.between = int(Phase.OPTIMIZER)
 

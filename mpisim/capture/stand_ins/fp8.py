@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.utils.weak import WeakIdKeyDictionary
 
 from .library import Launcher
 
@@ -192,7 +193,7 @@ class State:
         self.group: Any = None
         self.depth = 0
         self._first = False
-        self._known: set[int] = set()
+        self._known: Any = WeakIdKeyDictionary()
         self._amaxes: dict[tuple[bool, int], tuple[int, Recipe, Any]] = {}
 
     @property
@@ -247,9 +248,9 @@ class State:
 
     def register(self, module: Any, products: int) -> None:
         """Note the operands of a module, whose largest numbers are reduced with all others."""
-        if self.recipe is None or not self.recipe.delayed() or id(module) in self._known:
+        if self.recipe is None or not self.recipe.delayed() or module in self._known:
             return
-        self._known.add(id(module))
+        self._known[module] = True
         for forward, operands in ((True, 3), (False, 2)):  # FP8FwdTensors, FP8BwdTensors
             key = (forward, id(self.group))
             count = self._amaxes.get(key, (0,))[0] + operands * products

@@ -193,8 +193,11 @@ class Finder(MetaPathFinder, Loader):
         library = self._libraries.get(fullname.partition(".")[0])
         if library is None:
             return None
-        there = fullname in self._built(library) or fullname in library.absent
-        return ModuleSpec(fullname, self, origin="mpisim", is_package=True) if there else None
+        if fullname in self._built(library) or fullname in library.absent:
+            return ModuleSpec(fullname, self, origin="mpisim", is_package=True)
+        # Programs that can do without catch it; it says more than that there is no such module.
+        refused = self._launchers[library.name].refuse(fullname, library)
+        raise ModuleNotFoundError(str(refused).partition(": ")[2], name=fullname)
 
     def exec_module(self, module: ModuleType) -> None:
         """Fill a module."""
