@@ -214,6 +214,10 @@ def test_instances_of_clouds_are_clusters(name: str, gpu: str, gpus: int, gbps: 
 def test_unknown_names_are_refused_with_the_nearest() -> None:
     with pytest.raises(InputError, match=r"unknown cluster 'dgx-h10' \(did you mean 'dgx-h"):
         find_cluster("dgx-h10")
+    with pytest.raises(InputError, match=r"did you mean 'p5\.48xlarge'"):
+        find_cluster("p5.47xlarge")
+    with pytest.raises(InputError, match=r"^unknown cluster 'trn1\.32xlarge'; "):
+        find_cluster("trn1.32xlarge")  # spelt like g4dn.12xlarge, and nothing like it
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,10 @@ def _choices(kind: str) -> str:
     return f"'mpisim list {kind.lower()}s' shows them; or give the path of a {SUFFIX} file"
 
 
+INSTANCE = re.compile(r"([a-z]+)\d+[a-z]*\.")
+"""A cloud's instance, ``p5.48xlarge``: its letters are no slip of other letters."""
+
+
 def normalized_name(name: str) -> str:
     """Return a name in lower case, with hyphens between its words and without its maker's.
 
@@ -182,7 +186,9 @@ def match_name(
             normalized_name(wanted)
         )
     if found is None:
-        near = nearest(wanted.casefold(), known) or nearest(normalized_name(wanted), known)
+        family = INSTANCE.match(wanted.casefold())
+        alike = [each for each in known if family is None or each.startswith(family[1])]
+        near = nearest(wanted.casefold(), alike) or nearest(normalized_name(wanted), alike)
         raise InputError(f"unknown {kind} {wanted!r}{near}; {choices}")
     return found
 

@@ -19,6 +19,7 @@ from ..base.files import read_text
 from ..base.presets import SUFFIX, packaged
 from ..base.schema import build, check_value, defaults, field_of, parse
 from ..base.toml import toml_value
+from ..topo import find_cluster
 from .choices import (
     CalibrationChoice,
     ClusterChoice,
@@ -236,6 +237,16 @@ def _tables_with(key: str, given: str = "") -> str:
     return f" (did you mean {' or '.join(map(repr, found))}?)" if found else ""
 
 
+def _check_cluster(table: Mapping[str, Any], source: str) -> None:
+    """Refuse a cluster that nobody knows, before profiles ask how many GPUs it has."""
+    preset = _table(table, "cluster", source).get("preset")
+    if isinstance(preset, str) and preset:
+        try:
+            find_cluster(preset)
+        except InputError as error:
+            raise InputError(f"{source}: key 'cluster.preset': {error}") from error
+
+
 def experiment_of(
     table: dict[str, Any], source: str, resolved: Mapping[str, Any] | None = None
 ) -> Experiment:
@@ -267,6 +278,8 @@ def experiment_of(
     model, guess = _model_and_guess(named if resolved is None else dict(resolved), source)
     if resolved is not None and "hf_config" not in named:
         guess = _model_and_guess(named, source)[1]
+    if resolved is None:
+        _check_cluster(table, source)
     given = table
     table, set_by = filled(table, model, source, with_model=resolved is None)
     if any(key.startswith("model.") for key in set_by):
