@@ -22,8 +22,8 @@ from mpisim.experiment import load
 from mpisim.export.operators import operators_around
 from mpisim.extrapolate.parallel import Extrapolated, extrapolate_parallel
 from mpisim.extrapolate.parallel_growth import grow
+from mpisim.extrapolate.parallel_order import first_f_one_b
 from mpisim.extrapolate.parallel_overlap import KernelSlowdown
-from mpisim.extrapolate.parallel_passes import first_f_one_b
 from mpisim.extrapolate.parallel_shards import sharded_rows
 from mpisim.extrapolate.parallel_stages import _Deal
 from mpisim.extrapolate.parallel_structure import find_structure, parse_layout

@@ -9,6 +9,9 @@ Read in this order:
   of parts of PyTorch, which write into the recorder; `values`, `storages`, `device_memory`: what
   tensors hold that have no memory, and what they would take. They import torch, and only `process`
   imports them.
+- `stand_ins`: libraries that need a GPU to be imported, or call kernels of their own.
+- `origins`: which module, autograd node and parameters an item belongs to, kept by `kept_step` for
+  `mpisim.extrapolate`.
 - `process`: the process of one rank: stand-ins, then the script.
 - `ranks`: which ranks are captured for which others.
 - `lower`: recordings → a program; `memory`: recordings → what the allocator makes of them.

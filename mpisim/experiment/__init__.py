@@ -13,12 +13,17 @@ Read in this order.
     all others.
 ``plan_keys``
     Tables as people write them: a value for a sub-table, names of earlier versions.
-``experiment``, ``program_experiment``
-    An experiment of a model, with the figures published of it; one of a program file.
+``experiment``, ``program_experiment``, ``traced``
+    An experiment of a model, with the figures published of it; one of a program file; of a trace.
 ``job_choice``
     The job it is a step of, for ``mpisim job`` alone.
-``model_presets``, ``huggingface``
-    Models by name; ``config.json`` → keys of ``[model]``.
+``model_presets``, ``model_counts``, ``likely_models``
+    Models by name; their parameters and FLOPs; models that are not described in full.
+``huggingface``, ``huggingface_config``, ``_dense``, ``_mixed``, ``_unknown``
+    ``config.json`` → keys of ``[model]``: by its type, its checked values, dense models, those with
+    experts or recurrences, types that are not known.
+``profiles``
+    What frameworks, and common practice, fill in.
 ``load``
     TOML → experiment.
 ``serialization``

@@ -22,70 +22,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import InputError
-from ..program import Flag, Kind, Operation, Phase, Program, Table
-from ..schedules import pipeline
+from ..program import Flag, Kind, Operation, Program, Table
+from .parallel_order import RECEIVE, SEND, first_f_one_b
 from .parallel_structure import BULK, EMBEDDING, ParallelStructure
 
-__all__ = ["RecordedStage", "first_f_one_b", "recorded_stage"]
+__all__ = ["RecordedStage", "recorded_stage"]
 
-SEND = {"F": "send forward", "B": "send backward"}
-RECEIVE = {"F": "receive forward", "B": "receive backward"}
-LEAST = 4096
+LEAST_BYTES = 4096
 """Bytes from which on a collective inside a stage is of parameters, not of a norm or a flag."""
-OF_FIRST = ("receive forward", "send backward")
-"""Messages that the first stage has not."""
-OF_LAST = ("send forward", "receive backward")
-"""Messages that the last stage has not."""
-
 Signs = NDArray[np.int64]
 """Of each row, which sort it is of."""
-
-Unit = tuple[str, ...] | int
-"""Messages that are exchanged at once; or a pass, by its micro-batch counted from 1: forward, or
-negative, backward."""
-
-
-def first_f_one_b(stage: int, stages: int, micro_batches: int, fused: bool) -> list[Unit]:
-    """Stage of a pipeline → its passes and messages in the order of 1F1B.
-
-    Between a forward and a backward Megatron-LM sends and receives at once
-    (megatron/core/pipeline_parallel/schedules.py), otherwise one behind the other.
-
-    Parameters
-    ----------
-    stage, stages, micro_batches : int
-    fused : bool
-        Whether messages of two directions are exchanged at once.
-
-    Examples
-    --------
-    >>> first_f_one_b(1, 2, 1, fused=True)
-    [('receive forward',), 1, -1, ('send backward',)]
-    """
-    missing = (OF_FIRST if stage == 0 else ()) + (OF_LAST if stage == stages - 1 else ())
-    found: list[Unit] = []
-
-    def messages(*tokens: str) -> None:
-        own = tuple(token for token in tokens if token not in missing)
-        if fused and own:
-            found.append(own)
-        else:
-            found.extend((token,) for token in own)
-
-    before = ""
-    for action in pipeline("1f1b", stages=stages, micro_batches=micro_batches).actions[stage]:
-        kind = "F" if action.phase is Phase.FORWARD else "B"
-        if before and before != kind:
-            messages(SEND[before], RECEIVE[kind])
-        else:
-            if before:
-                messages(SEND[before])
-            messages(RECEIVE[kind])
-        number = action.micro_batch + 1
-        found.append(number if kind == "F" else -number)
-        before = kind
-    messages(SEND[before])
-    return found
 
 
 class RecordedPass(NamedTuple):
@@ -192,7 +138,7 @@ class RecordedStage:
     def is_inside(self, row: int) -> bool:
         """Whether a communication adds up what ranks of one layer have: gradients of norms."""
         axes = self.names[self.table.slot[row]].split("-")
-        return set(axes) <= {"tp", "cp"} and int(self.table.bytes[row]) >= LEAST
+        return set(axes) <= {"tp", "cp"} and int(self.table.bytes[row]) >= LEAST_BYTES
 
     def ordinal(self, slot: int) -> int:
         """Number of a slot among those that span the same axes."""

@@ -26,8 +26,9 @@ from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..kernels.operations import Gemm
 from ..program import COLUMNS, UNPRICED, Communicators, Kind, Program, Table, check_matching
+from .parallel_order import first_f_one_b
 from .parallel_overlap import KernelsByName
-from .parallel_passes import RecordedStage, first_f_one_b, recorded_stage
+from .parallel_passes import RecordedStage, recorded_stage
 from .parallel_structure import Axis, ParallelStructure, find_structure
 
 __all__ = ["with_stages"]
