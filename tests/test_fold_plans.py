@@ -56,6 +56,8 @@ tp = 8
 pp = 16
 micro_batch = 1
 global_batch = 64
+[framework]
+name = "none"
 [cluster]
 preset = "dgx-h100"
 nodes = 64
