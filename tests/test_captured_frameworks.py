@@ -404,7 +404,12 @@ def test_mamba() -> None:
 
 
 def test_every_script_is_tested() -> None:
-    files = (Path(__file__).name, "test_capture.py", "test_capture_compiled.py")
+    files = (
+        Path(__file__).name,
+        "test_capture.py",
+        "test_capture_compiled.py",
+        "test_extrapolate_captured.py",
+    )
     said = "".join((Path(__file__).parent / each).read_text() for each in files)
     # titan.py is imported by one of them; titan_of_2025.py runs an older torchtitan, in
     # run_scripts/bench/captured_rows.py.

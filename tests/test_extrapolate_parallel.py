@@ -84,7 +84,7 @@ def generated(text: str, batch: int, nodes: int, folder: Path) -> Simulated:
     path = folder / f"{nodes}.toml"
     path.write_text(text.format(batch=batch * nodes, nodes=nodes))
     simulated: list[Simulated] = []
-    simulate(prepare(load(str(path))[1]), simulated=simulated)
+    simulate(prepare(load(str(path), ["framework.name=none"])[1]), simulated=simulated)
     return simulated[0]
 
 
@@ -682,7 +682,7 @@ def test_stages_and_replicas(gpt: Job, tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text(gpt.text.replace("pp = 2", "pp = 4").format(batch=64, nodes=4))
     simulated: list[Simulated] = []
-    simulate(prepare(load(str(path))[1]), simulated=simulated)
+    simulate(prepare(load(str(path), ["framework.name=none"])[1]), simulated=simulated)
     expected = float(simulated[0].run.step_time) / 1e12
     assert found.structure.text == "tp=2,dp=2,pp=2"
     assert found.grown is not None

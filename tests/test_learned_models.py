@@ -27,6 +27,7 @@ tp = 2
 global_batch = 4
 
 [framework]
+name = "none"
 attention = "cudnn"
 [cluster]
 preset = "dgx-h100"

@@ -130,6 +130,7 @@ def experiment(micro_batches: int, text: str = "", **plan: Any) -> Experiment:
         "[model]\nfamily = 'gpt'\nlayers = 8\nhidden = 2048\nheads = 16\nvocab = 51200\n"
         f"seq_len = 1024\n{plan_text(**plan)}[cluster]\npreset = 'dgx-a100'\nnodes = 2\n{text}",
         "long.toml",
+        ["framework.name=none"],
     )
 
 

@@ -14,7 +14,7 @@ CARD = "links.node0.nic3->*"
 
 
 def run(text: str, *changes: str) -> Results:
-    results = simulate(read(text, "e", changes))
+    results = simulate(read(text, "e", ["framework.name=none", *changes]))
     assert results is not None
     return results
 

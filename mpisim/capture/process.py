@@ -78,7 +78,7 @@ def capture_rank(job: Job) -> None:
     if missing:
         asked = ", ".join(sorted({line.split(": ")[0] for line in recorder.values})) or "none"
         raise InputError(f"--value {missing[0]}: no value is read there; places that read: {asked}")
-    recorder.recording(torch.__version__).save(job.recording)
+    recorder.recording(str(torch.__version__)).save(job.recording)
 
 
 def _described(job: Job, error: BaseException) -> MpisimError:

@@ -137,6 +137,7 @@ clip = false
 precision = "{model.precision}"
 {plan}
 [framework]
+name = "none"
 attention = "flash-2"
 dp_style = "{style}"
 {framework}
