@@ -353,6 +353,14 @@ def test_a_text_model_stands_for_what_has_towers(tmp_path: Path) -> None:
     assert guess.notes == ("llava: its text model alone; towers for images or sound are left out",)
 
 
+def test_keys_that_are_null_are_absent_and_lists_are_lists(tmp_path: Path) -> None:
+    plain = json.loads(CONFIGS["qwen2-7b"])
+    found = from_config(written(tmp_path, json.dumps(plain | {"text_config": None})))
+    assert found == from_config(written(tmp_path, CONFIGS["qwen2-7b"]))
+    with pytest.raises(InputError, match="'layer_types' is 7; it must be a list of texts"):
+        from_config(written(tmp_path, json.dumps(plain | {"model_type": "new", "layer_types": 7})))
+
+
 def test_mpt(tmp_path: Path) -> None:
     found, _ = from_config(written(tmp_path, MPT_7B))
     assert found == {

@@ -44,7 +44,7 @@ _CHOICES: dict[str, Any] = {
     "benchmark_combo_kernel": False,
     "shape_padding": False,
 }
-"""Settings of Inductor that would have it measure kernels on the device."""
+"""Options of Inductor that are turned off: with them it times candidate kernels on the GPU."""
 
 _ALWAYS: dict[str, Any] = {
     "fx_graph_cache": False,
@@ -56,7 +56,7 @@ _TUNED = ("max_autotune", "max_autotune_gemm", "coordinate_descent_tuning")
 
 
 class _Kernel:
-    """A kernel of Triton that Inductor has written, in the place of a compiled one.
+    """Stand-in for a Triton kernel that Inductor generated: a launch is recorded, not run.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ class _Kernel:
 
 
 class _OnCpu(TorchDispatchMode):
-    """Makes few numbers on the CPU where a graph makes them on the device, to fold constants."""
+    """Creates the constants of a graph on the CPU, so that Inductor can fold their values."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -26,7 +26,7 @@ VERSION = 1
 
 
 def kept_step(recording: Recording) -> str:
-    """Recording of the one rank of a job → text.
+    """Recording of a one-rank job → JSON text of its steps, for `mpisim.extrapolate`.
 
     Parameters
     ----------

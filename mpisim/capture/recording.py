@@ -79,7 +79,7 @@ NO_ORIGIN = Origin()
 
 
 class Completed(NamedTuple):
-    """A gradient that was complete."""
+    """The moment at which the gradient of a parameter was complete, in a backward pass."""
 
     item: int
     """How many items had been recorded."""

@@ -22,8 +22,8 @@ Read in this order.
 ``huggingface``, ``huggingface_config``, ``_dense``, ``_mixed``, ``_unknown``
     ``config.json`` → keys of ``[model]``: by its type, its checked values, dense models, those with
     experts or recurrences, types that are not known.
-``profiles``
-    What frameworks, and common practice, fill in.
+``profiles``, ``profile_conditions``
+    What frameworks, and common practice, fill in; when an entry holds.
 ``load``
     TOML → experiment.
 ``serialization``

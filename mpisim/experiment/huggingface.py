@@ -60,7 +60,7 @@ def from_config(path: str | Path) -> tuple[Keys, Guess | None]:
     whole = read_config(file)
     outer = _type_of(whole)
     config, notes = whole, []
-    if "text_config" in whole.table:
+    if whole.table.get("text_config") is not None:
         config = whole.part("text_config")
         notes.append(f"{outer}: its text model alone; towers for images or sound are left out")
     inner = config.text("model_type", "") or outer

@@ -216,26 +216,25 @@ def gemma(config: Config) -> Keys:
 
 
 def gemma3(config: Config) -> Keys:
-    text = config.part("text_config") if "text_config" in config.table else config
-    head = text.size("head_dim", default=256)
+    head = config.size("head_dim", default=256)
     # The classes' own defaults, which published files leave out.
     defaults = {
-        "heads": text.size("num_attention_heads", default=8),
-        "kv_heads": text.size("num_key_value_heads", default=4),
-        "vocab": text.size("vocab_size", default=262_208),
-        "seq_len": text.size("max_position_embeddings", default=131_072),
+        "heads": config.size("num_attention_heads", default=8),
+        "kv_heads": config.size("num_key_value_heads", default=4),
+        "vocab": config.size("vocab_size", default=262_208),
+        "seq_len": config.size("max_position_embeddings", default=131_072),
     }
     whole = {"num_attention_heads": defaults["heads"], "vocab_size": defaults["vocab"]}
-    filled = text.filled({**whole, "hidden_activation": "gelu_pytorch_tanh"})
+    filled = config.filled({**whole, "hidden_activation": "gelu_pytorch_tanh"})
     return (
         llama(filled)
         | defaults
         | {
             "head_size": head,
             "qk_norm": True,
-            "tied_embeddings": text.flag("tie_word_embeddings", True),
-            "window": text.size("sliding_window", default=4096),
-            "whole_every": text.size("sliding_window_pattern", default=6),
+            "tied_embeddings": config.flag("tie_word_embeddings", True),
+            "window": config.size("sliding_window", default=4096),
+            "whole_every": config.size("sliding_window_pattern", default=6),
         }
     )
 

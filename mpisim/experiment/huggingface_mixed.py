@@ -11,7 +11,7 @@ from .huggingface_config import Config
 from .huggingface_dense import PLAIN, Keys, common_sizes, latent_attention, llama, windows
 
 MIXERS = {"mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*"}
-"""Words for layers of hybrids of Mamba-2, of releases 4 and 5, and the letters of `pattern`."""
+"""Kinds of layers in files of Mamba-2 hybrids (transformers 4 and 5) → letters of `pattern`."""
 
 
 def mixtral(config: Config) -> Keys:
@@ -164,15 +164,14 @@ def dbrx(config: Config) -> Keys:
 
 
 def llama4(config: Config) -> Keys:
-    text = config.part("text_config") if "text_config" in config.table else config
-    return llama(text, "moe") | {
-        "ffn_hidden": text.size("intermediate_size_mlp"),
-        "moe_ffn_hidden": text.size("intermediate_size"),
-        "experts": text.size("num_local_experts"),
-        "topk": text.size("num_experts_per_tok"),
+    return llama(config, "moe") | {
+        "ffn_hidden": config.size("intermediate_size_mlp"),
+        "moe_ffn_hidden": config.size("intermediate_size"),
+        "experts": config.size("num_local_experts"),
+        "topk": config.size("num_experts_per_tok"),
         "shared_experts": 1,
-        "moe_every": text.size("interleave_moe_layer_step", default=1),
-        "qk_norm": text.flag("use_qk_norm", True),
+        "moe_every": config.size("interleave_moe_layer_step", default=1),
+        "qk_norm": config.flag("use_qk_norm", True),
     }
 
 
@@ -310,7 +309,7 @@ def _delta_layers(config: Config, tail: str) -> Keys:
 
 
 def _pattern(kinds: list[str]) -> str:
-    """Parts of each layer → `pattern` of ``[model]``: the shortest run that repeats to all."""
+    """Letters of each layer → `pattern` of ``[model]``: its shortest period."""
     n = len(kinds)
     period = next(k for k in range(1, n + 1) if n % k == 0 and kinds == kinds[:k] * (n // k))
     # Without a blank each letter would be a layer.

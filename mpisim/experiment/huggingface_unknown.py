@@ -14,7 +14,7 @@ from .huggingface_dense import PLAIN, Keys, bert, latent_attention, llama, windo
 __all__ = ["LIKE", "like_known"]
 
 LIKE = {"bert": "BERT", "llama": "Llama", "moe": "Mixtral"}
-"""What files of unknown types are read as, by family."""
+"""Family of ``[model]`` that a file of an unknown type is read as → model whose keys it shares."""
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 TOPK = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k")
@@ -35,7 +35,10 @@ def like_known(config: Config) -> Keys:
     InputError
         If sizes are missing that Llama has, or there are layers without attention.
     """
-    kinds = [each for each in config.table.get("layer_types") or [] if isinstance(each, str)]
+    given = config.table.get("layer_types") or []
+    if not isinstance(given, list):
+        raise config.refuse("layer_types", "it must be a list of texts")
+    kinds = [each for each in given if isinstance(each, str)]
     for word in (*config.table, *kinds):
         if any(each in word for each in OTHER_MIXERS) and config.table.get(word, True):
             raise InputError(f"{config.file}: {word!r}: layers that mix tokens without attention")

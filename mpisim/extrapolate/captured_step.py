@@ -30,7 +30,6 @@ from pathlib import Path
 from ..base.errors import InputError
 from ..base.hdf5 import open_file, read_attributes
 from ..base.kinds import Operation, Phase
-from ..base.text import percentage
 from ..capture.kept_step import CAPTURED, KEPT_STEP, recording_of
 from ..capture.recording import ACCUMULATES, Item, ItemKind, Recording
 from ..kernels import find_gpu, gpu_name
@@ -52,12 +51,10 @@ from .step import (
     TracedStep,
     TracedTask,
     TracedWait,
+    taken_as_one_stream,
 )
 
 __all__ = ["check_captured", "priced_for", "read_captured_step"]
-
-_OTHER_STREAMS = 0.01
-"""Share of the device's time that may be on other streams than the busiest."""
 
 _ASSUMED_GPU = "h100-sxm"
 """That kernels are priced for until it is said where they are to run."""
@@ -291,16 +288,7 @@ class _Reader:
             if each.kind is ItemKind.CALL:
                 for one in self._kernels(each):
                     times[each.stream] += _duration(model, one)
-        other = 1 - max(times.values(), default=0) / max(1, times.total())
-        if other > _OTHER_STREAMS:
-            raise InputError(
-                f"{self.source}: {percentage(other)} of the device's time is on other streams than "
-                "the busiest; how kernels share the GPU at other sizes is not known"
-            )
-        if other:
-            self.notes.append(
-                f"{percentage(other, 2)} of the device's time is on other streams, taken as one"
-            )
+        self.notes += taken_as_one_stream(list(times.values()), self.source)
 
     def _note(self, number: int) -> None:
         """Say how the step was captured."""

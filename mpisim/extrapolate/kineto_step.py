@@ -30,7 +30,6 @@ from pathlib import Path
 import numpy as np
 
 from ..base.errors import InputError, TraceError, UsageError
-from ..base.text import percentage
 from ..kernels import find_gpu, gpu_name
 from ..kernels.operations import Copy, Elementwise, Kernel
 from ..operators import OperatorCall
@@ -58,13 +57,11 @@ from .step import (
     TracedStep,
     TracedTask,
     TracedWait,
+    taken_as_one_stream,
 )
 from .whole import check_whole, nodes_without_forward
 
 __all__ = ["read_kineto_step"]
-
-_OTHER_STREAMS = 0.01
-"""Share of the device's time that may be on other streams than the busiest."""
 
 
 def read_kineto_step(
@@ -330,16 +327,7 @@ class _Reader:
         """Refuse a step whose kernels run side by side."""
         on_device = rows[self.table.is_device[rows]]
         times = np.bincount(self.table.stream[on_device], weights=self.table.duration[on_device])
-        other = 1 - times.max(initial=0) / max(1.0, times.sum())
-        if other > _OTHER_STREAMS:
-            raise TraceError(
-                f"{self.trace.path}: {percentage(other)} of the device's time is on other "
-                "streams than the busiest; how kernels share the GPU at other sizes is not known"
-            )
-        if other:
-            self.notes.append(
-                f"{percentage(other, 2)} of the device's time is on other streams, taken as one"
-            )
+        self.notes += taken_as_one_stream(times.tolist(), str(self.trace.path))
 
     def _sorted(self, rows: np.ndarray, number: int) -> tuple[list[_Forward], list[TracedTask]]:
         """Return forward operators with the tasks of their passes, and the optimizer's tasks."""

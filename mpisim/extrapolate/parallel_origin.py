@@ -11,6 +11,7 @@ from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..mpi.parallel import collective_errors
 from ..replay import read_job
+from ..replay.origin import is_origin
 from ..topo import find_cluster
 from .parallel import Extrapolated, extrapolate_parallel
 
@@ -58,10 +59,7 @@ class GrownOrigin:
     @classmethod
     def is_text(cls, text: str) -> bool:
         """Whether a text is that of a grown job."""
-        try:
-            return "grown" in json.loads(text)
-        except (TypeError, ValueError):
-            return False
+        return is_origin(text, "grown")
 
     @classmethod
     def read(cls, text: str, source: str) -> GrownOrigin:

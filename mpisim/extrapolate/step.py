@@ -14,10 +14,12 @@ order in which they ran.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
+from ..base.errors import TraceError
 from ..base.frozen import frozen
+from ..base.text import percentage
 from ..kernels.operations import Kernel
 from ..operators import TensorSpec
 
@@ -29,7 +31,11 @@ __all__ = [
     "TracedStep",
     "TracedTask",
     "TracedWait",
+    "taken_as_one_stream",
 ]
+
+OTHER_STREAMS = 0.01
+"""Share of the device's time that may be on other streams than the busiest."""
 
 
 Role = Literal["", "weights", "scores"]
@@ -248,3 +254,30 @@ class TracedStep:
                 found.append((each.layer, []))
             found[-1][1].append(each)
         return found
+
+
+def taken_as_one_stream(times: Sequence[float], source: str) -> list[str]:
+    """Kernel time of each stream → what a report says of those that are taken as one.
+
+    Parameters
+    ----------
+    times : sequence of float
+        In any unit.
+    source : str
+        The file, for messages.
+
+    Raises
+    ------
+    TraceError
+        If kernels run side by side for more than `OTHER_STREAMS` of the time.
+    """
+    total = sum(times)
+    other = 1 - max(times) / total if total else 0.0
+    if other > OTHER_STREAMS:
+        raise TraceError(
+            f"{source}: {percentage(other)} of the device's time is on other streams than the "
+            "busiest; how kernels share the GPU at other sizes is not known"
+        )
+    if not other:
+        return []
+    return [f"{percentage(other, 2)} of the device's time is on other streams, taken as one"]

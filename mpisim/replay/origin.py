@@ -12,7 +12,7 @@ from ..base.errors import InputError
 from ..base.frozen import frozen
 from .what_if import WhatIf
 
-__all__ = ["Pricing", "ReplayOrigin"]
+__all__ = ["Pricing", "ReplayOrigin", "is_origin"]
 
 
 @frozen
@@ -90,10 +90,7 @@ class ReplayOrigin:
     @classmethod
     def is_text(cls, text: str) -> bool:
         """Whether a text is that of a replay."""
-        try:
-            return "replay" in json.loads(text)
-        except (TypeError, ValueError):
-            return False
+        return is_origin(text, "replay")
 
     @classmethod
     def read(cls, text: str, source: str) -> ReplayOrigin:
@@ -132,6 +129,14 @@ class ReplayOrigin:
             )
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise InputError(f"{source}: the replay kept in it is damaged: {error}") from error
+
+
+def is_origin(text: str, kind: str) -> bool:
+    """Text kept in a results file → whether it is an origin of a kind: a table of that name."""
+    try:
+        return kind in json.loads(text)
+    except (TypeError, ValueError):
+        return False
 
 
 def _is_file(name: str, value: str) -> bool:

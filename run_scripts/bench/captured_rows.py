@@ -10,7 +10,7 @@ torchtitan
     torchtitan 0.1.0, of June 2025, by its own `torchtitan.train` and
     tests/captured/titan_of_2025.py. Rows with torch.compile are captured on rank 0 alone; those in
     fp8 convert linear layers by torchao, with all-gathers in fp8 and scales worked out beforehand,
-    as the benchmarks' commands say.
+    which the tables do not say.
 llm-foundry
     tests/captured/mpt.py on rank 0; the others differ by the borders of their shards. Rows of 2,048
     tokens, MPT's length, with two micro-batches at most.

@@ -1,4 +1,4 @@
-"""Apex: fused optimizers, norms, softmax and losses, and the compiled modules that it brings along.
+"""Stand-in for Apex: fused optimizers, norms, softmax, losses, and its compiled extensions.
 
 Apex has no versions; the functions are those of its sources of 2025 (github:NVIDIA/apex).
 """
@@ -22,7 +22,7 @@ def _norm_functions(launcher: Launcher) -> dict[str, Any]:
     norms = Norms(launcher, "apex")
 
     def function(kind: str, name: str, affine: bool) -> Any:
-        """Return the autograd function, by the arguments that Apex's has."""
+        """Return the `torch.autograd.Function`, with the positional arguments of Apex's own."""
         parameters = (("weight",) if kind == "rms" else ("weight", "bias")) if affine else ()
 
         def forward(ctx: Any, input: Any, *args: Any) -> Any:

@@ -1,0 +1,254 @@
+"""Conditions of an entry of a profile (``where = {…}``) and an experiment → whether it holds."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..base.errors import InputError, one_of
+from ..base.frozen import frozen
+from ..kernels.gpu import Gpu, find_gpu
+from ..topo import find_cluster
+from .models import Cnn, Model, Transformer
+
+__all__ = ["COMPARISON", "COMPARISONS", "Where", "check_conditions", "holds"]
+
+STATES = 18
+"""Bytes a parameter of weights, gradients and Adam's states where nothing is sharded
+(huggingface.co/docs/transformers model_memory_anatomy)."""
+
+COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+
+COMPARISON = re.compile(r"(>=|<=|>|<)\s*(\S+)")
+"""A comparison in a text: its sign, and what is compared with."""
+
+OF_MODELS = ("hidden", "seq_len", "memory")
+
+NUMBERS = ("tp", "pp", "vpp", "cp", "ep", "zero", *OF_MODELS, "gpus", "states")
+
+
+@frozen
+class Where:
+    """What an experiment must be for an entry to hold; alternatives stand between ``|``.
+
+    Attributes
+    ----------
+    gpu : str
+        Names of ``mpisim list gpus``, or of their architectures (``"hopper"``).
+    model : str
+        What the name of the model's preset begins with.
+    family : str
+        ``"transformer"``, ``"cnn"`` or ``"dlrm"``.
+    kind : str
+        ``family`` of ``[model]``: ``"bert"``, ``"gpt"``.
+    precision, recompute, fp8_scaling, kernels : str
+        Main keys of these sub-tables, ``precision.fp8_scaling`` and ``framework.kernels``;
+        ``recompute = "unset"``: neither the experiment nor an entry before says anything of
+        recomputation.
+    experts : bool, optional
+        Whether the model has experts.
+    sp : bool, optional
+        Whether sequences are shared by tensor-parallel ranks.
+    blocking : bool, optional
+        Whether the CPU waits for each kernel it launches.
+    style : str
+        Whose rules data parallelism follows: ``framework.dp_style``, or what takes its place.
+    replicas : bool, optional
+        Whether data parallelism is the only one: tp, pp, cp and ep are 1.
+    tp, pp, vpp, cp, ep, zero, hidden, seq_len, memory, gpus : str
+        Numbers: ``"2|4"``, ``">1"``, ``">=1024"``; hidden, seq_len and memory are the model's.
+    states : str
+        The same: `STATES` of the whole model in percent of a GPU's memory; transformers.
+    """
+
+    gpu: str = ""
+    model: str = ""
+    family: str = ""
+    kind: str = ""
+    precision: str = ""
+    recompute: str = ""
+    fp8_scaling: str = ""
+    kernels: str = ""
+    experts: bool | None = None
+    sp: bool | None = None
+    blocking: bool | None = None
+    style: str = ""
+    replicas: bool | None = None
+    tp: str = ""
+    pp: str = ""
+    vpp: str = ""
+    cp: str = ""
+    ep: str = ""
+    zero: str = ""
+    hidden: str = ""
+    seq_len: str = ""
+    memory: str = ""
+    gpus: str = ""
+    states: str = ""
+
+
+def check_conditions(where: Where) -> None:
+    """Refuse conditions that no experiment can be read by.
+
+    Raises
+    ------
+    InputError
+        Naming the condition, with what is allowed.
+    """
+    for name in NUMBERS:
+        _number_holds(getattr(where, name), 1)
+    families = ("transformer", "cnn", "dlrm")
+    for each in filter(None, where.family.split("|")):
+        if each not in families:
+            raise InputError(f"where.family is {each!r}{one_of(each, families)}")
+
+
+def holds(where: Where, tables: Mapping[str, Any], model: Model) -> bool:
+    """Conditions, an experiment → whether it is as they say.
+
+    Parameters
+    ----------
+    where : Where
+    tables : mapping
+        Of the experiment, with what entries before have set.
+    model : Model
+    """
+    plan = _table(tables, "plan")
+    experts = isinstance(model, Transformer) and model.experts > 0
+    if where.family and _family(model) not in where.family.split("|"):
+        return False
+    if where.kind and getattr(model, "family", "") not in where.kind.split("|"):
+        return False
+    if where.experts is not None and where.experts != experts:
+        return False
+    if where.sp is not None and where.sp != plan.get("sp", plan.get("tp", 1) != 1):
+        return False
+    blocking = _table(tables, "framework").get("launch_blocking", False)
+    if where.blocking is not None and where.blocking != blocking:
+        return False
+    if where.model and not _is_model(where.model, tables):
+        return False
+    if where.gpu and not _is_gpu(where.gpu, tables):
+        return False
+    precision, recompute = _table(plan, "precision"), _table(plan, "recompute")
+    words = {
+        "precision": precision.get("products", "bf16"),
+        "recompute": recompute.get("granularity", "unset"),
+        "fp8_scaling": precision.get("fp8_scaling", "delayed"),
+        "kernels": _table(tables, "framework").get("kernels", "flash"),
+        "style": _style(tables, model),
+    }
+    if any(
+        getattr(where, name) and value not in getattr(where, name).split("|")
+        for name, value in words.items()
+    ):
+        return False
+    numbers = {name: plan.get(name, 1) for name in ("tp", "pp", "vpp", "cp", "ep")}
+    if where.replicas is not None:
+        axes = (numbers["tp"], numbers["pp"], numbers["cp"], numbers["ep"])
+        if where.replicas != (axes == (1, 1, 1, 1)):
+            return False
+    numbers["zero"] = plan.get("zero", 0)
+    numbers |= {name: getattr(model, name, 0) for name in OF_MODELS}
+    if where.gpus:
+        numbers["gpus"] = _gpus(tables)
+    if where.states:
+        numbers["states"] = _states(tables, model)
+    return all(_number_holds(getattr(where, name), value) for name, value in numbers.items())
+
+
+def _family(model: Model) -> str:
+    if isinstance(model, Transformer):
+        return "transformer"
+    return "cnn" if isinstance(model, Cnn) else "dlrm"
+
+
+def _is_model(texts: str, tables: Mapping[str, Any]) -> bool:
+    """Whether the name of the model's preset begins as one of the texts says."""
+    preset = tables.get("model", {}).get("preset")
+    if preset is None:
+        return False
+    from .model_presets import preset_name
+
+    try:
+        name = preset_name(preset)
+    except InputError:  # a name with a size, which stands for a published model
+        from .likely_models import like_named
+
+        found = like_named(preset, {})
+        if found is None:
+            return False
+        name = found[1].like
+    return any(name.startswith(each) for each in texts.split("|"))
+
+
+def _style(tables: Mapping[str, Any], model: Model) -> str:
+    """Return whose rules data parallelism follows, as `mpisim.experiment.plan.Plan.style`."""
+    given = _table(tables, "framework").get("dp_style")
+    if given is not None:
+        return str(given)
+    if _table(tables, "plan").get("zero", 0) in (2, 3):
+        return "fsdp"
+    return "megatron" if isinstance(model, Transformer) else "ddp"
+
+
+def _states(tables: Mapping[str, Any], model: Model) -> int | None:
+    """Return `STATES` of a transformer in percent of a GPU's memory; None for other models."""
+    if not isinstance(model, Transformer):
+        return None
+    from .model_counts import parameters
+
+    _, gpu = _named_gpu(tables)
+    return None if gpu is None else math.ceil(100 * STATES * parameters(model) / gpu.memory.si)
+
+
+def _named_gpu(tables: Mapping[str, Any]) -> tuple[str, Gpu | None]:
+    """Return the experiment's GPU by the name it has there; None if there is none of that name."""
+    named, cluster = _table(tables, "kernels").get("gpu"), _table(tables, "cluster")
+    try:
+        if named is None:
+            named = find_cluster(str(cluster.get("preset", ""))).gpu
+        return str(named), find_gpu(str(named))
+    except InputError:  # which is refused where these tables are read
+        return str(named), None
+
+
+def _table(tables: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return a table; an empty one for what is none, which is refused where it is read."""
+    found = tables.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _is_gpu(texts: str, tables: Mapping[str, Any]) -> bool:
+    """Whether the experiment's GPU, or its architecture, is one of those named."""
+    named, gpu = _named_gpu(tables)
+    return gpu is not None and any(each in (named, gpu.family) for each in texts.split("|"))
+
+
+def _gpus(tables: Mapping[str, Any]) -> int:
+    cluster = _table(tables, "cluster")
+    per_node = cluster.get("gpus_per_node") or find_cluster(cluster["preset"]).gpus_per_node
+    return int(cluster.get("gpus") or cluster.get("nodes", 1) * per_node)
+
+
+def _number_holds(text: str, value: object) -> bool:
+    """Whether a number is as ``"2|4"`` or ``">1"`` says; any if the text is empty."""
+    if not text:
+        return True
+    if not isinstance(value, int):  # bad input, which is refused where the plan is built
+        return False
+    match = COMPARISON.fullmatch(text)
+    try:
+        if match is not None:
+            return COMPARISONS[match[1]](value, int(match[2]))
+        return value in [int(each) for each in text.split("|")]
+    except ValueError as error:
+        raise InputError(f"where: {text!r} is no number; allowed: '2|4', '>1'") from error
