@@ -240,6 +240,9 @@ class GroupedGemm(Kernel):
         The gradient of the weights: products (k, m_i) × (m_i, n), whose results are `groups`
         matrices (k, n).
     variant : GroupedGemmVariant, optional
+    ragged : bool
+        Whether the m_i are those of a router without preference, that each of `rows` may fall to
+        any expert, and not all the same.
     """
 
     family: ClassVar[str] = "grouped_gemm"
@@ -252,6 +255,7 @@ class GroupedGemm(Kernel):
     accumulate: bool = False
     weight: bool = False
     variant: GroupedGemmVariant | None = field(default=None, kw_only=True)
+    ragged: bool = field(default=False, kw_only=True)
 
     @property
     def flops(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,13 @@ from mpisim.data import path as packaged_path
 from mpisim.kernels import find_gpu
 from mpisim.kernels.analytical import Analytical, Formula, formula_of, stack_columns
 from mpisim.kernels.analytical.formula import PIPELINED, divided_overlap
-from mpisim.kernels.analytical.tiles import Tiling, expected_time, power_throttled, tiled_times
+from mpisim.kernels.analytical.tiles import (
+    Tiling,
+    expected_tiles,
+    expected_time,
+    power_throttled,
+    tiled_times,
+)
 from mpisim.kernels.fitting import fit, log_errors
 from mpisim.kernels.gpu_parameters import GpuParameters, gpu_parameters
 from mpisim.kernels.measured import read
@@ -425,3 +432,22 @@ def test_split_accumulators() -> None:
         assert split.error > whole.error
         terms = model.terms(Gemm(*shape, dtype="fp8", variant="split"))
         assert sum(terms.values()) == pytest.approx(split.duration * 1e-12)
+
+
+class TestRaggedExperts:
+    """Rows of experts that a router without preference spreads."""
+
+    @pytest.mark.parametrize("mean", [0.9, 1.3, 16.0, 40.7])
+    @pytest.mark.parametrize("spread", [0.05, 0.2, 0.45])
+    def test_whole_tiles_on_average(self, mean: float, spread: float) -> None:
+        above = [0.5 * math.erfc((j - mean) / spread / math.sqrt(2)) for j in range(80)]
+        assert expected_tiles(mean, spread) == pytest.approx(sum(above), abs=0.03)
+        many = expected_tiles(np.array([mean, mean]), np.array([spread, 0.0]))
+        assert many.tolist() == pytest.approx([expected_tiles(mean, spread), math.ceil(mean)])
+
+    def test_half_a_tile_more_than_as_many_for_each(self) -> None:
+        even = GroupedGemm(8 * 2048, 8, 2048, 4096)
+        ragged = replace(even, ragged=True)
+        # Of 8 to 32 tiles each half of one.
+        assert 1.01 < seconds(ragged) / seconds(even) < 1.07
+        assert seconds(replace(ragged, weight=True)) == seconds(replace(even, weight=True))

@@ -11,7 +11,13 @@ than a number to fit: batched products run in one kernel whatever their shape on
 
 **Grouped products.** One kernel works on the tiles of all experts (CUTLASS, example 24; DeepGEMM).
 The arithmetic is that of a batched product in which every expert has the mean number of tokens,
-rounded up to whole tiles by itself. Transformer Engine's loop over experts on four streams
+rounded up to whole tiles by itself. Where a router without preference spreads the tokens
+(``ragged``), an expert's number is binomial, about its mean with the square root of it as standard
+deviation, and tiles are those that cover it on average (:func:`.tiles.expected_tiles`): half a tile
+more than whole ones would be, as soon as numbers differ by half a tile. Megatron-LM's benchmarks
+with ``--moe-router-force-load-balancing`` are of this kind, too: random scores
+(`apply_random_logits` of megatron/core/transformer/moe/moe_utils.py).
+Transformer Engine's loop over experts on four streams
 (``GroupedLinear``) fills the GPU in the same way. In formats in which no grouped product was
 measured the constants are those of single ones (:mod:`.lookup`).
 """
@@ -157,7 +163,10 @@ GROUPED_GEMM_CHOICE = number("grouped_gemm_choice")
 
 
 def _grouped_columns(kernel: GroupedGemm) -> dict[str, float | int | str]:
-    """Return dtype, rows, groups, n, k, weight as 0 or 1, and ``result`` as for single products."""
+    """Return dtype, rows, groups, n, k, weight and ragged as 0 or 1, ``result`` as for single ones.
+
+    Gradients of weights have tokens along k, which no tile divides: they are never ragged.
+    """
     return {
         "dtype": kernel.dtype,
         "rows": kernel.rows,
@@ -165,6 +174,7 @@ def _grouped_columns(kernel: GroupedGemm) -> dict[str, float | int | str]:
         "n": kernel.n,
         "k": kernel.k,
         "weight": int(kernel.weight),
+        "ragged": int(kernel.ragged and not kernel.weight),
         "result": BYTES[kernel.output] * (2 if kernel.accumulate else 1),
     }
 
@@ -174,7 +184,9 @@ def _grouped_terms(columns: Columns, gpu: GpuParameters, constants: Constants) -
     dtype: str = columns["dtype"]
     rows, groups, n, k = columns_as_floats(columns, "rows", "groups", "n", "k")
     weight = columns["weight"] != 0
-    tokens = ceil(rows / groups)
+    ragged = columns["ragged"] != 0
+    mean = rows / groups
+    tokens = where(ragged, mean, ceil(mean))
     times = tiled_times(
         library_tilings(dtype),
         dtype,
@@ -183,6 +195,7 @@ def _grouped_terms(columns: Columns, gpu: GpuParameters, constants: Constants) -
         where(weight, tokens, k),
         groups,
         gpu,
+        spread=where(ragged, mean**0.5, 0.0) if any_of(ragged) else None,
         **tiling_constants(constants),
     )
     matrices = groups * n * k

@@ -18,6 +18,7 @@ divide freely: S / (S - n).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -33,6 +34,7 @@ __all__ = [
     "LIBRARY_TILINGS",
     "LONGEST_BURST",
     "Tiling",
+    "expected_tiles",
     "expected_time",
     "free_stretch",
     "library_tilings",
@@ -88,6 +90,11 @@ ISSUE_OVERHEAD = number("fp32_issue_overhead")
 SINGLE_ISSUE = frozenset(("ampere", "ada", "hopper", "blackwell"))
 """Architectures whose schedulers issue one instruction a clock."""
 
+MOST_SPREAD = 0.5
+"""Spread in tiles beyond which more of it changes nothing."""
+NORMAL = 0.851
+"""P(x > 0) = (1 + tanh(0.851 x / s)) / 2 of a normal x with standard deviation s, to 0.01."""
+
 MIN_SM_SHARE = number("least_sm_share")
 LONGEST_BURST = number("longest_burst")
 
@@ -120,6 +127,7 @@ def tiled_times(
     loading: float,
     quantisation: float,
     prologue: float,
+    spread: Numbers | None = None,
 ) -> list[Any]:
     """Return the time of a product's arithmetic for each tiling.
 
@@ -132,6 +140,8 @@ def tiled_times(
     gpu : GpuParameters
     efficiency, loading, quantisation, prologue : float
         As above.
+    spread : float, or ndarray of float64 of shape (kernels,), optional
+        Standard deviation of `m` over the products of a batch, of which `m` is the mean.
 
     Returns
     -------
@@ -148,7 +158,8 @@ def tiled_times(
     single = not isinstance(m, np.ndarray)
     found = []
     for rows, columns, variants in _tiles(tuple(tilings), rate, loads, prologue):
-        tiles = ceil(m / rows) * ceil(n / columns) * batch
+        down = ceil(m / rows) if spread is None else expected_tiles(m / rows, spread / rows)
+        tiles = down * ceil(n / columns) * batch
         for split_k, slope, fixed, moved in variants:
             # Whole numbers until the division, so that whole waves come out whole.
             w = tiles * split_k / sms
@@ -157,6 +168,38 @@ def tiled_times(
             time = (ceil(w) * quantisation + busy * full) * (slope * k + fixed)
             found.append(time + moved * sums if moved else time)
     return found
+
+
+def expected_tiles(mean: Numbers, spread: Numbers) -> Numbers:
+    """Numbers of rows that differ, in tiles → whole tiles that cover them, on average.
+
+    The number of rows is normal: the mean of ceil(x) is the sum over whole j of P(x > j). From a
+    spread of half a tile on that is mean + 1/2 to a hundredth of a tile, whatever the spread.
+
+    Parameters
+    ----------
+    mean, spread : float, or ndarray of float64 of shape (kernels,)
+        Mean and standard deviation, in tiles.
+
+    Returns
+    -------
+    float, or ndarray of float64 of shape (kernels,)
+
+    Examples
+    --------
+    >>> expected_tiles(16.0, 0.0), round(expected_tiles(16.0, 0.4), 2)
+    (16.0, 16.5)
+    """
+    if isinstance(mean, np.ndarray) or isinstance(spread, np.ndarray):
+        width = np.clip(spread, 1e-9, MOST_SPREAD)
+        first = np.maximum(np.ceil(mean) - 3, 0.0)
+        above = [np.tanh(NORMAL * (mean - first - i) / width) for i in range(6)]
+        return np.where(spread > 0, first + 3 + np.sum(above, axis=0) / 2, np.ceil(mean))
+    if spread <= 0:
+        return float(math.ceil(mean))
+    start = max(math.ceil(mean) - 3.0, 0.0)
+    scale = NORMAL / min(spread, MOST_SPREAD)
+    return start + 3 + sum(math.tanh(scale * (mean - start - i)) for i in range(6)) / 2
 
 
 class _Tile(NamedTuple):
