@@ -134,6 +134,7 @@ MIXED = DENSE | {
     "overlap_ep": st.booleans(),
     "moe_dispatcher": st.sampled_from(["all-to-all", "flex", "hybrid-ep"]),
     "moe_router": st.sampled_from(["pytorch", "transformer-engine"]),
+    "moe_router_fusion": st.booleans(),
 }
 CLICKS: dict[str, Any] = {
     "dp": st.sampled_from([1, 2, 4]),

@@ -75,9 +75,8 @@ class TestLaunches:
     def test_graphs_are_launched_once(self) -> None:
         layer = block(cuda_graph_modules=("attn", "moe_router", "moe_preprocess"))
         names = [each.name for each in layer.operators]
-        router, dispatch = names.index("router"), names.index("dispatch")
-        norm = names.index("feed-forward norm")
-        for operators in (layer.operators[:norm], layer.operators[norm : router + 1]):
+        dispatch, norm = names.index("dispatch"), names.index("feed-forward norm")
+        for operators in (layer.operators[:norm], layer.operators[norm:dispatch]):
             there = [n for each in operators for n in launches(each.forward)]
             back = [n for each in reversed(operators) for n in launches(each.backward)]
             assert there == [1] + [0] * (len(there) - 1)

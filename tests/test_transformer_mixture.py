@@ -181,6 +181,41 @@ def test_the_busiest_rank_is_the_measure() -> None:
     assert "8 experts 16 x 64 x 16" in lines(operator(alone, "experts in").forward)[0]
 
 
+def test_the_auxiliary_loss_of_megatron() -> None:
+    """`aux_loss_load_balancing` of Megatron-LM: scores again, two sums, numbers of each expert."""
+    fused = operator(block(TINY, ep=4, dp=4, moe_router_fusion=True), "load balancing")
+    loss = [f"load balancing loss {i}: {2 * 4 * 8} bytes" for i in range(1, 5)]
+    assert lines(fused.forward) == [
+        f"load balancing scores: {8 * 8 * 9} bytes",
+        f"load balancing token sums: {8 * 8} bytes",
+        f"load balancing probability sums: {8 * 8 * 4} bytes",
+        *loss,
+    ]
+    single = operator(block(TINY, ep=4, dp=4), "load balancing")
+    # Without fusion the map is made twice, of the router's choice and of the loss's.
+    assert sum(line.partition(": ")[0].endswith(" map") for line in lines(single.forward)) == 2
+    shared = operator(block(TINY, tp=2, sp=True, ep=4, dp=4), "load balancing")
+    assert f"load balancing all-reduce: AR tp {4 * 8}" in lines(shared.forward)
+    names = [each.name for each in block(TINY, ep=4, dp=4, dp_style="ddp").operators]
+    assert "load balancing" not in names
+
+
+@pytest.mark.parametrize(("fusion", "published"), [(True, 31), (False, 72)])
+def test_fewer_kernels_before_the_exchange_than_deepseek_v3_has(
+    fusion: bool, published: int
+) -> None:
+    """Published for a router of sigmoids, groups and biases, whose own kernels are not counted."""
+    layer = block(TINY, ep=4, dp=4, moe_router_fusion=fusion)
+    names = [each.name for each in layer.operators]
+    before = layer.operators[names.index("router") : names.index("dispatch") + 1]
+    count = 0
+    for step in (step for each in before for step in each.forward):
+        if isinstance(step, Communicate) and step.group == "ep" and "counts" not in step.name:
+            break
+        count += step.launches if isinstance(step, Compute) else 0
+    assert 0.5 * published < count <= published
+
+
 def test_shared_experts_come_first_and_are_added_last() -> None:
     names = [operator.name for operator in block(SHARED, ep=4, dp=4).operators]
     assert names[names.index("feed-forward norm") + 1 :] == [
@@ -190,6 +225,7 @@ def test_shared_experts_come_first_and_are_added_last() -> None:
         "shared expert swiglu",
         "shared expert out",
         "router",
+        "load balancing",
         "dispatch",
         "experts in",
         "experts swiglu",
@@ -204,7 +240,7 @@ def test_shared_experts_beside_dispatch_and_combination() -> None:
     layer = block(SHARED, ep=4, dp=4, overlap_moe=True)
     mixture = operator(layer, "mixture of experts")
     forward = [line.partition(":")[0] for line in lines(mixture.forward)]
-    assert forward[4:] == [
+    assert forward[forward.index("token counts") :] == [
         "token counts",
         "token counts all-gather",
         "token count sums",

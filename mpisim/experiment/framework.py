@@ -171,6 +171,9 @@ class FrameworkOptions:
     moe_router : {"pytorch", "transformer-engine"}
         Whose products give scores in fp32: PyTorch's, of operands made fp32 before, or those of
         Transformer Engine, which take them as they are, and backward in tf32.
+    moe_router_fusion : bool
+        Whether scores, choice and auxiliary loss of Megatron-LM's router are a kernel each of
+        Transformer Engine (``--moe-router-fusion``), or operations of PyTorch.
     moe_dispatcher : {"all-to-all", "flex", "hybrid-ep"}
         How tokens get to experts: a copy for each expert by NCCL, or one for each place that has
         any of the token's experts, by DeepEP or by HybridEP.
@@ -243,6 +246,7 @@ class FrameworkOptions:
     # Mixture of experts.
     moe_experts: Literal["loop", "grouped", "fused"] | None = None
     moe_router: Literal["pytorch", "transformer-engine"] = "pytorch"
+    moe_router_fusion: bool = False
     moe_dispatcher: Literal["all-to-all", "flex", "hybrid-ep"] = "all-to-all"
     moe_capacity: bool = False
 

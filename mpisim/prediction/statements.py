@@ -417,6 +417,8 @@ def _worth_listing(key: str, value: object, prepared: PreparedExperiment) -> boo
         "plan.moe_imbalance": mixture,
         "framework.moe_dispatcher": mixture and plan.ep > 1,
         "framework.moe_router": mixture,
+        "framework.moe_router_fusion": mixture
+        and plan.style(transformer=transformer) == "megatron",
         "plan.precision.dispatch": mixture and plan.ep > 1,
         "framework.reshard_after_forward": plan.zero == 3,
         "framework.wrap_layers": plan.zero == 3,

@@ -194,7 +194,13 @@ EFFECTIVE_KEYS: dict[str, Condition] = {
     **dict.fromkeys(("plan.overlap.tp_scatter", "plan.overlap.tp_pairs"), _tensor_overlap),
     **dict.fromkeys(("plan.precision.fp8_scaling", "framework.fp8_casts"), _fp8),
     **dict.fromkeys(
-        ("framework.moe_experts", "framework.moe_dispatcher", "framework.moe_router"), _experts
+        (
+            "framework.moe_experts",
+            "framework.moe_dispatcher",
+            "framework.moe_router",
+            "framework.moe_router_fusion",
+        ),
+        _experts,
     ),
     **dict.fromkeys(("plan.precision.dispatch", "plan.moe_imbalance"), _exchange),
     "plan.order": _axes,

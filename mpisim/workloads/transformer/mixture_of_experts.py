@@ -4,7 +4,7 @@ In the order of Megatron-LM (``megatron/core/transformer/moe/moe_layer.py``): ea
 own share of the tokens, :mod:`.token_dispatch` brings them to their experts and back. Shared
 experts are an ordinary feed-forward block before all that; overlapped
 (``--moe-shared-expert-overlap``) their first matrix runs beside the all-to-all to the experts, the
-second beside the one back. The auxiliary loss, a few kernels on numbers of tokens, is left out.
+second beside the one back. Megatron-LM's auxiliary loss is part of its router.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ def mixture_of_experts(s: Shapes) -> tuple[Operator, ...]:
     routing = Routing.of(s)
     size = s.sharded_tokens * model.hidden
     inside = _in_latent_width(s)
+    router = (_router(s, routing), *_load_balancing(s, routing))
     routed: tuple[Operator, ...] = (
-        _router(s, routing),
+        *router,
         *_latent_matrix(s, "experts latent down", down=True),
         dispatch(inside, routing),
         *_routed_experts(inside, routing),
@@ -46,7 +47,7 @@ def mixture_of_experts(s: Shapes) -> tuple[Operator, ...]:
         *_latent_matrix(s, "experts latent up", down=False),
     )
     shared: tuple[Operator, ...] = ()
-    in_router_graph = 1  # operators of `routed`: the router alone
+    in_router_graph = len(router)
     branches = [branch(s, "routed", size)]
     if model.shared_ffn:
         branches.append(branch(s, "shared expert", size))
@@ -203,6 +204,84 @@ def _router(s: Shapes, routing: Routing) -> Operator:
     )
 
 
+UNFUSED_CHOICE: tuple[tuple[str, int], ...] = (
+    ("zeros", FP32),
+    ("scatter", 0),
+    ("order", 0),
+    ("map zeros", FP32),
+    ("map integers", FP32 + 4),
+    ("map scatter", 0),
+    ("map", 4 + MAP_ENTRY_BYTES),
+)
+"""Kernels beside the choice itself that make a map and probabilities of it, and bytes that each
+moves of a score; 0: of chosen ones alone (`topk_routing_with_score_function` and
+`compute_routing_scores_for_aux_loss` of moe_utils.py, the latter without the first two)."""
+CHOSEN_BYTES = FP32 + 8
+"""Of a chosen score: itself and its place."""
+LOSS_NUMBERS = 4
+"""Kernels on a number for each expert, or on one number: products of shares and probabilities,
+their sum, the coefficient, the sum for the log (`switch_load_balancing_loss_func` and
+`save_to_aux_losses_tracker` of moe_utils.py)."""
+
+
+def _load_balancing(s: Shapes, routing: Routing) -> tuple[Operator, ...]:
+    """Megatron-LM's auxiliary loss: scores again, shares of tokens, the loss, and back.
+
+    `aux_loss_load_balancing` of megatron/core/transformer/moe/router.py. What each expert gets is
+    added up over the ranks of a sequence. Fused (``--moe-router-fusion``, Transformer Engine's
+    `fused_compute_score_for_moe_aux_loss` and `fused_moe_aux_loss`) scores and loss are a kernel
+    each; else they and the map of the router's own choice are operations of PyTorch. With what
+    comes before tokens are exchanged these are 31 and 72 kernels in DeepSeek-V3 (Megatron-LM,
+    docs/discussions/deepseek-v3-gb200-optimization), whose sigmoids, groups and bias of experts are
+    among them; of those only the kernels of any router are counted here.
+    """
+    if not s.is_megatron:
+        return ()
+    tokens, n = routing.tokens, s.model.experts
+    scores, chosen = tokens * n, tokens * s.model.topk
+
+    def choice(name: str, kernels: Iterable[tuple[str, int]]) -> list[Task]:
+        return [
+            elementwise(f"{name} {what}", size * scores or CHOSEN_BYTES * chosen)
+            for what, size in kernels
+        ]
+
+    def small(name: str) -> Task:
+        return elementwise(name, 2 * FP32 * n)
+
+    loss = "load balancing"
+    if s.plan.framework.moe_router_fusion:
+        forward: list[Task] = [elementwise(f"{loss} scores", (2 * FP32 + MAP_ENTRY_BYTES) * scores)]
+    else:
+        forward = [
+            *choice("router", UNFUSED_CHOICE),
+            Compute(f"{loss} softmax", Softmax(tokens, n, dtype="fp32")),
+            elementwise(f"{loss} top k", FP32 * scores),
+            *choice(loss, UNFUSED_CHOICE[2:]),
+        ]
+    forward.append(elementwise(f"{loss} token sums", MAP_ENTRY_BYTES * scores))
+    # Of two passes that overlap, the other runs where one waits: in Megatron-LM only at exchanges
+    # of tokens, not at this, which takes some us and is left out there.
+    paired = s.plan.overlap.ep or s.plan.pipeline.schedule == "dualpipe"
+    if s.grid.tp * s.grid.cp > 1 and not paired:
+        group = "tp" if s.grid.tp > 1 else "cp"
+        forward.append(Communicate(f"{loss} all-reduce", Operation.ALL_REDUCE, group, FP32 * n))
+    forward.append(elementwise(f"{loss} probability sums", FP32 * scores))
+    forward += [small(f"{loss} loss {i}") for i in range(1, LOSS_NUMBERS + 1)]
+    backward: list[Task] = [
+        small(f"{loss} scale"),
+        elementwise(f"{loss} loss backward", FP32 * scores),
+        Compute(f"{loss} softmax backward", Softmax(tokens, n, backward=True, dtype="fp32")),
+        elementwise(f"{loss} score gradient sum", 3 * FP32 * scores),
+    ]
+    if not s.plan.framework.moe_router_fusion:
+        backward += [
+            elementwise("router scatter backward", CHOSEN_BYTES * chosen),
+            elementwise("router zeros backward", FP32 * scores),
+        ]
+    return (Operator(loss, tuple(forward), tuple(backward), saved=FP32 * scores),)
+
+
 def _routed_experts(s: Shapes, routing: Routing) -> tuple[Operator, ...]:
     """Rows of the experts → their results: two grouped products, an activation between, biases.
 
@@ -270,6 +349,7 @@ def _grouped_linear(s: Shapes, routing: Routing, name: str, k: int, n: int) -> O
     """
     rows, groups, experts = routing.rows, routing.local_experts, s.plan.experts
     loop = groups if experts == "loop" else 1
+    ragged = not s.plan.framework.moe_capacity and s.model.experts > s.model.topk
     # What was dispatched in fp8 is multiplied as it came; fused, the kernel before makes operands:
     # forward of the first product's results, backward of the second's.
     made = experts == "fused"
@@ -277,7 +357,9 @@ def _grouped_linear(s: Shapes, routing: Routing, name: str, k: int, n: int) -> O
     casts_back = s.quantised and not (made and name == FIRST_LINEAR)
 
     def gemm(n: int, k: int) -> GroupedGemm:
-        return GroupedGemm(rows, groups, n, k, dtype=s.linear_format, output=s.storage_format)
+        return GroupedGemm(
+            rows, groups, n, k, dtype=s.linear_format, output=s.storage_format, ragged=ragged
+        )
 
     def launched(step: Compute) -> Compute:
         return replace(step, launches=loop)
