@@ -45,6 +45,24 @@ def test_other_kernels(kernel: str, gpu: str, dtype: str) -> None:
         assert np.abs(found / rows.seconds - 1).mean() < 0.07
 
 
+def test_kernels_around_the_backward_pass() -> None:
+    """An element of queries: results and their gradients read, sums cleared, read and rounded."""
+    gpu = find_gpu("a100")
+    model = Analytical(gpu)
+    share = model.look_up("attention", "bf16").constants["memory"]
+    short, long = (
+        model.terms(attention("newest", 16384 // n, 16, 16, n, n, 64, 64, True, True))
+        for n in (1024, 2048)
+    )
+    moved = 16384 * 16 * 64 * ((2 + 2 + 4) + (4 + 2))
+    # The loop's own traffic hides behind its arithmetic.
+    least = moved / (1e9 * gpu.bandwidth.value * share)
+    assert least < short["memory"] < 1.02 * least
+    assert least < long["memory"] < short["memory"]
+    forward = model.terms(attention("newest", 16, 16, 16, 1024, 1024, 64, 64, True, False))
+    assert forward["memory"] < 0.05 * least
+
+
 def test_newer_is_faster() -> None:
     """On an H100: FlashAttention-3, cuDNN, FlashAttention-2, the one in Triton."""
     model = Analytical(find_gpu("h100-sxm"))

@@ -225,6 +225,22 @@ def test_views_and_collectives_launch_nothing() -> None:
     assert not is_collective("aten::add")
 
 
+def test_concatenations_place_what_is_not_dense_one_by_one() -> None:
+    dense = half(4, 6, strides=(6, 1)), half(4, 2, strides=(2, 1))
+    turned = half(4, 6, strides=(1, 4)), dense[1]
+    size = 2 * 2 * 4 * 8
+    for parts, along, indexed in (
+        (dense, 1, None),
+        (turned, 1, 32),
+        (turned, -1, 32),
+        ((half(4, 6), half(4, 2)), 1, 32),  # no strides were recorded
+        ((half(6, 4), half(2, 4)), 0, None),
+    ):
+        assert of("aten::cat", parts, along) == (Elementwise(size, indexed=indexed),)
+    # Of a list that was not recorded the result tells.
+    assert of("aten::cat", (), 3, out=half(4, 8)) == (Elementwise(size, indexed=32),)
+
+
 def test_unknown_operators_move_their_bytes() -> None:
     found = kernels_of(OperatorCall("my::op", (half(3, 4), 2, (half(5),)), (half(6),)))
     assert not found.known

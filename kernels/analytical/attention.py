@@ -5,14 +5,18 @@ the matrix units, and an exponential with its scaling, maxima and sums on the co
 only in part:
 
     score = products / (efficiency × peak) + softmax / (rate of exponentials)
-    time  = floor + (arithmetic⁴ + memory⁴)^(1/4)
+    time  = floor + (arithmetic⁴ + memory⁴)^(1/4) + (backward) bytes / (bandwidth × memory)
     arithmetic = waves × block × (keys + prologue) × score
 
 The exponentials are why small heads are slower: their rate is 16 a clock and multiprocessor on
 NVIDIA's GPUs (CUDA programming guide, arithmetic instructions) and twice that on Blackwell Ultra,
 while products grow with the head.
-The backward pass runs the same loop with five products for two, at a rate of its own. Of a window
-whole blocks of keys are computed: 128 tokens of window touch two.
+The backward pass runs the same loop with five products for two, at a rate of its own, between two
+kernels that stream: one multiplies results and their gradients and clears sums in fp32 for the
+gradients of queries, one rounds these sums (``flash_bwd_dot_do_o_kernel`` and
+``flash_bwd_convert_dq_kernel`` of github:Dao-AILab/flash-attention, csrc/flash_attn/src/
+flash_bwd_preprocess_kernel.h; FlashAttention-3's and cuDNN's backward passes have the like). Of a
+window whole blocks of keys are computed: 128 tokens of window touch two.
 
 Two constants exist in cuDNN's variant alone (``data/calibration/kernel_variants.toml``):
 ``softmax_back``, the softmax of the backward pass, and ``hidden``, the share of the shorter of
@@ -35,8 +39,11 @@ from .formula import (
     Formula,
     ceil,
     columns_as_floats,
+    divided_overlap,
+    filled_like,
     maximum,
     minimum,
+    overlapped,
     where,
 )
 from .tiles import wave_stretch
@@ -111,6 +118,34 @@ def _terms(columns: Columns, gpu: GpuParameters, constants: Constants) -> tuple[
     return arithmetic, memory
 
 
+def _passes(columns: Columns, gpu: GpuParameters, constants: Constants) -> Any:
+    """Return how long the kernels before and after the backward pass take, in seconds."""
+    batch, heads, queries, head, value = columns_as_floats(
+        columns, "batch", "heads", "queries", "head_size", "value_size"
+    )
+    stored, summed = BYTES[columns["dtype"]], BYTES["fp32"]
+    before = 2 * stored * value + summed * head
+    after = (summed + stored) * head
+    size = batch * heads * queries * (before + after)
+    return where(columns["backward"] != 0, size / (gpu.bandwidth * constants["memory"]), 0.0)
+
+
+def _seconds(columns: Columns, gpu: GpuParameters, constants: Constants) -> Any:
+    """Return the duration of each kernel, in seconds."""
+    loop = overlapped(*_terms(columns, gpu, constants), PIPELINED)
+    return loop + _passes(columns, gpu, constants) + constants["floor"]
+
+
+def _shares(columns: Columns, gpu: GpuParameters, constants: Constants) -> dict[str, Any]:
+    """Return the time of arithmetic, of memory, of the passes around the loop, and fixed."""
+    arithmetic, memory = divided_overlap(*_terms(columns, gpu, constants), PIPELINED)
+    return {
+        "arithmetic": arithmetic,
+        "memory": memory + _passes(columns, gpu, constants),
+        "floor": filled_like(arithmetic, constants["floor"]),
+    }
+
+
 def _stretch(
     columns: Columns, gpu: GpuParameters, constants: Constants, occupied: int
 ) -> np.ndarray:
@@ -118,13 +153,12 @@ def _stretch(
     return np.asarray(wave_stretch(tiles, gpu, occupied), float)
 
 
-ATTENTION = Formula.of_two_terms(
+ATTENTION = Formula(
     "attention",
     CONSTANTS,
     _columns,
-    _terms,
-    ("arithmetic", "memory"),
-    PIPELINED,
+    _seconds,
+    _shares,
     stretch=_stretch,
     power_limited=True,
 )

@@ -274,11 +274,20 @@ def scan(call: OperatorCall) -> Kernels | None:
 
 
 def concatenation(call: OperatorCall) -> Kernels | None:
-    """``cat``, ``stack`` → reads all, writes as much; the result tells where the list does not."""
+    """``cat``, ``stack`` → reads all, writes as much; the result tells where the list does not.
+
+    Parts that are not known to lie densely have the places of their elements divided out of their
+    numbers, but along the first dimension (CatArrayBatchedCopy of
+    aten/src/ATen/native/cuda/Shape.cu, whose faster kernels take dense tensors).
+    """
     parts, to = tensor_list(call, 0), result(call)
     if not parts:
-        return None if to is None else stream(2 * touched(to))
-    return stream(2 * sum(map(touched, parts)))
+        if to is None:
+            return None
+        return stream(2 * touched(to), indexed=to.elements if number(call, 1, 0) else 0)
+    dense = all(each.strides is not None and is_dense(each) for each in parts)
+    indexed = 0 if dense or not number(call, 1, 0) else sum(each.elements for each in parts)
+    return stream(2 * sum(map(touched, parts)), indexed=indexed)
 
 
 def dropout(call: OperatorCall) -> Kernels | None:
