@@ -7,6 +7,7 @@ file that does not say which experiment it was written from.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +26,13 @@ from ..topo.speeds import nic_bottleneck
 from ..workloads.transformer.core_attention import MATRIX_UNIT_LOAD
 from .circuits import set_up_notes
 from .network import NetworkCache, NetworkRequest
-from .prepared import PreparedExperiment
+from .prepared import PreparedExperiment, prepare
 from .published import compare_published
 from .quantities import values_now, why_not
 from .step_constants import model_class
 from .uncertainty import PathShares, Uncertainty, combine, error_bar
-from .unused_keys import unused_keys
-from .unused_network_keys import needs_prices, unused_network_keys
+from .unused_keys import equivalent, unused_keys
+from .unused_network_keys import needs_prices, same_communications, unused_network_keys
 
 if TYPE_CHECKING:
     from ..engine import RunSetup
@@ -373,8 +374,23 @@ def _scale_lines(prepared: PreparedExperiment | PreparedProgram) -> list[str]:
             said = "no effect on the step, only on whether it fits"
         elif key not in applies:
             said = f"no effect, {why_not(key, prepared)}"
+        elif isinstance(prepared, PreparedExperiment) and not _scale_is_used(key, prepared):
+            said = "no effect, nothing that this step does depends on it"
         lines.append(f"scale.{key} = {factor:g}: {said}")
     return lines
+
+
+def _scale_is_used(key: str, prepared: PreparedExperiment) -> bool:
+    """Whether a factor that applies to the cluster changes any communication or kernel."""
+    experiment = prepared.experiment
+    if key not in ("link_bandwidth", "nic_bandwidth", "pcie_bandwidth", "switch_bandwidth"):
+        return True
+    plain = replace(experiment, scale=replace(experiment.scale, **{key: 1.0}))
+    one, other = _network_request(experiment), _network_request(plain)
+    if not same_communications(prepared.program, one, other, prepared.networks):
+        return True
+    # Copies from and to the host's memory are kernels, which take PCIe.
+    return key == "pcie_bandwidth" and not equivalent(prepared, prepare(plain))
 
 
 def _worth_listing(key: str, value: object, prepared: PreparedExperiment) -> bool:
