@@ -38,7 +38,7 @@ from ..memory.verdict import assess
 from ..mpi.parallel import collective_errors, progress
 from ..prediction.execution import execute
 from ..prediction.prepared_program import PreparedProgram
-from ..prediction.statements import program_error_bar
+from ..prediction.program_statements import program_error_bar
 from ..program import Program
 from ..replay import TraceJob, read_job
 from ..topo import Network, find_cluster
