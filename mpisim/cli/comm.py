@@ -214,7 +214,7 @@ def _why(
     us, choice = 1e6, found.choice
     yield ""
     yield f"{size} B take {found.seconds * us:.2f} us, limited by: {found.limit or 'nothing'}"
-    way = f" {found.route_latency * us:+.2f} us of the way" if found.route_latency else ""
+    way = f" {found.route_latency * us:+.2f} us along the route" if found.route_latency else ""
     how = f" {choice.protocol}, {choice.channels} channels" if choice.channels else ""
     yield (
         f"  {choice.algorithm}{how}: latency "
