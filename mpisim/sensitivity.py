@@ -51,6 +51,7 @@ MICRO_BATCH_FACTORS = (0.5, 2.0)
 """Of the micro-batch size, which is a whole number."""
 
 MAX_FACTOR = 100.0
+"""Factors from 1 over this to this are allowed: beyond them it is most likely a slip."""
 
 MIN_MOVED = 0.1
 """Share of the difference between first order and simulation that pieces which are not on both

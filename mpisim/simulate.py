@@ -251,8 +251,9 @@ def _stated(
 
     Other processes need not even load what makes them.
     """
+    from .prediction.program_statements import program_statements
     from .prediction.sensitivities import path_sensitivities
-    from .prediction.statements import program_statements, statements
+    from .prediction.statements import statements
     from .prediction.uncertainty import PathShares
 
     shares = PathShares(prepared, run)

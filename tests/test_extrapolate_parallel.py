@@ -24,8 +24,9 @@ from mpisim.extrapolate.parallel import Extrapolated, extrapolate_parallel
 from mpisim.extrapolate.parallel_growth import grow
 from mpisim.extrapolate.parallel_order import first_f_one_b
 from mpisim.extrapolate.parallel_overlap import KernelSlowdown
+from mpisim.extrapolate.parallel_partition import StagePartition
 from mpisim.extrapolate.parallel_shards import sharded_rows
-from mpisim.extrapolate.parallel_stages import _Deal
+from mpisim.extrapolate.parallel_stages import repartitioned
 from mpisim.extrapolate.parallel_structure import find_structure, parse_layout
 from mpisim.extrapolate.prepare import of_several_ranks
 from mpisim.prediction.network import network_of
@@ -694,7 +695,7 @@ def test_layers_dealt_as_before_take_as_long(gpt: Job, megatron: TraceJob) -> No
     for job, named, cluster in ((gpt.job, True, "dgx-h100"), (megatron, False, "a800-8gpu")):
         program = job.program
         structure = find_structure(program, job.traces.ranks, 8, named=named)
-        again = _Deal(program, structure, 2, 8, 0, {}).program()
+        again = repartitioned(StagePartition(program, structure, 2, 8, 0, {}))
         assert [len(t) for t in again.tables] == pytest.approx(
             [len(program.table_of(rank)) for rank in range(8)], abs=1
         )

@@ -280,7 +280,7 @@ def test_a_step_is_priced_on_any_number_of_processes(
         (["--cluster", "dgx-v200"], "did you mean 'dgx-v100'"),
         (["--cluster", "dgx-v100", "--delay", "0:1"], "--delay: of recorded times"),
         (["--cluster", "dgx-v100", "--scale-host", "0.5"], "--scale-host: of recorded times"),
-        ([], "--cluster prices it"),
+        ([], "with --cluster prices it"),
     ],
 )
 def test_pricing_is_refused_in_one_line(

@@ -204,7 +204,8 @@ def test_recordings_that_cannot_be_priced(
     path = found.write(tmp_path / "rank0.json")
     words = ["replay", str(path), "--price", "changed", "--gpu", "h100-sxm"]
     assert main(words) == 2
-    assert "'Imaginary 9000', which is not known; --recorded-gpu" in capsys.readouterr().err
+    said = "'Imaginary 9000', which is not in mpisim list gpus; --recorded-gpu"
+    assert said in capsys.readouterr().err
     assert main([*words, "--recorded-gpu", "a100-sxm"]) == 0
     assert "times the ratio of two models" in capsys.readouterr().out
     bare = Recording()

@@ -135,6 +135,35 @@ UNUSED = [
 ]
 
 
+def test_sharding_over_one_replica_is_named() -> None:
+    text = CASES["dense"] + HERE + "gpus = 4\n"
+    said = unused_keys(prepare(read(text, "e.toml", ["plan.tp=4"])))
+    assert said == ["plan.zero: 1 has no effect, with 0 the step is the same"]
+    assert not unused_keys(prepare(read(text, "e.toml", ["plan.tp=2"])))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        # One node whose GPUs have NVLink; no clipping, whose norm the CPU reads over PCIe.
+        (["scale.pcie_bandwidth=2", "plan.clip=false"], True),
+        (["scale.pcie_bandwidth=2", "plan.clip=true"], False),
+        (["scale.pcie_bandwidth=0.1", "plan.clip=false", "cluster.nodes=2"], False),
+        (["scale.link_bandwidth=2"], False),
+        (["scale.switch_bandwidth=2", "cluster.nodes=2"], True),
+    ],
+)
+def test_bandwidths_that_nothing_uses_are_named(changes: list[str], named: bool) -> None:
+    text = CASES["dense"] + HERE
+    results = simulate(read(text, "e.toml", changes))
+    plain = simulate(read(text, "e.toml", changes[1:]))
+    assert results is not None
+    assert plain is not None
+    said = results.attributes["assumptions"]
+    assert any("scale." in each and "no effect" in each for each in said) == named
+    assert (results.digest == plain.digest) == named
+
+
 @pytest.mark.parametrize(("name", "change", "line"), UNUSED, ids=[f"{a}-{b}" for a, b, _ in UNUSED])
 def test_what_has_no_effect_is_in_the_report(name: str, change: str, line: str) -> None:
     results = simulate(read(CASES[name] + HERE, "e.toml", [change]))

@@ -231,6 +231,7 @@ _HYPERCUBE = (
 )
 
 _HYPERCUBE_LINKS = 6
+"""NVLinks of a V100 (NVIDIA Tesla V100 GPU architecture), over which its bandwidth is divided."""
 
 
 @frozen(eq=False)

@@ -68,6 +68,7 @@ CONSTANTS = (
 )
 
 WARP_THREADS = 32
+"""Threads that execute together (CUDA programming guide)."""
 
 SECTOR_BYTES = 32
 """Bytes that memory and caches move at once."""
@@ -78,12 +79,15 @@ capabilities)."""
 
 SM_THREADS_DEFAULT = 2048
 SM_THREADS_GA10X = 1536
+"""The same where `SM_THREADS` has no entry, and on small Ampere GPUs."""
 
 MIN_FLOPS_GA10X = 200
 """FLOP of fp32 a clock and multiprocessor above which an Ampere GPU is one of the small ones
 (GA10x: 256), which hold fewer threads than the A100 (128)."""
 
 MAX_BLOCKS_PER_SM = 32
+"""Thread blocks that a multiprocessor of V100, A100 and H100 holds (CUDA programming guide); that
+some smaller GPUs hold 16 is left out."""
 
 
 def _terms(columns: Columns, gpu: GpuParameters, constants: Constants) -> tuple[Any, Any]:
@@ -139,6 +143,7 @@ LOAD_BYTES = 16
 """Bytes that a thread loads at once."""
 
 MAX_SOFTMAX_THREADS = 1024
+"""Threads of a row in PyTorch's softmax (SoftMax.cu, ``SoftMax_getBlockSize``), at most."""
 
 
 def _softmax_columns(kernel: Softmax | CrossEntropy) -> dict[str, float | int | str]:

@@ -41,6 +41,7 @@ MAX_ROWS_FOR_START = 400
 
 OTHER_STARTS = 4
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23)
+"""Starting points besides the anchor, and the bases of the sequence (Halton) that spreads them."""
 
 
 @frozen

@@ -6,10 +6,10 @@ import argparse
 import math
 import re
 from collections.abc import Callable, Iterator
-from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..base.errors import InputError, UsageError, nearest
+from .comm_table import NOTE, TYPES, Line, better_object, notes, table
 from .output import add_json_option, add_overwrite_option, check_files, check_outputs
 from .speeds import add_speed_options, given_speeds, with_speed_options
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ..experiment import NetworkChoice
     from ..program import Operation
     from ..topo import Cluster
-    from ..topo.nccl import Choice
     from ..topo.nccl_network import NcclNetwork
 
 __all__ = ["add_parser", "run"]
@@ -36,46 +35,12 @@ examples:
   mpisim comm send_recv --cluster p5 --size 1G --nodes 2 --ranks 0,9 --set 'links.*.latency=2 x'
 """
 
-NOTE = """\
-Size: the full buffer, as nccl-tests counts it. algbw: size over time; busbw: algbw times what each
-GPU sends over its link in a ring per byte. ±: one standard deviation of the time. limit: what
-bounds the time with NCCL's choice held."""
-
-TYPES = {
-    "int8": 1,
-    "uint8": 1,
-    "int32": 4,
-    "uint32": 4,
-    "int64": 8,
-    "uint64": 8,
-    "half": 2,
-    "bfloat16": 2,
-    "float": 4,
-    "double": 8,
-}
-"""Bytes of an element, by nccl-tests' names."""
-
 ALIASES = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 _MOST = 1000
 """Lines of a table; more are a mistake in the factor."""
-
-
-class Line(NamedTuple):
-    """One size: seconds, relative error, algorithm, protocol, channels, what limits it.
-
-    `better` is a choice that is clearly faster than NCCL's, and its seconds.
-    """
-
-    seconds: float
-    error: float
-    algorithm: str
-    protocol: str
-    channels: int
-    limit: str = "-"
-    better: tuple[Choice, float] | None = None
 
 
 def add_parser(subparsers: Any) -> None:
@@ -202,7 +167,7 @@ def run(args: argparse.Namespace) -> int:
                 "protocol": line.protocol,
                 "channels": line.channels,
                 "limit": line.limit,
-                "better": _better(line),
+                "better": better_object(line),
             }
             for size, line in zip(sizes, lines)
         ]
@@ -227,10 +192,10 @@ def run(args: argparse.Namespace) -> int:
             [
                 f"{operation.name.lower()} on {where}",
                 "",
-                *_table(sizes, lines, factor, args.type),
+                *table(sizes, lines, factor, args.type),
                 "",
                 NOTE,
-                *_notes(sizes, lines),
+                *notes(sizes, lines),
                 *why,
             ]
         )
@@ -249,7 +214,7 @@ def _why(
     us, choice = 1e6, found.choice
     yield ""
     yield f"{size} B take {found.seconds * us:.2f} us, limited by: {found.limit or 'nothing'}"
-    way = f" {found.route_latency * us:+.2f} us of the way" if found.route_latency else ""
+    way = f" {found.route_latency * us:+.2f} us along the route" if found.route_latency else ""
     how = f" {choice.protocol}, {choice.channels} channels" if choice.channels else ""
     yield (
         f"  {choice.algorithm}{how}: latency "
@@ -450,72 +415,3 @@ def _alpha_beta(
         return Line(seconds, error, "-", "-", 0)
 
     return price
-
-
-def _better(line: Line) -> dict[str, object] | None:
-    """Return the faster algorithm and protocol of a size as a JSON object, or None."""
-    if line.better is None:
-        return None
-    choice, seconds = line.better
-    return {
-        "algorithm": choice.algorithm,
-        "protocol": choice.protocol,
-        "seconds": seconds,
-        "settings": choice.settings,
-    }
-
-
-def _notes(sizes: list[int], lines: list[Line]) -> list[str]:
-    """Return notes on ranges of sizes for which NCCL's tuner misses the fastest algorithm."""
-    notes = []
-    for settings, run in groupby(zip(sizes, lines), key=lambda row: _change(row[1])):
-        rows = list(run)
-        gains = [
-            (line.better[1] / line.seconds, size, line, *line.better)
-            for size, line in rows
-            if line.better
-        ]
-        if not gains:
-            continue
-        _, size, line, choice, seconds = min(gains, key=lambda gain: gain[0])
-        first, last = rows[0][0], rows[-1][0]
-        notes += [
-            f"{first} B" + (f" to {last} B" if last > first else "") + ": NCCL's tuner takes "
-            f"{line.algorithm} {line.protocol}. By this model {choice.algorithm} {choice.protocol}",
-            f"({settings[1]}) takes {seconds * 1e6:.2f} us at {size} B, "
-            f"in place of {line.seconds * 1e6:.2f}.",
-        ]
-    return ["", *notes] if notes else []
-
-
-def _change(line: Line) -> tuple[str, str]:
-    """Return NCCL's choice, and the variables that get a faster one; of none, nothing twice."""
-    if line.better is None:
-        return "", ""
-    settings = " ".join(f"{name}={value}" for name, value in line.better[0].settings.items())
-    return f"{line.algorithm} {line.protocol}", settings
-
-
-def _table(sizes: list[int], lines: list[Line], factor: float, kind: str) -> list[str]:
-    from ..base.text import aligned
-
-    head = ("size", "count", "type", "time", "±", "algbw", "busbw")
-    units = ("(B)", "(elements)", "", "(us)", "(%)", "(GB/s)", "(GB/s)")
-    chosen = ("algorithm", "protocol", "channels", "limit")
-    rows = [
-        (
-            str(size),
-            str(size // TYPES[kind]),
-            kind,
-            f"{line.seconds * 1e6:.2f}",
-            f"{100 * line.error:.0f}",
-            f"{size / line.seconds / 1e9:.2f}",
-            f"{size / line.seconds / 1e9 * factor:.2f}",
-            line.algorithm,
-            line.protocol,
-            str(line.channels or "-"),
-            line.limit,
-        )
-        for size, line in zip(sizes, lines)
-    ]
-    return aligned([(*head, *chosen), (*units, "", "", "", ""), *rows], left=())

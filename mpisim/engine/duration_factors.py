@@ -33,7 +33,11 @@ ONE = 1 << 32
 """The factor of a rank of speed 1."""
 
 _MAX_FACTOR = 1 << 62
+"""Of a rank whose speed is almost 0: what an int64 holds."""
+
 _N_JITTER_FACTORS = 4096
+"""Quantiles of the distribution of jitter, one of which each draw takes."""
+
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio, as in SplitMix64
 _HALF, _LOW, _BITS = np.uint64(1 << 31), np.uint64(ONE - 1), np.uint64(32)
 

@@ -24,8 +24,8 @@ Read in this order.
     experts or recurrences, types that are not known.
 ``profiles``, ``profile_conditions``
     What frameworks, and common practice, fill in; when an entry holds.
-``load``
-    TOML → experiment.
+``changes``, ``load``
+    ``--set`` → tables with changed keys; TOML → experiment.
 ``serialization``
     Experiment → text that stands alone, kept in program files, and back.
 """

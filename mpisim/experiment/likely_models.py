@@ -88,6 +88,7 @@ KINDS = ("gpt", "llama", "moe")
 """Families among which is chosen where none is said."""
 
 WIDTH_MULTIPLE = 128
+"""Widths that are completed are rounded to a multiple of this, as those of published models are."""
 
 SEQUENCE = 4096
 """Tokens of a sequence at which candidates are compared."""

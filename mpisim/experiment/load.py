@@ -14,12 +14,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..base.errors import InputError, UsageError, nearest, one_of
+from ..base.errors import InputError, nearest, one_of
 from ..base.files import read_text
 from ..base.presets import SUFFIX, packaged
 from ..base.schema import build, check_value, defaults, field_of, parse
 from ..base.toml import toml_value
 from ..topo import find_cluster
+from .changes import changed_key, with_changes
 from .choices import (
     CalibrationChoice,
     ClusterChoice,
@@ -35,7 +36,7 @@ from .experiment import Experiment, Published
 from .framework import FrameworkOptions
 from .models import FAMILIES, Cnn, Dlrm, Model, Transformer
 from .plan import Plan
-from .plan_keys import key_path, short_key, with_sub_tables
+from .plan_keys import short_key, with_sub_tables
 from .plan_options import MAIN_KEYS
 from .profiles import ProfileKey, filled
 from .program_experiment import ProgramExperiment, program_experiment
@@ -98,9 +99,6 @@ JOB = "job"
 SEARCH = "search"
 """The table of ``mpisim search``, which says nothing of the experiment itself."""
 
-NCCL_VARIABLES = ["network", "nccl"]
-"""The table of environment variables, whose values are texts."""
-
 REQUIRED = ("model", "plan", "cluster")
 """Tables that every file has; where one is changed, nothing is published of the run."""
 
@@ -146,7 +144,7 @@ def load_any(
         table = parse(contents, source)
     else:
         contents, source, table = _read(named)
-    table = _with_changes(table, source, changes)
+    table = with_changes(table, source, changes)
     if "workload" in table:
         return _with_changes_noted(contents, changes), program_experiment(table, source)
     return _with_changes_noted(contents, changes), _of_changed(table, source, changes)
@@ -158,7 +156,7 @@ def load_tables(path: str | Path, changes: Sequence[str] = ()) -> tuple[str, dic
     Parameters and errors are those of `load`; the tables are not checked.
     """
     _, source, table = _read(str(path))
-    return source, _with_changes(table, source, changes)
+    return source, with_changes(table, source, changes)
 
 
 def _is_hdf5(path: str) -> bool:
@@ -213,13 +211,13 @@ def read(text: str, source: str, changes: Sequence[str] = ()) -> Experiment:
 
 def _changed(table: dict[str, Any], source: str, changes: Sequence[str]) -> Experiment:
     """Build an experiment from its tables and changes."""
-    return _of_changed(_with_changes(table, source, changes), source, changes)
+    return _of_changed(with_changes(table, source, changes), source, changes)
 
 
 def _of_changed(table: dict[str, Any], source: str, changes: Sequence[str]) -> Experiment:
     """Build an experiment from changed tables: of another run nothing is published."""
     experiment = experiment_of(table, source)
-    if any(_key_path(change)[0] in REQUIRED for change in changes):
+    if any(changed_key(change)[0] in REQUIRED for change in changes):
         return replace(experiment, published=Published())
     return experiment
 
@@ -362,7 +360,7 @@ def defaulted(text: str, changes: Sequence[str] = ()) -> dict[str, object]:
     dict of str to object
         Full key (``table.key``) → its default.
     """
-    tables = _with_changes(parse(text, "experiment"), "experiment", changes)
+    tables = with_changes(parse(text, "experiment"), "experiment", changes)
     return _defaulted(with_sub_tables(tables, "experiment"))
 
 
@@ -491,62 +489,3 @@ def _completed(given: dict[str, Any], source: str) -> tuple[dict[str, Any], Gues
     except InputError as error:
         raise InputError(f"{source}: [model]: {error}") from error
     return {**keys, **given}, guess
-
-
-def _with_changes(table: dict[str, Any], source: str, changes: Sequence[str]) -> dict[str, Any]:
-    """Return the table with keys set as on the command line."""
-    if not changes:
-        return table
-    table = with_sub_tables(table, source)
-    for change in changes:
-        value = _value(change)
-        given = _key_path(change)
-        *path, last = given if isinstance(value, dict) else key_path(given)
-        within = table
-        for name in path:
-            within = within.setdefault(name, {})
-            if not isinstance(within, dict):
-                raise UsageError(f"--set {change}: {name!r} is no table")
-        # As one writes them in a shell.
-        number = path == NCCL_VARIABLES and type(value) is int
-        if number or ([*path, last] == ["framework", "version"] and not isinstance(value, str)):
-            value = _written(change)
-        within[last] = value
-    return table
-
-
-def _value(change: str) -> Any:
-    """Return the value of a change: TOML, or else a text."""
-    import tomllib
-
-    try:
-        return tomllib.loads(f"value = {_written(change)}")["value"]
-    except (ValueError, RecursionError):
-        return _written(change)
-
-
-def _written(change: str) -> str:
-    """Return the value of a change as it is written."""
-    return _ASSIGNMENT.sub("", change, count=1).strip()
-
-
-_ASSIGNMENT = re.compile(r"""(?:[^"'=]|"[^"]*"|'[^']*')*=""")
-"""A key, whose parts may be in quotes, and the sign behind it."""
-
-
-def _key_path(change: str) -> list[str]:
-    """Return the parts of the key of a change: ``plan.tp``, ``network.changes."links.a.b"``."""
-    import tomllib
-
-    found = _ASSIGNMENT.match(change)
-    path: list[str] = []
-    try:
-        within: Any = tomllib.loads(f"{found[0]} 0") if found else {}
-    except (ValueError, RecursionError):
-        within = {}
-    while isinstance(within, dict) and within:
-        ((name, within),) = within.items()
-        path.append(name)
-    if len(path) < 1 or within != 0:
-        raise UsageError(f"--set {change}: not of the form TABLE.KEY=VALUE")
-    return path

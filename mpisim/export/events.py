@@ -21,7 +21,8 @@ from ..program import Program
 from ..results.link_use import BINS, LinkUse
 from ..traces.export import Added, rank_run
 from ..traces.export_communications import Event, RankRun
-from ..traces.export_events import GPU, batch_ends, first_of_batch, stream_number
+from ..traces.export_events import GPU, stream_number
+from ..traces.export_host import batch_ends, first_of_batch
 from .operators import operators_around
 from .resimulate import ResimulatedRun
 from .row_arguments import Communications, RowArguments

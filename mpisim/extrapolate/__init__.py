@@ -44,8 +44,9 @@ Traces of several ranks have a parallel plan already, and grow along its axes:
     The job with more or fewer data-parallel replicas, or on another network.
 `parallel_shards`, `parallel_optimizer`, `parallel_rounds`, `parallel_overlap`
     The optimizer's shares, sharded or not; more micro-batches; slowdown by what runs beside.
-`parallel_order`, `parallel_passes`, `parallel_stages`
-    Passes and layers of a recorded pipeline; the same layers on another number of stages.
+`parallel_order`, `parallel_passes`, `parallel_partition`, `parallel_rank_rows`, `parallel_stages`
+    Passes and layers of a recorded pipeline; the same layers on another number of stages: which
+    stage runs which, the rows of each new rank, the new program.
 `parallel`
     All of these: the files of a job → what is simulated, and what it says of itself.
 `parallel_origin`

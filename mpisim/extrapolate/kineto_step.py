@@ -139,9 +139,10 @@ def _gpu_of(trace: KinetoTrace, given: str | None) -> str:
     except InputError as error:
         if given is not None:
             raise
+        name = repr(trace.device_name) if trace.device_name else "a GPU it does not name"
         raise InputError(
-            f"{trace.path}: recorded on {trace.device_name or 'a GPU it does not name'!r}, which "
-            "is not in mpisim list gpus; --traced-gpu says which it is"
+            f"{trace.path}: recorded on {name}, which is not in mpisim list gpus; --traced-gpu "
+            "says which it is"
         ) from error
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..base.errors import InputError
 from ..program import COLUMNS, UNPRICED, Kind, Operation, Program, Table
 from .parallel_shards import sharded_rows, share_of_time
-from .parallel_structure import BULK, ParallelStructure
+from .parallel_structure import ParallelStructure, bulk_rows
 
 __all__ = ["with_distributed_optimizer"]
 
@@ -129,8 +129,7 @@ def _communication_names(program: Program) -> set[str]:
 
 def _large(table: Table, slots: list[int]) -> NDArray[np.intp]:
     """Rows of communications on some slots that carry gradients or parameters."""
-    over = np.isin(table.slot, slots)
-    return np.flatnonzero(over & (table.bytes >= BULK * table.bytes[over].max(initial=0)))
+    return bulk_rows(table, np.flatnonzero(np.isin(table.slot, slots)))
 
 
 def _whole(table: Table, slots: list[int], names: tuple[str, ...], half: bool) -> Table:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ..base.errors import InputError
 from ..program import Flag, Kind, Operation, Program, Table
 from .parallel_order import RECEIVE, SEND, first_f_one_b
-from .parallel_structure import BULK, EMBEDDING, ParallelStructure
+from .parallel_structure import EMBEDDING, ParallelStructure, bulk_rows
 
 __all__ = ["RecordedStage", "recorded_stage"]
 
@@ -204,8 +204,7 @@ class _Reader:
         spans = structure.spans[slots]
         over = ~spans[:, pp] & (dp is not None and spans[:, dp])
         rows = np.flatnonzero((table.kind == Kind.COLLECTIVE) & over[table.slot])
-        large = table.bytes[rows] >= BULK * table.bytes[rows].max(initial=0)
-        bulk = set(rows[large].tolist())
+        bulk = set(bulk_rows(table, rows).tolist())
         of_pp = np.array([name == "pp" for name in names])
         ends = (table.kind == Kind.COLLECTIVE) & of_pp[table.slot] & (table.bytes >= EMBEDDING)
         self.found = RecordedStage(

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..program import Kind, Operation, Program, Table
-from .parallel_structure import BULK, ParallelStructure
+from .parallel_structure import ParallelStructure, bulk_rows
 
 __all__ = ["scaled_optimizers", "sharded_rows", "share_of_time"]
 
@@ -100,10 +100,9 @@ def sharded_rows(table: Table, slots: Sequence[int]) -> NDArray[np.intp]:
     slots : sequence of int
         Of the groups over which the states are sharded.
     """
-    over = np.isin(table.slot, slots)
-    large = over & (table.bytes >= BULK * table.bytes[over].max(initial=0))
-    reduces = np.flatnonzero(large & np.isin(table.operation, _REDUCES))
-    gathers = np.flatnonzero(large & (table.operation == Operation.ALL_GATHER))
+    large = bulk_rows(table, np.flatnonzero(np.isin(table.slot, slots)))
+    reduces = large[np.isin(table.operation[large], _REDUCES)]
+    gathers = large[table.operation[large] == Operation.ALL_GATHER]
     chosen: list[NDArray[np.intp]] = [np.zeros(0, np.intp)]
     for step in np.unique(table.step[reduces]).tolist():
         last = int(reduces[table.step[reduces] == step].max())

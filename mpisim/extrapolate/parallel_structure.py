@@ -37,6 +37,7 @@ __all__ = [
     "Axis",
     "ParallelStructure",
     "Traffic",
+    "bulk_rows",
     "find_structure",
     "parse_layout",
     "with_traffic_of",
@@ -157,6 +158,23 @@ class ParallelStructure:
         found = [each for each in self.traffic if name in each.axes.split("×")]
         most = max((each.bytes for each in found), default=0)
         return {e.operation for e in found if e.bytes < 0 or e.bytes >= BULK * most}
+
+
+def bulk_rows(table: Table, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Communications of one group → those that carry gradients, parameters or activations.
+
+    Parameters
+    ----------
+    table : Table
+    rows : int, shape (n,)
+
+    Returns
+    -------
+    int, shape (m,)
+        Of `rows`, those of at least `BULK` of the most bytes.
+    """
+    size = table.bytes[rows]
+    return rows[size >= BULK * size.max(initial=0)]
 
 
 def parse_layout(text: str) -> list[tuple[str, int]]:
@@ -445,9 +463,7 @@ class _Finder:
 
     def _gathers(self, c: int) -> bool:
         table, rows = self.rows(c)
-        size = table.bytes[rows]
-        large = table.operation[rows][size >= BULK * size.max(initial=0)]
-        return bool((large == Operation.ALL_GATHER).any())
+        return bool((table.operation[bulk_rows(table, rows)] == Operation.ALL_GATHER).any())
 
     def _unseen(self, stride: int, upto: int) -> Axis:
         """The axis between two others along which no group was found."""
@@ -476,8 +492,7 @@ class _Finder:
 
 def _role(table: Table, rows: NDArray[np.intp]) -> str:
     """What one rank does on one communicator → what the group is for."""
-    size = table.bytes[rows]
-    rows = rows[size >= BULK * size.max()]
+    rows = bulk_rows(table, rows)
     first = table.step[rows[0]]
     kinds = [Operation(int(each)) for each in table.operation[rows]]
     if Operation.ALL_TO_ALL in kinds:

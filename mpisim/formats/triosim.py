@@ -59,6 +59,7 @@ _PHASES = {
 _WEIGHTS = ("weight", "bias")
 _MOST_US = 1e12
 _MOST = 2**62
+"""Times, and sizes, above which a table is damaged; both fit an int64, times in ps."""
 
 
 @frozen

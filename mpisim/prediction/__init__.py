@@ -19,8 +19,9 @@ Read in this order, which is that of one prediction (`mpisim.simulate`).
     Memory of a rank over the step, at the times of a run.
 ``quantities``, ``sensitivities``, ``library_choices``
     What a step depends on, and how it answers to each along its critical path; what NCCL chooses.
-``statements``, ``unused_keys``, ``unused_network_keys``
-    Statements of a prediction: uncertainty, assumptions, limits; keys that change nothing.
+``statements``, ``program_statements``, ``unused_keys``, ``unused_network_keys``
+    Statements of a prediction, and of the run of a program file: uncertainty, assumptions, limits;
+    keys that change nothing.
 ``published``
     A prediction beside the published figures of its experiment.
 """

@@ -91,14 +91,15 @@ class CalibratedKernels:
 
 
 class MultipliedNetwork(ABC):
-    """A network each of whose communications takes a factor of its time.
+    """NCCL's network and a factor for each communication → a network with these times.
 
-    A communication that takes f times as long moves its bytes at 1 / f of the rate. What a factor
-    depends on, and what links then carry, subclasses say.
+    A communication that takes f times as long moves its bytes at 1 / f of the rate. Subclasses
+    define `factor`, and override `loads` where links carry something else than without factors.
 
     Parameters
     ----------
     network : NcclNetwork
+        Whose prices are multiplied; its topology and NCCL's choices stay.
     """
 
     def __init__(self, network: NcclNetwork) -> None:
@@ -248,16 +249,18 @@ class MultipliedNetwork(ABC):
 
 
 class CalibratedNetwork(MultipliedNetwork):
-    """A network whose communications, within nodes and across, are multiplied by step constants.
+    """NCCL's network and constants fitted to measured steps → a network with calibrated times.
 
-    A communication that takes f times as long counts as using the links of nodes and its cards as
-    fully as before, so that what shares them does not find room that is not there. What links
-    between switches carry is not changed: constants are of nodes and cards that were measured.
+    There are two constants, for groups inside a node and across nodes. A communication that takes
+    f times as long still loads PCIe, NVLink and NICs as fully as before (its weights there are
+    multiplied by f), so that communications beside it find no more room. Links between switches
+    carry what they carried: what was measured is nodes and NICs, no fabric.
 
     Parameters
     ----------
     network : NcclNetwork
     constants : AppliedConstants
+        Those of the platform, each with its error bar.
     """
 
     def __init__(self, network: NcclNetwork, constants: AppliedConstants) -> None:
@@ -285,8 +288,11 @@ class CalibratedNetwork(MultipliedNetwork):
         return self._constant(group.nodes)[1].value
 
     def shares(self, operation: Operation, bytes: int, group: Placement) -> dict[str, float]:
-        """Return the network's shares, or the constant's where it covers them; all of it depends on
-        the constant. See `MultipliedNetwork.shares`."""
+        """Return what share of a price depends on each number: on the constant, all of it.
+
+        Of the network's own numbers none counts where the constant's error bar covers theirs. See
+        `MultipliedNetwork.shares`.
+        """
         found = self._network.shares(operation, bytes, group)
         if not self._network.price(operation, bytes, group).duration:
             return found

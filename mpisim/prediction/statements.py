@@ -1,44 +1,53 @@
 """Statements of a prediction: its uncertainty and sources, assumptions, and what is not modelled.
 
-They are attributes of the results: `statements` of an experiment, `program_statements` of a program
-file that does not say which experiment it was written from.
+They are attributes of the results of an experiment; those of a program file that does not say which
+experiment it was written from are in `program_statements`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..base.quantity import PICOSECONDS, Quantity
+from ..base.quantity import PICOSECONDS
 from ..base.text import percentage
 from ..engine.run import Run
 from ..experiment import Cnn, Dlrm, Experiment, Plan, Transformer, VariationChoice
 from ..experiment.plan_keys import short_key
 from ..experiment.profiles import Profile
-from ..kernels.counted import PRICED
 from ..program import Program
 from ..topo import Cluster, find_cluster
 from ..topo.speeds import nic_bottleneck
 from ..workloads.transformer.core_attention import MATRIX_UNIT_LOAD
 from .circuits import set_up_notes
 from .network import NetworkCache, NetworkRequest
-from .prepared import PreparedExperiment
+from .prepared import PreparedExperiment, prepare
 from .published import compare_published
 from .quantities import values_now, why_not
 from .step_constants import model_class
-from .uncertainty import PathShares, Uncertainty, combine, error_bar
-from .unused_keys import unused_keys
-from .unused_network_keys import needs_prices, unused_network_keys
+from .uncertainty import PathShares, Uncertainty, error_bar
+from .unused_keys import equivalent, unused_keys
+from .unused_network_keys import same_communications, unused_network_keys
 
 if TYPE_CHECKING:
     from ..engine import RunSetup
     from ..overlap import OverlapSummary
     from .prepared_program import PreparedProgram
 
-__all__ = ["METHOD", "program_error_bar", "program_statements", "statements"]
+__all__ = [
+    "METHOD",
+    "OVERLAP_SLOWDOWN",
+    "describe_random_factors",
+    "format_value",
+    "network_notes",
+    "scale_lines",
+    "statements",
+    "uncertainty_lines",
+]
 
 PRACTICE = "common practice, as no framework is named"
 
@@ -62,14 +71,6 @@ METHOD = (
 
 MIN_LISTED_EFFECT = 0.0005
 """Relative effect on the step time below which a number is not listed by itself."""
-
-ALL_TIMED = "every communication has a duration of its own"
-
-OVERLAP_OF_PROGRAMS = f"{OVERLAP_SLOWDOWN} (a program does not say what its kernels do)"
-
-NOT_MODELLED_OF_PROGRAMS = (
-    "packets: communications that share a link share its bandwidth fairly and at once",
-)
 
 
 def statements(
@@ -134,7 +135,7 @@ def statements(
             *prepared.notes,
             *([] if prepared.experiment.guess is None else prepared.experiment.guess.notes),
             *_unused_constants(prepared),
-            *_scale_lines(prepared),
+            *scale_lines(prepared),
             *unused_keys(prepared),
             *_plan_assumptions(prepared.experiment),
             *_profile_lines(prepared.experiment),
@@ -363,8 +364,13 @@ def _jitter_not_modelled(prepared: PreparedExperiment) -> list[str]:
     return [f"jitter{slow} ([variation])"]
 
 
-def _scale_lines(prepared: PreparedExperiment | PreparedProgram) -> list[str]:
-    """Return what is faster or slower than it is, lines for people."""
+def scale_lines(prepared: PreparedExperiment | PreparedProgram) -> list[str]:
+    """Factors of ``[scale]`` → lines for people, which say where one has no effect. Local.
+
+    Parameters
+    ----------
+    prepared : PreparedExperiment or PreparedProgram
+    """
     applies = values_now(prepared)
     lines = []
     for key, factor in prepared.experiment.scale.changes.items():
@@ -373,8 +379,23 @@ def _scale_lines(prepared: PreparedExperiment | PreparedProgram) -> list[str]:
             said = "no effect on the step, only on whether it fits"
         elif key not in applies:
             said = f"no effect, {why_not(key, prepared)}"
+        elif isinstance(prepared, PreparedExperiment) and not _scale_is_used(key, prepared):
+            said = "no effect, nothing that this step does depends on it"
         lines.append(f"scale.{key} = {factor:g}: {said}")
     return lines
+
+
+def _scale_is_used(key: str, prepared: PreparedExperiment) -> bool:
+    """Whether a factor that applies to the cluster changes any communication or kernel."""
+    experiment = prepared.experiment
+    if key not in ("link_bandwidth", "nic_bandwidth", "pcie_bandwidth", "switch_bandwidth"):
+        return True
+    plain = replace(experiment, scale=replace(experiment.scale, **{key: 1.0}))
+    one, other = _network_request(experiment), _network_request(plain)
+    if not same_communications(prepared.program, one, other, prepared.networks):
+        return True
+    # Copies from and to the host's memory are kernels, which take PCIe.
+    return key == "pcie_bandwidth" and not equivalent(prepared, prepare(plain))
 
 
 def _worth_listing(key: str, value: object, prepared: PreparedExperiment) -> bool:
@@ -451,128 +472,3 @@ def format_value(value: object) -> str:
 
 
 # --- of a program file ----------------------------------------------------------------------------
-
-
-def program_statements(
-    prepared: PreparedProgram,
-    run: Run,
-    shares: PathShares | None = None,
-    overlap: OverlapSummary | None = None,
-) -> dict[str, Any]:
-    """Return the statements of a program's results, as their attributes. Local.
-
-    Parameters
-    ----------
-    prepared : PreparedProgram
-    run : Run
-        With its critical path.
-    shares : PathShares, optional
-        Of the run, if known.
-    overlap : OverlapSummary, optional
-        The slowdown of what overlaps, if that was modelled; it adds its statements.
-
-    Returns
-    -------
-    dict
-        ``assumptions`` and ``not_modelled``, lists of texts; where a network prices communications
-        also ``uncertainty`` (relative, one standard deviation), ``uncertainty_method`` and
-        ``uncertainty_sources``, as of `mpisim.prediction.statements.statements`.
-    """
-    choices, request, cluster = prepared.experiment, prepared.request, prepared.cluster
-    varies = describe_random_factors(choices.variation)
-    speeds = choices.variation.speeds
-    lines = [] if varies is None else [varies]
-    lines += [f"variation.speeds.{ranks} = {speed:g}" for ranks, speed in speeds.items()]
-    lines += _scale_lines(prepared)
-    lines += prepared.counted.assumptions
-    if PRICED in prepared.program.attributes:
-        lines.append(f"priced by roofline: {prepared.program.attributes[PRICED]}")
-    if request is None or cluster is None:
-        return {
-            **({"assumptions": lines} if lines else {}),
-            **_program_error_bar(prepared, run, shares, None),
-        }
-    nodes = f"{request.nodes} node" + ("s" if request.nodes > 1 else "")
-    shown = {
-        key: value
-        for key, value in choices.left_to_defaults().items()
-        if key.startswith("network.") and value not in (None, {})
-    }
-    if request.choice.model != "nccl":
-        shown.pop("network.contention", None)  # a note says so
-    given = {
-        f"network.{key}": value
-        for key, value in vars(request.choice).items()
-        if f"network.{key}" not in choices.defaulted
-    }
-    return {
-        "assumptions": [
-            cluster.title,
-            f"{nodes}; neighbouring ranks share a node",
-            *lines,
-            *(f"{key} = {format_value(value)}" for key, value in given.items()),
-            *([] if needs_prices(prepared.program) else [f"{ALL_TIMED}: the cluster prices none"]),
-            *network_notes(cluster, prepared.program, request, prepared.networks),
-            *(f"{key} = {format_value(value)} (default)" for key, value in shown.items()),
-        ],
-        "not_modelled": [
-            *prepared.counted.not_modelled,
-            *([OVERLAP_OF_PROGRAMS] if overlap is None else []),
-            *NOT_MODELLED_OF_PROGRAMS,
-        ],
-        **_program_error_bar(prepared, run, shares, overlap),
-        **({} if overlap is None else overlap.statements()),
-    }
-
-
-def program_error_bar(
-    prepared: PreparedProgram,
-    run: Run,
-    shares: PathShares | None = None,
-    overlap: OverlapSummary | None = None,
-) -> Uncertainty | None:
-    """Return the error bar of a program's step; None where nothing of it was priced. Local.
-
-    Parameters
-    ----------
-    prepared : PreparedProgram
-    run : Run
-        With its critical path.
-    shares : PathShares, optional
-        Of the run, if known.
-    overlap : OverlapSummary, optional
-        What slowed overlapping kernels, if it is known.
-    """
-    errors = prepared.counted.numbers
-    numbers = {name: Quantity(1, "1", error, PRICED) for name, error in errors.items()}
-    if prepared.network is not None and needs_prices(prepared.program):
-        numbers |= prepared.network.numbers
-    if run.critical_path is None or not (numbers or prepared.counted.left_out):
-        return None
-    lengths = (shares or PathShares(prepared, run)).lengths()
-    if overlap is not None:
-        numbers |= overlap.numbers
-        lengths = {**lengths, **overlap.lengths()}
-    off = prepared.counted.left_out
-    left_out = (
-        "what grows with the number of GPUs and has no part here",
-        Quantity(1, "1", off, PRICED),
-    )
-    return combine(lengths, run.step_time, numbers, left_out if off else None)
-
-
-def _program_error_bar(
-    prepared: PreparedProgram,
-    run: Run,
-    shares: PathShares | None,
-    overlap: OverlapSummary | None,
-) -> dict[str, Any]:
-    """Return how far communications and kernels that were priced put the step time off."""
-    found = program_error_bar(prepared, run, shares, overlap)
-    if found is None:
-        return {}
-    return {
-        "uncertainty": found.relative,
-        "uncertainty_method": f"{METHOD}; durations of the program count as exact",
-        "uncertainty_sources": uncertainty_lines(found),
-    }

@@ -1,7 +1,8 @@
 """Keys of ``[model]`` and ``[plan]`` that were given and change nothing of a step.
 
 A key has no effect if the step without it, and with any other value of it, is the same: the rows of
-all ranks, their durations, and the memory. To find out, the experiment is prepared again, without
+all ranks, their durations, and the memory. A value has none if the step is that of the default. To
+find out, the experiment is prepared again, without
 the key and with its other values, and compared (`equivalent`). That takes time, so keys that are
 known to have an effect are not tried: `EFFECTIVE_KEYS` has them, each with the condition under
 which that is so. Where the condition does not hold, a key of `EFFECTIVE_KEYS` is tried as any
@@ -318,6 +319,9 @@ def _lines_of_key(name: str, prepared: PreparedExperiment) -> list[str]:
         for each in (None, *other_values(experiment, name))
     ):
         return [f"{short_key(name)}: no effect, without it the step is the same"]
+    default = next(each.default for each in fields(part) if each.name == key)
+    if type(default) is int and _is_equivalent_with(name, default, prepared):
+        return [f"{short_key(name)}: {value} has no effect, with {default} the step is the same"]
     return []
 
 

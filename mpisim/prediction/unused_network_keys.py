@@ -23,7 +23,7 @@ from .network import GivenKey, NetworkCache, NetworkRequest
 if TYPE_CHECKING:
     from ..engine import RunSetup
 
-__all__ = ["needs_prices", "unused_network_keys"]
+__all__ = ["needs_prices", "same_communications", "unused_network_keys"]
 
 Ints = NDArray[np.int64]
 
@@ -76,6 +76,25 @@ def unused_network_keys(
         if not known[key]:
             lines.append(f"{key.name}: no effect, without it all communications take the same")
     return lines
+
+
+def same_communications(
+    program: Program, one: NetworkRequest, other: NetworkRequest, networks: NetworkCache
+) -> bool:
+    """Whether all communications of a program take the same, and load the same links. Local.
+
+    Parameters
+    ----------
+    program : Program
+        With all tables.
+    one, other : NetworkRequest
+        Of the same ranks on as many nodes.
+    networks : NetworkCache
+        Where the network of `one` may have been built already.
+    """
+    if not needs_prices(program):
+        return True
+    return _equal_for(program, one.network(networks), other.network(), one.choice.contention)
 
 
 def _effects_of_changes(

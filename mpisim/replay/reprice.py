@@ -274,9 +274,10 @@ def _recorded_gpu(job: TraceJob, how: Repricing) -> Gpu:
     except InputError as error:
         if how.recorded_gpu is not None:
             raise
+        name = repr(said) if said else "a GPU it does not name"
         raise TraceError(
-            f"{job.sources[0].path}: recorded on {said or 'a GPU it does not name'!r}, which is "
-            "not known; --recorded-gpu says whose models to use for it"
+            f"{job.sources[0].path}: recorded on {name}, which is not in mpisim list gpus; "
+            "--recorded-gpu says whose models to use for it"
         ) from error
 
 

@@ -15,9 +15,11 @@ from ..experiment import Dlrm, Experiment, TableOptions, Transformer
 __all__ = ["AUTOMATIC", "OF_TRANSFORMERS", "automatic_values"]
 
 MAX_CONTEXT_PARALLEL = 16
+"""Largest ``plan.cp`` that "auto" tries."""
 MIN_TOKENS_OF_A_RANK = 1024
 """Of a sequence that is split by context parallelism: shorter shares keep no GPU busy."""
 MAX_MICRO_BATCH = 32
+"""Largest ``plan.micro_batch`` that "auto" tries."""
 
 
 def automatic_values(key: str, experiment: Experiment) -> tuple[int | str, ...]:

@@ -45,7 +45,7 @@ from ..prediction.network import NetworkCache
 from .bound import StepBounds
 from .budget import Budget, budget_of, over_budget, simulated_cost
 from .pareto import dominated
-from .records import Found, Reason, Records, Status, least_values
+from .records import Found, Reason, Records, Status, enter_judged, least_values, tell
 from .space import SearchSpace
 from .traced import explore_traces
 
@@ -150,7 +150,7 @@ def explore(
     records = known
     if records is None:
         records = _screened(space, candidates, bounds, comm, show)
-        _told(records, comm, each_round)
+        tell(records, comm, each_round)
     if not np.any(records.status != Status.INVALID):
         with collective_errors(comm):
             experiment, hardware = candidates.experiment(0)
@@ -176,18 +176,11 @@ def explore(
                 some = [each for each in first if each not in come.get(judge, ())][:most]
                 if some:
                     break
-            found: list[Found] = []
-            with collective_errors(comm):
-                for number in some[comm.rank :: comm.size]:
-                    try:
-                        found.append(judge(number))
-                    except InputError as error:
-                        found.append(Found(number, Status.INVALID, {}, why=str(error)))
-            records.enter(comm.allgather(found))
+            enter_judged(records, some, judge, comm)
             if judge in come:
                 come[judge].update(some)
             looked_at += len(some)
-            _told(records, comm, each_round)
+            tell(records, comm, each_round)
 
 
 def _best_so_far(space: SearchSpace, records: Records) -> str:
@@ -197,13 +190,6 @@ def _best_so_far(space: SearchSpace, records: Records) -> str:
         return ""
     best = done[np.argmin(least_values(space, records, done)[:, 0])]
     return f"best step so far {records.step[best] * 1e-12:.4g} s"
-
-
-def _told(records: Records, comm: Intracomm, each_round: Callable[[Records], None]) -> None:
-    """Tell process 0's caller what is known; an error of his is raised on all. **Collective.**"""
-    with collective_errors(comm):
-        if comm.rank == 0:
-            each_round(records)
 
 
 def undecided(space: SearchSpace, records: Records) -> NDArray[np.int64]:

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.errors import InputError
+from ..mpi.parallel import collective_errors
 from .budget import Budget
 from .space import SearchSpace
 
-__all__ = ["Found", "Reason", "Records", "Status", "least_values"]
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+__all__ = [
+    "Found",
+    "Reason",
+    "Records",
+    "Status",
+    "enter_judged",
+    "least_values",
+    "tell",
+]
 
 
 class Status(IntEnum):
@@ -191,6 +204,54 @@ class Records:
     def count(self, status: Status) -> int:
         """Return how many candidates have a status."""
         return int(np.count_nonzero(self.status == status))
+
+
+def enter_judged(
+    records: Records, numbers: Sequence[int], judge: Callable[[int], Found], comm: Intracomm
+) -> None:
+    """Candidates, shared out to the processes → what is found of them, on all. **Collective.**
+
+    Parameters
+    ----------
+    records : Records
+        Changed in place, the same on all processes.
+    numbers : sequence of int
+    judge : callable
+        Candidate → what is found of it; local. One that raises `InputError` is invalid.
+    comm : mpi4py.MPI.Intracomm
+
+    Raises
+    ------
+    MpisimError
+        On all processes, what one of them raised besides.
+    """
+    found: list[Found] = []
+    with collective_errors(comm):
+        for number in numbers[comm.rank :: comm.size]:
+            try:
+                found.append(judge(number))
+            except InputError as error:
+                found.append(Found(number, Status.INVALID, {}, why=str(error)))
+    records.enter(comm.allgather(found))
+
+
+def tell(records: Records, comm: Intracomm, each_round: Callable[[Records], None]) -> None:
+    """Call process 0's `each_round` with what is known. **Collective.**
+
+    Parameters
+    ----------
+    records : Records
+    comm : mpi4py.MPI.Intracomm
+    each_round : callable
+
+    Raises
+    ------
+    MpisimError
+        On all processes, what it raised.
+    """
+    with collective_errors(comm):
+        if comm.rank == 0:
+            each_round(records)
 
 
 def least_values(

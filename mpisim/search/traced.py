@@ -13,6 +13,7 @@ even so are left out. A trace of several ranks tells nothing of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,12 +39,12 @@ from ..memory.verdict import assess
 from ..mpi.parallel import collective_errors, progress
 from ..prediction.execution import execute
 from ..prediction.prepared_program import PreparedProgram
-from ..prediction.statements import program_error_bar
+from ..prediction.program_statements import program_error_bar
 from ..program import Program
 from ..replay import TraceJob, read_job
 from ..topo import Network, find_cluster
 from ..workloads import Layout
-from .records import Found, Records, Status
+from .records import Found, Records, Status, enter_judged, tell
 from .space import SearchSpace
 
 if TYPE_CHECKING:
@@ -292,18 +293,15 @@ def explore_traces(
 
     candidates = TracedCandidates(space)
     records = Records.none(len(space)) if known is None else known
+    simulated = partial(_simulated, space, candidates)
     with progress(comm, "searching" if show else "", len(space)) as update:
         while True:
             some = records.numbers(Status.UNKNOWN)[:ROUND].tolist()
             if not some:
                 break
             update(len(space) - records.count(Status.UNKNOWN))
-            with collective_errors(comm):
-                found = [_simulated(space, candidates, n) for n in some[comm.rank :: comm.size]]
-            records.enter(comm.allgather(found))
-            with collective_errors(comm):
-                if comm.rank == 0:
-                    each_round(records)
+            enter_judged(records, some, simulated, comm)
+            tell(records, comm, each_round)
     if not np.any(records.status != Status.INVALID):
         with collective_errors(comm):
             candidates.of(0).run(MPI.COMM_SELF)
@@ -311,22 +309,19 @@ def explore_traces(
 
 
 def _simulated(space: SearchSpace, candidates: TracedCandidates, number: int) -> Found:
-    """Return what is found of a candidate. Local."""
+    """Return what is found of a candidate; `InputError` if it is invalid. Local."""
     from mpi4py import MPI
 
     choice = space.choice
-    try:
-        candidate = candidates.of(number)
-        values: dict[str, int | float] = {"gpus": candidate.gpus, "tokens": candidate.tokens}
-        if choice.max_gpus is not None and candidate.gpus > choice.max_gpus:
-            return Found(number, Status.OVER_LIMIT, values)
-        values["peak"] = candidate.memory
-        left = candidate.capacity - candidate.memory
-        if candidate.capacity and left < choice.memory_headroom * GIB:
-            return Found(number, Status.TOO_LARGE, values)
-        _, step = candidate.run(MPI.COMM_SELF)
-    except InputError as error:
-        return Found(number, Status.INVALID, {}, why=str(error))
+    candidate = candidates.of(number)
+    values: dict[str, int | float] = {"gpus": candidate.gpus, "tokens": candidate.tokens}
+    if choice.max_gpus is not None and candidate.gpus > choice.max_gpus:
+        return Found(number, Status.OVER_LIMIT, values)
+    values["peak"] = candidate.memory
+    left = candidate.capacity - candidate.memory
+    if candidate.capacity and left < choice.memory_headroom * GIB:
+        return Found(number, Status.TOO_LARGE, values)
+    _, step = candidate.run(MPI.COMM_SELF)
     slow = choice.max_step_time is not None and step * 1e-12 > choice.max_step_time
     status = Status.TOO_SLOW if slow else Status.SIMULATED
     return Found(number, status, values | {"step": step})

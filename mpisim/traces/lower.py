@@ -26,7 +26,10 @@ QUEUE_DEPTH = 1022
 """Launches in flight on one stream before a launching call blocks (measured on V100: 1,020-1,022
 in the ZeRO traces; the driver's channel has 1,024 entries)."""
 _FULL_QUEUE = 1000
+"""Launches in flight from which on a queue counts as full: fewer than it holds, since which of them
+had ended is known to the clocks' error."""
 _BLOCKED = 100 * PS_PER_US
+"""A launching call that takes longer, with a full queue, has waited for room in it."""
 _STALL = 100 * PS_PER_US
 """A blocking call that returns this long after the device was done is listed."""
 

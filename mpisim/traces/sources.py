@@ -106,8 +106,8 @@ def find_sources(paths: Iterable[Path | str], allow_missing: bool = False) -> li
     for path in files:
         if is_execution_trace(path):
             raise TraceError(
-                f"{path}: an execution trace holds no times; --cluster prices it, or name the "
-                "Kineto trace of the same rank ('mpisim trace show' reads both)"
+                f"{path}: an execution trace holds no times; 'mpisim replay' with --cluster prices "
+                "it, or name the Kineto trace of the same rank ('mpisim trace show' reads both)"
             )
     if files and exports:
         raise TraceError(f"{exports[0]}: an Nsight Systems export among Kineto traces; name one")

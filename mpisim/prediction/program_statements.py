@@ -1,0 +1,163 @@
+"""Statements of a program's run: its uncertainty and sources, assumptions, what is not modelled.
+
+Those of a program file that does not say which experiment it was written from, as recorded and
+captured ones do not; `statements` has those of experiments.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..base.quantity import Quantity
+from ..engine.run import Run
+from ..kernels.counted import PRICED
+from .statements import (
+    METHOD,
+    OVERLAP_SLOWDOWN,
+    describe_random_factors,
+    format_value,
+    network_notes,
+    scale_lines,
+    uncertainty_lines,
+)
+from .uncertainty import PathShares, Uncertainty, combine
+from .unused_network_keys import needs_prices
+
+if TYPE_CHECKING:
+    from ..overlap import OverlapSummary
+    from .prepared_program import PreparedProgram
+
+__all__ = ["program_error_bar", "program_statements"]
+
+ALL_TIMED = "every communication has a duration of its own"
+
+OVERLAP_OF_PROGRAMS = f"{OVERLAP_SLOWDOWN} (a program does not say what its kernels do)"
+
+NOT_MODELLED_OF_PROGRAMS = (
+    "packets: communications that share a link share its bandwidth fairly and at once",
+)
+
+
+def program_statements(
+    prepared: PreparedProgram,
+    run: Run,
+    shares: PathShares | None = None,
+    overlap: OverlapSummary | None = None,
+) -> dict[str, Any]:
+    """Return the statements of a program's results, as their attributes. Local.
+
+    Parameters
+    ----------
+    prepared : PreparedProgram
+    run : Run
+        With its critical path.
+    shares : PathShares, optional
+        Of the run, if known.
+    overlap : OverlapSummary, optional
+        The slowdown of what overlaps, if that was modelled; it adds its statements.
+
+    Returns
+    -------
+    dict
+        ``assumptions`` and ``not_modelled``, lists of texts; where a network prices communications
+        also ``uncertainty`` (relative, one standard deviation), ``uncertainty_method`` and
+        ``uncertainty_sources``, as of `mpisim.prediction.statements.statements`.
+    """
+    choices, request, cluster = prepared.experiment, prepared.request, prepared.cluster
+    varies = describe_random_factors(choices.variation)
+    speeds = choices.variation.speeds
+    lines = [] if varies is None else [varies]
+    lines += [f"variation.speeds.{ranks} = {speed:g}" for ranks, speed in speeds.items()]
+    lines += scale_lines(prepared)
+    lines += prepared.counted.assumptions
+    if PRICED in prepared.program.attributes:
+        lines.append(f"priced by roofline: {prepared.program.attributes[PRICED]}")
+    if request is None or cluster is None:
+        return {
+            **({"assumptions": lines} if lines else {}),
+            **_program_error_bar(prepared, run, shares, None),
+        }
+    nodes = f"{request.nodes} node" + ("s" if request.nodes > 1 else "")
+    shown = {
+        key: value
+        for key, value in choices.left_to_defaults().items()
+        if key.startswith("network.") and value not in (None, {})
+    }
+    if request.choice.model != "nccl":
+        shown.pop("network.contention", None)  # a note says so
+    given = {
+        f"network.{key}": value
+        for key, value in vars(request.choice).items()
+        if f"network.{key}" not in choices.defaulted
+    }
+    return {
+        "assumptions": [
+            cluster.title,
+            f"{nodes}; neighbouring ranks share a node",
+            *lines,
+            *(f"{key} = {format_value(value)}" for key, value in given.items()),
+            *([] if needs_prices(prepared.program) else [f"{ALL_TIMED}: the cluster prices none"]),
+            *network_notes(cluster, prepared.program, request, prepared.networks),
+            *(f"{key} = {format_value(value)} (default)" for key, value in shown.items()),
+        ],
+        "not_modelled": [
+            *prepared.counted.not_modelled,
+            *([OVERLAP_OF_PROGRAMS] if overlap is None else []),
+            *NOT_MODELLED_OF_PROGRAMS,
+        ],
+        **_program_error_bar(prepared, run, shares, overlap),
+        **({} if overlap is None else overlap.statements()),
+    }
+
+
+def program_error_bar(
+    prepared: PreparedProgram,
+    run: Run,
+    shares: PathShares | None = None,
+    overlap: OverlapSummary | None = None,
+) -> Uncertainty | None:
+    """Return the error bar of a program's step; None where nothing of it was priced. Local.
+
+    Parameters
+    ----------
+    prepared : PreparedProgram
+    run : Run
+        With its critical path.
+    shares : PathShares, optional
+        Of the run, if known.
+    overlap : OverlapSummary, optional
+        What slowed overlapping kernels, if it is known.
+    """
+    errors = prepared.counted.numbers
+    numbers = {name: Quantity(1, "1", error, PRICED) for name, error in errors.items()}
+    if prepared.network is not None and needs_prices(prepared.program):
+        numbers |= prepared.network.numbers
+    if run.critical_path is None or not (numbers or prepared.counted.left_out):
+        return None
+    lengths = (shares or PathShares(prepared, run)).lengths()
+    if overlap is not None:
+        numbers |= overlap.numbers
+        lengths = {**lengths, **overlap.lengths()}
+    off = prepared.counted.left_out
+    left_out = (
+        "what grows with the number of GPUs and has no part here",
+        Quantity(1, "1", off, PRICED),
+    )
+    return combine(lengths, run.step_time, numbers, left_out if off else None)
+
+
+def _program_error_bar(
+    prepared: PreparedProgram,
+    run: Run,
+    shares: PathShares | None,
+    overlap: OverlapSummary | None,
+) -> dict[str, Any]:
+    """Return how far communications and kernels that were priced put the step time off."""
+    found = program_error_bar(prepared, run, shares, overlap)
+    if found is None:
+        return {}
+    return {
+        "uncertainty": found.relative,
+        "uncertainty_method": f"{METHOD}; durations of the program count as exact",
+        "uncertainty_sources": uncertainty_lines(found),
+    }
