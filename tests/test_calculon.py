@@ -6,11 +6,16 @@ by how much it is off. The values below are what that is to the digits given.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from reference.calculon import (
+    A100,
     GPT3_175B,
+    MEGATRON_1T,
+    TURING_530B,
     Application,
     Execution,
     count,
@@ -22,8 +27,8 @@ from reference.calculon import (
 MODELS = {
     "22b": (Application(6144, 24576, 2048, 64, 96, 48), 1, 4, 4, 1, 1.42, 1.10),
     "175b": (GPT3_175B, 8, 64, 1, 3, 18.13, 13.75),
-    "530b": (Application(20480, 81920, 2048, 128, 160, 105), 35, 280, 1, 3, 49.05, 37.83),
-    "1t": (Application(25600, 102400, 2048, 160, 160, 128), 64, 512, 1, 1, 94.42, 71.49),
+    "530b": (TURING_530B, 35, 280, 1, 3, 49.05, 37.83),
+    "1t": (MEGATRON_1T, 64, 512, 1, 1, 94.42, 71.49),
 }
 """Model, pp, batch, micro-batch, interleaving; measured seconds with full recomputation, and with
 that of attention and sequence parallelism."""
@@ -58,6 +63,32 @@ def test_number_of_executions() -> None:
     ways = 3 * 4 + 2 * 4 * 8
     assert count(app, 2, 1) == ways * (3 * 2 + 2)
     assert count(app, 2, 1, tp_overlap=False, fused=2) == 2 * ways * (2 + 2)
+
+
+def test_the_optimum_of_a_small_space_is_that_of_all_its_executions() -> None:
+    """What is left out, assignments that groups do not fit into, cannot run; the rest is looked at.
+
+    Under Calculon's own rules: the batch is the largest multiple of dp, and what fits into GPU and
+    host is ranked by sequences a second.
+    """
+    app = Application(1024, 4096, 512, 8, 128, 4)
+
+    def best(some: Iterable[Execution]) -> tuple[float, int]:
+        judged = [(e, estimate(app, e)) for e in some]
+        good = [
+            (found.time / e.batch, e)
+            for e, found in judged
+            if found is not None
+            and found.memory <= A100.capacity
+            and found.host <= A100.host_capacity
+        ]
+        return min(time for time, _ in good), len(good)
+
+    whole, few = executions(app, 16, 24), executions(app, 16, 24, every_network=False)
+    assert best(whole) == best(few)
+    # Batches of 16 and 24, not more, and no dp that has less than one sequence.
+    assert {e.batch for e in executions(app, 16, 24)} == {16, 24}
+    assert {e.dp for e in executions(app, 16, 4)} == {1, 2, 4}
 
 
 SOME = list(executions(GPT3_175B, 16, 16, every_network=False))[::97]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -364,6 +365,7 @@ def test_an_outcome_is_made_of_its_runs() -> None:
     assert found.energy is not None
     assert 2e5 < found.energy.mean / found.time.mean < 1e6
     assert found.usd is None
+    assert sum(found.energy_parts.values()) == pytest.approx(found.energy.mean)
     rates = {each.name: each.relative for each in found.changes}
     assert rates["failures half as often"] < 0 < rates["failures twice as often"]
     assert rates["restart in half the time"] < 0
@@ -501,6 +503,28 @@ def test_the_table_is_kept_and_says_nothing_of_the_step() -> None:
     assert deserialize(serialize(with_job), "x").job == with_job.job
     with pytest.raises(InputError, match=r"unknown key 'stps' in \[job\] \(did you mean 'steps'"):
         read(text + "[job]\nstps = 10\n", "x.toml")
+
+
+def test_energy_of_what_waits_by_hand() -> None:
+    """Each part draws what the cluster does in it, spares as idle nodes all the time."""
+    costs = Costs(
+        1000.0, 100.0, watts_error=0.1, idle_error=0.3,
+        standing_watts=300.0, standing_error=0.2, hung_watts=600.0, hung_error=0.4,
+    )  # fmt: skip
+    choice = JobChoice(tokens=5e10, runs=50, spares=4, repair="1 h")
+    found = job_outcome(STEP, CLUSTER, choice, costs, changes=False)
+    watts = {"checkpoints": 300.0, "detection": 600.0}
+    watts |= dict.fromkeys(("waiting for nodes", "restart", "maintenance"), 100.0)
+    joules = {name: watts.get(name, 1000.0) * mean for name, mean in found.parts.items()}
+    joules["spares"] = 4 * 8 / 1024 * 100.0 * found.time.mean
+    assert found.energy_parts == pytest.approx(joules)
+    off = {"checkpoints": 0.2, "detection": 0.4}
+    off |= dict.fromkeys(("waiting for nodes", "restart", "maintenance", "spares"), 0.3)
+    errors = sum(off.get(name, 0.1) * each for name, each in joules.items())
+    assert found.energy_error == pytest.approx(errors / sum(joules.values()))
+    lines = JobReport("A job", as_json(found)).text(details=True)
+    assert "Where the energy goes" in lines
+    assert re.search(r"\n  spares +\S+ .*kWh", lines)
 
 
 def test_reports_are_short_and_files_say_the_same(tmp_path: Path) -> None:

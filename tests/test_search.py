@@ -315,6 +315,46 @@ def test_why_candidates_are_invalid_is_said():
     assert "(tp 16, pp 1)" in text
 
 
+def test_a_search_in_which_nothing_is_valid_says_why_most_are_not():
+    search = {"vary": {"plan.tp": [3, 16, 32, 64]}}
+    space = read_search({**SMALL, "search": search}, "x.toml")
+    said = (
+        r"^x\.toml: none of the 4 combinations is valid; 3 of them as this one: the plan needs 16"
+    )
+    with pytest.raises(InputError, match=said):
+        explore(space, MPI.COMM_SELF)
+    one = read_search({**SMALL, "search": {"vary": {"plan.tp": [16]}}}, "x.toml")
+    with pytest.raises(InputError, match=r"^x\.toml: the plan needs 16 GPUs .*\(tp 16\)$"):
+        explore(one, MPI.COMM_SELF)
+
+
+def test_what_all_share_need_not_go_with_the_defaults_of_what_varies():
+    plan = {**SMALL["plan"], "sp": True}  # sequence parallelism needs tp, whose default is 1
+    for tps in ([2, 4], [1, 2]):
+        tables = {**SMALL, "plan": plan, "search": {"vary": {"plan.tp": tps, "plan.pp": "auto"}}}
+        space = read_search(tables, "x.toml")
+        found = answer(space, explore(space, MPI.COMM_SELF), MPI.COMM_SELF)
+        assert found.best
+        assert all(each.settings["plan.tp"] > 1 for each in found.best)
+    tables["search"] = {"vary": {"plan.tp": [1], "plan.pp": "auto"}}
+    with pytest.raises(InputError, match=r"sp is true, but tp is 1"):
+        read_search(tables, "x.toml")
+
+
+def test_balanced_shares_that_are_even_are_no_further_candidate():
+    vary = {"plan.pipeline.stages": "auto", "plan.replica_batch": "auto", "plan.pp": [1, 2]}
+    cluster = {**SMALL["cluster"], "nodes": 2, "other_gpus": {"1": "a100-sxm"}}
+    tables = {**SMALL, "cluster": cluster, "search": {"vary": vary}}
+    space = read_search(tables, "x.toml")
+    records = explore(space, MPI.COMM_SELF)
+    valid = [n for n in range(len(space)) if records.status[n] != Status.INVALID]
+    plans = [repr(space.experiment(n).plan) for n in valid]
+    assert len(set(plans)) == len(plans) > 1
+    only = {**vary, "plan.pipeline.stages": ["balanced"], "plan.pp": [1]}
+    space = read_search({**tables, "search": {"vary": only}}, "x.toml")
+    assert explore(space, MPI.COMM_SELF).count(Status.INVALID) < len(space)
+
+
 def test_prices_of_other_gpus_are_off_independently():
     search: dict[str, Any] = {
         "vary": {"cluster.preset": ["dgx-h100", "dgx-a100"], "plan.tp": [2, 4]},

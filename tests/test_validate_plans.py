@@ -18,8 +18,17 @@ from mpi4py import MPI
 from mpisim.base.errors import InputError
 from mpisim.prediction.uncertainty import difference_error
 from mpisim.validate.e2e.rows import COLUMNS
-from mpisim.validate.plans import Group, Ranking, as_json, compare_plans, reliability, render
-from mpisim.validate.plans.ranking import unshared_error
+from mpisim.validate.plans import (
+    Group,
+    Noise,
+    Ranking,
+    Sweeps,
+    as_json,
+    compare_plans,
+    reliability,
+    render,
+)
+from mpisim.validate.plans.ranking import dimensions, unshared_error
 
 EXTRA = (
     "notes",
@@ -80,10 +89,14 @@ def table(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def groups_of(path: Path, rows: list[dict[str, Any]], **options: Any) -> list[Group]:
+def sweeps_of(path: Path, rows: list[dict[str, Any]], **options: Any) -> Sweeps:
     found = compare_plans(table(path / "t.csv", rows), MPI.COMM_SELF, **options)
     assert found is not None
     return found
+
+
+def groups_of(path: Path, rows: list[dict[str, Any]], **options: Any) -> list[Group]:
+    return sweeps_of(path, rows, **options).groups
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +134,15 @@ def test_repetitions_are_one_plan_and_batches_count_by_sequence(
     rows = [{**row, "step_time_ms": predicted[row["id"]]} for row in rows_of()]
     again = {**rows[0], "id": "again", "step_time_ms": 3 * predicted["1-1"]}
     larger = {**rows[1], "id": "larger", "global_batch": 32, "step_time_ms": 64.0}
-    (group,) = groups_of(tmp_path, [*rows, again, larger])
+    found = sweeps_of(tmp_path, [*rows, again, larger])
+    (group,) = found.groups
+    # Two times that differ by a factor of 3: both are half of its logarithm from their mean.
+    noise = math.log(3) / math.sqrt(2)
+    assert [each.source for each in found.noise] == ["", "vtrain"]
+    assert [each.plans for each in found.noise] == [1, 1]
+    assert [each.error for each in found.noise] == pytest.approx([noise, noise])
+    assert group.noise == pytest.approx(noise)
+    assert "all sources" in render(found, 4)
     by_row = {plan.rows[0].row.id: plan for plan in group.plans}
     assert len(group.plans) == 7
     assert by_row["1-1"].measured * 16e3 == pytest.approx(2 * predicted["1-1"])
@@ -147,6 +168,20 @@ def test_other_conditions_are_other_groups(tmp_path: Path, column: str, value: A
     assert [len(each.plans) for each in groups] == [6, 6]
 
 
+def test_other_gpus_alone_are_other_groups(tmp_path: Path) -> None:
+    """A GPU on its own is named beside the cluster: equal plans on two kinds are no repetition."""
+    one = {"num_gpus": 1, "gpus_per_node": "", "tp": 1, "pp": 1, "dp": 1, "node_network_gbps": ""}
+    batches = (2, 4, 8, 16)
+    rows = [
+        {**ROW, **one, "id": f"{gpu} {n}", "gpu": gpu, "micro_batch": n, "global_batch": n}
+        for gpu in ("A100-PCIe-80GB", "L4")
+        for n in batches
+    ]
+    found = sweeps_of(tmp_path, rows)
+    assert [len(each.plans) for each in found.groups] == [4, 4]
+    assert found.noise == [Noise("", 0, 0.0)]
+
+
 def test_rows_that_are_no_measurements_are_left_out(tmp_path: Path) -> None:
     rows = rows_of()
     for row, trust in zip(rows, "FCABAB", strict=True):
@@ -160,7 +195,7 @@ def test_rows_that_are_no_measurements_are_left_out(tmp_path: Path) -> None:
 def test_suspect_rows_are_counted_with_and_without(tmp_path: Path) -> None:
     rows = rows_of()
     rows[0]["suspect"] = "slow"
-    groups = groups_of(tmp_path, rows)
+    groups = sweeps_of(tmp_path, rows)
     figures = as_json(groups, 4, "t.csv")
     assert (figures["mean"]["plans"], figures["mean_without_suspect_rows"]["plans"]) == (6, 5)
     assert "without suspect rows" in render(groups, 4)
@@ -192,6 +227,48 @@ def test_figures_are_those_by_definition(times: list[tuple[int, int]]) -> None:
     if scale:
         tau = sum((sign > 0) - (sign < 0) for sign in signs) / scale
         assert found.kendall == pytest.approx(tau)
+
+
+def test_noise_by_hand() -> None:
+    times = [[1.0, 1.1], [5.0], [2.0, 2.0], [3.0, 3.3, 3.6]]
+    square = 2 * (math.log(1.1) / 2) ** 2
+    logs = [math.log(each) for each in times[3]]
+    square += sum((each - sum(logs) / 3) ** 2 for each in logs)
+    assert Noise.of(times) == Noise("", 2, pytest.approx(math.sqrt(square / 3)))
+    assert Noise.of([[1.0], [2.0, 2.0]]) == Noise("", 0, 0.0)
+
+
+def test_pairs_within_noise_do_not_count() -> None:
+    # 1 and 1.02 are the wrong way round, but within two standard deviations of their difference.
+    plans = [plan_of(1.0, 2.0), plan_of(1.02, 1.9), plan_of(1.5, 3.0), plan_of(2.0, 3.0)]
+    exact, noisy = Ranking.of(Group("", plans)), Ranking.of(Group("", plans, noise=0.01))
+    assert (exact.beyond, noisy.beyond) == (6, 5)
+    assert exact.gamma == pytest.approx((4 - 1) / 5)  # of the last pair nothing is said
+    assert noisy.gamma == 1.0
+    assert exact.ceiling == pytest.approx(1.0)
+    # Only the first two change places, in so many of the draws; a swap of neighbours costs 0.2.
+    swapped = 0.5 * math.erfc(math.log(1.02) / 0.01 / 2)
+    assert noisy.ceiling == pytest.approx(1 - 0.2 * swapped, abs=0.01)
+    assert noisy.spearman == exact.spearman
+    assert math.isnan(Ranking.of(Group("", plans, noise=1.0)).gamma)
+
+
+def test_keys_are_priced_one_at_a_time() -> None:
+    def plan(measured: float, predicted: float, **keys: int) -> Any:
+        return SimpleNamespace(measured=measured, predicted=predicted, keys=keys)
+
+    plans = [
+        plan(1.0, 1.0, tp=1, pp=1, dp=8),
+        plan(2.0, 4.0, tp=2, pp=1, dp=4),  # tp alone: twice the difference
+        plan(1.5, 0.5, tp=1, pp=2, dp=4),  # pp alone: the wrong way round
+        plan(1.01, 3.0, tp=4, pp=1, dp=2),  # tp alone, but as long as the first: with it no pair
+    ]
+    by_pp, by_tp = sorted(dimensions([Group("", plans, noise=0.02)]), key=lambda each: each.key)
+    assert (by_pp.key, by_pp.pairs, by_pp.right) == ("pp", 1, 0)
+    assert by_pp.priced == pytest.approx(-math.log(2) / math.log(1.5))
+    assert (by_tp.key, by_tp.pairs, by_tp.right) == ("tp", 2, 2)
+    shares = [2.0, math.log(4 / 3) / math.log(2 / 1.01)]
+    assert by_tp.priced == pytest.approx(sum(shares) / 2)
 
 
 def test_what_two_plans_share_cancels() -> None:

@@ -7,7 +7,8 @@ A GPU draws its idle power all the time, and more while something runs:
 
 with t the shares of the time in which products run, other kernels, and communications alone.
 What a GPU draws is a share of its board's power (``data/power.toml``); hosts and NICs draw the same
-all the time, and so do switches. `PUE` is what the building draws for each watt of these.
+all the time, and so do switches. Hosts of nodes on which nothing runs draw less. `PUE` is what the
+building draws for each watt of these.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from math import ceil, sqrt
+from math import ceil, hypot, sqrt
 from typing import NamedTuple
 
 from ..base.errors import InputError
@@ -33,6 +34,7 @@ __all__ = [
     "Uncertain",
     "cluster_power",
     "gpu_power",
+    "host_power",
     "watts_of",
 ]
 
@@ -162,7 +164,7 @@ class ClusterPower:
     counts : tuple of int
         GPUs of each kind, of all nodes: those that are not used draw their idle power.
     hosts : Uncertain
-        W of all nodes without GPUs and NICs.
+        W of all nodes without GPUs and NICs, while something runs on them.
     nics : Uncertain
         W of all NICs.
     switches : Uncertain
@@ -171,6 +173,8 @@ class ClusterPower:
         W of the building for each of these.
     assumptions : tuple of str
         Lines for people.
+    idle_hosts : Uncertain, optional
+        As `hosts`, while nothing runs on any; as under load if not given.
     """
 
     gpus: tuple[GpuPower, ...]
@@ -180,6 +184,7 @@ class ClusterPower:
     switches: Uncertain
     pue: Uncertain
     assumptions: tuple[str, ...]
+    idle_hosts: Uncertain | None = None
 
     @property
     def beside(self) -> Uncertain:
@@ -188,11 +193,39 @@ class ClusterPower:
 
     @property
     def least(self) -> float:
-        """W below which the building's power cannot be: all GPUs idle."""
-        gpus = sum(
-            each.watts["idle"].value * n for each, n in zip(self.gpus, self.counts, strict=True)
-        )
-        return (gpus + self.beside.value) * self.pue.value
+        """W below which the building's power cannot be in a step: all GPUs idle."""
+        return self.while_gpus("idle").value
+
+    @property
+    def idle(self) -> Uncertain:
+        """W of the building while nothing runs on any node."""
+        return self.building(self.nodes_idle)
+
+    @property
+    def nodes_idle(self) -> Uncertain:
+        """W of all machines while nothing runs on any node."""
+        hosts = self.hosts if self.idle_hosts is None else self.idle_hosts
+        return added([*self._gpus("idle"), hosts, self.nics, self.switches])
+
+    def while_gpus(self, state: str) -> Uncertain:
+        """W of the building while all GPUs do the same, and hosts draw what they do under load.
+
+        Parameters
+        ----------
+        state : str
+            An entry of `STATES`.
+        """
+        return self.building(added([*self._gpus(state), self.beside]))
+
+    def building(self, machines: Uncertain) -> Uncertain:
+        """W of the machines → W of the building."""
+        pue = self.pue
+        error = hypot(pue.value * machines.error, pue.error * machines.value)
+        return Uncertain(pue.value * machines.value, error)
+
+    def _gpus(self, state: str) -> list[Uncertain]:
+        """Return the W of all GPUs of each kind: those of a kind are off together."""
+        return [each.watts[state].times(n) for each, n in zip(self.gpus, self.counts, strict=True)]
 
     @property
     def most(self) -> float:
@@ -229,22 +262,16 @@ def cluster_power(
     total = nodes * cluster.gpus_per_node
     numbers = (total, *(0 for _ in list(named)[1:])) if counts is None else tuple(counts)
     gpus = tuple(gpu_power(gpu) for gpu in named.values())
-    hosts, lines = [], []
+    hosts, idle_hosts, lines = [], [], []
     for name, gpu, n in zip(named, gpus, numbers, strict=True):
-        known = packaged(FILE)["host"]
-        key = gpu_name(name)
-        if key in known:
-            host = number("host", key)
-            each = Uncertain(host.si, host.si * host.error)
-        else:
-            share = number("other", "host")
-            each = Uncertain(gpu.board * share.si, gpu.board * share.si * share.error)
+        each, idle = host_power(gpu_name(name), gpu.board)
         hosts.append(each.times(n))
+        idle_hosts.append(idle.times(n))
         if n:
             lines.append(
                 f"a GPU ({name}) draws "
                 + ", ".join(f"{gpu.watts[state].value:,.0f} W {WORDS[state]}" for state in STATES)
-                + f"; its part of the node {each.value:,.0f} W"
+                + f"; its part of the node {each.value:,.0f} W, {idle.value:,.0f} W if nothing runs"
             )
     n_nics, rate = cluster_nics(cluster, nodes)
     nic, port = number("network", "nic"), number("network", "port")
@@ -263,7 +290,31 @@ def cluster_power(
         Uncertain(ports * port.si, ports * port.si * port.error),
         building,
         tuple(lines),
+        added(idle_hosts),
     )
+
+
+def host_power(name: str, board: float) -> tuple[Uncertain, Uncertain]:
+    """GPU → W of its part of the node without NICs: while something runs, and while nothing does.
+
+    Parameters
+    ----------
+    name : str
+        Of the GPU's preset.
+    board : float
+        W that its board may draw.
+    """
+    tables = packaged(FILE)
+    if name in tables["host"]:
+        host = number("host", name)
+        busy = Uncertain(host.si, host.si * host.error)
+    else:
+        share = number("other", "host")
+        busy = Uncertain(board * share.si, board * share.si * share.error)
+    table = ("host_idle", name) if name in tables["host_idle"] else ("other", "host_idle")
+    host = number(*table)
+    idle = min(host.si, busy.value)
+    return busy, Uncertain(idle, idle * host.error)
 
 
 WORDS = {

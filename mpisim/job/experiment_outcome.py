@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 __all__ = ["cluster_of", "costs_of", "experiment_outcome", "step_of"]
 
 
+DRAWN = (
+    "until a failure is noticed, GPUs draw what they do in communications alone: the others wait "
+    "in a collective; for a checkpoint they are idle, and hosts draw what they do under load",
+    "while nodes wait, restart or are maintained, and spares: GPUs idle, hosts as if nothing runs",
+)
+"""What parts of a job are taken to draw, for people."""
+
+
 def experiment_outcome(
     experiment: Experiment, comm: Intracomm, *, show: bool = False, changes: bool = True
 ) -> JobOutcome:
@@ -98,16 +106,24 @@ def costs_of(experiment: Experiment, results: Results) -> Costs | None:
     if "power" not in attributes:  # nothing says what the hardware draws
         return None
     power, prices = cost_of_cluster(experiment)
+    # A checkpoint is copied and written by hosts, while GPUs wait; until a failure is noticed,
+    # the GPUs that have not failed wait in a collective.
+    standing, hung = power.while_gpus("idle"), power.while_gpus("communication")
     return Costs(
         watts=float(attributes["power"]),
-        idle_watts=power.least,
+        idle_watts=power.idle.value,
+        standing_watts=standing.value,
+        hung_watts=hung.value,
+        idle_error=power.idle.relative,
+        standing_error=standing.relative,
+        hung_error=hung.relative,
         watts_error=float(attributes["power_error"]),
         pue=power.pue.value,
         usd_hour=None if prices.hour is None else prices.hour.value,
         usd_error=0.0 if prices.hour is None else prices.hour.relative,
         usd_kwh=prices.kwh.value if prices.pays_electricity else 0.0,
         missing=prices.missing,
-        lines=(*power.assumptions, *prices.assumptions),
+        lines=(*power.assumptions, *DRAWN, *prices.assumptions),
     )
 
 

@@ -42,8 +42,17 @@ CHANGE_RUNS = 256
 HOPELESS = 100.0
 """Times the undisturbed job: if more is to be expected, the job does not come to an end."""
 
-DOWN = ("detection", "waiting for nodes", "restart", "maintenance")
-"""Parts in which GPUs are idle."""
+STATES: Mapping[str, str] = {
+    "checkpoints": "standing",
+    "detection": "hung",
+    "waiting for nodes": "idle",
+    "restart": "idle",
+    "maintenance": "idle",
+}
+"""Parts in which no step runs → what the cluster does: what it draws is `Costs.watts_of`."""
+
+SPARES = "spares"
+"""Of the energy: nodes that stand ready, which is no part of the time."""
 
 Floats = NDArray[np.float64]
 
@@ -55,9 +64,15 @@ class Costs:
     Attributes
     ----------
     watts, idle_watts : float
-        Of the whole building: in a step, and while the job is down.
+        Of the whole building: in a step, and while nothing runs on any node.
     watts_error : float
         Relative, one standard deviation.
+    standing_watts : float, optional
+        While steps stand still for a checkpoint; as in a step if not given.
+    hung_watts : float, optional
+        Until a failure is noticed; as in a step if not given.
+    idle_error, standing_error, hung_error : float
+        As `watts_error`, of these.
     pue : float
         Watts of the building for each of the machines.
     usd_hour : float, optional
@@ -81,6 +96,24 @@ class Costs:
     usd_kwh: float = 0.0
     missing: str = ""
     lines: tuple[str, ...] = ()
+    standing_watts: float | None = None
+    hung_watts: float | None = None
+    idle_error: float = 0.0
+    standing_error: float = 0.0
+    hung_error: float = 0.0
+
+    def watts_of(self, state: str) -> tuple[float, float]:
+        """What the cluster does → W of the building, and their relative error.
+
+        Parameters
+        ----------
+        state : str
+            One of the values of `STATES`; anything else is a step.
+        """
+        watts: float | None = getattr(self, f"{state}_watts", None)
+        if watts is None:
+            return self.watts, self.watts_error
+        return watts, getattr(self, f"{state}_error")
 
 
 @frozen
@@ -171,6 +204,10 @@ class JobOutcome:
     counts : mapping of str to float
         Mean number of failures, planned interruptions, nodes that left, checkpoints.
     energy, usd : Spread or None
+    energy_parts : mapping of str to float
+        Mean J of each part of the time, and of spares; empty where energy is not known.
+    energy_error : float
+        Of the energy, relative: one standard deviation, of what the cluster draws.
     changes : tuple of Change
     costs : Costs or None
     assumptions : tuple of str
@@ -198,6 +235,8 @@ class JobOutcome:
     counts: Mapping[str, float]
     energy: Spread | None
     usd: Spread | None
+    energy_parts: Mapping[str, float]
+    energy_error: float
     changes: tuple[Change, ...]
     costs: Costs | None
     assumptions: tuple[str, ...]
@@ -262,12 +301,21 @@ def job_outcome(
     mean = runs.parts[0].mean(axis=0)
     counts = runs.counts[0]
     energy = usd = None
+    energy_parts, energy_error = {}, 0.0
     if costs is not None:
-        down = runs.parts[0][:, [PARTS.index(name) for name in DOWN]].sum(axis=1)
         # Spares stand idle, and are paid for like the others.
         spares = (choice.spares or 0) * cluster.gpus_per_node / cluster.gpus
-        joules = (time - down) * costs.watts + (down + spares * time) * costs.idle_watts
+        drawn = [costs.watts_of(STATES.get(name, "step")) for name in PARTS]
+        drawn.append((spares * costs.idle_watts, costs.idle_error))
+        seconds = np.column_stack([runs.parts[0], time])
+        each = seconds * np.array([watts for watts, _ in drawn])
+        joules = each.sum(axis=1)
         energy = Spread.of(joules)
+        means = each.mean(axis=0)
+        energy_parts = dict(zip((*PARTS, SPARES), means.tolist(), strict=True))
+        # GPUs and hosts that draw more draw more in each part: the errors add up.
+        off = float(means @ np.array([error for _, error in drawn]))
+        energy_error = off / max(float(means.sum()), 1e-300)
         if costs.usd_hour is not None:
             hours = (1 + spares) * time / 3600
             usd = Spread.of(hours * costs.usd_hour + joules / 3.6e6 * costs.usd_kwh)
@@ -292,6 +340,8 @@ def job_outcome(
         counts=dict(zip(COUNTS, counts.mean(axis=0).tolist(), strict=True)),
         energy=energy,
         usd=usd,
+        energy_parts=energy_parts,
+        energy_error=energy_error,
         changes=_changes(model, step, cluster, choice, comm) if changes else (),
         costs=costs,
         assumptions=assumptions(model, choice, parts),

@@ -19,7 +19,7 @@ from .text import JobReport, as_json
 
 __all__ = ["FORMAT", "read_job", "write_job"]
 
-FORMAT, VERSION = "mpisim-job", 1
+FORMAT, VERSION = "mpisim-job", 2
 
 
 def write_job(

@@ -10,7 +10,7 @@ from typing import Any
 from ..base.frozen import frozen
 from ..base.text import aligned, percentage, quantity, shortened
 from ..report.drawing import PLAIN, Drawing
-from .outcome import JobOutcome, Spread
+from .outcome import SPARES, STATES, JobOutcome, Spread
 
 __all__ = ["JobReport", "as_json", "duration_text"]
 
@@ -83,6 +83,8 @@ def as_json(outcome: JobOutcome) -> dict[str, Any]:
         "gpu_hours": asdict(outcome.gpu_hours),
         "spare_gpu_hours": outcome.spare_gpu_hours,
         "energy": None if outcome.energy is None else asdict(outcome.energy),
+        "energy_parts": dict(outcome.energy_parts),
+        "energy_error": outcome.energy_error,
         "usd": None if outcome.usd is None else asdict(outcome.usd),
         "costs": None if costs is None else asdict(costs),
         "changes": [
@@ -122,7 +124,8 @@ class JobReport:
         ]
         if details:
             every = len(self.numbers["changes"])
-            sections += [self._changes(drawing, every), self._causes(drawing)]
+            sections += [self._energy(drawing), self._changes(drawing, every)]
+            sections.append(self._causes(drawing))
             sections.append(self._rests_on(drawing))
         else:
             n = len(self.numbers["assumptions"])
@@ -175,9 +178,11 @@ class JobReport:
         elif n["costs"] is not None:
             facts.append(("dollars", n["costs"]["missing"]))
         if n["energy"] is not None:
-            kwh, error = self._spread("energy").times(1 / J_OF_A_KWH), n["costs"]["watts_error"]
-            both = f"{_big(kwh.p50)} kWh (p95 {_big(kwh.p95)})"
-            facts.append(("energy", f"{both} ± {percentage(error)}, with the building"))
+            kwh, error = self._spread("energy").times(1 / J_OF_A_KWH), n["energy_error"]
+            both = f"{_big(kwh.p50)} kWh (p95 {_big(kwh.p95)}) ± {percentage(error)}"
+            waiting = sum(n["energy_parts"][name] for name in (*STATES, SPARES))
+            share = percentage(waiting / max(sum(n["energy_parts"].values()), 1e-300), 1)
+            facts.append(("energy", f"{both}, with the building; {share} of it without a step"))
         rate = n["model"]["rate"] + n["model"]["planned_rate"]
         every = f", one in {duration_text(1 / rate)} of running" if rate else ""
         facts.append(
@@ -222,6 +227,25 @@ class JobReport:
         return [
             drawing.bold(f"Where the time goes, {duration_text(whole)} in the mean"),
             f"  {drawing.bar([round(each) for each in shown.values()], BAR)}",
+            *(f"  {line}" for line in aligned(cells)),
+        ]
+
+    def _energy(self, drawing: Drawing) -> list[str]:
+        """What draws the energy: part of the time, kWh, share, and W of a GPU in it."""
+        n = self.numbers
+        whole = sum(n["energy_parts"].values())
+        if not whole:
+            return []
+        seconds = {**n["parts"], SPARES: n["time"]["mean"]}
+        cells = []
+        for name, joules in n["energy_parts"].items():
+            if joules:
+                watts = joules / seconds[name] / n["cluster"]["gpus"]
+                of = "" if name == SPARES else f"{watts:,.0f} W for each GPU"
+                kwh = f"{_big(joules / J_OF_A_KWH)} kWh"
+                cells.append((name, kwh, percentage(joules / whole, 2), of))
+        return [
+            drawing.bold("Where the energy goes, with the building"),
             *(f"  {line}" for line in aligned(cells)),
         ]
 

@@ -135,9 +135,9 @@ def answer(space: SearchSpace, records: Records, comm: Intracomm, *, show: bool 
 
 def _most_frequent(records: Records) -> dict[str, Any]:
     """Return why most of the invalid candidates are."""
-    if not records.why:
+    reason = records.frequent
+    if reason is None:
         return {}
-    reason = min(records.why.values(), key=lambda each: (-each.number, each.first))
     return {"count": reason.number, "example": reason.first, "message": reason.text}
 
 

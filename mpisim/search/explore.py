@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import InputError
 from ..base.quantity import GIB
+from ..base.text import one_line
 from ..experiment import Experiment
 from ..experiment.load import plan_of
 from ..experiment.profiles import filled
@@ -140,7 +141,7 @@ def explore(
     Raises
     ------
     InputError
-        If no candidate is valid: what is wrong with the first.
+        If no candidate is valid: what is wrong with most of them.
     MpisimError
         On all processes, what one of them or `each_round` raised.
     """
@@ -151,13 +152,16 @@ def explore(
     if records is None:
         records = _screened(space, candidates, bounds, comm, show)
         tell(records, comm, each_round)
-    if not np.any(records.status != Status.INVALID):
-        with collective_errors(comm):
-            experiment, hardware = candidates.experiment(0)
-            bounds.of(experiment, hardware)
-            if space.choice.asks_cost:
-                budget_of(space.choice, experiment, hardware)
-            verdict(experiment)
+    reason = records.frequent
+    if reason is not None and not np.any(records.status != Status.INVALID):
+        text = one_line(reason.text.removeprefix(f"{space.source}: "))
+        example = space.described(reason.first)
+        raise InputError(
+            f"{space.source}: none of the {len(space):,} combinations is valid; {reason.number:,} "
+            f"of them as this one: {text} ({example})"
+            if len(space) > 1
+            else f"{space.source}: {text} ({example})"
+        )
     rounds = _Rounds(space, candidates, bounds, records)
     steps = (rounds.judged, ROUND), (rounds.bounded, ROUND)
     # How far candidates have come: those that fit, and those whose bound is of a simulation.

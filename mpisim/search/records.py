@@ -146,6 +146,12 @@ class Records:
         """The columns by name."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "why"}
 
+    @property
+    def frequent(self) -> Reason | None:
+        """Why most of the invalid candidates are; None if none is invalid."""
+        reasons = self.why.values()
+        return min(reasons, key=lambda each: (-each.number, each.first), default=None)
+
     def enter(self, parts: Iterable[Iterable[Found]]) -> None:
         """Enter what processes have found; the same on all, by the number of the candidate.
 

@@ -253,8 +253,19 @@ class SearchSpace:
         uneven = [name for name, share in shares.items() if share == BALANCED]
         if uneven:
             for name, share in balanced_shares(experiment_of(tables, self.source), uneven).items():
+                if len(set(share)) == 1 and self._varies(f"plan.{name}", EVEN):
+                    raise InputError(
+                        f"plan.{name} is {BALANCED!r}, which is even with this plan: the same "
+                        f"as {EVEN!r}"
+                    )
                 homes[name][name.rpartition(".")[2]] = share
         return tables
+
+    def _varies(self, key: str, value: Any) -> bool:
+        """Whether a value is among those of a key."""
+        return any(
+            value in each for at, each in zip(self.keys, self.values, strict=True) if at == key
+        )
 
 
 def read_search(tables: Mapping[str, Any], source: str) -> SearchSpace:
@@ -303,7 +314,7 @@ def read_search(tables: Mapping[str, Any], source: str) -> SearchSpace:
         # What remains of the GPUs, whatever the file says for its own sizes.
         base["plan"] = {key: value for key, value in base.get("plan", {}).items() if key != "dp"}
     if traced is None:
-        experiment = experiment_of(_first_values(base, flat), source)
+        experiment = _shared_experiment(base, flat, source)
         automatic, tables_of = _of_plan(experiment, source), (*TABLES, "model")
     else:
         automatic, tables_of = traced.automatic, tuple(TABLES_OF_TRACES)
@@ -361,6 +372,31 @@ def _first_values(base: Mapping[str, Any], vary: Mapping[str, Any]) -> dict[str,
     return space.with_values(tuple(value[0] for value in required.values()))
 
 
+def _shared_experiment(base: Mapping[str, Any], vary: Mapping[str, Any], source: str) -> Experiment:
+    """Return an experiment of what all candidates share.
+
+    Its model, cluster and batch count. What the file says need not go together with the defaults of
+    keys that are varied, as `sp = true` with tp: then the first and the last values are tried.
+    """
+    try:
+        return experiment_of(_first_values(base, vary), source)
+    except InputError:
+        listed = {}
+        for key, value in vary.items():
+            if isinstance(value, dict):
+                listed[key] = _range(f"{source}: key 'search.vary.{key}'", value)
+            elif isinstance(value, list) and value:
+                listed[key] = tuple(value)
+        for at in (0, -1):
+            values = tuple((each[at],) for each in listed.values())
+            space = SearchSpace(base, source, tuple(listed), values, Choice())
+            try:
+                return space.experiment(0)
+            except InputError:
+                continue
+        raise
+
+
 def _of_plan(experiment: Experiment, source: str) -> Callable[[str], tuple[Any, ...]]:
     """Return what gives the values of a key that is "auto"."""
 
@@ -407,7 +443,10 @@ def _check_values(key: str, values: Sequence[Any], source: str) -> None:
     table, _, name = ".".join(key_path(key.split("."))).partition(".")
     known = {**TABLES, "workload": TABLES_OF_TRACES["workload"]}
     if table in known:
+        shares = (EVEN, BALANCED) if key.removeprefix("plan.") in SHARES else ()
         for each in values:
+            if each in shares:
+                continue
             check_value(known[table], name, each, source, f"search.vary.{key}")
 
 

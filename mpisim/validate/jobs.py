@@ -202,7 +202,7 @@ def _figure(name: str, outcome: JobOutcome) -> _Predicted:
         # Without the building: what the published figures count.
         assert outcome.energy is not None
         assert outcome.costs is not None
-        middle, aside = outcome.energy.p50 / outcome.costs.pue, outcome.costs.watts_error
+        middle, aside = outcome.energy.p50 / outcome.costs.pue, outcome.energy_error
         if name == "power":
             middle /= outcome.time.p50 * outcome.cluster.gpus
         else:

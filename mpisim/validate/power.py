@@ -10,7 +10,7 @@ from ..base.frozen import frozen
 from ..base.presets import packaged
 from ..base.schema import Limits, build
 from ..base.text import aligned, percentage
-from ..cost.power import Uncertain, added
+from ..cost.power import Uncertain
 from ..cost.step import cost_of_cluster
 from ..experiment.load import experiment_of
 
@@ -81,9 +81,7 @@ def _predicted(name: str, table: Mapping[str, Any]) -> PowerRow:
     experiment = experiment_of(tables, FILE)
     if measured.of == "idle":
         power, _ = cost_of_cluster(experiment)
-        gpus = [gpu.watts["idle"].times(n) for gpu, n in zip(power.gpus, power.counts, strict=True)]
-        total = added([*gpus, power.beside])
-        return PowerRow(name, measured, total.times(1 / sum(power.counts)))
+        return PowerRow(name, measured, power.nodes_idle.times(1 / sum(power.counts)))
     from ..simulate import simulate
 
     results = simulate(experiment)

@@ -2,9 +2,10 @@
 """Calculon's search beside `mpisim.search`: how large, how long, and both optima judged by both.
 
     source run_scripts/env.sh
-    [mpirun -n 2] .venv/bin/python run_scripts/bench/calculon.py [--nodes N] [--batch N]
+    [mpirun -n 2] .venv/bin/python run_scripts/bench/calculon.py [MODEL] [--nodes N] [--batch N]
+    .venv/bin/python run_scripts/bench/calculon.py MODEL --nodes 512 --batch 4096 --closed-form
 
-GPT-3 175B on nodes of 8 A100 80 GB. Calculon is its closed form (tests/reference/calculon.py has
+A model on nodes of 8 A100 80 GB. Calculon is its closed form (tests/reference/calculon.py has
 source, commits and what is left out) with its own `systems/a100_80g.json`; mpisim has its own
 dgx-a100. Both vary tp, pp, interleaving, micro-batch, recomputation, sharding of the optimizer,
 sequence parallelism, overlap of tensor and of data parallelism. Only Calculon varies offloading,
@@ -14,15 +15,18 @@ networks, and sending shards between stages.
 Printed are: executions that Calculon counts; seconds of CPU that its closed form takes for those
 whose groups fit into their networks (one process); seconds of mpisim's search; then three plans,
 each with its step by both: Calculon's best, its best that mpisim can run, and mpisim's best.
+``--closed-form`` leaves out mpisim's search and the third.
 """
 
 from __future__ import annotations
 
 import argparse
+import heapq
 import sys
 import time
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
@@ -38,6 +42,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from reference.calculon import (
     A100,
     GPT3_175B,
+    MEGATRON_1T,
+    TURING_530B,
+    Application,
     Execution,
     count,
     divisors,
@@ -45,24 +52,50 @@ from reference.calculon import (
     executions,
 )
 
+MODELS = {"gpt3-175b": GPT3_175B, "gpt3-530b": TURING_530B, "gpt3-1t": MEGATRON_1T}
+"""Presets of mpisim → Calculon's gpt3-175B, turing-530B, megatron-1T."""
+
+KEPT = 200
+"""Best executions that mpisim has, in which one is looked for that fits by mpisim."""
+
+
+class Case(NamedTuple):
+    """What is searched: model, cluster and most sequences a step."""
+
+    model: str
+    nodes: int
+    batch: int
+
+    @property
+    def app(self) -> Application:
+        """The model in Calculon's words."""
+        return MODELS[self.model]
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all nodes."""
+        return 8 * self.nodes
+
+
 RECOMPUTE = {"full": "full", "attn_only": "selective", "none": "none"}
 NAMES = {ours: theirs for theirs, ours in RECOMPUTE.items()}
 
 
-def tables_of(nodes: int, batch: int) -> dict[str, Any]:
+def tables_of(case: Case) -> dict[str, Any]:
     """Return the tables of an experiment without a plan."""
     return {
-        "model": {"preset": "gpt3-175b", "seq_len": GPT3_175B.seq_size},
-        "plan": {"global_batch": batch},
-        "cluster": {"preset": "dgx-a100", "nodes": nodes},
+        "model": {"preset": case.model, "seq_len": case.app.seq_size},
+        "plan": {"global_batch": case.batch},
+        "cluster": {"preset": "dgx-a100", "nodes": case.nodes},
     }
 
 
-def vary(gpus: int, batch: int) -> dict[str, Any]:
+def vary(case: Case) -> dict[str, Any]:
     """Return what both search, in mpisim's keys."""
+    gpus, batch = case.gpus, case.batch
     either = [True, False]
     tps = [each for each in divisors(A100.networks[0].size) if gpus % each == 0]
-    stages = [each for each in divisors(GPT3_175B.blocks) if gpus % each == 0]
+    stages = [each for each in divisors(case.app.blocks) if gpus % each == 0]
     replicas = {gpus // (tp * pp) for tp in tps for pp in stages if gpus % (tp * pp) == 0}
     shares = [batch // dp for dp in replicas if batch % dp == 0]
     return {
@@ -79,23 +112,33 @@ def vary(gpus: int, batch: int) -> dict[str, Any]:
     }
 
 
-def in_calculon(e: Execution) -> tuple[float, bool] | None:
+def in_calculon(app: Application, e: Execution) -> tuple[float, bool] | None:
     """Return seconds of a step and whether it fits, by Calculon; None if it cannot run."""
-    found = estimate(GPT3_175B, e)
+    found = estimate(app, e)
     if found is None:
         return None
     return found.time, found.memory <= A100.capacity and found.host <= A100.host_capacity
 
 
-def ranked(gpus: int, batch: int) -> list[tuple[float, Execution]]:
-    """Return what fits by Calculon with seconds a sequence, the best first."""
-    found = []
-    for e in executions(GPT3_175B, gpus, batch, every_network=False):
-        judged = in_calculon(e)
-        if judged is not None and judged[1]:
-            found.append((judged[0] / e.batch, e))
-    found.sort(key=lambda each: each[0])
-    return found
+def ranked(case: Case) -> tuple[Execution | None, list[Execution], int]:
+    """Return the best of what fits by Calculon, the best that mpisim has, and how many fit."""
+    fit, least, best = 0, inf, None
+    ours: list[tuple[float, int, Execution]] = []  # a heap with the worst first
+    for number, e in enumerate(executions(case.app, case.gpus, case.batch, every_network=False)):
+        judged = in_calculon(case.app, e)
+        if judged is None or not judged[1]:
+            continue
+        fit += 1
+        time_of_one = judged[0] / e.batch
+        if time_of_one < least:
+            least, best = time_of_one, e
+        if len(ours) < KEPT or -time_of_one > ours[0][0]:
+            if plan_of(e) is None:
+                continue
+            heapq.heappush(ours, (-time_of_one, -number, e))
+            if len(ours) > KEPT:
+                heapq.heappop(ours)
+    return best, [e for _, _, e in sorted(ours, reverse=True)], fit
 
 
 def plan_of(e: Execution) -> dict[str, Any] | None:
@@ -126,8 +169,9 @@ def plan_of(e: Execution) -> dict[str, Any] | None:
     return plan
 
 
-def execution_of(settings: dict[str, Any], gpus: int, batch: int) -> Execution:
+def execution_of(settings: dict[str, Any], case: Case) -> Execution:
     """Return the execution of a plan; of what the plan leaves open, the fastest by Calculon."""
+    gpus, batch = case.gpus, case.batch
     plan = {key.removeprefix("plan."): value for key, value in settings.items()}
     tp, pp = plan["tp"], plan["pp"]
     overlap = "none"
@@ -144,17 +188,17 @@ def execution_of(settings: dict[str, Any], gpus: int, batch: int) -> Execution:
     for comm in comms:
         for net in nets:
             e = wanted._replace(comm=comm, nets=net)
-            judged = in_calculon(e)
+            judged = in_calculon(case.app, e)
             if judged is not None:
                 found.append((judged[0], e))
     return min(found, key=lambda each: each[0])[1]
 
 
-def simulated(plan: dict[str, Any] | None, nodes: int) -> tuple[float, bool] | None:
+def simulated(plan: dict[str, Any] | None, case: Case) -> tuple[float, bool] | None:
     """Return seconds of a step and whether it fits, by mpisim; None if it cannot run."""
     if plan is None:
         return None
-    tables = tables_of(nodes, plan["global_batch"])
+    tables = tables_of(case)
     try:
         experiment = experiment_of(
             tables | {"plan": plan, "run": {"allow_oom": True}}, "calculon.toml"
@@ -171,8 +215,9 @@ def _said(judged: tuple[float, bool] | None) -> str:
     return f"{judged[0]:.2f} s" + ("" if judged[1] else ", too large")
 
 
-def _line(name: str, e: Execution, ours: tuple[float, bool] | None) -> None:
-    print(f"{name}: {_said(in_calculon(e))} by Calculon, {_said(ours)} by mpisim")
+def _line(name: str, case: Case, e: Execution) -> None:
+    ours = simulated(plan_of(e), case)
+    print(f"{name}: {_said(in_calculon(case.app, e))} by Calculon, {_said(ours)} by mpisim")
     keys = (f"{key} {value}" for key, value in zip(e._fields, e, strict=True))
     print(f"    {', '.join(keys)}", flush=True)
 
@@ -180,14 +225,39 @@ def _line(name: str, e: Execution, ours: tuple[float, bool] | None) -> None:
 def main() -> None:
     """Search twice and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?", choices=MODELS, default="gpt3-175b")
     parser.add_argument("--nodes", type=int, default=20, help="of 8 GPUs (default: 20)")
     parser.add_argument("--batch", type=int, default=40, help="sequences a step (default: 40)")
+    parser.add_argument("--closed-form", action="store_true", help="Calculon's search alone")
     args = parser.parse_args()
     comm = MPI.COMM_WORLD
-    gpus = 8 * args.nodes
+    case = Case(args.model, args.nodes, args.batch)
+    winner = None if args.closed_form else searched(case, comm)
+    if comm.rank > 0:
+        return
+    total = count(case.app, case.gpus, case.batch)
+    plain = count(case.app, case.gpus, case.batch, tp_overlap=False, fused=2)
+    cpu = -time.process_time()
+    best, theirs, fit = ranked(case)
+    cpu += time.process_time()
+    print(f"Calculon: {total:,} executions ({plain:,} with --no-tp-overlap -f all), ", end="")
+    print(f"{fit:,} good, {cpu:.0f} s of CPU", flush=True)
+    if best is None:
+        return
+    _line("Calculon's best", case, best)
+    for e in theirs:
+        ours = simulated(plan_of(e), case)
+        if ours is not None and ours[1]:
+            _line("Calculon's best that mpisim runs", case, e)
+            break
+    if winner is not None:
+        _line("mpisim's best", case, execution_of(winner, case))
 
-    tables = tables_of(args.nodes, args.batch)
-    tables["search"] = {"top": 1, "vary": {"plan": vary(gpus, args.batch)}}
+
+def searched(case: Case, comm: MPI.Intracomm) -> dict[str, Any] | None:
+    """Search with mpisim, print, and return what its best plan sets. **Collective.**"""
+    tables = tables_of(case)
+    tables["search"] = {"top": 1, "vary": {"plan": vary(case)}}
     space = read_search(tables, "calculon.toml")
     began = time.perf_counter()
     cpu = -time.process_time()
@@ -196,32 +266,12 @@ def main() -> None:
     wall = time.perf_counter() - began
     cpu = comm.allreduce(cpu + time.process_time())
     if comm.rank > 0:
-        return
+        return None
     valid = len(records) - records.count(Status.INVALID)
     print(f"mpisim: {len(records):,} combinations, {valid:,} valid, {wall:.0f} s, ", end="")
     print(f"{cpu:.0f} s of CPU on {comm.size} processes")
     print("\n".join(answer_lines(space, found)), flush=True)
-
-    total = count(GPT3_175B, gpus, args.batch)
-    plain = count(GPT3_175B, gpus, args.batch, tp_overlap=False, fused=2)
-    cpu = -time.process_time()
-    theirs = ranked(gpus, args.batch)
-    cpu += time.process_time()
-    print(f"Calculon: {total:,} executions ({plain:,} with --no-tp-overlap -f all), ", end="")
-    print(f"{len(theirs):,} good, {cpu:.0f} s of CPU")
-    if not theirs:
-        return
-    best = theirs[0][1]
-    _line("Calculon's best", best, simulated(plan_of(best), args.nodes))
-    for _, e in theirs:
-        ours = simulated(plan_of(e), args.nodes)
-        if ours is not None and ours[1]:
-            _line("Calculon's best that mpisim runs", e, ours)
-            break
-    if found.best:
-        winner = execution_of(found.best[0].settings, gpus, args.batch)
-        plan = plan_of(winner)
-        _line("mpisim's best", winner, simulated(plan, args.nodes))
+    return found.best[0].settings if found.best else None
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ from typing import Literal, NamedTuple
 __all__ = [
     "A100",
     "GPT3_175B",
+    "MEGATRON_1T",
+    "TURING_530B",
     "Application",
     "Estimate",
     "Execution",
@@ -155,6 +157,9 @@ A100 = System(
 """`systems/a100_80g.json`: nodes of 8."""
 
 GPT3_175B = Application(12288, 49152, 2048, 96, 128, 96)
+TURING_530B = Application(20480, 81920, 2048, 128, 160, 105)
+MEGATRON_1T = Application(25600, 102400, 2048, 160, 160, 128)
+"""`models/turing-530B.json`, `models/megatron-1T.json`."""
 
 
 def _rate(amount: float, peak: float, curve: Curve) -> float:

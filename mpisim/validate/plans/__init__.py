@@ -1,6 +1,7 @@
 """Published sweeps over plans: would a search have chosen right? ``mpisim validate plans``.
 
 - `compare_plans`: a table of measured steps → its groups of plans, each predicted.
+- `Sweeps`: the groups, and the `Noise` of measurements that were repeated.
 - `Group`: measured plans of one model on one cluster; `Ranking`: how well they are put in order.
 - `reliability`: how often the faster of two plans is told, by how sure the prediction is.
 - `render`, `markdown`, `as_json`: text, page, figures.
@@ -9,13 +10,15 @@ Read in this order: `groups` (rows → plans → groups), `ranking` (groups → 
 Rows, experiments and simulated steps are those of `mpisim.validate.e2e`.
 """
 
-from .groups import Group, compare_plans
+from .groups import Group, Noise, Sweeps, compare_plans
 from .ranking import Ranking, reliability
 from .report import as_json, markdown, render
 
 __all__ = [
     "Group",
+    "Noise",
     "Ranking",
+    "Sweeps",
     "as_json",
     "compare_plans",
     "markdown",

@@ -4,16 +4,21 @@ A group has one model, one cluster and so many of its GPUs, one number format, o
 source and one release of its software (or day of the measurement, where that is what the source
 says). What its rows differ in is the plan: degrees of parallelism, batches, recomputation, ZeRO,
 overlap. Where batches differ, what counts is the time of a sequence.
+
+Some plans were measured more than once. How far these measurements lie apart is the noise of one,
+pooled over the whole table, since few sources repeat.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...base.errors import InputError
+from ...base.frozen import frozen
 from ...experiment import keys_of
 from ...experiment.plan_keys import short_key
 from ...prediction.uncertainty import difference_error
@@ -25,7 +30,7 @@ if TYPE_CHECKING:
 
     from ..e2e.predict import Outcome
 
-__all__ = ["Group", "MeasuredPlan", "compare_plans"]
+__all__ = ["Group", "MeasuredPlan", "Noise", "Sweeps", "compare_plans"]
 
 TRUST = "AB"
 """Trust of the rows that count: F follows a formula, C is weak."""
@@ -97,6 +102,40 @@ class MeasuredPlan:
         )
 
 
+@frozen
+class Noise:
+    """How far measurements of one plan lie apart.
+
+    Attributes
+    ----------
+    source : str
+        That repeated them; empty for all together.
+    plans : int
+        That were measured more than once, with different outcomes.
+    error : float
+        One standard deviation of one measurement, relative.
+    """
+
+    source: str
+    plans: int
+    error: float
+
+    @classmethod
+    def of(cls, repeated: Iterable[Sequence[float]], source: str = "") -> Noise:
+        """Measured times, plan by plan → their noise; 0 if no plan has two that differ.
+
+        A time that is printed twice to the last digit is taken to be one measurement.
+        """
+        square, freedom, plans = 0.0, 0, 0
+        for times in repeated:
+            logs = [math.log(each) for each in set(times)]
+            if len(logs) > 1:
+                mean = sum(logs) / len(logs)
+                square += sum((each - mean) ** 2 for each in logs)
+                freedom, plans = freedom + len(logs) - 1, plans + 1
+        return cls(source, plans, math.sqrt(square / freedom) if freedom else 0.0)
+
+
 class Group:
     """Plans that were measured under the same conditions.
 
@@ -104,10 +143,12 @@ class Group:
     ----------
     name : str
     plans : sequence of MeasuredPlan
+    noise : float
+        One standard deviation of a measured time, relative.
     """
 
-    def __init__(self, name: str, plans: Sequence[MeasuredPlan]) -> None:
-        self.name, self.plans = name, plans
+    def __init__(self, name: str, plans: Sequence[MeasuredPlan], noise: float = 0.0) -> None:
+        self.name, self.plans, self.noise = name, plans, noise
 
     def described(self, plan: MeasuredPlan) -> str:
         """Return what a plan sets that the group's plans do not set alike."""
@@ -120,7 +161,23 @@ class Group:
 
     def sound(self) -> Group:
         """Return the group without plans that stand apart."""
-        return Group(self.name, [each for each in self.plans if not each.suspect])
+        return Group(self.name, [each for each in self.plans if not each.suspect], self.noise)
+
+
+@frozen
+class Sweeps:
+    """The groups of a table.
+
+    Attributes
+    ----------
+    groups : list of Group
+        Those with the most plans first.
+    noise : list of Noise
+        Of all sources together, then of each that repeated measurements.
+    """
+
+    groups: list[Group]
+    noise: list[Noise]
 
 
 def compare_plans(
@@ -131,7 +188,7 @@ def compare_plans(
     changes: Sequence[str] = (),
     least: int = 4,
     known: Mapping[str, Outcome] | None = None,
-) -> list[Group] | None:
+) -> Sweeps | None:
     """Table of measured steps → its groups of plans, each predicted. **Collective.**
 
     Parameters
@@ -147,8 +204,8 @@ def compare_plans(
 
     Returns
     -------
-    list of Group or None
-        On process 0, those with the most plans first; None on the others.
+    Sweeps or None
+        On process 0; None on the others.
 
     Raises
     ------
@@ -156,8 +213,12 @@ def compare_plans(
         If the table is not as it must be, or has no such group.
     """
 
+    noise = []
+
     def keep(rows: Sequence[Mapped]) -> list[Mapped]:
-        groups = _grouped([each for each in rows if each.row.texts["trust"] in TRUST], least)
+        trusted = [each for each in rows if each.row.texts["trust"] in TRUST]
+        noise.extend(_noise(trusted))
+        groups = _grouped(trusted, least)
         if not groups:
             raise InputError(
                 f"{path}: has no {least} plans of one model that one source measured on the same "
@@ -173,8 +234,22 @@ def compare_plans(
     for plans in _grouped([each.mapped for each in found.compared], least).values():
         (first, *_), *_ = plans.values()
         rows = [[by_row[each.row.id] for each in plan] for plan in plans.values()]
-        groups.append(Group(_name(first), [MeasuredPlan(each) for each in rows]))
-    return sorted(groups, key=lambda group: (-len(group.plans), group.name))
+        plan_rows = [MeasuredPlan(each) for each in rows]
+        groups.append(Group(_name(first), plan_rows, noise[0].error))
+    return Sweeps(sorted(groups, key=lambda group: (-len(group.plans), group.name)), noise)
+
+
+def _noise(rows: Sequence[Mapped]) -> list[Noise]:
+    """Return the noise of all sources together, then of each that repeated measurements."""
+    by_source: dict[str, list[list[float]]] = {}
+    for plans in _grouped(rows, 1).values():
+        for plan in plans.values():
+            times = [each.row.seconds for each in plan if each.row.seconds is not None]
+            if not any(each.row.texts["suspect"] for each in plan):
+                by_source.setdefault(plan[0].source, []).append(times)
+    found = [Noise.of(repeated, source) for source, repeated in sorted(by_source.items())]
+    everything = [times for repeated in by_source.values() for times in repeated]
+    return [Noise.of(everything), *(each for each in found if each.plans)]
 
 
 def _grouped(rows: Sequence[Mapped], least: int) -> dict[str, dict[str, list[Mapped]]]:
@@ -191,6 +266,7 @@ def _grouped(rows: Sequence[Mapped], least: int) -> dict[str, dict[str, list[Map
                 each.row.texts["precision"],
                 experiment.model,
                 experiment.cluster,
+                experiment.kernels,  # may name another GPU than the cluster's
             )
         )
         groups.setdefault(group, {}).setdefault(repr(experiment.plan), []).append(each)

@@ -2,6 +2,11 @@
 
 Regret is what choosing by prediction costs: measured time of the plan that is predicted to be the
 fastest, over that of the fastest measured, less one.
+
+A rank correlation counts every pair alike, those whose measured order is noise as well. Two figures
+stand beside it: the mean correlation of measured times with the same times measured again, which no
+prediction can be above (`Ranking.ceiling`), and Goodman and Kruskal's gamma over the pairs that
+differ by more than noise (`Ranking.gamma`; J. Am. Stat. Assoc. 49, 1954).
 """
 
 from __future__ import annotations
@@ -10,17 +15,39 @@ import math
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from itertools import combinations, pairwise
+from statistics import median
 from typing import Any
 
+import numpy as np
+
 from ...base.frozen import frozen
+from ...experiment.plan_keys import short_key
 from ..e2e.cross_validation import sufficient_error
 from .groups import Group, MeasuredPlan
 
-__all__ = ["CLEAR", "LIMITS", "Ranking", "Reliable", "reliability", "unshared_error"]
+__all__ = [
+    "BEYOND",
+    "CLEAR",
+    "LIMITS",
+    "Dimension",
+    "Ranking",
+    "Reliable",
+    "beyond_noise",
+    "dimensions",
+    "gamma_of",
+    "reliability",
+    "unshared_error",
+]
 
 CLEAR = 0.05
 """Difference of two measured times from which their order counts as told: releases of one
 framework, and repetitions on busy clusters, differ by up to this."""
+
+BEYOND = 2.0
+"""Standard deviations of the difference of two measurements from which on it is beyond noise."""
+
+DRAWS = 1000
+"""Of times measured again, for `Ranking.ceiling`."""
 
 LIMITS = (0.0, 0.5, 1.0, 2.0, 4.0, math.inf)
 """Bounds of z, size of a predicted difference over its standard deviation, for `reliability`."""
@@ -44,6 +71,13 @@ class Ranking:
         Pairs whose measured times differ by more than `CLEAR`.
     right : int
         Those of them whose order is predicted.
+    ceiling : float
+        Spearman's correlation of measured times with the same times and the group's noise once
+        more, in the mean: what a perfect prediction would have.
+    beyond : int
+        Pairs whose measured times differ by more than noise.
+    gamma : float
+        Of these: pairs in the right order less pairs in the wrong one, over both; NaN without any.
     """
 
     plans: int
@@ -55,6 +89,9 @@ class Ranking:
     kendall: float
     clear: int
     right: int
+    ceiling: float
+    beyond: int
+    gamma: float
 
     @classmethod
     def of(cls, group: Group) -> Ranking:
@@ -82,7 +119,91 @@ class Ranking:
             kendall=math.nan if flat else float(stats.kendalltau(measured, predicted).statistic),
             clear=len(clear),
             right=sum(_right(one, other) for one, other in clear),
+            ceiling=math.nan if flat else _ceiling(measured, group.noise),
+            beyond=len(beyond := list(_beyond(group))),
+            gamma=gamma_of(beyond),
         )
+
+
+def _ceiling(measured: Sequence[float], noise: float) -> float:
+    """Return the mean rank correlation of times with the same times and their noise once more."""
+    stats: Any = import_module("scipy.stats")
+    draws = np.random.default_rng(0).standard_normal((DRAWS, len(measured)))
+    again = stats.rankdata(np.log(measured) + noise * draws, axis=1)
+    ranks = stats.rankdata(measured)
+    ranks, again = ranks - ranks.mean(), again - again.mean(axis=1, keepdims=True)
+    scale = np.sqrt((ranks**2).sum() * (again**2).sum(axis=1))
+    return float((again @ ranks / scale).mean())
+
+
+def _differ(group: Group) -> Iterator[tuple[MeasuredPlan, MeasuredPlan]]:
+    """Yield pairs of plans whose measured times differ by more than noise."""
+    least = BEYOND * math.sqrt(2) * group.noise
+    for one, other in combinations(group.plans, 2):
+        if abs(math.log(one.measured / other.measured)) > least:
+            yield one, other
+
+
+def _beyond(group: Group) -> Iterator[int]:
+    """Yield 1 for a pair that differs by more than noise and is in the right order, else -1 or 0.
+
+    0: both plans are predicted to take equally long.
+    """
+    for one, other in _differ(group):
+        right = (one.measured - other.measured) * (one.predicted - other.predicted)
+        yield (right > 0) - (right < 0)
+
+
+def gamma_of(signs: Sequence[int]) -> float:
+    """Pairs, 1 in the right and -1 in the wrong order → Goodman and Kruskal's gamma."""
+    decided = sum(map(abs, signs))
+    return sum(signs) / decided if decided else math.nan
+
+
+def beyond_noise(groups: Sequence[Group]) -> list[int]:
+    """Groups → all their pairs that differ by more than noise: 1 right, -1 wrong, 0 undecided."""
+    return [sign for group in groups for sign in _beyond(group)]
+
+
+@frozen
+class Dimension:
+    """Pairs of plans that differ in one key alone, by more than noise.
+
+    Attributes
+    ----------
+    key : str
+        Of the plan; of degrees of parallelism dp takes up the difference.
+    pairs, right : int
+        All of them, and those whose order is predicted.
+    priced : float
+        Median of the predicted over the measured difference, of logarithms of times: above 1 the
+        key is predicted to matter more than it does.
+    """
+
+    key: str
+    pairs: int
+    right: int
+    priced: float
+
+
+def dimensions(groups: Sequence[Group]) -> list[Dimension]:
+    """Groups → how well each key of the plan is priced, those with the most pairs first."""
+    found: dict[str, list[float]] = {}
+    for group in groups:
+        for one, other in _differ(group):
+            mine, its = ({**each.keys, "dp": 0} for each in (one, other))
+            keys = [key for key in {**mine, **its} if mine.get(key) != its.get(key)]
+            if len(keys) == 1:
+                measured = math.log(one.measured / other.measured)
+                share = math.log(one.predicted / other.predicted) / measured
+                found.setdefault(short_key(keys[0]), []).append(share)
+    return sorted(
+        (
+            Dimension(key, len(shares), sum(each > 0 for each in shares), median(shares))
+            for key, shares in found.items()
+        ),
+        key=lambda each: (-each.pairs, each.key),
+    )
 
 
 def _right(one: MeasuredPlan, other: MeasuredPlan) -> bool:

@@ -7,8 +7,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...base.text import aligned, markdown_table, percentage, replace_between
-from .groups import Group
-from .ranking import CLEAR, Ranking, Reliable, reliability, unshared_error
+from .groups import Group, Noise, Sweeps
+from .ranking import (
+    BEYOND,
+    CLEAR,
+    Ranking,
+    Reliable,
+    beyond_noise,
+    dimensions,
+    gamma_of,
+    reliability,
+    unshared_error,
+)
 
 __all__ = ["BEGIN", "END", "as_json", "markdown", "render"]
 
@@ -17,7 +27,23 @@ BEGIN, END = "<!-- figures: mpisim validate plans --markdown -->", "<!-- end of 
 NOTE = f"""\
 regret: measured time of the plan that is predicted to be the fastest, over that of the fastest
 measured, less one; blind: the mean of that over all plans; pairs: of those whose measured times
-differ by more than {percentage(CLEAR)}, how many are put in the right order."""
+differ by more than {percentage(CLEAR)}, how many are put in the right order; ceiling: Spearman's
+correlation of what was measured with the same and the noise of a measurement once more, which a
+perfect prediction would have; gamma: of pairs that differ by more than noise ({BEYOND:g} standard
+deviations of the difference), those in the right order less those in the wrong one, over both; that
+of several groups is of all their pairs together."""
+
+NOTE_NOISE = """\
+noise: one standard deviation of a measured time, from plans that one source measured more than once
+with the same software (releases of one month count as the same). That of all sources is taken for
+every group: few sources repeat, and most of those within minutes."""
+
+NOTE_DIMENSIONS = """\
+pairs of plans that differ in one key alone, and by more than noise; dp takes up what tp and pp
+leave. priced: the predicted difference over the measured one (of the logarithms of times), in the
+median."""
+
+SOUND = " Without suspect rows."
 
 NOTE_RELIABILITY = """\
 z: size of the predicted difference of two plans over its standard deviation; stated: share that
@@ -27,34 +53,35 @@ Table = Sequence[Sequence[str]]
 Lay = Callable[[Table], str]
 
 
-def render(groups: Sequence[Group], least: int) -> str:
+def render(found: Sweeps, least: int) -> str:
     """Return all tables as text.
 
     Parameters
     ----------
-    groups : sequence of Group
+    found : Sweeps
     least : int
         Plans that a group must have.
     """
-    return "\n\n".join(_parts(groups, least, lambda cells: "\n".join(aligned(cells))))
+    return "\n\n".join(_parts(found, least, lambda cells: "\n".join(aligned(cells))))
 
 
-def markdown(groups: Sequence[Group], least: int, page: str) -> str:
+def markdown(found: Sweeps, least: int, page: str) -> str:
     """Return a page with the tables between the lines `BEGIN` and `END` written anew."""
-    return replace_between(page, BEGIN, END, "\n\n".join(_parts(groups, least, markdown_table)))
+    return replace_between(page, BEGIN, END, "\n\n".join(_parts(found, least, markdown_table)))
 
 
-def as_json(groups: Sequence[Group], least: int, path: str) -> dict[str, Any]:
+def as_json(found: Sweeps, least: int, path: str) -> dict[str, Any]:
     """Return all figures.
 
     Parameters
     ----------
-    groups : sequence of Group
+    found : Sweeps
     least : int
         Plans that a group must have.
     path : str
         Of the table of measurements, as the user gave it.
     """
+    groups = found.groups
     sound = _sound(groups, least)
     return {
         "kind": "plans",
@@ -80,6 +107,14 @@ def as_json(groups: Sequence[Group], least: int, path: str) -> dict[str, Any]:
         ],
         "mean": _means(groups),
         "mean_without_suspect_rows": _means(sound),
+        "noise": [
+            {"source": each.source, "plans": each.plans, "error": each.error}
+            for each in found.noise
+        ],
+        "dimensions": [
+            {"key": each.key, "pairs": each.pairs, "right": each.right, "priced": each.priced}
+            for each in dimensions([group.sound() for group in groups])
+        ],
         "unshared_error": unshared_error(groups),
         "unshared_error_without_suspect_rows": unshared_error(sound),
         "reliability": [_line(each) for each in reliability(groups)],
@@ -106,6 +141,9 @@ def _figures(found: Ranking) -> dict[str, Any]:
         "kendall": _number(found.kendall),
         "clear_pairs": found.clear,
         "right_pairs": found.right,
+        "ceiling": _number(found.ceiling),
+        "pairs_beyond_noise": found.beyond,
+        "gamma": _number(found.gamma),
     }
 
 
@@ -130,6 +168,9 @@ def _means(groups: Sequence[Group]) -> dict[str, Any]:
         "kendall": mean([each.kendall for each in found]),
         "clear_pairs": sum(each.clear for each in found),
         "right_pairs": sum(each.right for each in found),
+        "ceiling": mean([each.ceiling for each in found]),
+        "pairs_beyond_noise": sum(each.beyond for each in found),
+        "gamma": _number(gamma_of(beyond_noise(groups))),
     }
 
 
@@ -138,13 +179,25 @@ def _sound(groups: Sequence[Group], least: int) -> list[Group]:
     return [group for group in map(Group.sound, groups) if len(group.plans) >= least]
 
 
-def _parts(groups: Sequence[Group], least: int, lay: Lay) -> list[str]:
+def _parts(found: Sweeps, least: int, lay: Lay) -> list[str]:
+    groups = found.groups
+    cells: list[Sequence[str]]
     sound = _sound(groups, least)
     parts = [lay(_table(groups, sound)), NOTE, lay(_choices(groups))]
+    if any(each.plans for each in found.noise):
+        parts += [lay(_noise(found.noise)), NOTE_NOISE]
+    each_key = dimensions([group.sound() for group in groups])
+    if each_key:
+        cells = [("differ in", "pairs", "right", "priced")]
+        cells += [
+            (each.key, str(each.pairs), percentage(each.right / each.pairs), f"{each.priced:.2f}")
+            for each in each_key
+        ]
+        parts += [lay(cells), NOTE_DIMENSIONS + (SOUND if _suspect(groups) else "")]
     for text, some in (("all rows", groups), ("without suspect rows", sound)):
         lines = reliability(some)
         if lines and (some is groups or _suspect(groups)):
-            cells: list[Sequence[str]] = [(f"z, {text}", "pairs", "right", "stated")]
+            cells = [(f"z, {text}", "pairs", "right", "stated")]
             for each in lines:
                 bound = f"{each.low:g} to {each.high:g}"
                 if not math.isfinite(each.high):
@@ -168,7 +221,10 @@ def _suspect(groups: Sequence[Group]) -> bool:
 
 
 def _table(groups: Sequence[Group], sound: Sequence[Group]) -> list[Sequence[str]]:
-    headings = ("group", "plans", "regret", "blind", "Spearman", "Kendall", "pairs", "right")
+    headings = (
+        *("group", "plans", "regret", "blind", "Spearman", "ceiling", "Kendall", "pairs", "right"),
+        "gamma",
+    )
     lines = [(group.name, _figures(Ranking.of(group))) for group in groups]
     lines.append((f"mean of {len(groups)}", _means(groups)))
     if _suspect(groups):
@@ -184,11 +240,23 @@ def _table(groups: Sequence[Group], sound: Sequence[Group]) -> list[Sequence[str
                 _share(each["regret"]),
                 _share(each["blind"]),
                 _correlation(each["spearman"]),
+                _correlation(each["ceiling"]),
                 _correlation(each["kendall"]),
                 str(clear),
                 percentage(each["right_pairs"] / clear) if clear else "",
+                _correlation(each["gamma"]),
             )
         )
+    return cells
+
+
+def _noise(found: Sequence[Noise]) -> list[Sequence[str]]:
+    """How far measurements of one plan lie apart, by source."""
+    cells: list[Sequence[str]] = [("noise", "plans measured again", "of a time")]
+    for each in found:
+        if each.plans:
+            name = each.source or "all sources"
+            cells.append((name, str(each.plans), percentage(each.error, 2)))
     return cells
 
 
