@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
 from mpi4py import MPI
 from plans import plan_text
 
@@ -17,10 +19,12 @@ from mpisim.prediction.execution import execute
 from mpisim.prediction.extrapolation import (
     MAX_EXTRAPOLATION_ERROR,
     ShortenedRun,
+    SteadyRun,
     extrapolate,
     is_periodic,
     shortened_run,
     shortened_runs,
+    steady_run,
     step_time,
     with_micro_batches,
 )
@@ -63,6 +67,7 @@ def test_two_longer_steps_are_asked_where_shorter_ones_do_not_tell(
     assert shortened_runs(experiment(12)) == []
     whole = step_time(one, MPI.COMM_SELF, every=True)
     told: list[ShortenedRun] = []
+    monkeypatch.setattr(extrapolation, "steady_run", lambda _: None)
     monkeypatch.setattr(extrapolation, "is_periodic", lambda *_: _[-1] in told)
     assert step_time(one, MPI.COMM_SELF) == whole
     told.append(later)
@@ -150,6 +155,7 @@ def test_how_long_rows_take() -> None:
         assert np.array_equal(run.lasting(i)[device], (rows.end - rows.wire)[device])
 
 
+@pytest.mark.mpi
 def test_any_number_of_processes() -> None:
     one = experiment(32, nodes=2)
     assert step_time(one, MPI.COMM_WORLD) == step_time(one, MPI.COMM_SELF)
@@ -172,4 +178,63 @@ def test_steps_that_differ_in_batch_alone_share_shorter_ones(
     shared = [step_time(one, MPI.COMM_SELF, steps=steps) for one in (long, longer, another)]
     assert shared == alone
     assert shared[0].picoseconds < shared[1].picoseconds
-    assert runs == [4, 6, 4, 6]  # of `longer` none
+    assert runs == [6, 6]  # of `longer` none
+    runs.clear()
+    monkeypatch.setattr(extrapolation, "steady_run", lambda _: None)
+    pairs = [step_time(one, MPI.COMM_SELF, steps=steps) for one in (long, longer, another)]
+    assert [each.picoseconds for each in pairs] == [each.picoseconds for each in alone]
+    assert runs == [4, 6, 4, 6]
+
+
+def test_what_is_simulated_instead_where_forwards_and_backwards_alternate() -> None:
+    assert steady_run(experiment(64)) == (6, 64)
+    assert steady_run(experiment(7)) == (6, 7)
+    assert steady_run(experiment(6)) is None
+    assert steady_run(experiment(64, pp=1)) == (4, 64)
+    for key in (
+        "overlap]\nmodel = 'coupled'",
+        "variation]\nkernels = 0.02",
+        "variation]\ngpus = 0.02",
+    ):
+        assert steady_run(experiment(64, extra=f"[{key}\n")) is None
+    for plan in (
+        {"schedule": "interleaved", "vpp": 2},
+        {"schedule": "gpipe"},
+        {"overlap_p2p": True},
+        {"zero": 2, "dp_style": "deepspeed"},
+    ):
+        assert steady_run(experiment(64, **plan)) is None
+
+
+@st.composite
+def alternating(draw: st.DrawFn) -> Experiment:
+    """Draw a plan whose forwards and backwards alternate, of more micro-batches than stages."""
+    stages = draw(st.sampled_from([1, 2, 4]))
+    zero = draw(st.integers(0, 3 if stages == 1 else 1))
+    plan: dict[str, Any] = {
+        "tp": draw(st.sampled_from([1, 2])),
+        "pp": stages,
+        "zero": zero,
+        "micro_batch": draw(st.sampled_from([1, 2])),
+        "recompute": draw(st.sampled_from(["none", "selective", "full"])),
+        "cuda_graphs": draw(st.booleans()),
+    }
+    if zero >= 2:
+        plan["dp_style"] = "deepspeed"
+    if plan["tp"] > 1:
+        plan["sp"] = draw(st.booleans())
+    extra = draw(st.sampled_from(["", "[overlap]\nmodel = 'off'\n"]))
+    extra += draw(st.sampled_from(["", "[network]\ncontention = false\n"]))
+    micro_batches = draw(st.integers(stages + 4, 3 * stages + 9))
+    return experiment(micro_batches, draw(st.sampled_from([1, 2])), extra, **plan)
+
+
+@settings(max_examples=40, deadline=None)
+@given(alternating())
+def test_one_shorter_step_tells_the_time_of_a_longer_one_exactly(one: Experiment) -> None:
+    found, whole = (step_time(one, MPI.COMM_SELF, every=every) for every in (False, True))
+    event("exactly" if isinstance(found.rounds, SteadyRun) else "not told")
+    if isinstance(found.rounds, SteadyRun):
+        assert found.picoseconds == whole.picoseconds
+        assert "to the picosecond" in found.assumption
+    assert found.tokens == whole.tokens

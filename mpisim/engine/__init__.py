@@ -17,6 +17,7 @@ Read in this order:
 - `exchange`: messages and windows between processes; `deadlock`: which operations block ranks.
 - `critical_path`, `flows`, `digest`: what is derived from a run.
 - `periodic_window`, `repetition`: a step of many rounds from two short ones that are periodic.
+- `steady_rounds`: the time of a step of many rounds, from one short one that is periodic.
 """
 
 from .critical_path import CriticalPath, PieceKind

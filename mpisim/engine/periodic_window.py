@@ -56,14 +56,26 @@ if TYPE_CHECKING:
 
     from .lowering import LoweredTable
 
-__all__ = ["PeriodicWindow", "first_of", "may_repeat", "periodic_window"]
+__all__ = [
+    "SAME_COLUMNS",
+    "UNBOUND",
+    "PeriodicWindow",
+    "Side",
+    "busy",
+    "clock_of",
+    "communications_match",
+    "first_of",
+    "known_before",
+    "may_repeat",
+    "periodic_window",
+]
 
 Ints = NDArray[np.int64]
 
-_SAME = tuple(column for column in COLUMNS if column != "micro_batch")
+SAME_COLUMNS = tuple(column for column in COLUMNS if column != "micro_batch")
 """Columns that rows of one kind share: all but the number of the micro-batch."""
 
-_UNBOUND = np.iinfo(np.int64).max // 4
+UNBOUND = np.iinfo(np.int64).max // 4
 
 
 @frozen(eq=False)
@@ -137,13 +149,13 @@ def periodic_window(
     pairs = _Pairs(shorter, longer, period, before)
     if allreduce_any(not pairs.hold, comm):
         return None
-    if not _communications_match(longer, pairs, comm):
+    if not communications_match(longer, pairs.classes, pairs.low, pairs.high, pairs.n_rows, comm):
         return None
     own = np.array([pairs.ended_below()], np.int64)
     begin = int(allreduce_max(own, comm)[0])
     running = int(allreduce_max(np.array([pairs.ended_of_running(begin)]), comm)[0])
     end = int(allreduce_min(np.array([pairs.begun_above()]), comm)[0])
-    if not running <= end < _UNBOUND:
+    if not running <= end < UNBOUND:
         return None
     bounds = np.zeros((3, len(longer.classes)), np.int64)
     bounds[:, pairs.classes] = pairs.n_rows, pairs.low, pairs.high
@@ -193,7 +205,7 @@ class _Pairs:
         h = len(longer.simulated)
         self.low, self.high, self.n_rows = np.zeros((3, h), np.int64)
         self._ranks: dict[tuple[int, int, int, int], _Rank] = {}
-        lows, highs = _known_before(longer, before)
+        lows, highs = known_before(longer, before)
         timelines = zip(shorter.identical.tolist(), longer.identical.tolist(), strict=True)
         for i, timeline in enumerate(timelines):
             bounds = int(lows[self.classes[i]]), int(highs[self.classes[i]])
@@ -221,11 +233,11 @@ class _Pairs:
 
     def begun_above(self) -> int:
         """Return when the first row begins that is not below high + l, in either run."""
-        found = _UNBOUND
+        found = UNBOUND
         for rank, begin, _ in self._times():
             above = begin[rank.high :]
-            found = min(found, int(above.min(initial=_UNBOUND)) + self._period)
-            found = min(found, int(above[rank.n_rows :].min(initial=_UNBOUND)))
+            found = min(found, int(above.min(initial=UNBOUND)) + self._period)
+            found = min(found, int(above[rank.n_rows :].min(initial=UNBOUND)))
         return found
 
     def _times(self) -> Iterator[tuple[_Rank, Ints, Ints]]:
@@ -235,15 +247,15 @@ class _Pairs:
             table = self._longer.program.table_of(int(self._longer.hosted[rank.number]))
             yield (
                 rank,
-                np.where(table.is_device, rows.begin, _UNBOUND),
+                np.where(table.is_device, rows.begin, UNBOUND),
                 np.where(table.is_device, rows.end, 0),
             )
 
 
-def _known_before(longer: Run, before: PeriodicWindow | None) -> tuple[Ints, Ints]:
+def known_before(longer: Run, before: PeriodicWindow | None) -> tuple[Ints, Ints]:
     """Return `low` and `high` of each class by the pass before, whose classes may be others."""
     n = len(longer.classes)
-    low, high = np.zeros(n, np.int64), np.full(n, _UNBOUND)
+    low, high = np.zeros(n, np.int64), np.full(n, UNBOUND)
     if before is not None:
         np.maximum.at(low, longer.classes.of_rank, before.low)
         np.minimum.at(high, longer.classes.of_rank, before.high)
@@ -262,12 +274,12 @@ def _paired(
     n_rows = len(b.table) - len(a.table)
     if high - low < n_rows or not _inputs_agree(a, b, low, high):
         return None
-    if _busy(b.table)[high : high + n_rows].sum() > period:
+    if busy(b.table)[high : high + n_rows].sum() > period:
         return None
     return _Rank(number, low, high, n_rows)
 
 
-class _Side(NamedTuple):
+class Side(NamedTuple):
     """One of the two runs of a rank."""
 
     table: Table
@@ -277,7 +289,7 @@ class _Side(NamedTuple):
 
 def _agreeing(
     shorter: Run, longer: Run, number: int, period: int
-) -> tuple[_Side, _Side, int, int] | None:
+) -> tuple[Side, Side, int, int] | None:
     """Return a rank of both runs, with `low` and `high`; None if its table has no period more."""
     rank = int(longer.hosted[number])
     a, b = shorter.program.table_of(rank), longer.program.table_of(rank)
@@ -293,9 +305,9 @@ def _agreeing(
     early &= rows_a.binding == rows_b.binding[:n]  # the critical path depends on it
     late &= rows_a.binding == rows_b.binding[more:]
     start = int(longer.program.start[rank])
-    one = _Side(a, shorter.lowered(number), start)
-    other = _Side(b, longer.lowered(number), start)
-    clock_a, clock_b = _clock(one, rows_a), _clock(other, rows_b)
+    one = Side(a, shorter.lowered(number), start)
+    other = Side(b, longer.lowered(number), start)
+    clock_a, clock_b = clock_of(one, rows_a), clock_of(other, rows_b)
     early &= clock_a == clock_b[:n]
     high = first_of(~early)
     # A CPU that waits for nothing in a period may run ahead of the device, until it waits.
@@ -314,7 +326,7 @@ def _equal_rows(a: Table, b: Table) -> tuple[NDArray[np.bool_], NDArray[np.bool_
     """
     n, more = len(a), len(b) - len(a)
     early, late = np.ones(n, bool), np.ones(n, bool)
-    for column in _SAME:
+    for column in SAME_COLUMNS:
         of_a, of_b = getattr(a, column), getattr(b, column)
         early &= of_a == of_b[:n]
         late &= of_a == of_b[more:]
@@ -322,7 +334,7 @@ def _equal_rows(a: Table, b: Table) -> tuple[NDArray[np.bool_], NDArray[np.bool_
     return early & (waits_a == waits_b[:n]), late & (waits_a == waits_b[more:])
 
 
-def _inputs_agree(a: _Side, b: _Side, low: int, high: int) -> bool:
+def _inputs_agree(a: Side, b: Side, low: int, high: int) -> bool:
     """Whether condition 1 holds on a rank."""
     n, more = len(a.table), len(b.table) - len(a.table)
     first = high - more  # rows of `a` from here on are those of `b` that are not below `high`
@@ -349,26 +361,26 @@ def _waits(table: Table, first: int, last: int) -> NDArray[np.int32]:
     return table.wait_row[table.wait_index[first] : table.wait_index[last]]
 
 
-def _busy(table: Table) -> Ints:
+def busy(table: Table) -> Ints:
     """Return for how long the CPU works on each row, in ps."""
     called = np.where(table.kind == Kind.HOST, 0, table.launch_cost)
     joined = (table.flags & Flag.JOINED) != 0
     return np.where(joined, 0, table.host + called)
 
 
-def _waiting(side: _Side) -> NDArray[np.bool_]:
+def _waiting(side: Side) -> NDArray[np.bool_]:
     """Return at which rows the CPU may wait for the device."""
     return (side.table.kind == Kind.HOST_WAIT) | (side.code.queue_row >= 0)
 
 
-def _clock(side: _Side, rows: Rows) -> Ints:
+def clock_of(side: Side, rows: Rows) -> Ints:
     """Return the clock of the CPU after each row, in ps.
 
     It is the sum of its work, and later by the longest wait so far.
     """
     table, code = side.table, side.code
-    work = np.cumsum(_busy(table))
-    late = np.full(len(table), rows.host_end - _UNBOUND)
+    work = np.cumsum(busy(table))
+    late = np.full(len(table), rows.host_end - UNBOUND)
     waits = np.flatnonzero(table.kind == Kind.HOST_WAIT)
     late[waits] = rows.end[waits] - work[waits]
     queued = np.flatnonzero(rows.binding & Binding.QUEUE)
@@ -379,24 +391,34 @@ def _clock(side: _Side, rows: Rows) -> Ints:
     return work + np.maximum.accumulate(np.maximum(late, side.start))
 
 
-def _communications_match(longer: Run, pairs: _Pairs, comm: Intracomm | None) -> bool:
-    """Whether condition 2 holds. **Collective** on `comm`."""
+def communications_match(
+    longer: Run, classes: Ints, low: Ints, high: Ints, n_rows: Ints, comm: Intracomm | None
+) -> bool:
+    """Return whether condition 2 holds. **Collective** on `comm`.
+
+    Parameters
+    ----------
+    longer : Run
+    classes, low, high, n_rows : int64, shape (h,)
+        Of the ranks simulated here, in the order of `Run.simulated`.
+    comm : mpi4py.MPI.Intracomm or None
+    """
     program = longer.program
     counts = np.diff(program.slot_index)
     # Operations on each slot of a class below low + l, and the negative of those below high + l.
-    known = np.full((2, len(longer.classes), int(counts.max(initial=0))), -_UNBOUND)
+    known = np.full((2, len(longer.classes), int(counts.max(initial=0))), -UNBOUND)
     for i, number in enumerate(longer.simulated.tolist()):
         table = program.table_of(int(longer.hosted[number]))
-        bounds = np.array([pairs.low[i], pairs.high[i]]) + pairs.n_rows[i]
+        bounds = np.array([low[i], high[i]]) + n_rows[i]
         for slot in range(table.n_slots):
             below = np.searchsorted(table.rows_on(slot), bounds)
-            known[:, pairs.classes[i], slot] = below[0], -below[1]
+            known[:, classes[i], slot] = below[0], -below[1]
     known = allreduce_max(known, comm)
     owner = np.repeat(np.arange(program.n_ranks), counts)
     slots = np.arange(len(owner)) - program.slot_index[owner]
     of_slot = known[:, longer.classes.of_rank[owner], slots]
-    most = np.full((2, len(program.communicators)), -_UNBOUND)
+    most = np.full((2, len(program.communicators)), -UNBOUND)
     for i in range(2):
         np.maximum.at(most[i], program.slots, of_slot[i])
-    used = most[0] > -_UNBOUND
+    used = most[0] > -UNBOUND
     return bool((most[0, used] <= -most[1, used]).all())

@@ -1,8 +1,14 @@
-"""Extrapolation of a long step from two shorter ones: further micro-batches only repeat the rest.
+"""Extrapolation of a long step from shorter ones: further micro-batches only repeat the rest.
 
-Once a pipeline is full, every further round of micro-batches takes as long as the one before, until
-the end. So the step of m micro-batches follows from those of two smaller numbers, which both have
-the beginning, the end and what is hidden behind them:
+Where forwards and backwards alternate (1F1B, and plans without a pipeline), one step of two
+micro-batches more than there are stages tells how long any number takes, to the picosecond: its
+run shows whether rounds repeat, and by how much each makes the step longer
+(`mpisim.engine.steady_rounds` says when that is so, and why the rest follows). Where it does not
+show that, and for other schedules, two shorter steps tell, to `MAX_EXTRAPOLATION_ERROR`.
+
+*Two shorter steps.* Once a pipeline is full, every further round of micro-batches takes as long as
+the one before, until the end. So the step of m micro-batches follows from those of two smaller
+numbers, which both have the beginning, the end and what is hidden behind them:
 
     T(m) = T(b) + (m - b) (T(b) - T(a)) / (b - a)
 
@@ -43,12 +49,14 @@ from ..base.frozen import frozen
 from ..base.lru_cache import LruCache
 from ..base.text import percentage
 from ..engine import Run, simulate
+from ..engine.steady_rounds import steady_period
 from ..experiment import Experiment, Plan
 from ..experiment.traced import Traced
 from ..memory import Verdict
 from ..mpi.reductions import allreduce_max
 from ..program import Flag
 from ..schedules import SCHEDULES
+from .circuits import circuits_of
 from .execution import execute
 from .memory_fit import verdict
 from .network import NetworkCache
@@ -61,6 +69,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_EXTRAPOLATION_ERROR",
     "ShortenedRun",
+    "SteadyRun",
     "StepCache",
     "StepTime",
     "busy_times",
@@ -70,6 +79,7 @@ __all__ = [
     "shortened_run",
     "shortened_runs",
     "shortest_runs",
+    "steady_run",
     "step_time",
     "with_micro_batches",
 ]
@@ -81,6 +91,13 @@ plans of docs/experiments.md differs by more."""
 MAX_SIMULATED_SHARE = 0.6
 """Share of the micro-batches below which the detour pays."""
 
+MAX_STEADY_SHARE = 0.9
+"""Likewise of one shorter step: nearly all show that rounds repeat, and to find that out takes a
+tenth of a run."""
+
+STEADY_MICRO_BATCHES = 2
+"""Micro-batches beyond the stages: the first stage repeats a forward and a backward, too."""
+
 MIN_MICRO_BATCHES = 4
 """Micro-batches that fill a pipeline, however few stages it has."""
 
@@ -89,7 +106,7 @@ LONGER_BY_ROUNDS = 4
 to do than others may take a few rounds to hold them up."""
 
 MOST_STEPS_KEPT = 1024
-"""Pairs of shorter steps that a `StepCache` keeps of either kind, of about 5 KB each."""
+"""Shorter steps, and pairs of them, that a `StepCache` keeps of either kind, of about 5 KB each."""
 
 Ints = NDArray[np.int64]
 
@@ -105,6 +122,28 @@ class ShortenedRun(NamedTuple):
     def further(self) -> float:
         """How many times the difference of the two steps follows the second."""
         return (self.whole - self.second) / (self.second - self.first)
+
+
+class SteadyRun(NamedTuple):
+    """Micro-batches of a replica in the one step to simulate, and in the whole step."""
+
+    simulated: int
+    whole: int
+
+
+class _SteadyStep(NamedTuple):
+    """What is known of one shorter step.
+
+    Attributes
+    ----------
+    time, period : int
+        In ps, `period` of each further micro-batch; 0: not known.
+    tokens : int
+    """
+
+    time: int
+    period: int
+    tokens: int
 
 
 class _ShorterSteps(NamedTuple):
@@ -133,8 +172,15 @@ class StepCache:
     """
 
     def __init__(self) -> None:
-        self.in_full: LruCache[_ShorterSteps] = LruCache(MOST_STEPS_KEPT, lambda value: 1)
-        self.least: LruCache[_ShorterSteps] = LruCache(MOST_STEPS_KEPT, lambda value: 1)
+        self.in_full, self.least = _Known(), _Known()
+
+
+class _Known:
+    """What is known of shorter steps, of one way to simulate them."""
+
+    def __init__(self) -> None:
+        self.pairs: LruCache[_ShorterSteps] = LruCache(MOST_STEPS_KEPT, lambda value: 1)
+        self.steady: LruCache[_SteadyStep] = LruCache(MOST_STEPS_KEPT, lambda value: 1)
 
 
 @frozen
@@ -148,25 +194,53 @@ class StepTime:
         Whether it fits.
     tokens : int
         Tokens (images, samples) of the step.
-    rounds : Rounds or None
+    rounds : ShortenedRun, SteadyRun or None
         What it was worked out from; None if all micro-batches were simulated.
     """
 
     picoseconds: int
     memory: Verdict
     tokens: int
-    rounds: ShortenedRun | None
+    rounds: ShortenedRun | SteadyRun | None
 
     @property
     def assumption(self) -> str:
         """The assumption behind an extrapolated time; empty if all was simulated."""
         if self.rounds is None:
             return ""
+        if isinstance(self.rounds, SteadyRun):
+            return (
+                f"{self.rounds.whole} micro-batches from a step of {self.rounds.simulated} that "
+                "was simulated: its rounds repeat to the picosecond"
+            )
         first, second, whole = self.rounds
         return (
             f"{whole} micro-batches from {first} and {second} that were simulated: each further "
             f"one takes as long as those between (to {percentage(MAX_EXTRAPOLATION_ERROR, 1)})"
         )
+
+
+def steady_run(experiment: Experiment) -> SteadyRun | None:
+    """Return one shorter step to simulate in place of a step; None where there is none.
+
+    It may turn out not to tell. There is none if the step is not long enough, if micro-batches are
+    not all equal, if the order of a longer step is not known to be that of the shorter one with
+    repeats inserted, or if what a round takes may depend on how many there are. There is none
+    either where stages are coupled so loosely that they take many rounds to fall into step: GPUs
+    of different speeds, messages beside kernels, gradients reduced in every micro-batch.
+    """
+    plan = experiment.plan
+    if experiment.overlap.model == "coupled" or isinstance(experiment.model, Traced):
+        return None  # passes until all agree: their number grows with the step
+    loose = plan.zero >= 2 or plan.overlaps_p2p
+    if experiment.variation.gpus or (plan.pp > 1 and loose):
+        return None
+    found = shortest_runs(experiment)
+    if found is None or not SCHEDULES[plan.pipeline.schedule].alternates:
+        return None
+    simulated = max(plan.pp + STEADY_MICRO_BATCHES, MIN_MICRO_BATCHES)
+    pays = simulated <= MAX_STEADY_SHARE * found.whole
+    return SteadyRun(simulated, found.whole) if pays else None
 
 
 def shortened_run(experiment: Experiment) -> ShortenedRun | None:
@@ -346,11 +420,13 @@ def step_time(
         As `mpisim.prediction.prepared.prepare`.
     """
 
-    def run(prepared: PreparedExperiment) -> Run:
-        return execute(prepared, comm, digest=False)[0]
+    def run(prepared: PreparedExperiment) -> list[Run]:
+        passes: list[Run] = []
+        execute(prepared, comm, digest=False, passes=passes)
+        return passes
 
     networks = networks or NetworkCache()
-    tries = [] if every else shortened_runs(experiment)
+    tries = [] if every else _tries(experiment)
     known = None if steps is None or constants is not None else steps.in_full
     return _step_time(experiment, comm, run, tries, constants, networks, memory, known)
 
@@ -380,52 +456,84 @@ def least_step_time(
         As `mpisim.prediction.prepared.prepare`.
     """
 
-    def run(prepared: PreparedExperiment) -> Run:
-        return simulate(
-            prepared.program, comm, network=prepared.network, contention=False, digest=False
-        )
+    def run(prepared: PreparedExperiment) -> list[Run]:
+        network = prepared.network
+        return [simulate(prepared.program, comm, network=network, contention=False, digest=False)]
 
-    tries, known = shortened_runs(experiment), None if steps is None else steps.least
+    tries, known = _tries(experiment), None if steps is None else steps.least
     found = _step_time(experiment, comm, run, tries, None, networks, memory, known)
-    exact = found.rounds is None
+    exact = not isinstance(found.rounds, ShortenedRun)
     return int(found.picoseconds * (1 if exact else 1 - MAX_EXTRAPOLATION_ERROR))
+
+
+def _tries(experiment: Experiment) -> list[SteadyRun | ShortenedRun]:
+    """Return what to try in place of a step, cheapest first."""
+    steady = steady_run(experiment)
+    return [*([] if steady is None else [steady]), *shortened_runs(experiment)]
 
 
 def _step_time(
     experiment: Experiment,
     comm: Intracomm,
-    run: Callable[[PreparedExperiment], Run],
-    tries: Sequence[ShortenedRun],
+    run: Callable[[PreparedExperiment], list[Run]],
+    tries: Sequence[SteadyRun | ShortenedRun],
     constants: StepConstants | None,
     networks: NetworkCache,
     memory: Verdict | None,
-    known: LruCache[_ShorterSteps] | None,
+    known: _Known | None,
 ) -> StepTime:
-    """Return how long a step takes, of runs of it or of shorter ones. **Collective.**"""
+    """Return how long a step takes, of runs of it or of shorter ones. **Collective.**
+
+    `run` returns the run of every pass, the last being that of the step.
+    """
+    # Of a traced network not all is among the values of an experiment. Of others the
+    # representation has each that two experiments are compared by.
+    if known is None or isinstance(experiment.model, Traced):
+        known = _Known()
     for rounds in tries:
         memory = verdict(experiment) if memory is None else memory
-        shorter = with_micro_batches(experiment, rounds.first)
-        simulate_both = partial(
-            _shorter_steps, shorter, rounds.second, comm, run, constants, networks, memory
-        )
-        # Of a traced network not all is among the values of an experiment. Of others the
-        # representation has each that two experiments are compared by.
-        if known is None or isinstance(experiment.model, Traced):
-            steps = simulate_both()
-        else:
-            steps = known.get((repr(shorter), rounds.second), simulate_both)
+        shorter = with_micro_batches(experiment, rounds[0])
+        given = comm, run, constants, networks, memory
+        if isinstance(rounds, SteadyRun):
+            step = known.steady.get(repr(shorter), partial(_steady_step, shorter, *given))
+            if step.period:
+                time = step.time + (rounds.whole - rounds.simulated) * step.period
+                tokens = step.tokens // rounds.simulated * rounds.whole
+                return StepTime(time, memory, tokens, rounds)
+            continue
+        key = repr(shorter), rounds.second
+        steps = known.pairs.get(key, partial(_shorter_steps, shorter, rounds.second, *given))
         if is_periodic(*steps.loads, steps.times, rounds):
             tokens = steps.tokens // rounds.first * rounds.whole
             return StepTime(round(extrapolate(*steps.times, rounds)), memory, tokens, rounds)
     prepared = prepare(experiment, constants, memory, networks)
-    return StepTime(run(prepared).step_time, prepared.memory, prepared.workload.tokens, None)
+    time = run(prepared)[-1].step_time
+    return StepTime(time, prepared.memory, prepared.workload.tokens, None)
+
+
+def _steady_step(
+    experiment: Experiment,
+    comm: Intracomm,
+    run: Callable[[PreparedExperiment], list[Run]],
+    constants: StepConstants | None,
+    networks: NetworkCache,
+    memory: Verdict,
+) -> _SteadyStep:
+    """Simulate a step, and find out what a further micro-batch takes. **Collective.**"""
+    prepared = prepare(experiment, constants, memory, networks)
+    tokens = prepared.workload.tokens
+    if circuits_of(prepared.network) is not None:
+        return _SteadyStep(0, 0, tokens)  # which circuits stand may depend on the step's length
+    passes = run(prepared)
+    period = steady_period(passes, comm if comm.size > 1 else None)
+    return _SteadyStep(passes[-1].step_time, period or 0, tokens)
 
 
 def _shorter_steps(
     experiment: Experiment,
     second: int,
     comm: Intracomm,
-    run: Callable[[PreparedExperiment], Run],
+    run: Callable[[PreparedExperiment], list[Run]],
     constants: StepConstants | None,
     networks: NetworkCache,
     memory: Verdict,
@@ -435,7 +543,7 @@ def _shorter_steps(
     times: list[int] = []
     loads: list[Ints] = []
     for prepared in (first, first.with_micro_batches(second)):
-        done = run(prepared)
+        done = run(prepared)[-1]
         times.append(done.step_time)
         loads.append(allreduce_max(busy_times(prepared, done), comm))
     return _ShorterSteps((times[0], times[1]), (loads[0], loads[1]), first.workload.tokens)

@@ -93,6 +93,9 @@ class Schedule:
         Rounds of micro-batches, each of as many as there are stages, until the pipeline is full
         and further ones take equally long, so that a sweep simulates few and extrapolates. If not
         given, all are simulated: the safe choice where nobody has compared.
+    alternates : bool
+        Whether a micro-batch more is, on every stage, one forward and one backward more, between
+        those that alternate anyway: nothing else of its order changes.
     interleaved : bool
         Whether it takes several chunks a stage, groups and pairs.
     mirrored : bool
@@ -112,6 +115,7 @@ class Schedule:
     overlaps_messages: bool
     megatron: bool = False
     rounds_to_fill: int | None = None
+    alternates: bool = False
     interleaved: bool = False
     mirrored: bool = False
     splits_backward: bool = False
@@ -371,6 +375,7 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
             overlaps_messages=False,
             megatron=True,
             rounds_to_fill=1,
+            alternates=True,
         ),
         "interleaved": Schedule(
             title="One forward, one backward, over several model chunks a stage",

@@ -9,7 +9,7 @@ GPT-3 175B on 512 GPUs: all combinations of tensor and pipeline parallelism, mic
 recomputation, sharding of the optimizer and schedule that come out even, or N of them, drawn
 evenly. Each is predicted as a script would do it (`mpisim.prediction.extrapolation.step_time`):
 with links shared and what overlaps slowed, as in experiments that say nothing else; no report. Of
-long steps two shorter ones are simulated; with --every-micro-batch all of every step is.
+long steps one or two shorter ones are simulated; with --every-micro-batch all of every step is.
 
 Plans are dealt to the processes before they start: all of one tensor and pipeline parallel size to
 one process, since they have most in common (groups of GPUs, the links these load, kernels), those
@@ -41,7 +41,7 @@ from mpi4py import MPI
 from mpisim.base.machine_memory import resident
 from mpisim.cli import UNTIL_COLLECTED
 from mpisim.experiment import read
-from mpisim.prediction.extrapolation import StepCache, shortened_run, step_time
+from mpisim.prediction.extrapolation import StepCache, shortened_run, steady_run, step_time
 from mpisim.prediction.network import NetworkCache
 
 EXPERIMENT = """
@@ -173,8 +173,13 @@ def chosen(number: int, sweep: Sweep) -> list[Candidate]:
 
 def lasting(candidate: Candidate) -> float:
     """Return what predicting a plan takes, roughly: rows of all stages, messages among them."""
-    rounds = shortened_run(read(candidate.text(), "plans.toml"))
-    simulated = candidate.micro_batches if rounds is None else rounds.first + rounds.second
+    experiment = read(candidate.text(), "plans.toml")
+    steady, rounds = steady_run(experiment), shortened_run(experiment)
+    simulated = candidate.micro_batches
+    if steady is not None:
+        simulated = steady.simulated
+    elif rounds is not None:
+        simulated = rounds.first + rounds.second
     return FIXED + simulated * (candidate.sweep.layers + 4 * candidate.pp)
 
 
