@@ -139,3 +139,36 @@ other_gpus = {{ 1 = "{A100}" }}
     assert capsys.readouterr().out.split()[2] == told.split()[2]
     assert main(["extrapolate", str(folder / H100), *words, "--trace-of", A100]) == 2
     assert "not of the form GPU=TRACE" in capsys.readouterr().err
+
+
+def test_a_trace_of_another_gpu_than_is_said_is_refused(
+    shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vgg = str(shared / "traces" / "triosim_vgg13_h100_1gpu" / "kineto.json.gz")
+    words = ["--plan", "dp=16", "--other-gpus", f"1={A100}", "--trace-of", f"{A100}={vgg}"]
+    assert main(["extrapolate", vgg, *words]) == 2
+    assert "which is h100-sxm, and is said to be of a100-sxm" in capsys.readouterr().err
+    assert main(["extrapolate", vgg, "--traced-gpu", "h100-pcie"]) == 2
+    assert "'NVIDIA H100 80GB HBM3', which is h100-sxm" in capsys.readouterr().err
+    # A GPU that is not in the list, but has as many multiprocessors: said.
+    dgx = str(shared / "traces" / "resnet50_v100_1gpu_workers0" / "kineto.json.gz")
+    assert main(["extrapolate", dgx, "--step", "6", "--traced-gpu", A100]) == 2
+    assert "with 80 multiprocessors" in capsys.readouterr().err
+    assert main(["extrapolate", dgx, "--step", "6", "--traced-gpu", "V100", "--details"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "recorded on 'Tesla V100-DGXS-32GB': as on v100-sxm2-16gb" in out
+    # A description of one's own is of the GPU that one says.
+    own = tmp_path / "mine.toml"
+    own.write_text(
+        '[ours]\ntitle = "Ours"\nfamily = "hopper"\nsms = 132\n'
+        + "\n".join(
+            f'{key} = {{ value = {value}, unit = "{unit}", error = 0, source = "measured" }}'
+            for key, value, unit in (
+                ("memory", 80, "GB"),
+                ("bandwidth", 3.2, "TB/s"),
+                ("peak_bf16", 900, "TFLOP/s"),
+                ("peak_fp32", 60, "TFLOP/s"),
+            )
+        )
+    )
+    assert main(["extrapolate", vgg, "--traced-gpu", str(own)]) == 0

@@ -30,6 +30,7 @@ from pathlib import Path
 import numpy as np
 
 from ..base.errors import InputError, TraceError, UsageError
+from ..base.presets import SUFFIX
 from ..kernels import find_gpu, gpu_name
 from ..kernels.operations import Copy, Elementwise, Kernel
 from ..operators import OperatorCall
@@ -92,7 +93,7 @@ def read_kineto_step(
     TraceError
         If the file cannot be read, or lacks what a step is made of; the message says what.
     InputError
-        If the GPU is not known.
+        If the GPU is not known, or the trace is of another than `gpu`.
     """
     from mpi4py import MPI
 
@@ -110,7 +111,9 @@ def read_kineto_step(
     reader = _Reader(trace, lowered, names, calls)
     reader.notes += notes
     chosen = reader.choose(step)
-    return reader.step(chosen, _gpu_of(trace, gpu), batch)
+    name, assumed = _gpu_of(trace, gpu)
+    reader.notes += assumed
+    return reader.step(chosen, name, batch)
 
 
 def _with_shapes(
@@ -133,17 +136,40 @@ def _with_shapes(
     return trace, [f"shapes from {path}, {link.describe()}"]
 
 
-def _gpu_of(trace: KinetoTrace, given: str | None) -> str:
+def _gpu_of(trace: KinetoTrace, given: str | None) -> tuple[str, list[str]]:
+    """Trace, and what it is said to be of → name of its GPU, and what was assumed.
+
+    Raises
+    ------
+    InputError
+        If the GPU is not known, or the trace says that it is of another than `given`.
+    """
+    said = trace.device_name
+    name = repr(said) if said else "a GPU it does not name"
     try:
-        return gpu_name(given or trace.device_name)
-    except InputError as error:
-        if given is not None:
-            raise
-        name = repr(trace.device_name) if trace.device_name else "a GPU it does not name"
+        recorded = gpu_name(said) if said else None
+    except InputError:
+        recorded = None
+    if given is None:
+        if recorded is None:
+            raise InputError(
+                f"{trace.path}: recorded on {name}, which is not in mpisim list gpus; "
+                "--traced-gpu says which it is"
+            )
+        return recorded, []
+    gpu, sms = gpu_name(given), find_gpu(given).sms
+    if recorded is not None and not given.endswith(SUFFIX) and gpu != recorded:
         raise InputError(
-            f"{trace.path}: recorded on {name}, which is not in mpisim list gpus; --traced-gpu "
-            "says which it is"
-        ) from error
+            f"{trace.path}: recorded on {said!r}, which is {recorded}, and is said to be of {gpu}"
+        )
+    if sms and trace.multiprocessors and sms != trace.multiprocessors:
+        raise InputError(
+            f"{trace.path}: recorded on {said!r} with {trace.multiprocessors} multiprocessors, and "
+            f"is said to be of {gpu}, which has {sms}"
+        )
+    if recorded == gpu:
+        return gpu, []
+    return gpu, [f"{trace.path} was recorded on {name}: as on {gpu}"]
 
 
 @dataclass

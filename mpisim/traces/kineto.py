@@ -212,8 +212,12 @@ class KinetoTrace:
         Stream numbers as in the file.
     groups : dict of str to tuple of int
         Process groups by name, from `pg_config`.
-    device_name, n_sms
-        Of the first device that ran something.
+    device_name : str
+        Of the first device that the file describes; empty if it describes none.
+    size : int
+        Of the file's text, in bytes.
+    multiprocessors : int
+        Of the same device; 0 where the file does not say.
     """
 
     path: Path
@@ -231,6 +235,7 @@ class KinetoTrace:
     device_name: str
     size: int
     warnings: list[str] = field(default_factory=list)
+    multiprocessors: int = 0
 
 
 def read_kineto(path: Path | str) -> KinetoTrace:
@@ -338,6 +343,7 @@ def _columns(path: Path, parsed: _File, size: int) -> KinetoTrace:
     info = parsed.distributed_info or {}
     streams: dict[tuple[int, int], int] = {}
     ops = _device_ops(path, device, ps, streams)
+    described = next(iter(parsed.device_properties), {})
     return KinetoTrace(
         path=path,
         rank=_whole(info.get("rank")),
@@ -351,10 +357,9 @@ def _columns(path: Path, parsed: _File, size: int) -> KinetoTrace:
         device=ops,
         streams=[stream for _, stream in streams],
         groups=_groups(path, info),
-        device_name=str(parsed.device_properties[0].get("name", ""))
-        if parsed.device_properties
-        else "",
+        device_name=str(described.get("name", "")),
         size=size,
+        multiprocessors=_whole(described.get("numSms")) or 0,
     )
 
 

@@ -2,6 +2,7 @@
 
     python run_scripts/bench/extrapolate_published.py ../shared/groundtruth/e2e/all.csv
     python run_scripts/bench/extrapolate_published.py TABLE --details
+    python run_scripts/bench/extrapolate_published.py TABLE --from 8    # from one node's GPUs on
 
 A series are rows that differ in the number of data-parallel replicas alone. Its smallest step is
 generated with the row's own framework, written as a trace (of one GPU, or of all ranks of a job),
@@ -58,6 +59,7 @@ class Point(NamedTuple):
     model: str
     framework: str
     gpu: str
+    precision: str
     smallest: int
     gpus: int
     measured: float
@@ -207,6 +209,7 @@ def points(rows: Sequence[Row]) -> Iterator[Point | str]:
                 one.row.texts["model"],
                 one.row.texts["framework"],
                 one.row.texts["gpu"],
+                one.row.texts["precision"],
                 gpus,
                 row_gpus(one),
                 one.row.numbers["step_time_ms"] / first.numbers["step_time_ms"],
@@ -220,22 +223,27 @@ def main() -> int:
     parser.add_argument("table", help="published steps, as of mpisim validate e2e")
     parser.add_argument("--details", action="store_true", help="print every row")
     parser.add_argument("--only", default="", help="a part of the source's or the model's name")
+    parser.add_argument(
+        "--from", type=int, default=1, dest="least", help="leave out steps on fewer GPUs"
+    )
     args = parser.parse_args()
     rows = [
         row
         for row in read(Path(args.table))
         if args.only in f"{row.texts['source']} {row.texts['model']}"
+        and row.integers.get("num_gpus", 0) >= args.least
     ]
-    found: dict[tuple[str, str, str, str], list[Point]] = defaultdict(list)
+    found: dict[tuple[str, str, str, str, str], list[Point]] = defaultdict(list)
     for each in points(rows):
         if isinstance(each, str):
             if args.details:
                 print(f"left out: {each}")
             continue
-        found[each.kind, each.model, each.framework, each.gpu].append(each)
+        found[each.kind, each.model, each.framework, each.gpu, each.precision].append(each)
         if args.details:
             print(
-                f"{each.model:22} {each.framework:34} {each.gpu:16} {each.smallest:3} -> "
+                f"{each.model:22} {each.framework:34} {each.gpu:16} {each.precision:5} "
+                f"{each.smallest:3} -> "
                 f"{each.gpus:4}  measured {each.measured:6.3f}  extrapolated "
                 f"{each.extrapolated:6.3f} {percentage(each.error, 1, signed=True):>7}",
                 flush=True,
@@ -245,9 +253,10 @@ def main() -> int:
         if not every:
             continue
         print(f"from {kind}: {len(every)} factors, {_errors(every)}")
-        for (_, model, framework, gpu), own in sorted(found.items()):
-            if own[0].kind == kind:
-                print(f"  {model:22} {framework:34} {gpu:16} {len(own):3}  {_errors(own)}")
+        for (of, model, framework, gpu, precision), own in sorted(found.items()):
+            if of == kind:
+                name = f"  {model:22} {framework:34} {gpu:16} {precision:5} {len(own):3}"
+                print(f"{name}  {_errors(own)}")
     return 0
 
 
