@@ -142,6 +142,28 @@ def test_the_automatic_space(vgg: Path) -> None:
     }
 
 
+def test_a_context_is_shared_where_attention_is_fused(vgg: Path, tmp_path: Path) -> None:
+    import importlib
+    import sys
+
+    sys.path.insert(0, str(Path(__file__).parents[1] / "run_scripts/bench"))
+    try:
+        bench = importlib.import_module("extrapolate_closed_loop")
+    finally:
+        sys.path.pop(0)
+    bench.traced(bench.MODELS["gpt2"], tmp_path)
+    given = {
+        "workload": {"trace": str(tmp_path), "traced_gpu": "a100-sxm", "seq_len": 8192},
+        "plan": {"global_batch": 16},
+        "cluster": {"preset": "dgx-a100", "nodes": 1, "gpus": 4},
+        "search": {"vary": {"plan.cp": "auto"}},
+    }
+    assert read_search(given, "x.toml").values == ((1, 2, 4),)
+    given["workload"]["seq_len"] = 2048
+    assert read_search(given, "x.toml").values == ((1, 2),)
+    assert read_search(tables(vgg, {"plan.cp": "auto"}), "x.toml").values == ((1,),)
+
+
 def job_space(shared: Path, vary: dict[str, Any], **search: Any) -> SearchSpace:
     workload = {"trace": str(shared / MEGATRON), "traced_cluster": "a800-8gpu", "traced_batch": 128}
     given = {
@@ -171,12 +193,47 @@ def test_a_job_of_several_ranks(shared: Path) -> None:
     assert "--dp 4 --traced-cluster a800-8gpu" in said[-1]
 
 
+def test_stages_of_a_job(shared: Path) -> None:
+    """Stages and replicas at once; stages that layers do not divide into are left out."""
+    vary = {"plan.pp": [4, 5], "plan.dp": [1, 2]}
+    space = job_space(shared, vary, objectives=["tokens_per_second"])
+    found = answer(space, explore(space, MPI.COMM_SELF), MPI.COMM_SELF)
+    sizes = {(each.settings["plan.pp"], each.settings["plan.dp"]) for each in found.best}
+    assert sizes == {(4, 1), (4, 2)}
+    for each in found.best:
+        dp, pp = each.settings["plan.dp"], each.settings["plan.pp"]
+        assert (each.gpus, each.tokens) == (2 * pp * dp, 64 * dp)
+    said = answer_lines(space, found)[-1]
+    best = found.best[0].settings
+    assert f"--dp {best['plan.dp']} --pp {best['plan.pp']}" in said
+
+
+def test_micro_batches_of_a_job(tmp_path: Path) -> None:
+    from test_extrapolate_parallel import GPT, recorded
+
+    recorded(GPT, 32, tmp_path)
+    given = {
+        "workload": {"trace": str(tmp_path / "traces"), "traced_batch": 32},
+        "cluster": {"preset": "dgx-h100"},
+        "search": {
+            "objectives": ["tokens_per_second"],
+            "vary": {"workload.micro_batches": [4, 8], "plan.dp": [2, 4]},
+        },
+    }
+    space = read_search(given, "x.toml")
+    found = answer(space, explore(space, MPI.COMM_SELF), MPI.COMM_SELF)
+    for each in found.best:
+        dp, micro = each.settings["plan.dp"], each.settings["workload.micro_batches"]
+        assert each.tokens == 32 * dp // 2 * micro // 4
+    assert "--micro-batches 8" in answer_lines(space, found)[-1]
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"search": {"vary": {"plan.dq": [1]}}}, None),
         ({"search": {"vary": {"model.layers": [1]}}}, "no key of an experiment"),
-        ({"search": {"vary": {"plan.cp": "auto"}}}, "that is for plan.tp"),
+        ({"search": {"vary": {"plan.order": "auto"}}}, "that is for plan.tp"),
         ({"search": {"vary": {"plan.tp": [0]}}}, "plan.tp"),
         (
             {"search": {"vary": {"workload.layout": ["tp=2"]}}},

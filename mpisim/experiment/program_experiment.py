@@ -56,7 +56,7 @@ OF_ONE_GPU = (
 )
 """Keys of ``[workload]`` for a trace of one GPU alone."""
 
-OF_SEVERAL_RANKS = ("traced_cluster", "layout", "distributed_optimizer")
+OF_SEVERAL_RANKS = ("traced_cluster", "layout", "distributed_optimizer", "micro_batches")
 """Keys of ``[workload]`` for a trace of several ranks alone."""
 
 
@@ -101,6 +101,8 @@ class WorkloadChoice:
         Its axes, the innermost first, where its groups do not say.
     distributed_optimizer : bool, optional
         Whether its optimizer is sharded over the replicas; as recorded if not given.
+    micro_batches : int, optional
+        Of a step of each of its pipelines; as recorded if not given.
     """
 
     program: str | None = None
@@ -118,6 +120,7 @@ class WorkloadChoice:
     traced_cluster: str | None = None
     layout: str | None = None
     distributed_optimizer: bool | None = None
+    micro_batches: Count | None = None
 
     def __post_init__(self) -> None:
         if (self.program is None) == (self.trace is None):

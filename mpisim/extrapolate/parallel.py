@@ -341,9 +341,11 @@ class _Changed:
             raise UsageError(f"{what}: --cluster says on which network")
         floor = picoseconds(find_gpu(cluster.gpu).memory_floor.si)
         said: list[str] = []
+        samples = replicas / size
         if self.micro_batches is not None:
-            program, how = with_micro_batches(program, structure, self.micro_batches)
+            program, how, before = with_micro_batches(program, structure, self.micro_batches)
             said.append(how)
+            samples *= self.micro_batches / before
         if self.distributed_optimizer is not None:
             on = self.distributed_optimizer
             program, how = with_distributed_optimizer(program, structure, on, floor)
@@ -364,7 +366,7 @@ class _Changed:
         old = _network(self.traced or cluster, world)
         new = _network(cluster, world // size * replicas)
         found = grow(program, structure, replicas, old, new, floor)
-        return replace(found, assumptions=(*said, *found.assumptions))
+        return replace(found, assumptions=(*said, *found.assumptions), samples=samples)
 
 
 def _network(cluster: Cluster, ranks: int) -> NcclNetwork:

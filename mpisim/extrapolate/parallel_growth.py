@@ -68,6 +68,8 @@ class Grown:
     sharded : tuple of (float, float)
         Seconds of kernels of sharded optimizers of the slowest rank, before and after.
     assumptions : tuple of str
+    samples : float
+        Of a step, over those of a recorded one.
     """
 
     program: Program
@@ -77,6 +79,7 @@ class Grown:
     ratios: dict[str, tuple[float, float, int]] = field(default_factory=dict)
     sharded: tuple[float, float] = (0.0, 0.0)
     assumptions: tuple[str, ...] = ()
+    samples: float = 1.0
 
 
 @frozen(eq=False)

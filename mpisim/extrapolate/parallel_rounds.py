@@ -50,7 +50,7 @@ class _Rounds:
 
 def with_micro_batches(
     program: Program, structure: ParallelStructure, micro_batches: int
-) -> tuple[Program, str]:
+) -> tuple[Program, str, int]:
     """Give every step of a job so many micro-batches. Local.
 
     Parameters
@@ -67,6 +67,8 @@ def with_micro_batches(
         The same if it has as many.
     str
         What was assumed.
+    int
+        How many it had.
 
     Raises
     ------
@@ -107,7 +109,7 @@ def with_micro_batches(
         )
     before = int(before)
     if micro_batches == before:
-        return program, ""
+        return program, "", before
     fewest = before - min(each.count for own in found.values() for each in own)
     if micro_batches <= fewest:
         raise InputError(
@@ -125,10 +127,11 @@ def with_micro_batches(
     )
     check_matching(changed)
     how = "added with the median times of" if micro_batches > before else "left out of"
-    return changed, (
+    said = (
         f"{micro_batches} micro-batches in place of {before}: rounds of one forward and one "
         f"backward {how} those recorded"
     )
+    return changed, said, before
 
 
 def _is_pair(table: Table, slot: int) -> bool:

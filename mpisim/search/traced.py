@@ -190,11 +190,11 @@ class TracedCandidates:
             raise InputError(f"{source}: key 'cluster.preset' is missing: the cluster to run on")
         cluster = find_cluster(preset)
         traced = choice.traced_cluster
-        recorded = job.traces.world_size
+        stages = _whole_number(experiment, "pp")
         dp = experiment.plan.get("dp")
         gpus = cluster_gpus(experiment)
         if dp is None and gpus is not None:
-            plain = extrapolate_parallel(job, MPI.COMM_SELF, dp=1, cluster=cluster)
+            plain = extrapolate_parallel(job, MPI.COMM_SELF, dp=1, cluster=cluster, stages=stages)
             replica = plain.program.n_ranks
             if gpus % replica:
                 raise InputError(
@@ -211,6 +211,8 @@ class TracedCandidates:
             layout=choice.layout or "",
             gpu=choice.gpu,
             distributed_optimizer=choice.distributed_optimizer,
+            micro_batches=choice.micro_batches,
+            stages=stages,
         )
         ranks = found.program.n_ranks
         axes = found.structure.axes if found.grown is None else found.grown.axes
@@ -220,10 +222,18 @@ class TracedCandidates:
             found.network,
             ranks,
             replicas,
-            (choice.traced_batch or 0) * ranks // recorded,
+            round((choice.traced_batch or 0) * (found.grown.samples if found.grown else 1.0)),
             step_ps=round(found.step * 1e12),
             error=found.uncertainty / Z_90,
         )
+
+
+def _whole_number(experiment: ProgramExperiment, key: str) -> int | None:
+    """Key of ``[plan]`` of a job → its value, which the schema of a plan has not seen."""
+    value = experiment.plan.get(key)
+    if value is not None and type(value) is not int:
+        raise InputError(f"{experiment.source}: key 'plan.{key}' is {value!r}, no whole number")
+    return value
 
 
 def _least_memory(layout: Layout, cluster: str, gpus: list[Gpu]) -> tuple[int, int]:
@@ -255,6 +265,8 @@ def extrapolate_command(space: SearchSpace, number: int) -> list[str]:
     shard = {True: "on", False: "off", None: None}[choice.distributed_optimizer]
     for option, value in (
         ("--dp", dp),
+        ("--pp", experiment.plan.get("pp")),
+        ("--micro-batches", choice.micro_batches),
         ("--gpu", choice.gpu),
         ("--traced-cluster", choice.traced_cluster),
         ("--distributed-optimizer", shard),

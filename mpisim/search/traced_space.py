@@ -21,8 +21,10 @@ from ..experiment.program_experiment import (
     WorkloadChoice,
     program_experiment,
 )
+from ..extrapolate.context_parallel import check_context
 from ..extrapolate.expert_parallel import experts_of
 from ..extrapolate.prepare import of_several_ranks, read_traced, trace_path
+from .automatic import MAX_CONTEXT_PARALLEL, MIN_TOKENS_OF_A_RANK
 
 __all__ = ["TABLES_OF_TRACES", "TRACED_OBJECTIVES", "TracedValues"]
 
@@ -39,8 +41,10 @@ TRACED_OBJECTIVES = ("step_time", "tokens_per_second", "tokens_per_second_per_gp
 
 GROWN_KEYS = (
     "plan.dp",
+    "plan.pp",
     "workload.gpu",
     "workload.distributed_optimizer",
+    "workload.micro_batches",
     "cluster.preset",
     "cluster.nodes",
     "cluster.gpus",
@@ -81,7 +85,7 @@ class TracedValues:
         if self.several:
             _check_grown(tables, experiment, source)
             return
-        step = read_traced(experiment)
+        step = self._step = read_traced(experiment)
         outside = {*step.embedding, *step.head}
         self._blocks = sum(name not in outside for name, _ in step.layers())
         self._batch = step.batch
@@ -143,6 +147,7 @@ class TracedValues:
             "tp": self._tp,
             "pp": self._pp,
             "vpp": self._vpp,
+            "cp": self._cp,
             "micro_batch": self._micro_batch,
             "ep": self._ep,
             "zero": lambda: (0, 1, 2, 3),
@@ -159,8 +164,10 @@ class TracedValues:
     @property
     def all_automatic(self) -> tuple[str, ...]:
         """Keys that are varied where "auto" is said of the whole plan."""
-        found = ("tp", "pp", "vpp", "micro_batch", "zero")
-        return (*found, "ep") if self._experts > 1 else found
+        found = ["tp", "pp", "vpp", "micro_batch", "zero"]
+        found += ["cp"] if len(self._cp()) > 1 else []
+        found += ["ep"] if self._experts > 1 else []
+        return tuple(found)
 
     @property
     def _choice(self) -> WorkloadChoice:
@@ -179,6 +186,19 @@ class TracedValues:
     def _vpp(self) -> tuple[int, ...]:
         """Powers of two that leave two stages a layer each."""
         return _powers(max(1, self._blocks // 2))
+
+    def _cp(self) -> tuple[int, ...]:
+        """Powers of two that leave a rank a useful share of a sequence, of fused attention."""
+        length = self._choice.seq_len or self._step.sequence or 0
+        most = min(MAX_CONTEXT_PARALLEL, length // MIN_TOKENS_OF_A_RANK, self._gpus)
+        found = [1]
+        for each in _powers(most)[1:] if most > 1 else ():
+            try:
+                check_context(self._step, Plan(global_batch=1, cp=each), self._choice.seq_len)
+            except InputError:
+                break
+            found.append(each)
+        return tuple(found)
 
     def _ep(self) -> tuple[int, ...]:
         """Divisors of the experts, at most as many as there are GPUs."""
@@ -201,7 +221,7 @@ def _powers(most: int) -> tuple[int, ...]:
 def _check_grown(tables: Mapping[str, Any], experiment: ProgramExperiment, source: str) -> None:
     """Refuse what has no effect on a job of several ranks."""
     allowed: Mapping[str, Collection[str]] = {
-        "plan": ("dp",),
+        "plan": ("dp", "pp"),
         "cluster": ("preset", "nodes", "gpus"),
         "workload": (*OF_SEVERAL_RANKS, "trace", "traced_batch", "gpu"),
     }
@@ -214,5 +234,5 @@ def _check_grown(tables: Mapping[str, Any], experiment: ProgramExperiment, sourc
             why = "is for traces of one GPU" if key in OF_ONE_GPU else "has no effect"
             raise InputError(
                 f"{source}: key '{name}.{key}' {why}; {experiment.trace and experiment.trace.trace}"
-                " is of several ranks, whose plan is as recorded but for plan.dp"
+                " is of several ranks, whose plan is as recorded but for plan.dp and plan.pp"
             )
