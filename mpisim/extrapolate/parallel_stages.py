@@ -2,12 +2,13 @@
 
     rows of each stage ─► passes (`parallel_passes`) ─► layers ─► dealt to the new stages
 
-The same layers, with their recorded times, are run by more stages or fewer, in the order of 1F1B
-(Megatron-LM's ``forward_backward_pipelining_without_interleaving``): what a stage does before and
-behind its layers (embedding, head and loss) stays with the first and the last stage; what it does
-before its first and behind its last pass (gradients set to zero, reductions, the optimizer) goes
-with its share of the parameters. Messages are copies of recorded ones, of the same place in the
-schedule; what leaves the recorded nodes, or has other bytes, is left for the network to price.
+The same layers, with their recorded times, are run by more stages or fewer, in the recorded order:
+1F1B (Megatron-LM's ``forward_backward_pipelining_without_interleaving``) or GPipe. What a stage
+does before and behind its layers (embedding, head and loss) stays with the first and the last
+stage; what it does before its first and behind its last pass (gradients set to zero, reductions,
+the optimizer) goes with its share of the parameters. Messages are copies of recorded ones, of the
+same place in the schedule; what leaves the recorded nodes, or has other bytes, is left for the
+network to price.
 
 How many bytes of gradients a layer has follows from what the stages reduce: a stage between the
 others has layers alone; of two stages the last has, besides layers, a copy of the embedding whose
@@ -26,7 +27,7 @@ from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..kernels.operations import Gemm
 from ..program import COLUMNS, UNPRICED, Communicators, Kind, Program, Table, check_matching
-from .parallel_order import first_f_one_b
+from .parallel_order import stage_order
 from .parallel_overlap import KernelsByName
 from .parallel_passes import RecordedStage, recorded_stage
 from .parallel_structure import Axis, ParallelStructure, find_structure
@@ -160,6 +161,8 @@ class _Deal:
         counts = [each.layers for each in first]
         self.layers = sum(counts)
         self.micro_batches = first[0].micro_batches
+        gpipe = any(each.schedule == "gpipe" for each in self.of.values())
+        self.schedule = "gpipe" if gpipe else "1f1b"
         for rank, each in self.of.items():
             expected = counts[structure.place[rank, pp]]
             if each.layers != expected or each.micro_batches != self.micro_batches:
@@ -193,7 +196,8 @@ class _Deal:
         each = self.layers // self.stages
         return (
             f"{self.stages} stages in place of {self.before}: {self.layers} layers, found as rows "
-            f"that repeat, {each} on each, with their recorded times, in the order of 1F1B; "
+            f"that repeat, {each} on each, with their recorded times, in the order of "
+            f"{'GPipe' if self.schedule == 'gpipe' else '1F1B'}; "
             f"{self.share.how}; optimizer and gradients by each stage's share of these"
         )
 
@@ -365,7 +369,10 @@ class _Draft:
         if self.recorded(deal.before - 1).gathers_early:
             for _ in self.gathers[: source.ahead]:
                 self._gather()
-        for unit in first_f_one_b(self.stage, deal.stages, deal.micro_batches, source.fused):
+        order = stage_order(
+            deal.schedule, self.stage, deal.stages, deal.micro_batches, source.fused
+        )
+        for unit in order:
             if isinstance(unit, tuple):
                 self._messages(unit)
             elif unit > 0:
@@ -396,6 +403,8 @@ class _Draft:
     def _backward(self, micro_batch: int) -> None:
         deal = self.deal
         done = deal.share.last if self.is_last else 0.0
+        if self.is_last:  # the head, where it is apart from the forward
+            self._block(self.source, self.source.passes[-micro_batch - 1].before, [])
         self._reduce(micro_batch, done)
         for layer in reversed(self.mine):
             stage, number = deal.owner[layer]
