@@ -22,7 +22,7 @@ from mpisim.experiment import load
 from mpisim.export.operators import operators_around
 from mpisim.extrapolate.parallel import Extrapolated, extrapolate_parallel
 from mpisim.extrapolate.parallel_growth import grow
-from mpisim.extrapolate.parallel_order import first_f_one_b
+from mpisim.extrapolate.parallel_order import ORDERS, stage_order
 from mpisim.extrapolate.parallel_overlap import KernelSlowdown
 from mpisim.extrapolate.parallel_partition import StagePartition
 from mpisim.extrapolate.parallel_shards import sharded_rows
@@ -610,6 +610,13 @@ def test_micro_batches_that_cannot_be_told(
             )
 
 
+def test_micro_batches_of_gpipe_are_refused(tmp_path: Path) -> None:
+    """Rounds of forwards alone would be added without their backwards."""
+    job = recorded_on_stages(GPIPE, 2, tmp_path)
+    with pytest.raises(InputError, match=r"a forward and a backward.*no two that follow"):
+        extrapolate_parallel(job, MPI.COMM_SELF, cluster=find_cluster("dgx-h100"), micro_batches=8)
+
+
 # --- growing what was recorded -------------------------------------------------------------------
 
 
@@ -642,6 +649,7 @@ def recorded_on_stages(text: str, stages: int, folder: Path, batch: int = 32) ->
 
 UNTIED = GPT.replace('"gpt3-350m"', '"llama-7b"\nlayers = 16')
 REDUCED = GPT.replace("zero = 1", "zero = 0")
+GPIPE = GPT.replace("zero = 1", 'zero = 1\noverlap.p2p = true\npipeline.schedule = "gpipe"')
 
 STAGES = {
     "tied": (GPT, 2, (3, 4, 6), 32),
@@ -651,6 +659,8 @@ STAGES = {
     "untied from four": (UNTIED, 4, (2, 8), 32),
     "gradients reduced whole": (REDUCED, 2, (4, 8), 32),
     "DDP": (f'{REDUCED}[framework]\ndp_style = "ddp"\n', 2, (4,), 32),
+    "GPipe": (GPIPE, 2, (3, 4), 32),
+    "GPipe from four": (GPIPE, 4, (2, 8), 64),
     "without tp": (GPT.replace("tp = 2", "tp = 1"), 2, (4,), 32),
     "pipeline inside": (GPT.replace("zero = 1", 'zero = 1\norder = "tp-cp-ep-pp-dp"'), 2, (4,), 32),
 }
@@ -720,9 +730,11 @@ def test_stages_of_megatron(megatron: TraceJob) -> None:
 
 
 @settings(deadline=None)
-@given(st.integers(2, 9), st.integers(1, 12), st.booleans())
-def test_every_message_is_received(stages: int, micro_batches: int, fused: bool) -> None:
-    orders = [first_f_one_b(s, stages, micro_batches, fused) for s in range(stages)]
+@given(st.sampled_from(ORDERS), st.integers(2, 9), st.integers(1, 12), st.booleans())
+def test_every_message_is_received(
+    schedule: str, stages: int, micro_batches: int, fused: bool
+) -> None:
+    orders = [stage_order(schedule, s, stages, micro_batches, fused) for s in range(stages)]
     for order in orders:
         passes = [each for each in order if isinstance(each, int)]
         assert sorted(passes) == [n for n in range(-micro_batches, micro_batches + 1) if n]

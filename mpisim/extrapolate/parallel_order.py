@@ -1,11 +1,14 @@
-"""A stage of a pipeline → its passes and messages, in the order of 1F1B."""
+"""A stage of a pipeline → its passes and messages, in the order of 1F1B or GPipe."""
 
 from __future__ import annotations
 
 from ..program import Phase
 from ..schedules import pipeline
 
-__all__ = ["OF_FIRST", "OF_LAST", "RECEIVE", "SEND", "Unit", "first_f_one_b"]
+__all__ = ["OF_FIRST", "OF_LAST", "ORDERS", "RECEIVE", "SEND", "Unit", "stage_order"]
+
+ORDERS = ("1f1b", "gpipe")
+"""Schedules of which a recorded stage is read."""
 
 SEND = {"F": "send forward", "B": "send backward"}
 RECEIVE = {"F": "receive forward", "B": "receive backward"}
@@ -19,21 +22,25 @@ Unit = tuple[str, ...] | int
 negative, backward."""
 
 
-def first_f_one_b(stage: int, stages: int, micro_batches: int, fused: bool) -> list[Unit]:
-    """Stage of a pipeline → its passes and messages in the order of 1F1B.
+def stage_order(
+    schedule: str, stage: int, stages: int, micro_batches: int, fused: bool
+) -> list[Unit]:
+    """Stage of a pipeline → its passes and messages in the order of a schedule.
 
     Between a forward and a backward Megatron-LM sends and receives at once
     (megatron/core/pipeline_parallel/schedules.py), otherwise one behind the other.
 
     Parameters
     ----------
+    schedule : str
+        One of `ORDERS`.
     stage, stages, micro_batches : int
     fused : bool
         Whether messages of two directions are exchanged at once.
 
     Examples
     --------
-    >>> first_f_one_b(1, 2, 1, fused=True)
+    >>> stage_order("1f1b", 1, 2, 1, fused=True)
     [('receive forward',), 1, -1, ('send backward',)]
     """
     missing = (OF_FIRST if stage == 0 else ()) + (OF_LAST if stage == stages - 1 else ())
@@ -47,7 +54,7 @@ def first_f_one_b(stage: int, stages: int, micro_batches: int, fused: bool) -> l
             found.extend((token,) for token in own)
 
     before = ""
-    for action in pipeline("1f1b", stages=stages, micro_batches=micro_batches).actions[stage]:
+    for action in pipeline(schedule, stages=stages, micro_batches=micro_batches).actions[stage]:
         kind = "F" if action.phase is Phase.FORWARD else "B"
         if before and before != kind:
             messages(SEND[before], RECEIVE[kind])

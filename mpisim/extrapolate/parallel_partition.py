@@ -95,6 +95,8 @@ class StagePartition:
         counts = [each.layers for each in first]
         self.layers = sum(counts)
         self.micro_batches = first[0].micro_batches
+        gpipe = any(each.schedule == "gpipe" for each in self.of_rank.values())
+        self.schedule = "gpipe" if gpipe else "1f1b"
         for rank, each in self.of_rank.items():
             expected = counts[structure.place[rank, pp]]
             if each.layers != expected or each.micro_batches != self.micro_batches:
@@ -127,7 +129,7 @@ class StagePartition:
         return (
             f"{self.stages} stages in place of {self.recorded_stages}: {self.layers} layers, found "
             f"as rows that repeat, {each} on each, with their recorded times, in the order of "
-            f"1F1B; {self.gradients.how}; optimizer and gradients by each stage's share of these"
+            f"{'GPipe' if self.schedule == 'gpipe' else '1F1B'}; {self.gradients.how}; optimizer and gradients by each stage's share of these"
         )
 
     def _column(self, fixed: Mapping[int, int]) -> list[RecordedStage]:

@@ -1,9 +1,9 @@
 """A recorded stage of a pipeline → its passes, and the layers that repeat in them.
 
 Messages to and from neighbours cut the rows of a rank into passes, whose order is known if they are
-those of 1F1B. In a pass of a stage the same rows follow each other once a layer; what is besides
-lies at one end: the embedding before the first layer, head and loss behind the last. The first
-stage's forward ends with a layer, and its backward begins with one, so that the repetition is
+those of 1F1B or GPipe. In a pass of a stage the same rows follow each other once a layer; what is
+besides lies at one end: the embedding before the first layer, head and loss behind the last. The
+first stage's forward ends with a layer, and its backward begins with one, so that the repetition is
 anchored there; in the passes of other stages the same rows are looked for.
 
 Reductions of gradients in the last backward, gathers of parameters in the first forward, and the
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import InputError
 from ..program import Flag, Kind, Operation, Program, Table
-from .parallel_order import RECEIVE, SEND, first_f_one_b
+from .parallel_order import ORDERS, RECEIVE, SEND, Unit, stage_order
 from .parallel_structure import EMBEDDING, ParallelStructure, bulk_rows
 
 __all__ = ["RecordedStage", "recorded_stage"]
@@ -37,7 +37,8 @@ Signs = NDArray[np.int64]
 class RecordedPass(NamedTuple):
     """Rows of a pass: before its layers, those of each in the order of running, and behind them.
 
-    What the last stage does between its forward and its backward is behind the forward.
+    What the last stage does between its forward and its backward is behind the forward, where one
+    follows the other at once; else the head's backward is before the backward.
     """
 
     before: list[int]
@@ -58,6 +59,8 @@ class RecordedStage:
     units : dict of tuple to list of list of int
         Messages that are exchanged at once → rows of each time, the CPU's waits for them included.
     micro_batches : int
+    schedule : str
+        One of `ORDERS`: the first that the messages are of.
     layers : int
     prologue, epilogue : list of int
         Rows before the first pass and behind the last, but for those of `gathers` and `reduces`.
@@ -87,6 +90,7 @@ class RecordedStage:
     stage: int = 0
     stages: int = 0
     micro_batches: int = 0
+    schedule: str = ""
     layers: int = 0
     prologue: list[int] = field(default_factory=list)
     epilogue: list[int] = field(default_factory=list)
@@ -275,12 +279,19 @@ class _Reader:
             found.units[unit].append(rows)
         tokens = [each for unit, _ in units for each in unit]
         found.micro_batches = tokens.count(SEND["F"] if not found.is_last else RECEIVE["F"])
-        order = first_f_one_b(found.stage, found.stages, found.micro_batches, found.fused)
-        expected = [each for each in order if isinstance(each, tuple)]
-        if expected != [unit for unit, _ in units]:
+        order: list[Unit] = []
+        for schedule in ORDERS:
+            order = stage_order(
+                schedule, found.stage, found.stages, found.micro_batches, found.fused
+            )
+            if [each for each in order if isinstance(each, tuple)] == [unit for unit, _ in units]:
+                found.schedule = schedule
+                break
+        else:
             raise InputError(
-                f"{self.said}: its {len(tokens)} messages do not follow each other as 1F1B sends "
-                f"{found.micro_batches} micro-batches; layers of other schedules are not dealt anew"
+                f"{self.said}: its {len(tokens)} messages do not follow each other as 1F1B or "
+                f"GPipe sends {found.micro_batches} micro-batches; layers of other schedules are "
+                "not dealt anew"
             )
         segments: list[tuple[list[int], list[int]]] = []
         passes: list[int] = []
@@ -378,8 +389,12 @@ class _Reader:
                 found.passes[passes[i - 1]].behind.extend(before[:cut])
                 before = before[cut:]
             elif i:
-                found.passes[passes[i - 1]].behind.extend(before)
-                before = []
+                # With GPipe the head's backward lies apart in all other micro-batches.
+                cut = len(before)
+                if found.schedule == "gpipe":
+                    cut = len(found.passes[1].behind)
+                found.passes[passes[i - 1]].behind.extend(before[:cut])
+                before = before[cut:]
             elif begins and not found.stage:
                 before = before[len(before) - self.embedding :]
                 found.prologue.extend(range([*before, *layers[0]][0]))

@@ -1,10 +1,11 @@
-"""A rank of the new pipeline → its rows: copies of recorded ones, in the order of 1F1B.
+"""A rank of the new pipeline → its rows: copies of recorded ones, in the recorded order.
 
 Rows of passes come from the recorded stage that had the layer; what is before a stage's first and
 behind its last pass (gradients set to zero, reductions, the optimizer) goes with its share of the
-parameters. Messages are copies of recorded ones, of the same place in the schedule
-(Megatron-LM's ``forward_backward_pipelining_without_interleaving``); what leaves the recorded
-nodes, or has other bytes, is left for the network to price.
+parameters. The order is that of 1F1B (Megatron-LM's
+``forward_backward_pipelining_without_interleaving``) or of GPipe. Messages are copies of recorded
+ones, of the same place in the schedule; what leaves the recorded nodes, or has other bytes, is left
+for the network to price.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 from ..base.errors import InputError
 from ..program import COLUMNS, UNPRICED, Kind, Table
-from .parallel_order import first_f_one_b
+from .parallel_order import stage_order
 from .parallel_partition import StagePartition
 from .parallel_passes import RecordedStage
 
@@ -106,9 +107,14 @@ class RankRows:
         if self.recorded(partition.recorded_stages - 1).gathers_early:
             for _ in self.gathers[: source.ahead]:
                 self._gather()
-        for unit in first_f_one_b(
-            self.stage, partition.stages, partition.micro_batches, source.fused
-        ):
+        order = stage_order(
+            partition.schedule,
+            self.stage,
+            partition.stages,
+            partition.micro_batches,
+            source.fused,
+        )
+        for unit in order:
             if isinstance(unit, tuple):
                 self._messages(unit)
             elif unit > 0:
@@ -139,6 +145,8 @@ class RankRows:
     def _backward(self, micro_batch: int) -> None:
         partition = self.partition
         done = partition.gradients.last if self.is_last else 0.0
+        if self.is_last:  # the head's, where the schedule runs it apart from the forward
+            self._block(self.source, self.source.passes[-micro_batch - 1].before, [])
         self._reduce(micro_batch, done)
         for layer in reversed(self.layers):
             stage, number = partition.owner[layer]

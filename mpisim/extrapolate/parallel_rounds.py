@@ -155,6 +155,8 @@ def _rounds(table: Table, pairs: list[int], neighbours: int, step: int, rank: in
         at = at[table.step[at] == step]
         for i in range(len(at) - 2):
             length = int(at[i + 1] - at[i])
+            if np.isin(table.slot[at[i] : at[i + 1]], pairs).sum() != 2 * neighbours:
+                continue  # no message each way: several forwards, then several backwards
             count = 1
             while i + count + 1 < len(at) and at[i + count + 1] - at[i + count] == length:
                 now, then = (slice(at[k], at[k] + length) for k in (i, i + count))
@@ -165,9 +167,9 @@ def _rounds(table: Table, pairs: list[int], neighbours: int, step: int, rank: in
                 best = _Rounds(int(at[i]), length, count, micro_batches)
     if best is None:
         raise InputError(
-            f"--micro-batches: of the {micro_batches:g} rounds of rank {rank} no two that follow "
-            "each other do the same, so what more of them would do cannot be told; record more "
-            "micro-batches"
+            f"--micro-batches: of the {micro_batches:g} rounds (a forward and a backward) of rank "
+            f"{rank} no two that follow each other do the same, so what more of them would do "
+            "cannot be told; record more micro-batches"
         )
     return best
 
