@@ -320,6 +320,48 @@ def test_deep_ep(tmp_path: Path, world: int, how: str) -> None:
     assert [wait.stream for wait in product.waits] == ([] if how == "async" else [own])
 
 
+AROUND = """
+import os
+import torch
+import torch.distributed as dist
+import transformer_engine.pytorch as te
+
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+attend = te.DotProductAttention(16, 64, num_gqa_groups=4, qkv_format="sbhd")
+attend.set_context_parallel_group(dist.group.WORLD, list(range(4)), torch.cuda.Stream(), "p2p")
+weight = torch.nn.Parameter(torch.ones(1, device="cuda", dtype=torch.bfloat16))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for step in range(3):
+    made = [torch.randn(512, 2, heads, 64, device="cuda", dtype=torch.bfloat16) * weight
+            for heads in (16, 4, 4)]
+    out = attend(*made)
+    assert out.shape == (512, 2, 1024)
+    out.sum().backward()
+    optimizer.step()
+"""
+
+
+@torch
+@pytest.mark.parametrize("rank", [0, 3])
+def test_keys_and_values_go_round(tmp_path: Path, rank: int) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(AROUND)
+    parts = alone(script(path, world=4), range(4))
+    found = next(part.recording for part in parts if rank in part.ranks)
+    # A share of the masked attention of the whole sequence, 2,048 tokens: two products.
+    share = 2 * 2 * 2 * 16 * 64 * 2048**2 // 2 // 4
+    assert flops(found, Phase.FORWARD) == {"attention": share}
+    assert sum(item.name.startswith("fused_attn_fwd") for item in found.items) == 4
+    # Keys and values go three times; back as often, and their gradients thrice, one step behind.
+    pair = 2 * 2 * 512 * 2 * 4 * 64
+    for kind in (ItemKind.SEND, ItemKind.RECV):
+        sizes = [item.bytes for item in found.items if item.kind is kind]
+        assert sizes == [pair] * 3 + [pair, 2 * pair, 2 * pair, pair]
+    assert not any(not kernels_of(call).known for call in found.calls if "::" in call.name and
+                   call.name.startswith("transformer_engine"))  # fmt: skip
+
+
 ATTENTION = """
 import sys
 import torch

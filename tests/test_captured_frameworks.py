@@ -238,6 +238,25 @@ def test_megatron_core_with_transformer_engine(tmp_path: Path, how: str) -> None
 
 
 @needs("megatron-core")
+def test_megatron_core_shares_a_context(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "capture.md").read_text()
+    block = page.split("<!-- test: file: te-layers.toml -->")[1].split("```")[1]
+    text = block.removeprefix("toml").replace("layers = 8", "layers = 2")
+    text = text.replace("tp = 2\npp = 2\ndp = 2\nsp = true", "cp = 2\ndp = 4")
+    text = text.replace("global_batch = 16", "global_batch = 8")
+    experiment = tmp_path / "cp.toml"
+    experiment.write_text(text)
+    what = script("megatron_te.py", "1", "1", "1", "2", "2", "bf16", "2", world=8)
+    for part in alone(what, (0, 1)):
+        messages = sent(part.recording, least=SMALL)
+        messages -= sent(part.recording, size=1, least=SMALL)  # of tensor parallelism
+        for kind in (ItemKind.SEND, ItemKind.RECV):
+            messages += sent(part.recording, kind, least=SMALL)
+        rank = part.recording.rank
+        assert generated(experiment, rank) == (sum(passes(part.recording)), messages)
+
+
+@needs("megatron-core")
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_megatron_core_with_deep_ep(tmp_path: Path, nodes: int) -> None:
     page = (Path(__file__).parents[1] / "docs" / "capture.md").read_text()
