@@ -265,7 +265,7 @@ def test_megatron_core_with_deep_ep(tmp_path: Path, nodes: int) -> None:
         assert f"\n{key} = {value}\n" in block
         block = block.replace(f"\n{key} = {value}\n", f"\n{key} = {nodes * value}\n")
     experiment = tmp_path / "experts.toml"
-    experiment.write_text(block)
+    experiment.write_text(block.replace("\ngpus = ", f"\nnodes = {nodes}\ngpus = "))
     arguments = (str(8 * nodes), "2", "2", "deepep")
     (part,) = alone(script("megatron_moe.py", *arguments, world=8 * nodes), (0,))
     found = part.recording
