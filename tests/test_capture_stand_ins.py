@@ -239,6 +239,129 @@ def test_experts_one_after_the_other(tmp_path: Path) -> None:
     assert flops(found) == {"gemm": 3 * 2 * 1024 * 1024 * 2048}
 
 
+DISPATCHED = """
+import os
+import sys
+import torch
+import torch.distributed as dist
+from deep_ep import Buffer, EventOverlap
+
+asynchronous = sys.argv[1] == "async"
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+buffer = Buffer(dist.group.WORLD, 1 << 28, 1 << 28)
+weight = torch.nn.Parameter(torch.ones(1024, device="cuda", dtype=torch.bfloat16))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for step in range(3):
+    scores = torch.rand(256, 64, device="cuda", dtype=torch.float32)
+    weights, chosen = scores.topk(4, dim=-1)
+    x = (torch.randn(256, 1024, device="cuda", dtype=torch.bfloat16) * weight).detach()
+    ranks, nodes, experts, inside, event = buffer.get_dispatch_layout(
+        chosen, 64, previous_event=Buffer.capture() if asynchronous else None,
+        async_finish=asynchronous,
+    )
+    received, ids, probabilities, counts, handle, event = buffer.dispatch(
+        x, topk_idx=chosen, topk_weights=weights, num_tokens_per_rank=ranks,
+        num_tokens_per_rdma_rank=nodes, num_tokens_per_expert=experts, is_token_in_rank=inside,
+        previous_event=event if asynchronous else None, async_finish=asynchronous,
+    )
+    beside = torch.mm(weight.view(1, -1), weight.view(-1, 1))
+    if asynchronous:
+        event.current_stream_wait()
+    local = 64 // dist.get_world_size()
+    assert counts == [256 * 4 // local] * local, counts
+    assert (ids >= 0).nonzero().shape == (256 * 4, 2)
+    assert ids.shape == probabilities.shape == (received.shape[0], 4)
+    out, _, _ = buffer.combine(received, handle)
+    assert out.shape == x.shape
+    ((out * weight).sum() + beside.sum()).backward()
+    optimizer.step()
+"""
+
+
+def expected_parts(experts: int, choices: int, parts: int) -> float:
+    """How many of the equal parts of the experts have one of a token's, by what misses a part."""
+    from math import comb
+
+    return parts * (1 - comb(experts - experts // parts, choices) / comb(experts, choices))
+
+
+@torch
+@pytest.mark.parametrize(("world", "how"), [(8, "blocking"), (8, "async"), (32, "blocking")])
+def test_deep_ep(tmp_path: Path, world: int, how: str) -> None:
+    from math import ceil
+
+    from mpisim.workloads.transformer.exchange_rates import slowdown
+
+    found = captured(tmp_path, DISPATCHED, how, world=world)
+    nodes = world // 8
+    tokens = ceil(256 * expected_parts(64, 4, nodes if nodes > 1 else world))
+    for way in ("dispatch", "combine"):
+        factor = slowdown("flex", way, world, nodes)  # type: ignore[arg-type]
+        assert (factor > 1) == (nodes > 1)
+        sizes = [each.bytes for each in found.items if each.name == f"DeepEP's {way}"]
+        assert sizes == [ceil(factor * tokens * 1024 * 2)]
+    kinds = {name: count for name, count in names(found).items() if name.startswith("deep_ep::")}
+    assert kinds == {
+        "deep_ep::get_dispatch_layout": 1,
+        "deep_ep::notify_dispatch": 1,
+        "deep_ep::cached_notify_combine": 1,
+    }
+    own_calls = [each for each in found.calls if each.name.startswith("deep_ep::")]
+    assert all(kernels_of(each).known for each in own_calls)
+    assert any("tokens that DeepEP sends to each expert" in line for line in found.values)
+    # The CPU waits for the counts; the product beside the dispatch waits for it unless asked not.
+    counts = [each for each in found.items if each.name == "DeepEP's counts of tokens"]
+    (own,) = {each.stream for each in found.items if each.name.startswith("DeepEP's ") and
+              each.kind is ItemKind.COLLECTIVE}  # fmt: skip
+    assert own != 0
+    assert [wait.stream for each in counts for wait in each.waits] == [own]
+    product = next(each for each in found.items if each.name.startswith("mm"))
+    assert [wait.stream for wait in product.waits] == ([] if how == "async" else [own])
+
+
+AROUND = """
+import os
+import torch
+import torch.distributed as dist
+import transformer_engine.pytorch as te
+
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+attend = te.DotProductAttention(16, 64, num_gqa_groups=4, qkv_format="sbhd")
+attend.set_context_parallel_group(dist.group.WORLD, list(range(4)), torch.cuda.Stream(), "p2p")
+weight = torch.nn.Parameter(torch.ones(1, device="cuda", dtype=torch.bfloat16))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for step in range(3):
+    made = [torch.randn(512, 2, heads, 64, device="cuda", dtype=torch.bfloat16) * weight
+            for heads in (16, 4, 4)]
+    out = attend(*made)
+    assert out.shape == (512, 2, 1024)
+    out.sum().backward()
+    optimizer.step()
+"""
+
+
+@torch
+@pytest.mark.parametrize("rank", [0, 3])
+def test_keys_and_values_go_round(tmp_path: Path, rank: int) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(AROUND)
+    parts = alone(script(path, world=4), range(4))
+    found = next(part.recording for part in parts if rank in part.ranks)
+    # A share of the masked attention of the whole sequence, 2,048 tokens: two products.
+    share = 2 * 2 * 2 * 16 * 64 * 2048**2 // 2 // 4
+    assert flops(found, Phase.FORWARD) == {"attention": share}
+    assert sum(item.name.startswith("fused_attn_fwd") for item in found.items) == 4
+    # Keys and values go three times; back as often, and their gradients thrice, one step behind.
+    pair = 2 * 2 * 512 * 2 * 4 * 64
+    for kind in (ItemKind.SEND, ItemKind.RECV):
+        sizes = [item.bytes for item in found.items if item.kind is kind]
+        assert sizes == [pair] * 3 + [pair, 2 * pair, 2 * pair, pair]
+    assert not any(not kernels_of(call).known for call in found.calls if "::" in call.name and
+                   call.name.startswith("transformer_engine"))  # fmt: skip
+
+
 ATTENTION = """
 import sys
 import torch

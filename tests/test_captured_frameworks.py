@@ -237,6 +237,47 @@ def test_megatron_core_with_transformer_engine(tmp_path: Path, how: str) -> None
         assert unknown == set()
 
 
+@needs("megatron-core")
+def test_megatron_core_shares_a_context(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "capture.md").read_text()
+    block = page.split("<!-- test: file: te-layers.toml -->")[1].split("```")[1]
+    text = block.removeprefix("toml").replace("layers = 8", "layers = 2")
+    text = text.replace("tp = 2\npp = 2\ndp = 2\nsp = true", "cp = 2\ndp = 4")
+    text = text.replace("global_batch = 16", "global_batch = 8")
+    experiment = tmp_path / "cp.toml"
+    experiment.write_text(text)
+    what = script("megatron_te.py", "1", "1", "1", "2", "2", "bf16", "2", world=8)
+    for part in alone(what, (0, 1)):
+        messages = sent(part.recording, least=SMALL)
+        messages -= sent(part.recording, size=1, least=SMALL)  # of tensor parallelism
+        for kind in (ItemKind.SEND, ItemKind.RECV):
+            messages += sent(part.recording, kind, least=SMALL)
+        rank = part.recording.rank
+        assert generated(experiment, rank) == (sum(passes(part.recording)), messages)
+
+
+@needs("megatron-core")
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_megatron_core_with_deep_ep(tmp_path: Path, nodes: int) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "capture.md").read_text()
+    block = page.split("<!-- test: file: experts.toml -->")[1].split("```")[1].removeprefix("toml")
+    for key, value in (("dp", 8), ("ep", 8), ("global_batch", 16), ("gpus", 8)):
+        assert f"\n{key} = {value}\n" in block
+        block = block.replace(f"\n{key} = {value}\n", f"\n{key} = {nodes * value}\n")
+    experiment = tmp_path / "experts.toml"
+    experiment.write_text(block.replace("\ngpus = ", f"\nnodes = {nodes}\ngpus = "))
+    arguments = (str(8 * nodes), "2", "2", "deepep")
+    (part,) = alone(script("megatron_moe.py", *arguments, world=8 * nodes), (0,))
+    found = part.recording
+    others = +(sent(found, least=SMALL) - sent(found, size=1, least=SMALL))
+    products, messages = generated(experiment, 0)
+    assert others == messages
+    tokens, choices, hidden, inner, layers, batches = 4096, 8, 2048, 1024, 2, 2
+    experts = 3 * 2 * tokens * choices * 3 * hidden * inner * layers * batches
+    assert sum(passes(found)) == products + experts  # one after the other; generated are grouped
+    assert {call.name for call in found.calls if not kernels_of(call).known} == set()
+
+
 @needs("transformers")
 @pytest.mark.parametrize("packed", [False, True])
 def test_flash_attention_of_transformers(packed: bool) -> None:

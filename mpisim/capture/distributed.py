@@ -160,6 +160,7 @@ class Collectives:
         bytes: int | None = None,
         kind: ItemKind = ItemKind.COLLECTIVE,
         peer: int = -1,
+        name: str = "",
     ) -> Handle:
         """Record a communication and return its handle.
 
@@ -174,6 +175,8 @@ class Collectives:
             By default those of `tensors`.
         kind : ItemKind
         peer : int
+        name : str
+            For people; by default that of the operation.
         """
         recorder = self.recorder
         if not _on_device(tensors) and operation is not Operation.BARRIER:
@@ -206,7 +209,7 @@ class Collectives:
             kind=kind,
             peer=peer,
             joined=joined,
-            name=kind.name.lower() if kind is not ItemKind.COLLECTIVE else "",
+            name=kind.name.lower() if kind is not ItemKind.COLLECTIVE else name,
         )
         recorder.phase = phase
         return Handle(recorder, place, tensors)

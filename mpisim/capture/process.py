@@ -278,6 +278,7 @@ def _install_values(recorder: Recorder, dispatch: Any) -> None:
     def new_tensor(data: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(data, list | tuple):  # numbers among which there may be tensors
             data = tree_map(lambda each: each.item() if is_fake(each) else each, data)
+        kwargs.pop("pin_memory", None)  # which needs a driver
         return made(data, *args, **kwargs)
 
     anything.tensor = new_tensor

@@ -68,6 +68,8 @@ class Values:
         self._likely: Any = WeakIdKeyDictionary()
         self._spread: Any = WeakIdKeyDictionary()
         self._share: Any = WeakIdKeyDictionary()
+        self._chosen: Any = WeakIdKeyDictionary()
+        self._total: Any = WeakIdKeyDictionary()
 
     # --- what is asked ----------------------------------------------------------------------------
 
@@ -93,9 +95,12 @@ class Values:
         return value if tensor.is_floating_point() else int(value)
 
     def rows(self, mask: Any) -> int | None:
-        """Return how many elements of a mask are true if what it is made of is spread evenly."""
+        """Return how many elements of a mask are true if what it is made of is spread evenly.
+
+        Of counts that are sums of a mask: their sum.
+        """
         share = self._share.get(mask)
-        return None if share is None else round(share * mask.numel())
+        return self._total.get(mask) if share is None else round(share * mask.numel())
 
     def sure(self, tensor: Any) -> Any:
         """Return what `of` does if it is more than likely; else None."""
@@ -115,6 +120,16 @@ class Values:
             Whether they are more than likely.
         """
         self._known[tensor] = (values, [True, sure])
+
+    def chosen(self, tensor: Any, share: float) -> None:
+        """Say which share of numbers stands for something; the others are -1.
+
+        Parameters
+        ----------
+        tensor : torch.Tensor
+        share : float
+        """
+        self._chosen[tensor] = share
 
     # --- following operators ----------------------------------------------------------------------
 
@@ -232,7 +247,7 @@ class Values:
             elif args and isinstance(args[0], int):
                 self._spread[out] = args[0]
         elif name in _SAME_SPREAD and first is not None:
-            for kept in (self._spread, self._share):
+            for kept in (self._spread, self._share, self._chosen):
                 if first in kept:
                     for each in results:
                         kept[each] = kept[first]
@@ -242,6 +257,8 @@ class Values:
             self._of_spread(name, args, first, out)
         elif first in self._share:
             self._of_share(name, args, first, out)
+        elif first in self._chosen:
+            self._of_chosen(name, args, first, out)
 
     def _of_spread(self, name: str, args: Any, first: Any, out: Any) -> None:
         """Follow an operator of indices of which each of n is as frequent."""
@@ -272,8 +289,19 @@ class Values:
             if second is not None:
                 both = share * second
                 self._share[out] = both if "or" not in name else share + second - both
-        elif name in ("sum", "count_nonzero") and out.numel() <= FEW:
-            self._counts(out, share * first.numel(), out.numel())
+        elif name in ("sum", "count_nonzero"):
+            if out.numel() <= FEW:
+                self._counts(out, share * first.numel(), out.numel())
+            else:
+                self._total[out] = round(share * first.numel())
+
+    def _of_chosen(self, name: str, args: Any, first: Any, out: Any) -> None:
+        """Follow a comparison of numbers of which some are -1, that stand for nothing."""
+        share, asked = self._chosen[first], (name, args[1] if len(args) > 1 else None)
+        if asked in (("ne", -1), ("ge", 0), ("gt", -1)):
+            self._share[out] = share
+        elif asked in (("eq", -1), ("lt", 0), ("le", -1)):
+            self._share[out] = 1 - share
 
     def _counts(self, out: Any, total: float, parts: int) -> None:
         """Give a tensor of counts its values: as equal as whole numbers are."""

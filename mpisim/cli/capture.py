@@ -34,7 +34,7 @@ examples:
 
 MOST_RANKS = 1 << 17
 
-STOOD_IN_FOR = ("apex", "deepspeed", "flash_attn", "transformer_engine")
+STOOD_IN_FOR = ("apex", "deep_ep", "deepspeed", "flash_attn", "transformer_engine")
 """Libraries of kernels that captures have stand-ins of, by the names of their packages."""
 
 

@@ -375,6 +375,11 @@ TABLE: Mapping[str, Rule] = {
         products.gradient_accumulation_backward
     ),
     **transformer_engine.RULES,
+    **_served(
+        "deep_ep::get_dispatch_layout deep_ep::notify_dispatch deep_ep::cached_notify_dispatch "
+        "deep_ep::cached_notify_combine",
+        streams.by_bytes,
+    ),
     "run_fused_kernel": streams.elementwise,  # of TorchScript's fusers
     **_served(_STREAMING_LIBRARIES, streams.by_bytes),
 }

@@ -194,6 +194,8 @@ _STREAMED = (
     "cross_entropy",
     "element_mul",
     "make_row_id_map",
+    "softmax_lse_correction",
+    "flash_attn_fwd_out_correction",
 )
 
 RULES: dict[str, Rule] = {

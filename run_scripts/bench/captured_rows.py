@@ -10,7 +10,8 @@ torchtitan
     torchtitan 0.1.0, of June 2025, by its own `torchtitan.train` and
     tests/captured/titan_of_2025.py. Rows with torch.compile are captured on rank 0 alone; those in
     fp8 convert linear layers by torchao, with all-gathers in fp8 and scales worked out beforehand,
-    which the tables do not say.
+    which the tables do not say. The head stays in bf16, as in torchtitan of 2024
+    (torchtitan/float8.py, `fqn != "output"`) and configurations of 2025 (`filter_fqns`).
 llm-foundry
     tests/captured/mpt.py on rank 0; the others differ by the borders of their shards. Rows of 2,048
     tokens, MPT's length, with two micro-batches at most.
@@ -104,6 +105,7 @@ def _torchtitan(row: Row) -> list[str] | None:
     if texts["precision"] == "fp8":
         words += ["--model.converters", "float8", "--float8.enable_fsdp_float8_all_gather"]
         words += ["--float8.precompute_float8_dynamic_scale_for_fsdp"]
+        words += ["--float8.filter_fqns", "output"]
     for key, option in (("tp", "tensor"), ("cp", "context")):
         if numbers[key] > 1:
             words += [f"--parallelism.{option}_parallel_degree", str(numbers[key])]

@@ -1,9 +1,9 @@
-"""Llama by megatron-core with Transformer Engine: TP PP CHUNKS LAYERS MICRO_BATCHES FORMAT.
+"""Llama by megatron-core with Transformer Engine: TP PP CHUNKS LAYERS MICRO_BATCHES FORMAT [CP].
 
 CHUNKS are the pieces of the model that each stage of the pipeline has, interleaved if more than 1.
 Data parallelism takes the rest of the ranks, with the distributed optimizer. FORMAT is bf16, or
 where scales of fp8 come from: delayed, tensorwise, mxfp8. With tensor parallelism sequences are
-shared, too.
+shared, too. CP ranks share each sequence, with keys and values going round.
 """
 
 import os
@@ -25,6 +25,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer import TransformerConfig
 
 tp, pp, chunks, layers, micro_batches = map(int, sys.argv[1:6])
+cp = int(sys.argv[7]) if len(sys.argv) > 7 else 1
 fp8 = {} if sys.argv[6] == "bf16" else {"fp8": "hybrid", "fp8_recipe": sys.argv[6]}
 HIDDEN, HEADS, GROUPS, INNER, WORDS, TOKENS, MICRO_BATCH = 4096, 32, 8, 14336, 128256, 8192, 1
 
@@ -34,6 +35,7 @@ parallel_state.initialize_model_parallel(
     tensor_model_parallel_size=tp,
     pipeline_model_parallel_size=pp,
     virtual_pipeline_model_parallel_size=chunks if chunks > 1 else None,
+    context_parallel_size=cp,
 )
 tensor_parallel.model_parallel_cuda_manual_seed(1234)
 dp = parallel_state.get_data_parallel_world_size()
@@ -53,6 +55,7 @@ config = TransformerConfig(
     tensor_model_parallel_size=tp,
     pipeline_model_parallel_size=pp,
     virtual_pipeline_model_parallel_size=chunks if chunks > 1 else None,
+    context_parallel_size=cp,
     sequence_parallel=tp > 1,
     pipeline_dtype=torch.bfloat16,
     params_dtype=torch.bfloat16,
@@ -100,8 +103,9 @@ config.finalize_model_grads_func = finalize_model_grads
 
 
 def forward_step(iterator, part):
-    tokens = torch.randint(0, WORDS, (MICRO_BATCH, TOKENS + 1), device="cuda")
-    positions = torch.arange(TOKENS, device="cuda").expand(MICRO_BATCH, TOKENS)
+    here = TOKENS // cp
+    tokens = torch.randint(0, WORDS, (MICRO_BATCH, here + 1), device="cuda")
+    positions = torch.arange(here, device="cuda").expand(MICRO_BATCH, here)
     out = part(tokens[:, :-1], positions, None, labels=tokens[:, 1:])
     return out, lambda losses: (losses.float().mean(), {"loss": losses.float().mean()})
 

@@ -9,8 +9,8 @@ Read in this order:
 
 - `library`: what a stand-in is, how ``import`` finds it, and how a call is recorded.
 - `multi_tensor`, `norms`: kernels that several libraries have.
-- `flash_attention`, `apex`, `deepspeed`: a library each.
-- `fp8`, `products`, `linears`, `grouped_linear`, `transformer_layers`, `transformer_engine`:
-  Transformer Engine.
+- `flash_attention`, `apex`, `deepspeed`, `deep_ep`: a library each.
+- `fp8`, `products`, `linears`, `grouped_linear`, `context_parallel`, `transformer_layers`,
+  `transformer_engine`: Transformer Engine.
 - `install`: all of them, in place.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from . import apex, deepspeed, flash_attention, transformer_engine
+from . import apex, deep_ep, deepspeed, flash_attention, transformer_engine
 from .library import Finder, Launcher, Library
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ __all__ = ["install"]
 
 LIBRARIES: tuple[Library, ...] = (
     apex.LIBRARY,
+    deep_ep.LIBRARY,
     flash_attention.LIBRARY,
     transformer_engine.LIBRARY,
 )

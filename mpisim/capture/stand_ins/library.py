@@ -21,6 +21,7 @@ from ..recorder import Recorder
 
 if TYPE_CHECKING:
     from ..dispatch import Dispatch
+    from ..distributed import Collectives
 
 __all__ = ["Finder", "Launcher", "Library", "lacking"]
 
@@ -101,6 +102,31 @@ class Launcher:
         """Return a tensor for a result, of which nothing is recorded yet."""
         with self._dispatch.unrecorded():
             return torch.empty(tuple(shape), dtype=dtype, device=device)
+
+    @property
+    def collectives(self) -> Collectives:
+        """What records communications."""
+        found: Collectives = self._dispatch.collectives
+        return found
+
+    def keep(self, tensors: Iterable[Any]) -> None:
+        """Record that tensors made by `empty` take memory, on the current stream."""
+        self._dispatch.memory.keep(tensors)
+
+    def evenly(self, what: str, chosen: Any, share: float) -> None:
+        """List that something is spread evenly, and note what is known of numbers of experts.
+
+        Parameters
+        ----------
+        what : str
+            For people.
+        chosen : torch.Tensor
+            Numbers of experts, -1 for none.
+        share : float
+            Of the numbers that are not -1.
+        """
+        self.recorder.evenly(what)
+        self._dispatch.values.chosen(chosen, share)
 
     def like(self, tensor: Any, dtype: torch.dtype | None = None) -> Any:
         """Return a dense tensor of the same shape for a result."""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .context_parallel import ring
 from .linears import Linears
 from .products import Engine
 
@@ -254,6 +255,8 @@ def attention(engine: Engine) -> Any:
         cast = state.quantize(flat, columns=False, backward=backward, recipe=recipe)
         return cast.rows.view(tensor.shape)
 
+    around = ring(engine, statistics, NAMESPACE)
+
     class DotProductAttention(torch.nn.Module):
         """Attention of queries, keys and values."""
 
@@ -292,10 +295,13 @@ def attention(engine: Engine) -> Any:
         def set_context_parallel_group(
             self, cp_group: Any, cp_global_ranks: Any, cp_stream: Any, cp_comm_type: str = "p2p"
         ) -> None:
-            """Set the group that shares sequences: there is none here."""
+            """Set the group that shares sequences, its ranks, and a stream for every other step."""
             groups = cp_group if isinstance(cp_group, list) else [cp_group]
-            if any(each is not None and dist.get_world_size(each) > 1 for each in groups):
-                raise engine.refuse("DotProductAttention(cp_group=…) of several ranks")
+            shared = [each for each in groups if each is not None and dist.get_world_size(each) > 1]
+            if len(shared) > 1 or (shared and cp_comm_type != "p2p"):
+                raise engine.refuse(f"DotProductAttention(cp_comm_type={cp_comm_type!r})")
+            self.cp_group = shared[0] if shared else None
+            self.cp_global_ranks, self.cp_stream = cp_global_ranks, cp_stream
 
         def forward(
             self,
@@ -330,6 +336,20 @@ def attention(engine: Engine) -> Any:
             if recipe is not None and not (recipe.fp8_dpa or recipe.fp8_mha):
                 recipe = None
             begins = cu_seqlens_q if layout == "thd" else None
+            if self.cp_group is not None:
+                if recipe is not None or layout == "thd" or before >= 0:
+                    raise engine.refuse(
+                        "DotProductAttention(cp_group=…) in fp8, of sequences of several lengths, "
+                        "or with a window"
+                    )
+                ranks = self.cp_global_ranks or dist.get_process_group_ranks(self.cp_group)
+                if self.cp_stream is None:
+                    self.cp_stream = torch.cuda.Stream()
+                out = around.apply(
+                    *(query_layer, key_layer, value_layer, how),
+                    *(self.cp_group, ranks, self.cp_stream),
+                )
+                return out.reshape(*out.shape[:-2], -1)
             out = Attention.apply(query_layer, key_layer, value_layer, begins, how, recipe)
             out = out.reshape(*out.shape[:-2], -1)
             if self.return_max_logit:
