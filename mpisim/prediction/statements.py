@@ -24,6 +24,7 @@ from ..topo import Cluster, find_cluster
 from ..topo.speeds import nic_bottleneck
 from ..workloads.transformer.core_attention import MATRIX_UNIT_LOAD
 from .circuits import set_up_notes
+from .launches import with_hidden_launches
 from .network import NetworkCache, NetworkRequest
 from .prepared import PreparedExperiment
 from .published import compare_published
@@ -59,6 +60,12 @@ METHOD = (
     "(error bars and sources: mpisim/data)"
 )
 """How error bars are made."""
+
+METHOD_OF_PROGRAMS = (
+    f"{METHOD}; launches also where a slower CPU would make them critical, and no longer than a "
+    "faster one leaves them so; durations of the program count as exact"
+)
+"""How those of program files are."""
 
 MIN_LISTED_EFFECT = 0.0005
 """Relative effect on the step time below which a number is not listed by itself."""
@@ -547,7 +554,13 @@ def program_error_bar(
         numbers |= prepared.network.numbers
     if run.critical_path is None or not (numbers or prepared.counted.left_out):
         return None
-    lengths = (shares or PathShares(prepared, run)).lengths()
+    lengths = with_hidden_launches(
+        (shares or PathShares(prepared, run)).lengths(),
+        prepared.program,
+        run,
+        prepared.counted.host,
+        errors,
+    )
     if overlap is not None:
         numbers |= overlap.numbers
         lengths = {**lengths, **overlap.lengths()}
@@ -571,6 +584,6 @@ def _program_error_bar(
         return {}
     return {
         "uncertainty": found.relative,
-        "uncertainty_method": f"{METHOD}; durations of the program count as exact",
+        "uncertainty_method": METHOD_OF_PROGRAMS,
         "uncertainty_sources": uncertainty_lines(found),
     }
