@@ -266,6 +266,44 @@ def test_what_does_not_fit_is_said_with_what_would_help(
 
 
 @torch
+def test_a_million_samples_are_drawn_in_an_order_of_their_own(tmp_path: Path) -> None:
+    """As ``DistributedSampler`` and ``shuffle=True`` do: a list of as many numbers."""
+    many = """
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1_000_000
+    def __getitem__(self, i):
+        assert isinstance(i, int) and 0 <= i < len(self)
+        return torch.randn(1024)
+rows = Rows()
+"""
+    text = ONE_GPU.replace("rows = torch.randn(512, 1024)\n", many)
+    (part,) = alone(script(written(tmp_path, text)))
+    assert flops(part.recording) == {"gemm": 2 * 2 * 128 * 1024 * 4096}
+
+
+@torch
+def test_a_loss_is_checked_and_written_each_time_over_many_micro_batches(tmp_path: Path) -> None:
+    """A line that asks in a loop over batches gets the same answer; numbers have formats."""
+    text = """
+import torch
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(36):
+    loss = model(torch.randn(8, 64).cuda()).sum() / 12
+    loss.backward()
+    if not torch.isfinite(loss):
+        raise SystemExit("not finite")
+    if i % 12 == 11:
+        optimizer.step()
+        optimizer.zero_grad()
+        print(f"{loss:.3f}", "{:7.2e}".format(loss), loss.new_ones(1 << 20).tolist()[-1])
+"""
+    (part,) = alone(script(written(tmp_path, text)))
+    assert flops(part.recording) == {"gemm": 12 * 2 * 2 * 8 * 64 * 64}
+
+
+@torch
 def test_buckets_of_data_parallelism() -> None:
     (part,) = alone(script(SCRIPTS / "data_parallel.py", world=8))
     recording = part.recording
@@ -282,6 +320,18 @@ def test_buckets_of_data_parallelism() -> None:
         item.kind is ItemKind.CALL and item.phase == Phase.BACKWARD and item.name.startswith("mm")
         for item in later
     )
+
+
+@torch
+def test_gradients_that_are_views_of_buckets_outlive_the_first_step(tmp_path: Path) -> None:
+    """The optimizer and the scaler find them, also after the buckets are made anew."""
+    text = (SCRIPTS / "data_parallel.py").read_text()
+    views = text.replace("=[rank])", "=[rank], gradient_as_bucket_view=True)")
+    (part,) = alone(script(written(tmp_path, views), world=8))
+    items = part.recording.items
+    buckets = [item.bytes for item in items if item.kind is ItemKind.COLLECTIVE]
+    assert buckets == [16 << 20, 32 << 20, 32 << 20]
+    assert any(item.name.startswith("_foreach_add_") for item in items)
 
 
 @torch

@@ -8,6 +8,7 @@ from mpi4py import MPI
 from mpisim.base.kinds import Phase
 from mpisim.capture.lower import Part, program_of
 from mpisim.capture.recording import Item, ItemKind, Recording
+from mpisim.engine.run import Run
 from mpisim.experiment import ProgramExperiment
 from mpisim.kernels import find_gpu
 from mpisim.kernels.analytical import Analytical
@@ -16,7 +17,8 @@ from mpisim.kernels.operations import Elementwise, Gemm
 from mpisim.operators import OperatorCall, TensorSpec
 from mpisim.operators.measured import MeasuredOperators
 from mpisim.prediction.execution import execute
-from mpisim.prediction.prepared_program import prepare_captured
+from mpisim.prediction.prepared_program import PreparedProgram, prepare_captured
+from mpisim.prediction.statements import program_error_bar
 from mpisim.prediction.uncertainty import PathShares
 from mpisim.program import Program
 
@@ -30,7 +32,7 @@ VIEW = OperatorCall("aten::view", (TensorSpec("float32", SHAPES[2]),), PRODUCT.o
 GPU = find_gpu("h100-sxm")
 
 
-def written(*calls: OperatorCall, graph: bool = False, measured: bool = False) -> Program:
+def written(*calls: OperatorCall, graph: bool = False, measured: float = 0) -> Program:
     """Return the program of one rank that makes some calls, the first outside of a graph."""
     items = [
         Item(
@@ -40,7 +42,7 @@ def written(*calls: OperatorCall, graph: bool = False, measured: bool = False) -
     ]
     items[0] = items[0]._replace(graph=False)
     recording = Recording(0, 1, list(calls), items, [(0,)], 1)
-    times = MeasuredOperators([(call, 50e-6) for call in calls]) if measured else None
+    times = MeasuredOperators([(call, measured) for call in calls]) if measured else None
     return program_of([Part(recording, (0,))], Analytical(GPU), times)
 
 
@@ -50,12 +52,12 @@ def kept(program: Program) -> dict[tuple[str, int], object]:
 
 def test_what_a_measured_kernel_is_stands_beside_its_measured_time() -> None:
     """Communications slow it by what it computes, as they do the kernel that a model prices."""
-    found = kept(written(PRODUCT, measured=True))
+    found = kept(written(PRODUCT, measured=50e-6))
     assert isinstance(found["aten::mm", 50_000_000], Gemm)
 
 
 def test_a_measured_call_without_kernels_is_not_said_to_be_one() -> None:
-    found = kept(written(VIEW, measured=True))
+    found = kept(written(VIEW, measured=50e-6))
     assert not any(isinstance(kernel, Elementwise) for kernel in found.values())
 
 
@@ -71,3 +73,24 @@ def test_gaps_in_a_graph_depend_on_its_number(graph: bool) -> None:
     if graph:
         assert lengths["graph_gap"] == 3 * round(GPU.graph_gap.si * 1e12)
         assert set(lengths) <= set(prepared.counted.numbers)
+
+
+@pytest.mark.parametrize("part", [0.4, 0.8, 0.97, 1.03, 1.3, 1.7])
+def test_the_error_of_launches_is_that_of_slower_and_faster_cpus(part: float) -> None:
+    """Kernels of a part of their launch's time, beside two more simulations."""
+    launch = GPU.host_gap.si + GPU.launch_call.si
+    program = written(*[PRODUCT] * 300, measured=part * launch)
+
+    def run(factor: float) -> tuple[PreparedProgram, Run]:
+        tables = {"scale": {"launch_time": factor}}
+        prepared = prepare_captured(ProgramExperiment("", tables, source="here"), program)
+        return prepared, execute(prepared, MPI.COMM_SELF, critical_path=True)[0]
+
+    prepared, middle = run(1)
+    bar = program_error_bar(prepared, middle)
+    assert bar is not None
+    effects = {each.name: each.effect for each in bar.effects}
+    error = GPU.host_gap.error * GPU.host_gap.si / launch
+    slower, faster = (run(1 + sign * error)[1].step_time for sign in (1, -1))
+    simulated = (slower - faster) / 2 / middle.step_time
+    assert effects.get("host_gap", 0.0) == pytest.approx(simulated, abs=0.02)

@@ -59,6 +59,11 @@ def own_sizes(recording: Recording) -> set[int]:
     return {len(recording.groups[item.group]) for item in recording.items if item.group >= 0}
 
 
+def called(recording: Recording) -> set[str]:
+    """Operators of a recording."""
+    return {call.name for call in recording.calls}
+
+
 def passes(recording: Recording, family: str = "gemm") -> list[int]:
     """Operations of matrices in the forward pass, computed again, and in the backward pass."""
     which = (Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD)
@@ -354,6 +359,11 @@ def test_accelerate_shards_llama(version: int) -> None:
     assert sent(part.recording, least=SMALL) == {
         "ALL_GATHER": BF16 * (2 * layers * block + tables * table + width),
         "REDUCE_SCATTER": BF16 * (layers * block + 2 * table + width),
+    }
+    # No sequence is packed or padded, so that there is no mask: half of the scores, forward.
+    assert {name for name in called(part.recording) if "attention" in name} == {
+        "aten::_scaled_dot_product_flash_attention",
+        "aten::_scaled_dot_product_flash_attention_backward",
     }
 
 

@@ -84,6 +84,27 @@ def test_rows_of_an_odd_length_have_kernels_of_their_own(m: int, n: int, k: int)
     assert single.variant is None
 
 
+def test_what_lies_alike_is_gone_through_as_one_dimension() -> None:
+    """Images whose channels are last, a transposed matrix; not one of each, nor part of a row."""
+    last = half(2, 8, 5, 5, strides=(200, 1, 40, 8))
+    first = half(2, 8, 5, 5, strides=(200, 25, 5, 1))
+    holes = half(8, 4, strides=(8, 1))
+    turned = half(8, 5, strides=(1, 8))
+    for operands, indexed in (
+        ((last, last), 0),
+        ((turned, turned), 0),
+        ((first, first), 0),
+        ((last, first), 400),
+        ((holes, holes), 32),
+        ((turned, half(8, 5, strides=(5, 1))), 40),
+    ):
+        (kernel,) = of("aten::add", *operands)
+        assert isinstance(kernel, Elementwise)
+        assert (kernel.indexed or 0) == indexed
+        (cloned,) = of("aten::copy_", *operands)
+        assert isinstance(cloned, Elementwise if indexed else Copy)
+
+
 @given(SIZES, SIZES, st.integers(3, 9), st.sampled_from([1, 3]), st.sampled_from([1, 2]))
 def test_convolutions_multiply_as_often_as_loops_do(
     inputs: int, outputs: int, side: int, filter_: int, stride: int

@@ -142,9 +142,6 @@ class DistributedDataParallel(torch.nn.Module):
             bucket = _Bucket(held)
             self._buckets.append(bucket)
             self._bucket_of |= {id(each): bucket for each in held}
-        if self.gradient_as_bucket_view:
-            for each in self._reduced:
-                each.grad = None
 
     def _ready(self, parameter: Any) -> None:
         """A gradient is complete: copy it into its bucket, and reduce that if it was the last."""

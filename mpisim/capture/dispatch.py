@@ -32,6 +32,9 @@ _empty, _empty_strided = torch.empty, torch.empty_strided  # programs put their 
 LARGE = 1 << 20
 """Bytes of a tensor on the CPU above which its values are not kept."""
 
+ORDER = 1 << 30
+"""The same of a random order, as samplers make a list of numbers of one of a million samples."""
+
 _KNOWN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
 _SILENT = {
     "aten::empty",
@@ -204,7 +207,8 @@ class Dispatch(TorchDispatchMode):
                 return func(*args, **kwargs)
             with self.fake:
                 out = func(*args, **kwargs)
-            if isinstance(out, torch.Tensor) and out.numel() * out.element_size() > LARGE:
+            large = ORDER if func._schema.name == "aten::randperm" else LARGE
+            if isinstance(out, torch.Tensor) and out.numel() * out.element_size() > large:
                 return out
         return func(*args, **kwargs)
 

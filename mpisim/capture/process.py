@@ -245,15 +245,16 @@ def _install_conversions() -> None:
 
 
 def _install_values(recorder: Recorder, dispatch: Any) -> None:
-    """Stand-ins of what reads many values of a tensor at once."""
+    """Stand-ins of what reads values of a tensor, all at once or as a text."""
     import numpy as np
     import torch
+    from torch._subclasses.fake_tensor import FakeTensor
     from torch.utils._pytree import tree_map
 
     from .dispatch import is_fake
 
     tensor: Any = torch.Tensor
-    original = {name: getattr(tensor, name) for name in ("tolist", "numpy")}
+    original = {name: getattr(tensor, name) for name in ("tolist", "numpy", "__format__")}
 
     def values(self: Any) -> Any:
         if self.device.type == "cuda":
@@ -271,7 +272,15 @@ def _install_values(recorder: Recorder, dispatch: Any) -> None:
     def numpy(self: Any, *args: Any, **kwargs: Any) -> Any:
         return values(self) if is_fake(self) else original["numpy"](self, *args, **kwargs)
 
-    tensor.tolist, tensor.numpy = tolist, numpy
+    def formatted(self: Any, form: str) -> str:
+        if is_fake(self) and not self.dim():
+            return format(self.detach().item(), form)
+        text: str = original["__format__"](self, form)
+        return text
+
+    tensor.tolist, tensor.numpy, tensor.__format__ = tolist, numpy, formatted
+    fake: Any = FakeTensor
+    fake.tolist = tolist  # has its own, which reads number by number
     anything: Any = torch
     made = anything.tensor
 

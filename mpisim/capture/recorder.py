@@ -376,7 +376,8 @@ class Recorder:
             frame = frame.f_back
         if frame is None:
             return False
-        line = (frame.f_code, frame.f_lineno)
+        # A backward pass is a break: a loop over batches ends with its step.
+        line = (frame.f_code, frame.f_lineno, self.backwards)
         again = line == self._last_asked
         # Only debuggers look at the mark. By its address one call cannot be told from the next.
         same, frame.f_trace_lines = not frame.f_trace_lines, False

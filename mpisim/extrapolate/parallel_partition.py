@@ -129,7 +129,8 @@ class StagePartition:
         return (
             f"{self.stages} stages in place of {self.recorded_stages}: {self.layers} layers, found "
             f"as rows that repeat, {each} on each, with their recorded times, in the order of "
-            f"{'GPipe' if self.schedule == 'gpipe' else '1F1B'}; {self.gradients.how}; optimizer and gradients by each stage's share of these"
+            f"{'GPipe' if self.schedule == 'gpipe' else '1F1B'}; {self.gradients.how}; optimizer and "
+            "gradients by each stage's share of these"
         )
 
     def _column(self, fixed: Mapping[int, int]) -> list[RecordedStage]:

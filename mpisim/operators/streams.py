@@ -7,6 +7,7 @@ an elementwise result has the broadcast shape and the widest type.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from ..kernels.operations import Copy, Elementwise, Kernel
 from .call import OperatorCall, TensorSpec
@@ -14,7 +15,7 @@ from .tensors import (
     all_tensors,
     broadcast,
     element_bytes,
-    is_dense,
+    lie_alike,
     number,
     numbers,
     promoted,
@@ -121,6 +122,10 @@ def _streamed(call: OperatorCall, operands: tuple[TensorSpec, ...], dtype: str) 
             written = TensorSpec(dtype, broadcast(each.shape for each in operands))
     if not written.elements:
         return ()
+    if written.strides is None:  # a result has the strides of operands that lie alike
+        whole = (each for each in operands if each.shape == written.shape)
+        strides = next((each.strides for each in whole if lie_alike(each, each)), None)
+        written = replace(written, strides=strides)
     dense = all(_lies_like(each, written) for each in operands)
     amount = touched(written) + sum(map(touched, operands))
     return stream(amount, indexed=0 if dense else written.elements)
@@ -134,7 +139,7 @@ def _lies_like(operand: TensorSpec, written: TensorSpec) -> bool:
     """Whether elements of an operand follow one another as those of the result do."""
     if not operand.shape:
         return operand.dtype in _FROM_PYTHON or not written.shape
-    return operand.elements == written.elements and is_dense(operand)
+    return lie_alike(operand, written)
 
 
 def masked(call: OperatorCall) -> Kernels | None:
@@ -177,9 +182,9 @@ def _copied(source: TensorSpec, to: TensorSpec) -> Kernels:
     if not to.elements or not source.elements:
         return ()
     same = source.dtype == to.dtype and source.shape == to.shape
-    if same and source.strides is not None and is_dense(source) and is_dense(to):
+    alike = lie_alike(source, to)
+    if same and source.strides is not None and alike:
         return (Copy(bytes=touched(to)),)
-    alike = source.strides == to.strides or (is_dense(source) and is_dense(to))
     broadcasts = source.elements != to.elements
     return stream(
         touched(source) + touched(to), indexed=to.elements if broadcasts or not alike else 0

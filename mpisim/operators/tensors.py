@@ -18,6 +18,7 @@ __all__ = [
     "element_bytes",
     "format_of",
     "is_dense",
+    "lie_alike",
     "number",
     "numbers",
     "promoted",
@@ -153,6 +154,24 @@ def is_dense(spec: TensorSpec) -> bool:
     expected = 1
     for n, step in zip(reversed(spec.shape), reversed(spec.strides)):
         if n != 1 and step != expected:
+            return False
+        expected *= n
+    return True
+
+
+def lie_alike(one: TensorSpec, other: TensorSpec) -> bool:
+    """Whether elements of two tensors are in the same places of memory that has no holes.
+
+    So are images whose channels are last: PyTorch goes through such operands in the order of memory
+    (``TensorIterator`` reorders and joins their dimensions), as through one dimension.
+    """
+    if is_dense(one) and is_dense(other):
+        return one.elements == other.elements
+    if one.shape != other.shape or one.strides is None or other.strides is None:
+        return False
+    expected = 1
+    for step, n, same in sorted(zip(one.strides, one.shape, other.strides, strict=True)):
+        if n != 1 and (step != expected or same != step):
             return False
         expected *= n
     return True

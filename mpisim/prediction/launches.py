@@ -1,9 +1,12 @@
-"""Whether a step waits for the CPU to launch kernels, and what capturing them would gain."""
+"""Whether a step waits for the CPU to launch kernels, how far, and what graphs would gain."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ..base.errors import InputError
 from ..base.quantity import PICOSECONDS
@@ -12,7 +15,7 @@ from ..engine.critical_path import PieceKind
 from ..engine.run import Run
 from ..experiment import with_keys
 from ..mpi.parallel import collective_errors
-from ..program import Kind, Program
+from ..program import UNPRICED, Kind, Program
 from .execution import execute
 from .long_steps import long_step
 from .prepared import PreparedExperiment, prepare
@@ -20,7 +23,7 @@ from .prepared import PreparedExperiment, prepare
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["launch_bound_statement", "launch_share"]
+__all__ = ["launch_bound_statement", "launch_share", "with_hidden_launches"]
 
 MIN_LAUNCH_SHARE = 0.05
 """Share of the critical path that launches take at least where their capture is simulated."""
@@ -43,6 +46,55 @@ def launch_share(run: Run) -> float:
     assert path is not None
     waits = (path.kind == PieceKind.HOST) | (path.kind == PieceKind.LAUNCH)
     return float(path.lengths[waits].sum()) / max(run.step_time, 1)
+
+
+def with_hidden_launches(
+    lengths: Mapping[str, float],
+    program: Program,
+    run: Run,
+    shares: Mapping[str, float],
+    errors: Mapping[str, float],
+) -> dict[str, float]:
+    """Lengths of a step by number → the same, where the CPU's launches count though hidden.
+
+    Launch times are known to a half only, and where CPU and GPU are about equally long either may
+    be critical: along the path a step would depend on launches altogether, or not at all. A step is
+    at least as long as a CPU is busy, and as the kernels of a stream take. So a CPU that is slower
+    by the error makes it longer by what first order says, or by what that CPU is busy beyond the
+    step, whichever is more; a faster one shorter by first order, but not below the longest stream.
+    Half of the difference is the effect. CPUs and streams are those of ranks on the path. Local.
+
+    Parameters
+    ----------
+    lengths : mapping of str to float
+        Along the critical path, in ps.
+    program : Program
+    run : Run
+        With its critical path.
+    shares : mapping of str to float
+        Share of the CPU's time that is proportional to each of its numbers.
+    errors : mapping of str to float
+        Relative error bars of numbers, by name.
+    """
+    assert run.critical_path is not None
+    busy = longest = 0
+    for number in np.unique(program.table[run.critical_path.rank]).tolist():
+        table = program.tables[number]
+        assert table is not None  # the path was found in it
+        busy = max(busy, int((table.host + table.launch_cost).sum()))
+        timed = (table.duration != UNPRICED) & (table.stream >= 0)
+        sums = np.bincount(table.stream[timed], weights=(table.duration + table.gap)[timed])
+        longest = max(longest, int(sums.max(initial=0)))
+    found = dict(lengths)
+    for name, share in shares.items():
+        error = errors.get(name, 0.0)
+        if error <= 0:
+            continue
+        first = error * found.get(name, 0.0)
+        slower = max(first, busy * (1 + error * share) - run.step_time)
+        faster = min(first, max(run.step_time - longest, 0))
+        found[name] = (slower + faster) / 2 / error
+    return found
 
 
 def launch_bound_statement(

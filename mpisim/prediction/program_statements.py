@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..base.quantity import Quantity
 from ..engine.run import Run
 from ..kernels.counted import PRICED
+from .launches import with_hidden_launches
 from .statements import (
     METHOD,
     OVERLAP_SLOWDOWN,
@@ -30,6 +31,12 @@ if TYPE_CHECKING:
 __all__ = ["program_error_bar", "program_statements"]
 
 ALL_TIMED = "every communication has a duration of its own"
+
+METHOD_OF_PROGRAMS = (
+    f"{METHOD}; launches also where a slower CPU would make them critical, and no longer than a "
+    "faster one leaves them so; durations of the program count as exact"
+)
+"""How their error bars are made."""
 
 OVERLAP_OF_PROGRAMS = f"{OVERLAP_SLOWDOWN} (a program does not say what its kernels do)"
 
@@ -134,7 +141,13 @@ def program_error_bar(
         numbers |= prepared.network.numbers
     if run.critical_path is None or not (numbers or prepared.counted.left_out):
         return None
-    lengths = (shares or PathShares(prepared, run)).lengths()
+    lengths = with_hidden_launches(
+        (shares or PathShares(prepared, run)).lengths(),
+        prepared.program,
+        run,
+        prepared.counted.host,
+        errors,
+    )
     if overlap is not None:
         numbers |= overlap.numbers
         lengths = {**lengths, **overlap.lengths()}
@@ -158,6 +171,6 @@ def _program_error_bar(
         return {}
     return {
         "uncertainty": found.relative,
-        "uncertainty_method": f"{METHOD}; durations of the program count as exact",
+        "uncertainty_method": METHOD_OF_PROGRAMS,
         "uncertainty_sources": uncertainty_lines(found),
     }

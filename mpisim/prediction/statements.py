@@ -469,6 +469,3 @@ def _unaligned(model: Transformer, plan: Plan) -> bool:
 def format_value(value: object) -> str:
     """Return a value as TOML and reports write it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-# --- of a program file ----------------------------------------------------------------------------

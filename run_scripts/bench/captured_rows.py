@@ -1,7 +1,7 @@
 """Published steps of torchtitan and llm-foundry, by capture alone → errors of steps and memory.
 
     source run_scripts/env.sh
-    .venv/bin/python run_scripts/bench/captured_rows.py all.csv [--only TEXT] [--json FILE]
+    .venv/bin/python run_scripts/bench/captured_rows.py all.csv [--eager] [--only X] [--json FILE]
 
 Each row of the table (docs/accuracy.md) becomes the arguments of a script, which `mpisim capture`
 runs for the ranks that differ, on the cluster that `mpisim validate e2e` takes for the row:
@@ -152,6 +152,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("table", type=Path, help="measured steps (.csv)")
     parser.add_argument("--only", default="", help="rows whose names have this in them")
+    parser.add_argument("--eager", action="store_true", help="rows without torch.compile alone")
     parser.add_argument("--json", type=Path, help="file of what was found, kept and added to")
     args = parser.parse_args()
     settings = read_settings()
@@ -161,6 +162,8 @@ def main() -> None:
     for row in read(args.table):
         script = command(row)
         if script is None or args.only not in row.id:
+            continue
+        if args.eager and "--training.compile" in script:
             continue
         if row.id not in found:
             try:

@@ -12,5 +12,6 @@ Read in this order:
 - `flash_attention`, `apex`, `deepspeed`, `deep_ep`: a library each.
 - `fp8`, `products`, `linears`, `grouped_linear`, `context_parallel`, `transformer_layers`,
   `transformer_engine`: Transformer Engine.
+- `after_import`, `huggingface`: what is exchanged in libraries that run as they are installed.
 - `install`: all of them, in place.
 """

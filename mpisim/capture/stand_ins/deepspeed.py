@@ -7,13 +7,12 @@ are run by nobody, and take no time; the copies to and from the CPU are DeepSpee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType, SimpleNamespace
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from ...base.errors import InputError
+from .after_import import AfterImport
 from .library import Launcher
 from .multi_tensor import MultiTensor
 
@@ -25,7 +24,7 @@ LINE = "DeepSpeed's fused optimizers: not built, their kernels are recorded"
 ON_CPU = ("cpu_adam", "cpu_adagrad", "cpu_lion")
 
 
-class Builders(MetaPathFinder, Loader):
+class Builders(AfterImport):
     """Finds the module of DeepSpeed's builders, and has them build no more.
 
     Parameters
@@ -34,28 +33,14 @@ class Builders(MetaPathFinder, Loader):
     """
 
     def __init__(self, launcher: Launcher) -> None:
+        super().__init__(MODULE)
         self._launcher = launcher
         self._kernels = MultiTensor(launcher)
-        self._spec: ModuleSpec | None = None
 
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return how the module is loaded; None for all others."""
-        if fullname != MODULE:
-            return None
-        self._spec = PathFinder.find_spec(fullname, path)
-        if self._spec is None:
-            return None
-        return ModuleSpec(fullname, self, origin=self._spec.origin)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Run the module as it is, and exchange what loads compiled operators."""
-        assert self._spec is not None
-        assert self._spec.loader is not None
-        module.__file__ = self._spec.origin
-        self._spec.loader.exec_module(module)
-        found: Any = module
-        load: Callable[..., Any] = found.OpBuilder.load
-        compiled, recorded = found.CUDAOpBuilder, self._recorded
+    def change(self, module: Any) -> None:
+        """Exchange what loads compiled operators."""
+        load: Callable[..., Any] = module.OpBuilder.load
+        compiled, recorded = module.CUDAOpBuilder, self._recorded
 
         def loaded(builder: Any, verbose: bool = False) -> Any:
             made = recorded(builder.name)
@@ -69,7 +54,7 @@ class Builders(MetaPathFinder, Loader):
                 )
             return load(builder, verbose)
 
-        found.OpBuilder.load = loaded
+        module.OpBuilder.load = loaded
 
     def _recorded(self, name: str) -> Any:
         """Name of an operator → a module of functions; None for those that are not stood in for."""
@@ -81,10 +66,6 @@ class Builders(MetaPathFinder, Loader):
             return None
         short = name.removeprefix("fused_")
         return SimpleNamespace(**{f"multi_tensor_{short}": step(short)})
-
-    def find_distributions(self, context: Any = None) -> Iterable[Any]:
-        """Return nothing: DeepSpeed itself is installed."""
-        return ()
 
 
 class _OnCpu:

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from . import apex, deep_ep, deepspeed, flash_attention, transformer_engine
+from .huggingface import Tracing
 from .library import Finder, Launcher, Library
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def install(dispatch: Dispatch, without: Sequence[str], folder: str) -> None:
     """
     chosen = [each for each in LIBRARIES if each.name not in without]
     Finder(chosen, dispatch, folder).install()
+    sys.meta_path.insert(0, Tracing())
     if deepspeed.NAME not in without:
         sys.meta_path.insert(0, deepspeed.Builders(Launcher(dispatch, deepspeed.LINE)))
     for each in LIBRARIES:
