@@ -126,11 +126,11 @@ class StagePartition:
     def said(self) -> str:
         """What was assumed."""
         each = self.layers // self.stages
+        order = "GPipe" if self.schedule == "gpipe" else "1F1B"
         return (
             f"{self.stages} stages in place of {self.recorded_stages}: {self.layers} layers, found "
             f"as rows that repeat, {each} on each, with their recorded times, in the order of "
-            f"{'GPipe' if self.schedule == 'gpipe' else '1F1B'}; {self.gradients.how}; optimizer and "
-            "gradients by each stage's share of these"
+            f"{order}; {self.gradients.how}; optimizer and gradients by each stage's share of these"
         )
 
     def _column(self, fixed: Mapping[int, int]) -> list[RecordedStage]:
