@@ -15,6 +15,7 @@ from .tensors import (
     all_tensors,
     broadcast,
     element_bytes,
+    is_dense,
     lie_alike,
     number,
     numbers,
@@ -290,7 +291,7 @@ def concatenation(call: OperatorCall) -> Kernels | None:
         if to is None:
             return None
         return stream(2 * touched(to), indexed=to.elements if number(call, 1, 0) else 0)
-    dense = all(each.strides is not None and lie_alike(each, each) for each in parts)
+    dense = all(each.strides is not None and is_dense(each) for each in parts)
     indexed = 0 if dense or not number(call, 1, 0) else sum(each.elements for each in parts)
     return stream(2 * sum(map(touched, parts)), indexed=indexed)
 
