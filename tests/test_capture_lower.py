@@ -18,7 +18,7 @@ from mpisim.operators import OperatorCall, TensorSpec
 from mpisim.operators.measured import MeasuredOperators
 from mpisim.prediction.execution import execute
 from mpisim.prediction.prepared_program import PreparedProgram, prepare_captured
-from mpisim.prediction.statements import program_error_bar
+from mpisim.prediction.program_statements import program_error_bar
 from mpisim.prediction.uncertainty import PathShares
 from mpisim.program import Program
 
