@@ -95,6 +95,9 @@ def with_speeds(
                 raise InputError(f"{label(key)}: {cluster.title} {WITHOUT_NODES}")
             others[key] = value
             stated.append(f"{value} GPUs a node")
+            tray = cluster.node.tray
+            if tray and given.get("nics") is None and int(value) % tray == 0:
+                changes["nics"] = cluster.node.nics * int(value) // cluster.gpus_per_node
             continue
         if key == "oversubscription":
             fabric = cluster.fabric
