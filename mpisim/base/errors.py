@@ -24,6 +24,9 @@ __all__ = [
     "one_of",
 ]
 
+MIN_BEGINNING = 4
+"""Letters of a name that stand for a longer one that begins with them."""
+
 
 class MpisimError(Exception):
     """Base of every error that is reported in one line, without a traceback.
@@ -108,11 +111,15 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     " (did you mean 'bandwidth'?)"
     >>> nearest("colour", ["bandwidth", "latency"])
     ''
+    >>> nearest("qwen3-235b", ["qwen3-32b", "qwen3-235b-a22b"])
+    " (did you mean 'qwen3-235b-a22b'?)"
     """
     import difflib
 
     allowed = list(allowed)
     close = [each for each in allowed if each.casefold() == name.casefold()]
+    if len(name) >= MIN_BEGINNING:
+        close = close or [each for each in allowed if each.casefold().startswith(name.casefold())]
     close = close or difflib.get_close_matches(name, allowed, n=1)
     return f" (did you mean '{close[0]}'?)" if close else ""
 

@@ -230,7 +230,7 @@ def _micro_batches(plan: Plan, dp: int) -> list[int]:
         raise InputError(
             f"plan.global_batch is {plan.global_batch}: {max(counts)} micro-batches of "
             f"dp × micro_batch = {dp} × {plan.micro_batch}; there can be {MAX_MICRO_BATCHES}: "
-            "raise micro_batch or dp"
+            "raise micro_batch or dp; a batch counts samples, not tokens"
         )
     return counts
 
