@@ -38,9 +38,9 @@ from mpisim.experiment.models import FAMILIES
 from mpisim.experiment.plan import GROUPS
 from mpisim.kernels import find_gpu
 from mpisim.memory import assess, capacity
-from mpisim.memory.starting_plan import _spread
 from mpisim.prediction.hardware import hardware_of
 from mpisim.prediction.prepared import prepare
+from mpisim.search.starting_plan import _spread
 from mpisim.topo import find_cluster
 from mpisim.workloads import lay_out
 from mpisim.workloads.grid import Grid
@@ -174,7 +174,7 @@ def test_plans_fit_or_it_is_said_that_none_does(name: str, cluster: str, gpus: i
         assert f"the fullest GPU needs {verdict.peak / GIB:.1f} GiB" in found.notes[0]
         return
     assert "no plan that was tried fits" in found.notes[0]
-    assert re.search(r"[\d,]+ GPUs have room, with tp = [248]", found.notes[1])
+    assert re.search(r"[\d,]+ GPUs have room, with (tp|pp) = \d", found.notes[1])
     assert f"#   {found.notes[0].removeprefix('plan: ')[:60]}" in found.text
     # 16 bytes of each parameter, shared by all GPUs, nearly fill them.
     assert isinstance(experiment.model, Transformer)
@@ -279,6 +279,38 @@ def test_sequences_of_a_config_that_are_too_long(run_mpisim: Run, tmp_path: Path
     assert "max_position_embeddings" not in given.errors[0]
 
 
+@pytest.mark.parametrize(
+    ("gpus", "framework"), [(128, None), (128, {"name": "megatron-core"}), (64, None)]
+)
+def test_experts_stay_in_a_node_where_that_is_faster(
+    gpus: int, framework: dict[str, str] | None
+) -> None:
+    """Groups of experts over nodes send most tokens through NICs; the plan must be a valid one."""
+    text = example("qwen3-235b-a22b", "dgx-h200", gpus, framework=framework).text
+    case = prepare(read(text, "e"))
+    plan = case.experiment.plan
+    assert case.memory.fits
+    assert plan.ep * plan.etp <= 8 * plan.tp
+    assert plan.pp > 1
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "share", "used"),
+    [(256, 4, 64, None), (1024, 16, 64, None), (144, 2, None, None), (100, 2, None, 100)],
+)
+def test_racks_are_used_alike(gpus: int, nodes: int, share: int | None, used: int | None) -> None:
+    found = example("qwen3-30b-a3b", "gb200-nvl72", gpus)
+    experiment = read(found.text, "e")
+    cluster = experiment.cluster
+    assert (cluster.nodes, cluster.gpus_per_node, cluster.gpus) == (nodes, share, used)
+    hardware = hardware_of(experiment)
+    assert hardware.gpus == gpus
+    node = hardware.cluster.node
+    assert node is not None
+    assert node.nics == (share or 72)  # one of each GPU: they are in its tray
+    assert (share is None) == ("cluster: " not in "".join(found.notes))
+
+
 def test_part_of_a_node() -> None:
     experiment = read(example("gpt2", "dgx-h100", 12).text, "e")
     assert (experiment.cluster.nodes, experiment.cluster.gpus) == (2, 12)
@@ -322,6 +354,11 @@ def test_it_is_printed_or_written_and_never_over_a_file(run_mpisim: Run, tmp_pat
         (["--overwrite"], "--overwrite needs a file to write"),
         (["--config", "none.json"], "none.json: cannot be read: No such file"),
         (["--model", "no/such"], "no/such: cannot be read: No such file"),
+        (
+            ["--model", "Qwen/Qwen3-8B"],
+            "--model Qwen/Qwen3-8B: there is no such folder; the model is known as 'Qwen3-8B'",
+        ),
+        (["--model", "qwen3-235b"], "(did you mean 'qwen3-235b-a22b'?)"),
         (["--config", "c", "--model", "m"], "argument --model: not allowed with argument --config"),
     ],
 )

@@ -36,12 +36,16 @@ from ..experiment.plan import Plan, keys_of
 from ..experiment.plan_keys import nested, short_key
 from ..experiment.plan_options import MAIN_KEYS
 from ..experiment.profiles import chosen_profile, filled
-from ..memory.starting_plan import starting_plan
-from ..topo import find_cluster
+from ..search.starting_plan import starting_plan
+from ..topo import Cluster, find_cluster
+from ..topo.speeds import with_speeds
 
 __all__ = ["Example", "example"]
 
 WIDTH = 100
+
+MORE_RACKS = 8
+"""Of so many racks one more may be used, so that all have as many GPUs: 64 of 72."""
 
 HEAD = """\
 # One training step, to be run with: mpisim run FILE
@@ -163,13 +167,23 @@ def example(
             f"{count} GPUs are more than the {found.gpus_per_node} of {cluster!r}, which is one box"
         )
     choice: dict[str, Any] = {"preset": cluster, "nodes": nodes}
-    if count != nodes * found.gpus_per_node:
+    of_racks: tuple[str, ...] = ()
+    share = _share_of_racks(found, count)
+    if share is not None:
+        of_racks = (
+            f"{share} of the {found.gpus_per_node} GPUs of each rack, so that no group that fits "
+            "into one lies in two",
+        )
+        choice |= {"nodes": count // share, "gpus_per_node": share}
+        found = with_speeds(found, {"gpus_per_node": share})
+    elif count != nodes * found.gpus_per_node:
         choice["gpus"] = count
     if framework:
         chosen_profile(framework, "")
     start = starting_plan(chosen.model, cluster, found, count, framework)
     resolved = {f.name: getattr(chosen.model, f.name) for f in dataclasses.fields(chosen.model)}
     notes = (*chosen.notes, *(f"plan: {each}" for each in start.why))
+    notes += tuple(f"cluster: {each}" for each in of_racks)
     first = {key: value for key, value in chosen.keys.items() if key in ("preset", "hf_config")}
     given = {key: value for key, value in chosen.keys.items() if key not in first}
     head = "".join(f"{key} = {toml_value(value)}\n" for key, value in first.items())
@@ -183,6 +197,7 @@ def example(
             "[plan]\n" + _comment(start.why) + _brief_plan(start.keys, added, chosen.model),
             "[framework]\n" + _brief_framework(of_framework),
             "[cluster]\n"
+            + _comment(of_racks)
             + "".join(f"{key} = {toml_value(value)}\n" for key, value in choice.items()),
         ]
         return Example("\n".join(parts), notes)
@@ -192,7 +207,7 @@ def example(
         + _section(type(chosen.model), given, resolved),
         "[plan]\n" + _comment(start.why) + "\n" + _plan(start.keys, added),
         "[framework]\n" + _section(FrameworkOptions, of_framework, _in_table(added, "framework")),
-        "[cluster]\n" + _section(ClusterChoice, choice),
+        "[cluster]\n" + _comment(of_racks) + _section(ClusterChoice, choice),
         "[kernels]\n" + _section(KernelChoice, {}),
         "[network]\n" + _section(NetworkChoice, {}),
         "[overlap]\n" + _section(OverlapChoice, {}),
@@ -203,6 +218,22 @@ def example(
         JOB_NOTE,
     ]
     return Example("\n".join(parts), notes)
+
+
+def _share_of_racks(cluster: Cluster, gpus: int) -> int | None:
+    """Return how many GPUs of each rack to use, where all would not come out even; or None.
+
+    Ranks are laid over racks one after another: on 4 racks of 72, 256 GPUs in groups of 64 would
+    have groups in two racks. So racks are used alike, if that takes no more than an eighth more.
+    """
+    most, tray = cluster.gpus_per_node, cluster.node.tray if cluster.node else None
+    least = -(-gpus // most)
+    if not tray or least == 1 or gpus % most == 0:
+        return None
+    for racks in range(least, least * (MORE_RACKS + 1) // MORE_RACKS + 1):
+        if gpus % racks == 0 and gpus // racks % tray == 0:
+            return gpus // racks
+    return None
 
 
 def _filled_in(
@@ -276,7 +307,7 @@ def _brief_framework(given: Mapping[str, Any]) -> str:
     """Write which framework it is, or how to say so."""
     lines = [f"{key} = {toml_value(value)}\n" for key, value in given.items()]
     if "name" not in given:
-        name = '# name = "megatron-lm"'
+        name = '# name = "megatron-core"'
         lines.insert(0, f"{name:<24}# of 'mpisim list frameworks': sets what is left blank\n")
     if "version" not in given:
         version = "# version is not set"

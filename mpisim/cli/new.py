@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..base.errors import UsageError
+from ..base.errors import InputError, UsageError
 
 __all__ = ["add_parser", "run"]
 
@@ -30,8 +30,9 @@ def add_parser(subparsers: Any) -> None:
         "new",
         help="write an experiment to start from",
         description="Write an experiment with the keys that most people set, and a plan that fits "
-        "into the memory of the GPUs: something to start from, not the fastest plan. What was "
-        "chosen, and why, is said on standard error and in the file, and so is that nothing fits.",
+        "into the memory of the GPUs: the fastest of some by a bound, without a simulation, to "
+        "start from ('mpisim search FILE --vary auto' finds the fastest). What was chosen, and "
+        "why, is said on standard error and in the file, and so is that nothing fits.",
         epilog=EXAMPLES,
     )
     parser.add_argument(
@@ -82,6 +83,8 @@ def run(args: argparse.Namespace) -> int:
     if args.overwrite and args.file is None:
         raise UsageError("--overwrite needs a file to write: mpisim new FILE")
     path = args.config or (args.model if _is_path(args.model) else None)
+    if path is not None and args.config is None and not Path(path).exists():
+        _check_name_of_hub(path)
     folder = Path(args.file or "").parent
     name = path or args.model
     framework = {
@@ -106,6 +109,18 @@ def run(args: argparse.Namespace) -> int:
     for line in found.notes:
         print(f"mpisim: {line}", file=sys.stderr)
     return 0
+
+
+def _check_name_of_hub(name: str) -> None:
+    """Refuse a name of Hugging Face's hub, as Qwen/Qwen3-8B, whose model has a name here."""
+    from ..experiment.model_presets import find_model
+
+    known = Path(name).name
+    try:
+        find_model(known)
+    except InputError:
+        return
+    raise UsageError(f"--model {name}: there is no such folder; the model is known as {known!r}")
 
 
 def _is_path(name: str) -> bool:

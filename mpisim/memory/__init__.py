@@ -16,8 +16,6 @@ To be read in this order; each module uses only those above it:
     `assess`: a layout against what a GPU has, as `Verdict`; `evaluator` does so for other plans.
 `remedies`
     Changes that make a plan fit, the cheapest first, as `Remedy`; `advice` puts them as text.
-`starting_plan`
-    `starting_plan`: a plan to start from, that fits.
 
 What PyTorch's allocator makes of allocations that are known one by one, apart from these:
 

@@ -51,6 +51,7 @@ __all__ = [
     "equal_columns",
     "error_bar",
     "propagate",
+    "unshared_share",
 ]
 
 Ints = NDArray[np.int64]
@@ -445,7 +446,7 @@ def difference_error(
         default as measured plans show (``data/plans.toml``).
     """
     if unshared is None:
-        unshared = build(Quantity, packaged(PLANS_FILE)["unshared"], PLANS_FILE, "unshared").value
+        unshared = unshared_share()
     return math.hypot(
         unshared * min(one_time, other_time),
         *(
@@ -453,6 +454,11 @@ def difference_error(
             for name in sorted({*one, *other})
         ),
     )
+
+
+def unshared_share() -> float:
+    """Return what the model leaves out and two plans do not share, relative to the shorter step."""
+    return build(Quantity, packaged(PLANS_FILE)["unshared"], PLANS_FILE, "unshared").value
 
 
 def _unnamed(prepared: PreparedExperiment) -> Quantity:

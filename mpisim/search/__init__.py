@@ -13,6 +13,7 @@ Read in this order:
 - `traced_space`, `traced`: the same over a trace, where every valid candidate is simulated.
 - `answer`: the best, with `pareto` (the front), `finalists` (each in full), `limits` (what was left
   out, and why) and `picture`.
+- `starting_plan`: a plan to start from, that fits: the bound and memory alone.
 - `sharding`: where embedding tables are best.
 """
 

@@ -192,7 +192,7 @@ def answer_lines(space: SearchSpace, found: Answer, drawing: Drawing = PLAIN) ->
 
 
 def _seconds(time: float) -> str:
-    return quantity(time, "s") if time >= 0.1 else f"{quantity(time * 1e3, '')}ms"
+    return quantity(time, "s") if time >= 1 else f"{quantity(time * 1e3, '')}ms"
 
 
 def _words(objective: str) -> str:

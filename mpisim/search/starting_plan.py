@@ -1,15 +1,18 @@
 """Model, cluster, number of GPUs → a plan to start from, that fits.
 
-Splits of the model are tried in the order of what they usually cost a step, by the memory model
-itself, until one fits: tensor parallelism inside a node, then stages, experts over the GPUs of a
-node, then over more, recomputation, and sharded parameters. It is no search for the fastest plan:
-nothing is simulated.
+Splits of the model (tensor parallelism inside a node, stages, experts over GPUs), recomputation and
+sharded parameters are put in the order of the least time that a sequence can take with them
+(`mpisim.search.bound`), and tried by the memory model. Of those that fit the one with the least
+closer bound is taken, or one that is split less and is as fast within what plans of equal
+predictions were measured to differ by. It is no search for the fastest plan: nothing is simulated,
+and what the bound leaves out (gradients that are exchanged, links that are shared, launches) does
+not count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from math import log2
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import inf
 from typing import Any, NamedTuple
 
 from ..base.errors import InputError
@@ -21,15 +24,17 @@ from ..experiment.models import Cnn
 from ..experiment.plan_keys import PRECISION, RECOMPUTE, nested
 from ..experiment.profiles import filled
 from ..kernels import Gpu, find_gpu
-from ..topo import Cluster
+from ..memory import Verdict, assess, capacity
+from ..memory.states import FP32
+from ..prediction.hardware import Hardware, hardware_of
+from ..prediction.uncertainty import unshared_share
+from ..topo import Cluster, find_cluster
 from ..workloads import lay_out
-from .constants import capacity
-from .states import FP32
-from .verdict import Verdict, assess
+from .bound import StepBounds
 
 __all__ = ["StartingPlan", "starting_plan"]
 
-MAX_PLANS = 40
+MAX_PLANS = 200
 """Plans that are tried before the report says that none fits."""
 
 MAX_MULTIPLE = 1024
@@ -40,20 +45,6 @@ MAX_TP = 8
 
 ACCOUNT_FOR_ENDS = ("pipeline.account_for_embedding", "pipeline.account_for_loss")
 """Keys that make the first and the last stage a layer shorter."""
-
-COSTS = {
-    "tp": 0.02,
-    "tp of experts": 0.06,
-    "pp": 0.06,
-    "ep": 0.02,
-    "far": 0.1,
-    "full": 0.25,
-    "fsdp": 0.15,
-}
-"""Shares of a step that candidates are put in order by, no predictions: of each doubling of tensor
-parallelism (more beside experts, which it does not split), of stages (besides the bubble), of the
-groups of experts, in a node and beyond; of computing activations again, a fourth of all products;
-of gathering parameters."""
 
 MIN_LAYER_BYTES, MIN_CHECKPOINT_BYTES = 12, 2
 """Bytes that a layer keeps at least of a token and channel, and that it keeps to be computed again;
@@ -101,7 +92,9 @@ class _Target(NamedTuple):
     @property
     def choice(self) -> ClusterChoice:
         node = self.cluster.gpus_per_node
-        return ClusterChoice(self.name, nodes=-(-self.gpus // node), gpus=self.gpus)
+        given = None if node == find_cluster(self.name).gpus_per_node else node
+        nodes = -(-self.gpus // node)
+        return ClusterChoice(self.name, nodes=nodes, gpus=self.gpus, gpus_per_node=given)
 
 
 class _Candidate(NamedTuple):
@@ -126,6 +119,7 @@ def starting_plan(
     name : str
         Of the cluster, as in ``[cluster] preset``.
     cluster : Cluster
+        With as many GPUs of a node as are to be used.
     gpus : int
         To use.
     framework : mapping, optional
@@ -142,7 +136,8 @@ def starting_plan(
         why = [f"{words}: the fullest GPU needs {needs}{close}"]
         if before is not None:
             peak = before.verdict.peak / GIB
-            why.append(f"what costs less does not fit: {_words(before.keys)} needs {peak:.1f} GiB")
+            faster = _words(before.keys)
+            why.append(f"what could be faster does not fit: {faster} needs {peak:.1f} GiB")
         return StartingPlan(chosen.keys, verdict, tuple(why))
     why = [
         f"no plan that was tried fits into {gpus:,} GPUs of {name!r}; "
@@ -170,38 +165,89 @@ def _more_gpus(model: Model, target: _Target) -> tuple[int, dict[str, Any]] | No
 
 
 def _chosen(model: Model, target: _Target) -> tuple[_Candidate, _Candidate | None]:
-    """Return the first plan that surely fits, else that fits, else that takes least.
+    """Return the best plan that surely fits, else that fits, else the one that takes least.
 
-    With it the last plan before it that does not fit.
+    With it the last plan that is faster by the bound and does not fit.
     """
     candidates = _candidates(model, target)
     room = capacity(target.gpu)
-    possible = [keys for keys, least in candidates if least <= room][:MAX_PLANS]
+    possible = [keys for keys, least in candidates if least <= room]
     if not possible:
         least_first = sorted(candidates, key=lambda each: each[1])
         possible = [keys for keys, _ in least_first[:MAX_HOPELESS_PLANS]]
     close: _Candidate | None = None
     least: _Candidate | None = None
     before: _Candidate | None = None
-    for keys in possible:
+    times = _Times(model, target)
+    fitting: list[tuple[float, _Candidate]] = []
+    alike = inf
+    for time, keys in times.sorted(possible)[:MAX_PLANS]:
+        if time > alike:
+            break
         try:
             found = _Candidate(keys, _verdict(model, keys, target))
         except InputError:
             continue
         if found.verdict.fits and found.verdict.certain:
-            return found, before
-        if found.verdict.fits:
+            closer = times.closer(keys)
+            alike = min(alike, closer * (1 + unshared_share()))
+            fitting.append((closer, found))
+        elif fitting:
+            continue
+        elif found.verdict.fits:
             close = close or found
         else:
             before = found
         if least is None or found.verdict.peak < least.verdict.peak:
             least = found
+    if fitting:
+        fastest = [each for each in fitting if each[0] <= alike]
+        return min(fastest, key=lambda each: (_split(each[1].keys), each[0]))[1], before
     chosen = close or least
     if chosen is None:
         raise InputError(
             f"{target.gpus} GPUs of {target.name!r}: no plan divides the model evenly among them"
         )
     return chosen, before if close else None
+
+
+class _Times:
+    """Lower bounds of the ps that a sample takes with a plan; 0 for models that have one split."""
+
+    def __init__(self, model: Model, target: _Target) -> None:
+        self._model, self._target, self._cluster = model, target, target.choice
+        self._bounds = StepBounds()
+        self._hardware: Hardware | None = None
+
+    def sorted(self, plans: Iterable[dict[str, Any]]) -> list[tuple[float, dict[str, Any]]]:
+        """Return plans with their times, the least first.
+
+        Those that do not go together with the model or the cluster are left out.
+        """
+        found = []
+        for keys in plans:
+            try:
+                found.append((self._time(keys, self._bounds.of), keys))
+            except InputError:
+                continue
+        return sorted(found, key=lambda each: each[0])
+
+    def closer(self, keys: dict[str, Any]) -> float:
+        """Return a closer bound, which takes longer."""
+        return self._time(keys, self._bounds.closer)
+
+    def _time(self, keys: dict[str, Any], bound: Callable[[Experiment, Hardware], int]) -> float:
+        if not isinstance(self._model, Transformer):
+            return 0.0
+        plan = _plan(self._model, keys, self._target)
+        experiment = Experiment(model=self._model, plan=plan, cluster=self._cluster)
+        self._hardware = self._hardware or hardware_of(experiment)
+        return bound(experiment, self._hardware) / plan.global_batch
+
+
+def _split(keys: Mapping[str, Any]) -> int:
+    """Return how many GPUs share a replica and its experts."""
+    return int(keys.get("tp", 1) * keys.get("pp", 1) * keys.get("ep", 1))
 
 
 def _plan(model: Model, keys: Mapping[str, Any], target: _Target) -> Plan:
@@ -223,31 +269,29 @@ def _verdict(model: Model, keys: dict[str, Any], target: _Target) -> Verdict:
 
 
 def _candidates(model: Model, target: _Target) -> list[tuple[dict[str, Any], float]]:
-    """Return keys of plans, the cheapest first, each with a lower bound of its bytes."""
+    """Return keys of plans, each with a lower bound of its bytes."""
     precision = next(each for each in ("bf16", "fp16", "fp32") if each in target.gpu.formats)
     if not isinstance(model, Transformer):
         return list(_batches(model, target.gpus))
     total = parameters(model)
     routed = _routed(model)
     tokens = model.layers * model.seq_len * model.hidden
-    found: list[tuple[float, dict[str, Any], float]] = []
+    found: list[tuple[dict[str, Any], float]] = []
     for tp, pp, ep in _splits(model, target):
         dp = target.gpus // (tp * pp)
         least = REPLICATED_BYTES * ((total - routed) / (tp * pp) + routed / (pp * ep))
         least += SHARDED_BYTES * total / (target.gpus if dp > 1 else tp * pp)
-        cost = COSTS["tp of experts" if model.experts else "tp"] * log2(tp) + COSTS["ep"] * log2(ep)
-        cost += COSTS["far"] * max(0.0, log2(ep / target.cluster.gpus_per_node))
         micro_batches = 8 if pp == 1 else 4 * pp
-        cost += (pp - 1) / (micro_batches + pp - 1) + COSTS["pp"] * log2(pp)
         keys: dict[str, Any] = {"global_batch": micro_batches * dp, "micro_batch": 1}
         keys |= {"tp": tp, "pp": pp} | ({"ep": ep} if model.experts else {})
-        keys |= {"etp": 1} if model.experts and tp > 1 else {}
+        if model.experts and tp > 1:
+            keys["etp"] = 1
+            # Megatron-LM asks for it beside experts, and does not set it.
+            keys |= {"sp": True} if target.framework.get("name") else {}
         keys |= _spread(model.layers, pp)
         keys |= {"zero": 1} if dp > 1 else {}
         keys[PRECISION] = precision
-        found.append((cost, keys, least + MIN_LAYER_BYTES * tokens / tp))
-        again = keys | {RECOMPUTE: "full"}
-        found.append((cost + COSTS["full"], again, least + MIN_CHECKPOINT_BYTES * tokens / tp))
+        found += _with_recomputation(keys, least, tokens / tp)
     if not model.experts and target.gpus > 1 and precision != "fp32":
         keys = {
             "global_batch": 8 * target.gpus,
@@ -256,15 +300,18 @@ def _candidates(model: Model, target: _Target) -> list[tuple[dict[str, Any], flo
             "zero": 3,
             PRECISION: precision,
         }
-        least = total * 4 * FP32 / target.gpus
-        cost = COSTS["fsdp"] + COSTS["pp"] * max(0.0, log2(target.gpus / 8))
-        found.append((cost, keys, least + MIN_LAYER_BYTES * tokens))
-        again = keys | {RECOMPUTE: "full"}
-        found.append((cost + COSTS["full"], again, least + MIN_CHECKPOINT_BYTES * tokens))
+        found += _with_recomputation(keys, total * 4 * FP32 / target.gpus, tokens)
     # Shifted scores of Transformer-XL have no fused kernel.
     needed = {"framework.kernels": "eager"} if model.memory else {}
-    found.sort(key=lambda each: each[0])
-    return [(keys | needed, least) for _, keys, least in found]
+    return [(keys | needed, least) for keys, least in found]
+
+
+def _with_recomputation(
+    keys: dict[str, Any], least: float, kept: float
+) -> Iterator[tuple[dict[str, Any], float]]:
+    """Yield a plan without recomputation and with it, and the bytes that each takes at least."""
+    yield keys, least + MIN_LAYER_BYTES * kept
+    yield keys | {RECOMPUTE: "full"}, least + MIN_CHECKPOINT_BYTES * kept
 
 
 def _routed(model: Transformer) -> int:
