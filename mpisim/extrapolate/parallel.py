@@ -243,6 +243,8 @@ def extrapolate_parallel(
     if cluster is not None:
         otherwise = (traced_cluster or cluster).gpu
         with collective_errors(comm):
+            if traced_cluster is None:
+                _check_recorded_there(job.device_name, cluster)
             name = _recorded_gpu(job.device_name, otherwise)
             old = find_gpu(name)
             new = old if gpu is None else find_gpu(gpu)
@@ -297,6 +299,35 @@ def extrapolate_parallel(
     )
 
 
+def _check_recorded_there(said: str, cluster: Cluster) -> None:
+    """Refuse a cluster that the job cannot have been recorded on, where none is named for that.
+
+    Its measured communications would calibrate the model of a network that they never crossed, and
+    without another change the answer were the recording itself.
+    """
+    name = _recorded_gpu(said, cluster.gpu)
+    recorded, there = find_gpu(name), find_gpu(cluster.gpu)
+    if (recorded.family, recorded.nvlink) == (there.family, there.nvlink):
+        return  # or one of the same links with another memory
+    raise UsageError(
+        f"--cluster has {there.title}, but the job was recorded on {recorded.title}: "
+        f"--traced-cluster says on which cluster (and --gpu {cluster.gpu} takes kernels to the "
+        "other GPU, too)"
+    )
+
+
+def _check_partners(program: Program) -> None:
+    """Refuse sends and receives of which no file has the other end: their axis cannot be seen."""
+    for table in filter(None, program.tables):
+        alone = table.is_communication & (table.operation == Operation.UNKNOWN)
+        for number in np.unique(table.name[alone]).tolist():
+            if "sendrecv" in program.names[number].lower().replace("_", ""):
+                raise UsageError(
+                    "the files lack ranks that others exchange messages with, such as further "
+                    "stages of their pipelines; give those of all ranks, or all of one replica"
+                )
+
+
 def _recorded_gpu(said: str, otherwise: str) -> str:
     """The GPU that a recording names, or the one that it is taken for."""
     try:
@@ -339,6 +370,8 @@ class _Changed:
                 return None
             what = "some replicas are missing" if missing else f"--dp {replicas} is a change"
             raise UsageError(f"{what}: --cluster says on which network")
+        if missing:
+            _check_partners(program)
         floor = picoseconds(find_gpu(cluster.gpu).memory_floor.si)
         said: list[str] = []
         samples = replicas / size

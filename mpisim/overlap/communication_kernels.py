@@ -165,6 +165,10 @@ class CommunicationKernels:
         channels = round(self.constants.channels.si)
         if ranks == 1:  # nothing runs
             return CommunicationKernel(operation, size, ranks, algorithm, protocol, 0, 0.0, 0)
+        if operation is Operation.UNKNOWN:  # recorded, so that its time is given
+            return CommunicationKernel(
+                operation, size, ranks, algorithm, protocol, channels, 0.0, 0
+            )
         nccl: Nccl | None = getattr(self.network, "nccl", None)
         if nccl is not None:
             choice = nccl.choose(operation, max(size, 0), group.shape)  # type: ignore[attr-defined]
