@@ -35,6 +35,7 @@ from ..kernels.operations import Copy, Kernel
 from ..kernels.recorded import Recorded, RecordedKernels
 from ..kernels.scaled import rated_gpu
 from ..prediction.hardware import gpu_kinds
+from ..prediction.program_statements import SAMPLES, TOKENS
 from ..prediction.variation import FACTOR_NAME, slowest_factor
 from ..program import Program
 from ..replay.error import differences
@@ -238,8 +239,16 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
         unchanged=unchanged,
         alone=world == 1,
     )
+    of_step = {SAMPLES: str(plan.global_batch)}
+    if step.sequence:
+        of_step[TOKENS] = str(workload.tokens)
     program = workload.program.replace(
-        attributes={**workload.program.attributes, COUNTED: text, "extrapolated": step.source}
+        attributes={
+            **workload.program.attributes,
+            COUNTED: text,
+            "extrapolated": step.source,
+            **of_step,
+        }
     )
     return Extrapolated(step, target, workload, program, nodes, assumptions)
 

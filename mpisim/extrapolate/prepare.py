@@ -192,6 +192,13 @@ def prepare_traced(
         # Some messages begin with the table already.
         text = str(error).replace("[plan]: [plan]", "[plan]", 1)
         raise InputError(f"{source}: {text}") from error
+    grid = found.workload.layout.grid
+    if gpus is not None and grid.world > gpus:
+        raise InputError(
+            f"{source}: the plan needs {grid.world} GPUs (dp = {grid.dp}, tp × cp × pp = "
+            f"{grid.tp} × {grid.cp} × {grid.pp}), but the cluster has {gpus}: "
+            "raise 'nodes' in [cluster]"
+        )
     own = dict(experiment.tables.get("cluster", {}))
     own.pop("gpus", None)
     own.pop("other_gpus", None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..base.quantity import Quantity
+from ..base.quantity import PICOSECONDS, Quantity
 from ..engine.run import Run
 from ..kernels.counted import PRICED
 from .launches import with_hidden_launches
@@ -16,6 +16,7 @@ from .statements import (
     METHOD,
     OVERLAP_SLOWDOWN,
     describe_random_factors,
+    digits,
     format_value,
     network_notes,
     scale_lines,
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
     from ..overlap import OverlapSummary
     from .prepared_program import PreparedProgram
 
-__all__ = ["program_error_bar", "program_statements"]
+__all__ = ["SAMPLES", "TOKENS", "program_error_bar", "program_statements"]
+
+SAMPLES, TOKENS = "samples", "tokens"
+"""Attributes of a program: how many samples, and tokens, a step of all ranks is of."""
 
 ALL_TIMED = "every communication has a duration of its own"
 
@@ -66,11 +70,13 @@ def program_statements(
     Returns
     -------
     dict
-        ``assumptions`` and ``not_modelled``, lists of texts; where a network prices communications
+        ``assumptions`` and ``not_modelled``, lists of texts; ``throughput`` (for people) where the
+        program says how many samples a step is of; where a network prices communications
         also ``uncertainty`` (relative, one standard deviation), ``uncertainty_method`` and
         ``uncertainty_sources``, as of `mpisim.prediction.statements.statements`.
     """
     choices, request, cluster = prepared.experiment, prepared.request, prepared.cluster
+    rate = _throughput(prepared, run)
     varies = describe_random_factors(choices.variation)
     speeds = choices.variation.speeds
     lines = [] if varies is None else [varies]
@@ -81,6 +87,7 @@ def program_statements(
         lines.append(f"priced by roofline: {prepared.program.attributes[PRICED]}")
     if request is None or cluster is None:
         return {
+            **rate,
             **({"assumptions": lines} if lines else {}),
             **_program_error_bar(prepared, run, shares, None),
         }
@@ -98,6 +105,7 @@ def program_statements(
         if f"network.{key}" not in choices.defaulted
     }
     return {
+        **rate,
         "assumptions": [
             cluster.title,
             f"{nodes}; neighbouring ranks share a node",
@@ -115,6 +123,19 @@ def program_statements(
         **_program_error_bar(prepared, run, shares, overlap),
         **({} if overlap is None else overlap.statements()),
     }
+
+
+def _throughput(prepared: PreparedProgram, run: Run) -> dict[str, str]:
+    """Return the rate of a step that says how many samples it is of."""
+    attributes = prepared.program.attributes
+    samples, tokens = (attributes.get(key, "") for key in (SAMPLES, TOKENS))
+    if not samples.isdecimal() or not run.step_time:
+        return {}
+    seconds = run.step_time / PICOSECONDS
+    rate = f"{digits(int(samples) / seconds)} samples/s"
+    if tokens.isdecimal():
+        rate = f"{int(tokens) / seconds:,.0f} tokens/s ({rate})"
+    return {"throughput": f"{rate}, {int(samples):,} samples a step"}
 
 
 def program_error_bar(

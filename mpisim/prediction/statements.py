@@ -112,7 +112,7 @@ def statements(
     a_gpu = work.flops / seconds / work.layout.grid.world
     model = prepared.experiment.model
     words = model.samples == "sequences"
-    rate = f"{_digits(plan.global_batch / seconds)} {model.samples}/s"
+    rate = f"{digits(plan.global_batch / seconds)} {model.samples}/s"
     if words:
         rate = f"{work.tokens / seconds:,.0f} tokens/s ({rate})"
     attributes = {
@@ -169,7 +169,7 @@ def statements(
     return {**({"published": [str(each) for each in found]} if found else {}), **attributes}
 
 
-def _digits(number: float) -> str:
+def digits(number: float) -> str:
     """Return a number with four digits or more, and never with an exponent."""
     return f"{number:,.0f}" if number >= 1000 else f"{number:,.4g}"
 
