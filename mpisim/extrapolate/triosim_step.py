@@ -18,6 +18,7 @@ from ..formats.triosim import TriosimOperator, TriosimTrace, read_triosim
 from ..kernels import gpu_name
 from ..kernels.operations import Convolution, Elementwise, Gemm, Kernel
 from ..operators import OperatorCall, TensorSpec, kernels_of
+from ..traces.sources import is_kineto, json_files
 from .layers import layer_names
 from .step import TracedKernel, TracedOperator, TracedParameter, TracedStep
 
@@ -70,10 +71,14 @@ def read_triosim_step(
     """
     trace = read_triosim(path)
     if gpu is None:
-        raise InputError(
+        text = (
             f"{path}: TrioSim's tables do not say on which GPU they were recorded; --traced-gpu "
             "does"
         )
+        inside = json_files(Path(path)) if Path(path).is_dir() else []
+        if kineto := next(filter(is_kineto, inside), None):
+            text += f"; or name the Kineto trace beside them, {kineto}"
+        raise InputError(text)
     return _Reader(trace, path).step(gpu_name(gpu), batch)
 
 

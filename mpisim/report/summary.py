@@ -369,8 +369,12 @@ def _more(results: Results) -> list[str]:
         len(found) if isinstance(found := attributes.get(key), list) else 0
         for key in ("assumptions", "not_modelled")
     )
-    assumed = f"{n} assumptions, {missing} things not modelled, " if n or missing else ""
+    counted = [
+        f"{number} {word}{'s' if number > 1 else ''}{rest}, "
+        for number, word, rest in ((n, "assumption", ""), (missing, "thing", " not modelled"))
+        if number
+    ]
     return [
-        f"--details prints {assumed}all tables.",
+        f"--details prints {''.join(counted)}all tables.",
         "-o run.h5 keeps it for mpisim report (--html: a page), export, compare, sensitivity.",
     ]

@@ -198,7 +198,8 @@ def _source(path: Path, alone: bool) -> Source:
             number = 0
         else:
             raise TraceError(
-                f"{path}: its rank is neither in 'distributedInfo' nor in its name (rankN)"
+                f"{path}: its rank is neither in 'distributedInfo' nor in its name (rankN), "
+                "which tell a job's ranks apart; of one GPU name one trace, not a folder of several"
             )
     return Source(path, number, int(world.group(1)) if world else 0, path.stat().st_size)
 
