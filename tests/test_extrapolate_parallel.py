@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 from mpisim import engine
-from mpisim.base.errors import InputError
+from mpisim.base.errors import InputError, UsageError
 from mpisim.experiment import load
 from mpisim.export.operators import operators_around
 from mpisim.extrapolate.parallel import Extrapolated, extrapolate_parallel
@@ -819,6 +819,18 @@ def test_megatron_grows_as_the_generated_job(megatron: TraceJob, tmp_path: Path)
     assert int(table.bytes[table.operation == Operation.ALL_REDUCE].max()) in sizes
     sent = int(table.bytes[table.kind == Kind.SEND].max())
     assert f"taken as {sent / 2**20:.1f} MiB" in " ".join(found.attributes["assumptions"])
+
+
+def test_a_pipeline_without_its_other_stages_is_refused(shared: Path) -> None:
+    paths = [shared / "traces" / MEGATRON / f"kineto_rank{rank}.json.gz" for rank in (0, 1)]
+    job = read_job(paths, MPI.COMM_SELF, allow_missing=True)
+    with pytest.raises(UsageError, match="further stages of their pipelines"):
+        extrapolate_parallel(job, MPI.COMM_SELF, dp=4, cluster=find_cluster("a800-8gpu"))
+
+
+def test_a_cluster_that_the_job_was_not_recorded_on_is_refused(megatron: TraceJob) -> None:
+    with pytest.raises(UsageError, match="--traced-cluster says on which cluster"):
+        extrapolate_parallel(megatron, MPI.COMM_SELF, cluster=find_cluster("dgx-h100"))
 
 
 def test_one_rank_of_ddp_gives_the_whole(shared: Path) -> None:
