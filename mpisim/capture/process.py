@@ -84,11 +84,11 @@ def capture_rank(job: Job) -> None:
 def _described(job: Job, error: BaseException) -> MpisimError:
     """Return an error of the script with the line of the user's that led to it."""
     where = job.script
-    folder = Path(job.script).resolve().parent
+    folder, own = Path(job.script).resolve().parent, Path(__file__).parents[1]
     for frame in traceback.extract_tb(error.__traceback__):
         path = Path(frame.filename)
         users = path.name == Path(job.script).name or folder in path.resolve().parents
-        if users and "site-packages" not in frame.filename:
+        if users and "site-packages" not in frame.filename and own not in path.parents:
             where = f"{path.name}:{frame.lineno}"
     if job.show:
         traceback.print_exception(error)
