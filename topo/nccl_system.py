@@ -269,14 +269,18 @@ def _intra(topology: Topology, gpus_per_node: int) -> str:
 
 
 def _nic_path(topology: Topology) -> str:
-    """Return the distance from GPUs to their nearest NICs, as nvidia-smi writes it."""
+    """Return the distance from GPUs to their nearest NICs, as nvidia-smi writes it.
+
+    Of GPUs that share a NIC the first counts: through it others reach what is far from them.
+    """
     near: dict[int, list[int]] = {}
     for a, b, kind in zip(
         topology.source.tolist(), topology.target.tolist(), topology.kind.tolist(), strict=True
     ):
         if kind in _HOST_LINKS:
             near.setdefault(a, []).append(b)
-    found = Counter(_nic_distance(topology, near, gpu) for gpu in topology.gpu.tolist())
+    first = topology.gpu[:: max(1, topology.n_gpus // max(topology.nics, 1))].tolist()
+    found = Counter(_nic_distance(topology, near, gpu) for gpu in first)
     return found.most_common(1)[0][0]
 
 

@@ -119,7 +119,8 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     allowed = list(allowed)
     close = [each for each in allowed if each.casefold() == name.casefold()]
     if len(name) >= MIN_BEGINNING:
-        close = close or [each for each in allowed if each.casefold().startswith(name.casefold())]
+        longer = (each for each in allowed if each.casefold().startswith(name.casefold()))
+        close = close or sorted(longer, key=len)
     close = close or difflib.get_close_matches(name, allowed, n=1)
     return f" (did you mean '{close[0]}'?)" if close else ""
 
