@@ -194,6 +194,7 @@ def grouped(call: OperatorCall) -> Kernels | None:
     """``_grouped_mm(a, b, offsets)`` → products of several experts in one kernel.
 
     Tokens (rows, k) with (experts, k, n), or (k, rows) with (rows, n) for gradients of weights.
+    Where experts' rows end is data; they count as what a router without preference gives.
     """
     a, b = tensor(call, 0), tensor(call, 1)
     if a is None or b is None or len(a.shape) < 2 or len(b.shape) < 2:
@@ -212,7 +213,7 @@ def grouped(call: OperatorCall) -> Kernels | None:
         return product(a, a.shape[-2], b.shape[-1], a.shape[-1], a.shape[0])
     if min(rows, groups, n, k) < 1:
         return () if groups else None
-    return (GroupedGemm(rows, groups, n, k, dtype=kind, weight=weight),)
+    return (GroupedGemm(rows, groups, n, k, dtype=kind, weight=weight, ragged=not weight),)
 
 
 def gradient_accumulation(call: OperatorCall) -> Kernels | None:
