@@ -561,9 +561,7 @@ def test_micro_batches(gpt: Job, micro_batches: int, tmp_path: Path) -> None:
         gpt.job, MPI.COMM_SELF, cluster=find_cluster("dgx-h100"), micro_batches=micro_batches
     )
     expected = generated(GPT, 8 * micro_batches, 1, tmp_path).run
-    # Slowdowns are taken out and put back, those of products beside the all-reduces of tensor
-    # parallelism up to 8 % too large; without slowdown it is exact (the test below).
-    assert found.step == pytest.approx(float(expected.step_time) / 1e12, rel=0.006)
+    assert found.step == pytest.approx(float(expected.step_time) / 1e12, rel=1e-4)
     assert traffic(found.program) == traffic(expected.program)
 
 
@@ -803,6 +801,7 @@ def test_megatron_grows_as_the_generated_job(megatron: TraceJob, tmp_path: Path)
     text = GPT.replace("dgx-h100", "a800-8gpu").replace("zero = 1", "zero = 0\noverlap.dp = false")
     text = text.replace('"gpt3-350m"', '"gpt3-350m"\nseq_len = 1024')
     text = text.replace("micro_batch = 4", "micro_batch = 32")
+    text += "[variation]\nslowest = false\n"  # that the slowest of more GPUs is slower is not grown
     plan = {nodes: generated(text, 128, nodes, tmp_path) for nodes in (1, 2, 4)}
     cluster = find_cluster("a800-8gpu")
     steps = [extrapolate_parallel(megatron, MPI.COMM_SELF).step]
@@ -812,7 +811,7 @@ def test_megatron_grows_as_the_generated_job(megatron: TraceJob, tmp_path: Path)
         # The recorded kernels with what the generated job becomes longer by.
         longer = (float(plan[nodes].run.step_time) - float(plan[1].run.step_time)) / 1e12
         assert found.step == pytest.approx(steps[0] + longer, rel=0.05)
-        assert found.step - steps[0] == pytest.approx(longer, rel=0.15)
+        assert found.step - steps[0] == pytest.approx(longer, rel=0.1)
     assert steps == sorted(steps)
     # The gradients and the messages between stages are the plan's.
     sizes = {each.bytes for each in found.structure.traffic if each.axes == "dp"}

@@ -7,7 +7,10 @@ both by the overlap model (:mod:`mpisim.overlap`):
 
     alone = time beside no communication + Σ time beside one / its factor
 
-Communications keep their measured times, which hold what kernels slow them.
+Recorded times are those with which kernels and communications did overlap, so the slowdown is put
+back until durations and overlap agree (the "coupled" overlap): of a job that is not changed the
+recorded times come back. Communications keep their measured times, which hold what kernels slow
+them.
 
 What a kernel computes, on which its factor depends, the shapes of its operator tell: a kernel
 counts as that of its name whose recorded time is nearest to its own. Names tell the rest: products,
@@ -54,6 +57,10 @@ if TYPE_CHECKING:
 __all__ = ["KernelSlowdown", "KernelsByName", "kernels_by_name"]
 
 Ints = NDArray[np.int64]
+
+MAX_PASSES = 50
+"""Passes in which durations and overlap come to agree, at most, as of ``overlap.passes``; a few
+are enough."""
 
 BUCKETS_AN_OCTAVE = 2
 """Kernels of which only the name is known are told apart by time in steps of this fineness."""
@@ -238,7 +245,7 @@ class KernelSlowdown:
             )
 
         model = _Names(self._gpu, self._kernels, self._times).model(program, network)
-        outcome = run_with_slowdown(model, run, "static", comm, 1)
+        outcome = run_with_slowdown(model, run, "coupled", comm, MAX_PASSES)
         self._sums[2:] = outcome.kernel_time.sum(axis=0).tolist()
         return outcome.run.program
 

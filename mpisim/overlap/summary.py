@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ from ..kernels.slowdown import CLASSES
 from ..program import Kind
 from .model import OverlapModel
 from .passes import SlowdownOutcome
+
+if TYPE_CHECKING:
+    from ..engine.repetition import Repetition
 
 __all__ = ["OverlapSummary"]
 
@@ -34,11 +37,30 @@ class OverlapSummary:
         The model, with the program without slowdown.
     outcome : SlowdownOutcome
     mode : {"static", "coupled"}
+    repetition : Repetition, optional
+        Of a long step, how it follows from the run that has the rows.
     """
 
     model: OverlapModel
     outcome: SlowdownOutcome
     mode: Literal["static", "coupled"]
+    repetition: Repetition | None = None
+
+    def times_of_rows(self, rank: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows of a rank's table → how often each runs in the step, of which a table may have less.
+
+        Parameters
+        ----------
+        rank : int
+        rows : int64, shape (n,)
+        """
+        times = np.ones(len(rows), np.int64)
+        if self.repetition is not None:
+            window = self.repetition.window
+            first = window.low[rank]
+            period = (rows >= first) & (rows < first + window.n_rows[rank])
+            times[period] += self.repetition.times
+        return times
 
     @property
     def numbers(self) -> dict[str, Quantity]:

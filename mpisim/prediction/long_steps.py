@@ -228,6 +228,7 @@ def _overlap(
     alone = other.step_time_alone - one.step_time_alone
     return replace(
         longer,
+        repetition=repetition,
         outcome=replace(
             other,
             run=run,

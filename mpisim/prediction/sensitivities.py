@@ -106,7 +106,7 @@ class _PathParts:
         overlap: OverlapSummary | None,
         mode: str,
     ) -> None:
-        self._prepared, self._shares = prepared, shares
+        self._prepared, self._shares, self._overlap = prepared, shares, overlap
         path = shares.path
         length = path.lengths
         added = np.zeros(len(length), np.int64) if overlap is None else overlap.longer
@@ -327,7 +327,8 @@ class _PathParts:
         kind, n = equal_columns(columns)
         first = np.zeros(n, np.int64)
         first[kind] = np.arange(len(kind))
-        count = np.bincount(kind, minlength=n)
+        assert self._overlap is not None
+        count = np.bincount(kind, self._overlap.times_of_rows(rank, rows), minlength=n)
         found: dict[str, float] = {}
         total = 0.0
         network = self._prepared.network
