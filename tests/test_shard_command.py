@@ -191,9 +191,10 @@ def torch_save() -> Iterator[Writer]:
                 archive.writestr(f"{path.stem}/data/{each.key}", each.array.tobytes())
         return path
 
-    sys.modules |= {"torch": torch, "torch._utils": utils}
-    yield save
-    del sys.modules["torch"], sys.modules["torch._utils"]
+    with pytest.MonkeyPatch.context() as patch:  # a torch that is loaded comes back
+        patch.setitem(sys.modules, "torch", torch)
+        patch.setitem(sys.modules, "torch._utils", utils)
+        yield save
 
 
 SAMPLES = 64

@@ -292,7 +292,11 @@ def _candidates(model: Model, target: _Target) -> list[tuple[dict[str, Any], flo
         keys |= {"zero": 1} if dp > 1 else {}
         keys[PRECISION] = precision
         found += _with_recomputation(keys, least, tokens / tp)
-    if not model.experts and target.gpus > 1 and precision != "fp32":
+    # A framework that is named keeps its own way of sharding.
+    named = bool(target.framework.get("name"))
+    usual = _plan(model, {"global_batch": target.gpus}, target).framework.dp_style
+    shards = not named or usual == "fsdp"
+    if shards and not model.experts and target.gpus > 1 and precision != "fp32":
         keys = {
             "global_batch": 8 * target.gpus,
             "micro_batch": 1,
