@@ -71,7 +71,7 @@ def operations_a_clock(name: str, family: str) -> int:
     of the matrix units (AMD's)."""
     if family.startswith("cdna"):
         return 256
-    half = ("p100", "v100", "gv100", "t4", "rtx-2080", "a100", "a800")
+    half = ("p100", "v100", "gv100", "t4", "rtx-2080", "rtx-8000", "a100", "a30", "a800")
     return 2 * (64 if name.startswith(half) else 128)
 
 
@@ -221,5 +221,5 @@ def test_a_name_means_one_gpu() -> None:
 
 
 def test_a_gpu_that_is_not_here_is_not_mistaken_for_another() -> None:
-    with pytest.raises(InputError, match="unknown GPU 'NVIDIA H100 NVL'"):
-        find_gpu("NVIDIA H100 NVL")
+    with pytest.raises(InputError, match="unknown GPU 'NVIDIA A100X'"):
+        find_gpu("NVIDIA A100X")

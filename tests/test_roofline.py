@@ -7,6 +7,7 @@ The machine: 1 TB/s of memory of which streaming kernels reach 0.5 and reduction
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,8 @@ from machines import ROUND, exact
 
 from mpisim.base.errors import InputError
 from mpisim.base.quantity import Quantity
-from mpisim.kernels import Estimate, KernelModel, Roofline, find_gpu
+from mpisim.kernels import Estimate, Gpu, KernelModel, Roofline, find_gpu
+from mpisim.kernels.analytical import Analytical
 from mpisim.kernels.operations import (
     Attention,
     Convolution,
@@ -210,9 +212,12 @@ def test_a_kind_that_the_model_does_not_know_is_refused() -> None:
         ("mi300x", 668.4),
     ],
 )
-def test_large_products_reach_what_is_measured(name: str, best: float) -> None:
+@pytest.mark.parametrize("model", [Roofline, Analytical])
+def test_large_products_reach_what_is_measured(
+    model: Callable[[Gpu], Roofline | Analytical], name: str, best: float
+) -> None:
     kernel = Gemm(8192, 8192, 8192)
-    estimate = Roofline(find_gpu(name)).estimate(kernel)
+    estimate = model(find_gpu(name)).estimate(kernel)
     assert 0.5 * best < kernel.flops / estimate.duration <= best
 
 

@@ -51,9 +51,11 @@ RELATED_ARCHITECTURES: dict[str, tuple[str, ...]] = {
     "ada": ("ampere", "hopper"),
     "hopper": ("ampere", "volta"),
     "blackwell": ("hopper", "ampere", "volta"),
+    "blackwell-rtx": ("ada", "ampere", "hopper"),
     "cdna1": ("cdna2", "cdna3"),
     "cdna2": ("cdna1", "cdna3"),
     "cdna3": ("cdna2", "cdna1"),
+    "cdna4": ("cdna3", "cdna2", "cdna1"),
 }
 """Architectures whose constants may serve one that was not measured, best first. Those fitted to a
 V100 alone predict an A100's elementwise kernels and layer norms to 3 and 7 %, and the reverse holds
@@ -92,6 +94,8 @@ class CalibrationLookup:
         Whether the GPU itself, or the format, was not measured.
     added : float
         Relative error to add, in squares, to the table's.
+    unrelated : bool
+        Whether no GPU of the table has the architecture or a related one.
     """
 
     constants: Mapping[str, float]
@@ -99,6 +103,7 @@ class CalibrationLookup:
     name: str
     borrowed: bool
     added: float = 0.0
+    unrelated: bool = False
 
     @property
     def launch(self) -> float:
@@ -180,6 +185,7 @@ def look_up(
                     if of_chip
                     else unseen_chip_error(formula, gpu, other_generation),
                 ),
+                unrelated=unrelated,
             )
     constants = {each.name: each.start for each in FORMULAS[formula].constants}
     added = math.hypot(TEXTBOOK_ERROR, unseen_chip_error(formula, gpu))

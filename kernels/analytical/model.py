@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import field, replace
@@ -16,10 +17,11 @@ from mpisim.base.quantity import Quantity, picoseconds
 from ..gpu import Gpu
 from ..gpu_parameters import GpuParameters
 from ..model import Estimate
-from ..operations import Kernel
+from ..operations import Attention, Convolution, Gemm, GroupedGemm, Kernel
+from ..roofline import Roofline
 from ..scaled import scaled_gpu
 from .calibration import KernelCalibration, decade_of, packaged_calibration
-from .families import FORMULAS, formula_of, stack_columns
+from .families import FORMULAS, VARIANTS, formula_of, stack_columns
 from .formula import ANY, Columns, Formula
 from .lookup import CalibrationLookup, look_up
 from .tiles import free_stretch
@@ -34,6 +36,17 @@ MAX_CACHED_MODELS = 8
 
 BURST = "burst"
 """The constant that says how long a kernel may run before the clock is lowered."""
+
+EFFICIENCY = "efficiency"
+"""The constant with the share of the peak that arithmetic alone reaches."""
+
+LARGE_KERNELS: dict[str, Kernel] = {
+    "gemm": Gemm(8192, 8192, 8192),
+    "grouped_gemm": GroupedGemm(rows=65536, groups=8, n=8192, k=8192),
+    "convolution": Convolution(256, 256, 256, height=56, width=56, kernel=3),
+    "attention": Attention(8, 32, 32, 8192, 8192, 128, 128, causal=True),
+}
+"""By formula (all of attention together): a kernel that takes its time from arithmetic."""
 
 
 @frozen
@@ -287,6 +300,8 @@ class Analytical:
             if dtype != ANY:
                 self._gpu.peak(dtype)  # or an error that names the formats
             lookup = look_up(self._calibration, formula, self._parameters, dtype)
+            if lookup.unrelated and EFFICIENCY in lookup.constants:
+                lookup = self._at_known_rate(lookup, formula, dtype)
             if not self._alone and BURST in lookup.constants:
                 lookup = replace(lookup, constants={**lookup.constants, BURST: 0.0})
             name = f"{formula} model" + ("" if dtype == ANY else f" ({dtype})")
@@ -294,6 +309,31 @@ class Analytical:
             found = _CalibratedFormula(FORMULAS[formula], lookup, name, number)
             self._calibrated[key] = found
         return found
+
+    def _at_known_rate(
+        self, lookup: CalibrationLookup, formula: str, dtype: str
+    ) -> CalibrationLookup:
+        """Return constants of unrelated GPUs that give a large kernel the rate known of this one.
+
+        Architectures differ in the share of their peak that is reached (a product on an MI300X at
+        best half, on an A100 0.87: github:stas00/ml-engineering, compute/accelerator); how
+        small kernels fall below large ones is left to the constants.
+        """
+        variant = VARIANTS.get(formula)
+        base = variant.base if variant else formula
+        kernel: Any = LARGE_KERNELS["attention" if base.startswith("attention") else base]
+        kernel = replace(kernel, dtype=dtype)
+        known = Roofline(self._gpu).estimate(kernel)
+        found = FORMULAS[base]
+        seconds = found.seconds(
+            found.columns(kernel), GpuParameters.of(self._gpu), lookup.constants
+        )
+        rate = lookup.constants[EFFICIENCY] * picoseconds(seconds) / known.duration
+        return replace(
+            lookup,
+            constants={**lookup.constants, EFFICIENCY: rate},
+            added=math.hypot(lookup.added, known.error),
+        )
 
     def _price(self, kernel: Kernel) -> Estimate:
         calibrated, columns = self._describe(kernel)

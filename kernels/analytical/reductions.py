@@ -73,7 +73,7 @@ WARP_THREADS = 32
 SECTOR_BYTES = 32
 """Bytes that memory and caches move at once."""
 
-SM_THREADS = {"turing": 1024, "ada": 1536}
+SM_THREADS = {"turing": 1024, "ada": 1536, "blackwell-rtx": 1536}
 """Threads that a multiprocessor holds, where not 2,048 (CUDA programming guide, compute
 capabilities)."""
 

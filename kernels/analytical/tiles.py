@@ -87,7 +87,7 @@ LIBRARY_TILINGS = {
 
 ISSUE_OVERHEAD = number("fp32_issue_overhead")
 
-SINGLE_ISSUE = frozenset(("ampere", "ada", "hopper", "blackwell"))
+SINGLE_ISSUE = frozenset(("ampere", "ada", "hopper", "blackwell", "blackwell-rtx"))
 """Architectures whose schedulers issue one instruction a clock."""
 
 MOST_SPREAD = 0.5
