@@ -104,6 +104,46 @@ def test_fp16_checks_for_overflow_before_it_clips() -> None:
     ]
 
 
+def test_deepspeed_checks_fp16_gradients_one_by_one() -> None:
+    # FP16_Optimizer.step of deepspeed/runtime/fp16/fused_optimizer.py; a gradient of 40 in fp16 is
+    # converted to be summed, as CheckOverflow does, and once more to be updated with.
+    net = (layer("a", 40), layer("b", 60))
+    keys: dict[str, object] = {"dp_style": "deepspeed", "precision": "fp16", "global_batch": 1}
+    program = stepped(net, 2, tp=2, **keys).program
+    rows = end(told(program))
+    each = ["convert gradient", "sum gradient", "read overflow"]
+    waits = "wait for overflow < read overflow"
+    assert rows == [
+        *(*each, waits),
+        *(*each, waits),
+        "overflow all-reduce [model 4] < read overflow",
+        "read overflow < overflow all-reduce",
+        waits,
+        "convert gradients",
+        "flatten gradients",
+        "gradient norm",
+        "gradient norm all-reduce [model 4] < gradient norm",
+        "read gradient norm < gradient norm all-reduce",
+        "wait for gradient norm < read gradient norm",
+        "clip gradients",
+        "adam",
+        "convert weights",
+    ]
+    table = program.table_of(0)
+    bytes_of: dict[str, int] = {}  # one ps a byte
+    for name, duration in zip(table.name, table.duration, strict=True):
+        known = program.names[name]
+        bytes_of[known] = bytes_of.get(known, 0) + int(duration)
+    assert bytes_of["convert gradient"] == bytes_of["convert gradients"] == 6 * 100
+    assert bytes_of["sum gradient"] == 4 * 100
+    assert bytes_of["flatten gradients"] == bytes_of["clip gradients"] == 8 * 100
+    # It unscales without clipping, too; other formats and ZeRO have other optimizers.
+    assert end(told(stepped(net, 2, tp=2, clip=False, **keys).program)) == rows
+    for other in ({"precision": "bf16"}, {"zero": 1}, {"precision_gradients": "fp32"}):
+        found = told(stepped(net, 2, tp=2, **{**keys, **other}).program)
+        assert not any("flatten gradients" in row for row in found)
+
+
 def test_norms_are_added_up_over_those_who_share_gradients() -> None:
     net = (layer("a", 40),)
     for plan, groups in (

@@ -269,6 +269,31 @@ def test_keys_are_priced_one_at_a_time() -> None:
     assert (by_tp.key, by_tp.pairs, by_tp.right) == ("tp", 2, 2)
     shares = [2.0, math.log(4 / 3) / math.log(2 / 1.01)]
     assert by_tp.priced == pytest.approx(sum(shares) / 2)
+    assert math.isnan(by_pp.low)  # of a single pair
+    assert (by_tp.low, by_tp.high) == pytest.approx((min(shares), max(shares)))
+
+
+def test_a_price_is_as_sure_as_its_plans_are_many() -> None:
+    def plans(number: int, off: int) -> list[Any]:
+        """So many plans twice as long one after the other, one of them predicted to be longer."""
+        return [
+            SimpleNamespace(
+                measured=2.0**i, predicted=2.0**i * (2 if i == off else 1), keys={"tp": i}
+            )
+            for i in range(number)
+        ]
+
+    (exact,) = dimensions([Group("", plans(4, off=-1))])
+    assert (exact.pairs, exact.priced, exact.low, exact.high) == (6, 1.0, 1.0, 1.0)
+    # Half of the pairs are with the plan that is off, but it is one of four: often not drawn.
+    (few,) = dimensions([Group("", plans(4, off=3))])
+    (many,) = dimensions([Group("", plans(4, off=3)), *(Group("", plans(4, off=-1)) for _ in "12")])
+    shares = [math.log(2 * 2 ** (3 - i)) / math.log(2 ** (3 - i)) for i in range(3)]
+    assert few.priced == pytest.approx((1 + min(shares)) / 2)
+    assert few.low == 1.0
+    assert few.priced < few.high <= max(shares)
+    assert (many.priced, many.low) == (1.0, 1.0)
+    assert many.high <= few.high
 
 
 def test_what_two_plans_share_cancels() -> None:

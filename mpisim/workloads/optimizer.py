@@ -6,8 +6,11 @@ where the ranks saw different tokens, those of tied embeddings over the first an
 the CPU reads the norm of all gradients, gradients are clipped, and one kernel updates everything.
 In fp16 gradients are checked for overflow before. Gradients in 16 bits are copied to fp32 before
 all that, and weights to the format of the passes after it (``_copy_model_grads_to_main_grads``,
-``_copy_main_params_to_model_params``). DeepSpeed does the same over its own groups; FSDP, which
-converts when it communicates, leaves the norm on the GPU; DDP's users rarely clip (``plan.clip``).
+``_copy_main_params_to_model_params``). DeepSpeed does the same over its own groups, but for fp16
+without ZeRO (``FP16_Optimizer``, deepspeed/runtime/fp16/fused_optimizer.py): there the CPU asks of
+one gradient after the other whether it is finite, before they are converted and joined, and what
+unscales them clips them, too. FSDP, which converts when it communicates, leaves the norm on the
+GPU; DDP's users rarely clip (``plan.clip``).
 
 Before PyTorch 2.0 its optimizers and ``clip_grad_norm_`` go through parameters one by one
 (``framework.parameter_loops``): as many launches as there are parameters for each of their kernels.
@@ -136,15 +139,21 @@ def write_optimizer(
             block.write(network.optimizer(share))
         strategy.after_optimizer(block)
         return
+    plan = layout.experiment.plan
     converts = strategy.style != "fsdp"
+    one_by_one = _checks_one_by_one(plan, strategy)
+    if one_by_one:
+        _check_each(block, strategy)
     if converts:
         _convert(
             block, "gradients", strategy.gradient_size, strategy.optimizer_gradient_size, strategy
         )
-    plan = layout.experiment.plan
-    if plan.precision.products == "fp16" and (strategy.norm_groups or plan.clip):
+    if one_by_one:
+        size = strategy.optimizer_gradient_size * strategy.updated_parameters
+        block.compute(Compute("flatten gradients", Elementwise(2 * size)))
+    elif plan.precision.products == "fp16" and (strategy.norm_groups or plan.clip):
         _check_overflow(block, strategy)
-    if plan.clip if plan.clip is not None else strategy.norm_groups:
+    if one_by_one or (plan.clip if plan.clip is not None else strategy.norm_groups):
         _clip(block, layout, strategy)
     _update(block, plan, strategy)
     if converts:
@@ -186,6 +195,27 @@ def _check_overflow(block: BlockBuilder, strategy: Strategy) -> None:
     if strategy.updated_parameters:
         size = strategy.optimizer_gradient_size * strategy.updated_parameters
         block.compute(Compute("unscale gradients", Elementwise(2 * size)))
+    for group in strategy.norm_groups:
+        block.communicate(_all_reduce(group, FP32, "overflow"))
+    _read(block, "overflow")
+
+
+def _checks_one_by_one(plan: Plan, strategy: Strategy) -> bool:
+    """Whether DeepSpeed's ``FP16_Optimizer`` updates what the stage holds."""
+    fp16 = plan.precision.products == "fp16" and strategy.gradient_size == BYTES["fp16"]
+    return (
+        strategy.style == "deepspeed" and not plan.zero and fp16 and strategy.updated_parameters > 0
+    )
+
+
+def _check_each(block: BlockBuilder, strategy: Strategy) -> None:
+    """The CPU reads the sum of each gradient (``CheckOverflow`` of deepspeed/runtime/utils.py)."""
+    for chunk in strategy.parameters:
+        for each in chunk:
+            size = (strategy.gradient_size + FP32) * each.size
+            block.compute(Compute("convert gradient", Elementwise(size)))
+            block.compute(Compute("sum gradient", Elementwise(FP32 * each.size)))
+            _read(block, "overflow")
     for group in strategy.norm_groups:
         block.communicate(_all_reduce(group, FP32, "overflow"))
     _read(block, "overflow")

@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...base.frozen import frozen
 from ...experiment.plan_keys import short_key
@@ -46,8 +47,14 @@ framework, and repetitions on busy clusters, differ by up to this."""
 BEYOND = 2.0
 """Standard deviations of the difference of two measurements from which on it is beyond noise."""
 
+Draws = NDArray[np.int64]
+"""How often something is in each of the draws."""
+
 DRAWS = 1000
-"""Of times measured again, for `Ranking.ceiling`."""
+"""Of times measured again, for `Ranking.ceiling`; of plans, for `Dimension.low`."""
+
+SIDE = 0.05
+"""Share of the draws on each side of the interval of `Dimension.priced`."""
 
 LIMITS = (0.0, 0.5, 1.0, 2.0, 4.0, math.inf)
 """Bounds of z, size of a predicted difference over its standard deviation, for `reliability`."""
@@ -178,32 +185,67 @@ class Dimension:
     priced : float
         Median of the predicted over the measured difference, of logarithms of times: above 1 the
         key is predicted to matter more than it does.
+    low, high : float
+        Bounds within which 90 % of such medians lie when the plans of each group are drawn again,
+        with replacement. Pairs share plans, and each plan has one measured time: there is less to
+        tell a price from than there are pairs. NaN of a single pair.
     """
 
     key: str
     pairs: int
     right: int
     priced: float
+    low: float
+    high: float
 
 
 def dimensions(groups: Sequence[Group]) -> list[Dimension]:
     """Groups → how well each key of the plan is priced, those with the most pairs first."""
-    found: dict[str, list[float]] = {}
+    rng = np.random.default_rng(0)
+    shares: dict[str, list[float]] = {}
+    weights: dict[str, list[Draws]] = {}
     for group in groups:
+        number = len(group.plans)
+        drawn = rng.multinomial(number, [1 / number] * number, DRAWS) if number else None
+        times = {id(each): i for i, each in enumerate(group.plans)}
         for one, other in _differ(group):
             mine, its = ({**each.keys, "dp": 0} for each in (one, other))
             keys = [key for key in {**mine, **its} if mine.get(key) != its.get(key)]
-            if len(keys) == 1:
+            if len(keys) == 1 and drawn is not None:
                 measured = math.log(one.measured / other.measured)
                 share = math.log(one.predicted / other.predicted) / measured
-                found.setdefault(short_key(keys[0]), []).append(share)
+                key = short_key(keys[0])
+                shares.setdefault(key, []).append(share)
+                weights.setdefault(key, []).append(
+                    drawn[:, times[id(one)]] * drawn[:, times[id(other)]]
+                )
     return sorted(
         (
-            Dimension(key, len(shares), sum(each > 0 for each in shares), median(shares))
-            for key, shares in found.items()
+            Dimension(
+                key,
+                len(each),
+                sum(share > 0 for share in each),
+                median(each),
+                *_interval(each, weights[key]),
+            )
+            for key, each in shares.items()
         ),
         key=lambda each: (-each.pairs, each.key),
     )
+
+
+def _interval(shares: Sequence[float], weights: Sequence[Draws]) -> tuple[float, float]:
+    """Shares, and how often each is in every draw → bounds of 90 % of their medians."""
+    if len(shares) < 2:
+        return math.nan, math.nan
+    order = np.argsort(shares)
+    sums = np.stack([weights[i] for i in order], axis=1).cumsum(axis=1)
+    sums = sums[sums[:, -1] > 0]
+    if not len(sums):
+        return math.nan, math.nan
+    middle = (2 * sums >= sums[:, -1:]).argmax(axis=1)
+    low, high = np.quantile(np.asarray(shares)[order][middle], (SIDE, 1 - SIDE))
+    return float(low), float(high)
 
 
 def _right(one: MeasuredPlan, other: MeasuredPlan) -> bool:

@@ -41,7 +41,8 @@ every group: few sources repeat, and most of those within minutes."""
 NOTE_DIMENSIONS = """\
 pairs of plans that differ in one key alone, and by more than noise; dp takes up what tp and pp
 leave. priced: the predicted difference over the measured one (of the logarithms of times), in the
-median."""
+median; 90 %: where that median lies when the plans of each group are drawn again, with
+replacement."""
 
 SOUND = " Without suspect rows."
 
@@ -112,7 +113,14 @@ def as_json(found: Sweeps, least: int, path: str) -> dict[str, Any]:
             for each in found.noise
         ],
         "dimensions": [
-            {"key": each.key, "pairs": each.pairs, "right": each.right, "priced": each.priced}
+            {
+                "key": each.key,
+                "pairs": each.pairs,
+                "right": each.right,
+                "priced": each.priced,
+                "low": _number(each.low),
+                "high": _number(each.high),
+            }
             for each in dimensions([group.sound() for group in groups])
         ],
         "unshared_error": unshared_error(groups),
@@ -188,9 +196,15 @@ def _parts(found: Sweeps, least: int, lay: Lay) -> list[str]:
         parts += [lay(_noise(found.noise)), NOTE_NOISE]
     each_key = dimensions([group.sound() for group in groups])
     if each_key:
-        cells = [("differ in", "pairs", "right", "priced")]
+        cells = [("differ in", "pairs", "right", "priced", "90 %")]
         cells += [
-            (each.key, str(each.pairs), percentage(each.right / each.pairs), f"{each.priced:.2f}")
+            (
+                each.key,
+                str(each.pairs),
+                percentage(each.right / each.pairs),
+                f"{each.priced:.2f}",
+                f"{each.low:.2f} to {each.high:.2f}" if math.isfinite(each.low) else "",
+            )
             for each in each_key
         ]
         parts += [lay(cells), NOTE_DIMENSIONS + (SOUND if _suspect(groups) else "")]

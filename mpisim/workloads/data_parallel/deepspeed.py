@@ -8,7 +8,8 @@ share (``use_multi_rank_bucket_allreduce``, the default), so that a step moves 3
 reduce-scatter would move 2 Ψ (arXiv:1910.02054). Updated shares are gathered after the optimizer,
 in one collective for dense parameters and one for experts.
 
-Without ZeRO buckets are reduced after the last backward (``buffered_allreduce_fallback`` of
+Without ZeRO buckets are reduced after the last backward, divided by the number of ranks and copied
+back (``buffered_allreduce_fallback``, ``allreduce_bucket`` and ``allreduce_and_copy`` of
 deepspeed/runtime/engine.py).
 """
 
@@ -17,13 +18,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from mpisim.kernels.operations import BYTES
+from mpisim.kernels.operations import BYTES, Elementwise
 
 from ...base.errors import InputError
 from ...experiment.plan import Style
 from ...program import Operation
 from ..blocks import BlockBuilder
-from ..operators import Communicate
+from ..operators import Communicate, Compute
 from .buckets import (
     Bucket,
     ChunkParameter,
@@ -158,6 +159,8 @@ class DeepSpeed(Strategy):
                 )
                 block.communicate(self.reduction(bucket))
                 if not self.plan.zero:
+                    size = self.gradient_size * bucket.size
+                    block.compute(Compute("scale gradients", Elementwise(2 * size)))
                     self.write_copies(
                         block, "copy gradient from bucket", bucket.parameters, self.gradient_size
                     )
