@@ -251,6 +251,10 @@ def test_what_it_leaves_open_is_filled_in_and_counted(row: Any) -> None:
 
 
 def test_a_mixture_in_a_rack(row: Any) -> None:
+    # What a source says of stages counts (dgxc-benchmarking's pretrain_deepseek_v3.py).
+    dgxc = {"id": "dgxc-v25.05.05-dsv3", "source": "NVIDIA/dgxc-benchmarking", "vpp": 1}
+    stages = mapped(row(BRIDGE, **dgxc, framework="NeMo")).experiment.plan.pipeline.stages
+    assert stages == (15, 16, 16, 14)
     found = mapped(row(BRIDGE))
     plan = found.experiment.plan
     # 61 layers on 4 × 4 chunks: four on each, one on the last, as Megatron-Bridge lays it out.

@@ -17,6 +17,7 @@ from mpisim.experiment import FAMILIES, Transformer, model_counts
 from mpisim.experiment.model_presets import find_model
 from mpisim.kernels import find_gpu
 from mpisim.kernels.analytical import Analytical
+from mpisim.kernels.operations import Gemm, GroupedGemm
 from mpisim.program import Operation
 from mpisim.workloads.operators import Communicate, Compute, Network
 
@@ -224,6 +225,46 @@ def test_tokens_travel_in_the_latent_width() -> None:
         if isinstance(task, Communicate) and task.group == "ep" and task.bytes > 4096
     ]
     assert sent == [2 * 2 * 256 * 2 * 64] * 2
+
+
+def formats(found: Network, layer: str) -> dict[str, str]:
+    """Matrix → format of its product forward, of linear layers of one layer."""
+    operators = next(each for each in found.layers if each.name == layer).operators
+    return {
+        task.name: task.kernel.dtype
+        for operator in operators
+        for task in operator.forward
+        if isinstance(task, Compute) and isinstance(task.kernel, Gemm | GroupedGemm)
+    }
+
+
+def test_products_that_stay_in_16_bits() -> None:
+    found = network(
+        MODELS["latent"],
+        plan(
+            precision="nvfp4",
+            precision_first_wide=1,
+            precision_last_wide=2,
+            precision_wide_modules=("attention", "latent", "mtp"),
+            moe_experts="loop",
+        ),
+    )
+    # M, E, M, *, E, -: the first and the last two, whatever they are.
+    assert formats(found, "layer 0")["mamba in"] == "bf16"
+    assert formats(found, "layer 2")["mamba in"] == "nvfp4"
+    quantised, wide = formats(found, "layer 1"), formats(found, "layer 4")
+    assert (quantised["experts in"], wide["experts in"]) == ("nvfp4", "bf16")
+    assert (quantised["experts latent down"], quantised["shared expert in"]) == ("bf16", "nvfp4")
+    assert formats(found, "layer 3")["qkv"] == "bf16"
+    assert formats(found, "layer 5")["feed-forward in"] == "bf16"
+    assert formats(found, "prediction 1")["experts in"] == "bf16"
+    # Nothing is cast where products are in 16 bits.
+    assert not any("cast" in task.name for task in found.layers[5].operators[0].forward)
+
+
+def test_wide_layers_change_nothing_in_16_bits() -> None:
+    wide = plan(precision_last_wide=3, precision_wide_modules=("attention", "latent", "mtp"))
+    assert network(MODELS["latent"], wide).layers == network(MODELS["latent"], plan()).layers
 
 
 def test_shared_modules_of_prediction_hold_one_set() -> None:

@@ -12,7 +12,7 @@ from ..base.errors import InputError, nearest
 from ..base.frozen import frozen
 from ..base.schema import Limits
 from ..schedules import SCHEDULES, ScheduleName
-from .models import Count
+from .models import Count, OptionalCount
 
 __all__ = [
     "MAIN_KEYS",
@@ -50,6 +50,8 @@ KeptOperator = Literal[
 """Operators of a layer, by the names they have in results."""
 RecomputedModule = Literal["layernorm", "moe_act", "mla_up_proj", "mlp", "moe"]
 """Parts of a layer, as Megatron-LM names them."""
+WideModule = Literal["attention", "latent", "mtp"]
+"""Parts of a transformer whose products may stay in 16 bits."""
 
 
 @frozen
@@ -154,6 +156,14 @@ class PrecisionOptions:
     fp8_activations : bool
         Whether inputs of the non-linearity of feed-forward blocks and experts are kept in fp8, cast
         forward and back (Megatron-LM's ``--activation-func-fp8-input-store``).
+    first_wide, last_wide : int
+        Layers at the begin and at the end of a transformer whose products stay in 16 bits in plans
+        of fp8 and nvfp4 (Megatron-LM's ``--num-layers-at-start-in-bf16`` and
+        ``--num-layers-at-end-in-bf16``).
+    wide_modules : tuple of {"attention", "latent", "mtp"}
+        What stays in 16 bits in all layers: the matrices around attention, those between hidden
+        states and the narrower ones of LatentMoE, the modules that predict further tokens
+        (Megatron-LM's ``--te-precision-config-file``).
     """
 
     products: Precision = "bf16"
@@ -167,6 +177,9 @@ class PrecisionOptions:
     fp8_params: bool = False
     fp8_split_sums: bool = True
     fp8_activations: bool = False
+    first_wide: OptionalCount = 0
+    last_wide: OptionalCount = 0
+    wide_modules: tuple[WideModule, ...] = ()
 
     def __post_init__(self) -> None:
         if self.convolutions is not None and self.products != "fp32":

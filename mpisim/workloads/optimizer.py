@@ -20,14 +20,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mpisim.kernels.operations import BYTES, Copy, Elementwise, OptimizerStep, operand_bytes
+from mpisim.kernels.operations import (
+    BYTES,
+    Copy,
+    Elementwise,
+    Gemm,
+    GroupedGemm,
+    OptimizerStep,
+    Precision,
+    operand_bytes,
+)
 
 from ..experiment.plan import Plan
 from ..program import Operation
 from .blocks import BlockBuilder
 from .data_parallel import Strategy
 from .layout import Layout
-from .operators import Communicate, Compute
+from .operators import Communicate, Compute, Layer
 
 __all__ = ["OPTIMIZER_STATES", "optimizer_bytes", "write_optimizer"]
 
@@ -289,18 +298,26 @@ def _quantise(block: BlockBuilder, layout: Layout, stage: int, strategy: Strateg
     plan = layout.experiment.plan
     if plan.precision.products not in ("fp8", "nvfp4") or plan.framework.fp8_weight_casts:
         return
-    chunks = zip(layout.chunks(stage), strategy.parameters, strict=True)
-    size = sum(
-        each.size
-        for chunk, held in chunks
-        for each in held
-        if chunk.layers[each.layer].role == "block"
-    )
+    size = 0
+    for chunk, held in zip(layout.chunks(stage), strategy.parameters, strict=True):
+        quantised = [_quantises(layer, plan.precision.products) for layer in chunk.layers]
+        size += sum(each.size for each in held if quantised[each.layer])
     current = plan.precision.products == "nvfp4" or plan.precision.fp8_scaling == "current"
     layouts = 2 if plan.framework.fp8_transposed or plan.precision.fp8_scaling == "blocks" else 1
     traffic = (2 if current else 1) * BYTES[plan.weight_format] * size
     traffic += layouts * operand_bytes(plan.precision.products, size)
     block.compute(Compute("cast weights", Elementwise(traffic, transposes=layouts == 2)))
+
+
+def _quantises(layer: Layer, products: Precision) -> bool:
+    """Whether a block multiplies in the format of the plan, not in 16 bits alone."""
+    formats = {
+        task.kernel.dtype
+        for operator in layer.operators
+        for task in operator.forward
+        if isinstance(task, Compute) and isinstance(task.kernel, Gemm | GroupedGemm)
+    }
+    return layer.role == "block" and (products in formats or not formats)
 
 
 def _read(block: BlockBuilder, what: str) -> None:

@@ -412,7 +412,7 @@ def _layers(keys: dict[str, Any], row: Row, base: Mapping[str, Any]) -> list[str
         keys["model.layers"] = max(1, round(exact / parts)) * parts
         filled.append("model.layers from the number of parameters")
     layers = _count(keys, base)
-    if parts == 1 or layers % parts == 0:
+    if parts == 1 or layers % parts == 0 or "plan.pipeline.stages" in keys:
         return filled
     if (layers + 2) % parts == 0:
         keys["plan.pipeline.account_for_embedding"] = keys["plan.pipeline.account_for_loss"] = True

@@ -97,6 +97,7 @@ def _latent_matrix(s: Shapes, name: str, *, down: bool) -> tuple[Operator, ...]:
     if latent is None:
         return ()
     k, n = (hidden, latent) if down else (latent, hidden)
+    s = s.wide("latent")
     return (linear(s, name, k, n, tokens=s.sharded_tokens, keeps_input=not down),)
 
 

@@ -72,18 +72,22 @@ def _stack_of_blocks(s: Shapes) -> Iterator[Layer]:
         embedding = clustered_embedding(s)
     yield _layer(s, "embedding", embedding, "embedding")
     # Layers of one kind are one and the same tuple: built once, recognised as equal at once.
-    kinds: dict[tuple[str, bool], tuple[Operator, ...]] = {}
-    block: tuple[Operator, ...] = ()
+    kinds: dict[tuple[str, bool, bool], tuple[Operator, ...]] = {}
+    precision = s.plan.precision
+    quantised = range(precision.first_wide, model.layers - precision.last_wide)
     for i in range(model.layers):
-        kind = letters, windowed = model.kind(i), model.windowed(i)
+        kind = letters, windowed, _ = model.kind(i), model.windowed(i), i in quantised
         if kind not in kinds:
-            kinds[kind] = _block(s if windowed else s.without_window(), letters)
-        block = kinds[kind]
-        yield _layer(s, f"layer {i}", block)
-    if model.mtp_pattern:
-        block = _block(s, model.kinds[-1])
+            of_layer = s if i in quantised else s.wide()
+            kinds[kind] = _block(of_layer if windowed else of_layer.without_window(), letters)
+        yield _layer(s, f"layer {i}", kinds[kind])
+    further = s.wide("mtp")
+    if not (model.mtp_pattern or model.windowed(model.layers - 1)):
+        further = further.without_window()
+    block = _block(further, model.kinds[-1]) if model.mtp_layers else ()
     for i in range(model.mtp_layers):
-        predicting = split_accumulators(s, multi_token_prediction(s, block, first=not i))
+        module = multi_token_prediction(further, block, first=not i)
+        predicting = split_accumulators(further, module)
         if model.mtp_shared and i:
             predicting = tuple(replace(each, parameters=()) for each in predicting)
         yield _layer(s, f"prediction {i}", predicting, "head")
@@ -102,7 +106,7 @@ def _block(s: Shapes, letters: str) -> tuple[Operator, ...]:
     parts = {
         "M": mamba_layer,
         "G": gated_delta_layer,
-        "*": lambda s: capture_module(s, "attn", attention(s)),
+        "*": lambda s: capture_module(s, "attn", attention(s.wide("attention"))),
         "-": feed_forward,
         "E": mixture_of_experts,
     }

@@ -14,6 +14,7 @@ from mpisim.kernels.operations import ATTENTION_VARIANTS, BYTES, Attention, Prec
 from ...base.frozen import frozen
 from ...experiment.models import Transformer, divides
 from ...experiment.plan import Format, Plan
+from ...experiment.plan_options import WideModule
 from ..grid import Grid
 
 __all__ = ["AttentionShape", "Shapes"]
@@ -189,6 +190,20 @@ class Shapes:
     def accumulates_gradients(self) -> bool:
         """Whether several micro-batches add to one gradient."""
         return self.plan.global_batch > self.grid.dp * self.plan.micro_batch
+
+    def wide(self, module: WideModule | None = None) -> Shapes:
+        """Sizes of layers whose products stay in 16 bits, or of a module if the plan says so.
+
+        Parameters
+        ----------
+        module : {"attention", "latent", "mtp"}, optional
+            As in ``plan.precision.wide_modules``; if not given, always.
+        """
+        precision = self.plan.precision
+        if not self.quantised or (module and module not in precision.wide_modules):
+            return self
+        wide = replace(precision, products=precision.weights, attention=None)
+        return replace(self, plan=replace(self.plan, precision=wide))
 
     # --- attention ------------------------------------------------------------------------------
 
