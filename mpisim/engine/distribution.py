@@ -167,9 +167,7 @@ def distribute(
     program = simulated.program
     hosted = np.flatnonzero(placement == process).astype(np.int32)
     ranks = simulated.classes.representative[hosted]
-    numbers, entry = np.unique(program.table[ranks], return_inverse=True)
-    table = entry.astype(np.int32)
-    lowered = [lower(one, known.tables) for n in numbers if (one := program.tables[n]) is not None]
+    lowered, table = _lowered_tables(program, ranks, known)
     sited = None if contention is None else simulated.routes
     site = assign_domains(sited, len(simulated.sizes), int(placement.max()) + 1)
     used = _UsedCommunicators.of(
@@ -201,11 +199,7 @@ def distribute(
             used.bound,
             known.views,
             single_process=operations is None,
-            communications=initial_communications(
-                np.repeat(used.members, used.operations),
-                np.repeat(remote, used.operations),
-                np.repeat(role == Role.OWNER, used.operations),
-            ),
+            communications=used.initial_communications(role, remote),
         )
     core_input = CoreInput(
         lowered=lowered,
@@ -246,6 +240,15 @@ def distribute(
         receivers=receivers,
         core_input=core_input,
     )
+
+
+def _lowered_tables(
+    program: Program, ranks: NDArray[np.int32], known: LoweredTables
+) -> tuple[list[LoweredTable], NDArray[np.int32]]:
+    """Hosted ranks → their tables as instructions, and which of them each has."""
+    numbers, entry = np.unique(program.table[ranks], return_inverse=True)
+    lowered = [lower(one, known.tables) for n in numbers if (one := program.tables[n]) is not None]
+    return lowered, entry.astype(np.int32)
 
 
 @frozen(eq=False)
@@ -313,6 +316,16 @@ class _UsedCommunicators:
         found: NDArray[Any] = np.zeros(len(self.bound), dtype)
         found[active] = values[self.place[active]]
         return found
+
+    def initial_communications(
+        self, role: NDArray[np.uint8], remote: NDArray[np.int64]
+    ) -> NDArray[Any]:
+        """Roles, and processes waited for → the state of each communication before a run."""
+        return initial_communications(
+            np.repeat(self.members, self.operations),
+            np.repeat(remote, self.operations),
+            np.repeat(role == Role.OWNER, self.operations),
+        )
 
     def slot_uses(self, inside: NDArray[np.bool_]) -> SlotUses:
         """Return the slots with operations, for tiles; `inside`: all members are hosted here."""
