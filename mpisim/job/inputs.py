@@ -12,7 +12,7 @@ from functools import cache
 
 from ..base.frozen import frozen
 from ..base.presets import packaged
-from ..base.quantity import Quantity
+from ..base.quantity import SECONDS_OF_A_DAY, Quantity
 from ..base.schema import build
 from ..base.text import percentage
 from ..experiment.job_choice import JobChoice, seconds
@@ -35,7 +35,6 @@ __all__ = [
 ]
 
 RECOVERY = "recovery.toml"
-DAY = 86400.0
 
 
 @frozen
@@ -189,9 +188,9 @@ def job_model(step: Step, cluster: JobCluster, choice: JobChoice) -> tuple[JobMo
         interval=1,
         stall=times.stall,
         persist=times.persist,
-        rate=each * cluster.gpus / DAY,
+        rate=each * cluster.gpus / SECONDS_OF_A_DAY,
         shape=choice.failure_shape,
-        planned_rate=planned / DAY,
+        planned_rate=planned / SECONDS_OF_A_DAY,
         detection=_time(choice, "detection", known.detection),
         restart=_time(choice, "restart", known.restart) + times.load,
         rewarmup=choice.rewarmup_steps * (choice.rewarmup_slowdown - 1) * step.seconds,
