@@ -13,7 +13,17 @@ from ..base.frozen import frozen
 from ..base.schema import Limits
 from ..kernels.activations import ACTIVATIONS, ActivationName
 
-__all__ = ["USUAL_LENGTH", "Classes", "Count", "Large", "Transformer", "divides"]
+__all__ = [
+    "IMAGE_CHANNELS",
+    "RELATIVE_BUCKETS",
+    "TOKEN_TYPES",
+    "USUAL_LENGTH",
+    "Classes",
+    "Count",
+    "Large",
+    "Transformer",
+    "divides",
+]
 
 USUAL_LENGTH = 8192
 """Tokens of the sequences that large language models are trained on, but for a last phase on longer
@@ -21,6 +31,15 @@ ones: 8,192 of Llama 3 (arXiv:2407.21783, section 3.4), 4,096 of DeepSeek-V3 (ar
 
 LETTERS = ("M", "G", "*", "-", "E")
 """Parts of layers of hybrids (megatron/core/ssm/mamba_hybrid_layer_allocation.py)."""
+
+TOKEN_TYPES = 2
+"""Of BERT: which of two sentences a token belongs to (arXiv:1810.04805, section 3)."""
+
+RELATIVE_BUCKETS = 32
+"""Distances that T5 distinguishes (arXiv:1910.10683, section 2.1)."""
+
+IMAGE_CHANNELS = 3
+"""Of ViT: red, green and blue."""
 
 MAX_LAYERS = 30_000
 """Of encoder and decoder together."""
