@@ -23,9 +23,9 @@ from ..memory import Verdict
 from ..mpi.parallel import collective_errors
 from .circuits import circuits_of
 from .execution import execute
-from .extrapolation import ShortenedRun, shortest_runs
 from .network import NetworkCache
 from .prepared import PreparedExperiment, prepare
+from .short_steps import ShortenedRun, shortest_runs
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
