@@ -316,7 +316,7 @@ def _keys(given: list[str]) -> dict[str, Any]:
     import tomllib
 
     found: dict[str, Any] = {}
-    for each in _parts(given):
+    for each in _split_at_commas(given):
         key, equals, text = each.partition("=")
         key = key.strip()
         if not equals or not key or not text.strip():
@@ -355,7 +355,7 @@ def _trace_of(given: list[str]) -> dict[str, str]:
     return found
 
 
-def _parts(given: list[str]) -> list[str]:
+def _split_at_commas(given: list[str]) -> list[str]:
     """Cut at commas that are in no list."""
     parts: list[str] = []
     for text in given:

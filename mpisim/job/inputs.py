@@ -17,7 +17,7 @@ from ..base.schema import build
 from ..base.text import percentage
 from ..experiment.job_choice import JobChoice, seconds
 from .checkpoint import Checkpoint, CheckpointTimes, checkpoint_times
-from .fleets import DEFAULT, NONE, Fleet, apart, find_fleet
+from .fleets import DEFAULT, NONE, Fleet, find_fleet, rate_spread
 from .interval import daly_steps
 from .model import JobModel
 from .storage import Storage, find_storage
@@ -227,7 +227,7 @@ def input_errors(step: Step, choice: JobChoice, fleet: Fleet) -> dict[str, float
     known = recovery()
     rate = 0.0
     if choice.failure_rate is None:
-        rate = math.hypot(fleet.rate_error, apart() if choice.failures is None else 0.0)
+        rate = math.hypot(fleet.rate_error, rate_spread() if choice.failures is None else 0.0)
     return {
         "step": step.error,
         "detection": known.detection.error if choice.detection is None else 0.0,
@@ -256,7 +256,7 @@ def assumptions(model: JobModel, choice: JobChoice, parts: JobParts) -> tuple[st
         )
     if choice.failures is None and choice.failure_rate is None:
         lines.append(
-            f"failures is not given: fleets lie apart by a factor of {math.exp(apart()):.2g} "
+            f"failures is not given: fleets lie apart by a factor of {math.exp(rate_spread()):.2g} "
             "(one σ), which the errors cover"
         )
     if parts.fleet_name != NONE and not fleet.causes:

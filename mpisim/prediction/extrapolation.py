@@ -289,7 +289,7 @@ def step_time(
         return passes
 
     networks = networks or NetworkCache()
-    tries = [] if every else _tries(experiment)
+    tries = [] if every else _runs_to_try(experiment)
     known = None if steps is None or constants is not None else steps.in_full
     return _step_time(experiment, comm, run, tries, constants, networks, memory, known)
 
@@ -323,13 +323,13 @@ def least_step_time(
         network = prepared.network
         return [simulate(prepared.program, comm, network=network, contention=False, digest=False)]
 
-    tries, known = _tries(experiment), None if steps is None else steps.least
+    tries, known = _runs_to_try(experiment), None if steps is None else steps.least
     found = _step_time(experiment, comm, run, tries, None, networks, memory, known)
     exact = not isinstance(found.rounds, ShortenedRun)
     return int(found.picoseconds * (1 if exact else 1 - MAX_EXTRAPOLATION_ERROR))
 
 
-def _tries(experiment: Experiment) -> list[SteadyRun | ShortenedRun]:
+def _runs_to_try(experiment: Experiment) -> list[SteadyRun | ShortenedRun]:
     """Return what to try in place of a step, cheapest first."""
     steady = steady_run(experiment)
     return [*([] if steady is None else [steady]), *shortened_runs(experiment)]
