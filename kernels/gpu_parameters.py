@@ -29,12 +29,10 @@ NVFP4_OVER_FP8 = number("nvfp4_over_fp8")
 STATIC_POWER_SHARE = number("static_power_share")
 POWER_EXPONENT = number("power_exponent")
 LEAST_VOLTAGE = number("least_voltage")
+EXPONENTIALS_PER_CLOCK = number("exponentials_per_clock")
 
 MIN_LANES_SHARED_ISSUE = 100
 """Lanes of a multiprocessor that tell 128 from 64: with 128 a scheduler feeds 32."""
-
-EXPONENTIALS = 16.0
-"""A clock and multiprocessor of NVIDIA's GPUs (CUDA programming guide, arithmetic instructions)."""
 
 MIN_POWER_SHARE = 0.01
 """Of the power above static power, so that a board of few watts is slow, not still."""
@@ -98,7 +96,7 @@ class GpuParameters:
     l2: float
     l2_bandwidth: float
     shared_memory: float
-    exponentials: float = EXPONENTIALS
+    exponentials: float = EXPONENTIALS_PER_CLOCK
     sustained: float = 1.0
     steady: float = 1.0
     power_share: float = 1.0
@@ -179,7 +177,7 @@ class GpuParameters:
             l2=l2.si,
             l2_bandwidth=gpu.l2_bandwidth.si if gpu.l2_bandwidth else l2_rate,
             shared_memory=architecture["shared_memory"],
-            exponentials=gpu.exponentials.si if gpu.exponentials else EXPONENTIALS,
+            exponentials=gpu.exponentials.si if gpu.exponentials else EXPONENTIALS_PER_CLOCK,
             sustained=min(1.0, sustained),
             steady=min(1.0, sustained * steady),
             power_share=min(1.0, power_share),

@@ -271,7 +271,7 @@ class _Picture:
         for line in self.title:
             axes.text(0.3, y, line, fontsize=11, fontweight="bold", parse_math=False)
             y -= 0.24
-        axes.text(0.3, y - 0.02, self._said(), fontsize=7.5, color="#555", parse_math=False)
+        axes.text(0.3, y - 0.02, self._left_out(), fontsize=7.5, color="#555", parse_math=False)
         for y, text in self.rows:
             self._text(LEFT - 0.18, y, text, 7.5, ha="right")
         for left, bottom, wide, high, machine in self.frames:
@@ -285,7 +285,7 @@ class _Picture:
         self._legend()
         return figure
 
-    def _said(self) -> str:
+    def _left_out(self) -> str:
         """What the picture leaves out."""
         machines, units = self.shown.machines, self.shown.units
         parts = []

@@ -218,7 +218,11 @@ class LinkLibrary:
             )
         return [
             Choice(
-                name, "", 0, self._launch + self._waits(kind, bytes, name, shape.ranks), self._most
+                name,
+                "",
+                0,
+                self._launch + self._waits(kind, bytes, name, shape.ranks),
+                self._highest_rate,
             )
             for name in _ALGORITHMS[kind]
             if name not in self._left_out
@@ -249,7 +253,7 @@ class LinkLibrary:
         return float(topology.latency[topology.route(0, 1)].sum()) if topology.n_gpus > 1 else 0.0
 
     @cached_property
-    def _most(self) -> float:
+    def _highest_rate(self) -> float:
         """Bytes per second of payload that no communication exceeds.
 
         Of two ranks at least, one sends or receives no less than half of the payload by its links.

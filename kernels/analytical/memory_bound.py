@@ -14,9 +14,7 @@ run at a share of the link's rate instead.
 Operands that are broadcast or not dense have their places divided out of the element's number, and
 a kernel takes at least
 
-    elements × instructions / (64 × multiprocessors × clock)
-
-as 64 integers a clock is what a multiprocessor adds or multiplies (CUDA programming guide).
+    elements × instructions / (integers a clock × multiprocessors × clock)
 
 The share of its datasheet bandwidth that a GPU's memory delivers is a matter of the memory and its
 controller: 0.75 on Pascal and on GDDR6 with error correction, 0.84 to 0.92 on HBM2 and later.
@@ -33,10 +31,7 @@ from .formula import Columns, Constant, Constants, Formula, columns_as_floats, f
 
 __all__ = ["MEMORY_BOUND"]
 
-MAX_MEMORY_SHARE = 0.94
-"""Share of its datasheet rate that a memory delivers at most: refreshes and turns between reading
-and writing take the rest. Where only kernels of a few caches' size were measured, as on H100, hits
-that the formula does not know of would otherwise pass for a faster memory."""
+MAX_MEMORY_SHARE = number("most_memory_share")
 
 CONSTANTS = (
     Constant(
@@ -55,8 +50,7 @@ CONSTANTS = (
 
 TRANSPOSED_RATE = number("transposed_stream_rate")
 INDEX_INSTRUCTIONS = number("index_instructions")
-INTEGERS = 64.0
-"""A clock and multiprocessor of NVIDIA's GPUs (CUDA programming guide, arithmetic instructions)."""
+INTEGERS_PER_CLOCK = number("integers_per_clock")
 
 
 def _columns(kernel: Kernel) -> dict[str, float | int | str]:
@@ -110,7 +104,7 @@ def _terms(columns: Columns, gpu: GpuParameters, constants: Constants) -> tuple[
 def _indices(columns: Columns, gpu: GpuParameters, hidden: Any) -> Any:
     """Return by how much computing places takes longer than memory does, in seconds."""
     instructions = columns.get("indexed", 0) * INDEX_INSTRUCTIONS
-    seconds = instructions / (INTEGERS * gpu.sms * gpu.clock)
+    seconds = instructions / (INTEGERS_PER_CLOCK * gpu.sms * gpu.clock)
     return where(seconds > hidden, seconds - hidden, 0.0)
 
 

@@ -8,13 +8,33 @@ from .errors import InputError, nearest
 from .frozen import frozen
 from .schema import Limits
 
-__all__ = ["GIB", "PICOSECONDS", "UNITS", "Z_90", "Quantity", "picoseconds"]
+__all__ = [
+    "GIB",
+    "J_OF_A_KWH",
+    "PICOSECONDS",
+    "PS_PER_NS",
+    "PS_PER_US",
+    "SECONDS_OF_AN_HOUR",
+    "SECONDS_OF_A_DAY",
+    "UNITS",
+    "Z_90",
+    "Quantity",
+    "picoseconds",
+]
 
 GIB = 2**30
 """Bytes in a GiB."""
 
 PICOSECONDS = 1e12
 """Picoseconds in a second."""
+
+PS_PER_US, PS_PER_NS = 1_000_000, 1_000
+"""Picoseconds in a microsecond and in a nanosecond, for integers of files."""
+
+SECONDS_OF_AN_HOUR, SECONDS_OF_A_DAY = 3600, 86400
+
+J_OF_A_KWH = 3.6e6
+"""Joules in a kilowatt-hour."""
 
 Z_90 = 1.645
 """Standard deviations from the middle of a normal distribution to the ends of its 90 % interval."""

@@ -154,30 +154,7 @@ def run(args: argparse.Namespace) -> int:
     lines = [price(size) for size in sizes]
     factor = bus_factor(operation, ranks)
     if args.json is not None:
-        from ..base.files import write_json
-
-        rows = [
-            {
-                "bytes": size,
-                "seconds": line.seconds,
-                "relative_error": line.error,
-                "algbw": size / line.seconds,
-                "busbw": size / line.seconds * factor,
-                "algorithm": line.algorithm,
-                "protocol": line.protocol,
-                "channels": line.channels,
-                "limit": line.limit,
-                "better": better_object(line),
-            }
-            for size, line in zip(sizes, lines)
-        ]
-        head = {"operation": args.operation, "cluster": args.cluster, "model": args.model}
-        head |= given_speeds(args)
-        write_json(
-            args.json,
-            head | {"nodes": args.nodes, "gpus": ranks, "rows": rows},
-            overwrite=args.overwrite,
-        )
+        _write_json(args, sizes, lines, factor, ranks)
     where = f"{args.nodes} × {per_node} GPUs of {cluster.title}"
     if args.ranks is not None:
         used = len({member // cluster.gpus_per_node for member in members})
@@ -201,6 +178,36 @@ def run(args: argparse.Namespace) -> int:
         )
     )
     return 0
+
+
+def _write_json(
+    args: argparse.Namespace, sizes: list[int], lines: list[Line], factor: float, ranks: int
+) -> None:
+    """Write the table: a row for each size."""
+    from ..base.files import write_json
+
+    rows = [
+        {
+            "bytes": size,
+            "seconds": line.seconds,
+            "relative_error": line.error,
+            "algbw": size / line.seconds,
+            "busbw": size / line.seconds * factor,
+            "algorithm": line.algorithm,
+            "protocol": line.protocol,
+            "channels": line.channels,
+            "limit": line.limit,
+            "better": better_object(line),
+        }
+        for size, line in zip(sizes, lines)
+    ]
+    head = {"operation": args.operation, "cluster": args.cluster, "model": args.model}
+    head |= given_speeds(args)
+    write_json(
+        args.json,
+        head | {"nodes": args.nodes, "gpus": ranks, "rows": rows},
+        overwrite=args.overwrite,
+    )
 
 
 def _why(

@@ -89,6 +89,22 @@ def add_parser(subparsers: Any) -> None:
         "trace.csv and tensor.csv; a folder with one of these; what mpisim capture --save-program "
         "has written of one rank; or the traces of all ranks of a job",
     )
+    _add_target_options(parser)
+    _add_trace_options(parser)
+    parser.add_argument(
+        "--save-tables",
+        metavar="FOLDER",
+        help="write the traced step as TrioSim's trace.csv and tensor.csv",
+    )
+    parser.add_argument("--save-program", metavar="FILE", help="write what every rank does (HDF5)")
+    add_parallel_options(parser, but=("--cluster", "--gpu"))
+    add_result_options(parser)
+    add_monitor_option(parser)
+    parser.set_defaults(run=run, collective=True)
+
+
+def _add_target_options(parser: argparse.ArgumentParser) -> None:
+    """Add what says where the step is taken to: plan, cluster, GPUs, batch."""
     parser.add_argument(
         "--plan",
         metavar="KEY=VALUE,...",
@@ -148,6 +164,10 @@ def add_parser(subparsers: Any) -> None:
         help="let each micro-batch begin with the copy of its input over PCIe, where the trace has "
         "none",
     )
+
+
+def _add_trace_options(parser: argparse.ArgumentParser) -> None:
+    """Add what says how the trace of one GPU is to be read."""
     parser.add_argument(
         "--step",
         type=int,
@@ -171,16 +191,6 @@ def add_parser(subparsers: Any) -> None:
         help="PyTorch's execution trace of the same step, for shapes that the trace lacks "
         "(default: one in its folder)",
     )
-    parser.add_argument(
-        "--save-tables",
-        metavar="FOLDER",
-        help="write the traced step as TrioSim's trace.csv and tensor.csv",
-    )
-    parser.add_argument("--save-program", metavar="FILE", help="write what every rank does (HDF5)")
-    add_parallel_options(parser, but=("--cluster", "--gpu"))
-    add_result_options(parser)
-    add_monitor_option(parser)
-    parser.set_defaults(run=run, collective=True)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -306,7 +316,7 @@ def _keys(given: list[str]) -> dict[str, Any]:
     import tomllib
 
     found: dict[str, Any] = {}
-    for each in _parts(given):
+    for each in _split_at_commas(given):
         key, equals, text = each.partition("=")
         key = key.strip()
         if not equals or not key or not text.strip():
@@ -345,7 +355,7 @@ def _trace_of(given: list[str]) -> dict[str, str]:
     return found
 
 
-def _parts(given: list[str]) -> list[str]:
+def _split_at_commas(given: list[str]) -> list[str]:
     """Cut at commas that are in no list."""
     parts: list[str] = []
     for text in given:

@@ -18,9 +18,13 @@ from .output import (
 )
 
 if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+    from ..engine import Run
     from ..export.repriced import PricedAgain
-    from ..replay import Replay, TraceJob
+    from ..replay import Pricing, Replay, TraceJob
     from ..replay.what_if import WhatIf
+    from ..results import Results
 
 __all__ = ["add_parser", "run"]
 
@@ -77,6 +81,12 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="accept a job of which some ranks have no trace",
     )
+    _add_hardware_options(parser)
+    _add_what_if_options(parser)
+    parser.set_defaults(run=run, collective=True)
+
+
+def _add_hardware_options(parser: argparse.ArgumentParser) -> None:
     priced = parser.add_argument_group(
         "other hardware",
         "of Kineto traces with shapes, or of execution traces, which hold no times",
@@ -106,6 +116,9 @@ def add_parser(subparsers: Any) -> None:
         help="times of operators on the new GPU, which come before models: columns operator, "
         "shapes, types, time_us (.csv; docs/operators.md)",
     )
+
+
+def _add_what_if_options(parser: argparse.ArgumentParser) -> None:
     change = parser.add_argument_group("what if")
     for name, what in (
         ("compute", "kernel and copy times"),
@@ -139,7 +152,6 @@ def add_parser(subparsers: Any) -> None:
         metavar="[RANK:]SECONDS",
         help="cut CPU time before a call to this, on all ranks or on one (may be repeated)",
     )
-    parser.set_defaults(run=run, collective=True)
 
 
 def _factor(text: str) -> float:
@@ -197,10 +209,7 @@ def run(args: argparse.Namespace) -> int:
     _check_repriced(args)
     from ..export.repriced import price_again
     from ..mpi.parallel import collective_errors, progress
-    from ..program import gather, save
-    from ..replay import Pricing, ReplayOrigin, read_job, replay
-    from ..replay.what_if import WhatIf
-    from ..results import collect, write_results
+    from ..replay import Pricing, read_job, replay
     from .launch import world
     from .processes import advise
 
@@ -209,17 +218,7 @@ def run(args: argparse.Namespace) -> int:
     with collective_errors(comm):
         if first:
             check_files(args)
-    what = WhatIf(
-        compute=args.scale_compute,
-        comm=args.scale_comm,
-        host=args.scale_host,
-        kernels=tuple(args.scale_kernel),
-        delay=_each_rank_once("--delay", args.delay),
-        cap_host_gap=min((s for rank, s in args.cap_host_gap if rank is None), default=None),
-        cap_rank_gap=_each_rank_once(
-            "--cap-host-gap", [(r, s) for r, s in args.cap_host_gap if r is not None]
-        ),
-    )
+    what = _what_if(args)
     pricing = None
     if args.price is not None:
         pricing = Pricing(args.price, args.gpu, args.cluster, args.recorded_gpu, args.measured)
@@ -242,27 +241,9 @@ def run(args: argparse.Namespace) -> int:
         plain = replay(job, comm) if asked.changes else asked
         seconds = time.perf_counter() - begun
         attributes = _statements(job, asked, plain, repriced)
-        if args.output is None:
-            results = collect(asked.run, comm=comm, attributes=attributes, step=args.step)
-        else:
-            results = write_results(
-                asked.run,
-                args.output,
-                comm=comm,
-                timeline=args.timeline,
-                origin=ReplayOrigin.of(args.paths, args.allow_missing_ranks, what, pricing).text,
-                overwrite=args.overwrite,
-                attributes=attributes,
-                step=args.step,
-            )
+        results = _results(args, comm, asked.run, attributes, what, pricing)
         if args.save_program is not None:
-            whole = gather(asked.program, comm)
-            with collective_errors(comm):
-                if whole is not None:
-                    if asked.changes:
-                        said = {**whole.attributes, "changed": "; ".join(asked.changes)}
-                        whole = whole.replace(attributes=said)
-                    save(whole, args.save_program, overwrite=args.overwrite)
+            _save_program(args, comm, asked)
         shown = None
         if args.html is not None:
             from ..page.shown import ShownRun
@@ -278,6 +259,63 @@ def run(args: argparse.Namespace) -> int:
         print("\n\n".join([steps, report, *([_findings(job)] if details else [])]))
     advise(comm, seconds, len(job.traces.ranks), "rank(s)")
     return 0
+
+
+def _what_if(args: argparse.Namespace) -> WhatIf:
+    """Options → what is to be changed in what was recorded."""
+    from ..replay.what_if import WhatIf
+
+    return WhatIf(
+        compute=args.scale_compute,
+        comm=args.scale_comm,
+        host=args.scale_host,
+        kernels=tuple(args.scale_kernel),
+        delay=_each_rank_once("--delay", args.delay),
+        cap_host_gap=min((s for rank, s in args.cap_host_gap if rank is None), default=None),
+        cap_rank_gap=_each_rank_once(
+            "--cap-host-gap", [(r, s) for r, s in args.cap_host_gap if r is not None]
+        ),
+    )
+
+
+def _results(
+    args: argparse.Namespace,
+    comm: Intracomm,
+    run: Run,
+    attributes: dict[str, Any],
+    what: WhatIf,
+    pricing: Pricing | None,
+) -> Results | None:
+    """Collect the result of a replay, and write it where a file is asked for. **Collective.**"""
+    from ..replay import ReplayOrigin
+    from ..results import collect, write_results
+
+    if args.output is None:
+        return collect(run, comm=comm, attributes=attributes, step=args.step)
+    return write_results(
+        run,
+        args.output,
+        comm=comm,
+        timeline=args.timeline,
+        origin=ReplayOrigin.of(args.paths, args.allow_missing_ranks, what, pricing).text,
+        overwrite=args.overwrite,
+        attributes=attributes,
+        step=args.step,
+    )
+
+
+def _save_program(args: argparse.Namespace, comm: Intracomm, asked: Replay) -> None:
+    """Write what every rank does, and what was changed. **Collective.**"""
+    from ..mpi.parallel import collective_errors
+    from ..program import gather, save
+
+    whole = gather(asked.program, comm)
+    with collective_errors(comm):
+        if whole is not None:
+            if asked.changes:
+                said = {**whole.attributes, "changed": "; ".join(asked.changes)}
+                whole = whole.replace(attributes=said)
+            save(whole, args.save_program, overwrite=args.overwrite)
 
 
 def _check_repriced(args: argparse.Namespace) -> None:

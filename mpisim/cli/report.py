@@ -137,7 +137,7 @@ def _with_page(args: argparse.Namespace) -> int:
             if comm.rank == 0:
                 check_files(args)
                 results = stack.enter_context(open_results(args.file))
-        shown, why = _again(args, comm)
+        shown, why = _simulated_again(args, comm)
         with progress(comm, f"writing {args.html}"):
             write_run_page(
                 results,
@@ -157,7 +157,7 @@ def _with_page(args: argparse.Namespace) -> int:
     return 0
 
 
-def _again(args: argparse.Namespace, comm: Intracomm) -> tuple[ShownRun | None, str]:
+def _simulated_again(args: argparse.Namespace, comm: Intracomm) -> tuple[ShownRun | None, str]:
     """Return the run of a results file, or why there is none. **Collective.**
 
     Raises

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..base.presets import packaged
+from ..base.quantity import J_OF_A_KWH, SECONDS_OF_AN_HOUR
 from ..base.schema import Limits, build
 from ..base.text import percentage
 from ..experiment import PriceChoice
@@ -21,13 +22,12 @@ from ..kernels import gpu_name
 from ..topo import Cluster
 from .power import Uncertain, added, cluster_nics, switch_ports
 
-__all__ = ["HOURS_OF_A_YEAR", "Price", "Prices", "read_prices"]
+__all__ = ["HOURS_OF_A_YEAR", "J_OF_A_KWH", "SECONDS_OF_AN_HOUR", "Price", "Prices", "read_prices"]
 
 FILE = "prices.toml"
 
 HOURS_OF_A_YEAR = 8766
-SECONDS_OF_AN_HOUR = 3600
-J_OF_A_KWH = 3.6e6
+"""Of 365.25 days."""
 
 
 @frozen

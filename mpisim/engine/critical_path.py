@@ -145,7 +145,7 @@ class PathEnd(NamedTuple):
 
 
 def walk_back(
-    plan: Distribution,
+    distribution: Distribution,
     solution: Solution,
     rank_end: NDArray[np.int64],
     comm: Intracomm | None,
@@ -158,7 +158,7 @@ def walk_back(
 
     Parameters
     ----------
-    plan : Distribution
+    distribution : Distribution
     solution : Solution
         Of the ranks hosted here.
     rank_end : int64, shape (n_ranks,)
@@ -171,18 +171,18 @@ def walk_back(
         until = PathEnd(int(np.argmax(rank_end)), -1, int(rank_end.max()))
     time = until.time
     at = _Arrival(until.rank, -1, until.row)  # at the end of a rank or row
-    arrivals = _Arrivals.of(plan, solution, comm) if plan.simulated.folded else None
-    walk = _Walk(plan, solution, arrivals)
+    arrivals = _Arrivals.of(distribution, solution, comm) if distribution.simulated.folded else None
+    walk = _Walk(distribution, solution, arrivals)
     parts: list[NDArray[np.int64]] = []
     names: dict[str, int] = {}
     while time > 0:
-        owner = int(plan.placement[plan.simulated.classes.of_rank[at.rank]])
+        owner = int(distribution.placement[distribution.simulated.classes.of_rank[at.rank]])
         part = np.empty((0, 6), np.int64)
         used: list[str] = []
-        if owner == plan.process:
+        if owner == distribution.process:
             part = walk.go(at, time)
             at, time = walk.at, walk.time
-            used = _renumber(part, plan.program.names)
+            used = _renumber(part, distribution.program.names)
         # All processes learn the pieces at once, with names renumbered by first use.
         if comm is not None:
             at, time = _handed_over(at, time, comm, owner)
@@ -216,9 +216,9 @@ class _Rows:
     They are memory views, which give plain integers one by one at a third of numpy's cost.
     """
 
-    def __init__(self, plan: Distribution, solution: Solution, simulated: int) -> None:
-        local = int(np.searchsorted(plan.hosted, simulated))
-        code = plan.core_input.lowered_of(local)
+    def __init__(self, distribution: Distribution, solution: Solution, simulated: int) -> None:
+        local = int(np.searchsorted(distribution.hosted, simulated))
+        code = distribution.core_input.lowered_of(local)
         table: Table = code.table
         self.table = table
         rows = solution.rows(local)
@@ -247,8 +247,10 @@ class _Walk:
     next, or None where the path leaves the rank for `at`. A kernel is named by its first row.
     """
 
-    def __init__(self, plan: Distribution, solution: Solution, arrivals: _Arrivals | None) -> None:
-        self.plan, self.solution, self.arrivals = plan, solution, arrivals
+    def __init__(
+        self, distribution: Distribution, solution: Solution, arrivals: _Arrivals | None
+    ) -> None:
+        self.distribution, self.solution, self.arrivals = distribution, solution, arrivals
         self.known: dict[int, _Rows] = {}
         self.time, self.row, self.clock = 0, 0, 0
 
@@ -261,13 +263,16 @@ class _Walk:
         self.at, self.time = at, time
         self.kind, self.piece_row, self.begin = bytearray(), array("q"), array("q")
         visits: list[tuple[int, int]] = []  # a rank, and how many pieces there were before
-        of_rank, placement = self.plan.simulated.classes.of_rank, self.plan.placement
+        of_rank, placement = (
+            self.distribution.simulated.classes.of_rank,
+            self.distribution.placement,
+        )
         while self.time > 0:
             simulated = int(of_rank[self.at.rank])
-            if placement[simulated] != self.plan.process:
+            if placement[simulated] != self.distribution.process:
                 break
             self.rank, self.rows = self.at.rank, self._rows_of(simulated)
-            self.bound = self.plan.program.slots_of(self.rank).tolist()
+            self.bound = self.distribution.program.slots_of(self.rank).tolist()
             visits.append((self.rank, len(self.kind)))
             step: _Step | None = self._entered()
             while step is not None and self.time > 0:
@@ -276,7 +281,7 @@ class _Walk:
 
     def _rows_of(self, simulated: int) -> _Rows:
         """Return the rows of a simulated rank; those used last are kept."""
-        rows = self.known.pop(simulated, None) or _Rows(self.plan, self.solution, simulated)
+        rows = self.known.pop(simulated, None) or _Rows(self.distribution, self.solution, simulated)
         self.known[simulated] = rows
         if len(self.known) > _MAX_KEPT:
             del self.known[next(iter(self.known))]
@@ -290,7 +295,7 @@ class _Walk:
         end[:1], end[1:] = time, begin[:-1]  # the path has no hole
         ranks, first = np.array(visits, np.int64).reshape(-1, 2).T
         rank[:] = np.repeat(ranks, np.diff(first, append=len(part)))
-        program = self.plan.program
+        program = self.distribution.program
         number = program.table[rank]
         name[:] = -1
         for which in distinct(number).tolist():
@@ -441,40 +446,47 @@ class _Arrivals:
     lowest number, and so counts as the last of several, differs between them and is found here.
     """
 
-    def __init__(self, plan: Distribution, ready: list[NDArray[np.int64]]) -> None:
-        self._program, self._of_rank = plan.program, plan.simulated.classes.of_rank
+    def __init__(self, distribution: Distribution, ready: list[NDArray[np.int64]]) -> None:
+        self._program, self._of_rank = distribution.program, distribution.simulated.classes.of_rank
         self._ready = ready
-        self._tables = plan.program.table[plan.simulated.classes.representative].tolist()
+        self._tables = distribution.program.table[
+            distribution.simulated.classes.representative
+        ].tolist()
         self._rows: dict[tuple[int, int], NDArray[np.intp]] = {}
         self._members: dict[int, list[tuple[int, int, int]]] = {}
 
     @classmethod
-    def of(cls, plan: Distribution, solution: Solution, comm: Intracomm | None) -> _Arrivals:
+    def of(
+        cls, distribution: Distribution, solution: Solution, comm: Intracomm | None
+    ) -> _Arrivals:
         """Exchange the ready times of hosted ranks. **Collective** on `comm`.
 
         Parameters
         ----------
-        plan : Distribution
+        distribution : Distribution
             Of a folded run.
         solution : Solution
             Of the hosted simulated ranks.
         comm : mpi4py.MPI.Intracomm or None
             None: one process.
         """
-        tables = [plan.program.table_of(rank) for rank in plan.simulated.classes.representative]
+        tables = [
+            distribution.program.table_of(rank)
+            for rank in distribution.simulated.classes.representative
+        ]
         own = [
             solution.rows(local).begin[tables[simulated].is_communication]
-            for local, simulated in enumerate(plan.hosted.tolist())
+            for local, simulated in enumerate(distribution.hosted.tolist())
         ]
         if comm is None:
-            return cls(plan, own)
+            return cls(distribution, own)
         counts = np.array([int(table.operations.sum()) for table in tables], np.int64)
         everything = np.empty(int(counts.sum()), np.int64)
         # Simulated ranks lie on processes in contiguous blocks: parts arrive in their order.
-        on_process = np.bincount(plan.placement, counts, comm.size).astype(np.int64)
+        on_process = np.bincount(distribution.placement, counts, comm.size).astype(np.int64)
         mine = np.concatenate([np.empty(0, np.int64), *own])
         comm.Allgatherv(mine, [everything, (on_process, np.cumsum(on_process) - on_process)])
-        return cls(plan, np.split(everything, np.cumsum(counts)[:-1]))
+        return cls(distribution, np.split(everything, np.cumsum(counts)[:-1]))
 
     def last(self, communicator: int, k: int, start: int) -> int:
         """Return the lowest member that became ready when the k-th operation started.

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,15 +34,14 @@ from ..mpi.reductions import allreduce_any, allreduce_max
 from ..program import Program
 from ..topo import Network
 from ._core import core as core_class
-from .contention import Contention
-from .cost import agreed, price
+from .cost import Priced, agreed, price
 from .critical_path import CriticalPath, walk_back
 from .deadlock import deadlock
 from .digest import summed_over_processes
 from .distribution import Distribution, distribute
 from .exchange import Progress, count_operations, exchange, open_window
 from .flows import shared_links
-from .memory_needed import count, needed, on_this_machine
+from .memory_needed import Memory, count, needed, on_this_machine
 from .relaxation import Relaxation
 from .rows import Solution
 from .run import Mode, Run
@@ -151,115 +150,171 @@ def simulate(
     wall: dict[str, float] = {}
     with _timed(wall, "plan"):
         setup = set_up(program, comm, network, placement, fold, contention, wire_delays, setup)
-        simulated, placed, shared = setup.simulated, setup.placement, setup.shared
-        hosted = np.flatnonzero(placed == comm.rank).astype(np.int32)
-        with parallel.collective_errors(comm):
-            more = needed(count(simulated, hosted), shared is not None, timeline)
-        memory = on_this_machine(more, several)
-        with parallel.collective_errors(comm):
-            memory.check(folded=simulated.folded, timeline=timeline)
-            ranks = simulated.classes.representative[hosted]
-            spread = several if placed.max() > 0 else None
-            patterns = shared.routes.patterns if shared else ()
-            priced = price(program, ranks, network, patterns, wire_delays)
-        priced = agreed(priced, several if shared else None)
-        relaxation: Relaxation | None = None
-        relax = relax and setup.relaxes
-        if shared is None or (relax and not shared.backwards):
-            distribution = distribute(simulated, placed, comm.rank, priced, known=setup.lowered)
-            if shared:
-                relaxation = Relaxation(distribution, priced.known, several)
-
-    with _timed(wall, "simulate"):
-        watching = phases.monitor
-        if watching is not None:
-            watching.begin(
-                program.n_ranks, simulated.n, len(shared.routes.names) if shared else None
+        simulated, shared = setup.simulated, setup.shared
+        priced, memory = _priced(program, comm, network, wire_delays, setup, timeline)
+    relax = relax and setup.relaxes
+    label = f"{progress}, {memory}" if progress else ""
+    advanced = _advance(setup, priced, comm, relax, label, wall)
+    distribution, core = advanced.distribution, advanced.core
+    if allreduce_any(core.unfinished > 0, several):
+        if simulated.folded:  # say which ranks wait, not which classes
+            simulate(
+                program,
+                comm,
+                network=network,
+                fold=False,
+                contention=contention,
+                wire_delays=wire_delays,
+                relax=relax,
             )
-        label = f"{progress}, {memory}" if progress else ""
-        rounds, engine = 0, None
-        if shared is None or relaxation:
-            rounds, engine = _passes(distribution, relaxation, comm, several, label)
-        if engine is None:  # event by event
-            if relaxation is not None:
-                relaxation, setup = None, replace(setup, relaxes=False)
-            operations = count_operations(simulated, placed, spread) if spread else None
-            distribution = distribute(
-                simulated, placed, comm.rank, priced, shared, operations, setup.lowered
-            )
-            engine = core_class(True)(distribution.core_input)
-            rounds += _execute(distribution, engine, comm, several, label, False)
-        if allreduce_any(engine.unfinished > 0, several):
-            if simulated.folded:  # say which ranks wait, not which classes
-                simulate(
-                    program,
-                    comm,
-                    network=network,
-                    fold=False,
-                    contention=contention,
-                    wire_delays=wire_delays,
-                    relax=relax,
-                )
-            raise deadlock(distribution, engine, several)
+        raise deadlock(distribution, core, several)
 
     with _timed(wall, "finish"):
         end = np.full(simulated.n, np.iinfo(np.int64).min, np.int64)
-        end[distribution.hosted] = engine.ends()
+        end[distribution.hosted] = core.ends()
         end = allreduce_max(end, several)
-        if watching is not None:
-            watching.end(int(end.min()), int(end.max()))
-        hashed = summed_over_processes(engine.hash_sum(), several) if digest else ""
-        solution = Solution(distribution.core_input, engine)
+        if phases.monitor is not None:
+            phases.monitor.end(int(end.min()), int(end.max()))
+        hashed = summed_over_processes(core.hash_sum(), several) if digest else ""
+        solution = Solution(distribution.core_input, core)
 
     of_rank = simulated.classes.of_rank
+    find_path = partial(walk_back, distribution, solution, end[of_rank], several)
     path: CriticalPath | None = None
     if critical_path:
         with _timed(wall, "path"):
-            path = walk_back(distribution, solution, end[of_rank], several)
+            path = find_path()
     placed = distribution.placement[of_rank]
-    hosted = np.flatnonzero(placed == comm.rank).astype(np.int32)
     return Run(
         program=program,
-        hosted=hosted,
+        hosted=np.flatnonzero(placed == comm.rank).astype(np.int32),
         placement=placed,
         classes=simulated.classes,
         rank_end=end[of_rank],
         step_time=int(end.max()),
         digest=hashed,
-        rounds=rounds,
-        mode=_mode(shared, relaxation, spread),
+        rounds=advanced.rounds,
+        mode=_mode(advanced, several),
         contended=0 if shared is None else shared.n_groups,
         domains=0 if shared is None else shared.n_domains,
         links=0 if shared is None else len(shared.routes.names),
         critical_path=path,
         wall=wall,
         solution=solution,
-        setup=setup,
-        find_shared=partial(relaxation.shared_links, network)
-        if relaxation
-        else partial(shared_links, distribution, engine, network),
-        find_path=partial(walk_back, distribution, solution, end[of_rank], several),
+        setup=advanced.setup,
+        find_shared=partial(advanced.relaxation.shared_links, network)
+        if advanced.relaxation
+        else partial(shared_links, distribution, core, network),
+        find_path=find_path,
     )
 
 
-def _mode(
-    contention: Contention | None, relaxation: Relaxation | None, comm: Intracomm | None
-) -> Mode:
-    if contention is None:
+def _priced(
+    program: Program,
+    comm: Intracomm,
+    network: Network | None,
+    wire_delays: Sequence[NDArray[np.int64] | None],
+    setup: RunSetup,
+    timeline: bool,
+) -> tuple[Priced, Memory]:
+    """Return prices of the hosted ranks' rows, once the run is known to fit. **Collective**."""
+    simulated, shared = setup.simulated, setup.shared
+    several = comm if comm.size > 1 else None
+    hosted = np.flatnonzero(setup.placement == comm.rank).astype(np.int32)
+    with parallel.collective_errors(comm):
+        more = needed(count(simulated, hosted), shared is not None, timeline)
+    memory = on_this_machine(more, several)
+    with parallel.collective_errors(comm):
+        memory.check(folded=simulated.folded, timeline=timeline)
+        ranks = simulated.classes.representative[hosted]
+        patterns = shared.routes.patterns if shared else ()
+        priced = price(program, ranks, network, patterns, wire_delays)
+    return agreed(priced, several if shared else None), memory
+
+
+def _over(setup: RunSetup, comm: Intracomm | None) -> Intracomm | None:
+    """Return the processes that ranks are on; None where all are on the first."""
+    return comm if setup.placement.max() > 0 else None
+
+
+def _mode(advanced: _Advanced, comm: Intracomm | None) -> Mode:
+    if advanced.setup.shared is None:
         return "dataflow"
-    if relaxation:
+    if advanced.relaxation:
         return "relaxation"
-    return "windows" if comm else "events"
+    return "windows" if _over(advanced.setup, comm) else "events"
 
 
 @contextmanager
 def _timed(wall: dict[str, float], phase: str) -> Iterator[None]:
+    """Add the seconds that a phase takes to `wall`."""
     begun = time.perf_counter()
     yield
-    wall[phase] = time.perf_counter() - begun
+    wall[phase] = wall.get(phase, 0.0) + time.perf_counter() - begun
 
 
-def _passes(
+class _Advanced(NamedTuple):
+    """All ranks, run as far as they come.
+
+    Attributes
+    ----------
+    distribution : Distribution
+    core : core class
+        After the run.
+    rounds : int
+        Exchanges between processes.
+    relaxation : Relaxation or None
+        Where it gave the times.
+    setup : RunSetup
+        For further runs.
+    """
+
+    distribution: Distribution
+    core: Any
+    rounds: int
+    relaxation: Relaxation | None
+    setup: RunSetup
+
+
+def _advance(
+    setup: RunSetup,
+    priced: Priced,
+    comm: Intracomm,
+    relax: bool,
+    label: str,
+    wall: dict[str, float],
+) -> _Advanced:
+    """Run all ranks as far as they come: by passes, or else from event to event. **Collective**."""
+    simulated, placement, shared = setup.simulated, setup.placement, setup.shared
+    several = comm if comm.size > 1 else None
+    distribution: Distribution | None = None
+    relaxation: Relaxation | None = None
+    with _timed(wall, "plan"):
+        if shared is None or (relax and not shared.backwards):
+            distribution = distribute(simulated, placement, comm.rank, priced, known=setup.lowered)
+            if shared:
+                relaxation = Relaxation(distribution, priced.known, several)
+    with _timed(wall, "simulate"):
+        if phases.monitor is not None:
+            n_links = len(shared.routes.names) if shared else None
+            phases.monitor.begin(simulated.program.n_ranks, simulated.n, n_links)
+        rounds = 0
+        if distribution is not None:
+            rounds, core = _run_passes(distribution, relaxation, comm, several, label)
+            if core is not None:
+                return _Advanced(distribution, core, rounds, relaxation, setup)
+            relaxation, setup = None, replace(setup, relaxes=False)
+        spread = _over(setup, several)
+        operations = count_operations(simulated, placement, spread) if spread else None
+        distribution = distribute(
+            simulated, placement, comm.rank, priced, shared, operations, setup.lowered
+        )
+        core = core_class(True)(distribution.core_input)
+        rounds += _execute(distribution, core, comm, several, label, False)
+        return _Advanced(distribution, core, rounds, None, setup)
+
+
+def _run_passes(
     distribution: Distribution,
     relaxation: Relaxation | None,
     comm: Intracomm,
@@ -272,20 +327,19 @@ def _passes(
     """
     rounds = 0
     while True:
-        engine = core_class(False)(distribution.core_input)
+        core = core_class(False)(distribution.core_input)
         if relaxation is not None:
-            engine.park_at(relaxation.horizon)
-        watching = phases.monitor
-        if watching is not None:
-            watching.begin_pass(relaxation.n_full if relaxation else None)
-        rounds += _execute(distribution, engine, comm, several, label, relaxation is None)
+            core.park_at(relaxation.horizon)
+        if phases.monitor is not None:
+            phases.monitor.begin_pass(relaxation.n_full if relaxation else None)
+        rounds += _execute(distribution, core, comm, several, label, relaxation is None)
         if relaxation is None:
-            return rounds, engine
-        if relaxation.is_whole and allreduce_any(engine.unfinished > 0, several):
-            return rounds, engine
-        final = relaxation.settle(engine)
+            return rounds, core
+        if relaxation.is_whole and allreduce_any(core.unfinished > 0, several):
+            return rounds, core
+        final = relaxation.settle(core)
         if final is not False:
-            return rounds, engine if final else None
+            return rounds, core if final else None
 
 
 def _execute(

@@ -167,45 +167,26 @@ def distribute(
     program = simulated.program
     hosted = np.flatnonzero(placement == process).astype(np.int32)
     ranks = simulated.classes.representative[hosted]
-    at, rank_of_slot = ranges(simulated.slot_index, hosted.astype(np.int64))
-    slot_index = np.searchsorted(rank_of_slot, np.arange(len(hosted) + 1)).astype(np.int64)
-    bound = simulated.slots[at]
-
-    numbers, entry = np.unique(program.table[ranks], return_inverse=True)
-    table = entry.astype(np.int32)
-    lowered = [lower(one, known.tables) for n in numbers if (one := program.tables[n]) is not None]
-    on_slot = _operations(lowered, table, slot_index)
-    active = on_slot > 0
+    lowered, table = _lowered_tables(program, ranks, known)
     sited = None if contention is None else simulated.routes
     site = assign_domains(sited, len(simulated.sizes), int(placement.max()) + 1)
-    owned = np.flatnonzero(site == process)
-    communicators = distinct(np.concatenate([bound[active], owned]))
-    where = np.searchsorted(communicators, bound).clip(max=max(len(communicators) - 1, 0))
-    members = np.bincount(where[active], minlength=len(communicators))
-    n_operations = np.zeros(len(communicators), np.int64)
-    n_operations[where[active]] = on_slot[active]
-    if operations is not None:
-        n_operations = operations[communicators]
-    first_communication = np.concatenate([[0], np.cumsum(n_operations)])
+    used = _UsedCommunicators.of(
+        simulated, hosted, lowered, table, np.flatnonzero(site == process), operations
+    )
+    first_communication = np.concatenate([[0], np.cumsum(used.operations)])
+    n_communications = int(first_communication[-1])
 
-    site = site[communicators]
-    others, others_index, owner = _processes_of(simulated, placement, process, communicators, site)
+    site = site[used.numbers]
+    others, others_index, owner = _processes_of(simulated, placement, process, used.numbers, site)
     role, remote, receivers = _roles(others, others_index, owner, site, process, max_peers)
 
     tiles = variation = sharing = flows = None
     if contention is None:
         if simulated.routes is not None:
-            sharing = _sharing(lowered, table, priced, int(first_communication[-1]))
+            sharing = _sharing(lowered, table, priced, n_communications)
         variation = DurationFactors.of(program, ranks)
-        slot_owner = np.repeat(np.arange(len(hosted)), np.diff(slot_index))[active]
-        uses = SlotUses(
-            rank=slot_owner,
-            slot=np.flatnonzero(active) - slot_index[slot_owner],
-            communicator=where[active],
-            operations=on_slot[active],
-            inside=role == Role.LOCAL,
-        )
-        tiles = find_tiles(table, priced.which if sharing is None else sharing.kind, uses)
+        kind = priced.which if sharing is None else sharing.kind
+        tiles = find_tiles(table, kind, used.slot_uses(role == Role.LOCAL))
     else:
         assert simulated.routes is not None
         priced = varied(program, ranks, priced)
@@ -215,21 +196,11 @@ def distribute(
             lowered,
             table,
             priced,
-            bound,
+            used.bound,
             known.views,
             single_process=operations is None,
-            communications=initial_communications(
-                np.repeat(members, n_operations),
-                np.repeat(remote, n_operations),
-                np.repeat(role == Role.OWNER, n_operations),
-            ),
+            communications=used.initial_communications(role, remote),
         )
-
-    def of_slot(values: NDArray[Any], dtype: type) -> NDArray[Any]:
-        found: NDArray[Any] = np.zeros(len(bound), dtype)
-        found[active] = values[where[active]]
-        return found
-
     core_input = CoreInput(
         lowered=lowered,
         table=table,
@@ -238,14 +209,14 @@ def distribute(
         numbers=hosted,
         count=simulated.classes.count[hosted],
         start=program.start[ranks],
-        slot_index=slot_index,
-        slot_first=of_slot(first_communication, np.int64),
-        slot_role=of_slot(role, np.uint8),
-        slot_members=of_slot(members, np.int32),
-        slot_remote=of_slot(remote, np.int32),
-        slot_hash=hash_sizes(simulated.sizes[bound]),
-        n_communications=int(first_communication[-1]),
-        n_messages=int(n_operations[np.diff(others_index) > 0].sum()),
+        slot_index=used.slot_index,
+        slot_first=used.by_slot(first_communication, np.int64),
+        slot_role=used.by_slot(role, np.uint8),
+        slot_members=used.by_slot(used.members, np.int32),
+        slot_remote=used.by_slot(remote, np.int32),
+        slot_hash=hash_sizes(simulated.sizes[used.bound]),
+        n_communications=n_communications,
+        n_messages=int(used.operations[np.diff(others_index) > 0].sum()),
         tiles=tiles,
         variation=variation,
         sharing=sharing,
@@ -259,7 +230,7 @@ def distribute(
         placement=placement,
         process=process,
         hosted=hosted,
-        communicators=communicators,
+        communicators=used.numbers,
         first_communication=first_communication,
         role=role,
         owner=owner,
@@ -269,6 +240,106 @@ def distribute(
         receivers=receivers,
         core_input=core_input,
     )
+
+
+def _lowered_tables(
+    program: Program, ranks: NDArray[np.int32], known: LoweredTables
+) -> tuple[list[LoweredTable], NDArray[np.int32]]:
+    """Hosted ranks → their tables as instructions, and which of them each has."""
+    numbers, entry = np.unique(program.table[ranks], return_inverse=True)
+    lowered = [lower(one, known.tables) for n in numbers if (one := program.tables[n]) is not None]
+    return lowered, entry.astype(np.int32)
+
+
+@frozen(eq=False)
+class _UsedCommunicators:
+    """The communicators that one process has to do with, `l`, and the `s` slots bound to them.
+
+    Attributes
+    ----------
+    numbers : int64, shape (l,)
+        Ascending: those on which a hosted rank communicates, and those whose flows are run here.
+    members : int64, shape (l,)
+        Hosted ranks that communicate on each.
+    operations : int64, shape (l,)
+        Communications of each.
+    slot_index : int64, shape (h + 1,)
+        The i-th hosted rank has the slots ``slot_index[i]`` to ``slot_index[i + 1]``.
+    bound : int64, shape (s,)
+        The communicator that each slot is bound to.
+    slot_operations : int64, shape (s,)
+        How many operations its rank does on each slot.
+    place : int64, shape (s,)
+        Where in `numbers` the communicator of a slot with operations is.
+    """
+
+    numbers: Ints
+    members: Ints
+    operations: Ints
+    slot_index: Ints
+    bound: Ints
+    slot_operations: Ints
+    place: Ints
+
+    @classmethod
+    def of(
+        cls,
+        simulated: SimulatedRanks,
+        hosted: NDArray[np.int32],
+        lowered: list[LoweredTable],
+        table: NDArray[np.int32],
+        owned: Ints,
+        operations: Ints | None,
+    ) -> _UsedCommunicators:
+        """Collect the communicators of hosted ranks, and those `owned`, whose flows run here.
+
+        The operations of each simulated communicator are counted here unless they are given.
+        """
+        at, rank_of_slot = ranges(simulated.slot_index, hosted.astype(np.int64))
+        slot_index = np.searchsorted(rank_of_slot, np.arange(len(hosted) + 1)).astype(np.int64)
+        bound = simulated.slots[at]
+        on_slot = _operations(lowered, table, slot_index)
+        active = on_slot > 0
+        numbers = distinct(np.concatenate([bound[active], owned]))
+        place = np.searchsorted(numbers, bound).clip(max=max(len(numbers) - 1, 0))
+        if operations is None:
+            n_operations = np.zeros(len(numbers), np.int64)
+            n_operations[place[active]] = on_slot[active]
+        else:
+            n_operations = operations[numbers]
+        members = np.bincount(place[active], minlength=len(numbers))
+        return cls(numbers, members, n_operations, slot_index, bound, on_slot, place)
+
+    def by_slot(self, values: NDArray[Any], dtype: type) -> NDArray[Any]:
+        """Values of communicators → of the slots bound to them; 0 where nothing is done."""
+        active = self.slot_operations > 0
+        found: NDArray[Any] = np.zeros(len(self.bound), dtype)
+        found[active] = values[self.place[active]]
+        return found
+
+    def initial_communications(
+        self, role: NDArray[np.uint8], remote: NDArray[np.int64]
+    ) -> NDArray[Any]:
+        """Roles, and processes waited for → the state of each communication before a run."""
+        return initial_communications(
+            np.repeat(self.members, self.operations),
+            np.repeat(remote, self.operations),
+            np.repeat(role == Role.OWNER, self.operations),
+        )
+
+    def slot_uses(self, inside: NDArray[np.bool_]) -> SlotUses:
+        """Return the slots with operations, for tiles; `inside`: all members are hosted here."""
+        active = self.slot_operations > 0
+        slot_owner = np.repeat(np.arange(len(self.slot_index) - 1), np.diff(self.slot_index))[
+            active
+        ]
+        return SlotUses(
+            rank=slot_owner,
+            slot=np.flatnonzero(active) - self.slot_index[slot_owner],
+            communicator=self.place[active],
+            operations=self.slot_operations[active],
+            inside=inside,
+        )
 
 
 def _sharing(

@@ -86,31 +86,33 @@ class SharedLinks:
     link_name: Callable[[int], str]
 
 
-def shared_links(plan: Distribution, core: Any, network: Network | None) -> SharedLinks | None:
+def shared_links(
+    distribution: Distribution, core: Any, network: Network | None
+) -> SharedLinks | None:
     """Return the links that communications could share and the flows simulated here. Local.
 
     None where communications share no links.
 
     Parameters
     ----------
-    plan : Distribution
+    distribution : Distribution
     core : Core
         After the run.
     network : Network or None
     """
-    simulated, traffic = plan.simulated, plan.core_input.flows
+    simulated, traffic = distribution.simulated, distribution.core_input.flows
     routes = simulated.routes
     if routes is None or traffic is None or not isinstance(network, SharedNetwork):
         return None
-    communications = core.communications[: plan.first_communication[-1]]
+    communications = core.communications[: distribution.first_communication[-1]]
     numbers = np.flatnonzero(communications["route"] >= 0)
-    is_ours = np.isin(plan.role, (Role.LOCAL, Role.OWNER))
+    is_ours = np.isin(distribution.role, (Role.LOCAL, Role.OWNER))
     if not is_ours.all():
-        numbers = numbers[is_ours[plan.locate(numbers)[0]]]
+        numbers = numbers[is_ours[distribution.locate(numbers)[0]]]
     price = communications["price"][numbers]
     return SharedLinks(
         routes=routes,
-        communicator=communicators_of(plan, routes),
+        communicator=communicators_of(distribution, routes),
         flows=Flows(
             route=communications["route"][numbers].astype(np.int64),
             begin=communications["time"][numbers] + traffic.latency[price],
@@ -121,12 +123,12 @@ def shared_links(plan: Distribution, core: Any, network: Network | None) -> Shar
     )
 
 
-def communicators_of(plan: Distribution, routes: Routes) -> Ints:
+def communicators_of(distribution: Distribution, routes: Routes) -> Ints:
     """Return a communicator of the program that uses each route.
 
     Parameters
     ----------
-    plan : Distribution
+    distribution : Distribution
     routes : Routes
         Of its simulated ranks.
 
@@ -134,9 +136,11 @@ def communicators_of(plan: Distribution, routes: Routes) -> Ints:
     -------
     int64, shape (len(routes),)
     """
-    simulated = plan.simulated
+    simulated = distribution.simulated
     bound, first = np.unique(simulated.slots, return_index=True)
-    entry, _ = ranges(plan.program.slot_index, simulated.classes.representative.astype(np.int64))
-    used_by = plan.program.slots[entry[first]]
+    entry, _ = ranges(
+        distribution.program.slot_index, simulated.classes.representative.astype(np.int64)
+    )
+    used_by = distribution.program.slots[entry[first]]
     found: Ints = used_by[np.searchsorted(bound, routes.group)].astype(np.int64)
     return found

@@ -155,13 +155,13 @@ class Relaxation:
 
     def _prices_of_flows(self) -> NDArray[np.int32]:
         """Return the price of each flow, or -1 of operations that are none."""
-        plan = self._distribution
-        at, _ = ranges(plan.simulated.slot_index, plan.hosted.astype(np.int64))
-        bound = plan.simulated.slots[at]
+        distribution = self._distribution
+        at, _ = ranges(distribution.simulated.slot_index, distribution.hosted.astype(np.int64))
+        bound = distribution.simulated.slots[at]
         group = np.searchsorted(self._group, bound).clip(max=len(self._group) - 1)
         slot_flow = np.where(self._group[group] == bound, self._first[group], -1)
         found = np.full(self._first[-1], -1, np.int32)
-        mark_flows(plan.core_input, self._given.prices, slot_flow, found)
+        mark_flows(distribution.core_input, self._given.prices, slot_flow, found)
         return allreduce_max(found.astype(np.int64), self._comm).astype(np.int32)
 
     def _routes_of_flows(self, prices: tuple[Price, ...]) -> NDArray[np.int32]:

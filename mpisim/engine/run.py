@@ -51,8 +51,9 @@ class Run:
         not. Empty where it was not asked for.
     rounds : int
         Exchanges between processes.
-    mode : {"dataflow", "events", "windows"}
-        Whether communications shared links, and if so whether on one process or on several.
+    mode : {"dataflow", "relaxation", "events", "windows"}
+        How the times were found: dataflow where communications share no links, else by relaxation,
+        or from event to event, on one process or (windows) on several.
     contended : int
         Number of the program's communicators that may share links.
     domains : int

@@ -8,9 +8,9 @@ keys. ``mpisim new`` writes one with every key explained. Where the work stands 
 
 Read in this order.
 
-``models``, ``plan_options``, ``framework``, ``plan``, ``choices``
-    The tables as dataclasses: ``[model]``; sub-tables of ``[plan]``; ``[framework]``; ``[plan]``;
-    all others.
+``transformer``, ``models``, ``plan_options``, ``framework``, ``plan``, ``choices``
+    The tables as dataclasses: ``[model]``, of transformers and of all families; sub-tables of
+    ``[plan]``; ``[framework]``; ``[plan]``; all others.
 ``plan_keys``
     Tables as people write them: a value for a sub-table, names of earlier versions.
 ``experiment``, ``program_experiment``, ``traced``

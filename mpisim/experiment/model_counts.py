@@ -14,6 +14,7 @@ import itertools
 from collections import Counter
 
 from .models import Transformer
+from .transformer import IMAGE_CHANNELS, RELATIVE_BUCKETS, TOKEN_TYPES
 
 __all__ = [
     "active_matrices",
@@ -26,10 +27,6 @@ __all__ = [
     "recurrence_flops",
     "samples",
 ]
-
-CHANNELS = 3
-TOKEN_TYPES = 2
-RELATIVE_BUCKETS = 32
 
 
 # --- parameters -----------------------------------------------------------------------------------
@@ -150,7 +147,7 @@ def parameters(model: Transformer) -> int:
     total = sum(number * _part_parameters(model, letter) for letter, number in letters.items())
     total += norm  # the last
     if model.family == "vit":
-        total += CHANNELS * model.patch**2 * h + h + h + model.seq_len * h
+        total += IMAGE_CHANNELS * model.patch**2 * h + h + h + model.seq_len * h
         return total + model.classes * (h + 1)
     if model.cutoffs:
         total += model.cutoffs[0] * h
@@ -297,7 +294,7 @@ def patch_flops(model: Transformer, batch: int) -> int:
     """
     if model.family != "vit":
         return 0
-    return 2 * batch * (model.seq_len - 1) * CHANNELS * model.patch**2 * model.hidden
+    return 2 * batch * (model.seq_len - 1) * IMAGE_CHANNELS * model.patch**2 * model.hidden
 
 
 def attention_flops(model: Transformer, batch: int) -> int:

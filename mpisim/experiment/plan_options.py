@@ -12,7 +12,7 @@ from ..base.errors import InputError, nearest
 from ..base.frozen import frozen
 from ..base.schema import Limits
 from ..schedules import SCHEDULES, ScheduleName
-from .models import Count, OptionalCount
+from .transformer import Count, OptionalCount
 
 __all__ = [
     "MAIN_KEYS",

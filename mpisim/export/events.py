@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.quantity import PS_PER_NS
 from ..engine.critical_path import CriticalPath, PieceKind
 from ..prediction.memory_course import MemoryCourse, MemoryParts
 from ..program import Program
@@ -31,8 +32,6 @@ __all__ = ["Arrow", "Counter", "EventsOfRanks", "PathOnRanks", "Piece", "RowArro
 
 PATH, LINKS = 2, 3
 """Process numbers of the critical path and of links in a rank's file."""
-NS = 1_000
-"""In ps."""
 MOST_LINKS = 16
 """Links, or sets of links used alike, that are shown: the most used ones."""
 ON_DEVICE = (PieceKind.COMPUTE, PieceKind.COPY, PieceKind.COMMUNICATION)
@@ -275,7 +274,7 @@ class EventsOfRanks:
                 source, target = arrow.source[1], arrow.target[1]
                 flow = {"cat": "critical_path", "name": "critical path", "id": arrow.number}
                 # Within the slice that it begins at, whose end is not part of it.
-                begin = max(int(rows.begin[source]), ends[source] - NS)
+                begin = max(int(rows.begin[source]), ends[source] - PS_PER_NS)
                 yield {
                     "ph": "s",
                     "pid": GPU,

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.quantity import PS_PER_NS
 from ..program import Kind, Phase
 from ..traces.export_communications import Event, RankRun
 from ..traces.export_events import CPU, rank_events
@@ -26,7 +27,6 @@ from .perfetto_schema import ChildOrdering, CounterUnit, EventType, SequenceFlag
 
 __all__ = ["head_part", "rank_part"]
 
-PS_PER_NS = 1_000
 PACKETS = 4_000
 """Of one piece of a file: a few hundred kilobytes."""
 

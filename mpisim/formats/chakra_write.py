@@ -14,6 +14,7 @@ import numpy as np
 
 from ..base.errors import DestinationError, UsageError
 from ..base.files import hidden_name, os_errors_reported
+from ..base.quantity import PS_PER_US
 from ..program import UNPRICED, Flag, Kind, Operation, Program
 from .chakra_schema import (
     COLUMNS,
@@ -29,7 +30,6 @@ from .chakra_schema import (
 __all__ = ["check_folder", "write_chakra"]
 
 SCHEMA = "0.0.4"
-PS_PER_US = 1_000_000
 _OURS = re.compile(r".+\.\d+\.et|.+\.json")
 
 

@@ -16,9 +16,10 @@ from typing import Annotated, Any
 import msgspec
 
 from ..base.errors import InputError, TraceError
+from ..base.quantity import PS_PER_US
 from ..memory.allocations import Recorded
 from ..traces.raw import open_text
-from .torch_snapshot import BEFORE, PS_PER_US, Columns
+from .torch_snapshot import BEFORE, Columns
 
 __all__ = ["read_kineto_memory"]
 

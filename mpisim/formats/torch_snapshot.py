@@ -16,14 +16,14 @@ import numpy as np
 
 from ..base.errors import InputError
 from ..base.files import write_whole
+from ..base.quantity import PS_PER_US
 from ..memory.allocations import Action, Allocations, Recorded, replay
 from ..memory.allocator_settings import NAME, parse_settings
 from ..memory.blocks import Block
 from ..memory.caching_allocator import CachingAllocator
 
-__all__ = ["BEFORE", "PS_PER_US", "Columns", "is_snapshot", "read_snapshot", "write_snapshot"]
+__all__ = ["BEFORE", "Columns", "is_snapshot", "read_snapshot", "write_snapshot"]
 
-PS_PER_US = 1_000_000
 
 BEFORE = "before the recording"
 """Label of what was there when the recording began."""

@@ -11,7 +11,7 @@ from ..base.frozen import frozen
 from ..base.presets import find_table, table_names
 from ..base.schema import Limits, build
 
-__all__ = ["DEFAULT", "NONE", "Cause", "Fleet", "apart", "find_fleet", "fleet_names"]
+__all__ = ["DEFAULT", "NONE", "Cause", "Fleet", "find_fleet", "fleet_names", "rate_spread"]
 
 FILE = "failures.toml"
 
@@ -141,7 +141,7 @@ def find_fleet(wanted: str) -> tuple[str, Fleet]:
     return found.name, build(Fleet, found.table, found.source, found.name)
 
 
-def apart() -> float:
+def rate_spread() -> float:
     """Return how far the rates of fleets lie apart: standard deviation of their logarithms."""
     rates = [math.log(find_fleet(name)[1].per_gpu_day) for name in fleet_names()]
     mean = sum(rates) / len(rates)

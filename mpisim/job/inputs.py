@@ -12,12 +12,12 @@ from functools import cache
 
 from ..base.frozen import frozen
 from ..base.presets import packaged
-from ..base.quantity import Quantity
+from ..base.quantity import SECONDS_OF_A_DAY, Quantity
 from ..base.schema import build
 from ..base.text import percentage
 from ..experiment.job_choice import JobChoice, seconds
 from .checkpoint import Checkpoint, CheckpointTimes, checkpoint_times
-from .fleets import DEFAULT, NONE, Fleet, apart, find_fleet
+from .fleets import DEFAULT, NONE, Fleet, find_fleet, rate_spread
 from .interval import daly_steps
 from .model import JobModel
 from .storage import Storage, find_storage
@@ -35,7 +35,6 @@ __all__ = [
 ]
 
 RECOVERY = "recovery.toml"
-DAY = 86400.0
 
 
 @frozen
@@ -189,9 +188,9 @@ def job_model(step: Step, cluster: JobCluster, choice: JobChoice) -> tuple[JobMo
         interval=1,
         stall=times.stall,
         persist=times.persist,
-        rate=each * cluster.gpus / DAY,
+        rate=each * cluster.gpus / SECONDS_OF_A_DAY,
         shape=choice.failure_shape,
-        planned_rate=planned / DAY,
+        planned_rate=planned / SECONDS_OF_A_DAY,
         detection=_time(choice, "detection", known.detection),
         restart=_time(choice, "restart", known.restart) + times.load,
         rewarmup=choice.rewarmup_steps * (choice.rewarmup_slowdown - 1) * step.seconds,
@@ -228,7 +227,7 @@ def input_errors(step: Step, choice: JobChoice, fleet: Fleet) -> dict[str, float
     known = recovery()
     rate = 0.0
     if choice.failure_rate is None:
-        rate = math.hypot(fleet.rate_error, apart() if choice.failures is None else 0.0)
+        rate = math.hypot(fleet.rate_error, rate_spread() if choice.failures is None else 0.0)
     return {
         "step": step.error,
         "detection": known.detection.error if choice.detection is None else 0.0,
@@ -257,7 +256,7 @@ def assumptions(model: JobModel, choice: JobChoice, parts: JobParts) -> tuple[st
         )
     if choice.failures is None and choice.failure_rate is None:
         lines.append(
-            f"failures is not given: fleets lie apart by a factor of {math.exp(apart()):.2g} "
+            f"failures is not given: fleets lie apart by a factor of {math.exp(rate_spread()):.2g} "
             "(one σ), which the errors cover"
         )
     if parts.fleet_name != NONE and not fleet.causes:

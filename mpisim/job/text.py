@@ -8,6 +8,7 @@ from textwrap import wrap
 from typing import Any
 
 from ..base.frozen import frozen
+from ..base.quantity import J_OF_A_KWH
 from ..base.text import aligned, percentage, quantity, shortened
 from ..report.drawing import PLAIN, Drawing
 from .outcome import SPARES, STATES, JobOutcome, Spread
@@ -25,8 +26,6 @@ LEAST_PART = 5e-4
 """Share of the time from which on a part has a line."""
 
 UNITS = (("days", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
-
-J_OF_A_KWH = 3.6e6
 
 
 def duration_text(seconds: float) -> str:

@@ -314,7 +314,7 @@ class CachingAllocator:
             self.retries += 1
             block = self._from_driver(pool, size, segment, stream)
         if block is None:
-            free = max(self._most() - self.reserved, 0)
+            free = max(self._reservable() - self.reserved, 0)
             if self.recorder is not None:
                 self.recorder("oom", free, size, stream)
             raise OutOfMemoryError(segment, free, self.allocated, self.reserved)
@@ -349,7 +349,7 @@ class CachingAllocator:
             return None
         return int(share * self.device)
 
-    def _most(self) -> int:
+    def _reservable(self) -> int:
         """Return the bytes that can be reserved."""
         bounds = [each for each in (self.capacity, self._allowed()) if each is not None]
         return min(bounds, default=UNBOUNDED)

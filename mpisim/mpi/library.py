@@ -74,7 +74,11 @@ def check_library(comm: Intracomm) -> None:
     """
     if comm.size == 1:
         return
-    wrong = [name for name, found, right in _tried(comm) if not np.array_equal(found, right)]
+    wrong = [
+        name
+        for name, found, right in _reductions_beside_truth(comm)
+        if not np.array_equal(found, right)
+    ]
     everywhere = sorted({name for part in comm.allgather(wrong) for name in part})
     if everywhere:
         raise UsageError(
@@ -84,7 +88,9 @@ def check_library(comm: Intracomm) -> None:
         )
 
 
-def _tried(comm: Intracomm) -> Iterator[tuple[str, NDArray[np.int64], NDArray[np.int64]]]:
+def _reductions_beside_truth(
+    comm: Intracomm,
+) -> Iterator[tuple[str, NDArray[np.int64], NDArray[np.int64]]]:
     """Yield each operation's name, what it gave, and what is right."""
     n, rank = comm.size, comm.rank
     all_ranks = np.arange(n, dtype=np.int64)

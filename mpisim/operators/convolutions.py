@@ -36,10 +36,10 @@ def forward(call: OperatorCall) -> Kernels | None:
         return None
     direction = "input" if transposed else "forward"
     own = _convolution(x, weight, out, number(call, 8, 0), direction, transposed)
-    turned = (*_turned(x, out), *own, *_turned(out, x, like=x))
+    layouts = (*_layout_kernels(x, out), *own, *_layout_kernels(out, x, like=x))
     # A bias is broadcast over the pixels.
     added = () if bias is None else stream(2 * touched(out), indexed=out.elements)
-    return (*turned, *added)
+    return (*layouts, *added)
 
 
 def cudnn(call: OperatorCall) -> Kernels | None:
@@ -52,7 +52,7 @@ def cudnn(call: OperatorCall) -> Kernels | None:
     if out is None:
         return None
     own = _convolution(x, weight, out, number(call, 5, 0), "forward")
-    return (*_turned(x, out), *own, *_turned(out, x, like=x))
+    return (*_layout_kernels(x, out), *own, *_layout_kernels(out, x, like=x))
 
 
 def backward(call: OperatorCall) -> Kernels | None:
@@ -70,7 +70,7 @@ def backward(call: OperatorCall) -> Kernels | None:
     for wanted, direction in zip(mask, _DIRECTIONS):
         if wanted:
             way = "forward" if transposed and direction == "input" else direction
-            found += (*_turned(x, gradient), *_turned(gradient, x, like=x))
+            found += (*_layout_kernels(x, gradient), *_layout_kernels(gradient, x, like=x))
             found += _convolution(x, weight, gradient, groups, way, transposed)
     if len(mask) > 2 and mask[2]:
         found += stream(touched(gradient))
@@ -99,7 +99,9 @@ def _result_of(
 _FEW_CHANNELS = 4
 
 
-def _turned(image: TensorSpec, other: TensorSpec, like: TensorSpec | None = None) -> Kernels:
+def _layout_kernels(
+    image: TensorSpec, other: TensorSpec, like: TensorSpec | None = None
+) -> Kernels:
     """Image → the kernel that moves its channels to the end or back; none if they are there.
 
     `other` is what a convolution makes of it, or makes it of; `like` the one whose strides tell.

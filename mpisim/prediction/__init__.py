@@ -10,9 +10,9 @@ Read in this order, which is that of one prediction (`mpisim.simulate`).
     Constants fitted to measured steps; kernel models and networks multiplied by them.
 ``circuits``
     Circuits that communications wait for, where the network has to set them up.
-``execution``, ``extrapolation``, ``long_steps``, ``launches``
-    A run of the engine, or many; the time of a long step from two shorter ones, nearly or, with all
-    else of its run, exactly; what CUDA graphs gain.
+``execution``, ``short_steps``, ``extrapolation``, ``long_steps``, ``launches``
+    A run of the engine, or many; which shorter steps tell the time of a long one; that time from
+    them, nearly or, with all else of its run, exactly; what CUDA graphs gain.
 ``uncertainty``
     How far a step time may be off, from the numbers its critical path depends on.
 ``memory_course``

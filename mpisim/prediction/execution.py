@@ -114,31 +114,28 @@ def execute(
     if isinstance(prepared, Program) or prepared.experiment.overlap.model == "off":
         return run(program), None
     placed = network or prepared.network
-    pricings: Sequence[Pricing]
-    gpu_of: NDArray[np.int64] | None = None
-    if isinstance(prepared, PreparedExperiment):
-        pricings, gpu_of = prepared.workload.pricings, prepared.workload.layout.gpu_of
-    else:
-        pricings = () if prepared.pricing is None else (prepared.pricing,)
+    pricings, gpu_of = _pricings(prepared)
     if not pricings or placed is None:
         return run(program), None
 
     from ..overlap import OverlapSummary, overlap_model, run_with_slowdown
 
-    choice = prepared.experiment.overlap
+    choice, source = prepared.experiment.overlap, prepared.experiment.source
     assert choice.model != "off"
     with show_progress(comm, "working out what overlaps" if progress else ""):
         with collective_errors(comm):
-            model = overlap_model(
-                program,
-                placed,
-                pricings,
-                gpu_of,
-                choice,
-                prepared.experiment.source,
-            )
+            model = overlap_model(program, placed, pricings, gpu_of, choice, source)
         outcome = run_with_slowdown(model, run, choice.model, comm, choice.passes)
     return outcome.run, OverlapSummary(model, outcome, choice.model)
+
+
+def _pricings(
+    prepared: PreparedExperiment | PreparedProgram,
+) -> tuple[Sequence[Pricing], NDArray[np.int64] | None]:
+    """Return the price tables of each kind of GPU, and which of them each rank has, if several."""
+    if isinstance(prepared, PreparedExperiment):
+        return prepared.workload.pricings, prepared.workload.layout.gpu_of
+    return () if prepared.pricing is None else (prepared.pricing,), None
 
 
 # --- many seeds -----------------------------------------------------------------------------------

@@ -38,7 +38,6 @@ A `StepCache` keeps what these were, so that a sweep over batches simulates each
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -50,17 +49,25 @@ from ..base.lru_cache import LruCache
 from ..base.text import percentage
 from ..engine import Run, simulate
 from ..engine.steady_rounds import steady_period
-from ..experiment import Experiment, Plan
+from ..experiment import Experiment
 from ..experiment.traced import Traced
 from ..memory import Verdict
 from ..mpi.reductions import allreduce_max
 from ..program import Flag
-from ..schedules import SCHEDULES
 from .circuits import circuits_of
 from .execution import execute
 from .memory_fit import verdict
 from .network import NetworkCache
 from .prepared import PreparedExperiment, prepare
+from .short_steps import (
+    ShortenedRun,
+    SteadyRun,
+    shortened_run,
+    shortened_runs,
+    shortest_runs,
+    steady_run,
+    with_micro_batches,
+)
 from .step_constants import StepConstants
 
 if TYPE_CHECKING:
@@ -88,47 +95,10 @@ MAX_EXTRAPOLATION_ERROR = 1e-3
 """Share of a step by which its time may differ from that of the step in full. None of the random
 plans of docs/experiments.md differs by more."""
 
-MAX_SIMULATED_SHARE = 0.6
-"""Share of the micro-batches below which the detour pays."""
-
-MAX_STEADY_SHARE = 0.9
-"""Likewise of one shorter step: nearly all show that rounds repeat, and to find that out takes a
-tenth of a run."""
-
-STEADY_MICRO_BATCHES = 2
-"""Micro-batches beyond the stages: the first stage repeats a forward and a backward, too."""
-
-MIN_MICRO_BATCHES = 4
-"""Micro-batches that fill a pipeline, however few stages it has."""
-
-LONGER_BY_ROUNDS = 4
-"""Rounds by which two other steps are longer where the first two do not tell: a stage that has more
-to do than others may take a few rounds to hold them up."""
-
 MOST_STEPS_KEPT = 1024
 """Shorter steps, and pairs of them, that a `StepCache` keeps of either kind, of about 5 KB each."""
 
 Ints = NDArray[np.int64]
-
-
-class ShortenedRun(NamedTuple):
-    """Micro-batches of a replica in the two steps to simulate, and in the whole step."""
-
-    first: int
-    second: int
-    whole: int
-
-    @property
-    def further(self) -> float:
-        """How many times the difference of the two steps follows the second."""
-        return (self.whole - self.second) / (self.second - self.first)
-
-
-class SteadyRun(NamedTuple):
-    """Micro-batches of a replica in the one step to simulate, and in the whole step."""
-
-    simulated: int
-    whole: int
 
 
 class _SteadyStep(NamedTuple):
@@ -218,113 +188,6 @@ class StepTime:
             f"{whole} micro-batches from {first} and {second} that were simulated: each further "
             f"one takes as long as those between (to {percentage(MAX_EXTRAPOLATION_ERROR, 1)})"
         )
-
-
-def steady_run(experiment: Experiment) -> SteadyRun | None:
-    """Return one shorter step to simulate in place of a step; None where there is none.
-
-    It may turn out not to tell. There is none if the step is not long enough, if micro-batches are
-    not all equal, if the order of a longer step is not known to be that of the shorter one with
-    repeats inserted, or if what a round takes may depend on how many there are. There is none
-    either where stages are coupled so loosely that they take many rounds to fall into step: GPUs
-    of different speeds, messages beside kernels, gradients reduced in every micro-batch.
-    """
-    plan = experiment.plan
-    if experiment.overlap.model == "coupled" or isinstance(experiment.model, Traced):
-        return None  # passes until all agree: their number grows with the step
-    loose = plan.zero >= 2 or plan.overlaps_p2p
-    if experiment.variation.gpus or (plan.pp > 1 and loose):
-        return None
-    found = shortest_runs(experiment)
-    if found is None or not SCHEDULES[plan.pipeline.schedule].alternates:
-        return None
-    simulated = max(plan.pp + STEADY_MICRO_BATCHES, MIN_MICRO_BATCHES)
-    pays = simulated <= MAX_STEADY_SHARE * found.whole
-    return SteadyRun(simulated, found.whole) if pays else None
-
-
-def shortened_run(experiment: Experiment) -> ShortenedRun | None:
-    """Return two shorter steps to simulate in place of a step; None where there are none.
-
-    There are none if the step is not long enough, if its micro-batches are not all equal (kernels
-    with jitter, replicas with batches of their own), and if its rounds are not periodic.
-    """
-    plan = experiment.plan
-    if plan.zero >= 2 and plan.pp > 1:
-        return None
-    found = shortest_runs(experiment)
-    if found is None:
-        return None
-    return found if found.first + found.second <= MAX_SIMULATED_SHARE * found.whole else None
-
-
-def shortest_runs(experiment: Experiment) -> ShortenedRun | None:
-    """Return the two shortest steps that fill the pipeline and end at the same point of a round.
-
-    None if micro-batches are not all equal, or the schedule is not known to repeat.
-    """
-    plan = experiment.plan
-    replicas = _replicas(experiment)
-    if plan.replica_batch or experiment.variation.kernels or not replicas:
-        return None
-    to_fill = SCHEDULES[plan.pipeline.schedule].rounds_to_fill
-    if to_fill is None:
-        return None
-    whole, rest = divmod(plan.global_batch, replicas * plan.micro_batch)
-    if rest:
-        return None  # a plan that will be refused
-    a_round = _round(plan)
-    filled = plan.pp * to_fill
-    filled = max(filled, -(-MIN_MICRO_BATCHES // a_round) * a_round)
-    first = filled + (whole - filled) % a_round
-    return ShortenedRun(first, first + a_round, whole)
-
-
-def shortened_runs(experiment: Experiment) -> list[ShortenedRun]:
-    """Return shortened runs to try, cheapest first; empty if none saves time."""
-    found = shortened_run(experiment)
-    if found is None:
-        return []
-    more = LONGER_BY_ROUNDS * (found.second - found.first)
-    later = ShortenedRun(found.first + more, found.second + more, found.whole)
-    pays = later.first + later.second <= MAX_SIMULATED_SHARE * later.whole
-    return [found, later] if pays else [found]
-
-
-def _round(plan: Plan) -> int:
-    """Return how many micro-batches make a round.
-
-    Interleaved schedules take groups of as many as there are stages; of others a step has a
-    micro-batch more or less, DualPipe one in either direction.
-    """
-    if SCHEDULES[plan.pipeline.schedule].interleaved:
-        return plan.pp
-    several = max(2, plan.pp // 4)
-    return several + several % 2
-
-
-def _replicas(experiment: Experiment) -> int:
-    """Return the data parallel size; 0 if the GPUs are not shared evenly."""
-    plan, cluster = experiment.plan, experiment.cluster
-    if plan.dp is not None:
-        return plan.dp
-    gpus = cluster.gpus or cluster.nodes * cluster.node_gpus
-    replicas, rest = divmod(gpus, plan.tp * plan.cp * plan.pp)
-    return 0 if rest else replicas
-
-
-def with_micro_batches(experiment: Experiment, number: int) -> Experiment:
-    """Return an experiment with another number of micro-batches a replica.
-
-    Parameters
-    ----------
-    experiment : Experiment
-    number : int
-        Micro-batches of a replica in a step, 1 or more; the size of each stays.
-    """
-    plan = experiment.plan
-    batch = number * _replicas(experiment) * plan.micro_batch
-    return replace(experiment, plan=replace(plan, global_batch=batch))
 
 
 def extrapolate(first: float, second: float, rounds: ShortenedRun) -> float:
@@ -426,7 +289,7 @@ def step_time(
         return passes
 
     networks = networks or NetworkCache()
-    tries = [] if every else _tries(experiment)
+    tries = [] if every else _runs_to_try(experiment)
     known = None if steps is None or constants is not None else steps.in_full
     return _step_time(experiment, comm, run, tries, constants, networks, memory, known)
 
@@ -460,13 +323,13 @@ def least_step_time(
         network = prepared.network
         return [simulate(prepared.program, comm, network=network, contention=False, digest=False)]
 
-    tries, known = _tries(experiment), None if steps is None else steps.least
+    tries, known = _runs_to_try(experiment), None if steps is None else steps.least
     found = _step_time(experiment, comm, run, tries, None, networks, memory, known)
     exact = not isinstance(found.rounds, ShortenedRun)
     return int(found.picoseconds * (1 if exact else 1 - MAX_EXTRAPOLATION_ERROR))
 
 
-def _tries(experiment: Experiment) -> list[SteadyRun | ShortenedRun]:
+def _runs_to_try(experiment: Experiment) -> list[SteadyRun | ShortenedRun]:
     """Return what to try in place of a step, cheapest first."""
     steady = steady_run(experiment)
     return [*([] if steady is None else [steady]), *shortened_runs(experiment)]

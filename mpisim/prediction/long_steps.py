@@ -23,9 +23,9 @@ from ..memory import Verdict
 from ..mpi.parallel import collective_errors
 from .circuits import circuits_of
 from .execution import execute
-from .extrapolation import ShortenedRun, shortest_runs
 from .network import NetworkCache
 from .prepared import PreparedExperiment, prepare
+from .short_steps import ShortenedRun, shortest_runs
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -60,6 +60,12 @@ class LongStep(NamedTuple):
     run: Run
     overlap: OverlapSummary | None
     repetition: Repetition
+
+
+class _LongerBy(NamedTuple):
+    """Both short steps must be longer: the path repeats with several rounds, and some are left."""
+
+    rounds: int
 
 
 class _Short(NamedTuple):
@@ -103,7 +109,7 @@ def long_step(
     if experiment.overlap.model == "coupled":
         return None  # the number of passes grows with the step
     prepared: PreparedExperiment | None = None
-    for steps in _tries(experiment):
+    for steps in _pairs_to_try(experiment):
         with collective_errors(comm):
             if prepared is None:
                 prepared = prepare(
@@ -111,17 +117,17 @@ def long_step(
                 )
         if circuits_of(prepared.network) is not None:
             return None  # which circuits stand may depend on how long the step is
-        found = _tried(prepared, steps, comm, fold, progress)
-        if isinstance(found, int):  # the path repeats with several rounds, of which some are left
-            more = found * (steps.second - steps.first)
+        found = _from_two_steps(prepared, steps, comm, fold, progress)
+        if isinstance(found, _LongerBy):
+            more = found.rounds * (steps.second - steps.first)
             steps = ShortenedRun(steps.first + more, steps.second + more, steps.whole)
-            found = _tried(prepared, steps, comm, fold, progress)
+            found = _from_two_steps(prepared, steps, comm, fold, progress)
         if isinstance(found, LongStep):
             return found
     return None
 
 
-def _tries(experiment: Experiment) -> Iterator[ShortenedRun]:
+def _pairs_to_try(experiment: Experiment) -> Iterator[ShortenedRun]:
     """Yield pairs of short steps, cheapest first; all together are no more than pays."""
     shortest = shortest_runs(experiment)
     if shortest is None:
@@ -137,17 +143,14 @@ def _tries(experiment: Experiment) -> Iterator[ShortenedRun]:
         yield steps
 
 
-def _tried(
+def _from_two_steps(
     prepared: PreparedExperiment,
     steps: ShortenedRun,
     comm: Intracomm,
     fold: bool | None,
     progress: bool,
-) -> LongStep | int | None:
-    """Return the long step from two short ones, or None. **Collective.**
-
-    A number is that of rounds that the two must be longer by, for the path to repeat.
-    """
+) -> LongStep | _LongerBy | None:
+    """Return the long step from two short ones; None if they do not tell it. **Collective.**"""
     with collective_errors(comm):
         pair = [prepared.with_micro_batches(number) for number in steps[:2]]
     if not may_repeat(*(each.program for each in pair)):
@@ -164,7 +167,7 @@ def _tried(
         return None
     times = (steps.whole - steps.second) // (steps.second - steps.first)
     if times % cycle.periods:
-        return times % cycle.periods
+        return _LongerBy(times % cycle.periods)
     cycle = cycle._replace(times=times // cycle.periods)
     repetition = Repetition(shorter.run, longer.run, window, times, cycle)
     run = repeated(repetition, comm)

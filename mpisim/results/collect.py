@@ -112,8 +112,6 @@ def collect(
 
     of_rank = _by_column(ranks[np.argsort(ranks[:, 0])], "rank", "rows", *BREAKDOWN)
     del of_rank["rank"]
-    classes = run.classes
-    representative = classes.representative
     results = Results(
         step_time_ps=int(run.step_time) if recorded is None else recorded.recorded.mean_ps,
         digest=run.digest,
@@ -123,17 +121,10 @@ def collect(
         ranks={
             "end": run.rank_end if recorded is None else recorded.ends,
             "process": run.placement,
-            "class": classes.of_rank,
+            "class": run.classes.of_rank,
             **of_rank,
         },
-        classes={
-            "representative": representative,
-            "count": classes.count,
-            "apart": classes.split_reason,
-            "table": program.table[representative],
-            "speed": program.speed[representative],
-            "start": program.start[representative],
-        },
+        classes=_class_table(run),
         steps=_by_column(steps[np.lexsort((steps[:, 1], steps[:, 0]))], "rank", "step", "duration"),
         kernels=_kernel_table(kernels, names),
         communications=_communication_table(communications, program, network),
@@ -154,6 +145,20 @@ def collect(
     if stated is None:
         return results
     return replace(results, attributes={**results.attributes, **stated(results)})
+
+
+def _class_table(run: Run) -> dict[str, NDArray[Any]]:
+    """Return the equivalence classes of ranks, and what the ranks of each have in common."""
+    classes, program = run.classes, run.program
+    representative = classes.representative
+    return {
+        "representative": representative,
+        "count": classes.count,
+        "apart": classes.split_reason,
+        "table": program.table[representative],
+        "speed": program.speed[representative],
+        "start": program.start[representative],
+    }
 
 
 def _accounts(

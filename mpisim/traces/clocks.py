@@ -6,8 +6,8 @@ from collections import defaultdict
 
 import numpy as np
 
+from ..base.quantity import PS_PER_US
 from .communications import Communication
-from .kineto import PS_PER_US
 
 __all__ = [
     "AGREE",

@@ -395,7 +395,7 @@ class _Storages:
         size = max(self._size.get(part.storage, 0), part.begin + part.size)
         self._size[part.storage] = size
         for node, written in self._parts.get(part.storage, ()):
-            if not _apart(part, written):
+            if not _surely_disjoint(part, written):
                 yield node
 
 
@@ -406,7 +406,7 @@ def _covers(new: Access, old: Access) -> bool:
     return new.is_dense and new.begin <= old.begin and 0 <= old.end <= new.end
 
 
-def _apart(a: Access, b: Access) -> bool:
+def _surely_disjoint(a: Access, b: Access) -> bool:
     """Whether two parts of a storage surely have no byte in common."""
     return 0 <= a.end <= b.begin or 0 <= b.end <= a.begin
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..base.quantity import PS_PER_NS
 from ..program import Kind, Table
 from .export_communications import Arguments, Communicated, Event, RankRun, kernel_name, note_name
 from .export_host import batch_ends, first_of_batch, host_times, profiled_steps
@@ -24,9 +25,7 @@ __all__ = [
 ]
 
 
-NS = 1_000
-"""In ps: the resolution of recent files."""
-TICK = 500 * NS
+TICK = 500 * PS_PER_NS
 """Distance of the small calls round a launch, where there is room."""
 CPU, GPU, THREAD = 1000, 0, 1000
 """Process numbers of CPU and GPU and the thread of all calls: a rank has one of each."""
@@ -107,9 +106,9 @@ class _Writer:
         stream = int(self.run.table.stream.max(initial=0))
         sync = self._sync("Stream Wait Event", wait, stream, self.record_of[-1], stream)
         for event in (record, wait):
-            self.events.append(_timed(event, self.free, self.free + NS))
-            self.free += NS
-        self.events.append(_timed(sync, wait["ts"], wait["ts"] + NS))
+            self.events.append(_timed(event, self.free, self.free + PS_PER_NS))
+            self.free += PS_PER_NS
+        self.events.append(_timed(sync, wait["ts"], wait["ts"] + PS_PER_NS))
 
     # --- the CPU between calls ------------------------------------------------------------------
 
@@ -120,9 +119,9 @@ class _Writer:
         """
         after, self.pending = self.pending, []
         ticks = 2 * (len(after) + len(before)) + 1
-        tick = min(TICK, (until - self.free) // ticks // NS * NS)
-        if tick < NS:
-            tick, until = NS, max(until, self.free + NS * ticks)
+        tick = min(TICK, (until - self.free) // ticks // PS_PER_NS * PS_PER_NS)
+        if tick < PS_PER_NS:
+            tick, until = PS_PER_NS, max(until, self.free + PS_PER_NS * ticks)
         at = self.free
         for item in after:
             at = self._put(item, at + tick, tick)
@@ -335,7 +334,7 @@ class _Writer:
         at = self._place(self.call_begin[row], [])
         for position, (ended, call) in enumerate(calls):
             last = position == len(calls) - 1
-            until = max(self.call_end[row] if last else ended, at + NS)
+            until = max(self.call_end[row] if last else ended, at + PS_PER_NS)
             sync = call.pop("sync", None)
             self.events.append(_timed(call, at, until))
             if sync is not None:

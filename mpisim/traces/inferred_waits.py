@@ -23,8 +23,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.quantity import PS_PER_US
 from .host import Call, CallKind
-from .kineto import PS_PER_US
 
 __all__ = ["call_waits", "inferred_wait", "is_free"]
 

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from ..base.errors import TraceError
 from ..base.frozen import frozen
+from ..base.quantity import PS_PER_US
 from .raw import open_text
 
 __all__ = [
-    "PS_PER_US",
     "Arguments",
     "DeviceOps",
     "KinetoTrace",
@@ -32,7 +32,6 @@ __all__ = [
     "read_kineto",
 ]
 
-PS_PER_US = 1_000_000
 _MOST_US = 1_000_000_000_000
 """Longest time (11 days) and largest span of a file: picoseconds and their sums fit 64 bits."""
 MOST_RANKS = 1 << 24

@@ -364,10 +364,10 @@ def _by_names(
     window: tuple[int, int] | None = None
     # The thread whose operators span the trace comes first: it says which step the others are of.
     for thread in sorted(ours, key=lambda t: int(ours[t][0] - ours[t][-1])):
-        alike = {t: _alike(counts[thread], others[t]) for t in theirs if len(theirs[t])}
-        if not alike or not max(alike.values()):
+        similarity = {t: _similarity(counts[thread], others[t]) for t in theirs if len(theirs[t])}
+        if not similarity or not max(similarity.values()):
             continue
-        chosen = max(alike, key=lambda t: (alike[t], -t))
+        chosen = max(similarity, key=lambda t: (similarity[t], -t))
         own, other = ours[thread], theirs.pop(chosen)
         if window is not None:
             inside = (events.begin[other] >= window[0]) & (events.begin[other] <= window[1])
@@ -380,7 +380,7 @@ def _by_names(
     return pairs
 
 
-def _alike(a: Counter[str], b: Counter[str]) -> float:
+def _similarity(a: Counter[str], b: Counter[str]) -> float:
     """How alike the names on two threads are, whatever the number of steps in each."""
     common = sum((a & b).values())
     return common / min(a.total(), b.total()) + len(a.keys() & b.keys()) / len(a.keys() | b.keys())

@@ -14,9 +14,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.quantity import PS_PER_US
 from ..program import Kind, Names, Table, TableBuilder
 from .host import Call, CallKind
-from .kineto import KERNEL, PS_PER_US, KinetoTrace
+from .kineto import KERNEL, KinetoTrace
 from .timing import DeviceTiming
 from .waits import Inference
 

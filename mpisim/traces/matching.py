@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..base.quantity import PS_PER_US
 from ..program import Operation
 from .clocks import (
     AGREE,
@@ -34,7 +35,6 @@ from .clocks import (
     stems,
 )
 from .communications import Communication
-from .kineto import PS_PER_US
 
 __all__ = ["Matched", "Matching", "match_communications"]
 

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import TraceError
-from .kineto import PS_PER_US, KinetoTrace
+from ..base.quantity import PS_PER_US
+from .kineto import KinetoTrace
 from .raw import open_text
 
 __all__ = ["module_paths"]

@@ -21,8 +21,9 @@ import msgspec
 import numpy as np
 
 from ..base.errors import TraceError
+from ..base.quantity import PS_PER_NS
 from .kineto import KERNEL, MEMCPY, MEMSET, Arguments, DeviceOps, KinetoTrace, Spans, SyncRecord
-from .nsys_export import CALLS, DEVICE_TABLES, PS_PER_NS, Export, Range, opened, spans
+from .nsys_export import CALLS, DEVICE_TABLES, Export, Range, opened, spans
 
 __all__ = [
     "annotations_and_operators",

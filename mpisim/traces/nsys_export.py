@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import TraceError
+from ..base.quantity import PS_PER_NS
 from .kineto import KERNEL, MEMCPY, MEMSET, Arguments, Spans
 from .raw import open_text, read_head
 
-__all__ = ["CALLS", "DEVICE_TABLES", "PS_PER_NS", "Export", "Range", "is_nsys", "opened", "spans"]
+__all__ = ["CALLS", "DEVICE_TABLES", "Export", "Range", "is_nsys", "opened", "spans"]
 
-PS_PER_NS = 1000
 CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
 DEVICE_TABLES = {
     KERNEL: "CUPTI_ACTIVITY_KIND_KERNEL",

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.quantity import PS_PER_US
 from .host import Call
-from .kineto import KERNEL, PS_PER_US, KinetoTrace
+from .kineto import KERNEL, KinetoTrace
 from .waits import Inference
 
 __all__ = ["ALLOWANCE", "DeviceTiming", "explain_late_starts", "measure_timing"]

@@ -13,9 +13,10 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
+from ..base.quantity import PS_PER_US
 from .host import Call, CallKind, is_communication_kernel
 from .inferred_waits import call_waits, inferred_wait, is_free
-from .kineto import PS_PER_US, KinetoTrace
+from .kineto import KinetoTrace
 
 __all__ = ["EventWait", "Inference", "infer_waits"]
 

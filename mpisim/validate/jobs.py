@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.frozen import frozen
 from ..base.presets import packaged
+from ..base.quantity import J_OF_A_KWH, SECONDS_OF_A_DAY, SECONDS_OF_AN_HOUR
 from ..base.schema import build
 from ..base.text import aligned
 from ..experiment import load
@@ -39,9 +40,6 @@ TITLES = {
     "power": "power of a GPU",
 }
 """Figures that are compared."""
-
-KWH = 3.6e6
-DAY = 86400.0
 
 
 @frozen
@@ -196,7 +194,7 @@ def _figure(name: str, outcome: JobOutcome) -> _Predicted:
     if name == "goodput":
         return of(outcome.goodput, outcome.goodput_with_errors, 100.0)
     if name == "steps":
-        middle, aside = outcome.model.ideal / DAY, outcome.step.error
+        middle, aside = outcome.model.ideal / SECONDS_OF_A_DAY, outcome.step.error
         return _Predicted(middle, middle * (1 - 1.64 * aside), middle * (1 + 1.64 * aside))
     if name in ("energy", "power"):
         # Without the building: what the published figures count.
@@ -206,9 +204,9 @@ def _figure(name: str, outcome: JobOutcome) -> _Predicted:
         if name == "power":
             middle /= outcome.time.p50 * outcome.cluster.gpus
         else:
-            middle, aside = middle / KWH, math.hypot(aside, outcome.step.error)
+            middle, aside = middle / J_OF_A_KWH, math.hypot(aside, outcome.step.error)
         return _Predicted(middle, middle * (1 - 1.64 * aside), middle * (1 + 1.64 * aside))
-    factor = 1 / DAY if name == "days" else outcome.cluster.gpus / 3600
+    factor = 1 / SECONDS_OF_A_DAY if name == "days" else outcome.cluster.gpus / SECONDS_OF_AN_HOUR
     return of(outcome.time, outcome.time_with_errors, factor)
 
 

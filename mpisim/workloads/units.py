@@ -1,10 +1,14 @@
-"""Units of a stage's actions: what is done between two exchanges of messages, as columns.
+"""Actions of a stage → units, the actions between two exchanges of messages, and their kinds.
 
-Turns are actions, or two that overlap. Units are turns; where a stage holds several chunks and its
-messages do not overlap, a forward and the backward behind it are one in the steady state
-(``forward_backward_pipelining_with_interleaving`` of Megatron-LM, see :mod:`.messages`). A *step*
-is a unit with the one before it: what is written of a unit depends on the kinds of both. A schedule
-has thousands of actions and few kinds of steps, so that all of this is columns.
+- An *action* is the forward or backward of one micro-batch in one chunk.
+- A *turn* is one action, or two that overlap.
+- A *unit* is a turn. Where a stage holds several chunks and its messages do not overlap, a forward
+  and the backward behind it are one unit in the steady state
+  (``forward_backward_pipelining_with_interleaving`` of Megatron-LM, see :mod:`.messages`).
+- A *step* is a unit with the one before it: what is written of a unit depends on the kinds of both.
+
+A schedule has thousands of actions and few kinds of steps: one example of each kind stands for all.
+All of this is columns, without a loop over actions.
 """
 
 from __future__ import annotations

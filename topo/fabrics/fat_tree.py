@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
+
+from mpisim.base.frozen import frozen
 
 from .fabric import Fabric
 from .fabric_graph import FabricGraph, Ports, ecmp_hash
@@ -32,6 +37,74 @@ def switch(fabric: Fabric, ports: Ports) -> FabricGraph:
     return graph
 
 
+@frozen(eq=False)
+class _Tree:
+    """Which switches a tree has, and which of them every port is below.
+
+    A *row* is the leaves of all rails under the same nodes; a classic tree has one rail.
+
+    Attributes
+    ----------
+    rows, rails : int
+        There are rows × rails leaves in each plane, rail by rail within a row.
+    pods, pod_rows : int
+        Pods, and rows of leaves in each; one pod where there is no core.
+    spines : int
+        Spines of a pod, and core switches.
+    planes : int
+        Copies of the tree, each with a port of every NIC.
+    places_per_node : int
+        Places that a node takes in its row of leaves, of `Fabric.leaf` in each.
+    leaf : int64, shape (n_ports,)
+        The leaf of each port.
+    pod : int64, shape (rows * rails,)
+        The pod of each leaf.
+    """
+
+    rows: int
+    rails: int
+    pods: int
+    pod_rows: int
+    spines: int
+    planes: int
+    places_per_node: int
+    leaf: NDArray[np.int64]
+    pod: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, fabric: Fabric, ports: Ports) -> _Tree:
+        """Place ports below leaves: neighbouring ones, or those of one rail."""
+        assert fabric.leaf is not None
+        classic = fabric.kind == "fat-tree"
+        rails = 1 if classic else min(fabric.rails or ports.each, ports.each)
+        port = np.arange(ports.count)
+        node, card = np.divmod(port, ports.each)
+        deepest = -(-ports.each // rails)  # NICs of a node on one rail
+        place = port if classic else node * deepest + card // rails
+        row, rail = place // fabric.leaf, np.zeros_like(port) if classic else card % rails
+        rows = int(row[-1]) + 1 if classic else -(-ports.nodes * deepest // fabric.leaf)
+        pod_rows = min(fabric.pod or rows, rows)
+        return cls(
+            rows=rows,
+            rails=rails,
+            pods=-(-rows // pod_rows),
+            pod_rows=pod_rows,
+            spines=fabric.spines or 1,
+            planes=fabric.planes if fabric.kind == "hpn" else 1,
+            places_per_node=ports.each if classic else deepest,
+            leaf=row * rails + rail,
+            pod=np.arange(rows * rails) // rails // pod_rows,
+        )
+
+
+class _Plane(NamedTuple):
+    """Links of one plane, up and down: of each port, leaf × spine, and pod × spine to the core."""
+
+    port: tuple[NDArray[np.int64], NDArray[np.int64]]
+    leaf: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+    pod: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+
+
 def fat_tree(fabric: Fabric, ports: Ports) -> FabricGraph:
     """Build leaves, spines and, between pods, core switches; once in each plane.
 
@@ -47,98 +120,85 @@ def fat_tree(fabric: Fabric, ports: Ports) -> FabricGraph:
         What is to be joined; the graph keeps it.
     """
     assert fabric.leaf is not None
-    classic = fabric.kind == "fat-tree"
-    rails = 1 if classic else min(fabric.rails or ports.each, ports.each)
-    planes = fabric.planes if fabric.kind == "hpn" else 1
-    spread = fabric.spines if fabric.ecmp == "adaptive" and fabric.spines else 1
-    spines = fabric.spines or 1
+    tree = _Tree.of(fabric, ports)
+    graph = FabricGraph(ports, tour=np.argsort(np.argsort(tree.leaf, kind="stable")))
+    planes = [_add_plane(graph, fabric, tree, number) for number in range(tree.planes)]
+    if fabric.ecmp != "ecmp" and fabric.leaf % tree.places_per_node == 0:
+        period_rows = tree.pod_rows if tree.pods > 1 else 1
+        period = period_rows * fabric.leaf // tree.places_per_node
+        per_plane = [period * ports.each] * 2
+        per_plane += [period_rows * tree.rails] * 2 if planes[0].leaf else []
+        per_plane += [1] * 2 if planes[0].pod else []  # a row a pod
+        graph.repeat(period, *per_plane * tree.planes)
+    graph.hops = partial(_hops, tree, planes, fabric.ecmp == "adaptive")
+    return graph
 
-    port = np.arange(ports.count)
-    node, card = np.divmod(port, ports.each)
-    deepest = -(-ports.each // rails)  # NICs of a node on one rail
-    place = port if classic else node * deepest + card // rails
-    step = ports.each if classic else deepest  # places of a node in its row of leaves
-    row, rail = place // fabric.leaf, np.zeros_like(port) if classic else card % rails
-    rows = int(row[-1]) + 1 if classic else -(-ports.nodes * deepest // fabric.leaf)
-    leaf = row * rails + rail
-    leaves = rows * rails
-    pod_rows = min(fabric.pod or rows, rows)
-    pods = -(-rows // pod_rows)
-    pod = np.arange(leaves) // rails // pod_rows
 
-    graph = FabricGraph(ports, tour=np.argsort(np.argsort(leaf, kind="stable")))
-    part = 1 / planes
-    total = fabric.leaf * ports.bandwidth * part / fabric.oversubscription  # up from a leaf
+def _add_plane(graph: FabricGraph, fabric: Fabric, tree: _Tree, number: int) -> _Plane:
+    """Add the switches and links of one plane to a graph."""
+    assert fabric.leaf is not None
+    rows, rails, pods, spines = tree.rows, tree.rails, tree.pods, tree.spines
+    part = 1 / tree.planes
+    spread = spines if fabric.ecmp == "adaptive" else 1
+    bandwidth = graph.ports.bandwidth
+    total = fabric.leaf * bandwidth * part / fabric.oversubscription  # up from a leaf
     core = total * (fabric.pod or rows) * rails / fabric.core_oversubscription  # up from a pod
     # What comes to a leaf's links, and to a pod's, unless a hash sends all of it to one of them.
     even = fabric.ecmp != "ecmp"
-    brought = fabric.leaf * ports.bandwidth * part / spines if even else np.inf
-    gathered = brought * pod_rows * rails
-    # Links up and down from ports, leaves and pods; one array a plane.
-    port_up: list[NDArray[np.int64]] = []
-    port_down: list[NDArray[np.int64]] = []
-    leaf_up: list[NDArray[np.int64]] = []
-    leaf_down: list[NDArray[np.int64]] = []
-    pod_up: list[NDArray[np.int64]] = []
-    pod_down: list[NDArray[np.int64]] = []
-    for plane in range(planes):
-        mark = f"plane{plane}." if planes > 1 else ""
-        leaf_names = (
-            [f"{mark}leaf{i}" for i in range(rows)]
-            if rails == 1
-            else [f"{mark}leaf{i}.rail{k}" for i in range(rows) for k in range(rails)]
-        )
-        low = graph.add_switches(leaf_names)
-        for links, into in zip(
-            graph.connect_ports(low[leaf], part), (port_up, port_down), strict=True
-        ):
-            into.append(links)
-        if leaves == 1:
-            continue
-        groups = [f"{mark}pod{i}." for i in range(pods)] if pods > 1 else [mark]
-        names = [_name(f"{group}spine", s, spines) for group in groups for s in range(spines)]
-        middle = graph.add_switches(names).reshape(pods, spines)
-        up, down = graph.add_cables(
-            low[:, None], middle[pod], total / spines, part / spread, brought
-        )
-        leaf_up.append(up)
-        leaf_down.append(down)
-        if pods > 1:
-            top = graph.add_switches([_name(f"{mark}core", s, spines) for s in range(spines)])
-            up, down = graph.add_cables(
-                middle, top[None, :], core / spines, part / spread, gathered
-            )
-            pod_up.append(up)
-            pod_down.append(down)
-    if fabric.ecmp != "ecmp" and fabric.leaf % step == 0:
-        period_rows = pod_rows if pods > 1 else 1
-        period = period_rows * fabric.leaf // step
-        per_plane = [period * ports.each] * 2
-        per_plane += [period_rows * rails] * 2 if leaf_up else []
-        per_plane += [1] * 2 if pod_up else []  # a row a pod
-        graph.repeat(period, *per_plane * planes)
+    brought = fabric.leaf * bandwidth * part / spines if even else np.inf
+    gathered = brought * tree.pod_rows * rails
 
-    def hops(a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
-        apart, far = leaf[a] != leaf[b], pod[leaf[a]] != pod[leaf[b]]
-        chosen = (
-            np.tile(np.arange(spines), (len(a), 1))
-            if fabric.ecmp == "adaptive"
-            else ecmp_hash(a, b, spines)[:, None]
-        )
-        columns = []
-        for plane in range(planes):
-            columns.append(port_up[plane][a][:, None])
-            for s in chosen.T if leaf_up else ():
-                columns.append(np.where(apart, leaf_up[plane][leaf[a], s], -1)[:, None])
-                if pod_up:
-                    columns.append(np.where(far, pod_up[plane][pod[leaf[a]], s], -1)[:, None])
-                    columns.append(np.where(far, pod_down[plane][pod[leaf[b]], s], -1)[:, None])
-                columns.append(np.where(apart, leaf_down[plane][leaf[b], s], -1)[:, None])
-            columns.append(port_down[plane][b][:, None])
-        return np.concatenate(columns, axis=1)
+    mark = f"plane{number}." if tree.planes > 1 else ""
+    leaf_names = (
+        [f"{mark}leaf{i}" for i in range(rows)]
+        if rails == 1
+        else [f"{mark}leaf{i}.rail{k}" for i in range(rows) for k in range(rails)]
+    )
+    leaves = graph.add_switches(leaf_names)
+    to_ports = graph.connect_ports(leaves[tree.leaf], part)
+    if len(leaves) == 1:
+        return _Plane(to_ports)
+    groups = [f"{mark}pod{i}." for i in range(pods)] if pods > 1 else [mark]
+    names = [_name(f"{group}spine", s, spines) for group in groups for s in range(spines)]
+    middle = graph.add_switches(names).reshape(pods, spines)
+    to_leaves = graph.add_cables(
+        leaves[:, None], middle[tree.pod], total / spines, part / spread, brought
+    )
+    if pods == 1:
+        return _Plane(to_ports, to_leaves)
+    top = graph.add_switches([_name(f"{mark}core", s, spines) for s in range(spines)])
+    to_pods = graph.add_cables(middle, top[None, :], core / spines, part / spread, gathered)
+    return _Plane(to_ports, to_leaves, to_pods)
 
-    graph.hops = hops
-    return graph
+
+def _hops(
+    tree: _Tree,
+    planes: list[_Plane],
+    adaptive: bool,
+    a: NDArray[np.int64],
+    b: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Return the links from ports a to ports b: over one spine, or all of them if `adaptive`."""
+    leaf_a, leaf_b = tree.leaf[a], tree.leaf[b]
+    pod_a, pod_b = tree.pod[leaf_a], tree.pod[leaf_b]
+    apart, far = leaf_a != leaf_b, pod_a != pod_b
+    chosen = (
+        np.tile(np.arange(tree.spines), (len(a), 1))
+        if adaptive
+        else ecmp_hash(a, b, tree.spines)[:, None]
+    )
+    columns = []
+    for plane in planes:
+        columns.append(plane.port[0][a])
+        for s in chosen.T if plane.leaf else ():
+            assert plane.leaf is not None
+            columns.append(np.where(apart, plane.leaf[0][leaf_a, s], -1))
+            if plane.pod:
+                columns.append(np.where(far, plane.pod[0][pod_a, s], -1))
+                columns.append(np.where(far, plane.pod[1][pod_b, s], -1))
+            columns.append(np.where(apart, plane.leaf[1][leaf_b, s], -1))
+        columns.append(plane.port[1][b])
+    return np.stack(columns, axis=1)
 
 
 def _name(kind: str, i: int, n: int) -> str:

@@ -10,8 +10,9 @@
     Bandwidths of links for a group, a platform's calibration `Factors`, NCCL's channel search.
 ``tuning``
     The tuner's formulas of latency and bandwidth.
-``candidates``
-    Enabled pairs of algorithm and protocol: the tuner's estimate, and the time to expect.
+``candidate``, ``candidates``
+    One algorithm with one protocol: the tuner's estimate, and the time to expect. The pairs that
+    are enabled, with the numbers of both.
 ``point_to_point``
     Sends and receives, and all-to-all, gather and scatter that are made of them.
 ``model``

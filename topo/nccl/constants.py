@@ -49,6 +49,11 @@ class NcclConstants:
         Highest bandwidth of LL on several nodes by vendor of the CPU, as in `caps`.
     post : mapping
         Time to post a message to a NIC, by vendor of the CPU.
+    growing : mapping
+        Latency for each further rank: ``collnet-direct``, ``pat``; ``pat-overlap``, the steps over
+        the network that count as one.
+    shares : mapping
+        Of a bandwidth that an algorithm or a protocol reaches; ``tree-ll128`` on 1, 2, more nodes.
     multicast : float
         Share of the links that NVLS reaches; 0 without it.
     inside_speeds, across_speeds : tuple of float
@@ -71,6 +76,8 @@ class NcclConstants:
     caps: Mapping[str, tuple[float, ...]]
     ll_cap_across: Mapping[str, tuple[float, ...]]
     post: Mapping[str, float]
+    growing: Mapping[str, float]
+    shares: Mapping[str, Any]
     multicast: float
     inside_speeds: tuple[float, ...]
     across_speeds: tuple[float, ...]
@@ -118,6 +125,12 @@ def nccl_constants(arch: str, version: tuple[int, ...]) -> NcclConstants:
         caps=caps[gpu["caps"]],
         ll_cap_across=by_cpu,
         post={cpu: time * _US for cpu, time in raw["post"].items()},
+        growing={
+            "collnet-direct": raw["growing"]["collnet-direct"] * _US,
+            "pat": raw["growing"]["pat"] * _US,
+            "pat-overlap": raw["growing"]["pat-overlap"],
+        },
+        shares=raw["shares"],
         multicast=gpu["nvls"],
         inside_speeds=tuple(speed * _GB for speed in speeds["inside"]),
         across_speeds=tuple(speed * _GB for speed in speeds["across"]),

@@ -20,7 +20,8 @@ from mpisim.base.errors import InputError
 from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 
-from .candidates import Candidate, TunerRanking, candidates
+from .candidate import Candidate, TunerRanking
+from .candidates import candidates
 from .channels import Factors, link_bandwidths
 from .constants import PROTOCOLS, nccl_constants
 from .point_to_point import SEND_OPERATIONS, send_cost

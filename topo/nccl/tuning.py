@@ -159,7 +159,7 @@ def tuner_latency(
         inside = base + 2 * (per_node - 1) * step.inside
         return TunerLatency(inside, crossings * step.across, max(1, crossings))
     if algorithm == "collnet-direct":
-        arity = 0.4e-6 * (per_node - 1)
+        arity = constants.growing["collnet-direct"] * (per_node - 1)
         return TunerLatency(base + 2 * (min(1, per_node - 1) * step.inside + arity), step.across)
     if algorithm == "collnet-chain":
         return TunerLatency(base + 2 * (per_node - 1) * step.inside, step.across)
@@ -168,14 +168,9 @@ def tuner_latency(
     if algorithm == "nvls-tree":
         return TunerLatency(base + step.inside, 2 * depth * step.across)
     assert algorithm == "pat"
-    return TunerLatency(base + 2.8e-6 * ranks, depth * step.across / 3.5)
-
-
-_LL128_SHARE = 0.92
-_TREE_SHARE = 0.92
-_PAT_SHARE = 0.75
-"""Shares of the bus bandwidth that LL128 (120 of whose 128 bytes are data), trees and PAT reach,
-as NCCL's tuning.cc has them."""
+    growing = constants.growing
+    across = depth * step.across / growing["pat-overlap"]
+    return TunerLatency(base + growing["pat"] * ranks, across)
 
 
 def nodes_column(shape: Shape) -> int:
@@ -224,15 +219,17 @@ def tuner_bandwidth(
     graph = graphs["ring"]
     bus = graph.channels * graph.inside
     if algorithm == "pat":
-        return graph.channels * (graph.inside if shape.nodes <= 2 else graph.across) * _PAT_SHARE
+        bus = graph.channels * (graph.inside if shape.nodes <= 2 else graph.across)
+        return bus * constants.shares["pat"]
     if algorithm == "collnet-direct":
         if operation in _GATHER_SCATTER:
-            return shape.mean * min(graph.inside, 0.9 * graph.across)
+            across = constants.shares["collnet-direct-across"] * graph.across
+            return shape.mean * min(graph.inside, across)
         # Fewer NICs than GPUs: half of what that costs is hidden.
         share = shape.mean / graph.channels
         bus /= share - (share - 1) / 2
         if constants.generation >= 90:
-            bus *= 0.85
+            bus *= constants.shares["collnet-direct"]
     return bus / 2
 
 
@@ -271,7 +268,8 @@ def _ring_bandwidth(
     if protocol == LL:
         return min(caps * max_ll_bandwidth(shape, system, constants), bus / 2)
     if protocol == LL128:
-        return min(_LL128_SHARE * bus, most * constants.caps["ring-ll128"][nodes_column(shape)])
+        cap = most * constants.caps["ring-ll128"][nodes_column(shape)]
+        return min(constants.shares["ring-ll128"] * bus, cap)
     return bus
 
 
@@ -284,12 +282,14 @@ def _tree_bandwidth(
     constants: NcclConstants,
     caps: float,
 ) -> float:
-    most = channels * caps
-    bus = min(_TREE_SHARE * bus, most * constants.caps["tree"][nodes_column(shape)])
+    most, shares = channels * caps, constants.shares
+    bus = min(shares["tree"] * bus, most * constants.caps["tree"][nodes_column(shape)])
     if protocol == LL:
-        return min(bus / 3.8, caps * max_ll_bandwidth(shape, system, constants))
+        return min(
+            bus / shares["tree-ll-divisor"], caps * max_ll_bandwidth(shape, system, constants)
+        )
     if protocol == LL128:
-        share = 7 / 9 if shape.nodes == 1 else 120 / 128
+        share = shares["tree-ll128"][nodes_column(shape)]
         return min(bus * share, most * constants.caps["tree-ll128"][nodes_column(shape)])
     return bus
 

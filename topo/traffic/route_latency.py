@@ -42,7 +42,7 @@ _LATENCY_NAME = {
 
 def link_latency(topology: Topology) -> Ints:
     """Return each link's latency, shape (n_links + 1,), in 1e-3 ps; see `excess_latency`."""
-    return _parts(topology.latency * topology.share)
+    return _thousandths_of_ps(topology.latency * topology.share)
 
 
 def excess_latency(topology: Topology) -> Ints:
@@ -63,10 +63,10 @@ def excess_latency(topology: Topology) -> Ints:
         topology.node_kind[topology.target] == NodeKind.SWITCH
     )
     expected[card_up] += hop_latency("switch")
-    return _parts((topology.latency - expected) * topology.share)
+    return _thousandths_of_ps((topology.latency - expected) * topology.share)
 
 
-def _parts(seconds: NDArray[np.float64]) -> Ints:
+def _thousandths_of_ps(seconds: NDArray[np.float64]) -> Ints:
     """Seconds → 1e-3 ps, and a 0 behind them."""
     found = np.zeros(len(seconds) + 1, np.int64)
     found[:-1] = np.rint(seconds * (PICOSECONDS * PARTS_PER_PS))

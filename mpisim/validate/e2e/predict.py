@@ -216,7 +216,9 @@ def predict(
     # Two shorter steps that do not determine a long one are followed by two longer, then by itself.
     while left:
         tried = [ways[i].pop(0) for i in left]
-        wanted = [_parts(jobs[i], rounds) for i, rounds in zip(left, tried, strict=True)]
+        wanted = [
+            _steps_to_simulate(jobs[i], rounds) for i, rounds in zip(left, tried, strict=True)
+        ]
         found = _all(wanted, comm)
         if found is not None:
             for i, rounds, parts in zip(left, tried, found, strict=True):
@@ -225,7 +227,7 @@ def predict(
     return [each for each in outcomes if each is not None] if comm.rank == 0 else None
 
 
-def _parts(job: _Job, rounds: ShortenedRun | None) -> list[_Job]:
+def _steps_to_simulate(job: _Job, rounds: ShortenedRun | None) -> list[_Job]:
     """Return what to simulate for a step: two shorter ones, or itself."""
     if rounds is None:
         return [job]

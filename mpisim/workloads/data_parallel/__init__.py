@@ -19,7 +19,7 @@ Read in this order:
     Megatron-LM's DistributedDataParallel and distributed optimizer.
 `deepspeed`, `zero3`
     DeepSpeed without ZeRO and with its stages 1 and 2; stage 3.
-`fsdp`
+`fsdp`, `fsdp_pipeline`
     PyTorch's FSDP2, alone and inside a pipeline.
 
 A further strategy is a module with a subclass of `Strategy`, a case of `_kind` below, and its name
@@ -90,10 +90,12 @@ def _kind(plan: Plan) -> type[Strategy]:
 
             return DeepSpeed
         case "fsdp":
-            from .fsdp import Fsdp, FsdpPipeline, PyTorchPipeline
+            from .fsdp import Fsdp
 
             if plan.pp == 1:
                 return Fsdp
+            from .fsdp_pipeline import FsdpPipeline, PyTorchPipeline
+
             return PyTorchPipeline if plan.framework.fsdp_pipeline == "pytorch" else FsdpPipeline
         case None:
             raise AssertionError("a plan that is not resolved")

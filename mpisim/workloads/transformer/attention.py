@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...experiment import with_keys
+from ...experiment.transformer import RELATIVE_BUCKETS
 from ...program import Operation
 from ..operators import Operator, Parameter, Task
 from .core_attention import core_attention
@@ -25,9 +26,6 @@ from .shapes import AttentionShape, Shapes
 from .tensor_parallel import column_linear, linear, row_linear, separate_linears, tp_collective
 
 __all__ = ["cross_attention", "relative_bias", "self_attention"]
-
-RELATIVE_BUCKETS = 32
-"""Distances that T5 distinguishes (arXiv:1910.10683, section 2.1)."""
 
 
 def self_attention(s: Shapes, *, causal: bool | None = None) -> tuple[Operator, ...]:

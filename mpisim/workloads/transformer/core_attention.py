@@ -14,6 +14,7 @@ It is the operator that selective recomputation drops (arXiv:2205.05198). Three 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from mpisim.kernels.operations import BYTES, Attention, Gemm, GemmVariant, Precision, Softmax
 
@@ -27,11 +28,11 @@ __all__ = ["core_attention"]
 MATRIX_UNIT_LOAD = 16
 """Bytes that matrix units load at a time."""
 
-MAX_CAUSAL_SOFTMAX_KEYS = 2048
-"""Keys that Megatron-LM's causal softmax takes (16,384 since 2023)."""
+MIN_CAUSAL_SOFTMAX_KEYS, MAX_CAUSAL_SOFTMAX_KEYS = 17, 2048
+"""Keys that Megatron-LM's causal softmax takes (16,384 at most since 2023)."""
 
 CAUSAL_SOFTMAX_ROWS = 4
-"""Rows of a thread block of it, of as many heads × sequences: it takes multiples."""
+"""Rows of a thread block of it, of as many heads × sequences: it takes multiples of both."""
 
 
 def core_attention(s: Shapes, name: str, shape: AttentionShape) -> Operator:
@@ -139,110 +140,182 @@ def _eager_attention(s: Shapes, name: str, shape: AttentionShape) -> Operator:
     gradient and softmax is a kernel before the softmax's own (PyTorch,
     aten/src/ATen/native/cuda/SoftMax.cu), and the scale is that of queries' and keys' gradients.
     """
-    e, drops, fused = s.element_size, s.model.dropout, s.plan.framework.fused
-    q, k = shape.queries, shape.keys
-    batch = s.batch * shape.heads
-    rows, scores = batch * q, batch * q * k
-    repeated = s.batch * k * shape.heads * (shape.head_size + shape.value_size)
-    compact = s.batch * k * shape.key_value_width
-    grouped = shape.kv_heads < shape.heads
-    output = s.batch * q * shape.output_width
-    widths = (shape.head_size, shape.value_size, k)
-    misaligned = e == 2 and any(e * width % MATRIX_UNIT_LOAD for width in widths)
-    on_cuda_cores = misaligned and s.plan.framework.unaligned == "cores"
-    variant: GemmVariant | None = "cores" if on_cuda_cores else None
-    dtype: Precision = "fp32" if on_cuda_cores else s.matmul_format
-
-    def product(what: str, m: int, n: int, inner: int) -> Compute:
-        return Compute(
-            f"{name} {what}",
-            Gemm(m, n, inner, batch, dtype=dtype, output=s.storage_format, variant=variant),
-        )
-
-    causal = shape.causal and shape.window is None
+    sizes = _EagerSizes.of(s, shape)
     operations = s.plan.framework.scores_softmax == "operations"
-    wants_causal_kernel = s.plan.framework.scores_softmax == "causal" and fused and causal
-    fits_causal_kernel = (
-        e == 2
-        and 16 < k <= MAX_CAUSAL_SOFTMAX_KEYS
-        and q == k
-        and q % 4 == 0
-        and batch % CAUSAL_SOFTMAX_ROWS == 0
-    )
-
-    def softmax(what: str, *, backward: bool = False) -> list[Task]:
-        if operations:
-            return _softmax_by_operations(s, f"{name} {what}", shape, backward=backward)
-        if widened(s, "softmax"):
-            kernel = Softmax(rows, k, backward, "fp32")
-            return [
-                elementwise(f"{name} {what} cast", (e + FP32) * scores),
-                Compute(f"{name} {what}", kernel),
-                elementwise(f"{name} {what} cast back", (e + FP32) * scores),
-            ]
-        if not wants_causal_kernel or fits_causal_kernel:
-            kernel = Softmax(rows, k, backward, s.storage_format, wants_causal_kernel)
-            return [Compute(f"{name} {what}", kernel)]
-        softmax_fp32 = Compute(f"{name} {what}", Softmax(rows, k, backward, "fp32"))
-        cast = [elementwise(f"{name} {what} cast", (e + FP32) * scores)] if e != FP32 else []
-        scale_and_mask = [
-            elementwise(f"{name} {what} {step}", 2 * FP32 * scores) for step in ("scale", "mask")
-        ]
-        if backward:
-            return [*cast, softmax_fp32, *reversed(scale_and_mask), *cast]
-        return [*cast, *scale_and_mask, softmax_fp32, *cast]
-
-    forward: list[Task] = []
-    if grouped:
-        forward.append(elementwise(f"{name} repeated heads", e * (compact + repeated)))
-    inputs = s.batch * (q * shape.query_width + k * shape.key_value_width)
-    if not fused and not operations:
-        forward.append(elementwise(f"{name} heads in batches", 2 * e * inputs))
-    forward.append(product("scores", q, k, shape.head_size))
-    if shape.relative_bias:
-        forward.append(elementwise(f"{name} relative bias", 2 * e * scores + e * scores // s.batch))
-    if not fused and not operations:
-        forward.append(elementwise(f"{name} scale", 2 * e * scores))
-        forward.append(elementwise(f"{name} mask", 2 * e * scores))
-    forward += softmax("softmax")
-    if drops:
-        forward += dropout_kernels(s, f"{name} dropout", scores)
-    forward.append(product("context", q, shape.value_size, k))
-    forward.append(elementwise(f"{name} transposition", 2 * e * output))
-
-    backward: list[Task] = []
-    if not fused and not operations:
-        backward.append(elementwise(f"{name} transposition backward", 2 * e * output))
-    backward.append(product("probabilities gradient", q, k, shape.value_size))
-    backward.append(product("values gradient", k, shape.value_size, q))
-    if drops:
-        backward += dropout_kernels(s, f"{name} dropout backward", scores, backward=True)
-    backward += softmax("softmax backward", backward=True)
-    if not fused and not operations and shape.causal:
-        # What a mask replaces has no gradient; one that is added leaves it as it is.
-        backward.append(elementwise(f"{name} mask backward", 2 * e * scores))
-    if not fused and not operations:
-        backward.append(elementwise(f"{name} scale backward", 2 * e * scores))
-    if shape.relative_bias:
-        backward.append(
-            elementwise(f"{name} relative bias gradient", e * (scores + scores // s.batch))
-        )
-    backward.append(product("queries gradient", q, shape.head_size, k))
-    if operations:
-        backward.append(elementwise(f"{name} queries scale", 2 * e * rows * shape.head_size))
-    backward.append(product("keys gradient", k, shape.head_size, q))
-    if operations:
-        backward.append(elementwise(f"{name} keys scale", 2 * e * batch * k * shape.head_size))
-    if grouped:
-        backward.append(elementwise(f"{name} repeated heads backward", e * (compact + repeated)))
-    if not fused:
-        backward.append(elementwise(f"{name} concatenated gradients", 2 * e * inputs))
+    e, scores, drops = s.element_size, sizes.scores, s.model.dropout
     saved = (2 * e + MASK_BYTES if drops else e) * scores
     if operations and e != FP32:  # the softmax in fp32, what is multiplied, and the causal mask
         saved = (FP32 + e + (MASK_BYTES if drops else 0)) * scores
     if operations and shape.causal:
-        saved += MASK_BYTES * q * k
-    return Operator(name, tuple(forward), tuple(backward), saved=saved, selective=True)
+        saved += MASK_BYTES * shape.queries * shape.keys
+    return Operator(
+        name,
+        tuple(_eager_forward(s, name, shape, sizes, operations)),
+        tuple(_eager_backward(s, name, shape, sizes, operations)),
+        saved=saved,
+        selective=True,
+    )
+
+
+class _EagerSizes(NamedTuple):
+    """Numbers of elements of eager attention.
+
+    Attributes
+    ----------
+    batch : int
+        Products of a batch: heads of all sequences.
+    rows, scores : int
+        Of all heads.
+    inputs, output : int
+        Queries, keys and values; results.
+    copied : int
+        Keys and values, read and repeated for the heads that share them; 0 where none do.
+    """
+
+    batch: int
+    rows: int
+    scores: int
+    inputs: int
+    output: int
+    copied: int
+
+    @classmethod
+    def of(cls, s: Shapes, shape: AttentionShape) -> _EagerSizes:
+        q, k = shape.queries, shape.keys
+        batch = s.batch * shape.heads
+        repeated = s.batch * k * shape.heads * (shape.head_size + shape.value_size)
+        compact = s.batch * k * shape.key_value_width
+        return cls(
+            batch=batch,
+            rows=batch * q,
+            scores=batch * q * k,
+            inputs=s.batch * (q * shape.query_width + k * shape.key_value_width),
+            output=s.batch * q * shape.output_width,
+            copied=compact + repeated if shape.kv_heads < shape.heads else 0,
+        )
+
+
+def _eager_forward(
+    s: Shapes, name: str, shape: AttentionShape, sizes: _EagerSizes, operations: bool
+) -> list[Task]:
+    """Kernels forward: scores, softmax, dropout, context. `operations`: as Megatron-Core's own."""
+    e, q, k, scores = s.element_size, shape.queries, shape.keys, sizes.scores
+    separate = not s.plan.framework.fused and not operations
+    steps: list[Task] = []
+    if sizes.copied:
+        steps.append(elementwise(f"{name} repeated heads", e * sizes.copied))
+    if separate:
+        steps.append(elementwise(f"{name} heads in batches", 2 * e * sizes.inputs))
+    steps.append(_batched_product(s, f"{name} scores", shape, q, k, shape.head_size))
+    if shape.relative_bias:
+        steps.append(elementwise(f"{name} relative bias", 2 * e * scores + e * scores // s.batch))
+    if separate:
+        steps.append(elementwise(f"{name} scale", 2 * e * scores))
+        steps.append(elementwise(f"{name} mask", 2 * e * scores))
+    steps += _softmax(s, f"{name} softmax", shape)
+    if s.model.dropout:
+        steps += dropout_kernels(s, f"{name} dropout", scores)
+    steps.append(_batched_product(s, f"{name} context", shape, q, shape.value_size, k))
+    steps.append(elementwise(f"{name} transposition", 2 * e * sizes.output))
+    return steps
+
+
+def _eager_backward(
+    s: Shapes, name: str, shape: AttentionShape, sizes: _EagerSizes, operations: bool
+) -> list[Task]:
+    """Kernels backward: gradients of probabilities and values, scores, queries and keys."""
+    e, q, k, scores = s.element_size, shape.queries, shape.keys, sizes.scores
+    fused = s.plan.framework.fused
+    separate = not fused and not operations
+
+    def product(what: str, m: int, n: int, inner: int) -> Compute:
+        return _batched_product(s, f"{name} {what} gradient", shape, m, n, inner)
+
+    steps: list[Task] = []
+    if separate:
+        steps.append(elementwise(f"{name} transposition backward", 2 * e * sizes.output))
+    steps.append(product("probabilities", q, k, shape.value_size))
+    steps.append(product("values", k, shape.value_size, q))
+    if s.model.dropout:
+        steps += dropout_kernels(s, f"{name} dropout backward", scores, backward=True)
+    steps += _softmax(s, f"{name} softmax backward", shape, backward=True)
+    if separate and shape.causal:
+        # What a mask replaces has no gradient; one that is added leaves it as it is.
+        steps.append(elementwise(f"{name} mask backward", 2 * e * scores))
+    if separate:
+        steps.append(elementwise(f"{name} scale backward", 2 * e * scores))
+    if shape.relative_bias:
+        bias = e * (scores + scores // s.batch)
+        steps.append(elementwise(f"{name} relative bias gradient", bias))
+    steps.append(product("queries", q, shape.head_size, k))
+    if operations:
+        scaled = 2 * e * sizes.rows * shape.head_size
+        steps.append(elementwise(f"{name} queries scale", scaled))
+    steps.append(product("keys", k, shape.head_size, q))
+    if operations:
+        scaled = 2 * e * sizes.batch * k * shape.head_size
+        steps.append(elementwise(f"{name} keys scale", scaled))
+    if sizes.copied:
+        steps.append(elementwise(f"{name} repeated heads backward", e * sizes.copied))
+    if not fused:
+        steps.append(elementwise(f"{name} concatenated gradients", 2 * e * sizes.inputs))
+    return steps
+
+
+def _batched_product(
+    s: Shapes, name: str, shape: AttentionShape, m: int, n: int, inner: int
+) -> Compute:
+    """Product (m, inner) × (inner, n) for each head of each sequence."""
+    e = s.element_size
+    widths = (shape.head_size, shape.value_size, shape.keys)
+    misaligned = e == 2 and any(e * width % MATRIX_UNIT_LOAD for width in widths)
+    on_cuda_cores = misaligned and s.plan.framework.unaligned == "cores"
+    variant: GemmVariant | None = "cores" if on_cuda_cores else None
+    dtype: Precision = "fp32" if on_cuda_cores else s.matmul_format
+    batch = s.batch * shape.heads
+    return Compute(
+        name, Gemm(m, n, inner, batch, dtype=dtype, output=s.storage_format, variant=variant)
+    )
+
+
+def _softmax(s: Shapes, name: str, shape: AttentionShape, *, backward: bool = False) -> list[Task]:
+    """Scores → probabilities, or their gradients, in the way that the plan says."""
+    e, q, k, framework = s.element_size, shape.queries, shape.keys, s.plan.framework
+    if framework.scores_softmax == "operations":
+        return _softmax_by_operations(s, name, shape, backward=backward)
+    rows = s.batch * shape.heads * q
+    scores = rows * k
+    if widened(s, "softmax"):
+        return [
+            elementwise(f"{name} cast", (e + FP32) * scores),
+            Compute(name, Softmax(rows, k, backward, "fp32")),
+            elementwise(f"{name} cast back", (e + FP32) * scores),
+        ]
+    causal = shape.causal and shape.window is None
+    wants_causal_kernel = framework.scores_softmax == "causal" and framework.fused and causal
+    if not wants_causal_kernel or _fits_causal_softmax(s, shape):
+        kernel = Softmax(rows, k, backward, s.storage_format, wants_causal_kernel)
+        return [Compute(name, kernel)]
+    softmax_fp32 = Compute(name, Softmax(rows, k, backward, "fp32"))
+    cast = [elementwise(f"{name} cast", (e + FP32) * scores)] if e != FP32 else []
+    scale_and_mask = [
+        elementwise(f"{name} {step}", 2 * FP32 * scores) for step in ("scale", "mask")
+    ]
+    if backward:
+        return [*cast, softmax_fp32, *reversed(scale_and_mask), *cast]
+    return [*cast, *scale_and_mask, softmax_fp32, *cast]
+
+
+def _fits_causal_softmax(s: Shapes, shape: AttentionShape) -> bool:
+    """Whether Megatron-LM's causal softmax takes these scores (`is_kernel_available`)."""
+    q, k = shape.queries, shape.keys
+    return (
+        s.element_size == 2
+        and MIN_CAUSAL_SOFTMAX_KEYS <= k <= MAX_CAUSAL_SOFTMAX_KEYS
+        and q == k
+        and q % CAUSAL_SOFTMAX_ROWS == 0
+        and s.batch * shape.heads % CAUSAL_SOFTMAX_ROWS == 0
+    )
 
 
 def _softmax_by_operations(

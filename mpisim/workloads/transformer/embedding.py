@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from mpisim.kernels.operations import Convolution, Copy, Elementwise, Embedding
 
+from ...experiment.transformer import IMAGE_CHANNELS, TOKEN_TYPES
 from ...program import Operation
 from ..operators import Compute, Operator, Parameter, Task
 from .pointwise import dropout, elementwise, norm
@@ -18,10 +19,6 @@ from .shapes import Shapes
 from .tensor_parallel import reduce_output, tp_collective
 
 __all__ = ["patch_embedding", "token_embedding"]
-
-TOKEN_TYPES = 2
-"""Of BERT: which of two sentences a token belongs to."""
-IMAGE_CHANNELS = 3
 
 
 def token_embedding(

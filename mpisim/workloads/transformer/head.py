@@ -13,6 +13,8 @@ one token further each. Embedding and projection on the vocabulary are the model
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from mpisim.kernels.operations import BYTES, CrossEntropy, Softmax
 
 from ...program import Operation
@@ -231,80 +233,121 @@ def _cross_entropy(s: Shapes) -> Operator:
         place; with `sp_style` "pytorch" those of torch/distributed/tensor/parallel/loss.py,
         which do not.
     """
-    rows, columns, e = s.tokens, s.vocabulary, s.element_size
-    size = rows * columns
-    per_token = FP32 * rows
+    framework = s.plan.framework
+    if framework.eager_loss and s.grid.tp == 1:
+        loss = _eager_loss(s)
+    elif framework.compiled_loss:
+        loss = _compiled_loss(s)
+    elif framework.fuses_loss:
+        loss = _fused_loss(s)
+    else:
+        loss = _elementary_loss(s)
+    there = s.tokens * s.vocabulary // framework.loss_chunks  # scores at a time
+    forward, backward = loss.alive
+    return Operator(
+        "loss",
+        tuple(loss.forward),
+        tuple(loss.backward),
+        saved=loss.kept * there,
+        alive=((s.element_size + forward) * there, backward * there),
+    )
 
-    def reduced(what: str, numbers: int = 1) -> list[Task]:
-        if s.grid.tp == 1:
-            return []
-        return [tp_collective(s, f"loss {what}", Operation.ALL_REDUCE, numbers * per_token)]
+
+class _Loss(NamedTuple):
+    """One way to compute the cross-entropy.
+
+    Attributes
+    ----------
+    forward, backward : list of Task
+    kept : int
+        Bytes of a score that are kept: of the softmax, its logarithm, or the score itself.
+    alive : tuple of int
+        Bytes of a score that are alive: forward beside the scores themselves, backward beside what
+        is kept.
+    """
 
     forward: list[Task]
     backward: list[Task]
-    # Bytes of a score that are kept (softmax, or its logarithm), and that are alive: forward beside
-    # the scores themselves, backward beside what is kept.
-    kept, alive = FP32, (FP32, e)
-    if s.plan.framework.eager_loss and s.grid.tp == 1:
-        alive = 2 * FP32, 2 * FP32  # copy, result; gradients of the result and of the copy
-        forward = [
-            elementwise("loss cast", (e + FP32) * size),
-            Compute("loss softmax", Softmax(rows, columns, dtype="fp32")),
-            elementwise("loss target", 2 * per_token),
-        ]
-        backward = [
-            elementwise("loss target backward", FP32 * size),
-            Compute("loss softmax backward", Softmax(rows, columns, True, "fp32")),
-            elementwise("loss cast backward", (FP32 + e) * size),
-        ]
-    elif s.plan.framework.compiled_loss:
-        forward = [
-            elementwise("loss maximum", (e + FP32) * size),
-            *reduced("maximum"),
-            elementwise("loss exponential", 2 * FP32 * size),
-            *reduced("target and sum", 2),
-            elementwise("loss softmax", 2 * FP32 * size),
-        ]
-        backward = [elementwise("loss backward", (FP32 + e) * size)]
-    elif s.plan.framework.fuses_loss:
-        kept, alive = e, (0, e)  # the scores, or in their place the gradient
-        forward = [
-            elementwise("loss maximum", e * size),
-            *reduced("maximum"),
-            Compute("loss", CrossEntropy(rows, columns, dtype=s.storage_format)),
-            *reduced("target and sum", 2),
-            elementwise("loss logarithm", 3 * per_token),
-        ]
-        whole = CrossEntropy(rows, columns, backward=True, dtype=s.storage_format)
-        backward = [Compute("loss backward", whole)]
-    else:
-        if s.plan.framework.sp_style == "pytorch":
-            # Copy, difference to the maximum, its exponential; of the target's gradient, the
-            # exponential, their sum and product with the gradient three.
-            alive = 3 * FP32, 3 * FP32
-        forward = [
-            elementwise("loss cast", (e + FP32) * size),
-            elementwise("loss maximum", FP32 * size),
-            *reduced("maximum"),
-            elementwise("loss difference", 2 * FP32 * size),
-            elementwise("loss target", 2 * per_token),
-            elementwise("loss exponential", 2 * FP32 * size),
-            elementwise("loss sum", FP32 * size),
-            *reduced("target"),
-            *reduced("sum"),
-            elementwise("loss logarithm", 3 * per_token),
-            elementwise("loss softmax", 2 * FP32 * size),
-        ]
-        backward = [
-            elementwise("loss target backward", 2 * per_token),
-            elementwise("loss scale backward", 2 * FP32 * size),
-            elementwise("loss cast backward", (FP32 + e) * size),
-        ]
-    there = size // s.plan.framework.loss_chunks  # scores at a time
-    return Operator(
-        "loss",
-        tuple(forward),
-        tuple(backward),
-        saved=kept * there,
-        alive=((e + alive[0]) * there, alive[1] * there),
-    )
+    kept: int
+    alive: tuple[int, int]
+
+
+def _reduced(s: Shapes, what: str, numbers: int = 1) -> list[Task]:
+    """All-reduce so many numbers of each token over the ranks that share the vocabulary."""
+    if s.grid.tp == 1:
+        return []
+    size = numbers * FP32 * s.tokens
+    return [tp_collective(s, f"loss {what}", Operation.ALL_REDUCE, size)]
+
+
+def _eager_loss(s: Shapes) -> _Loss:
+    rows, columns, e = s.tokens, s.vocabulary, s.element_size
+    size = rows * columns
+    forward: list[Task] = [
+        elementwise("loss cast", (e + FP32) * size),
+        Compute("loss softmax", Softmax(rows, columns, dtype="fp32")),
+        elementwise("loss target", 2 * FP32 * rows),
+    ]
+    backward: list[Task] = [
+        elementwise("loss target backward", FP32 * size),
+        Compute("loss softmax backward", Softmax(rows, columns, True, "fp32")),
+        elementwise("loss cast backward", (FP32 + e) * size),
+    ]
+    # Copy and result; gradients of the result and of the copy.
+    return _Loss(forward, backward, FP32, (2 * FP32, 2 * FP32))
+
+
+def _compiled_loss(s: Shapes) -> _Loss:
+    size, e = s.tokens * s.vocabulary, s.element_size
+    forward: list[Task] = [
+        elementwise("loss maximum", (e + FP32) * size),
+        *_reduced(s, "maximum"),
+        elementwise("loss exponential", 2 * FP32 * size),
+        *_reduced(s, "target and sum", 2),
+        elementwise("loss softmax", 2 * FP32 * size),
+    ]
+    backward: list[Task] = [elementwise("loss backward", (FP32 + e) * size)]
+    return _Loss(forward, backward, FP32, (FP32, e))
+
+
+def _fused_loss(s: Shapes) -> _Loss:
+    rows, columns, e = s.tokens, s.vocabulary, s.element_size
+    forward: list[Task] = [
+        elementwise("loss maximum", e * rows * columns),
+        *_reduced(s, "maximum"),
+        Compute("loss", CrossEntropy(rows, columns, dtype=s.storage_format)),
+        *_reduced(s, "target and sum", 2),
+        elementwise("loss logarithm", 3 * FP32 * rows),
+    ]
+    whole = CrossEntropy(rows, columns, backward=True, dtype=s.storage_format)
+    # The scores are kept, or in their place the gradient.
+    return _Loss(forward, [Compute("loss backward", whole)], e, (0, e))
+
+
+def _elementary_loss(s: Shapes) -> _Loss:
+    rows, e = s.tokens, s.element_size
+    size = rows * s.vocabulary
+    forward: list[Task] = [
+        elementwise("loss cast", (e + FP32) * size),
+        elementwise("loss maximum", FP32 * size),
+        *_reduced(s, "maximum"),
+        elementwise("loss difference", 2 * FP32 * size),
+        elementwise("loss target", 2 * FP32 * rows),
+        elementwise("loss exponential", 2 * FP32 * size),
+        elementwise("loss sum", FP32 * size),
+        *_reduced(s, "target"),
+        *_reduced(s, "sum"),
+        elementwise("loss logarithm", 3 * FP32 * rows),
+        elementwise("loss softmax", 2 * FP32 * size),
+    ]
+    backward: list[Task] = [
+        elementwise("loss target backward", 2 * FP32 * rows),
+        elementwise("loss scale backward", 2 * FP32 * size),
+        elementwise("loss cast backward", (FP32 + e) * size),
+    ]
+    alive = FP32, e
+    if s.plan.framework.sp_style == "pytorch":
+        # Copy, difference to the maximum, its exponential; of the target's gradient, the
+        # exponential, their sum and product with the gradient three.
+        alive = 3 * FP32, 3 * FP32
+    return _Loss(forward, backward, FP32, alive)

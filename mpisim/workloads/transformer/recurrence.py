@@ -187,7 +187,7 @@ def _mamba_scan(s: Shapes) -> Operator:
     )
     result = product("result", length, wide, state + half)
     backward: list[Task] = [
-        *(_again(each) for each in prepared),
+        *(_recomputed(each) for each in prepared),
         product("states gradient", wide, state, length, wide=True),
         elementwise("scan passing backward", (2 * FP32 + 2 * e) * states),
         product("input gradient", length, wide, state + half),
@@ -207,7 +207,7 @@ def _mamba_scan(s: Shapes) -> Operator:
     return Operator("scan", (*prepared, result), tuple(backward), tuple(parameters))
 
 
-def _again(step: Compute) -> Compute:
+def _recomputed(step: Compute) -> Compute:
     return Compute(f"{step.name} again", step.kernel)
 
 
@@ -254,7 +254,7 @@ def _delta_rule(s: Shapes) -> Operator:
         product("result", length, values, keys + half),
     )
     backward: list[Task] = [
-        *(_again(each) for each in (*prepared[3:], *states_forward)),
+        *(_recomputed(each) for each in (*prepared[3:], *states_forward)),
         product("query pairs again", length, half, keys),
         product("pair values gradient", length, values, half),
         product("state read gradient", length, values, keys),

@@ -1,0 +1,208 @@
+"""PyTorch's FSDP2 inside a pipeline: a unit is gathered and reduced once for all micro-batches.
+
+Units are gathered for their first forward of the step and stay so
+(``set_reshard_after_backward(False)``; arXiv:2407.21783, section 3.3.2: no resharding after the
+forward pass). Gradients of micro-batches are added up in the format in which they are reduced
+(``to_accumulated_grad_if_needed``) and reduced once, after the last backward.
+
+`FsdpPipeline` overlaps both, as arXiv:2407.21783 describes ("asynchronously prefetching sharded
+model weights and reducing gradients"). Shards lie ready since the optimizer's step before: the
+first `prefetch` units are gathered as the step begins, while the first activations are on their
+way, as the ``UNSHARD`` actions of torch/distributed/pipelining/schedules.py, which come before the
+first ``RECV_F``; each further one as many units ahead, of the next model chunk where a chunk is at
+its end, when the copy of the unit before the one at work has freed a buffer. A unit's gradients are
+reduced as soon as its own last backward is done, beside all that follows; the next unit's wait for
+them, whose buffer is needed again; the optimizer waits for all.
+
+`PyTorchPipeline` is torch.distributed.pipelining without such actions
+(torch/distributed/pipelining/stage.py, ``backward_maybe_with_nosync``): a stage gathers when the
+CPU comes to its forward, after what it receives, and reduces when a chunk's last backward is done,
+unit after unit, and waits (``_root_post_backward_final_callback``).
+"""
+
+from __future__ import annotations
+
+from mpisim.kernels.operations import Elementwise
+
+from ..blocks import BlockBuilder
+from ..operators import Compute
+from .fsdp import Fsdp, GatherState, ReduceState, Unit
+
+__all__ = ["FsdpPipeline", "PyTorchPipeline"]
+
+REDUCED_GRADIENTS = "gradients"
+"""Port of reductions that run beside what follows."""
+
+
+class _PipelinedFsdp(Fsdp):
+    """Both ways inside a pipeline: gradients of micro-batches are added up."""
+
+    @property
+    def _computed_gradient_size(self) -> int:
+        """Bytes of a gradient before it is copied to where it is reduced."""
+        return self.gradient_size
+
+    def _gather_order(self, chunk: int) -> list[Unit]:
+        """Units of a chunk as they are gathered: the root first."""
+        return [unit for unit in (self.roots[chunk], *self.units[chunk]) if unit.kinds]
+
+    def _accumulate(self, block: BlockBuilder, chunk: int, layer: int) -> list[Unit]:
+        """Add a layer's gradients to those of the micro-batches before; return its units."""
+        *units, root = *self.units[chunk], self.roots[chunk]
+        found = [unit for unit in (*units, root) if unit.kinds and unit.first == layer]
+        for unit in found:
+            for _, size in unit.kinds:
+                traffic = (self.weight_size + 2 * self.gradient_size) * size
+                block.compute(Compute("gradient accumulation", Elementwise(traffic)))
+        return found
+
+
+class FsdpPipeline(_PipelinedFsdp):
+    """Gathers ahead of what is at work, over model chunks; reduces beside what follows."""
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self._sequence = [
+            (chunk, unit) for chunk in self.order for unit in self._gather_order(chunk)
+        ]
+        self._position = {item: i for i, item in enumerate(self._sequence)}
+        self._launched = 0
+        self._rows: dict[str, tuple[BlockBuilder, list[int]]] = {}
+
+    def begin(self, block: BlockBuilder) -> None:
+        """Gather the first units."""
+        self._launch_until(block, self._prefetched)
+
+    def before_forward(self, block: BlockBuilder, chunk: int, layer: int, first: bool) -> None:
+        """Gather what the layer needs, and ahead of it.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Open block of the forward; rows are written at its end.
+        chunk : int
+            Of the stage, from 0.
+        layer : int
+            Of the chunk, from 0; 0 needs the root, the first layer of a unit the unit.
+        first : bool
+            Whether this is the chunk's first forward of the step; otherwise nothing is written.
+        """
+        if not first:
+            return
+        root = self.roots[chunk]
+        units = [root] if layer == 0 and root.kinds else []
+        units += [unit for unit in self.units[chunk] if unit.first == layer and unit.kinds]
+        for unit in units:
+            position = self._position[chunk, unit]
+            self._launch_until(block, position + 1 + self._prefetched)
+            state = GatherState({unit: self._awaited(block, f"gathered {position}")})
+            self._copy_out(block, state, unit)
+            if not self.plan.framework.flat_shards:
+                self._export(block, f"copied {position}", state.copied)
+
+    def before_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
+        """Nothing: all units are still gathered.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Stays as it is.
+        chunk, layer : int
+        last : bool
+        """
+
+    def _launch_until(self, block: BlockBuilder, end: int) -> None:
+        """Gather units up to a position in the sequence."""
+        for position in range(self._launched, min(end, len(self._sequence))):
+            _, unit = self._sequence[position]
+            state = GatherState()
+            # One buffer more than units ahead: the one before them frees it.
+            freed = f"copied {position - self._prefetched - 1}"
+            self._gather(block, state, unit, self._awaited(block, freed))
+            self._export(block, f"gathered {position}", state.gathered[unit])
+            self._launched = position + 1
+
+    def _export(self, block: BlockBuilder, name: str, rows: list[int]) -> None:
+        self._rows[name] = block, rows
+        block.export(name, rows)
+
+    def _awaited(self, block: BlockBuilder, name: str) -> list[int]:
+        """Rows that this block or an earlier one exported under a name; none if there are none."""
+        if name not in self._rows:
+            return []
+        by, rows = self._rows[name]
+        return rows if by is block else [block.port(name)] if rows else []
+
+    def after_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
+        """Add up the gradients of a unit; reduce them when they are those of the step.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Open block of the backward; rows are written at its end.
+        chunk : int
+            Of the stage, from 0.
+        layer : int
+            Of the chunk, from 0; the first layer of a unit adds up the unit's gradients.
+        last : bool
+            Whether this is the chunk's last backward of the step, which reduces.
+        """
+        for unit in self._accumulate(block, chunk, layer):
+            if not last:
+                continue
+            by, rows = self._rows.get(REDUCED_GRADIENTS, (block, []))
+            state = ReduceState()
+            if not self.plan.framework.flat_shards:  # nothing is copied to a buffer
+                state.latest += rows if by is block else [block.port(REDUCED_GRADIENTS)]
+            self._reduce(block, state, unit)
+            self._export(block, REDUCED_GRADIENTS, state.all)
+
+    def before_optimizer(self, block: BlockBuilder) -> None:
+        """Wait for all reductions."""
+        if REDUCED_GRADIENTS in self._rows:
+            block.await_next([block.port(REDUCED_GRADIENTS)])
+
+
+class PyTorchPipeline(_PipelinedFsdp):
+    """Gathers what a chunk has in its first forward; reduces after its last backward, and waits."""
+
+    def before_forward(self, block: BlockBuilder, chunk: int, layer: int, first: bool) -> None:
+        """Gather what the layer needs, and ahead of it in its chunk.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Open block of the forward; rows are written at its end.
+        chunk : int
+            Of the stage, from 0.
+        layer : int
+            Of the chunk, from 0; 0 gathers the root, the first layer of a unit the unit.
+        first : bool
+            Whether this is the chunk's first forward of the step; otherwise nothing is written.
+        """
+        if first:
+            super().before_forward(block, chunk, layer, first)
+
+    def after_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
+        """Add up the gradients of a unit; at the end of the last backward reduce all.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Open block of the backward; rows are written at its end.
+        chunk : int
+            Of the stage, from 0.
+        layer : int
+            Of the chunk, from 0; the first layer of a unit adds up its gradients, 0 reduces.
+        last : bool
+            Whether this is the chunk's last backward of the step, which reduces.
+        """
+        self._accumulate(block, chunk, layer)
+        if last and layer == 0:
+            state = self._reducing[chunk]
+            root, *units = self.roots[chunk], *self.units[chunk]
+            for unit in (*units, root):
+                if unit.kinds:
+                    self._reduce(block, state, unit)
+            block.await_next(state.all)
+            self._reducing[chunk] = ReduceState()
