@@ -91,7 +91,7 @@ SINGLE_ISSUE = frozenset(("ampere", "ada", "hopper", "blackwell"))
 """Architectures whose schedulers issue one instruction a clock."""
 
 MOST_SPREAD = 0.5
-"""Spread in tiles beyond which more of it changes nothing."""
+"""Upper bound of the standard deviation in `expected_tiles`, in tiles."""
 NORMAL = 0.851
 """P(x > 0) = (1 + tanh(0.851 x / s)) / 2 of a normal x with standard deviation s, to 0.01."""
 
