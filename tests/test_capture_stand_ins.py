@@ -322,6 +322,7 @@ def test_deep_ep(tmp_path: Path, world: int, how: str) -> None:
 
 AROUND = """
 import os
+import sys
 import torch
 import torch.distributed as dist
 import transformer_engine.pytorch as te
@@ -329,7 +330,8 @@ import transformer_engine.pytorch as te
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("nccl")
 attend = te.DotProductAttention(16, 64, num_gqa_groups=4, qkv_format="sbhd")
-attend.set_context_parallel_group(dist.group.WORLD, list(range(4)), torch.cuda.Stream(), "p2p")
+attend.set_context_parallel_group(dist.group.WORLD, list(range(4)), torch.cuda.Stream(),
+                                  sys.argv[1])
 weight = torch.nn.Parameter(torch.ones(1, device="cuda", dtype=torch.bfloat16))
 optimizer = torch.optim.SGD([weight], lr=0.1)
 for step in range(3):
@@ -347,7 +349,7 @@ for step in range(3):
 def test_keys_and_values_go_round(tmp_path: Path, rank: int) -> None:
     path = tmp_path / "train.py"
     path.write_text(AROUND)
-    parts = alone(script(path, world=4), range(4))
+    parts = alone(script(path, "p2p", world=4), range(4))
     found = next(part.recording for part in parts if rank in part.ranks)
     # A share of the masked attention of the whole sequence, 2,048 tokens: two products.
     share = 2 * 2 * 2 * 16 * 64 * 2048**2 // 2 // 4
@@ -360,6 +362,45 @@ def test_keys_and_values_go_round(tmp_path: Path, rank: int) -> None:
         assert sizes == [pair] * 3 + [pair, 2 * pair, 2 * pair, pair]
     assert not any(not kernels_of(call).known for call in found.calls if "::" in call.name and
                    call.name.startswith("transformer_engine"))  # fmt: skip
+
+
+def test_causal_masks_that_end_with_the_last_key() -> None:
+    q, k = (TensorSpec("bfloat16", (2, tokens, 16, 64)) for tokens in (100, 400))
+    call = OperatorCall(
+        "transformer_engine::fused_attn_fwd", (q, k, k, None, "bshd", 2, -1, "cudnn")
+    )
+    (kernel,) = kernels_of(call).kernels
+    assert kernel.flops == 2 * 16 * 100 * (400 - 50) * 2 * (64 + 64)
+
+
+@torch
+def test_heads_are_exchanged_for_tokens(tmp_path: Path) -> None:
+    found = captured(tmp_path, AROUND, "a2a", world=4)
+    assert flops(found, Phase.FORWARD) == {"attention": 2 * 2 * 2 * 16 * 64 * 2048**2 // 2 // 4}
+    (whole,) = (each for each in kernels(found, Phase.FORWARD) if isinstance(each, Attention))
+    assert (whole.queries, whole.keys, whole.heads, whole.kv_heads) == (2048, 2048, 4, 1)
+    queries, keys = (2 * 512 * 2 * heads * 64 for heads in (16, 4))
+    sizes = [item.bytes for item in found.items if item.kind is ItemKind.COLLECTIVE]
+    assert sizes == [queries, keys, keys, queries, queries, queries, keys, keys]
+    assert {call.name for call in found.calls if not kernels_of(call).known} == set()
+
+
+@torch
+@pytest.mark.parametrize("rank", [0, 3])
+def test_keys_and_values_are_gathered(tmp_path: Path, rank: int) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(AROUND)
+    parts = alone(script(path, "all_gather", world=4), range(4))
+    found = next(part.recording for part in parts if rank in part.ranks)
+    assert flops(found, Phase.FORWARD) == {"attention": 2 * 2 * 2 * 16 * 64 * 2048**2 // 2 // 4}
+    all_keys = 4 * 2 * 512 * 2 * 4 * 64
+    sizes = Counter(
+        (Operation(item.number).name, item.bytes)
+        for item in found.items
+        if item.kind is ItemKind.COLLECTIVE
+    )
+    assert sizes == {("ALL_GATHER", all_keys): 4, ("REDUCE_SCATTER", all_keys): 2}
+    assert sum(item.name.startswith("fused_attn_bwd") for item in found.items) == 2
 
 
 ATTENTION = """

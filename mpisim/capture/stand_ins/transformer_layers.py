@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .context_exchange import exchanged, gathered
 from .context_parallel import ring
 from .linears import Linears
 from .products import Engine
@@ -255,7 +256,11 @@ def attention(engine: Engine) -> Any:
         cast = state.quantize(flat, columns=False, backward=backward, recipe=recipe)
         return cast.rows.view(tensor.shape)
 
-    around = ring(engine, statistics, NAMESPACE)
+    shares = {
+        "p2p": ring(engine, statistics, NAMESPACE),
+        "a2a": exchanged(engine, statistics, NAMESPACE),
+        "all_gather": gathered(engine, statistics, NAMESPACE),
+    }
 
     class DotProductAttention(torch.nn.Module):
         """Attention of queries, keys and values."""
@@ -298,10 +303,11 @@ def attention(engine: Engine) -> Any:
             """Set the group that shares sequences, its ranks, and a stream for every other step."""
             groups = cp_group if isinstance(cp_group, list) else [cp_group]
             shared = [each for each in groups if each is not None and dist.get_world_size(each) > 1]
-            if len(shared) > 1 or (shared and cp_comm_type != "p2p"):
+            if len(shared) > 1 or (shared and cp_comm_type not in shares):
                 raise engine.refuse(f"DotProductAttention(cp_comm_type={cp_comm_type!r})")
             self.cp_group = shared[0] if shared else None
             self.cp_global_ranks, self.cp_stream = cp_global_ranks, cp_stream
+            self.cp_comm_type = cp_comm_type
 
         def forward(
             self,
@@ -337,7 +343,8 @@ def attention(engine: Engine) -> Any:
                 recipe = None
             begins = cu_seqlens_q if layout == "thd" else None
             if self.cp_group is not None:
-                if recipe is not None or layout == "thd" or before >= 0:
+                kind = self.cp_comm_type
+                if recipe is not None or layout == "thd" or (before >= 0 and kind != "a2a"):
                     raise engine.refuse(
                         "DotProductAttention(cp_group=…) in fp8, of sequences of several lengths, "
                         "or with a window"
@@ -345,7 +352,7 @@ def attention(engine: Engine) -> Any:
                 ranks = self.cp_global_ranks or dist.get_process_group_ranks(self.cp_group)
                 if self.cp_stream is None:
                     self.cp_stream = torch.cuda.Stream()
-                out = around.apply(
+                out = shares[kind].apply(
                     *(query_layer, key_layer, value_layer, how),
                     *(self.cp_group, ranks, self.cp_stream),
                 )
