@@ -364,6 +364,57 @@ def test_keys_and_values_go_round(tmp_path: Path, rank: int) -> None:
                    call.name.startswith("transformer_engine"))  # fmt: skip
 
 
+WHOLE = """
+import sys
+import torch
+import transformer_engine.pytorch as te
+from transformer_engine.common.recipe import DelayedScaling
+
+fused, turned = sys.argv[1] == "fused", sys.argv[2] == "rotary"
+layer = te.TransformerLayer(1024, 4096, 16, num_gqa_groups=4 if turned else None,
+                            hidden_dropout=0.0, attention_dropout=0.0, fuse_qkv_params=fused,
+                            params_dtype=torch.bfloat16, bias=True)
+names = [name for name, _ in layer.self_attention.layernorm_qkv.named_parameters()]
+assert ("query_weight" in names) is not fused
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+angles = te.RotaryPositionEmbedding(64)(512) if turned else None
+for step in range(3):
+    x = torch.randn(512, 2, 1024, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    with te.fp8_autocast(enabled=sys.argv[3] == "fp8", fp8_recipe=DelayedScaling()):
+        y = layer(x, rotary_pos_emb=angles)
+    assert y.shape == x.shape
+    y.sum().backward()
+    assert all(each.grad.shape == each.shape for each in layer.parameters())
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@torch
+@pytest.mark.parametrize(
+    "how", [("fused", "rotary", "bf16"), ("apart", "plain", "bf16"), ("apart", "rotary", "fp8")]
+)
+def test_whole_layers_of_transformer_engine(tmp_path: Path, how: tuple[str, ...]) -> None:
+    found = captured(tmp_path, WHOLE, *how)
+    groups = 4 if how[1] == "rotary" else 16
+    matrices = 1024 * (2 * 1024 + 2 * 64 * groups) + 2 * 1024 * 4096
+    forward = 2 * 2 * 512 * matrices
+    assert flops(found, Phase.FORWARD)["gemm"] == forward
+    assert flops(found, Phase.BACKWARD)["gemm"] == 2 * forward
+    counted, called = kernels(found), names(found)
+    for backward in (False, True):
+        kernel = Attention(2, 16, groups, 512, 512, 64, 64, backward=backward, variant="cudnn")
+        assert counted[kernel] == 1
+    # A kernel for bias, dropout and residual behind either block; bias and activation are TE's.
+    adds = [name for name in called if name.startswith("inductor::") and "add" in name]
+    assert sum(called[name] for name in adds) >= 2
+    # Parameters of a product lie one behind the other; only positions part gradients. Delayed
+    # scaling puts largest numbers together, forward and backward.
+    fp8 = how[2] == "fp8"
+    assert called["aten::cat"] == (how[1] == "rotary") + 2 * fp8
+    assert (called["transformer_engine::quantize"] > 0) is fp8
+
+
 def test_causal_masks_that_end_with_the_last_key() -> None:
     q, k = (TensorSpec("bfloat16", (2, tokens, 16, 64)) for tokens in (100, 400))
     call = OperatorCall(
@@ -533,8 +584,8 @@ def test_the_same_capture_twice(tmp_path: Path) -> None:
     ("text", "said"),
     [
         (
-            "import transformer_engine.pytorch as te\nte.TransformerLayer(1024, 4096, 16)",
-            r"train.py:2: transformer_engine.pytorch.TransformerLayer is not part of what",
+            "import transformer_engine.pytorch as te\nte.make_graphed_callables(None, ())",
+            r"train.py:2: transformer_engine.pytorch.make_graphed_callables is not part of what",
         ),
         (
             "from flash_attn.modules.mha import MHA\nclass Own(MHA):\n    pass\nOwn(8)",

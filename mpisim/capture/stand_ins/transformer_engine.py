@@ -24,6 +24,7 @@ from .transformer_layers import (
     permutation,
     rotary,
 )
+from .whole_layers import multihead_attention, transformer_layer
 
 __all__ = ["LIBRARY"]
 
@@ -209,6 +210,10 @@ def _build(launcher: Launcher) -> Contents:
         "Fp8Padding": Fp8Padding,
         "Fp8Unpadding": Fp8Unpadding,
     }
+    parts = {**modules, **turning, "DotProductAttention": dot_product}
+    parts["SplitAlongDim"] = _SplitAlongDim
+    parts["MultiheadAttention"] = whole_attention = multihead_attention(engine, parts)
+    whole_layer = transformer_layer(engine, parts)
     precision = {
         "fp8_autocast": fp8_autocast,
         "autocast": autocast,
@@ -247,6 +252,8 @@ def _build(launcher: Launcher) -> Contents:
             **random,
             **rows,
             "DotProductAttention": dot_product,
+            "MultiheadAttention": whole_attention,
+            "TransformerLayer": whole_layer,
             "RotaryPositionEmbedding": turning["RotaryPositionEmbedding"],
             "parallel_cross_entropy": loss,
             "get_cpu_offload_context": offload,
@@ -256,6 +263,7 @@ def _build(launcher: Launcher) -> Contents:
         },
         f"{root}.pytorch.attention": {
             "DotProductAttention": dot_product,
+            "MultiheadAttention": whole_attention,
             "RotaryPositionEmbedding": turning["RotaryPositionEmbedding"],
         },
         f"{root}.pytorch.attention.dot_product_attention": {"DotProductAttention": dot_product},
@@ -301,6 +309,7 @@ def _build(launcher: Launcher) -> Contents:
         f"{root}.pytorch.tensor.mxfp8_tensor": {
             name: quantized[name] for name in ("MXFP8Tensor", "MXFP8Quantizer")
         },
+        f"{root}.pytorch.transformer": {"TransformerLayer": whole_layer},
         f"{root}.pytorch.utils": {
             "SplitAlongDim": _SplitAlongDim,
             "make_weak_ref": lambda tensor: tensor,
@@ -318,9 +327,7 @@ LIBRARY = Library(
     {
         "transformer_engine.common.recipe": ("CustomRecipe",),
         "transformer_engine.pytorch": (
-            "MultiheadAttention",
             "InferenceParams",
-            "TransformerLayer",
             "UserBufferQuantizationMode",
             "initialize_ub",
             "destroy_ub",
@@ -328,7 +335,7 @@ LIBRARY = Library(
             "onnx_export",
             "get_cudnn_version",
         ),
-        "transformer_engine.pytorch.attention": ("MultiheadAttention", "InferenceParams"),
+        "transformer_engine.pytorch.attention": ("InferenceParams",),
         "transformer_engine.pytorch.cpp_extensions": ("general_grouped_gemm",),
         "transformer_engine.pytorch.distributed": (
             "activation_recompute_forward",
@@ -347,7 +354,6 @@ LIBRARY = Library(
         "transformer_engine.pytorch.router": (),
         "transformer_engine.pytorch.tensor": ("cast_master_weights_to_fp8", "replace_raw_data"),
         "transformer_engine.pytorch.tensor.utils": (),
-        "transformer_engine.pytorch.transformer": (),
         "transformer_engine_torch": (),
     },
     ("transformer_engine_torch",),
