@@ -510,6 +510,15 @@ def test_what_cannot_be_captured(
 
 
 @torch
+def test_an_error_inside_a_library_of_a_module(tmp_path: Path, monkeypatch: Any) -> None:
+    written(tmp_path, "import torch\ntorch.nn.Linear(3, 4)(torch.ones(2, 5))")
+    monkeypatch.chdir(tmp_path)
+    message = r"train.py:2: RuntimeError: mat1 and mat2 .* \(in torch/_ops.py:\d+\)"
+    with pytest.raises(InputError, match=message):
+        alone(script("train", module=True))
+
+
+@torch
 def test_two_ranks_on_one_device(tmp_path: Path) -> None:
     text = AGREES.replace("set_device(rank)", "set_device(rank // 2)")
     message = r"ranks 0 and 1 both communicate from cuda:0 of their node, which NCCL refuses"

@@ -82,18 +82,24 @@ def capture_rank(job: Job) -> None:
 
 
 def _described(job: Job, error: BaseException) -> MpisimError:
-    """Return an error of the script with the line of the user's that led to it."""
-    where = job.script
+    """Return an error of the script with the line of the user's that led to it, and a library's."""
+    where, inside = job.script, ""
     folder, own = Path(job.script).resolve().parent, Path(__file__).parents[1]
+    package = job.script.partition(".")[0] if job.module else None
     for frame in traceback.extract_tb(error.__traceback__):
         path = Path(frame.filename)
-        users = path.name == Path(job.script).name or folder in path.resolve().parents
-        if users and "site-packages" not in frame.filename and own not in path.parents:
-            where = f"{path.name}:{frame.lineno}"
+        if frame.filename.startswith("<") or own in path.parents:
+            continue  # <frozen runpy>, stand-ins
+        installed = frame.filename.partition("site-packages/")[2]
+        users = not installed and folder in path.resolve().parents
+        if users or path.name == Path(job.script).name or package in path.with_suffix("").parts:
+            where, inside = f"{path.name}:{frame.lineno}", ""
+        elif installed:
+            inside = f" (in {installed}:{frame.lineno})"
     if job.show:
         traceback.print_exception(error)
     text = " ".join(str(error).split())
-    return MpisimError(f"{where}: {type(error).__name__}: {text[:500]}")
+    return MpisimError(f"{where}: {type(error).__name__}: {text[:500]}{inside}")
 
 
 def _install(recorder: Recorder, device: Device, job: Job) -> Any:

@@ -14,8 +14,9 @@ Read in this order:
 - `library`: what a stand-in is, how ``import`` finds it, and how a call is recorded.
 - `multi_tensor`, `norms`: kernels that several libraries have.
 - `flash_attention`, `apex`, `deepspeed`, `deep_ep`: a library each.
-- `fp8`, `products`, `linears`, `experts`, `dot_product_attention`, `transformer_layers`,
-  `transformer_engine`: Transformer Engine, the last with the names that programs import.
+- `fp8`, `products`, `linears`, `experts`, `context_exchange`, `dot_product_attention`,
+  `transformer_layers`, `whole_layers`, `transformer_engine`: Transformer Engine, the last with the
+  names that programs import.
 - `after_import`: what is changed in libraries that run as they are installed.
 - `install`: all of them, in place.
 """

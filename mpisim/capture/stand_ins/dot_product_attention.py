@@ -3,11 +3,12 @@
 After transformer_engine/pytorch/attention/dot_product_attention of version 2.9. Attention is
 cuDNN's on Hopper and Blackwell and FlashAttention-2 on Ampere, as `get_attention_backend` chooses.
 
-With context parallelism (`AttnFuncWithCPAndKVP2P` in context_parallel.py), of sequences of one
-length, keys and values go round the ranks: steps alternate between the current stream and another,
-and what the next step needs is sent before this one's attention. With a causal mask a rank has two
-chunks, the i-th and the i-th from the end; of another rank's it needs half of the keys, or they
-half of its queries. Backward they go round again, and their gradients one step behind.
+With context parallelism by sends and receives (`AttnFuncWithCPAndKVP2P` in context_parallel.py;
+`context_exchange` has the others), of sequences of one length, keys and values go round the ranks:
+steps alternate between the current stream and another, and what the next step needs is sent before
+this one's attention. With a causal mask a rank has two chunks, the i-th and the i-th from the end;
+of another rank's it needs half of the keys, or they half of its queries. Backward they go round
+again, and their gradients one step behind.
 """
 
 from __future__ import annotations
@@ -18,14 +19,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .context_exchange import Exchanged, Gathered
 from .fp8 import launch, state
+from .products import softmax_statistics
 
 __all__ = ["DotProductAttention"]
-
-
-def _statistics(q: Any) -> Any:
-    """Queries → a tensor for what the backward pass needs of a softmax."""
-    return launch.empty(q.shape[:-1], torch.float32, q.device)
 
 
 class _Attention(torch.autograd.Function):
@@ -38,7 +36,7 @@ class _Attention(torch.autograd.Function):
         if recipe is not None:
             given = tuple(_in_fp8(each, recipe) for each in given)
         out = launch.empty((*q.shape[:-1], v.shape[-1]), dtype, q.device)
-        sums = _statistics(q)
+        sums = softmax_statistics(q)
         launch("transformer_engine::fused_attn_fwd", [*given, begins, *how], [out, sums])
         ctx.save_for_backward(*given, out, sums, begins)
         ctx.how, ctx.recipe, ctx.dtype = how, recipe, dtype
@@ -115,7 +113,7 @@ class _Ring(torch.autograd.Function):
                 keys, values = at_hand[:split].view(shapes[0]), at_hand[split:].view(shapes[1])
                 *given, masked = _parts(step == 0, step <= mine, causal, axis, q, keys, values)
                 piece = launch.empty((*given[0].shape[:-1], v.shape[-1]), q.dtype, q.device)
-                own = _statistics(given[0])
+                own = softmax_statistics(given[0])
                 inputs = [*given, None, layout, int(masked), before, kernel]
                 launch("transformer_engine::fused_attn_fwd", inputs, [piece, own])
                 found.append((piece, own))
@@ -189,6 +187,10 @@ class _Ring(torch.autograd.Function):
 # --- the module -----------------------------------------------------------------------------------
 
 
+SHARED = {"p2p": _Ring, "a2a": Exchanged, "all_gather": Gathered}
+"""Attention to sequences that ranks share, by ``cp_comm_type``."""
+
+
 class DotProductAttention(torch.nn.Module):
     """Attention of queries, keys and values."""
 
@@ -230,10 +232,11 @@ class DotProductAttention(torch.nn.Module):
         """Take the context-parallel group, its ranks, and a stream for every other step."""
         groups = cp_group if isinstance(cp_group, list) else [cp_group]
         shared = [each for each in groups if each is not None and dist.get_world_size(each) > 1]
-        if len(shared) > 1 or (shared and cp_comm_type != "p2p"):
+        if len(shared) > 1 or (shared and cp_comm_type not in SHARED):
             raise launch.refuse(f"DotProductAttention(cp_comm_type={cp_comm_type!r})")
         self.cp_group = shared[0] if shared else None
         self.cp_global_ranks, self.cp_stream = cp_global_ranks, cp_stream
+        self.cp_comm_type = cp_comm_type
 
     def forward(
         self,
@@ -269,7 +272,8 @@ class DotProductAttention(torch.nn.Module):
             recipe = None
         begins = cu_seqlens_q if layout == "thd" else None
         if self.cp_group is not None:
-            if recipe is not None or layout == "thd" or before >= 0:
+            kind = self.cp_comm_type
+            if recipe is not None or layout == "thd" or (before >= 0 and kind != "a2a"):
                 raise launch.refuse(
                     "DotProductAttention(cp_group=…) in fp8, of sequences of several lengths, "
                     "or with a window"
@@ -277,7 +281,7 @@ class DotProductAttention(torch.nn.Module):
             ranks = self.cp_global_ranks or dist.get_process_group_ranks(self.cp_group)
             if self.cp_stream is None:
                 self.cp_stream = torch.cuda.Stream()
-            out = _Ring.apply(
+            out = SHARED[kind].apply(
                 *(query_layer, key_layer, value_layer, how),
                 *(self.cp_group, ranks, self.cp_stream),
             )

@@ -20,6 +20,7 @@ __all__ = [
     "restore",
     "save",
     "scatter",
+    "softmax_statistics",
 ]
 
 
@@ -98,6 +99,11 @@ def no_gradient(weight: Any) -> Any:
     if key not in _dummies:
         _dummies[key] = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
     return _dummies[key].detach()
+
+
+def softmax_statistics(q: Any) -> Any:
+    """Queries → a tensor for what attention's backward pass needs of the softmax."""
+    return launch.empty(q.shape[:-1], torch.float32, q.device)
 
 
 def group_size(group: Any) -> int:

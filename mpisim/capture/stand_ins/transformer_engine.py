@@ -32,9 +32,11 @@ from .transformer_layers import (
     LayerNormMLP,
     RMSNorm,
     RotaryPositionEmbedding,
+    SplitAlongDim,
     apply_rotary_pos_emb,
     parallel_cross_entropy,
 )
+from .whole_layers import MultiheadAttention, TransformerLayer
 
 __all__ = ["LIBRARY"]
 
@@ -135,20 +137,6 @@ class CudaRNGStatesTracker:
         yield
 
 
-class _SplitAlongDim(torch.autograd.Function):
-    """Parts of a tensor, whose gradients are one tensor again."""
-
-    @staticmethod
-    def forward(ctx: Any, mixed: Any, axis: int, sizes: Any, squeeze: bool = False) -> Any:
-        ctx.axis = axis
-        parts = mixed.split(sizes, dim=axis)
-        return tuple(each.squeeze(axis) if squeeze else each for each in parts)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return torch.cat(grads, dim=ctx.axis), None, None, None
-
-
 def get_cpu_offload_context(enabled: bool = False, *args: Any, **kwargs: Any) -> Any:
     """Return what moves activations to the CPU: nothing, unless it is asked for."""
     if enabled:
@@ -237,6 +225,8 @@ def _modules() -> Contents:
             **RANDOM,
             **PERMUTATION,
             "DotProductAttention": DotProductAttention,
+            "MultiheadAttention": MultiheadAttention,
+            "TransformerLayer": TransformerLayer,
             "RotaryPositionEmbedding": RotaryPositionEmbedding,
             "parallel_cross_entropy": parallel_cross_entropy,
             "get_cpu_offload_context": get_cpu_offload_context,
@@ -260,6 +250,7 @@ def _modules_of_layers() -> Contents:
     return {
         f"{PYTORCH}.attention": {
             **attention,
+            "MultiheadAttention": MultiheadAttention,
             "RotaryPositionEmbedding": RotaryPositionEmbedding,
         },
         f"{PYTORCH}.attention.dot_product_attention": attention,
@@ -275,6 +266,7 @@ def _modules_of_layers() -> Contents:
         f"{PYTORCH}.module.rmsnorm": {"RMSNorm": RMSNorm},
         f"{PYTORCH}.ops": ACTIVATIONS,
         f"{PYTORCH}.permutation": PERMUTATION,
+        f"{PYTORCH}.transformer": {"TransformerLayer": TransformerLayer},
     }
 
 
@@ -296,7 +288,7 @@ def _modules_of_tensors() -> Contents:
         ),
         f"{PYTORCH}.tensor.mxfp8_tensor": quantized("MXFP8Tensor", "MXFP8Quantizer"),
         f"{PYTORCH}.utils": {
-            "SplitAlongDim": _SplitAlongDim,
+            "SplitAlongDim": SplitAlongDim,
             "make_weak_ref": lambda tensor: tensor,
             "get_device_compute_capability": torch.cuda.get_device_capability,
             "is_bf16_compatible": lambda: True,
@@ -334,9 +326,7 @@ LIBRARY = Library(
     {
         "transformer_engine.common.recipe": ("CustomRecipe",),
         "transformer_engine.pytorch": (
-            "MultiheadAttention",
             "InferenceParams",
-            "TransformerLayer",
             "UserBufferQuantizationMode",
             "initialize_ub",
             "destroy_ub",
@@ -344,7 +334,7 @@ LIBRARY = Library(
             "onnx_export",
             "get_cudnn_version",
         ),
-        "transformer_engine.pytorch.attention": ("MultiheadAttention", "InferenceParams"),
+        "transformer_engine.pytorch.attention": ("InferenceParams",),
         "transformer_engine.pytorch.cpp_extensions": ("general_grouped_gemm",),
         "transformer_engine.pytorch.distributed": (
             "activation_recompute_forward",
@@ -363,7 +353,6 @@ LIBRARY = Library(
         "transformer_engine.pytorch.router": (),
         "transformer_engine.pytorch.tensor": ("cast_master_weights_to_fp8", "replace_raw_data"),
         "transformer_engine.pytorch.tensor.utils": (),
-        "transformer_engine.pytorch.transformer": (),
         "transformer_engine_torch": (),
     },
     ("transformer_engine_torch",),

@@ -22,6 +22,7 @@ __all__ = [
     "LayerNormMLP",
     "RMSNorm",
     "RotaryPositionEmbedding",
+    "SplitAlongDim",
     "apply_rotary_pos_emb",
     "parallel_cross_entropy",
 ]
@@ -218,6 +219,23 @@ class LayerNormMLP(torch.nn.Module):
         if not normed:
             return out
         return (*(out if isinstance(out, tuple) else (out,)), *normed)
+
+
+# --- parts of a tensor ----------------------------------------------------------------------------
+
+
+class SplitAlongDim(torch.autograd.Function):
+    """Parts of a tensor, whose gradients are one tensor again."""
+
+    @staticmethod
+    def forward(ctx: Any, mixed: Any, axis: int, sizes: Any, squeeze: bool = False) -> Any:
+        ctx.axis = axis
+        parts = mixed.split(sizes, dim=axis)
+        return tuple(each.squeeze(axis) if squeeze else each for each in parts)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return torch.cat(grads, dim=ctx.axis), None, None, None
 
 
 # --- rotary positions -----------------------------------------------------------------------------
