@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...base.kinds import Operation
+from .deep_ep_low_latency import with_low_latency
 from .library import Contents, Launcher, Library
 
 __all__ = ["LIBRARY"]
@@ -129,11 +130,10 @@ def _build(launcher: Launcher) -> Contents:
                      low_latency_mode: bool = False, num_qps_per_rank: int = 24,
                      allow_nvlink_for_low_latency_mode: bool = True, allow_mnnvl: bool = False,
                      explicitly_destroy: bool = False, **rest: Any) -> None:  # fmt: skip
-            if low_latency_mode:
-                raise launcher.refuse("Buffer(low_latency_mode=True)", LIBRARY)
             self.group, self.rank, self.group_size = group, group.rank(), group.size()
             self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
-            self.low_latency_mode, self.explicitly_destroy = False, explicitly_destroy
+            self.low_latency_mode = low_latency_mode
+            self.explicitly_destroy = explicitly_destroy
             self._stream = recorder.new_stream()
             members = recorder.groups[launcher.collectives.group_of(group)]
             node = int(os.environ["LOCAL_WORLD_SIZE"])
@@ -264,10 +264,9 @@ def _build(launcher: Launcher) -> Contents:
                 self._send("combine", (x,), tokens, handle.experts, handle.choices)
             return out, weights, self._after(async_finish)
 
-        def __getattr__(self, name: str) -> Any:
-            if name.startswith(("low_latency", "clean_low_latency", "get_next_low_latency")):
-                raise launcher.refuse(f"Buffer.{name}", LIBRARY)
-            raise AttributeError(name)
+        @staticmethod
+        def _refuse(what: str) -> Exception:
+            return launcher.refuse(what, LIBRARY)
 
         # --- what they do -------------------------------------------------------------------------
 
@@ -322,7 +321,11 @@ def _build(launcher: Launcher) -> Contents:
             return EventOverlap(event)
 
     events = {"EventOverlap": EventOverlap, "EventHandle": EventHandle}
-    classes = {"Buffer": Buffer, "Config": Config, "topk_idx_t": torch.int64}
+    classes = {
+        "Buffer": with_low_latency(launcher, Buffer, EventOverlap, EventHandle),
+        "Config": Config,
+        "topk_idx_t": torch.int64,
+    }
     return {
         "deep_ep": {**classes, "EventOverlap": EventOverlap},
         "deep_ep.buffer": {**classes, **events},
