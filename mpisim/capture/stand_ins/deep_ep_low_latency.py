@@ -102,7 +102,9 @@ def with_low_latency(launcher: Launcher, buffer: Any, overlap: Any, handle: Any)
 
             kind = torch.float8_e4m3fn if use_fp8 else x.dtype
             received = made(own, rows, hidden, dtype=kind)
-            scales = made(own, hidden // CHANNELS, rows, dtype=torch.float32) if use_fp8 else None
+            scales: Any = None
+            if use_fp8:
+                scales = made(own, hidden // CHANNELS, rows, dtype=torch.float32)
             counts, info = made(own), made(own, rows)
             ranges = made(own, self.group_size, dtype=torch.int64)
             kept = [each for each in (received, scales, counts, info, ranges) if each is not None]
