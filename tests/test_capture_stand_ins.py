@@ -320,6 +320,61 @@ def test_deep_ep(tmp_path: Path, world: int, how: str) -> None:
     assert [wait.stream for wait in product.waits] == ([] if how == "async" else [own])
 
 
+LOW_LATENCY = """
+import os
+import sys
+import torch
+import torch.distributed as dist
+from deep_ep import Buffer
+
+hooked = sys.argv[1] == "hook"
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+size = Buffer.get_low_latency_rdma_size_hint(128, 1024, 8, 64)
+buffer = Buffer(dist.group.WORLD, 0, size, low_latency_mode=True, num_qps_per_rank=8)
+buffer.clean_low_latency_buffer(128, 1024, 64)
+weight = torch.nn.Parameter(torch.ones(1024, device="cuda", dtype=torch.bfloat16))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for step in range(3):
+    weights, chosen = torch.rand(128, 64, device="cuda").topk(4, dim=-1)
+    x = torch.randn(128, 1024, device="cuda", dtype=torch.bfloat16)
+    how = {"return_recv_hook": hooked}
+    (tokens, scales), counts, handle, event, hook = buffer.low_latency_dispatch(
+        x, chosen, 128, 64, use_fp8=True, **how)
+    beside = torch.mm(weight.view(1, -1), weight.view(-1, 1))
+    if hooked:
+        hook()
+    assert tokens.shape == (8, 1024, 1024) and scales.shape == (8, 1024, 8)
+    back = torch.empty(8, 1024, 1024, device="cuda", dtype=torch.bfloat16)
+    out, event, hook = buffer.low_latency_combine(back, chosen, weights, handle, **how)
+    if hooked:
+        hook()
+    assert out.shape == x.shape
+    ((out * weight).sum() + beside.sum()).backward()
+    optimizer.step()
+"""
+
+
+@torch
+@pytest.mark.parametrize("how", ["hook", "blocking"])
+def test_low_latency_kernels_of_deep_ep(tmp_path: Path, how: str) -> None:
+    found = captured(tmp_path, LOW_LATENCY, how, world=8)
+    copies = 128 * 4  # one for each expert of a token: 16 bytes, fp8, a scale for 128 of them
+    sizes = {item.name: item.bytes for item in found.items if item.kind is ItemKind.COLLECTIVE}
+    assert sizes == {
+        "DeepEP's low-latency dispatch": copies * (16 + 1024 + 4 * 8),
+        "DeepEP's low-latency combine": copies * 2 * 1024,
+    }
+    own_calls = [each for each in found.calls if each.name.startswith("deep_ep::")]
+    assert len(own_calls) >= 4
+    assert all(kernels_of(each).known for each in own_calls)
+    # The product goes beside what is sent if a hook receives it.
+    (network,) = {item.stream for item in found.items if item.kind is ItemKind.COLLECTIVE}
+    product = next(each for each in found.items if each.name.startswith("mm"))
+    assert [wait.stream for wait in product.waits] == ([] if how == "hook" else [network])
+    assert not any(item.kind is ItemKind.HOST_WAIT for item in found.items)
+
+
 AROUND = """
 import os
 import sys

@@ -13,7 +13,8 @@ Read in this order:
 
 - `library`: what a stand-in is, how ``import`` finds it, and how a call is recorded.
 - `multi_tensor`, `norms`: kernels that several libraries have.
-- `flash_attention`, `apex`, `deepspeed`, `deep_ep`: a library each.
+- `flash_attention`, `apex`, `deepspeed`, `deep_ep` with `deep_ep_streams` and
+  `deep_ep_low_latency`: a library each.
 - `fp8`, `products`, `linears`, `experts`, `context_exchange`, `dot_product_attention`,
   `transformer_layers`, `whole_layers`, `transformer_engine`: Transformer Engine, the last with the
   names that programs import.

@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 
 from ...base.kinds import Operation
-from .library import Contents, Launcher, Library
+from .deep_ep_low_latency import LowLatency
+from .deep_ep_streams import EventHandle, EventOverlap, launch
+from .library import Contents, Library
 
 __all__ = ["LIBRARY"]
 
@@ -49,9 +49,6 @@ COMBINE = {2: (10, 256, 6, 128), 4: (9, 256, 6, 128), 8: (4, 256, 6, 128), 16: (
            96: (1, 480, 8, 128), 128: (1, 560, 8, 128), 144: (2, 720, 8, 128),
            160: (2, 720, 8, 128)}  # fmt: skip
 """Tokens of a chunk that are sent and received by NVLink and RDMA, by ranks."""
-
-
-launch = Launcher("deep-ep", "1.2.1")
 
 
 class Handle(NamedTuple):
@@ -94,35 +91,7 @@ class Config:
         return -(-size // 128) * 128
 
 
-class EventHandle:
-    """A place on the current stream."""
-
-    def __init__(self) -> None:
-        self.place = launch.recorder.place(launch.recorder.stream)
-
-    def current_stream_wait(self) -> None:
-        launch.recorder.wait(launch.recorder.stream, self.place)
-
-
-class EventOverlap:
-    """An event, or none, and what waits for it."""
-
-    def __init__(self, event: Any = None, extra_tensors: Any = None) -> None:
-        self.event, self.extra_tensors = event, extra_tensors
-
-    def current_stream_wait(self) -> None:
-        assert self.event is not None
-        self.event.current_stream_wait()
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.event is not None:
-            self.event.current_stream_wait()
-
-
-class Buffer:
+class Buffer(LowLatency):
     """Buffers of a group of ranks, and the kernels that use them."""
 
     num_sms = 20
@@ -131,11 +100,10 @@ class Buffer:
                  low_latency_mode: bool = False, num_qps_per_rank: int = 24,
                  allow_nvlink_for_low_latency_mode: bool = True, allow_mnnvl: bool = False,
                  explicitly_destroy: bool = False, **rest: Any) -> None:  # fmt: skip
-        if low_latency_mode:
-            raise launch.refuse("Buffer(low_latency_mode=True)")
         self.group, self.rank, self.group_size = group, group.rank(), group.size()
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
-        self.low_latency_mode, self.explicitly_destroy = False, explicitly_destroy
+        self.low_latency_mode = low_latency_mode
+        self.explicitly_destroy = explicitly_destroy
         self._stream = launch.recorder.new_stream()
         members = launch.recorder.groups[launch.collectives.group_of(group)]
         node = int(os.environ["LOCAL_WORLD_SIZE"])
@@ -268,11 +236,6 @@ class Buffer:
             self._send("combine", (x,), tokens, handle.experts, handle.choices)
         return out, weights, self._after(async_finish)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith(("low_latency", "clean_low_latency", "get_next_low_latency")):
-            raise launch.refuse(f"Buffer.{name}")
-        raise AttributeError(name)
-
     # --- what they do -----------------------------------------------------------------------------
 
     def _tokens(self, tokens: int, experts: int, choices: int) -> tuple[int, int]:
@@ -297,33 +260,6 @@ class Buffer:
             Operation.ALL_TO_ALL, self.group, list(sent), asynchronous=False,
             bytes=math.ceil(factor * row * exchanged), name=f"DeepEP's {way}",
         )  # fmt: skip
-
-    @contextmanager
-    def _on_own_stream(self, previous: Any, made: Iterable[Any], allocate: bool
-                       ) -> Iterator[None]:  # fmt: skip
-        """Issue to the buffer's stream, behind an event or the caller's stream."""
-        launch.note()
-        if not allocate:
-            launch.keep(made)
-        event = getattr(previous, "event", None)
-        place = launch.recorder.place(launch.recorder.stream) if event is None else event.place
-        launch.recorder.wait(self._stream, place)
-        before, launch.recorder.stream = launch.recorder.stream, self._stream
-        try:
-            launch.keep(made)
-            yield
-        finally:
-            launch.recorder.stream = before
-
-    def _after(self, asynchronous: bool) -> Any:
-        """Return the event of what was issued last, or have the caller's stream wait for it."""
-        place = launch.recorder.place(self._stream)
-        if not asynchronous:
-            launch.recorder.wait(launch.recorder.stream, place)
-            return EventOverlap()
-        event = EventHandle()
-        event.place = place
-        return EventOverlap(event)
 
 
 def _modules() -> Contents:

@@ -205,7 +205,8 @@ class MultiheadAttention(torch.nn.Module):
             **({} if fuse_qkv_params else {"sizes": rows}),
         )
         self.add_module("layernorm_qkv" if input_layernorm else "qkv", product)
-        self.q_norm = self.k_norm = None
+        self.q_norm: Any = None
+        self.k_norm: Any = None
         if qk_norm_type is not None:
             eps = rest.get("qk_norm_eps", 1e-6)
             self.q_norm, self.k_norm = (
@@ -459,12 +460,12 @@ class TransformerLayer(torch.nn.Module):
         residual = x
         if self.after_norm and not self.output_layernorm:
             *attended, residual = attended
-        x = self._add(*attended[:2], residual)
+        x = self._add(attended[0], attended[1], residual)
         out = self.layernorm_mlp(x, is_first_microbatch)
         residual = x
         if self.after_norm:
             *out, residual = out
-        x = self._add(*out[:2], residual)
+        x = self._add(out[0], out[1], residual)
         return self.layernorm(x) if self.output_layernorm else x
 
     def _add(self, x: Any, bias: Any, residual: Any) -> Any:
