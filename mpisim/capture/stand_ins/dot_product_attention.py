@@ -187,7 +187,7 @@ class _Ring(torch.autograd.Function):
 # --- the module -----------------------------------------------------------------------------------
 
 
-SHARED = {"p2p": _Ring, "a2a": Exchanged, "all_gather": Gathered}
+SHARED: dict[str, Any] = {"p2p": _Ring, "a2a": Exchanged, "all_gather": Gathered}
 """Attention to sequences that ranks share, by ``cp_comm_type``."""
 
 
