@@ -108,6 +108,35 @@ def test_functions_are_computed_again_forward(tmp_path: Path, reentrant: str) ->
     assert found == [product, product, 2 * product]
 
 
+BY_NUMBER = """
+import torch
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+    @staticmethod
+    def backward(ctx, y):
+        here = torch.cuda.current_device()
+        return torch.zeros(y.shape, device=here) + y.new_ones(y.shape, device=here)
+w = torch.nn.Parameter(torch.empty(64, 64, device="cuda"))
+optimizer = torch.optim.SGD([w], lr=0.1)
+while True:
+    Doubled.apply(w).sum().backward()
+    optimizer.step()
+"""
+
+
+@torch
+def test_backward_passes_name_devices_by_number(tmp_path: Path) -> None:
+    (part,) = alone(script(written(tmp_path, BY_NUMBER)))
+    backward = [
+        part.recording.calls[item.number].name
+        for item in part.recording.items
+        if item.kind is ItemKind.CALL and item.phase == Phase.BACKWARD
+    ]
+    assert {"aten::zeros", "aten::new_ones", "aten::add"} <= set(backward)
+
+
 @torch
 def test_sharded_llama_does_what_the_generator_says() -> None:
     from mpisim.experiment import load
@@ -507,6 +536,15 @@ def test_what_cannot_be_captured(
     (line,) = capfd.readouterr().err.splitlines()
     assert expected in line
     assert [each.name for each in tmp_path.iterdir()] == ["train.py"]
+
+
+@torch
+def test_an_error_inside_a_library_of_a_module(tmp_path: Path, monkeypatch: Any) -> None:
+    written(tmp_path, "import torch\ntorch.nn.Linear(3, 4)(torch.ones(2, 5))")
+    monkeypatch.chdir(tmp_path)
+    message = r"train.py:2: RuntimeError: mat1 and mat2 .* \(in torch/_ops.py:\d+\)"
+    with pytest.raises(InputError, match=message):
+        alone(script("train", module=True))
 
 
 @torch

@@ -320,8 +320,64 @@ def test_deep_ep(tmp_path: Path, world: int, how: str) -> None:
     assert [wait.stream for wait in product.waits] == ([] if how == "async" else [own])
 
 
+LOW_LATENCY = """
+import os
+import sys
+import torch
+import torch.distributed as dist
+from deep_ep import Buffer
+
+hooked = sys.argv[1] == "hook"
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+size = Buffer.get_low_latency_rdma_size_hint(128, 1024, 8, 64)
+buffer = Buffer(dist.group.WORLD, 0, size, low_latency_mode=True, num_qps_per_rank=8)
+buffer.clean_low_latency_buffer(128, 1024, 64)
+weight = torch.nn.Parameter(torch.ones(1024, device="cuda", dtype=torch.bfloat16))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for step in range(3):
+    weights, chosen = torch.rand(128, 64, device="cuda").topk(4, dim=-1)
+    x = torch.randn(128, 1024, device="cuda", dtype=torch.bfloat16)
+    how = {"return_recv_hook": hooked}
+    (tokens, scales), counts, handle, event, hook = buffer.low_latency_dispatch(
+        x, chosen, 128, 64, use_fp8=True, **how)
+    beside = torch.mm(weight.view(1, -1), weight.view(-1, 1))
+    if hooked:
+        hook()
+    assert tokens.shape == (8, 1024, 1024) and scales.shape == (8, 1024, 8)
+    back = torch.empty(8, 1024, 1024, device="cuda", dtype=torch.bfloat16)
+    out, event, hook = buffer.low_latency_combine(back, chosen, weights, handle, **how)
+    if hooked:
+        hook()
+    assert out.shape == x.shape
+    ((out * weight).sum() + beside.sum()).backward()
+    optimizer.step()
+"""
+
+
+@torch
+@pytest.mark.parametrize("how", ["hook", "blocking"])
+def test_low_latency_kernels_of_deep_ep(tmp_path: Path, how: str) -> None:
+    found = captured(tmp_path, LOW_LATENCY, how, world=8)
+    copies = 128 * 4  # one for each expert of a token: 16 bytes, fp8, a scale for 128 of them
+    sizes = {item.name: item.bytes for item in found.items if item.kind is ItemKind.COLLECTIVE}
+    assert sizes == {
+        "DeepEP's low-latency dispatch": copies * (16 + 1024 + 4 * 8),
+        "DeepEP's low-latency combine": copies * 2 * 1024,
+    }
+    own_calls = [each for each in found.calls if each.name.startswith("deep_ep::")]
+    assert len(own_calls) >= 4
+    assert all(kernels_of(each).known for each in own_calls)
+    # The product goes beside what is sent if a hook receives it.
+    (network,) = {item.stream for item in found.items if item.kind is ItemKind.COLLECTIVE}
+    product = next(each for each in found.items if each.name.startswith("mm"))
+    assert [wait.stream for wait in product.waits] == ([] if how == "hook" else [network])
+    assert not any(item.kind is ItemKind.HOST_WAIT for item in found.items)
+
+
 AROUND = """
 import os
+import sys
 import torch
 import torch.distributed as dist
 import transformer_engine.pytorch as te
@@ -329,7 +385,8 @@ import transformer_engine.pytorch as te
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("nccl")
 attend = te.DotProductAttention(16, 64, num_gqa_groups=4, qkv_format="sbhd")
-attend.set_context_parallel_group(dist.group.WORLD, list(range(4)), torch.cuda.Stream(), "p2p")
+attend.set_context_parallel_group(dist.group.WORLD, list(range(4)), torch.cuda.Stream(),
+                                  sys.argv[1])
 weight = torch.nn.Parameter(torch.ones(1, device="cuda", dtype=torch.bfloat16))
 optimizer = torch.optim.SGD([weight], lr=0.1)
 for step in range(3):
@@ -347,7 +404,7 @@ for step in range(3):
 def test_keys_and_values_go_round(tmp_path: Path, rank: int) -> None:
     path = tmp_path / "train.py"
     path.write_text(AROUND)
-    parts = alone(script(path, world=4), range(4))
+    parts = alone(script(path, "p2p", world=4), range(4))
     found = next(part.recording for part in parts if rank in part.ranks)
     # A share of the masked attention of the whole sequence, 2,048 tokens: two products.
     share = 2 * 2 * 2 * 16 * 64 * 2048**2 // 2 // 4
@@ -360,6 +417,96 @@ def test_keys_and_values_go_round(tmp_path: Path, rank: int) -> None:
         assert sizes == [pair] * 3 + [pair, 2 * pair, 2 * pair, pair]
     assert not any(not kernels_of(call).known for call in found.calls if "::" in call.name and
                    call.name.startswith("transformer_engine"))  # fmt: skip
+
+
+WHOLE = """
+import sys
+import torch
+import transformer_engine.pytorch as te
+from transformer_engine.common.recipe import DelayedScaling
+
+fused, turned = sys.argv[1] == "fused", sys.argv[2] == "rotary"
+layer = te.TransformerLayer(1024, 4096, 16, num_gqa_groups=4 if turned else None,
+                            hidden_dropout=0.0, attention_dropout=0.0, fuse_qkv_params=fused,
+                            params_dtype=torch.bfloat16, bias=True)
+names = [name for name, _ in layer.self_attention.layernorm_qkv.named_parameters()]
+assert ("query_weight" in names) is not fused
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+angles = te.RotaryPositionEmbedding(64)(512) if turned else None
+for step in range(3):
+    x = torch.randn(512, 2, 1024, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    with te.fp8_autocast(enabled=sys.argv[3] == "fp8", fp8_recipe=DelayedScaling()):
+        y = layer(x, rotary_pos_emb=angles)
+    assert y.shape == x.shape
+    y.sum().backward()
+    assert all(each.grad.shape == each.shape for each in layer.parameters())
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@torch
+@pytest.mark.parametrize(
+    "how", [("fused", "rotary", "bf16"), ("apart", "plain", "bf16"), ("apart", "rotary", "fp8")]
+)
+def test_whole_layers_of_transformer_engine(tmp_path: Path, how: tuple[str, ...]) -> None:
+    found = captured(tmp_path, WHOLE, *how)
+    groups = 4 if how[1] == "rotary" else 16
+    matrices = 1024 * (2 * 1024 + 2 * 64 * groups) + 2 * 1024 * 4096
+    forward = 2 * 2 * 512 * matrices
+    assert flops(found, Phase.FORWARD)["gemm"] == forward
+    assert flops(found, Phase.BACKWARD)["gemm"] == 2 * forward
+    counted, called = kernels(found), names(found)
+    for backward in (False, True):
+        kernel = Attention(2, 16, groups, 512, 512, 64, 64, backward=backward, variant="cudnn")
+        assert counted[kernel] == 1
+    # A kernel for bias, dropout and residual behind either block; bias and activation are TE's.
+    adds = [name for name in called if name.startswith("inductor::") and "add" in name]
+    assert sum(called[name] for name in adds) >= 2
+    # Parameters of a product lie one behind the other; only positions part gradients. Delayed
+    # scaling puts largest numbers together, forward and backward.
+    fp8 = how[2] == "fp8"
+    assert called["aten::cat"] == (how[1] == "rotary") + 2 * fp8
+    assert (called["transformer_engine::quantize"] > 0) is fp8
+
+
+def test_causal_masks_that_end_with_the_last_key() -> None:
+    q, k = (TensorSpec("bfloat16", (2, tokens, 16, 64)) for tokens in (100, 400))
+    call = OperatorCall(
+        "transformer_engine::fused_attn_fwd", (q, k, k, None, "bshd", 2, -1, "cudnn")
+    )
+    (kernel,) = kernels_of(call).kernels
+    assert kernel.flops == 2 * 16 * 100 * (400 - 50) * 2 * (64 + 64)
+
+
+@torch
+def test_heads_are_exchanged_for_tokens(tmp_path: Path) -> None:
+    found = captured(tmp_path, AROUND, "a2a", world=4)
+    assert flops(found, Phase.FORWARD) == {"attention": 2 * 2 * 2 * 16 * 64 * 2048**2 // 2 // 4}
+    (whole,) = (each for each in kernels(found, Phase.FORWARD) if isinstance(each, Attention))
+    assert (whole.queries, whole.keys, whole.heads, whole.kv_heads) == (2048, 2048, 4, 1)
+    queries, keys = (2 * 512 * 2 * heads * 64 for heads in (16, 4))
+    sizes = [item.bytes for item in found.items if item.kind is ItemKind.COLLECTIVE]
+    assert sizes == [queries, keys, keys, queries, queries, queries, keys, keys]
+    assert {call.name for call in found.calls if not kernels_of(call).known} == set()
+
+
+@torch
+@pytest.mark.parametrize("rank", [0, 3])
+def test_keys_and_values_are_gathered(tmp_path: Path, rank: int) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(AROUND)
+    parts = alone(script(path, "all_gather", world=4), range(4))
+    found = next(part.recording for part in parts if rank in part.ranks)
+    assert flops(found, Phase.FORWARD) == {"attention": 2 * 2 * 2 * 16 * 64 * 2048**2 // 2 // 4}
+    all_keys = 4 * 2 * 512 * 2 * 4 * 64
+    sizes = Counter(
+        (Operation(item.number).name, item.bytes)
+        for item in found.items
+        if item.kind is ItemKind.COLLECTIVE
+    )
+    assert sizes == {("ALL_GATHER", all_keys): 4, ("REDUCE_SCATTER", all_keys): 2}
+    assert sum(item.name.startswith("fused_attn_bwd") for item in found.items) == 2
 
 
 ATTENTION = """
@@ -492,8 +639,8 @@ def test_the_same_capture_twice(tmp_path: Path) -> None:
     ("text", "said"),
     [
         (
-            "import transformer_engine.pytorch as te\nte.TransformerLayer(1024, 4096, 16)",
-            r"train.py:2: transformer_engine.pytorch.TransformerLayer is not part of what",
+            "import transformer_engine.pytorch as te\nte.make_graphed_callables(None, ())",
+            r"train.py:2: transformer_engine.pytorch.make_graphed_callables is not part of what",
         ),
         (
             "from flash_attn.modules.mha import MHA\nclass Own(MHA):\n    pass\nOwn(8)",

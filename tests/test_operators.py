@@ -210,6 +210,12 @@ def test_lists_are_split_over_launches(tensors: int) -> None:
     assert sum(each.traffic for each in kernels) == pytest.approx(tensors * 10 * 4 * 3, abs=10)
 
 
+def test_copies_of_lists_between_types() -> None:
+    # fully_shard casts gradients of bf16 as it puts them where they are reduced.
+    (kernel,) = of("aten::_foreach_copy_", (TensorSpec("float32", (1000,)),), (half(1000),), False)
+    assert kernel.traffic == 1000 * (4 + 2)
+
+
 @given(SIZES, SIZES, SIZES, st.booleans())
 def test_layers_of_transformer_engine(rows: int, width: int, inner: int, gate: bool) -> None:
     width, inner = 2 * width + 3, 64 * inner  # told apart by their shapes

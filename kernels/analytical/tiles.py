@@ -91,11 +91,10 @@ SINGLE_ISSUE = frozenset(("ampere", "ada", "hopper", "blackwell", "blackwell-rtx
 """Architectures whose schedulers issue one instruction a clock."""
 
 MAX_SPREAD = 0.5
-"""Spread in tiles beyond which more of it changes nothing."""
+"""Upper bound of the standard deviation in `expected_tiles`, in tiles."""
 NORMAL_AS_TANH = 0.851
-"""A normal distribution as a hyperbolic tangent, which is quicker: what has mean x and standard
-deviation s is above 0 with probability (1 + tanh(0.851 x / s)) / 2. The largest difference is
-0.0095, and no other factor has a smaller one."""
+"""P(x > 0) = (1 + tanh(0.851 x / s)) / 2 of a normal x with standard deviation s, to 0.01: quicker
+than the error function, and no other factor has a smaller largest difference."""
 
 MIN_SM_SHARE = number("least_sm_share")
 LONGEST_BURST = number("longest_burst")

@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 MIN_BEGINNING = 4
-"""Letters of a name that stand for a longer one that begins with them."""
+"""Letters of the shortest beginning for which errors offer the name that it begins."""
 
 
 class MpisimError(Exception):

@@ -55,7 +55,7 @@ class Engine:
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """Run a backward pass, or one inside another."""
-        before: dict[str, Any] = {}
+        before: dict[tuple[Any, str], Any] = {}
         if not self._depth:
             self._recorder.backward_begins()
             before = _by_number()
@@ -69,7 +69,8 @@ class Engine:
             self._depth -= 1
             if not self._depth:
                 self._write(CUDA)
-                vars(torch).update(before)
+                for (owner, name), function in before.items():
+                    setattr(owner, name, function)
                 self._recorder.backward_ends()
 
     def __getattr__(self, name: str) -> Any:
@@ -77,11 +78,12 @@ class Engine:
 
 
 FACTORIES = ("empty", "zeros", "ones", "full", "arange", "rand", "randn", "randint", "tensor")
-"""Functions that make tensors, which may be given a device by its number."""
+METHODS = ("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor")
+"""Functions, and methods of tensors, that make tensors and may be given a device by its number."""
 
 
-def _by_number() -> dict[str, Any]:
-    """Have functions that make tensors take a number for CUDA's device; return them as they were.
+def _by_number() -> dict[tuple[Any, str], Any]:
+    """Have what makes tensors take a number for CUDA's device; return the functions as they were.
 
     PyTorch asks for the accelerator, of which there is none in a backward pass.
     """
@@ -95,8 +97,10 @@ def _by_number() -> dict[str, Any]:
 
         return make
 
-    before = {name: getattr(torch, name) for name in FACTORIES}
-    vars(torch).update({name: taking(function) for name, function in before.items()})
+    names = [(torch, name) for name in FACTORIES] + [(torch.Tensor, name) for name in METHODS]
+    before = {(owner, name): getattr(owner, name) for owner, name in names}
+    for (owner, name), function in before.items():
+        setattr(owner, name, taking(function))
     return before
 
 

@@ -104,7 +104,7 @@ class Dispatch(TorchDispatchMode):
     ----------
     recorder : Recorder
     collectives : Collectives
-        What records functional collectives.
+        Recorder of functional collectives.
     """
 
     def __init__(self, recorder: Recorder, collectives: Any) -> None:

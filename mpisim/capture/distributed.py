@@ -11,7 +11,7 @@ import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -121,9 +121,13 @@ class Collectives:
 
     Attributes
     ----------
+    installed : Collectives
+        Those of this process, which captures one rank.
     values : Values or None
         What is known of the values of tensors; set when operators are followed.
     """
+
+    installed: ClassVar[Collectives]
 
     def __init__(self, recorder: Recorder, received: Broadcasts) -> None:
         self.recorder, self._received = recorder, received
@@ -214,6 +218,16 @@ class Collectives:
         recorder.phase = phase
         return Handle(recorder, place, tensors)
 
+    def begin_batch(self) -> None:
+        """Join sends and receives to come, as ``ncclGroupStart`` does."""
+        self._batch = []
+
+    def end_batch(self, group: Any) -> Handle:
+        """Issue what was joined, and return its handle."""
+        self._batch = None
+        place = self.recorder.place(self._stream_of(self.group_of(group)))
+        return Handle(self.recorder, place, [])
+
     def functional(
         self, func: Any, short: str, args: Any, kwargs: Any, run: Callable[[Any, Any, Any], Any]
     ) -> Any:
@@ -253,7 +267,7 @@ class Collectives:
                 weakref.finalize(storage, self._produced.pop, storage._cdata, None)
         return out
 
-    def _follow_rank_0(self, group: Any, tensors: Any, root: int) -> None:
+    def follow_rank_0(self, group: Any, tensors: Any, root: int) -> None:
         """Keep the values that rank 0 broadcasts; other ranks, captured later, get them."""
         number = self.group_of(group)
         if self.values is None or self.recorder.groups[number][root] != 0:
@@ -285,8 +299,9 @@ class Collectives:
         from torch._C._distributed_c10d import ProcessGroup
 
         self._install_groups()
+        Collectives.installed = self
         of_group: Any = ProcessGroup
-        for name, stand in self._methods().items():
+        for name, stand in _METHODS.items():
             setattr(of_group, name, stand)
         self._install_objects()
 
@@ -331,100 +346,6 @@ class Collectives:
             return original_tag(ranks, timeout, None, *args, **kwargs)
 
         module._new_group_with_tag = new_group
-
-    def _methods(self) -> dict[str, Any]:
-        """Methods of process groups, by name."""
-        issue = self.issue
-
-        def waits(opts: Any) -> bool:
-            return bool(getattr(opts, "asyncOp", True))
-
-        def symmetric(operation: Operation, which: int) -> Callable[..., Handle]:
-            """One that has options last: `which` of its arguments is the largest buffer."""
-
-            def method(group: Any, *args: Any, **kwargs: Any) -> Handle:
-                opts = kwargs.get("opts", args[-1] if args else None)
-                return issue(operation, group, args[which], asynchronous=waits(opts))
-
-            return method
-
-        def broadcast(group: Any, tensors: Any, *args: Any, **kwargs: Any) -> Handle:
-            opts = kwargs.get("opts", args[-1] if args else None)
-            self._follow_rank_0(group, tensors, int(getattr(opts, "rootRank", 0)))
-            return issue(Operation.BROADCAST, group, tensors, asynchronous=waits(opts))
-
-        def single_all_to_all(
-            group: Any, output: Any, tensor: Any, *args: Any, **kwargs: Any
-        ) -> Handle:
-            opts = kwargs.get("opts", args[-1] if args else None)
-            larger = max((output, tensor), key=_bytes)
-            return issue(Operation.ALL_TO_ALL, group, larger, asynchronous=waits(opts))
-
-        def list_all_to_all(
-            group: Any, output: Any, tensors: Any, *args: Any, **kwargs: Any
-        ) -> Handle:
-            larger = max((output, tensors), key=_bytes)
-            return issue(Operation.ALL_TO_ALL, group, larger, asynchronous=True)
-
-        def gather(group: Any, output: Any, tensors: Any, *args: Any, **kwargs: Any) -> Handle:
-            size = group.size() * _bytes(tensors)
-            return issue(Operation.GATHER, group, tensors, asynchronous=True, bytes=size)
-
-        def scatter(group: Any, output: Any, tensors: Any, *args: Any, **kwargs: Any) -> Handle:
-            size = group.size() * _bytes(output)
-            return issue(Operation.SCATTER, group, output, asynchronous=True, bytes=size)
-
-        def pair(kind: ItemKind) -> Callable[..., Handle]:
-            def method(group: Any, tensors: Any, peer: int, tag: int = 0) -> Handle:
-                return issue(
-                    Operation.SEND_RECV, group, tensors, asynchronous=True, kind=kind, peer=peer
-                )
-
-            return method
-
-        def barrier(group: Any, *args: Any, **kwargs: Any) -> Handle:
-            handle = issue(Operation.BARRIER, group, (), asynchronous=True, bytes=4)
-            self.recorder.host_wait([handle._place], "barrier")
-            return handle
-
-        def start(group: Any, device: Any) -> None:
-            self._batch = []
-
-        def end(group: Any, device: Any) -> Handle:
-            self._batch = None
-            place = self.recorder.place(self._stream_of(self.group_of(group)))
-            return Handle(self.recorder, place, [])
-
-        gathers = symmetric(Operation.ALL_GATHER, 0)
-        scatters = symmetric(Operation.REDUCE_SCATTER, 1)
-        return {
-            "allreduce": symmetric(Operation.ALL_REDUCE, 0),
-            "allreduce_coalesced": symmetric(Operation.ALL_REDUCE, 0),
-            "broadcast": broadcast,
-            "reduce": symmetric(Operation.REDUCE, 0),
-            "allgather": gathers,
-            "_allgather_base": gathers,
-            "all_gather_single": gathers,
-            "allgather_coalesced": gathers,
-            "all_gather_single_coalesced": gathers,
-            "allgather_into_tensor_coalesced": gathers,
-            "reduce_scatter": scatters,
-            "_reduce_scatter_base": scatters,
-            "reduce_scatter_single": scatters,
-            "reduce_scatter_single_coalesced": scatters,
-            "reduce_scatter_tensor_coalesced": scatters,
-            "alltoall_base": single_all_to_all,
-            "all_to_all_single": single_all_to_all,
-            "alltoall": list_all_to_all,
-            "gather": gather,
-            "gather_single": gather,
-            "scatter": scatter,
-            "send": pair(ItemKind.SEND),
-            "recv": pair(ItemKind.RECV),
-            "barrier": barrier,
-            "_start_coalescing": start,
-            "_end_coalescing": end,
-        }
 
     def _install_objects(self) -> None:
         """Stand-ins of what sends Python's objects: each rank takes its own for that of others."""
@@ -472,3 +393,114 @@ class Collectives:
         }.items():
             setattr(c10d, name, stand)
             setattr(dist, name, stand)
+
+
+# --- methods of process groups --------------------------------------------------------------------
+
+
+def _issue(operation: Operation, group: Any, tensors: Any, **how: Any) -> Handle:
+    return Collectives.installed.issue(operation, group, tensors, **how)
+
+
+def _options(args: Any, kwargs: Any) -> Any:
+    """Arguments of a method → its options, which come last."""
+    return kwargs.get("opts", args[-1] if args else None)
+
+
+def _is_asynchronous(args: Any, kwargs: Any) -> bool:
+    return bool(getattr(_options(args, kwargs), "asyncOp", True))
+
+
+def _symmetric(operation: Operation, which: int) -> Callable[..., Handle]:
+    """Operation, and which of its arguments is the largest buffer → the method."""
+
+    def method(group: Any, *args: Any, **kwargs: Any) -> Handle:
+        waits = _is_asynchronous(args, kwargs)
+        return _issue(operation, group, args[which], asynchronous=waits)
+
+    return method
+
+
+def _broadcast(group: Any, tensors: Any, *args: Any, **kwargs: Any) -> Handle:
+    root = int(getattr(_options(args, kwargs), "rootRank", 0))
+    Collectives.installed.follow_rank_0(group, tensors, root)
+    waits = _is_asynchronous(args, kwargs)
+    return _issue(Operation.BROADCAST, group, tensors, asynchronous=waits)
+
+
+def _single_all_to_all(group: Any, output: Any, tensor: Any, *args: Any, **kwargs: Any) -> Handle:
+    larger = max((output, tensor), key=_bytes)
+    waits = _is_asynchronous(args, kwargs)
+    return _issue(Operation.ALL_TO_ALL, group, larger, asynchronous=waits)
+
+
+def _list_all_to_all(group: Any, output: Any, tensors: Any, *args: Any, **kwargs: Any) -> Handle:
+    larger = max((output, tensors), key=_bytes)
+    return _issue(Operation.ALL_TO_ALL, group, larger, asynchronous=True)
+
+
+def _gather(group: Any, output: Any, tensors: Any, *args: Any, **kwargs: Any) -> Handle:
+    size = group.size() * _bytes(tensors)
+    return _issue(Operation.GATHER, group, tensors, asynchronous=True, bytes=size)
+
+
+def _scatter(group: Any, output: Any, tensors: Any, *args: Any, **kwargs: Any) -> Handle:
+    size = group.size() * _bytes(output)
+    return _issue(Operation.SCATTER, group, output, asynchronous=True, bytes=size)
+
+
+def _pair(kind: ItemKind) -> Callable[..., Handle]:
+    """Send or receive → the method."""
+
+    def method(group: Any, tensors: Any, peer: int, tag: int = 0) -> Handle:
+        how: dict[str, Any] = {"kind": kind, "peer": peer}
+        return _issue(Operation.SEND_RECV, group, tensors, asynchronous=True, **how)
+
+    return method
+
+
+def _barrier(group: Any, *args: Any, **kwargs: Any) -> Handle:
+    handle = _issue(Operation.BARRIER, group, (), asynchronous=True, bytes=4)
+    Collectives.installed.recorder.host_wait([handle._place], "barrier")
+    return handle
+
+
+def _start_coalescing(group: Any, device: Any) -> None:
+    Collectives.installed.begin_batch()
+
+
+def _end_coalescing(group: Any, device: Any) -> Handle:
+    return Collectives.installed.end_batch(group)
+
+
+_all_gather = _symmetric(Operation.ALL_GATHER, 0)
+_reduce_scatter = _symmetric(Operation.REDUCE_SCATTER, 1)
+_METHODS: dict[str, Callable[..., Any]] = {
+    "allreduce": _symmetric(Operation.ALL_REDUCE, 0),
+    "allreduce_coalesced": _symmetric(Operation.ALL_REDUCE, 0),
+    "broadcast": _broadcast,
+    "reduce": _symmetric(Operation.REDUCE, 0),
+    "allgather": _all_gather,
+    "_allgather_base": _all_gather,
+    "all_gather_single": _all_gather,
+    "allgather_coalesced": _all_gather,
+    "all_gather_single_coalesced": _all_gather,
+    "allgather_into_tensor_coalesced": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "_reduce_scatter_base": _reduce_scatter,
+    "reduce_scatter_single": _reduce_scatter,
+    "reduce_scatter_single_coalesced": _reduce_scatter,
+    "reduce_scatter_tensor_coalesced": _reduce_scatter,
+    "alltoall_base": _single_all_to_all,
+    "all_to_all_single": _single_all_to_all,
+    "alltoall": _list_all_to_all,
+    "gather": _gather,
+    "gather_single": _gather,
+    "scatter": _scatter,
+    "send": _pair(ItemKind.SEND),
+    "recv": _pair(ItemKind.RECV),
+    "barrier": _barrier,
+    "_start_coalescing": _start_coalescing,
+    "_end_coalescing": _end_coalescing,
+}
+"""Those that issue communications, by their names in `torch.distributed.ProcessGroup`."""

@@ -82,28 +82,30 @@ def capture_rank(job: Job) -> None:
 
 
 def _described(job: Job, error: BaseException) -> MpisimError:
-    """Return an error of the script with the line of the user's that led to it."""
-    where = job.script
+    """Return an error of the script with the line of the user's that led to it, and a library's."""
+    where, inside = job.script, ""
     folder, own = Path(job.script).resolve().parent, Path(__file__).parents[1]
+    package = job.script.partition(".")[0] if job.module else None
     for frame in traceback.extract_tb(error.__traceback__):
         path = Path(frame.filename)
-        users = path.name == Path(job.script).name or folder in path.resolve().parents
-        if users and "site-packages" not in frame.filename and own not in path.parents:
-            where = f"{path.name}:{frame.lineno}"
+        if frame.filename.startswith("<") or own in path.parents:
+            continue  # <frozen runpy>, stand-ins
+        installed = frame.filename.partition("site-packages/")[2]
+        users = not installed and folder in path.resolve().parents
+        if users or path.name == Path(job.script).name or package in path.with_suffix("").parts:
+            where, inside = f"{path.name}:{frame.lineno}", ""
+        elif installed:
+            inside = f" (in {installed}:{frame.lineno})"
     if job.show:
         traceback.print_exception(error)
     text = " ".join(str(error).split())
-    return MpisimError(f"{where}: {type(error).__name__}: {text[:500]}")
+    return MpisimError(f"{where}: {type(error).__name__}: {text[:500]}{inside}")
 
 
 def _install(recorder: Recorder, device: Device, job: Job) -> Any:
     """Put all stand-ins in place, and return the mode that records operators."""
     import torch
-    import torch.distributed
-    import torch.utils.data
-    from torch._subclasses.fake_tensor import FakeTensor
 
-    from .attention import attention, flexible
     from .autograd import install_engine
     from .compiled import install as install_compiler
     from .cuda import install as install_cuda
@@ -121,18 +123,45 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
     install_engine(recorder)
     install_cuda(recorder, device, job.local_rank, job.per_node)
     collectives.install()
-    anything.nn.functional.scaled_dot_product_attention = attention
+    _install_attention(recorder)
+    anything.nn.parallel.DistributedDataParallel = DistributedDataParallel
+    anything.nn.parallel.distributed.DistributedDataParallel = DistributedDataParallel
+    install_compiler(recorder, dispatch)
+    _install_functions(recorder)
+    _install_processes(recorder, job)
+    _install_values(recorder, dispatch)
+    _install_optimizers(dispatch)
+    _install_hooks(recorder, dispatch)
+    install_storages(recorder, dispatch)
+    _install_sharding(dispatch)
+    _install_conversions()
+    folder = os.getcwd() if job.module else str(Path(job.script).resolve().parent)
+    install_libraries(dispatch, job.without, folder)
+    return dispatch
+
+
+def _install_attention(recorder: Recorder) -> None:
+    """Stand-ins of attention, whose kernel is chosen as on a GPU."""
+    import torch
     from torch.nn.attention import flex_attention
+
+    from .attention import attention, flexible
 
     def noted(text: str) -> None:
         recorder.replaced[text] += 1
 
+    anything: Any = torch
+    anything.nn.functional.scaled_dot_product_attention = attention
     for name, stand in flexible(noted).items():
         setattr(flex_attention, name, stand)
-    anything.nn.parallel.DistributedDataParallel = DistributedDataParallel
-    anything.nn.parallel.distributed.DistributedDataParallel = DistributedDataParallel
 
-    install_compiler(recorder, dispatch)
+
+def _install_functions(recorder: Recorder) -> None:
+    """Stand-ins of what draws numbers until they fit, loads data in processes, or writes files."""
+    import torch
+    import torch.utils.data
+
+    anything: Any = torch
 
     def drawn(tensor: Any, mean: float, std: float, *args: Any, **kwargs: Any) -> Any:
         with torch.no_grad():
@@ -156,9 +185,12 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
         recorder.replaced["torch.save: nothing is written"] += 1
 
     anything.save = save
-    _install_processes(recorder, job)
-    _install_values(recorder, dispatch)
 
+
+def _install_optimizers(dispatch: Any) -> None:
+    """Have optimizers take fake tensors in lists, and tell of their states, which take memory."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
     from torch.optim import optimizer as optimizers
     from torch.utils import _foreach_utils
 
@@ -168,18 +200,12 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
     def has_foreach(tensors: Any, device: Any) -> bool:
         return torch.device(device).type == "cuda"
 
-    for module in (_foreach_utils, torch.nn.utils.clip_grad):
+    modules: Any = (_foreach_utils, torch.nn.utils.clip_grad)
+    for module in modules:
         module._has_foreach_support = has_foreach
     optimizers.register_optimizer_step_post_hook(
         lambda optimizer, args, kwargs: dispatch.memory.name_states(optimizer)
     )
-    _install_hooks(recorder, dispatch)
-    install_storages(recorder, dispatch)
-    _install_sharding(dispatch)
-    _install_conversions()
-    folder = os.getcwd() if job.module else str(Path(job.script).resolve().parent)
-    install_libraries(dispatch, job.without, folder)
-    return dispatch
 
 
 def _install_processes(recorder: Recorder, job: Job) -> None:

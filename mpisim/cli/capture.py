@@ -17,7 +17,12 @@ from .output import (
 )
 
 if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+    from ..capture.lower import Part
     from ..capture.memory import CapturedMemory
+    from ..kernels import Gpu
+    from ..operators.measured import MeasuredOperators
 
 __all__ = ["add_parser", "run"]
 
@@ -133,18 +138,11 @@ def run(args: argparse.Namespace) -> int:
     parse_settings(args.conf, "--conf")
     from ..base.rank_ranges import parse_ranges
     from ..capture.device import device_of
-    from ..capture.lower import program_of
-    from ..capture.memory import memory_of
     from ..capture.ranks import Script, capture_parts
-    from ..experiment import ProgramExperiment
-    from ..formats.torch_snapshot import write_snapshot
     from ..kernels import find_gpu
-    from ..kernels.analytical import analytical_model
     from ..kernels.scaled import rated_gpu
     from ..mpi.parallel import collective_errors, progress
     from ..operators.measured import MeasuredOperators
-    from ..prediction.prepared_program import prepare_captured
-    from ..program import check_matching, save
     from ..topo import find_cluster
     from .launch import world
 
@@ -172,6 +170,33 @@ def run(args: argparse.Namespace) -> int:
     )
     with progress(comm, "running the script") as update:
         parts = capture_parts(script, comm, update, ranks)
+    report = _prediction(args, comm, parts, gpu, measured, path)
+    if comm.rank == 0:
+        print(report)
+    return 0
+
+
+def _prediction(
+    args: argparse.Namespace,
+    comm: Intracomm,
+    parts: list[Part],
+    gpu: Gpu,
+    measured: MeasuredOperators | None,
+    path: str,
+) -> str:
+    """Captured parts → the program, written if asked for, and the report of its step.
+
+    **Collective.** The report is empty but on the first process.
+    """
+    from ..capture.lower import program_of
+    from ..capture.memory import memory_of
+    from ..experiment import ProgramExperiment
+    from ..formats.torch_snapshot import write_snapshot
+    from ..kernels.analytical import analytical_model
+    from ..mpi.parallel import collective_errors, progress
+    from ..prediction.prepared_program import prepare_captured
+    from ..program import check_matching, save
+
     with progress(comm, "simulating"):
         with collective_errors(comm):
             program = program_of(parts, analytical_model(gpu), measured)
@@ -196,9 +221,7 @@ def run(args: argparse.Namespace) -> int:
         )
         figures = {} if held is None else {"memory": held.as_dict()}
         report = deliver(results, args, comm, figures, shown)
-    if comm.rank == 0:
-        print(report if held is None else f"{report}\n\n{_memory(held, in_detail(args))}")
-    return 0
+    return report if held is None else f"{report}\n\n{_memory(held, in_detail(args))}"
 
 
 MOST_HOLDERS, MOST_HOLDERS_IN_SHORT = 30, 8

@@ -90,6 +90,9 @@ class FrameworkOptions:
         Whether queries, keys and values come from a matrix each, and so do gate and value of a
         gated feed-forward block; otherwise from one. With tp > 1 they count as one, unless
         `sp_style` is "pytorch" without `overlap.tp`.
+    fused_qkv : bool
+        With `separate_projections`: whether queries, keys and values come from one matrix all the
+        same, whose result is copied to three tensors.
     kernels : {"flash", "eager"}
         Fused attention, or scores in memory (matrix product, softmax, matrix product).
     unaligned : {"tensor-cores", "cores"}
@@ -212,6 +215,7 @@ class FrameworkOptions:
 
     # Products and attention.
     separate_projections: bool = False
+    fused_qkv: bool = False
     kernels: Literal["flash", "eager"] = "flash"
     unaligned: Literal["tensor-cores", "cores"] = "tensor-cores"
     scores_softmax: Literal["whole", "causal", "operations"] = "whole"

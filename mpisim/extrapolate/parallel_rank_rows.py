@@ -355,7 +355,7 @@ class RankRows:
         return found
 
     def table(self) -> Table:
-        """Return the rows as a table."""
+        """Rows of the new rank → its `Table` of the program, with streams numbered as they came."""
         streams: dict[tuple[Any, ...], int] = {}
         for values in self.rows:
             key = values["stream"]

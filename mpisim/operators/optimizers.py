@@ -40,6 +40,15 @@ def _kernels(call: OperatorCall, first: int, reads: int, writes: int, lists: int
     return (Elementwise(bytes=-(-amount // count)),) * count
 
 
+def _copies(into: tuple[TensorSpec, ...], out_of: tuple[TensorSpec, ...]) -> Kernels:
+    """Lists of tensors → the kernels that copy one to the other, which may be of another type."""
+    amount = sum(element_bytes(t.dtype) * t.elements for t in (*into, *out_of))
+    if not amount:
+        return ()
+    count = _launches(into, 2)
+    return (Elementwise(bytes=-(-amount // count)),) * count
+
+
 def each(call: OperatorCall) -> Kernels | None:
     """``_foreach_…`` → reads each list among the inputs, writes one."""
     lists = [i for i, value in enumerate(call.inputs) if isinstance(value, tuple)]
@@ -48,7 +57,7 @@ def each(call: OperatorCall) -> Kernels | None:
         return None
     separate = 0 if call.name.endswith("_") else 1
     if "copy" in call.name:
-        return _kernels(call, lists[0], 1, 1, 2)
+        return _copies(tensor_list(call, lists[0]), tensor_list(call, lists[-1]))
     if "zero" in call.name:
         return _kernels(call, lists[0], 0, 1, 1)
     return _kernels(call, lists[0], len(lists), 1, len(lists) + separate)

@@ -377,7 +377,9 @@ TABLE: Mapping[str, Rule] = {
     **transformer_engine.RULES,
     **_served(
         "deep_ep::get_dispatch_layout deep_ep::notify_dispatch deep_ep::cached_notify_dispatch "
-        "deep_ep::cached_notify_combine",
+        "deep_ep::cached_notify_combine deep_ep::clean_low_latency_buffer "
+        "deep_ep::low_latency_dispatch deep_ep::low_latency_receive "
+        "deep_ep::low_latency_combine deep_ep::low_latency_reduce",
         streams.by_bytes,
     ),
     "run_fused_kernel": streams.elementwise,  # of TorchScript's fusers

@@ -128,7 +128,9 @@ def attention(*, backward: bool) -> Rule:
     """Return the rule of ``fused_attn_fwd(q, k, v, beginnings, layout, causal, window, kernel)``.
 
     Its backward is given the gradient first. Layouts are named by their dimensions (s: tokens of a
-    sequence, b: sequences, t: tokens of all, h: heads, d: size).
+    sequence, b: sequences, t: tokens of all, h: heads, d: size). Causal is 1, or 2 for a mask that
+    ends with the last key (``causal_bottom_right``): a query sees all keys but half of those that
+    there are queries, in the mean.
     """
 
     def rule(call: OperatorCall) -> Kernels | None:
@@ -148,6 +150,8 @@ def attention(*, backward: bool) -> Rule:
             batch = q.shape[layout.index("b")]
             queries, keys = q.shape[tokens], k.shape[tokens]
         variant: AttentionVariant = "cudnn" if kernel == "cudnn" else "flash_2"
+        if causal == 2 and queries < keys:
+            keys, causal = keys - queries // 2, 0
         if not (q.elements and k.elements):
             return ()
         return (

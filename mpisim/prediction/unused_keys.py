@@ -118,6 +118,10 @@ def _whole_layers(experiment: Experiment) -> bool:
     return _transformer(experiment) and not _tensor(experiment)
 
 
+def _separate_projections(experiment: Experiment) -> bool:
+    return _transformer(experiment) and experiment.plan.framework.separate_projections
+
+
 def _fsdp(experiment: Experiment) -> bool:
     plan = experiment.plan
     return plan.zero == 3 and plan.style(transformer=_transformer(experiment)) == "fsdp"
@@ -182,6 +186,7 @@ EFFECTIVE_KEYS: dict[str, Condition] = {
     "framework.persistent_norms": _fused_norms,
     "framework.attention": _fused_attention,
     "framework.separate_projections": _whole_layers,
+    "framework.fused_qkv": _separate_projections,
     **dict.fromkeys(
         (
             "framework.wrap_layers",

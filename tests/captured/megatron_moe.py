@@ -4,35 +4,20 @@ Experts are spread over EP ranks, data parallelism takes all, with the distribut
 DISPATCHER is alltoall or deepep.
 """
 
-import os
 import sys
 
 import torch
-import torch.distributed as dist
-from megatron.core import parallel_state, tensor_parallel
-from megatron.core.distributed import (
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    finalize_model_grads,
-)
-from megatron.core.models.gpt import GPTModel
+from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
-from megatron.core.num_microbatches_calculator import init_num_microbatches_calculator
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer import TransformerConfig
+from megatron_training import built, start, train
 
 ep, layers, micro_batches = map(int, sys.argv[1:4])
 flex = sys.argv[4] == "deepep"
 HIDDEN, HEADS, GROUPS, INNER, WORDS, TOKENS = 2048, 16, 4, 1024, 32768, 4096
 EXPERTS, CHOICES = 64, 8
 
-torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-dist.init_process_group("nccl")
-parallel_state.initialize_model_parallel(expert_model_parallel_size=ep)
-tensor_parallel.model_parallel_cuda_manual_seed(1234)
-dp = parallel_state.get_data_parallel_world_size()
-init_num_microbatches_calculator(0, None, micro_batches * dp, 1, dp)
+start(micro_batches, expert_model_parallel_size=ep)
 config = TransformerConfig(
     num_layers=layers,
     hidden_size=HIDDEN,
@@ -66,44 +51,12 @@ sharding = DistributedDataParallelConfig(
     use_distributed_optimizer=True, overlap_grad_reduce=True, overlap_param_gather=True,
     grad_reduce_in_fp32=True,
 )  # fmt: skip
-part = GPTModel(
+model = built(
     config,
-    get_gpt_layer_with_transformer_engine_spec(num_experts=EXPERTS, moe_grouped_gemm=True),
+    sharding,
+    lambda: get_gpt_layer_with_transformer_engine_spec(num_experts=EXPERTS, moe_grouped_gemm=True),
     WORDS,
     TOKENS,
-    share_embeddings_and_output_weights=False,
     position_embedding_type="rope",
 )
-model = DistributedDataParallel(config, sharding, part.cuda().bfloat16())
-optimizer = get_megatron_optimizer(
-    OptimizerConfig(
-        optimizer="adam", lr=1e-4, bf16=True, use_distributed_optimizer=True, clip_grad=1.0
-    ),
-    [model],
-)
-config.no_sync_func = model.no_sync
-config.grad_scale_func = optimizer.scale_loss
-config.finalize_model_grads_func = finalize_model_grads
-
-
-def forward_step(iterator, part):
-    tokens = torch.randint(0, WORDS, (1, TOKENS + 1), device="cuda")
-    positions = torch.arange(TOKENS, device="cuda").expand(1, TOKENS)
-    out = part(tokens[:, :-1], positions, None, labels=tokens[:, 1:])
-    return out, lambda losses: (losses.float().mean(), {"loss": losses.float().mean()})
-
-
-run = get_forward_backward_func()
-for _ in range(3):
-    model.zero_grad_buffer()
-    optimizer.zero_grad()
-    run(
-        forward_step_func=forward_step,
-        data_iterator=iter([]),
-        model=model,
-        num_microbatches=micro_batches,
-        seq_length=TOKENS,
-        micro_batch_size=1,
-        forward_only=False,
-    )
-    optimizer.step()
+train(config, sharding, model, WORDS, TOKENS, micro_batches)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-__all__ = ["AfterImport"]
+__all__ = ["AfterImport", "takes_no_tensor_for_traced"]
 
 
 class AfterImport(MetaPathFinder, Loader):
@@ -19,15 +18,13 @@ class AfterImport(MetaPathFinder, Loader):
     ----------
     name : str
         The module, with its packages.
+    change : callable
+        Given the module once it has been run, replaces functions in it.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, change: Callable[[Any], None]) -> None:
+        self._name, self._change = name, change
         self._spec: ModuleSpec | None = None
-
-    @abstractmethod
-    def change(self, module: Any) -> None:
-        """Exchange what is in the module, which has been run."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Return how the module is loaded; None for all others."""
@@ -44,8 +41,20 @@ class AfterImport(MetaPathFinder, Loader):
         assert self._spec.loader is not None
         module.__file__ = self._spec.origin
         self._spec.loader.exec_module(module)
-        self.change(module)
+        self._change(module)
 
     def find_distributions(self, context: Any = None) -> Iterable[Any]:
         """Return nothing: the library itself is installed."""
         return ()
+
+
+def takes_no_tensor_for_traced(module: Any) -> None:
+    """Have ``transformers.utils.import_utils`` find no fake tensors, where its version looks.
+
+    It takes fake tensors for those of a graph that is traced, whose values nobody may read, and
+    then gives attention a mask wherever there might be a packed or padded sequence
+    (``transformers/masking_utils.py``): PyTorch has no FlashAttention with a mask. On a GPU it
+    reads whether there is one, and a captured tensor answers (:mod:`mpisim.capture.values`).
+    """
+    if hasattr(module, "is_fake_tensor"):
+        module.is_fake_tensor = lambda x: False

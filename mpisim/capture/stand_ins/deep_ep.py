@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 
 from ...base.kinds import Operation
-from .library import Contents, Launcher, Library
+from .deep_ep_low_latency import LowLatency
+from .deep_ep_streams import EventHandle, EventOverlap, launch
+from .library import Contents, Library
 
 __all__ = ["LIBRARY"]
 
@@ -91,236 +91,178 @@ class Config:
         return -(-size // 128) * 128
 
 
-def _build(launcher: Launcher) -> Contents:
-    recorder = launcher.recorder
+class Buffer(LowLatency):
+    """Buffers of a group of ranks, and the kernels that use them."""
 
-    class EventHandle:
-        """A place on the current stream."""
+    num_sms = 20
 
-        def __init__(self) -> None:
-            self.place = recorder.place(recorder.stream)
+    def __init__(self, group: Any, num_nvl_bytes: int = 0, num_rdma_bytes: int = 0,
+                 low_latency_mode: bool = False, num_qps_per_rank: int = 24,
+                 allow_nvlink_for_low_latency_mode: bool = True, allow_mnnvl: bool = False,
+                 explicitly_destroy: bool = False, **rest: Any) -> None:  # fmt: skip
+        self.group, self.rank, self.group_size = group, group.rank(), group.size()
+        self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
+        self.low_latency_mode = low_latency_mode
+        self.explicitly_destroy = explicitly_destroy
+        self._stream = launch.recorder.new_stream()
+        members = launch.recorder.groups[launch.collectives.group_of(group)]
+        node = int(os.environ["LOCAL_WORLD_SIZE"])
+        self._nodes = len({rank // node for rank in members})
 
-        def current_stream_wait(self) -> None:
-            recorder.wait(recorder.stream, self.place)
+    # --- what configures it -----------------------------------------------------------------------
 
-    class EventOverlap:
-        """An event, or none, and what waits for it."""
+    @staticmethod
+    def set_num_sms(new_num_sms: int) -> None:
+        assert new_num_sms % 2 == 0, "The SM count must be even"
+        Buffer.num_sms = new_num_sms
 
-        def __init__(self, event: Any = None, extra_tensors: Any = None) -> None:
-            self.event, self.extra_tensors = event, extra_tensors
+    @staticmethod
+    def is_sm90_compiled() -> bool:
+        return True
 
-        def current_stream_wait(self) -> None:
-            assert self.event is not None
-            self.event.current_stream_wait()
+    @staticmethod
+    def capture() -> Any:
+        return EventOverlap(EventHandle())
 
-        def __enter__(self) -> Any:
-            return self
+    @staticmethod
+    def get_dispatch_config(num_ranks: int) -> Config:
+        assert num_ranks in DISPATCH, f"Unsupported number of EP ranks: {num_ranks}"
+        return Config(Buffer.num_sms, *DISPATCH[num_ranks])
 
-        def __exit__(self, *error: object) -> None:
-            if self.event is not None:
-                self.event.current_stream_wait()
+    @staticmethod
+    def get_combine_config(num_ranks: int) -> Config:
+        assert num_ranks in COMBINE, f"Unsupported number of EP ranks: {num_ranks}"
+        return Config(Buffer.num_sms, *COMBINE[num_ranks])
 
-    class Buffer:
-        """Buffers of a group of ranks, and the kernels that use them."""
+    def get_comm_stream(self) -> Any:
+        return torch.cuda.Stream(stream_id=self._stream)
 
-        num_sms = 20
+    def destroy(self) -> None:
+        """Free the buffers."""
 
-        def __init__(self, group: Any, num_nvl_bytes: int = 0, num_rdma_bytes: int = 0,
-                     low_latency_mode: bool = False, num_qps_per_rank: int = 24,
-                     allow_nvlink_for_low_latency_mode: bool = True, allow_mnnvl: bool = False,
-                     explicitly_destroy: bool = False, **rest: Any) -> None:  # fmt: skip
-            if low_latency_mode:
-                raise launcher.refuse("Buffer(low_latency_mode=True)", LIBRARY)
-            self.group, self.rank, self.group_size = group, group.rank(), group.size()
-            self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
-            self.low_latency_mode, self.explicitly_destroy = False, explicitly_destroy
-            self._stream = recorder.new_stream()
-            members = recorder.groups[launcher.collectives.group_of(group)]
-            node = int(os.environ["LOCAL_WORLD_SIZE"])
-            self._nodes = len({rank // node for rank in members})
+    # --- kernels ----------------------------------------------------------------------------------
 
-        # --- what configures it -------------------------------------------------------------------
+    def get_dispatch_layout(self, topk_idx: Any, num_experts: int, previous_event: Any = None,
+                            async_finish: bool = False, allocate_on_comm_stream: bool = False
+                            ) -> Any:  # fmt: skip
+        """Which ranks each token goes to, and how many go to each rank, node and expert."""
+        assert topk_idx.dim() == 2, "topk_idx is [tokens, experts of each]"
 
-        @staticmethod
-        def set_num_sms(new_num_sms: int) -> None:
-            assert new_num_sms % 2 == 0, "The SM count must be even"
-            Buffer.num_sms = new_num_sms
+        def count(*shape: int, dtype: Any = torch.int32) -> Any:
+            return launch.empty(shape, dtype, topk_idx.device)
 
-        @staticmethod
-        def is_sm90_compiled() -> bool:
-            return True
+        to_nodes = count(self.group_size // LINKED) if self.group_size > LINKED else None
+        ranks, experts = count(self.group_size), count(num_experts)
+        inside = count(topk_idx.shape[0], self.group_size, dtype=torch.bool)
+        made = [each for each in (ranks, to_nodes, experts, inside) if each is not None]
+        with self._on_own_stream(previous_event, made, allocate_on_comm_stream):
+            launch("deep_ep::get_dispatch_layout", [topk_idx], made)
+        return ranks, to_nodes, experts, inside, self._after(async_finish)
 
-        @staticmethod
-        def capture() -> Any:
-            return EventOverlap(EventHandle())
+    def dispatch(self, x: Any, handle: Any = None, num_tokens_per_rank: Any = None,
+                 num_tokens_per_rdma_rank: Any = None, is_token_in_rank: Any = None,
+                 num_tokens_per_expert: Any = None, topk_idx: Any = None,
+                 topk_weights: Any = None, expert_alignment: int = 1,
+                 num_worst_tokens: int = 0, config: Any = None, previous_event: Any = None,
+                 async_finish: bool = False, allocate_on_comm_stream: bool = False
+                 ) -> Any:  # fmt: skip
+        """Send tokens to the ranks of their experts; by a handle, as they were sent before."""
+        sent = x if isinstance(x, tuple) else (x,)
+        tokens, device = sent[0].shape[0], sent[0].device
+        if handle is None:
+            assert topk_idx is not None, "a dispatch without a handle needs topk_idx"
+            assert is_token_in_rank is not None, "... and what get_dispatch_layout gives"
+            experts, choices = num_tokens_per_expert.shape[0], topk_idx.shape[1]
+            arrived = num_worst_tokens or self._tokens(tokens, experts, choices)[0]
+        else:
+            experts, choices = handle.experts, handle.choices
+            arrived = handle.recv_src_idx.shape[0]
 
-        @staticmethod
-        def get_dispatch_config(num_ranks: int) -> Config:
-            assert num_ranks in DISPATCH, f"Unsupported number of EP ranks: {num_ranks}"
-            return Config(Buffer.num_sms, *DISPATCH[num_ranks])
+        def made(*shape: int, dtype: Any = torch.int32) -> Any:
+            return launch.empty(shape, dtype, device)
 
-        @staticmethod
-        def get_combine_config(num_ranks: int) -> Config:
-            assert num_ranks in COMBINE, f"Unsupported number of EP ranks: {num_ranks}"
-            return Config(Buffer.num_sms, *COMBINE[num_ranks])
-
-        def get_comm_stream(self) -> Any:
-            return torch.cuda.Stream(stream_id=self._stream)
-
-        def destroy(self) -> None:
-            """Free the buffers."""
-
-        # --- kernels ------------------------------------------------------------------------------
-
-        def get_dispatch_layout(self, topk_idx: Any, num_experts: int, previous_event: Any = None,
-                                async_finish: bool = False, allocate_on_comm_stream: bool = False
-                                ) -> Any:  # fmt: skip
-            """Which ranks each token goes to, and how many go to each rank, node and expert."""
-            assert topk_idx.dim() == 2, "topk_idx is [tokens, experts of each]"
-
-            def count(*shape: int, dtype: Any = torch.int32) -> Any:
-                return launcher.empty(shape, dtype, topk_idx.device)
-
-            to_nodes = count(self.group_size // LINKED) if self.group_size > LINKED else None
-            ranks, experts = count(self.group_size), count(num_experts)
-            inside = count(topk_idx.shape[0], self.group_size, dtype=torch.bool)
-            made = [each for each in (ranks, to_nodes, experts, inside) if each is not None]
-            with self._on_own_stream(previous_event, made, allocate_on_comm_stream):
-                launcher("deep_ep::get_dispatch_layout", [topk_idx], made)
-            return ranks, to_nodes, experts, inside, self._after(async_finish)
-
-        def dispatch(self, x: Any, handle: Any = None, num_tokens_per_rank: Any = None,
-                     num_tokens_per_rdma_rank: Any = None, is_token_in_rank: Any = None,
-                     num_tokens_per_expert: Any = None, topk_idx: Any = None,
-                     topk_weights: Any = None, expert_alignment: int = 1,
-                     num_worst_tokens: int = 0, config: Any = None, previous_event: Any = None,
-                     async_finish: bool = False, allocate_on_comm_stream: bool = False
-                     ) -> Any:  # fmt: skip
-            """Send tokens to the ranks of their experts; by a handle, as they were sent before."""
-            sent = x if isinstance(x, tuple) else (x,)
-            tokens, device = sent[0].shape[0], sent[0].device
-            if handle is None:
-                assert topk_idx is not None, "a dispatch without a handle needs topk_idx"
-                assert is_token_in_rank is not None, "... and what get_dispatch_layout gives"
-                experts, choices = num_tokens_per_expert.shape[0], topk_idx.shape[1]
-                arrived = num_worst_tokens or self._tokens(tokens, experts, choices)[0]
-            else:
-                experts, choices = handle.experts, handle.choices
-                arrived = handle.recv_src_idx.shape[0]
-
-            def made(*shape: int, dtype: Any = torch.int32) -> Any:
-                return launcher.empty(shape, dtype, device)
-
-            found = tuple(made(arrived, *each.shape[1:], dtype=each.dtype) for each in sent)
-            kept, ids, weights = [*found], None, None
-            if handle is None:
-                ids = made(arrived, choices, dtype=topk_idx.dtype)
-                kept.append(ids)
-                if topk_weights is not None:
-                    weights = made(arrived, choices, dtype=topk_weights.dtype)
-                    kept.append(weights)
-                lanes = Buffer.num_sms // 2 if config is None else config.num_sms // 2
-                prefixes = (
-                    made(self.group_size, self.group_size),
-                    made(self.group_size, lanes),
-                    made(self.group_size, lanes),
-                )
-                heads = made(tokens, self.group_size)
-                handle = Handle(is_token_in_rank, heads, prefixes, made(arrived), experts, choices)
-                kept += [*prefixes, heads, handle.recv_src_idx]
-                notify = [num_tokens_per_rank, num_tokens_per_expert, is_token_in_rank]
-                new = True
-            else:
-                notify, new = [*handle.prefixes[:1]], False
-            with self._on_own_stream(previous_event, kept, allocate_on_comm_stream):
-                launcher(f"deep_ep::{'' if new else 'cached_'}notify_dispatch", notify)
-                if new and not num_worst_tokens:  # the CPU reads what the kernel writes
-                    recorder.host_wait([recorder.place(self._stream)], "DeepEP's counts of tokens")
-                self._send("dispatch", sent, tokens, experts, choices)
-            after = self._after(async_finish)
-            out = found if isinstance(x, tuple) else found[0]
-            if not new:
-                return out, None, None, None, None, after
-            launcher.evenly("tokens that DeepEP sends to each expert", ids, tokens / arrived)
-            own = experts // self.group_size
-            each, more = divmod(tokens * choices, own)
-            counts = [each + (i < more) for i in range(own)]
-            counts = [-(-n // expert_alignment) * expert_alignment for n in counts]
-            return out, ids, weights, [] if num_worst_tokens else counts, handle, after
-
-        def combine(self, x: Any, handle: Any, topk_weights: Any = None, bias: Any = None,
-                    config: Any = None, previous_event: Any = None, async_finish: bool = False,
-                    allocate_on_comm_stream: bool = False) -> Any:  # fmt: skip
-            """Return the sums of what a dispatch's ranks have for each token."""
-            tokens = handle.send_head.shape[0]
-            out = launcher.empty((tokens, *x.shape[1:]), x.dtype, x.device)
-            weights = None
+        found = tuple(made(arrived, *each.shape[1:], dtype=each.dtype) for each in sent)
+        kept, ids, weights = [*found], None, None
+        if handle is None:
+            ids = made(arrived, choices, dtype=topk_idx.dtype)
+            kept.append(ids)
             if topk_weights is not None:
-                shape = (tokens, *topk_weights.shape[1:])
-                weights = launcher.empty(shape, topk_weights.dtype, x.device)
-            made = [each for each in (out, weights) if each is not None]
-            with self._on_own_stream(previous_event, made, allocate_on_comm_stream):
-                launcher("deep_ep::cached_notify_combine", [handle.send_head])
-                self._send("combine", (x,), tokens, handle.experts, handle.choices)
-            return out, weights, self._after(async_finish)
+                weights = made(arrived, choices, dtype=topk_weights.dtype)
+                kept.append(weights)
+            lanes = Buffer.num_sms // 2 if config is None else config.num_sms // 2
+            prefixes = (
+                made(self.group_size, self.group_size),
+                made(self.group_size, lanes),
+                made(self.group_size, lanes),
+            )
+            heads = made(tokens, self.group_size)
+            handle = Handle(is_token_in_rank, heads, prefixes, made(arrived), experts, choices)
+            kept += [*prefixes, heads, handle.recv_src_idx]
+            notify = [num_tokens_per_rank, num_tokens_per_expert, is_token_in_rank]
+            new = True
+        else:
+            notify, new = [*handle.prefixes[:1]], False
+        with self._on_own_stream(previous_event, kept, allocate_on_comm_stream):
+            launch(f"deep_ep::{'' if new else 'cached_'}notify_dispatch", notify)
+            if new and not num_worst_tokens:  # the CPU reads what the kernel writes
+                launch.recorder.host_wait(
+                    [launch.recorder.place(self._stream)], "DeepEP's counts of tokens"
+                )
+            self._send("dispatch", sent, tokens, experts, choices)
+        after = self._after(async_finish)
+        out = found if isinstance(x, tuple) else found[0]
+        if not new:
+            return out, None, None, None, None, after
+        launch.evenly("tokens that DeepEP sends to each expert", ids, tokens / arrived)
+        own = experts // self.group_size
+        each, more = divmod(tokens * choices, own)
+        counts = [each + (i < more) for i in range(own)]
+        counts = [-(-n // expert_alignment) * expert_alignment for n in counts]
+        return out, ids, weights, [] if num_worst_tokens else counts, handle, after
 
-        def __getattr__(self, name: str) -> Any:
-            if name.startswith(("low_latency", "clean_low_latency", "get_next_low_latency")):
-                raise launcher.refuse(f"Buffer.{name}", LIBRARY)
-            raise AttributeError(name)
+    def combine(self, x: Any, handle: Any, topk_weights: Any = None, bias: Any = None,
+                config: Any = None, previous_event: Any = None, async_finish: bool = False,
+                allocate_on_comm_stream: bool = False) -> Any:  # fmt: skip
+        """Return the sums of what a dispatch's ranks have for each token."""
+        tokens = handle.send_head.shape[0]
+        out = launch.empty((tokens, *x.shape[1:]), x.dtype, x.device)
+        weights = None
+        if topk_weights is not None:
+            shape = (tokens, *topk_weights.shape[1:])
+            weights = launch.empty(shape, topk_weights.dtype, x.device)
+        made = [each for each in (out, weights) if each is not None]
+        with self._on_own_stream(previous_event, made, allocate_on_comm_stream):
+            launch("deep_ep::cached_notify_combine", [handle.send_head])
+            self._send("combine", (x,), tokens, handle.experts, handle.choices)
+        return out, weights, self._after(async_finish)
 
-        # --- what they do -------------------------------------------------------------------------
+    # --- what they do -----------------------------------------------------------------------------
 
-        def _tokens(self, tokens: int, experts: int, choices: int) -> tuple[int, int]:
-            """Tokens of a rank → those that arrive at one, and those that it sends and receives."""
-            from ...workloads.transformer.token_dispatch import expected_destinations
+    def _tokens(self, tokens: int, experts: int, choices: int) -> tuple[int, int]:
+        """Tokens of a rank → those that arrive at one, and those that it sends and receives."""
+        from ...workloads.transformer.token_dispatch import expected_destinations
 
-            def of(parts: int) -> int:
-                return math.ceil(tokens * expected_destinations(experts, choices, parts))
+        def of(parts: int) -> int:
+            return math.ceil(tokens * expected_destinations(experts, choices, parts))
 
-            arrived = of(self.group_size)
-            return arrived, of(self._nodes) if self._nodes > 1 else arrived
+        arrived = of(self.group_size)
+        return arrived, of(self._nodes) if self._nodes > 1 else arrived
 
-        def _send(self, way: Any, sent: tuple[Any, ...], tokens: int, experts: int,
-                  choices: int) -> None:  # fmt: skip
-            """Record an all-to-all of tokens with what they consist of."""
-            from ...workloads.transformer.exchange_rates import slowdown
+    def _send(self, way: Any, sent: tuple[Any, ...], tokens: int, experts: int,
+              choices: int) -> None:  # fmt: skip
+        """Record an all-to-all of tokens with what they consist of."""
+        from ...workloads.transformer.exchange_rates import slowdown
 
-            _, exchanged = self._tokens(tokens, experts, choices)
-            row = sum(math.prod(each.shape[1:]) * each.element_size() for each in sent)
-            factor = slowdown("flex", way, self.group_size, self._nodes)
-            launcher.collectives.issue(
-                Operation.ALL_TO_ALL, self.group, list(sent), asynchronous=False,
-                bytes=math.ceil(factor * row * exchanged), name=f"DeepEP's {way}",
-            )  # fmt: skip
+        _, exchanged = self._tokens(tokens, experts, choices)
+        row = sum(math.prod(each.shape[1:]) * each.element_size() for each in sent)
+        factor = slowdown("flex", way, self.group_size, self._nodes)
+        launch.collectives.issue(
+            Operation.ALL_TO_ALL, self.group, list(sent), asynchronous=False,
+            bytes=math.ceil(factor * row * exchanged), name=f"DeepEP's {way}",
+        )  # fmt: skip
 
-        @contextmanager
-        def _on_own_stream(self, previous: Any, made: Iterable[Any], allocate: bool
-                           ) -> Iterator[None]:  # fmt: skip
-            """Issue to the buffer's stream, behind an event or the caller's stream."""
-            launcher.note()
-            if not allocate:
-                launcher.keep(made)
-            event = getattr(previous, "event", None)
-            place = recorder.place(recorder.stream) if event is None else event.place
-            recorder.wait(self._stream, place)
-            before, recorder.stream = recorder.stream, self._stream
-            try:
-                launcher.keep(made)
-                yield
-            finally:
-                recorder.stream = before
 
-        def _after(self, asynchronous: bool) -> Any:
-            """Return the event of what was issued last, or have the caller's stream wait for it."""
-            place = recorder.place(self._stream)
-            if not asynchronous:
-                recorder.wait(recorder.stream, place)
-                return EventOverlap()
-            event = EventHandle()
-            event.place = place
-            return EventOverlap(event)
-
+def _modules() -> Contents:
     events = {"EventOverlap": EventOverlap, "EventHandle": EventHandle}
     classes = {"Buffer": Buffer, "Config": Config, "topk_idx_t": torch.int64}
     return {
@@ -331,5 +273,5 @@ def _build(launcher: Launcher) -> Contents:
     }
 
 
-LIBRARY = Library("deep_ep", "deep-ep", "1.2.1", _build, others=("deep_ep_cpp",))
+LIBRARY = Library("deep_ep", launch, _modules, others=("deep_ep_cpp",))
 """The library."""

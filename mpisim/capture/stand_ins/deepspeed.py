@@ -12,60 +12,51 @@ from types import SimpleNamespace
 from typing import Any
 
 from ...base.errors import InputError
-from .after_import import AfterImport
 from .library import Launcher
 from .multi_tensor import MultiTensor
 
-__all__ = ["NAME", "Builders"]
+__all__ = ["BUILDERS", "NAME", "record_operators"]
 
 NAME = "deepspeed"
-MODULE = "deepspeed.ops.op_builder.builder"
-LINE = "DeepSpeed's fused optimizers: not built, their kernels are recorded"
+BUILDERS = "deepspeed.ops.op_builder.builder"
+"""The module of its builders."""
+
 ON_CPU = ("cpu_adam", "cpu_adagrad", "cpu_lion")
 
+launch = Launcher(
+    NAME, "0.19", "DeepSpeed's fused optimizers: not built, their kernels are recorded"
+)
+kernels = MultiTensor(launch)
 
-class Builders(AfterImport):
-    """Finds the module of DeepSpeed's builders, and has them build no more.
 
-    Parameters
-    ----------
-    launcher : Launcher
-    """
+def record_operators(builders: Any) -> None:
+    """Module of DeepSpeed's builders → its CUDA operators are recorded instead of compiled."""
+    load: Callable[..., Any] = builders.OpBuilder.load
+    compiled = builders.CUDAOpBuilder
 
-    def __init__(self, launcher: Launcher) -> None:
-        super().__init__(MODULE)
-        self._launcher = launcher
-        self._kernels = MultiTensor(launcher)
+    def loaded(builder: Any, verbose: bool = False) -> Any:
+        made = _recorded(builder.name)
+        if made is not None:
+            return made
+        if isinstance(builder, compiled):
+            raise InputError(
+                f"{launch.recorder.user_line()}: DeepSpeed's operator {builder.name!r} is not part "
+                "of what stands in for its kernels in captures (docs/capture.md says what is)"
+            )
+        return load(builder, verbose)
 
-    def change(self, module: Any) -> None:
-        """Exchange what loads compiled operators."""
-        load: Callable[..., Any] = module.OpBuilder.load
-        compiled, recorded = module.CUDAOpBuilder, self._recorded
+    builders.OpBuilder.load = loaded
 
-        def loaded(builder: Any, verbose: bool = False) -> Any:
-            made = recorded(builder.name)
-            if made is not None:
-                return made
-            if isinstance(builder, compiled):
-                raise InputError(
-                    f"{self._launcher.recorder.user_line()}: DeepSpeed's operator {builder.name!r} "
-                    "is not part of what stands in for its kernels in captures (docs/capture.md "
-                    "says what is)"
-                )
-            return load(builder, verbose)
 
-        module.OpBuilder.load = loaded
-
-    def _recorded(self, name: str) -> Any:
-        """Name of an operator → a module of functions; None for those that are not stood in for."""
-        step, noted = self._kernels.step, self._launcher.recorder.replaced
-        if name in ON_CPU:
-            noted[f"DeepSpeed's {name}: takes the CPU no time"] = 1
-            return _OnCpu()
-        if name not in ("fused_adam", "fused_lion"):
-            return None
-        short = name.removeprefix("fused_")
-        return SimpleNamespace(**{f"multi_tensor_{short}": step(short)})
+def _recorded(name: str) -> Any:
+    """Name of an operator → a module of functions; None for those that are not stood in for."""
+    if name in ON_CPU:
+        launch.recorder.replaced[f"DeepSpeed's {name}: takes the CPU no time"] = 1
+        return _OnCpu()
+    if name not in ("fused_adam", "fused_lion"):
+        return None
+    short = name.removeprefix("fused_")
+    return SimpleNamespace(**{f"multi_tensor_{short}": kernels.step(short)})
 
 
 class _OnCpu:

@@ -17,6 +17,9 @@ from .norms import Norms
 
 __all__ = ["LIBRARY"]
 
+launch = Launcher("flash-attn", "2.8.3")
+norms = Norms(launch, "flash_attn")
+
 _FORWARD = (
     "float dropout_p, float softmax_scale, bool causal, int window_size_left, "
     "int window_size_right, float softcap, Tensor? alibi_slopes"
@@ -43,42 +46,45 @@ def _up(number: int) -> int:
     return -(-number // _ROWS) * _ROWS
 
 
-def _register(launcher: Launcher) -> Any:
-    """Register the operators as flash-attn does; returns what keeps them."""
+def _forward_shapes(q: Any, k: Any, v: Any, *rest: Any) -> Any:
+    launch.note()
+    varlen = q.dim() == 3
+    rows = (q.shape[1], q.shape[0]) if varlen else (q.shape[0], q.shape[2], q.shape[1])
+    dropped = rest[11 if varlen else 7]
+    shape = (*q.shape[:-3], q.shape[-2], _up(q.shape[-3]), _up(k.shape[-3])) if dropped else (0,)
+    return (
+        q.new_empty((*q.shape[:-1], v.shape[-1])),
+        q.new_empty(rows, dtype=torch.float32),
+        q.new_empty(shape),
+        q.new_empty((2,), dtype=torch.int64),
+    )
+
+
+def _backward_shapes(dout: Any, q: Any, k: Any, v: Any, *rest: Any) -> Any:
+    return q.new_empty((q.shape[0], q.shape[2], _up(q.shape[1])), dtype=torch.float32)
+
+
+def _varlen_backward_shapes(dout: Any, q: Any, k: Any, v: Any, *rest: Any) -> Any:
+    sequences = rest[5].shape[0] - 1
+    return q.new_empty((q.shape[1], q.shape[0] + _ROWS * sequences), dtype=torch.float32)
+
+
+_SHAPES = {
+    "_flash_attn_forward": _forward_shapes,
+    "_flash_attn_varlen_forward": _forward_shapes,
+    "_flash_attn_backward": _backward_shapes,
+    "_flash_attn_varlen_backward": _varlen_backward_shapes,
+}
+"""Operators, and the results that they have for fake tensors."""
+
+
+def _registered() -> torch.library.Library:
+    """Register the operators as flash-attn does, and return what keeps them."""
     library = torch.library.Library("flash_attn", "FRAGMENT")
     for schema in _SCHEMAS:
         library.define(schema)
-
-    def forward(q: Any, k: Any, v: Any, *rest: Any) -> Any:
-        launcher.note()
-        varlen = q.dim() == 3
-        rows = (q.shape[1], q.shape[0]) if varlen else (q.shape[0], q.shape[2], q.shape[1])
-        dropped = rest[11 if varlen else 7]
-        shape = (
-            (*q.shape[:-3], q.shape[-2], _up(q.shape[-3]), _up(k.shape[-3])) if dropped else (0,)
-        )
-        return (
-            q.new_empty((*q.shape[:-1], v.shape[-1])),
-            q.new_empty(rows, dtype=torch.float32),
-            q.new_empty(shape),
-            q.new_empty((2,), dtype=torch.int64),
-        )
-
-    def backward(dout: Any, q: Any, k: Any, v: Any, *rest: Any) -> Any:
-        return q.new_empty((q.shape[0], q.shape[2], _up(q.shape[1])), dtype=torch.float32)
-
-    def varlen_backward(dout: Any, q: Any, k: Any, v: Any, *rest: Any) -> Any:
-        sequences = rest[5].shape[0] - 1
-        return q.new_empty((q.shape[1], q.shape[0] + _ROWS * sequences), dtype=torch.float32)
-
-    fakes = {
-        "_flash_attn_forward": forward,
-        "_flash_attn_varlen_forward": forward,
-        "_flash_attn_backward": backward,
-        "_flash_attn_varlen_backward": varlen_backward,
-    }
-    for name, fake in fakes.items():
-        torch.library.register_fake(f"flash_attn::{name}", fake, lib=library)
+    for name, shapes in _SHAPES.items():
+        torch.library.register_fake(f"flash_attn::{name}", shapes, lib=library)
     return library
 
 
@@ -214,126 +220,121 @@ def pad_input(hidden_states: Any, indices: Any, batch: int, seqlen: int) -> Any:
 # --- kernels beside attention ---------------------------------------------------------------------
 
 
-def _rotary(launcher: Launcher) -> dict[str, Any]:
-    """Return rotary positions, one kernel of Triton forward and one backward."""
-
-    def rotate(x: Any, cos: Any, sin: Any, inplace: bool = False) -> Any:
-        out = x if inplace else launcher.like(x)
-        launcher("flash_attn::apply_rotary", [x, cos, sin], [out])
-        return out
-
-    class ApplyRotaryEmb(torch.autograd.Function):
-        """Positions turned into angles of pairs of features."""
-
-        @staticmethod
-        def forward(ctx: Any, x: Any, cos: Any, sin: Any, interleaved: bool = False,
-                    inplace: bool = False, seqlen_offsets: Any = 0, cu_seqlens: Any = None,
-                    max_seqlen: Any = None) -> Any:  # fmt: skip
-            ctx.save_for_backward(cos, sin)
-            ctx.inplace = inplace
-            if inplace:
-                ctx.mark_dirty(x)
-            return rotate(x, cos, sin, inplace)
-
-        @staticmethod
-        def backward(ctx: Any, grad: Any) -> Any:
-            cos, sin = ctx.saved_tensors
-            return (rotate(grad, cos, sin, ctx.inplace), *[None] * 7)
-
-    def apply_rotary_emb(x: Any, cos: Any, sin: Any, interleaved: bool = False,
-                         inplace: bool = False, seqlen_offsets: Any = 0, cu_seqlens: Any = None,
-                         max_seqlen: Any = None) -> Any:  # fmt: skip
-        return ApplyRotaryEmb.apply(
-            x, cos, sin, interleaved, inplace, seqlen_offsets, cu_seqlens, max_seqlen
-        )
-
-    return {
-        "ApplyRotaryEmb": ApplyRotaryEmb,
-        "apply_rotary_emb": apply_rotary_emb,
-        "apply_rotary_emb_func": apply_rotary_emb,
-        "apply_rotary": rotate,
-    }
+def apply_rotary(x: Any, cos: Any, sin: Any, inplace: bool = False) -> Any:
+    """Turn pairs of features by angles, in one kernel of Triton."""
+    out = x if inplace else launch.like(x)
+    launch("flash_attn::apply_rotary", [x, cos, sin], [out])
+    return out
 
 
-def _loss(launcher: Launcher) -> dict[str, Any]:
-    """Return the loss, one kernel of Triton forward and one backward."""
+class ApplyRotaryEmb(torch.autograd.Function):
+    """Positions turned into angles of pairs of features."""
 
-    class CrossEntropy(torch.autograd.Function):
-        """Losses of rows."""
+    @staticmethod
+    def forward(ctx: Any, x: Any, cos: Any, sin: Any, interleaved: bool = False,
+                inplace: bool = False, seqlen_offsets: Any = 0, cu_seqlens: Any = None,
+                max_seqlen: Any = None) -> Any:  # fmt: skip
+        ctx.save_for_backward(cos, sin)
+        ctx.inplace = inplace
+        if inplace:
+            ctx.mark_dirty(x)
+        return apply_rotary(x, cos, sin, inplace)
 
-        @staticmethod
-        def forward(ctx: Any, logits: Any, labels: Any, inplace: bool) -> Any:
-            rows = [launcher.empty(labels.shape, torch.float32, logits.device) for _ in range(2)]
-            launcher("flash_attn::cross_entropy_fwd", [logits, labels], rows)
-            ctx.save_for_backward(logits, labels, rows[1])
-            ctx.inplace = inplace
-            return rows[0], rows[1]
-
-        @staticmethod
-        def backward(ctx: Any, grad: Any, *rest: Any) -> Any:
-            logits, labels, sums = ctx.saved_tensors
-            out = logits if ctx.inplace else launcher.like(logits)
-            launcher("flash_attn::cross_entropy_bwd", [logits, labels, grad, sums], [out])
-            return out, None, None
-
-    def cross_entropy_loss(logits: Any, labels: Any, label_smoothing: float = 0.0,
-                           logit_scale: float = 1.0, lse_square_scale: float = 0.0,
-                           ignore_index: int = -100, inplace_backward: bool = False,
-                           process_group: Any = None, **rest: Any) -> Any:  # fmt: skip
-        if process_group is not None and process_group.size() > 1:
-            raise launcher.refuse("cross_entropy_loss(process_group=…)", LIBRARY)
-        return CrossEntropy.apply(logits, labels, inplace_backward)
-
-    class CrossEntropyLoss(torch.nn.Module):
-        """The loss as a module."""
-
-        def __init__(self, ignore_index: int = -100, reduction: str = "mean",
-                     label_smoothing: float = 0.0, logit_scale: float = 1.0,
-                     lse_square_scale: float = 0.0, inplace_backward: bool = False,
-                     process_group: Any = None, return_z_loss: bool = False) -> None:  # fmt: skip
-            super().__init__()
-            self.ignore_index, self.reduction = ignore_index, reduction
-            self.inplace_backward, self.process_group = inplace_backward, process_group
-
-        def forward(self, logits: Any, target: Any, precomputed_lse: Any = None) -> Any:
-            losses = cross_entropy_loss(
-                logits,
-                target,
-                inplace_backward=self.inplace_backward,
-                process_group=self.process_group,
-            )[0]
-            if self.reduction == "mean":
-                return losses.sum() / (target != self.ignore_index).sum()
-            return losses.sum() if self.reduction == "sum" else losses
-
-    return {"cross_entropy_loss": cross_entropy_loss, "CrossEntropyLoss": CrossEntropyLoss}
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        cos, sin = ctx.saved_tensors
+        return (apply_rotary(grad, cos, sin, ctx.inplace), *[None] * 7)
 
 
-def _norms(launcher: Launcher) -> dict[str, Any]:
-    """Return the RMS norm of ops/rms_norm.py and the layer norm of ops/layer_norm.py."""
-    norms = Norms(launcher, "flash_attn")
-
-    class RMSNorm(torch.nn.Module):
-        """An RMS norm."""
-
-        def __init__(self, hidden_size: int, eps: float = 1e-5, device: Any = None,
-                     dtype: Any = None) -> None:  # fmt: skip
-            super().__init__()
-            self.eps = eps
-            self.weight = torch.nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype))
-            self.register_parameter("bias", None)
-
-        def forward(self, x: Any) -> Any:
-            return norms.apply("rms", x, self.weight)
-
-    return {
-        "RMSNorm": RMSNorm,
-        "rms_norm": lambda x, weight, epsilon: norms.apply("rms", x, weight),
-        "layer_norm": lambda x, weight, bias, epsilon: norms.apply("layer", x, weight, bias),
-    }
+def apply_rotary_emb(x: Any, cos: Any, sin: Any, interleaved: bool = False,
+                     inplace: bool = False, seqlen_offsets: Any = 0, cu_seqlens: Any = None,
+                     max_seqlen: Any = None) -> Any:  # fmt: skip
+    """Turn pairs of features by angles, with a gradient."""
+    return ApplyRotaryEmb.apply(
+        x, cos, sin, interleaved, inplace, seqlen_offsets, cu_seqlens, max_seqlen
+    )
 
 
-def _build(launcher: Launcher) -> Contents:
+class CrossEntropy(torch.autograd.Function):
+    """Losses of rows, by one kernel of Triton forward and one backward."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Any, labels: Any, inplace: bool) -> Any:
+        rows = [launch.empty(labels.shape, torch.float32, logits.device) for _ in range(2)]
+        launch("flash_attn::cross_entropy_fwd", [logits, labels], rows)
+        ctx.save_for_backward(logits, labels, rows[1])
+        ctx.inplace = inplace
+        return rows[0], rows[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any, *rest: Any) -> Any:
+        logits, labels, sums = ctx.saved_tensors
+        out = logits if ctx.inplace else launch.like(logits)
+        launch("flash_attn::cross_entropy_bwd", [logits, labels, grad, sums], [out])
+        return out, None, None
+
+
+def cross_entropy_loss(logits: Any, labels: Any, label_smoothing: float = 0.0,
+                       logit_scale: float = 1.0, lse_square_scale: float = 0.0,
+                       ignore_index: int = -100, inplace_backward: bool = False,
+                       process_group: Any = None, **rest: Any) -> Any:  # fmt: skip
+    """Scores and words → losses, and logarithms of the sums of exponentials."""
+    if process_group is not None and process_group.size() > 1:
+        raise launch.refuse("cross_entropy_loss(process_group=…)")
+    return CrossEntropy.apply(logits, labels, inplace_backward)
+
+
+class CrossEntropyLoss(torch.nn.Module):
+    """The loss as a module."""
+
+    def __init__(self, ignore_index: int = -100, reduction: str = "mean",
+                 label_smoothing: float = 0.0, logit_scale: float = 1.0,
+                 lse_square_scale: float = 0.0, inplace_backward: bool = False,
+                 process_group: Any = None, return_z_loss: bool = False) -> None:  # fmt: skip
+        super().__init__()
+        self.ignore_index, self.reduction = ignore_index, reduction
+        self.inplace_backward, self.process_group = inplace_backward, process_group
+
+    def forward(self, logits: Any, target: Any, precomputed_lse: Any = None) -> Any:
+        losses = cross_entropy_loss(
+            logits,
+            target,
+            inplace_backward=self.inplace_backward,
+            process_group=self.process_group,
+        )[0]
+        if self.reduction == "mean":
+            return losses.sum() / (target != self.ignore_index).sum()
+        return losses.sum() if self.reduction == "sum" else losses
+
+
+class RMSNorm(torch.nn.Module):
+    """An RMS norm."""
+
+    def __init__(self, hidden_size: int, eps: float = 1e-5, device: Any = None,
+                 dtype: Any = None) -> None:  # fmt: skip
+        super().__init__()
+        self.eps = eps
+        self.weight = torch.nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype))
+        self.register_parameter("bias", None)
+
+    def forward(self, x: Any) -> Any:
+        return norms.apply("rms", x, self.weight)
+
+
+def rms_norm(x: Any, weight: Any, epsilon: float) -> Any:
+    """RMS norm of ops/rms_norm.py."""
+    return norms.apply("rms", x, weight)
+
+
+def layer_norm(x: Any, weight: Any, bias: Any, epsilon: float) -> Any:
+    """Layer norm of ops/layer_norm.py."""
+    return norms.apply("layer", x, weight, bias)
+
+
+# --- the library ----------------------------------------------------------------------------------
+
+
+def _modules() -> Contents:
     attention = {
         each.__name__: each
         for each in (
@@ -345,33 +346,32 @@ def _build(launcher: Launcher) -> Contents:
             flash_attn_varlen_qkvpacked_func,
         )
     }
-    kept = _register(launcher)
     padding = (index_first_axis, index_put_first_axis, pad_input, unpad_input)
-    rotary, norms, loss = _rotary(launcher), _norms(launcher), _loss(launcher)
     return {
         "flash_attn": attention,
-        "flash_attn.flash_attn_interface": {**attention, "_operators": kept},
+        "flash_attn.flash_attn_interface": {**attention, "_operators": _registered()},
         "flash_attn.bert_padding": {each.__name__: each for each in padding},
         "flash_attn.layers": {},
         "flash_attn.layers.rotary": {
-            name: rotary[name] for name in rotary if name != "apply_rotary"
+            "ApplyRotaryEmb": ApplyRotaryEmb,
+            "apply_rotary_emb": apply_rotary_emb,
+            "apply_rotary_emb_func": apply_rotary_emb,
         },
         "flash_attn.losses": {},
-        "flash_attn.losses.cross_entropy": {"CrossEntropyLoss": loss["CrossEntropyLoss"]},
+        "flash_attn.losses.cross_entropy": {"CrossEntropyLoss": CrossEntropyLoss},
         "flash_attn.ops": {},
-        "flash_attn.ops.rms_norm": {name: norms[name] for name in ("RMSNorm", "rms_norm")},
-        "flash_attn.ops.layer_norm": {"layer_norm": norms["layer_norm"]},
+        "flash_attn.ops.rms_norm": {"RMSNorm": RMSNorm, "rms_norm": rms_norm},
+        "flash_attn.ops.layer_norm": {"layer_norm": layer_norm},
         "flash_attn.ops.triton": {},
-        "flash_attn.ops.triton.cross_entropy": {"cross_entropy_loss": loss["cross_entropy_loss"]},
-        "flash_attn.ops.triton.rotary": {"apply_rotary": rotary["apply_rotary"]},
+        "flash_attn.ops.triton.cross_entropy": {"cross_entropy_loss": cross_entropy_loss},
+        "flash_attn.ops.triton.rotary": {"apply_rotary": apply_rotary},
     }
 
 
 LIBRARY = Library(
     "flash_attn",
-    "flash-attn",
-    "2.8.3",
-    _build,
+    launch,
+    _modules,
     {
         "flash_attn": ("flash_attn_with_kvcache",),
         "flash_attn.flash_attn_interface": (

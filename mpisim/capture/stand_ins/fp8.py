@@ -9,7 +9,7 @@ and only recipes with scales of blocks keep two (transformer_engine/pytorch/tens
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -19,7 +19,20 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from .library import Launcher
 
-__all__ = ["Quantized", "State", "recipes"]
+__all__ = [
+    "RECIPES",
+    "FP8GlobalStateManager",
+    "Quantized",
+    "Recipe",
+    "autocast",
+    "fp8_autocast",
+    "fp8_model_init",
+    "launch",
+    "state",
+]
+
+launch = Launcher("transformer-engine", "2.9.0")
+"""Kernels of the library, of all modules that stand in for it."""
 
 
 class _Largest(NamedTuple):
@@ -144,22 +157,21 @@ class NVFP4BlockScaling(Recipe):
     fp8_format = Format.E4M3
 
 
-def recipes() -> dict[str, Any]:
-    """Return what the module ``transformer_engine.common.recipe`` has."""
-    return {
-        each.__name__: each
-        for each in (
-            Format,
-            MMParams,
-            QParams,
-            Recipe,
-            DelayedScaling,
-            Float8CurrentScaling,
-            MXFP8BlockScaling,
-            Float8BlockScaling,
-            NVFP4BlockScaling,
-        )
-    }
+RECIPES = {
+    each.__name__: each
+    for each in (
+        Format,
+        MMParams,
+        QParams,
+        Recipe,
+        DelayedScaling,
+        Float8CurrentScaling,
+        MXFP8BlockScaling,
+        Float8BlockScaling,
+        NVFP4BlockScaling,
+    )
+}
+"""What the module ``transformer_engine.common.recipe`` has."""
 
 
 class Quantized(NamedTuple):
@@ -179,15 +191,9 @@ class Quantized(NamedTuple):
 
 
 class State:
-    """What is known of fp8 in a process: the recipe in force, and largest numbers to be reduced.
+    """What is known of fp8 in a process: the recipe in force, and largest numbers to be reduced."""
 
-    Parameters
-    ----------
-    launcher : Launcher
-    """
-
-    def __init__(self, launcher: Launcher) -> None:
-        self._launch = launcher
+    def __init__(self) -> None:
         self.enabled = False
         self.recipe: Recipe | None = None
         self.group: Any = None
@@ -262,15 +268,15 @@ class State:
             if direction != forward:
                 continue
             device = torch.device("cuda", torch.cuda.current_device())
-            amax = self._launch.empty((count,), torch.float32, device)
-            self._launch("aten::cat", [[amax]], [amax])
+            amax = launch.empty((count,), torch.float32, device)
+            launch("aten::cat", [[amax]], [amax])
             if recipe.reduce_amax and dist.is_initialized() and dist.get_world_size(group) > 1:
                 dist.all_reduce(amax, op=dist.ReduceOp.MAX, group=group)
-            history = self._launch.empty(
+            history = launch.empty(
                 (getattr(recipe, "amax_history_len", 1), count), torch.float32, device
             )
             name = "transformer_engine::fused_amax_and_scale_update_after_reduction"
-            self._launch(name, [amax, history], [amax])
+            launch(name, [amax, history], [amax])
 
     # --- operands ---------------------------------------------------------------------------------
 
@@ -313,13 +319,13 @@ class State:
         if recipe.nvfp4():
             dtype, numbers = torch.float4_e2m1fn_x2, -(-numbers * 9 // 16)
         made = [
-            self._launch.empty((numbers,) if recipe.nvfp4() else each, dtype, tensor.device)
+            launch.empty((numbers,) if recipe.nvfp4() else each, dtype, tensor.device)
             for each, wanted in ((shape, rows), (shape[::-1], columns))
             if wanted
         ]
-        self._launch("transformer_engine::quantize", [tensor, recipe.kind, bias], made)
+        launch("transformer_engine::quantize", [tensor, recipe.kind, bias], made)
         if recipe.kind == "current" and reduced is not None and reduced.size() > 1:
-            largest = self._launch.empty((1,), torch.float32, tensor.device)
+            largest = launch.empty((1,), torch.float32, tensor.device)
             dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=reduced)
         by_rows = made.pop(0) if rows else None
         return Quantized(shape, by_rows, made[0] if made else None)
@@ -330,46 +336,9 @@ class State:
             return operand
         if not self.transposes or operand.rows is None:
             return operand
-        made = self._launch.empty(operand.shape[::-1], operand.rows.dtype, operand.rows.device)
-        self._launch("transformer_engine::fp8_transpose", [operand.rows], [made])
+        made = launch.empty(operand.shape[::-1], operand.rows.dtype, operand.rows.device)
+        launch("transformer_engine::fp8_transpose", [operand.rows], [made])
         return operand._replace(columns=made)
-
-    def manager(self) -> Any:
-        """Return ``FP8GlobalStateManager``."""
-        state = self
-
-        class FP8GlobalStateManager:
-            """What programs ask about fp8."""
-
-            FP8_ENABLED = FP8_CALIBRATION = FP8_PARAMETERS = False
-            is_fp8_enabled = staticmethod(lambda: state.enabled)
-            is_fp8_calibration = staticmethod(lambda: False)
-            with_fp8_parameters = staticmethod(lambda: False)
-            fp8_graph_capturing = staticmethod(lambda: False)
-            get_fp8_recipe = staticmethod(lambda: state.recipe or state.default_recipe())
-            get_fp8_group = staticmethod(lambda: state.group)
-            is_first_fp8_module = staticmethod(state.is_first)
-            get_skip_fp8_weight_update_tensor = staticmethod(lambda: None)
-            set_skip_fp8_weight_update_tensor = staticmethod(lambda skip: None)
-            is_fp8_available = staticmethod(state.available)
-            reset = staticmethod(lambda: None)
-
-            @staticmethod
-            def reduce_and_update_fp8_tensors(forward: bool = True) -> None:
-                """Reduce the largest numbers."""
-                state.reduce(forward=forward)
-
-            @staticmethod
-            def get_fp8_autocast_state() -> Any:
-                """Return what `set_fp8_autocast_state` takes."""
-                return state.enabled, state.recipe, state.group
-
-            @staticmethod
-            def set_fp8_autocast_state(found: Any) -> None:
-                """Set the recipe in force."""
-                state.enabled, state.recipe, state.group = found
-
-        return FP8GlobalStateManager
 
     def available(self, return_reason: bool = False) -> Any:
         """Whether the device has fp8."""
@@ -388,3 +357,59 @@ class State:
             if return_reason
             else (found)
         )
+
+
+state = State()
+"""Of this process."""
+
+
+class FP8GlobalStateManager:
+    """What programs ask about fp8."""
+
+    FP8_ENABLED = FP8_CALIBRATION = FP8_PARAMETERS = False
+    is_fp8_enabled = staticmethod(lambda: state.enabled)
+    is_fp8_calibration = staticmethod(lambda: False)
+    with_fp8_parameters = staticmethod(lambda: False)
+    fp8_graph_capturing = staticmethod(lambda: False)
+    get_fp8_recipe = staticmethod(lambda: state.recipe or state.default_recipe())
+    get_fp8_group = staticmethod(lambda: state.group)
+    is_first_fp8_module = staticmethod(state.is_first)
+    get_skip_fp8_weight_update_tensor = staticmethod(lambda: None)
+    set_skip_fp8_weight_update_tensor = staticmethod(lambda skip: None)
+    is_fp8_available = staticmethod(state.available)
+    reset = staticmethod(lambda: None)
+
+    @staticmethod
+    def reduce_and_update_fp8_tensors(forward: bool = True) -> None:
+        """Reduce the largest numbers."""
+        state.reduce(forward=forward)
+
+    @staticmethod
+    def get_fp8_autocast_state() -> Any:
+        """Return what `set_fp8_autocast_state` takes."""
+        return state.enabled, state.recipe, state.group
+
+    @staticmethod
+    def set_fp8_autocast_state(found: Any) -> None:
+        """Set the recipe in force."""
+        state.enabled, state.recipe, state.group = found
+
+
+def fp8_autocast(enabled: bool = True, calibrating: bool = False, fp8_recipe: Any = None,
+                 fp8_group: Any = None, _graph: bool = False) -> Any:  # fmt: skip
+    """Products in fp8, or not, in a block, by the arguments of earlier versions."""
+    return state.autocast(enabled, calibrating, fp8_recipe, fp8_group)
+
+
+def autocast(enabled: bool = True, calibrating: bool = False, recipe: Any = None,
+             amax_reduction_group: Any = None, _graph: bool = False) -> Any:  # fmt: skip
+    """Products in fp8, or not, in a block."""
+    return state.autocast(enabled, calibrating, recipe, amax_reduction_group)
+
+
+def fp8_model_init(enabled: bool = True, recipe: Any = None,
+                   preserve_high_precision_init_val: bool = False) -> Any:  # fmt: skip
+    """Weights in fp8, which the stand-in does not have, in a block."""
+    if enabled:
+        raise launch.refuse("fp8_model_init(enabled=True), weights in fp8,")
+    return nullcontext()

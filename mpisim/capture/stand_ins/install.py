@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from . import apex, deep_ep, deepspeed, flash_attention, transformer_engine
-from .huggingface import Tracing
+from .after_import import AfterImport, takes_no_tensor_for_traced
 from .library import Finder, Launcher, Library
 
 if TYPE_CHECKING:
@@ -37,11 +37,12 @@ def install(dispatch: Dispatch, without: Sequence[str], folder: str) -> None:
     folder : str
         Of the script, whose own modules come first.
     """
-    chosen = [each for each in LIBRARIES if each.name not in without]
-    Finder(chosen, dispatch, folder).install()
-    sys.meta_path.insert(0, Tracing())
+    Launcher.dispatch = dispatch
+    Finder([each for each in LIBRARIES if each.name not in without], folder).install()
+    tracing = AfterImport("transformers.utils.import_utils", takes_no_tensor_for_traced)
+    sys.meta_path.insert(0, tracing)
     if deepspeed.NAME not in without:
-        sys.meta_path.insert(0, deepspeed.Builders(Launcher(dispatch, deepspeed.LINE)))
+        sys.meta_path.insert(0, AfterImport(deepspeed.BUILDERS, deepspeed.record_operators))
     for each in LIBRARIES:
         if each.name in without:
             for name in (each.name, *each.others):

@@ -11,7 +11,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import Distribution
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -29,55 +29,48 @@ Contents = Mapping[str, Mapping[str, Any]]
 """Name of a module → what is in it, by name."""
 
 
-@frozen
-class Library:
-    """A library that is stood in for.
+class Launcher:
+    """The kernels of one library: its calls → operators of the recording, and results of a shape.
+
+    A process captures one rank, so every module that stands in for a library has its launcher as a
+    constant; all of them write to the one `dispatch` of the process.
+
+    Parameters
+    ----------
+    distribution, version : str
+        As package managers know the library; the version is that whose API the stand-in has.
+    line : str, optional
+        What reports say once a kernel was recorded.
 
     Attributes
     ----------
-    name : str
-        Of its package, as it is imported.
-    distribution, version : str
-        As package managers know them; the version is that whose API the stand-in has.
-    build : callable
-        Given a `Launcher`, returns the modules.
-    absent : mapping of str to sequence of str
-        What the library has besides, by module: names that are there, and cannot be used; ``*``
-        stands for all. A module without names is one of which nothing is there.
-    others : tuple of str
-        Further packages that come with it.
+    dispatch : Dispatch
+        What operators are written to; set before any library is imported.
     """
 
-    name: str
-    distribution: str
-    version: str
-    build: Callable[[Launcher], Contents]
-    absent: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    others: tuple[str, ...] = ()
+    dispatch: ClassVar[Dispatch]
+
+    def __init__(self, distribution: str, version: str, line: str = "") -> None:
+        self.distribution, self.version = distribution, version
+        self._line = line or (
+            f"{self.title}: stood in for, its kernels are recorded as that version has them"
+        )
 
     @property
     def title(self) -> str:
         """The library with its version."""
         return f"{self.distribution} {self.version}"
 
-
-class Launcher:
-    """Records what kernels of a library do, and makes their results.
-
-    Parameters
-    ----------
-    dispatch : Dispatch
-    line : str
-        What reports say once a kernel was recorded.
-    """
-
-    def __init__(self, dispatch: Dispatch, line: str) -> None:
-        self._dispatch, self._line = dispatch, line
-
     @property
     def recorder(self) -> Recorder:
         """The recorder that calls are written to."""
-        return self._dispatch.recorder
+        return self.dispatch.recorder
+
+    @property
+    def collectives(self) -> Collectives:
+        """The recorder of collectives and of sends and receives."""
+        found: Collectives = self.dispatch.collectives
+        return found
 
     def __call__(self, name: str, inputs: Sequence[Any], results: Sequence[Any] = ()) -> None:
         """Record a call.
@@ -92,52 +85,72 @@ class Launcher:
             Made by `empty`.
         """
         self.note()
-        self._dispatch.launch(name, inputs, results)
+        self.dispatch.launch(name, inputs, results)
 
     def note(self) -> None:
         """Have reports say that a stand-in was used."""
         self.recorder.replaced[self._line] = 1
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, device: Any) -> Any:
-        """Return a tensor for a result, of which nothing is recorded yet."""
-        with self._dispatch.unrecorded():
+        """Shape and type → a tensor for a result, of which nothing is recorded yet."""
+        with self.dispatch.unrecorded():
             return torch.empty(tuple(shape), dtype=dtype, device=device)
 
-    @property
-    def collectives(self) -> Collectives:
-        """What records communications."""
-        found: Collectives = self._dispatch.collectives
-        return found
+    def like(self, tensor: Any, dtype: torch.dtype | None = None) -> Any:
+        """Tensor → a dense one of the same shape, for a result."""
+        return self.empty(tensor.shape, dtype or tensor.dtype, tensor.device)
 
     def keep(self, tensors: Iterable[Any]) -> None:
         """Record that tensors made by `empty` take memory, on the current stream."""
-        self._dispatch.memory.keep(tensors)
+        self.dispatch.memory.keep(tensors)
 
     def evenly(self, what: str, chosen: Any, share: float) -> None:
-        """List that something is spread evenly, and note what is known of numbers of experts.
+        """Have reports say that tokens are taken as balanced, and follow the experts' numbers.
 
         Parameters
         ----------
         what : str
-            For people.
+            What is balanced, for people.
         chosen : torch.Tensor
             Numbers of experts, -1 for none.
         share : float
             Of the numbers that are not -1.
         """
         self.recorder.evenly(what)
-        self._dispatch.values.chosen(chosen, share)
+        self.dispatch.values.chosen(chosen, share)
 
-    def like(self, tensor: Any, dtype: torch.dtype | None = None) -> Any:
-        """Return a dense tensor of the same shape for a result."""
-        return self.empty(tensor.shape, dtype or tensor.dtype, tensor.device)
-
-    def refuse(self, what: str, library: Library) -> InputError:
-        """Return the error that says what a stand-in does not have."""
+    def refuse(self, what: str) -> InputError:
+        """What a program asks for → the error that the stand-in does not have it."""
         return InputError(
-            f"{self.recorder.user_line()}: {what} is not part of what stands in for "
-            f"{library.title} in captures (docs/capture.md says what is)"
+            f"{self.recorder.user_line()}: {what} is not part of what stands in for {self.title} "
+            "in captures (docs/capture.md says what is)"
         )
+
+
+@frozen
+class Library:
+    """A library that is stood in for.
+
+    Attributes
+    ----------
+    name : str
+        Of its package, as it is imported.
+    launch : Launcher
+        Of its kernels.
+    modules : callable
+        Returns its modules, once a program imports one of them.
+    absent : mapping of str to sequence of str
+        What the library has besides, by module: names that are there, and cannot be used; ``*``
+        stands for all. A module without names is one of which nothing is there.
+    others : tuple of str
+        Further packages that come with it.
+    """
+
+    name: str
+    launch: Launcher
+    modules: Callable[[], Contents]
+    absent: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    others: tuple[str, ...] = ()
 
 
 class _Lacking(type):
@@ -154,8 +167,8 @@ class _Lacking(type):
         raise cls.refuse()
 
 
-def lacking(what: str, library: Library, launcher: Launcher) -> Any:
-    """Return what stands where a library has something that its stand-in lacks.
+def lacking(what: str, launch: Launcher) -> Any:
+    """Name of what a library has and its stand-in lacks → what programs find there.
 
     It can be imported and be a base class, as programs do without ever using it.
 
@@ -163,10 +176,9 @@ def lacking(what: str, library: Library, launcher: Launcher) -> Any:
     ----------
     what : str
         With its module.
-    library : Library
-    launcher : Launcher
+    launch : Launcher
     """
-    refuse = staticmethod(lambda: launcher.refuse(what, library))
+    refuse = staticmethod(lambda: launch.refuse(what))
     return _Lacking(what.rpartition(".")[2], (), {"refuse": refuse})
 
 
@@ -179,8 +191,10 @@ class _Metadata(Distribution):
     def read_text(self, filename: str) -> str | None:
         """Return a file of the metadata; None for those that are not there."""
         if filename == "METADATA":
-            name, version = self._library.distribution, self._library.version
-            return f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+            launch = self._library.launch
+            return (
+                f"Metadata-Version: 2.1\nName: {launch.distribution}\nVersion: {launch.version}\n"
+            )
         if filename == "top_level.txt":
             return "\n".join((self._library.name, *self._library.others))
         return None
@@ -198,13 +212,11 @@ class Finder(MetaPathFinder, Loader):
     Parameters
     ----------
     libraries : iterable of Library
-    dispatch : Dispatch
     own : str
         Folder of the script.
     """
 
-    def __init__(self, libraries: Iterable[Library], dispatch: Dispatch, own: str) -> None:
-        self._dispatch = dispatch
+    def __init__(self, libraries: Iterable[Library], own: str) -> None:
         self._libraries = {
             name: each
             for each in libraries
@@ -212,7 +224,6 @@ class Finder(MetaPathFinder, Loader):
             if not _is_there(name, own)
         }
         self._contents: dict[str, Contents] = {}
-        self._launchers: dict[str, Launcher] = {}
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Return how a module is loaded; None for those of no library."""
@@ -222,7 +233,7 @@ class Finder(MetaPathFinder, Loader):
         if fullname in self._built(library) or fullname in library.absent:
             return ModuleSpec(fullname, self, origin="mpisim", is_package=True)
         # Programs that can do without catch it; it says more than that there is no such module.
-        refused = self._launchers[library.name].refuse(fullname, library)
+        refused = library.launch.refuse(fullname)
         raise ModuleNotFoundError(str(refused).partition(": ")[2], name=fullname)
 
     def exec_module(self, module: ModuleType) -> None:
@@ -238,13 +249,12 @@ class Finder(MetaPathFinder, Loader):
                 return import_module(inner)
             whole = "*" in absent or not (absent or found)
             if attribute in absent or (whole and attribute[:2] != "__"):
-                launcher = self._launchers[library.name]
-                return lacking(f"{name}.{attribute}", library, launcher)
+                return lacking(f"{name}.{attribute}", library.launch)
             raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
 
         vars(module).update(found)
         if name == library.name:
-            vars(module)["__version__"] = library.version
+            vars(module)["__version__"] = library.launch.version
         vars(module)["__getattr__"] = missing
 
     def find_distributions(self, context: Any = None) -> Iterable[Distribution]:
@@ -253,16 +263,13 @@ class Finder(MetaPathFinder, Loader):
         return [
             _Metadata(each)
             for name, each in self._libraries.items()
-            if name == each.name and (wanted is None or _plain(wanted) == _plain(each.distribution))
+            if name == each.name
+            and (wanted is None or _plain(wanted) == _plain(each.launch.distribution))
         ]
 
     def _built(self, library: Library) -> Contents:
         if library.name not in self._contents:
-            line = (
-                f"{library.title}: stood in for, its kernels are recorded as that version has them"
-            )
-            launcher = self._launchers[library.name] = Launcher(self._dispatch, line)
-            self._contents[library.name] = library.build(launcher)
+            self._contents[library.name] = library.modules()
         return self._contents[library.name]
 
     def install(self) -> None:

@@ -7,14 +7,14 @@ recorded as ``apex::multi_tensor_…``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
 
 import torch
 
 from .library import Launcher
 
-__all__ = ["MultiTensor", "fused_adam", "fused_sgd"]
+__all__ = ["Applier", "FusedAdam", "FusedSGD", "MultiTensor"]
 
 CHUNK = 2048 * 32
 """Elements of a block."""
@@ -95,187 +95,164 @@ def _moving(optimizer: Any, parameter: Any, names: Sequence[str], dtypes: Sequen
             state[name] = torch.zeros_like(parameter.data, dtype=dtype)
 
 
-def fused_adam(kernels: MultiTensor, *, master_argument: str) -> Any:
-    """Return the class ``FusedAdam``.
+class FusedOptimizer(torch.optim.Optimizer):
+    """An optimizer whose step is one kernel for all parameters of a type.
 
-    Parameters
+    Attributes
     ----------
     kernels : MultiTensor
-    master_argument : str
-        How the argument for fp32 copies of parameters is called: "use_master" in Apex,
-        "master_weights" in Transformer Engine.
+        Of the library that has the optimizer; set by its classes.
     """
 
-    class FusedAdam(torch.optim.Optimizer):
-        """Adam in as many kernels as its lists are long."""
+    kernels: ClassVar[MultiTensor]
 
-        def __init__(
-            self,
-            params: Any,
-            lr: float = 1e-3,
-            bias_correction: bool = True,
-            betas: tuple[float, float] = (0.9, 0.999),
-            eps: float = 1e-8,
-            adam_w_mode: bool = True,
-            weight_decay: float = 0.0,
-            amsgrad: bool = False,
-            set_grad_none: bool | None = True,
-            capturable: bool = False,
-            use_decoupled_grad: bool = False,
-            master_weight_dtype: Any = torch.float32,
-            exp_avg_dtype: Any = torch.float32,
-            exp_avg_sq_dtype: Any = torch.float32,
-            store_param_remainders: bool = False,
-            **masters: bool,
-        ) -> None:
-            if amsgrad:
-                raise RuntimeError("FusedAdam does not support the AMSGrad variant.")
-            if set(masters) - {master_argument}:
-                raise TypeError(f"FusedAdam got an unexpected argument {sorted(masters)[0]!r}")
-            defaults = {
-                "lr": lr,
-                "bias_correction": bias_correction,
-                "betas": betas,
-                "eps": eps,
-                "weight_decay": weight_decay,
-            }
-            super().__init__(params, defaults)
-            self.adam_w_mode = 1 if adam_w_mode else 0
-            self.capturable, self.set_grad_none = capturable, set_grad_none
-            self.use_decoupled_grad = use_decoupled_grad
-            self.master_weights = masters.get(master_argument, False)
-            self.store_param_remainders = store_param_remainders
-            self._types = (exp_avg_dtype, exp_avg_sq_dtype)
-            self._master_type = torch.int16 if store_param_remainders else master_weight_dtype
-            self.name_to_dtype_map = {
-                "exp_avg": exp_avg_dtype,
-                "exp_avg_sq": exp_avg_sq_dtype,
-                "master_param": master_weight_dtype,
-            }
+    def _launch(self, name: str, lists: Iterable[Sequence[Sequence[Any]]]) -> None:
+        """Record a kernel for each set of lists: gradients, parameters, states."""
+        for columns in lists:
+            noop = _buffer(self, columns[0][0])
+            self.kernels.apply(self.kernels.names[name], noop, columns)
 
-        def zero_grad(self, set_to_none: bool = True) -> None:
-            """Drop the gradients, or fill them."""
-            super().zero_grad(set_to_none=set_to_none and self.set_grad_none is not False)
 
-        def initialize_state(self, parameter: Any, remainders: bool = False) -> None:
-            """Make the moments, and the copy of a parameter."""
-            _moving(self, parameter, ("exp_avg", "exp_avg_sq"), self._types)
-            if self.master_weights and parameter.dtype is not torch.float32:
-                self.state[parameter].setdefault(
-                    "master_param", parameter.detach().to(self._master_type)
-                )
+class FusedAdam(FusedOptimizer):
+    """Adam in as many kernels as its lists are long, with arguments in Apex's order.
 
-        def get_unscaled_state(self, parameter: Any, name: str) -> Any:
-            """Return a state in its own type."""
-            return self.state[parameter][name]
+    Attributes
+    ----------
+    master_argument : str
+        How the argument for fp32 copies of parameters is called.
+    """
 
-        def set_scaled_state(self, parameter: Any, name: str, value: Any) -> None:
-            """Set a state."""
-            self.state[parameter][name] = value
+    master_argument: ClassVar[str] = "use_master"
 
-        @torch.no_grad()
-        def step(self, closure: Any = None, grad_scaler: Any = None, **rest: Any) -> Any:
-            """Update all parameters that have gradients, those of a type together."""
-            loss = closure() if closure is not None else None
-            for group in self.param_groups:
-                group["step"] = group.get("step", 0) + 1
-                lists: dict[Any, list[list[Any]]] = {}
-                for each in group["params"]:
-                    grad = (
-                        getattr(each, "decoupled_grad", None)
-                        if self.use_decoupled_grad
-                        else (each.grad)
-                    )
-                    if grad is None:
-                        continue
-                    self.initialize_state(each, self.store_param_remainders)
-                    state = self.state[each]
-                    row = [grad.data, each.data, state["exp_avg"], state["exp_avg_sq"]]
-                    row += [state["master_param"]] if "master_param" in state else []
-                    columns = lists.setdefault((each.dtype, len(row)), [[] for _ in row])
-                    for column, tensor in zip(columns, row):
-                        column.append(tensor)
-                for columns in lists.values():
-                    noop = _buffer(self, columns[0][0])
-                    kernels.apply(kernels.names["multi_tensor_adam"], noop, columns)
-            return loss
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        adam_w_mode: bool = True,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        set_grad_none: bool | None = True,
+        capturable: bool = False,
+        use_decoupled_grad: bool = False,
+        master_weight_dtype: Any = torch.float32,
+        exp_avg_dtype: Any = torch.float32,
+        exp_avg_sq_dtype: Any = torch.float32,
+        store_param_remainders: bool = False,
+        **masters: bool,
+    ) -> None:
+        if amsgrad:
+            raise RuntimeError("FusedAdam does not support the AMSGrad variant.")
+        if set(masters) - {self.master_argument}:
+            raise TypeError(f"FusedAdam got an unexpected argument {sorted(masters)[0]!r}")
+        defaults = {
+            "lr": lr,
+            "bias_correction": bias_correction,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+        }
+        super().__init__(params, defaults)
+        self.adam_w_mode = 1 if adam_w_mode else 0
+        self.capturable, self.set_grad_none = capturable, set_grad_none
+        self.use_decoupled_grad = use_decoupled_grad
+        self.master_weights = masters.get(self.master_argument, False)
+        self.store_param_remainders = store_param_remainders
+        self._types = (exp_avg_dtype, exp_avg_sq_dtype)
+        self._master_type = torch.int16 if store_param_remainders else master_weight_dtype
+        self.name_to_dtype_map = {
+            "exp_avg": exp_avg_dtype,
+            "exp_avg_sq": exp_avg_sq_dtype,
+            "master_param": master_weight_dtype,
+        }
 
-    if master_argument == "use_master":
-        return FusedAdam
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients, or fill them."""
+        super().zero_grad(set_to_none=set_to_none and self.set_grad_none is not False)
 
-    class Reordered(FusedAdam):
-        """With the arguments in Transformer Engine's order."""
-
-        def __init__(
-            self,
-            params: Any,
-            lr: float = 1e-3,
-            betas: tuple[float, float] = (0.9, 0.999),
-            eps: float = 1e-8,
-            weight_decay: float = 0.0,
-            amsgrad: bool = False,
-            **rest: Any,
-        ) -> None:
-            super().__init__(
-                params,
-                lr,
-                betas=betas,
-                eps=eps,
-                weight_decay=weight_decay,
-                amsgrad=amsgrad,
-                **rest,
+    def initialize_state(self, parameter: Any, remainders: bool = False) -> None:
+        """Make the moments, and the copy of a parameter."""
+        _moving(self, parameter, ("exp_avg", "exp_avg_sq"), self._types)
+        if self.master_weights and parameter.dtype is not torch.float32:
+            self.state[parameter].setdefault(
+                "master_param", parameter.detach().to(self._master_type)
             )
 
-    Reordered.__name__ = Reordered.__qualname__ = "FusedAdam"
-    return Reordered
+    def get_unscaled_state(self, parameter: Any, name: str) -> Any:
+        """Return a state in its own type."""
+        return self.state[parameter][name]
+
+    def set_scaled_state(self, parameter: Any, name: str, value: Any) -> None:
+        """Set a state."""
+        self.state[parameter][name] = value
+
+    @torch.no_grad()
+    def step(self, closure: Any = None, grad_scaler: Any = None, **rest: Any) -> Any:
+        """Update all parameters that have gradients, those of a type together."""
+        loss = closure() if closure is not None else None
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            lists: dict[Any, list[list[Any]]] = {}
+            for each in group["params"]:
+                grad = (
+                    getattr(each, "decoupled_grad", None)
+                    if self.use_decoupled_grad
+                    else (each.grad)
+                )
+                if grad is None:
+                    continue
+                self.initialize_state(each, self.store_param_remainders)
+                state = self.state[each]
+                row = [grad.data, each.data, state["exp_avg"], state["exp_avg_sq"]]
+                row += [state["master_param"]] if "master_param" in state else []
+                columns = lists.setdefault((each.dtype, len(row)), [[] for _ in row])
+                for column, tensor in zip(columns, row):
+                    column.append(tensor)
+            self._launch("multi_tensor_adam", lists.values())
+        return loss
 
 
-def fused_sgd(kernels: MultiTensor) -> Any:
-    """Return the class ``FusedSGD`` of both libraries."""
+class FusedSGD(FusedOptimizer):
+    """SGD with momentum in as many kernels as its lists are long."""
 
-    class FusedSGD(torch.optim.Optimizer):
-        """SGD with momentum in as many kernels as its lists are long."""
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        wd_after_momentum: bool = False,
+        materialize_master_grads: bool = True,
+        set_grad_none: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+        }
+        super().__init__(params, defaults)
 
-        def __init__(
-            self,
-            params: Any,
-            lr: float = 1e-3,
-            momentum: float = 0.0,
-            dampening: float = 0.0,
-            weight_decay: float = 0.0,
-            nesterov: bool = False,
-            wd_after_momentum: bool = False,
-            materialize_master_grads: bool = True,
-            set_grad_none: bool = False,
-        ) -> None:
-            defaults = {
-                "lr": lr,
-                "momentum": momentum,
-                "dampening": dampening,
-                "weight_decay": weight_decay,
-                "nesterov": nesterov,
-            }
-            super().__init__(params, defaults)
-
-        @torch.no_grad()
-        def step(self, closure: Any = None) -> Any:
-            """Update all parameters that have gradients, those of a type together."""
-            loss = closure() if closure is not None else None
-            for group in self.param_groups:
-                lists: dict[Any, list[list[Any]]] = {}
-                for each in group["params"]:
-                    if each.grad is None:
-                        continue
-                    row = [each.grad, each.data]
-                    if group["momentum"]:
-                        _moving(self, each, ("momentum_buffer",), (each.dtype,))
-                        row.append(self.state[each]["momentum_buffer"])
-                    columns = lists.setdefault(each.dtype, [[] for _ in row])
-                    for column, tensor in zip(columns, row):
-                        column.append(tensor)
-                for columns in lists.values():
-                    noop = _buffer(self, columns[0][0])
-                    kernels.apply(kernels.names["multi_tensor_sgd"], noop, columns)
-            return loss
-
-    return FusedSGD
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Update all parameters that have gradients, those of a type together."""
+        loss = closure() if closure is not None else None
+        for group in self.param_groups:
+            lists: dict[Any, list[list[Any]]] = {}
+            for each in group["params"]:
+                if each.grad is None:
+                    continue
+                row = [each.grad, each.data]
+                if group["momentum"]:
+                    _moving(self, each, ("momentum_buffer",), (each.dtype,))
+                    row.append(self.state[each]["momentum_buffer"])
+                columns = lists.setdefault(each.dtype, [[] for _ in row])
+                for column, tensor in zip(columns, row):
+                    column.append(tensor)
+            self._launch("multi_tensor_sgd", lists.values())
+        return loss

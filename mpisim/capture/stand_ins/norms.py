@@ -28,7 +28,6 @@ class Norms:
 
     def __init__(self, launcher: Launcher, namespace: str) -> None:
         self._launch, self._namespace = launcher, namespace
-        self._function = self._made()
 
     def forward(self, kind: str, x: Any, weight: Any, bias: Any, dtype: Any = None) -> Any:
         """Record the kernel, and return its result, and means and deviations of rows.
@@ -64,28 +63,23 @@ class Norms:
     def apply(self, kind: str, x: Any, weight: Any = None, bias: Any = None, dtype: Any = None,
               memory_efficient: bool = False) -> Any:  # fmt: skip
         """Return a norm that has a gradient."""
-        return self._function.apply(kind, x, weight, bias, dtype, memory_efficient)
+        return _Norm.apply(self, kind, x, weight, bias, dtype, memory_efficient)
 
-    def _made(self) -> Any:
-        norms = self
 
-        class Norm(torch.autograd.Function):
-            """A norm."""
+class _Norm(torch.autograd.Function):
+    """A norm, by the kernels of one library."""
 
-            @staticmethod
-            def forward(
-                ctx: Any, kind: str, x: Any, weight: Any, bias: Any, dtype: Any, small: bool
-            ) -> Any:
-                x = x.contiguous()
-                out, sums = norms.forward(kind, x, weight, bias, dtype)
-                ctx.save_for_backward(out if small else x, weight, bias, sums)
-                ctx.kind = kind
-                return out
+    @staticmethod
+    def forward(ctx: Any, norms: Norms, kind: str, x: Any, weight: Any, bias: Any, dtype: Any,
+                small: bool) -> Any:  # fmt: skip
+        x = x.contiguous()
+        out, sums = norms.forward(kind, x, weight, bias, dtype)
+        ctx.save_for_backward(out if small else x, weight, bias, sums)
+        ctx.norms, ctx.kind = norms, kind
+        return out
 
-            @staticmethod
-            def backward(ctx: Any, grad: Any) -> Any:
-                x, weight, bias, sums = ctx.saved_tensors
-                found = norms.backward(ctx.kind, grad, x, weight, sums, bias)
-                return None, *found, None, None
-
-        return Norm
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        x, weight, bias, sums = ctx.saved_tensors
+        found = ctx.norms.backward(ctx.kind, grad, x, weight, sums, bias)
+        return None, None, *found, None, None

@@ -7,92 +7,103 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .fp8 import Quantized, Recipe, State
-from .library import Launcher, Library
+from .fp8 import Quantized, Recipe, launch
 from .norms import Norms
 
-__all__ = ["Engine", "gather", "group_size", "restore", "save", "scatter"]
+__all__ = [
+    "gather",
+    "general_gemm",
+    "group_size",
+    "multiply",
+    "no_gradient",
+    "norms",
+    "restore",
+    "save",
+    "scatter",
+    "softmax_statistics",
+]
 
 
-class Engine:
-    """What all layers of Transformer Engine share.
+norms = Norms(launch, "transformer_engine")
 
-    Attributes
+_dummies: dict[Any, Any] = {}
+"""What stands for gradients, by shape and type."""
+
+
+def multiply(
+    a: Any,
+    b: Any,
+    sizes: tuple[int, int, int],
+    dtype: torch.dtype,
+    *,
+    split: bool = False,
+    recipe: Recipe | None = None,
+    into: Any = None,
+    accumulate: bool = False,
+    columns: tuple[bool, bool] = (False, False),
+) -> Any:
+    """Record a product, and return its result of (m, n).
+
+    Parameters
     ----------
-    launch : Launcher
-    state : State
-        Of fp8.
-    norms : Norms
-    library : Library
+    a, b : torch.Tensor or Quantized
+    sizes : tuple of int
+        m, n and k.
+    dtype : torch.dtype
+        Of the result.
+    split : bool
+        Whether sums in fp8 are kept in fp32.
+    recipe : Recipe, optional
+        Of operands in fp8.
+    into : torch.Tensor, optional
+        What takes the result.
+    accumulate : bool
+        Whether that is added to.
+    columns : tuple of bool
+        Which operands are read along their columns.
     """
+    operands = [_operand(each, by) for each, by in zip((a, b), columns)]
+    device = operands[0].device
+    out = launch.empty(sizes[:2], dtype, device) if into is None else into
+    variant = None
+    if isinstance(a, Quantized) and recipe is not None and not recipe.nvfp4():
+        variant = "blocks" if recipe.kind == "blocks" else "split" if split else None
+    if min(sizes):
+        inputs = [*operands, *sizes, accumulate, variant]
+        launch("transformer_engine::generic_gemm", inputs, [out])
+    return out
 
-    def __init__(self, launcher: Launcher, library: Library) -> None:
-        self.launch, self.library = launcher, library
-        self.state = State(launcher)
-        self.norms = Norms(launcher, "transformer_engine")
-        self._dummies: dict[Any, Any] = {}
 
-    def refuse(self, what: str) -> Exception:
-        """Return the error for what is not there."""
-        return self.launch.refuse(what, self.library)
+def _operand(tensor: Any, columns: bool) -> Any:
+    if not isinstance(tensor, Quantized):
+        return tensor
+    chosen = tensor.columns if columns else tensor.rows
+    return chosen if chosen is not None else tensor.rows
 
-    def multiply(
-        self,
-        a: Any,
-        b: Any,
-        sizes: tuple[int, int, int],
-        dtype: torch.dtype,
-        *,
-        split: bool = False,
-        recipe: Recipe | None = None,
-        into: Any = None,
-        accumulate: bool = False,
-        columns: tuple[bool, bool] = (False, False),
-    ) -> Any:
-        """Record a product, and return its result of (m, n).
 
-        Parameters
-        ----------
-        a, b : torch.Tensor or Quantized
-        sizes : tuple of int
-            m, n and k.
-        dtype : torch.dtype
-            Of the result.
-        split : bool
-            Whether sums in fp8 are kept in fp32.
-        recipe : Recipe, optional
-            Of operands in fp8.
-        into : torch.Tensor, optional
-            What takes the result.
-        accumulate : bool
-            Whether that is added to.
-        columns : tuple of bool
-            Which operands are read along their columns.
-        """
-        operands = [self._operand(each, by) for each, by in zip((a, b), columns)]
-        device = operands[0].device
-        out = self.launch.empty(sizes[:2], dtype, device) if into is None else into
-        variant = None
-        if isinstance(a, Quantized) and recipe is not None and not recipe.nvfp4():
-            variant = "blocks" if recipe.kind == "blocks" else "split" if split else None
-        if min(sizes):
-            inputs = [*operands, *sizes, accumulate, variant]
-            self.launch("transformer_engine::generic_gemm", inputs, [out])
-        return out
+def general_gemm(A: Any, B: Any, workspace: Any = None, out_dtype: Any = None,
+                 layout: str = "TN", out: Any = None, accumulate: bool = False,
+                 **rest: Any) -> Any:  # fmt: skip
+    """Product as cuBLAS takes it: layouts of both matrices by letters, T or N."""
+    transposes_a, transposes_b = layout[0] == "T", layout[1] == "T"
+    k, n = (A.shape[-1], A.shape[0]) if transposes_a else (A.shape[0], A.shape[-1])
+    m = B.shape[-1] if transposes_b else B.numel() // B.shape[-1]
+    made = multiply(B, A, (m, n, k), out_dtype or B.dtype, into=out, accumulate=accumulate)
+    shaped = made if transposes_b or out is not None else made.view(*B.shape[:-1], n)
+    return shaped, None, None, None
 
-    @staticmethod
-    def _operand(tensor: Any, columns: bool) -> Any:
-        if not isinstance(tensor, Quantized):
-            return tensor
-        chosen = tensor.columns if columns else tensor.rows
-        return chosen if chosen is not None else tensor.rows
 
-    def no_gradient(self, weight: Any) -> Any:
-        """Return what stands for a gradient that went to ``main_grad``: made once for a shape."""
-        key = tuple(weight.shape), weight.dtype
-        if key not in self._dummies:
-            self._dummies[key] = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
-        return self._dummies[key].detach()
+def no_gradient(weight: Any) -> Any:
+    """Return what stands for a gradient that went to ``main_grad``: made once for a shape."""
+    key = tuple(weight.shape), weight.dtype
+    if key not in _dummies:
+        _dummies[key] = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+    return _dummies[key].detach()
+
+
+def softmax_statistics(q: Any) -> Any:
+    """Queries → a tensor for what attention's backward pass needs of the softmax."""
+    return launch.empty(q.shape[:-1], torch.float32, q.device)
 
 
 def group_size(group: Any) -> int:

@@ -9,55 +9,100 @@ import torch
 import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-from .fp8 import recipes
-from .grouped_linear import grouped_linear
-from .library import Contents, Launcher, Library
-from .linears import Linears
-from .multi_tensor import Applier, MultiTensor, fused_adam, fused_sgd
-from .products import Engine, gather, scatter
-from .transformer_layers import (
-    activations,
-    attention,
-    cross_entropy,
-    mlp,
-    norm,
-    permutation,
-    rotary,
+from . import multi_tensor
+from .dot_product_attention import DotProductAttention
+from .experts import PERMUTATION, Fp8Padding, Fp8Unpadding, GroupedLinear
+from .fp8 import (
+    RECIPES,
+    FP8GlobalStateManager,
+    autocast,
+    fp8_autocast,
+    fp8_model_init,
+    launch,
+    state,
 )
+from .library import Contents, Library
+from .linears import LayerNormLinear, Linear, TransformerEngineBaseModule
+from .multi_tensor import Applier, MultiTensor
+from .products import gather, general_gemm, scatter
+from .transformer_layers import (
+    ACTIVATIONS,
+    FusedRoPEFunc,
+    LayerNorm,
+    LayerNormMLP,
+    RMSNorm,
+    RotaryPositionEmbedding,
+    SplitAlongDim,
+    apply_rotary_pos_emb,
+    parallel_cross_entropy,
+)
+from .whole_layers import MultiheadAttention, TransformerLayer
 
 __all__ = ["LIBRARY"]
 
 
-def _checkpoint(engine: Engine) -> Any:
-    def checkpoint(
-        function: Any,
-        *args: Any,
-        distribute_saved_activations: bool = False,
-        get_rng_state_tracker: Any = None,
-        tp_group: Any = None,
-        use_reentrant: bool = True,
-        context_fn: Any = None,
-        determinism_check: str = "default",
-        debug: bool = False,
-        **kwargs: Any,
-    ) -> Any:
-        """Keep what a function is given, and run it again in the backward pass."""
-        if distribute_saved_activations:
-            raise engine.refuse("checkpoint(distribute_saved_activations=True)")
-        state = engine.state
-        enabled, recipe, group = state.enabled, state.recipe, state.group
+kernels = MultiTensor(launch)
 
-        def again(*given: Any) -> Any:
-            with state.autocast(enabled, recipe=recipe, group=group) if enabled else nullcontext():
-                return function(*given, **kwargs)
 
-        state.depth += 1  # the autocast inside is not the outermost
-        try:
-            return torch_checkpoint(again, *args, use_reentrant=use_reentrant)
-        finally:
-            state.depth -= 1
+class FusedAdam(multi_tensor.FusedAdam):
+    """Transformer Engine's Adam, with the arguments in its own order."""
 
-    return checkpoint
+    kernels = kernels
+    master_argument = "master_weights"
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        **rest: Any,
+    ) -> None:
+        super().__init__(
+            params,
+            lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            amsgrad=amsgrad,
+            **rest,
+        )
+
+
+class FusedSGD(multi_tensor.FusedSGD):
+    """Transformer Engine's SGD."""
+
+    kernels = kernels
+
+
+def checkpoint(
+    function: Any,
+    *args: Any,
+    distribute_saved_activations: bool = False,
+    get_rng_state_tracker: Any = None,
+    tp_group: Any = None,
+    use_reentrant: bool = True,
+    context_fn: Any = None,
+    determinism_check: str = "default",
+    debug: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """Keep what a function is given, and run it again in the backward pass."""
+    if distribute_saved_activations:
+        raise launch.refuse("checkpoint(distribute_saved_activations=True)")
+    enabled, recipe, group = state.enabled, state.recipe, state.group
+
+    def again(*given: Any) -> Any:
+        with state.autocast(enabled, recipe=recipe, group=group) if enabled else nullcontext():
+            return function(*given, **kwargs)
+
+    state.depth += 1  # the autocast inside is not the outermost
+    try:
+        return torch_checkpoint(again, *args, use_reentrant=use_reentrant)
+    finally:
+        state.depth -= 1
 
 
 class CudaRNGStatesTracker:
@@ -92,217 +137,158 @@ class CudaRNGStatesTracker:
         yield
 
 
-class _Padding(torch.nn.Module):
-    """Rows of experts padded to multiples of 16, or cut to what they were."""
-
-    cuts = False
-
-    def __init__(self, num_gemms: int, align_size: int | None = None) -> None:
-        super().__init__()
-        self.num_gemms, self.align_size = num_gemms, align_size or 16
-
-    def forward(self, inp: Any, m_splits: list[int]) -> Any:
-        """Pad, or cut."""
-        wide = [-(-each // self.align_size) * self.align_size for each in m_splits]
-        if wide == list(m_splits):
-            return inp if self.cuts else (inp, wide)
-        rows = sum(m_splits) if self.cuts else sum(wide)
-        out = inp.new_empty((rows, inp.shape[-1]))
-        less = min(rows, inp.shape[0])
-        out[:less].copy_(inp[:less])
-        return out if self.cuts else (out, wide)
+def get_cpu_offload_context(enabled: bool = False, *args: Any, **kwargs: Any) -> Any:
+    """Return what moves activations to the CPU: nothing, unless it is asked for."""
+    if enabled:
+        raise launch.refuse("get_cpu_offload_context(enabled=True)")
+    return nullcontext(), lambda tensor: tensor
 
 
-class Fp8Padding(_Padding):
-    """Rows of experts padded."""
+# --- the library ----------------------------------------------------------------------------------
+
+QUANTIZED = {
+    name: type(name, (), {})
+    for name in (
+        "QuantizedTensor",
+        "QuantizedTensorStorage",
+        "Quantizer",
+        "Float8Tensor",
+        "MXFP8Tensor",
+        "Float8BlockwiseQTensor",
+        "NVFP4Tensor",
+        "Float8Quantizer",
+        "Float8CurrentScalingQuantizer",
+        "MXFP8Quantizer",
+        "Float8BlockQuantizer",
+        "NVFP4Quantizer",
+    )
+}
+"""Classes of tensors and of what casts them: programs ask whether something is one of them."""
+
+MODULES = {
+    each.__name__: each
+    for each in (
+        Linear,
+        LayerNormLinear,
+        GroupedLinear,
+        LayerNormMLP,
+        LayerNorm,
+        RMSNorm,
+        Fp8Padding,
+        Fp8Unpadding,
+    )
+}
+PRECISION = {
+    "fp8_autocast": fp8_autocast,
+    "autocast": autocast,
+    "fp8_model_init": fp8_model_init,
+    "quantized_model_init": fp8_model_init,
+    "is_fp8_available": state.available,
+    "is_mxfp8_available": state.blocks_available,
+    "is_nvfp4_available": state.blocks_available,
+    "is_fp8_block_scaling_available": state.available,
+    "get_default_recipe": state.default_recipe,
+}
+FP8 = {
+    **{name: each for name, each in PRECISION.items() if name != "autocast"},
+    **RECIPES,
+    "FP8GlobalStateManager": FP8GlobalStateManager,
+    "get_default_fp8_recipe": state.default_recipe,
+}
+RANDOM = {"CudaRNGStatesTracker": CudaRNGStatesTracker, "checkpoint": checkpoint}
+ROTARY = {
+    "FusedRoPEFunc": FusedRoPEFunc,
+    "apply_rotary_pos_emb": apply_rotary_pos_emb,
+    "RotaryPositionEmbedding": RotaryPositionEmbedding,
+}
+OPTIMIZERS = {
+    **kernels.names,
+    "FusedAdam": FusedAdam,
+    "FusedSGD": FusedSGD,
+    "MultiTensorApply": Applier,
+    "multi_tensor_applier": Applier(),
+}
+"""What several modules have, by name."""
 
 
-class Fp8Unpadding(_Padding):
-    """Rows of experts cut."""
-
-    cuts = True
+PYTORCH = "transformer_engine.pytorch"
 
 
-class _SplitAlongDim(torch.autograd.Function):
-    """Parts of a tensor, whose gradients are one tensor again."""
-
-    @staticmethod
-    def forward(ctx: Any, mixed: Any, axis: int, sizes: Any, squeeze: bool = False) -> Any:
-        ctx.axis = axis
-        parts = mixed.split(sizes, dim=axis)
-        return tuple(each.squeeze(axis) if squeeze else each for each in parts)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return torch.cat(grads, dim=ctx.axis), None, None, None
-
-
-def _offload(engine: Engine) -> Any:
-    def get_cpu_offload_context(enabled: bool = False, *args: Any, **kwargs: Any) -> Any:
-        """Return what moves activations to the CPU: nothing, unless it is asked for."""
-        if enabled:
-            raise engine.refuse("get_cpu_offload_context(enabled=True)")
-        return nullcontext(), lambda tensor: tensor
-
-    return get_cpu_offload_context
-
-
-def _build(launcher: Launcher) -> Contents:
-    engine = Engine(launcher, LIBRARY)
-    linears = Linears(engine)
-    experts = grouped_linear(engine, linears.base)
-    state, kernels = engine.state, MultiTensor(launcher)
-    manager, turning, rows = state.manager(), rotary(engine), permutation(engine)
-    dot_product, loss = attention(engine), cross_entropy(engine)
-    checkpoint, offload = _checkpoint(engine), _offload(engine)
-
-    def fp8_autocast(enabled: bool = True, calibrating: bool = False, fp8_recipe: Any = None,
-                     fp8_group: Any = None, _graph: bool = False) -> Any:  # fmt: skip
-        return state.autocast(enabled, calibrating, fp8_recipe, fp8_group)
-
-    def autocast(enabled: bool = True, calibrating: bool = False, recipe: Any = None,
-                 amax_reduction_group: Any = None, _graph: bool = False) -> Any:  # fmt: skip
-        return state.autocast(enabled, calibrating, recipe, amax_reduction_group)
-
-    def fp8_model_init(enabled: bool = True, recipe: Any = None,
-                       preserve_high_precision_init_val: bool = False) -> Any:  # fmt: skip
-        if enabled:
-            raise engine.refuse("fp8_model_init(enabled=True), weights in fp8,")
-        return nullcontext()
-
-    def general_gemm(A: Any, B: Any, workspace: Any = None, out_dtype: Any = None,
-                     layout: str = "TN", out: Any = None, accumulate: bool = False,
-                     **rest: Any) -> Any:  # fmt: skip
-        turned, straight = layout[0] == "T", layout[1] == "T"
-        k, n = (A.shape[-1], A.shape[0]) if turned else (A.shape[0], A.shape[-1])
-        m = B.shape[-1] if straight else B.numel() // B.shape[-1]
-        made = engine.multiply(
-            B, A, (m, n, k), out_dtype or B.dtype, into=out, accumulate=accumulate
-        )
-        shaped = made if straight or out is not None else made.view(*B.shape[:-1], n)
-        return shaped, None, None, None
-
-    quantized = {
-        name: type(name, (), {})
-        for name in (
-            "QuantizedTensor",
-            "QuantizedTensorStorage",
-            "Quantizer",
-            "Float8Tensor",
-            "MXFP8Tensor",
-            "Float8BlockwiseQTensor",
-            "NVFP4Tensor",
-            "Float8Quantizer",
-            "Float8CurrentScalingQuantizer",
-            "MXFP8Quantizer",
-            "Float8BlockQuantizer",
-            "NVFP4Quantizer",
-        )
-    }
-    modules = {
-        "Linear": linears.linear,
-        "LayerNormLinear": linears.layernorm_linear,
-        "GroupedLinear": experts,
-        "LayerNormMLP": mlp(engine, linears),
-        "LayerNorm": norm(engine, "layer"),
-        "RMSNorm": norm(engine, "rms"),
-        "Fp8Padding": Fp8Padding,
-        "Fp8Unpadding": Fp8Unpadding,
-    }
-    precision = {
-        "fp8_autocast": fp8_autocast,
-        "autocast": autocast,
-        "fp8_model_init": fp8_model_init,
-        "quantized_model_init": fp8_model_init,
-        "is_fp8_available": state.available,
-        "is_mxfp8_available": state.blocks_available,
-        "is_nvfp4_available": state.blocks_available,
-        "is_fp8_block_scaling_available": state.available,
-        "get_default_recipe": state.default_recipe,
-    }
-    random = {"CudaRNGStatesTracker": CudaRNGStatesTracker, "checkpoint": checkpoint}
-    optimizers = {
-        **kernels.names,
-        "FusedAdam": fused_adam(kernels, master_argument="master_weights"),
-        "FusedSGD": fused_sgd(kernels),
-        "MultiTensorApply": Applier,
-        "multi_tensor_applier": Applier(),
-    }
-    formats = recipes()
-    fp8 = {
-        **{name: each for name, each in precision.items() if name != "autocast"},
-        **formats,
-        "FP8GlobalStateManager": manager,
-        "get_default_fp8_recipe": state.default_recipe,
-    }
-    base = {"TransformerEngineBaseModule": linears.base, "get_workspace": lambda: None}
-    root = "transformer_engine"
+def _modules() -> Contents:
     return {
-        root: {},
-        f"{root}.common": {},
-        f"{root}.common.recipe": formats,
-        f"{root}.pytorch": {
-            **modules,
-            **precision,
-            **random,
-            **rows,
-            "DotProductAttention": dot_product,
-            "RotaryPositionEmbedding": turning["RotaryPositionEmbedding"],
-            "parallel_cross_entropy": loss,
-            "get_cpu_offload_context": offload,
+        "transformer_engine": {},
+        "transformer_engine.common": {},
+        "transformer_engine.common.recipe": RECIPES,
+        PYTORCH: {
+            **MODULES,
+            **PRECISION,
+            **RANDOM,
+            **PERMUTATION,
+            "DotProductAttention": DotProductAttention,
+            "MultiheadAttention": MultiheadAttention,
+            "TransformerLayer": TransformerLayer,
+            "RotaryPositionEmbedding": RotaryPositionEmbedding,
+            "parallel_cross_entropy": parallel_cross_entropy,
+            "get_cpu_offload_context": get_cpu_offload_context,
             "get_device_compute_capability": torch.cuda.get_device_capability,
             "is_bf16_available": lambda return_reason=False: (True, "") if return_reason else True,
-            **quantized,
+            **QUANTIZED,
         },
-        f"{root}.pytorch.attention": {
-            "DotProductAttention": dot_product,
-            "RotaryPositionEmbedding": turning["RotaryPositionEmbedding"],
+        **_modules_of_layers(),
+        **_modules_of_tensors(),
+        **_modules_of_processes(),
+    }
+
+
+def _modules_of_layers() -> Contents:
+    """Return the modules that layers and functions are imported from."""
+    attention = {"DotProductAttention": DotProductAttention}
+    base = {
+        "TransformerEngineBaseModule": TransformerEngineBaseModule,
+        "get_workspace": lambda: None,
+    }
+    return {
+        f"{PYTORCH}.attention": {
+            **attention,
+            "MultiheadAttention": MultiheadAttention,
+            "RotaryPositionEmbedding": RotaryPositionEmbedding,
         },
-        f"{root}.pytorch.attention.dot_product_attention": {"DotProductAttention": dot_product},
-        f"{root}.pytorch.attention.rope": turning,
-        f"{root}.pytorch.cpp_extensions": {"general_gemm": general_gemm},
-        f"{root}.pytorch.cpu_offload": {"get_cpu_offload_context": offload},
-        f"{root}.pytorch.cross_entropy": {"parallel_cross_entropy": loss},
-        f"{root}.pytorch.distributed": {
-            **random,
-            "gather_along_first_dim": gather,
-            "reduce_scatter_along_first_dim": scatter,
-            "get_distributed_world_size": lambda group=None: dist.get_world_size(group),
-            "get_distributed_rank": lambda group=None: dist.get_rank(group),
-            "is_fp8_activation_recompute_enabled": lambda: False,
-            "in_fp8_activation_recompute_phase": lambda: False,
-        },
-        f"{root}.pytorch.float8_tensor": {"Float8Tensor": quantized["Float8Tensor"]},
-        f"{root}.pytorch.fp8": fp8,
-        f"{root}.pytorch.quantization": {**fp8, **precision},
-        f"{root}.pytorch.graph": {
-            "set_capture_start": lambda: None,
-            "set_capture_end": lambda: None,
-            "is_graph_capturing": lambda: False,
-            "save_fp8_tensors": lambda modules, recipe=None: None,
-            "restore_fp8_tensors": lambda modules, tensors: None,
-        },
-        f"{root}.pytorch.module": modules,
-        f"{root}.pytorch.module.base": base,
-        f"{root}.pytorch.module.linear": {"Linear": linears.linear},
-        f"{root}.pytorch.module.layernorm_linear": {"LayerNormLinear": linears.layernorm_linear},
-        f"{root}.pytorch.module.grouped_linear": {"GroupedLinear": experts},
-        f"{root}.pytorch.module.layernorm": {"LayerNorm": modules["LayerNorm"]},
-        f"{root}.pytorch.module.layernorm_mlp": {"LayerNormMLP": modules["LayerNormMLP"]},
-        f"{root}.pytorch.module.rmsnorm": {"RMSNorm": modules["RMSNorm"]},
-        f"{root}.pytorch.ops": activations(engine),
-        f"{root}.pytorch.optimizers": optimizers,
-        f"{root}.pytorch.permutation": rows,
-        f"{root}.pytorch.tensor": quantized,
-        f"{root}.pytorch.tensor.float8_tensor": {
-            name: quantized[name]
-            for name in ("Float8Tensor", "Float8Quantizer", "Float8CurrentScalingQuantizer")
-        },
-        f"{root}.pytorch.tensor.mxfp8_tensor": {
-            name: quantized[name] for name in ("MXFP8Tensor", "MXFP8Quantizer")
-        },
-        f"{root}.pytorch.utils": {
-            "SplitAlongDim": _SplitAlongDim,
+        f"{PYTORCH}.attention.dot_product_attention": attention,
+        f"{PYTORCH}.attention.rope": ROTARY,
+        f"{PYTORCH}.cross_entropy": {"parallel_cross_entropy": parallel_cross_entropy},
+        f"{PYTORCH}.module": MODULES,
+        f"{PYTORCH}.module.base": base,
+        f"{PYTORCH}.module.linear": {"Linear": Linear},
+        f"{PYTORCH}.module.layernorm_linear": {"LayerNormLinear": LayerNormLinear},
+        f"{PYTORCH}.module.grouped_linear": {"GroupedLinear": GroupedLinear},
+        f"{PYTORCH}.module.layernorm": {"LayerNorm": LayerNorm},
+        f"{PYTORCH}.module.layernorm_mlp": {"LayerNormMLP": LayerNormMLP},
+        f"{PYTORCH}.module.rmsnorm": {"RMSNorm": RMSNorm},
+        f"{PYTORCH}.ops": ACTIVATIONS,
+        f"{PYTORCH}.permutation": PERMUTATION,
+        f"{PYTORCH}.transformer": {"TransformerLayer": TransformerLayer},
+    }
+
+
+def _modules_of_tensors() -> Contents:
+    """Return the modules of formats, of tensors in them, of products and of optimizers."""
+
+    def quantized(*names: str) -> dict[str, Any]:
+        return {name: QUANTIZED[name] for name in names}
+
+    return {
+        f"{PYTORCH}.cpp_extensions": {"general_gemm": general_gemm},
+        f"{PYTORCH}.float8_tensor": quantized("Float8Tensor"),
+        f"{PYTORCH}.fp8": FP8,
+        f"{PYTORCH}.optimizers": OPTIMIZERS,
+        f"{PYTORCH}.quantization": {**FP8, **PRECISION},
+        f"{PYTORCH}.tensor": QUANTIZED,
+        f"{PYTORCH}.tensor.float8_tensor": quantized(
+            "Float8Tensor", "Float8Quantizer", "Float8CurrentScalingQuantizer"
+        ),
+        f"{PYTORCH}.tensor.mxfp8_tensor": quantized("MXFP8Tensor", "MXFP8Quantizer"),
+        f"{PYTORCH}.utils": {
+            "SplitAlongDim": SplitAlongDim,
             "make_weak_ref": lambda tensor: tensor,
             "get_device_compute_capability": torch.cuda.get_device_capability,
             "is_bf16_compatible": lambda: True,
@@ -310,17 +296,37 @@ def _build(launcher: Launcher) -> Contents:
     }
 
 
+def _modules_of_processes() -> Contents:
+    """Return the modules about ranks, copies to the CPU and CUDA graphs."""
+    return {
+        f"{PYTORCH}.cpu_offload": {"get_cpu_offload_context": get_cpu_offload_context},
+        f"{PYTORCH}.distributed": {
+            **RANDOM,
+            "gather_along_first_dim": gather,
+            "reduce_scatter_along_first_dim": scatter,
+            "get_distributed_world_size": lambda group=None: dist.get_world_size(group),
+            "get_distributed_rank": lambda group=None: dist.get_rank(group),
+            "is_fp8_activation_recompute_enabled": lambda: False,
+            "in_fp8_activation_recompute_phase": lambda: False,
+        },
+        f"{PYTORCH}.graph": {
+            "set_capture_start": lambda: None,
+            "set_capture_end": lambda: None,
+            "is_graph_capturing": lambda: False,
+            "save_fp8_tensors": lambda modules, recipe=None: None,
+            "restore_fp8_tensors": lambda modules, tensors: None,
+        },
+    }
+
+
 LIBRARY = Library(
     "transformer_engine",
-    "transformer-engine",
-    "2.9.0",
-    _build,
+    launch,
+    _modules,
     {
         "transformer_engine.common.recipe": ("CustomRecipe",),
         "transformer_engine.pytorch": (
-            "MultiheadAttention",
             "InferenceParams",
-            "TransformerLayer",
             "UserBufferQuantizationMode",
             "initialize_ub",
             "destroy_ub",
@@ -328,7 +334,7 @@ LIBRARY = Library(
             "onnx_export",
             "get_cudnn_version",
         ),
-        "transformer_engine.pytorch.attention": ("MultiheadAttention", "InferenceParams"),
+        "transformer_engine.pytorch.attention": ("InferenceParams",),
         "transformer_engine.pytorch.cpp_extensions": ("general_grouped_gemm",),
         "transformer_engine.pytorch.distributed": (
             "activation_recompute_forward",
@@ -347,7 +353,6 @@ LIBRARY = Library(
         "transformer_engine.pytorch.router": (),
         "transformer_engine.pytorch.tensor": ("cast_master_weights_to_fp8", "replace_raw_data"),
         "transformer_engine.pytorch.tensor.utils": (),
-        "transformer_engine.pytorch.transformer": (),
         "transformer_engine_torch": (),
     },
     ("transformer_engine_torch",),

@@ -5,8 +5,11 @@ before its forward and, where it was freed after it, again before its backward; 
 are reduced to shards. What is in no block (embedding, head) is the root's, and experts are spread
 over the ranks that hold them. The root stays gathered from its forward to its backward. With
 `end_units` there are units of what is before the blocks and after them, of which the latter, the
-head's, stays gathered; with `loss_chunks` it is gathered again for the parts of the loss, whose
-gradients are added up, and once more for the backward of the norm that is in it.
+head's, stays gathered; with `loss_chunks` it is gathered again for the parts of the loss, and once
+more for the backward of the norm that is in it. Each part has a backward pass of its own: the first
+part's gradient is cast to the format in which they are reduced, those of the others are added
+(``to_accumulated_grad_if_needed``), and the last pass ends when the sum is reduced
+(``finalize_backward``).
 
 What is gathered lies rank by rank, and is copied to where the parameters are; gradients are copied
 the other way, in the format in which they are reduced: two copies of a unit on the stream of the
@@ -285,14 +288,19 @@ class Fsdp(Strategy):
             self._reducing[chunk] = ReduceState()
 
     def _reduce(self, block: BlockBuilder, state: ReduceState, unit: Unit) -> None:
-        for _ in range(self._chunks_of_loss - 1 if unit.head else 0):
+        in_parts = unit.head and self._chunks_of_loss > 1
+        if in_parts and self.gradient_size != self.weight_size:
+            cast = (self.weight_size + self.gradient_size) * unit.dense
+            block.compute(Compute("gradient cast", Elementwise(cast)))
+        for _ in range(self._chunks_of_loss - 1 if in_parts else 0):
             traffic = (self.weight_size + 2 * self.gradient_size) * unit.dense
             block.compute(Compute("gradient accumulation", Elementwise(traffic)))
         block.await_next(state.latest)
         state.latest = []
+        computed = self.gradient_size if in_parts else self._computed_gradient_size
         for expert, size in unit.kinds:
             if not self.plan.framework.flat_shards:
-                traffic = (self._computed_gradient_size + self.gradient_size) * size
+                traffic = (computed + self.gradient_size) * size
                 block.compute(Compute("copy gradients in", Elementwise(traffic)))
             group, whole = self.shard_group(expert), self.gradient_size * size
             scatter = collective(Operation.REDUCE_SCATTER, group, whole, "gradient")
@@ -312,6 +320,8 @@ class Fsdp(Strategy):
                     state.latest.append(row)
                 waits = [row]
                 state.all.append(row)
+        if in_parts:  # the backward pass of the last part ends, which waits for its reductions
+            block.await_next(state.all)
 
     @property
     def optimizer_gradient_size(self) -> int:

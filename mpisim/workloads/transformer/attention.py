@@ -137,7 +137,7 @@ def _qkv_projections(s: Shapes, shape: AttentionShape) -> tuple[Operator, ...]:
     gates = shape.output_width if model.attention_gate else 0
     width = shape.query_width + gates + shape.key_value_width
     # Queries, keys and values are kept also where attention is computed again.
-    if s.separate_projections:
+    if s.separate_projections and not s.fused_qkv:
         widths = {
             "query": shape.query_width + gates,
             "key": shape.kv_heads * shape.head_size,
@@ -178,15 +178,26 @@ def _split_qkv(s: Shapes, shape: AttentionShape) -> tuple[Operator, ...]:
     megatron/core/transformer/attention.py), by PyTorch's kernel of tensors that are not dense;
     gradients of the three are put together again
     (``SplitAlongDim`` of Transformer Engine, whose ``noop_cat`` is of no use: rotary positions and
-    attention make three tensors).
+    attention make three tensors). torchtitan (``FusedQKVLinear``) copies each of the three and puts
+    gradients together; compiled, kernels of positions do so for queries and keys.
     """
+    moved = 2 * s.element_size * s.tokens
+    values = shape.kv_heads * shape.value_size
+    width = shape.query_width + shape.key_value_width
+    if s.fused_qkv:
+        widths = {"value": values}
+        if s.plan.framework.fused:
+            width = values
+        else:
+            widths |= {"query": shape.query_width, "key": shape.kv_heads * shape.head_size}
+        copies = [broadcast(f"{k} copy", moved * n, s.tokens * n) for k, n in widths.items()]
+        backward = (elementwise("qkv gradient concatenation", moved * width),)
+        return (Operator("qkv split", tuple(copies), backward),)
     if not (s.is_megatron and s.plan.framework.fused and s.plan.framework.kernels == "flash"):
         return ()
-    moved = 2 * s.element_size * s.tokens
     grouped = shape.kv_heads < shape.heads
     elements = s.tokens * shape.query_width
     forward = (broadcast("query copy", 2 * s.element_size * elements, elements),) if grouped else ()
-    width = shape.query_width + shape.key_value_width
     backward = (elementwise("qkv gradient concatenation", moved * width),)
     return (Operator("qkv split", forward, backward),)
 

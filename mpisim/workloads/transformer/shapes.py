@@ -122,6 +122,12 @@ class Shapes:
         possible = self.grid.tp == 1 or (self.gathers_batch_first and not self.plan.overlap.tp)
         return self.plan.framework.separate_projections and possible
 
+    @property
+    def fused_qkv(self) -> bool:
+        """Whether queries, keys and values of matrices that are else separate come from one."""
+        framework = self.plan.framework
+        return framework.separate_projections and framework.fused_qkv
+
     # --- number formats -------------------------------------------------------------------------
 
     @property
