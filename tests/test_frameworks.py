@@ -319,3 +319,13 @@ def test_kernels_of_its_own_widen_the_error_bar(tmp_path: Path) -> None:
     assert 0.03 < added.share < 0.4
     assert OWN_KERNELS not in {each.name for each in theirs.effects}
     assert own.relative == pytest.approx(math.hypot(theirs.relative, added.effect), rel=1e-3)
+
+
+@pytest.mark.parametrize(("version", "fused"), [("0.2", False), ("0.3", True)])
+def test_torchtitan_has_one_matrix_for_queries_keys_and_values(version: str, fused: bool) -> None:
+    keys = ["framework.name=torchtitan", f"framework.version={version}", "model.layers=1"]
+    program = prepare(load(None, keys)[1]).workload.program
+    found = {program.names[number] for number in program.table_of(0).name.tolist()}
+    assert {"qkv", "query copy", "key copy", "value copy"} <= found if fused else "qkv" not in found
+    assert ("query" in found) is not fused
+    assert ("gradient cast" in found) is fused  # of the head, whose loss is computed in parts
