@@ -30,6 +30,7 @@ from .parallel_growth import Grown, grow
 from .parallel_optimizer import with_distributed_optimizer
 from .parallel_overlap import KernelsByName, KernelSlowdown, kernels_by_name
 from .parallel_rounds import with_micro_batches
+from .parallel_slowest import SlowestOfMore
 from .parallel_stages import with_stages
 from .parallel_structure import (
     ParallelStructure,
@@ -215,53 +216,23 @@ def extrapolate_parallel(
     """
     plain = replay(job, comm)
     whole = _whole(job.program, comm)
+    options = {
+        "--gpu": gpu,
+        "--distributed-optimizer": distributed_optimizer,
+        "--micro-batches": micro_batches,
+        "--pp": stages,
+    }
     with collective_errors(comm):
-        named = any(m.group is not None for o in job.traces.matching.operations for m in o.members)
-        structure = find_structure(
-            whole,
-            job.traces.ranks,
-            job.traces.world_size,
-            named=named,
-            layout=parse_layout(layout) if layout else (),
-        )
-        options = {
-            "--gpu": gpu,
-            "--distributed-optimizer": distributed_optimizer,
-            "--micro-batches": micro_batches,
-            "--pp": stages,
-        }
-        for option, given in options.items():
-            if given is not None and cluster is None:
-                raise UsageError(f"{option} is a change: --cluster says on which network")
+        structure = _structure(job, whole, layout)
+        given = next((name for name, value in options.items() if value is not None), None)
+        if given is not None and cluster is None:
+            raise UsageError(f"{given} is a change: --cluster says on which network")
     recorded = _step(whole, comm, None)
-    kernels: Repriced | None = None
-    slowdown: KernelSlowdown | None = None
-    job_now = _Changed(
+    wanted = _Changed(
         structure, dp, cluster, traced_cluster, distributed_optimizer, micro_batches, stages
     )
-    grown: Grown | None = None
-    if cluster is not None:
-        otherwise = (traced_cluster or cluster).gpu
-        with collective_errors(comm):
-            if traced_cluster is None:
-                _check_recorded_there(job.device_name, cluster)
-            name = _recorded_gpu(job.device_name, otherwise)
-            old = find_gpu(name)
-            new = old if gpu is None else find_gpu(gpu)
-        now = whole
-        if gpu is not None:
-            changed, kernels = reprice(job, comm, Repricing(False, new, name, needs_shapes=False))
-            now = _whole(changed.program, comm)
-            kernels = kernels if kernels.is_other else None
-        before = _network(traced_cluster or cluster, whole.n_ranks)
-        by_name = kernels_by_name(job, structure, old, comm)
-        slowdown = KernelSlowdown(whole, before, old, new, by_name, comm)
-        with collective_errors(comm):
-            grown = job_now.grown(slowdown.alone(now), kernels is not None, by_name)
-    else:
-        with collective_errors(comm):
-            grown = job_now.grown(whole, False, {})
-    if grown is None or slowdown is None:
+    run = _run_of(job, whole, wanted, gpu, comm)
+    if run is None:
         own = max((abs(each.error) for each in plain.steps), default=0.0)
         said = {
             "uncertainty": own,
@@ -269,6 +240,86 @@ def extrapolate_parallel(
             "assumptions": [*_kept(), *structure.notes],
         }
         return Extrapolated(structure, whole, None, None, recorded, recorded, own, said)
+    grown = run.grown
+    error, method = _error(plain, recorded, run)
+    said = {
+        "uncertainty": error,
+        "uncertainty_method": method,
+        "assumptions": [
+            *_kept(),
+            *structure.notes,
+            *_assumptions(grown),
+            run.slowdown,
+            *_kernel_assumptions(run.kernels, job.device_name, cluster),
+        ],
+        "not_modelled": _not_modelled(),
+    }
+    return Extrapolated(
+        structure, grown.program, grown.network, grown, recorded, run.step, error, said, run.kernels
+    )
+
+
+def _structure(job: TraceJob, whole: Program, layout: str) -> ParallelStructure:
+    """Return the grid of a job's groups; `layout` as of `extrapolate_parallel`."""
+    traces = job.traces
+    named = any(m.group is not None for each in traces.matching.operations for m in each.members)
+    axes = parse_layout(layout) if layout else ()
+    return find_structure(whole, traces.ranks, traces.world_size, named=named, layout=axes)
+
+
+@frozen(eq=False)
+class _Run:
+    """A changed job as simulated.
+
+    Attributes
+    ----------
+    grown : Grown
+        With kernels as they run beside communications.
+    step : float
+        Seconds.
+    late : mapping of str to float
+        What takes its error bar longer → seconds of that step.
+    slowdown : str
+        What communications do to kernels, for people.
+    kernels : Repriced, optional
+        Where they run on another GPU.
+    """
+
+    grown: Grown
+    step: float
+    late: Mapping[str, float]
+    slowdown: str
+    kernels: Repriced | None
+
+
+def _run_of(
+    job: TraceJob, whole: Program, wanted: _Changed, gpu: str | None, comm: Intracomm
+) -> _Run | None:
+    """Return the changed job, simulated; None if nothing changes. **Collective.**"""
+    cluster, traced = wanted.cluster, wanted.traced
+    if cluster is None:
+        with collective_errors(comm):
+            wanted.grown(whole, False, {})  # refuses what needs a network
+        return None
+    kernels: Repriced | None = None
+    with collective_errors(comm):
+        if traced is None:
+            _check_recorded_there(job.device_name, cluster)
+        name = _recorded_gpu(job.device_name, (traced or cluster).gpu)
+        old = find_gpu(name)
+        new = old if gpu is None else find_gpu(gpu)
+    now = whole
+    if gpu is not None:
+        changed, kernels = reprice(job, comm, Repricing(False, new, name, needs_shapes=False))
+        now = _whole(changed.program, comm)
+        kernels = kernels if kernels.is_other else None
+    before = _network(traced or cluster, whole.n_ranks)
+    by_name = kernels_by_name(job, wanted.structure, old, comm)
+    slowdown = KernelSlowdown(whole, before, old, new, by_name, comm)
+    with collective_errors(comm):
+        grown = wanted.grown(slowdown.alone(now), kernels is not None, by_name)
+    if grown is None:
+        return None
     slowed = slowdown.put_in(grown.program, grown.network)
     grown = replace(grown, program=_whole(slowed, comm))
     slowdown_text = slowdown.text  # of this run, not of the late one
@@ -277,26 +328,11 @@ def extrapolate_parallel(
     if kernels is not None:
         assert kernels.late is not None
         longer = _whole(kernels.late, comm)
-        slow = job_now.grown(slowdown.alone(longer), True, by_name)
+        slow = wanted.grown(slowdown.alone(longer), True, by_name)
         assert slow is not None
         slowed = _whole(slowdown.put_in(slow.program, slow.network), comm)
         late["kernels on another GPU"] = _step(slowed, comm, slow.network)
-    error, method = _error(plain, recorded, step, late)
-    said = {
-        "uncertainty": error,
-        "uncertainty_method": method,
-        "assumptions": [
-            *_kept(),
-            *structure.notes,
-            *_assumptions(grown),
-            slowdown_text,
-            *_kernel_assumptions(kernels, job.device_name, cluster),
-        ],
-        "not_modelled": _not_modelled(),
-    }
-    return Extrapolated(
-        structure, grown.program, grown.network, grown, recorded, step, error, said, kernels
-    )
+    return _Run(grown, step, late, slowdown_text, kernels)
 
 
 def _check_recorded_there(said: str, cluster: Cluster) -> None:
@@ -358,7 +394,7 @@ class _Changed:
 
     def grown(self, program: Program, changed: bool, kernels: KernelsByName) -> Grown | None:
         """Return the changed job; None if nothing is to be changed, nor has been."""
-        structure, cluster = self.structure, self.cluster
+        structure, cluster, recorded = self.structure, self.cluster, program.n_ranks
         along = structure.axis("dp")
         size = 1 if along is None else structure.axes[along].size
         replicas = size if self.dp is None else self.dp
@@ -399,7 +435,15 @@ class _Changed:
         old = _network(self.traced or cluster, world)
         new = _network(cluster, world // size * replicas)
         found = grow(program, structure, replicas, old, new, floor)
-        return replace(found, assumptions=(*said, *found.assumptions), samples=samples)
+        slowest = SlowestOfMore(recorded, found.program.n_ranks)
+        said = [*said, *found.assumptions, *([slowest.text] if slowest.text else [])]
+        return replace(
+            found,
+            program=slowest.put_in(found.program, kernels),
+            slowest=slowest.factor,
+            assumptions=tuple(said),
+            samples=samples,
+        )
 
 
 def _network(cluster: Cluster, ranks: int) -> NcclNetwork:
@@ -420,11 +464,9 @@ def _step(program: Program, comm: Intracomm, network: Any) -> float:
 # --- what is said of it --------------------------------------------------------------------------
 
 
-def _error(
-    plain: Replay, recorded: float, step: float, late: Mapping[str, float]
-) -> tuple[float, str]:
+def _error(plain: Replay, recorded: float, run: _Run) -> tuple[float, str]:
     """How far off the new step may be, and why: see `mpisim.replay.error` for the first four."""
-    job = plain.job
+    job, step = plain.job, run.step
     own = max((abs(each.error) for each in plain.steps), default=0.0)
     steps, waits = differences()
     change = abs(step - recorded) / step if step > 0 else 0.0
@@ -433,13 +475,15 @@ def _error(
     measured = sum(each.measured for each in plain.steps)
     kept = sum(job.unexplained.get(number, 0.0) for number in {s.step for s in plain.steps})
     kept = min(kept / measured, 1.0) if measured else 0.0
-    prices = {what: abs(each - step) / step if step > 0 else 0.0 for what, each in late.items()}
-    value = math.hypot(own, steps.si, inferred * change, kept * change, *prices.values())
-    priced = ", ".join(f"{what} {percentage(each, 1)}" for what, each in prices.items())
+    late = {what: abs(each - step) / step if step > 0 else 0.0 for what, each in run.late.items()}
+    if run.grown.slowest is not None and run.grown.slowest.error:
+        late["the slowest GPU"] = run.grown.slowest.error  # of products: at most that of the step
+    value = math.hypot(own, steps.si, inferred * change, kept * change, *late.values())
+    slower = ", ".join(f"{what} {percentage(each, 1)}" for what, each in late.items())
     return value, (
         f"of a prediction, 9 of 10 within: the unchanged replay {percentage(own, 2)}, steps differ "
         f"{percentage(steps.si, 1)}, waits inferred {percentage(inferred)} of the change, "
-        f"time kept as recorded {percentage(kept, 1)} of it, {priced} (all of them slower by their "
+        f"time kept as recorded {percentage(kept, 1)} of it, {slower} (all of them slower by their "
         f"error bars); the change is {percentage(step / recorded - 1, 2, signed=True)} "
         "(data/replay.toml, the calibrations of the models)"
     )
@@ -506,7 +550,6 @@ def _not_modelled() -> list[str]:
         "communications that kernels slow down otherwise than recorded",
         "buckets that frameworks cut otherwise for more ranks (Megatron-LM from 40 replicas on), "
         "padding of single parameters",
-        "that of more GPUs the slowest is slower than of those recorded",
     ]
 
 
