@@ -21,6 +21,8 @@ To be read in this order:
     threads of one process.
 `gpu_traces`
     Traces of one step on several GPUs → which of them each GPU's ranks do as.
+`optimizer_share`
+    The optimizer's kernels on a rank's share of the parameters.
 `li_scaling`
     Li's regression lines over the kernels of a step, in place of the kernel model.
 `network`

@@ -49,6 +49,7 @@ from ..traces.operator_calls import (
 )
 from ..traces.read import read_source
 from .layers import layer_names, with_tied
+from .optimizer_share import list_call
 from .passes import ACCUMULATE, Passes
 from .roles import batch_of, with_roles
 from .step import (
@@ -481,6 +482,7 @@ class _Reader:
             launch=0 if first else int(table.launch[row]),
             launch_cost=int(table.launch_cost[row]),
             gap=int(table.gap[row]),
+            lists=None if call is None else list_call(self.calls[call].call),
         )
 
     def _parameters(self, found: list[_Forward], rows: np.ndarray) -> None:
