@@ -61,7 +61,7 @@ from .step import (
     TracedWait,
     taken_as_one_stream,
 )
-from .whole import check_whole, nodes_without_forward
+from .whole import check_end, check_whole, nodes_without_forward
 
 __all__ = ["read_kineto_step"]
 
@@ -291,6 +291,8 @@ class _Reader:
     def step(self, chosen: tuple[int, np.ndarray], gpu: str, batch: int | None) -> TracedStep:
         """Return the step that some rows are of."""
         number, rows = chosen
+        ops = [int(op) for op in self.lowered.op[rows] if op >= 0]
+        check_end(self.passes, ops, f"ProfilerStep#{number}" if number >= 0 else "")
         self._check_streams(rows)
         self._check_one_pass(rows)
         self._bandwidth = find_gpu(gpu).bandwidth.si
