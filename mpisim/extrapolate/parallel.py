@@ -105,9 +105,7 @@ def extrapolate_parallel(
     }
     with collective_errors(comm):
         structure = _structure(job, whole, layout)
-        given = next((name for name, value in options.items() if value is not None), None)
-        if given is not None and cluster is None:
-            raise UsageError(f"{given} is a change: --cluster says on which network")
+        _check_cluster(options, cluster)
     recorded = _step(whole, comm, None)
     wanted = _Changed(
         structure, dp, cluster, traced_cluster, distributed_optimizer, micro_batches, stages
@@ -128,10 +126,17 @@ def extrapolate_parallel(
         "assumptions": _rests_on(job, structure, run, cluster),
         "not_modelled": _not_modelled(),
     }
-    grown = run.grown
+    new, step = run.grown, run.step
     return Extrapolated(
-        structure, grown.program, grown.network, grown, recorded, run.step, error, said, run.kernels
+        structure, new.program, new.network, new, recorded, step, error, said, run.kernels
     )
+
+
+def _check_cluster(options: Mapping[str, Any], cluster: Cluster | None) -> None:
+    """Refuse a change for which no network is named."""
+    given = next((name for name, value in options.items() if value is not None), None)
+    if given is not None and cluster is None:
+        raise UsageError(f"{given} is a change: --cluster says on which network")
 
 
 def _structure(job: TraceJob, whole: Program, layout: str) -> ParallelStructure:
