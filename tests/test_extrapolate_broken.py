@@ -63,6 +63,13 @@ def without_launches(content: Events) -> Events:
     return [each for each in content if each.get("cat") != "cuda_runtime" or rng.random() > 1 / 3]
 
 
+def ended_early(content: Events) -> Events:
+    """Recording ends with the CPU's part of the step, which is ahead of the device."""
+    ends = [begin(each) + each["dur"] for each in content if each.get("cat") == "cuda_runtime"
+            if each["name"] == "cudaLaunchKernel"]  # fmt: skip
+    return [each for each in content if "ts" not in each or begin(each) <= max(ends)]
+
+
 def of_cpu_alone(content: Events) -> Events:
     return [
         each for each in content if each.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset")
@@ -113,6 +120,7 @@ BROKEN: dict[str, tuple[Callable[[Events], Events], str]] = {
     "backward alone": (backward_alone, "layers are missing"),
     "kernels dropped": (without_kernels, "launches have no kernel"),
     "launches dropped": (without_launches, "kernels have no launch"),
+    "ended early": (ended_early, "recording ended before the device did"),
     "CPU alone": (of_cpu_alone, "no GPU kernels"),
     "GPU alone": (of_gpu_alone, "forward pass alone"),
     "two models": (lambda content: repeated(content, kept, False), "of two models"),

@@ -26,11 +26,14 @@ from mpisim.extrapolate.parallel_order import ORDERS, stage_order
 from mpisim.extrapolate.parallel_overlap import KernelSlowdown
 from mpisim.extrapolate.parallel_partition import StagePartition
 from mpisim.extrapolate.parallel_shards import sharded_rows
+from mpisim.extrapolate.parallel_slowest import SlowestOfMore
 from mpisim.extrapolate.parallel_stages import repartitioned
 from mpisim.extrapolate.parallel_structure import find_structure, parse_layout
 from mpisim.extrapolate.prepare import of_several_ranks
+from mpisim.kernels.operations import Elementwise, Gemm
 from mpisim.prediction.network import network_of
 from mpisim.prediction.prepared import PreparedExperiment, prepare
+from mpisim.prediction.variation import slowest_factor
 from mpisim.program import Kind, Operation, Program, ProgramBuilder
 from mpisim.replay import TraceJob, read_job, replay
 from mpisim.results import open_results
@@ -396,6 +399,41 @@ def test_kernels_of_a_sharded_optimizer(llama: Job) -> None:
     assert names == {"gradient norm", "clip gradients", "adam"}
     before, after = llama.grown(16).grown.sharded  # type: ignore[union-attr]
     assert after == pytest.approx(before / 2, rel=0.01)
+
+
+# --- the slowest GPU ------------------------------------------------------------------------------
+
+
+def test_the_slowest_of_more_gpus() -> None:
+    """Of N normal numbers the largest is z(N) beyond the mean: 8 that were recorded hold z(8)."""
+    factor = SlowestOfMore(8, 64).factor
+    assert factor.value == pytest.approx(slowest_factor(64).value / slowest_factor(8).value)
+    further = SlowestOfMore(64, 4096).factor.value
+    assert SlowestOfMore(8, 4096).factor.value == pytest.approx(factor.value * further)
+    assert 0 < factor.error < slowest_factor(64).error
+    for fewer in (4, 8):
+        assert SlowestOfMore(8, fewer).factor.value == 1
+        assert not SlowestOfMore(8, fewer).text
+
+
+def test_products_alone_are_slower() -> None:
+    builder = ProgramBuilder()
+    names = ("sgemm_128x128", "elementwise", "product of a compiler", "fmha_norm")
+    rows = builder.table()
+    for name in names:
+        rows.kernel(name, 0, 1_000_000)
+    builder.add_rank(builder.add_table(rows.build()), [])
+    program = builder.build()
+    kernels = {
+        "product of a compiler": [(1_000_000, Gemm(64, 64, 64))],
+        "fmha_norm": [(1_000_000, Elementwise(64))],  # shapes say more than names
+    }
+    slowest = SlowestOfMore(1, 8)
+    longer = round(1_000_000 * slowest_factor(8).value)
+    found = slowest.put_in(program, kernels).table_of(0).duration
+    assert found.tolist() == [longer, 1_000_000, longer, 1_000_000]
+    assert program.table_of(0).duration.tolist() == [1_000_000] * 4
+    assert SlowestOfMore(8, 8).put_in(program, kernels) is program
 
 
 def test_unknown_sizes_are_refused_where_they_matter() -> None:
@@ -801,7 +839,6 @@ def test_megatron_grows_as_the_generated_job(megatron: TraceJob, tmp_path: Path)
     text = GPT.replace("dgx-h100", "a800-8gpu").replace("zero = 1", "zero = 0\noverlap.dp = false")
     text = text.replace('"gpt3-350m"', '"gpt3-350m"\nseq_len = 1024')
     text = text.replace("micro_batch = 4", "micro_batch = 32")
-    text += "[variation]\nslowest = false\n"  # that the slowest of more GPUs is slower is not grown
     plan = {nodes: generated(text, 128, nodes, tmp_path) for nodes in (1, 2, 4)}
     cluster = find_cluster("a800-8gpu")
     steps = [extrapolate_parallel(megatron, MPI.COMM_SELF).step]

@@ -268,6 +268,15 @@ def test_concatenations_place_what_is_not_dense_one_by_one() -> None:
     assert of("aten::cat", (), 3, out=half(4, 8)) == (Elementwise(size, indexed=32),)
 
 
+def test_copies_of_fully_shard_are_one_kernel_whatever_their_sizes() -> None:
+    """262.7 million numbers would be 13 kernels of `_foreach_copy_`."""
+    whole_, parts = half(128256 * 2048 + 2048), (half(128256, 2048), half(2048))
+    moved = Elementwise(2 * 2 * (128256 * 2048 + 2048))
+    assert of("aten::split_with_sizes_copy", whole_, (128256 * 2048, 2048), 1, parts) == (moved,)
+    assert of("aten::_chunk_cat", parts, 0, 8, whole_) == (moved,)
+    assert len(of("aten::_foreach_copy_", parts, parts)) == 13
+
+
 def test_unknown_operators_move_their_bytes() -> None:
     found = kernels_of(OperatorCall("my::op", (half(3, 4), 2, (half(5),)), (half(6),)))
     assert not found.known

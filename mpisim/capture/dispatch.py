@@ -49,6 +49,11 @@ _SILENT = {
     "aten::record_stream",
     "fsdp::record_grad_output_stream",
 }
+_ONE_KERNEL = {
+    "split_with_sizes_copy": "aten::split_with_sizes_copy",
+    "chunk_cat": "aten::_chunk_cat",
+}
+"""Operators of `fully_shard` → those of PyTorch that launch one kernel for all their tensors."""
 
 
 def is_fake(tensor: Any) -> bool:
@@ -57,15 +62,20 @@ def is_fake(tensor: Any) -> bool:
 
 
 def _sharded_copies(short: str, args: Any, kwargs: Any) -> OperatorCall:
-    """Operator of `fully_shard` → the copies that it is: into and out of buffers that are sent."""
-    target = kwargs.get("out")
+    """Operator of `fully_shard` → the copies that it is: into and out of buffers that are sent.
+
+    Copies out of gathered parameters and into the buffer of gradients are one kernel for all
+    tensors, whatever their sizes (`split_with_sizes_copy_out_contiguous_no_cast_kernel` and
+    `chunk_cat_cuda_kernel` of aten/src/ATen/native/cuda/TensorShape.cu).
+    """
+    target, name = kwargs.get("out"), _ONE_KERNEL.get(short, "aten::_foreach_copy_")
     if short == "split_with_sizes_copy":
         into = out_of = spec_of(target)
     else:  # all_gather_copy_in, chunk_cat and chunk_cat_mixed_dtype: lists of tensors into one
         out_of = spec_of(args[0])
         buffer = spec_of(args[1] if target is None else target)
         into = tuple(TensorSpec(buffer.dtype, each.shape, each.strides) for each in out_of)
-    return OperatorCall("aten::_foreach_copy_", (into, out_of, False))
+    return OperatorCall(name, (into, out_of, False))
 
 
 def _is_mask(value: Any) -> bool:

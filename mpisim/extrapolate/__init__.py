@@ -21,10 +21,14 @@ To be read in this order:
     threads of one process.
 `gpu_traces`
     Traces of one step on several GPUs → which of them each GPU's ranks do as.
+`optimizer_share`
+    The optimizer's kernels on a rank's share of the parameters.
 `li_scaling`
     Li's regression lines over the kernels of a step, in place of the kernel model.
 `network`
     Traced step, plan → network of the workload generator.
+`target`, `assumptions`
+    Where a step is to run, and how; what it rests on there.
 `grow`
     ``extrapolate``: traced step, plan, cluster → program, and what it rests on.
 `triosim_write`
@@ -42,19 +46,23 @@ Traces of several ranks have a parallel plan already, and grow along its axes:
     NCCL's model, calibrated by what the recording measured.
 `parallel_growth`
     The job with more or fewer data-parallel replicas, or on another network.
-`parallel_shards`, `parallel_optimizer`, `parallel_rounds`, `parallel_overlap`
-    The optimizer's shares, sharded or not; more micro-batches; slowdown by what runs beside.
+`parallel_shards`, `parallel_optimizer`, `parallel_rounds`, `parallel_overlap`, `parallel_slowest`
+    The optimizer's shares, sharded or not; more micro-batches; slowdown by what runs beside; the
+    slowest of more GPUs.
 `parallel_order`, `parallel_passes`, `parallel_partition`, `parallel_rank_rows`, `parallel_stages`
     Passes and layers of a recorded pipeline; the same layers on another number of stages: which
     stage runs which, the rows of each new rank, the new program.
+`parallel_answer`
+    The answer: text for people, figures, program.
 `parallel`
     All of these: the files of a job → what is simulated, and what it says of itself.
 `parallel_origin`
     Files and changes of a grown job ↔ text, from which its results are exported.
 """
 
-from .grow import Extrapolated, Target, extrapolate
+from .grow import Extrapolated, extrapolate
 from .read import read_step
 from .step import TracedStep
+from .target import Target
 
 __all__ = ["Extrapolated", "Target", "TracedStep", "extrapolate", "read_step"]

@@ -43,6 +43,7 @@ from ..operators.table import kernels_of
 from ..operators.tensors import Launched, all_tensors
 from ..program.store import FORMAT, VERSION
 from .layers import layer_names, with_tied
+from .optimizer_share import list_call
 from .roles import batch_of, with_roles
 from .step import (
     TracedKernel,
@@ -403,7 +404,7 @@ class _Reader:
             if launched is None:
                 launched = self._launched[item.number] = kernels_of(call)
             described, known = launched.kernels, launched.known
-        found = []
+        found, lists = [], list_call(call)
         for kernel in described:
             found.append(
                 TracedKernel(
@@ -416,6 +417,7 @@ class _Reader:
                     priced=True,
                     launches=launches,
                     on_weight=bool(item.origin.parameters),
+                    lists=lists,
                 )
             )
             self._calls.append((call, (kernel,)))

@@ -12,11 +12,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from functools import cache, partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..base.errors import InputError
 from ..base.frozen import frozen
@@ -40,20 +40,21 @@ from ..prediction.variation import FACTOR_NAME, slowest_factor
 from ..program import Program
 from ..replay.error import differences
 from ..topo import find_cluster
-from ..workloads import Layout, Workload, lay_out, training_step
+from ..workloads import Workload, lay_out, training_step
 from ..workloads.grid import Grid
 from ..workloads.operators import Network
 from ..workloads.pricing import Pricing
+from .assumptions import assumptions_of
 from .captured_step import priced_for
 from .context_parallel import check_context
 from .expert_parallel import check_experts, experts_of
 from .gpu_traces import steps_by_gpu
-from .kineto_step import unknown_operators
 from .layers import balanced
-from .li_scaling import FILE, LiScaling, lines_of
+from .li_scaling import FILE, Lines, LiScaling, lines_of
 from .network import growth_of, passed_on, traced_network
 from .split import Split
 from .step import TracedKernel, TracedStep
+from .target import Target
 from .tensor_parallel import splits_of
 from .threads import as_threads
 
@@ -64,52 +65,6 @@ SHARED = ("host_gap", "launch_call", "launch_latency")
 
 CPU = "the CPU's times, as traced"
 """Name of their error bar."""
-
-
-@frozen
-class Target:
-    """Where a traced step is to run, and how.
-
-    Attributes
-    ----------
-    cluster : str
-        A name of ``mpisim list clusters``, or the path of a file.
-    plan : mapping of str to object
-        Keys of ``[plan]``, those of ``[framework]`` with their table's name.
-    batch : int, optional
-        Samples of the step on all GPUs; by default each replica's share is the traced batch.
-    sequence : int, optional
-        Tokens of a sample; as traced if not given.
-    gpu : str, optional
-        GPU in place of the cluster's.
-    other_gpus : mapping of str to str
-        Nodes with other GPUs, as ``"4-7"`` → ``"a100-sxm"``.
-    source : str
-        What messages call the plan.
-    threads : bool
-        Whether data parallelism is by threads of one process (``torch.nn.DataParallel``).
-    scaling : {"kernel-model", "li"}
-        What scales measured times to other sizes and GPUs: the ratio of the kernel model, or of
-        Li's regression lines over the trace's own kernels.
-    upload : bool
-        Whether each micro-batch begins with the copy of its input from the host, which the trace
-        does not show.
-    traces : mapping of str to TracedStep
-        The same step as recorded on other GPUs of the job, by the GPU's name: ranks that have such
-        a GPU do as its trace says.
-    """
-
-    cluster: str
-    plan: Mapping[str, Any]
-    batch: int | None = None
-    sequence: int | None = None
-    gpu: str | None = None
-    threads: bool = False
-    other_gpus: Mapping[str, str] = field(default_factory=dict)
-    source: str = "--plan"
-    scaling: Literal["kernel-model", "li"] = "kernel-model"
-    upload: bool = False
-    traces: Mapping[str, TracedStep] = field(default_factory=dict)
 
 
 @frozen
@@ -152,21 +107,7 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
         If trace, plan and cluster do not go together; the message names the key.
     """
     cluster = find_cluster(target.cluster)
-    if target.sequence is not None and step.sequence is None:
-        raise InputError(
-            f"--seq-len is {target.sequence}, but how many tokens a sample of {step.source} has is "
-            "not known: its first layer looks up no embeddings"
-        )
-    step = priced_for(step, target.gpu or cluster.gpu)
-    if step.priced and target.scaling == "li":
-        raise InputError(
-            f"{step.source}: --scaling li fits lines to measured times, and a captured program has "
-            "none"
-        )
-    if target.traces and target.scaling == "li":
-        raise InputError("--scaling li fits lines to one trace; traces of several GPUs are given")
-    if target.upload:
-        _check_upload(step, target)
+    step = _checked(step, target, target.gpu or cluster.gpu)
     plan = plan_for(step, target)
     experts = experts_of(step)
     check_experts(step, plan, experts)
@@ -179,52 +120,19 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
     named_gpu = target.gpu or cluster.gpu
     named = dict.fromkeys((named_gpu, *target.other_gpus.values()))
     kinds = gpu_kinds(choice, cluster, {name: find_gpu(name) for name in named})
-    steps = steps_by_gpu(step, target.traces, tuple(named))
+    gpus = dict(zip(named, steps_by_gpu(step, target.traces, tuple(named)), strict=True))
     lines = lines_of(step, find_gpu(step.gpu)) if target.scaling == "li" else None
-
-    def model_of(name: str) -> KernelModel:
-        found = analytical_model(rated_gpu(find_gpu(name)))
-        return found if lines is None else LiScaling(found, lines)
-
-    traced = {each.gpu: model_of(each.gpu) for each in steps}
-    slowest = (FACTOR_NAME, slowest_factor(world)) if world > 1 else None
-    models = [
-        RecordedKernels(
-            traced[each.gpu] if gpu_name(name) == each.gpu else model_of(name),
-            traced[each.gpu],
-            slowest,
-        )
-        for name, each in zip(named, steps, strict=True)
-    ]
-    networks = {
-        each.source: partial(
-            _network,
-            each,
-            target,
-            splits_of(each, plan.tp, sequence=plan.sequence_parallel) if plan.tp > 1 else {},
-        )
-        for each in (step, *steps)
-    }
-    of_kind = np.array([list(networks).index(each.source) for each in steps])
-    first, *others = networks.values()
+    models = _models(gpus, lines, world)
     experiment = Experiment(
-        model=Traced(
-            step.source,
-            step.batch,
-            step.format,
-            first,
-            tuple(others),
-            None if kinds is None else of_kind[kinds],
-        ),
+        model=_traced(step, target, plan, tuple(gpus.values()), kinds),
         plan=plan,
         cluster=choice,
         title=f"{step.source} on {world} GPU{'s' if world > 1 else ''}",
         source=step.source,
     )
-    layout = lay_out(experiment, world, kinds)
-    workload = training_step(layout, *models)
+    workload = training_step(lay_out(experiment, world, kinds), *models)
     assumptions = (
-        *_assumptions(step, target, plan, layout, dict(zip(named, steps, strict=True))),
+        *assumptions_of(step, target, plan, world, gpus),
         *(() if lines is None else lines.notes),
     )
     unchanged = world == 1 and plan.micro_batch == plan.global_batch == step.batch
@@ -239,18 +147,81 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
         unchanged=unchanged,
         alone=world == 1,
     )
-    of_step = {SAMPLES: str(plan.global_batch)}
+    added = {COUNTED: text, "extrapolated": step.source, SAMPLES: str(plan.global_batch)}
     if step.sequence:
-        of_step[TOKENS] = str(workload.tokens)
-    program = workload.program.replace(
-        attributes={
-            **workload.program.attributes,
-            COUNTED: text,
-            "extrapolated": step.source,
-            **of_step,
-        }
-    )
+        added[TOKENS] = str(workload.tokens)
+    program = workload.program.replace(attributes={**workload.program.attributes, **added})
     return Extrapolated(step, target, workload, program, nodes, assumptions)
+
+
+def _checked(step: TracedStep, target: Target, gpu: str) -> TracedStep:
+    """Return a step priced for a GPU if it was captured; refuse what it lacks for the target."""
+    if target.sequence is not None and step.sequence is None:
+        raise InputError(
+            f"--seq-len is {target.sequence}, but how many tokens a sample of {step.source} has is "
+            "not known: its first layer looks up no embeddings"
+        )
+    step = priced_for(step, gpu)
+    if step.priced and target.scaling == "li":
+        raise InputError(
+            f"{step.source}: --scaling li fits lines to measured times, and a captured program has "
+            "none"
+        )
+    if target.traces and target.scaling == "li":
+        raise InputError("--scaling li fits lines to one trace; traces of several GPUs are given")
+    if target.upload:
+        _check_upload(step, target)
+    return step
+
+
+def _models(
+    gpus: Mapping[str, TracedStep], lines: Lines | None, world: int
+) -> list[RecordedKernels]:
+    """Return the kernel model of each GPU of a job, by the step that its ranks do as."""
+
+    def model_of(name: str) -> KernelModel:
+        found = analytical_model(rated_gpu(find_gpu(name)))
+        return found if lines is None else LiScaling(found, lines)
+
+    traced = {each.gpu: model_of(each.gpu) for each in gpus.values()}
+    slowest = (FACTOR_NAME, slowest_factor(world)) if world > 1 else None
+    return [
+        RecordedKernels(
+            traced[each.gpu] if gpu_name(name) == each.gpu else model_of(name),
+            traced[each.gpu],
+            slowest,
+        )
+        for name, each in gpus.items()
+    ]
+
+
+def _traced(
+    step: TracedStep,
+    target: Target,
+    plan: Plan,
+    steps: Sequence[TracedStep],
+    kinds: NDArray[np.int64] | None,
+) -> Traced:
+    """Return the model of an experiment: a network for each step that ranks do as."""
+    networks = {
+        each.source: partial(
+            _network,
+            each,
+            target,
+            splits_of(each, plan.tp, sequence=plan.sequence_parallel) if plan.tp > 1 else {},
+        )
+        for each in (step, *steps)
+    }
+    of_kind = np.array([list(networks).index(each.source) for each in steps])
+    first, *others = networks.values()
+    return Traced(
+        step.source,
+        step.batch,
+        step.format,
+        first,
+        tuple(others),
+        None if kinds is None else of_kind[kinds],
+    )
 
 
 def _check_upload(step: TracedStep, target: Target) -> None:
@@ -458,97 +429,3 @@ def _kernels(pricings: Sequence[Pricing]) -> dict[str, Any]:
 def several_gpus() -> Quantity:
     """Return how far steps are off that were extrapolated from one GPU to several, as a factor."""
     return build(Quantity, packaged(FILE)["several_gpus"], FILE, "several_gpus")
-
-
-def _assumptions(
-    step: TracedStep,
-    target: Target,
-    plan: Plan,
-    layout: Layout,
-    gpus: Mapping[str, TracedStep],
-) -> tuple[str, ...]:
-    others = [name for name, each in gpus.items() if gpu_name(name) != each.gpu]
-    kernels = step.kernel_time / 1e9
-    title = find_gpu(step.gpu).title
-    lines = [
-        f"extrapolated from {step.source}: one step of {step.batch} samples on {title}, "
-        f"{step.measured / 1e9:,.3f} ms, of which kernels {kernels:,.3f} ms",
-        f"{len(step.layers())} layers, {sum(p.elements for p in step.parameters):,} parameters in "
-        f"{len(step.parameters)} tensors, by the gradients that were accumulated",
-        *step.notes,
-    ]
-    if step.priced:
-        lines[0] = (
-            f"extrapolated from {step.source}: a captured step of {step.batch} samples, of which "
-            f"no kernel was measured: all are priced for {title} by their shapes, "
-            f"{kernels:,.3f} ms together; launches and gaps are the GPU's"
-        )
-    if layout.grid.world > 1:
-        lines.append(
-            f"the traced GPU is taken for a typical one; of {layout.grid.world} the slowest sets "
-            "the pace of products"
-        )
-    if plan.micro_batch != step.batch and not step.priced:
-        lines.append(
-            f"micro-batches of {plan.micro_batch} samples: measured times × the ratio of the "
-            "kernel model at both sizes; launches as traced"
-        )
-    if target.sequence is not None and target.sequence != step.sequence:
-        lines.append(f"samples of {target.sequence} tokens in place of {step.sequence}, likewise")
-    for name in () if step.priced else others:
-        title = find_gpu(name).title
-        lines.append(f"measured times × the ratio of the kernel model on {title}; CPU as traced")
-    for name, each in gpus.items():
-        if each is not step:
-            lines += [
-                f"ranks on {find_gpu(name).title} do as {each.source} has it, a step of "
-                f"{each.batch} samples, of which kernels {each.kernel_time / 1e9:,.3f} ms",
-                *(f"{each.source}: {note}" for note in each.notes),
-            ]
-    lines += [
-        f"nodes {nodes} have {find_gpu(name).title}" for nodes, name in target.other_gpus.items()
-    ]
-    if plan.pp > 1:
-        lines.append(
-            f"layers of each part of the pipeline: {list(plan.pipeline.stages)}; between parts "
-            "goes the largest input of the layer behind"
-        )
-    if plan.tp > 1:
-        lines.append(
-            "tensor parallelism: columns and rows as Megatron-LM where matrices pair, else outputs "
-            "divided and gathered; "
-            + (
-                "what lies between such pairs has a share of the tokens"
-                if plan.sequence_parallel
-                else "what is not divided every rank computes"
-            )
-        )
-    if plan.cp > 1:
-        lines.append(
-            f"context parallelism ({plan.framework.cp_style}): {plan.cp} ranks have a share of "
-            "each sequence; kernels of attention × the ratio of the kernel model for the queries "
-            "and keys of each part"
-        )
-    if experts_of(step) and plan.ep * plan.expert_tp > 1:
-        over = f"spread over {plan.ep} ranks" if plan.ep > 1 else ""
-        split = f"each split over {plan.expert_tp}" if plan.expert_tp > 1 else ""
-        lines.append(
-            f"experts {', '.join(filter(None, (over, split)))}: as many rows for each rank, tokens "
-            "exchanged as Megatron-LM's all-to-all dispatcher does, which sends their counts first"
-        )
-    if target.upload:
-        lines.append("each micro-batch begins with the copy of the first layer's input over PCIe")
-    if target.threads:
-        lines.append(
-            "torch.nn.DataParallel: threads share one interpreter, whose lock the CPU's whole work "
-            "of the forward pass is taken to hold (an upper limit)"
-        )
-    if not step.optimizer:
-        lines.append("the trace has no optimizer: none is added")
-    elif plan.zero or plan.pp > 1 or plan.tp > 1:
-        lines.append("the optimizer's kernels × each rank's share of the parameters")
-    unknown = unknown_operators(step)
-    if unknown and (plan.micro_batch != step.batch or others or plan.tp > 1):
-        named = ", ".join(f"{name} ({count})" for name, count in unknown.most_common(5))
-        lines.append(f"operators without a rule, scaled by the bytes of their tensors: {named}")
-    return tuple(lines)

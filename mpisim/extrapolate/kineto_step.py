@@ -49,6 +49,7 @@ from ..traces.operator_calls import (
 )
 from ..traces.read import read_source
 from .layers import layer_names, with_tied
+from .optimizer_share import list_call
 from .passes import ACCUMULATE, Passes
 from .roles import batch_of, with_roles
 from .step import (
@@ -60,7 +61,7 @@ from .step import (
     TracedWait,
     taken_as_one_stream,
 )
-from .whole import check_whole, nodes_without_forward
+from .whole import check_end, check_whole, nodes_without_forward
 
 __all__ = ["read_kineto_step"]
 
@@ -290,6 +291,8 @@ class _Reader:
     def step(self, chosen: tuple[int, np.ndarray], gpu: str, batch: int | None) -> TracedStep:
         """Return the step that some rows are of."""
         number, rows = chosen
+        ops = [int(op) for op in self.lowered.op[rows] if op >= 0]
+        check_end(self.passes, ops, f"ProfilerStep#{number}" if number >= 0 else "")
         self._check_streams(rows)
         self._check_one_pass(rows)
         self._bandwidth = find_gpu(gpu).bandwidth.si
@@ -481,6 +484,7 @@ class _Reader:
             launch=0 if first else int(table.launch[row]),
             launch_cost=int(table.launch_cost[row]),
             gap=int(table.gap[row]),
+            lists=None if call is None else list_call(self.calls[call].call),
         )
 
     def _parameters(self, found: list[_Forward], rows: np.ndarray) -> None:

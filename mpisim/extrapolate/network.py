@@ -12,17 +12,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
-from ..base.frozen import frozen
 from ..experiment import Plan
 from ..kernels.operations import BYTES, Convolution, Copy, Elementwise, Gemm, GroupedGemm, Kernel
-from ..kernels.recorded import Recorded
 from ..operators import TensorSpec
 from ..operators.tensors import element_bytes
 from ..workloads.grid import Grid
 from ..workloads.operators import Await, Compute, Layer, Network, Operator, Parameter, Task
 from .context_parallel import with_context
 from .expert_parallel import ExpertShare, experts_of
-from .growth import Growth, grown, product_role, share_of
+from .growth import Growth, grown, product_role
+from .optimizer_share import OptimizerShare, recorded
 from .split import NOT_SPLIT, Split, split_kernel, split_tasks
 from .step import (
     TracedKernel,
@@ -182,7 +181,7 @@ class _Writer:
             tuple(layers),
             flops * self.tp * self.plan.cp,
             round(tokens),
-            _Optimizer(step.optimizer if self.zeroing else (*step.zeroing, *step.optimizer)),
+            OptimizerShare(step.optimizer if self.zeroing else (*step.zeroing, *step.optimizer)),
             sum(each.elements for each in step.parameters),
         )
 
@@ -200,7 +199,7 @@ class _Writer:
         partial = self.gathers and split is NOT_SPLIT
         size //= self.tp if self.sequence and split is NOT_SPLIT else 1
         if self.zeroing and number == max(0, self.step.zeroing_at - 1):
-            zeros = _Optimizer(self.step.zeroing)(1 / self.tp)
+            zeros = OptimizerShare(self.step.zeroing)(1 / self.tp)
             first = self.step.zeroing_at == 0
             forward = (*zeros, *forward) if first else (*forward, *zeros)
         parameters = tuple(
@@ -264,7 +263,7 @@ class _Writer:
             seen.add(each.call)
             weight = backward and bool(now) and not each.on_weight
             weight = weight and all(map(self._of_weights, each.kernels))
-            kernel = _recorded(each, now, counts)
+            kernel = recorded(each, now, counts)
             found.append(Compute(each.name, kernel, weight=weight, launches=each.launches))
         return tuple(found)
 
@@ -310,46 +309,6 @@ def _additions(each: TracedOperator, parameters: tuple[Parameter, ...]) -> Itera
     for one in parameters:
         kernel = Elementwise(3 * element * max(1, one.size))
         yield Compute("gradient accumulation", kernel, weight=True)
-
-
-def _recorded(each: TracedKernel, now: tuple[Kernel, ...], counts: bool) -> Recorded:
-    return Recorded(
-        each.duration,
-        each.kernels,
-        now,
-        each.known,
-        counts,
-        host=each.host,
-        launch=each.launch,
-        launch_cost=each.launch_cost,
-        gap=each.gap,
-        priced=each.priced,
-    )
-
-
-@frozen
-class _Optimizer:
-    """Share of the parameters → the optimizer's tasks.
-
-    They go through parameters, gradients and states: what no rule describes does so, too.
-    """
-
-    tasks: tuple[TracedTask, ...]
-
-    def __call__(self, share: float) -> tuple[Task, ...]:
-        """Return the tasks on a share of the parameters; the CPU's part stays."""
-        found: list[Task] = []
-        for each in self.tasks:
-            if isinstance(each, TracedWait):
-                found.append(Await(each.name, host=each.host, tail=each.tail))
-                continue
-            now = each.kernels
-            if share != 1:
-                now = tuple(share_of(kernel, share) for kernel in now)
-            kernel = _recorded(each, now, counts=False)
-            kernel = replace(kernel, known=each.known or not each.priced)
-            found.append(Compute(each.name, kernel, launches=each.launches))
-        return tuple(found)
 
 
 def passed_on(operators: Iterable[TracedOperator]) -> int:

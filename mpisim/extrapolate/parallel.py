@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,18 +22,19 @@ from ..engine import simulate
 from ..kernels import find_gpu, gpu_name
 from ..mpi.parallel import collective_errors
 from ..prediction.network import network_of
-from ..program import UNPRICED, Operation, Program, gather
+from ..program import Operation, Program, gather
 from ..replay import Repriced, Repricing, replay, reprice
 from ..replay.error import differences
 from ..results.step_times import step_of_job
+from .parallel_answer import Extrapolated
 from .parallel_growth import Grown, grow
 from .parallel_optimizer import with_distributed_optimizer
 from .parallel_overlap import KernelsByName, KernelSlowdown, kernels_by_name
 from .parallel_rounds import with_micro_batches
+from .parallel_slowest import SlowestOfMore
 from .parallel_stages import with_stages
 from .parallel_structure import (
     ParallelStructure,
-    Traffic,
     find_structure,
     parse_layout,
     with_traffic_of,
@@ -47,125 +48,6 @@ if TYPE_CHECKING:
     from ..topo.nccl_network import NcclNetwork
 
 __all__ = ["Extrapolated", "extrapolate_parallel"]
-
-SHOWN = 3
-"""Sorts of communications of an axis that are shown; the rest is counted."""
-
-
-@frozen
-class Extrapolated:
-    """A job at another scale, ready to be simulated; equal on every process.
-
-    Attributes
-    ----------
-    structure : ParallelStructure
-        Of the recorded job.
-    program : Program
-        Of the new one; as recorded if nothing is changed.
-    network : Network, optional
-        That prices what has no duration; None if nothing is changed.
-    grown : Grown, optional
-    recorded, step : float
-        Seconds of the step as replayed, and of the new job's.
-    uncertainty : float
-        Relative; nine of ten such predictions should be within.
-    attributes : dict
-        For results: uncertainty, assumptions, what is not modelled.
-    kernels : Repriced, optional
-        Where they run on another GPU.
-    """
-
-    structure: ParallelStructure
-    program: Program
-    network: Any
-    grown: Grown | None
-    recorded: float
-    step: float
-    uncertainty: float
-    attributes: dict[str, Any] = field(default_factory=dict)
-    kernels: Repriced | None = None
-
-    @property
-    def text(self) -> str:
-        """The structure found, and what became of it, for people."""
-        structure = self.structure
-        grid = f"{structure.text}, the innermost axis first" if structure.axes else "none: one rank"
-        lines = [f"parallel structure  {grid}"]
-        for name in dict.fromkeys(each.axes for each in structure.traffic):
-            own = [each for each in structure.traffic if each.axes == name]
-            lines.append(f"  {name:16s}  {_groups_of(structure, name)}{'; '.join(_said(own))}")
-        lines += [f"  assumed: {note}" for note in structure.notes]
-        if self.grown is not None:
-            axes = ",".join(f"{axis.name}={axis.size}" for axis in self.grown.axes)
-            lines.append(
-                f"new job             {axes}, {self.program.n_ranks:,} ranks: "
-                f"{self.step * 1e3:,.3f} ms in place of {self.recorded * 1e3:,.3f} ms "
-                f"({(self.step / self.recorded - 1) * 100:+.2f} %)"
-            )
-        return "\n".join(lines)
-
-    def priced_program(self) -> Program:
-        """Return the program with the time that each communication takes for itself."""
-        if self.network is None:
-            return self.program
-        program, groups = self.program, self.program.communicators
-        label, classes = self.network.group_classes(
-            groups.index, groups.members, program.operation_bits
-        )
-        tables = list(program.tables)
-        first = np.unique(program.table, return_index=True)[1]
-        for rank in first.tolist():
-            table = program.table_of(rank)
-            own, duration = program.slots_of(rank), table.duration.copy()
-            for row in np.flatnonzero(duration == UNPRICED).tolist():
-                group = classes[int(label[own[table.slot[row]]])]
-                operation = Operation(int(table.operation[row]))
-                price = self.network.price(operation, int(table.bytes[row]), group)
-                duration[row] = price.duration
-            tables[program.table[rank]] = table.replace(duration=duration)
-        return program.replace(tables=tuple(tables))
-
-    @property
-    def figures(self) -> dict[str, Any]:
-        """The same for JSON; times in seconds, sizes in bytes."""
-        grown = self.grown
-        return {
-            "structure": {
-                "axes": [
-                    {"name": a.name, "size": a.size, "stride": a.stride, "unseen": a.unseen}
-                    for a in self.structure.axes
-                ],
-                "traffic": [
-                    {
-                        "axes": each.axes,
-                        "operation": _word(each.operation),
-                        "bytes": each.bytes,
-                        "count": each.count,
-                        "ranks": each.ranks,
-                    }
-                    for each in self.structure.traffic
-                ],
-            },
-            "recorded_step": self.recorded,
-            "kernels": {}
-            if self.kernels is None
-            else {
-                "recorded_on": self.kernels.recorded.title,
-                "gpu": self.kernels.gpu.title,
-                "before": self.kernels.before,
-                "after": self.kernels.after,
-                "by_shape": self.kernels.share("scaled"),
-                "error": self.kernels.error,
-            },
-            "new_axes": {} if grown is None else {a.name: a.size for a in grown.axes},
-            "repriced": {} if grown is None else grown.repriced,
-            "measured_over_model": {}
-            if grown is None
-            else {
-                where: {"median": ratio, "spread": spread, "sorts": count}
-                for where, (ratio, spread, count) in grown.ratios.items()
-            },
-        }
 
 
 def extrapolate_parallel(
@@ -215,53 +97,21 @@ def extrapolate_parallel(
     """
     plain = replay(job, comm)
     whole = _whole(job.program, comm)
+    options = {
+        "--gpu": gpu,
+        "--distributed-optimizer": distributed_optimizer,
+        "--micro-batches": micro_batches,
+        "--pp": stages,
+    }
     with collective_errors(comm):
-        named = any(m.group is not None for o in job.traces.matching.operations for m in o.members)
-        structure = find_structure(
-            whole,
-            job.traces.ranks,
-            job.traces.world_size,
-            named=named,
-            layout=parse_layout(layout) if layout else (),
-        )
-        options = {
-            "--gpu": gpu,
-            "--distributed-optimizer": distributed_optimizer,
-            "--micro-batches": micro_batches,
-            "--pp": stages,
-        }
-        for option, given in options.items():
-            if given is not None and cluster is None:
-                raise UsageError(f"{option} is a change: --cluster says on which network")
+        structure = _structure(job, whole, layout)
+        _check_cluster(options, cluster)
     recorded = _step(whole, comm, None)
-    kernels: Repriced | None = None
-    slowdown: KernelSlowdown | None = None
-    job_now = _Changed(
+    wanted = _Changed(
         structure, dp, cluster, traced_cluster, distributed_optimizer, micro_batches, stages
     )
-    grown: Grown | None = None
-    if cluster is not None:
-        otherwise = (traced_cluster or cluster).gpu
-        with collective_errors(comm):
-            if traced_cluster is None:
-                _check_recorded_there(job.device_name, cluster)
-            name = _recorded_gpu(job.device_name, otherwise)
-            old = find_gpu(name)
-            new = old if gpu is None else find_gpu(gpu)
-        now = whole
-        if gpu is not None:
-            changed, kernels = reprice(job, comm, Repricing(False, new, name, needs_shapes=False))
-            now = _whole(changed.program, comm)
-            kernels = kernels if kernels.is_other else None
-        before = _network(traced_cluster or cluster, whole.n_ranks)
-        by_name = kernels_by_name(job, structure, old, comm)
-        slowdown = KernelSlowdown(whole, before, old, new, by_name, comm)
-        with collective_errors(comm):
-            grown = job_now.grown(slowdown.alone(now), kernels is not None, by_name)
-    else:
-        with collective_errors(comm):
-            grown = job_now.grown(whole, False, {})
-    if grown is None or slowdown is None:
+    run = _run_of(job, whole, wanted, gpu, comm)
+    if run is None:
         own = max((abs(each.error) for each in plain.steps), default=0.0)
         said = {
             "uncertainty": own,
@@ -269,6 +119,87 @@ def extrapolate_parallel(
             "assumptions": [*_kept(), *structure.notes],
         }
         return Extrapolated(structure, whole, None, None, recorded, recorded, own, said)
+    error, method = _error(plain, recorded, run)
+    said = {
+        "uncertainty": error,
+        "uncertainty_method": method,
+        "assumptions": _rests_on(job, structure, run, cluster),
+        "not_modelled": _not_modelled(),
+    }
+    new, step = run.grown, run.step
+    return Extrapolated(
+        structure, new.program, new.network, new, recorded, step, error, said, run.kernels
+    )
+
+
+def _check_cluster(options: Mapping[str, Any], cluster: Cluster | None) -> None:
+    """Refuse a change for which no network is named."""
+    given = next((name for name, value in options.items() if value is not None), None)
+    if given is not None and cluster is None:
+        raise UsageError(f"{given} is a change: --cluster says on which network")
+
+
+def _structure(job: TraceJob, whole: Program, layout: str) -> ParallelStructure:
+    """Return the grid of a job's groups; `layout` as of `extrapolate_parallel`."""
+    traces = job.traces
+    named = any(m.group is not None for each in traces.matching.operations for m in each.members)
+    axes = parse_layout(layout) if layout else ()
+    return find_structure(whole, traces.ranks, traces.world_size, named=named, layout=axes)
+
+
+@frozen(eq=False)
+class _Run:
+    """A changed job as simulated.
+
+    Attributes
+    ----------
+    grown : Grown
+        With kernels as they run beside communications.
+    step : float
+        Seconds.
+    late : mapping of str to float
+        What takes its error bar longer → seconds of that step.
+    slowdown : str
+        What communications do to kernels, for people.
+    kernels : Repriced, optional
+        Where they run on another GPU.
+    """
+
+    grown: Grown
+    step: float
+    late: Mapping[str, float]
+    slowdown: str
+    kernels: Repriced | None
+
+
+def _run_of(
+    job: TraceJob, whole: Program, wanted: _Changed, gpu: str | None, comm: Intracomm
+) -> _Run | None:
+    """Return the changed job, simulated; None if nothing changes. **Collective.**"""
+    cluster, traced = wanted.cluster, wanted.traced
+    if cluster is None:
+        with collective_errors(comm):
+            wanted.grown(whole, False, {})  # refuses what needs a network
+        return None
+    kernels: Repriced | None = None
+    with collective_errors(comm):
+        if traced is None:
+            _check_recorded_there(job.device_name, cluster)
+        name = _recorded_gpu(job.device_name, (traced or cluster).gpu)
+        old = find_gpu(name)
+        new = old if gpu is None else find_gpu(gpu)
+    now = whole
+    if gpu is not None:
+        changed, kernels = reprice(job, comm, Repricing(False, new, name, needs_shapes=False))
+        now = _whole(changed.program, comm)
+        kernels = kernels if kernels.is_other else None
+    before = _network(traced or cluster, whole.n_ranks)
+    by_name = kernels_by_name(job, wanted.structure, old, comm)
+    slowdown = KernelSlowdown(whole, before, old, new, by_name, comm)
+    with collective_errors(comm):
+        grown = wanted.grown(slowdown.alone(now), kernels is not None, by_name)
+    if grown is None:
+        return None
     slowed = slowdown.put_in(grown.program, grown.network)
     grown = replace(grown, program=_whole(slowed, comm))
     slowdown_text = slowdown.text  # of this run, not of the late one
@@ -277,26 +208,11 @@ def extrapolate_parallel(
     if kernels is not None:
         assert kernels.late is not None
         longer = _whole(kernels.late, comm)
-        slow = job_now.grown(slowdown.alone(longer), True, by_name)
+        slow = wanted.grown(slowdown.alone(longer), True, by_name)
         assert slow is not None
         slowed = _whole(slowdown.put_in(slow.program, slow.network), comm)
         late["kernels on another GPU"] = _step(slowed, comm, slow.network)
-    error, method = _error(plain, recorded, step, late)
-    said = {
-        "uncertainty": error,
-        "uncertainty_method": method,
-        "assumptions": [
-            *_kept(),
-            *structure.notes,
-            *_assumptions(grown),
-            slowdown_text,
-            *_kernel_assumptions(kernels, job.device_name, cluster),
-        ],
-        "not_modelled": _not_modelled(),
-    }
-    return Extrapolated(
-        structure, grown.program, grown.network, grown, recorded, step, error, said, kernels
-    )
+    return _Run(grown, step, late, slowdown_text, kernels)
 
 
 def _check_recorded_there(said: str, cluster: Cluster) -> None:
@@ -358,7 +274,7 @@ class _Changed:
 
     def grown(self, program: Program, changed: bool, kernels: KernelsByName) -> Grown | None:
         """Return the changed job; None if nothing is to be changed, nor has been."""
-        structure, cluster = self.structure, self.cluster
+        structure, cluster, recorded = self.structure, self.cluster, program.n_ranks
         along = structure.axis("dp")
         size = 1 if along is None else structure.axes[along].size
         replicas = size if self.dp is None else self.dp
@@ -399,7 +315,15 @@ class _Changed:
         old = _network(self.traced or cluster, world)
         new = _network(cluster, world // size * replicas)
         found = grow(program, structure, replicas, old, new, floor)
-        return replace(found, assumptions=(*said, *found.assumptions), samples=samples)
+        slowest = SlowestOfMore(recorded, found.program.n_ranks)
+        said = [*said, *found.assumptions, *([slowest.text] if slowest.text else [])]
+        return replace(
+            found,
+            program=slowest.put_in(found.program, kernels),
+            slowest=slowest.factor,
+            assumptions=tuple(said),
+            samples=samples,
+        )
 
 
 def _network(cluster: Cluster, ranks: int) -> NcclNetwork:
@@ -420,11 +344,9 @@ def _step(program: Program, comm: Intracomm, network: Any) -> float:
 # --- what is said of it --------------------------------------------------------------------------
 
 
-def _error(
-    plain: Replay, recorded: float, step: float, late: Mapping[str, float]
-) -> tuple[float, str]:
+def _error(plain: Replay, recorded: float, run: _Run) -> tuple[float, str]:
     """How far off the new step may be, and why: see `mpisim.replay.error` for the first four."""
-    job = plain.job
+    job, step = plain.job, run.step
     own = max((abs(each.error) for each in plain.steps), default=0.0)
     steps, waits = differences()
     change = abs(step - recorded) / step if step > 0 else 0.0
@@ -433,13 +355,15 @@ def _error(
     measured = sum(each.measured for each in plain.steps)
     kept = sum(job.unexplained.get(number, 0.0) for number in {s.step for s in plain.steps})
     kept = min(kept / measured, 1.0) if measured else 0.0
-    prices = {what: abs(each - step) / step if step > 0 else 0.0 for what, each in late.items()}
-    value = math.hypot(own, steps.si, inferred * change, kept * change, *prices.values())
-    priced = ", ".join(f"{what} {percentage(each, 1)}" for what, each in prices.items())
+    late = {what: abs(each - step) / step if step > 0 else 0.0 for what, each in run.late.items()}
+    if run.grown.slowest is not None and run.grown.slowest.error:
+        late["the slowest GPU"] = run.grown.slowest.error  # of products: at most that of the step
+    value = math.hypot(own, steps.si, inferred * change, kept * change, *late.values())
+    slower = ", ".join(f"{what} {percentage(each, 1)}" for what, each in late.items())
     return value, (
         f"of a prediction, 9 of 10 within: the unchanged replay {percentage(own, 2)}, steps differ "
         f"{percentage(steps.si, 1)}, waits inferred {percentage(inferred)} of the change, "
-        f"time kept as recorded {percentage(kept, 1)} of it, {priced} (all of them slower by their "
+        f"time kept as recorded {percentage(kept, 1)} of it, {slower} (all of them slower by their "
         f"error bars); the change is {percentage(step / recorded - 1, 2, signed=True)} "
         "(data/replay.toml, the calibrations of the models)"
     )
@@ -449,6 +373,19 @@ def _kept() -> list[str]:
     return [
         "durations, launch latencies, gaps and CPU times as recorded, but for the changes named",
         "a communication's wire time is what remains after its last member arrived",
+    ]
+
+
+def _rests_on(
+    job: TraceJob, structure: ParallelStructure, run: _Run, cluster: Cluster | None
+) -> list[str]:
+    """Lines of what a changed job rests on."""
+    return [
+        *_kept(),
+        *structure.notes,
+        *_assumptions(run.grown),
+        run.slowdown,
+        *_kernel_assumptions(run.kernels, job.device_name, cluster),
     ]
 
 
@@ -506,30 +443,4 @@ def _not_modelled() -> list[str]:
         "communications that kernels slow down otherwise than recorded",
         "buckets that frameworks cut otherwise for more ranks (Megatron-LM from 40 replicas on), "
         "padding of single parameters",
-        "that of more GPUs the slowest is slower than of those recorded",
     ]
-
-
-def _groups_of(structure: ParallelStructure, name: str) -> str:
-    axis = next((a for a in structure.axes if a.name == name), None)
-    return "" if axis is None else f"{axis.size} ranks, {axis.stride} apart: "
-
-
-def _said(traffic: list[Traffic]) -> list[str]:
-    """What groups carry, for people."""
-    said = []
-    for each in sorted(traffic, key=lambda t: -t.bytes * t.count)[:SHOWN]:
-        size = "unknown size" if each.bytes < 0 else _size(each.bytes)
-        said.append(f"{each.count:,} {_word(each.operation)} of {size}")
-    more = len(traffic) - SHOWN
-    return [*said, *([f"{more} smaller sorts"] if more > 0 else [])]
-
-
-def _word(operation: Operation) -> str:
-    return operation.name.lower().replace("_", "-")
-
-
-def _size(bytes: int) -> str:
-    from ..base.text import quantity
-
-    return quantity(bytes, "B", 1024)

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import InputError
 from ..base.frozen import frozen
+from ..base.quantity import Quantity
 from ..program import UNPRICED, Communicators, Operation, Program, Table
 from ..topo.nccl_network import NcclNetwork
 from ..topo.traffic.link_limits import Placement
@@ -70,6 +71,8 @@ class Grown:
     assumptions : tuple of str
     samples : float
         Of a step, over those of a recorded one.
+    slowest : Quantity, optional
+        What products take on the slowest GPU, over that on the slowest recorded.
     """
 
     program: Program
@@ -80,6 +83,7 @@ class Grown:
     sharded: tuple[float, float] = (0.0, 0.0)
     assumptions: tuple[str, ...] = ()
     samples: float = 1.0
+    slowest: Quantity | None = None
 
 
 @frozen(eq=False)

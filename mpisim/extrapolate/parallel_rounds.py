@@ -81,33 +81,8 @@ def with_micro_batches(
             f"--micro-batches: the grid {structure.text} has no pipeline, whose messages would "
             "tell where a micro-batch ends"
         )
-    found: dict[int, list[_Rounds]] = {}
-    for rank in range(program.n_ranks):
-        table = program.table_of(rank)
-        pairs = [
-            slot
-            for slot, c in enumerate(program.slots_of(rank).tolist())
-            if structure.spans[c, pp] and _is_pair(table, slot)
-        ]
-        own = program.slots_of(rank)[pairs].tolist()
-        neighbours = {r for c in own for r in program.communicators.group(c)} - {rank}
-        found[rank] = [
-            _rounds(table, pairs, len(neighbours), step, structure.ranks[rank])
-            for step in _steps(table, pairs)
-        ]
-    counts = {each.micro_batches for own in found.values() for each in own}
-    if len(counts) != 1:
-        raise InputError(
-            f"--micro-batches: ranks exchange {', '.join(f'{n:g}' for n in sorted(counts))} "
-            "messages each way in a step, so micro-batches cannot be counted"
-        )
-    before = counts.pop()
-    if before % 1:
-        raise InputError(
-            "--micro-batches: ranks send more messages one way than the other, so micro-batches "
-            "cannot be counted"
-        )
-    before = int(before)
+    found = {rank: _rounds_of(program, structure, pp, rank) for rank in range(program.n_ranks)}
+    before = _recorded(found)
     if micro_batches == before:
         return program, "", before
     fewest = before - min(each.count for own in found.values() for each in own)
@@ -132,6 +107,39 @@ def with_micro_batches(
         f"backward {how} those recorded"
     )
     return changed, said, before
+
+
+def _rounds_of(program: Program, structure: ParallelStructure, pp: int, rank: int) -> list[_Rounds]:
+    """Return the rounds of a rank's steps; `pp` is the axis of the pipeline."""
+    table = program.table_of(rank)
+    pairs = [
+        slot
+        for slot, c in enumerate(program.slots_of(rank).tolist())
+        if structure.spans[c, pp] and _is_pair(table, slot)
+    ]
+    own = program.slots_of(rank)[pairs].tolist()
+    neighbours = {r for c in own for r in program.communicators.group(c)} - {rank}
+    return [
+        _rounds(table, pairs, len(neighbours), step, structure.ranks[rank])
+        for step in _steps(table, pairs)
+    ]
+
+
+def _recorded(found: dict[int, list[_Rounds]]) -> int:
+    """Rounds of all ranks → the micro-batches of a recorded step."""
+    counts = {each.micro_batches for own in found.values() for each in own}
+    if len(counts) != 1:
+        raise InputError(
+            f"--micro-batches: ranks exchange {', '.join(f'{n:g}' for n in sorted(counts))} "
+            "messages each way in a step, so micro-batches cannot be counted"
+        )
+    before = counts.pop()
+    if before % 1:
+        raise InputError(
+            "--micro-batches: ranks send more messages one way than the other, so micro-batches "
+            "cannot be counted"
+        )
+    return int(before)
 
 
 def _is_pair(table: Table, slot: int) -> bool:

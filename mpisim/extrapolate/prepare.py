@@ -18,9 +18,10 @@ from ..prediction.prepared import PreparedExperiment
 from ..prediction.prepared_program import PreparedProgram, prepare_captured, prepare_program
 from ..traces import find_sources
 from .captured_step import check_captured
-from .grow import Extrapolated, Target, extrapolate
+from .grow import Extrapolated, extrapolate
 from .read import is_of_mpisim, read_step
 from .step import TracedStep
+from .target import Target
 from .triosim_step import is_triosim
 
 __all__ = [

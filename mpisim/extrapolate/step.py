@@ -21,7 +21,7 @@ from ..base.errors import TraceError
 from ..base.frozen import frozen
 from ..base.text import percentage
 from ..kernels.operations import Kernel
-from ..operators import TensorSpec
+from ..operators import OperatorCall, TensorSpec
 
 __all__ = [
     "Role",
@@ -69,6 +69,8 @@ class TracedKernel:
         Launches of one that is priced: 0 in a CUDA graph.
     on_weight : bool
         Whether its call is known to work on a parameter: a product is no weight's gradient then.
+    lists : OperatorCall, optional
+        Its call, if that goes through lists of tensors.
     """
 
     name: str
@@ -85,6 +87,7 @@ class TracedKernel:
     priced: bool = False
     launches: int = 1
     on_weight: bool = False
+    lists: OperatorCall | None = None
 
 
 @frozen

@@ -11,7 +11,7 @@ from ..traces.host import is_communication_kernel
 from ..traces.kineto import KERNEL
 from .passes import ACCUMULATE, Passes, of_engine
 
-__all__ = ["check_whole", "nodes_without_forward"]
+__all__ = ["check_end", "check_whole", "nodes_without_forward"]
 
 _MOST_LOST = 0.02
 """Share of kernels or launches whose partner may be missing."""
@@ -98,6 +98,46 @@ def _check_dropped(trace: KinetoTrace) -> None:
                 f"{trace.path}: {lost:,} of {number:,} {what} in it: events were dropped, or "
                 "samples taken; a recording of every event of a step is needed"
             )
+
+
+def check_end(passes: Passes, ops: Iterable[int], mark: str) -> None:
+    """Refuse a step whose last kernels were not recorded, since the device was behind the CPU.
+
+    Parameters
+    ----------
+    passes : Passes
+        Of its trace.
+    ops : iterable of int
+        Operations of the device of the step.
+    mark : str
+        Name of its mark; empty if it has none.
+
+    Raises
+    ------
+    TraceError
+        If the step is the last of the trace, and launches at its end have no kernel.
+    """
+    trace, launched = passes.trace, passes.launched
+    times = [launched[op] for op in ops if op in launched]
+    last = max(times, default=0)
+    if any(time > last for time in launched.values()):
+        return  # what comes behind it has kernels
+    marks = zip(trace.annotations.name, trace.annotations.end.tolist(), strict=True)
+    until = next((end for name, end in marks if name == mark), None)
+    calls = zip(trace.calls.name, trace.calls.begin.tolist(), trace.calls.args, strict=True)
+    ran = set(trace.device.correlation.tolist())
+    lost = sum(
+        name.startswith(_LAUNCHES) and begin > last and (until is None or begin < until)
+        for name, begin, args in calls
+        if args is not None and args.correlation not in ran
+    )
+    total = lost + len(times)
+    if lost > _MOST_LOST * total:
+        raise TraceError(
+            f"{trace.path}: the last {lost:,} of {total:,} launches have no kernel in it: the "
+            "recording ended before the device did; torch.cuda.synchronize() belongs behind the "
+            "step, inside of the profiler"
+        )
 
 
 def nodes_without_forward(passes: Passes, ops: Iterable[int]) -> int:

@@ -349,6 +349,7 @@ TABLE: Mapping[str, Rule] = {
     **_served(_SCANS, streams.cumulated),
     **_served("fbgemm::permute_2D_sparse_data fbgemm::permute_sparse_data", streams.permuted),
     **_served("cat stack _cat hstack vstack", streams.concatenation),
+    **_served("split_with_sizes_copy _chunk_cat", streams.by_bytes),  # one kernel for all parts
     **_served("native_dropout", streams.dropout),
     **_served("index_select index", streams.index_select),
     **_served("gather take_along_dim take", streams.gather),
