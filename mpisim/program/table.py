@@ -155,7 +155,7 @@ class Table:
         """Whether each row is a communication, shape (n,)."""
         return (self.kind >= Kind.COLLECTIVE) & (self.kind <= Kind.RECV)
 
-    @property
+    @cached_property
     def is_device(self) -> NDArray[np.bool_]:
         """Whether each row occupies a device stream, shape (n,)."""
         return self.kind <= Kind.RECV
@@ -247,6 +247,7 @@ _INDEPENDENT_OF_DURATIONS = frozenset(
         "operations",
         "operation_bits",
         "is_communication",
+        "is_device",
         "_rows_by_slot",
         "_slots_by_kind",
         "launch_time",
