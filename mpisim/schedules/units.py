@@ -2,9 +2,9 @@
 
 Turns are actions, or two that overlap. Units are turns; where a stage holds several chunks and its
 messages do not overlap, a forward and the backward behind it are one in the steady state
-(``forward_backward_pipelining_with_interleaving`` of Megatron-LM, see :mod:`.messages`). A *step*
-is a unit with the one before it: what is written of a unit depends on the kinds of both. A schedule
-has thousands of actions and few kinds of steps, so that all of this is columns.
+(``forward_backward_pipelining_with_interleaving`` of Megatron-LM). A *step* is a unit with the one
+before it: what is written of a unit depends on the kinds of both. A schedule has thousands of
+actions and few kinds of steps, so that all of this is columns.
 """
 
 from __future__ import annotations
@@ -16,12 +16,21 @@ from numpy.typing import NDArray
 
 from ..base.distinct import dense
 from ..program import Phase
-from ..schedules import ActionColumns
 
-__all__ = ["Units"]
+__all__ = ["ActionColumns", "Units"]
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+
+
+class ActionColumns(NamedTuple):
+    """The actions of a stage, in the order of execution, as columns; fields as of `Action`."""
+
+    phase: NDArray[np.int64]
+    chunk: NDArray[np.int64]
+    micro_batch: NDArray[np.int64]
+    split: NDArray[np.int64]
+    paired: NDArray[np.int64]
 
 
 class Units(NamedTuple):
