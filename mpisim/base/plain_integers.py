@@ -7,7 +7,7 @@ it: comparing a column of bytes takes eight times as long.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 __all__ = ["PlainInteger"]
 
@@ -24,6 +24,10 @@ class PlainInteger:
     >>> (np.array([1, 2], np.uint8) & Bit.LOW).dtype
     dtype('uint8')
     """
+
+    if TYPE_CHECKING:
+
+        def __int__(self) -> int: ...  # of the enumeration
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         """Apply a function of numpy to arrays and members, as if these were integers."""
