@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from mpisim.base.errors import InputError
 from mpisim.program import COLUMNS, Kind, Phase
 from mpisim.schedules import SCHEDULES, Action, Pipeline, pipeline
+from mpisim.schedules.units import Units
 from mpisim.workloads.assembly import TableAssembler
 from mpisim.workloads.blocks import BEFORE, LAST, PENDING, Block
-from mpisim.workloads.units import Units
 
 
 @st.composite

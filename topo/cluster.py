@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +23,9 @@ from .topology import LinkKind, Topology
 __all__ = ["Cluster", "LatencyBandwidth", "NcclChoice", "cluster_names", "find_cluster"]
 
 FOLDER = "clusters"
+
+MOST_NAMES = 64
+"""Names of packaged clusters whose clusters are kept."""
 
 MAX_GPUS_PER_NODE = 4096
 """GPUs of a node: the ways between each two of them are held in memory."""
@@ -267,21 +271,29 @@ def find_cluster(name: str | Path) -> Cluster:
     >>> find_cluster("dgx-h100").gpus_per_node
     8
     """
+    if not str(name).endswith(SUFFIX):
+        return _packaged_cluster(str(name))
+    from .topology_files import GRAPHML
+
     preset = find_file(name, FOLDER, "cluster")
     table = preset.table
-    if str(name).endswith(SUFFIX):
-        from .topology_files import GRAPHML
-
-        for key, suffixes in (("gpu", (SUFFIX,)), ("graph", (SUFFIX, GRAPHML))):
-            path = table.get(key)
-            if isinstance(path, str) and path.endswith(suffixes):
-                table = table | {key: str(Path(preset.source).parent / path)}
-            elif key == "graph" and isinstance(path, str):
-                raise InputError(
-                    f"{preset.source}: key 'graph' is {path!r}; it must be a file, "
-                    f"{SUFFIX} or {GRAPHML}"
-                )
+    for key, suffixes in (("gpu", (SUFFIX,)), ("graph", (SUFFIX, GRAPHML))):
+        path = table.get(key)
+        if isinstance(path, str) and path.endswith(suffixes):
+            table = table | {key: str(Path(preset.source).parent / path)}
+        elif key == "graph" and isinstance(path, str):
+            raise InputError(
+                f"{preset.source}: key 'graph' is {path!r}; it must be a file, "
+                f"{SUFFIX} or {GRAPHML}"
+            )
     return build(Cluster, table, preset.source)
+
+
+@lru_cache(maxsize=MOST_NAMES)
+def _packaged_cluster(name: str) -> Cluster:
+    """Return a cluster of ``data/clusters``; reading an experiment asks for its own many times."""
+    preset = find_file(name, FOLDER, "cluster")
+    return build(Cluster, preset.table, preset.source)
 
 
 def cluster_names() -> list[str]:

@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mpisim.base.errors import InputError
 from mpisim.base.frozen import frozen
+from mpisim.base.plain_integers import PlainInteger
 
 if TYPE_CHECKING:
     import networkx
@@ -93,7 +94,7 @@ class NodeKind(IntEnum):
     SWITCH = 5
 
 
-class LinkKind(IntEnum):
+class LinkKind(PlainInteger, IntEnum):
     """Kind of a link; NVLINK also represents AMD's xGMI."""
 
     NVLINK = 0

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from enum import IntEnum, IntFlag
 
+from .plain_integers import PlainInteger
+
 __all__ = ["Flag", "Kind", "Operation", "Phase"]
 
 
-class Kind(IntEnum):
+class Kind(PlainInteger, IntEnum):
     """Kind of a row."""
 
     KERNEL = 0
@@ -36,7 +38,7 @@ class Kind(IntEnum):
         return self <= Kind.RECV
 
 
-class Operation(IntEnum):
+class Operation(PlainInteger, IntEnum):
     """Operation of a communication: the same for all members of its communicator."""
 
     NONE = 0
@@ -55,7 +57,7 @@ class Operation(IntEnum):
     """A communication whose kind the source did not say."""
 
 
-class Flag(IntFlag):
+class Flag(PlainInteger, IntFlag):
     """Properties of one row beyond its kind."""
 
     NONE = 0
@@ -67,7 +69,7 @@ class Flag(IntFlag):
     ready time (a broadcast's root). The others still wait for it."""
 
 
-class Phase(IntEnum):
+class Phase(PlainInteger, IntEnum):
     """Which part of a training step a row belongs to."""
 
     NONE = 0

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from ..base.distinct import distinct
 from ..base.frozen import frozen
+from ..base.plain_integers import PlainInteger
 from ..program import UNPRICED, Flag, Program, Table
 from ._core.by_communication import take_as_alone
 from .contention import Contention, assign_domains
@@ -38,7 +39,7 @@ __all__ = ["Distribution", "Role", "distribute"]
 Ints = NDArray[np.int64]
 
 
-class Role(IntEnum):
+class Role(PlainInteger, IntEnum):
     """What a process does when the last of its own members has posted to a communication."""
 
     LOCAL = 0

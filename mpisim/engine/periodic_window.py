@@ -383,11 +383,12 @@ def clock_of(side: Side, rows: Rows) -> Ints:
     late = np.full(len(table), rows.host_end - UNBOUND)
     waits = np.flatnonzero(table.kind == Kind.HOST_WAIT)
     late[waits] = rows.end[waits] - work[waits]
-    queued = np.flatnonzero(rows.binding & Binding.QUEUE)
-    kernels = np.flatnonzero(code.first == np.arange(len(table)))  # JOINED rows end with the first
-    ends = np.maximum.reduceat(rows.end, kernels)
-    left = ends[np.searchsorted(kernels, code.first[code.queue_row[queued]])]
-    late[queued] = left + table.launch_cost[queued] - work[queued]
+    if table.queue_depth:
+        queued = np.flatnonzero(rows.binding & Binding.QUEUE)
+        kernels = np.flatnonzero(code.first == np.arange(len(table)))  # JOINED rows end with these
+        ends = np.maximum.reduceat(rows.end, kernels)
+        left = ends[np.searchsorted(kernels, code.first[code.queue_row[queued]])]
+        late[queued] = left + table.launch_cost[queued] - work[queued]
     return work + np.maximum.accumulate(np.maximum(late, side.start))
 
 

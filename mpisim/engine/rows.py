@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.plain_integers import PlainInteger
 from ._core import N_LANES, Ledger, fingerprint, rows_of
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _MAX_CACHED = 4
 """Ranks whose rows are cached."""
 
 
-class Binding(IntEnum):
+class Binding(PlainInteger, IntEnum):
     """Which input was the last to arrive, so that a row became ready when it did."""
 
     HOST = 0

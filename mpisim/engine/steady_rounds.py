@@ -87,8 +87,9 @@ def steady_period(
         Of a round.
     """
     window: PeriodicWindow | None = None
+    rounds: dict[Table, _Rounds | None] = {}
     for run in passes:
-        window = steady_window(run, comm, micro_batches, window)
+        window = steady_window(run, comm, micro_batches, window, rounds)
         if window is None:
             return None
     return None if window is None else window.period
@@ -99,6 +100,7 @@ def steady_window(
     comm: Intracomm | None,
     micro_batches: int = 1,
     before: PeriodicWindow | None = None,
+    rounds: dict[Table, _Rounds | None] | None = None,
 ) -> PeriodicWindow | None:
     """Return where a run is periodic; None, on all processes, if it is nowhere.
 
@@ -112,7 +114,10 @@ def steady_window(
         Of a round.
     before : PeriodicWindow, optional
         Of the pass before, whose times made the durations of this one.
+    rounds : dict of Table to _Rounds, optional
+        By `Table.structure`. The caller's, who has it for all passes; what is missing is added.
     """
+    rounds = {} if rounds is None else rounds
     lows, highs = known_before(run, before)
     classes = run.classes.of_rank[run.hosted[run.simulated]].astype(np.int64)
     known: dict[tuple[int, ...], _Rank | None] = {}
@@ -122,7 +127,10 @@ def steady_window(
         number = int(run.simulated[i])
         key = (identical, *bounds)
         if key not in known:
-            known[key] = _periodic(run, number, micro_batches, bounds)
+            structure = run.program.table_of(int(run.hosted[number])).structure
+            if structure not in rounds:
+                rounds[structure] = _Rounds.of(structure, micro_batches)
+            known[key] = _periodic(run, number, rounds[structure], bounds)
         found = known[key]
         if found is None:
             break
@@ -184,19 +192,53 @@ class _Rank(NamedTuple):
         return int(self.end[self.begin <= time].max(initial=0))
 
 
-def _periodic(run: Run, number: int, micro_batches: int, bounds: tuple[int, int]) -> _Rank | None:
+class _Rounds(NamedTuple):
+    """The last two rounds of a table, whatever its rows' durations.
+
+    Attributes
+    ----------
+    first : int
+        Where the last but one begins: its forward's first row on the device.
+    n_rows : int
+        From there to the same row of the last round.
+    same : bool, shape (n - n_rows,)
+        Whether each row has a copy so many rows further down, which waits for the copies of what it
+        waits for.
+    """
+
+    first: int
+    n_rows: int
+    same: Flags
+
+    @classmethod
+    def of(cls, table: Table, micro_batches: int) -> _Rounds | None:
+        """Return the rounds of so many micro-batches; None if there are no two."""
+        found = _last_forwards(table, micro_batches)
+        if found is None or table.queue_depth:
+            return None
+        first, second = found
+        if second <= first:
+            return None
+        return cls(first, second - first, _repeats(table, second - first))
+
+
+def _periodic(
+    run: Run, number: int, rounds: _Rounds | None, bounds: tuple[int, int]
+) -> _Rank | None:
     """Return a rank that is periodic between two rows; None if conditions 1 and 3 do not hold."""
+    if rounds is None:
+        return None
     rank = int(run.hosted[number])
     side = Side(run.program.table_of(rank), run.lowered(number), int(run.program.start[rank]))
     table, rows = side.table, run.rows(number)
-    found = _last_forwards(table, micro_batches)
-    if found is None or table.queue_depth:
-        return None
-    first, second = found
-    n_rows, period = second - first, int(rows.begin[second] - rows.begin[first])
+    first, n_rows = rounds.first, rounds.n_rows
+    period = int(rows.begin[first + n_rows] - rows.begin[first])
     if period <= 0:
         return None
-    same = _repeats(table, rows, n_rows, period)
+    same = rounds.same & (table.duration[n_rows:] == table.duration[:-n_rows])
+    on_cpu = ~table.is_device[n_rows:]  # their times follow from clocks, which are looked at apart
+    for times in rows[:3]:
+        same &= on_cpu | (times[n_rows:] - times[:-n_rows] == period)
     if not same[first]:
         return None
     low = max(first + 1 - first_of(~same[first::-1]), bounds[0])
@@ -228,15 +270,13 @@ def _last_forwards(table: Table, micro_batches: int) -> tuple[int, int] | None:
     return (int(first[0]), int(second[0])) if len(first) and len(second) else None
 
 
-def _repeats(table: Table, rows: Rows, n_rows: int, period: int) -> Flags:
-    """Return which rows have a copy so many rows further down that is later by a period."""
+def _repeats(table: Table, n_rows: int) -> Flags:
+    """Return which rows have a copy so many rows further down, whatever their durations."""
     same = np.ones(len(table) - n_rows, bool)
     for name in SAME_COLUMNS:
-        column = getattr(table, name)
-        same &= column[n_rows:] == column[:-n_rows]
-    on_cpu = ~table.is_device[n_rows:]  # their times follow from clocks, which are looked at apart
-    for times in rows[:3]:
-        same &= on_cpu | (times[n_rows:] - times[:-n_rows] == period)
+        if name != "duration":
+            column = getattr(table, name)
+            same &= column[n_rows:] == column[:-n_rows]
     waits = np.diff(table.wait_index)
     same &= waits[n_rows:] == waits[:-n_rows]
     # Of rows with as many waits each wait of the copy is looked at.

@@ -354,11 +354,13 @@ class TableBuilder:
         values[:, -n_tags:] = np.repeat(tags, np.diff(first), axis=0)
         counts = np.array(self._counts, np.int64)
         awaited = np.array(self._awaited, np.int64)
-        # Waiting for one row of a batch means waiting for its kernel: the batch's last row.
-        batch = np.cumsum((values[:, list(COLUMNS).index("flags")] & Flag.JOINED) == 0)
-        last = np.searchsorted(batch, batch, side="right") - 1
-        known = (awaited >= 0) & (awaited < len(last))  # the others are the table's to refuse
-        awaited[known] = last[awaited[known]]
+        joined = values[:, list(COLUMNS).index("flags")] & Flag.JOINED
+        if joined.any():
+            # Waiting for one row of a batch means waiting for its kernel: the batch's last row.
+            batch = np.cumsum(joined == 0)
+            last = np.searchsorted(batch, batch, side="right") - 1
+            known = (awaited >= 0) & (awaited < len(last))  # the others are the table's to refuse
+            awaited[known] = last[awaited[known]]
         return values, np.concatenate([[0], np.cumsum(counts)]), awaited
 
     def build(self, queue_depth: int = 0) -> Table:

@@ -155,7 +155,7 @@ class Table:
         """Whether each row is a communication, shape (n,)."""
         return (self.kind >= Kind.COLLECTIVE) & (self.kind <= Kind.RECV)
 
-    @property
+    @cached_property
     def is_device(self) -> NDArray[np.bool_]:
         """Whether each row occupies a device stream, shape (n,)."""
         return self.kind <= Kind.RECV
@@ -174,8 +174,7 @@ class Table:
     def ordinal(self) -> NDArray[np.int32]:
         """Number of earlier communications on the slot of each communication; -1: other rows."""
         ordinal = np.full(len(self), -1, np.int32)
-        rows = np.flatnonzero(self.slot >= 0)
-        order = rows[np.argsort(self.slot[rows], kind="stable")]
+        order = self._by_slot
         slots = self.slot[order]
         first = np.searchsorted(slots, slots, side="left")
         ordinal[order] = np.arange(len(order)) - first
@@ -184,13 +183,14 @@ class Table:
     @cached_property
     def operations(self) -> NDArray[np.int64]:
         """Number of communications on each slot, shape (n_slots,)."""
-        return np.bincount(self.slot[self.slot >= 0], minlength=self.n_slots).astype(np.int64)
+        slots = self.slot[self._communications]
+        return np.bincount(slots, minlength=self.n_slots).astype(np.int64)
 
     @cached_property
     def operation_bits(self) -> NDArray[np.int64]:
         """Operations on each slot as a bit set, shape (n_slots,): the sum of 1 << `Operation`."""
         bits = np.zeros(self.n_slots, np.int64)
-        rows = self.slot >= 0
+        rows = self._communications
         kinds = np.int64(1) << self.operation[rows].astype(np.int64)
         np.bitwise_or.at(bits, self.slot[rows], kinds)
         return bits
@@ -207,9 +207,18 @@ class Table:
 
     @cached_property
     def _rows_by_slot(self) -> list[NDArray[np.intp]]:
-        rows = np.flatnonzero(self.slot >= 0)
-        order = rows[np.argsort(self.slot[rows], kind="stable")]
-        return np.split(order, np.cumsum(self.operations)[:-1])
+        return np.split(self._by_slot, np.cumsum(self.operations)[:-1])
+
+    @cached_property
+    def _communications(self) -> NDArray[np.intp]:
+        """Communications, in order."""
+        return np.flatnonzero(self.slot >= 0)
+
+    @cached_property
+    def _by_slot(self) -> NDArray[np.intp]:
+        """Communications by slot, those of each in order."""
+        rows = self._communications
+        return rows[np.argsort(self.slot[rows], kind="stable")]
 
     def slots_with(self, kind: Kind) -> tuple[int, ...]:
         """Return the slots that carry rows of one kind, in ascending order."""
@@ -217,10 +226,12 @@ class Table:
 
     @cached_property
     def _slots_by_kind(self) -> dict[Kind, tuple[int, ...]]:
-        return {
-            kind: tuple(np.flatnonzero(np.bincount(self.slot[self.kind == kind])).tolist())
-            for kind in (Kind.COLLECTIVE, Kind.SEND, Kind.RECV)
-        }
+        rows, n = self._communications, max(self.n_slots, 1)
+        found: dict[Kind, tuple[int, ...]] = {}
+        for key in np.flatnonzero(np.bincount(self.kind[rows] * np.int64(n) + self.slot[rows])):
+            kind, slot = divmod(int(key), n)
+            found[Kind(kind)] = (*found.get(Kind(kind), ()), slot)
+        return found
 
     @property
     def structure(self) -> Table:
@@ -247,6 +258,9 @@ _INDEPENDENT_OF_DURATIONS = frozenset(
         "operations",
         "operation_bits",
         "is_communication",
+        "is_device",
+        "_by_slot",
+        "_communications",
         "_rows_by_slot",
         "_slots_by_kind",
         "launch_time",

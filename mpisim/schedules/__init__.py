@@ -11,14 +11,16 @@ follow from the durations.
     A forward, a backward or the gradients of weights, of one micro-batch in one model chunk.
 ``check_schedule``
     Refuse numbers that a schedule cannot work with, without laying it out.
+``Units``
+    What a stage does between two exchanges of messages, as columns.
 ``SCHEDULES``
     The kinds of schedules by name, each described by a `Schedule`.
 
-Read `actions` (the data), then `catalogue` (the published orders), where a further schedule is
-added: its order, its entry in `SCHEDULES` and its name in `ScheduleName`.
+Read `units` and `actions` (the data), then `catalogue` (the published orders), where a further
+schedule is added: its order, its entry in `SCHEDULES` and its name in `ScheduleName`.
 """
 
-from .actions import Action, ActionColumns, Pipeline
+from .actions import Action, Pipeline
 from .catalogue import (
     SCHEDULES,
     PipelineSize,
@@ -27,6 +29,7 @@ from .catalogue import (
     check_schedule,
     pipeline,
 )
+from .units import ActionColumns, Units
 
 __all__ = [
     "SCHEDULES",
@@ -36,6 +39,7 @@ __all__ = [
     "PipelineSize",
     "Schedule",
     "ScheduleName",
+    "Units",
     "check_schedule",
     "pipeline",
 ]

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..base.frozen import frozen
 from ..program import Phase
+from .units import ActionColumns, Units
 
-__all__ = ["Action", "ActionColumns", "Order", "Pipeline"]
+__all__ = ["Action", "Order", "Pipeline"]
 
 
 @frozen(slots=True)
@@ -43,16 +42,6 @@ class Action:
 
 Order = tuple[Action, ...]
 """The actions of one stage, from first to last."""
-
-
-class ActionColumns(NamedTuple):
-    """The actions of a stage, in the order of execution, as columns; fields as of `Action`."""
-
-    phase: NDArray[np.int64]
-    chunk: NDArray[np.int64]
-    micro_batch: NDArray[np.int64]
-    split: NDArray[np.int64]
-    paired: NDArray[np.int64]
 
 
 @frozen
@@ -106,6 +95,24 @@ class Pipeline:
             ActionColumns(*found[own].T.copy())
             for own in np.split(which.reshape(-1), np.cumsum(counts)[:-1])
         )
+
+    def units(self, stage: int, *, joins_turns: bool) -> Units:
+        """Return the units of a stage's actions; kept, since plans that are compared share them.
+
+        Parameters
+        ----------
+        stage : int
+        joins_turns : bool
+            As for `Units.of`.
+        """
+        key = stage, joins_turns
+        if key not in self._units:
+            self._units[key] = Units.of(self.columns[stage], joins_turns=joins_turns)
+        return self._units[key]
+
+    @cached_property
+    def _units(self) -> dict[tuple[int, bool], Units]:
+        return {}
 
     @property
     def mirrored(self) -> bool:

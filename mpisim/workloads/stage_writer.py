@@ -45,7 +45,6 @@ from .operators import BackwardPart, Operator
 from .optimizer import write_optimizer
 from .pricing import MAX_DURATION, Pricing
 from .recomputation import recomputed_layers, recomputed_operators
-from .units import Units
 
 __all__ = ["Pass", "StageTable", "StageWriter"]
 
@@ -237,10 +236,8 @@ class StageWriter:
         it is worked out once for every two kinds that follow each other, in the order in which they
         first do, and copied.
         """
-        actions, units = (
-            pipeline.actions[stage],
-            Units.of(pipeline.columns[stage], joins_turns=self._messages.joins_turns),
-        )
+        actions = pipeline.actions[stage]
+        units = pipeline.units(stage, joins_turns=self._messages.joins_turns)
         blocks: list[Block] = []
         numbers: dict[int, int] = {}  # of each block, which equals itself only
         used: list[int] = []  # by every kind of step, of all kinds end to end

@@ -4,7 +4,7 @@
 - A *turn* is one action, or two that overlap.
 - A *unit* is a turn. Where a stage holds several chunks and its messages do not overlap, a forward
   and the backward behind it are one unit in the steady state
-  (``forward_backward_pipelining_with_interleaving`` of Megatron-LM, see :mod:`.messages`).
+  (``forward_backward_pipelining_with_interleaving`` of Megatron-LM).
 - A *step* is a unit with the one before it: what is written of a unit depends on the kinds of both.
 
 A schedule has thousands of actions and few kinds of steps: one example of each kind stands for all.
@@ -20,12 +20,21 @@ from numpy.typing import NDArray
 
 from ..base.distinct import dense
 from ..program import Phase
-from ..schedules import ActionColumns
 
-__all__ = ["Units"]
+__all__ = ["ActionColumns", "Units"]
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+
+
+class ActionColumns(NamedTuple):
+    """The actions of a stage, in the order of execution, as columns; fields as of `Action`."""
+
+    phase: NDArray[np.int64]
+    chunk: NDArray[np.int64]
+    micro_batch: NDArray[np.int64]
+    split: NDArray[np.int64]
+    paired: NDArray[np.int64]
 
 
 class Units(NamedTuple):
