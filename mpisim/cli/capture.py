@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import InputError, UsageError, one_of
@@ -198,7 +199,16 @@ def run(args: argparse.Namespace) -> int:
         report = deliver(results, args, comm, figures, shown)
     if comm.rank == 0:
         print(report if held is None else f"{report}\n\n{_memory(held, in_detail(args))}")
+        if args.world_size > 1 and results is not None and not len(results.communications["count"]):
+            print(f"mpisim: note: {UNCONNECTED.format(ranks=args.world_size)}", file=sys.stderr)
     return 0
+
+
+UNCONNECTED = (
+    "the script communicates nothing: these are {ranks} equal ranks side by side, not one job. "
+    "It needs DistributedDataParallel, FSDP or the like; or mpisim capture --world-size 1 "
+    "--save-program step.h5, and mpisim extrapolate step.h5 --plan dp={ranks}"
+)
 
 
 MOST_HOLDERS, MOST_HOLDERS_IN_SHORT = 30, 8
@@ -245,7 +255,6 @@ def _script(command: list[str]) -> tuple[str, tuple[str, ...], bool]:
 
 def _check_module(name: str) -> None:
     """Refuse a module whose package Python does not find, from the current folder on."""
-    import sys
     from importlib.util import find_spec
 
     package = name.partition(".")[0]

@@ -30,7 +30,8 @@ class JobChoice:
     Attributes
     ----------
     tokens : float, optional
-        Tokens to train on, samples of a model without tokens; or `steps`.
+        Tokens to train on, samples of a model without tokens; or `steps`. As 1e12 or "1T" (K, M,
+        B, T).
     steps : int, optional
     failures : str, optional
         A fleet of ``mpisim list fleets`` whose jobs were interrupted as often, the path of a TOML
@@ -73,8 +74,8 @@ class JobChoice:
         Of all random numbers.
     """
 
-    tokens: Annotated[float, Limits(least=1)] | None = None
-    steps: Annotated[int, Limits(least=1, most=MOST_STEPS)] | None = None
+    tokens: Annotated[float, Limits(least=1, counted=True)] | None = None
+    steps: Annotated[int, Limits(least=1, most=MOST_STEPS, counted=True)] | None = None
     failures: str | None = None
     failure_rate: Annotated[float, Limits(least=0, most=1e6)] | None = None
     failure_shape: Annotated[float, Limits(least=0.2, most=10)] = 1.0

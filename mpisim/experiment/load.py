@@ -55,6 +55,7 @@ __all__ = [
     "model_of",
     "plan_of",
     "read",
+    "tables_with",
 ]
 
 DEFAULT = "llama3-8b-8-h100"
@@ -222,7 +223,7 @@ def _of_changed(table: dict[str, Any], source: str, changes: Sequence[str]) -> E
     return experiment
 
 
-def _tables_with(key: str, given: str = "") -> str:
+def tables_with(key: str, given: str = "") -> str:
     """Suggest the tables that have a key which was given in another, or in none; empty if none."""
     homes = [*TABLES.items(), *(("model", cls) for cls in (Transformer, Cnn, Dlrm))]
     tables = [name for name, cls in homes if key in (each.name for each in fields(cls))]
@@ -264,7 +265,7 @@ def experiment_of(
     allowed = ("title", "model", *TABLES, PUBLISHED, JOB, SEARCH)
     for key in table:
         if key not in allowed:
-            near = _tables_with(key) or one_of(key, allowed)
+            near = tables_with(key) or one_of(key, allowed)
             raise InputError(f"{source}: unknown key {key!r} at the top level{near}")
     for key in REQUIRED:
         if key not in table:
@@ -323,7 +324,7 @@ def _part(tables: Mapping[str, Any], name: str, source: str) -> Any:
     given, cls = _table(tables, name, source), TABLES[name]
     known = {each.name for each in fields(cls)} if given else ()
     for key in given:
-        if key not in known and (near := _tables_with(key, name)):
+        if key not in known and (near := tables_with(key, name)):
             raise InputError(f"{source}: unknown key {key!r} in [{name}]{near}")
     return build(cls, given, source, name, ALL_KEYS)
 
@@ -432,7 +433,7 @@ def _model_and_guess(table: Mapping[str, Any], source: str) -> tuple[Model, Gues
     allowed = ("preset", "hf_config", "parameters", *(each.name for each in fields(cls)))
     for key in given:
         if key not in allowed:
-            near = _tables_with(key, "model") or one_of(key, allowed, ALL_KEYS)
+            near = tables_with(key, "model") or one_of(key, allowed, ALL_KEYS)
             raise InputError(f"{source}: unknown key {key!r} in [model]{near}")
     model: Model = build(cls, {**common, **base, **given}, source, "model")
     return model, guess
