@@ -59,6 +59,7 @@ def test_kinds(files: Path, name: str, kind: str) -> None:
         (["run", "@/et"], "mpisim program import @/et"),
         (["run", "@/train.py"], "mpisim capture --world-size 8 -- python @/train.py"),
         (["run", "@/config.json"], "mpisim new mine.toml --config @/config.json"),
+        (["search", "@/run.h5"], "mpisim report @/run.h5"),
         (["job", "@/et"], "mpisim program import @/et"),
         (["report", "@/step.h5"], "mpisim run @/step.h5"),
         (["report", "@/one.toml"], "mpisim run @/one.toml"),
