@@ -66,6 +66,10 @@ def test_kinds(files: Path, name: str, kind: str) -> None:
         (["memory", "@/one.toml"], "mpisim run @/one.toml"),
         (["export", "@/step.h5", "--format", "csv", "-o", "@/x.csv"], "mpisim run @/step.h5"),
         (["compare", "@/run.h5", "@/step.h5"], "mpisim run @/step.h5"),
+        (["program", "show", "@/run.h5"], "mpisim report @/run.h5"),
+        (["program", "import", "@/one.toml", "-o", "@/x.h5"], "mpisim run @/one.toml"),
+        (["trace", "show", "@/et"], "mpisim program import @/et"),
+        (["extrapolate", "@/run.h5", "--plan", "dp=2"], "mpisim report @/run.h5"),
         (["run", "@/on.toml"], "did you mean 'one.toml'?"),
     ],
 )
@@ -107,3 +111,41 @@ def test_results_that_are_kept_are_named(files: Path, capsys: pytest.CaptureFixt
     assert "\nkept.h5 keeps it for mpisim report" in capsys.readouterr().out
     assert main(["report", str(files / "kept.h5")]) == 0
     assert "\nkept.h5 keeps it for mpisim report" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "--tp", "8"], "unknown option '--tp' (did you mean --set plan.tp=…?)"),
+        (["run", "--model", "gpt2"], "(did you mean --set model.preset=…?)"),
+        (["run", "--seq-len=8"], "(did you mean --set model.seq_len=…?)"),
+        (["job", "x", "--tokens", "1T"], "(did you mean --set job.tokens=…?)"),
+        (["run", "--detials"], "(did you mean '--details'?)"),
+        (["compare", "--tp"], "unknown option '--tp'"),
+        (["run", "llama-3-8b"], "'mpisim new mine.toml --model llama-3-8b' writes an experiment"),
+        (["run", "dgx-h100"], "'mpisim new mine.toml --cluster dgx-h100' writes an experiment"),
+        (["run", "--set", "framework=nemo"], "it must be a table, [framework] (did you mean 'f"),
+        (["run", "--set", "variation.kernels=2%"], "write 0.02"),
+        (["run", "--set", "cluster.gpus=7"], "or leave dp out: what remains"),
+        (["job", "llama3-8b-8-h100", "--set", "job.restart=5"], "restart is '5'; it must be a n"),
+    ],
+)
+def test_what_was_meant_is_named(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if words[0] == "job":
+        words = [*words, "--set", "job.steps=10"]
+    assert main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_help_is_as_wide_as_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["run", "--help"]) == 0
+    text = capsys.readouterr().out
+    above, examples = text.split("examples:")
+    assert max(map(len, above.splitlines())) <= 60
+    assert "\n  mpisim run mine.toml" in examples

@@ -59,10 +59,10 @@ def read_text(path: str | Path) -> str:
 def _neighbour(path: Path) -> str:
     """Name a file of nearly the same name beside one that is missing, for a message."""
     try:
-        beside = [each.name for each in path.parent.iterdir()]
+        beside = [each.stem for each in path.parent.iterdir() if each.suffix == path.suffix]
     except (OSError, ValueError):
         return ""
-    return nearest(path.name, beside)
+    return nearest(path.stem, beside).replace("'?", f"{path.suffix}'?")
 
 
 def decode_text(contents: bytes, path: str | Path) -> str:

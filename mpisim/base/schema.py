@@ -380,6 +380,9 @@ def _meant(expected: Any, limits: Limits | None, found: Any) -> str:
     if expected not in (int, float) or isinstance(found, bool):
         return ""
     value = number_of(found) if isinstance(found, str) else found
+    if isinstance(found, str) and found.strip().endswith("%") and expected is float:
+        percent = number_of(found.strip().rstrip("%"))
+        value = None if percent is None else percent / 100
     if not isinstance(value, int | float) or not math.isfinite(value):
         return ""
     whole = expected is float or value == int(value)
