@@ -56,7 +56,7 @@ class Parser(argparse.ArgumentParser):
         """Raise :class:`UsageError`, with the nearest name, if there is no such option."""
         if name not in self._option_string_actions:
             near = nearest(name, self._option_string_actions)
-            if "--set" in self._option_string_actions:
+            if "--set" in self._option_string_actions and f"'{name}" not in near:
                 near = _as_key(name) or near
             self.error(f"unknown option '{name}'{near}")
 
