@@ -5,7 +5,8 @@
 For ``run_scripts/documents.py``. A name that ends in ``/`` is a folder of recorded traces of 8
 ranks; one in ``.pickle`` a memory snapshot; ``pairs.csv`` holds measured pairs for
 ``mpisim calibrate overlap``, ``config.json`` a model, other tables some rows of the measured steps
-in $SHARED. All other files are those that a document writes out.
+in $SHARED, or where documents.py looks for them. All other files are those that a document writes
+out.
 """
 
 from __future__ import annotations
@@ -75,7 +76,12 @@ def pairs(path: Path) -> None:
 
 def steps(path: Path) -> None:
     """Write every 90th row of the table of measured steps, and the one that documents show."""
-    source = Path(os.environ["SHARED"]) / "groundtruth" / "e2e" / "all.csv"
+    from documents import shared_folder
+
+    shared = os.environ.get("SHARED") or shared_folder()
+    if shared is None:
+        sys.exit(f"{path}: its rows are measured steps, of a folder that SHARED has to name")
+    source = Path(shared) / "groundtruth" / "e2e" / "all.csv"
     with source.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         rows = list(reader)
@@ -105,20 +111,27 @@ def config(path: Path) -> None:
 
 def written_out(name: str) -> str:
     """The name of a file that a document writes out → its content."""
-    sys.path.insert(0, "run_scripts")
     from documents import blocks, documents
 
-    (found,) = (
+    found = [
         block.text
         for document in documents()
         for block in blocks(document)
         if block.kinds.get("file") == name
-    )
-    return found + "\n"
+    ]
+    if len(found) != 1:
+        sys.exit(
+            f"{name}: no document writes out a file of that name; other inputs are a folder NAME/, "
+            "*.pickle, *.csv, config.json"
+        )
+    return found[0] + "\n"
 
 
 def main(names: list[str]) -> None:
     """Make the inputs of these names in the working folder."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "run_scripts"))
+    if not names or any(name.startswith("-") for name in names):
+        sys.exit(__doc__)
     for name in names:
         path = Path(name)
         if name.endswith("/"):

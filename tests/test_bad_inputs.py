@@ -363,13 +363,13 @@ PROGRAMS = [
     Bad(
         "program is a trace",
         ["program", "show", "@/t.json"],
-        ["@/t.json: is not an HDF5 file"],
+        ["@/t.json: is a recording", "mpisim replay @/t.json"],
         one(kineto()),
     ),
     Bad(
         "results are a program",
         ["report", "@/p.h5"],
-        ["@/p.h5: is not an mpisim-results file", "mpisim-program"],
+        ["@/p.h5: is a program of mpisim", "mpisim run @/p.h5"],
         lambda f: program(f / "p.h5", GOOD, GOOD),
     ),
     Bad("no such results", ["report", "@/r.h5"], ["@/r.h5: there is no such file"]),

@@ -548,6 +548,18 @@ def test_an_error_inside_a_library_of_a_module(tmp_path: Path, monkeypatch: Any)
 
 
 @torch
+@pytest.mark.parametrize("world", [1, 8])
+def test_ranks_that_share_nothing_are_told_of(
+    world: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = str(written(tmp_path, ONE_GPU))
+    assert main(["capture", "--world-size", str(world), "--", "python", path]) == 0
+    said = [line for line in capfd.readouterr().err.splitlines() if "note:" in line]
+    assert len(said) == (world > 1)
+    assert not said or "8 equal ranks side by side, not one job" in said[0]
+
+
+@torch
 def test_two_ranks_on_one_device(tmp_path: Path) -> None:
     text = AGREES.replace("set_device(rank)", "set_device(rank // 2)")
     message = r"ranks 0 and 1 both communicate from cuda:0 of their node, which NCCL refuses"

@@ -480,6 +480,7 @@ def test_jobs_that_cannot_be_done_are_refused(keys: dict[str, Any], message: str
 
 
 def test_times_have_units() -> None:
+    assert seconds("5min", "x") == seconds(" 5  min ", "x") == 300
     assert [seconds(each, "x") for each in ("5 s", "2 min", "1.5 h", "2 days")] == [
         5.0,
         120.0,

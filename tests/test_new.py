@@ -7,6 +7,7 @@ import json
 import re
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from mpisim.base.errors import InputError
 from mpisim.base.schema import build
+from mpisim.cli import main
 from mpisim.cli.example import _documented, example
 from mpisim.experiment import (
     Cnn,
@@ -35,11 +37,13 @@ from mpisim.experiment.choices import ClusterChoice, KernelChoice, NetworkChoice
 from mpisim.experiment.model_counts import parameters
 from mpisim.experiment.model_presets import find_model, model_presets
 from mpisim.experiment.models import FAMILIES
-from mpisim.experiment.plan import GROUPS
+from mpisim.experiment.plan import GROUPS, with_keys
 from mpisim.kernels import find_gpu
 from mpisim.memory import assess, capacity
 from mpisim.prediction.hardware import hardware_of
 from mpisim.prediction.prepared import prepare
+from mpisim.prediction.uncertainty import unshared_share
+from mpisim.search.bound import StepBounds
 from mpisim.search.starting_plan import _spread
 from mpisim.topo import find_cluster
 from mpisim.workloads import lay_out
@@ -367,3 +371,48 @@ def test_bad_arguments_are_one_line(run_mpisim: Run, args: list[str], message: s
     assert done.rc == 2
     assert len(done.errors) == 1
     assert message in done.errors[0]
+
+
+def test_chunks_and_micro_batches_are_taken_where_they_are_faster() -> None:
+    """A bubble of a quarter of the step is halved by model chunks."""
+    experiment = read(example("gpt3-175b", "dgx-h100", 512).text, "x")
+    plan = experiment.plan
+    assert plan.pp > 1
+    assert plan.vpp > 1
+    plain = with_keys(plan, {"vpp": 1, "pipeline.schedule": "1f1b"})
+    bounds, hardware = StepBounds(), hardware_of(experiment)
+    before = bounds.closer(replace(experiment, plan=plain), hardware)
+    assert bounds.closer(experiment, hardware) * (1 + unshared_share()) < before
+
+
+def test_adapters_need_less_memory() -> None:
+    """70B with adapters fit into 8 GPUs, in which the whole training has no room."""
+    with_adapters = example("llama-3-70b", "dgx-h100", 8, changes={"lora_rank": 16})
+    assert "lora_rank = 16" in with_adapters.text
+    assert "the fullest GPU needs" in with_adapters.notes[0]
+    assert "no plan that was tried fits" in example("llama-3-70b", "dgx-h100", 8).notes[0]
+
+
+def test_a_model_of_ones_own() -> None:
+    sizes = {"family": "gpt", "layers": 12, "hidden": 768, "heads": 12, "seq_len": 1024}
+    found = read(example("llama-3-8b", "dgx-h100", 8, changes=sizes | {"vocab": 50304}).text, "x")
+    assert isinstance(found.model, Transformer)
+    assert (found.model.layers, found.model.hidden, found.model.heads) == (12, 768, 12)
+    longer = read(example("llama-3-8b", "dgx-h100", 8, changes={"seq_len": 16384}).text, "x")
+    assert isinstance(longer.model, Transformer)
+    assert longer.model.seq_len == 16384
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("plan.tp=2", "'mpisim run FILE --set plan.tp=2' changes others"),
+        ("model.seqlen=2", "did you mean 'seq_len'?"),
+        ("model.seq_len=8K", "write 8000, or 8192"),
+        ("seq_len=4", "mpisim new takes keys of [model]"),
+    ],
+)
+def test_changes_that_are_none(change: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new", "--set", change]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line

@@ -64,7 +64,7 @@ def test_an_integer_is_a_number() -> None:
         ),
         (
             'name = "x"\n[inner]\ncount = 2.0',
-            "f.toml: key 'inner.count' is 2.0; it must be an integer, 1 or more",
+            "f.toml: key 'inner.count' is 2.0; it must be an integer, 1 or more; write 2",
         ),
         (
             'name = "x"\n[inner]\ncount = true',
@@ -157,3 +157,58 @@ def test_what_is_refused_of_them(values, message):
     with pytest.raises(InputError) as error:
         build(Wide, values, "f")
     assert str(error.value) == message
+
+
+@dataclass(frozen=True)
+class Counted:
+    tokens: Annotated[float, Limits(least=1, counted=True)] | None = None
+    steps: Annotated[int, Limits(least=1, counted=True)] | None = None
+    batch: Annotated[int, Limits(least=1, most=10**6)] | None = None
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("1T", 1e12),
+        ("1.5T", 1.5e12),
+        ("300 B", 300e9),
+        ("20m", 20e6),
+        ("1_000", 1000),
+        ("1,000K", 1e6),
+        ("2e3", 2000),
+    ],
+)
+def test_what_is_counted_may_have_a_suffix(text: str, number: float) -> None:
+    found = build(Counted, {"tokens": text, "steps": text}, "f")
+    assert (found.tokens, found.steps) == (number, number)
+    assert isinstance(found.steps, int)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        # A comma may be a decimal point: neither of the two is guessed.
+        (
+            {"tokens": "1,5T"},
+            "'1,5T'; it must be a number, 1 or more, as 2e6 or \"2M\" (K, M, B, T)",
+        ),
+        ({"tokens": "1P"}, "'1P'; it must be a number"),
+        ({"tokens": "T"}, "'T'; it must be a number"),
+        ({"steps": "1.0005K"}, "1000.5; it must be an integer"),
+        ({"tokens": "0.1"}, "0.1; it must be a number"),
+        # Whether K is 1000 or 1024 is not guessed either.
+        ({"batch": "8K"}, "'8K'; it must be an integer from 1 to 1000000; write 8000, or 8192"),
+        ({"batch": "8"}, "'8'; it must be an integer from 1 to 1000000; write 8"),
+        ({"batch": 1e3}, "1000.0; it must be an integer from 1 to 1000000; write 1000"),
+        ({"batch": 2.5}, "2.5; it must be an integer from 1 to 1000000"),
+        ({"batch": "8M"}, "'8M'; it must be an integer from 1 to 1000000"),
+        ({"batch": True}, "True; it must be an integer from 1 to 1000000"),
+    ],
+)
+def test_what_was_meant_is_said(values: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError) as error:
+        build(Counted, values, "f")
+    assert said in str(error.value)
+    assert said.endswith(('M" (K, M, B, T)', "number", "integer")) or str(error.value).endswith(
+        said
+    )

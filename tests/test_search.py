@@ -723,7 +723,7 @@ def test_finalists_are_what_a_run_says():
         ({"vary": {"plan.clip": "auto"}}, 'is "auto"; that is for plan.tp'),
         ({"vary": {"cluster.preset": ["dgx-h100", "dgx-h1000"]}}, "unknown cluster 'dgx-h1000'"),
         ({"vary": {"framework.name": ["nemo", "nmo"]}}, "(did you mean 'nemo'?)"),
-        ({"vary": "auto", "objectives": ["speed"]}, "key 'search.objectives[0]' is 'speed'"),
+        ({"vary": "auto", "objectives": ["speed"]}, "[0]' is 'speed' (did you mean 'step_time'"),
         ({"vary": "auto", "objective": ["gpus"]}, "unknown key 'objective' in [search]"),
         ({"vary": {"plan.micro_batch": {"from": 1, "to": 10**6}, "plan.zero": "auto",
                    "plan.global_batch": {"from": 1, "to": 10**6}}}, "combinations"),

@@ -221,6 +221,11 @@ def test_colours_are_for_terminals(
         assert found == Drawing(colour, blocks)
 
 
+@pytest.mark.parametrize(("columns", "length"), [(60, 57), (200, 92), (0, 92), (5, 20)])
+def test_bars_fit_into_the_terminal(columns: int, length: int) -> None:
+    assert len(Drawing(columns=columns).bar([3, 2, 1], 92)) == length
+
+
 # --- commands -------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from .errors import DestinationError, InputError, OutputError
+from .errors import DestinationError, InputError, OutputError, nearest
 
 __all__ = [
     "check_output",
@@ -51,8 +51,18 @@ def read_text(path: str | Path) -> str:
     try:
         contents = Path(path).read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
-        raise InputError(f"{path}: cannot be read: {reason(error)}") from error
+        near = _neighbour(Path(path)) if isinstance(error, FileNotFoundError) else ""
+        raise InputError(f"{path}: cannot be read: {reason(error)}{near}") from error
     return decode_text(contents, path)
+
+
+def _neighbour(path: Path) -> str:
+    """Name a file of nearly the same name beside one that is missing, for a message."""
+    try:
+        beside = [each.stem for each in path.parent.iterdir() if each.suffix == path.suffix]
+    except (OSError, ValueError):
+        return ""
+    return nearest(path.stem, beside).replace("'?", f"{path.suffix}'?")
 
 
 def decode_text(contents: bytes, path: str | Path) -> str:

@@ -22,9 +22,17 @@ from .errors import InputError, one_of
 from .frozen import frozen
 from .text import shortened
 
-__all__ = ["Limits", "build", "check_value", "defaults", "field_of", "parse"]
+__all__ = ["Limits", "build", "check_value", "defaults", "field_of", "number_of", "parse"]
 
 T = TypeVar("T")
+
+SUFFIXES: Mapping[str, int] = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+"""Of numbers that are counted: thousands, millions, billions, trillions."""
+
+_NUMBER = re.compile(
+    r"\s*((?:\d{1,3}(?:,\d{3})+|\d[\d_]*)(?:\.\d*)?(?:[eE][+-]?\d{1,3})?)\s*([KMBTkmbt]?)\s*"
+)
+"""A number, whose thousands may be marked, and one of `SUFFIXES`."""
 
 _WORDS = {
     int: "an integer",
@@ -38,6 +46,8 @@ _WORDS = {
 class Limits:
     """The values a number may have: from `least` to `most`.
 
+    A number that is `counted` may be a text with one of `SUFFIXES`: tokens, as ``"1.5T"``.
+
     Examples
     --------
     >>> Share = Annotated[float, Limits(least=0, most=1)]
@@ -49,15 +59,38 @@ class Limits:
 
     least: float
     most: float = math.inf
+    counted: bool = False
 
     def __str__(self) -> str:
-        if self.most == math.inf:
-            return f", {self.least} or more"
-        return f" from {self.least} to {self.most}"
+        said = f", {self.least} or more"
+        if self.most != math.inf:
+            said = f" from {self.least} to {self.most}"
+        return f'{said}, as 2e6 or "2M" ({", ".join(SUFFIXES)})' if self.counted else said
 
     def hold(self, value: float) -> bool:
         """Whether a value is within the limits."""
         return self.least <= value <= self.most
+
+
+def number_of(text: str) -> float | None:
+    """Text as ``"1.5T"`` → the number; None of what is no number with at most one of `SUFFIXES`.
+
+    Parameters
+    ----------
+    text : str
+
+    Examples
+    --------
+    >>> number_of("1.5T"), number_of("300 b"), number_of("12 apples")
+    (1500000000000.0, 300000000000.0, None)
+    """
+    found = _NUMBER.fullmatch(text)
+    if found is None:
+        return None
+    from decimal import Decimal  # 1.1T is 1100000000000, to the last digit
+
+    number = Decimal(found[1].replace("_", "").replace(",", ""))
+    return float(number * SUFFIXES[found[2].upper()] if found[2] else number)
 
 
 def parse(text: str, source: str) -> dict[str, Any]:
@@ -327,11 +360,37 @@ def _tables(check: Check, found: Any, source: str, key: str) -> Any:
 
 
 def _single(expected: Any, limits: Limits | None, found: Any, source: str, key: str) -> Any:
+    if isinstance(found, str) and limits is not None and limits.counted:
+        value = number_of(found)
+        found = found if value is None else value
+        whole = isinstance(found, float) and found.is_integer()
+        found = int(found) if expected is int and whole else found
     # A bool is an int to Python, but no integer here; an integer is accepted for a float.
     accepted = type(found) is expected or (expected is float and type(found) is int)
     if accepted and expected is float:
         accepted = math.isfinite(found)
     if not accepted or (limits is not None and not limits.hold(found)):
-        words = _WORDS[expected] + str(limits or "")
+        words = _WORDS[expected] + str(limits or "") + _meant(expected, limits, found)
         raise InputError(f"{source}: key {key!r} is {found!r}; it must be {words}")
     return expected(found)
+
+
+def _meant(expected: Any, limits: Limits | None, found: Any) -> str:
+    """Say how to write what was probably meant by a value that is refused; or nothing."""
+    if expected not in (int, float) or isinstance(found, bool):
+        return ""
+    value = number_of(found) if isinstance(found, str) else found
+    if isinstance(found, str) and found.strip().endswith("%") and expected is float:
+        percent = number_of(found.strip().rstrip("%"))
+        value = None if percent is None else percent / 100
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return ""
+    whole = expected is float or value == int(value)
+    if not whole or not (limits is None or limits.hold(value)):
+        return ""
+    wanted = f"{value:.15g}" if expected is float else f"{int(value)}"
+    suffix = found.strip()[-1:].upper() if isinstance(found, str) else ""
+    if suffix in SUFFIXES and value % 1000 == 0 and expected is int:
+        power = round(math.log(SUFFIXES[suffix], 1000))
+        return f"; write {wanted}, or {int(value * 1.024**power)}"
+    return f"; write {wanted}"

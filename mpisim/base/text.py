@@ -73,6 +73,25 @@ def shortened(text: str, width: int, tail: int = 0) -> str:
     return text[: width - 1 - tail] + "…" + (text[-tail:] if tail else "")
 
 
+def counted(number: int, word: str, plural: str = "") -> str:
+    """Write a number of things: with the plural's s, or the plural that is given.
+
+    Parameters
+    ----------
+    number : int
+    word : str
+        What one of them is called.
+    plural : str
+        What several are called, where that is not the word with an s.
+
+    Examples
+    --------
+    >>> counted(1, "rank"), counted(2048, "rank"), counted(2, "class", "classes")
+    ('1 rank', '2,048 ranks', '2 classes')
+    """
+    return f"{number:,} {word if number == 1 else plural or word + 's'}"
+
+
 def one_line(text: str) -> str:
     """Put a text on one line; what no terminal shows is escaped."""
     text = " ".join(text.split())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import InputError, UsageError, one_of
@@ -170,9 +171,11 @@ def run(args: argparse.Namespace) -> int:
     )
     with progress(comm, "running the script") as update:
         parts = capture_parts(script, comm, update, ranks)
-    report = _prediction(args, comm, parts, gpu, measured, path)
+    report, connected = _prediction(args, comm, parts, gpu, measured, path)
     if comm.rank == 0:
         print(report)
+        if args.world_size > 1 and not connected:
+            print(f"mpisim: note: {UNCONNECTED.format(ranks=args.world_size)}", file=sys.stderr)
     return 0
 
 
@@ -183,8 +186,8 @@ def _prediction(
     gpu: Gpu,
     measured: MeasuredOperators | None,
     path: str,
-) -> str:
-    """Captured parts → the program, written if asked for, and the report of its step.
+) -> tuple[str, bool]:
+    """Captured parts → the report of their step, and whether ranks communicate; writes the program.
 
     **Collective.** The report is empty but on the first process.
     """
@@ -221,7 +224,17 @@ def _prediction(
         )
         figures = {} if held is None else {"memory": held.as_dict()}
         report = deliver(results, args, comm, figures, shown)
-    return report if held is None else f"{report}\n\n{_memory(held, in_detail(args))}"
+    connected = results is None or bool(len(results.communications["count"]))
+    if held is not None:
+        report = f"{report}\n\n{_memory(held, in_detail(args))}"
+    return report, connected
+
+
+UNCONNECTED = (
+    "the script communicates nothing: these are {ranks} equal ranks side by side, not one job. "
+    "It needs DistributedDataParallel, FSDP or the like; or mpisim capture --world-size 1 "
+    "--save-program step.h5, and mpisim extrapolate step.h5 --plan dp={ranks}"
+)
 
 
 MOST_HOLDERS, MOST_HOLDERS_IN_SHORT = 30, 8
@@ -268,7 +281,6 @@ def _script(command: list[str]) -> tuple[str, tuple[str, ...], bool]:
 
 def _check_module(name: str) -> None:
     """Refuse a module whose package Python does not find, from the current folder on."""
-    import sys
     from importlib.util import find_spec
 
     package = name.partition(".")[0]

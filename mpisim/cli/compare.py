@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from .other_files import expected, kind_of
 from .output import (
     LINES,
     add_html_option,
@@ -29,6 +32,7 @@ examples:
   mpisim run mine.toml -o a.h5
   mpisim run mine.toml --set plan.tp=8 -o b.h5
   mpisim compare a.h5 b.h5                 what the change did, part by part
+  mpisim compare one.toml other.toml       both simulated first
   mpisim replay traces/ -o measured.h5
   mpisim compare measured.h5 a.h5          a prediction beside a recording of the same job
   mpisim compare a.h5 b.h5 --json c.json   the same as numbers
@@ -46,7 +50,9 @@ def add_parser(subparsers: Any) -> None:
         "stage. In each list the differences add up to that of the steps.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("file", metavar="A", help="a results file (HDF5)")
+    parser.add_argument(
+        "file", metavar="A", help="a results file (HDF5), or an experiment (TOML) to simulate"
+    )
     parser.add_argument("other", metavar="B", help="another one")
     add_json_option(parser)
     add_html_option(parser)
@@ -69,7 +75,12 @@ def run(args: argparse.Namespace) -> int:
     from ..report.comparison import compare, comparison_figures, render_comparison
     from ..results import open_results
 
-    with open_results(args.file) as one, open_results(args.other) as other:
+    with (
+        expected([args.file, args.other], ("mpisim-results", "experiment")),
+        TemporaryDirectory() as folder,
+        open_results(_results_of(args.file, Path(folder, "one.h5"))) as one,
+        open_results(_results_of(args.other, Path(folder, "other.h5"))) as other,
+    ):
         stages = _stages(one), _stages(other)
         keys: tuple[Mapping[str, str], Mapping[str, str]] = _keys(one), _keys(other)
         if not all("model" in _origin(each) for each in (one, other)):
@@ -87,6 +98,30 @@ def run(args: argparse.Namespace) -> int:
         write_page(page, args.html, overwrite=args.overwrite)
     print(render_comparison(found, titles, args.top))
     return 0
+
+
+def _results_of(path: str, target: Path) -> str | Path:
+    """Return a file of results: the one that is named, or of the experiment that is, simulated."""
+    from mpisim.data import names
+
+    from ..experiment import load_any
+    from ..experiment.load import FOLDER
+
+    packaged = not Path(path).exists() and path in names(FOLDER)
+    if not packaged and kind_of(Path(path)) != "experiment":
+        return path
+    from mpi4py import MPI
+
+    from ..experiment import Experiment
+    from ..experiment.serialization import serialize_any
+    from ..extrapolate.prepare import prepare_workload
+    from ..simulate import simulate
+
+    text, experiment = load_any(path)
+    what = experiment if isinstance(experiment, Experiment) else prepare_workload(experiment)
+    origin = serialize_any(experiment)
+    simulate(what, MPI.COMM_SELF, output=target, text=text, origin=origin, progress=True)
+    return target
 
 
 def _title(path: str, results: Results) -> str:

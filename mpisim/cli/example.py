@@ -128,6 +128,7 @@ def example(
     config: bool = False,
     folder: str | Path = "",
     framework: Mapping[str, str] | None = None,
+    changes: Mapping[str, Any] | None = None,
     every: bool = False,
 ) -> Example:
     """Write an experiment, with a plan that fits by the memory model, or that takes least.
@@ -146,6 +147,8 @@ def example(
         Where the experiment will be: paths in it are relative to that.
     framework : mapping, optional
         Keys of ``[framework]``: name, version, recipe.
+    changes : mapping, optional
+        Keys of ``[model]`` besides; with ``family`` among them they are all that there is.
     every : bool
         Whether to write every key with what it means, or those that most people set.
 
@@ -158,7 +161,11 @@ def example(
     InputError
         If a name is not known, a file cannot be read, or the cluster has no so many GPUs.
     """
-    chosen = _of_config(Path(name), Path(folder)) if config else _of_preset(name)
+    given_keys = dict(changes or {})
+    if config:
+        chosen = _of_config(Path(name), Path(folder), given_keys)
+    else:
+        chosen = _of_preset(name, given_keys)
     found = find_cluster(cluster)
     count = found.gpus_per_node if gpus is None else gpus
     nodes = -(-count // found.gpus_per_node)
@@ -246,26 +253,31 @@ def _filled_in(
     return {key.removeprefix("plan."): each.value for key, each in set_by.items()}
 
 
-def _of_preset(name: str) -> _Chosen:
+def _of_preset(name: str, changes: Mapping[str, Any]) -> _Chosen:
+    """Return the model of a name with some keys changed, or of its own keys alone."""
+    if "family" in changes:
+        return _Chosen(dict(changes), model_of(changes, "--set"), "my model", ())
     table = find_model(name)
-    model = model_of({"preset": name}, name)
+    keys = {"preset": name, **changes}
     title = next(each.title for each in model_presets().values() if dict(each.table) == table)
-    return _Chosen({"preset": name}, model, title, ())
+    return _Chosen(keys, model_of(keys, "--set" if changes else name), title, ())
 
 
-def _of_config(path: Path, folder: Path) -> _Chosen:
+def _of_config(path: Path, folder: Path, changes: Mapping[str, Any]) -> _Chosen:
     """Return the model of a config.json, with sequences as models are usually trained on."""
     found, guess = from_config(path)
+    found = {**found, **changes}
     given = str(path) if path.is_absolute() else os.path.relpath(path, folder)
     keys: dict[str, Any] = {"hf_config": given}
     length = found.get("seq_len")
     notes = () if guess is None else guess.notes
-    if length is None or length > USUAL_LENGTH:
+    if "seq_len" not in changes and (length is None or length > USUAL_LENGTH):
         keys["seq_len"] = USUAL_LENGTH
         why = f"{path} names no length"
         if length is not None:
             why = f"{path} allows {length:,} tokens (max_position_embeddings)"
         notes += (f"seq_len = {USUAL_LENGTH}, a usual length in training: {why}",)
+    keys |= changes
     read = {**keys, "hf_config": os.path.abspath(path)}
     name = path.parent if path.name == "config.json" else path.with_suffix("")
     return _Chosen(keys, model_of(read, str(path)), name.resolve().name, notes)
@@ -298,7 +310,7 @@ def _brief_plan(keys: Mapping[str, Any], added: Mapping[str, Any], model: Model)
         if value is None:
             value = known.get("tp", keys.get("tp", 1))  # etp
         left = f"{chosen}{key} = {toml_value(value)}"
-        lines.append(f"{left:<24}# {words}\n")
+        lines.append(f"{left:<23} # {words}\n")
     tables = nested({f"plan.{key}": value for key, value in known.items()})
     return "".join(lines) + toml_table(tables.get("plan", {}), "plan")
 

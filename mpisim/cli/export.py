@@ -75,12 +75,14 @@ def run(args: argparse.Namespace) -> int:
     from ..export.write import check_destination
     from ..mpi.parallel import collective_errors, progress
     from .launch import world
+    from .other_files import expected
 
     comm = world()
     with collective_errors(comm):
         if comm.rank == 0:
             check_destination(args.format, args.output, overwrite=args.overwrite)
-    kept = read_kept(args.file, comm)
+    with expected([args.file], ("mpisim-results",)):
+        kept = read_kept(args.file, comm)
     with collective_errors(comm):
         if comm.rank == 0:
             kept.check_not_input(args.output)

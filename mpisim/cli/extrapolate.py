@@ -203,8 +203,9 @@ def run(args: argparse.Namespace) -> int:
     from ..extrapolate.prepare import of_several_ranks
     from ..mpi.parallel import collective_errors
     from .launch import world
+    from .other_files import expected
 
-    with collective_errors(world()):
+    with collective_errors(world()), expected(args.paths, ("traces", "mpisim-program")):
         several = of_several_ranks(args.paths)
     for option in OF_ONE_GPU if several else OF_SEVERAL:
         if getattr(args, option):
@@ -231,6 +232,7 @@ def _run_of_one_gpu(args: argparse.Namespace) -> int:
     from ..prediction.prepared_program import prepare_captured
     from ..program import check_matching, save
     from .launch import world
+    from .other_files import expected
 
     comm = world()
     with collective_errors(comm):
@@ -238,7 +240,11 @@ def _run_of_one_gpu(args: argparse.Namespace) -> int:
             check_files(args)
             if args.save_tables is not None:
                 check_tables(args.save_tables, overwrite=args.overwrite)
-    with progress(comm, "reading the trace"), collective_errors(comm):
+    with (
+        progress(comm, "reading the trace"),
+        collective_errors(comm),
+        expected(args.paths, ("traces", "mpisim-program")),
+    ):
         step = read_step(
             args.paths[0],
             gpu=args.traced_gpu,

@@ -70,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
     from ..experiment import Experiment, load_any
     from ..mpi.parallel import collective_errors
     from .launch import without_launcher, world
+    from .other_files import expected
 
     comm = world()
     changes = [*args.set, *(["run.allow_oom=true"] if args.allow_oom else [])]
@@ -78,7 +79,8 @@ def run(args: argparse.Namespace) -> int:
     read: tuple[str, Experiment] | None = None
     with collective_errors(comm):
         if comm.rank == 0:
-            text, found = load_any(args.file, changes)
+            with expected([args.file], ("experiment", "mpisim-program")):
+                text, found = load_any(args.file, changes)
             if not isinstance(found, Experiment):
                 raise UsageError(
                     f"{args.file}: holds no model, so that the size of a checkpoint is not known; "

@@ -94,6 +94,7 @@ def run(args: argparse.Namespace) -> int:
     from ..formats.torch_snapshot import is_snapshot, read_snapshot, write_snapshot
     from ..memory.configurations import Room, outcome, remedies
     from ..report.allocations import figures, text
+    from .other_files import expected
 
     check_files(args)
     room = None
@@ -111,7 +112,8 @@ def run(args: argparse.Namespace) -> int:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{args.file}: cannot be read: {reason}") from error
     read = read_snapshot if pickled else read_kineto_memory
-    recorded = read(args.file, args.device)
+    with expected([args.file], ("traces",)):
+        recorded = read(args.file, args.device)
     conf = args.conf
     if conf is None:
         conf = recorded.settings

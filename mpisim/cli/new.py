@@ -18,6 +18,9 @@ examples:
   mpisim new mine.toml --model qwen3-30b-a3b --cluster dgx-a100 --overwrite
   mpisim new mine.toml --config Llama-3.1-70B/config.json --gpus 64
   mpisim new mine.toml --framework nemo --framework-version 25.07 --recipe performance
+  mpisim new mine.toml --model llama-3-70b --gpus 8 --set model.lora_rank=16
+  mpisim new mine.toml --set model.family=gpt --set model.layers=48 --set model.hidden=6144 \
+      --set model.heads=48 --set model.seq_len=4096 --set model.vocab=50304 --gpus 64
   mpisim new mine.toml --all                            every key, with what it means
 """
 
@@ -55,6 +58,14 @@ def add_parser(subparsers: Any) -> None:
         metavar="NAME",
         default=CLUSTER,
         help=f"one of 'mpisim list clusters' (default: {CLUSTER})",
+    )
+    parser.add_argument(
+        "--set",
+        metavar="model.KEY=VALUE",
+        action="append",
+        default=[],
+        help="set a key of the model, as model.seq_len=8192 or model.lora_rank=16; with "
+        "model.family=gpt the keys describe a model of your own; may be repeated",
     )
     parser.add_argument("--gpus", type=int, metavar="N", help="how many (default: one node)")
     parser.add_argument(
@@ -103,12 +114,27 @@ def run(args: argparse.Namespace) -> int:
         config=path is not None,
         folder=folder,
         framework=chosen,
+        changes=_changes(args.set),
         every=args.all,
     )
     _write(found.text, args)
     for line in found.notes:
         print(f"mpisim: {line}", file=sys.stderr)
     return 0
+
+
+def _changes(texts: list[str]) -> dict[str, Any]:
+    """Options ``--set`` → keys of ``[model]``."""
+    from ..experiment.changes import changed_key, with_changes
+
+    for text in texts:
+        if changed_key(text)[0] != "model" or len(changed_key(text)) < 2:
+            raise UsageError(
+                f"--set {text}: mpisim new takes keys of [model], and chooses the plan for it; "
+                f"'mpisim run FILE --set {text}' changes others"
+            )
+    found: dict[str, Any] = with_changes({}, "--set", texts).get("model", {})
+    return found
 
 
 def _check_name_of_hub(name: str) -> None:

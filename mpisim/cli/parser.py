@@ -11,6 +11,15 @@ from mpisim.cli.launch import launched_rank
 __all__ = ["Parser", "parse"]
 
 
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Descriptions broken into lines as wide as the terminal; examples as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if "\n" in text.strip():  # examples
+            return super()._fill_text(text, width, indent)
+        return argparse.HelpFormatter._fill_text(self, text, width, indent)
+
+
 class Parser(argparse.ArgumentParser):
     """Like argparse's own, except for how it ends.
 
@@ -22,7 +31,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         settings.setdefault("allow_abbrev", False)
-        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        settings.setdefault("formatter_class", HelpFormatter)
         super().__init__(**settings)
 
     def error(self, message: str) -> Any:
@@ -46,7 +55,10 @@ class Parser(argparse.ArgumentParser):
     def check_option(self, name: str) -> None:
         """Raise :class:`UsageError`, with the nearest name, if there is no such option."""
         if name not in self._option_string_actions:
-            self.error(f"unknown option '{name}'{nearest(name, self._option_string_actions)}")
+            near = nearest(name, self._option_string_actions)
+            if "--set" in self._option_string_actions and f"'{name}" not in near:
+                near = _as_key(name) or near
+            self.error(f"unknown option '{name}'{near}")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
@@ -67,6 +79,18 @@ class Parser(argparse.ArgumentParser):
             if isinstance(action, argparse._SubParsersAction) and chosen in action.choices:
                 return action.choices[chosen].innermost(arguments)
         return self
+
+
+def _as_key(option: str) -> str:
+    """Say how ``--set`` sets what an unknown option names; empty if it names no key."""
+    from mpisim.experiment.job_choice import JobChoice
+    from mpisim.experiment.load import NAMED_BY, tables_with
+
+    name = option.removeprefix("--").replace("-", "_")
+    keys = [key for key in NAMED_BY if key.startswith(f"{name}.")]
+    keys = keys or tables_with(name).split("'")[1::2]
+    keys = keys or [f"job.{name}"] * (name in JobChoice.__dataclass_fields__)
+    return f" (did you mean --set {keys[0]}=…?)" if keys else ""
 
 
 def parse(parser: Parser, argv: list[str]) -> argparse.Namespace:

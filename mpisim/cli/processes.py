@@ -6,6 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from ..base.text import counted
 from ..mpi.phases import progress_is_shown
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def advise(comm: Intracomm, seconds: float, parts: int, of: str) -> None:
     parts : int
         Largest number of processes that can share it.
     of : str
-        What those parts are, plural, for the message.
+        What one of those parts is, for the message.
     """
     if comm.size == 1:
         return
@@ -57,7 +58,7 @@ def advice(processes: int, cores: int, seconds: float, parts: int, of: str) -> s
     if processes > cores:
         return f"{processes} processes take turns on {cores} cores; {cores} or fewer are faster"
     if processes > parts:
-        return f"{processes} processes share {parts} {of}; more processes than that do not help"
+        return f"{processes} processes share {counted(parts, of)} to simulate; more do not help"
     if seconds * processes < MIN_SHARED_WORK:
         return (
             f"the work that {processes} processes share took {seconds:.1f} s; one process is as "

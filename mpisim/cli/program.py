@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import UsageError
+from .other_files import expected
 from .output import add_overwrite_option, check_files, check_outputs
 from .run import add_run_options, run
 
@@ -158,7 +159,8 @@ def show(args: argparse.Namespace) -> int:
     from ..program.show import overview, rows
     from ..program.store import load
 
-    program = load(args.file)
+    with expected([args.file], ("mpisim-program",)):
+        program = load(args.file)
     text = overview(program)
     if args.rank is not None:
         text += "\n\n" + rows(program, args.rank, args.first, args.rows)
@@ -190,7 +192,8 @@ def import_(args: argparse.Namespace) -> int:
 
     check_files(args)
     counts = None if args.gpu is None else RooflinePricer(find_gpu(args.gpu), args.precision)
-    program = import_program(args.paths, args.ranks or 0, counts)
+    with expected(args.paths, ("chakra", "simai", "traces")):
+        program = import_program(args.paths, args.ranks or 0, counts)
     save(program, args.output, overwrite=args.overwrite)
     print(overview(program))
     return 0
@@ -202,7 +205,8 @@ def export_(args: argparse.Namespace) -> int:
     from ..formats import write_chakra
     from ..program import load
 
-    program = load(args.file)
+    with expected([args.file], ("mpisim-program",)):
+        program = load(args.file)
     name = Path(args.file).stem
     write_chakra(program, args.output, name, overwrite=args.overwrite)
     print(f"{program.n_ranks} ranks written to {args.output}: {name}.<rank>.et, {name}.json")

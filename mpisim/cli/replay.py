@@ -211,6 +211,7 @@ def run(args: argparse.Namespace) -> int:
     from ..mpi.parallel import collective_errors, progress
     from ..replay import Pricing, read_job, replay
     from .launch import world
+    from .other_files import expected
     from .processes import advise
 
     comm = world()
@@ -224,7 +225,8 @@ def run(args: argparse.Namespace) -> int:
         pricing = Pricing(args.price, args.gpu, args.cluster, args.recorded_gpu, args.measured)
     begun = time.perf_counter()
     with progress(comm, "working out what depends on what"):
-        job = read_job(args.paths, comm, allow_missing=args.allow_missing_ranks)
+        with expected(args.paths, ("traces",)):
+            job = read_job(args.paths, comm, allow_missing=args.allow_missing_ranks)
         repriced = None if pricing is None else price_again(job, comm, pricing)
         if repriced is None:
             asked = replay(job, comm, what, critical_path=True, progress=True)
@@ -257,7 +259,7 @@ def run(args: argparse.Namespace) -> int:
         details = in_detail(args)
         steps = _steps(asked, plain, what, MAX_STEPS if details else MAX_STEPS_IN_SHORT)
         print("\n\n".join([steps, report, *([_findings(job)] if details else [])]))
-    advise(comm, seconds, len(job.traces.ranks), "rank(s)")
+    advise(comm, seconds, len(job.traces.ranks), "rank")
     return 0
 
 

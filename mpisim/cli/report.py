@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.errors import InputError
 from ..base.text import one_line
+from .other_files import expected, hdf5_format
 from .output import (
     add_overwrite_option,
     add_report_options,
@@ -66,26 +67,15 @@ def run(args: argparse.Namespace) -> int:
     check_files(args)
     from ..results import open_results
 
-    format = _format(args.file)
+    format = hdf5_format(Path(args.file))
     if format == "mpisim-search":
         return _search(args)
     if format == "mpisim-job":
         return _job(args)
 
-    with open_results(args.file) as results:
+    with expected([args.file], ("mpisim-results",)), open_results(args.file) as results:
         print(written(results, args))
     return 0
-
-
-def _format(path: str) -> str:
-    """Return what a file says it holds; whether it is whole, its reader says."""
-    import h5py
-
-    try:
-        with h5py.File(path, "r") as file:
-            return str(file.attrs.get("format"))
-    except OSError:  # the reader of results says what is wrong
-        return ""
 
 
 def _job(args: argparse.Namespace) -> int:

@@ -100,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
     from ..experiment import Experiment, load_any
     from ..mpi.parallel import collective_errors, progress
     from .launch import world
+    from .other_files import expected
     from .processes import advise
 
     comm = world()
@@ -109,7 +110,8 @@ def run(args: argparse.Namespace) -> int:
     with collective_errors(comm):
         # One process reads: the file may be on the first machine alone, or change in between.
         if comm.rank == 0:
-            read = load_any(args.file, changes)
+            with expected([args.file], ("experiment", "mpisim-program")):
+                read = load_any(args.file, changes)
             check_files(args)
     text, experiment = comm.bcast(read, root=0)
 
@@ -141,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
     if comm.rank == 0:
         print(report)
     shared = (results.wall["simulate"], results.n_classes) if results else (0.0, 0)
-    advise(comm, *shared, "rank(s) to simulate")
+    advise(comm, *shared, "rank")
     return 0
 
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..base.errors import UsageError
+from ..base.errors import UsageError, one_of
 from .output import (
     add_monitor_option,
     add_overwrite_option,
@@ -31,6 +31,8 @@ examples:
   mpirun -n 8 mpisim search mine.toml --vary auto      candidates shared by eight processes
   mpisim search mine.toml --vary cluster.nodes=16,32,64 --objective step_time --objective gpus
   mpisim search mine.toml --objective usd_per_token --objective step_time --draw front.png
+  mpisim search mine.toml --set job.tokens=1T --limit job_time='30 days' --objective job_usd \
+      --vary cluster.preset=dgx-h100,dgx-a100 --vary cluster.nodes=32..96..32
 """
 
 
@@ -62,8 +64,22 @@ def add_parser(subparsers: Any) -> None:
         action="append",
         default=[],
         help="step_time (default), tokens_per_second, tokens_per_second_per_gpu, gpus, memory, "
-        "usd_per_token, energy_per_token, usd_per_hour, power, price; the first ranks, several "
-        "show a front",
+        "usd_per_token, energy_per_token, usd_per_hour, power, price, and of the job of [job] "
+        "job_time, job_usd; the first ranks, several show a front",
+    )
+    parser.add_argument(
+        "--limit",
+        metavar="NAME=MOST",
+        action="append",
+        default=[],
+        help="the most that a candidate may have: step_time=2 (s), gpus=512, power='2 MW', "
+        "usd_per_hour, price, job_time='30 days', job_usd=5M; "
+        "the same as --set search.max_NAME=MOST",
+    )
+    parser.add_argument(
+        "--each",
+        metavar="KEY",
+        help="show the best of each value of a key, too, as of each cluster.preset",
     )
     parser.add_argument("--top", type=int, metavar="N", help="how many to show (default: 10)")
     parser.add_argument("-o", "--output", metavar="STORE", help="keep all that is found (HDF5)")
@@ -145,7 +161,8 @@ def _check(args: argparse.Namespace) -> None:
     check_outputs(args)
     if args.resume and args.output is None:
         raise UsageError("--resume needs the search to go on with: -o STORE")
-    if args.resume and (args.file or args.vary or args.set or args.objective or args.top):
+    new = (args.file, args.vary, args.set, args.objective, args.limit, args.each, args.top)
+    if args.resume and any(new):
         raise UsageError("--resume goes on with what STORE says; give nothing else besides -o")
     if not args.resume and args.file is None:
         raise UsageError("what to search is missing: mpisim search FILE")
@@ -153,36 +170,59 @@ def _check(args: argparse.Namespace) -> None:
 
 def _begun(args: argparse.Namespace) -> tuple[SearchSpace, Records | None]:
     """Return the space that is asked for, and what is known of it already."""
+    from dataclasses import replace
+
+    from ..experiment.changes import changed_key
     from ..experiment.load import load_tables
     from ..search import read_search, read_store
+    from .other_files import expected
 
     if args.resume:
         space, records, _ = read_store(args.output)
         return space, records
-    source, tables = load_tables(args.file, args.set)
+    with expected([args.file], ("experiment",)):
+        source, tables = load_tables(args.file, args.set)
     search = tables.setdefault("search", {})
     if isinstance(search, dict):
         if args.objective:
             search["objectives"] = args.objective
         if args.top is not None:
             search["top"] = args.top
+        if args.each is not None:
+            search["each"] = args.each
+        for text in args.limit:
+            name, most = _limit(text)
+            search[f"max_{name}"] = most
         for text in args.vary:
-            if text == "auto":
-                search["vary"] = "auto"
-                continue
-            key, values = _varied(text)
+            key, values = ("plan", "auto") if text == "auto" else _varied(text)
             if not isinstance(search.get("vary"), dict):
                 search["vary"] = {}
             search["vary"][key] = values
         if not search:
             del tables["search"]
-    return read_search(tables, source), None
+    changes = tuple(each for each in args.set if changed_key(each)[0] != "search")
+    return replace(read_search(tables, source), changes=changes), None
+
+
+def _limit(text: str) -> tuple[str, Any]:
+    """Return what an option ``--limit`` limits, and the most of it."""
+    from ..search.choice import LIMITS, MEANT
+
+    name, equals, most = (part.strip() for part in text.partition("="))
+    if not equals or not most:
+        raise UsageError(f"--limit {text}: not of the form NAME=MOST, as power='2 MW'")
+    name = name.removeprefix("max_")
+    if name not in LIMITS:
+        meant = " or ".join(repr(each) for each in MEANT.get(name, ()) if each in LIMITS)
+        near = one_of(name, LIMITS)
+        if meant:
+            near = f" (did you mean {meant}?)" + near[near.index(";") :]
+        raise UsageError(f"--limit {text}: there is no limit of {name!r}{near}")
+    return name, _parsed(most)
 
 
 def _varied(text: str) -> tuple[str, Any]:
     """Return the key and the values of an option ``--vary``."""
-    import tomllib
-
     key, equals, values = text.partition("=")
     if not equals or not key.strip() or not values.strip():
         raise UsageError(f"--vary {text}: not of the form TABLE.KEY=VALUE,VALUE")
@@ -192,10 +232,14 @@ def _varied(text: str) -> tuple[str, Any]:
     if len(numbers) in (2, 3) and all(each.strip().isdecimal() for each in numbers):
         names = ("from", "to", "step")
         return key.strip(), dict(zip(names, map(int, numbers), strict=False))
-    found = []
-    for value in values.split(","):
-        try:
-            found.append(tomllib.loads(f"value = {value}")["value"])
-        except ValueError:
-            found.append(value.strip())
-    return key.strip(), found
+    return key.strip(), [_parsed(value) for value in values.split(",")]
+
+
+def _parsed(text: str) -> Any:
+    """Return a value of the command line: TOML, or else a text."""
+    import tomllib
+
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except ValueError:
+        return text.strip()

@@ -88,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
     from ..report.tornado import draw_tornado, render_tornado, tornado_figures
     from ..sensitivity import sensitivity
     from .launch import world
+    from .other_files import expected
 
     comm = world()
     changes = [*args.set, *(["run.allow_oom=true"] if args.allow_oom else [])]
@@ -99,7 +100,8 @@ def run(args: argparse.Namespace) -> int:
                     f"{args.file}: is a folder; recordings are read by mpisim replay {args.file} "
                     "--save-program step.h5, which mpisim sensitivity step.h5 takes"
                 )
-            read = load_any(args.file, changes)
+            with expected([args.file], ("experiment", "mpisim-program")):
+                read = load_any(args.file, changes)
             check_files(args)
             if args.draw is not None:
                 from ..base.picture import check_picture

@@ -47,14 +47,16 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print what each trace file holds."""
     from ..traces.show import joined, overview, read_traces, trace_files
+    from .other_files import expected
 
     kept = []
     between = ""
-    for trace in chain.from_iterable(map(read_traces, trace_files(args.files))):
-        print(between + overview(trace))
-        between = "\n"
-        if args.join:
-            kept.append(trace)
+    with expected(args.files, ("traces",)):
+        for trace in chain.from_iterable(map(read_traces, trace_files(args.files))):
+            print(between + overview(trace))
+            between = "\n"
+            if args.join:
+                kept.append(trace)
     if args.join:
         print("\nJoined\n\n" + joined(kept))
     return 0

@@ -5,16 +5,20 @@ The table says nothing of a step, so only ``mpisim job`` looks at it.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from ..base.errors import InputError, nearest
 from ..base.frozen import frozen
 from ..base.schema import Limits
 
-__all__ = ["TIMES", "JobChoice", "seconds"]
+__all__ = ["TIMES", "TIME_KEYS", "JobChoice", "seconds"]
 
 TIMES = {"s": 1.0, "min": 60.0, "h": 3600.0, "days": 86400.0, "day": 86400.0}
 """Units of the times of ``[job]``, in seconds."""
+
+TIME_KEYS = ("detection", "restart", "swap", "repair", "maintenance", "checkpoint_interval")
+"""Keys of ``[job]`` that are times."""
 
 MOST_TIME = 1e12
 """Number in front of a unit, from which on a time is refused."""
@@ -30,7 +34,8 @@ class JobChoice:
     Attributes
     ----------
     tokens : float, optional
-        Tokens to train on, samples of a model without tokens; or `steps`.
+        Tokens to train on, samples of a model without tokens; or `steps`. As 1e12 or "1T" (K, M,
+        B, T).
     steps : int, optional
     failures : str, optional
         A fleet of ``mpisim list fleets`` whose jobs were interrupted as often, the path of a TOML
@@ -73,8 +78,8 @@ class JobChoice:
         Of all random numbers.
     """
 
-    tokens: Annotated[float, Limits(least=1)] | None = None
-    steps: Annotated[int, Limits(least=1, most=MOST_STEPS)] | None = None
+    tokens: Annotated[float, Limits(least=1, counted=True)] | None = None
+    steps: Annotated[int, Limits(least=1, most=MOST_STEPS, counted=True)] | None = None
     failures: str | None = None
     failure_rate: Annotated[float, Limits(least=0, most=1e6)] | None = None
     failure_shape: Annotated[float, Limits(least=0.2, most=10)] = 1.0
@@ -101,14 +106,7 @@ class JobChoice:
             raise InputError("failure_rate is given; failures = 'none' has no use for it")
         if self.spares is None and self.repair is not None:
             raise InputError("repair is given, but spares is not: a spare is always ready then")
-        for key in (
-            "detection",
-            "restart",
-            "swap",
-            "repair",
-            "maintenance",
-            "checkpoint_interval",
-        ):
+        for key in TIME_KEYS:
             text = getattr(self, key)
             if text is not None and not seconds(text, key) and key == "checkpoint_interval":
                 raise InputError(f"{key} is {text!r}; it must be above 0")
@@ -133,12 +131,11 @@ def seconds(text: str, key: str) -> float:
     >>> seconds("5 min", "detection"), seconds("1.5 h", "restart")
     (300.0, 5400.0)
     """
-    number, _, unit = text.strip().partition(" ")
+    found = re.fullmatch(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*", text)
     try:
-        value = float(number)
+        value, unit = (float(found[1]), found[2]) if found else (-1.0, "")
     except ValueError:
-        value = -1.0
-    unit = unit.strip()
+        value, unit = -1.0, ""
     if not 0 <= value < MOST_TIME or unit not in TIMES:
         near = nearest(unit, TIMES) if unit and unit not in TIMES and value >= 0 else ""
         raise InputError(

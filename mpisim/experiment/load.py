@@ -55,6 +55,7 @@ __all__ = [
     "model_of",
     "plan_of",
     "read",
+    "tables_with",
 ]
 
 DEFAULT = "llama3-8b-8-h100"
@@ -87,6 +88,9 @@ TABLES: dict[str, Any] = {
 
 ``[framework]`` becomes a part of the plan.
 """
+
+NAMED_BY = ("model.preset", "cluster.preset", "framework.name")
+"""Keys that name what a table is about."""
 
 PART_OF_PLAN = "framework"
 
@@ -183,11 +187,25 @@ def _read(path: str) -> tuple[str, str, dict[str, Any]]:
             file = f"{FOLDER}/{path}{SUFFIX}"
             return text(file), f"{path}{SUFFIX}", deepcopy(packaged(file))
         raise InputError(
-            f"{path}: there is no such file, nor an experiment of that name"
+            f"{path}: there is no such file, nor an experiment of that name{_of_no_file(path)}"
             f"{nearest(path, known)}; see mpisim list experiments"
         )
     contents = read_text(path)
     return contents, path, parse(contents, path)
+
+
+def _of_no_file(name: str) -> str:
+    """Say what a name is that stands for no file: a model or a cluster; empty if it is neither."""
+    from .model_presets import find_model
+
+    for find, what in ((find_model, "model"), (find_cluster, "cluster")):
+        try:
+            find(name)
+        except InputError:
+            continue
+        option = f"'mpisim new mine.toml --{what} {name}'"
+        return f"; it is a {what}, of which {option} writes an experiment"
+    return ""
 
 
 def read(text: str, source: str, changes: Sequence[str] = ()) -> Experiment:
@@ -222,7 +240,7 @@ def _of_changed(table: dict[str, Any], source: str, changes: Sequence[str]) -> E
     return experiment
 
 
-def _tables_with(key: str, given: str = "") -> str:
+def tables_with(key: str, given: str = "") -> str:
     """Suggest the tables that have a key which was given in another, or in none; empty if none."""
     homes = [*TABLES.items(), *(("model", cls) for cls in (Transformer, Cnn, Dlrm))]
     tables = [name for name, cls in homes if key in (each.name for each in fields(cls))]
@@ -264,7 +282,7 @@ def experiment_of(
     allowed = ("title", "model", *TABLES, PUBLISHED, JOB, SEARCH)
     for key in table:
         if key not in allowed:
-            near = _tables_with(key) or one_of(key, allowed)
+            near = tables_with(key) or one_of(key, allowed)
             raise InputError(f"{source}: unknown key {key!r} at the top level{near}")
     for key in REQUIRED:
         if key not in table:
@@ -291,9 +309,13 @@ def experiment_of(
     published = build(Published, _table(table, PUBLISHED, source), source, PUBLISHED)
     job = None
     if JOB in table:
-        from .job_choice import JobChoice
+        from .job_choice import TIME_KEYS, JobChoice
 
-        job = build(JobChoice, _table(table, JOB, source), source, JOB, "docs/job.md explains them")
+        of_job = dict(_table(table, JOB, source))
+        for key in TIME_KEYS:  # without a unit, which the message about them asks for
+            if type(of_job.get(key)) in (int, float):
+                of_job[key] = f"{of_job[key]}"
+        job = build(JobChoice, of_job, source, JOB, "docs/job.md explains them")
     return Experiment(
         model=model,
         title=title,
@@ -323,7 +345,7 @@ def _part(tables: Mapping[str, Any], name: str, source: str) -> Any:
     given, cls = _table(tables, name, source), TABLES[name]
     known = {each.name for each in fields(cls)} if given else ()
     for key in given:
-        if key not in known and (near := _tables_with(key, name)):
+        if key not in known and (near := tables_with(key, name)):
             raise InputError(f"{source}: unknown key {key!r} in [{name}]{near}")
     return build(cls, given, source, name, ALL_KEYS)
 
@@ -375,7 +397,9 @@ def _defaulted(table: Mapping[str, Any]) -> dict[str, object]:
 def _table(table: Mapping[str, Any], key: str, source: str) -> dict[str, Any]:
     found = table.get(key, {})
     if not isinstance(found, dict):
-        raise InputError(f"{source}: key {key!r} is {found!r}; it must be a table, [{key}]")
+        main = next((each for each in ("preset", "name") if f"{key}.{each}" in NAMED_BY), None)
+        meant = f" (did you mean '{key}.{main}'?)" if main and isinstance(found, str) else ""
+        raise InputError(f"{source}: key {key!r} is {found!r}; it must be a table, [{key}]{meant}")
     return found
 
 
@@ -432,7 +456,7 @@ def _model_and_guess(table: Mapping[str, Any], source: str) -> tuple[Model, Gues
     allowed = ("preset", "hf_config", "parameters", *(each.name for each in fields(cls)))
     for key in given:
         if key not in allowed:
-            near = _tables_with(key, "model") or one_of(key, allowed, ALL_KEYS)
+            near = tables_with(key, "model") or one_of(key, allowed, ALL_KEYS)
             raise InputError(f"{source}: unknown key {key!r} in [model]{near}")
     model: Model = build(cls, {**common, **base, **given}, source, "model")
     return model, guess

@@ -13,7 +13,7 @@ from ..base.text import aligned, percentage, quantity, shortened
 from ..report.drawing import PLAIN, Drawing
 from .outcome import SPARES, STATES, JobOutcome, Spread
 
-__all__ = ["JobReport", "as_json", "duration_text"]
+__all__ = ["JobReport", "as_json", "big_number", "duration_text"]
 
 WIDTH = 100
 BAR = 92
@@ -168,17 +168,17 @@ class JobReport:
                 f"{100 * good.p5:.1f} to {percentage(good.p95, 1)}; with errors "
                 f"{100 * unsure.p5:.0f} to {percentage(unsure.p95)})",
             ),
-            ("GPU-hours", f"{_big(hours.p50)} (p95 {_big(hours.p95)}){self._spares()}"),
+            ("GPU-hours", f"{big_number(hours.p50)} (p95 {big_number(hours.p95)}){self._spares()}"),
         ]
         if n["usd"] is not None:
             usd, error = self._spread("usd"), n["costs"]["usd_error"]
-            both = f"${_big(usd.p50)} (p95 ${_big(usd.p95)})"
+            both = f"${big_number(usd.p50)} (p95 ${big_number(usd.p95)})"
             facts.append(("dollars", f"{both} ± {percentage(error)} by its prices"))
         elif n["costs"] is not None:
             facts.append(("dollars", n["costs"]["missing"]))
         if n["energy"] is not None:
             kwh, error = self._spread("energy").times(1 / J_OF_A_KWH), n["energy_error"]
-            both = f"{_big(kwh.p50)} kWh (p95 {_big(kwh.p95)}) ± {percentage(error)}"
+            both = f"{big_number(kwh.p50)} kWh (p95 {big_number(kwh.p95)}) ± {percentage(error)}"
             waiting = sum(n["energy_parts"][name] for name in (*STATES, SPARES))
             share = percentage(waiting / max(sum(n["energy_parts"].values()), 1e-300), 1)
             facts.append(("energy", f"{both}, with the building; {share} of it without a step"))
@@ -204,7 +204,7 @@ class JobReport:
 
     def _spares(self) -> str:
         hours = self.numbers["spare_gpu_hours"]
-        return f", and {_big(hours)} of spares" if hours else ""
+        return f", and {big_number(hours)} of spares" if hours else ""
 
     def _time(self, drawing: Drawing, *, details: bool) -> list[str]:
         parts = self.numbers["parts"]
@@ -241,7 +241,7 @@ class JobReport:
             if joules:
                 watts = joules / seconds[name] / n["cluster"]["gpus"]
                 of = "" if name == SPARES else f"{watts:,.0f} W for each GPU"
-                kwh = f"{_big(joules / J_OF_A_KWH)} kWh"
+                kwh = f"{big_number(joules / J_OF_A_KWH)} kWh"
                 cells.append((name, kwh, percentage(joules / whole, 2), of))
         return [
             drawing.bold("Where the energy goes, with the building"),
@@ -333,12 +333,12 @@ def _few(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
-def _big(value: float) -> str:
+def big_number(value: float) -> str:
     """Show a number with thousands or millions.
 
     Examples
     --------
-    >>> _big(29_233_000.0), _big(812_345.0), _big(12.0)
+    >>> big_number(29_233_000.0), big_number(812_345.0), big_number(12.0)
     ('29.2 million', '812,345', '12')
     """
     if abs(value) >= 1e9:

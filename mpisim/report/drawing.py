@@ -23,6 +23,9 @@ LETTERS = "#=*+o%&@$xsz"
 COLOURS = (34, 36, 32, 35, 33, 31, 94, 96, 92, 95, 93, 91)
 """Of the parts of a bar: codes of ANSI X3.64 (ISO 6429), which every terminal knows."""
 
+MARGIN, LEAST_BAR = 3, 20
+"""Columns of a terminal beside a bar, and the shortest bar."""
+
 BLANK = "·", "."
 """Fill of what is no work."""
 
@@ -36,10 +39,13 @@ class Drawing:
     colour : bool
     blocks : bool
         Whether block characters can be shown; else ASCII.
+    columns : int
+        Of the terminal; 0 of what is none, which has room for all.
     """
 
     colour: bool = False
     blocks: bool = True
+    columns: int = 0
 
     def fill(self, number: int, length: int = 1, *, blank: bool = False) -> str:
         """Return a piece of a bar.
@@ -69,11 +75,13 @@ class Drawing:
         parts : sequence of int
             Not negative.
         width : int
-            In characters.
+            In characters, less on a terminal that has not so many columns.
         blank : int, optional
             The part that stands for nothing.
         """
         whole = sum(parts)
+        if self.columns:
+            width = min(width, max(self.columns - MARGIN, LEAST_BAR))
         if not whole:
             return ""
         lengths = apportioned([part * width for part in parts], whole)
@@ -128,5 +136,13 @@ def drawing_for(stream: TextIO, *, launched: bool) -> Drawing:
     try:
         (BLOCKS + BLANK[0]).encode(getattr(stream, "encoding", None) or "ascii")
     except (UnicodeEncodeError, LookupError):
-        return Drawing(colour, blocks=False)
-    return Drawing(colour)
+        return Drawing(colour, blocks=False, columns=_columns(stream))
+    return Drawing(colour, columns=_columns(stream))
+
+
+def _columns(stream: TextIO) -> int:
+    """Return the columns of a terminal; 0 of what is none."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
+    except (AttributeError, OSError, ValueError):
+        return 0

@@ -15,6 +15,7 @@ import numpy as np
 from ..base.quantity import GIB
 from ..base.text import (
     apportioned,
+    counted,
     duration,
     one_line,
     percent,
@@ -127,7 +128,7 @@ def _head(results: Results, drawing: Drawing, *, cost: bool = True) -> list[str]
     facts += sampled_facts(dict(attributes))
     facts.append(("memory", _memory(attributes)) if "memory_peak" in attributes else ("", ""))
     facts.append(("cost", _cost(attributes)) if cost and "power" in attributes else ("", ""))
-    processes = f"{results.n_processes} process" + ("es" if results.n_processes != 1 else "")
+    processes = counted(results.n_processes, "process", "processes")
     equal = results.n_classes < results.n_ranks
     classes = f" ({results.n_classes:,} simulated, the others are equal)" if equal else ""
     facts += [("ranks", f"{results.n_ranks:,} on {processes}{classes}"), ("digest", results.digest)]
@@ -369,12 +370,14 @@ def _more(results: Results) -> list[str]:
         len(found) if isinstance(found := attributes.get(key), list) else 0
         for key in ("assumptions", "not_modelled")
     )
-    counted = [
-        f"{number} {word}{'s' if number > 1 else ''}{rest}, "
+    told = [
+        f"{counted(number, word)}{rest}, "
         for number, word, rest in ((n, "assumption", ""), (missing, "thing", " not modelled"))
         if number
     ]
+    uses = "keeps it for mpisim report (--html: a page), export, compare, sensitivity."
+    file = "-o run.h5" if results.path is None else one_line(results.path.name)
     return [
-        f"--details prints {''.join(counted)}all tables.",
-        "-o run.h5 keeps it for mpisim report (--html: a page), export, compare, sensitivity.",
+        f"--details prints {''.join(told)}all tables.",
+        f"{shortened(file, WIDTH - len(uses) - 1)} {uses}",
     ]

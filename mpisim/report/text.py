@@ -6,7 +6,7 @@ tables are in `tables`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from ..base.text import (
     TimeUnit,
     aligned,
     apportioned,
+    counted,
     duration,
     one_line,
     percent,
@@ -53,6 +54,9 @@ SPLIT_REASONS = {
     SplitReason.COMMUNICATORS: "the size or cost of their communicators",
     SplitReason.PARTNERS: "the ranks they communicate with",
 }
+MAX_REPEATED = 24
+"""Characters of a source from which on it is said once, and referred to where it comes again."""
+
 MAX_RANKS = 8
 """Ranks in the table of ranks before only the slowest and the fastest are shown."""
 
@@ -105,18 +109,17 @@ def _head(results: Results) -> list[str]:
     step = duration(results.step_time_ps)
     if isinstance(error, float):
         step += f"  ± {100 * error:.2g} %"
-    processes = f"{results.n_processes} process" + ("es" if results.n_processes != 1 else "")
-    rounds = f"{results.rounds} round" + ("s" if results.rounds != 1 else "")
     n_rows = sum(results.ranks["rows"].tolist())
-    ranks = f"{results.n_ranks:,} on {processes}, "
+    ranks = f"{results.n_ranks:,} on {counted(results.n_processes, 'process', 'processes')}, "
     if results.n_classes < results.n_ranks:
-        ranks += f"{results.n_classes:,} class" + ("es, " if results.n_classes != 1 else ", ")
+        ranks += f"{counted(results.n_classes, 'class', 'classes')}, "
+    rounds = counted(results.rounds, "round")
     facts = [
         ("step time", step),
         *recorded_facts(results),
         *sampled,
         ("digest", results.digest),
-        ("ranks", f"{ranks}{rounds} of exchange, {n_rows:,} rows"),
+        ("ranks", f"{ranks}{rounds} of exchange, {counted(n_rows, 'row')}"),
     ]
     if results.classes["apart"].any():
         facts.append(("classes", _split_classes(results)))
@@ -127,13 +130,24 @@ def _head(results: Results) -> list[str]:
         label = shortened(one_line(key).replace("_", " "), 24)
         if isinstance(value, list):
             lists.append(f"{label}:")
-            for text in value:
+            for text in _once(value):
                 lists += _hanging("  - ", one_line(text))
         else:
             facts.append((label, one_line(_value(key, value))))
     width = max(len(label) for label, _ in facts)
     lines = [line for label, text in facts for line in _hanging(f"{label:<{width}}  ", text)]
     return lines + lists
+
+
+def _once(texts: Sequence[str]) -> Iterator[str]:
+    """Statements ``KEY = VALUE (SOURCE)`` → the same, each long source with its first key alone."""
+    first: dict[str, str] = {}
+    for text in texts:
+        key, _, rest = text.partition(" = ")
+        value, _, source = rest.partition(" (")
+        if len(source) > MAX_REPEATED and first.setdefault(source, key) != key:
+            text = f"{key} = {value} (as {first[source]})"
+        yield text
 
 
 def _value(key: str, value: Any) -> str:
@@ -179,7 +193,7 @@ def sampled_facts(attributes: dict[str, Any]) -> list[tuple[str, str]]:
     steps = found.pop("sampled_steps")
     figures = [f"{key[8:]} {duration(round(value))}" for key, value in found.items()]
     return [
-        (f"{len(steps)} seeds", ", ".join(figures)),
+        (counted(len(steps), "seed"), ", ".join(figures)),
         ("", f"from {duration(min(steps))} to {duration(max(steps))}"),
     ]
 
@@ -300,14 +314,14 @@ def _links(results: Results, top: int) -> list[str]:
         pairs = [(a, b, time) for link, a, b, time in zip(*sharing, strict=True) if link == i]
         for a, b, time in pairs[:1]:
             names = (one_line(results.communicators.names[each]) for each in (a, b))
-            more = f"; {len(pairs) - 1:,} more pairs" if len(pairs) > 1 else ""
+            more = f"; {counted(len(pairs) - 1, 'more pair')}" if len(pairs) > 1 else ""
             lines.append(f"{row.name}: {' and '.join(names)}, {duration(time)}{more}")
     return [
-        f"Links that can be full, {sum(use.links['count'].tolist()):,} of {n:,} kinds (used: of "
-        "the step's capacity; peak: of 1 % of it)",
+        f"Links that can be full: {counted(sum(use.links['count'].tolist()), 'link')} of "
+        f"{counted(n, 'kind')} (used: of the step's capacity; peak: of 1 % of it)",
         *table_lines(LINK_COLUMNS, rows),
         *(["  Most shared by:", *(f"    {line}" for line in lines)] if lines else []),
-        *([f"  ... {n - top:,} more kinds"] if n > top else []),
+        *([f"  ... {counted(n - top, 'more kind')}"] if n > top else []),
     ]
 
 
@@ -325,7 +339,8 @@ def _critical_path(results: Results, unit: TimeUnit, top: int) -> list[str]:
     of = results.recorded
     whole = "the step time" if of is None or of.shown_step < 0 else f"step {of.shown_step}"
     lines = [
-        f"Critical path, in {unit.name}: the chain of {len(path.kind):,} pieces that sets {whole}"
+        f"Critical path, in {unit.name}: the chain of {counted(len(path.kind), 'piece')} that sets "
+        f"{whole}"
     ]
     for what in ("kind", "name", "rank"):
         parts = path_by(path, what, results.rank_numbers)

@@ -193,7 +193,7 @@ class Results:
         Wall-clock seconds of the phases of the run on its first process.
     timeline : Timeline or None
     path : Path or None
-        The file this was read from.
+        The file that this is in, written or read.
     """
 
     step_time_ps: int

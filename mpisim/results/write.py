@@ -164,7 +164,7 @@ def write_results(
             if image is not None:
                 with write_whole(path, overwrite=overwrite) as target:
                     target.write(image.getbuffer())
-    return results
+    return None if results is None else replace(results, path=Path(path))
 
 
 # --- the main file --------------------------------------------------------------------------------

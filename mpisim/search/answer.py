@@ -13,7 +13,9 @@ import numpy as np
 from ..base.quantity import GIB
 from ..base.text import aligned, one_line, percentage, quantity
 from ..base.toml import toml_value
+from ..job.text import big_number, duration_text
 from ..report.drawing import PLAIN, Drawing
+from .choice import OF_JOBS
 from .finalists import Finalist, difference_error, simulate_finalists
 from .limits import BrokenLimit, broken_limits, limit_line
 from .pareto import front
@@ -34,7 +36,7 @@ COSTS_OF_TOKENS = {
     "energy_per_token": ("energy_per_million", "power_error"),
 }
 """Objectives that the step time and costs decide: numbers of `Finalist.cost`, and their errors."""
-BY_STEP = (*TIMED, *COSTS_OF_TOKENS)
+BY_STEP = (*TIMED, *COSTS_OF_TOKENS, *OF_JOBS)
 """Objectives of which those who are shown are known to the last bit."""
 MAX_FRONT = 30
 """Candidates of the front that are simulated in full and shown."""
@@ -67,6 +69,8 @@ class Answer(NamedTuple):
         its ``message``; empty if none is invalid.
     limits : list of BrokenLimit
         The limits that candidates broke, memory among them; where nothing is left to show.
+    of_each : sequence of Finalist
+        The best of each value of the key `Choice.each`, the best first; empty without.
     """
 
     best: list[Finalist]
@@ -74,13 +78,17 @@ class Answer(NamedTuple):
     counts: dict[str, int]
     why: dict[str, Any]
     limits: Sequence[BrokenLimit] = ()
+    of_each: Sequence[Finalist] = ()
 
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> Answer:
         """Return the answer that `as_json` was made of."""
-        best, on_front = ([Finalist(**each) for each in found[key]] for key in ("best", "front"))
+        best, on_front, of_each = (
+            [Finalist(**each) for each in found.get(key, ())]
+            for key in ("best", "front", "of_each")
+        )
         limits = [BrokenLimit(**each) for each in found.get("limits", ())]
-        return cls(best, on_front, dict(found["counts"]), dict(found["why"]), limits)
+        return cls(best, on_front, dict(found["counts"]), dict(found["why"]), limits, of_each)
 
     @classmethod
     def unfinished(cls, records: Records) -> Answer:
@@ -96,6 +104,7 @@ class Answer(NamedTuple):
             "counts": self.counts,
             "why": self.why,
             "limits": [each.as_json() for each in self.limits],
+            "of_each": [each.as_json() for each in self.of_each],
         }
 
 
@@ -114,15 +123,20 @@ def answer(space: SearchSpace, records: Records, comm: Intracomm, *, show: bool 
     done = records.numbers(Status.SIMULATED)
     values = least_values(space, records, done)
     # Of equal ones in the first objective the others decide, then the step.
-    order = np.lexsort((done, records.step[done], *values.T[::-1]))[: space.choice.top]
-    best = done[order].tolist()
+    order = np.lexsort((done, records.step[done], *values.T[::-1]))
+    best = done[order[: space.choice.top]].tolist()
     on_front: list[int] = []
     if values.shape[1] > 1:
         on_front = done[front(values)][:MAX_FRONT].tolist()
-    numbers = list(dict.fromkeys([*best, *on_front]))
+    of_each: list[int] = []
+    if space.choice.each is not None:
+        first = np.unique(space.groups(done[order]), return_index=True)[1]
+        of_each = done[order[np.sort(first)]].tolist()
+    numbers = list(dict.fromkeys([*best, *on_front, *of_each]))
     found = dict(zip(numbers, simulate_finalists(space, numbers, comm, show=show), strict=True))
     if space.choice.objectives[0] in BY_STEP:
-        best.sort(key=lambda number: (_first_value(space, found[number]), number))
+        for some in (best, of_each):
+            some.sort(key=lambda number: (_first_value(space, found[number]), number))
     counts = {status.name.lower(): records.count(status) for status in Status}
     return Answer(
         [found[number] for number in best],
@@ -130,6 +144,7 @@ def answer(space: SearchSpace, records: Records, comm: Intracomm, *, show: bool 
         counts,
         _most_frequent(records),
         [] if best else broken_limits(space, records),
+        [found[number] for number in of_each],
     )
 
 
@@ -150,6 +165,8 @@ def _first_value(space: SearchSpace, of: Finalist) -> float:
         "tokens_per_second_per_gpu": rate / of.gpus,
         "usd_per_token": of.cost.get("usd_per_million", np.inf),
         "energy_per_token": of.cost.get("energy_per_million", np.inf),
+        "job_time": of.job.get("seconds", np.inf),
+        "job_usd": of.job.get("usd", np.inf),
     }[space.choice.objectives[0]]
 
 
@@ -176,7 +193,11 @@ def answer_lines(space: SearchSpace, found: Answer, drawing: Drawing = PLAIN) ->
     if space.choice.objectives[0] in BY_STEP:
         lines += ["", *wrap(_told_apart(space, found.best), WIDTH)]
     lines += _errors_of_costs(space, found.best)
+    lines += _about_jobs(space, found.best)
     lines += ["", *_bars(found.best[:BARS], drawing)]
+    if found.of_each:
+        lines += ["", f"The best of each {space.choice.each}", *_table(space, found.of_each)]
+        lines += wrap(_without_any(space, found.of_each), WIDTH, initial_indent="  ")
     if found.front:
         names = ", ".join(map(_words, space.choice.objectives))
         lines += [
@@ -191,6 +212,15 @@ def answer_lines(space: SearchSpace, found: Answer, drawing: Drawing = PLAIN) ->
     return lines
 
 
+def _without_any(space: SearchSpace, of_each: Sequence[Finalist]) -> str:
+    """Name the values of the key `Choice.each` of which no candidate is left; empty if none."""
+    assert space.choice.each is not None
+    at = space.keys.index(space.choice.each)
+    shown = [space.assignment(each.number)[at] for each in of_each]
+    missing = [str(value) for value in space.values[at] if value not in shown]
+    return f"Of {', '.join(missing)} none is valid, fits and keeps the limits." if missing else ""
+
+
 def _seconds(time: float) -> str:
     return quantity(time, "s") if time >= 1 else f"{quantity(time * 1e3, '')}ms"
 
@@ -201,6 +231,8 @@ def _words(objective: str) -> str:
         "energy_per_token": "energy of a token",
         "usd_per_hour": "dollars of an hour",
         "price": "price of the cluster",
+        "job_time": "time of the whole job",
+        "job_usd": "dollars of the whole job",
     }
     plain = objective.replace("_per_", "/").replace("_", " ").replace("second", "s")
     return named.get(objective, plain)
@@ -263,7 +295,7 @@ def _table(space: SearchSpace, rows: Sequence[Finalist]) -> list[str]:
     room = max(WIDTH - max(map(len, lines)) - 4, 20)
     table = []
     for line, row in zip(lines, cells, strict=True):
-        first, *others = wrap(row[-1], room) or [""]
+        first, *others = _settings_in_lines(row[-1], room)
         table.append(f"  {line}  {first}".rstrip())
         table += [f"  {'':{len(line)}}  {each}" for each in others]
     if alike:
@@ -273,9 +305,16 @@ def _table(space: SearchSpace, rows: Sequence[Finalist]) -> list[str]:
     return table
 
 
+def _settings_in_lines(text: str, width: int) -> list[str]:
+    """Break what a candidate sets into lines, between settings alone."""
+    solid = ", ".join(each.replace(" ", "\0") for each in text.split(", "))
+    lines = wrap(solid, width, break_on_hyphens=False)
+    return [line.replace("\0", " ") for line in lines] or [""]
+
+
 def _cost_columns(space: SearchSpace) -> dict[str, Callable[[Finalist], str]]:
     """Return columns of what candidates cost, as far as it was asked for: head → text of one."""
-    asked = {*space.choice.objectives, *space.choice.limits}
+    asked = {*space.choice.objectives, *space.choice.limits, *space.choice.job_limits}
     columns: dict[str, Callable[[Finalist], str]] = {}
     if "usd_per_token" in asked:
         columns["$/M"] = lambda of: _figure(of, "usd_per_million", "{:,.4g}")
@@ -285,6 +324,10 @@ def _cost_columns(space: SearchSpace) -> dict[str, Callable[[Finalist], str]]:
         columns["power"] = lambda of: quantity(of.cost["power"], "W") if of.cost else ""
     if "usd_per_hour" in asked:
         columns["$/h"] = lambda of: _figure(of, "usd_hour", "{:,.2f}")
+    if space.choice.asks_job:
+        columns["done in"] = lambda of: duration_text(of.job["seconds"])
+    if "job_usd" in asked:
+        columns["dollars"] = lambda of: f"${big_number(of.job['usd'])}"
     if "price" in asked:
         columns["price"] = lambda of: _figure(of, "usd_purchase", "${:,.0f}")
     return columns
@@ -297,6 +340,7 @@ def _errors_of_costs(space: SearchSpace, rows: Sequence[Finalist]) -> list[str]:
     for head, name, what in (
         ("$/M", "usd_error", "dollars"),
         ("$/h", "usd_error", "dollars"),
+        ("dollars", "usd_error", "dollars"),
         ("kWh/M", "power_error", "power and energy"),
         ("power", "power_error", "power and energy"),
     ):
@@ -307,8 +351,29 @@ def _errors_of_costs(space: SearchSpace, rows: Sequence[Finalist]) -> list[str]:
         return []
     text = (
         f"One standard deviation: {', '.join(said)}, most of it common to candidates with the same"
+        " GPUs."
     )
-    return ["", *wrap(f"{text} GPUs. $/M, kWh/M: of a million tokens.", WIDTH)]
+    if {"$/M", "kWh/M"} & heads.keys():
+        text += " $/M, kWh/M: of a million tokens."
+    return ["", *wrap(text, WIDTH)]
+
+
+def _about_jobs(space: SearchSpace, rows: Sequence[Finalist]) -> list[str]:
+    """Say what times of whole jobs hold, and which limits an error of the step would break."""
+    if not space.choice.asks_job:
+        return []
+    text = "Done in, and dollars: of the whole job, in the mean, with checkpoints and failures."
+    limits = space.choice.job_limits
+    near = [
+        f"{place}"
+        for place, each in enumerate(rows, 1)
+        if each.job["seconds"] * (1 + each.error) > limits.get("job_time", np.inf)
+        or each.job["usd"] * (1 + each.error) > limits.get("job_usd", np.inf)
+    ]
+    if near:
+        broken = " and ".join(f"max_{name}" for name in limits)
+        text += f" Beyond {broken} if the step is one standard deviation longer: {', '.join(near)}."
+    return ["", *wrap(text, WIDTH)]
 
 
 def _figure(of: Finalist, name: str, form: str) -> str:
@@ -323,9 +388,14 @@ def _command(space: SearchSpace, best: Finalist) -> str:
         return " ".join(map(shlex.quote, extrapolate_command(space, best.number)))
     # Packaged experiments are named without the ending.
     file = space.source if Path(space.source).exists() else Path(space.source).stem
-    changes = [f"{key}={toml_value(value)}" for key, value in best.settings.items()]
+    changes = [*space.changes]
+    changes += [f"{key}={toml_value(value)}" for key, value in best.settings.items()]
+    command = "job" if space.choice.asks_job else "run"
     return " ".join(
-        [f"mpisim run {shlex.quote(file)}", *(f"--set {shlex.quote(each)}" for each in changes)]
+        [
+            f"mpisim {command} {shlex.quote(file)}",
+            *(f"--set {shlex.quote(each)}" for each in changes),
+        ]
     )
 
 
@@ -333,6 +403,8 @@ def _weight(objective: str, of: Finalist) -> float:
     """Return what a second of a candidate's step costs in the objective: tokens, dollars, kWh."""
     if objective in COSTS_OF_TOKENS:
         return of.cost.get(COSTS_OF_TOKENS[objective][0], np.inf) / of.step_time
+    if objective in OF_JOBS:
+        return of.job["seconds" if objective == "job_time" else "usd"] / of.step_time
     gpus = of.gpus if objective == "tokens_per_second_per_gpu" else 1
     return gpus / max(of.tokens, 1)
 
@@ -343,10 +415,13 @@ def _apart(objective: str, one: Finalist, other: Finalist) -> float:
     Those of the same GPUs are off together, others independently.
     """
     keys = ("cluster.preset", "kernels.gpu", "cluster.other_gpus", "prices.contract")
-    if objective not in COSTS_OF_TOKENS:
+    if objective == "job_usd":
+        off = [each.job["usd"] * each.cost.get("usd_error", 0.0) for each in (one, other)]
+    elif objective in COSTS_OF_TOKENS:
+        value, error = COSTS_OF_TOKENS[objective]
+        off = [each.cost.get(value, 0.0) * each.cost.get(error, 0.0) for each in (one, other)]
+    else:
         return 0.0
-    value, error = COSTS_OF_TOKENS[objective]
-    off = [each.cost.get(value, 0.0) * each.cost.get(error, 0.0) for each in (one, other)]
     if all(one.settings.get(key) == other.settings.get(key) for key in keys):
         return abs(off[0] - off[1])
     return hypot(*off)

@@ -15,7 +15,7 @@ from ..cost.step import StepCost, cost_of_cluster, step_cost
 from ..experiment import Experiment
 from ..prediction.hardware import Hardware
 from ..prediction.network import NetworkCache
-from .space import Choice
+from .choice import Choice
 
 __all__ = ["Budget", "budget_of", "over_budget", "simulated_cost"]
 
@@ -58,9 +58,9 @@ def budget_of(choice: Choice, experiment: Experiment, hardware: Hardware) -> Bud
         If a price that is asked for, or what the hardware draws, is not known.
     """
     power, prices = cost_of_cluster(experiment, hardware)
-    asked = {*choice.objectives, *choice.limits}
+    asked = {*choice.objectives, *choice.limits, *choice.job_limits}
     usd_hour = usd_joule = purchase = 0.0
-    if asked & {"usd_per_token", "usd_per_hour"}:
+    if asked & {"usd_per_token", "usd_per_hour", "job_usd"}:
         if prices.hour is None:
             raise InputError(prices.missing)
         usd_hour = prices.hour.value

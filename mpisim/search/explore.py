@@ -9,8 +9,9 @@
    bound that is close (`mpisim.prediction.extrapolation`). Those that could be best with close
    bounds are simulated in full. All processes learn what was found.
 3. A candidate can no longer matter if `top` simulated ones are better in the first objective than
-   it can be, and some simulated one is as good in every objective as it can be, and better in one.
-   The search ends when none is left that can.
+   it can be, and some simulated one is as good in every objective as it can be, and better in one;
+   and with `Choice.each` one of those that it is compared with. The search ends when none is left
+   that can.
 
 What is left out therefore cannot be among the first `top`, nor on the front: both are those of an
 exhaustive search, on any number of processes. Times of steps are to
@@ -45,6 +46,7 @@ from ..prediction.memory_fit import verdict
 from ..prediction.network import NetworkCache
 from .bound import StepBounds
 from .budget import Budget, budget_of, over_budget, simulated_cost
+from .job import job_of, over_job, steps_of
 from .pareto import dominated
 from .records import Found, Reason, Records, Status, enter_judged, least_values, tell
 from .space import SearchSpace
@@ -216,6 +218,11 @@ def undecided(space: SearchSpace, records: Records) -> NDArray[np.int64]:
         matters = could_be[:, 0] <= last
         if values.shape[1] > 1:
             matters |= ~dominated(could_be, worse)
+        if space.choice.each is not None:
+            groups, known = space.groups(open_ones), space.groups(done)
+            for group in np.unique(groups):
+                best = worse[known == group, 0].min(initial=np.inf)
+                matters |= (groups == group) & (could_be[:, 0] <= best)
     kept = open_ones[matters]
     order = np.lexsort((kept, could_be[matters, 0]))
     return kept[order]
@@ -253,6 +260,9 @@ def _screened(
             over = choice.max_gpus is not None and hardware.gpus > choice.max_gpus
             over |= choice.max_step_time is not None and bound * 1e-12 > choice.max_step_time
             over |= over_budget(choice, budget, budget.least_watts)
+            if choice.asks_job:
+                steps = records.job_steps[number] = steps_of(experiment, tokens)
+                over |= over_job(choice, *_least_job(steps, bound, budget))
             records.status[number] = Status.OVER_LIMIT if over else Status.BOUNDED
             if done % 256 == 0:
                 update(done)
@@ -260,6 +270,12 @@ def _screened(
         column[:] = sum(comm.allgather(column)) if comm.size > 1 else column
     _merge_reasons(records, comm.allgather(records.why))
     return records
+
+
+def _least_job(steps: int, step: int, budget: Budget) -> tuple[float, float]:
+    """Steps of a job, least ps of one, what the candidate costs → least s and $ of the job."""
+    seconds = steps * step * 1e-12
+    return seconds, seconds * (budget.usd_hour / 3600 + budget.usd_joule * budget.least_watts)
 
 
 def _merge_reasons(records: Records, parts: list[dict[str, Reason]]) -> None:
@@ -310,9 +326,12 @@ class _Rounds:
         return self._bounded(number, least, {})
 
     def _bounded(self, number: int, least: int, values: dict[str, int | float]) -> Found:
-        longest = self._space.choice.max_step_time
-        over = longest is not None and least * 1e-12 > longest
-        bound = max(least, int(self._records.bound[number]))
+        choice, records = self._space.choice, self._records
+        over = choice.max_step_time is not None and least * 1e-12 > choice.max_step_time
+        bound = max(least, int(records.bound[number]))
+        if choice.asks_job:
+            steps = int(records.job_steps[number])
+            over |= over_job(choice, *_least_job(steps, bound, records.budget(number)))
         status = Status.OVER_LIMIT if over else Status.BOUNDED
         return Found(number, status, values | {"bound": bound})
 
@@ -342,4 +361,10 @@ class _Rounds:
         elif over_budget(choice, budget, watts):
             status = Status.OVER_BUDGET
         values = {"step": picoseconds, "peak": memory.peak, "tokens": tokens, "energy": energy}
+        if choice.asks_job:
+            job = job_of(experiment, picoseconds * 1e-12, tokens, budget, watts)
+            values |= {"job_time": job.seconds, "job_usd": job.usd}
+            if status == Status.SIMULATED and over_job(choice, job.seconds, job.usd):
+                late = not over_job(choice, 0.0, job.usd)
+                status = Status.TOO_SLOW if late else Status.OVER_BUDGET
         return Found(number, status, values)

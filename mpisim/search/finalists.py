@@ -18,11 +18,14 @@ from ..experiment import Experiment
 from ..mpi.parallel import collective_errors, progress
 from ..prediction import uncertainty
 from ..prediction.execution import execute
+from ..prediction.hardware import hardware_of
 from ..prediction.long_steps import long_step
 from ..prediction.network import NetworkCache
 from ..prediction.prepared import prepare
 from ..results import collect
+from .budget import Budget, budget_of
 from .explore import Candidates
+from .job import job_of
 from .space import SearchSpace
 from .traced import TracedCandidate, TracedCandidates
 
@@ -72,6 +75,8 @@ class Finalist:
         Numbers of `mpisim.cost.StepCost.attributes`; empty where nothing says what it draws.
     counted : {"tokens", "images", "samples"}
         What `tokens` counts.
+    job : mapping of str to float
+        ``seconds``, ``usd`` and ``goodput`` of its whole job; empty where it is not asked for.
     """
 
     number: int
@@ -88,6 +93,7 @@ class Finalist:
     digest: str
     cost: Mapping[str, float] = field(default_factory=dict)
     counted: str = "tokens"
+    job: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def step_time(self) -> float:
@@ -194,6 +200,13 @@ def _simulated(
         cost = step_cost(prepared, results, tokens).numbers()
     except InputError:
         cost = {}
+    job: dict[str, float] = {}
+    if space.choice.asks_job:
+        budget = Budget()
+        if space.choice.asks_cost:
+            budget = budget_of(space.choice, experiment, hardware_of(experiment))
+        watts = cost.get("power", 0.0)
+        job = asdict(job_of(experiment, results.step_time, tokens, budget, watts))
     return Finalist(
         number=number,
         described=space.described(number),
@@ -209,6 +222,7 @@ def _simulated(
         digest=results.digest,
         cost=cost,
         counted="tokens" if experiment.model.samples == "sequences" else experiment.model.samples,
+        job=job,
     )
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ..base.quantity import GIB
 from ..base.text import quantity
 from ..cost.prices import SECONDS_OF_AN_HOUR
+from ..job.text import duration_text
 from ..prediction.memory_fit import verdict
 from .explore import Candidates
 from .records import Records, Status
@@ -85,6 +86,13 @@ def broken_limits(space: SearchSpace, records: Records) -> list[BrokenLimit]:
             np.ones(len(numbers), bool),
         ),
     }
+    steps = records.job_steps[numbers]
+    for name, of, at_least in (
+        ("job_time", records.job_time[numbers], steps * time),
+        ("job_usd", records.job_usd[numbers], steps * time * hour / SECONDS_OF_AN_HOUR),
+    ):
+        known = of > 0
+        limits[f"max_{name}"] = choice.job_limits.get(name), np.where(known, of, at_least), known
     for name, (allowed, values, exact) in limits.items():
         broken = np.flatnonzero(values > allowed) if allowed is not None else ()
         if allowed is not None and len(broken):
@@ -140,6 +148,8 @@ def _in_words(limit: str, value: float) -> str:
         return f"{value:,.0f}"
     if limit == "max_usd_per_hour":
         return f"${value:,.2f}"
-    if limit == "max_price":
+    if limit in ("max_price", "max_job_usd"):
         return f"${value:,.0f}"
+    if limit == "max_job_time":
+        return duration_text(value)
     return f"{value:.4g} s" if limit == "max_step_time" else quantity(value, "W")

@@ -14,9 +14,10 @@ from ..base.errors import UsageError
 from ..base.picture import name_text, save_picture
 from ..base.quantity import GIB
 from .answer import Answer
+from .choice import OBJECTIVES
 from .finalists import Finalist
 from .records import Records, Status, least_values
-from .space import OBJECTIVES, SearchSpace
+from .space import SearchSpace
 
 __all__ = ["check_front", "draw_front"]
 
@@ -71,6 +72,8 @@ AXES: Mapping[str, Axis] = {
     "energy_per_token": Axis("kWh of a million tokens", 1e6 / 3.6e6, _of_energy),
     "usd_per_hour": Axis("dollars of an hour", 1.0, lambda of: of.cost.get("usd_error", 0.0)),
     "power": Axis("power with the building (kW)", 1e-3, _of_power),
+    "job_time": Axis("days of the whole job", 1 / 86400, _of_step),
+    "job_usd": Axis("million dollars of the whole job", 1e-6, _of_dollars),
     "price": Axis("price of the cluster (million dollars)", 1e-6, _none),
 }
 """By objective."""

@@ -35,11 +35,11 @@ class Status(IntEnum):
 
     UNKNOWN = 0
     INVALID = 1  # model, plan and cluster do not go together
-    OVER_LIMIT = 2  # more GPUs, power or dollars than allowed, or a bound above the longest step
+    OVER_LIMIT = 2  # more GPUs, power or dollars than allowed, or a bound above the longest time
     BOUNDED = 3  # how fast it could be at best is known
     TOO_LARGE = 4  # does not fit into memory, or leaves too little
     SIMULATED = 5
-    TOO_SLOW = 6  # simulated, and above the longest step allowed
+    TOO_SLOW = 6  # simulated, and above the longest step or job allowed
     OVER_BUDGET = 7  # simulated, and draws or costs more than allowed
 
 
@@ -107,6 +107,10 @@ class Records:
         `mpisim.search.budget.Budget`; 0 where the search does not ask for it.
     energy : float64, shape (n,)
         J that the building draws in a step; 0 where it was not simulated, or is not asked for.
+    job_steps : int64, shape (n,)
+        Steps of the whole job; 0 where the search does not ask for it.
+    job_time, job_usd : float64, shape (n,)
+        s and $ of the whole job; 0 where the step was not simulated, or it is not asked for.
     why : dict of str to Reason
         Why candidates are invalid: by the message without its numbers.
     """
@@ -122,6 +126,9 @@ class Records:
     least_watts: NDArray[np.float64]
     purchase: NDArray[np.float64]
     energy: NDArray[np.float64]
+    job_steps: NDArray[np.int64]
+    job_time: NDArray[np.float64]
+    job_usd: NDArray[np.float64]
     why: dict[str, Reason] = field(default_factory=dict)
 
     @classmethod
@@ -139,6 +146,9 @@ class Records:
             least_watts=np.zeros(n),
             purchase=np.zeros(n),
             energy=np.zeros(n),
+            job_steps=np.zeros(n, np.int64),
+            job_time=np.zeros(n),
+            job_usd=np.zeros(n),
         )
 
     @property
@@ -288,16 +298,21 @@ def least_values(
         watts = np.where(records.energy[numbers] > 0, energy / time, records.least_watts[numbers])
     joule, hour = records.usd_joule[numbers], records.usd_hour[numbers]
     per_token = 1 / np.maximum(tokens, 1)
+    usd, of_job = hour * time / 3600 + joule * energy, records.job_steps[numbers]
+    job_time, job_usd = records.job_time[numbers], records.job_usd[numbers]
     of = {
         "step_time": time,
         "tokens_per_second": -rate,
         "tokens_per_second_per_gpu": -rate / np.maximum(gpus, 1),
         "gpus": gpus,
         "memory": records.peak[numbers].astype(float),
-        "usd_per_token": (hour * time / 3600 + joule * energy) * per_token,
+        "usd_per_token": usd * per_token,
         "energy_per_token": energy * per_token,
         "usd_per_hour": hour + joule * watts * 3600,
         "power": watts,
         "price": records.purchase[numbers],
+        # No job takes less than its steps one after another.
+        "job_time": np.where(job_time > 0, job_time, of_job * time),
+        "job_usd": np.where(job_usd > 0, job_usd, of_job * usd),
     }
     return np.stack([of[name] for name in space.choice.objectives], axis=1)

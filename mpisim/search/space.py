@@ -16,113 +16,29 @@ means the same on every process and in a store, and no list of them is ever made
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..base.errors import InputError, one_of
 from ..base.frozen import frozen
-from ..base.schema import Limits, build, check_value
-from ..cost.power import watts_of
+from ..base.schema import check_value
 from ..experiment import Experiment
-from ..experiment.load import TABLES, experiment_of
+from ..experiment.load import TABLES, experiment_of, tables_with
 from ..experiment.plan_keys import key_path, renamed, short_key, with_sub_tables
 from .automatic import AUTOMATIC, OF_TRANSFORMERS, automatic_values
 from .balance import BALANCED, EVEN, SHARES, balanced_shares
+from .choice import Choice, read_choice
 from .traced_space import TABLES_OF_TRACES, TracedValues
 
-__all__ = ["COSTS", "OBJECTIVES", "Choice", "SearchSpace", "read_search"]
-
-Objective = Literal[
-    "step_time",
-    "tokens_per_second",
-    "tokens_per_second_per_gpu",
-    "gpus",
-    "memory",
-    "usd_per_token",
-    "energy_per_token",
-    "usd_per_hour",
-    "power",
-    "price",
-]
-
-OBJECTIVES: Mapping[str, bool] = {
-    "step_time": False,
-    "tokens_per_second": True,
-    "tokens_per_second_per_gpu": True,
-    "gpus": False,
-    "memory": False,
-    "usd_per_token": False,
-    "energy_per_token": False,
-    "usd_per_hour": False,
-    "power": False,
-    "price": False,
-}
-"""Each objective, and whether more of it is better."""
-
-COSTS = ("usd_per_token", "energy_per_token", "usd_per_hour", "power", "price")
-"""Objectives that need power and prices."""
+__all__ = ["SearchSpace", "read_search"]
 
 MAX_CANDIDATES = 10**8
 """Combinations of a search; each takes a byte of memory at least."""
 
 RANGES = ({"powers_of_two"}, {"from", "to"}, {"from", "to", "step"})
 """Keys of a table that stands for a list of values."""
-
-
-@frozen
-class Choice:
-    """Keys of ``[search]`` besides ``vary``.
-
-    Attributes
-    ----------
-    objectives : tuple of str
-        The first ranks the candidates; with several the front is shown, too.
-    top : int
-        Candidates to show, and to be sure of: none that is left out would be among them.
-    memory_headroom : float
-        GiB that every GPU must have left.
-    max_step_time : float, optional
-        Seconds.
-    max_gpus : int, optional
-    max_power : str or float, optional
-        Mean power of the building in a step: W, ``"500 kW"``, ``"2 MW"``.
-    max_usd_per_hour : float, optional
-    max_price : float, optional
-        US dollars to buy the cluster.
-    """
-
-    objectives: tuple[Objective, ...] = ("step_time",)
-    top: Annotated[int, Limits(least=1, most=1000)] = 10
-    memory_headroom: Annotated[float, Limits(least=0, most=10**6)] = 0.0
-    max_step_time: Annotated[float, Limits(least=1e-9)] | None = None
-    max_gpus: Annotated[int, Limits(least=1, most=10**6)] | None = None
-    max_power: str | None = None
-    max_usd_per_hour: Annotated[float, Limits(least=0.001)] | None = None
-    max_price: Annotated[float, Limits(least=1)] | None = None
-
-    def __post_init__(self) -> None:
-        if not self.objectives:
-            raise InputError(f"objectives is empty; it may have {', '.join(OBJECTIVES)}")
-        if self.max_power is not None:
-            watts_of(self.max_power, "max_power")
-
-    @cached_property
-    def limits(self) -> Mapping[str, float]:
-        """Limits on what candidates cost, by objective: W, $ an hour, $."""
-        found = {"usd_per_hour": self.max_usd_per_hour, "price": self.max_price}
-        if self.max_power is not None:
-            found["power"] = watts_of(self.max_power, "max_power")
-        return {name: limit for name, limit in found.items() if limit is not None}
-
-    @property
-    def asks_energy(self) -> bool:
-        """Whether the power of a step decides on anything."""
-        return "power" in self.limits or bool({"energy_per_token", "power"} & {*self.objectives})
-
-    @property
-    def asks_cost(self) -> bool:
-        """Whether power or prices decide on anything."""
-        return bool(self.limits) or any(each in COSTS for each in self.objectives)
 
 
 @frozen
@@ -140,6 +56,8 @@ class SearchSpace:
     values : tuple of tuple
         Values of each key.
     choice : Choice
+    changes : tuple of str
+        ``--set`` texts that the tables have already, for the command that runs a candidate.
     """
 
     tables: Mapping[str, Any]
@@ -147,6 +65,7 @@ class SearchSpace:
     keys: tuple[str, ...]
     values: tuple[tuple[Any, ...], ...]
     choice: Choice
+    changes: tuple[str, ...] = ()
 
     @property
     def of_trace(self) -> bool:
@@ -166,6 +85,16 @@ class SearchSpace:
             number, at = divmod(number, len(values))
             found.append(values[at])
         return tuple(reversed(found))
+
+    def groups(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return which value of the key `Choice.each` candidates have, by its place; 0 without."""
+        if self.choice.each is None:
+            return np.zeros(len(numbers), np.int64)
+        at = self.keys.index(self.choice.each)
+        after = 1
+        for values in self.values[at + 1 :]:
+            after *= len(values)
+        return numbers // after % len(self.values[at])
 
     def assignments(self) -> Iterator[tuple[Any, ...]]:
         """Yield the values of all candidates, in their order."""
@@ -286,9 +215,12 @@ def read_search(tables: Mapping[str, Any], source: str) -> SearchSpace:
         raise InputError(f"{source}: key 'search' is {search!r}; it must be a table, [search]")
     given = dict(search)
     vary = given.pop("vary", {})
-    if type(given.get("max_power")) in (int, float):
-        given["max_power"] = f"{given['max_power']} W"
-    choice = build(Choice, given, source, "search")
+    choice = read_choice(given, source)
+    if choice.asks_job and "job" not in tables:
+        raise InputError(
+            f"{source}: [search] asks for a whole job, and there is no table [job]: give tokens or "
+            "steps, as --set job.tokens=1T (docs/job.md)"
+        )
     base = with_sub_tables(
         {name: table for name, table in tables.items() if name != "search"}, source
     )
@@ -297,13 +229,15 @@ def read_search(tables: Mapping[str, Any], source: str) -> SearchSpace:
         first = dict(_flattened(vary)) if isinstance(vary, dict) else {}
         traced = TracedValues(_first_values(base, first), source)
         traced.check_objectives(choice.objectives)
-        for name in choice.limits:
+        for name in (*choice.limits, *choice.job_limits):
             raise InputError(
                 f"{source}: key 'search.max_{name}' is given; a trace does not tell what is drawn"
             )
     if vary == "auto":
+        vary = {"plan": "auto"}
+    if isinstance(vary, dict) and vary.get("plan") == "auto":
         keys_of_plan = OF_TRANSFORMERS if traced is None else traced.all_automatic
-        vary = {"plan": dict.fromkeys(keys_of_plan, "auto")}
+        vary = {**vary, "plan": dict.fromkeys(keys_of_plan, "auto")}
     if not isinstance(vary, dict) or not vary:
         raise InputError(
             f"{source}: key 'search.vary' is {vary!r}; it must be \"auto\" or a table of keys with "
@@ -327,12 +261,17 @@ def read_search(tables: Mapping[str, Any], source: str) -> SearchSpace:
         if table not in tables_of or "." not in key:
             raise InputError(
                 f"{source}: key 'search.vary' has {key!r}, which is no key of an experiment"
-                f"{one_of(table, tables_of)}"
+                f"{tables_with(key) or one_of(table, tables_of)}"
             )
         if traced is not None:
             traced.check_key(key)
         keys.append(key)
         lists.append(_values(key, value, automatic, source))
+    if choice.each is not None and choice.each not in keys:
+        raise InputError(
+            f"{source}: key 'search.each' is {choice.each!r}, which is not varied"
+            f"{one_of(choice.each, keys)}"
+        )
     space = SearchSpace(base, source, tuple(keys), tuple(lists), choice)
     if len(space) > MAX_CANDIDATES:
         raise InputError(

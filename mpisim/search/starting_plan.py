@@ -4,14 +4,16 @@ Splits of the model (tensor parallelism inside a node, stages, experts over GPUs
 sharded parameters are put in the order of the least time that a sequence can take with them
 (`mpisim.search.bound`), and tried by the memory model. Of those that fit the one with the least
 closer bound is taken, or one that is split less and is as fast within what plans of equal
-predictions were measured to differ by. It is no search for the fastest plan: nothing is simulated,
-and what the bound leaves out (gradients that are exchanged, links that are shared, launches) does
-not count.
+predictions were measured to differ by. With that split larger micro-batches and model chunks are
+tried, and taken if they are faster by more than that. It is no search for the fastest plan: nothing
+is simulated, and what the bound leaves out (gradients that are exchanged, links that are shared,
+launches) does not count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import product
 from math import inf
 from typing import Any, NamedTuple
 
@@ -55,6 +57,12 @@ UNEVEN_STAGES = (2, 4, 8, 16, 32)
 
 MAX_HOPELESS_PLANS = 8
 """Plans, of those that take least, that are tried where none can fit."""
+
+MICRO_BATCHES, CHUNKS = (1, 2, 4), (1, 2, 4)
+"""Samples of a micro-batch, and model chunks of a stage, that are tried with the split chosen."""
+
+FROZEN_BYTES = 2
+"""Bytes that a parameter takes at least where adapters alone are trained."""
 
 SHARDED_BYTES, REPLICATED_BYTES = 3 * FP32, 6
 """Bytes of a parameter on Megatron-LM that data-parallel ranks shard, and that each keeps."""
@@ -202,13 +210,45 @@ def _chosen(model: Model, target: _Target) -> tuple[_Candidate, _Candidate | Non
             least = found
     if fitting:
         fastest = [each for each in fitting if each[0] <= alike]
-        return min(fastest, key=lambda each: (_split(each[1].keys), each[0]))[1], before
+        split = min(fastest, key=lambda each: (_split(each[1].keys), each[0]))[1]
+        return _refined(model, target, times, split), before
     chosen = close or least
     if chosen is None:
         raise InputError(
             f"{target.gpus} GPUs of {target.name!r}: no plan divides the model evenly among them"
         )
     return chosen, before if close else None
+
+
+def _refined(model: Model, target: _Target, times: _Times, split: _Candidate) -> _Candidate:
+    """Return a plan with other micro-batches and model chunks, where these are surely faster.
+
+    With as many samples in a step: larger micro-batches keep kernels busier, and are fewer, which
+    makes the bubble of a pipeline longer; chunks make it shorter.
+    """
+    if not isinstance(model, Transformer):
+        return split
+    keys, best = split.keys, split
+    pp = keys.get("pp", 1)
+    even = pp > 1 and model.family != "t5" and model.layers % pp == 0
+    alike = 1 + unshared_share()
+    now = times.closer(keys)
+    for vpp, micro_batch in product(CHUNKS, MICRO_BATCHES):
+        changed = {**keys, "micro_batch": micro_batch}
+        if vpp > 1:
+            if not even or model.layers % (pp * vpp):
+                continue
+            changed |= {"pipeline.schedule": "interleaved", "vpp": vpp}
+        try:
+            time = times.closer(changed)
+            if time * alike >= now:
+                continue
+            found = _Candidate(changed, _verdict(model, changed, target))
+        except InputError:  # micro-batches that do not divide the samples of a replica
+            continue
+        if found.verdict.fits and found.verdict.certain:
+            now, best = time, found
+    return best
 
 
 class _Times:
@@ -279,8 +319,11 @@ def _candidates(model: Model, target: _Target) -> list[tuple[dict[str, Any], flo
     found: list[tuple[dict[str, Any], float]] = []
     for tp, pp, ep in _splits(model, target):
         dp = target.gpus // (tp * pp)
-        least = REPLICATED_BYTES * ((total - routed) / (tp * pp) + routed / (pp * ep))
+        held = (total - routed) / (tp * pp) + routed / (pp * ep)
+        least = REPLICATED_BYTES * held
         least += SHARDED_BYTES * total / (target.gpus if dp > 1 else tp * pp)
+        if model.lora_rank:
+            least = FROZEN_BYTES * held
         micro_batches = 8 if pp == 1 else 4 * pp
         keys: dict[str, Any] = {"global_batch": micro_batches * dp, "micro_batch": 1}
         keys |= {"tp": tp, "pp": pp} | ({"ep": ep} if model.experts else {})
@@ -304,7 +347,8 @@ def _candidates(model: Model, target: _Target) -> list[tuple[dict[str, Any], flo
             "zero": 3,
             PRECISION: precision,
         }
-        found += _with_recomputation(keys, total * 4 * FP32 / target.gpus, tokens)
+        each = FROZEN_BYTES if model.lora_rank else 4 * FP32
+        found += _with_recomputation(keys, total * each / target.gpus, tokens)
     # Shifted scores of Transformer-XL have no fused kernel.
     needed = {"framework.kernels": "eager"} if model.memory else {}
     return [(keys | needed, least) for keys, least in found]
@@ -384,6 +428,8 @@ def _words(keys: Mapping[str, Any]) -> str:
         parts.append("zero = 1")
     if RECOMPUTE in keys:
         parts.append("recompute = full")
-    if "optimizer" in keys:
+    if keys.get("vpp", 1) > 1:
+        parts.append(f"vpp = {keys['vpp']}")
+    if "optimizer" in keys or keys.get("micro_batch", 1) > 1:
         parts.append(f"micro_batch = {keys['micro_batch']}")
     return ", ".join(parts) or "data parallelism alone"

@@ -2,7 +2,8 @@
 
 attributes   space (JSON: tables, keys, values, choice), answer (JSON, once there is one)
 candidates/  status (enumeration), bound, step (ps), peak (bytes), gpus, tokens, and what it costs:
-             usd_hour, usd_joule, least_watts, purchase, energy (J of a step)
+             usd_hour, usd_joule, least_watts, purchase, energy (J of a step); of whole jobs
+             job_steps, job_time (s), job_usd
 attribute    why (JSON: messages of invalid candidates without numbers, their count, an example)
 """
 
@@ -26,14 +27,25 @@ from ..base.hdf5 import (
     write_column,
     write_texts,
 )
+from .choice import Choice
 from .records import Reason, Records, Status
-from .space import Choice, SearchSpace
+from .space import SearchSpace
 
 __all__ = ["FORMAT", "read_store", "write_store"]
 
-FORMAT, VERSION = "mpisim-search", 2
+FORMAT, VERSION = "mpisim-search", 3
 
-UNITS = {"bound": "ps", "step": "ps", "peak": "bytes", "energy": "J", "least_watts": "W"}
+UNITS = {
+    "bound": "ps",
+    "step": "ps",
+    "peak": "bytes",
+    "energy": "J",
+    "least_watts": "W",
+    "job_time": "s",
+}
+
+OF_JOBS = ("job_steps", "job_time", "job_usd")
+"""Columns that files before version 3 lack: no search asked for jobs."""
 
 
 def write_store(
@@ -86,12 +98,22 @@ def read_store(path: str | Path) -> tuple[SearchSpace, Records, dict[str, Any] |
             reasons = {key: Reason(*each) for key, each in why.items()}
             choice = Choice(**{**kept["choice"], "objectives": tuple(kept["choice"]["objectives"])})
             values = tuple(tuple(each) for each in kept["values"])
-            space = SearchSpace(kept["tables"], kept["source"], tuple(kept["keys"]), values, choice)
+            space = SearchSpace(
+                kept["tables"],
+                kept["source"],
+                tuple(kept["keys"]),
+                values,
+                choice,
+                tuple(kept.get("changes", ())),
+            )
         except (LookupError, TypeError, ValueError) as error:
             raise InputError(f"the search kept in it is damaged: {error}") from error
         n = len(space)
         columns = {}
-        for name, empty in Records.none(0).columns.items():
+        for name, empty in Records.none(n).columns.items():
+            if name in OF_JOBS and name not in file["candidates"]:
+                columns[name] = empty
+                continue
             columns[name] = read_column(
                 file["candidates"], name, _stored(name, empty), UNITS.get(name), n
             )
@@ -112,5 +134,6 @@ def _space_text(space: SearchSpace) -> str:
             "keys": list(space.keys),
             "values": [list(each) for each in space.values],
             "choice": asdict(space.choice),
+            "changes": list(space.changes),
         }
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ..base.errors import TraceError
 from ..base.frozen import frozen
+from ..base.text import counted
 from .et import is_execution_trace
 from .kineto import read_kineto
 from .nsys import nsys_processes
@@ -94,8 +95,9 @@ def find_sources(paths: Iterable[Path | str], allow_missing: bool = False) -> li
             if not kineto:
                 raise TraceError(
                     f"{path}: no Kineto trace (.json or .json.gz with 'traceEvents') and no Nsight "
-                    f"Systems export (.sqlite) in this folder, which holds {len(inside)} JSON "
-                    f"files{'; folders in it are not searched' if _has_folders(path) else ''}"
+                    "Systems export (.sqlite) in this folder, which holds "
+                    f"{counted(len(inside), 'JSON file')}"
+                    f"{'; folders in it are not searched' if _has_folders(path) else ''}"
                 )
             files += kineto
         else:

@@ -99,9 +99,10 @@ class Grid:
         sizes = f"tp × cp × pp = {plan.tp} × {plan.cp} × {plan.pp} = {model}"
         dp = max(1, gpus // model) if plan.dp is None else plan.dp
         if dp * model > gpus:
+            rest = "" if plan.dp is None or model > gpus else ", or leave dp out: what remains"
             raise InputError(
                 f"the plan needs {dp * model} GPUs (dp = {dp}, {sizes}), but the cluster has "
-                f"{gpus}: raise 'nodes' in [cluster]"
+                f"{gpus}: raise 'nodes' in [cluster]{rest}"
             )
         if plan.dp is None and gpus % model:
             raise InputError(f"{sizes} does not divide the {gpus} GPUs of the cluster; set dp")
