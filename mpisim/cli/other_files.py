@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 
 from ..base.errors import InputError, UsageError
@@ -57,7 +58,9 @@ def expected(paths: Iterable[Path | str | None], takes: Collection[str]) -> Iter
         Before the block for a file of mpisim that it cannot read; else in place of an `InputError`
         from inside, if one of the files is of another kind.
     """
-    named = [Path(path) for path in paths if path]
+    given = [Path(path) for path in paths if path]
+    # Of files behind one that is missing nothing is said; names without a suffix may be packaged.
+    named = list(takewhile(lambda path: path.exists() or not path.suffix, given))
     for path in named:  # known at once, and read late
         _refuse(path, hdf5_format(path), takes)
     try:
