@@ -19,7 +19,7 @@ from ..gpu_parameters import GpuParameters
 from ..model import Estimate
 from ..operations import Attention, Convolution, Gemm, GroupedGemm, Kernel
 from ..roofline import Roofline
-from ..scaled import scaled_gpu
+from ..scaled import rated_gpu, scaled_gpu
 from .calibration import KernelCalibration, decade_of, packaged_calibration
 from .families import FORMULAS, VARIANTS, formula_of, stack_columns
 from .formula import ANY, Columns, Formula
@@ -323,11 +323,10 @@ class Analytical:
         base = variant.base if variant else formula
         kernel: Any = LARGE_KERNELS["attention" if base.startswith("attention") else base]
         kernel = replace(kernel, dtype=dtype)
-        known = Roofline(self._gpu).estimate(kernel)
+        rated = rated_gpu(self._gpu)
+        known = Roofline(rated).estimate(kernel)
         found = FORMULAS[base]
-        seconds = found.seconds(
-            found.columns(kernel), GpuParameters.of(self._gpu), lookup.constants
-        )
+        seconds = found.seconds(found.columns(kernel), GpuParameters.of(rated), lookup.constants)
         rate = lookup.constants[EFFICIENCY] * picoseconds(seconds) / known.duration
         return replace(
             lookup,

@@ -127,7 +127,7 @@ def _is_config(path: Path) -> bool:
         return False
     try:
         found = json.loads(file.read_bytes())
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(found, dict) and bool({"model_type", "architectures"} & set(found))
 
