@@ -103,10 +103,10 @@ def test_nothing_to_read(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="no such file or directory"):
         find_sources([tmp_path / "nowhere"])
     (tmp_path / "other.json").write_text('{"loss": 1.0}')
-    with pytest.raises(TraceError, match=r"no Kineto trace .* holds 1 JSON files$"):
+    with pytest.raises(TraceError, match=r"no Kineto trace .* holds 1 JSON file$"):
         find_sources([tmp_path])
     (tmp_path / "job").mkdir()
-    with pytest.raises(TraceError, match=r"1 JSON files; folders in it are not searched$"):
+    with pytest.raises(TraceError, match=r"1 JSON file; folders in it are not searched$"):
         find_sources([tmp_path])
 
 

@@ -50,7 +50,9 @@ CONSTANTS = (
 
 TRANSPOSED_RATE = number("transposed_stream_rate")
 INDEX_INSTRUCTIONS = number("index_instructions")
-INTEGERS_PER_CLOCK = number("integers_per_clock")
+INTEGERS_PER_CLOCK = 64.0
+"""32-bit integers that a multiprocessor adds or multiplies (CUDA C++ programming guide, throughput
+of native instructions)."""
 
 
 def _columns(kernel: Kernel) -> dict[str, float | int | str]:
