@@ -4,7 +4,7 @@
 # are there. To see them from .venv:
 #
 #   bash run_scripts/get_frameworks.sh
-#   PYTHONPATH=$(echo build/frameworks/lib/python*/site-packages) pytest tests/test_captured_frameworks.py
+#   PYTHONPATH=$(echo "$PWD"/build/frameworks/lib/python*/site-packages) pytest tests/test_captured_frameworks.py
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
