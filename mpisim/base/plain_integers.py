@@ -1,4 +1,4 @@
-"""Members of enumerations that numpy takes for the plain integers they are.
+"""Mix-in by which numpy treats members of an integer enumeration as Python ints.
 
 For numpy 2 a Python int has no type of its own beside an array: bytes compared with 1 stay bytes.
 A member of an `enum.IntEnum` is of another class, which numpy makes an int64 of, and the array with
@@ -13,7 +13,7 @@ __all__ = ["PlainInteger"]
 
 
 class PlainInteger:
-    """Base of an `enum.IntEnum` or `enum.IntFlag` whose members are compared with arrays.
+    """Mix-in for `enum.IntEnum` and `enum.IntFlag`: numpy treats members as Python ints.
 
     Examples
     --------

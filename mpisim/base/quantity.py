@@ -29,7 +29,7 @@ PICOSECONDS = 1e12
 """Picoseconds in a second."""
 
 PS_PER_US, PS_PER_NS = 1_000_000, 1_000
-"""Picoseconds in a microsecond and in a nanosecond, for integers of files."""
+"""Picoseconds per microsecond and per nanosecond, as integers: trace files count in whole units."""
 
 SECONDS_OF_AN_HOUR, SECONDS_OF_A_DAY = 3600, 86400
 

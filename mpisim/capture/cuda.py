@@ -185,7 +185,7 @@ class Stream:
 
 
 class Event:
-    """A place on a stream."""
+    """Stand-in of ``torch.cuda.Event``: records its position in a stream, to be waited for."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.place: Any = None

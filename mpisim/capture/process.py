@@ -82,7 +82,7 @@ def capture_rank(job: Job) -> None:
 
 
 def _described(job: Job, error: BaseException) -> MpisimError:
-    """Return an error of the script with the line of the user's that led to it, and a library's."""
+    """Exception of the script → error with the script's line, and the library's that raised."""
     where, inside = job.script, ""
     folder, own = Path(job.script).resolve().parent, Path(__file__).parents[1]
     package = job.script.partition(".")[0] if job.module else None
@@ -188,7 +188,7 @@ def _install_functions(recorder: Recorder) -> None:
 
 
 def _install_optimizers(dispatch: Any) -> None:
-    """Have optimizers take fake tensors in lists, and tell of their states, which take memory."""
+    """Patch torch.optim: foreach kernels take fake tensors, and states are named in memory."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.optim import optimizer as optimizers

@@ -27,7 +27,7 @@ __all__ = ["HOURS_OF_A_YEAR", "J_OF_A_KWH", "SECONDS_OF_AN_HOUR", "Price", "Pric
 FILE = "prices.toml"
 
 HOURS_OF_A_YEAR = 8766
-"""Of 365.25 days."""
+"""Hours in a year of 365.25 days."""
 
 
 @frozen

@@ -233,7 +233,7 @@ def _priced(
 
 
 def _over(setup: RunSetup, comm: Intracomm | None) -> Intracomm | None:
-    """Return the processes that ranks are on; None where all are on the first."""
+    """Run setup, communicator → the communicator, or None if process 0 hosts every rank."""
     return comm if setup.placement.max() > 0 else None
 
 
@@ -254,7 +254,7 @@ def _timed(wall: dict[str, float], phase: str) -> Iterator[None]:
 
 
 class _Advanced(NamedTuple):
-    """All ranks, run as far as they come.
+    """Engine state once no rank can go on: all have ended, or they are in a deadlock.
 
     Attributes
     ----------

@@ -246,7 +246,7 @@ def distribute(
 def _lowered_tables(
     program: Program, ranks: NDArray[np.int32], known: LoweredTables
 ) -> tuple[list[LoweredTable], NDArray[np.int32]]:
-    """Hosted ranks → their tables as instructions, and which of them each has."""
+    """Ranks of this process → their distinct tables as instructions, and each rank's index."""
     numbers, entry = np.unique(program.table[ranks], return_inverse=True)
     lowered = [lower(one, known.tables) for n in numbers if (one := program.tables[n]) is not None]
     return lowered, entry.astype(np.int32)

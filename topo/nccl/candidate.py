@@ -123,7 +123,7 @@ class Candidate:
         return np.minimum(wanted, self.channels)
 
     def rate(self, bytes: Sizes) -> Floats:
-        """Return bytes per second once they flow."""
+        """Message size in bytes → bandwidth in bytes per second, latency left out."""
         by_channels = self.channels_used(bytes) * self.channel_bandwidth
         rate: Floats = np.minimum(self.bandwidth, by_channels)
         return rate

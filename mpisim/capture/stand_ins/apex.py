@@ -39,7 +39,7 @@ class FusedSGD(multi_tensor.FusedSGD):
 
 
 class _NormFunction(torch.autograd.Function):
-    """A norm with the positional arguments of Apex's own: input, weights, shape, epsilon, small.
+    """Layer or RMS norm with Apex's arguments: input, weights, shape, eps, memory_efficient.
 
     Attributes
     ----------
