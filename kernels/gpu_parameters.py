@@ -37,6 +37,14 @@ throughput of native instructions)."""
 MIN_LANES_SHARED_ISSUE = 100
 """Lanes of a multiprocessor that tell 128 from 64: with 128 a scheduler feeds 32."""
 
+MIN_PAIRS_FULL_RATE = 400
+"""Products of 16-bit numbers a clock and multiprocessor that tell 512, the least that matrix units
+are made for (T4, A40, L40S, RTX PRO 6000), from 256, what GeForce boards, A10G and L40 do when they
+accumulate in fp32 (tables of NVIDIA's Ampere GA102, Ada and RTX Blackwell whitepapers)."""
+
+HALF_RATE_FAMILIES = frozenset(("turing", "ampere", "ada", "blackwell-rtx"))
+"""Architectures with boards of both kinds."""
+
 MIN_POWER_SHARE = 0.01
 """Of the power above static power, so that a board of few watts is slow, not still."""
 
@@ -137,6 +145,12 @@ class GpuParameters:
         """
         lanes = self.chip_peaks.get("fp32", 0.0) / (2 * self.sms * self.clock)
         return self.family, lanes > MIN_LANES_SHARED_ISSUE
+
+    @property
+    def half_rate(self) -> bool:
+        """Whether matrix units accumulate in fp32 at half of the rate that they are made for."""
+        pairs = self.chip_peaks.get("fp16", 0.0) / (2 * self.sms * self.clock)
+        return self.family in HALF_RATE_FAMILIES and pairs < MIN_PAIRS_FULL_RATE
 
     @property
     def chip_peaks(self) -> Mapping[str, float]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from mpisim.base.errors import InputError
 from mpisim.program import Operation
+from mpisim.topo import find_cluster
 from mpisim.topo.collectives import fit as fits
 from mpisim.topo.collectives.batches import Batch, SplitUnit, batches, select, train_test_split
 from mpisim.topo.collectives.calibrate import calibrate, error_bins, with_wider_errors
@@ -28,7 +29,8 @@ from mpisim.topo.collectives.measurement import Measurement
 from mpisim.topo.collectives.models import fitted_formula, formula_of, predictor
 from mpisim.topo.collectives.platforms import definitions, fabric_of, platform_of
 from mpisim.topo.collectives.read import read
-from mpisim.topo.nccl import Shape
+from mpisim.topo.nccl import Factors, Nccl, Settings, Shape
+from mpisim.topo.nccl_system import cluster_system
 from mpisim.topo.network import bus_factor
 
 HEADER = (
@@ -438,3 +440,20 @@ class TestModels:
         assert model.seconds(Operation.ALL_TO_ALL, 1e9, shape) > 0.5e9 / 50e9
         with pytest.raises(InputError, match="DeepEP does all-to-all"):
             model.seconds(Operation.ALL_REDUCE, 1e9, shape)
+
+
+@pytest.mark.parametrize("name", ["mi300x-8gpu", "mi325x-8gpu", "mi355x-8gpu"])
+def test_amds_nodes_have_the_numbers_of_their_own_curves(name: str) -> None:
+    assert find_cluster(name).nccl.platform in packaged_calibration().tables
+
+
+@pytest.mark.parametrize("name", ["mi300x-8gpu", "mi355x-8gpu"])
+def test_a_few_bytes_between_two_nodes_of_amds(name: str) -> None:
+    """41 us on 16 MI308X at 1 KiB and 37 to 42 on 16 MI355X (data/validation/collectives.csv)."""
+    cluster = find_cluster(name)
+    system = cluster_system(cluster)
+    table = packaged_calibration().tables[cluster.nccl.platform]
+    nccl = Nccl(system, Settings.of({}), Factors(**table.numbers))
+    shape = Shape.regular(2, 8, system)
+    (seconds,) = nccl.seconds_of(Operation.ALL_REDUCE, [1024], shape)
+    assert 25e-6 < seconds < 60e-6

@@ -12,6 +12,9 @@ from mpisim.base.errors import InputError
 from mpisim.base.presets import normalized_name, packaged
 from mpisim.base.quantity import Quantity
 from mpisim.kernels import Gpu, find_gpu, gpu_names
+from mpisim.kernels.analytical import Analytical
+from mpisim.kernels.gpu_parameters import gpu_parameters
+from mpisim.kernels.operations import Gemm
 
 GPUS = "gpus.toml"
 FAMILIES = "gpu_families.toml"
@@ -223,3 +226,21 @@ def test_a_name_means_one_gpu() -> None:
 def test_a_gpu_that_is_not_here_is_not_mistaken_for_another() -> None:
     with pytest.raises(InputError, match="unknown GPU 'NVIDIA A100X'"):
         find_gpu("NVIDIA A100X")
+
+
+def test_boards_at_half_rate_are_those_of_nvidias_tables() -> None:
+    """Ampere GA102, Ada and RTX Blackwell whitepapers: accumulating in fp32, GeForce has half."""
+    slow = {each for each in gpu_names() if gpu_parameters(each).half_rate}
+    assert slow == {"rtx-2080-ti", "rtx-3090", "rtx-4090", "rtx-5090", "a10g", "l40"}
+
+
+def test_boards_at_half_rate_come_nearer_to_their_peak() -> None:
+    """161 TFLOP/s on an RTX 4090 in fp16: github:qhduan/transformers-benchmarks, 0.97 of peak."""
+    product = Gemm(8192, 8192, 8192, dtype="fp16", output="fp16")
+    shares = {}
+    for name in ("rtx-4090", "l40s"):
+        gpu = find_gpu(name)
+        seconds = Analytical(gpu, alone=True).estimate(product).duration * 1e-12
+        shares[name] = product.flops / seconds / gpu.peak("fp16").si
+    assert shares["l40s"] < shares["rtx-4090"] < 1
+    assert shares["rtx-4090"] == pytest.approx(161 / 165.2, rel=0.12)

@@ -62,6 +62,15 @@ class TestChoice:
         found = {n: chosen(H200, 1, n, 8 * GiB) for n in range(2, 9)}
         assert {n for n, each in found.items() if each.startswith("nvls")} == {5, 6, 7, 8}
 
+    def test_gathers_of_more_ranks_than_multicast_has_heads_have_none(self) -> None:
+        # src/enqueue.cc: not for `localRanks > NCCL_MAX_NVLS_ARITY`, 32, but for all-reduce.
+        rack = cluster_system(find_cluster("gb200-nvl72"))
+        for operation in (Operation.ALL_GATHER, Operation.REDUCE_SCATTER, ALL_REDUCE):
+            for per_node in (32, 36):
+                found = Nccl(rack).candidates(operation, MiB, Shape.regular(1, per_node, rack))
+                multicast = any(each.algorithm == "nvls" for each in found)
+                assert multicast == (per_node == 32 or operation is ALL_REDUCE)
+
     def test_gathers_on_one_node_use_rings(self) -> None:
         model, shape = Nccl(H200), Shape.regular(1, 8, H200)
         for operation in (Operation.ALL_GATHER, Operation.REDUCE_SCATTER):

@@ -150,7 +150,7 @@ def tiled_times(
         Seconds, one for each tiling.
     """
     peak = gpu.peaks[dtype]
-    rate = peak / gpu.sms * efficiency / (1 + _issue_overhead(gpu, dtype))
+    rate = peak / gpu.sms * _reached(gpu, dtype, efficiency) / (1 + _issue_overhead(gpu, dtype))
     # Of a GPU that is scaled products keep their efficiency: caches keep up with matrix units.
     loads = loading * OPERAND_BYTES[dtype] * gpu.chip_peaks[dtype] / 2 / gpu.l2_bandwidth
     ceil, _, _, maximum, _ = functions(m)
@@ -240,6 +240,18 @@ def _issue_overhead(gpu: GpuParameters, dtype: str) -> float:
         return 0.0
     _, many_lanes = gpu.design
     return ISSUE_OVERHEAD if many_lanes else 0.0
+
+
+def _reached(gpu: GpuParameters, dtype: str, efficiency: float) -> float:
+    """Return the share of the peak that arithmetic alone reaches on this GPU.
+
+    What matrix units wait for (operands from shared memory, instructions) is a time of the chip.
+    On a board whose units accumulate in fp32 at half of the chip's rate (GeForce, A10G, L40) it is
+    half as large a part: of 1/e - 1 beside each second of the units is left (1/e - 1) / 2.
+    """
+    if dtype == "fp32" or not gpu.half_rate or efficiency >= 1:
+        return efficiency
+    return 1 / (1 + (1 / efficiency - 1) / 2)
 
 
 def expected_time(times: Sequence[Any], choice: float) -> Any:

@@ -216,6 +216,11 @@ def _enabled_algorithms(
         without |= {"collnet-direct", "collnet-chain"} | ({"nvls"} if several else set())
     if system.intra != "nvswitch":
         without.add("collnet-direct")
+    if (
+        operation in _GATHER_SCATTER
+        and shape.max_per_node > constants.raw["channels"]["nvls-heads"]
+    ):
+        without.add("nvls")
     if operation in _GATHER_SCATTER and several and shape.nics < shape.max_per_node:
         without |= {"nvls", "collnet-direct"}
     if system.version < (2, 18):
