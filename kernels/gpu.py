@@ -94,6 +94,10 @@ class Gpu:
         Of that cache, where the architecture's rate a multiprocessor and clock does not hold.
     exponentials : Quantity, optional
         A clock and multiprocessor, where not 16.
+    product_rate : Quantity, optional
+        Share of the peak that the fastest products in tf32, fp16 and bf16 reach, relative to GPUs
+        with the same multiprocessors, where it is known to differ: GeForce cards multiply at half
+        the rate that the chip has elsewhere, and their power sustains that above the boost clock.
     nvlink : Quantity, optional
         Bandwidth of all links to other GPUs (NVLink, xGMI) together, one direction.
     power : Quantity, optional
@@ -145,6 +149,7 @@ class Gpu:
     l2: Quantity | None = None
     l2_bandwidth: Quantity | None = None
     exponentials: Quantity | None = None
+    product_rate: Quantity | None = None
     nvlink: Quantity | None = None
     power: Quantity | None = None
     confidence: Literal["cross-checked", "one source"] = "one source"

@@ -60,8 +60,8 @@ class GpuParameters:
     family : str
         Architecture.
     peaks : mapping of str to float
-        FLOP/s by number format, from the datasheet; in NVFP4 at most what products were measured to
-        reach over those in fp8.
+        FLOP/s by number format, from the datasheet; in tf32, fp16 and bf16 times
+        `Gpu.product_rate`, in NVFP4 at most what products were measured to reach over those in fp8.
     bandwidth : float
         B/s of its memory.
     pcie : float
@@ -216,7 +216,9 @@ def _names_by_title() -> dict[str, str]:
 
 def _peaks(gpu: Gpu) -> dict[str, float]:
     """Return FLOP/s by number format that rates of products are shares of."""
-    peaks = {each: gpu.peak(each).si for each in gpu.formats}
+    rate = gpu.product_rate.si if gpu.product_rate else 1.0
+    rates = dict.fromkeys(("tf32", "fp16", "bf16"), rate)
+    peaks = {each: gpu.peak(each).si * rates.get(each, 1.0) for each in gpu.formats}
     if "nvfp4" in peaks and "fp8" in peaks:
         peaks["nvfp4"] = min(peaks["nvfp4"], NVFP4_OVER_FP8 * peaks["fp8"])
     return peaks

@@ -11,7 +11,7 @@ from transformers import model, network, plan
 from mpisim.base.errors import InputError
 from mpisim.experiment import Transformer, model_counts
 from mpisim.kernels.operations import Attention
-from mpisim.memory.states import model_states, parameter_counts
+from mpisim.memory.states import gathered_parameters, model_states, parameter_counts
 from mpisim.workloads.data_parallel.buckets import chunk_parameters
 from mpisim.workloads.operators import Compute, Network, Parameter
 
@@ -145,6 +145,18 @@ def test_what_no_model_has(family: str, keys: dict[str, Any], message: str) -> N
         model(family, **COMMON, **keys)
 
 
-def test_frozen_parameters_are_not_sharded() -> None:
-    with pytest.raises(InputError, match="frozen parameters that are sharded"):
-        network(adapted(), plan(dp=4, zero=3, dp_style="fsdp"))
+@pytest.mark.parametrize("style", ["fsdp", "deepspeed"])
+def test_frozen_parameters_are_sharded_like_others(style: str) -> None:
+    keys = plan(dp=4, zero=3, precision="bf16", dp_style=style, prefetch=0)
+    counts = parameter_counts(network(adapted(), keys).layers)
+    states = model_states(counts, keys, {"shard": 4, "eshard": 4})
+    assert counts.held_root + sum(counts.held_units) == counts.total + counts.frozen
+    # FSDP keeps shards in fp32; DeepSpeed in the passes' format, with a copy of what it trains.
+    each = 4 if style == "fsdp" else 2
+    assert states.parameters == pytest.approx(each * (counts.total + counts.frozen) / 4, abs=16)
+    assert states.gradients == each * counts.total // 4
+    # The largest unit, gathered and copied out of the buffer; DeepSpeed may hold 1e9 elements.
+    root, unit = counts.held_root, counts.held_units[0]
+    fsdp = 2 * (root + unit + max(root, unit))
+    gathered = fsdp if style == "fsdp" else 2 * (counts.total + counts.frozen)
+    assert gathered_parameters(counts, keys) == gathered

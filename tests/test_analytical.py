@@ -110,6 +110,16 @@ def test_power_limits():
     assert GpuParameters.of(unlimited).name == "no limit known"
 
 
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    [("rtx-3090", 76.5), ("rtx-4090", 165), ("rtx-5090", 237), ("rtx-a6000", 123), ("a40", 122)],
+)
+def test_large_products_of_cards_with_half_the_rate(name: str, rate: float):
+    # TFLOP/s of torch.matmul in bf16 (github:zzc0721/torch-performance-test-data).
+    picoseconds = Analytical(find_gpu(name)).estimate(Gemm(8192, 8192, 8192)).duration
+    assert 2 * 8192**3 / picoseconds == pytest.approx(rate, rel=0.05)
+
+
 @given(share=st.floats(0.02, 3.0), more=st.floats(1.0, 2.0))
 def test_more_power_is_no_lower_a_clock(share: float, more: float):
     h100 = find_gpu("h100-sxm")

@@ -94,6 +94,27 @@ def test_volume_of_zero_3_as_published_where_nothing_is_kept(
     assert volume(again.program) == 2 * (3 * PSI + 3 * 1536)
 
 
+def test_frozen_parameters_are_gathered_and_have_no_gradients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two thirds are frozen: 2 Ψ of gathers stay, and a third of the gradients."""
+    frozen = tuple(
+        layer(name, Parameter("frozen weight", 1024, frozen=True), 512)
+        for name in ("embedding", "a", "b", "c", "head")
+    )
+    done = stepped(frozen, 4, precision_gradients="bf16", zero=3)
+    assert volume(done.program) == 2 * (2 * PSI - 2 * 1536 + PSI // 3)
+
+    from mpisim.workloads.data_parallel import frameworks, zero3
+
+    known = frameworks.frameworks()
+    none = replace(known.deepspeed.reuse, value=0)
+    bare = replace(known.deepspeed, reuse=none, persistent=none, prefetch=none)
+    monkeypatch.setattr(zero3, "frameworks", lambda: replace(known, deepspeed=bare))
+    done = stepped(frozen, 4, dp_style="deepspeed", zero=3)
+    assert volume(done.program) == 2 * (2 * PSI + PSI // 3)
+
+
 def test_zero_2_and_3_move_gradients_in_every_micro_batch() -> None:
     for plan, once, each in (
         ({"dp_style": "deepspeed", "zero": 1}, 3 * PSI, 0),

@@ -85,7 +85,7 @@ def test_names_and_aliases_are_each_one_profile() -> None:
     every = [word for each in profiles() for word in (each.name, *each.aliases)]
     assert len(every) == len(set(every))
     assert {"megatron-lm", "megatron-bridge", "nemo", "torchtitan", "deepspeed"} <= set(every)
-    assert {"megatron-deepspeed", "llm-foundry", "maxtext", "paxml", "ddp"} <= set(every)
+    assert {"megatron-deepspeed", "llm-foundry", "maxtext", "paxml", "t5x", "ddp"} <= set(every)
 
 
 @pytest.mark.parametrize(

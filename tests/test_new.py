@@ -358,10 +358,6 @@ def test_it_is_printed_or_written_and_never_over_a_file(run_mpisim: Run, tmp_pat
         (["--overwrite"], "--overwrite needs a file to write"),
         (["--config", "none.json"], "none.json: cannot be read: No such file"),
         (["--model", "no/such"], "no/such: cannot be read: No such file"),
-        (
-            ["--model", "Qwen/Qwen3-8B"],
-            "--model Qwen/Qwen3-8B: there is no such folder; the model is known as 'Qwen3-8B'",
-        ),
         (["--model", "qwen3-235b"], "(did you mean 'qwen3-235b-a22b'?)"),
         (["--config", "c", "--model", "m"], "argument --model: not allowed with argument --config"),
     ],

@@ -69,6 +69,22 @@ PUBLISHED = {
     "gpt2-medium": 354_823_168,
     "gpt2-large": 774_030_080,
     "gpt2-xl": 1_557_611_200,
+    "tinyllama-1.1b": 1_100_048_384,
+    "codellama-34b": 33_743_970_304,
+    "yi-34b": 34_388_917_248,
+    "internlm-7b": 7.32e9,
+    "olmo-2-7b": 7.3e9,
+    "olmo-2-13b": 13.7e9,
+    "olmo-2-32b": 32.2e9,
+    "smollm2-1.7b": 1_711_376_384,
+    "smollm3-3b": 3_075_098_624,
+    "qwen-1.8b": 1_836_828_672,
+    "qwen-7b": 7_721_324_544,
+    "qwen-14b": 14_167_290_880,
+    "qwen-72b": 72.3e9,
+    "pythia-1b": 1_011_781_632,
+    "pythia-2.8b": 2_775_208_960,
+    "gpt-j-6b": 6_050_882_784,
     "gpt3-175b": 174.6e9,
     "gpt3-22b": 22e9,
     "gpt3-530b": 529.6e9,
@@ -161,6 +177,30 @@ def test_parameters_are_the_published_ones(name: str) -> None:
     if model.family == "bert":  # nor the heads of BERT: a matrix, norm and biases, two classes
         counted -= model.hidden * (model.hidden + 5) + model.vocab + 2
     assert counted == pytest.approx(published, rel=0.03 if rounded else 0.0015)
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("ViT-B/16", "vit-b-16"),
+        ("ViT-g/14", "vit-g-14"),
+        ("ViT-G/14", "vit-big-g-14"),
+        ("GPT-2 XL", "gpt2-xl"),
+        ("GPT-2 124M", "gpt2"),
+        ("meta-llama/Llama-2-7b-hf", "llama-2-7b"),
+        ("Qwen/Qwen2.5-7B-Instruct", "qwen2-7b"),
+        ("bert-large-uncased", "bert-large"),
+        ("Mistral-7B-v0.1", "mistral-7b"),
+        ("T5-v1.1-base", "t5-v1.1-base"),
+    ],
+)
+def test_names_as_they_are_written_elsewhere(written: str, name: str) -> None:
+    assert find_model(written) == find_model(name)
+
+
+def test_a_hyphen_between_digits_tells_names_apart() -> None:
+    with pytest.raises(InputError, match="unknown model 'Llama-27B'"):
+        find_model("Llama-27B")
 
 
 NO_PRESET = re.compile(

@@ -3,7 +3,8 @@
 Both have the same form: one table a name. In packaged files the names are lower-case with hyphens,
 and a table may list `aliases`, the names that others use. A user's file holds one table. Names are
 found as tools print them, too: ``"NVIDIA H100 80GB HBM3"`` is the alias ``H100-80GB-HBM3``
-(`normalized_name`).
+(`normalized_name`), as `mpisim list` titles them (``"ViT-B/16"``), and however words and numbers
+are put together (``"GPT-2 XL"`` is ``gpt2-xl``).
 
 What takes more than a few lines has a folder, with one file a name; a user's file is like one of
 those, and the name is the file's.
@@ -147,13 +148,21 @@ def normalized_name(name: str) -> str:
     --------
     >>> normalized_name("NVIDIA H100 80GB HBM3"), normalized_name("Tesla V100-SXM2-16GB")
     ('h100-80gb-hbm3', 'v100-sxm2-16gb')
-    >>> normalized_name("AMD Instinct MI300X")
-    'mi300x'
+    >>> normalized_name("AMD Instinct MI300X"), normalized_name("ViT-B/16")
+    ('mi300x', 'vit-b-16')
     """
-    words = re.split(r"[\s_-]+", name.strip().casefold())
+    words = re.split(r"[\s_/-]+", name.strip().casefold())
     while len(words) > 1 and words[0] in MAKERS:
         del words[0]
     return "-".join(words)
+
+
+def _joined_name(name: str) -> str:
+    """Name → its normalized form, hyphens left out but between digits: ``gpt-2-xl``, ``gpt2xl``.
+
+    A hyphen between digits tells numbers apart: ``llama-2-7b`` is no ``llama-27b``.
+    """
+    return re.sub(r"(?<!\d)-|-(?!\d)", "", normalized_name(name))
 
 
 def match_name(
@@ -164,7 +173,8 @@ def match_name(
     Parameters
     ----------
     wanted : str
-        In any case of letters, or in any writing with the same `normalized_name` one.
+        A name or alias in any case of letters or in any writing with the same `normalized_name`,
+        or with words and numbers put together in another way; or a table's title.
     tables : mapping
         Tables by name, each perhaps with `aliases`.
     kind : str
@@ -181,10 +191,12 @@ def match_name(
     for name, table in tables.items():
         known |= {alias.casefold(): name for alias in table.get("aliases", ())}
     found = known.get(wanted.casefold())
-    if found is None:
-        found = {normalized_name(each): name for each, name in known.items()}.get(
-            normalized_name(wanted)
-        )
+    if found is None:  # in its own case: ViT-G/14 is not ViT-g/14
+        titles = {table["title"]: name for name, table in tables.items() if "title" in table}
+        found = titles.get(wanted.strip())
+    for written in (normalized_name, _joined_name):
+        if found is None:
+            found = {written(each): name for each, name in known.items()}.get(written(wanted))
     if found is None:
         family = INSTANCE.match(wanted.casefold())
         alike = [each for each in known if family is None or each.startswith(family[1])]

@@ -94,8 +94,6 @@ def run(args: argparse.Namespace) -> int:
     if args.overwrite and args.file is None:
         raise UsageError("--overwrite needs a file to write: mpisim new FILE")
     path = args.config or (args.model if _is_path(args.model) else None)
-    if path is not None and args.config is None and not Path(path).exists():
-        _check_name_of_hub(path)
     folder = Path(args.file or "").parent
     name = path or args.model
     framework = {
@@ -137,21 +135,22 @@ def _changes(texts: list[str]) -> dict[str, Any]:
     return found
 
 
-def _check_name_of_hub(name: str) -> None:
-    """Refuse a name of Hugging Face's hub, as Qwen/Qwen3-8B, whose model has a name here."""
+def _is_path(name: str) -> bool:
+    """Whether a model is named by a path: it has folders, or the ending of a config.json.
+
+    ``ViT-B/16`` and ``Qwen/Qwen3-8B`` are models, where there is no such folder.
+    """
     from ..experiment.model_presets import find_model
 
-    known = Path(name).name
+    if not name.endswith(".json") and Path(name).name == name:
+        return False
+    if Path(name).exists():
+        return True
     try:
-        find_model(known)
+        find_model(name)
     except InputError:
-        return
-    raise UsageError(f"--model {name}: there is no such folder; the model is known as {known!r}")
-
-
-def _is_path(name: str) -> bool:
-    """Whether a model is named by a path: it has folders, or the ending of a config.json."""
-    return name.endswith(".json") or Path(name).name != name
+        return True
+    return False
 
 
 def _write(text: str, args: argparse.Namespace) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from ..base.errors import InputError
 from ..base.presets import match_name, packaged
 from ..data import names
 
@@ -16,6 +19,13 @@ FOLDER = "models"
 
 DESCRIPTION = ("title", "source", "aliases")
 """Keys of a preset that are no keys of ``[model]``."""
+
+
+ORGANISATION = re.compile(r"^[\w.-]+/")
+"""What the name of a checkpoint begins with on Hugging Face: ``meta-llama/Llama-3.1-8B``."""
+
+CHECKPOINT = re.compile(r"([-_ ](hf|base|chat|instruct|it|uncased|cased|v0\.\d))+$", re.IGNORECASE)
+"""What it ends with, which says how it was trained or stored: its shape is the same without."""
 
 
 class ModelPreset(NamedTuple):
@@ -64,7 +74,8 @@ def find_model(name: str) -> dict[str, Any]:
     Parameters
     ----------
     name : str
-        A name or alias, in any case of letters.
+        A name, an alias or a title, in any case of letters, or that of a checkpoint on Hugging
+        Face (``meta-llama/Llama-2-7b-hf``).
 
     Returns
     -------
@@ -90,7 +101,15 @@ def find_model(name: str) -> dict[str, Any]:
 @cache
 def preset_name(name: str) -> str:
     """Name or alias of a published model → the name it is listed by; errors as of `find_model`."""
-    return match_name(name, _tables(), "model", "'mpisim list models' shows them")
+    tables, choices = _tables(), "'mpisim list models' shows them"
+    try:
+        return match_name(name, tables, "model", choices)
+    except InputError:
+        own = ORGANISATION.sub("", name, count=1)
+        for shorter in (own, CHECKPOINT.sub("", own)):
+            with suppress(InputError):
+                return match_name(shorter, tables, "model", choices)
+        raise
 
 
 @cache

@@ -153,7 +153,7 @@ def _data_parallel_groups(
 ) -> Iterator[str]:
     """Yield the groups on which gradients, parameters and the gradient's norm are exchanged."""
     held = (p for kind in _kinds(layers) for each in kind for p in each.parameters)
-    parameters = [p for p in held if not p.frozen]
+    parameters = [p for p in held if sharding(plan)[0] or not p.frozen]
     if any(not (p.expert or p.local) for p in parameters):
         names = ("shard", "replica") if any(sharding(plan)) else ("dp",)
         yield from (name for name in names if sizes[name] > 1)

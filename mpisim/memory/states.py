@@ -77,8 +77,11 @@ class ParameterCounts:
         Parameters of FSDP's root unit: embedding and head.
     units : tuple of int
         Parameters of FSDP's other units.
-    frozen : int
-        Parameters that are not trained (beside adapters): weights alone, never sharded.
+    frozen, frozen_experts : int
+        Parameters that are not trained (beside adapters), weights alone: all, and those of experts.
+    held_root : int
+    held_units : tuple of int
+        As `root` and `units`, with the frozen ones.
     """
 
     dense: int
@@ -88,6 +91,9 @@ class ParameterCounts:
     root: int
     units: tuple[int, ...]
     frozen: int = 0
+    frozen_experts: int = 0
+    held_root: int = 0
+    held_units: tuple[int, ...] = ()
 
     @property
     def total(self) -> int:
@@ -96,7 +102,15 @@ class ParameterCounts:
 
     def sharded(self, sizes: Mapping[str, int]) -> int:
         """Return how many of the common parameters one rank has where ranks shard them."""
-        return -(-self.dense // sizes["shard"]) + -(-self.experts // sizes["eshard"])
+        return _share(self.dense, self.experts, sizes)
+
+    def frozen_share(self, sizes: Mapping[str, int]) -> int:
+        """Return how many of the frozen parameters one rank has where ranks shard them."""
+        return _share(self.frozen - self.frozen_experts, self.frozen_experts, sizes)
+
+
+def _share(dense: int, experts: int, sizes: Mapping[str, int]) -> int:
+    return -(-dense // sizes["shard"]) + -(-experts // sizes["eshard"])
 
 
 def parameter_counts(
@@ -135,6 +149,9 @@ def parameter_counts(
         root=_common(ends),
         units=tuple(map(_common, units)),
         frozen=sum(one.frozen for one in each),
+        frozen_experts=sum(one.frozen_experts for one in each),
+        held_root=_held(ends),
+        held_units=tuple(map(_held, units)),
     )
 
 
@@ -147,6 +164,7 @@ class _OfOperators(NamedTuple):
     quantised: int
     tied: tuple[Parameter, ...]
     frozen: int
+    frozen_experts: int
 
     @classmethod
     def of(cls, operators: Sequence[Operator]) -> _OfOperators:
@@ -159,6 +177,7 @@ class _OfOperators(NamedTuple):
             quantised=_quantised(operators),
             tied=tuple(each for each in found if each.tied and not (each.local or each.frozen)),
             frozen=sum(each.size for each in found if each.frozen),
+            frozen_experts=sum(each.size for each in found if each.frozen and each.expert),
         )
 
 
@@ -166,6 +185,11 @@ def _common(layers: Sequence[_OfOperators]) -> int:
     """Return the parameters of layers that data-parallel ranks have in common."""
     own = sum(each.dense + each.experts for each in layers)
     return own + _tied(layers, expert=False) + _tied(layers, expert=True)
+
+
+def _held(layers: Sequence[_OfOperators]) -> int:
+    """Return the same with the frozen ones."""
+    return _common(layers) + sum(each.frozen for each in layers)
 
 
 def _tied(layers: Sequence[_OfOperators], *, expert: bool) -> int:
@@ -289,9 +313,12 @@ def model_states(counts: ParameterCounts, plan: Plan, sizes: Mapping[str, int]) 
     of_parameters, of_gradients, of_optimizer = (
         share if sharded else counts.total for sharded in sharding(plan)
     )
-    local = _weight_bytes(plan) * (counts.local + counts.frozen)
+    frozen = _weight_bytes(plan) * counts.frozen
+    if sharding(plan)[0]:
+        frozen = each.weight * counts.frozen_share(sizes)
+    own = frozen + _weight_bytes(plan) * counts.local
     return ModelStates(
-        each.weight * of_parameters + local + _quantised_copies(counts, plan),
+        each.weight * of_parameters + own + _quantised_copies(counts, plan),
         each.gradient * of_gradients,
         each.optimizer * of_optimizer + FP32 * OPTIMIZER_STATES[plan.optimizer] * counts.local,
     )
@@ -340,15 +367,17 @@ def gathered_parameters(counts: ParameterCounts, plan: Plan) -> int:
     """
     weight = _weight_bytes(plan)
     if framework(plan) == "deepspeed" and plan.zero == 3:
-        return min(weight * counts.total, weight * round(frameworks().deepspeed.live.si))
+        held = counts.total + counts.frozen
+        return min(weight * held, weight * round(frameworks().deepspeed.live.si))
     if framework(plan) != "fsdp":
         return 0
     ahead = 1 + plan.framework.prefetch
-    most = max((sum(counts.units[i : i + ahead]) for i in range(len(counts.units))), default=0)
-    copied = 0 if plan.framework.flat_shards else max(counts.root, most)
+    root, units = counts.held_root, counts.held_units
+    most = max((sum(units[i : i + ahead]) for i in range(len(units))), default=0)
+    copied = 0 if plan.framework.flat_shards else max(root, most)
     if plan.zero == 2 or not plan.framework.reshard_after_forward:
-        most = sum(counts.units)
-    return weight * (counts.root + most + copied)
+        most = sum(units)
+    return weight * (root + most + copied)
 
 
 def gradient_buckets(counts: ParameterCounts, plan: Plan, sizes: Mapping[str, int]) -> int:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ...base.errors import InputError
-from ...base.presets import packaged_folder
-from ...kernels import find_gpu
+from ...base.presets import find_file, packaged_folder
+from ...kernels import gpu_name
 from .rows import Row
 from .settings import ClusterFor, Settings, assigned
 
@@ -48,7 +48,12 @@ def choose(row: Row, source: str, settings: Settings) -> Chosen:
         If there is none with its GPU, or none whose nodes have as many as the row's.
     """
     gpu, gpus = row.texts["gpu"], row.integers["num_gpus"]
-    fitting = [each for each in settings.clusters if each.gpu == gpu]
+    named = row.keys.get("cluster.preset")
+    if named is not None:
+        fitting = [_packaged(gpu, named, find_file(named, "clusters", "cluster").table)]
+    else:
+        fitting = [each for each in settings.clusters if each.gpu == gpu]
+        fitting = fitting or _of_gpu(gpu, gpus, settings)
     fitting = [each for each in fitting if source in each.sources] or [
         each for each in fitting if not each.sources
     ]
@@ -88,14 +93,27 @@ def choose(row: Row, source: str, settings: Settings) -> Chosen:
     return Chosen(keys, tuple(assumed))
 
 
+def _of_gpu(gpu: str, gpus: int, settings: Settings) -> list[ClusterFor]:
+    """GPU by any of its names → the settings' clusters with it; for several, packaged ones."""
+    name = gpu_name(gpu)
+    found = [each for each in settings.clusters if gpu_name(each.gpu) == name]
+    if found or gpus == 1:
+        return found
+    presets = packaged_folder("clusters").items()
+    return [_packaged(gpu, preset, table) for preset, table in presets if table["gpu"] == name]
+
+
+def _packaged(gpu: str, preset: str, table: Mapping[str, Any]) -> ClusterFor:
+    """Name of a cluster and contents of its file → what a row may be compared with."""
+    node = table.get("node", {})
+    network = node["nics"] * node["nic_bandwidth"]["value"] if "nics" in node else 0
+    return ClusterFor(gpu, preset, table["gpus_per_node"], int(network))
+
+
 def _alone(gpu: str, gpus: int) -> Chosen:
     """One GPU that no cluster has, in a node of another."""
-    try:
-        find_gpu(gpu)
-    except InputError as error:
-        raise InputError(f"no GPU {gpu}") from error
     if gpus > 1:
-        raise InputError(f"no cluster of {gpu}")
+        raise InputError(f"no cluster of {gpu}; column cluster.preset can name one")
     keys = {"cluster.preset": ANY, "cluster.nodes": 1, "cluster.gpus": 1, "kernels.gpu": gpu}
     return Chosen(keys, (f"host of {ANY} (one {gpu})",))
 
@@ -103,5 +121,5 @@ def _alone(gpu: str, gpus: int) -> Chosen:
 def _nodes(best: ClusterFor) -> tuple[dict[str, Any], int]:
     """Return keys that change a preset, and the GPUs of a node with them."""
     changes = dict(assigned(each) for each in best.changes)
-    per_node = packaged_folder("clusters")[best.preset]["gpus_per_node"]
+    per_node = find_file(best.preset, "clusters", "cluster").table["gpus_per_node"]
     return changes, int(changes.get("cluster.gpus_per_node", per_node))

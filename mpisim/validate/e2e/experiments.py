@@ -73,6 +73,9 @@ hinges on what is not modelled."""
 SUFFIXES = (" SFT", "-proxy")
 """What follows the name of a model when it is trained otherwise, or cut to fewer layers."""
 
+ADAPTERS = (" LoRA", " lora")
+"""What follows it when low-rank adapters are trained beside it."""
+
 
 @frozen
 class Mapped:
@@ -201,9 +204,10 @@ def _mapped(
         if stated.get(key) != value and key != RECOMPUTE_SHARE
     ]
     chosen = choose(row, source, settings)
-    keys |= chosen.keys
+    keys = {**keys, **{key: value for key, value in chosen.keys.items() if key not in row.keys}}
     defaults += chosen.assumed
     defaults += _settle(keys, row, base)
+    _check_adapters(keys, row)
     _settle_framework(keys, profiles)
     table = nested(dict(sorted(keys.items())))
     text = f"title = {toml_value(row.texts['model'])}\n" + toml_table(table)
@@ -241,7 +245,7 @@ def unnamed(model: str) -> bool:
 def _name(row: Row) -> str:
     """Return the name of a row's model, without what follows it."""
     name = row.texts["model"]
-    for suffix in SUFFIXES:
+    for suffix in (*SUFFIXES, *ADAPTERS):
         name = name.partition(suffix)[0]
     return name
 
@@ -284,6 +288,7 @@ def _stated(row: Row, preset: str | None, base: Mapping[str, Any]) -> dict[str, 
             value = known.get(column, "")
             if value != "" and (transformer or table == "plan"):
                 found[f"{table}.{key}"] = value
+    found |= dict(assigned(f"{key}={text}") for key, text in row.keys.items())
     if preset is None:
         for key in ("model.seq_len", "model.hidden"):
             if key not in found:
@@ -351,6 +356,15 @@ def _settle(keys: dict[str, Any], row: Row, base: Mapping[str, Any]) -> list[str
         keys["plan.recompute.layers"] = max(1, round(share * _count(keys, base) / parts))
     keys["run.allow_oom"] = True  # it was run, so it fitted
     return filled
+
+
+def _check_adapters(keys: Mapping[str, Any], row: Row) -> None:
+    """Refuse a model with adapters of no stated rank: it would be trained in full."""
+    name = row.texts["model"].casefold()
+    if "qlora" in name:
+        raise InputError("frozen weights of 4 bits (QLoRA) are not modelled")
+    if "lora" in name and "model.lora_rank" not in keys:
+        raise InputError("the rank of its LoRA is not stated: column model.lora_rank")
 
 
 def _named_framework(row: Row) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import field
 from pathlib import Path
 
 from ...base.csv_files import CsvRow, read_table
@@ -58,6 +59,9 @@ TEXTS = (
 COLUMNS = (*TEXTS, *INTEGERS, *NUMBERS, *FLAGS)
 """What a table may have; other columns are kept, and not looked at."""
 
+TABLES = ("model", "plan", "framework", "cluster", "kernels", "network", "overlap", "variation")
+"""Tables of an experiment of which a column may state a key: ``model.lora_rank``."""
+
 NEEDED = ("id", "model", "gpu", "num_gpus", "trust", "step_time_ms")
 """Columns that no table can do without."""
 
@@ -80,6 +84,8 @@ class Row:
         The columns `INTEGERS` that are not blank; of micro-batches only whole ones.
     flags : mapping of str to bool
         The columns `FLAGS` that are not blank.
+    keys : mapping of str to str
+        The columns that are named like keys of an experiment (`TABLES`) and are not blank.
     """
 
     where: str
@@ -87,6 +93,7 @@ class Row:
     numbers: Mapping[str, float]
     integers: Mapping[str, int]
     flags: Mapping[str, bool]
+    keys: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -141,6 +148,13 @@ def _check_headings(headings: list[str], path: str | Path) -> None:
                 f"{path}: there is no column {name!r}{near}; it needs {', '.join(NEEDED)}, and "
                 "may have those of docs/accuracy.md"
             )
+    for name in others:
+        table, dot, _ = name.partition(".")
+        if dot and table not in TABLES:
+            raise InputError(
+                f"{path}: column {name!r} is no key of an experiment{nearest(table, TABLES)}; "
+                f"tables: {', '.join(TABLES)}"
+            )
 
 
 def _row(cells: CsvRow, where: str) -> Row:
@@ -170,7 +184,8 @@ def _row(cells: CsvRow, where: str) -> Row:
             )
         if texts[name]:
             flags[name] = texts[name] == "True"
-    return Row(where, texts, numbers, integers, flags)
+    keys = {name: text for name, text in texts.items() if text and "." in name}
+    return Row(where, texts, numbers, integers, flags, keys)
 
 
 def _number(text: str, name: str, where: str) -> float:

@@ -58,19 +58,27 @@ class ChunkParameter:
         return self.layer, self.operator
 
 
-def chunk_parameters(layers: Sequence[Layer]) -> tuple[ChunkParameter, ...]:
-    """Layers of a chunk → their parameters in order of registration, no local or frozen ones.
+def chunk_parameters(
+    layers: Sequence[Layer], *, frozen: bool = False
+) -> tuple[ChunkParameter, ...]:
+    """Layers of a chunk → their parameters in order of registration, no local ones.
 
     A matrix that two layers of the chunk share (tied embeddings without a pipeline) is registered
     once, with the first: its gradient is complete when the backward has come there. A parameter
-    that this rank alone holds (`Parameter.local`) is left out, and so is a frozen one.
+    that this rank alone holds (`Parameter.local`) is left out, and so is a frozen one by default.
+
+    Parameters
+    ----------
+    layers : sequence of Layer
+    frozen : bool
+        Whether frozen ones count, too.
     """
     found: list[ChunkParameter] = []
     tied: set[int] = set()
     for i, layer in enumerate(layers):
         for j, operator in enumerate(layer.operators):
             for parameter in operator.parameters:
-                if parameter.local or parameter.frozen:
+                if parameter.local or (parameter.frozen and not frozen):
                     continue
                 if parameter.tied and parameter.size in tied:
                     continue

@@ -24,6 +24,9 @@ kernels of the current one are launched, so before its gradients are reduced
 ``set_modules_to_forward_prefetch``). Kernels wait for the gradients of the unit before last, whose
 buffer is needed again (``post_backward``). Collectives of a group run one after another.
 
+Frozen parameters, those beside adapters, are gathered like others, and have no gradients to reduce
+(``FSDPParamGroup.post_backward`` takes what has a gradient).
+
 zero = 2 keeps units gathered until their backward (``reshard_after_forward=False``), `zero_group`
 reduces shards over replicas besides (hybrid sharding). Every micro-batch reduces, and waits for it
 at the end of its backward.
@@ -45,7 +48,7 @@ from ...experiment.plan import Style
 from ...program import Operation
 from ..blocks import BlockBuilder
 from ..operators import Communicate, Compute
-from .buckets import ChunkParameter, padded
+from .buckets import ChunkParameter, chunk_parameters, padded
 from .strategy import Strategy, collective
 
 __all__ = ["Fsdp", "GatherState", "ReduceState", "Unit"]
@@ -61,6 +64,8 @@ class Unit:
         Layers of the chunk.
     dense, experts : int
         Elements of the parameters, padding included; 0 where there are none.
+    trained : tuple of int
+        The same of those that are not frozen: dense ones, and of experts.
     head : bool
         Whether it is what comes after the blocks.
     """
@@ -69,12 +74,18 @@ class Unit:
     last: int
     dense: int
     experts: int
+    trained: tuple[int, int] = (0, 0)
     head: bool = False
 
     @property
     def kinds(self) -> list[tuple[bool, int]]:
         """Kinds of parameters that it has: whether of experts, and their elements."""
         return [(kind, size) for kind, size in ((False, self.dense), (True, self.experts)) if size]
+
+    @property
+    def reduced(self) -> list[tuple[bool, int]]:
+        """The same of parameters that have gradients."""
+        return [(bool(kind), size) for kind, size in enumerate(self.trained) if size]
 
 
 @dataclass
@@ -124,7 +135,8 @@ class Fsdp(Strategy):
 
     def _prepare(self) -> None:
         roots, units = [], []
-        for layers, parameters in zip(self.chunks, self.parameters, strict=True):
+        for layers in self.chunks:
+            parameters = chunk_parameters(layers, frozen=True)
             blocks = [i for i, layer in enumerate(layers) if layer.role == "block"]
             size = self.plan.framework.wrap_layers
             wraps = [blocks[i : i + size] for i in range(0, len(blocks), size)]
@@ -144,11 +156,13 @@ class Fsdp(Strategy):
         self._reducing = [ReduceState() for _ in self.chunks]
 
     def _unit(self, layers: Sequence[int], parameters: Sequence[ChunkParameter]) -> Unit:
-        sizes = [0, 0]
+        sizes, trained = [0, 0], [0, 0]
         for each in parameters:
             if each.layer in layers:
-                sizes[each.expert] += padded(each.size, self.shard_ranks(each.expert))
-        return Unit(layers[0], layers[-1], sizes[0], sizes[1])
+                size = padded(each.size, self.shard_ranks(each.expert))
+                sizes[each.expert] += size
+                trained[each.expert] += 0 if each.parameter.frozen else size
+        return Unit(layers[0], layers[-1], sizes[0], sizes[1], (trained[0], trained[1]))
 
     @property
     def _reshards(self) -> bool:
@@ -279,7 +293,7 @@ class Fsdp(Strategy):
             Not read: every backward reduces.
         """
         state = self._reducing[chunk]
-        units = [unit for unit in (*self.units[chunk], self.roots[chunk]) if unit.kinds]
+        units = [unit for unit in (*self.units[chunk], self.roots[chunk]) if unit.reduced]
         for unit in units:
             if unit.first == layer:
                 self._reduce(block, state, unit)
@@ -290,15 +304,15 @@ class Fsdp(Strategy):
     def _reduce(self, block: BlockBuilder, state: ReduceState, unit: Unit) -> None:
         in_parts = unit.head and self._chunks_of_loss > 1
         if in_parts and self.gradient_size != self.weight_size:
-            cast = (self.weight_size + self.gradient_size) * unit.dense
+            cast = (self.weight_size + self.gradient_size) * unit.trained[False]
             block.compute(Compute("gradient cast", Elementwise(cast)))
         for _ in range(self._chunks_of_loss - 1 if in_parts else 0):
-            traffic = (self.weight_size + 2 * self.gradient_size) * unit.dense
+            traffic = (self.weight_size + 2 * self.gradient_size) * unit.trained[False]
             block.compute(Compute("gradient accumulation", Elementwise(traffic)))
         block.await_next(state.latest)
         state.latest = []
         computed = self.gradient_size if in_parts else self._computed_gradient_size
-        for expert, size in unit.kinds:
+        for expert, size in unit.reduced:
             if not self.plan.framework.flat_shards:
                 traffic = (computed + self.gradient_size) * size
                 block.compute(Compute("copy gradients in", Elementwise(traffic)))

@@ -49,9 +49,9 @@ class _PipelinedFsdp(Fsdp):
     def _accumulate(self, block: BlockBuilder, chunk: int, layer: int) -> list[Unit]:
         """Add a layer's gradients to those of the micro-batches before; return its units."""
         *units, root = *self.units[chunk], self.roots[chunk]
-        found = [unit for unit in (*units, root) if unit.kinds and unit.first == layer]
+        found = [unit for unit in (*units, root) if unit.reduced and unit.first == layer]
         for unit in found:
-            for _, size in unit.kinds:
+            for _, size in unit.reduced:
                 traffic = (self.weight_size + 2 * self.gradient_size) * size
                 block.compute(Compute("gradient accumulation", Elementwise(traffic)))
         return found
@@ -202,7 +202,7 @@ class PyTorchPipeline(_PipelinedFsdp):
             state = self._reducing[chunk]
             root, *units = self.roots[chunk], *self.units[chunk]
             for unit in (*units, root):
-                if unit.kinds:
+                if unit.reduced:
                     self._reduce(block, state, unit)
             block.await_next(state.all)
             self._reducing[chunk] = ReduceState()

@@ -10,6 +10,8 @@ them (``PartitionedParameterCoordinator``, deepspeed/runtime/zero/partitioned_pa
 a module's parameters are freed after it unless they are used again soon. `fetches` plays the
 coordinator through for one micro-batch; `Zero3` writes what it gathers.
 
+Frozen parameters, those beside adapters, are spread and gathered like others, and in no bucket.
+
 With `zero_group` it is MiCS (deepspeed/runtime/zero/mics.py, arXiv:2205.00119): everything is
 spread over so many ranks, and in the last micro-batch shards of gradients are reduced over the
 replicas.
@@ -18,14 +20,14 @@ replicas.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from itertools import accumulate
 
 from ...base.frozen import frozen
 from ...program import Operation
 from ..blocks import BlockBuilder
-from .buckets import Bucket, ChunkParameter, of_kind, padded
+from .buckets import Bucket, ChunkParameter, chunk_parameters, of_kind, padded
 from .deepspeed import DeepSpeed
 from .frameworks import frameworks
 from .strategy import collective
@@ -165,12 +167,17 @@ class Zero3(DeepSpeed):
             reuse=int(defaults.reuse.si),
             persistent=int(defaults.persistent.si),
         )
+        self._held = tuple(chunk_parameters(layers, frozen=True) for layers in self.chunks)
         self._tied = {
             (chunk, each.size): each
-            for chunk, parameters in enumerate(self.parameters)
+            for chunk, parameters in enumerate(self._held)
             for each in parameters
             if each.parameter.tied
         }
+        self._held_by: defaultdict[tuple[int, int, int], list[ChunkParameter]] = defaultdict(list)
+        for chunk, parameters in enumerate(self._held):
+            for each in parameters:
+                self._held_by[chunk, each.layer, each.operator].append(each)
         self.fetches = tuple(self._fetches(chunk) for chunk in range(len(self.chunks)))
         self._latest: list[int] = []
 
@@ -194,7 +201,7 @@ class Zero3(DeepSpeed):
 
     def _used(self, chunk: int, layer: int, operator: int) -> list[ChunkParameter]:
         """Parameters that an operator uses, a matrix it shares with another one included."""
-        found = self.of_operator[chunk, layer, operator][::-1]
+        found = list(self._held_by[chunk, layer, operator])
         for parameter in self.chunks[chunk][layer].operators[operator].parameters:
             tied = self._tied.get((chunk, parameter.size)) if parameter.tied else None
             if tied is not None and tied not in found:
@@ -330,7 +337,7 @@ class Zero3(DeepSpeed):
         for expert in (False, True):
             kept = [
                 each
-                for chunk in self.parameters
+                for chunk in self._held
                 for each in of_kind(chunk, expert)
                 if each.size <= self.limits.persistent
             ]

@@ -263,11 +263,6 @@ class Shapes:
                 f"{model.memory}: shifted "
                 "scores need 'eager'"
             )
-        if model.lora_rank and plan.zero == 3:
-            raise InputError(
-                "model.lora_rank is given with plan.zero = 3: frozen parameters that are sharded "
-                "are not modelled"
-            )
 
     def _check_length(self, key: str, length: int) -> None:
         tp, cp = self.grid.tp, self.grid.cp

@@ -1,0 +1,72 @@
+"""Published steps of `data/validation/steps.csv`: times follow from what the sources print, halves
+from names alone, and every row is an experiment."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mpisim.validate.e2e import Mapped, Row, experiment_of, read
+from mpisim.validate.e2e import settings as declared
+
+ROWS = read(Path(__file__).parents[1] / "data/validation/steps.csv")
+
+
+def _tokens(row: Row) -> int:
+    return row.integers["global_batch"] * row.integers["seq_len"]
+
+
+SECONDS: dict[str, Callable[[Row, float], float]] = {
+    "ms": lambda _, value: value / 1e3,
+    "s/it": lambda _, value: value,
+    "images/s": lambda row, value: row.integers["global_batch"] / value,
+    "samples/s": lambda row, value: row.integers["global_batch"] / value,
+    "sequences/s": lambda row, value: row.integers["global_batch"] / value,
+    "tokens/s": lambda row, value: _tokens(row) / value,
+    "tokens/s/GPU": lambda row, value: _tokens(row) / row.integers["num_gpus"] / value,
+    "minutes of 19,560 steps": lambda _, value: 60 * value / 19560,
+    "hours of 32,000 steps": lambda _, value: 3600 * value / 32000,
+    "hours of 71,680 steps": lambda _, value: 3600 * value / 71680,
+    "days of 600,000 steps": lambda _, value: 86400 * value / 600000,
+}
+
+
+def _gpt2_xl_flops_per_token() -> float:
+    """By the script's own formula: 6 N + 12 L H Q T, with embeddings of words and positions."""
+    layers, hidden, vocabulary, length = 48, 1600, 50304, 1024
+    block = 12 * hidden**2 + 13 * hidden
+    parameters = layers * block + (vocabulary + length) * hidden + 2 * hidden
+    return 6 * parameters + 12 * layers * hidden * length
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row.id for row in ROWS])
+def test_times_follow_from_what_the_source_prints(row: Row) -> None:
+    value, unit = float(row.texts["measured_value"]), row.texts["unit"]
+    if unit == "TFLOP/s/GPU":
+        seconds = (
+            _tokens(row) / row.integers["num_gpus"] * _gpt2_xl_flops_per_token() / (value * 1e12)
+        )
+    else:
+        seconds = SECONDS[unit](row, value)
+    assert row.numbers["step_time_ms"] == pytest.approx(1e3 * seconds, rel=1e-5)
+    assert row.texts["source"]
+
+
+def test_halves_are_drawn_by_name() -> None:
+    for row in ROWS:
+        even = int(hashlib.sha256(row.id.encode()).hexdigest(), 16) % 2 == 0
+        assert row.texts["half"] == ("causes" if even else "held back")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row.id for row in ROWS])
+def test_every_row_is_an_experiment(row: Row) -> None:
+    found = experiment_of(row, declared())
+    assert isinstance(found, Mapped), found.why
+    gpus, experiment = row.integers["num_gpus"], found.experiment
+    plan = experiment.plan
+    stated = row.integers.get("dp")
+    assert stated is None or gpus == stated * plan.tp * plan.pp
+    assert plan.global_batch == row.integers["global_batch"]
