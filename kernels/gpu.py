@@ -95,9 +95,9 @@ class Gpu:
     exponentials : Quantity, optional
         A clock and multiprocessor, where not 16.
     product_rate : Quantity, optional
-        Share of the peak that the fastest products in tf32, fp16 and bf16 reach, relative to GPUs
-        with the same multiprocessors, where it is known to differ: GeForce cards multiply at half
-        the rate that the chip has elsewhere, and their power sustains that above the boost clock.
+        Rate of the fastest products in tf32, fp16 and bf16, relative to that at the datasheet's
+        clock, where it is known to differ: GeForce cards multiply at half the rate that the chip
+        has elsewhere, and their power sustains that above the boost clock.
     nvlink : Quantity, optional
         Bandwidth of all links to other GPUs (NVLink, xGMI) together, one direction.
     power : Quantity, optional

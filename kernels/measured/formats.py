@@ -281,7 +281,8 @@ def _cell_value(text: str, hint: Any, name: str) -> Any:
 
 def _collected(row: CsvRow) -> MeasuredKernel:
     kernel = collected_kernel(row)
-    return MeasuredKernel(row["gpu"], row["operation"], kernel, row.number("median_us") * 1e-6)
+    seconds = row.number("median_us") * 1e-6
+    return MeasuredKernel(row["gpu"], row["operation"], kernel, seconds, row.get("split") or None)
 
 
 FORMATS = (
