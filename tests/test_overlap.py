@@ -31,7 +31,7 @@ from mpisim.overlap.timeline import (
     slowed_kernels,
 )
 from mpisim.prediction.network import network_of
-from mpisim.program import Kind, Operation, Program, ProgramBuilder
+from mpisim.program import Flag, Kind, Operation, Program, ProgramBuilder
 from mpisim.simulate import simulate
 from mpisim.topo import AlphaBeta, Network, find_cluster
 
@@ -197,6 +197,20 @@ def test_a_send_that_fits_into_buffers_waits_for_no_receiver(
     # Half as fast beside what moves data; at 1 / 1.5 beside what waits, all the time.
     taken = lasting + moved / 2 if is_buffered else 1.5 * lasting
     assert ends(found.run, 0)[1] == (0, pytest.approx(taken, rel=1e-3))
+
+
+@pytest.mark.parametrize(("flags", "taken"), [(Flag.NONE, 16), (Flag.COPY_ENGINE, 1)])
+def test_multiprocessors_of_a_copy_engine(flags: Flag, taken: int) -> None:
+    """NCCL: 16 channels to a peer; a copy engine: a block that waits."""
+    builder = ProgramBuilder()
+    pair = builder.communicator((0, 1))
+    for kind in (Kind.SEND, Kind.RECV):
+        table = builder.table()
+        table.point_to_point(kind, 0, 1, 1 << 24, flags=flags)
+        builder.add_rank(builder.add_table(table.build()), [pair])
+    network = network_of(find_cluster("dgx-h100"), 1)
+    kernels = CommunicationKernels(builder.build(), network, packaged_constants())
+    assert [kernels.of(rank).taken.tolist() for rank in (0, 1)] == [[taken], [taken]]
 
 
 def test_passes_run_out() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.slowdown import SlowdownConstants
-from ..program import UNPRICED, Kind, Operation, Program, Table
+from ..program import UNPRICED, Flag, Kind, Operation, Program, Table
 from ..topo import Network
 from ..topo.nccl.point_to_point import SEND_OPERATIONS as SENDS
 from ..topo.network import bus_factor
@@ -35,7 +35,7 @@ class CommunicationKernel(NamedTuple):
     algorithm, protocol : str
         NCCL's; empty if the network's model has none.
     channels : int
-        Thread blocks, one a channel.
+        Thread blocks, one a channel; where a copy engine moves the data, the one that waits.
     traffic : float
         Bytes read from and written to the GPU's memory.
     alone : int
@@ -127,7 +127,7 @@ class CommunicationKernels:
         )
         self._sizes = groups.sizes
         self.distinct: list[CommunicationKernel] = []
-        self._entry: dict[tuple[int, int, int, int], int] = {}
+        self._entry: dict[tuple[int, int, int, int, int], int] = {}
         self._of_key: dict[tuple[int, bytes], RankCommunications] = {}
         self._key_of_rank: dict[int, tuple[int, bytes]] = {}
 
@@ -152,7 +152,8 @@ class CommunicationKernels:
     def _look_up(self, table: Table, kinds: Ints) -> RankCommunications:
         rows = np.flatnonzero(table.is_communication)
         slot = table.slot[rows]
-        keys = (table.operation[rows], table.bytes[rows], *kinds[:, slot])
+        is_copied = table.flags[rows] & Flag.COPY_ENGINE
+        keys = (table.operation[rows], table.bytes[rows], *kinds[:, slot], is_copied)
         first, entry = distinct_rows(*keys)
         distinct = np.stack([column[first] for column in keys], axis=1).astype(np.int64)
         numbers = [self._number(tuple(each)) for each in distinct.tolist()]
@@ -176,11 +177,13 @@ class CommunicationKernels:
     def _taken(self, kernel: CommunicationKernel) -> int:
         return round(kernel.channels * self.constants.block.si)
 
-    def _number(self, key: tuple[int, int, int, int]) -> int:
+    def _number(self, key: tuple[int, int, int, int, int]) -> int:
         if key not in self._entry:
             self._entry[key] = len(self.distinct)
-            operation, size, label, ranks = key
+            operation, size, label, ranks, is_copied = key
             kernel = self._kernel(Operation(operation), size, self._class[label], ranks)
+            if is_copied:
+                kernel = kernel._replace(channels=1)
             self.distinct.append(kernel)
         return self._entry[key]
 
