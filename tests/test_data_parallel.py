@@ -6,6 +6,7 @@ import pytest
 from plans import plan_of
 from sharing import layer, stepped, told
 
+from mpisim.program import Operation
 from mpisim.workloads.data_parallel import make_strategy
 from mpisim.workloads.data_parallel.buckets import buckets_closed_after, chunk_parameters
 from mpisim.workloads.data_parallel.megatron import Megatron
@@ -239,6 +240,26 @@ def test_distributed_optimizer_without_overlap() -> None:
         *END[1:],
         "parameter all-gather [dp 768] < convert weights",
     ]
+
+
+@pytest.mark.parametrize(
+    ("plan", "gathered"),
+    [
+        ({"fp8_params": True, "fp8_scaling": "delayed"}, [2 * 128, 1 * 256, 2 * 384]),
+        ({"fp8_params": True, "fp8_scaling": "current"}, [2 * 128, 1 * 256, 2 * 384]),
+        ({"fp8_params": True, "fp8_scaling": "blocks"}, [2 * 128, 2 * 256, 2 * 384]),
+        ({"fp8_params": False}, [2 * 128, 2 * 256, 2 * 384]),
+    ],
+    ids=str,
+)
+def test_weights_of_products_in_fp8_are_gathered_in_fp8(
+    plan: dict[str, object], gathered: list[int]
+) -> None:
+    """Those of the block; embedding and head multiply in 16 bits."""
+    net = (layer("embedding", 128), layer("a", 256), layer("head", 384))
+    keys = {"dp_style": "megatron", "zero": 1, "bucket": 100, "precision": "fp8", **plan}
+    table = stepped(net, 2, **keys).program.table_of(0)
+    assert table.bytes[table.operation == Operation.ALL_GATHER].tolist() == gathered
 
 
 def test_only_the_last_backward_reduces_and_only_the_first_forward_gathers() -> None:

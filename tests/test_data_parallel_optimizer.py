@@ -336,3 +336,15 @@ def test_weights_are_cast_once_a_step(plan: dict[str, object], each: int | None)
     assert ("cast weights" in found) is (each is not None)
     if each is not None:
         assert table.duration[found["cast weights"]] == each * 40  # one ps a byte
+
+
+@pytest.mark.parametrize(("transposed", "bytes"), [(True, 1 + 1), (False, None)])
+def test_weights_gathered_in_fp8_are_only_transposed(transposed: bool, bytes: int | None) -> None:
+    keys = {"dp_style": "megatron", "zero": 1, "precision": "fp8", "fp8_params": True}
+    program = stepped((layer("a", 40),), 4, **keys, fp8_transposed=transposed).program
+    table = program.table_of(0)
+    found = {program.names[name]: row for row, name in enumerate(table.name)}
+    assert "cast weights" not in found
+    assert ("transpose weights" in found) is transposed
+    if bytes is not None:
+        assert table.duration[found["transpose weights"]] == bytes * 40  # one ps a byte

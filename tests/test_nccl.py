@@ -287,6 +287,19 @@ class TestProperties:
                     assert 1e-6 < model.seconds(operation, size, shape) < 100
 
 
+class TestBuffers:
+    @pytest.mark.parametrize(("size", "variables"), [(4, {}), (1, {"NCCL_BUFFSIZE": str(MiB)})])
+    def test_a_send_inside_a_node_fits_into_the_buffers_of_its_channels(
+        self, size: int, variables: dict[str, str]
+    ) -> None:
+        # 16 channels to a peer, whose 8 slots hold 4 MiB together, or what NCCL_BUFFSIZE says.
+        model = Nccl(H200, Settings.of(variables))
+        inside, across = Shape.regular(1, 2, H200), Shape.regular(2, 1, H200)
+        assert model.fits_buffers(16 * size * MiB, inside)
+        assert not model.fits_buffers(16 * size * MiB + 1, inside)
+        assert not model.fits_buffers(size * MiB, across)
+
+
 class TestShapes:
     def test_irregular_groups(self) -> None:
         found = Shape.of([0, 1, 2, 9], H200)

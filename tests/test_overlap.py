@@ -30,9 +30,10 @@ from mpisim.overlap.timeline import (
     slowed_communications,
     slowed_kernels,
 )
-from mpisim.program import Kind, Operation, Program, ProgramBuilder
+from mpisim.prediction.network import network_of
+from mpisim.program import Flag, Kind, Operation, Program, ProgramBuilder
 from mpisim.simulate import simulate
-from mpisim.topo import AlphaBeta, Network
+from mpisim.topo import AlphaBeta, Network, find_cluster
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -169,6 +170,47 @@ def test_by_hand_coupled() -> None:
     path = run.critical_path
     assert path is not None
     assert int(path.end[-1]) == 208
+
+
+@pytest.mark.parametrize(
+    ("ranks", "size", "is_buffered"),
+    [((0, 1), 1 << 24, True), ((0, 1), 1 << 30, False), ((0, 8), 1 << 24, False)],
+)
+def test_a_send_that_fits_into_buffers_waits_for_no_receiver(
+    ranks: tuple[int, int], size: int, is_buffered: bool
+) -> None:
+    """Rank 0 sends beside a kernel of 10 ms, its receiver comes after 40 ms."""
+    lasting = 10 * 10**9
+    builder = ProgramBuilder()
+    pair = builder.communicator(ranks)
+    sender, receiver, idle = (builder.table() for _ in range(3))
+    sender.point_to_point(Kind.SEND, 0, 1, size)
+    sender.kernel("a", 0, lasting)
+    before = receiver.kernel("c", 0, 4 * lasting)
+    receiver.point_to_point(Kind.RECV, 0, 1, size, waits=[before])
+    tables = [builder.add_table(each.build()) for each in (sender, receiver, idle)]
+    for rank in range(16):
+        role = ranks.index(rank) if rank in ranks else 2
+        builder.add_rank(tables[role], [pair] if role < 2 else [])
+    found = slowed(builder.build(), network_of(find_cluster("dgx-h100"), 2))
+    moved = found.run.step_time - 4 * lasting
+    # Half as fast beside what moves data; at 1 / 1.5 beside what waits, all the time.
+    taken = lasting + moved / 2 if is_buffered else 1.5 * lasting
+    assert ends(found.run, 0)[1] == (0, pytest.approx(taken, rel=1e-3))
+
+
+@pytest.mark.parametrize(("flags", "taken"), [(Flag.NONE, 16), (Flag.COPY_ENGINE, 1)])
+def test_multiprocessors_of_a_copy_engine(flags: Flag, taken: int) -> None:
+    """NCCL: 16 channels to a peer; a copy engine: a block that waits."""
+    builder = ProgramBuilder()
+    pair = builder.communicator((0, 1))
+    for kind in (Kind.SEND, Kind.RECV):
+        table = builder.table()
+        table.point_to_point(kind, 0, 1, 1 << 24, flags=flags)
+        builder.add_rank(builder.add_table(table.build()), [pair])
+    network = network_of(find_cluster("dgx-h100"), 1)
+    kernels = CommunicationKernels(builder.build(), network, packaged_constants())
+    assert [kernels.of(rank).taken.tolist() for rank in (0, 1)] == [[taken], [taken]]
 
 
 def test_passes_run_out() -> None:

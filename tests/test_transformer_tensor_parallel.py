@@ -9,6 +9,7 @@ import pytest
 from transformers import communications, lines, model, network, operator, plan
 
 from mpisim.kernels.operations import Gemm
+from mpisim.program import Operation
 from mpisim.workloads.operators import Communicate, Compute, Task
 
 # 8 tokens of 16 features, 4 heads of 4, 64 inner features; two ranks.
@@ -213,6 +214,24 @@ def test_parts_in_fp8() -> None:
     matrix = operator(network(TINY, found), "attention output")
     sizes = [step.bytes for step in matrix.forward if hasattr(step, "bytes")]
     assert sizes == [2 * 16] * 4
+
+
+@pytest.mark.parametrize(
+    ("keys", "copied"),
+    [
+        ({"overlap_tp_scatter": "ring"}, True),  # use_ce of Transformer Engine
+        ({"sp_style": "pytorch", "dp_style": "fsdp", "zero": 3}, True),  # symmetric memory
+        ({"dp_style": "fsdp", "zero": 3}, False),  # XLA: send and receive of NCCL
+    ],
+    ids=str,
+)
+def test_who_moves_chunks(keys: dict[str, object], copied: bool) -> None:
+    found = network(TINY, plan(tp=4, overlap_tp=True, **keys))
+    for name in ("feed-forward in", "attention output"):
+        steps = [each for each in operator(found, name).forward if isinstance(each, Communicate)]
+        assert {(each.operation, each.copy_engine) for each in steps} == {
+            (Operation.SEND_RECV, copied)
+        }
 
 
 def test_multiply_and_scatter_in_chunks() -> None:

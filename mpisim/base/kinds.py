@@ -67,6 +67,8 @@ class Flag(PlainInteger, IntFlag):
     EAGER = 2
     """The row does not wait for the other members: it ends its duration after its own
     ready time (a broadcast's root). The others still wait for it."""
+    COPY_ENGINE = 4
+    """A copy engine of the GPU moves the row's data, and multiprocessors only wait for it."""
 
 
 class Phase(PlainInteger, IntEnum):

@@ -148,7 +148,8 @@ class PrecisionOptions:
         once more, or its blocks of 32 elements (MXFP8).
     fp8_params : bool
         Whether weights of products in fp8 are kept in fp8 alone, without a copy in 16 bits
-        (Megatron-LM's ``--fp8-param-gather``). It counts for memory; gathered they are in 16 bits.
+        (Megatron-LM's ``--fp8-param-gather``). With its distributed optimizer they are gathered in
+        fp8, too, but for those with scales of blocks, which are gathered in 16 bits and cast then.
     fp8_split_sums : bool
         Whether products in fp8 that make gradients keep their sums in fp32, which forward ones do
         not: split accumulators of cuBLAS, slower on Hopper

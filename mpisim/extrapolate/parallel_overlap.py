@@ -380,6 +380,7 @@ def _alone(model: OverlapModel, rank: int, run: Run, i: int) -> Ints:
     own, device = model.communications.of(rank), model.device(rank)
     duration = table.duration.copy()
     begin, wire, end = rows.begin[own.rows], rows.wire[own.rows], rows.end[own.rows]
+    wire, end = own.occupied(begin, wire, end)
     bandwidth = np.rint(own.traffic / np.maximum(end - wire, 1) * 1e12).astype(np.int64)
     loads = load_intervals(begin, wire, end, own.taken, bandwidth, own.which, own.orders)
     kernels = np.flatnonzero((table.kind == Kind.KERNEL) & (table.duration > 0))

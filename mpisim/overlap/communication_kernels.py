@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.slowdown import SlowdownConstants
-from ..program import UNPRICED, Operation, Program, Table
+from ..program import UNPRICED, Flag, Kind, Operation, Program, Table
 from ..topo import Network
 from ..topo.nccl.point_to_point import SEND_OPERATIONS as SENDS
 from ..topo.network import bus_factor
@@ -35,11 +35,13 @@ class CommunicationKernel(NamedTuple):
     algorithm, protocol : str
         NCCL's; empty if the network's model has none.
     channels : int
-        Thread blocks, one a channel.
+        Thread blocks, one a channel; where a copy engine moves the data, the one that waits.
     traffic : float
         Bytes read from and written to the GPU's memory.
     alone : int
         Network price in ps: from the arrival of the last member to the end.
+    fits_buffers : bool
+        Whether a send ends without its receiver (`Nccl.fits_buffers`).
     """
 
     operation: Operation
@@ -50,6 +52,7 @@ class CommunicationKernel(NamedTuple):
     channels: int
     traffic: float
     alone: int
+    fits_buffers: bool = False
 
 
 class RankCommunications(NamedTuple):
@@ -70,6 +73,8 @@ class RankCommunications(NamedTuple):
     orders : Orders
     is_given : bool, shape (m,)
         Whether the table says how long each takes, and not the network.
+    is_buffered : bool, shape (m,)
+        Sends that end without their receiver.
     """
 
     rows: Ints
@@ -79,6 +84,25 @@ class RankCommunications(NamedTuple):
     alone: Ints
     orders: Orders
     is_given: NDArray[np.bool_]
+    is_buffered: NDArray[np.bool_]
+
+    def occupied(self, begin: Ints, wire: Ints, end: Ints) -> tuple[Ints, Ints]:
+        """When data moved, and when the communications ended → the same of their kernels.
+
+        The kernel of a send that fits into buffers moves its data at once, and is gone while they
+        wait for the receiver.
+
+        Parameters
+        ----------
+        begin, wire, end : int64, shape (m,)
+            When each began, when data moved for all of its members, and when it ended, in ps.
+        """
+        if not self.is_buffered.any():
+            return wire, end
+        return (
+            np.where(self.is_buffered, begin, wire),
+            np.where(self.is_buffered, begin + (end - wire), end),
+        )
 
 
 class CommunicationKernels:
@@ -103,7 +127,7 @@ class CommunicationKernels:
         )
         self._sizes = groups.sizes
         self.distinct: list[CommunicationKernel] = []
-        self._entry: dict[tuple[int, int, int, int], int] = {}
+        self._entry: dict[tuple[int, int, int, int, int], int] = {}
         self._of_key: dict[tuple[int, bytes], RankCommunications] = {}
         self._key_of_rank: dict[int, tuple[int, bytes]] = {}
 
@@ -128,7 +152,8 @@ class CommunicationKernels:
     def _look_up(self, table: Table, kinds: Ints) -> RankCommunications:
         rows = np.flatnonzero(table.is_communication)
         slot = table.slot[rows]
-        keys = (table.operation[rows], table.bytes[rows], *kinds[:, slot])
+        is_copied = table.flags[rows] & Flag.COPY_ENGINE
+        keys = (table.operation[rows], table.bytes[rows], *kinds[:, slot], is_copied)
         first, entry = distinct_rows(*keys)
         distinct = np.stack([column[first] for column in keys], axis=1).astype(np.int64)
         numbers = [self._number(tuple(each)) for each in distinct.tolist()]
@@ -145,16 +170,20 @@ class CommunicationKernels:
             alone=np.where(is_given, given, alone),
             orders=Orders.of(taken, table.stream[rows]),
             is_given=is_given,
+            is_buffered=np.array([each.fits_buffers for each in found], bool)[entry]
+            & (table.kind[rows] == Kind.SEND),
         )
 
     def _taken(self, kernel: CommunicationKernel) -> int:
         return round(kernel.channels * self.constants.block.si)
 
-    def _number(self, key: tuple[int, int, int, int]) -> int:
+    def _number(self, key: tuple[int, int, int, int, int]) -> int:
         if key not in self._entry:
             self._entry[key] = len(self.distinct)
-            operation, size, label, ranks = key
+            operation, size, label, ranks, is_copied = key
             kernel = self._kernel(Operation(operation), size, self._class[label], ranks)
+            if is_copied:
+                kernel = kernel._replace(channels=1)
             self.distinct.append(kernel)
         return self._entry[key]
 
@@ -169,6 +198,7 @@ class CommunicationKernels:
             return CommunicationKernel(
                 operation, size, ranks, algorithm, protocol, channels, 0.0, 0
             )
+        fits_buffers = False
         nccl: Nccl | None = getattr(self.network, "nccl", None)
         if nccl is not None:
             choice = nccl.choose(operation, max(size, 0), group.shape)  # type: ignore[attr-defined]
@@ -177,9 +207,13 @@ class CommunicationKernels:
                 # Connections to each peer, on thread blocks that peers share.
                 max_channels = nccl.constants.raw["point-to-point"]["channels"]
                 channels = min(channels * (ranks - 1), max_channels)
+            elif operation is Operation.SEND_RECV:
+                shape = group.shape  # type: ignore[attr-defined]
+                fits_buffers = nccl.fits_buffers(max(size, 0), shape)
         price = self.network.price(operation, max(size, 0), group)
         sent = max(size, 0) * bus_factor(operation, ranks)
         traffic = sent * self.constants.traffic(operation, algorithm).si
         return CommunicationKernel(
-            operation, size, ranks, algorithm, protocol, channels, traffic, price.duration
+            *(operation, size, ranks, algorithm, protocol, channels, traffic, price.duration),
+            fits_buffers,
         )

@@ -322,6 +322,7 @@ def _loads(own: RankCommunications, begin: Ints, wire: Ints, end: Ints) -> LoadI
 
     `Load.which` is an entry of `CommunicationKernels.distinct`.
     """
+    wire, end = own.occupied(begin, wire, end)
     bandwidth = np.rint(own.traffic / np.maximum(end - wire, 1) * 1e12).astype(np.int64)
     return load_intervals(begin, wire, end, own.taken, bandwidth, own.which, own.orders)
 

@@ -387,6 +387,7 @@ class BlockBuilder:
         waits: Iterable[int] = (),
         joined: bool = False,
         stream: str | None = None,
+        flags: Flag = Flag.NONE,
     ) -> int:
         """Write half of a send/receive pair; return its row.
 
@@ -407,6 +408,8 @@ class BlockBuilder:
             or CPU time of its own.
         stream : str, optional
             By default that of the slot.
+        flags : Flag
+            Further ones.
         """
         self._write_down()
         launching = NO_LAUNCH if joined else self.pricing.launching
@@ -417,7 +420,7 @@ class BlockBuilder:
             size,
             name=name,
             waits=() if joined else waits,
-            flags=Flag.JOINED if joined else Flag.NONE,
+            flags=flags | Flag.JOINED if joined else flags,
             **launching,
         )
 
@@ -533,9 +536,12 @@ class BlockBuilder:
     def _exchange(self, task: Communicate, waits: Iterable[int]) -> int:
         """Send to the next rank of a ring and receive from the one before, in one batch."""
         group, size = task.group, task.bytes
-        self.point_to_point(Kind.SEND, f"{group}:send", size, task.name, waits=waits, stream=group)
+        flags = Flag.COPY_ENGINE if task.copy_engine else Flag.NONE
+        self.point_to_point(
+            Kind.SEND, f"{group}:send", size, task.name, waits=waits, stream=group, flags=flags
+        )
         return self.point_to_point(
-            Kind.RECV, f"{group}:recv", size, task.name, joined=True, stream=group
+            Kind.RECV, f"{group}:recv", size, task.name, joined=True, stream=group, flags=flags
         )
 
 

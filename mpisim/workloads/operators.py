@@ -97,6 +97,8 @@ class Communicate:
         Wait for these tokens alone, not for the kernel before.
     carried : bool
         Whether the token outlives the operator.
+    copy_engine : bool
+        Whether copy engines move the data of a SEND_RECV, and no kernel.
     """
 
     name: str
@@ -107,6 +109,7 @@ class Communicate:
     token: str = ""
     after: tuple[str, ...] | None = None
     carried: bool = False
+    copy_engine: bool = False
 
 
 @frozen(slots=True)

@@ -24,10 +24,7 @@ from mpisim.kernels.operations import (
     BYTES,
     Copy,
     Elementwise,
-    Gemm,
-    GroupedGemm,
     OptimizerStep,
-    Precision,
     operand_bytes,
 )
 
@@ -36,7 +33,7 @@ from ..program import Operation
 from .blocks import BlockBuilder
 from .data_parallel import Strategy
 from .layout import Layout
-from .operators import Communicate, Compute, Layer
+from .operators import Communicate, Compute
 
 __all__ = ["OPTIMIZER_STATES", "optimizer_bytes", "write_optimizer"]
 
@@ -170,7 +167,7 @@ def write_optimizer(
         _convert(block, "weights", main, strategy.weight_size, strategy)
     strategy.after_optimizer(block)
     if strategy.style == "megatron":
-        _quantise(block, layout, stage, strategy)
+        _quantise(block, layout.experiment.plan, strategy)
 
 
 def _reduce_further(block: BlockBuilder, layout: Layout, stage: int, strategy: Strategy) -> None:
@@ -289,35 +286,30 @@ def _convert(block: BlockBuilder, what: str, source: int, target: int, strategy:
         block.compute(Compute(f"convert {what}", Elementwise(size)))
 
 
-def _quantise(block: BlockBuilder, layout: Layout, stage: int, strategy: Strategy) -> None:
+def _quantise(block: BlockBuilder, plan: Plan, strategy: Strategy) -> None:
     """Cast all weights of layers to the format of products, once for all micro-batches.
 
     Transformer Engine does so in the first pass (``is_first_microbatch``); for the casts see
-    :mod:`.transformer.casts`; those to NVFP4 also read a weight for its largest value.
+    :mod:`.transformer.casts`; those to NVFP4 also read a weight for its largest value. Weights that
+    were gathered in fp8 are only transposed, where products take one layout alone
+    (``post_all_gather_processing``, megatron/core/fp8_utils.py).
     """
-    plan = layout.experiment.plan
     if plan.precision.products not in ("fp8", "nvfp4") or plan.framework.fp8_weight_casts:
         return
     size = 0
-    for chunk, held in zip(layout.chunks(stage), strategy.parameters, strict=True):
-        quantised = [_quantises(layer, plan.precision.products) for layer in chunk.layers]
+    for chunk, held in enumerate(strategy.parameters):
+        quantised = [strategy.quantises(chunk, i) for i in range(len(strategy.chunks[chunk]))]
         size += sum(each.size for each in held if quantised[each.layer])
-    current = plan.precision.products == "nvfp4" or plan.precision.fp8_scaling == "current"
     layouts = 2 if plan.framework.fp8_transposed or plan.precision.fp8_scaling == "blocks" else 1
+    if strategy.gathers_fp8:
+        if layouts == 2:
+            traffic = 2 * operand_bytes(plan.precision.products, size)
+            block.compute(Compute("transpose weights", Elementwise(traffic, transposes=True)))
+        return
+    current = plan.precision.products == "nvfp4" or plan.precision.fp8_scaling == "current"
     traffic = (2 if current else 1) * BYTES[plan.weight_format] * size
     traffic += layouts * operand_bytes(plan.precision.products, size)
     block.compute(Compute("cast weights", Elementwise(traffic, transposes=layouts == 2)))
-
-
-def _quantises(layer: Layer, products: Precision) -> bool:
-    """Whether a block multiplies in the format of the plan, not in 16 bits alone."""
-    formats = {
-        task.kernel.dtype
-        for operator in layer.operators
-        for task in operator.forward
-        if isinstance(task, Compute) and isinstance(task.kernel, Gemm | GroupedGemm)
-    }
-    return layer.role == "block" and (products in formats or not formats)
 
 
 def _read(block: BlockBuilder, what: str) -> None:

@@ -295,6 +295,25 @@ class Nccl:
         chosen = ranking.choice(bytes)
         return float(chosen.due_to_latency(bytes))
 
+    def fits_buffers(self, bytes: int, shape: Shape) -> bool:
+        """Return whether a send ends without its receiver: what it sends fits into the buffers.
+
+        A send inside a node writes up to 8 steps ahead of what the receiver has taken, so much as
+        the buffer of each of its connections holds (``waitPeer`` with `NCCL_STEPS`, github:NVIDIA/
+        nccl src/device/prims_simple.h). Over the network it has fewer connections and is taken to
+        wait.
+
+        Parameters
+        ----------
+        bytes : int
+            That it sends.
+        shape : Shape
+            Of the two ranks.
+        """
+        choice = self.choose(Operation.SEND_RECV, bytes, shape)
+        size = self.settings.buffsize or self.constants.raw["buffers"]["simple"]
+        return shape.nodes == 1 and bytes <= choice.channels * size
+
     def _choose(self, operation: Operation, bytes: int, shape: Shape) -> Choice:
         self._check(operation, shape)
         if shape.ranks == 1:

@@ -10,7 +10,8 @@ other stages reduce while they wait for it.
 zero = 1 is the distributed optimizer: gradients are reduced to shards, each rank updates its own,
 and the parameters are gathered, with overlap during the first forward of the next step: each bucket
 when the one before is waited for, or with interleaved chunks one chunk ahead
-(``--align-param-gather``). With `zero_group` it is shared by so many ranks only
+(``--align-param-gather``), those of products in fp8 in that format (``--fp8-param-gather``,
+`Strategy.gathers_fp8`). With `zero_group` it is shared by so many ranks only
 (``--num-distributed-optimizer-instances``): a shard is then reduced over the replicas besides.
 """
 
@@ -63,6 +64,11 @@ class Megatron(Strategy):
                 keys = self._keys_of_operator.setdefault((key[0], *each.position), [])
                 if key not in keys:
                     keys.append(key)
+        self._is_fp8 = {
+            (chunk, layer): self.quantises(chunk, layer)
+            for chunk, layers in enumerate(self.chunks)
+            for layer in range(len(layers))
+        }
         self._gathering: dict[BucketKey, tuple[BlockBuilder, int]] = {}
         self._gathered: set[BucketKey] = set()
 
@@ -190,7 +196,13 @@ class Megatron(Strategy):
                 block.export(_gather_port(key), [row])
 
     def _all_gather(self, key: BucketKey) -> Communicate:
-        size = self.weight_size * self.buckets[key].size
+        bucket = self.buckets[key]
+        size = self.weight_size * bucket.size
+        if self.gathers_fp8:
+            quantised = (
+                each.size for each in bucket.parameters if self._is_fp8[key[0], each.layer]
+            )
+            size -= (self.weight_size - BYTES["fp8"]) * sum(quantised)
         return collective(Operation.ALL_GATHER, self.shard_group(key[1]), size, "parameter")
 
     # --- the last backward ----------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
-from mpisim.kernels.operations import BYTES, Elementwise
+from mpisim.kernels.operations import BYTES, Elementwise, Gemm, GroupedGemm
 
 from ...experiment.plan import Plan, Style
 from ...program import Operation
@@ -240,6 +240,42 @@ class Strategy:
     def weight_size(self) -> int:
         """Bytes of a weight as the passes read it."""
         return BYTES[self.plan.weight_format]
+
+    @property
+    def gathers_fp8(self) -> bool:
+        """Whether weights of products in fp8 are gathered in fp8.
+
+        Megatron-LM's ``--fp8-param-gather`` (megatron/training/arguments.py: "perform the param
+        all-gather in fp8"); MXFP8 is gathered in the 16 bits of the buffer of gradients, and cast
+        then (``reuse_grad_buf_for_mxfp8_param_ag``, param_and_grad_buffer.py).
+        """
+        precision = self.plan.precision
+        return (
+            self.style == "megatron"
+            and bool(self.plan.zero)
+            and precision.products == "fp8"
+            and precision.fp8_params
+            and precision.fp8_scaling != "blocks"
+        )
+
+    def quantises(self, chunk: int, layer: int) -> bool:
+        """Return whether a block multiplies in the format of the plan, not in 16 bits alone.
+
+        Parameters
+        ----------
+        chunk : int
+            Of the stage, from 0.
+        layer : int
+            Of the chunk, from 0.
+        """
+        of, products = self.chunks[chunk][layer], self.plan.precision.products
+        formats = {
+            task.kernel.dtype
+            for operator in of.operators
+            for task in operator.forward
+            if isinstance(task, Compute) and isinstance(task.kernel, Gemm | GroupedGemm)
+        }
+        return of.role == "block" and (products in formats or not formats)
 
     @property
     def gradient_size(self) -> int:

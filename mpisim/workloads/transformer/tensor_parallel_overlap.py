@@ -10,6 +10,7 @@ Transformer Engine's userbuffers (``tp_comm_overlap`` in Megatron-LM), with the 
   next; the last has nothing beside it. Instead, "ring_exchange" sends each chunk to the rank whose
   it is, beside the product of the next, and adds up what came in the end
   (``plan.overlap.tp_scatter``).
+  The exchanges of both are by copy engine (``use_ce``), beside one multiprocessor that waits.
 - "bulk": the two collectives of a column-split matrix's backward pass stay whole, each beside a
   whole product, as they are without.
 
@@ -48,8 +49,9 @@ def gather_and_multiply(s: Shapes, name: str, width: int, gemm: Gemm) -> Iterato
         Product of one chunk, this rank's share of the sequence.
     """
     size, chunks = operand_bytes(gemm.dtype, s.sharded_tokens * width), s.grid.tp
+    copied = s.is_megatron or s.plan.framework.sp_style == "pytorch"
     if s.plan.overlap.tp_pairs and chunks % 2 == 0:
-        yield Communicate(f"{name} exchange", Operation.SEND_RECV, "tp", size)
+        yield Communicate(f"{name} exchange", Operation.SEND_RECV, "tp", size, copy_engine=copied)
         size, chunks, gemm = 2 * size, chunks // 2, replace(gemm, m=2 * gemm.m)
     for chunk in range(chunks):
         arrival = (f"chunk {chunk}",) if chunk else ()
@@ -62,6 +64,7 @@ def gather_and_multiply(s: Shapes, name: str, width: int, gemm: Gemm) -> Iterato
                 size,
                 token=f"chunk {chunk + 1}",
                 after=arrival or None,
+                copy_engine=copied,
             )
         yield Compute(f"{name} chunk", gemm, after=arrival)
 
@@ -115,7 +118,12 @@ def _send_to_owners(s: Shapes, name: str, k: int, n: int) -> Iterator[Task]:
         )
         if chunk < tp - 1:
             yield Communicate(
-                f"{name} exchange", Operation.SEND_RECV, "tp", size, token=sums[chunk]
+                f"{name} exchange",
+                Operation.SEND_RECV,
+                "tp",
+                size,
+                token=sums[chunk],
+                copy_engine=True,
             )
     yield Compute(f"{name} sum", Elementwise((tp + 1) * size), after=sums)
 
