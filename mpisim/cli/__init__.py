@@ -38,6 +38,7 @@ COMMANDS = (
     "mpisim.cli.shard",
     "mpisim.cli.tables",
     "mpisim.cli.job",
+    "mpisim.cli.decentralized",
     "mpisim.cli.new",
     "mpisim.cli.list",
     "mpisim.cli.topo",
