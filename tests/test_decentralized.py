@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -326,3 +327,22 @@ def test_bad_input_ends_in_one_line(
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_the_file_of_a_result_is_reported_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "hop.toml").write_text(EXPERIMENT)
+    written = str(tmp_path / "hop.h5")
+    words = ["decentralized", str(tmp_path / "hop.toml"), "--graph", "ring", "--iterations", "2"]
+    assert main([*words, "-o", written]) == 0
+    printed = capsys.readouterr().out
+    assert main(["report", written]) == 0
+    assert capsys.readouterr().out == printed
+    with h5py.File(written) as file:  # as any other tool reads it
+        ended, entered = (file[f"draw0/protocol/{name}"][:] for name in ("ended", "entered"))
+        assert file["draw0/protocol/ended"].attrs["units"] == "ps"
+    assert ended.shape == (8, 2)
+    assert (ended > entered).all()
+    assert main(["run", written]) == 2
+    assert "which 'mpisim report" in capsys.readouterr().err

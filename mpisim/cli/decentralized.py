@@ -23,7 +23,8 @@ examples:
   mpisim decentralized mine.toml --graph ring-based --backup 1           ... of all senders but one
   mpisim decentralized mine.toml --graph double-ring --backup 1 --slow 1-10 --draws 8
   mpisim decentralized mine.toml --graph edges.txt --staleness 2 --max-gap 4
-  mpisim decentralized mine.toml --graph ring --save-program ring.h5     ... then mpisim run ring.h5
+  mpisim decentralized mine.toml --graph ring -o ring.h5 && mpisim report ring.h5
+  mpisim decentralized mine.toml --graph ring --save-program step.h5     ... then mpisim run step.h5
 """
 
 
@@ -86,6 +87,7 @@ def add_parser(subparsers: Any) -> None:
         "--seed", type=int, default=0, metavar="N", help="of the factors (default: 0)"
     )
     add_set_option(parser)
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the result (HDF5)")
     parser.add_argument(
         "--save-program", metavar="FILE", help="keep the program of the first draw (HDF5)"
     )
@@ -100,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(args)
     from ..decentralized import Protocol, compare_protocols
     from ..decentralized.comparison import Slowdown
-    from ..decentralized.text import as_json, comparison_lines
+    from ..decentralized.text import as_json, report_lines
     from ..mpi.parallel import collective_errors
     from .launch import world
 
@@ -117,16 +119,21 @@ def run(args: argparse.Namespace) -> int:
     )
     with collective_errors(comm):
         if comm.rank == 0:
+            numbers = as_json(found)
             if args.json is not None:
                 from ..base.files import write_json
 
-                write_json(args.json, as_json(found), overwrite=args.overwrite)
+                write_json(args.json, numbers, overwrite=args.overwrite)
+            if args.output is not None:
+                from ..decentralized.store import write_comparison
+
+                write_comparison(args.output, found, overwrite=args.overwrite)
             if args.save_program is not None:
                 from ..program import save
 
                 program = found.draws[0].protocol.iterations.program
                 save(program, args.save_program, overwrite=args.overwrite)
-            print("\n".join(comparison_lines(found)))
+            print("\n".join(report_lines(numbers)))
     return 0
 
 

@@ -17,8 +17,8 @@ Read in this order.
     The program → when each worker did what, exactly.
 ``comparison``
     An experiment → the iteration with and without the protocol, for random bandwidths.
-``text``
-    A comparison as text and as JSON.
+``text``, ``store``
+    A comparison as text and JSON, and as a file.
 """
 
 from .comparison import Comparison, compare_protocols

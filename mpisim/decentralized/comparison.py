@@ -110,6 +110,8 @@ class Comparison:
     Attributes
     ----------
     experiment : Experiment
+    text : str
+        Of its file.
     graph_name : str
     graph : Graph
     protocol : Protocol
@@ -121,6 +123,7 @@ class Comparison:
     """
 
     experiment: Experiment
+    text: str
     graph_name: str
     graph: Graph
     protocol: Protocol
@@ -165,7 +168,7 @@ def compare_protocols(
         For an experiment whose workers are not single GPUs, and all that its parts refuse.
     """
     with collective_errors(comm):
-        _, experiment = load(file, changes)
+        text, experiment = load(file, changes)
         workers = _workers(experiment)
         graph = find_graph(graph_name, workers)
         protocol.check(graph)
@@ -200,6 +203,7 @@ def compare_protocols(
             update(number + 1)
     return Comparison(
         experiment,
+        text,
         graph_name,
         graph,
         protocol,
