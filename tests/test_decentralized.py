@@ -291,6 +291,23 @@ def test_factors_are_the_same_everywhere() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("lin-dlrm-mlperf-4-gv100", "recommendation model"),
+        ("triosim-wafer-vgg19-circuit", "optical circuits"),
+        ("triosim-p2-vgg16-tp", "plan.tp is 4"),
+        ("llama3-8b-8-h100", "--allow-oom"),
+    ],
+)
+def test_experiments_that_are_none_of_it(
+    name: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["decentralized", name, "--graph", "ring"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--graph", "rings"], "did you mean 'ring'"),

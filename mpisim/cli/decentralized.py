@@ -87,6 +87,9 @@ def add_parser(subparsers: Any) -> None:
         "--seed", type=int, default=0, metavar="N", help="of the factors (default: 0)"
     )
     add_set_option(parser)
+    parser.add_argument(
+        "--allow-oom", action="store_true", help="take a model that does not fit into memory"
+    )
     parser.add_argument("-o", "--output", metavar="FILE", help="write the result (HDF5)")
     parser.add_argument(
         "--save-program", metavar="FILE", help="keep the program of the first draw (HDF5)"
@@ -114,8 +117,9 @@ def run(args: argparse.Namespace) -> int:
     with collective_errors(comm):
         if comm.rank == 0:
             check_files(args)
+    changes = [*args.set, *(["run.allow_oom=true"] if args.allow_oom else [])]
     found = compare_protocols(
-        args.file, args.set, args.graph, protocol, slowdown, args.iterations, comm, show=True
+        args.file, changes, args.graph, protocol, slowdown, args.iterations, comm, show=True
     )
     with collective_errors(comm):
         if comm.rank == 0:

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..base.errors import InputError
 from ..base.frozen import frozen
-from ..experiment import Experiment, VariationChoice
+from ..experiment import Dlrm, Experiment, VariationChoice
 from ..experiment.load import load
 from ..kernels.operations import BYTES, Elementwise
 from ..memory.states import parameter_counts
@@ -182,6 +182,11 @@ def compare_protocols(
             varied = with_variation(plain.program, experiment.variation)
             programs.append(replace(plain, program=varied))
         hardware = hardware_of(experiment)
+        if hardware.cluster.fabric is not None and hardware.cluster.fabric.kind == "circuit":
+            raise InputError(
+                f"{experiment.source}: cluster.preset is {experiment.cluster.preset!r}, whose GPUs "
+                "are joined by optical circuits; decentralized training does not set these up"
+            )
     networks, draws = NetworkCache(), []
     with show_progress(comm, "simulating" if show else "", slowdown.draws) as update:
         for number in range(slowdown.draws):
@@ -217,6 +222,11 @@ def compare_protocols(
 def _workers(experiment: Experiment) -> int:
     """Return the number of data-parallel replicas, each of which is to be one GPU."""
     plan = experiment.plan
+    if isinstance(experiment.model, Dlrm):
+        raise InputError(
+            f"{experiment.source}: is of a recommendation model, whose tables are spread over all "
+            "GPUs; workers of decentralized training have the whole model"
+        )
     for key in ("tp", "pp", "cp", "ep"):
         size = getattr(plan, key)
         if size != 1:

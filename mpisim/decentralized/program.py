@@ -3,8 +3,7 @@
 A worker is a rank. Its CPU launches everything ahead; on the GPU there are a stream of kernels and
 one for each neighbour and direction, so that updates of different neighbours do not wait for each
 other. Updates of one neighbour come one after another. Receives stand for the queues of a worker,
-which take an update whenever it comes: they are ready from the start (`POSTED`), and a sender never
-waits for them.
+which take an update whenever it comes: they are ready from the start, and no sender waits for them.
 
 Which updates an iteration waits for is open where there are backup workers: the program says it by
 the waits of the kernels that average, and `IterationProgram.with_awaited` exchanges them.
@@ -31,8 +30,8 @@ __all__ = ["IterationProgram", "WorkerStep", "decentralized_program"]
 Ints = NDArray[np.int64]
 
 TOKEN_BYTES = 8
-POSTED = -(10**16)
-"""Launch time in ps of receives: earlier than any row, whenever the CPU gets there."""
+LONG_BEFORE = -(10**16)
+"""Launch time of receives in ps, where the CPU waits for the GPU: earlier than any row."""
 
 GRADIENT_PHASES = (Phase.BACKWARD, Phase.WEIGHT)
 TAGS = ("phase", "layer", "micro_batch")
@@ -210,6 +209,8 @@ class _Writer:
         self.slots: list[int] = []
         self._step, self._protocol = step, protocol
         self._streams = step.table.n_streams
+        self._cpu_waits = bool((step.table.kind == Kind.HOST_WAIT).any())
+        self._cpu_time = 0  # of all rows so far, in ps
         senders, receivers = graph.senders[worker], graph.receivers[worker]
         # Tokens go against the updates: from a receiver to those whose updates it takes.
         self._from = [self._slot(builder, "updates", each, worker) for each in senders]
@@ -248,6 +249,7 @@ class _Writer:
 
     def _send(self, what: str, slot: int, size: int, made: int, launching: Launching) -> None:
         """Append a send of what a row has made, on the stream of its slot."""
+        self._cpu_time += launching["host"] + launching["launch_cost"]
         self.table.point_to_point(
             Kind.SEND,
             slot,
@@ -259,10 +261,11 @@ class _Writer:
         )
 
     def _receive(self, what: str, slots: Sequence[int], size: int) -> list[int]:
-        """Append receives of all senders, each on the stream of its slot."""
+        """Append receives of all senders, ready from the start, each on the stream of its slot."""
+        posted = LONG_BEFORE if self._cpu_waits else -self._cpu_time
         return [
             self.table.point_to_point(
-                Kind.RECV, slot, self._streams + slot, size, name=f"receive {what}", launch=POSTED
+                Kind.RECV, slot, self._streams + slot, size, name=f"receive {what}", launch=posted
             )
             for slot in slots
         ]
@@ -289,6 +292,7 @@ class _Writer:
         kept = len(self._from) - protocol.backup
         stale = iteration < protocol.staleness
         updates = [] if stale else self._updates[iteration - protocol.staleness][:kept]
+        self._cpu_time += launch["host"] + launch["launch_cost"]
         averaged = table.kernel(
             "average updates",
             int(step.table.stream[split - 1]),
@@ -318,6 +322,7 @@ class _Writer:
             awaited = source.wait_row[source.wait_index[row] : source.wait_index[row + 1]]
             waits = [number_of[int(each)] for each in awaited]
             name, kind, launch = names[source.name[row]], Kind(source.kind[row]), self._launch(row)
+            self._cpu_time += launch["host"] + launch["launch_cost"]
             if kind == Kind.HOST:
                 number = self.table.host(launch["host"], name)
             elif kind == Kind.HOST_WAIT:
