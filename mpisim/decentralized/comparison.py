@@ -272,9 +272,12 @@ def _with_factors(
             "links of single GPUs to slow; --slow needs 'nccl'"
         )
     topology = hardware.cluster.topology(experiment.cluster.nodes)
-    changes = dict(experiment.network.changes)
-    for worker, factor in enumerate(factors):
-        gpu = topology.names[topology.gpu[worker]]
-        for ends in (f"{gpu}->*", f"*->{gpu}"):
-            changes[f"links.{ends}.bandwidth"] = f"{1 / factor:.6f} x"
+    slower = np.ones(len(topology.names))
+    slower[topology.gpu[: len(factors)]] = factors
+    # A link between two GPUs is as slow as the slower of them.
+    divided = np.maximum(slower[topology.source], slower[topology.target])
+    changes = experiment.network.changes | {
+        f"links.{topology.link_name(link)}.bandwidth": f"{1 / divided[link]:.9f} x"
+        for link in np.flatnonzero(divided > 1).tolist()
+    }
     return replace(experiment, network=replace(experiment.network, changes=changes))
