@@ -1,7 +1,7 @@
 """Files of decentralized training: what the report says, and when every iteration ended.
 
-attributes   title, experiment, numbers (JSON, as `mpisim.decentralized.text.as_json`)
-draw0/, …    factors; of baseline/ and protocol/ entered and ended, a row a worker, in ps
+title, experiment, numbers   texts; numbers is the JSON of `mpisim.decentralized.text.as_json`
+draw0/, …                    factors; of baseline/ and protocol/ entered and ended (ps), by worker
 """
 
 from __future__ import annotations
