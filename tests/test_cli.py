@@ -179,6 +179,21 @@ def test_a_full_disk_under_standard_output_is_one_line(launch_environment, trial
     )
 
 
+def test_no_home_directory_is_needed(launch_environment):
+    """Open MPI refuses to start without; services and containers often have none."""
+    settings = {key: value for key, value in launch_environment.items() if key != "HOME"}
+    done = subprocess.run(
+        [sys.executable, "-m", "mpisim", "run"], env=settings, capture_output=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_locale_without_the_characters_of_a_report_is_no_error(run_mpisim):
+    done = run_mpisim(["run"], env={"PYTHONIOENCODING": "ascii"})
+    assert done.rc == 0
+    assert done.stdout.startswith("step time   971.087 ms  ? ")
+
+
 def test_a_launcher_of_another_mpi_is_refused(trial):
     # As under an MPICH launcher: the second process of two, with nobody to talk to.
     done = trial(["trial"], env={"PMI_SIZE": "2", "PMI_RANK": "0"})

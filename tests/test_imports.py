@@ -26,7 +26,7 @@ LAYERS = (
     ("prediction", "replay"),
     ("cost", "extrapolate"),
     ("simulate", "sensitivity", "export", "record"),
-    ("job",),
+    ("decentralized", "job"),
     ("validate", "search", "page"),
     ("cli",),
 )

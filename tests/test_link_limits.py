@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 
 from mpisim.base.quantity import Quantity
+from mpisim.experiment import NetworkChoice
+from mpisim.prediction.network import network_of
+from mpisim.program import Operation
 from mpisim.topo import Cluster, cluster_names, find_cluster
+from mpisim.topo.changes import apply_changes
+from mpisim.topo.nccl_network import NcclNetwork
 from mpisim.topo.topology import LinkKind
-from mpisim.topo.traffic.link_limits import unlimiting_links
+from mpisim.topo.traffic.link_limits import typical_bandwidth, unlimiting_links
 
 FABRICS = [name for name in cluster_names() if find_cluster(name).fabric is not None]
 
@@ -62,3 +67,46 @@ def test_a_leaf_that_sends_on_all_it_is_sent_holds_nobody_back(over: float, left
     between = topology.kind == LinkKind.FABRIC
     assert between.any()
     assert unlimiting_links(topology, 8)[between].all() == left_out
+
+
+def test_links_that_are_all_unlike_limit_whom_they_join() -> None:
+    """Four GPUs in a mesh of 80 GB/s, each link divided by a factor of its own."""
+    factors = {(0, 1): 2, (0, 2): 3, (0, 3): 4, (1, 2): 5, (1, 3): 6, (2, 3): 7}
+    changes = {
+        f"links.node0.gpu{a}->node0.gpu{b}.bandwidth": f"{1 / factor} x"
+        for (i, j), factor in factors.items()
+        for a, b in ((i, j), (j, i))
+    }
+    found = network_of(find_cluster("a100-4gpu"), 1, NetworkChoice(changes=changes))
+    assert isinstance(found, NcclNetwork)
+    for pair, factor in factors.items():
+        price = found.price(Operation.SEND_RECV, 1 << 30, found.placement(pair))
+        rate = (1 << 30) / (price.duration / 1e12)
+        # The fastest pair is what was measured on such links, a little less or more than they say.
+        assert rate == pytest.approx(80e9 / factor, rel=0.15 if factor == 2 else 0.01)
+
+
+@pytest.mark.parametrize(("slowed", "typical"), [(0, 1.0), (1, 1.0), (4, 1.0), (5, 0.5), (8, 0.5)])
+def test_typical_is_what_more_than_half_have(slowed: int, typical: float) -> None:
+    built = find_cluster("dgx-h100").topology(1)
+    changes = {f"links.node0.gpu{gpu}->node0.nvswitch.bandwidth": "0.5 x" for gpu in range(slowed)}
+    changes |= {f"links.node0.nvswitch->node0.gpu{gpu}.bandwidth": "0.5 x" for gpu in range(slowed)}
+    topology = apply_changes(built, changes) if changes else built
+    of_kind = built.kind == LinkKind.NVLINK
+    ratio = typical_bandwidth(topology)[of_kind] / built.bandwidth[of_kind]
+    assert (ratio == typical).all()
+
+
+def test_typical_of_links_that_are_all_unlike_is_the_highest() -> None:
+    built = find_cluster("dgx-h100").topology(1)
+    changes = {
+        f"links.node0.gpu{gpu}->node0.nvswitch.bandwidth": f"{0.9 - gpu / 10:.1f} x"
+        for gpu in range(8)
+    }
+    changes |= {
+        f"links.node0.nvswitch->node0.gpu{gpu}.bandwidth": f"{0.95 - gpu / 10:.2f} x"
+        for gpu in range(8)
+    }
+    of_kind = built.kind == LinkKind.NVLINK
+    found = typical_bandwidth(apply_changes(built, changes))[of_kind] / built.bandwidth[of_kind]
+    assert found == pytest.approx(0.95)

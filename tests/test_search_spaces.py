@@ -23,7 +23,7 @@ from mpi4py import MPI
 from mpisim.base.errors import InputError
 from mpisim.base.toml import toml_value
 from mpisim.experiment import Experiment
-from mpisim.experiment.load import experiment_of
+from mpisim.experiment.load import experiment_of, load_tables
 from mpisim.prediction.extrapolation import MAX_EXTRAPOLATION_ERROR, step_time
 from mpisim.prediction.hardware import hardware_of
 from mpisim.search import SearchSpace, explore, read_search, read_store, write_store
@@ -343,3 +343,20 @@ def test_killed_searches_give_the_same_answer(
     whole = run_mpisim(["search", file])
     assert resumed.rc == whole.rc == 0, resumed.stderr
     assert resumed.stdout == whole.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("triosim-p2-vgg16-ddp", ("plan.micro_batch", "plan.zero")),
+        ("lin-dlrm-mlperf-4-gv100", ("plan.tables",)),
+    ],
+)
+def test_auto_takes_the_keys_that_a_model_has(name: str, keys: tuple[str, ...]) -> None:
+    source, tables = load_tables(name)
+    space = read_search({**tables, "search": {"vary": "auto"}}, source)
+    assert space.keys == keys
+    if "plan.micro_batch" in keys:  # all 128 images of a GPU at once, among others
+        assert max(space.values[0]) == 128
+    together = {"vary": {"plan": "auto", "cluster": {"nodes": [1, 2]}}}
+    assert read_search({**tables, "search": together}, source).keys == (*keys, "cluster.nodes")

@@ -96,7 +96,7 @@ def arch_of(gpu: str) -> str:
 
 
 def changed_system(system: System, topology: Topology) -> System:
-    """Return the system NCCL sees after changes of links: the most frequent bandwidth of each kind.
+    """Return the system NCCL sees after changes of links: the typical bandwidth of each kind.
 
     Parameters
     ----------

@@ -17,6 +17,7 @@ import argparse
 import atexit
 import contextlib
 import gc
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ COMMANDS = (
     "mpisim.cli.shard",
     "mpisim.cli.tables",
     "mpisim.cli.job",
+    "mpisim.cli.decentralized",
     "mpisim.cli.new",
     "mpisim.cli.list",
     "mpisim.cli.topo",
@@ -93,6 +95,7 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[str] = COMMANDS) 
     gc.set_threshold(UNTIL_COLLECTED)
     atexit.register(_leave_garbage)
     _keep_freed_memory()
+    _print_any_text()
     # Not list(...): importing the subcommand of that name has put its module in this namespace.
     words = [*(sys.argv[1:] if argv is None else argv)]
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help", "--version")):
@@ -178,6 +181,15 @@ def _finished(arguments: argparse.Namespace) -> int:
     if sys.stdout is not None:
         sys.stdout.flush()  # while an error can still be reported
     return code
+
+
+def _print_any_text() -> None:
+    """Have a terminal or file whose encoding lacks a character show a question mark for it.
+
+    Reports hold ±, × and names of files, which locales other than UTF-8 cannot write.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _keep_freed_memory() -> None:

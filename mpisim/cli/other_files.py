@@ -21,6 +21,7 @@ TAKEN_BY: Mapping[str, str] = {
     "mpisim-results": "the result of a run, which 'mpisim report {file}' shows",
     "mpisim-search": "a search, which 'mpisim report {file}' shows",
     "mpisim-job": "the outcome of a job, which 'mpisim report {file}' shows",
+    "mpisim-decentralized": "decentralized training, which 'mpisim report {file}' shows",
     "experiment": "an experiment, which 'mpisim run {file}' simulates",
     "script": "a script of Python; 'mpisim capture --world-size 8 -- python {file}' runs it "
     "without a GPU, and predicts its step",

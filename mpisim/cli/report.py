@@ -72,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
         return _search(args)
     if format == "mpisim-job":
         return _job(args)
+    if format == "mpisim-decentralized":
+        return _decentralized(args)
 
     with expected([args.file], ("mpisim-results",)), open_results(args.file) as results:
         print(written(results, args))
@@ -90,6 +92,19 @@ def _job(args: argparse.Namespace) -> int:
         write_json(args.json, {"title": report.title, **report.numbers}, overwrite=args.overwrite)
     drawing = drawing_for(sys.stdout, launched=not without_launcher())
     print(report.text(drawing, details=in_detail(args)))
+    return 0
+
+
+def _decentralized(args: argparse.Namespace) -> int:
+    """Print how long iterations of decentralized training take."""
+    from ..base.files import write_json
+    from ..decentralized.store import read_comparison
+    from ..decentralized.text import report_lines
+
+    numbers = read_comparison(args.file)
+    if args.json is not None:
+        write_json(args.json, numbers, overwrite=args.overwrite)
+    print("\n".join(report_lines(numbers)))
     return 0
 
 

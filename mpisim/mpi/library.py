@@ -24,6 +24,9 @@ ONLY_SELF = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self"}
 NO_HOOKS = {"UCX_MEM_EVENTS": "no"}
 """Setting by which UCX, which no one uses then, does not hook into the allocation of memory."""
 
+NO_HOME = {"HOME": os.sep}
+"""Where Open MPI looks for a user's settings, and finds none."""
+
 
 @contextmanager
 def no_transports() -> Iterator[None]:
@@ -31,15 +34,17 @@ def no_transports() -> Iterator[None]:
 
     Open MPI 5 makes a segment of shared memory even for a process that is alone, and leaves it in
     ``/dev/shm`` when it ends; it also looks for network cards, which takes a second, and loads UCX,
-    whose hooks into the allocation of memory take 40 ms. None of it happens here. Settings that are
-    the user's own (not those of ``run_scripts/env.sh``) stay. After the block the environment is as
-    before: an ``mpirun`` started later inherits nothing.
+    whose hooks into the allocation of memory take 40 ms. None of it happens here. It refuses to
+    start where no home directory is set, as in services and containers: it gets one. Settings that
+    are the user's own (not those of ``run_scripts/env.sh``) stay. After the block the environment
+    is as before: an ``mpirun`` started later inherits nothing.
     """
-    before = {key: os.environ.get(key) for key in ONLY_SELF | NO_HOOKS}
-    if any(before[key] for key in ONLY_SELF) and not os.environ.get("MPISIM_ONE_MACHINE"):
-        yield
-        return
-    os.environ.update(ONLY_SELF | NO_HOOKS)
+    settings = {} if os.environ.get("HOME") else NO_HOME
+    own = any(os.environ.get(key) for key in ONLY_SELF)
+    if not own or os.environ.get("MPISIM_ONE_MACHINE"):
+        settings = settings | ONLY_SELF | NO_HOOKS
+    before = {key: os.environ.get(key) for key in settings}
+    os.environ.update(settings)
     try:
         yield
     finally:

@@ -12,14 +12,14 @@ from typing import get_args, get_type_hints
 from ..base.errors import InputError
 from ..experiment import Dlrm, Experiment, TableOptions, Transformer
 
-__all__ = ["AUTOMATIC", "OF_TRANSFORMERS", "automatic_values"]
+__all__ = ["AUTOMATIC", "automatic_keys", "automatic_values"]
 
 MAX_CONTEXT_PARALLEL = 16
 """Largest ``plan.cp`` that "auto" tries."""
 MIN_TOKENS_OF_A_RANK = 1024
 """Of a sequence that is split by context parallelism: shorter shares keep no GPU busy."""
 MAX_MICRO_BATCH = 32
-"""Largest ``plan.micro_batch`` that "auto" tries."""
+"""Largest ``plan.micro_batch`` that "auto" tries, of sequences."""
 
 
 def automatic_values(key: str, experiment: Experiment) -> tuple[int | str, ...]:
@@ -96,9 +96,12 @@ def _ep(experiment: Experiment) -> tuple[int, ...]:
 
 
 def _micro_batch(experiment: Experiment) -> tuple[int, ...]:
-    """Powers of two that divide the batch."""
+    """Powers of two that divide the batch; images up to all that a GPU has in a step."""
     batch = experiment.plan.global_batch
-    return tuple(each for each in _powers(min(batch, MAX_MICRO_BATCH)) if batch % each == 0)
+    most = MAX_MICRO_BATCH
+    if not isinstance(experiment.model, Transformer):
+        most = max(batch // _gpus(experiment), 1)
+    return tuple(each for each in _powers(min(batch, most)) if batch % each == 0)
 
 
 def _recompute(experiment: Experiment) -> tuple[str, ...]:
@@ -133,4 +136,12 @@ AUTOMATIC: Mapping[str, Callable[[Experiment], tuple[int | str, ...]]] = {
 """Keys of ``[plan]`` that may be "auto", and what makes their values."""
 
 OF_TRANSFORMERS = tuple(key for key in AUTOMATIC if key != "tables")
-"""Those that are varied where "auto" is said of the whole plan."""
+OF_CNNS = ("micro_batch", "zero")
+OF_DLRMS = ("tables",)
+
+
+def automatic_keys(experiment: Experiment) -> tuple[str, ...]:
+    """Experiment → keys of ``[plan]`` that are varied where "auto" is said of the whole plan."""
+    if isinstance(experiment.model, Transformer):
+        return OF_TRANSFORMERS
+    return OF_DLRMS if isinstance(experiment.model, Dlrm) else OF_CNNS

@@ -27,7 +27,7 @@ from ..base.schema import check_value
 from ..experiment import Experiment
 from ..experiment.load import TABLES, experiment_of, tables_with
 from ..experiment.plan_keys import key_path, renamed, short_key, with_sub_tables
-from .automatic import AUTOMATIC, OF_TRANSFORMERS, automatic_values
+from .automatic import AUTOMATIC, automatic_keys, automatic_values
 from .balance import BALANCED, EVEN, SHARES, balanced_shares
 from .choice import Choice, read_choice
 from .traced_space import TABLES_OF_TRACES, TracedValues
@@ -236,7 +236,13 @@ def read_search(tables: Mapping[str, Any], source: str) -> SearchSpace:
     if vary == "auto":
         vary = {"plan": "auto"}
     if isinstance(vary, dict) and vary.get("plan") == "auto":
-        keys_of_plan = OF_TRANSFORMERS if traced is None else traced.all_automatic
+        if traced is None:
+            others = {table: keys for table, keys in vary.items() if table != "plan"}
+            keys_of_plan = automatic_keys(
+                _shared_experiment(base, dict(_flattened(others)), source)
+            )
+        else:
+            keys_of_plan = traced.all_automatic
         vary = {**vary, "plan": dict.fromkeys(keys_of_plan, "auto")}
     if not isinstance(vary, dict) or not vary:
         raise InputError(

@@ -173,7 +173,11 @@ def _et(et: ExecutionTrace) -> list[str]:
     data = data_dependencies(et)
     storages = np.unique(np.concatenate([et.inputs.storage, et.outputs.storage]))
     lines = _fields(
-        ("kind", "PyTorch execution trace (no times: replay needs the Kineto trace of this rank)"),
+        (
+            "kind",
+            "PyTorch execution trace (no times: replay prices it with --cluster, or takes those of "
+            "the rank's Kineto trace)",
+        ),
         ("schema", et.schema),
         ("size", f"{et.size:,} bytes of JSON"),
         ("device", _listed(dict.fromkeys([*et.inputs.devices, *et.outputs.devices]))),

@@ -69,13 +69,14 @@ def typical_bandwidth(topology: Topology) -> Floats:
     """Return the bandwidth that most links have of those that were built like each.
 
     NCCL takes all nodes for equal, and so do the numbers that were measured on them. Where links
-    were changed, the usual one tells which of them are slow.
+    were changed, the usual one tells which of them are slow. Where no bandwidth is that of more
+    than half, the highest is typical: what the others allow follows from their own, whereas groups
+    on fast links would take a lower one for a limit.
 
     Returns
     -------
     float64, shape (n_links,)
-        Of links of nodes and of NICs; of all others their own. If two bandwidths are equally
-        frequent, the lower.
+        Of links of nodes and of NICs; of all others their own.
     """
     if topology.is_nominal:
         return topology.bandwidth
@@ -85,7 +86,8 @@ def typical_bandwidth(topology: Topology) -> Floats:
         for nominal in np.unique(topology.nominal[of_kind]).tolist():
             alike = of_kind[topology.nominal[of_kind] == nominal]
             values, counts = np.unique(topology.bandwidth[alike], return_counts=True)
-            found[alike] = values[np.argmax(counts)]
+            most = np.argmax(counts)
+            found[alike] = values[most] if 2 * counts[most] > len(alike) else values[-1]
     return found
 
 

@@ -133,7 +133,8 @@ class PatternTraffic:
                 phases = hop_chains(
                     pattern.operation, algorithm, each.members, self.gpus_per_node, each.block
                 )
-                found[each.which] = added_latency(paths, excess, base[each.which], phases)
+                period = self.topology.period * self.gpus_per_node
+                found[each.which] = added_latency(paths, excess, base[each.which], phases, period)
         return found
 
     def steps(self, pattern: Pattern, members: Ints) -> Steps:

@@ -74,7 +74,11 @@ def _thousandths_of_ps(seconds: NDArray[np.float64]) -> Ints:
 
 
 def added_latency(
-    paths: RouteFunction, excess: Ints, base: Ints, phases: Sequence[HopChains | AllPairsHop]
+    paths: RouteFunction,
+    excess: Ints,
+    base: Ints,
+    phases: Sequence[HopChains | AllPairsHop],
+    period: int = 0,
 ) -> Ints:
     """Sum up the excess latency along the chains of a communication.
 
@@ -88,6 +92,8 @@ def added_latency(
         What is to be added to the ranks of the steps, for each group.
     phases : sequence of HopChains or AllPairsHop
         Of each of them, one after the other.
+    period : int
+        Pairs of GPUs that are so many GPUs further on have equal routes; 0 where that is not so.
 
     Returns
     -------
@@ -97,7 +103,7 @@ def added_latency(
     found = np.zeros(len(base), np.int64)
     for phase in phases:
         if isinstance(phase, AllPairsHop):
-            found += _all_pairs_latency(paths, excess, base, phase.ranks)
+            found += _all_pairs_latency(paths, excess, base, phase.ranks, period)
         elif len(phase.source):
             found += _chain_latency(paths, excess, base, phase)
     return found
@@ -128,7 +134,9 @@ def _chain_latency(paths: RouteFunction, excess: Ints, base: Ints, order: HopCha
     return found
 
 
-def _all_pairs_latency(paths: RouteFunction, excess: Ints, base: Ints, ranks: Ints) -> Ints:
+def _all_pairs_latency(
+    paths: RouteFunction, excess: Ints, base: Ints, ranks: Ints, period: int
+) -> Ints:
     """Return the latency of the longest way between two of the ranks, in ps."""
     found = np.zeros(len(base), np.int64)
     n = len(ranks)
@@ -137,17 +145,35 @@ def _all_pairs_latency(paths: RouteFunction, excess: Ints, base: Ints, ranks: In
         others = source != target
         pairs = HopChains(source[others], target[others], np.arange(n * (n - 1)))
         return _chain_latency(paths, excess, base, pairs)
-    crowd, step = all_pairs_routes(paths), max(1, PAIRS_PER_BATCH // n)
+    crowd, step = all_pairs_routes(paths), max(1, PAIRS_PER_BATCH // (2 * n))
     for i, first in enumerate(base.tolist()):
         here = ranks + first
         longest = None if crowd is None else crowd.max_route_sum(here, excess[:-1])
-        for low in range(0, n if longest is None else 0, step):
-            source = np.repeat(here[low : low + step], n)
-            target = np.tile(here, len(source) // n)
-            others = source != target
-            ways = excess[paths(source[others], target[others])].sum(axis=1)
-            most = int(ways.max())
+        firsts = _first_of_pairs(here, period) if longest is None else here[:0]
+        for low in range(0, len(firsts), step):
+            first_ones = np.repeat(firsts[low : low + step], n)
+            others = np.tile(here, len(first_ones) // n)
+            both = first_ones < others  # both directions
+            source = np.concatenate([first_ones[both], others[both]])
+            target = np.concatenate([others[both], first_ones[both]])
+            if not len(source):
+                continue
+            most = int(excess[paths(source, target)].sum(axis=1).max())
             longest = most if longest is None else max(longest, most)
         assert longest is not None
         found[i] = longest // PARTS_PER_PS
     return found
+
+
+def _first_of_pairs(ranks: Ints, period: int) -> Ints:
+    """Return ranks so that each pair has the route of one whose lower rank is among them.
+
+    A pair has the route of the pair any number of periods before it. Where ranks are evenly spaced
+    that one's higher rank is one of them, too, if its lower one is: so the lowest rank of each
+    place in a period will do.
+    """
+    ranks = np.sort(ranks)
+    if not period or len(np.unique(np.diff(ranks))) > 1:
+        return ranks
+    _, first = np.unique(ranks % period, return_index=True)
+    return ranks[np.sort(first)]
