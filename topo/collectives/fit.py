@@ -24,7 +24,7 @@ from mpisim.base.frozen import frozen
 
 from .batches import Batch
 from .calibration import ANY, DEEPEP
-from .formulas import CostFormula
+from .formulas import CostFormula, Sweep
 
 __all__ = [
     "CAUCHY_SCALE",
@@ -194,9 +194,9 @@ def log_errors(
     InputError
         If the form does not cover the operation.
     """
-    predicted = form.seconds(
-        numbers, batch.platform.system, batch.operation, batch.bytes, batch.shape, batch.settings
-    )
+    system = batch.platform.system
+    sweep = Sweep(system, batch.operation, batch.bytes, batch.shape, batch.settings)
+    predicted = form.seconds(numbers, sweep)
     found: NDArray[np.float64] = np.log(predicted / batch.seconds)
     return found
 
