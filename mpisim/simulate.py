@@ -177,8 +177,8 @@ def simulate(
     sensitivities: Sensitivities | None = None
     with show_progress(comm, "adding up what every rank did" if progress else ""):
         if not isinstance(prepared, Program) and comm.rank == 0:
-            said, sensitivities = _stated(prepared, run, overlap)
-            stated |= said
+            further, sensitivities = _stated(prepared, run, overlap)
+            stated |= further
         if network is None and not isinstance(prepared, Program):
             network = prepared.network
         cost = partial(_cost, prepared) if isinstance(prepared, PreparedExperiment) else None

@@ -150,7 +150,7 @@ def _monitor(arguments: argparse.Namespace, words: Sequence[str]) -> None:
     first = launch.launched_rank() == 0
     command = shlex.join(["mpisim", *words])
     monitor = Monitor(
-        arguments.monitor, command, phases.told, first=first, processes=launch.launched_size()
+        arguments.monitor, command, phases.status, first=first, processes=launch.launched_size()
     )
     phases.monitor = monitor
 

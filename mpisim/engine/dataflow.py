@@ -369,11 +369,11 @@ def _execute(
             if moving and core.n_outgoing == 0:
                 continue
             if several:
-                saying = None if watching is None else watching.words()
-                state = exchange(distribution, core, moving, several, saying)
+                note = None if watching is None else watching.words()
+                state = exchange(distribution, core, moving, several, note)
                 rounds += 1
-                if watching is not None and state.said is not None:
-                    watching.hear(state.said)
+                if watching is not None and state.notes is not None:
+                    watching.hear(state.notes)
             else:
                 state = Progress(core.unfinished, False)
             # Flows that no one waits for are run to their ends as well.

@@ -359,7 +359,7 @@ def _sharing(
         entries = distinct(priced.which[by_table[begins[number] : begins[number + 1]]]).tolist()
         rows = np.flatnonzero(one.table.is_communication & (one.table.duration == UNPRICED))
         eager = (one.table.flags[rows] & Flag.EAGER) != 0
-        alike = [entries]
+        groups = [entries]
         base = priced.requested(entries[0])[0] if entries else np.empty(0, np.int64)
         varies = np.zeros(len(rows), bool)
         flows = np.zeros(len(rows), bool)
@@ -368,9 +368,9 @@ def _sharing(
             varies |= durations_of != base
             flows |= prices_of >= 0
         if (varies & eager).any():  # each rank's own ready time counts: nothing to look up
-            alike, varies = [[entry] for entry in entries], np.zeros(len(rows), bool)
+            groups, varies = [[entry] for entry in entries], np.zeros(len(rows), bool)
         found = rows[(varies | flows) & ~eager]
-        for some in alike if entries else []:
+        for some in groups if entries else []:
             kind_of[some] = len(durations)
             of_kind = priced.durations[some[0]].copy()
             of_kind[found] = 0

@@ -91,9 +91,11 @@ def read_foreign(
         builder.add_table(table)
     for number, own in zip(of_rank, slots):
         builder.add_rank(number, own)
-    said = {name: str(count) for name, count in sorted(job.counts.items()) if count}
+    counted = {name: str(count) for name, count in sorted(job.counts.items()) if count}
     priced = {} if counts is None else counts.attributes()
-    return builder.build({"source": "Chakra", "ranks": " ".join(map(str, ranks)), **said, **priced})
+    return builder.build(
+        {"source": "Chakra", "ranks": " ".join(map(str, ranks)), **counted, **priced}
+    )
 
 
 class _Known(NamedTuple):

@@ -104,20 +104,20 @@ class TraceNodes:
             return None
         content, names = self._skeleton
         number: dict[Reference, int] = {}
-        said: list[tuple[int, ...]] = []
+        memberships: list[tuple[int, ...]] = []
         for name in names:
             if isinstance(name, _Message):
                 pair = name.pair(rank)
                 own, other = pair[:2] if name.sends else pair[1::-1]
                 at = number.setdefault(pair, len(number))
-                said.append((at, own == rank, other == own, other in groups.number))
+                memberships.append((at, own == rank, other == own, other in groups.number))
             else:
                 group = groups.find(known, name)
                 if group is None:
                     return None
                 at = number.setdefault(group, len(number))
-                said.append((at, rank in group, len(group.ranks), len(group.here)))
-        return Likeness((content, tuple(said)), tuple(number))
+                memberships.append((at, rank in group, len(group.ranks), len(group.here)))
+        return Likeness((content, tuple(memberships)), tuple(number))
 
     @property
     def content(self) -> bytes | None:

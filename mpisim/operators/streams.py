@@ -183,12 +183,12 @@ def _copied(source: TensorSpec, to: TensorSpec) -> Kernels:
     if not to.elements or not source.elements:
         return ()
     same = source.dtype == to.dtype and source.shape == to.shape
-    alike = lie_alike(source, to)
-    if same and source.strides is not None and alike:
+    same_layout = lie_alike(source, to)
+    if same and source.strides is not None and same_layout:
         return (Copy(bytes=touched(to)),)
     broadcasts = source.elements != to.elements
     return stream(
-        touched(source) + touched(to), indexed=to.elements if broadcasts or not alike else 0
+        touched(source) + touched(to), indexed=to.elements if broadcasts or not same_layout else 0
     )
 
 

@@ -200,10 +200,10 @@ def sampled_facts(attributes: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _split_classes(results: Results) -> str:
     """Why ranks of one table are in several equivalence classes."""
-    apart = np.bincount(results.classes["apart"], minlength=len(SplitReason)).tolist()
-    whys = [f"{apart[why]:,} by {text}" for why, text in SPLIT_REASONS.items() if apart[why]]
+    counts = np.bincount(results.classes["apart"], minlength=len(SplitReason)).tolist()
+    whys = [f"{counts[why]:,} by {text}" for why, text in SPLIT_REASONS.items() if counts[why]]
     return (
-        f"{sum(apart[1:]):,} of {sum(apart):,} differ from the largest with the same rows: "
+        f"{sum(counts[1:]):,} of {sum(counts):,} differ from the largest with the same rows: "
         + ", ".join(whys)
     )
 

@@ -212,9 +212,11 @@ def _in_step(a: Line, b: Line, offset: dict[int, int]) -> bool:
     """Whether the n-th kernel of one line is the n-th of the other."""
     if stems(a) != stems(b):
         return False
-    apart = [(x.end - offset[x.rank]) - (y.end - offset[y.rank]) for x, y in zip(a, b, strict=True)]
+    differences = [
+        (x.end - offset[x.rank]) - (y.end - offset[y.rank]) for x, y in zip(a, b, strict=True)
+    ]
     # A short line of a named communicator says nothing about clocks that may be far apart.
-    return abs(float(np.median(apart))) <= TOLERANCE or (is_named(a) and len(a) < SHORT)
+    return abs(float(np.median(differences))) <= TOLERANCE or (is_named(a) and len(a) < SHORT)
 
 
 def _align_by_time(group: list[Line], result: Matching) -> list[list[Communication]]:

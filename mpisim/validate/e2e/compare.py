@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ...base.errors import InputError, UsageError, nearest
 from ...base.frozen import frozen
+from ...base.quantity import Z_90
 from ...mpi.parallel import collective_errors
 from ...prediction.step_constants import ModelError, StepConstants, model_class, packaged_constants
 from .experiments import Mapped, Skipped, experiment_of, shown
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
 __all__ = ["Compared", "Comparison", "compare", "select", "show"]
-
-Z_90 = 1.6449
-"""Half-width of the central 90 % interval of a normal distribution, in standard deviations."""
 
 SHOWN = 12
 """Values of a column that an error names."""

@@ -180,9 +180,9 @@ def e_step(slope: Floats, z: Floats, grouping: Grouping, known: Variances) -> Po
     covariance: Floats = np.linalg.inv(curve).astype(np.float64)
     x = covariance @ (weighted.T @ z - eliminated[0].T @ z_means - eliminated[1].T @ z_above)
     families = z_above - above @ x
-    apart = means - above[family]
+    deviation = means - above[family]
     groups = held * (z_means - means @ x - families[family])
-    off = slope - (above[family] + held[:, None] * apart)[group]
+    off = slope - (above[family] + held[:, None] * deviation)[group]
     left = 1 / own + (1 - held) ** 2 / whole[family]
     return Posterior(
         x,
@@ -190,7 +190,7 @@ def e_step(slope: Floats, z: Floats, grouping: Grouping, known: Variances) -> Po
         families,
         1 / whole + _squares(above, covariance),
         groups,
-        1 / own + held**2 * (1 / whole[family] + _squares(apart, covariance)),
+        1 / own + held**2 * (1 / whole[family] + _squares(deviation, covariance)),
         _squares(off, covariance) + left[group],
     )
 
