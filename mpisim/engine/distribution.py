@@ -116,21 +116,6 @@ class Distribution:
         index = np.searchsorted(self.first_communication, numbers, side="right") - 1
         return index, numbers - self.first_communication[index]
 
-    def communication_of(self, rank: int, row: int) -> int:
-        """Return the number of the communication that a row of a hosted rank posts to.
-
-        Parameters
-        ----------
-        rank : int
-            One of `hosted`.
-        row : int
-            Number of a communication row in the rank's table.
-        """
-        local = int(np.searchsorted(self.hosted, rank))
-        instruction = self.core_input.lowered_of(local).instructions[row]
-        slot = self.core_input.slot_index[local] + instruction["slot"]
-        return int(self.core_input.slot_first[slot] + instruction["ordinal"])
-
 
 def distribute(
     simulated: SimulatedRanks,

@@ -181,8 +181,6 @@ class Link:
         External id minus record id; 0 for the other methods.
     node_of_operator : int32, shape (n_operators,)
         Position of the node, for each of the Kineto trace's operators; -1 without.
-    node_of_annotation : int32, shape (n_annotations,)
-        The same for its annotations.
     matched : int
         Pairs.
     unmatched_nodes, unmatched_operators : int
@@ -194,7 +192,6 @@ class Link:
     method: str
     constant: int
     node_of_operator: NDArray[np.int32]
-    node_of_annotation: NDArray[np.int32]
     matched: int
     unmatched_nodes: int
     unmatched_operators: int
@@ -265,7 +262,6 @@ def link_traces(et: ExecutionTrace, trace: KinetoTrace) -> Link:
         method=method,
         constant=constant,
         node_of_operator=node_of[: len(trace.operators)],
-        node_of_annotation=node_of[len(trace.operators) :],
         matched=len(pairs),
         unmatched_nodes=len(nodes) - len(pairs),
         unmatched_operators=len(events.name) - len(pairs),
