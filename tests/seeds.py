@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import bad_files as bad
 import networkx
-import test_bad_inputs as bad
 import test_calibrate
 import test_chakra
 import test_cli_collectives
