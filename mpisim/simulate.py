@@ -182,27 +182,18 @@ def simulate(
         if network is None and not isinstance(prepared, Program):
             network = prepared.network
         cost = partial(_cost, prepared) if isinstance(prepared, PreparedExperiment) else None
-        if output is None:
-            return collect(
-                run,
-                comm=comm,
-                experiment=text,
-                attributes=stated,
-                network=network,
-                repetition=repetition,
-                sensitivities=sensitivities,
-                stated=cost,
-            )
-        if not origin and isinstance(what, Experiment | ProgramExperiment):
+        if output is not None and not origin and isinstance(what, Experiment | ProgramExperiment):
             origin = serialize_any(what)
-        return write_results(
-            run,
-            output,
+        finish = (
+            partial(collect, run)
+            if output is None
+            else partial(
+                write_results, run, output, timeline=timeline, origin=origin, overwrite=overwrite
+            )
+        )
+        return finish(
             comm=comm,
-            timeline=timeline,
             experiment=text,
-            origin=origin,
-            overwrite=overwrite,
             attributes=stated,
             network=network,
             repetition=repetition,
