@@ -1,9 +1,12 @@
-"""Good traces and programs, small, and ways to spoil them."""
+"""Good traces and programs, small, ways to spoil them, and a disk that is full."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +115,14 @@ def blocked(folder: Path) -> None:
 def listing(folder: Path) -> dict[str, int]:
     """Everything below a folder, with sizes."""
     return {str(path): path.lstat().st_size for path in folder.rglob("*")}
+
+
+@contextmanager
+def files_limited(size: int) -> Iterator[None]:
+    """Let no file of this process grow beyond `size` bytes, as a full disk would."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import json
 import math
@@ -13,11 +12,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from measured_steps import table
 from mpi4py import MPI
 
 from mpisim.base.errors import InputError
 from mpisim.prediction.uncertainty import difference_error
-from mpisim.validate.e2e.rows import COLUMNS
 from mpisim.validate.plans import (
     Group,
     Noise,
@@ -29,16 +28,6 @@ from mpisim.validate.plans import (
     render,
 )
 from mpisim.validate.plans.ranking import dimensions, unshared_error
-
-EXTRA = (
-    "notes",
-    "precision_as_printed",
-    "zero_stage_as_printed",
-    "activation_recompute_as_printed",
-    "overlap_as_printed",
-    "cpu_offload",
-    "source_version",
-)
 
 ROW: dict[str, Any] = {
     "source": "VIA-Research/vTrain data/ground_truth_multi.csv (MICRO 2024)",
@@ -81,16 +70,8 @@ def rows_of(**changes: Any) -> list[dict[str, Any]]:
     ]
 
 
-def table(path: Path, rows: list[dict[str, Any]]) -> Path:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [*COLUMNS, *EXTRA], restval="")
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
-
-
 def sweeps_of(path: Path, rows: list[dict[str, Any]], **options: Any) -> Sweeps:
-    found = compare_plans(table(path / "t.csv", rows), MPI.COMM_SELF, **options)
+    found = compare_plans(table(path / "t.csv", *rows), MPI.COMM_SELF, **options)
     assert found is not None
     return found
 
@@ -308,7 +289,7 @@ def test_what_two_plans_share_cancels() -> None:
 
 
 def test_the_command(tmp_path: Path, run_mpisim: Any) -> None:
-    file = table(tmp_path / "t.csv", rows_of())
+    file = table(tmp_path / "t.csv", *rows_of())
     first = run_mpisim(["validate", "plans", file, "--json", "one.json", "--markdown", "p.md"])
     assert first.rc == 0, first.stderr
     assert "mean of 1 " in first.stdout
@@ -334,7 +315,7 @@ def test_the_command(tmp_path: Path, run_mpisim: Any) -> None:
 def test_bad_options_are_one_line(
     tmp_path: Path, arguments: list[str], said: str, run_mpisim: Any
 ) -> None:
-    file = table(tmp_path / "t.csv", rows_of())
+    file = table(tmp_path / "t.csv", *rows_of())
     found = run_mpisim(["validate", "plans", file, *arguments])
     assert found.rc == 2, found.stderr
     assert said in found.stderr
