@@ -71,7 +71,7 @@ class Machine:
 
 @frozen
 class Cables:
-    """Cables between two units, alike in kind and bandwidth.
+    """Cables between two units, equal in kind and bandwidth.
 
     Attributes
     ----------

@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[str] = COMMANDS) 
         arguments = parse(_parser(words[0], commands), words)
     except MpisimError as error:
         return launch.end(error.exit_code, launch.error_line(str(error)))
-    except SystemExit as ending:  # --help and --version: alike on all processes
+    except SystemExit as ending:  # --help and --version: the same on all processes
         return _code(ending)
     try:
         with ended_by_signals():

@@ -179,7 +179,7 @@ def first_process_only() -> Iterator[None]:
 
 
 def at_end(tell: Callable[[int, str], None]) -> None:
-    """Have this process's end told, once: the exit code, and the line of an error or nothing."""
+    """Register what gets the exit code and the error line of this process, once, as it ends."""
     _AT_END.set(tell)
 
 

@@ -174,7 +174,7 @@ def price(
 
 
 def agreed(priced: Priced, comm: Intracomm | None) -> Priced:
-    """Number prices alike on all processes. **Collective** on `comm` (None: one process).
+    """Number prices, the same on all processes. **Collective** on `comm` (None: one process).
 
     Parameters
     ----------

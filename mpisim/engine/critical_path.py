@@ -53,7 +53,7 @@ class PieceKind(IntEnum):
 
 
 class PathCycle(NamedTuple):
-    """Pieces of a path that stand for all their repeats: see `mpisim.engine.repetition`."""
+    """Pieces of a path that represent all their repeats: see `mpisim.engine.repetition`."""
 
     first: int
     last: int

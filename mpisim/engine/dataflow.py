@@ -111,8 +111,8 @@ def simulate(
     progress : str
         Label of the progress line on a terminal; empty to show none.
     timeline : bool
-        Whether the rows of all ranks will be written: counted when it is said what memory the run
-        needs.
+        Whether the rows of all ranks will be written: counted in the estimate of the memory that
+        the run needs.
     wire_delays : sequence of (int64, shape (n,), or None), optional
         By table, the time in ps that each row takes beside its network price, for communications
         without a duration; 0 for other rows. All members of a communication have the same.

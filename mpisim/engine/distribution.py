@@ -40,7 +40,7 @@ Ints = NDArray[np.int64]
 
 
 class Role(PlainInteger, IntEnum):
-    """What a process does when the last of its own members has posted to a communication."""
+    """The part of a process in a communication, once the last of its own members has posted."""
 
     LOCAL = 0
     """All members are here: the communication starts."""

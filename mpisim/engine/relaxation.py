@@ -37,8 +37,8 @@ This only chooses what communications are held to take: the result is that of a 
 horizon that has changed nothing. Nor can it keep passes from ending: where they make too little
 progress with horizons, there are none from then on.
 
-All processes hold all flows, so they decide alike; the links to be looked at, and the contention
-domains to be simulated, are dealt out.
+All processes hold all flows, so they decide the same; the links to be looked at, and the contention
+domains to be simulated, are distributed.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ class Experiment:
 
     @property
     def says_framework(self) -> bool:
-        """Whether it is said which framework runs the plan, or what its kernels are.
+        """Whether the framework that runs the plan, or its kernels, are stated.
 
         That is how attention is computed and whether elementwise work is fused; one of them will
         do where nothing is filled in.

@@ -195,7 +195,7 @@ def _read(path: str) -> tuple[str, str, dict[str, Any]]:
 
 
 def _of_no_file(name: str) -> str:
-    """Say what a name is that stands for no file: a model or a cluster; empty if it is neither."""
+    """Name of no file → the hint that it is a model or a cluster; empty if it is neither."""
     from .model_presets import find_model
 
     for find, what in ((find_model, "model"), (find_cluster, "cluster")):

@@ -99,7 +99,7 @@ def read_foreign(
 
 
 class _Known(NamedTuple):
-    """What a rank was found to do, for others whose nodes are alike."""
+    """Table, slots and counts of a rank that was read, for others with equal nodes."""
 
     table: int
     slots: list[int]  # of each slot the place of its reference

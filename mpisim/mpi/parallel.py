@@ -23,7 +23,7 @@ __all__ = ["Update", "collective_errors", "progress"]
 
 
 class Update(Protocol):
-    """Says how far a phase has come, and what else there is to say."""
+    """Shows how far a phase has come, and a note."""
 
     def __call__(self, done: float, note: str = "") -> None:
         """Show what is done, and words behind it."""
@@ -97,7 +97,7 @@ def progress(
     total : float
         The value of `done` at the end; 0 if there is none.
     steady : bool
-        Whether equal shares take about equal times. Then it is said how long is left, of this phase
+        Whether equal shares take about equal times. Then the time left is shown, of this phase
         or of the outermost one around it that has a total.
     interval : float
         Seconds between two updates of the line.

@@ -161,7 +161,7 @@ def _size(shown: ShownRun, rank: int, window: tuple[int, int]) -> _Size:
 def _that_fit(
     sizes: Sequence[_Size], window: tuple[int, int], most: int
 ) -> tuple[list[int], Gap | None]:
-    """Return which ranks are shown, and what is left out of the step of each.
+    """Return the ranks that are shown, and the time window that is cut from the step of each.
 
     Parameters
     ----------

@@ -55,7 +55,7 @@ SPLIT_REASONS = {
     SplitReason.PARTNERS: "the ranks they communicate with",
 }
 MAX_REPEATED = 24
-"""Characters of a source from which on it is said once, and referred to where it comes again."""
+"""Characters of a source from which on it is printed once, and referred to later."""
 
 MAX_RANKS = 8
 """Ranks in the table of ranks before only the slowest and the fastest are shown."""

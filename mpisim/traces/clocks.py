@@ -116,7 +116,7 @@ def estimate_offsets(
 
 
 def _between_pairs(pairs: list[Pair]) -> list[Edge]:
-    """How far clocks are apart by sends and receives.
+    """Clock offsets of pairs of ranks, by their sends and receives.
 
     A send ends some 100 µs before its receive. Where messages go both ways this cancels; where
     they do not, only a greater difference is one of clocks.

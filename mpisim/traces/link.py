@@ -377,7 +377,7 @@ def _by_names(
 
 
 def _similarity(a: Counter[str], b: Counter[str]) -> float:
-    """How alike the names on two threads are, whatever the number of steps in each."""
+    """Similarity of the names on two threads, whatever the number of steps in each."""
     common = sum((a & b).values())
     return common / min(a.total(), b.total()) + len(a.keys() & b.keys()) / len(a.keys() | b.keys())
 

@@ -332,7 +332,7 @@ def _choose_pairs(
 
 
 def _settle_pairs(lines: list[Line], pairs: list[Pair], first: int, result: Matching) -> None:
-    """Work out the wire times of pairs; what is in none stands alone.
+    """Work out the wire times of pairs; of an operation in no pair it is its duration.
 
     Pairs of the same two lines are one communicator; these are numbered from `first`.
     """
