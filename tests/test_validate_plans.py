@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from measured_steps import table
+from measured_steps import VTRAIN, table
 from mpi4py import MPI
 
 from mpisim.base.errors import InputError
@@ -29,36 +29,7 @@ from mpisim.validate.plans import (
 )
 from mpisim.validate.plans.ranking import dimensions, unshared_error
 
-ROW: dict[str, Any] = {
-    "source": "VIA-Research/vTrain data/ground_truth_multi.csv (MICRO 2024)",
-    "model": "GPT",
-    "layers": 4,
-    "hidden": 1024,
-    "heads": 16,
-    "kv_heads": 16,
-    "ffn_hidden": 4096,
-    "vocab": 51200,
-    "seq_len": 1024,
-    "gpu": "A100-SXM-80GB",
-    "gpus_per_node": 8,
-    "num_gpus": 8,
-    "vpp": 1,
-    "cp": 1,
-    "ep": 1,
-    "sp": "False",
-    "zero_stage": 0,
-    "micro_batch": 2,
-    "global_batch": 16,
-    "precision": "fp16",
-    "activation_recompute": "full",
-    "framework": "Megatron-DeepSpeed",
-    "step_time_basis": "printed",
-    "trust": "A",
-    "tp_overlap": "False",
-    "dp_overlap": "False",
-    "node_network_gbps": 800,
-    "step_time_ms": 100.0,
-}
+ROW: dict[str, Any] = {**VTRAIN, "vocab": 51200, "step_time_ms": 100.0}
 
 PLANS = ((1, 1, 8), (2, 1, 4), (4, 1, 2), (1, 2, 4), (1, 4, 2), (2, 2, 2))
 
