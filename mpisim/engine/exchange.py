@@ -36,7 +36,7 @@ __all__ = ["Progress", "Window", "count_operations", "exchange", "open_window"]
 
 _K_BITS = 32
 """Of the word that names a communication: communicator << 32 | k, both below 2**31."""
-_HEAD = 5
+_HEAD_WORDS = 5
 """Words of the head of a message: see `exchange`."""
 _NO_EVENT = int(np.iinfo(np.int64).max)
 _MAX_INLINE = 4
@@ -95,7 +95,7 @@ def exchange(
     most, words = int(sent.max()), messages.shape[1]
     # To each process: how many messages there are for it; the same to all: how this process
     # stands; and the messages themselves, if they are few.
-    first_word = _HEAD if note is None else _HEAD + len(note)
+    first_word = _HEAD_WORDS if note is None else _HEAD_WORDS + len(note)
     head = np.zeros((comm.size, first_word + words * _MAX_INLINE), np.int64)
     head[:, 0] = sent
     head[:, 1] = core.unfinished
@@ -103,7 +103,7 @@ def exchange(
     head[:, 3] = most
     head[:, 4] = _NO_EVENT if distribution.core_input.flows is None else core.next_event()
     if note is not None:
-        head[:, _HEAD:first_word] = note
+        head[:, _HEAD_WORDS:first_word] = note
     first = np.cumsum(sent) - sent
     if 0 < most <= _MAX_INLINE:
         receiver = np.repeat(np.arange(comm.size), sent)
@@ -111,7 +111,7 @@ def exchange(
         head[:, first_word:].reshape(comm.size, _MAX_INLINE, words)[receiver, nth] = messages
     heads = np.empty_like(head)
     comm.Alltoall(head, heads)
-    notes = None if note is None else heads[:, _HEAD:first_word]
+    notes = None if note is None else heads[:, _HEAD_WORDS:first_word]
     state = Progress(int(heads[:, 1].sum()), bool(heads[:, 2].any()), int(heads[:, 4].min()), notes)
     over = state.unfinished == 0 and distribution.core_input.flows is None
     if over or not state.moving:

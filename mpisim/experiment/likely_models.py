@@ -57,7 +57,7 @@ SAME_SIZE = 0.15
 """Logarithm of a ratio: within it models have the size that a name says. Llama-2-7B has 6.74e9
 parameters, Gemma-7B 8.5e9."""
 
-CLOSE = 0.4
+LIKELY_MARGIN = 0.4
 """Of the distance between models: those as much farther than the nearest are as likely, nearly."""
 
 COUNT_WEIGHT = 4.0
@@ -277,7 +277,7 @@ def complete(given: Mapping[str, Any], count: float | None) -> tuple[dict[str, A
     near = [
         each
         for rank, each in enumerate(candidates)
-        if rank < LEAST_COMPARED or each.distance <= best.distance + CLOSE
+        if rank < LEAST_COMPARED or each.distance <= best.distance + LIKELY_MARGIN
     ]
     taken = [
         f"{key} = {best.keys[key]}"

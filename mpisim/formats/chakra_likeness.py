@@ -23,7 +23,7 @@ from .chakra_schema import NodeType, attributes, messages
 
 __all__ = ["Likeness", "TraceNodes", "is_whole"]
 
-MOST = 2**53
+MAX_NUMBER = 2**53
 """The largest number of an attribute that is read."""
 
 _MESSAGES = (NodeType.COMM_SEND_NODE, NodeType.COMM_RECV_NODE)
@@ -32,7 +32,7 @@ _PAIR = ("comm_src", "comm_dst", "comm_tag")
 
 def is_whole(value: object) -> bool:
     """Whether an attribute is a number from 0 on, whichever integer type it has."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_NUMBER
 
 
 class _Message(NamedTuple):

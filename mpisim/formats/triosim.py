@@ -58,7 +58,7 @@ _PHASES = {
 }
 _WEIGHTS = ("weight", "bias")
 _MOST_US = 1e12
-_MOST = 2**62
+_MAX_NUMBER = 2**62
 """Times, and sizes, above which a table is damaged; both fit an int64, times in ps."""
 
 
@@ -225,7 +225,7 @@ class _Row:
             value = int(text)
         except ValueError:
             value = -1
-        if not 0 <= value <= _MOST:
+        if not 0 <= value <= _MAX_NUMBER:
             raise self.error(column, f"{text!r} is no whole number, 0 or more")
         return value
 

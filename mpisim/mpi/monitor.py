@@ -38,12 +38,12 @@ from ..base.version import __version__
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["WORDS", "Monitor"]
+__all__ = ["WORDS_PER_PROCESS", "Monitor"]
 
 INTERVAL = 1.0
 """Seconds between two statuses, and between two looks at the engine."""
 
-WORDS = 4
+WORDS_PER_PROCESS = 4
 """int64 that a process tells the others of itself: times of its slowest and fastest rank, links in
 use, resident bytes."""
 
@@ -186,11 +186,11 @@ class Monitor:
             self._heard = np.array([self._own], np.int64)
 
     def words(self) -> NDArray[np.int64]:
-        """What this process tells the others: int64, shape (WORDS,)."""
+        """Words of this process for the others: int64, shape (WORDS_PER_PROCESS,)."""
         return np.array(self._own, np.int64)
 
     def hear(self, notes: NDArray[np.int64]) -> None:
-        """Take what all processes say, int64, shape (processes, WORDS), in one exchange."""
+        """Take the words of all processes, int64, shape (processes, WORDS_PER_PROCESS)."""
         self.rounds += 1
         self._heard = notes
 
