@@ -173,9 +173,10 @@ RESNET: dict[str, Any] = {
 
 
 def table(path: Path, *rows: Mapping[str, Any], columns: tuple[str, ...] = COLUMNS) -> Path:
-    """Write measured steps, with the columns that readers do not need."""
+    """Write measured steps, with columns that readers do not need, and keys of experiments."""
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [*columns, *EXTRA], restval="")
+        keys = dict.fromkeys(key for row in rows for key in row if "." in key)
+        writer = csv.DictWriter(file, [*columns, *EXTRA, *keys], restval="")
         writer.writeheader()
         writer.writerows(rows)
     return path

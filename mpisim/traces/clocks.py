@@ -11,8 +11,8 @@ from .communications import Communication
 
 __all__ = [
     "AGREE",
-    "MAX_PAIR_LAG",
-    "MIN_LINE_LENGTH",
+    "LAG",
+    "SHORT",
     "TIGHT",
     "TOLERANCE",
     "Line",
@@ -29,10 +29,10 @@ TIGHT = 25 * PS_PER_US
 """Ends of one synchronising operation differ by less, with clock offsets removed (median)."""
 AGREE = 0.4
 """Share of the kernels of two lines that must agree: a clock that jumps spoils the rest."""
-MIN_LINE_LENGTH = 4
+SHORT = 4
 """A line with fewer kernels than this says little about clocks."""
 
-MAX_PAIR_LAG = 400 * PS_PER_US
+LAG = 400 * PS_PER_US
 """A send and its receive end within this."""
 
 Line = list[Communication]
@@ -71,12 +71,12 @@ def estimate_offsets(
     edges: list[Edge] = []
     for i, a in enumerate(lines):
         for b in lines[i + 1 :]:
-            if a[0].rank == b[0].rank or min(len(a), len(b)) < MIN_LINE_LENGTH:
+            if a[0].rank == b[0].rank or min(len(a), len(b)) < SHORT:
                 continue
             if (a[0].group, a[0].group_name) != (b[0].group, b[0].group_name):
                 continue
             wide = np.array(differences(a, b, none))
-            if len(wide) < AGREE * min(len(a), len(b)) or len(wide) < MIN_LINE_LENGTH:
+            if len(wide) < AGREE * min(len(a), len(b)) or len(wide) < SHORT:
                 continue
             middle = int(np.median(wide))
             scatter = int(np.median(np.abs(wide - middle)))
@@ -116,7 +116,7 @@ def estimate_offsets(
 
 
 def _between_pairs(pairs: list[Pair]) -> list[Edge]:
-    """Clock offsets of pairs of ranks, by their sends and receives.
+    """How far clocks are apart by sends and receives.
 
     A send ends some 100 µs before its receive. Where messages go both ways this cancels; where
     they do not, only a greater difference is one of clocks.
@@ -136,15 +136,15 @@ def _between_pairs(pairs: list[Pair]) -> list[Edge]:
         middles = [int(np.median(way)) for way in found]
         far = np.concatenate([abs(way - at) for way, at in zip(found, middles, strict=True)])
         middle = sum(middles) // len(middles)
-        telling = len(found) == 2 or abs(middle) > MAX_PAIR_LAG
-        if telling and len(far) >= MIN_LINE_LENGTH and (far <= TIGHT).mean() >= AGREE:
+        telling = len(found) == 2 or abs(middle) > LAG
+        if telling and len(far) >= SHORT and (far <= TIGHT).mean() >= AGREE:
             edges.append((True, int(np.median(far)), -len(far), a, b, middle))
     return edges
 
 
 def _nearest(lines: list[Line], offset: dict[int, int]) -> int:
     """Sum over short lines of the distance to the nearest other that could be the same, in ps."""
-    short = [line for line in lines if len(line) < MIN_LINE_LENGTH and not is_named(line)]
+    short = [line for line in lines if len(line) < SHORT and not is_named(line)]
     total = 0
     for a in short:
         total += min(

@@ -23,8 +23,8 @@ from ..base.quantity import PS_PER_US
 from ..program import Operation
 from .clocks import (
     AGREE,
-    MAX_PAIR_LAG,
-    MIN_LINE_LENGTH,
+    LAG,
+    SHORT,
     TIGHT,
     TOLERANCE,
     Line,
@@ -178,7 +178,7 @@ def _same_line(a: Line, b: Line, offset: dict[int, int]) -> tuple[int, int] | No
     if not len(signed):
         return None
     found = np.abs(signed)
-    if min(len(a), len(b)) < MIN_LINE_LENGTH:
+    if min(len(a), len(b)) < SHORT:
         if (found <= _SHORT_TIGHT).all() and len(found) == max(len(a), len(b)):
             return int(np.median(found)), -len(found)
         return None
@@ -212,13 +212,9 @@ def _in_step(a: Line, b: Line, offset: dict[int, int]) -> bool:
     """Whether the n-th kernel of one line is the n-th of the other."""
     if stems(a) != stems(b):
         return False
-    differences = [
-        (x.end - offset[x.rank]) - (y.end - offset[y.rank]) for x, y in zip(a, b, strict=True)
-    ]
+    apart = [(x.end - offset[x.rank]) - (y.end - offset[y.rank]) for x, y in zip(a, b, strict=True)]
     # A short line of a named communicator says nothing about clocks that may be far apart.
-    return abs(float(np.median(differences))) <= TOLERANCE or (
-        is_named(a) and len(a) < MIN_LINE_LENGTH
-    )
+    return abs(float(np.median(apart))) <= TOLERANCE or (is_named(a) and len(a) < SHORT)
 
 
 def _align_by_time(group: list[Line], result: Matching) -> list[list[Communication]]:
@@ -319,7 +315,7 @@ def _choose_pairs(
             if (a.peer >= 0 and a.peer != b.rank) or (b.peer >= 0 and b.peer != a.rank):
                 continue
             ends = (a.end - offset[a.rank]) - (b.end - offset[b.rank])
-            if abs(ends) <= MAX_PAIR_LAG or (a.peer >= 0 and b.peer >= 0):
+            if abs(ends) <= LAG or (a.peer >= 0 and b.peer >= 0):
                 candidates.append((abs(ends), a.rank, b.rank, a.op, b.op, a, b))
     candidates.sort(key=lambda c: c[:5])
     votes = Counter(abs(c[1] - c[2]) for c in candidates)
@@ -334,7 +330,7 @@ def _choose_pairs(
 
 
 def _settle_pairs(lines: list[Line], pairs: list[Pair], first: int, result: Matching) -> None:
-    """Work out the wire times of pairs; of an operation in no pair it is its duration.
+    """Work out the wire times of pairs; what is in none stands alone.
 
     Pairs of the same two lines are one communicator; these are numbered from `first`.
     """
@@ -347,7 +343,7 @@ def _settle_pairs(lines: list[Line], pairs: list[Pair], first: int, result: Matc
         end = [i.end - result.offset[i.rank] for i in (a, b)]
         shortest = min(i.end - i.begin for i in (a, b))
         after = [e - max(begin) for e in end]
-        wire = [max(shortest, t) if abs(t - shortest) <= MAX_PAIR_LAG else shortest for t in after]
+        wire = [max(shortest, t) if abs(t - shortest) <= LAG else shortest for t in after]
         between = line_of[a.rank, a.op], line_of[b.rank, b.op]
         line = first + number.setdefault(between, len(number))
         result.operations.append(Matched([a, b], wire, [False, False], is_pair=True, line=line))

@@ -83,9 +83,9 @@ def typical_bandwidth(topology: Topology) -> Floats:
     for kind in np.unique(topology.kind[topology.kind != LinkKind.FABRIC]).tolist():
         of_kind = np.flatnonzero(topology.kind == kind)
         for nominal in np.unique(topology.nominal[of_kind]).tolist():
-            same_nominal = of_kind[topology.nominal[of_kind] == nominal]
-            values, counts = np.unique(topology.bandwidth[same_nominal], return_counts=True)
-            found[same_nominal] = values[np.argmax(counts)]
+            alike = of_kind[topology.nominal[of_kind] == nominal]
+            values, counts = np.unique(topology.bandwidth[alike], return_counts=True)
+            found[alike] = values[np.argmax(counts)]
     return found
 
 
