@@ -43,7 +43,7 @@ class LatencyBandwidth:
     """The table ``[alpha_beta]``: two latencies and two bandwidths, of whole collectives.
 
     Those of the presets are fits of latency + factor × bytes / bandwidth, with the ring factors of
-    nccl-tests, to the logarithms of times, so that small and large messages count alike.
+    nccl-tests, to the logarithms of times, so that small and large messages have one weight.
 
     A group inside one node uses the node's pair, any other the network's. The network's bandwidth
     is one GPU's share of its node's NICs when all GPUs of the node communicate at once, each in a

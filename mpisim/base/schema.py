@@ -62,10 +62,10 @@ class Limits:
     counted: bool = False
 
     def __str__(self) -> str:
-        said = f", {self.least} or more"
+        allowed = f", {self.least} or more"
         if self.most != math.inf:
-            said = f" from {self.least} to {self.most}"
-        return f'{said}, as 2e6 or "2M" ({", ".join(SUFFIXES)})' if self.counted else said
+            allowed = f" from {self.least} to {self.most}"
+        return f'{allowed}, as 2e6 or "2M" ({", ".join(SUFFIXES)})' if self.counted else allowed
 
     def hold(self, value: float) -> bool:
         """Whether a value is within the limits."""

@@ -39,7 +39,7 @@ ALIASES = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
-_MOST = 1000
+_MAX_LINES = 1000
 """Lines of a table; more are a mistake in the factor."""
 
 
@@ -311,8 +311,8 @@ def _sizes(text: str) -> list[int]:
             factor = 0.0
         if not 1 < factor < math.inf:
             raise UsageError(f"--size is {text!r}; the factor must be a number above 1")
-    if math.log(last / first) / math.log(factor) >= _MOST:
-        raise UsageError(f"--size is {text!r}; that is more than {_MOST} sizes")
+    if math.log(last / first) / math.log(factor) >= _MAX_LINES:
+        raise UsageError(f"--size is {text!r}; that is more than {_MAX_LINES} sizes")
     sizes = [first]
     while (following := max(round(sizes[-1] * factor), sizes[-1] + 1)) <= last:
         sizes.append(following)

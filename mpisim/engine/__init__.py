@@ -15,7 +15,7 @@ Read in this order:
   `distribution`: which process simulates what. `_core` advances ranks over their rows.
 - `relaxation`: communications that share links, by passes of dataflow.
 - `exchange`: messages and windows between processes; `deadlock`: which operations block ranks.
-- `critical_path`, `flows`, `digest`: what is derived from a run.
+- `critical_path`, `last_arrivals`, `flows`, `digest`: what is derived from a run.
 - `periodic_window`, `repetition`: a step of many rounds from two short ones that are periodic.
 - `steady_rounds`: the time of a step of many rounds, from one short one that is periodic.
 """

@@ -111,8 +111,8 @@ def simulate(
     progress : str
         Label of the progress line on a terminal; empty to show none.
     timeline : bool
-        Whether the rows of all ranks will be written: counted when it is said what memory the run
-        needs.
+        Whether the rows of all ranks will be written: counted in the estimate of the memory that
+        the run needs.
     wire_delays : sequence of (int64, shape (n,), or None), optional
         By table, the time in ps that each row takes beside its network price, for communications
         without a duration; 0 for other rows. All members of a communication have the same.
@@ -369,11 +369,11 @@ def _execute(
             if moving and core.n_outgoing == 0:
                 continue
             if several:
-                saying = None if watching is None else watching.words()
-                state = exchange(distribution, core, moving, several, saying)
+                note = None if watching is None else watching.words()
+                state = exchange(distribution, core, moving, several, note)
                 rounds += 1
-                if watching is not None and state.said is not None:
-                    watching.hear(state.said)
+                if watching is not None and state.notes is not None:
+                    watching.hear(state.notes)
             else:
                 state = Progress(core.unfinished, False)
             # Flows that no one waits for are run to their ends as well.

@@ -71,10 +71,8 @@ Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 
-def steady_period(
-    passes: Sequence[Run], comm: Intracomm | None, micro_batches: int = 1
-) -> int | None:
-    """Return by how much each further round makes a step longer, in ps; None: unknown.
+def steady_period(passes: Sequence[Run], comm: Intracomm | None) -> int | None:
+    """Return by how much each further micro-batch makes a step longer, in ps; None: unknown.
 
     **Collective** on `comm` (None: one process).
 
@@ -83,13 +81,11 @@ def steady_period(
     passes : sequence of Run
         Of a step, of which each made the durations of the next; the last is its run.
     comm : mpi4py.MPI.Intracomm or None
-    micro_batches : int
-        Of a round.
     """
     window: PeriodicWindow | None = None
     rounds: dict[Table, _Rounds | None] = {}
     for run in passes:
-        window = steady_window(run, comm, micro_batches, window, rounds)
+        window = steady_window(run, comm, before=window, rounds=rounds)
         if window is None:
             return None
     return None if window is None else window.period

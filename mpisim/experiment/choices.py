@@ -215,7 +215,7 @@ class NetworkChoice:
         relative to the experiment's. Those that come with mpisim if not given.
     first_step : bool
         Of a fabric of optical circuits: whether the step is the first, before which no circuit
-        stands; otherwise one of many that are all alike.
+        stands; otherwise one of many equal ones.
     """
 
     model: Literal["nccl", "alpha-beta", "echo"] = "nccl"

@@ -195,7 +195,7 @@ def _read(path: str) -> tuple[str, str, dict[str, Any]]:
 
 
 def _of_no_file(name: str) -> str:
-    """Say what a name is that stands for no file: a model or a cluster; empty if it is neither."""
+    """Name of no file → the hint that it is a model or a cluster; empty if it is neither."""
     from .model_presets import find_model
 
     for find, what in ((find_model, "model"), (find_cluster, "cluster")):
@@ -350,12 +350,12 @@ def _part(tables: Mapping[str, Any], name: str, source: str) -> Any:
     return build(cls, given, source, name, ALL_KEYS)
 
 
-def _set_by(keys: Mapping[str, ProfileKey], said: str, table: Mapping[str, Any]) -> str:
+def _set_by(keys: Mapping[str, ProfileKey], message: str, table: Mapping[str, Any]) -> str:
     """Say which keys that an error names are the framework's, not the user's; empty if none."""
     named = [
         short_key(key)
         for key in keys
-        if re.search(rf"(?<![\w.]){re.escape(key.removeprefix('plan.'))}(?![\w.])", said)
+        if re.search(rf"(?<![\w.]){re.escape(key.removeprefix('plan.'))}(?![\w.])", message)
     ]
     if not named:
         return ""
@@ -398,8 +398,10 @@ def _table(table: Mapping[str, Any], key: str, source: str) -> dict[str, Any]:
     found = table.get(key, {})
     if not isinstance(found, dict):
         main = next((each for each in ("preset", "name") if f"{key}.{each}" in NAMED_BY), None)
-        meant = f" (did you mean '{key}.{main}'?)" if main and isinstance(found, str) else ""
-        raise InputError(f"{source}: key {key!r} is {found!r}; it must be a table, [{key}]{meant}")
+        suggestion = f" (did you mean '{key}.{main}'?)" if main and isinstance(found, str) else ""
+        raise InputError(
+            f"{source}: key {key!r} is {found!r}; it must be a table, [{key}]{suggestion}"
+        )
     return found
 
 

@@ -4,7 +4,7 @@ Read in this order:
 
 :mod:`.call`
     ``OperatorCall`` and ``TensorSpec``, what execution traces, Kineto traces with shapes and
-    captured programs say alike.
+    captured programs have in common.
 :mod:`.tensors`
     Bytes and formats of tensors; ``Launched``, the answer.
 :mod:`.table`

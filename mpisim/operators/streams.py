@@ -123,7 +123,7 @@ def _streamed(call: OperatorCall, operands: tuple[TensorSpec, ...], dtype: str) 
             written = TensorSpec(dtype, broadcast(each.shape for each in operands))
     if not written.elements:
         return ()
-    if written.strides is None:  # a result has the strides of operands that lie alike
+    if written.strides is None:  # a result has the strides of operands with one layout
         whole = (each for each in operands if each.shape == written.shape)
         strides = next((each.strides for each in whole if lie_alike(each, each)), None)
         written = replace(written, strides=strides)
@@ -137,7 +137,7 @@ _FROM_PYTHON = ("float64", "int64", "bool")
 
 
 def _lies_like(operand: TensorSpec, written: TensorSpec) -> bool:
-    """Whether elements of an operand follow one another as those of the result do."""
+    """Whether an operand has the layout of the result."""
     if not operand.shape:
         return operand.dtype in _FROM_PYTHON or not written.shape
     return lie_alike(operand, written)
@@ -151,7 +151,7 @@ def masked(call: OperatorCall) -> Kernels | None:
 
 
 def copy(call: OperatorCall) -> Kernels | None:
-    """``copy_(to, from)`` → a copy of memory if both lie alike, else a kernel."""
+    """``copy_(to, from)`` → a copy of memory if both have one layout, else a kernel."""
     to, source = tensor(call, 0), tensor(call, 1)
     return None if to is None or source is None else _copied(source, to)
 
@@ -183,12 +183,12 @@ def _copied(source: TensorSpec, to: TensorSpec) -> Kernels:
     if not to.elements or not source.elements:
         return ()
     same = source.dtype == to.dtype and source.shape == to.shape
-    alike = lie_alike(source, to)
-    if same and source.strides is not None and alike:
+    same_layout = lie_alike(source, to)
+    if same and source.strides is not None and same_layout:
         return (Copy(bytes=touched(to)),)
     broadcasts = source.elements != to.elements
     return stream(
-        touched(source) + touched(to), indexed=to.elements if broadcasts or not alike else 0
+        touched(source) + touched(to), indexed=to.elements if broadcasts or not same_layout else 0
     )
 
 

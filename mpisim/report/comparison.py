@@ -53,7 +53,7 @@ WORDS = {
 """What people call the kinds of pieces."""
 
 NAMED = (PieceKind.COMPUTE, PieceKind.COPY, PieceKind.COMMUNICATION)
-"""Kinds of pieces that are told apart by name."""
+"""Kinds of pieces that are compared by name."""
 
 MISSING = "not given"
 

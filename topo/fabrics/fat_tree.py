@@ -181,7 +181,7 @@ def _hops(
     """Return the links from ports a to ports b: over one spine, or all of them if `adaptive`."""
     leaf_a, leaf_b = tree.leaf[a], tree.leaf[b]
     pod_a, pod_b = tree.pod[leaf_a], tree.pod[leaf_b]
-    apart, far = leaf_a != leaf_b, pod_a != pod_b
+    other_leaf, far = leaf_a != leaf_b, pod_a != pod_b
     chosen = (
         np.tile(np.arange(tree.spines), (len(a), 1))
         if adaptive
@@ -192,11 +192,11 @@ def _hops(
         columns.append(plane.port[0][a])
         for s in chosen.T if plane.leaf else ():
             assert plane.leaf is not None
-            columns.append(np.where(apart, plane.leaf[0][leaf_a, s], -1))
+            columns.append(np.where(other_leaf, plane.leaf[0][leaf_a, s], -1))
             if plane.pod:
                 columns.append(np.where(far, plane.pod[0][pod_a, s], -1))
                 columns.append(np.where(far, plane.pod[1][pod_b, s], -1))
-            columns.append(np.where(apart, plane.leaf[1][leaf_b, s], -1))
+            columns.append(np.where(other_leaf, plane.leaf[1][leaf_b, s], -1))
         columns.append(plane.port[1][b])
     return np.stack(columns, axis=1)
 

@@ -253,10 +253,10 @@ class LinkModel:
         if not period:
             return base, np.arange(len(base))
         # Groups a whole number of periods apart are equal; members may stand before the base.
-        apart = period * self._gpus_per_node
+        shift = period * self._gpus_per_node
         lowest = max(0, -int(members.min()))
-        first = base % apart
-        first += -(np.minimum(first - lowest, 0) // apart) * apart
+        first = base % shift
+        first += -(np.minimum(first - lowest, 0) // shift) * shift
         distinct, which = np.unique(first, return_inverse=True)
         return distinct, which.reshape(-1)
 
