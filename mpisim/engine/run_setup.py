@@ -41,6 +41,7 @@ from .contention import Contention, find_contention
 from .fold import SimulatedRanks, every_rank, fold_ranks
 from .lowering import LoweredTables
 from .placement import block_placement, check_placement, check_tables_held, default_placement
+from .setup_cache import SetupCache
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -156,6 +157,7 @@ def set_up(
     contention: bool,
     wire_delays: Sequence[NDArray[np.int64] | None],
     known: RunSetup | None,
+    others: SetupCache | None = None,
 ) -> RunSetup:
     """Compute the setup of a run, or reuse `known` where valid. **Collective.**
 
@@ -165,6 +167,8 @@ def set_up(
         As for `mpisim.engine.simulate`.
     known : RunSetup, optional
         Of an earlier run, of a program that may differ from this one in durations alone.
+    others : SetupCache, optional
+        Of runs of other programs on the same network.
 
     Raises
     ------
@@ -201,7 +205,9 @@ def set_up(
     else:
         _check_matching(program, hosted, partial, comm, several)
         shared = (
-            find_contention(program, network, comm, partial, wire_delays) if contention else None
+            find_contention(program, network, comm, partial, wire_delays, others)
+            if contention
+            else None
         )
     with parallel.collective_errors(comm):
         may_fold = comm.size < program.n_ranks and placement is None and not partial
@@ -209,7 +215,7 @@ def set_up(
         simulated = every_rank(program, routes)
         if fold or (fold is None and may_fold):
             max_classes = None if fold else program.n_ranks // 2
-            simulated = fold_ranks(program, network, max_classes, routes) or simulated
+            simulated = fold_ranks(program, network, max_classes, routes, others) or simulated
         if simulated.folded:
             # Few ranks that share links: one process runs their events sooner than several
             # agree on what may happen next.
