@@ -300,7 +300,7 @@ def _advance(
         if shared is None or (relax and not shared.backwards):
             distribution = distribute(simulated, placement, comm.rank, priced, known=setup.lowered)
             if shared:
-                relaxation = Relaxation(distribution, priced.known, several)
+                relaxation = Relaxation(distribution, priced.known, setup.waited, several)
     with _timed(wall, "simulate"):
         if phases.monitor is not None:
             n_links = len(shared.routes.names) if shared else None
@@ -309,6 +309,8 @@ def _advance(
         if distribution is not None:
             rounds, core = _run_passes(distribution, relaxation, comm, several, label)
             if core is not None:
+                if relaxation is not None:
+                    setup = replace(setup, waited=relaxation.waited)
                 return _Advanced(distribution, core, rounds, relaxation, setup)
             relaxation, setup = None, replace(setup, relaxes=False)
         spread = _over(setup, several)

@@ -71,6 +71,9 @@ class RunSetup:
         Instructions of tables; runs that take over a setup add to the same object.
     relaxes : bool
         Whether relaxation is tried: False once a run has given it up.
+    waited : int64, shape (n_communications + 1,), or None
+        By how much longer than alone each communication of this process took in an earlier run, in
+        ps; None: nothing is known. Relaxation of the next run begins with it.
     """
 
     network: Network | None
@@ -82,6 +85,7 @@ class RunSetup:
     shared: Contention | None
     lowered: LoweredTables
     relaxes: bool = True
+    waited: NDArray[np.int64] | None = None
 
     def is_valid_for(
         self,
