@@ -48,9 +48,7 @@ SPARES = {
     "job": {"tokens": "50B", "spares": 1, "repair": "1 min", "failure_rate": 300, "runs": 400}
 }
 # A node that leaves while another is in repair is waited for.
-TOO_FEW = {
-    "job": {"tokens": "50B", "spares": 1, "repair": "2 h", "failure_rate": 300, "runs": 400}
-}
+TOO_FEW = {"job": {"tokens": "50B", "spares": 1, "repair": "2 h", "failure_rate": 300, "runs": 400}}
 
 CASES = [
     ({"objectives": ["job_usd"]}, {}),
