@@ -17,6 +17,7 @@ when the one before is waited for, or with interleaved chunks one chunk ahead
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from typing import ClassVar
 
 from mpisim.kernels.operations import BYTES, Copy, Elementwise
@@ -30,6 +31,8 @@ from .frameworks import frameworks
 from .strategy import Strategy, collective
 
 __all__ = ["Megatron"]
+
+_POSITION = attrgetter("layer", "operator")
 
 REDUCED_GRADIENTS = "gradients"
 """The port of reductions that run beside a backward."""
@@ -59,10 +62,8 @@ class Megatron(Strategy):
         }
         self._keys_of_operator: dict[tuple[int, int, int], list[BucketKey]] = {}
         for key, bucket in self.buckets.items():
-            for each in bucket.parameters:
-                keys = self._keys_of_operator.setdefault((key[0], *each.position), [])
-                if key not in keys:
-                    keys.append(key)
+            for position in dict.fromkeys(map(_POSITION, bucket.parameters)):
+                self._keys_of_operator.setdefault((key[0], *position), []).append(key)
         self._gathering: dict[BucketKey, tuple[BlockBuilder, int]] = {}
         self._gathered: set[BucketKey] = set()
 
