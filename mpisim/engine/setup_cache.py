@@ -48,7 +48,7 @@ class SetupCache:
         key : hashable
             All that the value depends on besides.
         compute : callable
-            Gives the value: an object whose attributes are arrays, or None.
+            Gives the value: an object whose attributes are arrays or such objects, or None.
         """
         if network is not self._network:
             self._network, self._known = network, {}
@@ -58,4 +58,6 @@ class SetupCache:
 
 
 def _bytes_of(value: Any) -> int:
-    return size_of(() if value is None else vars(value).values())
+    """Return the bytes of the arrays of an object, and of the objects that it keeps alive."""
+    parts = [] if value is None else list(vars(value).values())
+    return size_of(parts) + sum(_bytes_of(part) for part in parts if hasattr(part, "__dict__"))
