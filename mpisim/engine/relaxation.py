@@ -93,6 +93,8 @@ class Relaxation:
         Without contention: its core holds fixed how long communications take.
     prices : tuple of Price
         By number, the same on all processes.
+    waited : int64, shape (n_communications + 1,), or None
+        By how much longer than alone each communication is held to take at first, in ps.
     comm : mpi4py.MPI.Intracomm or None
         None: this process alone.
 
@@ -103,12 +105,18 @@ class Relaxation:
     """
 
     def __init__(
-        self, distribution: Distribution, prices: tuple[Price, ...], comm: Intracomm | None
+        self,
+        distribution: Distribution,
+        prices: tuple[Price, ...],
+        waited: Ints | None,
+        comm: Intracomm | None,
     ) -> None:
         routes, given = distribution.simulated.routes, distribution.core_input.sharing
         assert routes is not None
         assert given is not None
-        self._given = given
+        self._given, self._alone = given, given.taken.copy()
+        if waited is not None:
+            np.add(given.taken, waited, out=given.taken)
         self._distribution, self._comm, self._routes = distribution, comm, routes
         self._changes: list[int] = []
         self._finals: list[int] = []
@@ -174,6 +182,11 @@ class Relaxation:
         group = np.repeat(np.arange(len(self._group)), np.diff(self._first))
         found: NDArray[np.int32] = route[group, of_price[self._price]]
         return found
+
+    @property
+    def waited(self) -> Ints:
+        """By how much longer than alone each communication takes, in ps, once times are final."""
+        return self._given.taken - self._alone
 
     @property
     def is_whole(self) -> bool:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -126,7 +127,7 @@ class StageWriter:
         plan = layout.experiment.plan
         self._layout, self._stage, self._plan = layout, stage, plan
         self._network = network
-        self._names, self._pricing, self._cache = names, pricing, cache
+        self._pricing, self._cache = pricing, cache
         self._chunks = layout.chunks(stage, network)
         self._first_block = _first_block(self._chunks)
         self._strategy = make_strategy(
@@ -138,6 +139,8 @@ class StageWriter:
             order=_forward_order(pipeline.actions[stage]),
         )
         self._slots = Slots(groups.sizes, {**streams(plan.overlaps_p2p), **self._strategy.streams})
+        # No method of this object: in a cycle its blocks would be kept until garbage is looked for.
+        self._builder = partial(BlockBuilder, names, pricing, self._slots)
         self._messages = PipelineMessages(
             messages_of_stage(layout, pipeline, stage, network),
             len(self._chunks),
@@ -272,9 +275,6 @@ class StageWriter:
         rows.extend(blocks, np.array(used, np.int64)[item], micro_batches)
 
     # --- blocks of passes -------------------------------------------------------------------------
-
-    def _builder(self, cache: BlockCache | None = None) -> BlockBuilder:
-        return BlockBuilder(self._names, self._pricing, self._slots, cache)
 
     def _block(self, passes: Sequence[Pass]) -> Block:
         """Return the block of one pass, or of two that overlap: where one waits, the other runs.

@@ -18,6 +18,7 @@ when the one before is waited for, or with interleaved chunks one chunk ahead
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from typing import ClassVar
 
 from mpisim.kernels.operations import BYTES, Copy, Elementwise
@@ -31,6 +32,8 @@ from .frameworks import frameworks
 from .strategy import PassPoint, Strategy, collective
 
 __all__ = ["Megatron"]
+
+_POSITION = attrgetter("layer", "operator")
 
 REDUCED_GRADIENTS = "gradients"
 """The port of reductions that run beside a backward."""
@@ -60,10 +63,8 @@ class Megatron(Strategy):
         }
         self._keys_of_operator: dict[tuple[int, int, int], list[BucketKey]] = {}
         for key, bucket in self.buckets.items():
-            for each in bucket.parameters:
-                keys = self._keys_of_operator.setdefault((key[0], *each.position), [])
-                if key not in keys:
-                    keys.append(key)
+            for position in dict.fromkeys(map(_POSITION, bucket.parameters)):
+                self._keys_of_operator.setdefault((key[0], *position), []).append(key)
         self._is_fp8 = {
             (chunk, layer): self.quantises(chunk, layer)
             for chunk, layers in enumerate(self.chunks)

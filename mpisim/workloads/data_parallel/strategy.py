@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import ClassVar, NamedTuple
 
 from mpisim.kernels.operations import BYTES, Elementwise, Gemm, GroupedGemm
@@ -99,17 +100,20 @@ class Strategy:
         self.order = tuple(range(len(chunks)) if order is None else order)
         self.plan, self.chunks, self.groups, self.stage = plan, chunks, groups, stage
         self.parameters = tuple(chunk_parameters(layers) for layers in chunks)
-        self.of_operator: defaultdict[tuple[int, int, int], list[ChunkParameter]] = defaultdict(
-            list
-        )
-        for chunk, parameters in enumerate(self.parameters):
-            for each in reversed(parameters):
-                self.of_operator[chunk, each.layer, each.operator].append(each)
         self._counts = {False: 0, True: 0}
         for parameters in self.parameters:
             for each in parameters:
                 self._counts[each.expert] += each.size
         self._prepare()
+
+    @cached_property
+    def of_operator(self) -> Mapping[tuple[int, int, int], list[ChunkParameter]]:
+        """The parameters of each operator; see the class."""
+        found: defaultdict[tuple[int, int, int], list[ChunkParameter]] = defaultdict(list)
+        for chunk, parameters in enumerate(self.parameters):
+            for each in reversed(parameters):
+                found[chunk, each.layer, each.operator].append(each)
+        return found
 
     def _prepare(self) -> None:
         """Cut buckets and units, before any block is written; called once, by the constructor."""
