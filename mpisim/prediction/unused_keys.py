@@ -203,6 +203,7 @@ EFFECTIVE_KEYS: dict[str, Condition] = {
         (
             "framework.moe_experts",
             "framework.moe_dispatcher",
+            "framework.moe_multihot_fusion",
             "framework.moe_router",
             "framework.moe_router_fusion",
         ),
