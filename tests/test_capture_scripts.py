@@ -115,6 +115,24 @@ def test_masks_and_counts_of_known_spread(tmp_path: Path) -> None:
     assert len(waits) == 2 + 2 + 1
 
 
+LOGGED = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank())
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64).cuda())
+assert model._get_ddp_logging_data().get("bucket_cap_bytes") == 25 << 20    # as Lightning asks
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    torch.nn.functional.logsigmoid(model(torch.randn(8, 64, device="cuda"))).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_buckets_are_told_of(tmp_path: Path) -> None:
+    assert unknown(recorded(tmp_path, LOGGED, world=2)) == set()
+
+
 def test_a_mask_selects_by_the_kernels_of_nonzero() -> None:
     mask, table = TensorSpec("bool", (100, 8)), TensorSpec("float32", (100, 8))
     call = OperatorCall("aten::index", (table, (mask,)), (TensorSpec("float32", (50,)),))

@@ -239,3 +239,8 @@ class DistributedDataParallel(torch.nn.Module):
     def get_ddp_logging_data(self) -> dict[str, Any]:
         """Return what is known of the buckets."""
         return {"bucket_cap_bytes": self.bucket_bytes_cap}
+
+    _get_ddp_logging_data = get_ddp_logging_data
+
+    def _set_ddp_runtime_logging_sample_rate(self, steps: int) -> None:
+        """Nothing: no times are taken."""

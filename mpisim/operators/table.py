@@ -73,7 +73,7 @@ _POINTWISE = """
     huber_loss_backward kl_div_backward soft_margin_loss_backward prelu _prelu_kernel
     _prelu_kernel_backward rrelu_with_noise glu_backward polar complex flip roll rot90 tril triu
     repeat repeat_interleave tile reflection_pad1d reflection_pad2d replication_pad2d pixel_shuffle
-    glu
+    glu log_sigmoid_forward log_sigmoid_backward
     pixel_unshuffle channel_shuffle upsample_nearest2d upsample_bilinear2d upsample_bicubic2d
     upsample_nearest1d upsample_nearest3d upsample_nearest2d_backward upsample_bilinear2d_backward
     _upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler_2d im2col col2im slice_backward
