@@ -133,6 +133,35 @@ def test_buckets_are_told_of(tmp_path: Path) -> None:
     assert unknown(recorded(tmp_path, LOGGED, world=2)) == set()
 
 
+HOOKED = """
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank())
+model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024, bias=False) for _ in range(2))).cuda()
+model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)
+model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.randn(8, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_hook_halves_what_is_reduced(tmp_path: Path) -> None:
+    found = recorded(tmp_path, HOOKED, world=2)
+    sums = [item for item in found.items if item.kind is ItemKind.COLLECTIVE]
+    assert [item.bytes for item in sums] == [2 * 1024 * 1024] * 2
+    assert all(item.phase == Phase.BACKWARD for item in sums)
+    # The first runs beside the rest of the backward pass.
+    products = [
+        at for at, item in enumerate(found.items)
+        if item.kind is ItemKind.CALL and found.calls[item.number].name == "aten::mm"
+    ]  # fmt: skip
+    assert found.items.index(sums[0]) < products[-1] < found.items.index(sums[1])
+
+
 def test_a_mask_selects_by_the_kernels_of_nonzero() -> None:
     mask, table = TensorSpec("bool", (100, 8)), TensorSpec("float32", (100, 8))
     call = OperatorCall("aten::index", (table, (mask,)), (TensorSpec("float32", (50,)),))

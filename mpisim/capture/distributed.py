@@ -77,6 +77,43 @@ def _devices(tensors: Any) -> set[int]:
     return {numbers[each] if each < len(numbers) else each for each in found}
 
 
+class Later:
+    """A future of a communication: what is to follow it is issued where that is waited for.
+
+    PyTorch runs it on a stream of its own as soon as the communication has ended; here it comes
+    later, on the stream that waits.
+
+    Parameters
+    ----------
+    run : callable
+        Waits, and gives the result.
+    """
+
+    def __init__(self, run: Callable[[], Any]) -> None:
+        self._run = run
+        self._found: list[Any] = []
+
+    def wait(self) -> Any:
+        """Return the result."""
+        if not self._found:
+            self._found.append(self._run())
+        return self._found[0]
+
+    value = wait
+
+    def then(self, callback: Callable[[Any], Any]) -> Later:
+        """Return the future of what follows."""
+        return Later(lambda: callback(self))
+
+    def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
+        """Run a function that gives nothing."""
+        callback(self)
+
+    def done(self) -> bool:
+        """Whether it has ended: so it is taken."""
+        return True
+
+
 class Handle(dist.Work):
     """A communication that was issued: waiting for it is a wait of the current stream."""
 
@@ -104,10 +141,11 @@ class Handle(dist.Work):
         return self._result
 
     def get_future(self) -> Any:
-        self.wait()
-        future: Any = torch.futures.Future()
-        future.set_result(self._result)
-        return future
+        def waited() -> Any:
+            self.wait()
+            return self._result
+
+        return Later(waited)
 
 
 class Collectives:
