@@ -83,6 +83,10 @@ def _exchange(experiment: Experiment) -> bool:
     return _experts(experiment) and experiment.plan.ep > 1
 
 
+def _deep_ep(experiment: Experiment) -> bool:
+    return _exchange(experiment) and experiment.plan.framework.moe_dispatcher == "flex"
+
+
 def _axes(experiment: Experiment) -> bool:
     plan = experiment.plan
     return sum(size > 1 for size in (plan.tp, plan.cp, plan.ep, plan.pp)) > 1
@@ -203,13 +207,13 @@ EFFECTIVE_KEYS: dict[str, Condition] = {
         (
             "framework.moe_experts",
             "framework.moe_dispatcher",
-            "framework.moe_multihot_fusion",
             "framework.moe_router",
             "framework.moe_router_fusion",
         ),
         _experts,
     ),
     **dict.fromkeys(("plan.precision.dispatch", "plan.moe_imbalance"), _exchange),
+    "framework.moe_multihot_fusion": _deep_ep,
     "plan.order": _axes,
     "framework.cp_style": _context,
     "plan.recompute.layers": _computed_again,
