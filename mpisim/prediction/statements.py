@@ -437,6 +437,9 @@ def _worth_listing(key: str, value: object, prepared: PreparedExperiment) -> boo
         "framework.image_layout": images,
         "plan.moe_imbalance": mixture,
         "framework.moe_dispatcher": mixture and plan.ep > 1,
+        "framework.moe_multihot_fusion": mixture
+        and plan.ep > 1
+        and plan.framework.moe_dispatcher == "flex",
         "framework.moe_router": mixture,
         "framework.moe_router_fusion": mixture
         and plan.style(transformer=transformer) == "megatron",
