@@ -698,6 +698,7 @@ STAGES = {
     "DDP": (f'{REDUCED}[framework]\ndp_style = "ddp"\n', 2, (4,), 32),
     "GPipe": (GPIPE, 2, (3, 4), 32),
     "GPipe from four": (GPIPE, 4, (2, 8), 64),
+    "GPipe in batches": (GPIPE.replace("overlap.p2p = true\n", ""), 2, (4,), 32),
     "without tp": (GPT.replace("tp = 2", "tp = 1"), 2, (4,), 32),
     "pipeline inside": (GPT.replace("zero = 1", 'zero = 1\norder = "tp-cp-ep-pp-dp"'), 2, (4,), 32),
 }
