@@ -31,6 +31,10 @@ __all__ = ["RecordedStage", "recorded_stages"]
 
 LEAST_BYTES = 4096
 """Bytes from which on a collective inside a stage is of parameters, not of a norm or a flag."""
+LEAST_LAYERS = 3
+"""Layers of a pass from which on as many equal kernels behind them are taken for theirs, not for
+those of an embedding."""
+
 Signs = NDArray[np.int64]
 """Of each row, which sort it is of."""
 
@@ -245,6 +249,7 @@ class _Reader:
         self._find_patterns(segments, first)
         for number, (passes, rows) in enumerate(segments):
             self._take(passes, rows, number == 0, number == len(segments) - 1)
+        self._check_backward()
         self._beside()
         return self.found
 
@@ -465,6 +470,22 @@ class _Reader:
         known = len(others[0].behind) if others else 0
         behind.extend(rows[at : at + known])
         found.epilogue.extend(range(rows[at + known - 1] + 1, len(found.table)))
+
+    def _check_backward(self) -> None:
+        """Refuse backward passes of which a part lies behind all layers, a kernel for each."""
+        found = self.found
+        if found.layers < LEAST_LAYERS:
+            return
+        for each, own in found.passes.items():
+            rows = [] if each.forward else own.behind
+            kernels = [row for row in rows if found.table.kind[row] == Kind.KERNEL]
+            _, counts = np.unique(self.signature[kernels], return_counts=True)
+            if (counts >= found.layers).any():
+                raise InputError(
+                    f"{self.said}: behind the layers of a backward pass kernels run as often as "
+                    "there are layers: of gradients of weights, as zero-bubble schedules have "
+                    "them; layers of such schedules are not dealt anew"
+                )
 
     # --- communications over replicas -------------------------------------------------------------
 
