@@ -690,6 +690,7 @@ GPIPE = GPT.replace("zero = 1", 'zero = 1\noverlap.p2p = true\npipeline.schedule
 OVERLAPPED = GPT.replace("zero = 1", "zero = 1\noverlap.p2p = true")
 INTERLEAVED = GPT.replace("zero = 1", 'zero = 1\nvpp=2\npipeline.schedule = "interleaved"')
 BATCHED = INTERLEAVED.replace("zero = 1", "zero = 1\noverlap.p2p = false")
+EXPERTS = GPT.replace('"gpt3-350m"', '"mixtral-8x7b"\nlayers = 8').replace("tp = 2", "ep = 2")
 GATHERED_ONCE = f'{GPT.replace("zero = 1", "zero = 2")}[framework]\ndp_style = "fsdp"\n'
 
 STAGES = {
@@ -712,6 +713,8 @@ STAGES = {
     ),
     "FSDP that gathers once a step": (GATHERED_ONCE, 2, (4,), 32),
     "FSDP from four": (GATHERED_ONCE, 4, (2,), 64),
+    "experts": (EXPERTS, 2, (4,), 64),
+    "experts from four": (EXPERTS, 4, (2,), 64),
     "without tp": (GPT.replace("tp = 2", "tp = 1"), 2, (4,), 32),
     "pipeline inside": (GPT.replace("zero = 1", 'zero = 1\norder = "tp-cp-ep-pp-dp"'), 2, (4,), 32),
 }
@@ -869,8 +872,8 @@ def test_every_message_is_received(order: PipelineOrder) -> None:
             *(4, "of gradients of weights, as zero-bubble schedules have them"),
         ),
         (
-            GPT.replace('"gpt3-350m"', '"mixtral-8x7b"\nlayers = 4').replace("tp = 2", "ep = 2"),
-            *(4, "has ep; layers are dealt anew in grids of tp, cp, dp, pp alone"),
+            GPT.replace("zero = 1", 'zero = 1\npipeline.schedule = "dualpipe"'),
+            *(4, "has dp2; layers are dealt anew in grids of tp, cp, ep, dp, pp alone"),
         ),
     ],
 )

@@ -34,6 +34,8 @@ class GradientBytes:
     ----------
     first, layer, last : float
         What the first stage has besides layers, one layer, and the last stage besides layers.
+    experts : float
+        Of one layer, a rank's share of the experts.
     how : str
         What tells them, as a clause.
     """
@@ -41,6 +43,7 @@ class GradientBytes:
     first: float
     layer: float
     last: float
+    experts: float
     how: str
 
 
@@ -177,23 +180,25 @@ class StagePartition:
 
     def _gradient_bytes(self, column: Sequence[RecordedStage]) -> GradientBytes:
         """Recorded stages of one pipeline → bytes of gradients of a layer, and of both ends."""
-        reduced = [each.reduced for each in column]
-        if not all(reduced):
+        if not all(each.reduced for each in column):
             raise InputError(
                 "--pp: no gradients are reduced over replicas, whose bytes would tell how much of "
                 "the model each stage has"
             )
-        first, last = column[0], column[-1]
+        reduced = [each.reduced - each.reduced_of_experts for each in column]
+        first = column[0]
         of_stage = [each.layers * self.before.chunks for each in column]
+        experts = sum(each.reduced_of_experts for each in column) / sum(of_stage)
         inside = first.reduces[-1] if self.before.chunks > 1 else []
         if self.recorded_stages > 2:
-            layer = column[1].reduced / of_stage[1]
+            layer = reduced[1] / of_stage[1]
             how = "gradients of a layer as of a stage between the others"
         elif inside:
-            layer = int(first.table.bytes[inside].sum()) / first.layers
+            rows = [row for row in inside if not first.is_of_experts(row)]
+            layer = int(first.table.bytes[rows].sum()) / first.layers
             how = "gradients of a layer as of the first stage's last chunk"
         elif first.tied:
-            layer = (last.reduced - first.tied) / of_stage[-1]
+            layer = (reduced[-1] - first.tied) / of_stage[-1]
             how = "the last stage has, besides layers, the embedding that both ends reduce"
         else:
             elements = self._matrices(first)
@@ -206,17 +211,16 @@ class StagePartition:
                 )
             layer = float(fit[0] * elements)
             how = f"its matrices, of {fit[0]} bytes an element"
-        ends = (
-            first.reduced - layer * of_stage[0],
-            last.reduced - layer * of_stage[-1],
-        )
+        ends = (reduced[0] - layer * of_stage[0], reduced[-1] - layer * of_stage[-1])
         if layer <= 0 or min(ends) < 0:
             raise InputError(
                 f"--pp: stages reduce {', '.join(f'{each:,}' for each in reduced)} bytes of "
                 "gradients, which is no number for each layer"
             )
-        how = f"{layer / 2**20:.1f} MiB of gradients a layer: {how}"
-        return GradientBytes(ends[0], layer, ends[1], how)
+        how = f"{(layer + experts) / 2**20:.1f} MiB of gradients a layer: {how}"
+        if experts:
+            how += f", and {experts / 2**20:.1f} MiB of experts"
+        return GradientBytes(ends[0], layer + experts, ends[1], experts, how)
 
     def _matrices(self, first: RecordedStage) -> int:
         """Elements of the matrices of a layer, by the shapes of its forward's products."""

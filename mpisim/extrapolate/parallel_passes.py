@@ -31,6 +31,8 @@ __all__ = ["RecordedStage", "recorded_stages"]
 
 LEAST_BYTES = 4096
 """Bytes from which on a collective inside a stage is of parameters, not of a norm or a flag."""
+BY_ROUTER = (Operation.ALL_TO_ALL,)
+"""Collectives whose bytes a router of experts sets."""
 LEAST_LAYERS = 3
 """Layers of a pass from which on as many equal kernels behind them are taken for theirs, not for
 those of an embedding."""
@@ -118,6 +120,12 @@ class RecordedStage:
         """Bytes of gradients that are reduced over replicas."""
         return int(self.table.bytes[sorted(self.bulk - self.bulk_gathers)].sum())
 
+    @cached_property
+    def reduced_of_experts(self) -> int:
+        """Of `reduced`, bytes of gradients of experts."""
+        rows = [row for row in self.bulk - self.bulk_gathers if self.is_of_experts(row)]
+        return int(self.table.bytes[rows].sum())
+
     @property
     def gathers_early(self) -> bool:
         """Whether it begins to gather parameters before its first message has come."""
@@ -149,6 +157,11 @@ class RecordedStage:
         """Whether a communication adds up what ranks of one layer have: gradients of norms."""
         axes = self.names[self.table.slot[row]].split("-")
         return set(axes) <= {"tp", "cp"} and int(self.table.bytes[row]) >= LEAST_BYTES
+
+    def is_of_experts(self, row: int) -> bool:
+        """Whether a communication over replicas is of experts: over those of one share of them."""
+        several = any("ep" in name.split("-") for name in self.names)
+        return several and "ep" not in self.names[self.table.slot[row]].split("-")
 
     def ordinal(self, slot: int) -> int:
         """Number of a slot among those that span the same axes."""
@@ -264,7 +277,8 @@ class _Reader:
                         found.stream_key(row),
                         int(table.operation[row]),
                         found.names[table.slot[row]] if table.slot[row] >= 0 else "",
-                        int(table.bytes[row]),
+                        # What is sent to experts differs from layer to layer.
+                        0 if table.operation[row] in BY_ROUTER else int(table.bytes[row]),
                         int(table.name[row]),
                     ),
                     len(signatures),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,6 +46,39 @@ tensors, as of apex's multi_tensor_apply), so that their number goes with the pa
 assumption: fewer are kept as they are, each with more or less work."""
 
 
+class _Shares(NamedTuple):
+    """What a new stage, or a chunk of one, has of the parameters of a recorded one.
+
+    Attributes
+    ----------
+    others, experts : float
+        Of all but experts, and of these.
+    """
+
+    others: float
+    experts: float
+
+
+class _Bucket(NamedTuple):
+    """A communication over replicas.
+
+    Attributes
+    ----------
+    row : int
+        The recorded one.
+    bytes : int
+    upto : float
+        Share of a chunk's parameters of which gradients, or parameters, are complete with it.
+    work : float
+        Of the kernels that make its buffer, over those of the recorded one.
+    """
+
+    row: int
+    bytes: int
+    upto: float
+    work: float
+
+
 @dataclass(eq=False)
 class _Chunk:
     """A chunk of a new stage.
@@ -62,11 +95,8 @@ class _Chunk:
         Recorded stage and chunk of which its rows besides layers are.
     follows : bool
         Whether these are of a part behind the first, so that what is before layers is no embedding.
-    gathers, reduces : list of (int, int)
-        Communications over replicas: row of `source` and bytes. Gathers are taken off as they are
-        launched.
-    share : float
-        Of the parameters of the recorded part.
+    gathers, reduces : list of _Bucket
+        Communications over replicas, as of `source`. Gathers are taken off as they are launched.
     """
 
     part: int
@@ -76,9 +106,8 @@ class _Chunk:
     source: RecordedStage
     number: int
     follows: bool
-    gathers: list[tuple[int, int]]
-    reduces: list[tuple[int, int]]
-    share: float
+    gathers: list[_Bucket]
+    reduces: list[_Bucket]
     gather_count: int = field(init=False)
     reduced: int = 0
     """How many of `reduces` are written."""
@@ -112,7 +141,10 @@ class RankRows:
         self.stage = place[partition.pp]
         self.is_first, self.is_last = self.stage == 0, self.stage == partition.stages - 1
         self.source = partition.of_rank[partition.rank_at[tuple(self.recorded_place())]]
-        self.share = partition.gradient_bytes(self.stage) / self.source.reduced
+        own, recorded = partition.gradient_bytes(self.stage), self.source.reduced
+        self.share = own / recorded
+        layers = partition.layers // partition.stages
+        self.shares = self._shares(own, recorded, layers, self._recorded_layers(self.source))
         self.chunks = [self._chunk(chunk) for chunk in range(partition.order.chunks)]
         self.rows: list[dict[str, Any]] = []
         self.waits: list[list[int]] = []
@@ -138,14 +170,20 @@ class RankRows:
         of = 0 if is_first else before.parts - 1 if is_last else middle
         source = self.recorded(of % before.stages)
         chunk = of // before.stages
-        share = partition.part_bytes(part) / partition.recorded_part_bytes(of)
+        shares = self._shares(
+            *(partition.part_bytes(part), partition.recorded_part_bytes(of), each, source.layers)
+        )
         layers = range(part * each, (part + 1) * each)
         return _Chunk(
             *(part, layers, is_first, is_last, source, chunk, of > 0),
-            self._cut(source, source.gathers[chunk], share),
-            self._cut(source, source.reduces[chunk], share),
-            share,
+            self._cut(source, source.gathers[chunk], shares),
+            self._cut(source, source.reduces[chunk], shares),
         )
+
+    def _shares(self, new: float, old: float, layers: int, recorded: int) -> _Shares:
+        """Bytes of gradients and layers, new and recorded → shares of the parameters."""
+        experts = self.partition.gradients.experts
+        return _Shares((new - experts * layers) / (old - experts * recorded), layers / recorded)
 
     def recorded_place(self, stage: int | None = None) -> list[int]:
         """Place of the recorded rank that this one takes a stage's rows from.
@@ -233,7 +271,7 @@ class RankRows:
         """Launch gathers of parameters, those of the first chunk first, until there are so many."""
         for chunk in self.chunks:
             while chunk.gathers and len(self.launched) < count:
-                row, size = chunk.gathers.pop(0)
+                row, size, *_ = chunk.gathers.pop(0)
                 copy = self._copied(chunk.source, row, {}, bytes=size, duration=UNPRICED)
                 self.launched.append(copy)
 
@@ -256,27 +294,33 @@ class RankRows:
             return
         source, count = chunk.source, len(chunk.reduces)
         share = upto / self.partition.part_bytes(chunk.part) * (1 + ROUNDING)
-        while chunk.reduced < count and share >= (chunk.reduced + 1) / count:
-            row, size = chunk.reduces[chunk.reduced]
-            more = chunk.share * len(source.reduces[chunk.number]) / count
+        while chunk.reduced < count and share >= chunk.reduces[chunk.reduced].upto:
+            row, size, _, more = chunk.reduces[chunk.reduced]
             for run in _runs(source.table, source.helpers.get(row, [])):
                 self._run(source, run, {}, more)
             self.bulk = self._copied(source, row, {}, bytes=size, duration=UNPRICED)
             chunk.reduced += 1
 
-    def _cut(
-        self, source: RecordedStage, rows: Sequence[int], share: float
-    ) -> list[tuple[int, int]]:
-        """Recorded communications of parameters → as many as a share has, with their bytes."""
-        if not rows:
-            return []
-        total = int(source.table.bytes[list(rows)].sum()) * share
-        count = max(1, round(len(rows) * share))
-        picked = [rows[i * len(rows) // count] for i in range(count)]
-        return [
-            (row, max(1, round(total / count / BUFFER_ALIGNMENT)) * BUFFER_ALIGNMENT)
-            for row in picked
-        ]
+    def _cut(self, source: RecordedStage, rows: Sequence[int], shares: _Shares) -> list[_Bucket]:
+        """Recorded communications of parameters → as many as a share has, with their bytes.
+
+        Those of each group of ranks by themselves, in the order in which parameters are complete.
+        """
+        groups: dict[str, list[int]] = {}
+        for row in rows:
+            groups.setdefault(source.names[source.table.slot[row]], []).append(row)
+        found = []
+        for own in groups.values():
+            share = shares.experts if source.is_of_experts(own[0]) else shares.others
+            total = int(source.table.bytes[own].sum()) * share
+            count = max(1, round(len(own) * share))
+            size = max(1, round(total / count / BUFFER_ALIGNMENT)) * BUFFER_ALIGNMENT
+            work = share * len(own) / count
+            found += [
+                _Bucket(own[i * len(own) // count], size, (i + 1) / count, work)
+                for i in range(count)
+            ]
+        return sorted(found, key=lambda bucket: bucket.upto)
 
     # --- rows -------------------------------------------------------------------------------------
 
@@ -294,7 +338,9 @@ class RankRows:
             run = i + 1
             if row in source.bulk:  # as many as the share has, where the first of them is
                 for own in (gathers, reduces):
-                    for of, size in self._cut(source, own, self.share) if own[:1] == [row] else ():
+                    for of, size, *_ in (
+                        self._cut(source, own, self.shares) if own[:1] == [row] else ()
+                    ):
                         self.bulk = self._copied(source, of, here, bytes=size, duration=UNPRICED)
             elif row in source.ends and inner:
                 pass

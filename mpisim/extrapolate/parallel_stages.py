@@ -21,7 +21,7 @@ from .parallel_structure import ParallelStructure, find_structure
 
 __all__ = ["repartitioned", "with_stages"]
 
-REPARTITIONED = ("tp", "cp", "dp", "pp")
+REPARTITIONED = ("tp", "cp", "ep", "dp", "pp")
 """Axes of jobs whose layers can be dealt anew."""
 
 
