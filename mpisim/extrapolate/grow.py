@@ -147,6 +147,7 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
         splits_used=plan.tp > 1,
         unchanged=unchanged,
         alone=world == 1,
+        elsewhere=any(gpu_name(name) != each.gpu for name, each in gpus.items()),
     )
     added = {COUNTED: text, "extrapolated": step.source, SAMPLES: str(plan.global_batch)}
     if step.sequence:
@@ -378,12 +379,14 @@ def _counted(
     splits_used: bool,
     unchanged: bool,
     alone: bool,
+    elsewhere: bool,
 ) -> str:
     """Return the attribute that says what the program's times depend on.
 
     The CPU's times are those of one step. In another one they differ, as recorded steps do; those
-    of a captured job, and gaps between kernels that a plan adds, are the GPU's. On several GPUs the
-    step is off by what no part of it stands for, as published factors have shown.
+    of a captured job, and gaps between kernels that a plan adds, are the GPU's. Another GPU is in
+    another machine, whose CPU is not known: machines differ by the error bar of such gaps. On
+    several GPUs the step is off by what no part of it stands for, as published factors have shown.
     """
     shares: dict[tuple[str, int], Mapping[str, float]] = {}
     for pricing in workload.pricings:
@@ -399,6 +402,8 @@ def _counted(
     gaps: list[tuple[int, dict[str, float]]] = []
     if not unchanged:
         numbers[CPU] = differences()[0].si / Z_90  # replay.toml bounds nine of ten errors
+        if elsewhere:
+            numbers[CPU] = math.hypot(numbers[CPU], models[0].gpu.host_gap.error)
     if priced:
         host = dict(workload.pricings[0].host_shares)
     if priced or not unchanged:
