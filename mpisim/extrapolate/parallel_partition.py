@@ -112,10 +112,13 @@ class StagePartition:
         if self.layers % self.order.parts:
             per = self.order.chunks
             allowed = [n for n in range(2, self.layers // per + 1) if self.layers % (n * per) == 0]
+            option, to = f"--pp {stages}", ""
+            if per > 1:
+                option, to = f"{option} with --vpp {per}", f" to {per} chunks a stage"
+            numbers = f"allowed are {', '.join(map(str, allowed))} stages"
             raise InputError(
-                f"--pp {stages}: the recording has {self.layers} layers, which cannot be dealt "
-                f"evenly{f' to {per} chunks a stage' if per > 1 else ''}; allowed are "
-                f"{', '.join(map(str, allowed)) or 'none'}"
+                f"{option}: the recording has {self.layers} layers, which cannot be dealt evenly"
+                f"{to}; {numbers if allowed else 'no number of stages goes with so many'}"
             )
         self.owner = [
             (part % self.recorded_stages, part // self.recorded_stages, i)
