@@ -65,7 +65,10 @@ OF_ONE_GPU = (
     "trace_of",
 )
 """Options of traces of one GPU alone."""
-OF_SEVERAL = ("dp", "traced_cluster", "distributed_optimizer", "micro_batches", "pp", "layout")
+OF_SEVERAL = (
+    *("dp", "traced_cluster", "distributed_optimizer", "micro_batches", "pp", "schedule", "vpp"),
+    "layout",
+)
 """Options of traces of several ranks alone."""
 
 

@@ -62,6 +62,8 @@ def extrapolate_parallel(
     distributed_optimizer: bool | None = None,
     micro_batches: int | None = None,
     stages: int | None = None,
+    schedule: str | None = None,
+    chunks: int | None = None,
 ) -> Extrapolated:
     """Write a recorded job of several ranks at another scale. **Collective.**
 
@@ -89,6 +91,10 @@ def extrapolate_parallel(
         Of a step of each pipeline; by default as recorded.
     stages : int, optional
         Of each pipeline, to which the recorded layers are dealt; by default as recorded.
+    schedule : str, optional
+        Of each pipeline: ``1f1b``, ``gpipe`` or ``interleaved``; by default as recorded.
+    chunks : int, optional
+        Of each stage of an interleaved schedule; by default as recorded.
 
     Raises
     ------
@@ -102,13 +108,16 @@ def extrapolate_parallel(
         "--distributed-optimizer": distributed_optimizer,
         "--micro-batches": micro_batches,
         "--pp": stages,
+        "--schedule": schedule,
+        "--vpp": chunks,
     }
     with collective_errors(comm):
         structure = _structure(job, whole, layout)
         _check_cluster(options, cluster)
     recorded = _step(whole, comm, None)
     wanted = _Changed(
-        structure, dp, cluster, traced_cluster, distributed_optimizer, micro_batches, stages
+        *(structure, dp, cluster, traced_cluster, distributed_optimizer, micro_batches),
+        *(stages, schedule, chunks),
     )
     run = _run_of(job, whole, wanted, gpu, comm)
     if run is None:
@@ -271,6 +280,8 @@ class _Changed:
     distributed_optimizer: bool | None
     micro_batches: int | None
     stages: int | None
+    schedule: str | None
+    chunks: int | None
 
     def grown(self, program: Program, changed: bool, kernels: KernelsByName) -> Grown | None:
         """Return the changed job; None if nothing is to be changed, nor has been."""
@@ -302,10 +313,12 @@ class _Changed:
         said = [how for how in said if how]
         if said:
             structure = with_traffic_of(structure, program)
-        if self.stages is not None:
+        if (self.stages, self.schedule, self.chunks) != (None, None, None):
             node = (self.traced or cluster).gpus_per_node
             program, structure, how = with_stages(
-                program, structure, self.stages, node, floor, kernels
+                *(program, structure, self.stages, node, floor, kernels),
+                schedule=self.schedule,
+                chunks=self.chunks,
             )
             said += [how] if how else []
         same = self.traced in (None, cluster)

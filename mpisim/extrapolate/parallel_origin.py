@@ -31,7 +31,7 @@ class GrownOrigin:
         Trace files or folders of them; absolute in texts.
     cluster, traced_cluster, gpu : str, optional
         Names, or files, absolute in texts.
-    dp, micro_batches, stages, layout, distributed_optimizer
+    dp, micro_batches, stages, layout, distributed_optimizer, schedule, chunks
         See `extrapolate_parallel`.
     """
 
@@ -44,6 +44,8 @@ class GrownOrigin:
     stages: int | None = None
     layout: str = ""
     distributed_optimizer: bool | None = None
+    schedule: str | None = None
+    chunks: int | None = None
 
     @property
     def text(self) -> str:
@@ -112,4 +114,6 @@ class GrownOrigin:
             distributed_optimizer=self.distributed_optimizer,
             micro_batches=self.micro_batches,
             stages=self.stages,
+            schedule=self.schedule,
+            chunks=self.chunks,
         )
