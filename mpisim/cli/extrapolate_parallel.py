@@ -91,6 +91,7 @@ def run_parallel(args: argparse.Namespace) -> int:
         args.pp,
         args.layout,
         {"on": True, "off": False}.get(args.distributed_optimizer),
+        args.calibration,
     )
     with progress(comm, "working out what depends on what"):
         found = origin.grown(comm)
