@@ -206,6 +206,8 @@ def test_changes_are_toml_or_words() -> None:
 BAD = [
     # the file
     (SMALL, "title", "title = ", "not valid TOML"),
+    (SMALL, "[plan]", "[plan]\npt = 2", "unknown key 'pt' in [plan] (did you mean 'tp'?)"),
+    (SMALL, "[plan]", "[plan]\ntensor_parallel_size = 2", "[plan] (did you mean 'tp'?)"),
     (SMALL, "[plan]", "[plans]", "unknown key 'plans' at the top level (did you mean 'plan'?)"),
     (SMALL, '[cluster]\npreset = "dgx-h100"', "", "key 'cluster' is missing"),
     (SMALL, SMALL, "# nothing", "holds no key; 'mpisim new' writes an experiment"),

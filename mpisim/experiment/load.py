@@ -36,7 +36,7 @@ from .experiment import Experiment, Published
 from .framework import FrameworkOptions
 from .models import FAMILIES, Cnn, Dlrm, Model, Transformer
 from .plan import Plan
-from .plan_keys import short_key, with_sub_tables
+from .plan_keys import argument_key, short_key, with_sub_tables
 from .plan_options import MAIN_KEYS
 from .profiles import ProfileKey, filled
 from .program_experiment import ProgramExperiment, program_experiment
@@ -345,6 +345,10 @@ def _part(tables: Mapping[str, Any], name: str, source: str) -> Any:
     given, cls = _table(tables, name, source), TABLES[name]
     known = {each.name for each in fields(cls)} if given else ()
     for key in given:
+        if key not in known and name == "plan" and (meant := argument_key(key)):
+            raise InputError(
+                f"{source}: unknown key {key!r} in [plan] (did you mean {meant!r}?); {ALL_KEYS}"
+            )
         if key not in known and (near := tables_with(key, name)):
             raise InputError(f"{source}: unknown key {key!r} in [{name}]{near}")
     return build(cls, given, source, name, ALL_KEYS)
