@@ -104,6 +104,7 @@ def _topology(args: argparse.Namespace) -> Topology:
     from ..topo import find_cluster
     from ..topo.changes import apply_changes
     from ..topo.topology_files import is_topology_file, read_topology
+    from .other_files import expected
 
     changes = {}
     for change in args.changes:
@@ -118,6 +119,7 @@ def _topology(args: argparse.Namespace) -> Topology:
             raise UsageError(f"{key} is given, but {args.file} lists its links itself: use --set")
         topology = read_topology(args.file)
     else:
-        cluster = with_speed_options(find_cluster(args.file), args)
+        with expected([args.file], ("cluster",)):
+            cluster = with_speed_options(find_cluster(args.file), args)
         topology = cluster.topology(args.nodes or 1)
     return apply_changes(topology, changes) if changes else topology
