@@ -199,6 +199,8 @@ def test_changes_are_toml_or_words() -> None:
     for bad in ("plan.tp", "=3", "plan.=3", ".tp=3"):
         with pytest.raises(UsageError, match="not of the form"):
             read(SMALL, "e", [bad])
+    with pytest.raises(InputError, match=r"; for one .* mpisim search --vary plan.tp=4,8$"):
+        read(SMALL, "e", ["plan.dp=1", "plan.tp=4,8"])
     with pytest.raises(UsageError, match="'title' is no table"):
         read(SMALL, "e", ["title.x=3"])
 

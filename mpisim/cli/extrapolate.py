@@ -70,6 +70,8 @@ OF_ONE_GPU = (
 """Options of traces of one GPU alone."""
 OF_SEVERAL = ("dp", "traced_cluster", "distributed_optimizer", "micro_batches", "pp", "layout")
 """Options of traces of several ranks alone."""
+IN_PLAN = ("dp", "pp")
+"""Those that traces of one GPU have as keys of a plan."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -223,6 +225,7 @@ def run(args: argparse.Namespace) -> int:
                 + ("one GPU" if several else "several ranks")
                 + f", and {args.paths[0]} is of "
                 + ("several ranks" if several else "one GPU")
+                + ("" if several or option not in IN_PLAN else f"; --plan {option}=… is for these")
             )
     if several:
         return run_parallel(args)

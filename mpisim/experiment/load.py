@@ -234,10 +234,24 @@ def _changed(table: dict[str, Any], source: str, changes: Sequence[str]) -> Expe
 
 def _of_changed(table: dict[str, Any], source: str, changes: Sequence[str]) -> Experiment:
     """Build an experiment from changed tables: of another run nothing is published."""
-    experiment = experiment_of(table, source)
+    try:
+        experiment = experiment_of(table, source)
+    except InputError as error:
+        raise InputError(f"{error}{_several_values(changes, str(error))}") from error
     if any(changed_key(change)[0] in REQUIRED for change in changes):
         return replace(experiment, published=Published())
     return experiment
+
+
+_SEVERAL = re.compile(r"(?P<key>[\w.]+)=(?P<values>[\w.]+(,[\w.]+)+)")
+
+
+def _several_values(changes: Sequence[str], said: str) -> str:
+    """Say where keys take several values, if one that was given these is refused."""
+    for found in filter(None, map(_SEVERAL.fullmatch, changes)):
+        if repr(found["values"]) in said:
+            return f"; for one value after another: mpisim search --vary {found[0]}"
+    return ""
 
 
 def tables_with(key: str, given: str = "") -> str:
