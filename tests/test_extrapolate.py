@@ -389,6 +389,8 @@ def test_the_command(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert "--plan is for traces of one GPU" in capsys.readouterr().err
     assert main(["extrapolate", trace, "--micro-batches", "4"]) == 2
     assert "--micro-batches is for traces of several ranks" in capsys.readouterr().err
+    assert main(["extrapolate", trace, "--dp", "4"]) == 2
+    assert "is of one GPU; --plan dp=… is for these" in capsys.readouterr().err
 
 
 def test_results_of_the_command_are_exported(

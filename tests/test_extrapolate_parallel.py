@@ -17,6 +17,7 @@ from mpi4py import MPI
 
 from mpisim import engine
 from mpisim.base.errors import InputError, UsageError
+from mpisim.base.toml import toml_value
 from mpisim.experiment import load
 from mpisim.export.operators import operators_around
 from mpisim.extrapolate.parallel import Extrapolated, extrapolate_parallel
@@ -38,6 +39,7 @@ from mpisim.replay import TraceJob, read_job, replay
 from mpisim.results import open_results
 from mpisim.simulate import Simulated, simulate
 from mpisim.topo import find_cluster
+from mpisim.topo.collectives.calibration import packaged_calibration
 from mpisim.traces.export import Added, export_kineto
 
 if TYPE_CHECKING:
@@ -356,6 +358,44 @@ def test_another_network(gpt: Job, tmp_path: Path) -> None:
     assert expected is not None
     assert found.step > found.recorded
     assert found.step == pytest.approx(expected.step_time, rel=0.03)
+
+
+def calibration_file(folder: Path, **factors: float) -> Path:
+    """A folder → a calibration in it: that of DGX H100, with some of its numbers multiplied."""
+    table = packaged_calibration().tables["dgx-h100"]
+    numbers = {key: value * factors.get(key, 1) for key, value in table.numbers.items()}
+    path = folder / "mine.cal.toml"
+    errors = '{ decade = 9, rows = 9, bias = 0.0, median = 0.05, p90 = 0.1, regime = "across" }'
+    path.write_text(
+        f'[mine]\nform = "nccl"\nnumbers = {toml_value(numbers)}\nsource = "a test"\n'
+        f'files = ["a.log"]\nsplit = "all"\ncurves = 1\nrows = 9\nheld_out = "wider"\n'
+        f'behind = ["dgx-h100", "hopper", "any"]\nerrors = [{errors}]\n'
+    )
+    return path
+
+
+def test_measured_collectives_of_the_new_network(gpt: Job, tmp_path: Path) -> None:
+    """As the job generated with the same calibration, which tells nothing new of one node."""
+    cluster = find_cluster("dgx-h100")
+    steps = {}
+    for share in (1.0, 0.1):
+        path = calibration_file(tmp_path, bandwidth_across=share)
+        found = extrapolate_parallel(
+            gpt.job, MPI.COMM_SELF, dp=16, cluster=cluster, calibration=str(path)
+        )
+        assert f"network.calibration = {path}" in found.attributes["assumptions"]
+        text = f'{gpt.text}[network]\ncalibration = "{path}"\n'
+        expected = generated(text, gpt.batch, 8, tmp_path)
+        assert found.step == pytest.approx(float(expected.run.step_time) / 1e12, rel=0.03)
+        steps[share] = found.step
+    assert steps[1.0] == gpt.grown(16).step
+    assert steps[0.1] > 1.1 * steps[1.0]
+
+
+def test_a_calibration_needs_a_cluster(gpt: Job, tmp_path: Path) -> None:
+    path = str(calibration_file(tmp_path))
+    with pytest.raises(UsageError, match=r"--calibration .*--cluster says on which network"):
+        extrapolate_parallel(gpt.job, MPI.COMM_SELF, calibration=path)
 
 
 def test_measured_times_are_carried_over(gpt: Job) -> None:
@@ -1049,6 +1089,7 @@ def test_command(gpt: Job, run_mpisim: Callable[..., Finished], tmp_path: Path) 
     traces, figures = str(gpt.folder / "traces"), tmp_path / "f.json"
     saved = tmp_path / "p.h5"
     options = ["--dp", "4", "--cluster", "dgx-h100", "--json", str(figures), "--details"]
+    options += ["--calibration", str(calibration_file(tmp_path))]
     done = run_mpisim(["extrapolate", traces, *options, "--save-program", str(saved)])
     assert done.rc == 0, done.stderr
     assert "parallel structure  tp=2,dp=2,pp=2" in done.stdout

@@ -125,13 +125,15 @@ def run(args: argparse.Namespace) -> int:
     from ..experiment import NetworkChoice
     from ..topo import find_cluster
     from ..topo.network import bus_factor
+    from .other_files import expected
 
     operation = _operation(args.operation)
     sizes = _sizes(args.size)
     _check_flows(args, sizes)
     if args.model != "nccl" and given_speeds(args):
         raise UsageError("speeds of links are for --model nccl; [alpha_beta] has its own")
-    cluster = with_speed_options(find_cluster(args.cluster), args)
+    with expected([args.cluster], ("cluster",)):
+        cluster = with_speed_options(find_cluster(args.cluster), args)
     per_node = cluster.gpus_per_node if args.gpus_per_node is None else args.gpus_per_node
     if args.nodes < 1 or not 1 <= per_node <= cluster.gpus_per_node:
         raise UsageError(

@@ -102,6 +102,7 @@ def run_parallel(args: argparse.Namespace) -> int:
         {"on": True, "off": False}.get(args.distributed_optimizer),
         args.schedule,
         args.vpp,
+        args.calibration,
     )
     with progress(comm, "working out what depends on what"):
         found = origin.grown(comm)

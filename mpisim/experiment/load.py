@@ -36,7 +36,7 @@ from .experiment import Experiment, Published
 from .framework import FrameworkOptions
 from .models import FAMILIES, Cnn, Dlrm, Model, Transformer
 from .plan import Plan
-from .plan_keys import short_key, with_sub_tables
+from .plan_keys import argument_key, short_key, with_sub_tables
 from .plan_options import MAIN_KEYS
 from .profiles import ProfileKey, filled
 from .program_experiment import ProgramExperiment, program_experiment
@@ -234,10 +234,24 @@ def _changed(table: dict[str, Any], source: str, changes: Sequence[str]) -> Expe
 
 def _of_changed(table: dict[str, Any], source: str, changes: Sequence[str]) -> Experiment:
     """Build an experiment from changed tables: of another run nothing is published."""
-    experiment = experiment_of(table, source)
+    try:
+        experiment = experiment_of(table, source)
+    except InputError as error:
+        raise InputError(f"{error}{_several_values(changes, str(error))}") from error
     if any(changed_key(change)[0] in REQUIRED for change in changes):
         return replace(experiment, published=Published())
     return experiment
+
+
+_SEVERAL = re.compile(r"(?P<key>[\w.]+)=(?P<values>[\w.]+(,[\w.]+)+)")
+
+
+def _several_values(changes: Sequence[str], said: str) -> str:
+    """Say where keys take several values, if one that was given these is refused."""
+    for found in filter(None, map(_SEVERAL.fullmatch, changes)):
+        if repr(found["values"]) in said:
+            return f"; for one value after another: mpisim search --vary {found[0]}"
+    return ""
 
 
 def tables_with(key: str, given: str = "") -> str:
@@ -345,6 +359,10 @@ def _part(tables: Mapping[str, Any], name: str, source: str) -> Any:
     given, cls = _table(tables, name, source), TABLES[name]
     known = {each.name for each in fields(cls)} if given else ()
     for key in given:
+        if key not in known and name == "plan" and (meant := argument_key(key)):
+            raise InputError(
+                f"{source}: unknown key {key!r} in [plan] (did you mean {meant!r}?); {ALL_KEYS}"
+            )
         if key not in known and (near := tables_with(key, name)):
             raise InputError(f"{source}: unknown key {key!r} in [{name}]{near}")
     return build(cls, given, source, name, ALL_KEYS)

@@ -31,6 +31,8 @@ class GrownOrigin:
         Trace files or folders of them; absolute in texts.
     cluster, traced_cluster, gpu : str, optional
         Names, or files, absolute in texts.
+    calibration : str, optional
+        A file, absolute in texts.
     dp, micro_batches, stages, layout, distributed_optimizer, schedule, chunks
         See `extrapolate_parallel`.
     """
@@ -46,6 +48,7 @@ class GrownOrigin:
     distributed_optimizer: bool | None = None
     schedule: str | None = None
     chunks: int | None = None
+    calibration: str | None = None
 
     @property
     def text(self) -> str:
@@ -55,6 +58,8 @@ class GrownOrigin:
             for name in ("cluster", "traced_cluster", "gpu")
             if (value := getattr(self, name)) is not None and value.endswith(".toml")
         }
+        if self.calibration is not None:
+            files["calibration"] = os.path.abspath(self.calibration)
         paths = tuple(os.path.abspath(path) for path in self.paths)
         return json.dumps({"grown": asdict(replace(self, paths=paths, **files))})
 
@@ -116,4 +121,5 @@ class GrownOrigin:
             stages=self.stages,
             schedule=self.schedule,
             chunks=self.chunks,
+            calibration=self.calibration,
         )

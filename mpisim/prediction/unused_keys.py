@@ -378,6 +378,8 @@ def other_values(experiment: Experiment, name: str) -> list[Any]:
     value, kind = getattr(part, key), _kind(type(part), key)
     if get_origin(kind) is Annotated and not isinstance(value, tuple):
         kind, limits = get_args(kind)
+        if kind is str:
+            return []
         if value is None:
             found = {limits.least, 2, 3, 4}
         else:

@@ -173,6 +173,8 @@ def _cost(attributes: Mapping[str, Any]) -> str:
     if "usd_hour" in attributes:
         text += f", ${attributes['usd_hour']:,.2f} an hour"
         dollars = f" and ${attributes['usd_per_million']:,.3g}"
+    else:
+        text += ", price unknown"  # --details says what tells it
     return f"{text}; {attributes['energy_per_million']:,.3g} kWh{dollars} for a million {samples}"
 
 
