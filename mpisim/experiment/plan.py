@@ -167,6 +167,11 @@ class Plan:
         """The format in which the passes read weights and write activations."""
         return self.precision.weights
 
+    @property
+    def parameter_format(self) -> Format:
+        """The format in which parameters are kept between the passes, and their gradients."""
+        return "fp32" if self.precision.autocast else self.weight_format
+
 
 def keys_of(plan: Plan) -> dict[str, object]:
     """Plan → its values by key, as `with_keys` takes them.

@@ -138,6 +138,10 @@ class PrecisionOptions:
         Of the parameters that the optimizer updates: a copy in fp32, or with the format of the
         passes the weights themselves, as of a model that was read in bf16 and trained so by
         PyTorch's DDP or FSDP. Gradients are then updated from in that format, too.
+    autocast : bool
+        Transformers under DDP with `products` in 16 bits: whether they run in ``torch.autocast``,
+        which keeps parameters, gradients and the residual stream in fp32, and casts what products
+        read (`mpisim.workloads.transformer.autocast`). Other models always do.
     moments : {"fp32", "bf16", "fp16"}
         In which the optimizer's step remembers gradients and their squares where it is one kernel
         (Megatron-LM's ``--exp-avg-dtype``, ``--exp-avg-sq-dtype``).
@@ -172,6 +176,7 @@ class PrecisionOptions:
     attention: Literal["fp8"] | None = None
     gradients: Format | None = None
     main_parameters: Format = "fp32"
+    autocast: bool = False
     moments: Format = "fp32"
     dispatch: Literal["bf16", "fp8"] = "bf16"
     fp8_scaling: Literal["delayed", "current", "blocks"] = "delayed"
@@ -187,6 +192,20 @@ class PrecisionOptions:
             raise InputError(
                 f"convolutions is given, but products is {self.products!r}, which convolutions "
                 "have, too; the key is for 'fp32'"
+            )
+        if self.autocast:
+            self._check_autocast()
+
+    def _check_autocast(self) -> None:
+        if self.products not in ("fp16", "bf16"):
+            raise InputError(
+                f"autocast is true, but products is {self.products!r}; torch.autocast is for "
+                "'fp16' and 'bf16'"
+            )
+        if self.main_parameters != "fp32":
+            raise InputError(
+                f"autocast is true, but main_parameters is {self.main_parameters!r}; only "
+                "parameters in 'fp32' are modelled with it"
             )
 
     @property

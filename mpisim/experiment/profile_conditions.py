@@ -30,7 +30,7 @@ COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
 COMPARISON = re.compile(r"(>=|<=|>|<)\s*(\S+)")
 """A comparison in a text: its sign, and what is compared with."""
 
-OF_MODELS = ("hidden", "seq_len", "memory")
+OF_MODELS = ("hidden", "seq_len", "memory", "lora_rank")
 
 NUMBERS = ("tp", "pp", "vpp", "cp", "ep", "zero", *OF_MODELS, "gpus", "states")
 
@@ -63,8 +63,10 @@ class Where:
         Whose rules data parallelism follows: ``framework.dp_style``, or what takes its place.
     replicas : bool, optional
         Whether data parallelism is the only one: tp, pp, cp and ep are 1.
-    tp, pp, vpp, cp, ep, zero, hidden, seq_len, memory, gpus : str
-        Numbers: ``"2|4"``, ``">1"``, ``">=1024"``; hidden, seq_len and memory are the model's.
+    main_parameters : str
+        Of ``plan.precision``.
+    tp, pp, vpp, cp, ep, zero, hidden, seq_len, memory, lora_rank, gpus : str
+        Numbers: ``"2|4"``, ``">1"``, ``">=1024"``; hidden to lora_rank are the model's.
     states : str
         The same: `STATES` of the whole model in percent of a GPU's memory; transformers.
     """
@@ -82,6 +84,7 @@ class Where:
     blocking: bool | None = None
     style: str = ""
     replicas: bool | None = None
+    main_parameters: str = ""
     tp: str = ""
     pp: str = ""
     vpp: str = ""
@@ -91,6 +94,7 @@ class Where:
     hidden: str = ""
     seq_len: str = ""
     memory: str = ""
+    lora_rank: str = ""
     gpus: str = ""
     states: str = ""
 
@@ -145,6 +149,7 @@ def holds(where: Where, tables: Mapping[str, Any], model: Model) -> bool:
         "fp8_scaling": precision.get("fp8_scaling", "delayed"),
         "kernels": _table(tables, "framework").get("kernels", "flash"),
         "style": _style(tables, model),
+        "main_parameters": precision.get("main_parameters", "fp32"),
     }
     if any(
         getattr(where, name) and value not in getattr(where, name).split("|")

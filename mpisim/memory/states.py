@@ -248,8 +248,8 @@ def framework(plan: Plan) -> str:
 
 
 def _weight_bytes(plan: Plan) -> int:
-    """Return the bytes of a weight as the passes read it."""
-    return BYTES[plan.weight_format]
+    """Return the bytes of a weight as it is kept for the passes."""
+    return BYTES[plan.parameter_format]
 
 
 def _gradient_bytes(plan: Plan) -> int:

@@ -143,6 +143,10 @@ def _fp8(experiment: Experiment) -> bool:
     return _transformer(experiment) and experiment.plan.precision.products == "fp8"
 
 
+def _autocast(experiment: Experiment) -> bool:
+    return _transformer(experiment) and experiment.plan.precision.autocast
+
+
 def _computed_again(experiment: Experiment) -> bool:
     return _transformer(experiment) and experiment.plan.recompute.granularity != "none"
 
@@ -187,6 +191,7 @@ EFFECTIVE_KEYS: dict[str, Condition] = {
     ),
     **dict.fromkeys(("plan.sp", "plan.overlap.tp", "plan.overlap.dgrad"), _tensor),
     **dict.fromkeys(("plan.recompute", "framework.kernels"), _transformer),
+    "plan.precision.autocast": _autocast,
     "framework.persistent_norms": _fused_norms,
     "framework.attention": _fused_attention,
     "framework.separate_projections": _whole_layers,

@@ -177,8 +177,8 @@ class Strategy:
 
     @property
     def weight_size(self) -> int:
-        """Bytes of a weight as the passes read it."""
-        return BYTES[self.plan.weight_format]
+        """Bytes of a weight as it is kept for the passes."""
+        return BYTES[self.plan.parameter_format]
 
     @property
     def gathers_fp8(self) -> bool:
@@ -219,7 +219,7 @@ class Strategy:
     @property
     def gradient_size(self) -> int:
         """Bytes of a gradient as it is reduced; fp32 in Megatron, that of the weights otherwise."""
-        default = "fp32" if self.style == "megatron" else self.plan.weight_format
+        default = "fp32" if self.style == "megatron" else self.plan.parameter_format
         return BYTES[self.plan.precision.gradients or default]
 
     @property

@@ -10,6 +10,8 @@ Read in this order; every module uses those before it alone:
     What a model's dimensions become on one rank.
 `module_options`
     Recomputation and CUDA graphs of single modules of a layer.
+`autocast`
+    What ``torch.autocast`` leaves in fp32, and its casts.
 `precision`
     Number formats: casts of operands, accumulators, gradient buffers.
 `pointwise`

@@ -146,6 +146,8 @@ def _eager_attention(s: Shapes, name: str, shape: AttentionShape) -> Operator:
     saved = (2 * e + MASK_BYTES if drops else e) * scores
     if operations and e != FP32:  # the softmax in fp32, what is multiplied, and the causal mask
         saved = (FP32 + e + (MASK_BYTES if drops else 0)) * scores
+    if s.autocast and not operations:  # the softmax in fp32, and its copy for the product
+        saved = (FP32 + e + (MASK_BYTES if drops else 0)) * scores
     if operations and shape.causal:
         saved += MASK_BYTES * shape.queries * shape.keys
     return Operator(
@@ -214,7 +216,7 @@ def _eager_forward(
         steps.append(elementwise(f"{name} mask", 2 * e * scores))
     steps += _softmax(s, f"{name} softmax", shape)
     if s.model.dropout:
-        steps += dropout_kernels(s, f"{name} dropout", scores)
+        steps += dropout_kernels(s, f"{name} dropout", scores, element=s.stream_size)
     steps.append(_batched_product(s, f"{name} context", shape, q, shape.value_size, k))
     steps.append(elementwise(f"{name} transposition", 2 * e * sizes.output))
     return steps
@@ -237,7 +239,9 @@ def _eager_backward(
     steps.append(product("probabilities", q, k, shape.value_size))
     steps.append(product("values", k, shape.value_size, q))
     if s.model.dropout:
-        steps += dropout_kernels(s, f"{name} dropout backward", scores, backward=True)
+        steps += dropout_kernels(
+            s, f"{name} dropout backward", scores, backward=True, element=s.stream_size
+        )
     steps += _softmax(s, f"{name} softmax backward", shape, backward=True)
     if separate and shape.causal:
         # What a mask replaces has no gradient; one that is added leaves it as it is.
@@ -285,6 +289,13 @@ def _softmax(s: Shapes, name: str, shape: AttentionShape, *, backward: bool = Fa
         return _softmax_by_operations(s, name, shape, backward=backward)
     rows = s.batch * shape.heads * q
     scores = rows * k
+    if s.autocast and framework.fused:
+        return [elementwise(name, ((2 * FP32 if backward else FP32) + e) * scores)]
+    if s.autocast and s.storage_format == "fp16":
+        # PyTorch's kernel takes fp16 and writes fp32, or the reverse (half_to_float).
+        copy = elementwise(f"{name} cast", (e + FP32) * scores)
+        wide = Compute(name, Softmax(rows, k, backward, "fp32"))
+        return [copy, wide] if backward else [wide, copy]
     if widened(s, "softmax"):
         return [
             elementwise(f"{name} cast", (e + FP32) * scores),

@@ -13,6 +13,7 @@ from mpisim.kernels.operations import Convolution, Copy, Elementwise, Embedding
 from ...experiment.transformer import IMAGE_CHANNELS, TOKEN_TYPES
 from ...program import Operation
 from ..operators import Compute, Operator, Parameter, Task
+from .autocast import autocast_copies, autocast_kept
 from .pointwise import dropout, elementwise, norm
 from .precision import accumulate_gradient
 from .shapes import Shapes
@@ -44,7 +45,7 @@ def token_embedding(
     if whole and s.sequence_parallel:
         operators.append(_scatter_sequence(s, name))
     if model.family == "bert":
-        operators.append(norm(s, f"{name} norm", s.sharded_tokens, model.hidden))
+        operators.append(norm(s, f"{name} norm", s.sharded_tokens, model.hidden, casts=False))
     if model.dropout:
         operators.append(dropout(s, f"{name} dropout", s.sharded_tokens * model.hidden))
     return tuple(operators)
@@ -56,7 +57,7 @@ def patch_embedding(s: Shapes) -> tuple[Operator, ...]:
     ViT (arXiv:2010.11929, section 3.1), by a convolution as wide as its stride, as in Megatron-LM's
     `CLIPViTModel` (megatron/core/models/vision/clip_vit_model.py).
     """
-    model, e = s.model, s.element_size
+    model, e, stream = s.model, s.element_size, s.stream_size
     side = model.image // model.patch
     size = IMAGE_CHANNELS * model.patch**2 * model.hidden
     dtype = s.matmul_format
@@ -81,21 +82,28 @@ def patch_embedding(s: Shapes) -> tuple[Operator, ...]:
         Parameter("class token", model.hidden),
     )
     backward: list[Task] = [
-        elementwise("class token backward", 2 * e * tokens),
+        elementwise("class token backward", (e + stream) * tokens),
         Compute(f"{name} weight gradient", convolution("weight"), weight=True),
         Compute(f"{name} bias gradient", Elementwise(e * tokens), weight=True),
     ]
     for parameter in parameters:
-        backward += accumulate_gradient(s, parameter.name, parameter.size)
-    pixels = e * s.batch * IMAGE_CHANNELS * model.image**2
+        narrow = parameter.name != "class token"
+        backward += accumulate_gradient(s, parameter.name, parameter.size, narrow=narrow)
+    pixels = s.batch * IMAGE_CHANNELS * model.image**2
+    copied = {"pixels": pixels} | {each.name: each.size for each in parameters[:2]}
     patches = Operator(
         name,
-        (Compute(name, convolution("forward")), elementwise("class token", 2 * e * tokens)),
+        (
+            *autocast_copies(s, copied),
+            Compute(name, convolution("forward")),
+            elementwise("class token", (e + stream) * tokens),
+        ),
         tuple(backward),
         parameters,
-        saved=pixels,
+        saved=e * pixels + autocast_kept(s, size),
     )
-    operators = [patches, _replicated_lookup(s, "position", s.length)]
+    positions = _added_table if s.autocast else _replicated_lookup
+    operators = [patches, positions(s, "position", s.length)]
     if s.sequence_parallel:
         operators.append(_scatter_sequence(s, name))
     if model.dropout:
@@ -108,10 +116,10 @@ def _vocabulary_lookup(s: Shapes, name: str, *, whole: bool, parameters: bool) -
 
     `whole`: all-reduced, as what is added to it has the whole sequence.
     """
-    model, e = s.model, s.element_size
+    model, e = s.model, s.stream_size
     h, entries = model.hidden, s.vocabulary
-    lookup = Embedding(s.tokens, h, entries, dtype=s.storage_format)
-    adjoint = Embedding(s.tokens, h, entries, backward=True, dtype=s.storage_format)
+    lookup = Embedding(s.tokens, h, entries, dtype=s.stream_format)
+    adjoint = Embedding(s.tokens, h, entries, backward=True, dtype=s.stream_format)
     forward: list[Task] = [Compute(name, lookup)]
     backward: list[Task] = []
     if s.grid.tp > 1:
@@ -128,7 +136,7 @@ def _vocabulary_lookup(s: Shapes, name: str, *, whole: bool, parameters: bool) -
     backward += [
         Compute(f"{name} gradient fill", Copy(e * entries * h, "fill"), weight=True),
         Compute(f"{name} backward", adjoint, weight=True),
-        *accumulate_gradient(s, f"{name} weight", entries * h),
+        *accumulate_gradient(s, f"{name} weight", entries * h, narrow=False),
     ]
     # A second copy beside the last blocks, for the head or to predict further tokens from.
     tied = model.tied_embeddings or model.mtp_layers > 0
@@ -142,18 +150,29 @@ def _replicated_lookup(s: Shapes, name: str, entries: int) -> Operator:
     The ranks of a tp group see the same tokens, so that its gradients agree by themselves. Where
     the model predicts several tokens, its last stage looks up in a copy.
     """
-    h, e = s.model.hidden, s.element_size
-    lookup = Embedding(s.tokens, h, entries, dtype=s.storage_format)
-    adjoint = Embedding(s.tokens, h, entries, backward=True, dtype=s.storage_format)
+    h, e = s.model.hidden, s.stream_size
+    lookup = Embedding(s.tokens, h, entries, dtype=s.stream_format)
+    adjoint = Embedding(s.tokens, h, entries, backward=True, dtype=s.stream_format)
     forward = (Compute(name, lookup), elementwise(f"{name} sum", 3 * e * s.tokens * h))
     backward = (
         Compute(f"{name} gradient fill", Copy(e * entries * h, "fill"), weight=True),
         Compute(f"{name} backward", adjoint, weight=True),
-        *accumulate_gradient(s, f"{name} weight", entries * h),
+        *accumulate_gradient(s, f"{name} weight", entries * h, narrow=False),
     )
     copied = s.model.mtp_layers > 0
     table = Parameter(f"{name} weight", entries * h, tied=copied)
     return Operator(name, forward, backward, (table,))
+
+
+def _added_table(s: Shapes, name: str, entries: int) -> Operator:
+    """Small table of a row for each token of a sequence, added to all sequences (timm's ViT)."""
+    h, size = s.model.hidden, s.stream_size * s.tokens * s.model.hidden
+    backward = (
+        Compute(f"{name} backward", Elementwise(size), weight=True),
+        *accumulate_gradient(s, f"{name} weight", entries * h, narrow=False),
+    )
+    table = Parameter(f"{name} weight", entries * h)
+    return Operator(name, (elementwise(f"{name} sum", 2 * size),), backward, (table,))
 
 
 def _scatter_sequence(s: Shapes, name: str) -> Operator:

@@ -13,6 +13,7 @@ from mpisim.kernels.activations import ACTIVATIONS
 from mpisim.kernels.operations import BYTES, Copy
 
 from ..operators import Await, Compute, Operator, Parameter, Task
+from .autocast import autocast_copies
 from .module_options import recompute_module
 from .pointwise import FP32, added_bias, broadcast, dropout_add, elementwise, norm, widened
 from .precision import accumulate_gradient
@@ -109,7 +110,10 @@ def activation(s: Shapes, name: str, rows: int, width: int, *, bias: bool = Fals
         bias_kernel = bias and s.plan.framework.bias_kernels
         forward = [added_bias(s, name, inputs)] if bias_kernel else []
         composed = ACTIVATIONS[s.model.activation]
-        wide = widened(s, "activation")
+        # With autocast operations that a function is composed of, ``pow`` first, are in fp32.
+        wide = widened(s, "activation") or (
+            s.autocast and s.model.activation in s.plan.framework.primitive
+        )
         one = (FP32 if wide else e) * size
         own: list[Task] = [elementwise(name, 2 * one)]
         backward = [elementwise(f"{name} backward", 3 * one)]
@@ -141,6 +145,7 @@ def activation(s: Shapes, name: str, rows: int, width: int, *, bias: bool = Fals
     parameters = []
     if bias:
         columns = inputs // rows
+        forward = [*autocast_copies(s, {f"{name} bias": columns}), *forward]
         backward.append(elementwise(f"{name} bias gradient", e * inputs))
         backward += accumulate_gradient(s, f"{name} bias", columns)
         parameters.append(Parameter(f"{name} bias", columns))

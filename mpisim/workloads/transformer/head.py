@@ -19,6 +19,7 @@ from mpisim.kernels.operations import BYTES, CrossEntropy, Softmax
 
 from ...program import Operation
 from ..operators import Compute, Operator, Parameter, Task
+from .autocast import autocast_copy
 from .embedding import token_embedding
 from .feed_forward import activation
 from .pointwise import branch, broadcast, elementwise, norm
@@ -124,7 +125,8 @@ def classifier_head(s: Shapes) -> tuple[Operator, ...]:
     """Class token → loss over the classes (ViT), on every rank of a tp group."""
     model = s.model
     return (
-        norm(s, "final norm", s.sharded_tokens, model.hidden),
+        norm(s, "final norm", s.sharded_tokens, model.hidden, casts=False),
+        *_class_token(s),
         linear(
             s, "classifier", model.hidden, model.classes, tokens=s.batch, bias=True, quantised=False
         ),
@@ -198,6 +200,17 @@ def _gather_masked_tokens(s: Shapes, tokens: int) -> Operator:
     )
 
 
+def _class_token(s: Shapes) -> tuple[Operator, ...]:
+    """Hidden states → those of the class token, which autocast casts; backward zeros elsewhere."""
+    if not s.autocast:
+        return ()
+    name, h = "class token", s.model.hidden
+    zeros = elementwise(f"{name} output backward", s.stream_size * s.sharded_tokens * h)
+    copy = autocast_copy(s, f"{name} output", s.batch * h)
+    back = autocast_copy(s, f"{name} output gradient", s.batch * h)
+    return (Operator(f"{name} output", (copy,), (back, zeros)),)
+
+
 # --- losses -------------------------------------------------------------------------------------
 
 
@@ -221,6 +234,8 @@ def _cross_entropy(s: Shapes) -> Operator:
 
     eager_loss
         PyTorch's ``F.cross_entropy(scores.float(), targets)``.
+    autocast, not fused
+        PyTorch's ``F.cross_entropy(scores, targets)``: log_softmax in 16 bits, nll_loss in fp32.
     compiled_loss
         Compiled functions between all-reduces (``--cross-entropy-loss-fusion`` of Megatron-LM with
         the implementation ``native``): scores in fp32 with their maxima; exponentials with their
@@ -238,6 +253,8 @@ def _cross_entropy(s: Shapes) -> Operator:
         loss = _eager_loss(s)
     elif framework.compiled_loss:
         loss = _compiled_loss(s)
+    elif s.autocast and not framework.fuses_loss:
+        loss = _autocast_loss(s)
     elif framework.fuses_loss:
         loss = _fused_loss(s)
     else:
@@ -295,6 +312,23 @@ def _eager_loss(s: Shapes) -> _Loss:
     ]
     # Copy and result; gradients of the result and of the copy.
     return _Loss(forward, backward, FP32, (2 * FP32, 2 * FP32))
+
+
+def _autocast_loss(s: Shapes) -> _Loss:
+    rows, columns, e = s.tokens, s.vocabulary, s.element_size
+    size = rows * columns
+    forward: list[Task] = [
+        Compute("loss softmax", Softmax(rows, columns, dtype=s.storage_format)),
+        autocast_copy(s, "loss softmax", size),
+        elementwise("loss target", 2 * FP32 * rows),
+    ]
+    backward: list[Task] = [
+        elementwise("loss target backward", FP32 * size),
+        autocast_copy(s, "loss softmax gradient", size),
+        Compute("loss softmax backward", Softmax(rows, columns, True, s.storage_format)),
+    ]
+    # Result and its copy; the gradient of the copy, which is gone before the gradient is cast.
+    return _Loss(forward, backward, e + FP32, (e + FP32, FP32))
 
 
 def _compiled_loss(s: Shapes) -> _Loss:

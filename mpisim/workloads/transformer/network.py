@@ -172,7 +172,7 @@ def _layer(
     extra_output : int
         Bytes handed on besides its own output.
     """
-    output = s.element_size * s.sharded_tokens * s.model.hidden
+    output = s.stream_size * s.sharded_tokens * s.model.hidden
     if s.model.lora_rank and role == "embedding":
         operators = freeze_embedding(operators)
     elif role != "block":

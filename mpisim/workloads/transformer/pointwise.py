@@ -15,6 +15,7 @@ from dataclasses import replace
 from mpisim.kernels.operations import BYTES, Elementwise, Norm, NormVariant
 
 from ..operators import Compute, Operator, Parameter, Task
+from .autocast import autocast_copies, autocast_copy
 from .precision import accumulate_gradient
 from .shapes import Shapes
 
@@ -120,14 +121,18 @@ def added_bias(s: Shapes, name: str, elements: int) -> Compute:
 
 
 def widened(s: Shapes, what: str) -> bool:
-    """Whether automatic mixed precision leaves an operation in fp32 (``framework.widened``).
+    """Whether automatic mixed precision leaves an operation in fp32.
+
+    PyTorch's does so by its lists (:mod:`.autocast`), others as ``framework.widened`` says.
 
     Parameters
     ----------
     s : Shapes
-    what : str
+    what : {"norm", "softmax", "activation"}
     """
     framework = s.plan.framework
+    if s.autocast:
+        return what != "activation"
     return what in framework.widened and not framework.fused and s.element_size < FP32
 
 
@@ -140,6 +145,7 @@ def norm(
     residual: bool = False,
     keeps_input: bool = True,
     per_head: bool = False,
+    casts: bool = True,
 ) -> Operator:
     """Rows → normalised rows: a layer or RMS norm.
 
@@ -158,9 +164,12 @@ def norm(
         False where another operator keeps the same input.
     per_head : bool
         Whether each rank of a tp group normalises vectors of its own heads.
+    casts : bool
+        Whether a product reads all of the result, for which autocast casts it.
     """
     kind, size, e = s.model.norm, rows * columns, s.element_size
     wide = widened(s, "norm")
+    casts = wide and not s.plan.framework.fused and (casts or not s.autocast)
     stored = "fp32" if wide else s.storage_format
     variant: NormVariant | None = "persistent" if s.plan.framework.persistent_norms else None
     fused = Norm(rows, columns, kind=kind, dtype=stored, variant=variant)
@@ -186,13 +195,19 @@ def norm(
                 elementwise(f"{name} sum backward", 3 * FP32 * size),
                 elementwise(f"{name} cast backward", (FP32 + e) * size),
             ]
+            if s.autocast:  # the input is fp32 already, and so is the result
+                forward = [*forward[1:-2], elementwise(f"{name} weight", 2 * FP32 * size)]
+                backward = [
+                    elementwise(f"{name} weight backward", 2 * FP32 * size),
+                    *backward[2:-1],
+                ]
         if kind == "layer" and "norm" in s.plan.framework.primitive:
             one = BYTES[stored] * size
             forward = [elementwise(f"{name} {what}", n * one) for what, n in COMPOSED_NORM[0]]
             backward = [elementwise(f"{name} {what}", n * one) for what, n in COMPOSED_NORM[1]]
         else:
             backward.append(elementwise(f"{name} weight gradient", 2 * BYTES[stored] * size))
-    if wide:
+    if casts:
         forward.append(elementwise(f"{name} output cast", (FP32 + e) * size))
         backward.insert(0, elementwise(f"{name} output cast backward", (e + FP32) * size))
     parameters = [
@@ -200,10 +215,10 @@ def norm(
         for what in (("weight", "bias") if kind == "layer" else ("weight",))
     ]
     for parameter in parameters:
-        backward += accumulate_gradient(s, parameter.name, parameter.size)
+        backward += accumulate_gradient(s, parameter.name, parameter.size, narrow=False)
     if residual:
         backward += _add_gradients(f"{name} residual", size, BYTES[stored])
-    saved = e * size if keeps_input else 0
+    saved = s.stream_size * size if keeps_input else 0
     return Operator(name, tuple(forward), tuple(backward), tuple(parameters), saved)
 
 
@@ -243,7 +258,7 @@ def dropout_add(s: Shapes, name: str, *, bias: bool) -> Operator:
     size = s.sharded_tokens * h
     mask = MASK_BYTES if drops else 0
     if s.plan.framework.fused:
-        forward: list[Task] = [elementwise(name, (3 * e + mask) * size)]
+        forward: list[Task] = [elementwise(name, (e + 2 * s.stream_size + mask) * size)]
     else:
         bias_kernel = bias and (s.grid.tp > 1 or s.plan.framework.bias_kernels)
         forward = [added_bias(s, name, size)] if bias_kernel else []
@@ -251,12 +266,13 @@ def dropout_add(s: Shapes, name: str, *, bias: bool) -> Operator:
             forward += dropout_kernels(s, f"{name} dropout", size)
         stream = FP32 if widened(s, "norm") else e
         forward.append(elementwise(name, (e + 2 * stream) * size))
-    # Without dropout both ways take the gradient as it is.
+    # Without dropout both ways take the gradient as it is; a fused kernel casts it.
     backward: list[Task] = [elementwise(f"{name} backward", (2 * e + mask) * size)] if drops else []
-    if widened(s, "norm"):
+    if widened(s, "norm") and not s.plan.framework.fused:
         backward.insert(0, elementwise(f"{name} gradient cast", (FP32 + e) * size))
     parameters = []
     if bias:
+        forward = [*autocast_copies(s, {f"{name} bias": h}), *forward]
         backward.append(elementwise(f"{name} bias gradient", e * size))
         backward += accumulate_gradient(s, f"{name} bias", h)
         parameters.append(Parameter(f"{name} bias", h, replicated=True))
@@ -264,7 +280,7 @@ def dropout_add(s: Shapes, name: str, *, bias: bool) -> Operator:
 
 
 def dropout(s: Shapes, name: str, size: int) -> Operator:
-    """Elements → the same with some set to zero, as an operator; keeps the mask.
+    """Elements of the residual stream → the same with some set to zero; keeps the mask.
 
     Parameters
     ----------
@@ -273,14 +289,14 @@ def dropout(s: Shapes, name: str, size: int) -> Operator:
     size : int
         Elements.
     """
-    backward = dropout_kernels(s, f"{name} backward", size, backward=True)
-    return Operator(
-        name, tuple(dropout_kernels(s, name, size)), tuple(backward), (), MASK_BYTES * size
-    )
+    element = s.stream_size
+    forward = dropout_kernels(s, name, size, element=element)
+    backward = dropout_kernels(s, f"{name} backward", size, backward=True, element=element)
+    return Operator(name, tuple(forward), tuple(backward), (), MASK_BYTES * size)
 
 
 def dropout_kernels(
-    s: Shapes, name: str, size: int, *, backward: bool = False
+    s: Shapes, name: str, size: int, *, backward: bool = False, element: int | None = None
 ) -> Iterator[Compute]:
     """The kernels of dropout of `size` elements.
 
@@ -295,8 +311,10 @@ def dropout_kernels(
         Elements.
     backward : bool
         Whether it is the way back, which applies the mask again.
+    element : int, optional
+        Bytes of an element, if not as of an activation.
     """
-    e = s.element_size
+    e = s.element_size if element is None else element
     if "dropout" not in s.plan.framework.primitive:
         yield elementwise(name, (2 * e + MASK_BYTES) * size)
     elif backward:
@@ -332,8 +350,11 @@ def rotary_kernels(s: Shapes, parts: Iterable[tuple[str, int]]) -> Iterator[Comp
         elif s.plan.framework.fused:
             yield elementwise(name, 2 * e * size)
         else:
-            yield broadcast(f"{name} cosine", 2 * e * size, size)
+            wide = s.stream_size  # of sines, and of what is multiplied by them
+            yield broadcast(f"{name} cosine", (e + wide) * size, size)
             yield broadcast(f"{name} negation", e * size, size // 2)
             yield elementwise(f"{name} concatenation", 2 * e * size)
-            yield broadcast(f"{name} sine", 2 * e * size, size)
-            yield elementwise(f"{name} sum", 3 * e * size)
+            yield broadcast(f"{name} sine", (e + wide) * size, size)
+            yield elementwise(f"{name} sum", 3 * wide * size)
+            if s.autocast:
+                yield autocast_copy(s, name, size)

@@ -41,6 +41,7 @@ from typing import Literal
 from mpisim.kernels.operations import BYTES, Elementwise, Gemm, GroupedGemm
 
 from ..operators import Compute, Operator, Task
+from .autocast import autocast_copy
 from .shapes import Shapes
 
 __all__ = [
@@ -254,7 +255,9 @@ def _fp8_variant(step: Task, variant: Literal["split", "blocks"]) -> Task:
 # --- gradient buffers ---------------------------------------------------------------------------
 
 
-def accumulate_gradient(s: Shapes, name: str, size: int) -> Iterator[Compute]:
+def accumulate_gradient(
+    s: Shapes, name: str, size: int, *, narrow: bool = True
+) -> Iterator[Compute]:
     """Gradient of `size` elements → its addition to those of the micro-batches before.
 
     Parameters
@@ -264,7 +267,12 @@ def accumulate_gradient(s: Shapes, name: str, size: int) -> Iterator[Compute]:
         Name of the parameter.
     size : int
         Elements of the gradient.
+    narrow : bool
+        Whether the pass read the parameter in 16 bits. With autocast it read a copy, and the
+        gradient is cast to fp32 first; norms and embeddings read parameters as they are.
     """
+    if s.autocast and narrow:
+        yield autocast_copy(s, f"{name} gradient", size)
     if s.is_megatron:
         traffic = s.element_size + 2 * BYTES[s.gradient_format]
     elif s.upcasts_gradients:
@@ -273,7 +281,7 @@ def accumulate_gradient(s: Shapes, name: str, size: int) -> Iterator[Compute]:
         yield Compute(f"{name} gradient cast", widened, weight=True)
         traffic = 3 * wide
     elif s.accumulates_gradients and not s.shards_gradients:
-        traffic = 3 * s.element_size
+        traffic = 3 * BYTES[s.plan.parameter_format]
     else:
         return
     yield Compute(f"{name} gradient accumulation", Elementwise(traffic * size), weight=True)

@@ -165,6 +165,21 @@ class Shapes:
         """Bytes of an element of an activation."""
         return BYTES[self.storage_format]
 
+    @property
+    def autocast(self) -> bool:
+        """Whether the passes run in ``torch.autocast``."""
+        return self.plan.precision.autocast
+
+    @property
+    def stream_format(self) -> Format:
+        """Format of the residual stream: the wider one of what is added, fp32 with autocast."""
+        return "fp32" if self.autocast else self.storage_format
+
+    @property
+    def stream_size(self) -> int:
+        """Bytes of an element of the residual stream."""
+        return BYTES[self.stream_format]
+
     def operand_bytes(self, elements: int) -> int:
         """Elements → bytes of an operand of a linear layer's product."""
         return operand_bytes(self.linear_format, elements)
@@ -174,7 +189,7 @@ class Shapes:
         """Format in which gradients of weights are kept."""
         if self.plan.precision.gradients is not None:
             return self.plan.precision.gradients
-        return "fp32" if self.is_megatron else self.storage_format
+        return "fp32" if self.is_megatron else self.plan.parameter_format
 
     @property
     def is_megatron(self) -> bool:
@@ -229,6 +244,8 @@ class Shapes:
         model, plan, grid = self.model, self.plan, self.grid
         tp = grid.tp
         divides("model.heads", model.heads, "plan.tp", tp)
+        if self.autocast:
+            self._check_autocast()
         if model.attention == "mha" and model.kv % tp and tp % model.kv:
             raise InputError(
                 f"model.kv_heads is {model.kv}, neither a multiple nor a divisor of plan.tp = {tp}"
@@ -278,6 +295,21 @@ class Shapes:
                 f"{key} is {length}, which is not a multiple of {ranks}, as plan.sp shares the "
                 "sequence; set plan.sp = false"
             )
+
+    def _check_autocast(self) -> None:
+        model, style = self.model, self.plan.style(transformer=True)
+        if style != "ddp":
+            raise InputError(
+                f"plan.precision.autocast is true with framework.dp_style = {style!r}, which keeps "
+                "or gathers weights in 16 bits; allowed: 'ddp'"
+            )
+        for key in ("experts", "lora_rank", "memory"):
+            value = getattr(model, key)
+            if value:
+                raise InputError(
+                    f"plan.precision.autocast is true with model.{key} = {value}, where it is not "
+                    "modelled; set it false"
+                )
 
     def _check_experts(self) -> None:
         model, grid = self.model, self.grid

@@ -34,6 +34,7 @@ from mpisim.kernels.operations import Elementwise, Gemm, Precision, operand_byte
 
 from ...program import Operation
 from ..operators import Communicate, Compute, Operator, Parameter, Task
+from .autocast import autocast_copies, autocast_copy, autocast_kept
 from .pointwise import added_bias, branch
 from .precision import (
     accumulate_gradient,
@@ -102,7 +103,8 @@ def column_linear(
     dtype = s.linear_format if quantised or not s.quantised else s.matmul_format
     entering = s.sharded_tokens if s.sequence_parallel else s.tokens
 
-    forward: list[Task] = []
+    copied = {f"{name} weight": n * k, f"{name} bias": n if bias else 0}
+    forward: list[Task] = [*autocast_copies(s, copied)]
     if quantised and not gathered:
         forward += cast_norm_output(s, name, entering * k)
     if quantised:
@@ -150,6 +152,7 @@ def column_linear(
         owned.append(Parameter(f"{name} bias", n))
     held = s.tokens if keeps_gathered else entering
     saved = operand_bytes(dtype, held * k) if keeps_input else 0
+    saved += autocast_kept(s, n * k)
     return Operator(name, tuple(forward), tuple(backward), tuple(owned), saved + keep)
 
 
@@ -169,7 +172,7 @@ def row_linear(s: Shapes, name: str, k: int, n: int, *, keeps_input: bool = True
     keeps_input : bool
         False where another operator keeps the same input.
     """
-    forward: list[Task] = []
+    forward: list[Task] = [*autocast_copies(s, {f"{name} weight": n * k})]
     if s.quantised:
         forward.append(cast(s, name, s.tokens * k))
         forward += cast_weight(s, name, n * k)
@@ -208,6 +211,7 @@ def row_linear(s: Shapes, name: str, k: int, n: int, *, keeps_input: bool = True
     backward += transpose_gathered(s, f"{name} gradient", s.tokens * n)
     backward += weight_gradient(s, name, s.tokens, n, k)
     saved = s.operand_bytes(s.tokens * k) if keeps_input else 0
+    saved += autocast_kept(s, n * k)
     return Operator(
         name, tuple(forward), tuple(backward), (Parameter(f"{name} weight", n * k),), saved
     )
@@ -242,7 +246,8 @@ def linear(
     """
     quantised = quantised and s.quantised
     dtype = s.linear_format if quantised or not s.quantised else s.matmul_format
-    forward: list[Task] = []
+    copied = {f"{name} weight": n * k, f"{name} bias": n if bias else 0}
+    forward: list[Task] = [*autocast_copies(s, copied)]
     if quantised:
         forward = [cast(s, name, tokens * k), *cast_weight(s, name, n * k)]
     forward.append(Compute(name, Gemm(tokens, n, k, dtype=dtype, output=s.storage_format)))
@@ -262,6 +267,7 @@ def linear(
         backward += _bias_gradient(s, name, tokens, n)
         parameters.append(Parameter(f"{name} bias", n, replicated=True))
     saved = operand_bytes(dtype, tokens * k) if keeps_input else 0
+    saved += autocast_kept(s, n * k)
     return Operator(name, tuple(forward), tuple(backward), tuple(parameters), saved)
 
 
@@ -300,14 +306,28 @@ def separate_linears(
             )
         return tuple(found)
     found = [branch(s, name, s.sharded_tokens * hidden)] * (len(widths) - 1)
+    copies = s.autocast and not s.plan.framework.fused  # of the input, one for each matrix
     for i, (each, width) in enumerate(widths.items()):
         keep = s.element_size * s.tokens * width if kept else 0
         matrix = column_linear(
-            s, each, hidden, width, bias=bias, keep=keep, keeps_input=keeps_input and not i
+            s,
+            each,
+            hidden,
+            width,
+            bias=bias,
+            keep=keep,
+            keeps_input=keeps_input and (copies or not i),
         )
         if i:  # the input has been cast for the first
             forward = tuple(step for step in matrix.forward if step.name != f"{each} cast")
             matrix = replace(matrix, forward=forward)
+        if i and copies:  # the norm casts for the first
+            size = s.sharded_tokens * hidden
+            copy = autocast_copy(s, f"{each} input", size)
+            back = autocast_copy(s, f"{each} input gradient", size)
+            matrix = replace(
+                matrix, forward=(copy, *matrix.forward), backward=(*matrix.backward, back)
+            )
         found.append(matrix)
     return tuple(found)
 
