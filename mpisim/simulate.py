@@ -177,32 +177,23 @@ def simulate(
     sensitivities: Sensitivities | None = None
     with show_progress(comm, "adding up what every rank did" if progress else ""):
         if not isinstance(prepared, Program) and comm.rank == 0:
-            said, sensitivities = _stated(prepared, run, overlap)
-            stated |= said
+            further, sensitivities = _stated(prepared, run, overlap)
+            stated |= further
         if network is None and not isinstance(prepared, Program):
             network = prepared.network
         cost = partial(_cost, prepared) if isinstance(prepared, PreparedExperiment) else None
-        if output is None:
-            return collect(
-                run,
-                comm=comm,
-                experiment=text,
-                attributes=stated,
-                network=network,
-                repetition=repetition,
-                sensitivities=sensitivities,
-                stated=cost,
-            )
-        if not origin and isinstance(what, Experiment | ProgramExperiment):
+        if output is not None and not origin and isinstance(what, Experiment | ProgramExperiment):
             origin = serialize_any(what)
-        return write_results(
-            run,
-            output,
+        finish = (
+            partial(collect, run)
+            if output is None
+            else partial(
+                write_results, run, output, timeline=timeline, origin=origin, overwrite=overwrite
+            )
+        )
+        return finish(
             comm=comm,
-            timeline=timeline,
             experiment=text,
-            origin=origin,
-            overwrite=overwrite,
             attributes=stated,
             network=network,
             repetition=repetition,

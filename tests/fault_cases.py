@@ -1,6 +1,6 @@
 """The fault table: bad inputs, the command that meets them, what it must say, its exit code.
 
-`CASES` is the table of :mod:`test_bad_inputs`, every damage of every file of :mod:`seeds`, and
+`CASES` is the table of :mod:`bad_inputs`, every damage of every file of :mod:`seeds`, and
 wrong words on the command line of every command. ``run_scripts/fault_table.py`` runs all of them on
 1, 2 and 4 processes of every MPI it finds and writes ``docs/reliability.md``.
 """
@@ -12,8 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from bad_files import whole_job, write
+from bad_inputs import TABLE, Bad
 from seeds import SEEDS, Seed, seed
-from test_bad_inputs import TABLE, Bad, whole_job, write
 
 __all__ = ["CASES", "Case"]
 

@@ -1,4 +1,4 @@
-"""Plans by keys, for tests: ``plan_of(tp=2, recompute_layers=1, kernels="eager")``."""
+"""Plans by keys, ``plan_of(tp=2, recompute_layers=1, kernels="eager")``, and small experiments."""
 
 from __future__ import annotations
 
@@ -10,6 +10,43 @@ from mpisim.base.toml import toml_table
 from mpisim.experiment import Plan, keys_of, with_keys
 from mpisim.experiment.plan_keys import nested
 from mpisim.experiment.plan_options import MAIN_KEYS
+
+GPT_STEP = """
+[model]
+family = "gpt"
+layers = 8
+hidden = 64
+heads = 4
+seq_len = 32
+vocab = 128
+{model}
+
+{plan}
+
+[cluster]
+preset = "dgx-h100"
+nodes = 1
+"""
+"""A GPT of 8 small layers on one node; ``{model}`` and ``{plan}`` are to be filled in."""
+
+TWO_NODES = """
+[model]
+family = "gpt"
+layers = 2
+hidden = 1024
+heads = 8
+vocab = 32000
+seq_len = 512
+[plan]
+tp = 4
+dp = 4
+micro_batch = 1
+global_batch = 8
+[cluster]
+preset = "dgx-h100"
+nodes = 2
+"""
+"""An experiment on two nodes, whose links data parallelism shares."""
 
 NAMES: dict[str, str] = {}
 """Words of calls → keys of a plan: ``recompute`` and ``precision`` are main keys, ``overlap_dp``

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import bad_files as bad
+import measured_steps
 import networkx
-import test_bad_inputs as bad
 import test_calibrate
 import test_chakra
 import test_cli_collectives
 import test_clusters
-import test_e2e
 import test_huggingface
 import test_nsys
 import test_overlap_pairs
@@ -196,8 +196,8 @@ def _pairs(folder: Path) -> None:
 
 
 def _steps(folder: Path) -> None:
-    row = {**test_e2e.VTRAIN, "layers": 2}
-    test_e2e.table(folder / "s.csv", row, {**row, "id": "second", "step_time_ms": 70.0})
+    row = {**measured_steps.VTRAIN, "layers": 2}
+    measured_steps.table(folder / "s.csv", row, {**row, "id": "second", "step_time_ms": 70.0})
 
 
 ALL_REDUCE = ("comm", "all_reduce", "--cluster", "dgx-h100", "--size", "1M")

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from bad_files import job, kineto
 from slurm import Slurm, absent, running
-from test_bad_inputs import job, kineto
 
 from mpisim.cli.launch import launched_size
 

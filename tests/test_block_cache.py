@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from plans import plan_text
+from plans import GPT_STEP, plan_text
 
 from mpisim.experiment import read
 from mpisim.kernels import Roofline, find_gpu
@@ -12,23 +12,6 @@ from mpisim.workloads import Workload, blocks, lay_out, training_step
 from mpisim.workloads.block_cache import BlockCache, Slots
 from mpisim.workloads.operators import Communicate, Compute, Operator
 from mpisim.workloads.pricing import Pricing
-
-TEXT = """
-[model]
-family = "gpt"
-layers = 8
-hidden = 64
-heads = 4
-seq_len = 32
-vocab = 128
-{model}
-
-{plan}
-
-[cluster]
-preset = "dgx-h100"
-nodes = 1
-"""
 
 PLANS = {
     "tensor parallel": 'pp = 4\ntp = 2\nglobal_batch = 8\nschedule = "1f1b"',
@@ -48,7 +31,7 @@ EXPERTS = "experts = 8\ntopk = 2"
 
 def step(model: str, plan: str) -> Workload:
     """The step of a plan."""
-    layout = lay_out(read(TEXT.format(model=model, plan=plan_text(plan)), "test.toml"), 8)
+    layout = lay_out(read(GPT_STEP.format(model=model, plan=plan_text(plan)), "test.toml"), 8)
     return training_step(layout, Roofline(find_gpu("h100-sxm")))
 
 

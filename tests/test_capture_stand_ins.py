@@ -470,6 +470,51 @@ def test_whole_layers_of_transformer_engine(tmp_path: Path, how: tuple[str, ...]
     assert (called["transformer_engine::quantize"] > 0) is fp8
 
 
+DECODER = """
+import sys
+import torch
+import transformer_engine.pytorch as te
+
+fused = sys.argv[1] == "fused"
+layer = te.TransformerLayer(1024, 4096, 16, num_gqa_groups=4, layer_type="decoder",
+                            hidden_dropout=0.0, attention_dropout=0.0, fuse_qkv_params=fused,
+                            params_dtype=torch.bfloat16)
+names = [name for name, _ in layer.inter_attention.key_value.named_parameters()]
+assert ("key_weight" in names) is not fused
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+for step in range(3):
+    x = torch.randn(512, 2, 1024, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    other = torch.randn(128, 2, 1024, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    y = layer(x, encoder_output=other)
+    assert y.shape == x.shape
+    y.sum().backward()
+    assert other.grad.shape == other.shape
+    assert all(each.grad.shape == each.shape for each in layer.parameters())
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@torch
+@pytest.mark.parametrize("how", ["fused", "apart"])
+def test_decoders_of_transformer_engine_attend_to_another_sequence(
+    tmp_path: Path, how: str
+) -> None:
+    found = captured(tmp_path, DECODER, how)
+    width, kv = 1024, 4 * 64
+    own = 2 * width**2 + 2 * width * kv + 2 * width * 4096 + 2 * width**2  # and two across
+    forward = 2 * 2 * (512 * own + 128 * 2 * width * kv)
+    assert flops(found, Phase.FORWARD)["gemm"] == forward
+    assert flops(found, Phase.BACKWARD)["gemm"] == 2 * forward
+    counted = kernels(found)
+    for backward in (False, True):
+        for keys in (512, 128):
+            kernel = Attention(
+                2, 16, 4, 512, keys, 64, 64, causal=keys == 512, backward=backward, variant="cudnn"
+            )
+            assert counted[kernel] == 1
+
+
 def test_causal_masks_that_end_with_the_last_key() -> None:
     q, k = (TensorSpec("bfloat16", (2, tokens, 16, 64)) for tokens in (100, 400))
     call = OperatorCall(

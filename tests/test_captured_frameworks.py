@@ -262,19 +262,23 @@ def test_megatron_core_shares_a_context(tmp_path: Path) -> None:
 
 
 @needs("megatron-core")
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_megatron_core_with_deep_ep(tmp_path: Path, nodes: int) -> None:
+@pytest.mark.parametrize(("dispatcher", "nodes"), [("deepep", 1), ("deepep", 2), ("alltoall", 1)])
+def test_megatron_core_mixture(tmp_path: Path, dispatcher: str, nodes: int) -> None:
     page = (Path(__file__).parents[1] / "docs" / "capture.md").read_text()
     block = page.split("<!-- test: file: experts.toml -->")[1].split("```")[1].removeprefix("toml")
     for key, value in (("dp", 8), ("ep", 8), ("global_batch", 16), ("gpus", 8)):
         assert f"\n{key} = {value}\n" in block
         block = block.replace(f"\n{key} = {value}\n", f"\n{key} = {nodes * value}\n")
     experiment = tmp_path / "experts.toml"
+    if dispatcher == "alltoall":
+        block = block.replace('"flex"', '"all-to-all"')
     experiment.write_text(block.replace("\ngpus = ", f"\nnodes = {nodes}\ngpus = "))
-    arguments = (str(8 * nodes), "2", "2", "deepep")
+    arguments = (str(8 * nodes), "2", "2", dispatcher)
     (part,) = alone(script("megatron_moe.py", *arguments, world=8 * nodes), (0,))
     found = part.recording
     others = +(sent(found, least=SMALL) - sent(found, size=1, least=SMALL))
+    even = "8 values of type int64, of an even spread, taken as 4096"
+    assert (dispatcher == "alltoall") == any(line.endswith(even) for line in found.values)
     products, messages = generated(experiment, 0)
     assert others == messages
     tokens, choices, hidden, inner, layers, batches = 4096, 8, 2048, 1024, 2, 2

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from mpisim.cli import main
+from mpisim.data import text
+
+DGX_H100 = "clusters/dgx-h100.toml"
 
 
 def test_a_cluster_by_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,6 +58,24 @@ def test_links_are_set_and_drawn(capsys: pytest.CaptureFixture[str], tmp_path: P
     )
     assert "7 of 48.9 GB/s, 1 of 1.0 GB/s" in capsys.readouterr().out
     assert path.read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize(("nodes", "unused"), [(4, True), (8, False)])
+def test_oversubscription_above_one_leaf(
+    nodes: int, unused: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Of 8 NICs a node four nodes fill a leaf of 32; then nothing goes up, as the flow says."""
+    path, flows = tmp_path / "mine.toml", {}
+    for share in (1, 3):
+        tree = f'kind = "fat-tree"\nleaf = 32\noversubscription = {share}\n'
+        path.write_text(re.sub(r'kind = "rail-.*\n(?s:.*?)(?=nic_eff)', tree, text(DGX_H100)))
+        figures = tmp_path / f"{share}.json"
+        options = ["--nodes", str(nodes), "--test", "--json", str(figures)]
+        assert main(["topo", "show", str(path), *options]) == 0
+        said = capsys.readouterr().err
+        flows[share] = json.loads(figures.read_text())["test"]["bisection"]
+    note = "oversubscription 3 has no effect: all 32 NICs are below one leaf switch"
+    assert (note in said) == unused == (flows[1] == flows[3])
 
 
 @pytest.mark.parametrize(

@@ -216,6 +216,12 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
         find_cluster("dgx-h10")
     with pytest.raises(InputError, match=r"did you mean 'p5\.48xlarge'"):
         find_cluster("p5.47xlarge")
+    with pytest.raises(
+        InputError, match=r"'h200': it is a GPU, which these have: a3-ultra, dgx-h2"
+    ):
+        find_cluster("h200")
+    with pytest.raises(InputError, match=r"'rtx-5090': it is a GPU, which none of .* has; kernels"):
+        find_cluster("rtx-5090")
     with pytest.raises(InputError, match=r"^unknown cluster 'trn1\.32xlarge'; "):
         find_cluster("trn1.32xlarge")  # spelt like g4dn.12xlarge, and nothing like it
 

@@ -70,6 +70,16 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return one, other
 
 
+def test_the_stages_that_differ_most_are_shown() -> None:
+    stages = tuple(Part(f"stage {i}", 10**9, 10**9 + (i > 12) * i * 10**8) for i in range(16))
+    total = sum(part.other for part in stages)
+    step = Part("step time", 16 * 10**9, total)
+    found = Comparison(step, (None, None), (step,), {"stage": stages}, {})
+    text = rendered(found, ("a", "b"), top=3)
+    names = re.findall(r"(stage \d+|\d+ more|= step time)$", text, re.MULTILINE)
+    assert names[1:] == ["stage 13", "stage 14", "stage 15", "13 more", "= step time"]
+
+
 def test_the_command(
     files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -252,6 +252,14 @@ def test_results_say_what_the_step_costs() -> None:
     assert said["usd_per_million"] == pytest.approx(said["usd_step"] / said["tokens"] * 1e6)
 
 
+def test_a_price_that_nobody_knows_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    run = ["run", "--set", "cluster.preset=dgx-h800", "--set", "model.layers=1"]
+    assert main(run) == 0
+    assert "with the building, price unknown; " in capsys.readouterr().out
+    assert main([*run, "--set", "prices.gpu_hour=1"]) == 0
+    assert "with the building, $8.00 an hour; " in capsys.readouterr().out
+
+
 def test_energy_follows_from_the_accounts() -> None:
     """From the accounts of all ranks: when products run, when others do, when communications."""
     _, experiment = load("qwen3-30b-a3b-16-h100", ["prices.pue=1"])

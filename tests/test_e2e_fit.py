@@ -193,7 +193,7 @@ def test_intervals_hold_nine_of_ten(rows: list[tuple[float, float]]) -> None:
 
 
 def rows_of(tmp_path: Path) -> Path:
-    from test_e2e import NEUSIGHT, TITAN, VTRAIN, table
+    from measured_steps import NEUSIGHT, TITAN, VTRAIN, table
 
     one = {**TITAN, "source_version": "1"}
     return table(

@@ -86,7 +86,11 @@ def test_locate_inverts_group_of() -> None:
     for _ in range(2):
         builder.add_rank(0, groups)
     plan = distributed(builder.build(), [0, 0], 1)[0]
-    found = np.array([plan.communication_of(1, row) for row in range(3)])
+    # What the rows of rank 1 post to, as its instructions and slots say.
+    core_input = plan.core_input
+    rows = core_input.lowered_of(1).instructions[:3]
+    slots = core_input.slot_first[core_input.slot_index[1] + rows["slot"]]
+    found = slots + rows["ordinal"]
     index, k = plan.locate(found)
     assert plan.communicators[index].tolist() == [1, 2, 1]
     assert k.tolist() == [0, 0, 1]

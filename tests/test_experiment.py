@@ -199,6 +199,8 @@ def test_changes_are_toml_or_words() -> None:
     for bad in ("plan.tp", "=3", "plan.=3", ".tp=3"):
         with pytest.raises(UsageError, match="not of the form"):
             read(SMALL, "e", [bad])
+    with pytest.raises(InputError, match=r"; for one .* mpisim search --vary plan.tp=4,8$"):
+        read(SMALL, "e", ["plan.dp=1", "plan.tp=4,8"])
     with pytest.raises(UsageError, match="'title' is no table"):
         read(SMALL, "e", ["title.x=3"])
 
@@ -206,6 +208,8 @@ def test_changes_are_toml_or_words() -> None:
 BAD = [
     # the file
     (SMALL, "title", "title = ", "not valid TOML"),
+    (SMALL, "[plan]", "[plan]\npt = 2", "unknown key 'pt' in [plan] (did you mean 'tp'?)"),
+    (SMALL, "[plan]", "[plan]\ntensor_parallel_size = 2", "[plan] (did you mean 'tp'?)"),
     (SMALL, "[plan]", "[plans]", "unknown key 'plans' at the top level (did you mean 'plan'?)"),
     (SMALL, '[cluster]\npreset = "dgx-h100"', "", "key 'cluster' is missing"),
     (SMALL, SMALL, "# nothing", "holds no key; 'mpisim new' writes an experiment"),

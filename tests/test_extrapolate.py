@@ -6,6 +6,9 @@ import gzip
 import json
 import shutil
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +291,49 @@ def test_layers_are_balanced() -> None:
     assert balanced([1, 2, 3], 3) == [1, 1, 1]
 
 
+def test_layers_are_cut_where_the_cpu_sets_the_pace(kineto: TracedStep) -> None:
+    """16 micro-batches of VGG-13: the CPU launches all kernels for each, in 31 ms as recorded."""
+    plan = grown(kineto, {"pp": 4}).workload.layout.experiment.plan
+    times = [
+        (sum(one.duration for one in ops) // 16, sum(one.cpu for one in ops))
+        for _, ops in kineto.layers()
+    ]
+
+    def longest(counts: Sequence[int]) -> int:
+        ends = np.cumsum((0, *counts)).tolist()
+        parts = [np.array(times[a:b]).sum(axis=0) for a, b in pairwise(ends)]
+        return max(int(part.max()) for part in parts)
+
+    n = len(times)
+    every = [longest(np.diff((0, *cuts, n)).tolist()) for cuts in combinations(range(1, n), 3)]
+    assert longest(plan.pipeline.stages) < 1.2 * min(every)
+    step = seconds(grown(kineto, {"pp": 4}))
+    assert step == pytest.approx(16 * longest(plan.pipeline.stages) / 1e12, rel=0.4)
+    assert step < kineto.measured / 1e12
+
+
+def test_a_loader_in_the_process_goes_with_samples(resnet: Path) -> None:
+    """Its annotations in the trace take 68.7, 68.8, 73.4, 71.4, 70.8 and 62.6 ms."""
+    step = read_step(resnet, gpu="v100-sxm2-32gb", step=6)
+    first = step.operators[0].forward[0]
+    assert isinstance(first, TracedKernel)
+    assert first.loading < first.host
+    # The CPU is 11.9 ms ahead of the device where the step begins.
+    assert first.loading / 1e9 == pytest.approx(68.8 - 11.9, abs=3)
+
+    def cpu(step: TracedStep, plan: dict[str, Any], batch: int | None = None) -> int:
+        program = grown(step, plan, batch=batch, cluster="dgx-v100").program
+        return int(program.table_of(0).host.sum())
+
+    zeroed = replace(first, host=first.host - first.loading, loading=0)
+    operator = replace(step.operators[0], forward=(zeroed, *step.operators[0].forward[1:]))
+    without = replace(step, operators=(operator, *step.operators[1:]))
+    micro_batched = {"pp": 2, "micro_batch": step.batch // 8}
+    for plan, batch, times in (({}, None, 1), (micro_batched, None, 1), ({}, 2 * step.batch, 2)):
+        loaded = cpu(step, plan, batch) - cpu(without, plan, batch)
+        assert loaded == pytest.approx(times * first.loading, rel=1e-6)
+
+
 # --- bad input ------------------------------------------------------------------------------------
 
 
@@ -343,6 +389,8 @@ def test_the_command(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert "--plan is for traces of one GPU" in capsys.readouterr().err
     assert main(["extrapolate", trace, "--micro-batches", "4"]) == 2
     assert "--micro-batches is for traces of several ranks" in capsys.readouterr().err
+    assert main(["extrapolate", trace, "--dp", "4"]) == 2
+    assert "is of one GPU; --plan dp=… is for these" in capsys.readouterr().err
 
 
 def test_results_of_the_command_are_exported(

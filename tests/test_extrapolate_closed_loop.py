@@ -65,6 +65,20 @@ def test_plans_are_those_that_are_generated(
         assert abs(found.error) < 0.03, (keys, found)
 
 
+def test_gradients_under_autocast_are_those_of_fp32(loop: ModuleType, tmp_path: Path) -> None:
+    """Products in fp16, weights and gradients in fp32: as many bytes as parameters × 4."""
+    model = loop.Model('preset = "resnet-50"', 32, "fp16")
+    step = loop.traced(model, tmp_path / "trace")
+    assert {each.dtype for each in step.parameters} == {"float32"}
+    for keys in ({"dp": 8}, {"dp": 8, "zero": 1}):
+        found = loop.compare(model, step, keys)
+        assert found.equal
+        assert abs(found.error) < 0.01
+    grown = extrapolate(step, Target("dgx-a100", {"dp": 8})).program
+    parameters = sum(each.elements for each in step.parameters)
+    assert loop.volumes(grown, 0)["ALL_REDUCE"] == 4 * parameters
+
+
 @pytest.mark.parametrize(
     ("name", "keys", "said"),
     [

@@ -6,7 +6,6 @@ import json
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +17,12 @@ from mpi4py import MPI
 
 from mpisim import engine
 from mpisim.base.errors import InputError, UsageError
+from mpisim.base.toml import toml_value
 from mpisim.experiment import load
 from mpisim.export.operators import operators_around
 from mpisim.extrapolate.parallel import Extrapolated, extrapolate_parallel
 from mpisim.extrapolate.parallel_growth import grow
-from mpisim.extrapolate.parallel_order import ORDERS, stage_order
+from mpisim.extrapolate.parallel_order import SCHEDULES, Pass, PipelineOrder, orders_of
 from mpisim.extrapolate.parallel_overlap import KernelSlowdown
 from mpisim.extrapolate.parallel_partition import StagePartition
 from mpisim.extrapolate.parallel_shards import sharded_rows
@@ -39,6 +39,7 @@ from mpisim.replay import TraceJob, read_job, replay
 from mpisim.results import open_results
 from mpisim.simulate import Simulated, simulate
 from mpisim.topo import find_cluster
+from mpisim.topo.collectives.calibration import packaged_calibration
 from mpisim.traces.export import Added, export_kineto
 
 if TYPE_CHECKING:
@@ -357,6 +358,44 @@ def test_another_network(gpt: Job, tmp_path: Path) -> None:
     assert expected is not None
     assert found.step > found.recorded
     assert found.step == pytest.approx(expected.step_time, rel=0.03)
+
+
+def calibration_file(folder: Path, **factors: float) -> Path:
+    """A folder → a calibration in it: that of DGX H100, with some of its numbers multiplied."""
+    table = packaged_calibration().tables["dgx-h100"]
+    numbers = {key: value * factors.get(key, 1) for key, value in table.numbers.items()}
+    path = folder / "mine.cal.toml"
+    errors = '{ decade = 9, rows = 9, bias = 0.0, median = 0.05, p90 = 0.1, regime = "across" }'
+    path.write_text(
+        f'[mine]\nform = "nccl"\nnumbers = {toml_value(numbers)}\nsource = "a test"\n'
+        f'files = ["a.log"]\nsplit = "all"\ncurves = 1\nrows = 9\nheld_out = "wider"\n'
+        f'behind = ["dgx-h100", "hopper", "any"]\nerrors = [{errors}]\n'
+    )
+    return path
+
+
+def test_measured_collectives_of_the_new_network(gpt: Job, tmp_path: Path) -> None:
+    """As the job generated with the same calibration, which tells nothing new of one node."""
+    cluster = find_cluster("dgx-h100")
+    steps = {}
+    for share in (1.0, 0.1):
+        path = calibration_file(tmp_path, bandwidth_across=share)
+        found = extrapolate_parallel(
+            gpt.job, MPI.COMM_SELF, dp=16, cluster=cluster, calibration=str(path)
+        )
+        assert f"network.calibration = {path}" in found.attributes["assumptions"]
+        text = f'{gpt.text}[network]\ncalibration = "{path}"\n'
+        expected = generated(text, gpt.batch, 8, tmp_path)
+        assert found.step == pytest.approx(float(expected.run.step_time) / 1e12, rel=0.03)
+        steps[share] = found.step
+    assert steps[1.0] == gpt.grown(16).step
+    assert steps[0.1] > 1.1 * steps[1.0]
+
+
+def test_a_calibration_needs_a_cluster(gpt: Job, tmp_path: Path) -> None:
+    path = str(calibration_file(tmp_path))
+    with pytest.raises(UsageError, match=r"--calibration .*--cluster says on which network"):
+        extrapolate_parallel(gpt.job, MPI.COMM_SELF, calibration=path)
 
 
 def test_measured_times_are_carried_over(gpt: Job) -> None:
@@ -688,6 +727,12 @@ UNTIED = GPT.replace('"gpt3-350m"', '"llama-7b"\nlayers = 16')
 REDUCED = GPT.replace("zero = 1", "zero = 0")
 GPIPE = GPT.replace("zero = 1", 'zero = 1\noverlap.p2p = true\npipeline.schedule = "gpipe"')
 
+OVERLAPPED = GPT.replace("zero = 1", "zero = 1\noverlap.p2p = true")
+INTERLEAVED = GPT.replace("zero = 1", 'zero = 1\nvpp=2\npipeline.schedule = "interleaved"')
+BATCHED = INTERLEAVED.replace("zero = 1", "zero = 1\noverlap.p2p = false")
+EXPERTS = GPT.replace('"gpt3-350m"', '"mixtral-8x7b"\nlayers = 8').replace("tp = 2", "ep = 2")
+GATHERED_ONCE = f'{GPT.replace("zero = 1", "zero = 2")}[framework]\ndp_style = "fsdp"\n'
+
 STAGES = {
     "tied": (GPT, 2, (3, 4, 6), 32),
     "two micro-batches": (GPT, 2, (8,), 16),
@@ -698,6 +743,18 @@ STAGES = {
     "DDP": (f'{REDUCED}[framework]\ndp_style = "ddp"\n', 2, (4,), 32),
     "GPipe": (GPIPE, 2, (3, 4), 32),
     "GPipe from four": (GPIPE, 4, (2, 8), 64),
+    "GPipe in batches": (GPIPE.replace("overlap.p2p = true\n", ""), 2, (4,), 32),
+    "interleaved": (INTERLEAVED, 2, (4,), 32),
+    "interleaved from four": (INTERLEAVED, 4, (2,), 64),
+    "interleaved in batches": (BATCHED, 2, (4,), 32),
+    "interleaved, untied": (
+        INTERLEAVED.replace('"gpt3-350m"', '"llama-7b"\nlayers = 16'),
+        *(2, (4,), 32),
+    ),
+    "FSDP that gathers once a step": (GATHERED_ONCE, 2, (4,), 32),
+    "FSDP from four": (GATHERED_ONCE, 4, (2,), 64),
+    "experts": (EXPERTS, 2, (4,), 64),
+    "experts from four": (EXPERTS, 4, (2,), 64),
     "without tp": (GPT.replace("tp = 2", "tp = 1"), 2, (4,), 32),
     "pipeline inside": (GPT.replace("zero = 1", 'zero = 1\norder = "tp-cp-ep-pp-dp"'), 2, (4,), 32),
 }
@@ -721,6 +778,50 @@ def test_stages_are_as_generated(name: str, tmp_path: Path) -> None:
             assert own[operation] == pytest.approx(others[operation], rel=1e-6)
         # Gradients of norms, added up over tp, are taken to go with the layers.
         assert own["ALL_REDUCE"] == pytest.approx(others["ALL_REDUCE"], rel=2e-2)
+
+
+CHANGED = {
+    "1F1B to GPipe": (OVERLAPPED, GPIPE, 4, 64, {"schedule": "gpipe"}),
+    "GPipe to 1F1B": (GPIPE, OVERLAPPED, 2, 32, {"schedule": "1f1b"}),
+    "1F1B to interleaved": (OVERLAPPED, INTERLEAVED, 2, 32, {"schedule": "interleaved"}),
+    "... in batches": (GPT, BATCHED, 2, 32, {"schedule": "interleaved", "chunks": 2}),
+    "interleaved to 1F1B": (INTERLEAVED, OVERLAPPED, 4, 64, {"schedule": "1f1b"}),
+    "more chunks": (INTERLEAVED, INTERLEAVED.replace("vpp=2", "vpp=3"), 2, 32, {"chunks": 3}),
+}
+"""Text as recorded and as changed, stages, samples of a step, and the change."""
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_another_schedule_is_as_generated(name: str, tmp_path: Path) -> None:
+    before, after, stages, batch, change = CHANGED[name]
+    job = recorded_on_stages(before, stages, tmp_path, batch)
+    found = extrapolate_parallel(job, MPI.COMM_SELF, cluster=find_cluster("dgx-h100"), **change)
+    expected = on_stages(after, stages, tmp_path, batch)
+    step = float(expected.run.step_time) / 1e12
+    assert found.step == pytest.approx(step, rel=0.03), found.step / step
+    assert traffic(found.program) == traffic(expected.run.program)
+
+
+def test_the_recorded_schedule_changes_nothing(gpt: Job) -> None:
+    found = extrapolate_parallel(
+        gpt.job, MPI.COMM_SELF, cluster=find_cluster("dgx-h100"), schedule="1f1b", stages=2
+    )
+    assert found.grown is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"schedule": "gpipe", "chunks": 2}, "--vpp 2: the schedule is gpipe; interleaved has"),
+        ({"schedule": "interleaved", "chunks": 5}, "dealt evenly to 5 chunks a stage; no number"),
+        ({"schedule": "interleaved", "stages": 6}, "must be from the number of stages, 6, to the"),
+        ({"chunks": 0}, "--vpp is 0; allowed is 1 or more"),
+    ],
+)
+def test_schedules_that_cannot_be(change: dict[str, Any], said: str, gpt: Job) -> None:
+    with pytest.raises(InputError) as error:
+        extrapolate_parallel(gpt.job, MPI.COMM_SELF, cluster=find_cluster("dgx-h100"), **change)
+    assert said in str(error.value)
 
 
 def test_stages_and_replicas(gpt: Job, tmp_path: Path) -> None:
@@ -766,21 +867,37 @@ def test_stages_of_megatron(megatron: TraceJob) -> None:
     assert steps == sorted(steps, reverse=True)
 
 
+@st.composite
+def orders(draw: st.DrawFn) -> PipelineOrder:
+    """Any order of a pipeline."""
+    schedule, stages = draw(st.sampled_from(SCHEDULES)), draw(st.integers(2, 6))
+    fused = draw(st.booleans())
+    if schedule != "interleaved":
+        return PipelineOrder(schedule, stages, draw(st.integers(1, 12)), 1, 0, fused)
+    group = draw(st.integers(stages, stages + 2))
+    micro_batches = group * draw(st.integers(1, 3))
+    return PipelineOrder(schedule, stages, micro_batches, draw(st.integers(2, 3)), group, fused)
+
+
 @settings(deadline=None)
-@given(st.sampled_from(ORDERS), st.integers(2, 9), st.integers(1, 12), st.booleans())
-def test_every_message_is_received(
-    schedule: str, stages: int, micro_batches: int, fused: bool
-) -> None:
-    orders = [stage_order(schedule, s, stages, micro_batches, fused) for s in range(stages)]
-    for order in orders:
-        passes = [each for each in order if isinstance(each, int)]
-        assert sorted(passes) == [n for n in range(-micro_batches, micro_batches + 1) if n]
-    tokens = [[t for each in o if isinstance(each, tuple) for t in each] for o in orders]
-    for here, there in pairwise(tokens):
-        for way in ("forward", "backward"):
-            sender, receiver = (here, there) if way == "forward" else (there, here)
-            assert sender.count(f"send {way}") == micro_batches
-            assert receiver.count(f"receive {way}") == micro_batches
+@given(orders())
+def test_every_message_is_received(order: PipelineOrder) -> None:
+    units = [order.of(stage) for stage in range(order.stages)]
+    sent: Counter[tuple[int, int, str]] = Counter()
+    received: Counter[tuple[int, int, str]] = Counter()
+    for stage, own in enumerate(units):
+        passes = [each for each in own if isinstance(each, Pass)]
+        assert len(set(passes)) == len(passes) == 2 * order.chunks * order.micro_batches
+        messages = [each for unit in own if not isinstance(unit, Pass) for each in unit]
+        for each in messages:
+            what, way = each.token.split()
+            if what == "send":
+                sent[stage, each.peer, way] += 1
+            else:
+                received[each.peer, stage, way] += 1
+        assert order in orders_of(order.stages, stage, len(messages), order.fused)
+    assert sent == received
+    assert sent[0, 1, "forward"] == order.chunks * order.micro_batches
 
 
 @pytest.mark.parametrize(
@@ -789,12 +906,14 @@ def test_every_message_is_received(
         (GPT, 5, "24 layers, which cannot be dealt evenly; allowed are 2, 3, 4, 6, 8, 12, 24"),
         (GPT, 1, "--pp is 1; allowed is 2 or more"),
         (
-            GPT.replace("zero = 1", 'zero = 1\nvpp = 2\npipeline.schedule = "interleaved"'),
-            *(4, "do not follow each other as 1F1B"),
+            GPT.replace("tp = 2", "tp = 1").replace(
+                "zero = 1", 'zero = 1\npipeline.schedule = "zb-h1"'
+            ),
+            *(4, "of gradients of weights, as zero-bubble schedules have them"),
         ),
         (
-            GPT.replace('"gpt3-350m"', '"mixtral-8x7b"\nlayers = 4').replace("tp = 2", "ep = 2"),
-            *(4, "has ep; layers are dealt anew in grids of tp, cp, dp, pp alone"),
+            GPT.replace("zero = 1", 'zero = 1\npipeline.schedule = "dualpipe"'),
+            *(4, "has dp2; layers are dealt anew in grids of tp, cp, ep, dp, pp alone"),
         ),
     ],
 )
@@ -970,6 +1089,7 @@ def test_command(gpt: Job, run_mpisim: Callable[..., Finished], tmp_path: Path) 
     traces, figures = str(gpt.folder / "traces"), tmp_path / "f.json"
     saved = tmp_path / "p.h5"
     options = ["--dp", "4", "--cluster", "dgx-h100", "--json", str(figures), "--details"]
+    options += ["--calibration", str(calibration_file(tmp_path))]
     done = run_mpisim(["extrapolate", traces, *options, "--save-program", str(saved)])
     assert done.rc == 0, done.stderr
     assert "parallel structure  tp=2,dp=2,pp=2" in done.stdout

@@ -85,6 +85,8 @@ def test_names_and_aliases_are_each_one_profile() -> None:
     every = [word for each in profiles() for word in (each.name, *each.aliases)]
     assert len(every) == len(set(every))
     assert {"megatron-lm", "megatron-bridge", "nemo", "torchtitan", "deepspeed"} <= set(every)
+    # Models of the repository Megatron-LM are Megatron-Core's since 2024.
+    assert find_profile("megatron").name == "megatron-core"
     assert {"megatron-deepspeed", "llm-foundry", "maxtext", "paxml", "t5x", "ddp"} <= set(every)
 
 

@@ -28,7 +28,7 @@ from mpisim.job.fleets import find_fleet, fleet_names
 from mpisim.job.inputs import job_model
 from mpisim.job.interval import best_interval
 from mpisim.job.model import JobModel
-from mpisim.job.monte_carlo import COUNTS, EXACT, PARTS, simulate_runs
+from mpisim.job.monte_carlo import COUNTS, EXACT, PARTS, mean_waiting, simulate_runs
 from mpisim.job.outcome import Spread
 from mpisim.job.storage import find_storage, storage_names
 from mpisim.job.store import read_job, write_job
@@ -581,3 +581,16 @@ def test_llama_3_is_as_published() -> None:
     (goodput,) = (line for line in out.splitlines() if "goodput" in line and "≥ 90 %" in line)
     assert "holds" in goodput
     assert main(["validate", "job", "nothing"]) == 2
+
+
+@pytest.mark.parametrize(("spares", "repair"), [(0, 3600.0), (1, 40_000.0), (4, 200_000.0)])
+def test_the_mean_wait_for_nodes_is_what_other_runs_wait(spares: int, repair: float) -> None:
+    """By other random numbers, and of a part of a long job as of all of it."""
+    model = replace(PLAIN, rate=1 / 20_000, node_share=0.5, swap=60.0, spares=spares, repair=repair)
+    model = replace(model, steps=round(60_000_000 / model.step))  # 3,000 failures
+    runs = simulate_runs([model], 64, seed=3)
+    waited = runs.parts[0, :, PARTS.index("waiting for nodes")]
+    waited = waited - runs.counts[0, :, COUNTS.index("nodes")] * model.swap
+    error = waited.std() / 8
+    assert mean_waiting(model, 64, seed=4) == pytest.approx(waited.mean(), abs=6 * error)
+    assert mean_waiting(replace(model, spares=-1)) == 0

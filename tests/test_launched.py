@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_bad_inputs import GOOD, program
+from bad_files import GOOD, program
 
 from mpisim.cli import COMMANDS, _parser
 

@@ -10,7 +10,7 @@ import pytest
 from fabrics import cluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_speeds import SMALL
+from plans import TWO_NODES
 from test_unused_network_keys import named, run
 
 from mpisim.prediction import unused_network_keys
@@ -131,8 +131,8 @@ def test_what_is_known_without_a_network_is_what_networks_say(
     monkeypatch.setattr(
         unused_network_keys, "_effects_of_changes", lambda *_: known.update(look(*_)) or dict(known)
     )
-    said = named(run(SMALL, *changes))
+    said = named(run(TWO_NODES, *changes))
     assert any(known.values()) == shared
     assert not all(known.values())
     monkeypatch.setattr(unused_network_keys, "_effects_of_changes", lambda *_: {})
-    assert named(run(SMALL, *changes)) == said
+    assert named(run(TWO_NODES, *changes)) == said

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from traces import US, communication
+from traces import US, HandMade, communication
 
 from mpisim.program import Operation
 from mpisim.traces.assemble import Layout, break_cycles
-from mpisim.traces.communications import Communication
+from mpisim.traces.communications import Communication, rank_communications
 from mpisim.traces.matching import Matched, Matching, match_communications
 
 A2A, ALL_REDUCE, BROADCAST = Operation.ALL_TO_ALL, Operation.ALL_REDUCE, Operation.BROADCAST
@@ -290,6 +291,74 @@ def test_known_pairs_go_by_order_not_by_time() -> None:
             )
     shifted(ranks, {1: 100})
     assert members(match_communications(ranks)) == {((0, op), (1, op)) for op in range(6)}
+
+
+def message(rank: int, op: int, way: str, peer: int, part: int = 0) -> Communication:
+    """A message of a kernel at 100 µs × `op`; both ends are named."""
+    return communication(
+        *(rank, op, 100 * op, 100 * op + 50, Operation.SEND_RECV),
+        directions=way,
+        peer=peer,
+        part=part,
+    )
+
+
+def test_messages_of_a_batch_have_partners_of_their_own() -> None:
+    """A batch sends to one rank and receives from another, which lists its own the other way."""
+    ranks = {
+        0: [message(0, 0, "S", 1)],
+        1: [message(1, 0, "R", 0, 0), message(1, 0, "S", 2, 1), message(1, 1, "R", 2)],
+        2: [message(2, 0, "R", 1), message(2, 1, "S", 1)],
+    }
+    found = match_communications(ranks)
+    assert members(found) == {((0, 0), (1, 0)), ((1, 0), (2, 0)), ((1, 1), (2, 1))}
+    assert all(operation.is_pair for operation in found.operations)
+
+
+def test_messages_of_a_batch_are_done_in_any_order() -> None:
+    """Each of two ranks lists its send first: no contradiction, as they run at once."""
+    ranks = {
+        rank: [message(rank, 0, "S", 1 - rank, 0), message(rank, 0, "R", 1 - rank, 1)]
+        for rank in (0, 1)
+    }
+    found = match_communications(ranks)
+    break_cycles(found)
+    assert [operation.is_pair for operation in found.operations] == [True, True]
+    assert not found.counts["operations in contradictory order"]
+
+
+def test_partners_are_of_one_group() -> None:
+    """Of ranks that exchange at the same time those are pairs that are in the named group."""
+    ranks = {
+        rank: [
+            communication(
+                *(rank, 0, 0, 50, Operation.SEND_RECV),
+                directions="SR",
+                group=(rank % 2, 2 + rank % 2),
+                group_name=f"pp {rank % 2}",
+            )
+        ]
+        for rank in range(4)
+    }
+    assert members(match_communications(ranks)) == {((0, 0), (2, 0)), ((1, 0), (3, 0))}
+
+
+def test_the_other_rank_of_each_message_is_read(tmp_path: Path) -> None:
+    """PyTorch's arguments name where a send goes, and where a receive comes from, not both."""
+    made = HandMade()
+    ends = {"c10d::send": {"Dst Rank": 4}, "c10d::recv_": {"Src Rank": 2}}
+    for i, (name, end) in enumerate(ends.items()):
+        begin = 10.0 * i
+        made.operator(name, begin, begin + 8)
+        sizes = {"In msg nelems": 16 * (i + 1), "Out msg nelems": 16 * (i + 1), "dtype": "Float"}
+        made.operator("record_param_comms", begin + 1, begin + 7, **sizes, **end)
+    made.launch(20, 22, 30, 90, stream=20, name="ncclDevKernel_SendRecv(ncclDevComm*)")
+    trace, calls = made.read(tmp_path)
+    found = rank_communications(trace, calls, 3)
+    assert [(c.directions, c.peer, c.part, c.bytes) for c in found] == [
+        ("S", 4, 0, 64),
+        ("R", 2, 1, 128),
+    ]
 
 
 # --- orders that cannot be ----------------------------------------------------------------------

@@ -23,7 +23,6 @@ from mpisim.memory.activations import (
     ChunkMemory,
     chunk_memory,
     output_bytes,
-    peak,
     result_bytes,
     weight_gradient_inputs,
     working_bytes,
@@ -31,6 +30,7 @@ from mpisim.memory.activations import (
 from mpisim.memory.communicators import connections
 from mpisim.memory.constants import constants
 from mpisim.memory.model import _messages as messages
+from mpisim.memory.schedule_peak import peak
 from mpisim.memory.states import (
     ModelStates,
     accumulated_gradients,

@@ -304,7 +304,7 @@ def test_other_files_are_refused(tmp_path: Path, text: str, says: str) -> None:
 
 def test_a_full_disk_does_not_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "s.json"
-    monitor = Monitor(path, "mpisim run", phases.told, first=True, processes=1)
+    monitor = Monitor(path, "mpisim run", phases.status, first=True, processes=1)
     before = path.read_text()
 
     def full(*_: Any) -> None:
@@ -333,7 +333,7 @@ def test_figures_of_a_run(
     plain = simulate(program, comm, network=network, relax=relax)
     first = comm.rank == 0
     monitor = Monitor(
-        shared_folder / "s.json", "test", phases.told, first=first, processes=comm.size
+        shared_folder / "s.json", "test", phases.status, first=first, processes=comm.size
     )
     monitor.join(comm)
     seen: list[dict[str, Any]] = []
@@ -399,7 +399,7 @@ def test_names_are_text(tmp_path: Path) -> None:
     """Control characters of names do not reach the terminal."""
     path = tmp_path / "s.json"
     hostile = "mpisim run '\x1b[2J\x07\ud800'"
-    monitor = Monitor(path, hostile, phases.told, first=True, processes=1)
+    monitor = Monitor(path, hostile, phases.status, first=True, processes=1)
     monitor.finish(2, "error \x1b]0;x\x07: \n no")
     status = status_file.read_status(path)
     for text in (render_status(status, 0, HOST), status_line(status, 0, HOST)):
@@ -414,7 +414,7 @@ def test_names_are_text(tmp_path: Path) -> None:
 def page(tmp_path: Path) -> Iterator[Server]:
     path = tmp_path / "s.json"
     monitor = Monitor(
-        path, "mpisim run '<img src=x onerror=alert(1)>'", phases.told, first=True, processes=1
+        path, "mpisim run '<img src=x onerror=alert(1)>'", phases.status, first=True, processes=1
     )
     server = Server(path, 0)
     thread = threading.Thread(target=server.serve_forever)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 from mpisim.cli import main
 from mpisim.cli.other_files import kind_of
+from mpisim.data import path
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +26,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
     (folder / "simai.txt").write_text("HYBRID_TRANSFORMER_FWD_IN_BCKWD\n1\n")
     (folder / "notes.txt").write_text("notes\n")
+    shutil.copy(path("clusters/dgx-h100.toml"), folder / "cluster.toml")
+    (folder / "mine.cal.toml").write_text("[mine]\nnumbers = { bandwidth_inside = 1.0 }\n")
     for name, cluster in (("one", "dgx-h100"), ("other", "dgx-a100")):
         assert main(["new", str(folder / f"{name}.toml"), "--cluster", cluster]) == 0
     return folder
@@ -40,6 +44,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("config.json", "config"),
         ("simai.txt", "simai"),
         ("one.toml", "experiment"),
+        ("cluster.toml", "cluster"),
+        ("mine.cal.toml", "calibration"),
         ("notes.txt", ""),
         ("missing", ""),
     ],
@@ -70,6 +76,13 @@ def test_kinds(files: Path, name: str, kind: str) -> None:
         (["program", "import", "@/one.toml", "-o", "@/x.h5"], "mpisim run @/one.toml"),
         (["trace", "show", "@/et"], "mpisim program import @/et"),
         (["extrapolate", "@/run.h5", "--plan", "dp=2"], "mpisim report @/run.h5"),
+        (["run", "@/cluster.toml"], "mpisim new mine.toml --cluster @/cluster.toml"),
+        (["run", "@/mine.cal.toml"], "which the key network.calibration names"),
+        (["topo", "show", "@/one.toml"], "mpisim run @/one.toml"),
+        (
+            ["comm", "all_reduce", "--cluster", "@/one.toml", "--size", "1G"],
+            "mpisim run @/one.toml",
+        ),
         (["run", "@/on.toml"], "did you mean 'one.toml'?"),
     ],
 )

@@ -135,6 +135,7 @@ MIXED = DENSE | {
     "moe_dispatcher": st.sampled_from(["all-to-all", "flex", "hybrid-ep"]),
     "moe_router": st.sampled_from(["pytorch", "transformer-engine"]),
     "moe_router_fusion": st.booleans(),
+    "moe_multihot_fusion": st.booleans(),
 }
 CLICKS: dict[str, Any] = {
     "dp": st.sampled_from([1, 2, 4]),

@@ -227,6 +227,14 @@ def test_a_plan_that_does_not_fit_is_said_before_the_simulation() -> None:
     assert "\n" not in said
 
 
+def test_changes_that_fit_together_alone_are_no_choice() -> None:
+    """LoRA of 30 billion numbers on two GPUs of 32 GB: every change at once, on more of them."""
+    text = BIG.replace("llama-3-8b", 'qwen3-30b-a3b"\nlora_rank = 16\nseq_len = 4096\n# "')
+    text += 'nodes = 1\ngpus = 2\n[kernels]\ngpu = "rtx-5090"\n'
+    with pytest.raises(InputError, match=r"No single change .* fits with all of: tp = 2, pp = 2, "):
+        prepare(read(text, "big.toml"))
+
+
 def test_it_can_be_simulated_all_the_same() -> None:
     case = prepare(read(BIG, "big.toml", ["run.allow_oom=true"]))
     assert not case.memory.fits

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_speeds import SMALL
+from plans import TWO_NODES
 
 from mpisim.base.errors import InputError
 from mpisim.experiment import VariationChoice, load, load_any, read
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Run = Callable[..., Any]
 
 SHARED = (
-    SMALL.replace("hidden = 1024", "hidden = 4096")
+    TWO_NODES.replace("hidden = 1024", "hidden = 4096")
     .replace("seq_len = 512", "seq_len = 2048")
     .replace("tp = 4", "tp = 2")
     .replace("dp = 4", "dp = 8")

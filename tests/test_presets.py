@@ -49,6 +49,11 @@ def test_a_name_stands_in_one_file() -> None:
     assert tables == list(PRESETS)
 
 
+def test_the_readme_counts_them() -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    assert f"which model ({len(model_presets())} transformers, " in readme
+
+
 def test_unknown_names_get_the_nearest() -> None:
     with pytest.raises(InputError) as caught:
         find_model("llama-3-8")

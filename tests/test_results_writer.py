@@ -5,15 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import re
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 import pytest
+from bad_files import files_limited
 from straggler import straggler
 
 import mpisim
@@ -28,17 +27,6 @@ from mpisim.results import schema, write_results
 from mpisim.results.collect import collect
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-
-
-@contextmanager
-def files_limited(size: int) -> Iterator[None]:
-    """Let no file of this process grow beyond `size` bytes, as a full disk would."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.mpi

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import numpy as np
@@ -15,7 +16,7 @@ from test_fold import COST, late_starts, odd_speeds, rings, symmetric
 from test_fold_shared import cases, placed, ports, seldom, slow_links, ups
 
 from mpisim.base.errors import ProgramError
-from mpisim.engine import EquivalenceClasses, Run, SplitReason, simulate
+from mpisim.engine import EquivalenceClasses, Run, SetupCache, SplitReason, simulate
 from mpisim.program import UNPRICED, Operation, Program, ProgramBuilder
 from mpisim.topo.alpha_beta import AlphaBeta
 
@@ -187,3 +188,57 @@ def test_wire_delays_are_checked(row: int, delay: int, message: str) -> None:
         simulate(builder.build(), network=COST, wire_delays=[delays])
     with pytest.raises(ProgramError, match="wire delays of 2 tables; there are 1"):
         simulate(builder.build(), network=COST, wire_delays=[None, None])
+
+
+@given(
+    known=st.lists(
+        st.tuples(cases, seldom(odd_speeds), seldom(slow_links)), min_size=2, max_size=5
+    ),
+    port=ports,
+    up=ups,
+    order=st.lists(st.integers(0, 4), min_size=3, max_size=8),
+    fold=st.sampled_from([None, True]),
+)
+@settings(max_examples=60)
+def test_programs_on_one_network_may_share_setups(
+    known: list[tuple[tuple[Program, list[int]], dict[int, float], dict[int, float]]],
+    port: int,
+    up: int,
+    order: list[int],
+    fold: bool | None,
+) -> None:
+    """In any order, and where networks change in between, runs are those of each alone."""
+    setups = SetupCache()
+    programs = [symmetric(program, odd, {}) for (program, _), odd, _ in known]
+    networks = [Nodes(node, port, up, slow) for (_, node), _, slow in known]
+    for i in order:
+        program, network = programs[i % len(known)], networks[i % len(known)]
+        found, anew = (
+            simulate(program, network=network, fold=fold, critical_path=True, setups=each)
+            for each in (setups, None)
+        )
+        assert_as_if_anew(found, anew)
+        again = simulate(program, network=network, fold=fold, setups=setups)
+        assert again.digest == found.digest
+        if fold and found.setup.simulated.routes is not None:  # what was kept, and not its equal
+            assert again.setup.simulated.routes is found.setup.simulated.routes
+
+
+@given(case=cases, port=ports, up=ups, slow=seldom(slow_links), seed=st.integers(0, 2**32))
+@settings(max_examples=80)
+def test_relaxation_may_begin_with_any_times(
+    case: tuple[Program, list[int]], port: int, up: int, slow: dict[int, float], seed: int
+) -> None:
+    program, node = case
+    network = Nodes(node, port, up, slow)
+    first = simulate(program, network=network, critical_path=True)
+    waited = first.setup.waited
+    event("relaxation" if waited is not None else first.mode)
+    if waited is None:
+        return
+    rng = np.random.default_rng(seed)
+    others = waited + rng.integers(0, 10_000, len(waited)) * (rng.random(len(waited)) < 0.3)
+    for each in (waited, others, np.zeros_like(waited)):
+        setup = dataclasses.replace(first.setup, waited=each)
+        found = simulate(program, network=network, critical_path=True, setup=setup)
+        assert_equal_runs(found, first)

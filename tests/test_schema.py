@@ -9,7 +9,7 @@ import pytest
 
 from mpisim.base.errors import InputError
 from mpisim.base.quantity import Quantity, picoseconds
-from mpisim.base.schema import Limits, build, parse
+from mpisim.base.schema import Example, Limits, build, parse
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,36 @@ def test_bad_input_names_file_and_key(text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         outer(text)
     assert str(caught.value) == message
+
+
+@dataclass(frozen=True)
+class Links:
+    rate: Annotated[str, Example("400 Gb/s")] = "1 B/s"
+    changes: dict[str, Annotated[str, Example("50 %")]] = field(default_factory=dict)
+    latency: Quantity | None = None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rate = 800", "key 'rate' is 800; it must be a text in quotes, as \"400 Gb/s\""),
+        (
+            'changes.node0.nic3 = "cut"',
+            "key 'changes.node0' is {'nic3': 'cut'}; it must be a text in quotes, as \"50 %\"; a "
+            'name with points stands in quotes: changes."node0.nic3"',
+        ),
+        (
+            'latency = "3 us"',
+            "key 'latency' is '3 us'; it must be a table, "
+            '{ value = 400, unit = "Gb/s", error = 0.1, source = "datasheet" }',
+        ),
+    ],
+)
+def test_what_is_refused_is_shown_as_it_must_be(text: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        build(Links, parse(text, "f.toml"), "f.toml")
+    assert str(caught.value) == f"f.toml: {message}"
+    assert build(Links, {"rate": "2 GB/s"}, "f.toml").rate == "2 GB/s"
 
 
 def test_quantities_are_converted_once() -> None:

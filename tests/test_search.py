@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import random
 import re
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -811,3 +814,34 @@ def test_stores_that_are_none_are_refused(tmp_path: Path, run_mpisim):
     found = run_mpisim(["search", "-o", str(bad), "--resume"])
     assert found.rc == 2
     assert str(bad) in found.stderr
+
+
+def test_a_search_that_is_interrupted_while_it_screens_goes_on(
+    tmp_path: Path, run_mpisim: Any, launch_environment: dict[str, str]
+) -> None:
+    """Ctrl-C in a process of its own: what was screened is kept, and the answer is the same."""
+    file, store = tmp_path / "mine.toml", tmp_path / "s.h5"
+    # 14,000 candidates, four rounds of screening; the smallest batches are the fastest.
+    file.write_text(TOML.partition("[search]")[0])
+    vary = ["--vary", "plan.global_batch=1..14000..1", "--top", "1"]
+    words = [sys.executable, "-m", "mpisim", "search", str(file), *vary, "-o", str(store)]
+    with subprocess.Popen(
+        words, env=launch_environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        while not store.exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate()
+    assert process.returncode == 128 + signal.SIGINT
+    assert out == ""
+    assert f"go on with: mpisim search -o {store} --resume" in error
+    space, records, said = read_store(store)
+    assert said is None
+    assert 0 < records.count(Status.UNKNOWN) < len(space)
+    told = run_mpisim(["report", store])
+    assert (told.rc, f"{records.count(Status.UNKNOWN):,}" in told.stdout) == (0, True), told.stdout
+    resumed = run_mpisim(["search", "-o", store, "--resume"])
+    whole = run_mpisim(["search", file, *vary])
+    assert (resumed.rc, whole.rc) == (0, 0), resumed.stderr
+    assert resumed.stdout == whole.stdout

@@ -47,11 +47,14 @@ OWNED = {"prices": {"contract": "owned", "kwh": 0.2}}
 SPARES = {
     "job": {"tokens": "50B", "spares": 1, "repair": "1 min", "failure_rate": 300, "runs": 400}
 }
+# A node that leaves while another is in repair is waited for.
+TOO_FEW = {"job": {"tokens": "50B", "spares": 1, "repair": "2 h", "failure_rate": 300, "runs": 400}}
 
 CASES = [
     ({"objectives": ["job_usd"]}, {}),
     ({"objectives": ["job_usd"]}, OWNED),
     ({"objectives": ["job_time", "job_usd"]}, SPARES),
+    ({"objectives": ["job_time", "job_usd"]}, TOO_FEW),
     ({"objectives": ["job_usd"], "max_job_time": "2.8 days"}, {}),
     ({"objectives": ["step_time"], "max_job_usd": 2100, "each": "cluster.preset"}, {}),
     ({"objectives": ["job_usd"], "each": "cluster.preset"}, {}),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plans import TWO_NODES
 
 from mpisim.base.errors import InputError
 from mpisim.data import text
@@ -17,24 +18,6 @@ from mpisim.simulate import simulate
 from mpisim.topo import find_cluster
 from mpisim.topo.nccl_system import cluster_system
 from mpisim.topo.speeds import SPEEDS, nic_bottleneck, with_speeds
-
-SMALL = """
-[model]
-family = "gpt"
-layers = 2
-hidden = 1024
-heads = 8
-vocab = 32000
-seq_len = 512
-[plan]
-tp = 4
-dp = 4
-micro_batch = 1
-global_batch = 8
-[cluster]
-preset = "dgx-h100"
-nodes = 2
-"""
 
 FASTER = {"nic_bandwidth": "800 Gb/s", "link_bandwidth": "720 GB/s", "pcie_bandwidth": "110 GB/s"}
 
@@ -66,7 +49,7 @@ def test_a_key_is_the_same_as_a_file_with_that_number(tmp_path: Path, contention
     rest = [f"network.contention={contention}"]
     keys = [f"cluster.{key}={value}" for key, value in FASTER.items()]
     plain, by_key, by_file = (
-        simulate(read(SMALL, "e", [*rest, *changes]))
+        simulate(read(TWO_NODES, "e", [*rest, *changes]))
         for changes in ([], [*keys, "cluster.nics=4"], [f"cluster.preset={own}"])
     )
     assert plain is not None
@@ -108,7 +91,7 @@ def test_sizes_are_those_of_a_file_with_them(tmp_path: Path) -> None:
     sizes = ["cluster.gpus_per_node=4", "cluster.oversubscription=4", "cluster.nics=8"]
     four = ["cluster.nodes=4", "plan.dp=4"]
     plain, by_key, by_file = (
-        simulate(read(SMALL, "e", [*four, *changes]))
+        simulate(read(TWO_NODES, "e", [*four, *changes]))
         for changes in (["plan.dp=8"], sizes, [f"cluster.preset={own}"])
     )
     assert plain is not None
@@ -124,7 +107,7 @@ def test_oversubscription_makes_messages_between_leaves_slower() -> None:
     wide = ["cluster.nodes=16", "cluster.nics=8", "plan.dp=32", "plan.global_batch=32"]
     times = []
     for over in (1, 4, 16):
-        results = simulate(read(SMALL, "e", [*wide, f"cluster.oversubscription={over}"]))
+        results = simulate(read(TWO_NODES, "e", [*wide, f"cluster.oversubscription={over}"]))
         assert results is not None
         times.append(results.step_time)
     assert times == sorted(times)
@@ -148,12 +131,12 @@ def test_what_limits_cards_is_said() -> None:
 
 def test_the_report_says_what_was_set_and_what_limits() -> None:
     changes = ["cluster.nic_bandwidth=800 Gb/s"]
-    results = simulate(read(SMALL, "e", changes))
+    results = simulate(read(TWO_NODES, "e", changes))
     assert results is not None
     said = results.attributes["assumptions"]
     assert any("set: nic_bandwidth 800 Gb/s" in line for line in said)
     assert any("PCIe is the limit; set pcie_bandwidth" in line for line in said)
-    again = simulate(read(SMALL, "e", [*changes, "cluster.pcie_bandwidth=110 GB/s"]))
+    again = simulate(read(TWO_NODES, "e", [*changes, "cluster.pcie_bandwidth=110 GB/s"]))
     assert again is not None
     assert again.digest != results.digest
     assert not any("is the limit" in line for line in again.attributes["assumptions"])
@@ -192,10 +175,10 @@ def test_a_graph_of_links_has_its_own_speeds(tmp_path: Path) -> None:
 
 def test_keys_of_the_experiment_are_checked() -> None:
     with pytest.raises(InputError, match=r"key 'cluster\.nics' is 0; it must be an integer from 1"):
-        read(SMALL, "e", ["cluster.nics=0"])
+        read(TWO_NODES, "e", ["cluster.nics=0"])
     with pytest.raises(InputError, match="'alpha-beta' has no use for it"):
         hardware_of(
-            read(SMALL, "e", ["cluster.nic_bandwidth=800 Gb/s", "network.model=alpha-beta"])
+            read(TWO_NODES, "e", ["cluster.nic_bandwidth=800 Gb/s", "network.model=alpha-beta"])
         )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from plans import plan_text
+from plans import GPT_STEP, plan_text
 
 from mpisim.experiment import read
 from mpisim.kernels import Roofline, find_gpu
@@ -13,22 +13,6 @@ from mpisim.program import COLUMNS, Table
 from mpisim.workloads import Workload, lay_out, training_step
 from mpisim.workloads.data_parallel.megatron import Megatron
 from mpisim.workloads.stage_writer import StageWriter
-
-TEXT = """
-[model]
-family = "gpt"
-layers = 8
-hidden = 64
-heads = 4
-seq_len = 32
-vocab = 128
-
-{plan}
-
-[cluster]
-preset = "dgx-h100"
-nodes = 1
-"""
 
 PLANS = {
     "1f1b": 'pp = 4\ntp = 2\nglobal_batch = 8\nschedule = "1f1b"',
@@ -44,7 +28,7 @@ PLANS = {
 
 def workload(plan: str) -> Workload:
     """The step of a plan."""
-    layout = lay_out(read(TEXT.format(plan=plan_text(plan)), "test.toml"), 8)
+    layout = lay_out(read(GPT_STEP.format(model="", plan=plan_text(plan)), "test.toml"), 8)
     return training_step(layout, Roofline(find_gpu("h100-sxm")))
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from bad_files import files_limited
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -203,17 +202,6 @@ EMPTY: dict[str, Any] = {
 
 
 # --- failures to write --------------------------------------------------------------------------
-
-
-@contextmanager
-def files_limited(size: int) -> Iterator[None]:
-    """Let no file of this process grow beyond `size` bytes, as a full disk would."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, 8000])

@@ -268,6 +268,7 @@ def test_flows_go_round_a_cut_link() -> None:
         ({"link.leaf0->spine": "cut"}, "unknown change 'link.leaf0->spine'; allowed: links.NAME.b"),
         ({"links.leaf0->spine": "slow"}, "is 'slow'; it must be 'cut', or the name end in .bandw"),
         ({"links.leaf0->spine.bandwidth": "0 %"}, "is '0 %'; a share of what it was must be above"),
+        ({"links.leaf0->spine.bandwidth": "1e30GB/s"}, "it must be at most 100000 TB/s"),
         ({"links.leaf0->spine.bandwidth": "-1GB/s"}, "is '-1GB/s'; it must be above 0"),
         ({"links.leaf0->spine.bandwidth": "fast"}, "is 'fast'; it must be like \"400 Gb/s\""),
         ({"links.leaf0->spine.bandwidth": "1 GB"}, r"unknown unit 'GB' \(did you mean 'GB/s'\?\)"),

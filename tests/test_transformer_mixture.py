@@ -15,7 +15,7 @@ from mpisim.base.errors import InputError
 from mpisim.experiment.models import Transformer
 from mpisim.kernels.operations import Gemm, GroupedGemm
 from mpisim.workloads.grid import Grid
-from mpisim.workloads.operators import Communicate, Compute, Layer
+from mpisim.workloads.operators import Await, Communicate, Compute, Layer, Task
 from mpisim.workloads.transformer import transformer_network
 from mpisim.workloads.transformer.exchange_rates import slowdown
 from mpisim.workloads.transformer.token_dispatch import expected_destinations
@@ -305,26 +305,61 @@ def test_the_flexible_dispatcher_sends_each_token_once_to_each_rank() -> None:
     layer = block(TINY, ep=4, dp=4, etp=1, moe_dispatcher="flex")
     token, arrived, copies = 16 * 2, 15, 16
     dispatch, combine = operator(layer, "dispatch"), operator(layer, "combine")
-    assert lines(dispatch.forward) == [
+
+    def sent(steps: tuple[Task, ...]) -> list[str]:
+        return [line for line in lines(steps) if "expert map" not in line]
+
+    assert sent(dispatch.forward) == [
         f"chosen experts: {8 * 8 * 4} bytes",
+        f"dispatch layout: {8 * 4 * 4} bytes",
+        f"dispatch notification: {4 * 8 * 4} bytes",
         f"read token counts: {8 * (1 + 2)} bytes",
         "wait for token counts: read token counts",
         f"dispatch all-to-all: A2A ep {token * arrived}",
         f"token rows: {arrived * 2 * 25} bytes",
         f"permutation: {token * (arrived + copies)} bytes",
     ]
-    assert lines(dispatch.backward) == [
+    assert sent(dispatch.backward) == [
         f"permutation backward: {token * (arrived + copies)} bytes",
+        f"dispatch gradient notification: {8 * 4 * 4} bytes",
         f"dispatch gradient all-to-all: A2A ep {token * arrived}",
     ]
     assert lines(combine.forward) == [
         f"unpermutation: {token * (arrived + copies)} bytes",
+        f"combine notification: {8 * 4 * 4} bytes",
         f"combine all-to-all: A2A ep {token * arrived}",
     ]
     assert lines(combine.backward) == [
+        f"combine gradient notification: {4 * 8 * 4} bytes",
         f"combine gradient all-to-all: A2A ep {token * arrived}",
         f"unpermutation backward: {token * (arrived + copies)} bytes",
     ]
+
+
+def test_lists_of_experts_that_deep_ep_brings_become_a_map() -> None:
+    """`_indices_to_multihot` and `fused_indices_to_multihot` of Megatron-LM."""
+    layer = block(TINY, ep=4, dp=4, etp=1, moe_dispatcher="flex")
+    dispatch = operator(layer, "dispatch")
+    # indices[mask], repeat_interleave and probs[mask]; backward the gradient of probs[mask].
+    waits = [step.name for step in dispatch.forward if isinstance(step, Await)]
+    assert waits == [
+        "wait for token counts",
+        *(f"wait for expert map {each}" for each in ("experts", "rows", "probabilities")),
+    ]
+    assert sum(isinstance(step, Await) for step in dispatch.backward) == 1
+    arrived, copies, listed = 15, 16, 15 * 2
+    found = lines(dispatch.forward)
+    assert f"expert map zeros: {8 * arrived * 2} bytes" in found
+    assert f"expert map mask: {9 * listed} bytes" in found
+    assert f"expert map experts: {(8 + 8 + 16) * copies} bytes" in found
+    assert f"expert map: {9 * arrived * 2} bytes" in found
+    fused = operator(
+        block(TINY, ep=4, dp=4, etp=1, moe_dispatcher="flex", moe_multihot_fusion=True), "dispatch"
+    )
+    (forward,) = (line for line in lines(fused.forward) if "expert map" in line)
+    assert forward == f"expert map: {12 * listed + 9 * arrived * 2} bytes"
+    (back,) = (line for line in lines(fused.backward) if "expert map" in line)
+    assert back == f"expert map gradient: {8 * arrived * 2 + 4 * listed} bytes"
 
 
 def test_the_flexible_dispatcher_sends_each_token_once_to_each_node() -> None:
@@ -428,7 +463,8 @@ def test_rows_in_fp8_are_copied_to_multiples_and_back() -> None:
 
 def test_the_flexible_dispatcher_in_fp8_sends_a_byte_a_number() -> None:
     layer = block(TINY, ep=4, dp=4, etp=1, moe_dispatcher="flex", precision_dispatch="fp8")
-    assert lines(operator(layer, "dispatch").forward)[2:] == [
+    found = [line for line in lines(operator(layer, "dispatch").forward) if "map" not in line]
+    assert found[4:] == [
         f"dispatch cast: {8 * 16 * 3} bytes",
         "wait for token counts: read token counts",
         f"dispatch all-to-all: A2A ep {15 * 16}",
@@ -437,7 +473,7 @@ def test_the_flexible_dispatcher_in_fp8_sends_a_byte_a_number() -> None:
         f"permutation: {16 * 2 * (15 + 16)} bytes",
     ]
     gradient = f"combine gradient all-to-all: A2A ep {15 * 16}"
-    assert lines(operator(layer, "combine").backward)[1] == gradient
+    assert lines(operator(layer, "combine").backward)[2] == gradient
 
 
 @given(st.integers(1, 6), st.integers(0, 6), st.data())

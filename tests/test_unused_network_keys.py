@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from test_speeds import SMALL
+from plans import TWO_NODES
 
 from mpisim.experiment import read
 from mpisim.results import Results
 from mpisim.simulate import simulate
 
-ONE_NODE = SMALL.replace("nodes = 2", "nodes = 1").replace("dp = 4", "dp = 2")
+ONE_NODE = TWO_NODES.replace("nodes = 2", "nodes = 1").replace("dp = 4", "dp = 2")
 CARD = "links.node0.nic3->*"
 
 
@@ -26,21 +26,21 @@ def named(results: Results) -> list[str]:
 
 
 CASES = [
-    (SMALL, "true", f"network.changes.'{CARD}.bandwidth'=50 %"),
-    (SMALL, "false", f"network.changes.'{CARD}.bandwidth'=50 %"),
-    (SMALL, "true", f"network.changes.'{CARD}.latency'=5 us"),
-    (SMALL, "true", f"network.changes.'{CARD}.bandwidth'=50 GB/s"),
-    (SMALL, "true", f"network.changes.'{CARD}.bandwidth'=30 GB/s"),
+    (TWO_NODES, "true", f"network.changes.'{CARD}.bandwidth'=50 %"),
+    (TWO_NODES, "false", f"network.changes.'{CARD}.bandwidth'=50 %"),
+    (TWO_NODES, "true", f"network.changes.'{CARD}.latency'=5 us"),
+    (TWO_NODES, "true", f"network.changes.'{CARD}.bandwidth'=50 GB/s"),
+    (TWO_NODES, "true", f"network.changes.'{CARD}.bandwidth'=30 GB/s"),
     (ONE_NODE, "true", f"network.changes.'{CARD}.bandwidth'=50 %"),
     (ONE_NODE, "true", "network.changes.'links.node0.gpu1->*.bandwidth'=5 %"),
     (ONE_NODE, "true", "cluster.nic_bandwidth=100 Gb/s"),
     (ONE_NODE, "true", "cluster.link_bandwidth=100 GB/s"),
-    (SMALL, "true", "cluster.nic_bandwidth=100 Gb/s"),
-    (SMALL, "false", "cluster.pcie_bandwidth=63 GB/s"),
-    (SMALL, "false", "cluster.pcie_bandwidth=20 GB/s"),
-    (SMALL, "false", "network.nccl.NCCL_NVLS_ENABLE=0"),
-    (SMALL, "false", "network.nccl.NCCL_PROTO=ll"),
-    (SMALL, "false", "network.nccl.NCCL_MAX_NCHANNELS=1"),
+    (TWO_NODES, "true", "cluster.nic_bandwidth=100 Gb/s"),
+    (TWO_NODES, "false", "cluster.pcie_bandwidth=63 GB/s"),
+    (TWO_NODES, "false", "cluster.pcie_bandwidth=20 GB/s"),
+    (TWO_NODES, "false", "network.nccl.NCCL_NVLS_ENABLE=0"),
+    (TWO_NODES, "false", "network.nccl.NCCL_PROTO=ll"),
+    (TWO_NODES, "false", "network.nccl.NCCL_MAX_NCHANNELS=1"),
 ]
 
 
@@ -69,21 +69,21 @@ def test_both_kinds_are_among_the_cases() -> None:
             - {"network.contention"}
         )
         for text, contention, change in CASES
-        if text == SMALL
+        if text == TWO_NODES
     }
     assert set(said.values()) == {True, False}
 
 
 def test_a_table_is_looked_at_entry_by_entry() -> None:
     changes = ["network.nccl.NCCL_NVLS_ENABLE=0", "network.nccl.NCCL_PROTO=ll"]
-    assert named(run(SMALL, *changes)) == ["network.nccl.NCCL_NVLS_ENABLE"]
+    assert named(run(TWO_NODES, *changes)) == ["network.nccl.NCCL_NVLS_ENABLE"]
 
 
 def test_the_factors_that_come_along_are_no_others(tmp_path: object) -> None:
     from mpisim.data import path
 
     own = path("calibration/collectives.toml")
-    assert named(run(SMALL, f"network.calibration={own}")) == ["network.calibration"]
+    assert named(run(TWO_NODES, f"network.calibration={own}")) == ["network.calibration"]
 
 
 def test_one_gpu_talks_to_nobody() -> None:
@@ -94,6 +94,6 @@ def test_one_gpu_talks_to_nobody() -> None:
 
 
 def test_links_are_not_shared_with_two_latencies_and_two_bandwidths() -> None:
-    found = run(SMALL, "network.model=alpha-beta", "network.contention=true")
+    found = run(TWO_NODES, "network.model=alpha-beta", "network.contention=true")
     assert named(found) == ["network.contention"]
     assert not any("network.contention = true" in each for each in found.attributes["assumptions"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_e2e import VTRAIN, table
+from measured_steps import VTRAIN, table
 
 from mpisim.base.errors import InputError
 from mpisim.cli import main

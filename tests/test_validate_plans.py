@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import json
 import math
@@ -13,11 +12,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from measured_steps import VTRAIN, table
 from mpi4py import MPI
 
 from mpisim.base.errors import InputError
 from mpisim.prediction.uncertainty import difference_error
-from mpisim.validate.e2e.rows import COLUMNS
 from mpisim.validate.plans import (
     Group,
     Noise,
@@ -30,46 +29,7 @@ from mpisim.validate.plans import (
 )
 from mpisim.validate.plans.ranking import dimensions, unshared_error
 
-EXTRA = (
-    "notes",
-    "precision_as_printed",
-    "zero_stage_as_printed",
-    "activation_recompute_as_printed",
-    "overlap_as_printed",
-    "cpu_offload",
-    "source_version",
-)
-
-ROW: dict[str, Any] = {
-    "source": "VIA-Research/vTrain data/ground_truth_multi.csv (MICRO 2024)",
-    "model": "GPT",
-    "layers": 4,
-    "hidden": 1024,
-    "heads": 16,
-    "kv_heads": 16,
-    "ffn_hidden": 4096,
-    "vocab": 51200,
-    "seq_len": 1024,
-    "gpu": "A100-SXM-80GB",
-    "gpus_per_node": 8,
-    "num_gpus": 8,
-    "vpp": 1,
-    "cp": 1,
-    "ep": 1,
-    "sp": "False",
-    "zero_stage": 0,
-    "micro_batch": 2,
-    "global_batch": 16,
-    "precision": "fp16",
-    "activation_recompute": "full",
-    "framework": "Megatron-DeepSpeed",
-    "step_time_basis": "printed",
-    "trust": "A",
-    "tp_overlap": "False",
-    "dp_overlap": "False",
-    "node_network_gbps": 800,
-    "step_time_ms": 100.0,
-}
+ROW: dict[str, Any] = {**VTRAIN, "vocab": 51200, "step_time_ms": 100.0}
 
 PLANS = ((1, 1, 8), (2, 1, 4), (4, 1, 2), (1, 2, 4), (1, 4, 2), (2, 2, 2))
 
@@ -81,16 +41,8 @@ def rows_of(**changes: Any) -> list[dict[str, Any]]:
     ]
 
 
-def table(path: Path, rows: list[dict[str, Any]]) -> Path:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [*COLUMNS, *EXTRA], restval="")
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
-
-
 def sweeps_of(path: Path, rows: list[dict[str, Any]], **options: Any) -> Sweeps:
-    found = compare_plans(table(path / "t.csv", rows), MPI.COMM_SELF, **options)
+    found = compare_plans(table(path / "t.csv", *rows), MPI.COMM_SELF, **options)
     assert found is not None
     return found
 
@@ -308,7 +260,7 @@ def test_what_two_plans_share_cancels() -> None:
 
 
 def test_the_command(tmp_path: Path, run_mpisim: Any) -> None:
-    file = table(tmp_path / "t.csv", rows_of())
+    file = table(tmp_path / "t.csv", *rows_of())
     first = run_mpisim(["validate", "plans", file, "--json", "one.json", "--markdown", "p.md"])
     assert first.rc == 0, first.stderr
     assert "mean of 1 " in first.stdout
@@ -334,7 +286,7 @@ def test_the_command(tmp_path: Path, run_mpisim: Any) -> None:
 def test_bad_options_are_one_line(
     tmp_path: Path, arguments: list[str], said: str, run_mpisim: Any
 ) -> None:
-    file = table(tmp_path / "t.csv", rows_of())
+    file = table(tmp_path / "t.csv", *rows_of())
     found = run_mpisim(["validate", "plans", file, *arguments])
     assert found.rc == 2, found.stderr
     assert said in found.stderr

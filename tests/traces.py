@@ -119,6 +119,7 @@ def communication(
     sequence: int = -1,
     directions: str = "",
     peer: int = -1,
+    part: int = 0,
 ) -> Communication:
     """Return one communication kernel; times in µs by the rank's own clock."""
     return Communication(
@@ -135,4 +136,5 @@ def communication(
         sequence=sequence,
         directions=directions,
         peer=peer,
+        part=part,
     )

@@ -123,7 +123,7 @@ def max_flow(topology: Topology, sources: NDArray[np.int64], sinks: NDArray[np.i
 def rails(topology: Topology) -> dict[str, float]:
     """Return by port of a node (``"nic0"``) what it can send into the fabric, bytes per second.
 
-    The least of all nodes. Nodes of the graph that are called alike but for what stands before the
+    The least of all nodes. Nodes of the graph whose names are equal but for what stands before the
     first dot are the same port of different nodes.
     """
     out = topology.kind == LinkKind.NIC

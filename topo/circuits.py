@@ -103,8 +103,8 @@ def rounds_of(steps: Steps, members: Sequence[int], ports: int) -> list[list[Pai
     n = len(place)
     first: dict[Pair, tuple[int, int, int]] = {}
     for a, b, step in zip(steps.source.tolist(), steps.target.tolist(), steps.first.tolist()):
-        apart = (place[b] - place[a]) % n
-        key = step, min(apart, n - apart), min(place[a], place[b])
+        distance = (place[b] - place[a]) % n
+        key = step, min(distance, n - distance), min(place[a], place[b])
         pair = (a, b) if a < b else (b, a)
         first[pair] = min(first.get(pair, key), key)
     found: list[list[Pair]] = []

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from mpisim.base.errors import InputError
 from mpisim.base.frozen import frozen
-from mpisim.base.presets import SUFFIX, find_file, packaged_folder
+from mpisim.base.presets import SUFFIX, find_file, match_name, packaged, packaged_folder
 from mpisim.base.quantity import Quantity
 from mpisim.base.schema import Limits, build
 
@@ -43,7 +43,7 @@ class LatencyBandwidth:
     """The table ``[alpha_beta]``: two latencies and two bandwidths, of whole collectives.
 
     Those of the presets are fits of latency + factor × bytes / bandwidth, with the ring factors of
-    nccl-tests, to the logarithms of times, so that small and large messages count alike.
+    nccl-tests, to the logarithms of times, so that small and large messages have one weight.
 
     A group inside one node uses the node's pair, any other the network's. The network's bandwidth
     is one GPU's share of its node's NICs when all GPUs of the node communicate at once, each in a
@@ -292,8 +292,31 @@ def find_cluster(name: str | Path) -> Cluster:
 @lru_cache(maxsize=MOST_NAMES)
 def _packaged_cluster(name: str) -> Cluster:
     """Return a cluster of ``data/clusters``; reading an experiment asks for its own many times."""
-    preset = find_file(name, FOLDER, "cluster")
+    try:
+        preset = find_file(name, FOLDER, "cluster")
+    except InputError as error:
+        gpu = _gpu_called(name)
+        if gpu is None:
+            raise
+        having = [each for each, table in packaged_folder(FOLDER).items() if table["gpu"] == gpu]
+        raise InputError(
+            f"unknown cluster {name!r}: it is a GPU, "
+            + (
+                f"which these have: {', '.join(having)}"
+                if having
+                else "which none of 'mpisim list clusters' has; kernels.gpu puts it in the place "
+                "of another one's, or a file of your own (docs/topologies.md)"
+            )
+        ) from error
     return build(Cluster, preset.table, preset.source)
+
+
+def _gpu_called(name: str) -> str | None:
+    """Return the GPU of ``data/gpus.toml`` that has a name or alias; None if none has it."""
+    try:
+        return match_name(name, packaged("gpus.toml"), "GPU", "")
+    except InputError:
+        return None
 
 
 def cluster_names() -> list[str]:

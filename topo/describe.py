@@ -32,6 +32,9 @@ LINK_WORDS = {
     LinkKind.FABRIC: "between switches",
 }
 
+MAX_KINDS = 12
+"""Kinds of links inside nodes, and as many between nodes, that are listed."""
+
 
 def topology_figures(topology: Topology) -> dict[str, Any]:
     """Topology → counts of nodes, and links by kind and bandwidth.
@@ -80,9 +83,7 @@ def capacity_figures(topology: Topology) -> dict[str, Any]:
     }
 
 
-def render_topology(
-    found: dict[str, Any], test: dict[str, Any] | None = None, top: int = 12
-) -> str:
+def render_topology(found: dict[str, Any], test: dict[str, Any] | None = None) -> str:
     """Write `topology_figures`, and `capacity_figures` if given, for people.
 
     Parameters
@@ -91,8 +92,6 @@ def render_topology(
         From `topology_figures`.
     test : dict, optional
         From `capacity_figures`; by default the text has no part on capacity.
-    top : int
-        Kinds of links inside nodes, and as many between nodes, that are listed; by default 12.
 
     Returns
     -------
@@ -118,11 +117,11 @@ def render_topology(
                 f"{each['bandwidth'] / 1e9:,.1f}",
                 f"{each['latency'] * 1e6:.2f}",
             )
-            for each in rows[:top]
+            for each in rows[:MAX_KINDS]
         ]
         lines += aligned(cells)
-        if len(rows) > top:
-            lines.append(f"  and {len(rows) - top} kinds more")
+        if len(rows) > MAX_KINDS:
+            lines.append(f"  and {len(rows) - MAX_KINDS} kinds more")
         lines.append("")
     lines.append(f"{found['n_links']:,} links; each has one direction, a cable is two of them")
     if test is not None:

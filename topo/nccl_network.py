@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpisim.base.array_keys import fingerprint, size_of
 from mpisim.base.distinct import distinct
 from mpisim.base.errors import InputError
 from mpisim.base.kinds import Operation
@@ -41,7 +42,7 @@ from .topology import LinkKind, Topology
 from .traffic.grid_order import BY_DIMENSION
 from .traffic.groups import arrangements, shapes_of
 from .traffic.link_limits import IMPOSSIBLE, UNLIMITED, LimitArrays, LinkLimit, Placement
-from .traffic.link_model import MAX_CACHE_BYTES, LinkModel, fingerprint, size_of
+from .traffic.link_model import MAX_CACHE_BYTES, LinkModel
 from .traffic.patterns import Pattern, PatternTraffic
 from .traffic.steps import Steps
 

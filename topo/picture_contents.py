@@ -71,7 +71,7 @@ class Machine:
 
 @frozen
 class Cables:
-    """Cables between two units, alike in kind and bandwidth.
+    """Cables between two units, equal in kind and bandwidth.
 
     Attributes
     ----------
@@ -208,8 +208,8 @@ def _switches(
         members = np.flatnonzero(is_switch & (level == height)).tolist()
         found: dict[Hashable, list[int]] = defaultdict(list)
         for node in members:
-            alike = frozenset(links[node].items()) if len(members) > MAX_WIDE else node
-            found[alike].append(node)
+            neighbours = frozenset(links[node].items()) if len(members) > MAX_WIDE else node
+            found[neighbours].append(node)
         if len(found) > MAX_WIDE:  # all different: at least by what they are
             found = {height: members}
         for nodes in found.values():

@@ -373,12 +373,12 @@ def check_connected(topology: Topology) -> None:
     )
     _, label = connected_components(matrix, connection="strong")
     of_gpus = label[topology.gpu]
-    apart = np.flatnonzero(of_gpus != of_gpus[0]) if len(of_gpus) else of_gpus
-    if not len(apart):
+    unreached = np.flatnonzero(of_gpus != of_gpus[0]) if len(of_gpus) else of_gpus
+    if not len(unreached):
         return
     from scipy.sparse.csgraph import breadth_first_order
 
-    first, other = 0, int(apart[0])
+    first, other = 0, int(unreached[0])
     reached = breadth_first_order(matrix, int(topology.gpu[first]), return_predecessors=False)
     if topology.gpu[other] in reached:  # one direction is missing
         first, other = other, first

@@ -264,9 +264,9 @@ def _nominal(
     found = speed.copy()
     ends = kinds[pairs[:, 0]] * len(NodeKind) + kinds[pairs[:, 1]]
     for each in np.unique(ends):
-        alike = ends == each
-        values, counts = np.unique(speed[alike], return_counts=True)
-        found[alike] = np.maximum(speed[alike], values[np.argmax(counts)])
+        same_ends = ends == each
+        values, counts = np.unique(speed[same_ends], return_counts=True)
+        found[same_ends] = np.maximum(speed[same_ends], values[np.argmax(counts)])
     return found
 
 

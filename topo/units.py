@@ -12,6 +12,9 @@ __all__ = ["parse_bandwidth", "parse_latency"]
 
 _AMOUNT = re.compile(r"\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*(\S*)\s*")
 
+MAX_BANDWIDTH = 1e17
+"""B/s of a link at most: 64-bit rates hold the sum of dozens of these."""
+
 _BANDWIDTHS = ("B/s", "MB/s", "GB/s", "TB/s", "Gb/s")
 
 _LATENCIES = ("s", "ms", "us", "ns")
@@ -32,9 +35,11 @@ def parse_bandwidth(text: object, where: str) -> float:
     Raises
     ------
     InputError
-        If it is none, or not above 0.
+        If it is none, not above 0, or above `MAX_BANDWIDTH`.
     """
     found = _amount(text, _BANDWIDTHS, "400 Gb/s", where)
+    if found > MAX_BANDWIDTH:
+        raise InputError(f"{where} is {text!r}; it must be at most {MAX_BANDWIDTH / 1e12:g} TB/s")
     if not found > 0:
         raise InputError(f"{where} is {text!r}; it must be above 0")
     return found

@@ -184,10 +184,10 @@ def _net(p90: float, formula: Formula, chip: LeftOutChip) -> float:
 def _same_maker(found: Sequence[LeftOutChip], architecture: str) -> Sequence[LeftOutChip]:
     """Return the chips of an architecture's maker; all of them where few of it were measured."""
     amd = architecture.startswith(AMD)
-    alike = [
+    same_maker = [
         each for each in found if gpu_parameters(each.rows[0].gpu).family.startswith(AMD) == amd
     ]
-    return alike if len(alike) >= MIN_CHIPS else found
+    return same_maker if len(same_maker) >= MIN_CHIPS else found
 
 
 def _bins(batches: Sequence[MeasuredKernels], errors: Sequence[np.ndarray]) -> tuple[ErrorBin, ...]:

@@ -111,6 +111,8 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     " (did you mean 'bandwidth'?)"
     >>> nearest("colour", ["bandwidth", "latency"])
     ''
+    >>> nearest("pt", ["dp", "tp"])
+    " (did you mean 'tp'?)"
     >>> nearest("qwen3-235b", ["qwen3-32b", "qwen3-235b-a22b"])
     " (did you mean 'qwen3-235b-a22b'?)"
     """
@@ -122,6 +124,7 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
         longer = (each for each in allowed if each.casefold().startswith(name.casefold()))
         close = close or sorted(longer, key=len)
     close = close or difflib.get_close_matches(name, allowed, n=1)
+    close = close or [each for each in allowed if sorted(each) == sorted(name)]  # pt, tp
     return f" (did you mean '{close[0]}'?)" if close else ""
 
 

@@ -1,4 +1,4 @@
-"""Memory of this machine and of its processes, in bytes: what there is, and what is held."""
+"""Memory of this machine and of its processes, in bytes: capacity, resident and peak."""
 
 from __future__ import annotations
 

@@ -199,8 +199,10 @@ def match_name(
             found = {written(each): name for each, name in known.items()}.get(written(wanted))
     if found is None:
         family = INSTANCE.match(wanted.casefold())
-        alike = [each for each in known if family is None or each.startswith(family[1])]
-        near = nearest(wanted.casefold(), alike) or nearest(normalized_name(wanted), alike)
+        same_family = [each for each in known if family is None or each.startswith(family[1])]
+        near = nearest(wanted.casefold(), same_family) or nearest(
+            normalized_name(wanted), same_family
+        )
         raise InputError(f"unknown {kind} {wanted!r}{near}; {choices}")
     return found
 

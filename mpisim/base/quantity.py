@@ -83,6 +83,8 @@ class Quantity:
     3350000000000.0
     """
 
+    EXAMPLE = '{ value = 400, unit = "Gb/s", error = 0.1, source = "datasheet" }'
+
     value: Annotated[float, Limits(least=0)]
     unit: str
     error: Annotated[float, Limits(least=0, most=10)]

@@ -1,14 +1,15 @@
 """Strict reading of TOML into frozen dataclasses; `mpisim.base.toml` writes it.
 
 The dataclass is the schema: its fields are the keys, their types the values allowed, fields without
-a default are required. Numbers get `Limits` by ``Annotated``; what spans several keys is
-checked by the dataclass itself, in ``__post_init__``, which raises
+a default are required. Numbers get `Limits`, and texts an `Example`, by ``Annotated``; what spans
+several keys is checked by the dataclass itself, in ``__post_init__``, which raises
 :class:`~mpisim.base.errors.InputError`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
 import sys
@@ -22,7 +23,16 @@ from .errors import InputError, one_of
 from .frozen import frozen
 from .text import shortened
 
-__all__ = ["Limits", "build", "check_value", "defaults", "field_of", "number_of", "parse"]
+__all__ = [
+    "Example",
+    "Limits",
+    "build",
+    "check_value",
+    "defaults",
+    "field_of",
+    "number_of",
+    "parse",
+]
 
 T = TypeVar("T")
 
@@ -62,14 +72,30 @@ class Limits:
     counted: bool = False
 
     def __str__(self) -> str:
-        said = f", {self.least} or more"
+        allowed = f", {self.least} or more"
         if self.most != math.inf:
-            said = f" from {self.least} to {self.most}"
-        return f'{said}, as 2e6 or "2M" ({", ".join(SUFFIXES)})' if self.counted else said
+            allowed = f" from {self.least} to {self.most}"
+        return f'{allowed}, as 2e6 or "2M" ({", ".join(SUFFIXES)})' if self.counted else allowed
 
     def hold(self, value: float) -> bool:
         """Whether a value is within the limits."""
         return self.least <= value <= self.most
+
+
+@frozen
+class Example:
+    """What a text looks like that is no free choice, for messages: ``Annotated[str, Example(…)]``.
+
+    Examples
+    --------
+    >>> str(Example("400 Gb/s"))
+    ', as "400 Gb/s"'
+    """
+
+    text: str
+
+    def __str__(self) -> str:
+        return f', as "{self.text}"'
 
 
 def number_of(text: str) -> float | None:
@@ -130,8 +156,9 @@ def build(
     Parameters
     ----------
     cls : type
-        A dataclass. Its fields have the types int, float, str or bool, one of these with `Limits`
-        (``Annotated``), a choice of texts (``Literal``), ``tuple[T, ...]``, ``T | tuple[T, ...]``,
+        A dataclass, of which messages show the ``EXAMPLE``, if it has one. Its fields have the
+        types int, float, str or bool, one of these with `Limits` or an `Example` (``Annotated``),
+        a choice of texts (``Literal``), ``tuple[T, ...]``, ``T | tuple[T, ...]``,
         ``dict[str, T]``, such a dataclass, or any of these ``| None`` (whose default is None: TOML
         has no null).
     values : mapping
@@ -332,7 +359,8 @@ def _check(expected: Any) -> Check:
 
 def _table(expected: Any, found: Any, source: str, key: str) -> Any:
     if not isinstance(found, dict):
-        raise InputError(f"{source}: key {key!r} is {found!r}; it must be a table, [{key}]")
+        example = getattr(expected, "EXAMPLE", f"[{key}]")
+        raise InputError(f"{source}: key {key!r} is {found!r}; it must be a table, {example}")
     return build(expected, found, source, key)
 
 
@@ -359,7 +387,16 @@ def _tables(check: Check, found: Any, source: str, key: str) -> Any:
     return {name: check(each, source, f"{key}.{name}") for name, each in found.items()}
 
 
-def _single(expected: Any, limits: Limits | None, found: Any, source: str, key: str) -> Any:
+def _single(
+    expected: Any, limits: Limits | Example | None, found: Any, source: str, key: str
+) -> Any:
+    if isinstance(limits, Example):
+        if not isinstance(found, str):
+            raise InputError(
+                f"{source}: key {key!r} is {found!r}; it must be {_WORDS[str]}{limits}"
+                f"{_quoted_key(key, found)}"
+            )
+        return found
     if isinstance(found, str) and limits is not None and limits.counted:
         value = number_of(found)
         found = found if value is None else value
@@ -373,6 +410,17 @@ def _single(expected: Any, limits: Limits | None, found: Any, source: str, key: 
         words = _WORDS[expected] + str(limits or "") + _meant(expected, limits, found)
         raise InputError(f"{source}: key {key!r} is {found!r}; it must be {words}")
     return expected(found)
+
+
+def _quoted_key(key: str, found: Any) -> str:
+    """Say how to write a name that holds points, which TOML took for tables in each other."""
+    table, _, name = key.rpartition(".")
+    if not table or not isinstance(found, dict):
+        return ""
+    while isinstance(found, dict) and len(found) == 1:
+        inner, found = next(iter(found.items()))
+        name = f"{name}.{inner}"
+    return f"; a name with points stands in quotes: {table}.{json.dumps(name)}"
 
 
 def _meant(expected: Any, limits: Limits | None, found: Any) -> str:

@@ -196,7 +196,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 
 
 def condition(status: dict[str, Any], now: float, host: str) -> Condition:
-    """Return how a run stands: what its status says, unless that can no longer be true.
+    """Status of a run → its condition: its state, unless its process is gone or silent.
 
     Parameters
     ----------

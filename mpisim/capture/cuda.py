@@ -267,7 +267,7 @@ class Graph:
 
 @contextlib.contextmanager
 def graph(
-    captured: Any, pool: Any = None, stream: Any = None, capture_error_mode: str = "global"
+    captured: Any, pool: Any = None, stream: Any = None, *args: Any, **kwargs: Any
 ) -> Iterator[None]:
     """Capture a CUDA graph in this block."""
     side = Stream() if stream is None else stream
@@ -278,6 +278,39 @@ def graph(
     finally:
         captured.capture_end()
         _process.recorder.stream = before
+
+
+class MemoryPool:
+    """Stand-in of ``torch.cuda.MemPool``: a name for memory that the allocator keeps apart."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.id = (0, 1)
+
+    def use_count(self) -> int:
+        return 1
+
+    def snapshot(self, *args: Any, **kwargs: Any) -> list[Any]:
+        return []
+
+
+def use_memory_pool(pool: Any, device: Any = None) -> Any:
+    """`torch.cuda.use_mem_pool`: allocations of the block are simulated as any others."""
+    return contextlib.nullcontext()
+
+
+class Generator(torch._C.Generator):
+    """Stand-in of ``torch.Generator``, one of the CPU, that says which device it was made for."""
+
+    _named: Any
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        made = super().__new__(cls, device="cpu")
+        made._named = torch.device(device)
+        return made
+
+    @property
+    def device(self) -> Any:
+        return self._named
 
 
 # --- memory and tensors ---------------------------------------------------------------------------
@@ -318,6 +351,8 @@ _LEFT_OUT = (
     "set_sync_debug_mode",
     "_check_capability",
     "_check_cubins",
+    "_record_memory_history",
+    "_dump_snapshot",
 )
 """Functions of `torch.cuda` that issue nothing to the device."""
 
@@ -353,6 +388,9 @@ _STREAMS: dict[str, Any] = {
     "CUDAGraph": Graph,
     "graph": graph,
     "graph_pool_handle": lambda: (0, 1),
+    "ExternalStream": lambda pointer, device=None, **kwargs: Stream(device, stream_id=pointer),
+    "MemPool": MemoryPool,
+    "use_mem_pool": use_memory_pool,
     "set_stream": set_stream,
     "current_stream": lambda device=None: _stream_of(_process.recorder.stream),
     "default_stream": lambda device=None: _stream_of(0),
@@ -439,6 +477,8 @@ def install(recorder: Recorder, gpu: Device, local_rank: int, per_node: int) -> 
     c._cuda_getDeviceCount = lambda: _process.per_node
     c._cuda_isCurrentStreamCapturing = lambda: False
     c._cuda_getCurrentStream = lambda which: (_process.recorder.stream, _process.device, 1)
+    anything: Any = torch
+    anything.Generator = Generator
     tensor: Any = torch.Tensor
     tensor.cuda = to_device
     tensor.record_stream = lambda self, stream: None

@@ -46,6 +46,32 @@ class _Bucket:
         self.work: Any = None
 
 
+class _GivenBucket:
+    """A bucket as hooks of communication see it (``GradBucket`` of PyTorch)."""
+
+    def __init__(self, bucket: _Bucket, index: int, last: bool) -> None:
+        self._bucket, self._index, self._last = bucket, index, last
+        self._buffer = bucket.buffer
+
+    def index(self) -> int:
+        return self._index
+
+    def is_last(self) -> bool:
+        return self._last
+
+    def buffer(self) -> Any:
+        return self._buffer
+
+    def set_buffer(self, buffer: Any) -> None:
+        self._buffer = buffer
+
+    def parameters(self) -> list[Any]:
+        return self._bucket.parameters
+
+    def gradients(self) -> list[Any]:
+        return list(self._bucket.views.values())
+
+
 class DistributedDataParallel(torch.nn.Module):
     """Wrap a module as `torch.nn.parallel.DistributedDataParallel` does; see there."""
 
@@ -95,6 +121,7 @@ class DistributedDataParallel(torch.nn.Module):
         self._order: list[int] = []
         self._rebuilt = False
         self._queued = False
+        self._hook: Any = None
         if init_sync:
             self._broadcast([*module.parameters(), *module.buffers()])
         self._build(list(reversed(self._reduced)))
@@ -163,19 +190,29 @@ class DistributedDataParallel(torch.nn.Module):
             view = bucket.views[id(parameter)]
             size = self.process_group.size()
             if parameter.grad is not view:
-                torch.mul(parameter.grad, 1.0 / size, out=view)
+                if self._hook is None:
+                    torch.mul(parameter.grad, 1.0 / size, out=view)
+                else:  # which divides by itself
+                    view.copy_(parameter.grad)
                 if self.gradient_as_bucket_view:
                     parameter.grad = view
-            else:
+            elif self._hook is None:
                 view.div_(size)
         bucket.missing.discard(id(parameter))
         while True:  # in order, as NCCL needs it
             following = next((each for each in self._buckets if each.work is None), None)
             if following is None or following.missing:
                 return
-            following.work = dist.all_reduce(
-                following.buffer, group=self.process_group, async_op=True
-            )
+            following.work = self._reduce(following)
+
+    def _reduce(self, bucket: _Bucket) -> Any:
+        """Begin to reduce a bucket, as the hook does if there is one."""
+        if self._hook is None:
+            return dist.all_reduce(bucket.buffer, group=self.process_group, async_op=True)
+        state, hook = self._hook
+        index = self._buckets.index(bucket)
+        with torch.no_grad():
+            return hook(state, _GivenBucket(bucket, index, index == len(self._buckets) - 1))
 
     def _finish(self) -> None:
         """Wait for all buckets at the end of the backward pass."""
@@ -183,10 +220,12 @@ class DistributedDataParallel(torch.nn.Module):
         with torch.no_grad():
             for bucket in self._buckets:
                 if bucket.work is None:  # gradients of parameters that were not used stay as is
-                    bucket.work = dist.all_reduce(
-                        bucket.buffer, group=self.process_group, async_op=True
-                    )
-                bucket.work.wait()
+                    bucket.work = self._reduce(bucket)
+                reduced = bucket.work.wait()
+                if self._hook is not None:
+                    reduced = reduced[0] if isinstance(reduced, list) else reduced
+                    if reduced is not bucket.buffer:
+                        bucket.buffer.copy_(reduced)
                 if not self.gradient_as_bucket_view:
                     for each in bucket.parameters:
                         if each.grad is not None:
@@ -230,8 +269,8 @@ class DistributedDataParallel(torch.nn.Module):
         yield
 
     def register_comm_hook(self, state: object, hook: Any) -> None:
-        """Not supported: a hook changes what is communicated."""
-        raise NotImplementedError("communication hooks of DistributedDataParallel")
+        """Have a hook reduce buckets: it gets one, and gives the future of its sums."""
+        self._hook = state, hook
 
     def _set_static_graph(self) -> None:
         self.static_graph = True
@@ -239,3 +278,8 @@ class DistributedDataParallel(torch.nn.Module):
     def get_ddp_logging_data(self) -> dict[str, Any]:
         """Return what is known of the buckets."""
         return {"bucket_cap_bytes": self.bucket_bytes_cap}
+
+    _get_ddp_logging_data = get_ddp_logging_data
+
+    def _set_ddp_runtime_logging_sample_rate(self, steps: int) -> None:
+        """Nothing: no times are taken."""

@@ -17,12 +17,14 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from ..base.errors import InputError
 from ..base.kinds import Phase
 from ..operators import OperatorCall, TensorSpec
 from .autograd import set_phase
 from .device_memory import DeviceMemory
 from .origins import Origins
 from .recorder import Recorder
+from .shapes import RESULTS
 from .values import Values
 
 __all__ = ["Dispatch", "is_fake", "spec_of"]
@@ -34,6 +36,9 @@ LARGE = 1 << 20
 
 ORDER = 1 << 30
 """The same of a random order, as samplers make a list of numbers of one of a million samples."""
+
+_NO_DEVICE = ("CUDA driver", "NVIDIA driver")
+"""What PyTorch says where it asks for a device."""
 
 _KNOWN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
 _SILENT = {
@@ -136,7 +141,9 @@ class Dispatch(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        kwargs = dict(kwargs or {})
+        if kwargs.get("pin_memory"):
+            kwargs["pin_memory"] = False  # which needs a driver
         if any(kind not in _KNOWN for kind in types):
             return NotImplemented  # a subclass that is made of others, such as DTensor
         flat, _ = tree_flatten((args, kwargs))
@@ -160,11 +167,17 @@ class Dispatch(TorchDispatchMode):
             out = self.collectives.functional(func, short, args, kwargs, self._run)
             self.memory.keep(each for each in tree_flatten(out)[0] if is_fake(each))
             return out
-        if short in ("_local_scalar_dense", "equal", "is_nonzero"):
+        if short in ("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss"):  # ask for the driver's version
+            return False
+        if short in ("_local_scalar_dense", "equal", "allclose", "is_nonzero"):
             return self._read(short, *args[:2])
         if short in ("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive"):
             mask = args[1] if short == "masked_select" else args[0]
             return self._rows_by_value(func, short, args, kwargs, tensors, mask)
+        if short == "_pack_padded_sequence":
+            return self._packed(func, name, short, args, kwargs, tensors)
+        if short == "bincount" and tensors[0].device.type == "cuda":
+            return self._bincount(func, name, short, args, kwargs, tensors)
         if short == "repeat_interleave" and (len(args) == 1 and not kwargs.get("output_size")):
             return self._rows_by_value(func, short, args, kwargs, tensors, args[0])
         if short == "index":
@@ -173,8 +186,12 @@ class Dispatch(TorchDispatchMode):
                 return self._rows_by_value(func, short, args, kwargs, tensors, mask)
         out = self._run(func, args, kwargs)
         self._note(func, name, short, args, kwargs, tensors, out)
+        if short.strip("_").startswith("index_put") and self._waits_for_rows(args):
+            self.recorder.copy(8, "copy to the host", blocking=True)
         if short in ("_to_copy", "copy_") and out.device.type == "cpu":
             known = self.values.sure(out)  # is real again where it is known
+            if known is not None and self.values.is_even(out):
+                self.list_even(known)
             return out if known is None or short == "copy_" else known
         return out
 
@@ -189,8 +206,20 @@ class Dispatch(TorchDispatchMode):
         target = kwargs.get("out")
         if is_fake(target) and target.numel() and func._schema.returns:
             return target  # made by who calls: some of these operators say nothing of shapes
+        shapes = RESULTS.get(func._schema.name)
         with self.fake:
-            return func(*args, **kwargs)
+            if shapes is not None:
+                return shapes(*args, **kwargs)
+            try:
+                return func(*args, **kwargs)
+            except RuntimeError as error:  # it has no kernel for shapes, and asks for the device
+                if not any(each in str(error) for each in _NO_DEVICE):
+                    raise
+                where, name = self.recorder.user_line(), func._schema.name
+                raise InputError(
+                    f"{where}: PyTorch has no shapes of what {name} gives without a device, so "
+                    "that it cannot be captured"
+                ) from error
 
     def _wide_grouped(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Grouped products of 32 bits, of which a GPU knows the result and PyTorch no shape."""
@@ -219,6 +248,7 @@ class Dispatch(TorchDispatchMode):
                 out = func(*args, **kwargs)
             large = ORDER if func._schema.name == "aten::randperm" else LARGE
             if isinstance(out, torch.Tensor) and out.numel() * out.element_size() > large:
+                self.values.follow(func, func._schema.name[6:], args, kwargs, [], [out])
                 return out
         return func(*args, **kwargs)
 
@@ -286,7 +316,7 @@ class Dispatch(TorchDispatchMode):
             given = {
                 each.name: spec_of(kwargs[each.name])
                 for each in func._schema.arguments
-                if each.name in kwargs
+                if each.name in kwargs and not (each.is_out and results)  # stands in the results
             }
             specs = (*specs, *given.values())
         if short == "_grouped_mm" and (*args, None, None)[2] is not None:
@@ -386,14 +416,21 @@ class Dispatch(TorchDispatchMode):
         if tensor.device.type == "cuda":
             set_phase(self.recorder)
             self.recorder.copy(tensor.element_size(), "copy to the host", blocking=True)
-        if short == "equal":
+        if short in ("equal", "allclose"):
             return self._equal(tensor, other)
         known = self.values.of(tensor)
         value = self.values.likely(tensor) if known is None else known.item()
-        if self.values.sure(tensor) is None or self.recorder.asked():
+        even = self.values.is_even(tensor)
+        if self.values.sure(tensor) is None or even or self.recorder.asked():
             what = f"a value of type {str(tensor.dtype)[6:]}"
             value = self.recorder.unknown(what, value)
         return value if short == "_local_scalar_dense" else bool(value)
+
+    def list_even(self, values: Any) -> None:
+        """List that the CPU gets values which rest on an even spread."""
+        low, high = values.min().item(), values.max().item()
+        taken = f"{low}" if low == high else f"{low} to {high}"
+        self.recorder.evenly(f"{values.numel()} values of type {str(values.dtype)[6:]}", taken)
 
     def _equal(self, one: Any, other: Any) -> bool:
         """Compare two tensors, as far as their values are known."""
@@ -413,6 +450,51 @@ class Dispatch(TorchDispatchMode):
         if tensors[0].device.type == "cuda":  # the CPU needs the number
             self.recorder.copy(8, "copy to the host", blocking=True)
         return out
+
+    def _bincount(
+        self, func: Any, name: str, short: str, args: Any, kwargs: Any, tensors: list[Any]
+    ) -> Any:
+        """Count numbers: as many results as ``minlength`` says, or as there are known to be."""
+        least = (*args[2:3], kwargs.get("minlength", 0))[0]
+        known = self.values.sure(tensors[0])
+        spread = self.values.among(tensors[0]) if known is None else int(known.max()) + 1
+        if not least and spread is None:
+            least = self.recorder.needed("the largest number that bincount counts", "LARGEST")
+        weights = (*args[1:2], kwargs.get("weights"))[0]
+        dtype = torch.int64 if weights is None else torch.float64
+        if weights is not None and weights.dtype is torch.float32:
+            dtype = torch.float32
+        with self.fake:
+            out = _empty((max(least, spread or 0),), dtype=dtype, device=tensors[0].device)
+        self._note(func, name, short, args, kwargs, tensors, out)
+        self.recorder.copy(16, "copy to the host", blocking=True)  # the smallest and the largest
+        return out
+
+    def _packed(
+        self, func: Any, name: str, short: str, args: Any, kwargs: Any, tensors: list[Any]
+    ) -> Any:
+        """Pack sequences of known lengths: rows of a step behind one another, and their numbers."""
+        given, lengths, batch_first = (*args, False)[:3]
+        known = self.values.sure(lengths)
+        if known is None:
+            rows = self.recorder.needed("the number of rows of packed sequences", "ROWS")
+            longest = given.shape[1 if batch_first else 0]
+            known = torch.full((rows // longest,), longest)
+        steps = torch.arange(int(known.max()))
+        counts = (known[None, :] > steps[:, None]).sum(1)
+        size = (int(counts.sum()), *given.shape[2:])
+        with self.fake:
+            out = _empty(size, dtype=given.dtype, device=given.device)
+        self._note(func, name, short, args, kwargs, tensors, out)
+        return out, counts
+
+    def _waits_for_rows(self, args: Any) -> bool:
+        """Whether the CPU waits for how many elements a mask selects, to write to those.
+
+        One number is written wherever it holds, as ``masked_fill`` does.
+        """
+        masks = [each for each in args[1] if _is_mask(each) and each.device.type == "cuda"]
+        return bool(masks) and (args[2].numel() > 1 or bool(args[3:4] == (True,)))
 
     def _with_values(self, func: Any, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
         """Run an operator on values; None where they are not known."""
@@ -434,7 +516,7 @@ class Dispatch(TorchDispatchMode):
     def _rows(self, short: str, mask: Any) -> int:
         """Return how many rows there are: as the user says, or as even spreads have it."""
         finds = "a mask" if short == "index" else short
-        even = self.values.rows(mask)
+        even = self.values.distinct(mask) if "unique" in short else self.values.rows(mask)
         if even is None:
             return self.recorder.needed(f"the number of rows that {finds} selects", "ROWS")
         what = f"number of rows that {finds} selects, of an even spread,"

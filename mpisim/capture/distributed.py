@@ -77,6 +77,43 @@ def _devices(tensors: Any) -> set[int]:
     return {numbers[each] if each < len(numbers) else each for each in found}
 
 
+class Later:
+    """A future of a communication: what is to follow it is issued where that is waited for.
+
+    PyTorch runs it on a stream of its own as soon as the communication has ended; here it comes
+    later, on the stream that waits.
+
+    Parameters
+    ----------
+    run : callable
+        Waits, and gives the result.
+    """
+
+    def __init__(self, run: Callable[[], Any]) -> None:
+        self._run = run
+        self._found: list[Any] = []
+
+    def wait(self) -> Any:
+        """Return the result."""
+        if not self._found:
+            self._found.append(self._run())
+        return self._found[0]
+
+    value = wait
+
+    def then(self, callback: Callable[[Any], Any]) -> Later:
+        """Return the future of what follows."""
+        return Later(lambda: callback(self))
+
+    def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
+        """Run a function that gives nothing."""
+        callback(self)
+
+    def done(self) -> bool:
+        """Whether it has ended: so it is taken."""
+        return True
+
+
 class Handle(dist.Work):
     """A communication that was issued: waiting for it is a wait of the current stream."""
 
@@ -104,10 +141,11 @@ class Handle(dist.Work):
         return self._result
 
     def get_future(self) -> Any:
-        self.wait()
-        future: Any = torch.futures.Future()
-        future.set_result(self._result)
-        return future
+        def waited() -> Any:
+            self.wait()
+            return self._result
+
+        return Later(waited)
 
 
 class Collectives:
@@ -258,6 +296,9 @@ class Collectives:
             return out
         larger = args[0] if _bytes(args[0]) >= _bytes(out) else out
         group = next(each for each in reversed(args) if isinstance(each, str | dist.ProcessGroup))
+        if operation is not Operation.BROADCAST:
+            sums = all(each not in ("max", "min", "avg") for each in args if isinstance(each, str))
+            self.follow(operation, group, out, args[0], sums)
         handle = self.issue(operation, group, larger, asynchronous=True)
         if handle._place is not None:
             for each in tree_leaves(out):
@@ -266,6 +307,30 @@ class Collectives:
                 # Nobody waited, and the next storage may get its address.
                 weakref.finalize(storage, self._produced.pop, storage._cdata, None)
         return out
+
+    def follow(
+        self, operation: Operation, group: Any, outputs: Any, inputs: Any, sums: bool = True
+    ) -> None:
+        """Note which values a communication leaves: other ranks are taken to give what this does.
+
+        Parameters
+        ----------
+        operation : Operation
+        group : ProcessGroup or str
+        outputs, inputs : nested lists of Tensor
+            What is written, and what this rank gives: one, or one for several outputs.
+        sums : bool
+            Whether a reduction adds up.
+        """
+        written, given = tree_leaves(outputs), tree_leaves(inputs)
+        if self.values is None or not given:
+            return
+        number = self.group_of(group)
+        size, mine = len(self.recorder.groups[number]), self._rank_in(number)
+        if len(given) == 1:
+            given = given * len(written)
+        for out, own in zip(written, given, strict=False):
+            self.values.exchanged(operation, out, own, size, mine, sums)
 
     def follow_rank_0(self, group: Any, tensors: Any, root: int) -> None:
         """Keep the values that rank 0 broadcasts; other ranks, captured later, get them."""
@@ -411,12 +476,33 @@ def _is_asynchronous(args: Any, kwargs: Any) -> bool:
     return bool(getattr(_options(args, kwargs), "asyncOp", True))
 
 
+_OUT_OF_PLACE = (Operation.ALL_GATHER, Operation.REDUCE_SCATTER)
+"""Operations whose methods take what is written, then what is given."""
+
+
 def _symmetric(operation: Operation, which: int) -> Callable[..., Handle]:
     """Operation, and which of its arguments is the largest buffer → the method."""
 
     def method(group: Any, *args: Any, **kwargs: Any) -> Handle:
+        options = _options(args, kwargs)
+        given = args[1] if operation in _OUT_OF_PLACE else args[0]
+        sums = getattr(options, "reduceOp", dist.ReduceOp.SUM) == dist.ReduceOp.SUM
+        Collectives.installed.follow(operation, group, args[0], given, sums)
         waits = _is_asynchronous(args, kwargs)
         return _issue(operation, group, args[which], asynchronous=waits)
+
+    return method
+
+
+def _followed(operation: Operation, which: int) -> Callable[..., Handle]:
+    """As `_symmetric`, of an operation whose results have values if what ranks give has."""
+    issue = _symmetric(operation, which)
+
+    def method(group: Any, *args: Any, **kwargs: Any) -> Handle:
+        out = args[0]
+        given = args[0] if operation is Operation.ALL_REDUCE else args[1]
+        Collectives.installed.follow(operation, group, out, given, _options(args, kwargs))
+        return issue(group, *args, **kwargs)
 
     return method
 
@@ -430,6 +516,8 @@ def _broadcast(group: Any, tensors: Any, *args: Any, **kwargs: Any) -> Handle:
 
 def _single_all_to_all(group: Any, output: Any, tensor: Any, *args: Any, **kwargs: Any) -> Handle:
     larger = max((output, tensor), key=_bytes)
+    if not any(map(len, args[:2])):  # with splits of their own, values are those of others
+        Collectives.installed.follow(Operation.ALL_TO_ALL, group, output, tensor)
     waits = _is_asynchronous(args, kwargs)
     return _issue(Operation.ALL_TO_ALL, group, larger, asynchronous=waits)
 

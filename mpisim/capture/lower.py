@@ -25,6 +25,7 @@ from ..kernels.model import KernelModel
 from ..kernels.operations import Copy
 from ..operators.measured import MeasuredOperators
 from ..operators.pricing import MEASURED, Priced, as_measured
+from ..operators.recurrent import ONE_CALL
 from ..operators.table import kernels_of
 from ..program import Program, ProgramBuilder, Table
 from ..program.builder import TableBuilder
@@ -187,8 +188,12 @@ class _TableWriter:
         if found is not None:
             priced = as_measured(priced, found)
         self.by_how[priced.how] += priced.duration
-        rows = []
+        rows: list[int] = []
         for kernel, estimate in zip(priced.kernels, priced.estimates):
+            if rows and operator in ONE_CALL:
+                launching = Launching(
+                    host=0, launch=launching["launch"], launch_cost=launching["launch_cost"]
+                )
             if found is not None:
                 self.pricing.shares[name, estimate.duration] = estimate.shares
                 if launched.kernels:  # rows of measured kernels have other durations than models'

@@ -112,8 +112,10 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
     from .data_parallel import DistributedDataParallel
     from .dispatch import Dispatch
     from .distributed import Collectives
+    from .recurrent import install as install_recurrent
     from .stand_ins.install import install as install_libraries
     from .storages import install as install_storages
+    from .triton_kernels import install as install_triton
 
     anything: Any = torch
     torch.autograd.set_multithreading_enabled(False)
@@ -133,6 +135,8 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
     _install_optimizers(dispatch)
     _install_hooks(recorder, dispatch)
     install_storages(recorder, dispatch)
+    install_recurrent()
+    install_triton(dispatch)
     _install_sharding(dispatch)
     _install_conversions()
     folder = os.getcwd() if job.module else str(Path(job.script).resolve().parent)
@@ -168,6 +172,18 @@ def _install_functions(recorder: Recorder) -> None:
             return tensor.normal_(mean, std)
 
     anything.nn.init._no_grad_trunc_normal_ = drawn  # which draws again what is out of bounds
+
+    ctc_loss = torch.ctc_loss
+
+    def listed(scores: Any, targets: Any, *lengths: Any, **kwargs: Any) -> Any:
+        """Give lengths on the CPU as numbers, as CTC's kernels for CUDA take them."""
+        numbers = (
+            each.tolist() if isinstance(each, torch.Tensor) and not each.is_cuda else each
+            for each in lengths
+        )  # fmt: skip
+        return ctc_loss(scores, targets, *numbers, **kwargs)
+
+    anything.ctc_loss = listed
 
     original_loader = torch.utils.data.DataLoader.__init__
 
@@ -289,6 +305,8 @@ def _install_values(recorder: Recorder, dispatch: Any) -> None:
         what = f"{self.numel()} values of type {str(self.dtype)[6:]}"
         known = dispatch.values.sure(self)
         if known is not None and not recorder.asked():
+            if dispatch.values.is_even(self):
+                dispatch.list_even(known)
             return original["numpy"](known).copy()
         return np.full(tuple(self.shape), recorder.unknown(what, dispatch.values.likely(self)))
 

@@ -42,6 +42,9 @@ _STEPPING = (str(Path(__file__).parent), "/torch/_", "/torch/utils/", "/torch/di
 MOST_ALIKE = 4
 """Times that a loop is told "true" by the same line."""
 
+MOST_WARM_UPS = 2
+"""Steps that may warm up because another optimizer makes its first step in them."""
+
 MOST_CALLS = 1000
 """Times that calls of a function, each another one, are told so: of a loop around them."""
 
@@ -133,6 +136,8 @@ class Recorder:
         self._stepper: weakref.ref[object] | None = None
         self._end: int | None = None
         self._since = 0
+        self._stepped: weakref.WeakSet[object] = weakref.WeakSet()
+        self._begin = self._warmed = 0
 
     # --- streams ----------------------------------------------------------------------------------
 
@@ -416,15 +421,18 @@ class Recorder:
             )
         return int(self.unknown(what, 1))
 
-    def evenly(self, what: str) -> None:
+    def evenly(self, what: str, taken: str = "") -> None:
         """List that something that depends on values is taken to be spread evenly.
 
         Parameters
         ----------
-        what : str
-            For people.
+        what, taken : str
+            For people: what it is, and the numbers that an even spread gives.
         """
-        self.values[f"{self.user_line()}: {what} taken as equally many"] += 1
+        if taken:
+            self.values[f"{self.user_line()}: {what}, of an even spread, taken as {taken}"] += 1
+        else:
+            self.values[f"{self.user_line()}: {what} taken as equally many"] += 1
 
     def user_line(self) -> str:
         """Return file and line of the user's code that is being executed."""
@@ -451,8 +459,14 @@ class Recorder:
         """
         if self._since and (self._stepper is None or self._stepper() is None):
             self._stepper = weakref.ref(optimizer)
-        if self._stepper is not None and optimizer is self._stepper() and self._since:
+        first = self._stepper is not None and optimizer is self._stepper() and self._since
+        if first or self._end is not None:  # others may follow it, before the next forward pass
             self._end = len(self._items)
+        if optimizer not in self._stepped:
+            self._stepped.add(optimizer)
+            if len(self.ends) == 1 and self._warmed < MOST_WARM_UPS:
+                self._begin = self.ends.pop()  # it makes its states: this step warms up, too
+                self._warmed += 1
         self.between = int(Phase.OPTIMIZER)
 
     def backward_begins(self) -> None:
@@ -492,7 +506,7 @@ class Recorder:
             Version of PyTorch.
         """
         warm_up = len(self.ends) > 1
-        bounds = self.ends if warm_up else [0, *self.ends]
+        bounds = self.ends if warm_up else [self._begin, *self.ends]
         first = bounds[0]
         items = []
         for step, (begin, end) in enumerate(pairwise(bounds)):

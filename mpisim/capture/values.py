@@ -6,10 +6,14 @@ Three things are kept of tensors of the device, in this order of trust:
   offsets of sequences, counts, positions.
 - **Spread.** Indices that a choice among n gives (``topk``, ``argmax``, ``randint``) take each of
   the n as often: experts get equally many tokens. What follows from that has values again
-  (``histc``, sums of masks) or a known number of rows (``nonzero`` of a mask).
+  (``histc``, sums of masks) or a known number of rows (``nonzero`` of a mask). These are *even*:
+  the CPU gets them where it reads, and the read is listed.
 - **Likely values.** 1 for a number and true for a truth value; 0 for what comes from ``isnan``.
   What follows from likely values of a few numbers is computed, and as likely: that a norm is not
   negative.
+
+Other ranks are taken to have the values that this one has: gathered they are repeated, added up
+they are multiplied.
 """
 
 from __future__ import annotations
@@ -22,6 +26,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
+
+from ..base.kinds import Operation
 
 __all__ = ["Values"]
 
@@ -52,6 +58,15 @@ _SAME_SPREAD = {
 }  # fmt: skip
 """Operators whose result has the values of the first operand, each as often."""
 
+_ZEROS = ("zeros", "zeros_like", "new_zeros", "zero")
+"""Operators whose results are zeros."""
+
+_STILL_ZEROS = {
+    "_to_copy", "clone", "view", "reshape", "_unsafe_view", "expand", "detach", "alias", "select",
+    "slice", "transpose", "t", "permute", "unsqueeze", "squeeze",
+}  # fmt: skip
+"""Operators whose results are zeros if their first operand is."""
+
 _UNKNOWN = ("empty", "new_empty", "rand", "normal", "bernoulli", "uniform", "_local_scalar")
 """Beginnings of operators whose results have no values that follow from their operands'."""
 
@@ -70,6 +85,8 @@ class Values:
         self._share: Any = WeakIdKeyDictionary()
         self._chosen: Any = WeakIdKeyDictionary()
         self._total: Any = WeakIdKeyDictionary()
+        self._zeros: Any = WeakIdKeyDictionary()
+        self._uniform: Any = WeakIdKeyDictionary()
 
     # --- what is asked ----------------------------------------------------------------------------
 
@@ -102,14 +119,31 @@ class Values:
         share = self._share.get(mask)
         return self._total.get(mask) if share is None else round(share * mask.numel())
 
+    def distinct(self, tensor: Any) -> int | None:
+        """Return how many different numbers there are, if each of n is drawn as often."""
+        n = self._spread.get(tensor)
+        if n is None:
+            return None
+        return max(round(n * (1 - (1 - 1 / n) ** tensor.numel())), 1)
+
+    def among(self, tensor: Any) -> int | None:
+        """Return the n of which numbers take each as often; None: not known."""
+        known: int | None = self._spread.get(tensor)
+        return known
+
     def sure(self, tensor: Any) -> Any:
         """Return what `of` does if it is more than likely; else None."""
         found = None if _real(tensor) else self._known.get(tensor)
-        if found is not None and found[1] == [True, False]:
+        if found is not None and found[1][:2] == [True, False]:
             return None
         return self.of(tensor)
 
-    def assign(self, tensor: Any, values: Any, sure: bool = True) -> None:
+    def is_even(self, tensor: Any) -> bool:
+        """Whether values are known, but rest on indices that take each of n values as often."""
+        found = None if _real(tensor) else self._known.get(tensor)
+        return found is not None and found[1][0] and found[1][2]
+
+    def assign(self, tensor: Any, values: Any, sure: bool = True, even: bool = False) -> None:
         """Say what the values of a tensor are.
 
         Parameters
@@ -118,8 +152,10 @@ class Values:
             The one without, and the real one.
         sure : bool
             Whether they are more than likely.
+        even : bool
+            Whether they rest on an even spread.
         """
-        self._known[tensor] = (values, [True, sure])
+        self._known[tensor] = (values, [True, sure, even])
 
     def chosen(self, tensor: Any, share: float) -> None:
         """Say which share of numbers stands for something; the others are -1.
@@ -154,6 +190,8 @@ class Values:
     def _followed(
         self, func: Any, short: str, args: Any, kwargs: Any, tensors: list[Any], results: list[Any]
     ) -> None:
+        self._follow_zeros(short, args, results)
+        self._follow_copies(short, args, results)
         if not self._computed(func, short, args, kwargs, tensors, results):
             self._forget(func, args, kwargs)
             if results:
@@ -164,7 +202,8 @@ class Values:
     def _guess(self, results: list[Any]) -> None:
         """Give few numbers their likely values, for what follows from them."""
         for each in results:
-            few = each.numel() <= FEW_NUMBERS and each not in self._share
+            spread = each in self._share or each in self._uniform
+            few = each.numel() <= FEW_NUMBERS and not spread
             if few and (each.is_floating_point() or each.dtype is torch.bool) and not _real(each):
                 likely = self.likely(each)
                 values = _full(tuple(each.shape), likely, dtype=each.dtype)
@@ -204,10 +243,11 @@ class Values:
             return False
         entries = [self._known[each] for each in tensors if each in self._known]
         sure = all(cell[1] for _, cell in entries)
+        even = any(cell[2] for _, cell in entries)
         by_storage = {values.untyped_storage()._cdata: cell for values, cell in entries}
         for each, values in zip(results, found, strict=True):
-            cell = by_storage.get(values.untyped_storage()._cdata, [True, sure])
-            cell[1] = cell[1] and sure
+            cell = by_storage.get(values.untyped_storage()._cdata, [True, sure, even])
+            cell[1], cell[2] = cell[1] and sure, cell[2] or even
             self._known[each] = (values, cell)
         return True
 
@@ -237,6 +277,9 @@ class Values:
             self._spread[results[1]] = first.shape[axis] if first.dim() else 1
             if first in self._spread:
                 self._spread[out] = self._spread[first]
+        elif name in ("rand", "rand_like", "uniform") and out.is_floating_point():
+            bounds = args[1:3] if name == "uniform" else ()
+            self._uniform[out] = (*bounds, 0.0, 1.0)[:2] if len(bounds) == 2 else (0.0, 1.0)
         elif name in ("argmax", "argmin", "argsort", "randint", "randint_like", "random"):
             number = args[1] if len(args) > 1 else None
             if name == "argsort" or name.startswith("arg"):
@@ -247,18 +290,57 @@ class Values:
             elif args and isinstance(args[0], int):
                 self._spread[out] = args[0]
         elif name in _SAME_SPREAD and first is not None:
-            for kept in (self._spread, self._share, self._chosen):
+            for kept in (self._spread, self._share, self._chosen, self._uniform):
                 if first in kept:
                     for each in results:
                         kept[each] = kept[first]
         elif first is None:
             return
+        elif first in self._uniform:
+            self._of_uniform(name, args, first, out)
         elif first in self._spread:
             self._of_spread(name, args, first, out)
         elif first in self._share:
             self._of_share(name, args, first, out)
         elif first in self._chosen:
             self._of_chosen(name, args, first, out)
+
+    def _follow_zeros(self, short: str, args: Any, results: list[Any]) -> None:
+        """Follow zeros, of which indices that a choice gives make a mask.
+
+        A tensor is zeros as long as it has the version that it had then. Of a row, indices of a
+        choice are different ones, so that each place that is written to is another.
+        """
+        name = short.rstrip("_")
+        first = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        if name in _ZEROS:
+            for each in results:  # what is written in place gets its version after this
+                self._zeros[each] = each._version + short.endswith("_")
+        elif first is None or self._zeros.get(first) != first._version or not results:
+            return
+        elif name in _STILL_ZEROS:
+            for each in results:
+                self._zeros[each] = each._version
+        elif name in ("scatter", "index_put"):
+            indices = (
+                args[2:3] if name == "scatter" else [each for each in args[1] if each is not None]
+            )
+            if name == "scatter" or len(indices) == first.dim():
+                places = math.prod(torch.broadcast_shapes(*(each.shape for each in indices)))
+                share = min(places / max(first.numel(), 1), 1.0)
+                self._share[results[0]] = self._share[first] = share
+
+    def _follow_copies(self, short: str, args: Any, results: list[Any]) -> None:
+        """Keep of a tensor of the CPU that is copied what its numbers are spread over."""
+        source = args[1] if short == "copy_" and len(args) > 1 else args[0] if args else None
+        if short not in ("_to_copy", "copy_") or not isinstance(source, torch.Tensor):
+            return
+        if not _real(source) or source.dtype not in _INTEGERS or source.numel() <= FEW:
+            return
+        if source.dtype is torch.bool:
+            self._share[results[0]] = int(source.sum()) / source.numel()
+        elif int(source.min()) >= 0:
+            self._spread[results[0]] = int(source.max()) + 1
 
     def _of_spread(self, name: str, args: Any, first: Any, out: Any) -> None:
         """Follow an operator of indices of which each of n is as frequent."""
@@ -277,6 +359,14 @@ class Values:
             self._counts(out, first.numel(), out.numel())
         elif name in ("floor_divide", "div", "bitwise_right_shift") and isinstance(other, int):
             self._spread[out] = max(n // (other if name[0] != "b" else 1 << other), 1)
+
+    def _of_uniform(self, name: str, args: Any, first: Any, out: Any) -> None:
+        """Follow a comparison of numbers that are drawn evenly between two bounds."""
+        low, high = self._uniform[first]
+        other = args[1] if len(args) > 1 else None
+        if name in ("lt", "le", "gt", "ge") and isinstance(other, int | float) and high > low:
+            below = min(max((other - low) / (high - low), 0.0), 1.0)
+            self._share[out] = below if name in ("lt", "le") else 1 - below
 
     def _of_share(self, name: str, args: Any, first: Any, out: Any) -> None:
         """Follow an operator of a mask of which a share is true."""
@@ -308,7 +398,48 @@ class Values:
         each, more = divmod(round(total), parts)
         values = _full((parts,), each, dtype=torch.int64)
         values[:more] += 1
-        self.assign(out, values.reshape(out.shape).to(out.dtype))
+        self.assign(out, values.reshape(out.shape).to(out.dtype), even=True)
+
+    # --- communications ---------------------------------------------------------------------------
+
+    def exchanged(
+        self, operation: Operation, out: Any, given: Any, size: int, mine: int, sums: bool = True
+    ) -> None:
+        """Note what a communication does to values; other ranks have those that this one has.
+
+        Parameters
+        ----------
+        operation : Operation
+        out, given : torch.Tensor
+            What it writes, and what this rank gives.
+        size, mine : int
+            Ranks of the group, and the position of this one.
+        sums : bool
+            Whether a reduction adds up; else the values stay what they are.
+        """
+        if _real(out):
+            return
+        with _disable_current_modes():
+            values = self.of(given)
+            entry = None if _real(given) else self._known.get(given)
+            if out in self._known:
+                self._known[out][1][0] = False
+            if values is None:
+                return
+            sure, even = (True, False) if entry is None else entry[1][1:]
+            found = values.reshape(-1)
+            if operation is Operation.ALL_GATHER:
+                found = found.repeat(out.numel() // max(found.numel(), 1))
+            elif operation in (Operation.ALL_TO_ALL, Operation.REDUCE_SCATTER):
+                if found.numel() % size:
+                    return
+                found = found.reshape(size, -1)[mine]
+                if operation is Operation.ALL_TO_ALL:
+                    found = found.repeat(size)
+            if operation in (Operation.ALL_REDUCE, Operation.REDUCE_SCATTER) and sums:
+                found = found * size
+            if found.numel() == out.numel():
+                self.assign(out, found.reshape(tuple(out.shape)).to(out.dtype), sure, even)
 
     def _follow_likely(self, short: str, args: Any, tensors: list[Any], results: list[Any]) -> None:
         """Keep what is likely of values that no tensor has."""

@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[str] = COMMANDS) 
         arguments = parse(_parser(words[0], commands), words)
     except MpisimError as error:
         return launch.end(error.exit_code, launch.error_line(str(error)))
-    except SystemExit as ending:  # --help and --version: alike on all processes
+    except SystemExit as ending:  # --help and --version: the same on all processes
         return _code(ending)
     try:
         with ended_by_signals():
@@ -153,7 +153,7 @@ def _monitor(arguments: argparse.Namespace, words: Sequence[str]) -> None:
     first = launch.launched_rank() == 0
     command = shlex.join(["mpisim", *words])
     monitor = Monitor(
-        arguments.monitor, command, phases.told, first=first, processes=launch.launched_size()
+        arguments.monitor, command, phases.status, first=first, processes=launch.launched_size()
     )
     phases.monitor = monitor
 

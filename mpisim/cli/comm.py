@@ -39,7 +39,7 @@ ALIASES = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
-_MOST = 1000
+_MAX_LINES = 1000
 """Lines of a table; more are a mistake in the factor."""
 
 
@@ -125,13 +125,15 @@ def run(args: argparse.Namespace) -> int:
     from ..experiment import NetworkChoice
     from ..topo import find_cluster
     from ..topo.network import bus_factor
+    from .other_files import expected
 
     operation = _operation(args.operation)
     sizes = _sizes(args.size)
     _check_flows(args, sizes)
     if args.model != "nccl" and given_speeds(args):
         raise UsageError("speeds of links are for --model nccl; [alpha_beta] has its own")
-    cluster = with_speed_options(find_cluster(args.cluster), args)
+    with expected([args.cluster], ("cluster",)):
+        cluster = with_speed_options(find_cluster(args.cluster), args)
     per_node = cluster.gpus_per_node if args.gpus_per_node is None else args.gpus_per_node
     if args.nodes < 1 or not 1 <= per_node <= cluster.gpus_per_node:
         raise UsageError(
@@ -311,8 +313,8 @@ def _sizes(text: str) -> list[int]:
             factor = 0.0
         if not 1 < factor < math.inf:
             raise UsageError(f"--size is {text!r}; the factor must be a number above 1")
-    if math.log(last / first) / math.log(factor) >= _MOST:
-        raise UsageError(f"--size is {text!r}; that is more than {_MOST} sizes")
+    if math.log(last / first) / math.log(factor) >= _MAX_LINES:
+        raise UsageError(f"--size is {text!r}; that is more than {_MAX_LINES} sizes")
     sizes = [first]
     while (following := max(round(sizes[-1] * factor), sizes[-1] + 1)) <= last:
         sizes.append(following)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COLUMNS", "flow_lines", "flow_object", "write_flows"]
 
-LINES = 64
+MAX_FLOWS_PRINTED = 64
 """Flows printed; files have all."""
 
 COLUMNS = (
@@ -52,7 +52,7 @@ def flow_lines(found: FlowList) -> list[str]:
             _leg(flow),
             " ".join(map(found.topology.link_name, flow.links)),
         )
-        for flow in found.flows[:LINES]
+        for flow in found.flows[:MAX_FLOWS_PRINTED]
     ]
     n = len(found.flows)
     repeated = f", {found.transfers:,} if each step counts" if found.transfers > n else ""
@@ -62,8 +62,8 @@ def flow_lines(found: FlowList) -> list[str]:
         "",
         *aligned([head, *rows], left=(3, 4, 6, 7)),
     ]
-    if len(found.flows) > LINES:
-        lines.append(f"... {len(found.flows) - LINES} more; --json and --csv write all")
+    if len(found.flows) > MAX_FLOWS_PRINTED:
+        lines.append(f"... {len(found.flows) - MAX_FLOWS_PRINTED} more; --json and --csv write all")
     if found.ways > channels:
         lines += ["", f"{found.ways} ways through the network: a channel stands for several"]
     return [*lines, "", NOTE]

@@ -228,10 +228,11 @@ def example(
 
 
 def _share_of_racks(cluster: Cluster, gpus: int) -> int | None:
-    """Return how many GPUs of each rack to use, where all would not come out even; or None.
+    """Return the GPUs of each rack to use so that groups stay inside racks; None to use all.
 
     Ranks are laid over racks one after another: on 4 racks of 72, 256 GPUs in groups of 64 would
-    have groups in two racks. So racks are used alike, if that takes no more than an eighth more.
+    have groups in two racks. So equally many GPUs of each rack are used, if that takes no more than
+    an eighth more.
     """
     most, tray = cluster.gpus_per_node, cluster.node.tray if cluster.node else None
     least = -(-gpus // most)

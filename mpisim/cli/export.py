@@ -86,8 +86,8 @@ def run(args: argparse.Namespace) -> int:
     with collective_errors(comm):
         if comm.rank == 0:
             kept.check_not_input(args.output)
-    asked = args.ranks if args.ranks is not None or args.format != "chakra" else ALL
-    chosen = None if asked is None else named_ranks(asked, kept.numbers)
+    requested = args.ranks if args.ranks is not None or args.format != "chakra" else ALL
+    chosen = None if requested is None else named_ranks(requested, kept.numbers)
     with progress(comm, "simulating source"):
         source = resimulate(kept, comm, progress=True)
     chosen = chosen or some_ranks(source.program)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,8 @@ examples:
                                   ... the same layers on 4 pipeline stages
   mpisim extrapolate traces/ --cluster dgx-h100 --traced-cluster a800-8gpu --gpu h100-sxm
                                   ... on another network, and other GPUs
+  mpisim extrapolate traces/ --dp 8 --cluster mine.toml --calibration mine.cal.toml
+                                  ... on a network whose collectives you have measured
 """
 
 DEFAULT_CLUSTER = "dgx-h100"
@@ -65,8 +68,13 @@ OF_ONE_GPU = (
     "trace_of",
 )
 """Options of traces of one GPU alone."""
-OF_SEVERAL = ("dp", "traced_cluster", "distributed_optimizer", "micro_batches", "pp", "layout")
+OF_SEVERAL = (
+    *("dp", "traced_cluster", "distributed_optimizer", "micro_batches", "pp", "schedule", "vpp"),
+    "layout",
+)
 """Options of traces of several ranks alone."""
+IN_PLAN = ("dp", "pp")
+"""Those that traces of one GPU have as keys of a plan."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -127,6 +135,12 @@ def _add_target_options(parser: argparse.ArgumentParser) -> None:
         "--gpu",
         metavar="NAME",
         help="the GPU to run on (default: the cluster's; of several ranks: as recorded)",
+    )
+    parser.add_argument(
+        "--calibration",
+        metavar="FILE",
+        help="of mpisim calibrate collectives, for the cluster's network (default: what comes "
+        "along)",
     )
     parser.add_argument(
         "--other-gpus",
@@ -214,6 +228,7 @@ def run(args: argparse.Namespace) -> int:
                 + ("one GPU" if several else "several ranks")
                 + f", and {args.paths[0]} is of "
                 + ("several ranks" if several else "one GPU")
+                + ("" if several or option not in IN_PLAN else f"; --plan {option}=… is for these")
             )
     if several:
         return run_parallel(args)
@@ -275,7 +290,7 @@ def _run_of_one_gpu(args: argparse.Namespace) -> int:
             if comm.rank == 0 and args.save_program is not None:
                 save(found.program, args.save_program, overwrite=args.overwrite)
             title = found.workload.layout.experiment.title
-            tables = {"cluster": {"preset": cluster, "nodes": found.nodes}}
+            tables = {"cluster": {"preset": cluster, "nodes": found.nodes}} | _network(args)
             experiment = ProgramExperiment("", tables, title, source=step.source)
             prepared = prepare_captured(experiment, found.program)
         results, shown = simulate_with_options(
@@ -313,8 +328,20 @@ def _as_experiment(args: argparse.Namespace, target: Target) -> ProgramExperimen
     batch = {} if target.batch is None else {"global_batch": target.batch}
     # Paths of the command line start from the working directory.
     return ProgramExperiment(
-        "", {"cluster": cluster}, None, "mpisim extrapolate", choice, {**target.plan, **batch}
+        "",
+        {"cluster": cluster} | _network(args),
+        None,
+        "mpisim extrapolate",
+        choice,
+        {**target.plan, **batch},
     )
+
+
+def _network(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Return the table [network] that the options stand for."""
+    if args.calibration is None:
+        return {}
+    return {"network": {"calibration": os.path.abspath(args.calibration)}}
 
 
 def _keys(given: list[str]) -> dict[str, Any]:

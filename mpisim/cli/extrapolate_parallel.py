@@ -45,6 +45,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "stages of each pipeline, to which the recorded layers are dealt (default: as "
         "recorded)",
     },
+    "--schedule": {
+        "choices": ("1f1b", "gpipe", "interleaved"),
+        "help": "order of the pipeline's passes (default: as recorded)",
+    },
+    "--vpp": {
+        "type": int,
+        "metavar": "N",
+        "help": "chunks of each stage of the interleaved schedule (default: as recorded, else 2)",
+    },
     "--layout": {
         "metavar": "AXES",
         "default": "",
@@ -91,6 +100,9 @@ def run_parallel(args: argparse.Namespace) -> int:
         args.pp,
         args.layout,
         {"on": True, "off": False}.get(args.distributed_optimizer),
+        args.schedule,
+        args.vpp,
+        args.calibration,
     )
     with progress(comm, "working out what depends on what"):
         found = origin.grown(comm)

@@ -68,6 +68,9 @@ MAX_WORD_LENGTH = 300
 
 MAX_LINE_LENGTH = 3000
 
+FAILURE = 1
+"""Exit code of a failure at run time, bugs included."""
+
 FAILURE_TIMEOUT = 1.0
 """Seconds a failed process waits for the others to end before it aborts them."""
 
@@ -176,7 +179,7 @@ def first_process_only() -> Iterator[None]:
 
 
 def at_end(tell: Callable[[int, str], None]) -> None:
-    """Have this process's end told, once: the exit code, and the line of an error or nothing."""
+    """Register what gets the exit code and the error line of this process, once, as it ends."""
     _AT_END.set(tell)
 
 
@@ -239,20 +242,15 @@ def end(code: int, line: str = "") -> int:
     return codes[failed[0]]
 
 
-def abort(code: int = 1) -> int:
+def abort() -> int:
     """End the run after an unexpected error: the traceback with the rank, then abort.
 
     Must be called while the exception is being handled.
 
-    Parameters
-    ----------
-    code : int
-        The exit code.
-
     Returns
     -------
     int
-        `code`, where no other process can be left waiting.
+        `FAILURE`, where no other process can be left waiting.
     """
     import traceback
 
@@ -260,10 +258,10 @@ def abort(code: int = 1) -> int:
     everyone = _all_processes()
     prefix = f"[{everyone.rank}/{everyone.size}] " if everyone is not None else ""
     _print("".join(prefix + line for line in lines))
-    _tell_end(code, lines[-1].strip())
+    _tell_end(FAILURE, lines[-1].strip())
     if everyone is not None:
-        _abort(everyone, code)
-    return code
+        _abort(everyone, FAILURE)
+    return FAILURE
 
 
 def _abort(everyone: Intracomm, code: int) -> NoReturn:

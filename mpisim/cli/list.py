@@ -163,6 +163,7 @@ UNITS = (("T", 1e12), ("B", 1e9), ("M", 1e6), ("", 1))
 
 
 def _clusters() -> Listing:
+    from ..data import path
     from ..topo import cluster_names, find_cluster
 
     rows = []
@@ -188,7 +189,8 @@ def _clusters() -> Listing:
         ("name", "GPUs a node", "GPU", "node GB/s", "network GB/s", "title"),
         rows,
         (0, 2, 5),
-        "GB/s: what one GPU sends in a ring, in a node and across nodes. [cluster] preset",
+        "GB/s: what one GPU sends in a ring, in a node and across nodes. [cluster] preset\n"
+        f"Files, to copy and change: {path('clusters')}",
     )
 
 

@@ -23,6 +23,10 @@ TAKEN_BY: Mapping[str, str] = {
     "mpisim-job": "the outcome of a job, which 'mpisim report {file}' shows",
     "mpisim-decentralized": "decentralized training, which 'mpisim report {file}' shows",
     "experiment": "an experiment, which 'mpisim run {file}' simulates",
+    "cluster": "a cluster, which 'mpisim topo show {file}' shows; 'mpisim new mine.toml --cluster "
+    "{file}' writes an experiment on it",
+    "calibration": "a calibration of collectives, which the key network.calibration names, and "
+    "--calibration of mpisim comm, validate and extrapolate",
     "script": "a script of Python; 'mpisim capture --world-size 8 -- python {file}' runs it "
     "without a GPU, and predicts its step",
     "config": "a config.json of Hugging Face; 'mpisim new mine.toml --config {file}' writes an "
@@ -93,12 +97,30 @@ def kind_of(path: Path) -> str:
     format = hdf5_format(path)
     if format:
         return format if format in TAKEN_BY else ""
-    if path.suffix in (".toml", ".py"):
-        return "experiment" if path.suffix == ".toml" else "script"
+    if path.suffix == ".toml":
+        return _kind_of_toml(path)
+    if path.suffix == ".py":
+        return "script"
     try:
         return _kind_of_workload(path)
     except (InputError, OSError):
         return ""
+
+
+def _kind_of_toml(path: Path) -> str:
+    """Return the kind of a TOML file; an experiment is what is none of the others."""
+    from ..base.presets import load_file
+
+    try:
+        table = load_file(path)
+    except InputError:
+        return "experiment"
+    if "gpus_per_node" in table or {"node", "fabric"} & set(table):
+        return "cluster"
+    entries = list(table.values())
+    if entries and all(isinstance(each, dict) and "numbers" in each for each in entries):
+        return "calibration"
+    return "experiment"
 
 
 def _kind_of_workload(path: Path) -> str:

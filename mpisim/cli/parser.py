@@ -73,7 +73,7 @@ class Parser(argparse.ArgumentParser):
             super()._print_message(message, file)
 
     def innermost(self, arguments: argparse.Namespace) -> Parser:
-        """Return the parser of the subcommand that was chosen, or of its own, and so on."""
+        """Return the parser of the chosen subcommand, or of its chosen subcommand, at any depth."""
         for action in self._actions:
             chosen = getattr(arguments, action.dest, None)
             if isinstance(action, argparse._SubParsersAction) and chosen in action.choices:

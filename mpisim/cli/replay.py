@@ -229,9 +229,9 @@ def run(args: argparse.Namespace) -> int:
             job = read_job(args.paths, comm, allow_missing=args.allow_missing_ranks)
         repriced = None if pricing is None else price_again(job, comm, pricing)
         if repriced is None:
-            asked = replay(job, comm, what, critical_path=True, progress=True)
+            replayed = replay(job, comm, what, critical_path=True, progress=True)
         else:
-            asked = replay(
+            replayed = replay(
                 repriced.job,
                 comm,
                 what,
@@ -240,24 +240,24 @@ def run(args: argparse.Namespace) -> int:
                 network=repriced.network,
                 changes=repriced.lines,
             )
-        plain = replay(job, comm) if asked.changes else asked
+        plain = replay(job, comm) if replayed.changes else replayed
         seconds = time.perf_counter() - begun
-        attributes = _statements(job, asked, plain, repriced)
-        results = _results(args, comm, asked.run, attributes, what, pricing)
+        attributes = _statements(job, replayed, plain, repriced)
+        results = _results(args, comm, replayed.run, attributes, what, pricing)
         if args.save_program is not None:
-            _save_program(args, comm, asked)
+            _save_program(args, comm, replayed)
         shown = None
         if args.html is not None:
             from ..page.shown import ShownRun
 
-            shown = ShownRun(asked.run)
-        figures = _figures(job, asked, plain)
+            shown = ShownRun(replayed.run)
+        figures = _figures(job, replayed, plain)
         if repriced is not None:
             figures["priced"] = repriced.result.as_dict()
         report = deliver(results, args, comm, figures, shown)
     if first:
         details = in_detail(args)
-        steps = _steps(asked, plain, what, MAX_STEPS if details else MAX_STEPS_IN_SHORT)
+        steps = _steps(replayed, plain, what, MAX_STEPS if details else MAX_STEPS_IN_SHORT)
         print("\n\n".join([steps, report, *([_findings(job)] if details else [])]))
     advise(comm, seconds, len(job.traces.ranks), "rank")
     return 0
@@ -306,17 +306,17 @@ def _results(
     )
 
 
-def _save_program(args: argparse.Namespace, comm: Intracomm, asked: Replay) -> None:
+def _save_program(args: argparse.Namespace, comm: Intracomm, replayed: Replay) -> None:
     """Write what every rank does, and what was changed. **Collective.**"""
     from ..mpi.parallel import collective_errors
     from ..program import gather, save
 
-    whole = gather(asked.program, comm)
+    whole = gather(replayed.program, comm)
     with collective_errors(comm):
         if whole is not None:
-            if asked.changes:
-                said = {**whole.attributes, "changed": "; ".join(asked.changes)}
-                whole = whole.replace(attributes=said)
+            if replayed.changes:
+                attributes = {**whole.attributes, "changed": "; ".join(replayed.changes)}
+                whole = whole.replace(attributes=attributes)
             save(whole, args.save_program, overwrite=args.overwrite)
 
 
@@ -341,18 +341,18 @@ def _check_repriced(args: argparse.Namespace) -> None:
 
 
 def _statements(
-    job: TraceJob, asked: Replay, plain: Replay, repriced: PricedAgain | None
+    job: TraceJob, replayed: Replay, plain: Replay, repriced: PricedAgain | None
 ) -> dict[str, Any]:
     """What the results say of themselves: error, assumptions, what could not be modelled."""
     from ..replay.error import replay_error
 
     spread = None if repriced is None else repriced.result.spread
-    error = replay_error(asked, plain, spread)
+    error = replay_error(replayed, plain, spread)
     unmatched = job.counts["kernels without a partner"]
     assumptions = [
         "durations, launch latencies, gaps and CPU times as recorded, but for the changes named",
         "a communication's wire time is what remains after its last member arrived",
-        *(f"changed: {line}" for line in asked.changes),
+        *(f"changed: {line}" for line in replayed.changes),
     ]
     missing = [
         "kernels slowing each other down when changes make them overlap otherwise",
@@ -387,12 +387,12 @@ def _statements(
     }
 
 
-def _steps(asked: Replay, plain: Replay, what: WhatIf, most: int) -> str:
+def _steps(replayed: Replay, plain: Replay, what: WhatIf, most: int) -> str:
     """Measured and replayed step times, rank by rank; the worst ones of many."""
-    changed = bool(asked.changes)
+    changed = bool(replayed.changes)
     head = f"{'rank':>6s} {'step':>6s} {'measured':>12s} {'replayed':>12s} {'error':>8s}"
     lines = [head + (f" {'changed':>12s} {'change':>8s}" if changed else "")]
-    pairs = list(zip(plain.steps, asked.steps, strict=True))
+    pairs = list(zip(plain.steps, replayed.steps, strict=True))
     shown = pairs
     if len(pairs) > most:
         shown = sorted(pairs, key=lambda p: -abs(p[0].error))[:most]
@@ -408,8 +408,8 @@ def _steps(asked: Replay, plain: Replay, what: WhatIf, most: int) -> str:
         lines.append(line)
     if len(shown) < len(pairs):
         lines.append(f"       … {len(pairs) - len(shown)} more steps with smaller errors")
-    changes = [f"what if: {line}" for line in asked.changes]
-    counts = asked.job.counts
+    changes = [f"what if: {line}" for line in replayed.changes]
+    counts = replayed.job.counts
     if what.comm != 1.0 and not counts["kernels matched"] + counts["kernels without a partner"]:
         changes.append("--scale-comm changes nothing: this recording has no communications")
     return "\n".join([*changes, *lines])
@@ -432,12 +432,12 @@ def _findings(job: TraceJob) -> str:
     return "\n".join(lines)
 
 
-def _figures(job: TraceJob, asked: Replay, plain: Replay) -> dict[str, Any]:
+def _figures(job: TraceJob, replayed: Replay, plain: Replay) -> dict[str, Any]:
     """Figures of a replay beside those of the report; seconds."""
     return {
         "measured_steps": _by_rank(plain, "measured"),
         "unchanged_steps": plain.rank_steps,
-        "changes": asked.changes,
+        "changes": replayed.changes,
         "counts": {name: count for name, count in sorted(job.counts.items()) if count},
         "late_starts": {"count": job.late[0], "seconds": job.late[1]},
         "host_overheads": {

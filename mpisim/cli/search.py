@@ -213,10 +213,10 @@ def _limit(text: str) -> tuple[str, Any]:
         raise UsageError(f"--limit {text}: not of the form NAME=MOST, as power='2 MW'")
     name = name.removeprefix("max_")
     if name not in LIMITS:
-        meant = " or ".join(repr(each) for each in MEANT.get(name, ()) if each in LIMITS)
+        suggestion = " or ".join(repr(each) for each in MEANT.get(name, ()) if each in LIMITS)
         near = one_of(name, LIMITS)
-        if meant:
-            near = f" (did you mean {meant}?)" + near[near.index(";") :]
+        if suggestion:
+            near = f" (did you mean {suggestion}?)" + near[near.index(";") :]
         raise UsageError(f"--limit {text}: there is no limit of {name!r}{near}")
     return name, _parsed(most)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UsageError
@@ -103,7 +104,9 @@ def show(args: argparse.Namespace) -> int:
 def _topology(args: argparse.Namespace) -> Topology:
     from ..topo import find_cluster
     from ..topo.changes import apply_changes
+    from ..topo.fabrics.fat_tree import unused_oversubscription
     from ..topo.topology_files import is_topology_file, read_topology
+    from .other_files import expected
 
     changes = {}
     for change in args.changes:
@@ -118,6 +121,12 @@ def _topology(args: argparse.Namespace) -> Topology:
             raise UsageError(f"{key} is given, but {args.file} lists its links itself: use --set")
         topology = read_topology(args.file)
     else:
-        cluster = with_speed_options(find_cluster(args.file), args)
-        topology = cluster.topology(args.nodes or 1)
+        with expected([args.file], ("cluster",)):
+            cluster = with_speed_options(find_cluster(args.file), args)
+        nodes = args.nodes or 1
+        topology = cluster.topology(nodes)
+        if cluster.fabric is not None and cluster.node is not None and nodes > 1:
+            unused = unused_oversubscription(cluster.fabric, cluster.node.nics, nodes)
+            if unused is not None:
+                print(f"mpisim: note: {unused}", file=sys.stderr)
     return apply_changes(topology, changes) if changes else topology

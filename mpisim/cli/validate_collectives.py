@@ -77,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
     known, left = sorted_rows(rows, args)
     skipped += left
     wanted = select(known, split=args.split, grades=args.grades)
+    if not known and skipped:
+        raise InputError(f"no row of {', '.join(args.paths)} can be used: {next(iter(skipped))}")
     if not wanted:
         raise InputError(
             f"no row of {', '.join(args.paths)} is of the split and grades asked for: there are "

@@ -40,13 +40,9 @@ def add_kind(kinds: Any) -> None:
         "mpirun the processes share the rows. docs/accuracy.md explains the table.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("paths", metavar="CSV", nargs=1, help="table of measurements")
-    parser.add_argument(
-        "--where",
-        metavar="COLUMN=VALUE",
-        nargs="+",
-        default=[],
-        help="only rows with this value (* for any text), or one of several between | ; several "
+    add_rows(
+        parser,
+        "only rows with this value (* for any text), or one of several between | ; several "
         "conditions with commas between; source is its short name",
     )
     parser.add_argument(
@@ -59,14 +55,7 @@ def add_kind(kinds: Any) -> None:
         help="do not say which framework ran a row: the defaults of experiments count",
     )
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N rows")
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        nargs="+",
-        default=[],
-        dest="changes",
-        help="set keys of every experiment",
-    )
+    add_changes(parser)
     parser.add_argument(
         "--every-micro-batch",
         action="store_true",
@@ -81,7 +70,7 @@ def add_kind(kinds: Any) -> None:
     parser.add_argument(
         "--cross-validate",
         action="store_true",
-        help="also foretell each row, to first order, with constants fitted to rows of trust A of "
+        help="also predict each row, to first order, with constants fitted to rows of trust A of "
         "other families (source, model, framework), and of other sources",
     )
     add_predicted(parser)
@@ -90,17 +79,47 @@ def add_kind(kinds: Any) -> None:
         action="store_true",
         help="only rows of trust F: are steps composed of their layers as these say?",
     )
-    parser.add_argument(
-        "--markdown", metavar="FILE", help="also write the tables into this page (Markdown)"
-    )
-    add_json_option(parser)
-    add_overwrite_option(parser)
+    add_page(parser)
     parser.add_argument("--plot", metavar="FILE", help="also draw predicted over measured times")
     parser.add_argument(
         "--top", type=int, metavar="N", default=10, help="worst rows to show (default: 10)"
     )
     add_monitor_option(parser)
     parser.set_defaults(run=run, collective=True)
+
+
+def add_rows(parser: argparse.ArgumentParser, where: str) -> None:
+    """Add the table and ``--where``, which all commands about measured steps have.
+
+    Parameters
+    ----------
+    parser : ArgumentParser
+    where : str
+        Help of ``--where``.
+    """
+    parser.add_argument("paths", metavar="CSV", nargs=1, help="table of measurements")
+    parser.add_argument("--where", metavar="COLUMN=VALUE", nargs="+", default=[], help=where)
+
+
+def add_changes(parser: argparse.ArgumentParser) -> None:
+    """Add ``--set``, as in ``mpisim validate plans``."""
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        nargs="+",
+        default=[],
+        dest="changes",
+        help="set keys of every experiment",
+    )
+
+
+def add_page(parser: argparse.ArgumentParser) -> None:
+    """Add ``--markdown``, ``--json`` and ``--overwrite``, as in ``mpisim validate plans``."""
+    parser.add_argument(
+        "--markdown", metavar="FILE", help="also write the tables into this page (Markdown)"
+    )
+    add_json_option(parser)
+    add_overwrite_option(parser)
 
 
 def add_predicted(parser: argparse.ArgumentParser) -> None:

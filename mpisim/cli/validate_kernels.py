@@ -114,7 +114,7 @@ def _refuse_beside_unseen(args: argparse.Namespace) -> None:
 
 
 def _unseen(args: argparse.Namespace) -> dict[str, Any]:
-    """Leave out each chip in turn, print its errors and what they come to."""
+    """Leave out each chip once, predict it by the others, and print errors and summary."""
     from ..kernels.measured import TEST, TRAIN, read, select
     from ..mpi.parallel import progress
     from ..validate.unseen import compare_unseen, judge, tabulate_chips

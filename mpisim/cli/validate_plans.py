@@ -6,8 +6,8 @@ import argparse
 from typing import Any
 
 from ..base.errors import UsageError
-from .output import add_json_option, add_monitor_option, add_overwrite_option
-from .validate_e2e import add_predicted, conditions
+from .output import add_monitor_option
+from .validate_e2e import add_changes, add_page, add_predicted, add_rows, conditions
 
 __all__ = ["add_kind", "run"]
 
@@ -32,22 +32,8 @@ def add_kind(kinds: Any) -> None:
         "the rows. docs/accuracy.md explains the table.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("paths", metavar="CSV", nargs=1, help="table of measurements")
-    parser.add_argument(
-        "--where",
-        metavar="COLUMN=VALUE",
-        nargs="+",
-        default=[],
-        help="only rows with this value, as for 'mpisim validate e2e'",
-    )
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        nargs="+",
-        default=[],
-        dest="changes",
-        help="set keys of every experiment",
-    )
+    add_rows(parser, "only rows with this value, as for 'mpisim validate e2e'")
+    add_changes(parser)
     parser.add_argument(
         "--least",
         type=int,
@@ -56,11 +42,7 @@ def add_kind(kinds: Any) -> None:
         help="least plans of a group (default: 4)",
     )
     add_predicted(parser)
-    parser.add_argument(
-        "--markdown", metavar="FILE", help="also write the tables into this page (Markdown)"
-    )
-    add_json_option(parser)
-    add_overwrite_option(parser)
+    add_page(parser)
     add_monitor_option(parser)
     parser.set_defaults(run=run, collective=True)
 

@@ -1,4 +1,4 @@
-"""``mpisim watch``: how a run that was started with ``--monitor`` stands."""
+"""``mpisim watch``: the progress of a run that was started with ``--monitor``."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.array_keys import fingerprint
 from ..base.distinct import dense
 from ..base.frozen import frozen
 from ..mpi.parallel import collective_errors
@@ -30,6 +31,7 @@ from ..topo import Network, SharedNetwork
 from ._core import full_links, joined, overlapping_slots, requested_prices
 from .refine import ranges
 from .routes import Routes
+from .setup_cache import SetupCache
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -93,6 +95,7 @@ def find_contention(
     comm: Intracomm,
     partial: bool = False,
     wire_delays: Sequence[NDArray[np.int64] | None] = (),
+    known: SetupCache | None = None,
 ) -> Contention | None:
     """Find the routes of all communications that load a link which can saturate.
 
@@ -107,6 +110,8 @@ def find_contention(
         Whether some process does not hold all tables; together they do.
     wire_delays : sequence of (int64, shape (n,), or None), optional
         As for `mpisim.engine.simulate`.
+    known : SetupCache, optional
+        Of earlier programs; routes are added to it.
 
     Returns
     -------
@@ -126,7 +131,13 @@ def find_contention(
         use = _joined(comm.allgather(use))
     if not use.patterns:
         return None
-    routes = _routes(program, network, use)
+    if known is None:
+        routes = _routes(program, network, use)
+    else:
+        groups = program.communicators
+        arrays = groups.index, groups.members, *use[:4]
+        key = fingerprint(*arrays), use.patterns
+        routes = known.get("routes", network, key, lambda: _routes(program, network, use))
     if not len(routes):
         return None
     return Contention(routes, use.backwards)

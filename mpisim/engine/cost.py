@@ -174,7 +174,7 @@ def price(
 
 
 def agreed(priced: Priced, comm: Intracomm | None) -> Priced:
-    """Number prices alike on all processes. **Collective** on `comm` (None: one process).
+    """Number prices, the same on all processes. **Collective** on `comm` (None: one process).
 
     Parameters
     ----------
@@ -376,10 +376,10 @@ class _Pricing:
         No prices where no patterns are asked for.
         """
         durations, prices = [], []
-        asked = zip(
+        keys = zip(
             requests.operation, requests.bytes, labels.tolist(), requests.longer, strict=True
         )
-        for i, key in enumerate(asked):
+        for i, key in enumerate(keys):
             if key not in self._costs:
                 self._costs[key] = self._cost(rank, requests.first[i], *key)
             duration, number = self._costs[key]

@@ -46,6 +46,7 @@ from .relaxation import Relaxation
 from .rows import Solution
 from .run import Mode, Run
 from .run_setup import RunSetup, set_up
+from .setup_cache import SetupCache
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -83,6 +84,7 @@ def simulate(
     timeline: bool = False,
     wire_delays: Sequence[NDArray[np.int64] | None] = (),
     setup: RunSetup | None = None,
+    setups: SetupCache | None = None,
     relax: bool = True,
     digest: bool = True,
 ) -> Run:
@@ -111,14 +113,17 @@ def simulate(
     progress : str
         Label of the progress line on a terminal; empty to show none.
     timeline : bool
-        Whether the rows of all ranks will be written: counted when it is said what memory the run
-        needs.
+        Whether the rows of all ranks will be written: counted in the estimate of the memory that
+        the run needs.
     wire_delays : sequence of (int64, shape (n,), or None), optional
         By table, the time in ps that each row takes beside its network price, for communications
         without a duration; 0 for other rows. All members of a communication have the same.
     setup : RunSetup, optional
         `Run.setup` of an earlier run; reused where valid, as in runs of programs that differ in
         durations alone.
+    setups : SetupCache, optional
+        Of runs of other programs on the same network, which may have routes and classes of ranks in
+        common with this one.
     relax : bool
         Whether to try relaxation where communications share links, before events. The times are
         the same.
@@ -149,7 +154,9 @@ def simulate(
     several = comm if comm.size > 1 else None
     wall: dict[str, float] = {}
     with _timed(wall, "plan"):
-        setup = set_up(program, comm, network, placement, fold, contention, wire_delays, setup)
+        setup = set_up(
+            program, comm, network, placement, fold, contention, wire_delays, setup, setups
+        )
         simulated, shared = setup.simulated, setup.shared
         priced, memory = _priced(program, comm, network, wire_delays, setup, timeline)
     relax = relax and setup.relaxes
@@ -293,7 +300,7 @@ def _advance(
         if shared is None or (relax and not shared.backwards):
             distribution = distribute(simulated, placement, comm.rank, priced, known=setup.lowered)
             if shared:
-                relaxation = Relaxation(distribution, priced.known, several)
+                relaxation = Relaxation(distribution, priced.known, setup.waited, several)
     with _timed(wall, "simulate"):
         if phases.monitor is not None:
             n_links = len(shared.routes.names) if shared else None
@@ -302,6 +309,8 @@ def _advance(
         if distribution is not None:
             rounds, core = _run_passes(distribution, relaxation, comm, several, label)
             if core is not None:
+                if relaxation is not None:
+                    setup = replace(setup, waited=relaxation.waited)
                 return _Advanced(distribution, core, rounds, relaxation, setup)
             relaxation, setup = None, replace(setup, relaxes=False)
         spread = _over(setup, several)
@@ -369,11 +378,11 @@ def _execute(
             if moving and core.n_outgoing == 0:
                 continue
             if several:
-                saying = None if watching is None else watching.words()
-                state = exchange(distribution, core, moving, several, saying)
+                note = None if watching is None else watching.words()
+                state = exchange(distribution, core, moving, several, note)
                 rounds += 1
-                if watching is not None and state.said is not None:
-                    watching.hear(state.said)
+                if watching is not None and state.notes is not None:
+                    watching.hear(state.notes)
             else:
                 state = Progress(core.unfinished, False)
             # Flows that no one waits for are run to their ends as well.

@@ -40,7 +40,7 @@ Ints = NDArray[np.int64]
 
 
 class Role(PlainInteger, IntEnum):
-    """What a process does when the last of its own members has posted to a communication."""
+    """The part of a process in a communication, once the last of its own members has posted."""
 
     LOCAL = 0
     """All members are here: the communication starts."""
@@ -115,21 +115,6 @@ class Distribution:
         """Numbers of communications on this process → (index into `communicators`, k)."""
         index = np.searchsorted(self.first_communication, numbers, side="right") - 1
         return index, numbers - self.first_communication[index]
-
-    def communication_of(self, rank: int, row: int) -> int:
-        """Return the number of the communication that a row of a hosted rank posts to.
-
-        Parameters
-        ----------
-        rank : int
-            One of `hosted`.
-        row : int
-            Number of a communication row in the rank's table.
-        """
-        local = int(np.searchsorted(self.hosted, rank))
-        instruction = self.core_input.lowered_of(local).instructions[row]
-        slot = self.core_input.slot_index[local] + instruction["slot"]
-        return int(self.core_input.slot_first[slot] + instruction["ordinal"])
 
 
 def distribute(
@@ -359,7 +344,7 @@ def _sharing(
         entries = distinct(priced.which[by_table[begins[number] : begins[number + 1]]]).tolist()
         rows = np.flatnonzero(one.table.is_communication & (one.table.duration == UNPRICED))
         eager = (one.table.flags[rows] & Flag.EAGER) != 0
-        alike = [entries]
+        groups = [entries]
         base = priced.requested(entries[0])[0] if entries else np.empty(0, np.int64)
         varies = np.zeros(len(rows), bool)
         flows = np.zeros(len(rows), bool)
@@ -368,9 +353,9 @@ def _sharing(
             varies |= durations_of != base
             flows |= prices_of >= 0
         if (varies & eager).any():  # each rank's own ready time counts: nothing to look up
-            alike, varies = [[entry] for entry in entries], np.zeros(len(rows), bool)
+            groups, varies = [[entry] for entry in entries], np.zeros(len(rows), bool)
         found = rows[(varies | flows) & ~eager]
-        for some in alike if entries else []:
+        for some in groups if entries else []:
             kind_of[some] = len(durations)
             of_kind = priced.durations[some[0]].copy()
             of_kind[found] = 0

@@ -36,7 +36,7 @@ __all__ = ["Progress", "Window", "count_operations", "exchange", "open_window"]
 
 _K_BITS = 32
 """Of the word that names a communication: communicator << 32 | k, both below 2**31."""
-_HEAD = 5
+_HEAD_WORDS = 5
 """Words of the head of a message: see `exchange`."""
 _NO_EVENT = int(np.iinfo(np.int64).max)
 _MAX_INLINE = 4
@@ -61,8 +61,8 @@ class Progress(NamedTuple):
     """Whether a message was under way or a rank could still move."""
     earliest: int = _NO_EVENT
     """When the next flow arrives or ends; the largest int64 if none will."""
-    said: NDArray[np.int64] | None = None
-    """What each process says of itself, if any does."""
+    notes: NDArray[np.int64] | None = None
+    """What each process reports of itself, if any does; shape (processes, words)."""
 
     @property
     def goes_on(self) -> bool:
@@ -75,7 +75,7 @@ def exchange(
     core: Any,
     moving: bool,
     comm: Intracomm,
-    saying: NDArray[np.int64] | None = None,
+    note: NDArray[np.int64] | None = None,
 ) -> Progress:
     """Exchange the messages of all cores, and how far each has come. **Collective**.
 
@@ -88,22 +88,22 @@ def exchange(
         Whether some rank here can still move without any message.
     comm : mpi4py.MPI.Intracomm
         Of two processes or more.
-    saying : int64, shape (n,), optional
-        What this process says of itself to the others; of one length on all.
+    note : int64, shape (n,), optional
+        What this process reports of itself to the others; of one length on all.
     """
     messages, sent = _outgoing(distribution, core, comm.size)
     most, words = int(sent.max()), messages.shape[1]
     # To each process: how many messages there are for it; the same to all: how this process
     # stands; and the messages themselves, if they are few.
-    first_word = _HEAD if saying is None else _HEAD + len(saying)
+    first_word = _HEAD_WORDS if note is None else _HEAD_WORDS + len(note)
     head = np.zeros((comm.size, first_word + words * _MAX_INLINE), np.int64)
     head[:, 0] = sent
     head[:, 1] = core.unfinished
     head[:, 2] = moving or most > 0
     head[:, 3] = most
     head[:, 4] = _NO_EVENT if distribution.core_input.flows is None else core.next_event()
-    if saying is not None:
-        head[:, _HEAD:first_word] = saying
+    if note is not None:
+        head[:, _HEAD_WORDS:first_word] = note
     first = np.cumsum(sent) - sent
     if 0 < most <= _MAX_INLINE:
         receiver = np.repeat(np.arange(comm.size), sent)
@@ -111,8 +111,8 @@ def exchange(
         head[:, first_word:].reshape(comm.size, _MAX_INLINE, words)[receiver, nth] = messages
     heads = np.empty_like(head)
     comm.Alltoall(head, heads)
-    said = None if saying is None else heads[:, _HEAD:first_word]
-    state = Progress(int(heads[:, 1].sum()), bool(heads[:, 2].any()), int(heads[:, 4].min()), said)
+    notes = None if note is None else heads[:, _HEAD_WORDS:first_word]
+    state = Progress(int(heads[:, 1].sum()), bool(heads[:, 2].any()), int(heads[:, 4].min()), notes)
     over = state.unfinished == 0 and distribution.core_input.flows is None
     if over or not state.moving:
         return state  # all see the same, so no one waits for the messages

@@ -32,12 +32,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.array_keys import fingerprint
 from ..base.distinct import dense, distinct
 from ..base.frozen import frozen
 from ..program import UNPRICED, Program
 from ..topo import Network
 from .refine import NO_LOADS, Incidences, LinkLoads, multisets, partition, ranges, refine
 from .routes import Routes
+from .setup_cache import SetupCache
 
 __all__ = ["EquivalenceClasses", "SimulatedRanks", "SplitReason", "every_rank", "fold_ranks"]
 
@@ -168,6 +170,7 @@ def fold_ranks(
     network: Network | None,
     max_classes: int | None = None,
     routes: Routes | None = None,
+    known: SetupCache | None = None,
 ) -> SimulatedRanks | None:
     """Simulate one rank of each equivalence class. Local.
 
@@ -181,6 +184,8 @@ def fold_ranks(
         Do not fold into more classes than this.
     routes : Routes, optional
         Of the program's communicators, where they share links.
+    known : SetupCache, optional
+        Of earlier programs; classes are added to it.
 
     Returns
     -------
@@ -192,12 +197,86 @@ def fold_ranks(
     if program.jitter is not None:
         columns.append(np.arange(program.n_ranks))
     for column in columns:
+        if (column == column[:1]).all():
+            continue
         number = np.unique(column, return_inverse=True)[1].reshape(-1)
-        rank, n_labels = dense(rank * (number.max() + 1) + number)
+        rank = dense(rank * (number.max() + 1) + number)[0]
+    rank, n_labels = dense(rank)
     if max_classes is not None and n_labels > max_classes:
         return None
     used, unpriced = _slots_in_use(program)
     group = _initial_group_labels(program, network, unpriced)
+
+    def folding() -> _Folding | None:
+        return _folding(program, rank, group, used, max_classes, routes)
+
+    if known is None:
+        found = folding()
+    else:
+        # All that `_folding` reads of the program; and routes, by what keeps them alive.
+        bound = program.slot_index, program.slots, program.communicators.sizes
+        key = fingerprint(rank, group, used, *bound), id(routes), max_classes
+        found = known.get("classes", network, key, folding)
+    if found is None:
+        return None
+    n = len(found.representative)
+    classes = EquivalenceClasses(
+        found.of_rank, found.representative, found.count, np.zeros(n, np.uint8)
+    )
+    simulated = SimulatedRanks(
+        program=program,
+        classes=classes,
+        folded=True,
+        slot_index=found.slot_index,
+        slots=found.slots,
+        member_index=found.member_index,
+        members=found.members,
+        sizes=found.sizes,
+        own_signature=found.own_signature,
+        routes=found.folded_routes,
+    )
+    return simulated.with_program(program)
+
+
+@frozen(eq=False)
+class _Folding:
+    """Classes of the ranks of a program, and the groups that they bind.
+
+    Attributes
+    ----------
+    of_rank, representative, count
+        As of `EquivalenceClasses`.
+    slot_index, slots, member_index, members, sizes, own_signature
+        As of `SimulatedRanks`.
+    routes, folded_routes : Routes or None
+        Before folding, and of `SimulatedRanks`.
+    """
+
+    of_rank: NDArray[np.int32]
+    representative: NDArray[np.int32]
+    count: NDArray[np.int64]
+    slot_index: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    member_index: NDArray[np.int64]
+    members: NDArray[np.int32]
+    sizes: NDArray[np.int64]
+    own_signature: NDArray[np.int64]
+    routes: Routes | None
+    folded_routes: Routes | None
+
+
+def _folding(
+    program: Program,
+    rank: NDArray[np.int64],
+    group: NDArray[np.int64],
+    used: NDArray[np.bool_],
+    max_classes: int | None,
+    routes: Routes | None,
+) -> _Folding | None:
+    """Initial labels of ranks and groups → classes; None where there would be too many.
+
+    Of the program only who binds which communicator is read, and the sizes of these.
+    """
     owner = np.repeat(np.arange(program.n_ranks), np.diff(program.slot_index))
     at = np.flatnonzero(used)
     incidences = Incidences(
@@ -216,47 +295,26 @@ def fold_ranks(
     number = np.empty(len(order), np.int64)
     number[order] = np.arange(len(order))
     representative: NDArray[np.int32] = first[order].astype(np.int32)
-    own_signature = _own_signatures(group, incidences, loads, representative)
-    classes = EquivalenceClasses(
+    # All communicators of a label have the same members, by class and slot: those of all
+    # representatives that bind some communicator of the label.
+    bound, binder = ranges(program.slot_index, representative.astype(np.int64))
+    active, member = ranges(incidences.index, representative.astype(np.int64))
+    label = labels.group[incidences.group[active]]
+    n_labels = int(labels.group.max(initial=-1)) + 1
+    sizes = np.zeros(n_labels, np.int64)
+    sizes[labels.group] = program.communicators.sizes
+    return _Folding(
         of_rank=number[labels.rank].astype(np.int32),
         representative=representative,
         count=count[order],
-        split_reason=np.zeros(len(order), np.uint8),
-    )
-    classes = replace(classes, split_reason=_split_reasons(program, classes, own_signature))
-    folded = None if routes is None else _folded_routes(routes, labels.group, labels.link)
-    return _representatives(program, classes, labels.group, incidences, own_signature, folded)
-
-
-def _representatives(
-    program: Program,
-    classes: EquivalenceClasses,
-    group_label: NDArray[np.int64],
-    incidences: Incidences,
-    own_signature: NDArray[np.int64],
-    routes: Routes | None,
-) -> SimulatedRanks:
-    """Make the simulated ranks of a folded run, given the final labels of all communicators."""
-    at, owner = ranges(program.slot_index, classes.representative.astype(np.int64))
-    slot_index = np.searchsorted(owner, np.arange(len(classes.representative) + 1))
-    n_labels = int(group_label.max(initial=-1)) + 1
-    # All communicators of a label have the same members, by class and slot: those of all
-    # representatives that bind some communicator of the label.
-    active, member = ranges(incidences.index, classes.representative.astype(np.int64))
-    label = group_label[incidences.group[active]]
-    sizes = np.zeros(n_labels, np.int64)
-    sizes[group_label] = program.communicators.sizes
-    return SimulatedRanks(
-        program=program,
-        classes=classes,
-        folded=True,
-        slot_index=slot_index.astype(np.int64),
-        slots=group_label[program.slots[at]],
+        slot_index=np.searchsorted(binder, np.arange(len(order) + 1)).astype(np.int64),
+        slots=labels.group[program.slots[bound]],
         member_index=np.concatenate([[0], np.cumsum(np.bincount(label, minlength=n_labels))]),
         members=member[np.argsort(label, kind="stable")].astype(np.int32),
         sizes=sizes,
-        own_signature=own_signature,
+        own_signature=_own_signatures(group, incidences, loads, representative),
         routes=routes,
+        folded_routes=None if routes is None else _folded_routes(routes, labels.group, labels.link),
     )
 
 

@@ -108,7 +108,7 @@ COMMUNICATION_ROW = np.dtype(
 )
 """What is read of a communication after the run."""
 
-_NEAR = 2048
+_MAX_RING_ROWS = 2048
 """Rows. Ends that are read from further back get a place of their own, not in a rank's ring."""
 
 
@@ -261,7 +261,7 @@ def stream_view(lowered: LoweredTable, known: dict[Table, StreamView] | None = N
     if structure not in known:
         entries = np.zeros(len(lowered.table), STREAM_ENTRY)
         clock = np.empty(len(lowered.table), np.int64)
-        waits, kernels, index, near, n_kept = view_streams(lowered, _NEAR, entries, clock)
+        waits, kernels, index, near, n_kept = view_streams(lowered, _MAX_RING_ROWS, entries, clock)
         known[structure] = StreamView(entries, waits, kernels, index, clock, near, n_kept)
     return known[structure]
 

@@ -37,8 +37,8 @@ This only chooses what communications are held to take: the result is that of a 
 horizon that has changed nothing. Nor can it keep passes from ending: where they make too little
 progress with horizons, there are none from then on.
 
-All processes hold all flows, so they decide alike; the links to be looked at, and the contention
-domains to be simulated, are dealt out.
+All processes hold all flows, so they decide the same; the links to be looked at, and the contention
+domains to be simulated, are distributed.
 """
 
 from __future__ import annotations
@@ -93,6 +93,8 @@ class Relaxation:
         Without contention: its core holds fixed how long communications take.
     prices : tuple of Price
         By number, the same on all processes.
+    waited : int64, shape (n_communications + 1,), or None
+        By how much longer than alone each communication is held to take at first, in ps.
     comm : mpi4py.MPI.Intracomm or None
         None: this process alone.
 
@@ -103,12 +105,18 @@ class Relaxation:
     """
 
     def __init__(
-        self, distribution: Distribution, prices: tuple[Price, ...], comm: Intracomm | None
+        self,
+        distribution: Distribution,
+        prices: tuple[Price, ...],
+        waited: Ints | None,
+        comm: Intracomm | None,
     ) -> None:
         routes, given = distribution.simulated.routes, distribution.core_input.sharing
         assert routes is not None
         assert given is not None
-        self._given = given
+        self._given, self._alone = given, given.taken.copy()
+        if waited is not None:
+            np.add(given.taken, waited, out=given.taken)
         self._distribution, self._comm, self._routes = distribution, comm, routes
         self._changes: list[int] = []
         self._finals: list[int] = []
@@ -174,6 +182,11 @@ class Relaxation:
         group = np.repeat(np.arange(len(self._group)), np.diff(self._first))
         found: NDArray[np.int32] = route[group, of_price[self._price]]
         return found
+
+    @property
+    def waited(self) -> Ints:
+        """By how much longer than alone each communication takes, in ps, once times are final."""
+        return self._given.taken - self._alone
 
     @property
     def is_whole(self) -> bool:
@@ -266,8 +279,8 @@ class Relaxation:
         # The largest first, round about.
         order = np.argsort(-size, kind="stable")
         n_processes = 1 if self._comm is None or len(order) == 1 else self._comm.size
-        dealt = enumerate(zip(first[order].tolist(), size[order].tolist()))
-        domains = {one: (n, i % n_processes) for i, (one, n) in dealt}
+        assigned = enumerate(zip(first[order].tolist(), size[order].tolist()))
+        domains = {one: (n, i % n_processes) for i, (one, n) in assigned}
         # Domains only grow together: one with as many groups as before is the same.
         same = [one for one in self._timelines if domains.get(one) == self._domains[one]]
         self._timelines = {one: self._timelines[one] for one in same}
@@ -286,20 +299,20 @@ class Relaxation:
         order = np.argsort(self._domain, kind="stable")
         begin = np.searchsorted(self._domain[order], domains)
         end = np.searchsorted(self._domain[order], domains, side="right")
-        dealt = self._comm if len(self._domains) > 1 else None
+        comm = self._comm if len(self._domains) > 1 else None
         finite, others = True, [np.empty(0, np.int64)]
         for i in range(len(domains)):
             groups = order[begin[i] : end[i]]
             first = int(groups[0])
-            if dealt and self._domains[first][1] != dealt.rank:
+            if comm and self._domains[first][1] != comm.rank:
                 others.append(groups)
                 continue
             timeline = self._timelines.setdefault(first, Timeline())
             finite = self._schedule.simulate(timeline, self._sharing, groups) and finite
-        if dealt:
+        if comm:
             ends = self._schedule.ends_without(np.concatenate(others))
-            self._schedule.learn(allreduce_max(ends, dealt))
-            finite = not allreduce_any(not finite, dealt)
+            self._schedule.learn(allreduce_max(ends, comm))
+            finite = not allreduce_any(not finite, comm)
         return finite
 
     def shared_links(self, network: Network | None) -> SharedLinks | None:

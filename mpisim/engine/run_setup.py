@@ -41,6 +41,7 @@ from .contention import Contention, find_contention
 from .fold import SimulatedRanks, every_rank, fold_ranks
 from .lowering import LoweredTables
 from .placement import block_placement, check_placement, check_tables_held, default_placement
+from .setup_cache import SetupCache
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -70,6 +71,9 @@ class RunSetup:
         Instructions of tables; runs that take over a setup add to the same object.
     relaxes : bool
         Whether relaxation is tried: False once a run has given it up.
+    waited : int64, shape (n_communications + 1,), or None
+        By how much longer than alone each communication of this process took in an earlier run, in
+        ps; None: nothing is known. Relaxation of the next run begins with it.
     """
 
     network: Network | None
@@ -81,6 +85,7 @@ class RunSetup:
     shared: Contention | None
     lowered: LoweredTables
     relaxes: bool = True
+    waited: NDArray[np.int64] | None = None
 
     def is_valid_for(
         self,
@@ -156,6 +161,7 @@ def set_up(
     contention: bool,
     wire_delays: Sequence[NDArray[np.int64] | None],
     known: RunSetup | None,
+    others: SetupCache | None = None,
 ) -> RunSetup:
     """Compute the setup of a run, or reuse `known` where valid. **Collective.**
 
@@ -165,6 +171,8 @@ def set_up(
         As for `mpisim.engine.simulate`.
     known : RunSetup, optional
         Of an earlier run, of a program that may differ from this one in durations alone.
+    others : SetupCache, optional
+        Of runs of other programs on the same network.
 
     Raises
     ------
@@ -201,7 +209,9 @@ def set_up(
     else:
         _check_matching(program, hosted, partial, comm, several)
         shared = (
-            find_contention(program, network, comm, partial, wire_delays) if contention else None
+            find_contention(program, network, comm, partial, wire_delays, others)
+            if contention
+            else None
         )
     with parallel.collective_errors(comm):
         may_fold = comm.size < program.n_ranks and placement is None and not partial
@@ -209,7 +219,7 @@ def set_up(
         simulated = every_rank(program, routes)
         if fold or (fold is None and may_fold):
             max_classes = None if fold else program.n_ranks // 2
-            simulated = fold_ranks(program, network, max_classes, routes) or simulated
+            simulated = fold_ranks(program, network, max_classes, routes, others) or simulated
         if simulated.folded:
             # Few ranks that share links: one process runs their events sooner than several
             # agree on what may happen next.

@@ -48,18 +48,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..mpi.reductions import allreduce_any, allreduce_max, allreduce_min
-from ..program import Kind, Phase, Table
-from .periodic_window import (
-    SAME_COLUMNS,
-    UNBOUND,
-    PeriodicWindow,
-    Side,
-    clock_of,
-    communications_match,
-    first_of,
-    known_before,
-)
-from .rows import Binding, Rows
+from ..program import Phase, Table
+from ._core.steady import ended_of_running, steady_rows
+from .periodic_window import UNBOUND, PeriodicWindow, communications_match, known_before
+from .rows import Rows
 from .run import Run
 
 if TYPE_CHECKING:
@@ -68,13 +60,10 @@ if TYPE_CHECKING:
 __all__ = ["steady_period", "steady_window"]
 
 Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 
 
-def steady_period(
-    passes: Sequence[Run], comm: Intracomm | None, micro_batches: int = 1
-) -> int | None:
-    """Return by how much each further round makes a step longer, in ps; None: unknown.
+def steady_period(passes: Sequence[Run], comm: Intracomm | None) -> int | None:
+    """Return by how much each further micro-batch makes a step longer, in ps; None: unknown.
 
     **Collective** on `comm` (None: one process).
 
@@ -83,13 +72,11 @@ def steady_period(
     passes : sequence of Run
         Of a step, of which each made the durations of the next; the last is its run.
     comm : mpi4py.MPI.Intracomm or None
-    micro_batches : int
-        Of a round.
     """
     window: PeriodicWindow | None = None
     rounds: dict[Table, _Rounds | None] = {}
     for run in passes:
-        window = steady_window(run, comm, micro_batches, window, rounds)
+        window = steady_window(run, comm, before=window, rounds=rounds)
         if window is None:
             return None
     return None if window is None else window.period
@@ -174,8 +161,8 @@ class _Rank(NamedTuple):
         ps.
     ended_below, begun_above : int
         When the last row below low + l ended, and the first one begins that is not below high + l.
-    begin, end : int64, shape (n,)
-        Of rows on the device; those on the CPU begin and end at no time.
+    table : Table
+    rows : Rows
     """
 
     low: int
@@ -184,12 +171,12 @@ class _Rank(NamedTuple):
     period: int
     ended_below: int
     begun_above: int
-    begin: Ints
-    end: Ints
+    table: Table
+    rows: Rows
 
     def ended_of_running(self, time: int) -> int:
         """Return when the last row ended that had begun by a time."""
-        return int(self.end[self.begin <= time].max(initial=0))
+        return int(ended_of_running(self.table, self.rows, time))
 
 
 class _Rounds(NamedTuple):
@@ -201,14 +188,10 @@ class _Rounds(NamedTuple):
         Where the last but one begins: its forward's first row on the device.
     n_rows : int
         From there to the same row of the last round.
-    same : bool, shape (n - n_rows,)
-        Whether each row has a copy so many rows further down, which waits for the copies of what it
-        waits for.
     """
 
     first: int
     n_rows: int
-    same: Flags
 
     @classmethod
     def of(cls, table: Table, micro_batches: int) -> _Rounds | None:
@@ -217,9 +200,7 @@ class _Rounds(NamedTuple):
         if found is None or table.queue_depth:
             return None
         first, second = found
-        if second <= first:
-            return None
-        return cls(first, second - first, _repeats(table, second - first))
+        return None if second <= first else cls(first, second - first)
 
 
 def _periodic(
@@ -229,33 +210,18 @@ def _periodic(
     if rounds is None:
         return None
     rank = int(run.hosted[number])
-    side = Side(run.program.table_of(rank), run.lowered(number), int(run.program.start[rank]))
-    table, rows = side.table, run.rows(number)
-    first, n_rows = rounds.first, rounds.n_rows
+    table, code, rows = run.program.table_of(rank), run.lowered(number), run.rows(number)
+    first, n_rows = rounds
     period = int(rows.begin[first + n_rows] - rows.begin[first])
     if period <= 0:
         return None
-    same = rounds.same & (table.duration[n_rows:] == table.duration[:-n_rows])
-    on_cpu = ~table.is_device[n_rows:]  # their times follow from clocks, which are looked at apart
-    for times in rows[:3]:
-        same &= on_cpu | (times[n_rows:] - times[:-n_rows] == period)
-    if not same[first]:
+    start = int(run.program.start[rank])
+    sources = code.last, code.stream_row
+    found = steady_rows(table, rows, start, *sources, first, n_rows, period, *bounds)
+    if found is None:
         return None
-    low = max(first + 1 - first_of(~same[first::-1]), bounds[0])
-    high = min(first + first_of(~same[first:]), bounds[1])
-    if high - low < n_rows:
-        return None
-    begin = np.where(table.is_device, rows.begin, UNBOUND)
-    end = np.where(table.is_device, rows.end, 0)
-    if not _inputs_move(side, begin, end, low, high, n_rows):
-        return None
-    if not _cpu_keeps_up(side, rows, high, n_rows, period, int(end.max(initial=0))):
-        return None
-    above = int(begin[high:].min(initial=UNBOUND)) + period
-    above = min(above, int(begin[high + n_rows :].min(initial=UNBOUND)))
-    return _Rank(
-        low, high, n_rows, period, int(end[: low + n_rows].max(initial=0)), above, begin, end
-    )
+    low, high, ended_below, begun_above = found
+    return _Rank(low, high, n_rows, period, ended_below, begun_above, table, rows)
 
 
 def _last_forwards(table: Table, micro_batches: int) -> tuple[int, int] | None:
@@ -268,63 +234,6 @@ def _last_forwards(table: Table, micro_batches: int) -> tuple[int, int] | None:
         forward[table.micro_batch[forward] == n][:1] for n in (last - micro_batches, last)
     )
     return (int(first[0]), int(second[0])) if len(first) and len(second) else None
-
-
-def _repeats(table: Table, n_rows: int) -> Flags:
-    """Return which rows have a copy so many rows further down, whatever their durations."""
-    same = np.ones(len(table) - n_rows, bool)
-    for name in SAME_COLUMNS:
-        if name != "duration":
-            column = getattr(table, name)
-            same &= column[n_rows:] == column[:-n_rows]
-    waits = np.diff(table.wait_index)
-    same &= waits[n_rows:] == waits[:-n_rows]
-    # Of rows with as many waits each wait of the copy is looked at.
-    begin = table.wait_index[:-1]
-    some = np.flatnonzero(same & (waits[:-n_rows] > 0))
-    for i in range(int(waits.max(initial=0))):
-        some = some[waits[some] > i]
-        moved = table.wait_row[begin[some] + i] + n_rows
-        same[some] &= table.wait_row[begin[some + n_rows] + i] == moved
-    return same
-
-
-def _inputs_move(side: Side, begin: Ints, end: Ints, low: int, high: int, n_rows: int) -> bool:
-    """Whether condition 1 holds on a rank."""
-    table, code = side.table, side.code
-    ended = np.maximum.accumulate(end)  # the last of all rows so far
-
-    def holds(row: Ints, source: Ints) -> bool:
-        late = source < low
-        row, source = row[late], source[late]
-        by = ended[code.last[source] + n_rows] + table.gap[row]
-        return bool((table.is_device[row] & (by < begin[row])).all())
-
-    rows = np.arange(high, len(table))
-    stream = code.stream_row[high:].astype(np.int64)
-    has = stream >= 0
-    waits = table.wait_index[high:]
-    waiting = np.repeat(rows, np.diff(waits))
-    waited = table.wait_row[waits[0] : waits[-1]].astype(np.int64)
-    return holds(rows[has], stream[has]) and holds(waiting, waited)
-
-
-def _cpu_keeps_up(
-    side: Side, rows: Rows, high: int, n_rows: int, period: int, device_end: int
-) -> bool:
-    """Whether condition 3 holds on a rank, whose last row on the device ends at `device_end`."""
-    table, clock = side.table, clock_of(side, rows)
-    drift = int(clock[high + n_rows - 1] - clock[high - 1])
-    if drift > period:
-        return False
-    if drift == period:
-        return True
-    kind, binding = table.kind[high:], rows.binding[high:]
-    by_cpu = binding == Binding.HOST
-    until = first_of((kind == Kind.HOST_WAIT) & ~by_cpu)
-    if (by_cpu & table.is_device[high:])[:until].any():
-        return False
-    return until < len(kind) or int(clock[-1]) <= device_end
 
 
 def _as_many_of_all(

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..base.rank_ranges import parse_ranges
-from ..base.schema import Limits
+from ..base.schema import Example, Limits
 from ..kernels import gpu_name
 from ..topo import find_cluster
 from ..topo.speeds import SPEEDS
@@ -39,6 +39,8 @@ Spread = Annotated[float, Limits(least=0, most=1)]
 Speed = Annotated[float, Limits(least=0.001, most=1000)]
 Seed = Annotated[int, Limits(least=0, most=2**63 - 1)]
 Factor = Annotated[float, Limits(least=0.01, most=100)]
+Bandwidth = Annotated[str, Example("400 Gb/s")]
+LinkChange = Annotated[str, Example("50 %")]
 Dollars = Annotated[float, Limits(least=0, most=1e9)]
 
 
@@ -74,9 +76,9 @@ class ClusterChoice:
     nodes: Count = 1
     gpus: Annotated[int, Limits(least=1, most=MAX_GPUS)] | None = None
     other_gpus: dict[str, str] = field(default_factory=dict)
-    nic_bandwidth: str | None = None
-    link_bandwidth: str | None = None
-    pcie_bandwidth: str | None = None
+    nic_bandwidth: Bandwidth | None = None
+    link_bandwidth: Bandwidth | None = None
+    pcie_bandwidth: Bandwidth | None = None
     nics: Count | None = None
     gpus_per_node: Count | None = None
     oversubscription: Annotated[float, Limits(least=1, most=1000)] | None = None
@@ -215,14 +217,14 @@ class NetworkChoice:
         relative to the experiment's. Those that come with mpisim if not given.
     first_step : bool
         Of a fabric of optical circuits: whether the step is the first, before which no circuit
-        stands; otherwise one of many that are all alike.
+        stands; otherwise one of many equal ones.
     """
 
     model: Literal["nccl", "alpha-beta", "echo"] = "nccl"
     algorithm: Literal["library", "ring", "dimensions"] = "library"
     ring_order: Literal["ranks", "fabric"] | None = None
     contention: bool = True
-    changes: dict[str, str] = field(default_factory=dict)
+    changes: dict[str, LinkChange] = field(default_factory=dict)
     nccl: dict[str, str] = field(default_factory=dict)
     calibration: str | None = None
     first_step: bool = False

@@ -194,18 +194,18 @@ class Experiment:
 
     @property
     def says_framework(self) -> bool:
-        """Whether it is said which framework runs the plan, or what its kernels are.
+        """Whether the framework that runs the plan, or its kernels, are stated.
 
         That is how attention is computed and whether elementwise work is fused; one of them will
         do where nothing is filled in.
         """
-        elementwise = self._is_said("fused")
-        attention = self._is_said("kernels") or self._is_said("attention")
+        elementwise = self._is_stated("fused")
+        attention = self._is_stated("kernels") or self._is_stated("attention")
         if self.framework.name == NO_FRAMEWORK or not self.given:
             return elementwise or attention
         return self.profile is not None or (elementwise and attention)
 
-    def _is_said(self, key: str) -> bool:
+    def _is_stated(self, key: str) -> bool:
         """Whether a key of ``[framework]`` is given, or has a value that nothing else set."""
         return key in self.given.get("framework", {}) or (
             getattr(self.framework, key) != getattr(FrameworkOptions, key)

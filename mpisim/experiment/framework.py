@@ -180,6 +180,10 @@ class FrameworkOptions:
     moe_dispatcher : {"all-to-all", "flex", "hybrid-ep"}
         How tokens get to experts: a copy for each expert by NCCL, or one for each place that has
         any of the token's experts, by DeepEP or by HybridEP.
+    moe_multihot_fusion : bool
+        With "flex": whether the lists of experts that arrive with tokens become a map of tokens to
+        experts in one kernel (Megatron-LM's ``--enable-experimental`` with
+        ``--moe-permute-fusion``), or by operations of PyTorch, for three of which the CPU waits.
     moe_capacity : bool
         Whether every expert gets as many tokens as the next (``--moe-expert-capacity-factor`` with
         ``--moe-pad-expert-input-to-capacity``), so that no rank has to ask how many come.
@@ -252,6 +256,7 @@ class FrameworkOptions:
     moe_router: Literal["pytorch", "transformer-engine"] = "pytorch"
     moe_router_fusion: bool = False
     moe_dispatcher: Literal["all-to-all", "flex", "hybrid-ep"] = "all-to-all"
+    moe_multihot_fusion: bool = False
     moe_capacity: bool = False
 
     def __post_init__(self) -> None:

@@ -1,11 +1,11 @@
 """Models that are not described in full → the likeliest published architecture that fits.
 
-What is said of a model counts: sizes, its number of parameters, a size in its name. What is not
-said (inner width, norm, activation, vocabulary, heads of keys and values, …) is taken from the
+What is stated of a model counts: sizes, its number of parameters, a size in its name. What is not
+stated (inner width, norm, activation, vocabulary, heads of keys and values, …) is taken from the
 published model (``data/models``) that is nearest to it:
 
-- with layers or a hidden size, the nearest in those sizes that are said, and in the parameters that
-  the completed model would have;
+- with layers or a hidden size, the nearest in those sizes that are stated, and in the parameters
+  that the completed model would have;
 - with a number of parameters alone, one of that size: those that share a word of the name first,
   then those built like Llama, as most are since 2023; of several the one with the middle number of
   FLOPs. Where none has that size, layers are added to
@@ -57,7 +57,7 @@ SAME_SIZE = 0.15
 """Logarithm of a ratio: within it models have the size that a name says. Llama-2-7B has 6.74e9
 parameters, Gemma-7B 8.5e9."""
 
-CLOSE = 0.4
+LIKELY_MARGIN = 0.4
 """Of the distance between models: those as much farther than the nearest are as likely, nearly."""
 
 COUNT_WEIGHT = 4.0
@@ -85,7 +85,7 @@ SIZES = (
 )
 
 KINDS = ("gpt", "llama", "moe")
-"""Families among which is chosen where none is said."""
+"""Families among which is chosen where none is stated."""
 
 WIDTH_MULTIPLE = 128
 """Widths that are completed are rounded to a multiple of this, as those of published models are."""
@@ -235,7 +235,7 @@ def _has_active(preset: ModelPreset, count: float) -> bool:
 
 
 def complete(given: Mapping[str, Any], count: float | None) -> tuple[dict[str, Any], Guess]:
-    """Keys of ``[model]`` that are said, number of parameters → all keys, and what was guessed.
+    """Keys of ``[model]`` that are stated, number of parameters → all keys, and what was guessed.
 
     Parameters
     ----------
@@ -253,7 +253,7 @@ def complete(given: Mapping[str, Any], count: float | None) -> tuple[dict[str, A
     Raises
     ------
     InputError
-        If nothing is said that a model could be told by, or no published one is of this kind.
+        If nothing identifies a model, or no published one is of this kind.
     """
     pool = list(_pool(given))
     if not pool:
@@ -277,7 +277,7 @@ def complete(given: Mapping[str, Any], count: float | None) -> tuple[dict[str, A
     near = [
         each
         for rank, each in enumerate(candidates)
-        if rank < LEAST_COMPARED or each.distance <= best.distance + CLOSE
+        if rank < LEAST_COMPARED or each.distance <= best.distance + LIKELY_MARGIN
     ]
     taken = [
         f"{key} = {best.keys[key]}"
@@ -292,7 +292,7 @@ def complete(given: Mapping[str, Any], count: float | None) -> tuple[dict[str, A
 
 
 def _pool(given: Mapping[str, Any]) -> Iterator[tuple[str, ModelPreset]]:
-    """Published transformers of a kind: of the family that is said, with experts if any are."""
+    """Published transformers of a kind: of the family that is stated, with experts if any are."""
     family = given.get("family")
     mixed = any(given.get(key) for key in ("experts", "moe_ffn_hidden", "topk"))
     hybrid = bool(given.get("pattern"))

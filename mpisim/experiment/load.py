@@ -36,7 +36,7 @@ from .experiment import Experiment, Published
 from .framework import FrameworkOptions
 from .models import FAMILIES, Cnn, Dlrm, Model, Transformer
 from .plan import Plan
-from .plan_keys import short_key, with_sub_tables
+from .plan_keys import argument_key, short_key, with_sub_tables
 from .plan_options import MAIN_KEYS
 from .profiles import ProfileKey, filled
 from .program_experiment import ProgramExperiment, program_experiment
@@ -195,7 +195,7 @@ def _read(path: str) -> tuple[str, str, dict[str, Any]]:
 
 
 def _of_no_file(name: str) -> str:
-    """Say what a name is that stands for no file: a model or a cluster; empty if it is neither."""
+    """Name of no file → the hint that it is a model or a cluster; empty if it is neither."""
     from .model_presets import find_model
 
     for find, what in ((find_model, "model"), (find_cluster, "cluster")):
@@ -234,10 +234,24 @@ def _changed(table: dict[str, Any], source: str, changes: Sequence[str]) -> Expe
 
 def _of_changed(table: dict[str, Any], source: str, changes: Sequence[str]) -> Experiment:
     """Build an experiment from changed tables: of another run nothing is published."""
-    experiment = experiment_of(table, source)
+    try:
+        experiment = experiment_of(table, source)
+    except InputError as error:
+        raise InputError(f"{error}{_several_values(changes, str(error))}") from error
     if any(changed_key(change)[0] in REQUIRED for change in changes):
         return replace(experiment, published=Published())
     return experiment
+
+
+_SEVERAL = re.compile(r"(?P<key>[\w.]+)=(?P<values>[\w.]+(,[\w.]+)+)")
+
+
+def _several_values(changes: Sequence[str], said: str) -> str:
+    """Say where keys take several values, if one that was given these is refused."""
+    for found in filter(None, map(_SEVERAL.fullmatch, changes)):
+        if repr(found["values"]) in said:
+            return f"; for one value after another: mpisim search --vary {found[0]}"
+    return ""
 
 
 def tables_with(key: str, given: str = "") -> str:
@@ -345,17 +359,21 @@ def _part(tables: Mapping[str, Any], name: str, source: str) -> Any:
     given, cls = _table(tables, name, source), TABLES[name]
     known = {each.name for each in fields(cls)} if given else ()
     for key in given:
+        if key not in known and name == "plan" and (meant := argument_key(key)):
+            raise InputError(
+                f"{source}: unknown key {key!r} in [plan] (did you mean {meant!r}?); {ALL_KEYS}"
+            )
         if key not in known and (near := tables_with(key, name)):
             raise InputError(f"{source}: unknown key {key!r} in [{name}]{near}")
     return build(cls, given, source, name, ALL_KEYS)
 
 
-def _set_by(keys: Mapping[str, ProfileKey], said: str, table: Mapping[str, Any]) -> str:
+def _set_by(keys: Mapping[str, ProfileKey], message: str, table: Mapping[str, Any]) -> str:
     """Say which keys that an error names are the framework's, not the user's; empty if none."""
     named = [
         short_key(key)
         for key in keys
-        if re.search(rf"(?<![\w.]){re.escape(key.removeprefix('plan.'))}(?![\w.])", said)
+        if re.search(rf"(?<![\w.]){re.escape(key.removeprefix('plan.'))}(?![\w.])", message)
     ]
     if not named:
         return ""
@@ -398,8 +416,10 @@ def _table(table: Mapping[str, Any], key: str, source: str) -> dict[str, Any]:
     found = table.get(key, {})
     if not isinstance(found, dict):
         main = next((each for each in ("preset", "name") if f"{key}.{each}" in NAMED_BY), None)
-        meant = f" (did you mean '{key}.{main}'?)" if main and isinstance(found, str) else ""
-        raise InputError(f"{source}: key {key!r} is {found!r}; it must be a table, [{key}]{meant}")
+        suggestion = f" (did you mean '{key}.{main}'?)" if main and isinstance(found, str) else ""
+        raise InputError(
+            f"{source}: key {key!r} is {found!r}; it must be a table, [{key}]{suggestion}"
+        )
     return found
 
 

@@ -279,18 +279,9 @@ def matrix_flops(model: Transformer, batch: int) -> int:
 
 
 def patch_flops(model: Transformer, batch: int) -> int:
-    """Return the FLOPs of making vectors of patches, forward; images need no gradient.
+    """FLOPs of making vectors of patches, forward; images need no gradient.
 
-    Parameters
-    ----------
-    model : Transformer
-    batch : int
-        Sequences, of ViT images.
-
-    Returns
-    -------
-    int
-        FLOP of the whole model, not of one rank's share; 0 unless it is a ViT.
+    Parameters and result as of `matrix_flops`; 0 unless it is a ViT.
     """
     if model.family != "vit":
         return 0
@@ -298,20 +289,10 @@ def patch_flops(model: Transformer, batch: int) -> int:
 
 
 def attention_flops(model: Transformer, batch: int) -> int:
-    """Return the FLOPs of scores and of their product with the values, forward.
+    """FLOPs of scores and of their product with the values, forward.
 
-    2 × heads × (head size + value size) for each pair of tokens that see each other.
-
-    Parameters
-    ----------
-    model : Transformer
-    batch : int
-        Sequences, of ViT images.
-
-    Returns
-    -------
-    int
-        FLOP of the whole model, not of one rank's share.
+    2 × heads × (head size + value size) for each pair of tokens that see each other. Parameters and
+    result as of `matrix_flops`.
     """
     pair = 2 * model.heads * (model.head + model.value_head)
     s = model.seq_len
@@ -327,21 +308,11 @@ def attention_flops(model: Transformer, batch: int) -> int:
 
 
 def recurrence_flops(model: Transformer, batch: int) -> int:
-    """Return the FLOPs of recurrences, forward: what the mathematics needs, token by token.
+    """FLOPs of recurrences, forward: what the mathematics needs, token by token.
 
     As Megatron-LM counts them (`num_floating_point_operations` of megatron/training/training.py):
-    7 for each element of a Mamba-2 state, 8 of a gated delta rule's.
-
-    Parameters
-    ----------
-    model : Transformer
-    batch : int
-        Sequences.
-
-    Returns
-    -------
-    int
-        FLOP of the whole model, not of one rank's share.
+    7 for each element of a Mamba-2 state, 8 of a gated delta rule's. Parameters and result as of
+    `matrix_flops`.
     """
     letters = Counter("".join(model.kinds))
     values = model.delta_value_heads * model.delta_value_size
@@ -351,21 +322,10 @@ def recurrence_flops(model: Transformer, batch: int) -> int:
 
 
 def model_flops(model: Transformer, batch: int) -> int:
-    """Return the FLOPs of a batch of sequences, forward and backward.
+    """FLOPs of a batch of sequences, forward and backward; see `matrix_flops`.
 
     Three times the forward pass, 6 for each token and active matrix element; of patches twice.
     Matrices beside adapters are frozen: twice; the adapters' few are left out.
-
-    Parameters
-    ----------
-    model : Transformer
-    batch : int
-        Sequences, of ViT images.
-
-    Returns
-    -------
-    int
-        FLOP of the whole model, not of one rank's share.
     """
     matrices = matrix_flops(model, batch)
     if model.lora_rank:

@@ -6,6 +6,7 @@ versions are refused with the new one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from .plan_options import MAIN_KEYS
 __all__ = [
     "PRECISION",
     "RECOMPUTE",
+    "argument_key",
     "flattened",
     "key_path",
     "nested",
@@ -95,6 +97,37 @@ RENAMED = {
     "wrap_layers": "framework.wrap_layers",
 }
 """Keys of ``[plan]`` up to version 0.9, with their full names today."""
+
+
+_PARALLEL = re.compile(r"(?P<axis>[a-z_]+?)(_model)?_parallel(ism)?(_size|_degree)?")
+
+AXES: Mapping[str, str] = {
+    "tensor": "tp",
+    "pipeline": "pp",
+    "virtual_pipeline": "vpp",
+    "context": "cp",
+    "expert": "ep",
+    "expert_tensor": "etp",
+    "data": "dp",
+    "sequence": "sp",
+}
+"""The words of the arguments of Megatron-LM and torchtitan, and the keys of ``[plan]``."""
+
+
+def argument_key(name: str) -> str | None:
+    """Name of a framework's argument → key of ``[plan]`` that says the same; None if none does.
+
+    Examples
+    --------
+    >>> argument_key("tensor_model_parallel_size"), argument_key("sequence_parallel")
+    ('tp', 'sp')
+    >>> argument_key("gradient_accumulation_steps"), argument_key("optimizer")
+    ('global_batch', None)
+    """
+    if name.startswith("gradient_accumulation"):
+        return "global_batch"  # over dp × micro_batch
+    found = _PARALLEL.fullmatch(name)
+    return None if found is None else AXES.get(found["axis"])
 
 
 def renamed(key: str) -> str | None:

@@ -259,7 +259,7 @@ def find_profile(name: str) -> Profile:
 
 @cache
 def common_practice() -> Profile:
-    """Return what stands for a profile where no framework is named."""
+    """Return the profile of common practice, used where no framework is named."""
     return _built("", packaged(PRACTICE_FILE), PRACTICE_FILE)
 
 

@@ -1,4 +1,4 @@
-"""Experiments → texts that stand alone, and back: a program file holds the one it was written from.
+"""Experiments → self-contained texts, and back: a program file holds the one it was written from.
 
 A text is JSON: the tables as they were given, the model with all of its numbers, and absolute paths
 of files. That of an experiment of a program file names the file. Results files hold such a text,

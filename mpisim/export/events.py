@@ -33,7 +33,7 @@ __all__ = ["Arrow", "Counter", "EventsOfRanks", "PathOnRanks", "Piece", "RowArro
 PATH, LINKS = 2, 3
 """Process numbers of the critical path and of links in a rank's file."""
 MOST_LINKS = 16
-"""Links, or sets of links used alike, that are shown: the most used ones."""
+"""Links, or sets of equally used links, that are shown: the most used ones."""
 ON_DEVICE = (PieceKind.COMPUTE, PieceKind.COPY, PieceKind.COMMUNICATION)
 
 

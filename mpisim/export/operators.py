@@ -31,6 +31,7 @@ from mpisim.kernels.operations import (
     Softmax,
 )
 
+from ..experiment import Transformer
 from ..prediction.prepared import PreparedExperiment
 from ..program import Kind, Phase, Table
 from ..traces.export_communications import Around
@@ -78,7 +79,9 @@ def _with_autograd(prepared: PreparedExperiment, rank: int) -> Mapping[int, Sequ
     writer = _Writer(table, prepared.program.names, workload.pricing_of(rank), plan.micro_batch)
     element = "float"
     if layers and plan.precision.products in ("fp16", "bf16", "fp8", "nvfp4"):
-        element = _TYPES.get(plan.weight_format, "float")
+        transformer = isinstance(prepared.experiment.model, Transformer)
+        weights = plan.resolved(transformer=transformer).weight_format  # autocast keeps fp32
+        element = _TYPES.get(weights, "float")
     return writer.write(layers, element)
 
 

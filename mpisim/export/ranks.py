@@ -29,12 +29,12 @@ class Chosen(NamedTuple):
     """Why these, for people; empty if they were asked for."""
 
 
-def named_ranks(asked: str, numbers: Sequence[int]) -> Chosen:
+def named_ranks(text: str, numbers: Sequence[int]) -> Chosen:
     """Text → the ranks that it names.
 
     Parameters
     ----------
-    asked : str
+    text : str
         ``"all"``, or numbers and ranges: ``"0,8-15"``.
     numbers : sequence of int
         Number of each rank in its job.
@@ -47,14 +47,14 @@ def named_ranks(asked: str, numbers: Sequence[int]) -> Chosen:
         If there are no such ranks.
     """
     n = len(numbers)
-    if asked.strip().lower() == ALL:
+    if text.strip().lower() == ALL:
         return Chosen(list(range(n)), "")
     rank_of = {number: rank for rank, number in enumerate(numbers)}
-    found = parse_ranges(asked, "--ranks", "rank")
+    found = parse_ranges(text, "--ranks", "rank")
     missing = [number for number in found if number not in rank_of]
     if missing:
         there = f"there are ranks {ranges_text(numbers)}, or {ALL!r}"
-        raise UsageError(f"--ranks: {asked!r} names rank {missing[0]}; {there}")
+        raise UsageError(f"--ranks: {text!r} names rank {missing[0]}; {there}")
     return Chosen(sorted(rank_of[number] for number in found), "")
 
 

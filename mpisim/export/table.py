@@ -46,7 +46,7 @@ COLUMNS = (
     "links",
     "critical",
 )
-LINES = 5_000
+LINES_PER_PIECE = 5_000
 """Of one piece of a file."""
 
 _ARGUMENTS = (
@@ -130,7 +130,7 @@ def rank_lines(
                 int(row in critical),
             )
         )
-        if len(lines) == LINES:
+        if len(lines) == LINES_PER_PIECE:
             yield _encoded(lines)
             lines.clear()
     if lines:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ from .layers import balanced
 from .li_scaling import FILE, Lines, LiScaling, lines_of
 from .network import growth_of, passed_on, traced_network
 from .split import Split
-from .step import TracedKernel, TracedStep
+from .step import TracedKernel, TracedOperator, TracedStep
 from .target import Target
 from .tensor_parallel import splits_of
 from .threads import as_threads
@@ -146,6 +147,7 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
         splits_used=plan.tp > 1,
         unchanged=unchanged,
         alone=world == 1,
+        elsewhere=any(gpu_name(name) != each.gpu for name, each in gpus.items()),
     )
     added = {COUNTED: text, "extrapolated": step.source, SAMPLES: str(plan.global_batch)}
     if step.sequence:
@@ -313,7 +315,8 @@ def plan_for(step: TracedStep, target: Target) -> Plan:
     plan = plan_of(tables, target.source)
     parts = plan.pp * plan.vpp
     if parts > 1 and not plan.pipeline.stages:
-        plan = with_keys(plan, {"pipeline.stages": _stages(step, parts)})
+        share = plan.micro_batch / step.batch
+        plan = with_keys(plan, {"pipeline.stages": _stages(step, parts, share)})
     return plan
 
 
@@ -331,20 +334,37 @@ def _micro_batch(batch: int, pp: int) -> int:
     return batch // max(each for each in counts if each <= 4 * pp)
 
 
-def _stages(step: TracedStep, parts: int) -> tuple[int, ...]:
-    """Return the blocks of each part of a pipeline, balanced by measured time."""
+def _stages(step: TracedStep, parts: int, share: float) -> tuple[int, ...]:
+    """Return the blocks of each part of a pipeline, so that the longest part is shortest.
+
+    Kernels of a micro-batch take its `share` of their measured time, and the CPU launches all of
+    them for each: a part takes the longer of both. Cuts that balance either, or the longer of both
+    layer by layer, are compared.
+    """
     layers = step.layers()
     outside = {*step.embedding, *step.head}
-    blocks = [sum(each.duration for each in ops) for name, ops in layers if name not in outside]
-    if len(blocks) < parts:
+    count = sum(name not in outside for name, _ in layers)
+    if count < parts:
         raise InputError(
-            f"pp × vpp is {parts}, but {step.source} has {len(blocks)} layers that a pipeline can "
-            "be cut between"
+            f"pp × vpp is {parts}, but {step.source} has {count} layers that a pipeline can be cut "
+            "between"
         )
-    ends = {name: sum(each.duration for each in ops) for name, ops in layers if name in outside}
-    blocks[0] += sum(ends[name] for name in step.embedding)
-    blocks[-1] += sum(ends[name] for name in step.head)
-    return tuple(balanced(blocks, parts))
+
+    def blocks(time: Callable[[TracedOperator], float]) -> list[int]:
+        times = {name: round(sum(map(time, ops))) for name, ops in layers}
+        found = [times[name] for name, _ in layers if name not in outside]
+        found[0] += sum(times[name] for name in step.embedding)
+        found[-1] += sum(times[name] for name in step.head)
+        return found
+
+    kernels, cpu = blocks(lambda one: share * one.duration), blocks(lambda one: one.cpu)
+    longer = [max(both) for both in zip(kernels, cpu, strict=True)]
+
+    def longest(counts: tuple[int, ...]) -> int:
+        ends = np.cumsum((0, *counts)).tolist()
+        return max(sum(own[a:b]) for a, b in pairwise(ends) for own in (kernels, cpu))
+
+    return min((tuple(balanced(own, parts)) for own in (kernels, cpu, longer)), key=longest)
 
 
 # --- what it rests on -----------------------------------------------------------------------------
@@ -359,12 +379,14 @@ def _counted(
     splits_used: bool,
     unchanged: bool,
     alone: bool,
+    elsewhere: bool,
 ) -> str:
     """Return the attribute that says what the program's times depend on.
 
     The CPU's times are those of one step. In another one they differ, as recorded steps do; those
-    of a captured job, and gaps between kernels that a plan adds, are the GPU's. On several GPUs the
-    step is off by what no part of it stands for, as published factors have shown.
+    of a captured job, and gaps between kernels that a plan adds, are the GPU's. Another GPU is in
+    another machine, whose CPU is not known: machines differ by the error bar of such gaps. On
+    several GPUs the step is off by what no part of it stands for, as published factors have shown.
     """
     shares: dict[tuple[str, int], Mapping[str, float]] = {}
     for pricing in workload.pricings:
@@ -380,6 +402,8 @@ def _counted(
     gaps: list[tuple[int, dict[str, float]]] = []
     if not unchanged:
         numbers[CPU] = differences()[0].si / Z_90  # replay.toml bounds nine of ten errors
+        if elsewhere:
+            numbers[CPU] = math.hypot(numbers[CPU], models[0].gpu.host_gap.error)
     if priced:
         host = dict(workload.pricings[0].host_shares)
     if priced or not unchanged:

@@ -63,6 +63,9 @@ from .step import (
 )
 from .whole import check_end, check_whole, nodes_without_forward
 
+LOADER = "_SingleProcessDataLoaderIter.__next__"
+"""In the name of what a ``DataLoader`` without workers is annotated with."""
+
 __all__ = ["read_kineto_step"]
 
 
@@ -419,7 +422,10 @@ class _Reader:
                     target = self._zeroing
                     self._zeroing_at = len(found)
             first = number < 0 and row == rows[0]
-            target.append(self._kernel(row, op, before, first))
+            kernel = self._kernel(row, op, before, first)
+            if len(found) == 1 and target is found[0].forward and not behind:
+                kernel = replace(kernel, loading=self._loading(op, before))
+            target.append(kernel)
             host = 0
         if not found:
             raise TraceError(f"{self.trace.path}: the step has no forward pass")
@@ -458,6 +464,23 @@ class _Reader:
                 "the trace"
             )
         return max(0, ahead)
+
+    def _loading(self, op: int, host: int) -> int:
+        """Of the CPU's time before a launch, what a data loader of the process itself took, in ps.
+
+        ``DataLoader`` without workers fetches and collates in the training process, sample by
+        sample, inside an annotation of its own (torch/utils/data/dataloader.py).
+        """
+        launched = self._launched.get(op)
+        if launched is None:
+            return 0
+        found = 0
+        for spans in (self.trace.operators, self.trace.annotations):
+            for i, name in enumerate(spans.name):
+                if LOADER in name:
+                    begin, end = max(int(spans.begin[i]), launched - host), int(spans.end[i])
+                    found = max(found, min(end, launched) - begin)
+        return found
 
     def _kernel(self, row: int, op: int, host: int, first: bool) -> TracedKernel:
         """Return a row of the device; the first of a recording without marks starts at once."""

@@ -261,6 +261,9 @@ class _Writer:
             )
             counts = each.call not in seen
             seen.add(each.call)
+            if each.loading:
+                loaded = round(each.loading * self.growth.samples)
+                each = replace(each, host=each.host - each.loading + loaded)
             weight = backward and bool(now) and not each.on_weight
             weight = weight and all(map(self._of_weights, each.kernels))
             kernel = recorded(each, now, counts)

@@ -19,6 +19,7 @@ from ..base.frozen import frozen
 from ..base.quantity import picoseconds
 from ..base.text import percentage
 from ..engine import simulate
+from ..experiment.choices import NetworkChoice
 from ..kernels import find_gpu, gpu_name
 from ..mpi.parallel import collective_errors
 from ..prediction.network import network_of
@@ -62,6 +63,9 @@ def extrapolate_parallel(
     distributed_optimizer: bool | None = None,
     micro_batches: int | None = None,
     stages: int | None = None,
+    schedule: str | None = None,
+    chunks: int | None = None,
+    calibration: str | None = None,
 ) -> Extrapolated:
     """Write a recorded job of several ranks at another scale. **Collective.**
 
@@ -89,6 +93,13 @@ def extrapolate_parallel(
         Of a step of each pipeline; by default as recorded.
     stages : int, optional
         Of each pipeline, to which the recorded layers are dealt; by default as recorded.
+    schedule : str, optional
+        Of each pipeline: ``1f1b``, ``gpipe`` or ``interleaved``; by default as recorded.
+    chunks : int, optional
+        Of each stage of an interleaved schedule; by default as recorded.
+    calibration : str, optional
+        File of ``mpisim calibrate collectives`` for `cluster`; by default what comes along. It
+        does not hold of a `traced_cluster` that is another.
 
     Raises
     ------
@@ -102,13 +113,17 @@ def extrapolate_parallel(
         "--distributed-optimizer": distributed_optimizer,
         "--micro-batches": micro_batches,
         "--pp": stages,
+        "--schedule": schedule,
+        "--vpp": chunks,
+        "--calibration": calibration,
     }
     with collective_errors(comm):
         structure = _structure(job, whole, layout)
         _check_cluster(options, cluster)
     recorded = _step(whole, comm, None)
     wanted = _Changed(
-        structure, dp, cluster, traced_cluster, distributed_optimizer, micro_batches, stages
+        *(structure, dp, cluster, traced_cluster, distributed_optimizer, micro_batches),
+        *(stages, schedule, chunks, calibration),
     )
     run = _run_of(job, whole, wanted, gpu, comm)
     if run is None:
@@ -123,7 +138,7 @@ def extrapolate_parallel(
     said = {
         "uncertainty": error,
         "uncertainty_method": method,
-        "assumptions": _rests_on(job, structure, run, cluster),
+        "assumptions": _rests_on(job, structure, run, cluster, calibration),
         "not_modelled": _not_modelled(),
     }
     new, step = run.grown, run.step
@@ -193,7 +208,8 @@ def _run_of(
         changed, kernels = reprice(job, comm, Repricing(False, new, name, needs_shapes=False))
         now = _whole(changed.program, comm)
         kernels = kernels if kernels.is_other else None
-    before = _network(traced or cluster, whole.n_ranks)
+    with collective_errors(comm):
+        before = wanted.network(traced or cluster, whole.n_ranks)
     by_name = kernels_by_name(job, wanted.structure, old, comm)
     slowdown = KernelSlowdown(whole, before, old, new, by_name, comm)
     with collective_errors(comm):
@@ -271,6 +287,19 @@ class _Changed:
     distributed_optimizer: bool | None
     micro_batches: int | None
     stages: int | None
+    schedule: str | None
+    chunks: int | None
+    calibration: str | None
+
+    def network(self, cluster: Cluster, ranks: int) -> NcclNetwork:
+        """Return the network of so many ranks of the old or the new cluster."""
+        from ..topo.nccl_network import NcclNetwork
+
+        own = self.calibration if cluster == self.cluster else None
+        nodes = -(-ranks // cluster.gpus_per_node)
+        found = network_of(cluster, nodes, NetworkChoice(calibration=own))
+        assert isinstance(found, NcclNetwork)
+        return found
 
     def grown(self, program: Program, changed: bool, kernels: KernelsByName) -> Grown | None:
         """Return the changed job; None if nothing is to be changed, nor has been."""
@@ -302,18 +331,20 @@ class _Changed:
         said = [how for how in said if how]
         if said:
             structure = with_traffic_of(structure, program)
-        if self.stages is not None:
+        if (self.stages, self.schedule, self.chunks) != (None, None, None):
             node = (self.traced or cluster).gpus_per_node
             program, structure, how = with_stages(
-                program, structure, self.stages, node, floor, kernels
+                *(program, structure, self.stages, node, floor, kernels),
+                schedule=self.schedule,
+                chunks=self.chunks,
             )
             said += [how] if how else []
         same = self.traced in (None, cluster)
         if replicas == size and same and not (missing or changed or said):
             return None
         world = math.prod(axis.size for axis in structure.axes)
-        old = _network(self.traced or cluster, world)
-        new = _network(cluster, world // size * replicas)
+        old = self.network(self.traced or cluster, world)
+        new = self.network(cluster, world // size * replicas)
         found = grow(program, structure, replicas, old, new, floor)
         slowest = SlowestOfMore(recorded, found.program.n_ranks)
         said = [*said, *found.assumptions, *([slowest.text] if slowest.text else [])]
@@ -324,14 +355,6 @@ class _Changed:
             assumptions=tuple(said),
             samples=samples,
         )
-
-
-def _network(cluster: Cluster, ranks: int) -> NcclNetwork:
-    from ..topo.nccl_network import NcclNetwork
-
-    found = network_of(cluster, -(-ranks // cluster.gpus_per_node))
-    assert isinstance(found, NcclNetwork)
-    return found
 
 
 def _step(program: Program, comm: Intracomm, network: Any) -> float:
@@ -377,13 +400,18 @@ def _kept() -> list[str]:
 
 
 def _rests_on(
-    job: TraceJob, structure: ParallelStructure, run: _Run, cluster: Cluster | None
+    job: TraceJob,
+    structure: ParallelStructure,
+    run: _Run,
+    cluster: Cluster | None,
+    calibration: str | None,
 ) -> list[str]:
     """Lines of what a changed job rests on."""
     return [
         *_kept(),
         *structure.notes,
         *_assumptions(run.grown),
+        *([f"network.calibration = {calibration}"] if calibration is not None else ()),
         run.slowdown,
         *_kernel_assumptions(run.kernels, job.device_name, cluster),
     ]

@@ -31,7 +31,9 @@ class GrownOrigin:
         Trace files or folders of them; absolute in texts.
     cluster, traced_cluster, gpu : str, optional
         Names, or files, absolute in texts.
-    dp, micro_batches, stages, layout, distributed_optimizer
+    calibration : str, optional
+        A file, absolute in texts.
+    dp, micro_batches, stages, layout, distributed_optimizer, schedule, chunks
         See `extrapolate_parallel`.
     """
 
@@ -44,6 +46,9 @@ class GrownOrigin:
     stages: int | None = None
     layout: str = ""
     distributed_optimizer: bool | None = None
+    schedule: str | None = None
+    chunks: int | None = None
+    calibration: str | None = None
 
     @property
     def text(self) -> str:
@@ -53,6 +58,8 @@ class GrownOrigin:
             for name in ("cluster", "traced_cluster", "gpu")
             if (value := getattr(self, name)) is not None and value.endswith(".toml")
         }
+        if self.calibration is not None:
+            files["calibration"] = os.path.abspath(self.calibration)
         paths = tuple(os.path.abspath(path) for path in self.paths)
         return json.dumps({"grown": asdict(replace(self, paths=paths, **files))})
 
@@ -112,4 +119,7 @@ class GrownOrigin:
             distributed_optimizer=self.distributed_optimizer,
             micro_batches=self.micro_batches,
             stages=self.stages,
+            schedule=self.schedule,
+            chunks=self.chunks,
+            calibration=self.calibration,
         )

@@ -11,7 +11,6 @@ gradients both add up.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -19,8 +18,9 @@ from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..kernels.operations import Gemm
 from ..program import Kind, Program
+from .parallel_order import Pass, PipelineOrder
 from .parallel_overlap import KernelsByName
-from .parallel_passes import RecordedStage, recorded_stage
+from .parallel_passes import RecordedStage, recorded_stages
 from .parallel_structure import Axis, ParallelStructure
 
 __all__ = ["GradientBytes", "StagePartition"]
@@ -34,6 +34,8 @@ class GradientBytes:
     ----------
     first, layer, last : float
         What the first stage has besides layers, one layer, and the last stage besides layers.
+    experts : float
+        Of one layer, a rank's share of the experts.
     how : str
         What tells them, as a clause.
     """
@@ -41,11 +43,14 @@ class GradientBytes:
     first: float
     layer: float
     last: float
+    experts: float
     how: str
 
 
 class StagePartition:
     """Which recorded layers each new stage of a pipeline runs, and its share of the parameters.
+
+    The model is cut into parts in sequence: chunk c of stage s is part c × stages + s.
 
     Parameters
     ----------
@@ -55,6 +60,10 @@ class StagePartition:
         Of this program.
     stages : int
         Of the new pipeline.
+    schedule : str, optional
+        Of the new pipeline, one of `SCHEDULES`; by default the recorded one.
+    chunks : int, optional
+        Of each stage of an interleaved schedule; by default as recorded.
     node : int
         Ranks of a node.
     floor : int
@@ -76,6 +85,9 @@ class StagePartition:
         node: int,
         floor: int,
         kernels: KernelsByName,
+        *,
+        schedule: str | None = None,
+        chunks: int | None = None,
     ) -> None:
         self.kernels = kernels
         self.recorded, self.structure, self.stages = program, structure, stages
@@ -84,35 +96,36 @@ class StagePartition:
         assert pp is not None
         self.pp, self.recorded_stages = pp, structure.axes[pp].size
         self.rank_at = {tuple(place): rank for rank, place in enumerate(structure.place.tolist())}
-        self.of_rank: dict[int, RecordedStage] = {}
-        signatures: dict[tuple[Any, ...], int] = {}
-        places = structure.place.tolist()
-        for rank in sorted(range(program.n_ranks), key=lambda rank: places[rank][pp]):
-            start = [0 if i == pp else at for i, at in enumerate(places[rank])]
-            first_stage = self.of_rank.get(self.rank_at[tuple(start)])
-            self.of_rank[rank] = recorded_stage(program, structure, rank, signatures, first_stage)
+        self.of_rank = recorded_stages(program, structure)
         first = self._column({})
+        self.before = first[0].order
+        self.order = self._new_order(schedule, chunks)
         counts = [each.layers for each in first]
-        self.layers = sum(counts)
-        self.micro_batches = first[0].micro_batches
-        gpipe = any(each.schedule == "gpipe" for each in self.of_rank.values())
-        self.schedule = "gpipe" if gpipe else "1f1b"
+        self.layers = sum(counts) * self.before.chunks
         for rank, each in self.of_rank.items():
             expected = counts[structure.place[rank, pp]]
-            if each.layers != expected or each.micro_batches != self.micro_batches:
+            if each.layers != expected:
                 raise InputError(
-                    f"--pp: rank {structure.ranks[rank]} has {each.layers} layers and "
-                    f"{each.micro_batches} micro-batches, others of its stage {expected} and "
-                    f"{self.micro_batches}"
+                    f"--pp: rank {structure.ranks[rank]} has {each.layers} layers a chunk, others "
+                    f"of its stage {expected}"
                 )
-        if self.layers % stages:
-            allowed = [n for n in range(2, self.layers + 1) if self.layers % n == 0]
+        if self.layers % self.order.parts:
+            per = self.order.chunks
+            allowed = [n for n in range(2, self.layers // per + 1) if self.layers % (n * per) == 0]
+            option, to = f"--pp {stages}", ""
+            if per > 1:
+                option, to = f"{option} with --vpp {per}", f" to {per} chunks a stage"
+            numbers = f"allowed are {', '.join(map(str, allowed))} stages"
             raise InputError(
-                f"--pp {stages}: the recording has {self.layers} layers, which cannot be dealt "
-                f"evenly; allowed are {', '.join(map(str, allowed))}"
+                f"{option}: the recording has {self.layers} layers, which cannot be dealt evenly"
+                f"{to}; {numbers if allowed else 'no number of stages goes with so many'}"
             )
-        self.owner = [(s, i) for s, count in enumerate(counts) for i in range(count)]
-        """Of each layer, its recorded stage and its number there."""
+        self.owner = [
+            (part % self.recorded_stages, part // self.recorded_stages, i)
+            for part in range(self.before.parts)
+            for i in range(counts[part % self.recorded_stages])
+        ]
+        """Of each layer, its recorded stage, chunk and number there."""
         self.gradients = self._gradient_bytes(first)
         sizes = [axis.size for axis in structure.axes]
         sizes[pp] = stages
@@ -122,15 +135,41 @@ class StagePartition:
             for axis, size, stride in zip(structure.axes, sizes, strides, strict=False)
         )
 
+    def _new_order(self, schedule: str | None, chunks: int | None) -> PipelineOrder:
+        """The order of the new pipeline; refuses what its schedule cannot work with."""
+        before = self.before
+        name = schedule or before.schedule
+        if name != "interleaved" and chunks not in (None, 1):
+            raise InputError(f"--vpp {chunks}: the schedule is {name}; interleaved has chunks")
+        several = before.chunks if before.chunks > 1 else 2
+        count = 1 if name != "interleaved" else several if chunks is None else chunks
+        # A group of more than the stages stays; Megatron-LM's default is as many as stages.
+        group = before.group if before.group > before.stages else self.stages
+        order = PipelineOrder(
+            *(name, self.stages, before.micro_batches, count),
+            group=group if name == "interleaved" else 0,
+            fused=before.fused,
+        )
+        order.laid_out()
+        return order
+
     @property
     def said(self) -> str:
         """What was assumed."""
-        each = self.layers // self.stages
-        order = "GPipe" if self.schedule == "gpipe" else "1F1B"
+        each = self.layers // self.order.parts
+        where = "on each" if self.order.chunks == 1 else "in each chunk"
+        stages = f"{self.stages} stages"
+        if self.stages != self.recorded_stages:
+            stages += f" in place of {self.recorded_stages}"
+        order = f"in the order of {self.order.text}"
+        if self.order.schedule != self.before.schedule or self.order.chunks != self.before.chunks:
+            order += f" in place of {self.before.text}"
+        if self.order.schedule == "gpipe" and self.before.schedule != "gpipe":
+            order += " (the head's backward right behind its forward, from which it is not told)"
         return (
-            f"{self.stages} stages in place of {self.recorded_stages}: {self.layers} layers, found "
-            f"as rows that repeat, {each} on each, with their recorded times, in the order of "
-            f"{order}; {self.gradients.how}; optimizer and gradients by each stage's share of these"
+            f"{stages}: {self.layers} layers, found as rows that repeat, {each} {where}, with "
+            f"their recorded times, {order}; {self.gradients.how}; optimizer and gradients by each "
+            "stage's share of these"
         )
 
     def _column(self, fixed: Mapping[int, int]) -> list[RecordedStage]:
@@ -144,19 +183,25 @@ class StagePartition:
 
     def _gradient_bytes(self, column: Sequence[RecordedStage]) -> GradientBytes:
         """Recorded stages of one pipeline → bytes of gradients of a layer, and of both ends."""
-        reduced = [each.reduced for each in column]
-        if not all(reduced):
+        if not all(each.reduced for each in column):
             raise InputError(
                 "--pp: no gradients are reduced over replicas, whose bytes would tell how much of "
                 "the model each stage has"
             )
-        first, last = column[0], column[-1]
+        reduced = [each.reduced - each.reduced_of_experts for each in column]
+        first = column[0]
+        of_stage = [each.layers * self.before.chunks for each in column]
+        experts = sum(each.reduced_of_experts for each in column) / sum(of_stage)
+        inside = first.reduces[-1] if self.before.chunks > 1 else []
         if self.recorded_stages > 2:
-            middle = column[1]
-            layer = middle.reduced / middle.layers
+            layer = reduced[1] / of_stage[1]
             how = "gradients of a layer as of a stage between the others"
+        elif inside:
+            rows = [row for row in inside if not first.is_of_experts(row)]
+            layer = int(first.table.bytes[rows].sum()) / first.layers
+            how = "gradients of a layer as of the first stage's last chunk"
         elif first.tied:
-            layer = (last.reduced - first.tied) / last.layers
+            layer = (reduced[-1] - first.tied) / of_stage[-1]
             how = "the last stage has, besides layers, the embedding that both ends reduce"
         else:
             elements = self._matrices(first)
@@ -169,22 +214,21 @@ class StagePartition:
                 )
             layer = float(fit[0] * elements)
             how = f"its matrices, of {fit[0]} bytes an element"
-        ends = (
-            first.reduced - layer * first.layers,
-            last.reduced - layer * last.layers,
-        )
+        ends = (reduced[0] - layer * of_stage[0], reduced[-1] - layer * of_stage[-1])
         if layer <= 0 or min(ends) < 0:
             raise InputError(
                 f"--pp: stages reduce {', '.join(f'{each:,}' for each in reduced)} bytes of "
                 "gradients, which is no number for each layer"
             )
-        how = f"{layer / 2**20:.1f} MiB of gradients a layer: {how}"
-        return GradientBytes(ends[0], layer, ends[1], how)
+        how = f"{(layer + experts) / 2**20:.1f} MiB of gradients a layer: {how}"
+        if experts:
+            how += f", and {experts / 2**20:.1f} MiB of experts"
+        return GradientBytes(ends[0], layer + experts, ends[1], experts, how)
 
     def _matrices(self, first: RecordedStage) -> int:
         """Elements of the matrices of a layer, by the shapes of its forward's products."""
         table, found = first.table, 0
-        for row in first.passes[1].layers[0]:
+        for row in first.passes[Pass(True, 0, 0)].layers[0]:
             known = self.kernels.get(self.recorded.names[table.name[row]])
             if known and table.kind[row] == Kind.KERNEL:
                 time = int(table.duration[row])
@@ -193,11 +237,22 @@ class StagePartition:
                     found += kernel.n * kernel.k  # m counts tokens
         return found
 
+    def part_bytes(self, part: int) -> float:
+        """Bytes of gradients of a part of the new pipeline."""
+        size = self.gradients.layer * self.layers / self.order.parts
+        size += self.gradients.first if part == 0 else 0.0
+        return size + (self.gradients.last if part == self.order.parts - 1 else 0.0)
+
+    def recorded_part_bytes(self, part: int) -> float:
+        """Bytes of gradients of a part of the recorded pipeline."""
+        stage = part % self.recorded_stages
+        size = self.gradients.layer * self._column({})[stage].layers
+        size += self.gradients.first if part == 0 else 0.0
+        return size + (self.gradients.last if part == self.before.parts - 1 else 0.0)
+
     def gradient_bytes(self, stage: int) -> float:
         """Bytes of gradients of a new stage."""
-        size = self.gradients.layer * self.layers / self.stages
-        size += self.gradients.first if stage == 0 else 0.0
-        return size + (self.gradients.last if stage == self.stages - 1 else 0.0)
+        return sum(self.part_bytes(part) for part in range(stage, self.order.parts, self.stages))
 
     def same_place(self, old: Sequence[int], new: Sequence[int]) -> bool:
         """Whether groups before and now stand in as many nodes."""

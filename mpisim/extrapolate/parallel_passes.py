@@ -1,10 +1,11 @@
 """A recorded stage of a pipeline → its passes, and the layers that repeat in them.
 
 Messages to and from neighbours cut the rows of a rank into passes, whose order is known if they are
-those of 1F1B or GPipe. In a pass of a stage the same rows follow each other once a layer; what is
-besides lies at one end: the embedding before the first layer, head and loss behind the last. The
-first stage's forward ends with a layer, and its backward begins with one, so that the repetition is
-anchored there; in the passes of other stages the same rows are looked for.
+those of 1F1B, GPipe or the interleaved schedule. In a pass of a stage the same rows follow each
+other once a layer; what is besides lies at one end: the embedding before the first layer, head and
+loss behind the last. The first stage's forward ends with a layer, and its backward begins with one,
+so that the repetition is anchored there; in the passes of other stages the same rows are looked
+for. Of several chunks all but the first and the last part of the model are layers alone.
 
 Reductions of gradients in the last backward, gathers of parameters in the first forward, and the
 kernels that these need, are no part of the repetition.
@@ -23,13 +24,19 @@ from numpy.typing import NDArray
 
 from ..base.errors import InputError
 from ..program import Flag, Kind, Operation, Program, Table
-from .parallel_order import ORDERS, RECEIVE, SEND, Unit, stage_order
+from .parallel_order import Pass, PipelineOrder, Unit, orders_of
 from .parallel_structure import EMBEDDING, ParallelStructure, bulk_rows
 
-__all__ = ["RecordedStage", "recorded_stage"]
+__all__ = ["RecordedStage", "recorded_stages"]
 
 LEAST_BYTES = 4096
 """Bytes from which on a collective inside a stage is of parameters, not of a norm or a flag."""
+BY_ROUTER = (Operation.ALL_TO_ALL,)
+"""Collectives whose bytes a router of experts sets."""
+LEAST_LAYERS = 3
+"""Layers of a pass from which on as many equal kernels behind them are taken for theirs, not for
+those of an embedding."""
+
 Signs = NDArray[np.int64]
 """Of each row, which sort it is of."""
 
@@ -56,16 +63,18 @@ class RecordedStage:
     slots : int, shape (n_slots,)
     token : dict of int to str
         Row of a message → which it is.
-    units : dict of tuple to list of list of int
-        Messages that are exchanged at once → rows of each time, the CPU's waits for them included.
-    micro_batches : int
-    schedule : str
-        One of `ORDERS`: the first that the messages are of.
+    units : dict of (tuple, bool or None) to list of list of int
+        Messages that are exchanged at once, and whether the pass before them is a forward (None:
+        there is none) → rows of each time, the CPU's waits for them included.
+    order : PipelineOrder
+        The first that the messages of all ranks are of.
     layers : int
+        Of each chunk.
     prologue, epilogue : list of int
         Rows before the first pass and behind the last, but for those of `gathers` and `reduces`.
-    gathers, reduces : list of int
-        Communications over replicas beside the first forward, and beside the last backward.
+    gathers, reduces : list of list of int
+        Communications over replicas beside the first forward of each chunk, and beside its last
+        backward.
     ahead : int
         Of `gathers`, how many are launched before the first pass.
     helpers : dict of int to list of int
@@ -80,43 +89,48 @@ class RecordedStage:
     slots: NDArray[np.int32]
     names: list[str]
     """Of each slot, the axes that it spans."""
-    keys: dict[int, tuple[Any, ...]]
-    """Stream → what it is for."""
-    token: dict[int, str]
-    units: dict[tuple[str, ...], list[list[int]]]
+    peer: dict[int, int]
+    """Row of a message → the other stage."""
     bulk: set[int]
     bulk_gathers: set[int]
     ends: set[int]
-    stage: int = 0
-    stages: int = 0
-    micro_batches: int = 0
-    schedule: str = ""
+    stage: int
+    order: PipelineOrder = field(init=False)
+    keys: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    """Stream → what it is for."""
+    token: dict[int, str] = field(default_factory=dict)
+    units: dict[tuple[tuple[str, ...], bool | None], list[list[int]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    early: set[int] = field(default_factory=set)
+    """Messages that wait for nothing of the pass before them: receives posted beside it."""
     layers: int = 0
     prologue: list[int] = field(default_factory=list)
     epilogue: list[int] = field(default_factory=list)
-    gathers: list[int] = field(default_factory=list)
-    reduces: list[int] = field(default_factory=list)
+    gathers: list[list[int]] = field(default_factory=list)
+    reduces: list[list[int]] = field(default_factory=list)
     ahead: int = 1
     helpers: dict[int, list[int]] = field(default_factory=dict)
-    passes: dict[int, RecordedPass] = field(default_factory=dict)
-    """By micro-batch, as of `Unit`."""
+    passes: dict[Pass, RecordedPass] = field(default_factory=dict)
     patterns: tuple[Signs, Signs] | None = None
     """Signatures of a layer's rows, forward and backward."""
-
-    @property
-    def fused(self) -> bool:
-        """Whether messages of two directions are exchanged at once."""
-        return any(len(unit) > 1 for unit in self.units)
 
     @cached_property
     def reduced(self) -> int:
         """Bytes of gradients that are reduced over replicas."""
         return int(self.table.bytes[sorted(self.bulk - self.bulk_gathers)].sum())
 
+    @cached_property
+    def reduced_of_experts(self) -> int:
+        """Of `reduced`, bytes of gradients of experts."""
+        rows = [row for row in self.bulk - self.bulk_gathers if self.is_of_experts(row)]
+        return int(self.table.bytes[rows].sum())
+
     @property
     def gathers_early(self) -> bool:
         """Whether it begins to gather parameters before its first message has come."""
-        return bool(self.gathers) and self.gathers[0] < min(self.token)
+        first = next((row for rows in self.gathers for row in rows), None)
+        return first is not None and first < min(self.token)
 
     @property
     def tied(self) -> int:
@@ -126,7 +140,7 @@ class RecordedStage:
     @property
     def is_last(self) -> bool:
         """Whether the stage has head and loss."""
-        return self.stage == self.stages - 1
+        return self.stage == self.order.stages - 1
 
     # --- single rows ------------------------------------------------------------------------------
 
@@ -144,67 +158,80 @@ class RecordedStage:
         axes = self.names[self.table.slot[row]].split("-")
         return set(axes) <= {"tp", "cp"} and int(self.table.bytes[row]) >= LEAST_BYTES
 
+    def is_of_experts(self, row: int) -> bool:
+        """Whether a communication over replicas is of experts: over those of one share of them."""
+        several = any("ep" in name.split("-") for name in self.names)
+        return several and "ep" not in self.names[self.table.slot[row]].split("-")
+
     def ordinal(self, slot: int) -> int:
         """Number of a slot among those that span the same axes."""
         return self.names[:slot].count(self.names[slot])
 
 
-def recorded_stage(
-    program: Program,
-    structure: ParallelStructure,
-    rank: int,
-    signatures: dict[tuple[Any, ...], int],
-    first: RecordedStage | None = None,
-) -> RecordedStage:
-    """Find passes and layers in what a rank did. Local.
+def recorded_stages(program: Program, structure: ParallelStructure) -> dict[int, RecordedStage]:
+    """Find passes and layers in what the ranks of a pipeline's job did. Local.
 
     Parameters
     ----------
     program : Program
     structure : ParallelStructure
-    rank : int
-        Simulated.
-    signatures : dict
-        Numbers of the sorts of rows that were met before; those of this rank are added.
-    first : RecordedStage, optional
-        First stage of the same pipeline, whose layers are looked for; None for that itself.
+
+    Returns
+    -------
+    dict of int to RecordedStage
+        By simulated rank.
 
     Raises
     ------
     InputError
         If they cannot be told apart; the message names the rank.
     """
-    return _Reader(program, structure, rank, signatures).read(first)
+    pp = structure.axis("pp")
+    assert pp is not None
+    places = structure.place.tolist()
+    ranks = sorted(range(program.n_ranks), key=lambda rank: places[rank][pp])
+    readers = {rank: _Reader(program, structure, rank) for rank in ranks}
+    fused = any(len(batch) > 1 for each in readers.values() for batch in each.batches)
+    common = readers[ranks[0]].orders(fused)
+    for rank in ranks[1:]:
+        own = readers[rank].orders(fused)
+        common = [order for order in common if order in own]
+        if not common:
+            raise InputError(
+                f"{readers[rank].said}: its messages follow each other in another order than those "
+                f"of rank {structure.ranks[ranks[0]]}"
+            )
+    signatures: dict[tuple[Any, ...], int] = {}
+    first: dict[tuple[int, ...], RecordedStage] = {}
+    found = {}
+    for rank in ranks:
+        column = tuple(at for i, at in enumerate(places[rank]) if i != pp)
+        found[rank] = readers[rank].read(common[0], signatures, first.get(column))
+        first.setdefault(column, found[rank])
+    return found
 
 
 class _Reader:
-    def __init__(
-        self,
-        program: Program,
-        structure: ParallelStructure,
-        rank: int,
-        signatures: dict[tuple[Any, ...], int],
-    ) -> None:
-        self.said = f"--pp: rank {structure.ranks[rank]}"
+    def __init__(self, program: Program, structure: ParallelStructure, rank: int) -> None:
+        self.said = f"--pp or --schedule: rank {structure.ranks[rank]}"
         table, slots = program.table_of(rank), program.slots_of(rank)
         pp, dp = structure.axis("pp"), structure.axis("dp")
         assert pp is not None
+        self.stages = structure.axes[pp].size
+        self.embedding = 0
         names = [
             "-".join(a.name for a, s in zip(structure.axes, structure.spans[c], strict=True) if s)
             for c in slots.tolist()
         ]
         own = int(structure.place[rank, pp])
-        token: dict[int, str] = {}
+        peer: dict[int, int] = {}
         for row in np.flatnonzero((table.kind == Kind.SEND) | (table.kind == Kind.RECV)).tolist():
             group = program.communicators.group(int(slots[table.slot[row]]))
-            peer = next(int(structure.place[i, pp]) for i in group if i != rank)
-            if abs(peer - own) != 1:
+            peer[row] = next(int(structure.place[i, pp]) for i in group if i != rank)
+            if (peer[row] - own) % self.stages not in (1, self.stages - 1):
                 raise InputError(f"{self.said} sends to a stage that is not beside it, or receives")
-            forward = (peer > own) == (table.kind[row] == Kind.SEND)
-            way = SEND if table.kind[row] == Kind.SEND else RECEIVE
-            token[row] = way["F" if forward else "B"]
-        if len(np.unique(table.step[list(token)])) != 1:
-            raise InputError(f"{self.said}: the recording holds several steps; --pp takes one")
+        if len(np.unique(table.step[list(peer)])) != 1:
+            raise InputError(f"{self.said}: the recording holds several steps; one can be changed")
         spans = structure.spans[slots]
         over = ~spans[:, pp] & (dp is not None and spans[:, dp])
         rows = np.flatnonzero((table.kind == Kind.COLLECTIVE) & over[table.slot])
@@ -212,27 +239,46 @@ class _Reader:
         of_pp = np.array([name == "pp" for name in names])
         ends = (table.kind == Kind.COLLECTIVE) & of_pp[table.slot] & (table.bytes >= EMBEDDING)
         self.found = RecordedStage(
-            table,
-            slots,
-            names,
-            _streams(table, names, token),
-            token,
-            defaultdict(list),
-            bulk,
+            *(table, slots, names, peer, bulk),
             {row for row in bulk if table.operation[row] == Operation.ALL_GATHER},
             set(np.flatnonzero(ends).tolist()),
             own,
-            structure.axes[pp].size,
         )
+        self.batches = self._batches()
+
+    def read(
+        self,
+        order: PipelineOrder,
+        signatures: dict[tuple[Any, ...], int],
+        first: RecordedStage | None,
+    ) -> RecordedStage:
+        """Find the passes of an order; their layers as of the `first` stage of the pipeline."""
+        self.found.order = order
+        units = order.of(self.found.stage)
+        self._name_messages(units)
+        self._sign(signatures)
+        segments = self._segments(units)
+        self._drop_helpers(segments)
+        self._find_patterns(segments, first)
+        for number, (passes, rows) in enumerate(segments):
+            self._take(passes, rows, number == 0, number == len(segments) - 1)
+        self._check_backward()
+        self._beside()
+        return self.found
+
+    def _sign(self, signatures: dict[tuple[Any, ...], int]) -> None:
+        """Number the sorts of rows; those that were not met before are added."""
+        found, table = self.found, self.found.table
         self.signature = np.array(
             [
                 signatures.setdefault(
                     (
                         int(table.kind[row]),
-                        self.found.stream_key(row),
+                        found.stream_key(row),
                         int(table.operation[row]),
-                        names[table.slot[row]] if table.slot[row] >= 0 else "",
-                        int(table.bytes[row]),
+                        found.names[table.slot[row]] if table.slot[row] >= 0 else "",
+                        # What is sent to experts differs from layer to layer.
+                        0 if table.operation[row] in BY_ROUTER else int(table.bytes[row]),
                         int(table.name[row]),
                     ),
                     len(signatures),
@@ -241,75 +287,92 @@ class _Reader:
             ]
         )
 
-    def read(self, first: RecordedStage | None) -> RecordedStage:
-        segments = self._segments()
-        self._drop_helpers(segments)
-        self._find_patterns(segments, first)
-        for number, (passes, rows) in enumerate(segments):
-            self._take(passes, rows, number == 0, number == len(segments) - 1)
-        self._beside()
-        return self.found
-
     # --- messages ---------------------------------------------------------------------------------
 
-    def _units(self) -> list[tuple[tuple[str, ...], list[int]]]:
-        """Messages that are exchanged at once, in order, with the CPU's waits behind them."""
-        table, token = self.found.table, self.found.token
-        found: list[tuple[list[str], list[int]]] = []
-        for row in sorted(token):
-            if found and found[-1][1][-1] == row - 1 and table.flags[row] & Flag.JOINED:
-                found[-1][0].append(token[row])
-                found[-1][1].append(row)
+    def _batches(self) -> list[list[int]]:
+        """Rows of messages that are exchanged at once, in order."""
+        table = self.found.table
+        found: list[list[int]] = []
+        for row in sorted(self.found.peer):
+            if found and found[-1][-1] == row - 1 and table.flags[row] & Flag.JOINED:
+                found[-1].append(row)
             else:
-                found.append(([token[row]], [row]))
-        for _, rows in found:
-            after = rows[-1] + 1
+                found.append([row])
+        return found
+
+    def _ends_of(self, row: int) -> tuple[bool, int]:
+        """Whether a message is sent, and the other stage."""
+        return bool(self.found.table.kind[row] == Kind.SEND), self.found.peer[row]
+
+    def orders(self, fused: bool) -> list[PipelineOrder]:
+        """Orders that the messages of the rank are of, exchanged in batches or not."""
+        stage = self.found.stage
+        recorded = [sorted(map(self._ends_of, batch)) for batch in self.batches]
+        found = []
+        for order in orders_of(self.stages, stage, len(self.found.peer), fused):
+            expected = [
+                sorted((each.token.startswith("send"), each.peer) for each in unit)
+                for unit in order.of(stage)
+                if not isinstance(unit, Pass)
+            ]
+            if expected == recorded:
+                found.append(order)
+        if not found:
+            raise InputError(
+                f"{self.said}: its {len(self.found.peer)} messages do not follow each other as "
+                "1F1B, GPipe or the interleaved schedule sends them; layers of other schedules are "
+                "not dealt anew"
+            )
+        return found
+
+    def _name_messages(self, units: list[Unit]) -> None:
+        """Tell which message each row is, and what streams are for."""
+        found = self.found
+        expected = [unit for unit in units if not isinstance(unit, Pass)]
+        for batch, unit in zip(self.batches, expected, strict=True):
+            left = list(unit)
+            for row in batch:
+                sends, peer = self._ends_of(row)
+                for each in left:
+                    if (each.token.startswith("send"), each.peer) == (sends, peer):
+                        found.token[row] = each.token
+                        left.remove(each)
+                        break
+        found.keys = _streams(found.table, found.names, found.token)
+
+    def _segments(self, units: list[Unit]) -> list[tuple[list[Pass], list[int]]]:
+        """Passes that follow each other without a message between, and their rows."""
+        found, table = self.found, self.found.table
+        segments: list[tuple[list[Pass], list[int]]] = []
+        passes: list[Pass] = []
+        begin = since = 0
+        forward: bool | None = None
+        following = iter(self.batches)
+        for each in units:
+            if isinstance(each, Pass):
+                passes.append(each)
+                forward = each.forward
+                continue
+            batch = next(following)
+            rows, after = list(batch), batch[-1] + 1
             while after < len(table) and table.kind[after] == Kind.HOST_WAIT:
-                if not set(self.found.waits(after)) & set(rows):
+                if not set(found.waits(after)) & set(rows):
                     break
                 rows.append(after)
                 after += 1
-        return [(tuple(sorted(tokens, reverse=True)), rows) for tokens, rows in found]
-
-    def _segments(self) -> list[tuple[list[int], list[int]]]:
-        """Passes that follow each other without a message between, and their rows."""
-        found = self.found
-        units = self._units()
-        for unit, rows in units:
-            found.units[unit].append(rows)
-        tokens = [each for unit, _ in units for each in unit]
-        found.micro_batches = tokens.count(SEND["F"] if not found.is_last else RECEIVE["F"])
-        order: list[Unit] = []
-        for schedule in ORDERS:
-            order = stage_order(
-                schedule, found.stage, found.stages, found.micro_batches, found.fused
-            )
-            if [each for each in order if isinstance(each, tuple)] == [unit for unit, _ in units]:
-                found.schedule = schedule
-                break
-        else:
-            raise InputError(
-                f"{self.said}: its {len(tokens)} messages do not follow each other as 1F1B or "
-                f"GPipe sends {found.micro_batches} micro-batches; layers of other schedules are "
-                "not dealt anew"
-            )
-        segments: list[tuple[list[int], list[int]]] = []
-        passes: list[int] = []
-        begin = 0
-        following = iter(units)
-        for each in order:
-            if isinstance(each, int):
-                passes.append(each)
-                continue
-            rows = next(following)[1]
+            tokens = tuple(sorted(found.token[row] for row in batch))
+            found.units[tokens, forward].append(rows)
+            since = begin if passes else since
+            if all(wait < since for wait in found.waits(batch[0])):
+                found.early.update(batch)
             segments.append((passes, list(range(begin, rows[0]))))
             passes, begin = [], rows[-1] + 1
-        segments.append((passes, list(range(begin, len(found.table)))))
+        segments.append((passes, list(range(begin, len(table)))))
         return segments
 
     # --- passes and layers ------------------------------------------------------------------------
 
-    def _drop_helpers(self, segments: list[tuple[list[int], list[int]]]) -> None:
+    def _drop_helpers(self, segments: list[tuple[list[Pass], list[int]]]) -> None:
         """Leave communications over replicas out of passes, and kernels that only they need."""
         found = self.found
         usual: set[int] = set()
@@ -332,7 +395,7 @@ class _Reader:
             rows[:] = kept
 
     def _find_patterns(
-        self, segments: list[tuple[list[int], list[int]]], first: RecordedStage | None
+        self, segments: list[tuple[list[Pass], list[int]]], first: RecordedStage | None
     ) -> None:
         """Find what the rows of one layer are, in passes of the first stage."""
         found = self.found
@@ -340,27 +403,38 @@ class _Reader:
             found.patterns, found.layers = first.patterns, 0
             return
         inner = segments[1:-1]
-        there = next((rows for passes, rows in inner if [p > 0 for p in passes] == [True]), None)
-        back = next((rows for passes, rows in inner if passes and passes[0] < 0), None)
-        if there is None or back is None:
+        chunks = found.order.chunks
+
+        def rows_of(forward: bool, chunk: int) -> list[int] | None:
+            for passes, rows in inner:
+                own = passes[:1] if not forward else passes
+                if [(each.forward, each.chunk) for each in own] == [(forward, chunk)]:
+                    return rows
+            return None
+
+        with_embedding, there = rows_of(True, 0), rows_of(True, chunks - 1)
+        back = rows_of(False, chunks - 1)
+        if with_embedding is None or there is None or back is None:
             raise InputError(
-                f"{self.said}: {found.micro_batches} micro-batches show no pass without what a "
-                "step begins or ends with; record more micro-batches"
+                f"{self.said}: {found.order.micro_batches} micro-batches show no pass without what "
+                "a step begins or ends with; record more micro-batches"
             )
         signs = self.signature[there], self.signature[back]
         counts = _repeated(signs[0]), _repeated(signs[1][::-1])
         layers = math.gcd(counts[0][1], counts[1][1])
         lengths = [period * count for period, count in counts]
-        if layers < 2 or lengths[0] < len(there) / 2:
+        if chunks > 1 and lengths != [len(there), len(back)]:
+            lengths, layers = [len(there), len(back)], 1  # unlike layers: a chunk stays whole
+        elif chunks == 1 and (layers < 2 or lengths[0] < len(there) / 2):
             raise InputError(
                 f"{self.said}: its passes show no two equal layers: no rows that repeat, but for "
                 "an embedding"
             )
         found.layers = layers
         found.patterns = signs[0][-lengths[0] // layers :], signs[1][: lengths[1] // layers]
-        self.embedding = len(there) - lengths[0]
+        self.embedding = len(with_embedding) - lengths[0]
 
-    def _take(self, passes: list[int], rows: list[int], begins: bool, ends: bool) -> None:
+    def _take(self, passes: list[Pass], rows: list[int], begins: bool, ends: bool) -> None:
         """Find the layers of some passes that follow each other, and what lies beside them."""
         found = self.found
         assert found.patterns is not None
@@ -372,27 +446,28 @@ class _Reader:
             return
         signs, at = self.signature[rows], 0
         for i, each in enumerate(passes):
-            pattern = found.patterns[0 if each > 0 else 1]
+            pattern = found.patterns[0 if each.forward else 1]
             begin, count = _search(signs, pattern, at)
             found.layers = found.layers or count
             if not count or count != found.layers:
                 raise InputError(
-                    f"{self.said}: {count} layers are found in a pass of micro-batch {abs(each)}, "
-                    f"{found.layers} in others, by the rows of a layer of the first stage"
+                    f"{self.said}: {count} layers are found in a pass of micro-batch "
+                    f"{each.micro_batch + 1}, {found.layers} in others, by the rows of a layer of "
+                    "the first stage"
                 )
             size = len(pattern)
             end = begin + count * size
             layers = [rows[begin + k * size : begin + (k + 1) * size] for k in range(count)]
             before = rows[at:begin]
-            if i and passes[i - 1] < 0:  # a backward, whose embedding lies before this one's
+            if i and not passes[i - 1].forward:  # whose embedding lies before this one's
                 cut = len(before) - self.embedding
                 found.passes[passes[i - 1]].behind.extend(before[:cut])
                 before = before[cut:]
             elif i:
                 # With GPipe the head's backward lies apart in all other micro-batches.
                 cut = len(before)
-                if found.schedule == "gpipe":
-                    cut = len(found.passes[1].behind)
+                if found.order.schedule == "gpipe":
+                    cut = len(found.passes[Pass(True, 0, 0)].behind)
                 found.passes[passes[i - 1]].behind.extend(before[:cut])
                 before = before[cut:]
             elif begins and not found.stage:
@@ -400,53 +475,89 @@ class _Reader:
                 found.prologue.extend(range([*before, *layers[0]][0]))
             found.passes[each] = RecordedPass(before, layers, [])
             at = end
-        behind = found.passes[passes[-1]].behind
+        last = passes[-1]
+        behind = found.passes[last].behind
         if not ends:
             behind.extend(rows[at:])
             return
-        known = next((len(p.behind) for mb, p in found.passes.items() if mb < 0), 0)
+        others = [p for each, p in found.passes.items() if each[:2] == last[:2] and each != last]
+        known = len(others[0].behind) if others else 0
         behind.extend(rows[at : at + known])
         found.epilogue.extend(range(rows[at + known - 1] + 1, len(found.table)))
+
+    def _check_backward(self) -> None:
+        """Refuse backward passes of which a part lies behind all layers, a kernel for each."""
+        found = self.found
+        if found.layers < LEAST_LAYERS:
+            return
+        for each, own in found.passes.items():
+            rows = [] if each.forward else own.behind
+            kernels = [row for row in rows if found.table.kind[row] == Kind.KERNEL]
+            _, counts = np.unique(self.signature[kernels], return_counts=True)
+            if (counts >= found.layers).any():
+                raise InputError(
+                    f"{self.said}: behind the layers of a backward pass kernels run as often as "
+                    "there are layers: of gradients of weights, as zero-bubble schedules have "
+                    "them; layers of such schedules are not dealt anew"
+                )
 
     # --- communications over replicas -------------------------------------------------------------
 
     def _beside(self) -> None:
-        """Tell what is reduced or gathered beside the first and the last pass."""
-        found = self.found
-        first = found.passes[1].layers[0][0]
-        end = found.passes[1].layers[-1][-1]
-        last = found.passes[-found.micro_batches].layers
-        found.gathers = sorted(row for row in found.bulk_gathers if row < end)
-        start = min([first, *found.passes[1].before])
-        found.ahead = max(1, sum(row < start for row in found.gathers))
+        """Tell what is reduced or gathered beside the first and the last pass of each chunk."""
+        found, order = self.found, self.found.order
+        chunks, final = range(order.chunks), order.micro_batches - 1
+        forward = [found.passes[Pass(True, c, 0)] for c in chunks]
+        backward = [found.passes[Pass(False, c, final)] for c in chunks]
+        gathers = sorted(row for row in found.bulk_gathers if row < forward[-1].layers[-1][-1])
+        found.gathers = self._gathers_of(gathers, forward)
+        start = min([forward[0].layers[0][0], *forward[0].before])
+        found.ahead = max(1, sum(row < start for row in gathers))
         reduces = sorted(found.bulk - found.bulk_gathers)
-        # The last stage may reduce the head's gradients before those of its layers.
-        begin = found.passes[found.micro_batches].layers[0][0] if found.is_last else last[0][0]
-        early = [row for row in reduces if row < begin]
-        late = [row for row in found.bulk_gathers if end < row < last[-1][-1]]
+        begins = [each.layers[0][0] for each in backward]
+        if found.is_last:  # it may reduce the head's gradients before those of its layers
+            begins[-1] = found.passes[Pass(True, order.chunks - 1, final)].layers[0][0]
+        early = [row for row in reduces if row < begins[-1]]
+        until = backward[0].layers[-1][-1]
+        late = [row for row in found.bulk_gathers - set(gathers) if row < until]
         if early or late:
             raise InputError(
                 f"{self.said}: {len(early) + len(late)} reductions of gradients or gathers of "
                 "parameters lie between its passes, as FSDP has them; layers are not dealt anew"
             )
+        found.reduces = [[] for _ in chunks]
         if not set(reduces) <= set(found.epilogue):
-            found.reduces = reduces
-        beside = {*found.gathers, *found.reduces}
+            ends = [len(found.table), *begins]
+            found.reduces = [[r for r in reduces if begins[c] <= r < ends[c]] for c in chunks]
+        beside = {row for rows in (*found.gathers, *found.reduces) for row in rows}
         for row in tuple(beside):
             beside |= set(found.helpers.get(row, ()))
         found.prologue = [row for row in found.prologue if row not in beside]
         found.epilogue = [row for row in found.epilogue if row not in beside]
 
+    def _gathers_of(self, gathers: list[int], forward: list[RecordedPass]) -> list[list[int]]:
+        """Gathers of parameters → those of each chunk: which its first forward is first to need."""
+        found: list[list[int]] = [[] for _ in forward]
+        left = list(gathers)
+        for own, each in zip(found, forward, strict=True):
+            rows = [*each.before, *(row for layer in each.layers for row in layer), *each.behind]
+            needed = {wait for row in rows for wait in self.found.waits(row)} & set(left)
+            while needed and left and left[0] <= max(needed):
+                own.append(left.pop(0))
+        found[-1].extend(left)
+        return found
+
 
 def _streams(table: Table, names: list[str], token: dict[int, str]) -> dict[int, tuple[Any, ...]]:
-    """Stream → what it is for: kernels, messages, or collectives along some axes."""
+    """Stream → what it is for: kernels, messages (of one sort, or all), or collectives."""
     found: dict[int, tuple[Any, ...]] = {}
     for stream in np.unique(table.stream[table.stream >= 0]).tolist():
-        rows = np.flatnonzero((table.stream == stream) & table.is_communication)
-        if not len(rows):
+        rows = np.flatnonzero((table.stream == stream) & table.is_communication).tolist()
+        if not rows:
             word = "kernels"
-        elif int(rows[0]) in token:
-            word = "messages"
+        elif rows[0] in token:
+            tokens = {token.get(row, "") for row in rows}
+            word = f"messages: {tokens.pop() if len(tokens) == 1 else 'all'}"
         else:
             word = names[table.slot[rows[0]]]
         number = sum(key[0] == word for key in found.values())

@@ -2,8 +2,7 @@
 
 Rows of passes come from the recorded stage that had the layer; what is before a stage's first and
 behind its last pass (gradients set to zero, reductions, the optimizer) goes with its share of the
-parameters. The order is that of 1F1B (Megatron-LM's
-``forward_backward_pipelining_without_interleaving``) or of GPipe. Messages are copies of recorded
+parameters. The order is that of a schedule (`parallel_order`). Messages are copies of recorded
 ones, of the same place in the schedule; what leaves the recorded nodes, or has other bytes, is left
 for the network to price.
 """
@@ -11,15 +10,16 @@ for the network to price.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..base.errors import InputError
-from ..program import COLUMNS, UNPRICED, Kind, Table
-from .parallel_order import stage_order
+from ..program import COLUMNS, UNPRICED, Flag, Kind, Table
+from .parallel_order import Message, Pass
 from .parallel_partition import StagePartition
-from .parallel_passes import RecordedStage
+from .parallel_passes import RecordedPass, RecordedStage
 
 __all__ = ["RankRows"]
 
@@ -33,10 +33,87 @@ ROUNDING = 1e-9
 
 NO_ROW = -1
 
+OF_MESSAGE = ("kind", "bytes", "duration", "name", "flags")
+OF_LAUNCH = ("host", "launch", "launch_cost", "gap")
+"""Columns of a message, and of the launch of a batch of them."""
+
+DIRECTIONS = ("forward", "backward")
+"""First entries of the identities of pairs of stages."""
+
 TENSOR_KERNELS = 4
 """Kernels of one name in a row, from which on they are taken for one a tensor (or a chunk of
 tensors, as of apex's multi_tensor_apply), so that their number goes with the parameters. An
 assumption: fewer are kept as they are, each with more or less work."""
+
+
+class _Shares(NamedTuple):
+    """What a new stage, or a chunk of one, has of the parameters of a recorded one.
+
+    Attributes
+    ----------
+    others, experts : float
+        Of all but experts, and of these.
+    """
+
+    others: float
+    experts: float
+
+
+class _Bucket(NamedTuple):
+    """A communication over replicas.
+
+    Attributes
+    ----------
+    row : int
+        The recorded one.
+    bytes : int
+    upto : float
+        Share of a chunk's parameters of which gradients, or parameters, are complete with it.
+    work : float
+        Of the kernels that make its buffer, over those of the recorded one.
+    """
+
+    row: int
+    bytes: int
+    upto: float
+    work: float
+
+
+@dataclass(eq=False)
+class _Chunk:
+    """A chunk of a new stage.
+
+    Attributes
+    ----------
+    part : int
+        Of the model, in sequence.
+    layers : range
+        Of the model, in sequence.
+    is_first, is_last : bool
+        Whether it has the embedding, or head and loss.
+    source, number
+        Recorded stage and chunk of which its rows besides layers are.
+    follows : bool
+        Whether these are of a part behind the first, so that what is before layers is no embedding.
+    gathers, reduces : list of _Bucket
+        Communications over replicas, as of `source`. Gathers are taken off as they are launched.
+    """
+
+    part: int
+    layers: range
+    is_first: bool
+    is_last: bool
+    source: RecordedStage
+    number: int
+    follows: bool
+    gathers: list[_Bucket]
+    reduces: list[_Bucket]
+    gather_count: int = field(init=False)
+    reduced: int = 0
+    """How many of `reduces` are written."""
+
+    def __post_init__(self) -> None:
+        self.gather_count = len(self.gathers)
 
 
 class RankRows:
@@ -64,9 +141,11 @@ class RankRows:
         self.stage = place[partition.pp]
         self.is_first, self.is_last = self.stage == 0, self.stage == partition.stages - 1
         self.source = partition.of_rank[partition.rank_at[tuple(self.recorded_place())]]
-        self.share = partition.gradient_bytes(self.stage) / self.source.reduced
-        each = partition.layers // partition.stages
-        self.layers = range(self.stage * each, (self.stage + 1) * each)
+        own, recorded = partition.gradient_bytes(self.stage), self.source.reduced
+        self.share = own / recorded
+        layers = partition.layers // partition.stages
+        self.shares = self._shares(own, recorded, layers, self._recorded_layers(self.source))
+        self.chunks = [self._chunk(chunk) for chunk in range(partition.order.chunks)]
         self.rows: list[dict[str, Any]] = []
         self.waits: list[list[int]] = []
         self.slots: list[tuple[Any, ...]] = []
@@ -74,12 +153,37 @@ class RankRows:
         """Stream → its latest row."""
         self.message = self.bulk = NO_ROW
         """The latest message, and the latest large communication over replicas."""
-        self.gathers = self._cut(self.source.gathers)
-        self.reduces = self._cut(self.source.reduces)
+        self.at_pass: dict[tuple[Any, ...], int] = {}
+        """As `latest`, where the latest pass began."""
+        self.forward: bool | None = None
+        """Whether the latest pass is a forward."""
         self.launched: list[int] = []
-        """New rows of those of `gathers` that are written."""
-        self.reduces_written = 0
-        """How many of `reduces` are written."""
+        """New rows of the gathers that are written."""
+
+    def _chunk(self, number: int) -> _Chunk:
+        """What a chunk of this rank runs, and from where its rows are."""
+        partition, before = self.partition, self.partition.before
+        part = number * partition.stages + self.stage
+        each = partition.layers // partition.order.parts
+        is_first, is_last = part == 0, part == partition.order.parts - 1
+        middle = 1 if before.parts > 2 else 0
+        of = 0 if is_first else before.parts - 1 if is_last else middle
+        source = self.recorded(of % before.stages)
+        chunk = of // before.stages
+        shares = self._shares(
+            *(partition.part_bytes(part), partition.recorded_part_bytes(of), each, source.layers)
+        )
+        layers = range(part * each, (part + 1) * each)
+        return _Chunk(
+            *(part, layers, is_first, is_last, source, chunk, of > 0),
+            self._cut(source, source.gathers[chunk], shares),
+            self._cut(source, source.reduces[chunk], shares),
+        )
+
+    def _shares(self, new: float, old: float, layers: int, recorded: int) -> _Shares:
+        """Bytes of gradients and layers, new and recorded → shares of the parameters."""
+        experts = self.partition.gradients.experts
+        return _Shares((new - experts * layers) / (old - experts * recorded), layers / recorded)
 
     def recorded_place(self, stage: int | None = None) -> list[int]:
         """Place of the recorded rank that this one takes a stage's rows from.
@@ -105,104 +209,118 @@ class RankRows:
         partition, source = self.partition, self.source
         self._outside_passes(source.prologue)
         if self.recorded(partition.recorded_stages - 1).gathers_early:
-            for _ in self.gathers[: source.ahead]:
-                self._gather()
-        order = stage_order(
-            partition.schedule,
-            self.stage,
-            partition.stages,
-            partition.micro_batches,
-            source.fused,
-        )
-        for unit in order:
-            if isinstance(unit, tuple):
+            self._gather_upto(source.ahead)
+        for unit in partition.order.of(self.stage):
+            if not isinstance(unit, Pass):
                 self._messages(unit)
-            elif unit > 0:
-                self._forward(unit - 1)
+                continue
+            self.at_pass, self.forward = dict(self.latest), unit.forward
+            if unit.forward:
+                self._forward(unit)
             else:
-                self._backward(-unit - 1)
+                self._backward(unit)
         self._outside_passes(source.epilogue)
 
-    def _forward(self, micro_batch: int) -> None:
-        partition, source = self.partition, self.source
-        done = partition.gradients.first if self.is_first else 0.0
-        received = [] if self.is_first else [self.message]
-        if self.is_first or source.stage:
-            needed = self._parameters(micro_batch, done)
-            self._block(source, source.passes[micro_batch + 1].before, [*needed, *received])
-        for layer in self.layers:
-            stage, number = partition.owner[layer]
+    def _recorded_pass(self, of: Pass, own: RecordedStage, chunk: int) -> RecordedPass:
+        """The recorded pass of the same micro-batch and direction."""
+        return own.passes[of._replace(chunk=chunk)]
+
+    def _forward(self, unit: Pass) -> None:
+        partition, chunk = self.partition, self.chunks[unit.chunk]
+        done = partition.gradients.first if chunk.is_first else 0.0
+        received = [] if chunk.is_first else [self.message]
+        beside = self._recorded_pass(unit, chunk.source, chunk.number)
+        if chunk.is_first or chunk.follows:
+            needed = self._parameters(unit, done)
+            self._block(chunk.source, beside.before, [*needed, *received])
+        for layer in chunk.layers:
+            stage, number, at = partition.owner[layer]
             own = self.recorded(stage)
             done += partition.gradients.layer
-            needed = self._parameters(micro_batch, done)
-            rows = own.passes[micro_batch + 1].layers[number]
+            needed = self._parameters(unit, done)
+            rows = self._recorded_pass(unit, own, number).layers[at]
             self._block(own, rows, [*needed, *received])
             received = []
-        if self.is_last:
-            needed = self._parameters(micro_batch, partition.gradient_bytes(self.stage))
-            self._block(source, source.passes[micro_batch + 1].behind, needed)
+        if chunk.is_last:
+            needed = self._parameters(unit, partition.part_bytes(chunk.part))
+            self._block(chunk.source, beside.behind, needed)
 
-    def _backward(self, micro_batch: int) -> None:
-        partition = self.partition
-        done = partition.gradients.last if self.is_last else 0.0
-        if self.is_last:  # the head's, where the schedule runs it apart from the forward
-            self._block(self.source, self.source.passes[-micro_batch - 1].before, [])
-        self._reduce(micro_batch, done)
-        for layer in reversed(self.layers):
-            stage, number = partition.owner[layer]
+    def _backward(self, unit: Pass) -> None:
+        partition, chunk = self.partition, self.chunks[unit.chunk]
+        done = partition.gradients.last if chunk.is_last else 0.0
+        beside = self._recorded_pass(unit, chunk.source, chunk.number)
+        if chunk.is_last:  # the head's, where the schedule runs it apart from the forward
+            self._block(chunk.source, beside.before, [])
+        self._reduce(unit, done)
+        for layer in reversed(chunk.layers):
+            stage, number, at = partition.owner[layer]
             own = self.recorded(stage)
-            begins = layer == self.layers[-1] and not self.is_last
+            begins = layer == chunk.layers[-1] and not chunk.is_last
             after = [self.message] if begins else []
-            rows = own.passes[-micro_batch - 1].layers[own.layers - 1 - number]
+            rows = self._recorded_pass(unit, own, number).layers[own.layers - 1 - at]
             self._block(own, rows, after)
             done += partition.gradients.layer
-            self._reduce(micro_batch, done)
-        if self.is_first or self.source.stage:
-            self._block(self.source, self.source.passes[-micro_batch - 1].behind, [])
-        self._reduce(micro_batch, partition.gradient_bytes(self.stage))
+            self._reduce(unit, done)
+        if chunk.is_first or chunk.follows:
+            self._block(chunk.source, beside.behind, [])
+        self._reduce(unit, partition.part_bytes(chunk.part))
 
     # --- communications over replicas -----------------------------------------------------------
 
-    def _gather(self) -> None:
-        row, size = self.gathers[len(self.launched)]
-        self.launched.append(self._copied(self.source, row, {}, bytes=size, duration=UNPRICED))
+    def _gather_upto(self, count: int) -> None:
+        """Launch gathers of parameters, those of the first chunk first, until there are so many."""
+        for chunk in self.chunks:
+            while chunk.gathers and len(self.launched) < count:
+                row, size, *_ = chunk.gathers.pop(0)
+                copy = self._copied(chunk.source, row, {}, bytes=size, duration=UNPRICED)
+                self.launched.append(copy)
 
-    def _parameters(self, micro_batch: int, upto: float) -> list[int]:
-        """Return the gather that brings a stage's parameters up to some bytes."""
-        count = len(self.gathers)
-        if micro_batch or not count:
+    def _parameters(self, unit: Pass, upto: float) -> list[int]:
+        """Return the gather that brings a chunk's parameters up to some bytes."""
+        chunk = self.chunks[unit.chunk]
+        count = chunk.gather_count
+        if unit.micro_batch or not count:
             return []
-        share = upto / self.partition.gradient_bytes(self.stage) * (1 - ROUNDING)
-        bucket = min(count - 1, int(share * count))
-        while len(self.launched) < min(bucket + self.source.ahead, count):
-            self._gather()
+        share = upto / self.partition.part_bytes(chunk.part) * (1 - ROUNDING)
+        before = sum(each.gather_count for each in self.chunks[: unit.chunk])
+        bucket = before + min(count - 1, int(share * count))
+        self._gather_upto(bucket + self.source.ahead)
         return [self.launched[bucket]]
 
-    def _reduce(self, micro_batch: int, upto: float) -> None:
-        """Reduce the gradients that are complete, in the last backward."""
-        if micro_batch < self.partition.micro_batches - 1:
+    def _reduce(self, unit: Pass, upto: float) -> None:
+        """Reduce the gradients that are complete, in a chunk's last backward."""
+        chunk = self.chunks[unit.chunk]
+        if unit.micro_batch < self.partition.order.micro_batches - 1:
             return
-        source, count = self.source, len(self.reduces)
-        share = upto / self.partition.gradient_bytes(self.stage) * (1 + ROUNDING)
-        while self.reduces_written < count and share >= (self.reduces_written + 1) / count:
-            row, size = self.reduces[self.reduces_written]
-            more = self.share * len(source.reduces) / count
+        source, count = chunk.source, len(chunk.reduces)
+        share = upto / self.partition.part_bytes(chunk.part) * (1 + ROUNDING)
+        while chunk.reduced < count and share >= chunk.reduces[chunk.reduced].upto:
+            row, size, _, more = chunk.reduces[chunk.reduced]
             for run in _runs(source.table, source.helpers.get(row, [])):
-                self._run(run, {}, more)
+                self._run(source, run, {}, more)
             self.bulk = self._copied(source, row, {}, bytes=size, duration=UNPRICED)
-            self.reduces_written += 1
+            chunk.reduced += 1
 
-    def _cut(self, rows: Sequence[int]) -> list[tuple[int, int]]:
-        """Recorded communications of parameters → as many as a share has, with their bytes."""
-        if not rows:
-            return []
-        total = int(self.source.table.bytes[list(rows)].sum()) * self.share
-        count = max(1, round(len(rows) * self.share))
-        picked = [rows[i * len(rows) // count] for i in range(count)]
-        return [
-            (row, max(1, round(total / count / BUFFER_ALIGNMENT)) * BUFFER_ALIGNMENT)
-            for row in picked
-        ]
+    def _cut(self, source: RecordedStage, rows: Sequence[int], shares: _Shares) -> list[_Bucket]:
+        """Recorded communications of parameters → as many as a share has, with their bytes.
+
+        Those of each group of ranks by themselves, in the order in which parameters are complete.
+        """
+        groups: dict[str, list[int]] = {}
+        for row in rows:
+            groups.setdefault(source.names[source.table.slot[row]], []).append(row)
+        found = []
+        for own in groups.values():
+            share = shares.experts if source.is_of_experts(own[0]) else shares.others
+            total = int(source.table.bytes[own].sum()) * share
+            count = max(1, round(len(own) * share))
+            size = max(1, round(total / count / BUFFER_ALIGNMENT)) * BUFFER_ALIGNMENT
+            work = share * len(own) / count
+            found += [
+                _Bucket(own[i * len(own) // count], size, (i + 1) / count, work)
+                for i in range(count)
+            ]
+        return sorted(found, key=lambda bucket: bucket.upto)
 
     # --- rows -------------------------------------------------------------------------------------
 
@@ -220,35 +338,43 @@ class RankRows:
             run = i + 1
             if row in source.bulk:  # as many as the share has, where the first of them is
                 for own in (gathers, reduces):
-                    for of, size in self._cut(own) if own[:1] == [row] else ():
+                    for of, size, *_ in (
+                        self._cut(source, own, self.shares) if own[:1] == [row] else ()
+                    ):
                         self.bulk = self._copied(source, of, here, bytes=size, duration=UNPRICED)
             elif row in source.ends and inner:
                 pass
             elif table.slot[row] >= 0 and source.is_inside(row):
-                size = round(int(table.bytes[row]) * len(self.layers) / source.layers)
+                layers = sum(len(chunk.layers) for chunk in self.chunks)
+                size = round(int(table.bytes[row]) * layers / self._recorded_layers(source))
                 here[row] = self._copied(source, row, here, bytes=size, duration=UNPRICED)
             elif table.kind[row] != Kind.KERNEL:
                 here[row] = self._copied(source, row, here)
             else:
                 while run < len(rows) and _alike(table, rows[run], row):
                     run += 1
-                here |= self._run(rows[i:run], here, self.share)
+                here |= self._run(source, rows[i:run], here, self.share)
             i = run
 
-    def _run(self, rows: Sequence[int], here: Mapping[int, int], share: float) -> dict[int, int]:
+    def _recorded_layers(self, source: RecordedStage) -> int:
+        return source.layers * self.partition.before.chunks
+
+    def _run(
+        self, source: RecordedStage, rows: Sequence[int], here: Mapping[int, int], share: float
+    ) -> dict[int, int]:
         """Write kernels of one name in a row: as many as a share has, if they are many."""
         count = len(rows)
         kept = max(1, round(count * share)) if count >= TENSOR_KERNELS else count
         written: dict[int, int] = {}
         for k in range(kept):
             of = rows[k * count // kept]
-            duration = self._time(of, share * count / kept)
-            written[of] = self._copied(self.source, of, {**here, **written}, duration=duration)
+            duration = self._time(source, of, share * count / kept)
+            written[of] = self._copied(source, of, {**here, **written}, duration=duration)
         return {**written, rows[-1]: len(self.rows) - 1}
 
-    def _time(self, row: int, share: float) -> int:
-        """Time of a kernel of `source` that does a share of its work."""
-        own = int(self.source.table.duration[row])
+    def _time(self, source: RecordedStage, row: int, share: float) -> int:
+        """Time of a recorded kernel that does a share of its work."""
+        own = int(source.table.duration[row])
         fixed = min(own, self.partition.floor)
         return fixed + round((own - fixed) * share)
 
@@ -263,23 +389,76 @@ class RankRows:
                 self.waits[copy] = sorted(waits.union(self.waits[copy]))
                 waits = set()
 
-    def _messages(self, unit: tuple[str, ...]) -> None:
+    def _messages(self, unit: tuple[Message, ...]) -> None:
         """Write messages to and from neighbours, and the waits of the CPU for them."""
-        places = (self.recorded_place()[self.partition.pp], *range(self.partition.recorded_stages))
-        own = next((o for o in map(self.recorded, places) if o.units.get(unit)), None)
-        if own is None:
-            raise InputError(
-                f"--pp: no recorded rank exchanges {' and '.join(unit)} at once, as a new stage "
-                "does; record more micro-batches"
-            )
-        times = own.units[unit]
+        recorded = self._recorded_messages(tuple(sorted(each.token for each in unit)))
+        if recorded is None:
+            self._regrouped_messages(unit)
+            return
+        own, rows = recorded
         here: dict[int, int] = {}
-        before = dict(self.latest)
-        for row in times[len(times) // 2]:
+        before = dict(self.at_pass if rows[0] in own.early else self.latest)
+        left = list(unit)
+        for row in rows:
             token = own.token.get(row)
-            here[row] = self._copied(own, row, here, before=before, token=token)
-            if token is not None:
+            message = next((each for each in left if each.token == token), None)
+            if message is not None:
+                left.remove(message)
+            here[row] = self._copied(own, row, here, before=before, message=message)
+            if message is not None:
                 self.message = here[row]
+
+    def _regrouped_messages(self, unit: tuple[Message, ...]) -> None:
+        """Write messages that were exchanged one by one, or with others: launched as these were.
+
+        They are one batch, behind which the CPU waits if it waited for any of them.
+        """
+        before = dict(self.latest)
+        host_wait: tuple[RecordedStage, int] | None = None
+        for i, message in enumerate(unit):
+            own, rows = self._recorded_with(message)
+            row = next(row for row in rows if own.token.get(row) == message.token)
+            table, first = own.table, rows[0]  # the launch and its waits are those of the batch
+            changes = {name: int(getattr(table, name)[row]) for name in OF_MESSAGE}
+            changes["flags"] &= ~int(Flag.JOINED)
+            copy = self._copied(own, first, {}, before=before, message=message, **changes)
+            if i:
+                batch = self.rows[self.message]
+                self.rows[copy] |= dict.fromkeys(OF_LAUNCH, 0)
+                self.rows[copy] |= {"flags": int(Flag.JOINED), "stream": batch["stream"]}
+                self.waits[copy] = []
+            self.message = copy
+            for each in rows:
+                if table.kind[each] == Kind.HOST_WAIT:
+                    host_wait = own, each
+        if host_wait is not None:
+            self._copied(*host_wait, {}, before=before)
+
+    def _recorded_with(self, message: Message) -> tuple[RecordedStage, list[int]]:
+        """A message → rows of one time that it was exchanged: by itself, or with others."""
+        alone = self._recorded_messages((message.token,))
+        if alone is not None:
+            return alone
+        for own in map(self.recorded, range(self.partition.recorded_stages)):
+            for (tokens, _), times in own.units.items():
+                if message.token in tokens:
+                    return own, times[len(times) // 2]
+        raise InputError(f"--pp or --schedule: no recorded rank does '{message.token}'")
+
+    def _recorded_messages(self, tokens: tuple[str, ...]) -> tuple[RecordedStage, list[int]] | None:
+        """Messages that are exchanged at once → a recorded stage and its rows of one time.
+
+        Behind a pass of the same direction where there are such: when a receive is posted depends
+        on that.
+        """
+        partition = self.partition
+        places = (self.recorded_place()[partition.pp], *range(partition.recorded_stages))
+        for forward in (self.forward, not self.forward, None):
+            for own in map(self.recorded, places):
+                times = own.units.get((tokens, forward))
+                if times:
+                    return own, times[len(times) // 2]
+        return None
 
     def _copied(
         self,
@@ -288,7 +467,7 @@ class RankRows:
         here: Mapping[int, int],
         *,
         before: Mapping[tuple[Any, ...], int] | None = None,
-        token: str | None = None,
+        message: Message | None = None,
         **changes: int,
     ) -> int:
         """Write a copy of a recorded row, and return its number."""
@@ -297,7 +476,7 @@ class RankRows:
         values |= changes
         stream = own.stream_key(row)
         if table.slot[row] >= 0:
-            key, old = self._group(own, row, token)
+            key, old = self._group(own, row, message)
             if key not in self.slots:
                 self.slots.append(key)
                 self.groups.setdefault(key, []).append(self.rank)
@@ -323,18 +502,17 @@ class RankRows:
         return number
 
     def _group(
-        self, own: RecordedStage, row: int, token: str | None
+        self, own: RecordedStage, row: int, message: Message | None
     ) -> tuple[tuple[Any, ...], list[int]]:
         """Identity of a row's communicator in the new job, and its members in the recording."""
         structure = self.partition.structure
         c = int(own.slots[own.table.slot[row]])
         old = list(self.partition.recorded.communicators.group(c))
-        if token is not None:
-            to = self.stage + (1 if token in ("send forward", "receive backward") else -1)
-            way = "on" if token in ("send forward", "receive forward") else "back"
-            pair = min(self.stage, to)
+        if message is not None:
+            sends, here, there = message.token.startswith("send"), self.stage, message.peer
+            pair = (here, there) if sends else (there, here)
             fixed = [at for i, at in enumerate(self.place) if i != self.partition.pp]
-            return (way, pair, *fixed), old
+            return (message.token.split()[1], *pair, *fixed), old
         spans = structure.spans[c]
         names = "-".join(axis.name for axis, s in zip(structure.axes, spans, strict=True) if s)
         fixed = [at for at, s in zip(self.place, spans, strict=True) if not s]
@@ -343,10 +521,9 @@ class RankRows:
     def _new_ranks(self, key: tuple[Any, ...]) -> list[int]:
         """Ranks of the new job that a communicator has."""
         axes, pp = self.partition.axes, self.partition.pp
-        if key[0] in ("on", "back"):
+        if key[0] in DIRECTIONS:
             stride = axes[pp].stride
-            here = self.rank + (key[1] - self.stage) * stride
-            return [here, here + stride]
+            return [self.rank + (stage - self.stage) * stride for stage in key[1:3]]
         names = key[0].split("-")
         found = [self.rank]
         for axis, at in zip(axes, self.place, strict=True):

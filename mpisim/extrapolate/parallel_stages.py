@@ -16,24 +16,27 @@ from ..base.errors import InputError
 from ..program import Communicators, Program, check_matching
 from .parallel_overlap import KernelsByName
 from .parallel_partition import StagePartition
-from .parallel_rank_rows import RankRows
+from .parallel_rank_rows import DIRECTIONS, RankRows
 from .parallel_structure import ParallelStructure, find_structure
 
 __all__ = ["repartitioned", "with_stages"]
 
-REPARTITIONED = ("tp", "cp", "dp", "pp")
+REPARTITIONED = ("tp", "cp", "ep", "dp", "pp")
 """Axes of jobs whose layers can be dealt anew."""
 
 
 def with_stages(
     program: Program,
     structure: ParallelStructure,
-    stages: int,
+    stages: int | None,
     node: int,
     floor: int,
     kernels: KernelsByName,
+    *,
+    schedule: str | None = None,
+    chunks: int | None = None,
 ) -> tuple[Program, ParallelStructure, str]:
-    """Deal the layers of a recorded pipeline to so many stages. Local.
+    """Deal the layers of a recorded pipeline to so many stages, or in another order. Local.
 
     Parameters
     ----------
@@ -41,13 +44,18 @@ def with_stages(
         Whole, as recorded.
     structure : ParallelStructure
         Of this program.
-    stages : int
+    stages : int, optional
+        By default as recorded.
     node : int
         Ranks of a node.
     floor : int
         Of each kernel's time, what it takes besides its work, in ps.
     kernels : mapping of str to sequence of (int, Kernel)
         What kernels compute, by name and time, where shapes are on record.
+    schedule : str, optional
+        One of `SCHEDULES`; by default the recorded one.
+    chunks : int, optional
+        Of each stage, of an interleaved schedule; by default as recorded.
 
     Returns
     -------
@@ -64,25 +72,36 @@ def with_stages(
         If passes or layers cannot be told apart, or layers do not divide.
     """
     pp = structure.axis("pp")
+    options = {"--pp": stages, "--schedule": schedule, "--vpp": chunks}
+    said = " ".join(f"{name} {value}" for name, value in options.items() if value is not None)
     if pp is None:
         raise InputError(
-            f"--pp {stages}: the grid {structure.text} has no pipeline, whose messages would tell "
+            f"{said}: the grid {structure.text} has no pipeline, whose messages would tell "
             "where a stage begins"
         )
-    if stages == structure.axes[pp].size:
-        return program, structure, ""
-    if stages < 2:
+    if stages is not None and stages < 2:
         raise InputError(f"--pp is {stages}; allowed is 2 or more")
+    if chunks is not None and chunks < 1:
+        raise InputError(f"--vpp is {chunks}; allowed is 1 or more")
+    recorded = structure.axes[pp].size
+    if stages in (None, recorded) and schedule is None and chunks is None:
+        return program, structure, ""
     others = [axis.name for axis in structure.axes if axis.name not in REPARTITIONED]
     if others:
         raise InputError(
-            f"--pp {stages}: the grid {structure.text} has {', '.join(others)}; layers are dealt "
+            f"{said}: the grid {structure.text} has {', '.join(others)}; layers are dealt "
             f"anew in grids of {', '.join(REPARTITIONED)} alone"
         )
     unseen = [axis.name for axis in structure.axes if axis.unseen]
     if unseen:
-        raise InputError(f"--pp {stages}: ranks are missing along {', '.join(unseen)}")
-    partition = StagePartition(program, structure, stages, node, floor, kernels)
+        raise InputError(f"{said}: ranks are missing along {', '.join(unseen)}")
+    partition = StagePartition(
+        *(program, structure, recorded if stages is None else stages, node, floor, kernels),
+        schedule=schedule,
+        chunks=chunks,
+    )
+    if partition.order == partition.before:
+        return program, structure, ""
     found = repartitioned(partition)
     check_matching(found)
     layout = [(axis.name, axis.size) for axis in partition.axes]
@@ -126,4 +145,5 @@ def repartitioned(partition: StagePartition) -> Program:
 
 def _ordered(key: tuple[Any, ...], members: Sequence[int]) -> list[int]:
     """Members of a communicator, the sender of a message first."""
-    return sorted(members, reverse=key[0] == "back")
+    backwards = key[0] in DIRECTIONS and key[1] > key[2]
+    return sorted(members, reverse=backwards)

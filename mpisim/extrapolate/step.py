@@ -62,6 +62,8 @@ class TracedKernel:
         What its call works on besides activations: weights alone, or scores of attention.
     host, launch, launch_cost, gap : int
         Of its row, in ps: see `mpisim.program.Table`.
+    loading : int
+        Of `host`, what a data loader of the process itself takes, sample by sample.
     priced : bool
         Whether it was not measured: `duration` is what the kernel model says, and the rest of its
         row is the GPU's.
@@ -84,6 +86,7 @@ class TracedKernel:
     launch: int = 0
     launch_cost: int = 0
     gap: int = 0
+    loading: int = 0
     priced: bool = False
     launches: int = 1
     on_weight: bool = False
@@ -169,6 +172,13 @@ class TracedOperator:
         """Of its kernels in both passes, in ps."""
         tasks = (*self.forward, *self.backward)
         return sum(each.duration for each in tasks if isinstance(each, TracedKernel))
+
+    @property
+    def cpu(self) -> int:
+        """Of the CPU for its launches in both passes, but for loading samples, in ps."""
+        tasks = (*self.forward, *self.backward)
+        launches = [each for each in tasks if isinstance(each, TracedKernel)]
+        return sum(each.host - each.loading + each.launch_cost for each in launches)
 
     def products(self) -> Iterator[Kernel]:
         """Go through the kernels of its forward pass, each call once."""

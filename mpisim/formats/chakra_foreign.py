@@ -91,13 +91,15 @@ def read_foreign(
         builder.add_table(table)
     for number, own in zip(of_rank, slots):
         builder.add_rank(number, own)
-    said = {name: str(count) for name, count in sorted(job.counts.items()) if count}
+    counted = {name: str(count) for name, count in sorted(job.counts.items()) if count}
     priced = {} if counts is None else counts.attributes()
-    return builder.build({"source": "Chakra", "ranks": " ".join(map(str, ranks)), **said, **priced})
+    return builder.build(
+        {"source": "Chakra", "ranks": " ".join(map(str, ranks)), **counted, **priced}
+    )
 
 
 class _Known(NamedTuple):
-    """What a rank was found to do, for others whose nodes are alike."""
+    """Table, slots and counts of a rank that was read, for others with equal nodes."""
 
     table: int
     slots: list[int]  # of each slot the place of its reference

@@ -23,7 +23,7 @@ from .chakra_schema import NodeType, attributes, messages
 
 __all__ = ["Likeness", "TraceNodes", "is_whole"]
 
-MOST = 2**53
+MAX_NUMBER = 2**53
 """The largest number of an attribute that is read."""
 
 _MESSAGES = (NodeType.COMM_SEND_NODE, NodeType.COMM_RECV_NODE)
@@ -32,7 +32,7 @@ _PAIR = ("comm_src", "comm_dst", "comm_tag")
 
 def is_whole(value: object) -> bool:
     """Whether an attribute is a number from 0 on, whichever integer type it has."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_NUMBER
 
 
 class _Message(NamedTuple):
@@ -104,20 +104,20 @@ class TraceNodes:
             return None
         content, names = self._skeleton
         number: dict[Reference, int] = {}
-        said: list[tuple[int, ...]] = []
+        memberships: list[tuple[int, ...]] = []
         for name in names:
             if isinstance(name, _Message):
                 pair = name.pair(rank)
                 own, other = pair[:2] if name.sends else pair[1::-1]
                 at = number.setdefault(pair, len(number))
-                said.append((at, own == rank, other == own, other in groups.number))
+                memberships.append((at, own == rank, other == own, other in groups.number))
             else:
                 group = groups.find(known, name)
                 if group is None:
                     return None
                 at = number.setdefault(group, len(number))
-                said.append((at, rank in group, len(group.ranks), len(group.here)))
-        return Likeness((content, tuple(said)), tuple(number))
+                memberships.append((at, rank in group, len(group.ranks), len(group.here)))
+        return Likeness((content, tuple(memberships)), tuple(number))
 
     @property
     def content(self) -> bytes | None:

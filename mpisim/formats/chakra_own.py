@@ -43,9 +43,9 @@ def read_own(traces: Sequence[Trace]) -> Program:
         If files are missing, of different programs, of a newer version, or changed in a way that
         makes no program.
     """
-    said = [_Facts(path, attributes(trace.metadata)) for path, trace in traces]
-    order = _in_order(said)
-    first = said[order[0]]
+    facts = [_Facts(path, attributes(trace.metadata)) for path, trace in traces]
+    order = _in_order(facts)
+    first = facts[order[0]]
     names = first.texts("names")
     number: dict[str, int] = {}
     for i, text in enumerate(names):
@@ -54,21 +54,23 @@ def read_own(traces: Sequence[Trace]) -> Program:
     index: list[int] = []
     seen: set[tuple[int, bytes, int, int, str]] = set()
     for at in order:
-        key = _table_key(said[at], traces[at][1])
+        key = _table_key(facts[at], traces[at][1])
         if key is not None and key in seen:
             index.append(key[0])
             continue
-        table = _table(said[at], traces[at][1].nodes, number)
-        position = said[at].whole("table")
+        table = _table(facts[at], traces[at][1].nodes, number)
+        position = facts[at].whole("table")
         if not 0 <= position < len(traces):
-            raise InputError(f"{said[at].path}: {PREFIX}table is {position}; there are fewer ranks")
+            raise InputError(
+                f"{facts[at].path}: {PREFIX}table is {position}; there are fewer ranks"
+            )
         tables += [None] * (position + 1 - len(tables))
         held = tables[position]
         if held is None:
             tables[position] = table
         elif not _equal(held, table):
             raise InputError(
-                f"{said[at].path}: this rank should do the same as the others of its table "
+                f"{facts[at].path}: this rank should do the same as the others of its table "
                 f"({table.label!r}), but its nodes differ"
             )
         index.append(position)
@@ -77,7 +79,7 @@ def read_own(traces: Sequence[Trace]) -> Program:
     missing = next((i for i, table in enumerate(tables) if table is None), -1)
     if missing >= 0:
         raise InputError(f"{first.path}: no file holds table {missing}")
-    slots = [said[at].wholes("slots") for at in order]
+    slots = [facts[at].wholes("slots") for at in order]
     keys, values = first.texts("attribute_keys"), first.texts("attribute_values")
     with _about(first.path):
         return Program(
@@ -91,8 +93,8 @@ def read_own(traces: Sequence[Trace]) -> Program:
             table=np.array(index, np.int32),
             slot_index=np.concatenate([[0], np.cumsum([len(own) for own in slots])]),
             slots=np.array([c for own in slots for c in own], np.int32),
-            speed=np.array([said[at].number("speed") for at in order]),
-            start=np.array([said[at].whole("start") for at in order], np.int64),
+            speed=np.array([facts[at].number("speed") for at in order]),
+            start=np.array([facts[at].whole("start") for at in order], np.int64),
             attributes=dict(zip(keys, values)),
         )
 
@@ -141,11 +143,11 @@ class _Facts:
         return list(found)
 
 
-def _in_order(said: Sequence[_Facts]) -> list[int]:
+def _in_order(files: Sequence[_Facts]) -> list[int]:
     """Return the files in order of rank, after refusing a set that is not whole."""
     of_rank: dict[int, int] = {}
-    n_ranks = said[0].whole("n_ranks")
-    for at, facts in enumerate(said):
+    n_ranks = files[0].whole("n_ranks")
+    for at, facts in enumerate(files):
         version = facts.whole("version")
         if not 1 <= version <= VERSION:
             raise InputError(
@@ -154,18 +156,18 @@ def _in_order(said: Sequence[_Facts]) -> list[int]:
         if facts.whole("n_ranks") != n_ranks:
             raise InputError(
                 f"{facts.path}: from a program of {facts.whole('n_ranks')} ranks, but "
-                f"{said[0].path} is from one of {n_ranks}"
+                f"{files[0].path} is from one of {n_ranks}"
             )
         rank = facts.whole("rank")
         if rank in of_rank:
             raise InputError(
-                f"{facts.path}: rank {rank} is already given by {said[of_rank[rank]].path}"
+                f"{facts.path}: rank {rank} is already given by {files[of_rank[rank]].path}"
             )
         of_rank[rank] = at
     if len(of_rank) != n_ranks or set(of_rank) != set(range(n_ranks)):
         absent = next((r for r in range(len(of_rank) + 1) if r not in of_rank), 0)
         raise InputError(
-            f"{said[0].path.parent}: {len(of_rank)} of {n_ranks} ranks are here; "
+            f"{files[0].path.parent}: {len(of_rank)} of {n_ranks} ranks are here; "
             f"rank {absent} is missing"
         )
     return [of_rank[rank] for rank in range(n_ranks)]

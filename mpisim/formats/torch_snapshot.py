@@ -226,17 +226,17 @@ def _before(
 
 def _waits(trace: list[dict[str, Any]]) -> dict[int, int]:
     """Return the rows of frees that waited for another stream, each with the row of its request."""
-    asked: dict[int, int] = {}
+    requested: dict[int, int] = {}
     waits = {}
     for i, each in enumerate(trace):
         if each["action"] == "free_requested":
-            asked[each["addr"]] = i
+            requested[each["addr"]] = i
         elif each["action"] == "free_completed":
-            begin = asked.pop(each["addr"], None)
+            begin = requested.pop(each["addr"], None)
             if begin is not None and i > begin + 1:
                 waits[i] = begin
                 waits[begin] = begin
-    return {**waits, **{begin: begin for begin in asked.values()}}
+    return {**waits, **{begin: begin for begin in requested.values()}}
 
 
 def _empties_cache(trace: list[dict[str, Any]], i: int) -> bool:

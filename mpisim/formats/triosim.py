@@ -58,7 +58,7 @@ _PHASES = {
 }
 _WEIGHTS = ("weight", "bias")
 _MOST_US = 1e12
-_MOST = 2**62
+_MAX_NUMBER = 2**62
 """Times, and sizes, above which a table is damaged; both fit an int64, times in ps."""
 
 
@@ -200,8 +200,8 @@ def triosim_program(trace: TriosimTrace | Path | str) -> Program:
     builder.add_rank(0)
     without = sum(not operator.duration for operator in trace.operators)
     of_all = f"{without:,} of {len(trace.operators):,} operators"
-    said = {"no time": f"{of_all}, which take none"} if without else {}
-    return builder.build({"source": "TrioSim", **said})
+    attributes = {"no time": f"{of_all}, which take none"} if without else {}
+    return builder.build({"source": "TrioSim", **attributes})
 
 
 # --- files --------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class _Row:
             value = int(text)
         except ValueError:
             value = -1
-        if not 0 <= value <= _MOST:
+        if not 0 <= value <= _MAX_NUMBER:
             raise self.error(column, f"{text!r} is no whole number, 0 or more")
         return value
 
@@ -260,10 +260,9 @@ def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[_Row]:
     def check(found: list[str]) -> None:
         if tuple(found) != columns:
             missing = [c for c in columns if c not in found]
-            said = f"there is no column {missing[0]!r}{nearest(missing[0], found)}; "
-            raise InputError(
-                f"{path}: line 1: {said if missing else ''}the columns must be {','.join(columns)}"
-            )
+            lacks = f"there is no column {missing[0]!r}{nearest(missing[0], found)}; "
+            columns_text = f"the columns must be {','.join(columns)}"
+            raise InputError(f"{path}: line 1: {lacks if missing else ''}{columns_text}")
 
     _, rows = parse_table(decode_text(open_text(path), path), path, check)
     return (_Row(path, line, cells) for line, cells in rows)

@@ -202,8 +202,8 @@ def job_model(step: Step, cluster: JobCluster, choice: JobChoice) -> tuple[JobMo
     )
     wanted = daly_steps(model)
     if choice.checkpoint_interval is not None:
-        asked = round(seconds(choice.checkpoint_interval, "checkpoint_interval") / step.seconds)
-        wanted = min(max(asked, model.least_interval), steps)
+        requested = round(seconds(choice.checkpoint_interval, "checkpoint_interval") / step.seconds)
+        wanted = min(max(requested, model.least_interval), steps)
     model = replace(model, interval=wanted)
     return model, JobParts(fleet_name, fleet, storage_name, storage, times)
 
@@ -300,8 +300,8 @@ def assumptions(model: JobModel, choice: JobChoice, parts: JobParts) -> tuple[st
             f"the copy to the hosts: {known.stall.source}"
         )
     if choice.checkpoint_interval is not None:
-        asked = seconds(choice.checkpoint_interval, "checkpoint_interval")
-        if model.least_interval * model.step > asked + model.step:
+        requested = seconds(choice.checkpoint_interval, "checkpoint_interval")
+        if model.least_interval * model.step > requested + model.step:
             lines.append(
                 f"checkpoint_interval = {choice.checkpoint_interval!r} is less than the "
                 f"{model.persist:,.0f} s in which one becomes whole: one after the other"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from math import gamma
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from .model import JobModel, stacked
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["COUNTS", "EXACT", "FACTORS", "PARTS", "Runs", "simulate_runs"]
+__all__ = ["COUNTS", "EXACT", "FACTORS", "PARTS", "Runs", "mean_waiting", "simulate_runs"]
 
 PARTS = (
     "training",
@@ -60,6 +61,13 @@ ENOUGH_INTERRUPTIONS = 1000
 """Of all runs together, for means over them to be sure within a few percent."""
 
 MOST_RUNS = 16_000
+
+WAITING_RUNS = 256
+"""Least number of runs whose mean is how long a job waits for nodes, if it is not said how many."""
+
+WAITING_INTERRUPTIONS, OF_EACH_SPARE = 2000, 50
+"""Interruptions of such a run, or for each spare that may leave in it: of a longer job a part is
+simulated, in which it has come to wait as long for each node as it does from then on."""
 
 Floats = NDArray[np.float64]
 
@@ -153,6 +161,34 @@ def simulate_runs(
         parts = np.concatenate([each[0] for each in gathered], axis=1)
         counts = np.concatenate([each[1] for each in gathered], axis=1)
     return Runs(parts, counts)
+
+
+def mean_waiting(model: JobModel, runs: int | None = None, seed: int = 0) -> float:
+    """Job → how long it waits for nodes that stand ready too late, in the mean of runs. Local.
+
+    Parameters
+    ----------
+    model : JobModel
+    runs : int, optional
+        By default `WAITING_RUNS`, or more where interruptions are rare.
+    seed : int
+        The runs are those of `simulate_runs`.
+
+    Returns
+    -------
+    float
+        Seconds; swapping nodes in is not part of it.
+    """
+    expected = model.undisturbed * model.rate
+    if model.spares < 0 or not expected * model.node_share:
+        return 0.0
+    most = max(WAITING_INTERRUPTIONS, OF_EACH_SPARE * model.spares / model.node_share)
+    steps = max(int(model.steps * min(1.0, most / expected)), 1)
+    part = replace(model, steps=steps, interval=min(model.interval, steps))
+    found = simulate_runs([part], runs or runs_needed(part, WAITING_RUNS), seed)
+    waited = found.parts[0, :, PARTS.index("waiting for nodes")]
+    swapped = found.counts[0, :, COUNTS.index("nodes")] * model.swap
+    return float((waited - swapped).mean()) * model.steps / steps
 
 
 class _Draws:

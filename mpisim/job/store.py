@@ -57,7 +57,7 @@ def write_job(
 
 
 def read_job(path: str | Path) -> JobReport:
-    """File of a job → what is said of it. Local.
+    """File of a job → its title and numbers. Local.
 
     Raises
     ------

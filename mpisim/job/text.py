@@ -97,7 +97,7 @@ def as_json(outcome: JobOutcome) -> dict[str, Any]:
 
 @frozen
 class JobReport:
-    """What is said of a job, from the numbers of `as_json`: files are reported like jobs.
+    """The report of a job, from the numbers of `as_json`: just simulated, or from a file.
 
     Attributes
     ----------

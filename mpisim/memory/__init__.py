@@ -7,7 +7,9 @@ To be read in this order; each module uses only those above it:
 `states`
     Model states, and the buffers of data parallelism.
 `activations`
-    What the passes of a stage hold, at the worst moment of a step.
+    What a pass of a layer, and of a model chunk, holds.
+`schedule_peak`
+    What the passes of a stage hold together, at the worst moment of a step.
 `communicators`
     Buffers of NCCL, DeepEP and HybridEP.
 `model`

@@ -24,7 +24,7 @@ __all__ = ["CachingAllocator", "OutOfMemoryError", "Recorder"]
 LEAST_BLOCK = 512
 """Sizes are multiples of this (kMinBlockSize)."""
 
-SMALL = 1 << 20
+MAX_SMALL_REQUEST = 1 << 20
 """Requests of at most this size come from the small pool (kSmallSize)."""
 
 SMALL_SEGMENT = 2 << 20
@@ -146,7 +146,7 @@ class CachingAllocator:
         if self._passed:
             self._process_events()
         rounded = self.rounded(size)
-        pool = self._small if rounded <= SMALL else self._large
+        pool = self._small if rounded <= MAX_SMALL_REQUEST else self._large
         settings = self.settings
         block = self._free_block(pool, rounded, stream)
         if block is None:
@@ -155,7 +155,7 @@ class CachingAllocator:
         if pool.small or settings.expandable_segments:
             splits = remaining >= LEAST_BLOCK
         else:
-            splits = rounded < settings.max_split_size and remaining > SMALL
+            splits = rounded < settings.max_split_size and remaining > MAX_SMALL_REQUEST
         if splits:
             rest = block
             block = Block(stream, rounded, pool, rest.address, rest.expandable)
@@ -300,7 +300,7 @@ class CachingAllocator:
         """Have the driver make a block, after giving back what is cached where it must be."""
         if self.settings.garbage_collection_threshold > 0 and self._allowed() is not None:
             self._collect_garbage()
-        if size <= SMALL:
+        if size <= MAX_SMALL_REQUEST:
             segment = SMALL_SEGMENT
         elif size < LEAST_LARGE:
             segment = self.settings.large_segment_size

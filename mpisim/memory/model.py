@@ -22,9 +22,10 @@ from ..workloads.grid import Grid, Groups
 from ..workloads.layout import ModelChunk
 from ..workloads.operators import Layer
 from ..workloads.recomputation import recomputed_layers
-from .activations import ChunkMemory, LayerMemories, Moment, chunk_memory, peak
+from .activations import ChunkMemory, LayerMemories, chunk_memory
 from .communicators import connections
 from .constants import constants
+from .schedule_peak import Moment, peak
 from .states import (
     ModelStates,
     accumulated_gradients,

@@ -38,12 +38,12 @@ from ..base.version import __version__
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["WORDS", "Monitor"]
+__all__ = ["WORDS_PER_PROCESS", "Monitor"]
 
 INTERVAL = 1.0
 """Seconds between two statuses, and between two looks at the engine."""
 
-WORDS = 4
+WORDS_PER_PROCESS = 4
 """int64 that a process tells the others of itself: times of its slowest and fastest rank, links in
 use, resident bytes."""
 
@@ -51,7 +51,7 @@ NONE = (int(np.iinfo(np.int64).max), int(np.iinfo(np.int64).min), -1, 0)
 """The words of a process that has not looked yet; links in use are -1 where none are simulated."""
 
 
-Told = Callable[[float], dict[str, Any]]
+PhaseStatus = Callable[[float], dict[str, Any]]
 
 
 @dataclass
@@ -73,8 +73,8 @@ class Monitor:
         The status file, or a folder for it.
     command : str
         What was asked for.
-    told : callable
-        Returns how the phase under way stands, at a time by `time.monotonic`: `Phases.told`.
+    phase_status : callable
+        Returns how the phase under way stands, at a time by `time.monotonic`: `Phases.status`.
     first : bool
         Whether this is the first process, which writes.
     processes : int
@@ -86,9 +86,15 @@ class Monitor:
     """
 
     def __init__(
-        self, path: str | Path, command: str, told: Told, *, first: bool, processes: int
+        self,
+        path: str | Path,
+        command: str,
+        phase_status: PhaseStatus,
+        *,
+        first: bool,
+        processes: int,
     ) -> None:
-        self.host, self.pid, self._told = this_host(), os.getpid(), told
+        self.host, self.pid, self._phase_status = this_host(), os.getpid(), phase_status
         self.path, self.command, self.first, self.processes = path, command, first, processes
         self.rounds = self.passes = 0
         self._run = _Run()
@@ -180,13 +186,13 @@ class Monitor:
             self._heard = np.array([self._own], np.int64)
 
     def words(self) -> NDArray[np.int64]:
-        """What this process tells the others: int64, shape (WORDS,)."""
+        """Words of this process for the others: int64, shape (WORDS_PER_PROCESS,)."""
         return np.array(self._own, np.int64)
 
-    def hear(self, said: NDArray[np.int64]) -> None:
-        """Take what all processes say, int64, shape (processes, WORDS), in one exchange."""
+    def hear(self, notes: NDArray[np.int64]) -> None:
+        """Take the words of all processes, int64, shape (processes, WORDS_PER_PROCESS)."""
         self.rounds += 1
-        self._heard = said
+        self._heard = notes
 
     def end(self, slowest: int, fastest: int) -> None:
         """Note when the ranks of a run have ended, in ps. Local."""
@@ -219,7 +225,7 @@ class Monitor:
             "state": state,
             "exit_code": code,
             "error": error,
-            "phase": self._told(now),
+            "phase": self._phase_status(now),
             "processes": self.processes,
             "ranks": run.ranks,
             "simulated_ranks": run.simulated,

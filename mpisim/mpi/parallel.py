@@ -23,9 +23,9 @@ __all__ = ["Update", "collective_errors", "progress"]
 
 
 class Update(Protocol):
-    """Says how far a phase has come, and what else there is to say."""
+    """Shows how far a phase has come, and a note."""
 
-    def __call__(self, done: float, said: str = "") -> None:
+    def __call__(self, done: float, note: str = "") -> None:
         """Show what is done, and words behind it."""
 
 
@@ -97,7 +97,7 @@ def progress(
     total : float
         The value of `done` at the end; 0 if there is none.
     steady : bool
-        Whether equal shares take about equal times. Then it is said how long is left, of this phase
+        Whether equal shares take about equal times. Then the time left is shown, of this phase
         or of the outermost one around it that has a total.
     interval : float
         Seconds between two updates of the line.
@@ -105,7 +105,7 @@ def progress(
     Yields
     ------
     Update
-        ``update(done)``, cheap enough to be called once a round; ``update(done, said)`` shows words
+        ``update(done)``, cheap enough to be called once a round; ``update(done, note)`` shows words
         behind the share, too.
     """
     if not label or (comm is not None and comm.rank != 0):
@@ -118,10 +118,10 @@ def progress(
     phase = Phase(label, total, steady, time.monotonic())
     phases.enter(phase, way, interval)
     try:
-        yield lambda done, said="": phases.update(phase, done, said)
+        yield lambda done, note="": phases.update(phase, done, note)
     finally:
         phases.leave(phase)
 
 
-def _nothing(done: float, said: str = "") -> None:
+def _nothing(done: float, note: str = "") -> None:
     """Take a progress update and show nothing."""

@@ -57,19 +57,19 @@ class Phase:
     total : float
         The value of `done` at the end; 0 if it is not known.
     steady : bool
-        Whether equal shares take about equal times, so that the time left can be told.
+        Whether equal shares take about equal times, so that the time left can be predicted.
     begun : float
         By `time.monotonic`.
     """
 
     def __init__(self, label: str, total: float, steady: bool, begun: float) -> None:
         self.label, self.total, self.begun = label, total, begun
-        self.done, self.said = 0.0, ""
+        self.done, self.note = 0.0, ""
         self.left = TimeLeft(total if steady else 0, begun)
 
-    def update(self, done: float, now: float, said: str = "") -> None:
-        """Learn how much is done, at a time by `time.monotonic`, and what else is said."""
-        self.done, self.said = done, said
+    def update(self, done: float, now: float, note: str = "") -> None:
+        """Learn how much is done, at a time by `time.monotonic`, and a note to show beside it."""
+        self.done, self.note = done, note
         self.left.update(done, now)
 
     def __str__(self) -> str:
@@ -132,10 +132,10 @@ class Phases:
             thread.join()
         self._wipe()
 
-    def update(self, phase: Phase, done: float, said: str = "") -> None:
-        """Learn how much of a phase is done, and what else is to be said of it."""
+    def update(self, phase: Phase, done: float, note: str = "") -> None:
+        """Learn how much of a phase is done, and a note to show beside it."""
         now = time.monotonic()
-        phase.update(done, now, said)
+        phase.update(done, now, note)
         if self.way and now - self._shown >= self._interval:
             with self.lock:
                 self._show(now)
@@ -146,7 +146,7 @@ class Phases:
             inner = self.current[-1] if self.current else None
             return next((each for each in self.current if each.total > 0), inner), inner
 
-    def told(self, now: float) -> dict[str, Any]:
+    def status(self, now: float) -> dict[str, Any]:
         """Return the phase that is counted, the one inside it, and how far it is, for a status.
 
         Parameters
@@ -182,7 +182,7 @@ class Phases:
         assert inner is not None
         assert lead is not None
         parts = [str(lead) if lead is inner else f"{lead} ({inner.label})"]
-        parts += [lead.said, time_text(now - self._begun), left_text(lead.left.seconds(now))]
+        parts += [lead.note, time_text(now - self._begun), left_text(lead.left.seconds(now))]
         return ", ".join(part for part in parts if part)
 
     @contextmanager

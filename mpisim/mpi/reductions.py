@@ -48,34 +48,12 @@ def allreduce_sum(values: NDArray[np.int64], comm: Intracomm | None) -> NDArray[
 
 
 def allreduce_max(values: NDArray[np.int64], comm: Intracomm | None) -> NDArray[np.int64]:
-    """Return the largest values of all processes, as `allreduce_sum`. **Collective.**
-
-    Parameters
-    ----------
-    values : int64, any shape
-        The shape is the same on all processes.
-    comm : mpi4py.MPI.Intracomm or None
-
-    Returns
-    -------
-    int64, same shape
-    """
+    """Return the largest values of all processes; arrays as of `allreduce_sum`. **Collective.**"""
     return _reduced(values, "MAX", comm)
 
 
 def allreduce_min(values: NDArray[np.int64], comm: Intracomm | None) -> NDArray[np.int64]:
-    """Return the smallest values of all processes, as `allreduce_sum`. **Collective.**
-
-    Parameters
-    ----------
-    values : int64, any shape
-        The shape is the same on all processes.
-    comm : mpi4py.MPI.Intracomm or None
-
-    Returns
-    -------
-    int64, same shape
-    """
+    """Return the smallest values of all processes; arrays as of `allreduce_sum`. **Collective.**"""
     return _reduced(values, "MIN", comm)
 
 

@@ -1,11 +1,11 @@
-"""Shares of some work, as they are done → how long the rest takes, said only where that is known.
+"""Shares of some work, as they are done → how long the rest takes, only where estimates agree.
 
 Equal shares are taken to need equal times. The time left follows twice, from the mean speed so far
 and from that of the latter half of the time. Where the two agree that is one number, where they
-differ a range, and where they differ by more than `MAX_RATIO` nothing is said. A number that has
-been said is kept, and counts down, until what is measured contradicts it. Where the work turns out
-to be slower than was said, nothing is said until it has taken twice as long: no number is seen to
-grow again and again.
+differ a range, and where they differ by more than `MAX_RATIO` there is no estimate. An estimate
+that was shown is kept, and counts down, until measurements contradict it. Where the work turns out
+to be slower, there is none until it has taken twice as long: no number is seen to grow again and
+again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import itertools
 __all__ = ["TimeLeft", "time_text"]
 
 MIN_SECONDS = 10.0
-"""Before that nothing is said, nor before `MIN_SHARE` and `MIN_UPDATES`."""
+"""Before that there is no estimate, nor before `MIN_SHARE` and `MIN_UPDATES`."""
 
 MIN_SHARE = 0.02
 
@@ -25,10 +25,10 @@ AGREEMENT = 1.3
 """Largest ratio of two estimates that are one number."""
 
 MAX_RATIO = 3.0
-"""Largest ratio of two estimates of which a range is said."""
+"""Largest ratio of two estimates that are shown as a range."""
 
 TOLERANCE = 0.25
-"""What was said is kept while it is off by no more than this share of what is left."""
+"""An estimate that was shown is kept while it is off by at most this share of the time left."""
 
 MAX_SAMPLES = 128
 """Times that are remembered; of more every second is dropped."""
@@ -51,7 +51,7 @@ class TimeLeft:
         self._last = (0.0, begun)
         self._spacing = 0.0
         self._n_updates = 0
-        self._end: float | None = None  # that was said
+        self._end: float | None = None  # that was shown
         self._silent_until = begun
 
     def update(self, done: float, now: float) -> None:
@@ -76,9 +76,9 @@ class TimeLeft:
             self._spacing = 2 * (now - self._samples[0][1]) / MAX_SAMPLES
 
     def seconds(self, now: float) -> tuple[float, float] | None:
-        """Return the least and the most that is left, in s, equal where one number is meant.
+        """Return the least and the most time left, in s; equal where the estimates agree.
 
-        None where nothing can be said.
+        None where there is no estimate.
 
         Parameters
         ----------
@@ -140,7 +140,7 @@ def time_text(seconds: float) -> str:
 
 
 def left_text(left: tuple[float, float] | None) -> str:
-    """What `TimeLeft.seconds` returns → text; empty where nothing can be said.
+    """What `TimeLeft.seconds` returns → text; empty where there is no estimate.
 
     Examples
     --------

@@ -4,20 +4,29 @@ Read in this order:
 
 :mod:`.call`
     ``OperatorCall`` and ``TensorSpec``, what execution traces, Kineto traces with shapes and
-    captured programs say alike.
+    captured programs have in common.
 :mod:`.tensors`
     Bytes and formats of tensors; ``Launched``, the answer.
 :mod:`.table`
     Which rule serves which operator, and ``kernels_of``.
 :mod:`.streams`, :mod:`.products`, :mod:`.convolutions`, :mod:`.attentions`, :mod:`.norms`,
-:mod:`.embeddings`, :mod:`.optimizers`, :mod:`.transformer_engine`
+:mod:`.recurrent`, :mod:`.embeddings`, :mod:`.optimizers`, :mod:`.transformer_engine`
     The rules: an operator's inputs → descriptions of its kernels.
 :mod:`.pricing`
     ``OperatorPricing``: these kernels → durations on a GPU.
 """
 
 from .call import FUSED, Argument, OperatorCall, TensorSpec
+from .streams import sort_kernels
 from .table import kernels_of
 from .tensors import Launched
 
-__all__ = ["FUSED", "Argument", "Launched", "OperatorCall", "TensorSpec", "kernels_of"]
+__all__ = [
+    "FUSED",
+    "Argument",
+    "Launched",
+    "OperatorCall",
+    "TensorSpec",
+    "kernels_of",
+    "sort_kernels",
+]

@@ -85,13 +85,13 @@ def _result_of(
     sides = len(weight.shape) - 2
     if not stride or 0 in stride or transposed or sides < 1 or len(x.shape) != sides + 2:
         return None
-    steps, room, apart = (
+    steps, room, dilations = (
         (each * sides if len(each) == 1 else each)
         for each in (stride, padding or (0,), dilation or (1,))
     )
     sizes = tuple(
         (n + 2 * p - d * (k - 1) - 1) // s + 1
-        for n, k, s, p, d in zip(x.shape[2:], weight.shape[2:], steps, room, apart)
+        for n, k, s, p, d in zip(x.shape[2:], weight.shape[2:], steps, room, dilations)
     )
     return TensorSpec(x.dtype, (x.shape[0], weight.shape[0], *sizes))
 

@@ -43,7 +43,9 @@ __all__ = [
     "index_select",
     "key_values",
     "masked",
+    "nonzero",
     "nothing",
+    "packing",
     "padding",
     "permuted",
     "pooling",
@@ -123,7 +125,7 @@ def _streamed(call: OperatorCall, operands: tuple[TensorSpec, ...], dtype: str) 
             written = TensorSpec(dtype, broadcast(each.shape for each in operands))
     if not written.elements:
         return ()
-    if written.strides is None:  # a result has the strides of operands that lie alike
+    if written.strides is None:  # a result has the strides of operands with one layout
         whole = (each for each in operands if each.shape == written.shape)
         strides = next((each.strides for each in whole if lie_alike(each, each)), None)
         written = replace(written, strides=strides)
@@ -132,12 +134,15 @@ def _streamed(call: OperatorCall, operands: tuple[TensorSpec, ...], dtype: str) 
     return stream(amount, indexed=0 if dense else written.elements)
 
 
+_MASKS = ("bool", "uint8")
+"""Types of tensors that select elements where they stand as indices."""
+
 _FROM_PYTHON = ("float64", "int64", "bool")
 """Types of numbers of Python where an operator takes a tensor: they are arguments of the kernel."""
 
 
 def _lies_like(operand: TensorSpec, written: TensorSpec) -> bool:
-    """Whether elements of an operand follow one another as those of the result do."""
+    """Whether an operand has the layout of the result."""
     if not operand.shape:
         return operand.dtype in _FROM_PYTHON or not written.shape
     return lie_alike(operand, written)
@@ -151,7 +156,7 @@ def masked(call: OperatorCall) -> Kernels | None:
 
 
 def copy(call: OperatorCall) -> Kernels | None:
-    """``copy_(to, from)`` → a copy of memory if both lie alike, else a kernel."""
+    """``copy_(to, from)`` → a copy of memory if both have one layout, else a kernel."""
     to, source = tensor(call, 0), tensor(call, 1)
     return None if to is None or source is None else _copied(source, to)
 
@@ -183,12 +188,12 @@ def _copied(source: TensorSpec, to: TensorSpec) -> Kernels:
     if not to.elements or not source.elements:
         return ()
     same = source.dtype == to.dtype and source.shape == to.shape
-    alike = lie_alike(source, to)
-    if same and source.strides is not None and alike:
+    same_layout = lie_alike(source, to)
+    if same and source.strides is not None and same_layout:
         return (Copy(bytes=touched(to)),)
     broadcasts = source.elements != to.elements
     return stream(
-        touched(source) + touched(to), indexed=to.elements if broadcasts or not alike else 0
+        touched(source) + touched(to), indexed=to.elements if broadcasts or not same_layout else 0
     )
 
 
@@ -199,6 +204,19 @@ def padding(call: OperatorCall) -> Kernels | None:
         return None
     filled = stream(touched(to or source))
     return (*filled, *stream(2 * touched(source), indexed=source.elements))
+
+
+def packing(call: OperatorCall) -> Kernels | None:
+    """``_pack_padded_sequence`` and its gradient → rows are copied, and joined.
+
+    By a copy of its own for each step where lengths differ (PackedSequence.cpp of
+    aten/src/ATen/native): here two kernels that move as much.
+    """
+    source, to = tensor(call, 0), result(call)
+    if source is None:
+        return None
+    size = min(touched(each) for each in (source, to or source))
+    return (*stream(2 * size), *stream(2 * size))
 
 
 def key_values(call: OperatorCall) -> Kernels | None:
@@ -306,6 +324,12 @@ def index_select(call: OperatorCall) -> Kernels | None:
     """``index_select(table, dimension, indices)``, ``index`` → reads and writes what is chosen."""
     table, indices, to = tensor(call, 0), tensor(call, 2), result(call)
     if to is not None and table is not None:
+        masks = [each for each in tensor_list(call, 1) if each.dtype in _MASKS]
+        if masks:
+            rows = to.shape[0] if to.shape else 1
+            places = 8 * rows * sum(len(each.shape) for each in masks)
+            found = (kernel for each in masks for kernel in _selected(each, rows))
+            return (*found, *stream(2 * touched(to) + places))
         chosen = sum(touched(each) for each in all_tensors(call.inputs[1:]))
         return stream(2 * touched(to) + chosen)
     if table is None or indices is None or not table.shape:
@@ -349,16 +373,43 @@ def index_put(call: OperatorCall) -> Kernels | None:
     if to is None or values is None:
         return None
     moved = max(1, values.elements) * element_bytes(to.dtype)
-    if values.elements == 1 and to.elements > 1:  # a mask: one number wherever it holds
+    listed = tensor_list(call, 1)
+    masks = [each for each in listed if each.dtype in _MASKS]
+    if values.elements == 1 and to.elements > 1 and (masks or not values.shape):
+        # A mask: one number wherever it holds (masked_fill).
         begun = () if call.name.endswith("_") else (Copy(bytes=touched(to)),)
         return (*begun, *stream(2 * touched(to) + to.elements, indexed=to.elements))
     rows = values.elements // max(1, to.elements // max(1, to.shape[0] if to.shape else 1))
-    listed = tensor_list(call, 1)
     chosen = math.prod(broadcast(each.shape for each in listed)) if listed else max(1, rows)
+    found: Kernels = ()
+    if masks:
+        chosen = values.shape[0] if values.shape else 1
+        found = tuple(kernel for each in masks for kernel in _selected(each, chosen))
     write = stream(3 * moved + 8 * chosen, indexed=values.elements)
     if number(call, 3, 0) and values.shape:
-        return (*sort_kernels(chosen, 8, 8), *write)
-    return write
+        return (*found, *sort_kernels(chosen, 8, 8), *write)
+    return (*found, *write)
+
+
+def nonzero(call: OperatorCall) -> Kernels | None:
+    """``nonzero(x)`` → how many there are, and their places."""
+    source, to = tensor(call, 0), result(call)
+    if source is None:
+        return None
+    return _selected(source, to.shape[0] if to is not None and to.shape else source.elements)
+
+
+def _selected(mask: TensorSpec, rows: int) -> Kernels:
+    """Mask → the kernels that list the places where it holds.
+
+    A sum, of tiles and of their sums; CUB's selection of numbers of elements, which begins with a
+    kernel of its own; numbers divided into places, where there is more than one dimension
+    (nonzero_cuda_out_impl of aten/src/ATen/native/cuda/Nonzero.cu).
+    """
+    size = touched(mask)
+    found = (*stream(size), *stream(8), *stream(8), *stream(size + 8 * rows))
+    rank = len(mask.shape)
+    return (*found, *stream(8 * (1 + rank) * rows)) if rank > 1 else found
 
 
 def sort_kernels(items: int, key: int, value: int) -> Kernels:

@@ -22,6 +22,7 @@ from . import (
     norms,
     optimizers,
     products,
+    recurrent,
     streams,
     transformer_engine,
 )
@@ -48,6 +49,8 @@ _NOTHING = """
     view_as view_as_real view_as_complex diagonal unfold movedim swapaxes swapdims
     lift_fresh empty empty_like empty_strided new_empty new_empty_strided resize_ set_ size stride
     numel sym_size sym_numel sym_stride sym_storage_offset is_same_size is_nonzero requires_grad_
+    is_coalesced sparse_dim dense_dim _nnz _indices _values indices values _coalesced_ coalesced_
+    _cudnn_rnn_flatten_weight
     record_stream result_type broadcast_tensors _has_compatible_shallow_copy_type _assert_async
     _assert_tensor_metadata output_nr resolve_conj resolve_neg real imag _conj
     profiler::_record_function_enter
@@ -61,6 +64,7 @@ _POINTWISE = """
     mish elu selu celu leaky_relu hardtanh hardswish hardsigmoid softplus softshrink hardshrink
     threshold clamp clamp_min clamp_max clip minimum maximum fmin fmax lerp addcmul addcdiv lgamma
     digamma xlogy hypot copysign nan_to_num bitwise_and bitwise_or bitwise_xor bitwise_not
+    __and__ __or__ __xor__
     bitwise_left_shift bitwise_right_shift square
     threshold_backward gelu_backward silu_backward sigmoid_backward tanh_backward elu_backward
     leaky_relu_backward hardtanh_backward hardswish_backward hardsigmoid_backward mish_backward
@@ -68,7 +72,8 @@ _POINTWISE = """
     masked_scale binary_cross_entropy_backward mse_loss_backward smooth_l1_loss_backward
     huber_loss_backward kl_div_backward soft_margin_loss_backward prelu _prelu_kernel
     _prelu_kernel_backward rrelu_with_noise glu_backward polar complex flip roll rot90 tril triu
-    repeat repeat_interleave tile reflection_pad2d replication_pad2d pixel_shuffle
+    repeat repeat_interleave tile reflection_pad1d reflection_pad2d replication_pad2d pixel_shuffle
+    glu log_sigmoid_forward log_sigmoid_backward
     pixel_unshuffle channel_shuffle upsample_nearest2d upsample_bilinear2d upsample_bicubic2d
     upsample_nearest1d upsample_nearest3d upsample_nearest2d_backward upsample_bilinear2d_backward
     _upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler_2d im2col col2im slice_backward
@@ -87,11 +92,12 @@ _PREDICATES = """
 _REDUCTIONS = """
     sum mean nansum prod max min amax amin aminmax argmax argmin any all norm linalg_vector_norm var
     std var_mean std_mean logsumexp count_nonzero median mode nanmean equal native_norm
-    bincount histc
+    bincount histc _is_all_true _is_any_true
 """
 
 _LOSSES = """
     mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy kl_div soft_margin_loss dot vdot
+    binary_cross_entropy_with_logits
     trace
 """
 
@@ -337,6 +343,7 @@ TABLE: Mapping[str, Rule] = {
     **_served("contiguous reshape", streams.rearranged),
     **_served("_local_scalar_dense", streams.copy_out),
     **_served("constant_pad_nd", streams.padding),
+    **_served("_pack_padded_sequence _pack_padded_sequence_backward", streams.packing),
     **_served("_C_cache_ops::reshape_and_cache_flash", streams.key_values),
     **_served("fill_ zero_ random_ uniform_ normal_ bernoulli_ exponential_ fill", streams.fill),
     **_served(_FILLED, streams.fill_result),
@@ -352,6 +359,7 @@ TABLE: Mapping[str, Rule] = {
     **_served("split_with_sizes_copy _chunk_cat", streams.by_bytes),  # one kernel for all parts
     **_served("native_dropout", streams.dropout),
     **_served("index_select index", streams.index_select),
+    **_served("nonzero", streams.nonzero),
     **_served("gather take_along_dim take", streams.gather),
     **_served(_SCATTERED, streams.scatter),
     **_served("_index_put_impl_ index_put _unsafe_index_put", streams.index_put),
@@ -359,6 +367,16 @@ TABLE: Mapping[str, Rule] = {
     **_served("topk kthvalue", streams.topk),
     **_served(_POOLED, streams.pooling),
     **dict.fromkeys([f"{name}_backward" for name in _names(_POOLED)], streams.pooling_backward),
+    # Recurrent layers, and losses of sequences.
+    **_served("_cudnn_rnn", recurrent.layers),
+    **_served("_cudnn_rnn_backward", recurrent.layers_backward),
+    **_served(
+        "_thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl _thnn_fused_gru_cell "
+        "_thnn_fused_gru_cell_backward",
+        recurrent.cell,
+    ),
+    **_served("_ctc_loss", recurrent.ctc),
+    **_served("_ctc_loss_backward", recurrent.ctc_backward),
     # Lists of tensors: optimizers, unscaling.
     **{f"aten::_foreach_{name}": optimizers.each for name in _LIST_STEPS.split()},
     **_served("_foreach_norm", optimizers.each_norm),

@@ -176,10 +176,11 @@ def attention(*, backward: bool) -> Rule:
 
 def rows_moved(call: OperatorCall) -> Kernels | None:
     """``permute(x, places)`` and ``unpermute`` → rows read, and rows written, or added up."""
-    x, out = tensor(call, 0), call.outputs[0] if call.outputs else None
-    if x is None or not isinstance(out, TensorSpec):
+    x, outputs = tensor(call, 0), tuple(all_tensors(call.outputs))
+    if x is None or not outputs:
         return None
-    amount = touched(x) + touched(out)
+    weights = tuple(all_tensors(call.inputs[2:3])) if len(outputs) > 1 else ()
+    amount = touched(x) + sum(map(touched, (*weights, *outputs)))
     if not amount:
         return ()
     sums = call.name.endswith("unpermute")
@@ -198,6 +199,7 @@ _STREAMED = (
     "cross_entropy",
     "element_mul",
     "make_row_id_map",
+    "make_chunk_sort_map",
     "softmax_lse_correction",
     "flash_attn_fwd_out_correction",
 )

@@ -228,7 +228,7 @@ def retimed(
     here = {int(which[number]): number for number in times}
     tables: list[Table | None] = []
     delays: list[Ints | None] = []
-    known: dict[tuple[int, bytes, bytes], Ints] = {}  # most ranks are delayed alike
+    known: dict[tuple[int, bytes, bytes], Ints] = {}  # most ranks have equal delays
     for i, (base, changed) in enumerate(numbers):
         table = program.tables[base]
         assert table is not None  # the program is whole

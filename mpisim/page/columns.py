@@ -1,4 +1,4 @@
-"""Arrays → blocks of base64 that a browser unpacks, small because neighbours are alike.
+"""Arrays → blocks of base64 that a browser unpacks, small because neighbours are similar.
 
 An array of whole numbers becomes differences to its predecessor (where those are smaller), folded
 to natural numbers (0, -1, 1, -2 → 0, 1, 2, 3), split into planes (all lowest bytes, then all next

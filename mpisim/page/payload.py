@@ -143,7 +143,7 @@ def _no_memory(shown: ShownRun | None) -> str:
 
 
 def _parts(results: Results, groups: RankGroups) -> dict[str, Any]:
-    """Return the step of a GPU taken apart: of the mean of all, and of each group."""
+    """Return the parts of a GPU's step: of the mean of all, and of each group."""
     classes = results.ranks["class"]
     if results.parts is None:
         names = [title for _, title, _ in WITHOUT_PARTS]

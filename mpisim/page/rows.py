@@ -109,8 +109,8 @@ def whole_rows(shown: ShownRun, rank: int, gap: Gap | None = None) -> WholeRows:
         copies = np.arange(1, times + 1)
         if gap is not None and n:
             first, end = int(rows.begin[again].min()), int(rows.begin[again].max())
-            apart = (first + copies * period >= gap.begin) & (end + copies * period < gap.end)
-            copies = copies[~apart]
+            in_gap = (first + copies * period >= gap.begin) & (end + copies * period < gap.end)
+            copies = copies[~in_gap]
         later = np.concatenate(
             [later[:last], np.repeat(copies, n), np.full(len(row) - last, times)]
         )

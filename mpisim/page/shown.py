@@ -1,4 +1,4 @@
-"""What a page needs of a run beside its results, and the groups of ranks that it tells apart."""
+"""What a page needs of a run beside its results, and the groups of ranks that it distinguishes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["MOST_GROUPS", "RankGroups", "ShownRun", "groups_of"]
 
 MOST_GROUPS = 32
-"""Groups of ranks that are told apart where they are no pipeline stages."""
+"""Most groups of ranks that are distinguished where they are no pipeline stages."""
 MOST_STAGES = 128
-"""Pipeline stages that are told apart."""
+"""Most pipeline stages that are distinguished."""
 OF_KIND = ("table", "speed", "start")
 """What ranks that do the same have in common, of `Results.classes`."""
 
@@ -82,7 +82,7 @@ class ShownRun:
 
 
 class RankGroups(NamedTuple):
-    """Ranks that the page tells apart: pipeline stages, or else ranks that do the same.
+    """Ranks that the page distinguishes: pipeline stages, or else ranks that do the same.
 
     Attributes
     ----------
@@ -114,7 +114,7 @@ class RankGroups(NamedTuple):
 
 
 def groups_of(results: Results, shown: ShownRun | None) -> RankGroups:
-    """Results → the groups of ranks to tell apart. Local.
+    """Results → the groups of ranks to distinguish. Local.
 
     They are the same for any number of processes, folded or not, which classes of ranks are not.
 

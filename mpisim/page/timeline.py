@@ -86,11 +86,11 @@ def timeline_of(
     Timeline or None
         On process 0; None on the others.
     """
-    asked = None
+    choice = None
     if groups is not None:  # those that matter most first
         order = sorted(zip(groups.on_path, groups.shown, strict=True), key=lambda each: -each[0])
-        asked = [rank for _, rank in order], window
-    ranks, window = comm.bcast(asked, root=0)
+        choice = [rank for _, rank in order], window
+    ranks, window = comm.bcast(choice, root=0)
     mine = [rank for rank in ranks if shown.run.placement[rank] == comm.rank]
     with collective_errors(comm):
         sizes = {rank: _size(shown, rank, window) for rank in mine}
@@ -161,7 +161,7 @@ def _size(shown: ShownRun, rank: int, window: tuple[int, int]) -> _Size:
 def _that_fit(
     sizes: Sequence[_Size], window: tuple[int, int], most: int
 ) -> tuple[list[int], Gap | None]:
-    """Return which ranks are shown, and what is left out of the step of each.
+    """Return the ranks that are shown, and the time window that is cut from the step of each.
 
     Parameters
     ----------

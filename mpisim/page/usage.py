@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["links_of", "memory_of"]
 
 MOST_TIMES = 4_000
-"""Times at which the memory of a rank is told; of more the highest of each part of the step."""
+"""Times at which the memory of a rank is shown; of more the highest of each part of the step."""
 
 MOST_LINKS = 400
-"""Entries of links that are used alike."""
+"""Most lines of links that are shown; links with equal use share one."""
 
 LABELS = {
     "optimizer": "optimizer states",
@@ -60,7 +60,7 @@ def memory_of(
     Returns
     -------
     dict or None
-        None on processes other than 0, and where no rank's passes can be told apart.
+        None on processes other than 0, and where no rank's passes can be distinguished.
     """
     assert shown.prepared is not None
     ranks: Sequence[int] = comm.bcast(None if groups is None else groups.shown, root=0)

@@ -108,16 +108,7 @@ class MultipliedNetwork(ABC):
 
     @abstractmethod
     def factor(self, operation: Operation, bytes: int, group: Placement) -> float:
-        """Return the factor of a communication.
-
-        Parameters
-        ----------
-        operation : Operation
-        bytes : int
-            Size of the communication.
-        group : Placement
-            One of the classes of `group_classes`.
-        """
+        """Communication → factor of its time; parameters as of `Network.price`."""
 
     @property
     def numbers(self) -> Mapping[str, Quantity]:
@@ -136,20 +127,9 @@ class MultipliedNetwork(ABC):
         return self._network.group_classes(index, members, operations)
 
     def price(self, operation: Operation, bytes: int, group: Placement) -> Price:
-        """Return NCCL's price, multiplied, as the links allow it.
+        """NCCL's price, its latency times and its rate divided by the factor, as links allow it.
 
-        Parameters
-        ----------
-        operation : Operation
-        bytes : int
-            Size of the communication.
-        group : Placement
-            One of the classes of `group_classes`.
-
-        Returns
-        -------
-        Price
-            Latency and rate of NCCL, times and divided by the factor, then limited by links.
+        Parameters as of `Network.price`; `group` is one of the classes of `group_classes`.
         """
         factor = self.factor(operation, bytes, group)
         return self._network.limited(self._multiplied(operation, bytes, group), group, factor)
@@ -163,20 +143,9 @@ class MultipliedNetwork(ABC):
         return Price(round(found.latency * factor), found.volume, rate, found.pattern)
 
     def limit_of(self, operation: Operation, bytes: int, group: Placement) -> str:
-        """Return what limits a communication, in words of the network.
+        """Communication → what limits it, in words of the network; empty if it takes no time.
 
-        Parameters
-        ----------
-        operation : Operation
-        bytes : int
-            Size of the communication.
-        group : Placement
-            One of the classes of `group_classes`.
-
-        Returns
-        -------
-        str
-            Empty if the communication takes no time.
+        Parameters as of `Network.price`.
         """
         return self._network.limit_named(
             operation,
@@ -187,39 +156,11 @@ class MultipliedNetwork(ABC):
         )
 
     def shares(self, operation: Operation, bytes: int, group: Placement) -> dict[str, float]:
-        """Return the network's shares.
-
-        Parameters
-        ----------
-        operation : Operation
-        bytes : int
-            Size of the communication.
-        group : Placement
-            One of the classes of `group_classes`.
-
-        Returns
-        -------
-        dict of str to float
-            Name of a number → share of the time that depends on it, 0 to 1.
-        """
+        """The network's shares; parameters and result as of `Network.shares`."""
         return self._network.shares(operation, bytes, group)
 
     def elasticities(self, operation: Operation, bytes: int, group: Placement) -> dict[str, float]:
-        """Return how a price answers to the hardware; factors stay.
-
-        Parameters
-        ----------
-        operation : Operation
-        bytes : int
-            Size of the communication.
-        group : Placement
-            One of the classes of `group_classes`.
-
-        Returns
-        -------
-        dict of str to float
-            As of `mpisim.topo.nccl_network.NcclNetwork.elasticities`.
-        """
+        """Elasticities of a price where factors stay; see `NcclNetwork.elasticities`."""
         return self._network.elasticities_of(
             operation,
             bytes,

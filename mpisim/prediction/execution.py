@@ -74,6 +74,7 @@ def execute(
         What slowed what overlaps, if that is modelled.
     """
     program = prepared if isinstance(prepared, Program) else prepared.program
+    setups = None if isinstance(prepared, Program) else prepared.networks.setups
     if network is None and not isinstance(prepared, Program):
         network, contention = prepared.network, prepared.experiment.network.contention
 
@@ -104,6 +105,7 @@ def execute(
             timeline=last and timeline,
             wire_delays=wire_delays,
             setup=setup,
+            setups=setups,
             digest=digest,
         )
         setup = found.setup if number == 1 else setup  # later runs differ in durations alone

@@ -320,8 +320,15 @@ def least_step_time(
     """
 
     def run(prepared: PreparedExperiment) -> list[Run]:
-        network = prepared.network
-        return [simulate(prepared.program, comm, network=network, contention=False, digest=False)]
+        found = simulate(
+            prepared.program,
+            comm,
+            network=prepared.network,
+            contention=False,
+            setups=networks.setups,
+            digest=False,
+        )
+        return [found]
 
     tries, known = _runs_to_try(experiment), None if steps is None else steps.least
     found = _step_time(experiment, comm, run, tries, None, networks, memory, known)

@@ -63,7 +63,7 @@ class MemoryCourse:
         self._known: dict[tuple[int, int, int], StageMoments] = {}
 
     def of(self, rank: int, table: Table, rows: Rows) -> MemoryParts | None:
-        """Return the memory of a rank; None where its rows do not tell its passes apart.
+        """Return the memory of a rank; None where its rows do not distinguish its passes.
 
         Parameters
         ----------

@@ -108,7 +108,8 @@ def _refusal(experiment: Experiment, found: Verdict, evaluate: Evaluate) -> Inpu
     single = any(each.together == 1 for each in others)
     if others:
         head = "" if single else "No single change makes it fit. "
-        text = f"{head}It fits with any of: {fits}. "
+        choice = "any of: " if len(others) > 1 else "" if single else "all of: "
+        text = f"{head}It fits with {choice}{fits}. "
     else:
         text = "No change of the plan makes it fit. "
     text += "".join(f"{line} " for line in _shorter_sequences(experiment))

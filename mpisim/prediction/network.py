@@ -12,6 +12,7 @@ import numpy as np
 from ..base.errors import InputError, nearest
 from ..base.frozen import frozen
 from ..base.quantity import Quantity, picoseconds
+from ..engine import SetupCache
 from ..experiment import NetworkChoice, ScaleChoice
 from ..topo import Cluster, Network
 from ..topo.scaled import switches_follow
@@ -71,9 +72,15 @@ class NetworkCache:
     Plans that are compared run on one network, which then need not be built again and remembers the
     prices it has worked out. Whoever prepares several experiments makes one cache and passes it
     down. A network with a graph or a calibration is built anew: its files may have changed.
+
+    Attributes
+    ----------
+    setups : SetupCache
+        What setups of runs on one network have in common.
     """
 
     def __init__(self) -> None:
+        self.setups = SetupCache()
         self._built: tuple[tuple[Cluster, int, NetworkChoice], Network] | None = None
 
     def network_of(

@@ -267,7 +267,7 @@ class _PathParts:
 
     @cached_property
     def _kinds_of_groups(self) -> NDArray[np.int64]:
-        """Equal numbers for communicators that are called alike but for their numbers."""
+        """Equal numbers for communicators whose names differ in numbers alone."""
         known: dict[str, int] = {}
         names = self._prepared.program.communicators.names
         if isinstance(names, NumberedTexts):

@@ -374,14 +374,14 @@ def scale_lines(prepared: PreparedExperiment | PreparedProgram) -> list[str]:
     applies = values_now(prepared)
     lines = []
     for key, factor in prepared.experiment.scale.changes.items():
-        said = "not as it is"
+        effect = "not as it is"
         if key == "memory":
-            said = "no effect on the step, only on whether it fits"
+            effect = "no effect on the step, only on whether it fits"
         elif key not in applies:
-            said = f"no effect, {why_not(key, prepared)}"
+            effect = f"no effect, {why_not(key, prepared)}"
         elif isinstance(prepared, PreparedExperiment) and not _scale_is_used(key, prepared):
-            said = "no effect, nothing that this step does depends on it"
-        lines.append(f"scale.{key} = {factor:g}: {said}")
+            effect = "no effect, nothing that this step does depends on it"
+        lines.append(f"scale.{key} = {factor:g}: {effect}")
     return lines
 
 
@@ -437,6 +437,9 @@ def _worth_listing(key: str, value: object, prepared: PreparedExperiment) -> boo
         "framework.image_layout": images,
         "plan.moe_imbalance": mixture,
         "framework.moe_dispatcher": mixture and plan.ep > 1,
+        "framework.moe_multihot_fusion": mixture
+        and plan.ep > 1
+        and plan.framework.moe_dispatcher == "flex",
         "framework.moe_router": mixture,
         "framework.moe_router_fusion": mixture
         and plan.style(transformer=transformer) == "megatron",

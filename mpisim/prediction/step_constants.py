@@ -19,6 +19,7 @@ the error bars of its numbers (:mod:`mpisim.prediction.uncertainty`).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import field
 from functools import cache
@@ -349,8 +350,8 @@ def chip(gpu: str) -> str:
 
     Examples
     --------
-    >>> chip("a100-sxm-40gb"), chip("H100-SXM-80GB"), chip("titan-xp")
+    >>> chip("a100-sxm-40gb"), chip("H100 PCIe"), chip("titan-xp")
     ('a100', 'h100', 'titan-xp')
     """
     name = Path(gpu).stem.casefold() if gpu.endswith(".toml") else gpu.casefold()
-    return next((part for part in name.split("-") if any(map(str.isdigit, part))), name)
+    return next((part for part in re.split("[- ]", name) if any(map(str.isdigit, part))), name)

@@ -29,8 +29,10 @@ from ..base.quantity import Quantity
 from ..base.schema import build
 from ..engine.critical_path import PieceKind
 from ..engine.run import Run
+from ..kernels.gpu_parameters import GpuParameters
 from ..kernels.numbers import quantity
 from ..kernels.operations import Attention, Convolution, Gemm, GroupedGemm
+from ..kernels.scaled import rated_gpu
 from ..program import UNPRICED, Operation
 from ..topo.circuits import SETUP
 from .circuits import with_set_ups
@@ -39,6 +41,7 @@ from .step_constants import model_class, packaged_constants
 
 if TYPE_CHECKING:
     from ..engine.critical_path import CriticalPath
+    from ..kernels.gpu import Gpu
     from ..overlap import OverlapSummary
     from .prepared_program import PreparedProgram
 
@@ -47,6 +50,7 @@ __all__ = [
     "PathShares",
     "Uncertainty",
     "combine",
+    "design_name",
     "difference_error",
     "equal_columns",
     "error_bar",
@@ -68,6 +72,12 @@ OWN_KERNELS = "kernels of the framework's own"
 """Name of the error of norms and elementwise kernels that are not PyTorch's or NVIDIA's."""
 
 UNNAMED_FILE = "calibration/unnamed_framework.toml"
+
+UNCOMPARED = "framework or GPU not compared with measured steps"
+"""Name of the error of a framework, or a design of GPUs, of which no predictions were compared with
+measured steps, on the whole step."""
+
+UNCOMPARED_FILE = "calibration/uncompared.toml"
 
 PRODUCTS = (Attention, Convolution, Gemm, GroupedGemm)
 """Kernels of libraries that frameworks share."""
@@ -418,6 +428,11 @@ def error_bar(
     if not prepared.experiment.says_framework:
         numbers[UNNAMED] = _unnamed(prepared)
         lengths = {**lengths, UNNAMED: float(run.step_time)}
+    if not _compared(prepared):
+        numbers[UNCOMPARED] = build(
+            Quantity, packaged(UNCOMPARED_FILE)["dense"], UNCOMPARED_FILE, "dense"
+        )
+        lengths = {**lengths, UNCOMPARED: float(run.step_time)}
     left_out = _model_error(prepared) if model_error else None
     return combine(lengths, run.step_time, numbers, left_out)
 
@@ -467,6 +482,27 @@ def _unnamed(prepared: PreparedExperiment) -> Quantity:
     if kind == "dense" and prepared.experiment.plan.zero >= 2:
         kind = "sharded"
     return build(Quantity, packaged(UNNAMED_FILE)[kind], UNNAMED_FILE, kind)
+
+
+def _compared(prepared: PreparedExperiment) -> bool:
+    """Whether steps of its framework and of its kinds of GPUs were compared with measured ones.
+
+    Those of dense transformers: of other models the error of the model is that of few, unlike
+    steps. What an experiment without a framework's name leaves open has an error of its own.
+    """
+    experiment = prepared.experiment
+    if model_class(experiment.model) != "dense":
+        return True
+    seen = packaged(UNCOMPARED_FILE)
+    models = [each.model for each in prepared.workload.pricings]
+    gpus = all(design_name(rated_gpu(model.gpu)) in seen["gpus"] for model in models)
+    return gpus and (experiment.software is None or experiment.software in seen["frameworks"])
+
+
+def design_name(gpu: Gpu) -> str:
+    """GPU → its architecture and the lanes of a multiprocessor, as ``"ampere, 64 lanes"``."""
+    family, many_lanes = GpuParameters.of(gpu).design
+    return f"{family}, {128 if many_lanes else 64} lanes"
 
 
 def _model_error(prepared: PreparedExperiment) -> tuple[str, Quantity] | None:

@@ -83,6 +83,10 @@ def _exchange(experiment: Experiment) -> bool:
     return _experts(experiment) and experiment.plan.ep > 1
 
 
+def _deep_ep(experiment: Experiment) -> bool:
+    return _exchange(experiment) and experiment.plan.framework.moe_dispatcher == "flex"
+
+
 def _axes(experiment: Experiment) -> bool:
     plan = experiment.plan
     return sum(size > 1 for size in (plan.tp, plan.cp, plan.ep, plan.pp)) > 1
@@ -209,6 +213,7 @@ EFFECTIVE_KEYS: dict[str, Condition] = {
         _experts,
     ),
     **dict.fromkeys(("plan.precision.dispatch", "plan.moe_imbalance"), _exchange),
+    "framework.moe_multihot_fusion": _deep_ep,
     "plan.order": _axes,
     "framework.cp_style": _context,
     "plan.recompute.layers": _computed_again,
@@ -373,6 +378,8 @@ def other_values(experiment: Experiment, name: str) -> list[Any]:
     value, kind = getattr(part, key), _kind(type(part), key)
     if get_origin(kind) is Annotated and not isinstance(value, tuple):
         kind, limits = get_args(kind)
+        if kind is str:
+            return []
         if value is None:
             found = {limits.least, 2, 3, 4}
         else:

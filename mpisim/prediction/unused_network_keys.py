@@ -2,7 +2,7 @@
 
 A key has no effect if without it every communication of the program has the same price, is carried
 by the same channels, and loads the same links with the same bandwidth. The networks with and
-without the key are requested prices and loads; nothing is simulated again.
+without the key are asked for prices and loads; nothing is simulated again.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def with_variation(program: Program, choice: VariationChoice, sample: int = 0) -
 def with_changed_variation(
     program: Program, before: VariationChoice, after: VariationChoice, sample: int = 0
 ) -> Program:
-    """Return a program that `with_variation` made by one choice as it is by another. Local.
+    """Program of `with_variation` by one choice → the program by another choice. Local.
 
     Parameters
     ----------

@@ -52,7 +52,7 @@ BOX, STEP = 1.08, 1.2
 
 
 class _Category(NamedTuple):
-    """What rows are shown alike."""
+    """Rows that are drawn in one colour."""
 
     name: str
     colour: str

@@ -239,8 +239,8 @@ class RatesByName:
         if kind == Kind.COPY and "DtoD" not in name and "Memset" not in name:
             return _link(gpu)
         if kind == Kind.KERNEL and PRODUCT.search(name):
-            told = [dtype for dtype, pattern in FORMATS if pattern.search(name)]
-            dtype = next((d for d in (*told, "bf16", "fp16") if d in both), "fp32")
+            named = [dtype for dtype, pattern in FORMATS if pattern.search(name)]
+            dtype = next((d for d in (*named, "bf16", "fp16") if d in both), "fp32")
             fraction = gpu.fp32_fraction if dtype == "fp32" else gpu.gemm_fraction
             return gpu.peak(dtype).si * fraction.si
         return gpu.bandwidth.si * gpu.memory_fraction.si

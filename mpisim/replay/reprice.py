@@ -126,7 +126,7 @@ class Repriced:
         ----------
         how : Repricing
         """
-        said = {
+        texts = {
             "exact": "as measured",
             "interpolated": "between measured ones",
             MODELLED: "by kernel models",
@@ -139,7 +139,7 @@ class Repriced:
         }
         shares = [
             f"{percentage(self.share(name), 1)} {text}"
-            for name, text in said.items()
+            for name, text in texts.items()
             if name in self.kernels
         ]
         lines = []
@@ -268,13 +268,13 @@ def _add_up(ranks: list[dict[str, float]], result: Repriced) -> None:
 
 
 def _recorded_gpu(job: TraceJob, how: Repricing) -> Gpu:
-    said = how.recorded_gpu or job.device_name
+    named = how.recorded_gpu or job.device_name
     try:
-        return find_gpu(gpu_name(said))
+        return find_gpu(gpu_name(named))
     except InputError as error:
         if how.recorded_gpu is not None:
             raise
-        name = repr(said) if said else "a GPU it does not name"
+        name = repr(named) if named else "a GPU it does not name"
         raise TraceError(
             f"{job.sources[0].path}: recorded on {name}, which is not in mpisim list gpus; "
             "--recorded-gpu says whose models to use for it"

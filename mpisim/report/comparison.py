@@ -53,7 +53,7 @@ WORDS = {
 """What people call the kinds of pieces."""
 
 NAMED = (PieceKind.COMPUTE, PieceKind.COPY, PieceKind.COMMUNICATION)
-"""Kinds of pieces that are told apart by name."""
+"""Kinds of pieces that are compared by name."""
 
 MISSING = "not given"
 
@@ -297,9 +297,11 @@ def verdict_of(found: Comparison) -> str:
 
 
 def _table(parts: Sequence[Part], step: Part, unit: TimeUnit, top: int) -> list[str]:
-    """Show the first parts, the sum of the others and the step; what is shown adds up."""
-    shown = list(parts[:top])
-    rest = parts[top:]
+    """Show the parts that differ most, in their order, the sum of the others and the step; what is
+    shown adds up."""
+    most = sorted(range(len(parts)), key=lambda i: -abs(parts[i].difference))[:top]
+    shown = [parts[i] for i in sorted(most)]
+    rest = [parts[i] for i in range(len(parts)) if i not in most]
     if rest:
         one, other = (sum(getattr(part, side) for part in rest) for side in ("one", "other"))
         shown.append(Part(f"{len(rest):,} more", one, other))

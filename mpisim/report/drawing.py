@@ -126,9 +126,9 @@ def drawing_for(stream: TextIO, *, launched: bool) -> Drawing:
     launched : bool
         Whether a launcher of MPI started this process.
     """
-    asked = os.environ.get("MPISIM_COLOR") or ("0" if launched else "1")
+    setting = os.environ.get("MPISIM_COLOR") or ("0" if launched else "1")
     colour = (
-        asked != "0"
+        setting != "0"
         and not os.environ.get("NO_COLOR")
         and os.environ.get("TERM") != "dumb"
         and stream.isatty()

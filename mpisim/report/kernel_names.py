@@ -41,7 +41,7 @@ def short_names(names: Sequence[str], width: int) -> list[str]:
 
 
 def _fitting(lines: Sequence[str], width: int) -> dict[str, str]:
-    """Shorten distinct names by the first way that keeps each apart from all others."""
+    """Shorten distinct names in the first way that leaves them distinct."""
     found = {line: line for line in lines if len(line) <= width}
     taken = set(found.values())
     for way in (_plain, _without_parameters):

@@ -173,6 +173,8 @@ def _cost(attributes: Mapping[str, Any]) -> str:
     if "usd_hour" in attributes:
         text += f", ${attributes['usd_hour']:,.2f} an hour"
         dollars = f" and ${attributes['usd_per_million']:,.3g}"
+    else:
+        text += ", price unknown"  # --details says what tells it
     return f"{text}; {attributes['energy_per_million']:,.3g} kWh{dollars} for a million {samples}"
 
 
@@ -350,9 +352,9 @@ def _warnings(results: Results, drawing: Drawing) -> list[str]:
     assumed = attributes.get("assumptions")
     for line in assumed if isinstance(assumed, list) else []:
         if OUTSIDE in line:
-            said = one_line(line)
-            said = said[:1].upper() + said[1:]
-            texts += map(drawing.warning, wrap(said, WIDTH, max_lines=2, placeholder=" …"))
+            text = one_line(line)
+            text = text[:1].upper() + text[1:]
+            texts += map(drawing.warning, wrap(text, WIDTH, max_lines=2, placeholder=" …"))
     sources = attributes.get("uncertainty_sources")
     most = one_line(str(sources[0])) if isinstance(sources, list) and sources else ""
     if most.startswith(UNNAMED) and not texts:
@@ -370,7 +372,7 @@ def _more(results: Results) -> list[str]:
         len(found) if isinstance(found := attributes.get(key), list) else 0
         for key in ("assumptions", "not_modelled")
     )
-    told = [
+    hints = [
         f"{counted(number, word)}{rest}, "
         for number, word, rest in ((n, "assumption", ""), (missing, "thing", " not modelled"))
         if number
@@ -378,6 +380,6 @@ def _more(results: Results) -> list[str]:
     uses = "keeps it for mpisim report (--html: a page), export, compare, sensitivity."
     file = "-o run.h5" if results.path is None else one_line(results.path.name)
     return [
-        f"--details prints {''.join(told)}all tables.",
+        f"--details prints {''.join(hints)}all tables.",
         f"{shortened(file, WIDTH - len(uses) - 1)} {uses}",
     ]

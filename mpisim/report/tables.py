@@ -130,7 +130,7 @@ BESIDE = ("communication", "host_busy", "host_waiting")
 """Columns shown beside the breakdown."""
 
 LONGEST_LABEL = 12
-"""Characters of the numbers of equal ranks; of more it is said how many they are."""
+"""Characters of the numbers of equal ranks; of more their number is shown."""
 
 
 @frozen

@@ -55,7 +55,7 @@ SPLIT_REASONS = {
     SplitReason.PARTNERS: "the ranks they communicate with",
 }
 MAX_REPEATED = 24
-"""Characters of a source from which on it is said once, and referred to where it comes again."""
+"""Characters of a source from which on it is printed once, and referred to later."""
 
 MAX_RANKS = 8
 """Ranks in the table of ranks before only the slowest and the fastest are shown."""
@@ -200,10 +200,10 @@ def sampled_facts(attributes: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _split_classes(results: Results) -> str:
     """Why ranks of one table are in several equivalence classes."""
-    apart = np.bincount(results.classes["apart"], minlength=len(SplitReason)).tolist()
-    whys = [f"{apart[why]:,} by {text}" for why, text in SPLIT_REASONS.items() if apart[why]]
+    counts = np.bincount(results.classes["apart"], minlength=len(SplitReason)).tolist()
+    whys = [f"{counts[why]:,} by {text}" for why, text in SPLIT_REASONS.items() if counts[why]]
     return (
-        f"{sum(apart[1:]):,} of {sum(apart):,} differ from the largest with the same rows: "
+        f"{sum(counts[1:]):,} of {sum(counts):,} differ from the largest with the same rows: "
         + ", ".join(whys)
     )
 

@@ -113,7 +113,7 @@ def _verdict(fits: bool, headroom: int | None) -> str:
 
 
 def _notes(found: Tornado) -> list[str]:
-    """Return what is to be said of changes and quantities, lines for people."""
+    """Changes and quantities → notes, lines for people."""
     lines = []
     starred = False
     for bar in found.bars:

@@ -1,4 +1,4 @@
-"""The step of each class of ranks, taken apart: what a GPU did at every moment, by name.
+"""The parts of the step of each class of ranks: what a GPU did at every moment, by name.
 
 Every moment of a step counts for one part, the first of these that is under way on the device:
 

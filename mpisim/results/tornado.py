@@ -99,7 +99,7 @@ NEGLIGIBLE = 5e-4
 
 
 def agree(first_order: float, simulated: float) -> bool:
-    """Say whether two relative changes of a step are alike.
+    """Whether two relative changes of a step agree.
 
     They are where they differ by no more than a tenth of the larger one, or 0.05 % of the step.
 

@@ -1,7 +1,7 @@
 """A search space → what is known of its candidates: screened, judged by memory, simulated.
 
 1. **Screen** every candidate: do model, plan and cluster go together, and how fast could its step
-   be at best (`bound`)? Candidates are shared out to the processes.
+   be at best (`bound`)? Candidates are shared out to the processes, some thousand at a time.
 2. **Rounds**, best first. Of the candidates that can still matter, those that could be best are
    taken and shared out. Each is judged by the memory model and, where it fits, all passes of its
    pipeline are gone through, which is a closer bound (`pipeline_bound`). Those that could be best
@@ -23,6 +23,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,7 +35,7 @@ from ..base.text import one_line
 from ..experiment import Experiment
 from ..experiment.load import plan_of
 from ..experiment.profiles import filled
-from ..mpi.parallel import collective_errors, progress
+from ..mpi.parallel import progress
 from ..prediction.extrapolation import (
     MAX_EXTRAPOLATION_ERROR,
     StepCache,
@@ -48,7 +49,7 @@ from .bound import StepBounds
 from .budget import Budget, budget_of, over_budget, simulated_cost
 from .job import job_of, over_job, steps_of
 from .pareto import dominated
-from .records import Found, Reason, Records, Status, enter_judged, least_values, tell
+from .records import Found, Records, Status, enter_judged, least_values, tell
 from .space import SearchSpace
 from .traced import explore_traces
 
@@ -60,6 +61,9 @@ __all__ = ["Candidates", "explore", "undecided"]
 ROUND, SIMULATED_IN_ROUND = 32, 8
 """Candidates of a round, and of one that simulates in full. Few, since what they find spares
 others. On any number of processes, so that all of them simulate the same candidates."""
+
+SCREENED_IN_ROUND = 4096
+"""Candidates screened before all processes learn what was found, half a second's work."""
 
 SLACK = 1 + 2 * MAX_EXTRAPOLATION_ERROR
 """By how much a candidate must be worse to be left out."""
@@ -133,7 +137,7 @@ def explore(
     show : bool
         Show progress, if a person is watching.
     each_round : callable
-        Called on process 0 with all that is known, after the screening and every round.
+        Called on process 0 with all that is known, after every round, those of the screening too.
 
     Returns
     -------
@@ -150,10 +154,13 @@ def explore(
     if space.of_trace:
         return explore_traces(space, comm, known=known, show=show, each_round=each_round)
     candidates, bounds = Candidates(space), StepBounds()
-    records = known
-    if records is None:
-        records = _screened(space, candidates, bounds, comm, show)
-        tell(records, comm, each_round)
+    records = Records.none(len(space)) if known is None else known
+    screened = partial(_screened, space, candidates, bounds)
+    with progress(comm, "screening candidates" if show else "", len(space)) as update:
+        while len(unknown := records.numbers(Status.UNKNOWN)):
+            update(len(space) - len(unknown))
+            enter_judged(records, unknown[:SCREENED_IN_ROUND].tolist(), screened, comm)
+            tell(records, comm, each_round)
     reason = records.frequent
     if reason is not None and not np.any(records.status != Status.INVALID):
         text = one_line(reason.text.removeprefix(f"{space.source}: "))
@@ -231,58 +238,29 @@ def undecided(space: SearchSpace, records: Records) -> NDArray[np.int64]:
 # --- screening ------------------------------------------------------------------------------------
 
 
-def _screened(
-    space: SearchSpace, candidates: Candidates, bounds: StepBounds, comm: Intracomm, show: bool
-) -> Records:
-    """Return the bound of every candidate. **Collective.**"""
-    choice = space.choice
-    records = Records.none(len(space))
-    own = range(comm.rank, len(space), comm.size)
-    label = "screening candidates" if show else ""
-    with collective_errors(comm), progress(comm, label, len(own)) as update:
-        for done, number in enumerate(own):
-            budget = Budget()
-            try:
-                experiment, hardware = candidates.experiment(number)
-                bound = bounds.of(experiment, hardware)
-                tokens = bounds.tokens(experiment, hardware)
-                if choice.asks_cost:
-                    budget = budget_of(choice, experiment, hardware)
-            except InputError as error:
-                records.status[number] = Status.INVALID
-                records.enter_reason(number, str(error))
-                continue
-            if choice.asks_cost:
-                records.enter_budget(number, budget)
-            records.bound[number] = bound
-            records.gpus[number] = hardware.gpus
-            records.tokens[number] = tokens
-            over = choice.max_gpus is not None and hardware.gpus > choice.max_gpus
-            over |= choice.max_step_time is not None and bound * 1e-12 > choice.max_step_time
-            over |= over_budget(choice, budget, budget.least_watts)
-            if choice.asks_job:
-                steps = records.job_steps[number] = steps_of(experiment, tokens)
-                over |= over_job(choice, *_least_job(steps, bound, budget))
-            records.status[number] = Status.OVER_LIMIT if over else Status.BOUNDED
-            if done % 256 == 0:
-                update(done)
-    for column in records.columns.values():  # of each candidate all but one process have zeros
-        column[:] = sum(comm.allgather(column)) if comm.size > 1 else column
-    _merge_reasons(records, comm.allgather(records.why))
-    return records
+def _screened(space: SearchSpace, candidates: Candidates, bounds: StepBounds, number: int) -> Found:
+    """Return the bound of a candidate; `InputError` if it is invalid. Local."""
+    choice, budget = space.choice, Budget()
+    experiment, hardware = candidates.experiment(number)
+    bound = bounds.of(experiment, hardware)
+    tokens = bounds.tokens(experiment, hardware)
+    values: dict[str, int | float] = {"bound": bound, "gpus": hardware.gpus, "tokens": tokens}
+    if choice.asks_cost:
+        budget = budget_of(choice, experiment, hardware)
+        values |= vars(budget)
+    over = choice.max_gpus is not None and hardware.gpus > choice.max_gpus
+    over |= choice.max_step_time is not None and bound * 1e-12 > choice.max_step_time
+    over |= over_budget(choice, budget, budget.least_watts)
+    if choice.asks_job:
+        steps = values["job_steps"] = steps_of(experiment, tokens)
+        over |= over_job(choice, *_least_job(steps, bound, budget))
+    return Found(number, Status.OVER_LIMIT if over else Status.BOUNDED, values)
 
 
 def _least_job(steps: int, step: int, budget: Budget) -> tuple[float, float]:
     """Steps of a job, least ps of one, what the candidate costs → least s and $ of the job."""
     seconds = steps * step * 1e-12
     return seconds, seconds * (budget.usd_hour / 3600 + budget.usd_joule * budget.least_watts)
-
-
-def _merge_reasons(records: Records, parts: list[dict[str, Reason]]) -> None:
-    """Add up why candidates are invalid, by all processes."""
-    records.why = {}
-    for reason in sorted(reason for part in parts for reason in part.values()):
-        records.enter_reason(reason.first, reason.text, reason.number)
 
 
 # --- rounds ---------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """A candidate's step → its whole job: when it is done, and what it costs.
 
 By the closed form of `mpisim.job.closed_form`, with Daly's interval between checkpoints unless
-``[job]`` gives one: the mean of many runs, without simulating them. ``mpisim job`` simulates the
-one that is chosen, and tells how far runs lie apart.
+``[job]`` gives one: the mean of many runs, without simulating them. Only how long a job waits for
+nodes, where ``[job]`` says how many stand ready, has no closed form that would do: it is the mean
+of some runs. ``mpisim job`` simulates the one that is chosen, and tells how far runs lie apart.
 
 No job takes less than its steps one after another: with the least time of a step that is a bound,
 for every candidate that is not simulated.
@@ -19,6 +20,7 @@ from ..experiment import Experiment
 from ..job.closed_form import expected_time
 from ..job.experiment_outcome import cluster_of
 from ..job.inputs import Step, job_model
+from ..job.monte_carlo import mean_waiting
 from ..job.outcome import HOPELESS
 from .budget import Budget
 from .choice import Choice
@@ -90,6 +92,8 @@ def job_of(
     cluster = cluster_of(experiment)
     model, _ = job_model(Step(seconds, tokens=tokens), cluster, job)
     expected = expected_time(model)
+    if expected <= HOPELESS * model.undisturbed:
+        expected += mean_waiting(model, job.runs, job.seed)
     if expected > HOPELESS * model.undisturbed:
         raise InputError(
             f"job: with a failure every {1 / model.rate / 60:,.1f} min the job would not come to "

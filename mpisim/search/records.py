@@ -179,17 +179,6 @@ class Records:
             if found.why:
                 self.enter_reason(found.number, found.why)
 
-    def enter_budget(self, number: int, budget: Budget) -> None:
-        """Enter what a candidate costs whatever its step.
-
-        Parameters
-        ----------
-        number : int
-        budget : Budget
-        """
-        for name in BUDGET_COLUMNS:
-            getattr(self, name)[number] = getattr(budget, name)
-
     def budget(self, number: int) -> Budget:
         """Return what was entered of a candidate."""
         return Budget(*(float(getattr(self, name)[number]) for name in BUDGET_COLUMNS))

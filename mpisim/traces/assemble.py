@@ -23,27 +23,35 @@ def break_cycles(matching: Matching) -> None:
     first on all its members' streams, when everything before it is taken away, is replayed as
     recorded on each rank, and counted.
     """
-    queues: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    kernels: dict[tuple[int, int], dict[int, set[int]]] = {}
     for number, operation in enumerate(matching.operations):
         for item in operation.members:
-            queues.setdefault((item.rank, item.stream), []).append((item.op, number))
+            own = kernels.setdefault((item.rank, item.stream), {})
+            own.setdefault(item.op, set()).add(number)  # messages of a batch: in any order
     lines_of: dict[int, list[tuple[int, int]]] = {}
-    for key, line in queues.items():
-        line.sort(reverse=True)
-        for _, number in line:
-            lines_of.setdefault(number, []).append(key)
-    needed = [len(operation.members) for operation in matching.operations]
-    ready = Counter(line[-1][1] for line in queues.values())
+    queues: dict[tuple[int, int], list[set[int]]] = {}
+    for key, found in kernels.items():
+        queues[key] = [found[op] for op in sorted(found, reverse=True)]
+        for numbers in queues[key]:
+            for number in numbers:
+                lines_of.setdefault(number, []).append(key)
+    needed = [len(keys) for _, keys in sorted(lines_of.items())]
+    ready = Counter(number for queue in queues.values() for number in queue[-1])
     stack = [number for number, count in ready.items() if count == needed[number]]
     while stack:
-        for key in lines_of[stack.pop()]:
-            queues[key].pop()
-            if queues[key]:
-                head = queues[key][-1][1]
-                ready[head] += 1
-                if ready[head] == needed[head]:
-                    stack.append(head)
-    stuck = {number for line in queues.values() for _, number in line if needed[number] > 1}
+        done = stack.pop()
+        for key in lines_of[done]:
+            queue = queues[key]
+            queue[-1].remove(done)
+            if queue[-1]:
+                continue
+            queue.pop()
+            for number in queue[-1] if queue else ():
+                ready[number] += 1
+                if ready[number] == needed[number]:
+                    stack.append(number)
+    left = {number for queue in queues.values() for numbers in queue for number in numbers}
+    stuck = {number for number in left if needed[number] > 1}
     if not stuck:
         return
     matching.counts["operations in contradictory order"] += len(stuck)
@@ -76,14 +84,17 @@ class Layout:
         self._number = {rank: i for i, rank in enumerate(ranks)}
         self._groups: dict[Key, int] = {}
         self._slots: list[dict[Key, int]] = [{} for _ in ranks]
-        self._role: dict[tuple[int, int], tuple[Matched, int]] = {}
+        self._roles: dict[tuple[int, int], list[tuple[Matched, int]]] = {}
+        """Rank and device operation → the communications that it runs, and its place in each."""
         for operation in matching.operations:
             for key in self._keys(operation):
                 self._groups.setdefault(key, len(self._groups))
                 for member in key[0]:
                     self._slots[member].setdefault(key, len(self._slots[member]))
             for position, item in enumerate(operation.members):
-                self._role[item.rank, item.op] = operation, position
+                self._roles.setdefault((item.rank, item.op), []).append((operation, position))
+        for roles in self._roles.values():
+            roles.sort(key=lambda role: role[0].members[role[1]].part)
 
     def communicators(self) -> Communicators:
         """Return all communicators, named by their global ranks."""
@@ -115,11 +126,11 @@ class Layout:
         def emit(
             rows: TableBuilder, op: int, columns: dict[str, int], waits: list[int]
         ) -> list[int]:
-            operation, position = self._role[self.ranks[index], op]
-            if operation.is_pair:
-                return self._pair(
-                    rows, index, operation, position, names[op], streams[op], columns, waits
-                )
+            roles = self._roles[self.ranks[index], op]
+            pairs = [role for role in roles if role[0].is_pair]
+            if pairs:
+                return self._messages(rows, index, pairs, names[op], streams[op], columns, waits)
+            operation, position = roles[0]
             item = operation.members[position]
             key = self._keys(operation)[0]
             flags = Flag.EAGER if operation.eager[position] else Flag.NONE
@@ -139,35 +150,36 @@ class Layout:
 
         return emit
 
-    def _pair(
+    def _messages(
         self,
         rows: TableBuilder,
         index: int,
-        operation: Matched,
-        position: int,
+        pairs: list[tuple[Matched, int]],
         name: str,
         stream: int,
         columns: dict[str, int],
         waits: list[int],
     ) -> list[int]:
-        """Rows of a send/receive kernel: one a direction, joined in one launch."""
-        other = self._number[operation.members[1 - position].rank]
+        """Rows of a send/receive kernel: one a message, joined in one launch."""
         written: list[int] = []
-        for way in operation.members[position].directions:
-            key = ((index, other) if way == "S" else (other, index), True, operation.line)
-            written.append(
-                rows.point_to_point(
-                    Kind.SEND if way == "S" else Kind.RECV,
-                    self._slots[index][key],
-                    stream,
-                    operation.members[position].bytes,
-                    duration=operation.wire[position],
-                    name=name,
-                    waits=() if written else waits,
-                    flags=Flag.JOINED if written else Flag.NONE,
-                    **({} if written else columns),
+        for operation, position in pairs:
+            item, other = operation.members[position], operation.members[1 - position]
+            there = self._number[other.rank]
+            for way in item.directions:
+                key = ((index, there) if way == "S" else (there, index), True, operation.line)
+                written.append(
+                    rows.point_to_point(
+                        Kind.SEND if way == "S" else Kind.RECV,
+                        self._slots[index][key],
+                        stream,
+                        item.bytes,
+                        duration=operation.wire[position],
+                        name=name,
+                        waits=() if written else waits,
+                        flags=Flag.JOINED if written else Flag.NONE,
+                        **({} if written else columns),
+                    )
                 )
-            )
         return written
 
     def _keys(self, operation: Matched) -> list[Key]:

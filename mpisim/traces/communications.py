@@ -7,14 +7,15 @@ import bisect
 import json
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from ..program import Operation
 from .host import Call, communication_stem, is_communication_kernel
-from .kineto import KinetoTrace
+from .kineto import Arguments, KinetoTrace
 
 __all__ = ["Communication", "rank_communications"]
 
@@ -46,6 +47,9 @@ class Communication:
         Of a point-to-point kernel, ``S`` and ``R`` in order of issue; empty for collectives.
     peer : int
         The other rank of a point-to-point kernel, where the file names it; else -1.
+    part : int
+        Number of the message in a kernel that runs several (a batch, of which the file names the
+        other rank of each); each of them is a communication of its own.
     """
 
     rank: int
@@ -61,6 +65,26 @@ class Communication:
     sequence: int
     directions: str
     peer: int
+    part: int = 0
+
+
+class _Issued(NamedTuple):
+    """A ``c10d::send`` or ``c10d::recv_`` of the CPU.
+
+    Attributes
+    ----------
+    begin, end : int
+        From the file's origin, in ps.
+    way : str
+        ``S`` or ``R``.
+    args : Arguments or None
+        Of the ``record_param_comms`` inside, which names the other rank.
+    """
+
+    begin: int
+    end: int
+    way: str
+    args: Arguments | None
 
 
 _BY_NAME = (
@@ -108,25 +132,52 @@ def rank_communications(trace: KinetoTrace, calls: list[Call], rank: int) -> lis
         call = launched_by.get(op)
         context = _context(trace, call)
         operation = _operation(args.collective, context, name)
-        way = directions.get(op, "") if operation is Operation.SEND_RECV else ""
+        issued = directions.get(op, []) if operation is Operation.SEND_RECV else []
+        way = "".join(each.way for each in issued)
         if operation is Operation.SEND_RECV and not way:
-            way = _way_of_args(rank, args.src_rank, args.dst_rank)
+            way = _way_of_args(rank, args)
         group = _group(trace, args.group_name, args.group_ranks)
+        whole = Communication(
+            rank=rank,
+            op=op,
+            stream=int(trace.device.stream[op]),
+            stem=communication_stem(name),
+            operation=operation,
+            bytes=_bytes(trace, call, op, operation, args.group_size or len(group or ())),
+            begin=epoch + int(trace.device.begin[op]),
+            end=epoch + int(trace.device.end[op]),
+            group=group,
+            group_name=args.group_name or "",
+            sequence=-1 if args.seq is None else args.seq,
+            directions=way,
+            peer=_peer(rank, way, args),
+        )
+        found += _messages(trace, whole, issued) or [whole]
+    return found
+
+
+def _messages(
+    trace: KinetoTrace, whole: Communication, issued: list[_Issued]
+) -> list[Communication]:
+    """A batch of sends and receives → each of them; none if the file does not name all partners."""
+    peers = [-1 if e.args is None else _peer(whole.rank, e.way, e.args) for e in issued]
+    if len(issued) < 2 or min(peers) < 0:
+        return []
+    found = []
+    for part, (each, peer) in enumerate(zip(issued, peers, strict=True)):
+        args = each.args
+        assert args is not None
+        width = _width(args.dtype or "")
+        known = args.in_elements is not None and width
         found.append(
-            Communication(
-                rank=rank,
-                op=op,
-                stream=int(trace.device.stream[op]),
-                stem=communication_stem(name),
-                operation=operation,
-                bytes=_bytes(trace, call, op, operation, args.group_size or len(group or ())),
-                begin=epoch + int(trace.device.begin[op]),
-                end=epoch + int(trace.device.end[op]),
-                group=group,
-                group_name=args.group_name or "",
-                sequence=-1 if args.seq is None else args.seq,
-                directions=way,
-                peer=_peer(rank, way, args.src_rank, args.dst_rank),
+            replace(
+                whole,
+                bytes=(args.in_elements or 0) * width if known else whole.bytes,
+                group=_group(trace, args.group_name, args.group_ranks) or whole.group,
+                group_name=args.group_name or whole.group_name,
+                directions=each.way,
+                peer=peer,
+                part=part,
             )
         )
     return found
@@ -153,39 +204,42 @@ def _operation(collective: str | None, context: str, name: str) -> Operation:
     return Operation.UNKNOWN
 
 
-def _directions(trace: KinetoTrace, calls: list[Call], is_comm: list[bool]) -> dict[int, str]:
-    """S and R of every point-to-point kernel: the sends and receives issued since the last one."""
-    issued: dict[int, list[tuple[int, str]]] = {}
-    for i, name in enumerate(trace.operators.name):
-        if name.startswith("c10d::send"):
-            issued.setdefault(int(trace.operators.thread[i]), []).append(
-                (int(trace.operators.begin[i]), "S")
-            )
-        elif name.startswith("c10d::recv"):
-            issued.setdefault(int(trace.operators.thread[i]), []).append(
-                (int(trace.operators.begin[i]), "R")
-            )
+def _directions(
+    trace: KinetoTrace, calls: list[Call], is_comm: list[bool]
+) -> dict[int, list[_Issued]]:
+    """Of every point-to-point kernel, the sends and receives issued since the last one."""
+    issued: dict[int, list[_Issued]] = {}
+    operators = trace.operators
+    for i, name in enumerate(operators.name):
+        own = issued.get(int(operators.thread[i]))
+        begin, end = int(operators.begin[i]), int(operators.end[i])
+        if name.startswith(("c10d::send", "c10d::recv")):
+            way = "S" if name.startswith("c10d::send") else "R"
+            issued.setdefault(int(operators.thread[i]), []).append(_Issued(begin, end, way, None))
+        elif name == "record_param_comms" and own and own[-1].end >= end:
+            own[-1] = own[-1]._replace(args=operators.args[i])
     result = {}
     done: dict[int, int] = {}
     for call in calls:
         if call.ops and is_comm[call.ops[0]] and call.thread in issued:
             own = issued[call.thread]
-            upto = bisect.bisect_right(own, (call.begin, "~"))
-            result[call.ops[0]] = "".join(way for _, way in own[done.get(call.thread, 0) : upto])
+            upto = bisect.bisect_right(own, call.begin, key=lambda each: each.begin)
+            result[call.ops[0]] = own[done.get(call.thread, 0) : upto]
             done[call.thread] = upto
     return result
 
 
-def _way_of_args(rank: int, source: int | None, target: int | None) -> str:
-    if source is None or target is None:
-        return ""
-    return "S" if source == rank else "R" if target == rank else ""
+def _way_of_args(rank: int, args: Arguments) -> str:
+    """S or R; PyTorch names where a send goes, and where a receive comes from, not both."""
+    if args.src_rank is not None and args.src_rank != rank:
+        return "R"
+    return "S" if args.dst_rank is not None and args.dst_rank != rank else ""
 
 
-def _peer(rank: int, way: str, source: int | None, target: int | None) -> int:
-    if source is None or target is None or len(way) != 1:
-        return -1
-    return target if way == "S" else source
+def _peer(rank: int, way: str, args: Arguments) -> int:
+    """The other rank of a message, -1 if unknown; ``saveNcclMeta`` of PyTorch names it."""
+    other = {"S": args.dst_rank, "R": args.src_rank}.get(way)
+    return -1 if other is None or other == rank else other
 
 
 def _group(

@@ -158,7 +158,7 @@ def _walk(value: Any, shape: Any, stride: Any) -> Iterator[tuple[list[Any], Any,
 
 
 def _extent(elements: int, shape: Any, stride: Any) -> int:
-    """Elements from the first to the last of a view; -1 if it cannot be told."""
+    """Elements from the first to the last of a view; -1 if it is unknown."""
     if elements == 0:
         return 0
     if not isinstance(shape, list) or (len(shape) <= 1 and not stride):

@@ -49,9 +49,9 @@ def execution_trace_beside(path: Path) -> Path | None:
     if len(found) < 2:
         return found[0] if found else None
     end = path.name.rpartition("_")[2]
-    alike = [each for each in found if each.name.rpartition("_")[2] == end]
-    if len(alike) == 1:
-        return alike[0]
+    same_end = [each for each in found if each.name.rpartition("_")[2] == end]
+    if len(same_end) == 1:
+        return same_end[0]
     raise TraceError(
         f"{path}: records no shapes of tensors, and beside it lie {len(found)} execution traces; "
         "--execution-trace names the one of the same step"

@@ -169,7 +169,7 @@ def sizes(operation: Operation, total: int, members: int) -> tuple[int, int, int
     return whole, share, width
 
 
-SHOWN = 30
+MAX_RANKS_SHOWN = 30
 """The profiler cuts longer lists of ranks."""
 
 Event = dict[str, Any]
@@ -285,8 +285,8 @@ class Arguments:
         taken, given, width = self.sizes(row)
         members = group.members
         shown = list(map(str, members))
-        if len(shown) > SHOWN:
-            shown = [*shown[: SHOWN // 2], "...", *shown[-SHOWN // 2 :]]
+        if len(shown) > MAX_RANKS_SHOWN:
+            shown = [*shown[: MAX_RANKS_SHOWN // 2], "...", *shown[-MAX_RANKS_SHOWN // 2 :]]
         args: Event = {"Collective name": collective} if collective else {}
         if taken >= 0:
             args |= {

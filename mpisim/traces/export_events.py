@@ -375,8 +375,11 @@ class _Writer:
         before = []
         for position, (member, each) in enumerate(zip(batch, names, strict=True)):
             operator = self._span("cpu_op", each.operator, self.communications.tensors(member))
+            own = {} if self.old else self.communications.arguments([member])
+            params = self._span("cpu_op", "record_param_comms", own)
             note = self._note(member, each)
-            before += [operator[0], *(awaited if position == 0 else []), *note, operator[1]]
+            first = awaited if position == 0 else []
+            before += [operator[0], params[0], *first, *note, params[1], operator[1]]
         before += self._internal()
         after = [*self._internal(), *self._span("user_annotation", "nccl:coalesced", {})]
         return before, after, kernel, args

@@ -16,7 +16,7 @@ EVALUATE = "autograd::engine::evaluate_function: "
 
 _NODE = "torch::autograd::CppNode<"
 _LOOKUP = "SplitLookupFunction_"
-_LEAST = 6
+_MIN_NAME_LENGTH = 6
 """Letters from which on a name that holds another is taken for the same operator."""
 
 
@@ -63,7 +63,7 @@ class Partners:
         stem = _stem(self.names[one])
         for i in among.get(self.sequences[one], ()):
             other = _stem(self.names[i])
-            long = min(len(stem), len(other)) >= _LEAST
+            long = min(len(stem), len(other)) >= _MIN_NAME_LENGTH
             if stem == other or (long and (stem in other or other in stem)):
                 return i
         return -1

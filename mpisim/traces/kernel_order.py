@@ -18,7 +18,7 @@ from ..base.text import percentage
 from .dependencies import data_dependencies
 from .et import is_execution_trace, read_et
 from .et_model import ExecutionTrace
-from .host import Call, host_calls
+from .host import host_calls
 from .kineto import KinetoTrace, read_kineto
 from .link import Link, link_traces
 from .sources import RANK_IN_NAME, Source
@@ -30,6 +30,9 @@ __all__ = [
     "kernel_dependencies",
     "known_dependencies",
 ]
+
+MAX_EXAMPLES = 5
+"""Dependencies, of those violated most, that are named."""
 
 
 @frozen
@@ -94,12 +97,7 @@ class DependencyCheck:
         return "\n".join(lines)
 
 
-def kernel_dependencies(
-    trace: KinetoTrace,
-    et: ExecutionTrace,
-    link: Link,
-    calls: Sequence[Call] | None = None,
-) -> KernelDependencies:
+def kernel_dependencies(trace: KinetoTrace, et: ExecutionTrace, link: Link) -> KernelDependencies:
     """Find the data dependencies between device operations.
 
     If several operations were launched by one operator, the last one on each stream represents
@@ -112,11 +110,9 @@ def kernel_dependencies(
     et : ExecutionTrace
     link : Link
         Of these two.
-    calls : sequence of Call, optional
-        ``host_calls(trace)``, where it is at hand.
     """
     launched: dict[int, list[int]] = {}
-    for call in host_calls(trace) if calls is None else calls:
+    for call in host_calls(trace):
         node = int(link.node_of_operator[call.operator]) if call.operator >= 0 else -1
         if node >= 0:
             launched.setdefault(node, []).extend(call.ops)
@@ -177,7 +173,6 @@ def check_dependencies(
     begin: NDArray[np.int64],
     end: NDArray[np.int64],
     tolerance: int = 0,
-    examples: int = 5,
 ) -> DependencyCheck:
     """Count the dependencies that recorded or replayed times respect.
 
@@ -188,12 +183,10 @@ def check_dependencies(
         Times of the device operations in ps, in the order of the Kineto trace.
     tolerance : int
         In ps; earlier by so much is no violation. Old Kineto files have whole µs.
-    examples : int
-        How many of the worst cases are named.
     """
     early = end[dependencies.source] - begin[dependencies.target]
     broken = early > tolerance
-    worst = np.argsort(-early, kind="stable")[: min(examples, int(broken.sum()))]
+    worst = np.argsort(-early, kind="stable")[: min(MAX_EXAMPLES, int(broken.sum()))]
     return DependencyCheck(
         total=len(dependencies),
         satisfied=int((~broken).sum()),

@@ -163,9 +163,9 @@ def best_offset(short: Sequence[Hashable], long: Sequence[Hashable]) -> int:
 
 _HOLDS = 0.9
 """Share of the smaller file's operators that must agree for identities to be trusted."""
-_LEAST = 0.5
+_MIN_MATCHED_SHARE = 0.5
 """Share below which two files are not of the same program."""
-_LONGER = 1.25
+_MAX_LENGTH_RATIO = 1.25
 """From this ratio of lengths on, the longer list is cut to the stretch that fits the shorter."""
 
 
@@ -181,8 +181,6 @@ class Link:
         External id minus record id; 0 for the other methods.
     node_of_operator : int32, shape (n_operators,)
         Position of the node, for each of the Kineto trace's operators; -1 without.
-    node_of_annotation : int32, shape (n_annotations,)
-        The same for its annotations.
     matched : int
         Pairs.
     unmatched_nodes, unmatched_operators : int
@@ -194,7 +192,6 @@ class Link:
     method: str
     constant: int
     node_of_operator: NDArray[np.int32]
-    node_of_annotation: NDArray[np.int32]
     matched: int
     unmatched_nodes: int
     unmatched_operators: int
@@ -253,7 +250,7 @@ def link_traces(et: ExecutionTrace, trace: KinetoTrace) -> Link:
     if len(pairs) < _HOLDS * smaller:
         method, constant, renamed = "names", 0, 0
         pairs = _by_names(et, nodes, events)
-    if len(pairs) < max(1.0, _LEAST * smaller):
+    if len(pairs) < max(1.0, _MIN_MATCHED_SHARE * smaller):
         raise TraceError(
             f"{et.path}: does not belong to {trace.path}: only {len(pairs)} of "
             f"{smaller} operators have a counterpart"
@@ -265,7 +262,6 @@ def link_traces(et: ExecutionTrace, trace: KinetoTrace) -> Link:
         method=method,
         constant=constant,
         node_of_operator=node_of[: len(trace.operators)],
-        node_of_annotation=node_of[len(trace.operators) :],
         matched=len(pairs),
         unmatched_nodes=len(nodes) - len(pairs),
         unmatched_operators=len(events.name) - len(pairs),
@@ -381,7 +377,7 @@ def _by_names(
 
 
 def _similarity(a: Counter[str], b: Counter[str]) -> float:
-    """How alike the names on two threads are, whatever the number of steps in each."""
+    """Similarity of the names on two threads, whatever the number of steps in each."""
     common = sum((a & b).values())
     return common / min(a.total(), b.total()) + len(a.keys() & b.keys()) / len(a.keys() | b.keys())
 
@@ -390,10 +386,10 @@ def _aligned(a: list[str], b: list[str]) -> tuple[list[tuple[int, int]], bool]:
     """Align two lists of names; also say whether `b` was cut to a stretch."""
     if not a or not b:
         return [], False
-    if len(b) > _LONGER * len(a):
+    if len(b) > _MAX_LENGTH_RATIO * len(a):
         begin, end = _stretch(a, b)
         return [(i, j + begin) for i, j in common_subsequence(a, b[begin:end])], True
-    if len(a) > _LONGER * len(b):
+    if len(a) > _MAX_LENGTH_RATIO * len(b):
         begin, end = _stretch(b, a)
         return [(i + begin, j) for i, j in common_subsequence(a[begin:end], b)], False
     return common_subsequence(a, b), False

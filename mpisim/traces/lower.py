@@ -50,7 +50,7 @@ class Stall(NamedTuple):
 
 @dataclass
 class Lowered:
-    """A rank's table and how its rows stand in the recording.
+    """A rank's table, with the recorded operation and times of each row.
 
     Attributes
     ----------

@@ -299,8 +299,8 @@ def _choose_pairs(
 
     Returns the pairs and the distance that decided, 0 if none did.
     """
-    sure = {(item.rank, item.op) for pair in known for item in pair}
-    items = [item for line in lines for item in line if (item.rank, item.op) not in sure]
+    sure = {(item.rank, item.op, item.part) for pair in known for item in pair}
+    items = [i for line in lines for i in line if (i.rank, i.op, i.part) not in sure]
     candidates: list[Candidate] = []
     by_way: dict[str, list[Communication]] = defaultdict(list)
     for item in items:
@@ -313,6 +313,10 @@ def _choose_pairs(
             if b.rank == a.rank or (wanted == "RS" and b.rank < a.rank):
                 continue
             if (a.peer >= 0 and a.peer != b.rank) or (b.peer >= 0 and b.peer != a.rank):
+                continue
+            if a.group is not None and b.group is not None and a.rank not in b.group:
+                continue  # where files name groups, partners are members of each other's
+            if a.group is not None and b.group is not None and b.rank not in a.group:
                 continue
             ends = (a.end - offset[a.rank]) - (b.end - offset[b.rank])
             if abs(ends) <= LAG or (a.peer >= 0 and b.peer >= 0):
@@ -334,35 +338,36 @@ def _settle_pairs(lines: list[Line], pairs: list[Pair], first: int, result: Matc
 
     Pairs of the same two lines are one communicator; these are numbered from `first`.
     """
-    line_of = {(item.rank, item.op): n for n, line in enumerate(lines) for item in line}
+    line_of = {(i.rank, i.op, i.part): n for n, line in enumerate(lines) for i in line}
     taken = set()
-    number: dict[tuple[int, int], int] = {}
+    number: dict[tuple[int, ...], int] = {}
     for a, b in pairs:
-        taken |= {(a.rank, a.op), (b.rank, b.op)}
+        taken |= {(i.rank, i.op, i.part) for i in (a, b)}
         begin = [i.begin - result.offset[i.rank] for i in (a, b)]
         end = [i.end - result.offset[i.rank] for i in (a, b)]
         shortest = min(i.end - i.begin for i in (a, b))
         after = [e - max(begin) for e in end]
         wire = [max(shortest, t) if abs(t - shortest) <= LAG else shortest for t in after]
-        between = line_of[a.rank, a.op], line_of[b.rank, b.op]
+        between = tuple(line_of[i.rank, i.op, i.part] for i in (a, b))
         line = first + number.setdefault(between, len(number))
         result.operations.append(Matched([a, b], wire, [False, False], is_pair=True, line=line))
         result.counts["kernels matched"] += 2
     for item in (item for line in lines for item in line):
-        if (item.rank, item.op) not in taken:
+        if (item.rank, item.op, item.part) not in taken:
             result.operations.append(Matched([item], [item.end - item.begin], [False]))
             result.counts["kernels without a partner"] += 1
 
 
 def _pairs_at(candidates: list[Candidate], distance: int | None) -> list[Pair]:
     """Closest candidates first, each kernel once; only at one distance of ranks if given."""
-    taken: set[tuple[int, int]] = set()
+    taken: set[tuple[int, int, int]] = set()
     chosen = []
-    for _, rank_a, rank_b, op_a, op_b, a, b in candidates:
+    for _, rank_a, rank_b, _, _, a, b in candidates:
         if distance is not None and abs(rank_a - rank_b) != distance:
             continue
-        if (rank_a, op_a) in taken or (rank_b, op_b) in taken:
+        own = {(item.rank, item.op, item.part) for item in (a, b)}
+        if own & taken:
             continue
-        taken |= {(rank_a, op_a), (rank_b, op_b)}
+        taken |= own
         chosen.append((a, b))
     return chosen

@@ -33,7 +33,7 @@ __all__ = [
     "sync_records",
 ]
 
-_MOST = 100_000_000
+_MAX_CLOCK_ERROR = 100_000_000
 """More than this, in ps, is no error of a clock but another operation."""
 
 
@@ -69,7 +69,7 @@ def device_lead(calls: Spans, device: DeviceOps, syncs: Sequence[SyncRecord]) ->
         before = (device.stream == sync.stream) & (launched < calls.begin[call])
         if before.any():
             late = int(device.end[before].max() - calls.end[call])
-            if excess < late <= _MOST:
+            if excess < late <= _MAX_CLOCK_ERROR:
                 excess = late
     return max(0, min(excess, room))
 

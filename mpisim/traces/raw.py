@@ -10,7 +10,8 @@ from ..base.errors import TraceError
 
 __all__ = ["open_text", "read_head"]
 
-_HEAD = 1 << 20
+_HEAD_BYTES = 1 << 20
+"""Bytes of a file, and of what they unpack to, that count as its head."""
 _MOST_UNPACKED = 200
 """Times its size that a file may unpack to: recorded traces are packed 3 to 110 times."""
 _FREE = 64 << 20
@@ -70,13 +71,13 @@ def read_head(path: Path) -> bytes:
     """
     try:
         with path.open("rb") as file:
-            raw = file.read(_HEAD)
+            raw = file.read(_HEAD_BYTES)
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from None
     if raw[:2] != b"\x1f\x8b":
         return raw.removeprefix(codecs.BOM_UTF8)
     try:
-        head = zlib.decompressobj(wbits=31).decompress(raw, _HEAD)
+        head = zlib.decompressobj(wbits=31).decompress(raw, _HEAD_BYTES)
         return head.removeprefix(codecs.BOM_UTF8)
     except zlib.error as error:
         raise TraceError(f"{path}: damaged or truncated gzip file ({error})") from None

@@ -24,7 +24,7 @@ from .sources import is_folder, is_kineto, is_nsys, json_files, sqlite_files
 
 __all__ = ["joined", "overview", "read_traces", "trace_files"]
 
-_MOST = 20
+_MAX_LINES = 20
 """Lines of a list before the rest is only counted."""
 _WIDTH = 100
 _RANK = re.compile(r"rank[_\-.]?(\d+)", re.IGNORECASE)
@@ -231,8 +231,8 @@ def _listed(names: Iterable[str]) -> str:
 def _indented(cells: list[list[str]]) -> list[str]:
     """Align a table with a head, name column first, and cut long lists."""
     lines = [f"  {line}" for line in aligned(cells, left=(0, len(cells[0]) - 1))]
-    if len(lines) > _MOST + 1:
-        return [*lines[: _MOST + 1], f"  … and {len(lines) - 1 - _MOST:,} more"]
+    if len(lines) > _MAX_LINES + 1:
+        return [*lines[: _MAX_LINES + 1], f"  … and {len(lines) - 1 - _MAX_LINES:,} more"]
     return lines
 
 

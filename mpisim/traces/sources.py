@@ -32,7 +32,7 @@ __all__ = [
     "sqlite_files",
 ]
 
-_MOST = 1 << 24
+_MAX_RANKS = 1 << 24
 """Ranks of a job."""
 _SUFFIXES = (".json", ".json.gz")
 _RANK = re.compile(rb'"rank"\s*:\s*(-?\d+)')
@@ -222,14 +222,14 @@ def _checked(sources: Sequence[Source], allow_missing: bool) -> list[Source]:
             "replay one job at a time"
         )
     world = next(iter(sizes), 0)
-    if world < 0 or world > _MOST:
+    if world < 0 or world > _MAX_RANKS:
         raise TraceError(
-            f"{sizes[world].path}: 'world_size' is {world}; it must be from 1 to {_MOST}"
+            f"{sizes[world].path}: 'world_size' is {world}; it must be from 1 to {_MAX_RANKS}"
         )
     for source in sources:
-        if not 0 <= source.rank < _MOST:
+        if not 0 <= source.rank < _MAX_RANKS:
             raise TraceError(
-                f"{source.path}: its rank is {source.rank}; it must be from 0 to {_MOST - 1}"
+                f"{source.path}: its rank is {source.rank}; it must be from 0 to {_MAX_RANKS - 1}"
             )
     if world and sources[-1].rank >= world:
         raise TraceError(f"{sources[-1].path}: rank {sources[-1].rank} in a job of {world} ranks")

@@ -26,13 +26,14 @@ _QUEUED = 20 * PS_PER_US
 """Launched this long before its stream was free, an operation was bound by the stream."""
 _TIGHT = 25 * PS_PER_US
 """An operation released by an event starts this soon after it."""
-_FULL = 4.0
+_FULL_BLOCKS_PER_SM = 4.0
 """A kernel with this many blocks a streaming multiprocessor leaves no room for another's."""
 _DRAIN = 0.2
 """Share of such a kernel's time during which its last blocks leave room already."""
 _PERSISTENT = 0.75
 """A long kernel with about one block a multiprocessor (persistent) can fill the device too."""
-_LONG = 50 * PS_PER_US
+_MIN_PERSISTENT_LENGTH = 50 * PS_PER_US
+"""A kernel with few blocks is taken for a persistent one only where it is longer than this."""
 _WINDOW = 400
 """How many operations before a late one are looked at."""
 _NEVER = np.iinfo(np.int64).min // 4
@@ -230,9 +231,9 @@ def _occupant(trace: KinetoTrace, op: int) -> int:
             continue
         length = int(device.end[other] - device.begin[other])
         early = int(device.end[other]) - begin
-        if device.blocks_per_sm[other] >= _FULL:
+        if device.blocks_per_sm[other] >= _FULL_BLOCKS_PER_SM:
             drain = max(_TIGHT, int(_DRAIN * length))
-        elif device.blocks_per_sm[other] >= _PERSISTENT and length > _LONG:
+        elif device.blocks_per_sm[other] >= _PERSISTENT and length > _MIN_PERSISTENT_LENGTH:
             drain = max(_TIGHT, int(_DRAIN / 2 * length))
         else:
             continue

@@ -26,7 +26,7 @@ _TOLERANCE = 3 * PS_PER_US
 """Clock granularity: old files have whole µs, at both ends of an interval."""
 _PROMPT = 100 * PS_PER_US
 """A blocking call returns this soon after the device operation it waited for."""
-_LONG = 50 * PS_PER_US
+_MIN_WAIT = 50 * PS_PER_US
 """A call shorter than this is taken as CPU time, whatever it could have waited for."""
 _INTERNAL = 60 * PS_PER_US
 """NCCL's own event waits lie this close to the launch of its kernel."""
@@ -393,7 +393,7 @@ def _synchronise(state: _State, position: int, call: Call) -> None:
 
 def _polled(state: _State, position: int, call: Call, previous: Call | None) -> None:
     """DeepEP's host polls a counter until its notify kernel has told how many tokens come."""
-    if previous is None or not previous.ops or call.begin - previous.end < _LONG:
+    if previous is None or not previous.ops or call.begin - previous.end < _MIN_WAIT:
         return
     op = previous.ops[-1]
     if _NOTIFY.search(state.trace.device.name[op]) and (

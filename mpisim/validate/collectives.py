@@ -22,7 +22,7 @@ __all__ = ["CollectiveErrors", "Compared", "as_cases", "compare", "tabulate"]
 
 Figures = dict[str, float | int | None]
 
-LARGE = 1 << 20
+MIN_LARGE_BYTES = 1 << 20
 """Bytes from which bandwidth counts for more than latency: sizes below are distinguished."""
 
 
@@ -112,7 +112,7 @@ def tabulate(found: CollectiveErrors) -> dict[str, dict[str, Figures]]:
     for each in found.compared:
         batch = each.batch
         for size in batch.bytes.tolist():
-            side = "1 MiB and more" if size >= LARGE else "below 1 MiB"
+            side = "1 MiB and more" if size >= MIN_LARGE_BYTES else "below 1 MiB"
             for grouping, name in (
                 ("all", "all"),
                 ("side", side),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.frozen import frozen
 from ..base.presets import packaged
-from ..base.quantity import J_OF_A_KWH, SECONDS_OF_A_DAY, SECONDS_OF_AN_HOUR
+from ..base.quantity import J_OF_A_KWH, SECONDS_OF_A_DAY, SECONDS_OF_AN_HOUR, Z_90
 from ..base.schema import build
 from ..base.text import aligned
 from ..experiment import load
@@ -185,6 +185,11 @@ def _predict(job: PublishedJob, comm: Intracomm, runs: int) -> dict[str, dict[st
     }
 
 
+def _normal(middle: float, error: float) -> _Predicted:
+    """Median and relative error, one standard deviation → a figure with its 90 % interval."""
+    return _Predicted(middle, middle * (1 - Z_90 * error), middle * (1 + Z_90 * error))
+
+
 def _figure(name: str, outcome: JobOutcome) -> _Predicted:
     """Return a figure of an outcome, in the units of the table."""
 
@@ -194,18 +199,15 @@ def _figure(name: str, outcome: JobOutcome) -> _Predicted:
     if name == "goodput":
         return of(outcome.goodput, outcome.goodput_with_errors, 100.0)
     if name == "steps":
-        middle, aside = outcome.model.ideal / SECONDS_OF_A_DAY, outcome.step.error
-        return _Predicted(middle, middle * (1 - 1.64 * aside), middle * (1 + 1.64 * aside))
+        return _normal(outcome.model.ideal / SECONDS_OF_A_DAY, outcome.step.error)
     if name in ("energy", "power"):
         # Without the building: what the published figures count.
         assert outcome.energy is not None
         assert outcome.costs is not None
-        middle, aside = outcome.energy.p50 / outcome.costs.pue, outcome.energy_error
+        joules, error = outcome.energy.p50 / outcome.costs.pue, outcome.energy_error
         if name == "power":
-            middle /= outcome.time.p50 * outcome.cluster.gpus
-        else:
-            middle, aside = middle / J_OF_A_KWH, math.hypot(aside, outcome.step.error)
-        return _Predicted(middle, middle * (1 - 1.64 * aside), middle * (1 + 1.64 * aside))
+            return _normal(joules / (outcome.time.p50 * outcome.cluster.gpus), error)
+        return _normal(joules / J_OF_A_KWH, math.hypot(error, outcome.step.error))
     factor = 1 / SECONDS_OF_A_DAY if name == "days" else outcome.cluster.gpus / SECONDS_OF_AN_HOUR
     return of(outcome.time, outcome.time_with_errors, factor)
 

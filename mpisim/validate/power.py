@@ -86,8 +86,8 @@ def _predicted(name: str, table: Mapping[str, Any]) -> PowerRow:
 
     results = simulate(experiment)
     assert results is not None
-    said = results.attributes
-    watts, error = (float(said[f"power_{measured.of}{end}"]) for end in ("", "_error"))
+    attributes = results.attributes
+    watts, error = (float(attributes[f"power_{measured.of}{end}"]) for end in ("", "_error"))
     return PowerRow(name, measured, Uncertain(watts, watts * error))
 
 

@@ -36,7 +36,7 @@ class ChipErrors:
 
 
 def compare_unseen(rows: Sequence[MeasuredKernels]) -> list[ChipErrors]:
-    """Leave out each chip in turn, and predict it.
+    """Leave out each chip once, and predict it by the others.
 
     Parameters
     ----------

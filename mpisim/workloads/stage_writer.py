@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -37,7 +38,7 @@ from ..schedules import SCHEDULES, Action, Pipeline
 from .assembly import AssembledBlocks, TableAssembler, spread
 from .block_cache import BlockCache, Slots
 from .blocks import Block, BlockBuilder
-from .data_parallel import make_strategy
+from .data_parallel import PassPoint, make_strategy
 from .grid import Groups
 from .layout import Layout, ModelChunk
 from .messages import PipelineMessages, messages_of_stage, streams
@@ -126,7 +127,7 @@ class StageWriter:
         plan = layout.experiment.plan
         self._layout, self._stage, self._plan = layout, stage, plan
         self._network = network
-        self._names, self._pricing, self._cache = names, pricing, cache
+        self._pricing, self._cache = pricing, cache
         self._chunks = layout.chunks(stage, network)
         self._first_block = _first_block(self._chunks)
         self._strategy = make_strategy(
@@ -138,6 +139,8 @@ class StageWriter:
             order=_forward_order(pipeline.actions[stage]),
         )
         self._slots = Slots(groups.sizes, {**streams(plan.overlaps_p2p), **self._strategy.streams})
+        # No method of this object: in a cycle its blocks would be kept until garbage is looked for.
+        self._builder = partial(BlockBuilder, names, pricing, self._slots)
         self._messages = PipelineMessages(
             messages_of_stage(layout, pipeline, stage, network),
             len(self._chunks),
@@ -273,9 +276,6 @@ class StageWriter:
 
     # --- blocks of passes -------------------------------------------------------------------------
 
-    def _builder(self, cache: BlockCache | None = None) -> BlockBuilder:
-        return BlockBuilder(self._names, self._pricing, self._slots, cache)
-
     def _block(self, passes: Sequence[Pass]) -> Block:
         """Return the block of one pass, or of two that overlap: where one waits, the other runs.
 
@@ -331,39 +331,41 @@ class StageWriter:
             yield from self._backward(builder, what, first)
 
     def _forward(self, builder: BlockBuilder, what: Pass, first: int) -> Iterator[None]:
-        chunk, edge = what.chunk, what.edge
-        numbers = _relative(self._chunks[chunk], first)
-        for i, layer in enumerate(self._chunks[chunk].layers):
+        chunk, strategy = self._chunks[what.chunk], self._strategy
+        numbers = _relative(chunk, first)
+        for i, layer in enumerate(chunk.layers):
             builder.tags(layer=numbers[i])
-            self._strategy.before_forward(builder, chunk, i, edge)
+            at = PassPoint(builder, what.chunk, i, what.edge)
+            strategy.before_forward(at)
             for j, operator in enumerate(layer.operators):
-                self._strategy.before_operator(builder, chunk, i, j, edge)
+                strategy.before_operator(at._replace(operator=j))
                 yield from builder.write_operator(operator, "forward")
-            self._strategy.after_forward(builder, chunk, i, edge)
+            strategy.after_forward(at)
 
     def _backward(self, builder: BlockBuilder, what: Pass, first: int) -> Iterator[None]:
-        chunk, edge = what.chunk, what.edge
         inputs, weights = what.part != "weight", what.part != "input"
-        part = self._chunks[chunk]
-        numbers = _relative(part, first)
-        recomputes = recomputed_layers(self._plan, part.numbers)
-        for i in reversed(range(len(part.layers))):
-            operators = part.layers[i].operators
+        chunk, strategy = self._chunks[what.chunk], self._strategy
+        numbers = _relative(chunk, first)
+        recomputes = recomputed_layers(self._plan, chunk.numbers)
+        for i in reversed(range(len(chunk.layers))):
+            operators = chunk.layers[i].operators
             builder.tags(layer=numbers[i])
+            at = PassPoint(builder, what.chunk, i, what.edge)
             if inputs:
-                self._strategy.before_backward(builder, chunk, i, edge)
+                strategy.before_backward(at)
                 if recomputes[i]:
                     yield from self._recompute(builder, recomputed_operators(self._plan, operators))
             for j, operator in reversed(list(enumerate(operators))):
+                at_operator = at._replace(operator=j)
                 if inputs:
-                    self._strategy.before_gradients(builder, chunk, i, j, edge)
+                    strategy.before_gradients(at_operator)
                     if self._selective(operator) and not recomputes[i]:
                         yield from self._recompute(builder, [operator])
                 yield from builder.write_operator(operator, what.part)
                 if weights:
-                    self._strategy.after_gradients(builder, chunk, i, j, edge)
+                    strategy.after_gradients(at_operator)
             if weights:
-                self._strategy.after_backward(builder, chunk, i, edge)
+                strategy.after_backward(at)
 
     def _selective(self, operator: Operator) -> bool:
         return operator.selective and self._plan.recompute.granularity == "selective"

@@ -2,7 +2,7 @@
 """How many plans a minute can be predicted, and which is best.
 
     source run_scripts/env.sh
-    [mpirun -n 2] .venv/bin/python run_scripts/bench/plans.py [--plans N]
+    [mpirun -n 2] .venv/bin/python run_scripts/bench/plans.py [--plans N] [--nodes N]
         [--every-micro-batch] [--changes CHANGE ...] [--small [--again]]
 
 GPT-3 175B on 512 GPUs: all combinations of tensor and pipeline parallelism, micro-batch, batch,
@@ -15,6 +15,9 @@ Plans are dealt to the processes before they start: all of one tensor and pipeli
 one process, since they have most in common (groups of GPUs, the links these load, kernels), those
 that take longest first, to the process that has least to do. Plans that do not fit into memory are
 predicted too, but are not among the best.
+
+With --nodes there are more GPUs, 8 a node, and sequences in proportion: 1,024 are 8,192 GPUs. Ranks
+that do the same are one there, too; what takes longer is to find them, and the links they load.
 
 With --small the plans are of a model of 24 layers on 16 GPUs, of many batch sizes: 10,000 take
 minutes (`--small --plans 10000`), and the memory that is held is printed after every 1,000: all of
@@ -228,6 +231,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--plans", type=int, metavar="N", default=1_000)
+    parser.add_argument("--nodes", type=int, metavar="N", default=LARGE.nodes)
     parser.add_argument(
         "--changes", nargs="*", metavar="CHANGE", default=[], help='as "overlap.model=off"'
     )
@@ -241,7 +245,9 @@ def main() -> None:
     args = parser.parse_args()
     gc.set_threshold(UNTIL_COLLECTED)  # as the command does: objects are many, and few are garbage
     comm = MPI.COMM_WORLD
-    plans = chosen(max(args.plans, 1), SMALL if args.small else LARGE)
+    batches = tuple(batch // LARGE.nodes * args.nodes for batch in LARGE.batches)
+    large = LARGE._replace(nodes=args.nodes, batches=batches)
+    plans = chosen(max(args.plans, 1), SMALL if args.small else large)
     comm.Barrier()
     begin, begin_cpu = time.perf_counter(), time.process_time()
     networks, steps = NetworkCache(), StepCache()

@@ -73,6 +73,8 @@ def main() -> None:
     began, marks, held = time.perf_counter(), [], [0]
 
     def note(records: Records) -> None:
+        if records.count(Status.UNKNOWN):
+            return
         marks.append((time.process_time(), time.perf_counter() - began))
         valid = len(records) - records.count(Status.INVALID)
         if len(marks) == 1:

@@ -27,7 +27,7 @@ from ..network import Price
 from ..traffic.groups import shapes_of
 from .batches import Batch
 from .fit import fit_owners, log_errors, owner_chain
-from .formulas import EchoFormula
+from .formulas import EchoFormula, Sweep
 
 __all__ = ["FILE", "EchoNetwork", "fit_echo"]
 
@@ -90,64 +90,24 @@ class EchoNetwork:
         members: NDArray[np.int32],
         operations: NDArray[np.int64] | None = None,
     ) -> tuple[NDArray[np.int64], list[Shape]]:
-        """Return the shapes of groups; see `Network.group_classes`.
-
-        Parameters
-        ----------
-        index : int64, shape (n + 1,)
-            Communicator c has the members ``members[index[c]:index[c + 1]]``.
-        members : int32
-            Global ranks, in each communicator's order.
-        operations : int64, shape (n,), optional
-            Ignored: the shapes do not depend on what is priced.
-
-        Returns
-        -------
-        label : int64, shape (n,)
-            The entry of each communicator in `shapes`.
-        shapes : list of Shape
-        """
+        """Shapes of groups, the same for every operation; see `Network.group_classes`."""
         return shapes_of(index, members, self._system)
 
     def price(self, operation: Operation, bytes: int, group: Shape) -> Price:
-        """Return the price; a rank with itself costs nothing.
+        """The formula's seconds as a latency without volume; nothing for a rank with itself.
 
-        Parameters
-        ----------
-        operation : Operation
-            A barrier is priced as an all-reduce of `BARRIER_BYTES`.
-        bytes : int
-            Of the full buffer; see `Network.price`.
-        group : Shape
-
-        Returns
-        -------
-        Price
-            A latency in ps, without volume.
+        A barrier is priced as an all-reduce of `BARRIER_BYTES`. Parameters as of `Network.price`.
         """
         if group.ranks == 1:
             return Price(0)
         if operation is Operation.BARRIER:
             operation, bytes = Operation.ALL_REDUCE, BARRIER_BYTES
         sizes = np.array([float(bytes)])
-        seconds = self._formula.seconds(self._fitted, self._system, operation, sizes, group, ())
+        seconds = self._formula.seconds(self._fitted, Sweep(self._system, operation, sizes, group))
         return Price(round(float(seconds[0]) * PICOSECONDS))
 
     def shares(self, operation: Operation, bytes: int, group: Shape) -> dict[str, float]:
-        """Return the whole of a time as the share of the model's error.
-
-        Parameters
-        ----------
-        operation : Operation
-            Ignored, as is the size.
-        bytes : int
-        group : Shape
-
-        Returns
-        -------
-        dict of str to float
-            1 by the name of the number; empty for a group of one rank, which costs nothing.
-        """
+        """All of a time is the share of the model's error; see `Network.shares`."""
         return {} if group.ranks == 1 else {_QUANTITY: 1.0}
 
 

@@ -24,7 +24,7 @@ from mpisim.base.frozen import frozen
 
 from .batches import Batch
 from .calibration import ANY, DEEPEP
-from .formulas import CostFormula
+from .formulas import CostFormula, Sweep
 
 __all__ = [
     "CAUCHY_SCALE",
@@ -42,6 +42,9 @@ __all__ = [
 
 CAUCHY_SCALE = 0.2
 """Relative errors beyond which a row counts ever less."""
+
+MAX_FACTOR = 50.0
+"""Largest factor by which a fitted number may leave its start."""
 
 Logs = NDArray[np.float64]
 
@@ -64,7 +67,6 @@ def least_squares(
     weights: Logs,
     towards: Logs,
     pull: Logs,
-    reach: float = 50.0,
 ) -> Logs:
     """Robust least squares of positive numbers.
 
@@ -80,8 +82,6 @@ def least_squares(
         Where the numbers lie if the rows do not say.
     pull : float64, shape (n,)
         In curves: a number that is off `towards` by a factor of e costs `CAUCHY_SCALE`² for each.
-    reach : float
-        Largest factor by which a number may leave its start.
 
     Returns
     -------
@@ -102,7 +102,7 @@ def least_squares(
     found = optimize.least_squares(
         residuals,
         origin,
-        bounds=(origin - np.log(reach), origin + np.log(reach)),
+        bounds=(origin - np.log(MAX_FACTOR), origin + np.log(MAX_FACTOR)),
         diff_step=1e-4,
         x_scale=1.0,
         ftol=1e-4,
@@ -194,9 +194,9 @@ def log_errors(
     InputError
         If the form does not cover the operation.
     """
-    predicted = form.seconds(
-        numbers, batch.platform.system, batch.operation, batch.bytes, batch.shape, batch.settings
-    )
+    system = batch.platform.system
+    sweep = Sweep(system, batch.operation, batch.bytes, batch.shape, batch.settings)
+    predicted = form.seconds(numbers, sweep)
     found: NDArray[np.float64] = np.log(predicted / batch.seconds)
     return found
 

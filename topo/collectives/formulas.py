@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 from math import log2
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +30,34 @@ __all__ = [
     "EchoFormula",
     "FittedFormula",
     "NcclFormula",
+    "Sweep",
 ]
 
 Bytes = TypeVar("Bytes", float, NDArray[np.float64])
 
 NcclVariables = tuple[tuple[str, str], ...]
+
+
+class Sweep(NamedTuple):
+    """Communications on one machine that differ in size alone, as nccl-tests measures them.
+
+    Attributes
+    ----------
+    system : System
+    operation : Operation
+    bytes : float64, shape (n,)
+        Of the full buffer.
+    shape : Shape
+        Of the group.
+    settings : tuple of (str, str)
+        Names and values of ``NCCL_*`` variables.
+    """
+
+    system: System
+    operation: Operation
+    bytes: NDArray[np.float64]
+    shape: Shape
+    settings: NcclVariables = ()
 
 
 class CostFormula(Protocol):
@@ -55,29 +78,15 @@ class CostFormula(Protocol):
     set-ups that the wider fit counts as for a platform. Families, which are kinds of fabrics, have
     the architecture's."""
 
-    def seconds(
-        self,
-        numbers: Mapping[str, float],
-        system: System,
-        operation: Operation,
-        bytes: NDArray[np.float64],
-        shape: Shape,
-        settings: NcclVariables,
-    ) -> NDArray[np.float64]:
+    def seconds(self, numbers: Mapping[str, float], sweep: Sweep) -> NDArray[np.float64]:
         """Return the durations of communications that differ in size alone.
 
         Parameters
         ----------
         numbers : mapping of str to float
             With the keys of `start`; their units are the formula's.
-        system : System
-        operation : Operation
-        bytes : float64, shape (n,)
-            Of the full buffer.
-        shape : Shape
-            Of the group.
-        settings : tuple of (str, str)
-            Names and values of ``NCCL_*`` variables.
+        sweep : Sweep
+            Of n sizes.
 
         Returns
         -------
@@ -127,7 +136,8 @@ class FittedFormula:
             Seconds, an array if `bytes` is one.
         """
         sizes = np.atleast_1d(np.asarray(bytes, np.float64))
-        found = self.form.seconds(self.numbers, self.system, operation, sizes, shape, self.settings)
+        sweep = Sweep(self.system, operation, sizes, shape, self.settings)
+        found = self.form.seconds(self.numbers, sweep)
         return found if isinstance(bytes, np.ndarray) else float(found[0])
 
 
@@ -149,36 +159,10 @@ class NcclFormula:
     """Links of a kind differ by some hundredths from machine to machine, and single curves are off
     by as much."""
 
-    def seconds(
-        self,
-        numbers: Mapping[str, float],
-        system: System,
-        operation: Operation,
-        bytes: NDArray[np.float64],
-        shape: Shape,
-        settings: NcclVariables,
-    ) -> NDArray[np.float64]:
-        """Return durations; see `CostFormula`.
-
-        Parameters
-        ----------
-        numbers : mapping of str to float
-            Multipliers: the attributes of `Factors`.
-        system : System
-        operation : Operation
-        bytes : float64, shape (n,)
-            Of the full buffer.
-        shape : Shape
-        settings : tuple of (str, str)
-            Names and values of ``NCCL_*`` variables.
-
-        Returns
-        -------
-        float64, shape (n,)
-            In seconds.
-        """
-        model = _nccl(system, settings, tuple(numbers.items()))
-        return model.seconds_of(operation, bytes, shape)
+    def seconds(self, numbers: Mapping[str, float], sweep: Sweep) -> NDArray[np.float64]:
+        """Numbers are multipliers, the attributes of `Factors` → durations; see `CostFormula`."""
+        model = _nccl(sweep.system, sweep.settings, tuple(numbers.items()))
+        return model.seconds_of(sweep.operation, sweep.bytes, sweep.shape)
 
 
 @lru_cache(maxsize=256)
@@ -211,40 +195,17 @@ class DeepEpFormula:
     strong_priors: Mapping[str, float] = {}
     family_priors: Mapping[str, float] = {}
 
-    def seconds(
-        self,
-        numbers: Mapping[str, float],
-        system: System,
-        operation: Operation,
-        bytes: NDArray[np.float64],
-        shape: Shape,
-        settings: NcclVariables,
-    ) -> NDArray[np.float64]:
-        """Return durations; see `CostFormula`.
+    def seconds(self, numbers: Mapping[str, float], sweep: Sweep) -> NDArray[np.float64]:
+        """All-to-alls → durations; with the setting `NIC_ALONE` the NIC serves the node, too.
 
-        Parameters
-        ----------
-        numbers : mapping of str to float
-            With the keys of `start`: shares of bandwidths, and latencies in seconds.
-        system : System
-        operation : Operation
-            All-to-all; there is no other.
-        bytes : float64, shape (n,)
-            That one GPU sends, itself included.
-        shape : Shape
-        settings : tuple of (str, str)
-            With `NIC_ALONE` where the kernel uses the NIC in the node, too.
-
-        Returns
-        -------
-        float64, shape (n,)
-            In seconds.
+        See `CostFormula`.
         """
-        if operation is not Operation.ALL_TO_ALL:
-            raise InputError(f"DeepEP does all-to-all, not {operation.name.lower()}")
+        system, shape = sweep.system, sweep.shape
+        if sweep.operation is not Operation.ALL_TO_ALL:
+            raise InputError(f"DeepEP does all-to-all, not {sweep.operation.name.lower()}")
         n, per_node = shape.ranks, shape.max_per_node
         stay, leave = (per_node - 1) / n, (n - per_node) / n
-        if NIC_ALONE in settings:
+        if NIC_ALONE in sweep.settings:
             stay, leave = 0.0, stay + leave
         nic = system.nic_bandwidth * system.nics / system.gpus_per_node
         slowest = max(
@@ -252,7 +213,7 @@ class DeepEpFormula:
             leave / (nic * numbers["bandwidth_across"]) if leave else 0.0,
         )
         latency = numbers["latency_inside"] + log2(shape.nodes) * numbers["latency_across"]
-        return latency + bytes * slowest
+        return latency + sweep.bytes * slowest
 
 
 class AlphaBetaFormula:
@@ -268,37 +229,11 @@ class AlphaBetaFormula:
     strong_priors: Mapping[str, float] = {}
     family_priors: Mapping[str, float] = {}
 
-    def seconds(
-        self,
-        numbers: Mapping[str, float],
-        system: System,
-        operation: Operation,
-        bytes: NDArray[np.float64],
-        shape: Shape,
-        settings: NcclVariables,
-    ) -> NDArray[np.float64]:
-        """Return durations; see `CostFormula`.
-
-        Parameters
-        ----------
-        numbers : mapping of str to float
-            With the keys of `start`: latencies in seconds, bus bandwidths in bytes per second.
-        system : System
-            Ignored, as are the settings.
-        operation : Operation
-        bytes : float64, shape (n,)
-            Of the full buffer.
-        shape : Shape
-        settings : tuple of (str, str)
-
-        Returns
-        -------
-        float64, shape (n,)
-            In seconds.
-        """
-        where = "inside" if shape.nodes == 1 else "across"
-        factor = bus_factor(operation, shape.ranks)
-        return numbers[f"latency_{where}"] + factor * bytes / numbers[f"bandwidth_{where}"]
+    def seconds(self, numbers: Mapping[str, float], sweep: Sweep) -> NDArray[np.float64]:
+        """Latencies (seconds), bus bandwidths (bytes per second) → durations; see `CostFormula`."""
+        where = "inside" if sweep.shape.nodes == 1 else "across"
+        factor = bus_factor(sweep.operation, sweep.shape.ranks)
+        return numbers[f"latency_{where}"] + factor * sweep.bytes / numbers[f"bandwidth_{where}"]
 
 
 class EchoFormula:
@@ -328,34 +263,9 @@ class EchoFormula:
     strong_priors: Mapping[str, float] = {}
     family_priors: Mapping[str, float] = {}
 
-    def seconds(
-        self,
-        numbers: Mapping[str, float],
-        system: System,
-        operation: Operation,
-        bytes: NDArray[np.float64],
-        shape: Shape,
-        settings: NcclVariables,
-    ) -> NDArray[np.float64]:
-        """Return durations; see `CostFormula`.
-
-        Parameters
-        ----------
-        numbers : mapping of str to float
-            With the keys of `start`: seconds, and seconds per byte.
-        system : System
-            Ignored, as are the settings.
-        operation : Operation
-        bytes : float64, shape (n,)
-            Of the full buffer.
-        shape : Shape
-        settings : tuple of (str, str)
-
-        Returns
-        -------
-        float64, shape (n,)
-            In seconds.
-        """
+    def seconds(self, numbers: Mapping[str, float], sweep: Sweep) -> NDArray[np.float64]:
+        """Seconds, and seconds per byte → durations; see `CostFormula`."""
+        operation, bytes, shape = sweep.operation, sweep.bytes, sweep.shape
         n, nodes, per_node = shape.ranks, shape.nodes, shape.max_per_node
         inside, across = numbers["byte_inside"], numbers["byte_across"]
         alpha, reduce = numbers["alpha"], numbers["reduce"]

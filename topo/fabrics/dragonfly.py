@@ -129,12 +129,12 @@ def _adaptive(
     def hops(source: NDArray[np.int64], target: NDArray[np.int64]) -> NDArray[np.int64]:
         here, there = router_of[source], router_of[target]
         (ga, ra), (gb, rb) = np.divmod(here, a), np.divmod(there, a)
-        apart = here != there
+        other_router = here != there
         columns = [
             up[source],
-            np.where(apart, out[ga, ra], -1),
+            np.where(other_router, out[ga, ra], -1),
             far[ga, gb],
-            np.where(apart, into[gb, rb], -1),
+            np.where(other_router, into[gb, rb], -1),
             down[target],
         ]
         return np.stack(columns, axis=1)

@@ -13,7 +13,7 @@ from mpisim.base.frozen import frozen
 from .fabric import Fabric
 from .fabric_graph import FabricGraph, Ports, ecmp_hash
 
-__all__ = ["fat_tree", "switch"]
+__all__ = ["fat_tree", "switch", "unused_oversubscription"]
 
 
 def switch(fabric: Fabric, ports: Ports) -> FabricGraph:
@@ -95,6 +95,30 @@ class _Tree:
             leaf=row * rails + rail,
             pod=np.arange(rows * rails) // rails // pod_rows,
         )
+
+
+def unused_oversubscription(fabric: Fabric, nics: int, nodes: int) -> str | None:
+    """Fabric, NICs of a node, nodes → that no leaf sends up, in a line; None if one does.
+
+    Parameters
+    ----------
+    fabric : Fabric
+        Of any kind.
+    nics : int
+        Of each node.
+    nodes : int
+    """
+    if fabric.leaf is None or fabric.oversubscription == 1 or nodes * nics < 2:
+        return None
+    classic = fabric.kind == "fat-tree"
+    rails = 1 if classic else min(fabric.rails or nics, nics)
+    below = nodes * (nics if classic else -(-nics // rails))
+    if below > fabric.leaf or rails > 1:
+        return None
+    return (
+        f"oversubscription {fabric.oversubscription:g} has no effect: all {below} NICs are below "
+        f"one leaf switch, which has room for {fabric.leaf} (fabric.leaf)"
+    )
 
 
 class _Plane(NamedTuple):
@@ -181,7 +205,7 @@ def _hops(
     """Return the links from ports a to ports b: over one spine, or all of them if `adaptive`."""
     leaf_a, leaf_b = tree.leaf[a], tree.leaf[b]
     pod_a, pod_b = tree.pod[leaf_a], tree.pod[leaf_b]
-    apart, far = leaf_a != leaf_b, pod_a != pod_b
+    other_leaf, far = leaf_a != leaf_b, pod_a != pod_b
     chosen = (
         np.tile(np.arange(tree.spines), (len(a), 1))
         if adaptive
@@ -192,11 +216,11 @@ def _hops(
         columns.append(plane.port[0][a])
         for s in chosen.T if plane.leaf else ():
             assert plane.leaf is not None
-            columns.append(np.where(apart, plane.leaf[0][leaf_a, s], -1))
+            columns.append(np.where(other_leaf, plane.leaf[0][leaf_a, s], -1))
             if plane.pod:
                 columns.append(np.where(far, plane.pod[0][pod_a, s], -1))
                 columns.append(np.where(far, plane.pod[1][pod_b, s], -1))
-            columns.append(np.where(apart, plane.leaf[1][leaf_b, s], -1))
+            columns.append(np.where(other_leaf, plane.leaf[1][leaf_b, s], -1))
         columns.append(plane.port[1][b])
     return np.stack(columns, axis=1)
 

@@ -344,9 +344,9 @@ def _pairs_over_line(senders: Ints, targets: Ints, ring: bool) -> tuple[Ints, In
 
 def _ring_window_sums(values: Ints, length: int, way: int) -> Ints:
     """Sum up, at each place of a ring, what began there or up to `length` - 1 places before it."""
-    turned = values if way > 0 else values[..., ::-1]
-    n = turned.shape[-1]
-    sums = np.cumsum(np.concatenate([turned, turned], axis=-1), axis=-1)
+    oriented = values if way > 0 else values[..., ::-1]
+    n = oriented.shape[-1]
+    sums = np.cumsum(np.concatenate([oriented, oriented], axis=-1), axis=-1)
     sums = np.concatenate([np.zeros((*sums.shape[:-1], 1), np.int64), sums], axis=-1)
     ends = np.arange(n) + n + 1
     found = sums[..., ends] - sums[..., ends - length]

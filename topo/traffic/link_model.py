@@ -25,12 +25,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property, partial
-from hashlib import blake2b
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpisim.base.array_keys import fingerprint, size_of
 from mpisim.base.lru_cache import LruCache
 
 from ..network import WEIGHT_ONE, integer_rates
@@ -50,7 +49,7 @@ from .route_latency import excess_latency, link_latency
 from .steps import Steps
 from .transfers import CHAIN_OPERATIONS
 
-__all__ = ["MAX_CACHE_BYTES", "LinkModel", "fingerprint", "size_of"]
+__all__ = ["MAX_CACHE_BYTES", "LinkModel"]
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -253,10 +252,10 @@ class LinkModel:
         if not period:
             return base, np.arange(len(base))
         # Groups a whole number of periods apart are equal; members may stand before the base.
-        apart = period * self._gpus_per_node
+        shift = period * self._gpus_per_node
         lowest = max(0, -int(members.min()))
-        first = base % apart
-        first += -(np.minimum(first - lowest, 0) // apart) * apart
+        first = base % shift
+        first += -(np.minimum(first - lowest, 0) // shift) * shift
         distinct, which = np.unique(first, return_inverse=True)
         return distinct, which.reshape(-1)
 
@@ -355,17 +354,3 @@ def _weight_at(bandwidth: Ints, rate: int) -> Ints:
         )
     whole, rest = np.divmod(bandwidth, rate)
     return np.asarray(whole * WEIGHT_ONE + rest * WEIGHT_ONE // rate)
-
-
-def fingerprint(*arrays: NDArray[Any]) -> bytes:
-    """Return a digest of the contents of arrays."""
-    found = blake2b(digest_size=16)
-    for array in arrays:
-        found.update(np.ascontiguousarray(array).data)
-        found.update(len(array).to_bytes(8, "little"))
-    return found.digest()
-
-
-def size_of(arrays: tuple[Any, ...]) -> int:
-    """Return the bytes of some arrays, and a little for what is around them."""
-    return 1024 + sum(part.nbytes for part in arrays if isinstance(part, np.ndarray))

@@ -108,7 +108,7 @@ def collective_steps(
     ----------
     operation, algorithm, members, gpus_per_node, meshed, block
         As for `transfers`. Where GPUs of a node are joined pair by pair, all of NCCL's rings
-        together are one way, which uses every pair alike.
+        together are one way, which uses every pair equally.
 
     Returns
     -------

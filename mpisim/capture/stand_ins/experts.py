@@ -163,32 +163,37 @@ class GroupedLinear(TransformerEngineBaseModule):
 # --- rows of experts ------------------------------------------------------------------------------
 
 
+_SUMS, _COPIES = "unpermute", "permute"
+"""Kernels of Transformer Engine that take gradients of moved rows back: added up, or moved."""
+
+
 class _Move(torch.autograd.Function):
     """Rows copied to other places, or gradients of copies added up."""
 
     @staticmethod
-    def forward(ctx: Any, x: Any, places: Any, rows: int, probs: Any) -> Any:
+    def forward(ctx: Any, x: Any, places: Any, rows: int, probs: Any, back: str) -> Any:
+        ctx.back = back
         out = launch.empty((rows, x.shape[-1]), x.dtype, x.device)
-        launch("transformer_engine::permute", [x, places], [out])
         ctx.save_for_backward(places)
         ctx.rows = x.shape[0]
         ctx.width = None if probs is None else probs.shape
         if probs is None:
+            launch("transformer_engine::permute", [x, places], [out])
             return out
         moved = launch.empty((rows,), probs.dtype, x.device)
-        launch("transformer_engine::permute", [probs, places], [moved])
+        launch("transformer_engine::permute", [x, places, probs], [out, moved])
         return out, moved
 
     @staticmethod
     def backward(ctx: Any, grad: Any, grad_probs: Any = None) -> Any:
         (places,) = ctx.saved_tensors
         out = launch.empty((ctx.rows, grad.shape[-1]), grad.dtype, grad.device)
-        launch("transformer_engine::unpermute", [grad.contiguous(), places], [out])
-        probs = None
+        probs, given, made = None, [grad.contiguous(), places], [out]
         if grad_probs is not None and ctx.width is not None:
             probs = launch.empty(ctx.width, grad_probs.dtype, grad.device)
-            launch("transformer_engine::unpermute", [grad_probs, places], [probs])
-        return out, None, None, probs
+            given, made = [*given, grad_probs], [*made, probs]
+        launch(f"transformer_engine::{ctx.back}", given, made)
+        return out, None, None, probs, None
 
 
 class _Collect(torch.autograd.Function):
@@ -226,7 +231,7 @@ def moe_permute(inp: Any, routing_map: Any, num_out_tokens: int = -1, max_token_
     if rows < 0:
         raise launch.refuse("moe_permute without num_out_tokens")
     places = _places_of(inp, routing_map)
-    return _Move.apply(inp, places, rows, None), places
+    return _Move.apply(inp, places, rows, None, _SUMS), places
 
 
 def moe_permute_with_probs(inp: Any, probs: Any, routing_map: Any,
@@ -235,7 +240,7 @@ def moe_permute_with_probs(inp: Any, probs: Any, routing_map: Any,
     if num_out_tokens < 0:
         raise launch.refuse("moe_permute_with_probs without num_out_tokens")
     places = _places_of(inp, routing_map)
-    out, moved = _Move.apply(inp, places, num_out_tokens, probs)
+    out, moved = _Move.apply(inp, places, num_out_tokens, probs, _SUMS)
     return out, moved, places
 
 
@@ -248,15 +253,25 @@ def moe_unpermute(inp: Any, row_id_map: Any, merging_probs: Any = None,
     return _Collect.apply(inp, row_id_map, weights, tuple(shape))
 
 
+def _sorted(inp: Any, split_sizes: Any, sorted_index: Any, probs: Any) -> Any:
+    """Rows in chunks → chunks in another order, by a kernel that finds places, and one that moves.
+
+    Each row goes to one place, and its gradient back.
+    """
+    places = launch.empty((inp.shape[0],), torch.int32, inp.device)
+    launch("transformer_engine::make_chunk_sort_map", [split_sizes, sorted_index], [places])
+    return _Move.apply(inp, places, inp.shape[0], probs, _COPIES)
+
+
 def moe_sort_chunks_by_index(inp: Any, split_sizes: Any, sorted_index: Any) -> Any:
     """Rows of experts by source → by expert."""
-    return _Move.apply(inp, split_sizes, inp.shape[0], None)
+    return _sorted(inp, split_sizes, sorted_index, None)
 
 
 def moe_sort_chunks_by_index_with_probs(inp: Any, probs: Any, split_sizes: Any,
                                         sorted_index: Any) -> Any:  # fmt: skip
     """Rows of experts and their weights by source → by expert."""
-    return _Move.apply(inp, split_sizes, inp.shape[0], probs)
+    return _sorted(inp, split_sizes, sorted_index, probs)
 
 
 PERMUTATION = {

@@ -3,11 +3,13 @@
 After ``transformer_engine/pytorch/attention/multi_head_attention.py`` and ``transformer.py`` of
 version 2.9. Queries, keys and values come from one product also where they are three parameters
 (``fuse_qkv_params=False``): these lie one behind the other, so that nothing is copied
-(``noop_cat``). Bias, dropout and residual are one kernel of ``torch.compile``.
+(``noop_cat``). Attention to another sequence has one product of queries, behind the norm, and one
+of that sequence's keys and values. Bias, dropout and residual are one kernel of ``torch.compile``.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -163,8 +165,9 @@ class MultiheadAttention(torch.nn.Module):
         **rest: Any,
     ) -> None:
         super().__init__()
-        if attention_type != "self" or qk_norm_type == "L2Normalization":
+        if attention_type not in ("self", "cross") or qk_norm_type == "L2Normalization":
             raise launch.refuse("MultiheadAttention of another kind")
+        self.crosses = attention_type == "cross"
         _without_overlaps("MultiheadAttention", rest)
         tp_size = tp_size if tp_group is None else group_size(tp_group)
         groups = num_gqa_groups or num_attention_heads
@@ -195,16 +198,25 @@ class MultiheadAttention(torch.nn.Module):
             "zero_centered_gamma": zero_centered_gamma,
             "return_layernorm_output": return_layernorm_output,
         }
-        product = kind(
-            hidden_size,
-            sum(rows.values()),
-            init_method=init_method,
-            parallel_mode="column" if set_parallel_mode else None,
-            **shared,
-            **(norm if input_layernorm else {}),
-            **({} if fuse_qkv_params else {"sizes": rows}),
-        )
-        self.add_module("layernorm_qkv" if input_layernorm else "qkv", product)
+        products = {"layernorm_qkv" if input_layernorm else "qkv": (kind, rows)}
+        if self.crosses:
+            given = {name: rows[name] for name in ("key", "value")}
+            query = LayerNormLinear if input_layernorm else Linear
+            products = {
+                "layernorm_query" if input_layernorm else "query_layer": (query, {}),
+                "key_value": (_PRODUCTS[False, bool(fuse_qkv_params)], given),
+            }
+        for name, (made, parts) in products.items():
+            product = made(
+                hidden_size,
+                sum(parts.values()) or rows["query"],
+                init_method=init_method,
+                parallel_mode="column" if set_parallel_mode else None,
+                **shared,
+                **(norm if name.startswith("layernorm") else {}),
+                **({} if fuse_qkv_params or not parts else {"sizes": parts}),
+            )
+            self.add_module(name, product)
         self.q_norm: Any = None
         self.k_norm: Any = None
         if qk_norm_type is not None:
@@ -221,6 +233,7 @@ class MultiheadAttention(torch.nn.Module):
             tp_size=tp_size,
             tp_group=tp_group,
             layer_number=layer_number,
+            attention_type=attention_type,
             softmax_type=softmax_type,
         )
         self.proj = Linear(
@@ -249,6 +262,22 @@ class MultiheadAttention(torch.nn.Module):
         found = split(mixed, -2 if self.interleaved else -3, (share, 1, 1))
         return [each.reshape(*mixed.shape[:-3], -1, self.size) for each in found]
 
+    def _two_sequences(
+        self, hidden: Any, other: Any, first: bool | None
+    ) -> tuple[Any, Any, Any, Any]:
+        """Hidden states and another sequence's → queries, keys, values, and the norm's result."""
+        mixed = self.key_value(other, first)
+        groups = (self.groups, 2) if self.interleaved else (2, self.groups)
+        mixed = mixed.view(*mixed.shape[:-1], *groups, self.size)
+        k, v = _Parts.apply(mixed, -2 if self.interleaved else -3, (1, 1))
+        product: Any = self.layernorm_query if self.input_layernorm else self.query_layer
+        q, normed = product(hidden, first), None
+        if isinstance(q, tuple):
+            q, normed = q
+        q = q.view(*q.shape[:-1], self.heads, self.size)
+        k, v = (each.reshape(*mixed.shape[:-3], self.groups, self.size) for each in (k, v))
+        return q, k, v, normed
+
     def forward(
         self,
         hidden_states: Any,
@@ -262,16 +291,21 @@ class MultiheadAttention(torch.nn.Module):
         rotary_pos_emb: Any = None,
         **rest: Any,
     ) -> Any:
-        """Attend to the tokens themselves."""
+        """Attend to the tokens themselves, or to those of another sequence."""
         if checkpoint_core_attention or inference_params is not None:
             raise launch.refuse("MultiheadAttention(checkpoint_core_attention=…)")
-        product: Any = self.layernorm_qkv if self.input_layernorm else self.qkv
-        mixed, normed = product(hidden_states, is_first_microbatch), None
-        if isinstance(mixed, tuple):
-            mixed, normed = mixed
-        # Kernels of attention write one gradient where they read one tensor.
-        apart = rotary_pos_emb is not None or self.q_norm is not None
-        q, k, v = self._heads(mixed, apart=apart or self.heads != self.groups)
+        if self.crosses:
+            q, k, v, normed = self._two_sequences(
+                hidden_states, encoder_output, is_first_microbatch
+            )
+        else:
+            product: Any = self.layernorm_qkv if self.input_layernorm else self.qkv
+            mixed, normed = product(hidden_states, is_first_microbatch), None
+            if isinstance(mixed, tuple):
+                mixed, normed = mixed
+            # Kernels of attention write one gradient where they read one tensor.
+            apart = rotary_pos_emb is not None or self.q_norm is not None
+            q, k, v = self._heads(mixed, apart=apart or self.heads != self.groups)
         if self.q_norm is not None and self.norm_before:
             q, k = self.q_norm(q), self.k_norm(k)
         if rotary_pos_emb is not None:
@@ -363,8 +397,11 @@ class TransformerLayer(torch.nn.Module):
         **rest: Any,
     ) -> None:
         super().__init__()
-        if layer_type != "encoder" or drop_path_rate:
-            raise launch.refuse("TransformerLayer(layer_type='decoder') or with drop_path_rate")
+        assert layer_type in ("encoder", "decoder"), f"layer_type {layer_type} not supported"
+        if drop_path_rate:
+            raise launch.refuse("TransformerLayer(drop_path_rate=…)")
+        self.layer_type, self.enc_dec_attn_mask_type = layer_type, enc_dec_attn_mask_type
+        self.enc_dec_window_size = enc_dec_window_size
         if fuse_wgrad_accumulation and not fuse_qkv_params:
             raise AssertionError("Gradient accumulation fusion requires single QKV parameter.")
         if rest.pop("ub_tp_comm_overlap", False):
@@ -392,7 +429,8 @@ class TransformerLayer(torch.nn.Module):
             "normalization": normalization,
             "device": device,
         }
-        self.self_attention = MultiheadAttention(
+        attention: Any = functools.partial(
+            MultiheadAttention,
             hidden_size,
             num_attention_heads,
             kv_channels,
@@ -401,11 +439,15 @@ class TransformerLayer(torch.nn.Module):
             layer_number=layer_number,
             num_gqa_groups=num_gqa_groups,
             fuse_qkv_params=fuse_qkv_params,
-            input_layernorm=not output_layernorm,
             qkv_format=attn_input_format,
             **shared,
             **rest,
         )
+        self.self_attention = attention(input_layernorm=not output_layernorm)
+        if layer_type == "decoder":
+            self.inter_attention = attention(
+                attn_mask_type=enc_dec_attn_mask_type, input_layernorm=True, attention_type="cross"
+            )
         self.layernorm_mlp = LayerNormMLP(
             hidden_size, ffn_hidden_size, layernorm_epsilon, activation=activation, **shared
         )
@@ -461,6 +503,19 @@ class TransformerLayer(torch.nn.Module):
         if self.after_norm and not self.output_layernorm:
             *attended, residual = attended
         x = self._add(attended[0], attended[1], residual)
+        if self.layer_type == "decoder":
+            attended = self.inter_attention(
+                x,
+                enc_dec_attn_mask,
+                encoder_output,
+                attn_mask_type=enc_dec_attn_mask_type or self.enc_dec_attn_mask_type,
+                window_size=enc_dec_window_size or self.enc_dec_window_size,
+                is_first_microbatch=is_first_microbatch,
+            )
+            residual = x
+            if self.after_norm:
+                *attended, residual = attended
+            x = self._add(attended[0], attended[1], residual)
         out = self.layernorm_mlp(x, is_first_microbatch)
         residual = x
         if self.after_norm:

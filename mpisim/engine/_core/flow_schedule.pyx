@@ -168,7 +168,7 @@ cdef class FlowSchedule:
                             found[self.first[g] + k] = times[here[g] + k]
 
     def scatter(self, const int64_t[::1] here, int64_t[::1] taken):
-        """Ends of contended flows → how long communications of this process take.
+        """Ends of flows → how long communications of this process take.
 
         Parameters
         ----------
@@ -189,7 +189,7 @@ cdef class FlowSchedule:
                     continue
                 for k in range(self.first[g + 1] - self.first[g]):
                     i = self.first[g] + k
-                    if self.contended[i] and self.begin_of[i] < ABSENT:
+                    if self.price[i] >= 0 and self.begin_of[i] < ABSENT:
                         value = self.end_of_flow[i] - self.begin_of[i]
                         value += self.latency[self.price[i]]
                         if taken[here[g] + k] != value:

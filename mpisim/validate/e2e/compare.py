@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ...base.errors import InputError, UsageError, nearest
 from ...base.frozen import frozen
+from ...base.quantity import Z_90
 from ...mpi.parallel import collective_errors
 from ...prediction.step_constants import ModelError, StepConstants, model_class, packaged_constants
 from .experiments import Mapped, Skipped, experiment_of, shown
@@ -24,10 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Compared", "Comparison", "compare", "select", "show"]
 
-Z_90 = 1.6449
-"""Half-width of the central 90 % interval of a normal distribution, in standard deviations."""
-
-SHOWN = 12
+MAX_VALUES_NAMED = 12
 """Values of a column that an error names."""
 
 
@@ -180,11 +178,11 @@ def select(
     if not found:
         column = list(where)[-1]
         there = sorted({value(row, column) for row in rows})
-        more = f", … ({len(there)} of them)" if len(there) > SHOWN else ""
+        more = f", … ({len(there)} of them)" if len(there) > MAX_VALUES_NAMED else ""
         raise UsageError(
             f"--where {','.join(f'{k}={v}' for k, v in where.items())}: no row has these values"
             f"{nearest(where[column], there)}; "
-            f"{column} is one of {', '.join(there[:SHOWN])}{more}"
+            f"{column} is one of {', '.join(there[:MAX_VALUES_NAMED])}{more}"
         )
     return found[:limit]
 

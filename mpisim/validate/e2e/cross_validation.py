@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ...base.quantity import Quantity
+from ...base.quantity import Z_90, Quantity
 from ...mpi.parallel import collective_errors, progress
 from ...prediction.step_constants import (
     MODEL_CLASSES,
@@ -20,7 +20,7 @@ from ...prediction.step_constants import (
     StepConstants,
     parse_constant_name,
 )
-from .compare import Z_90, Compared, Comparison
+from .compare import Compared, Comparison
 from .families import Family, family
 from .fit import Linear, covered, fit, linear, relative_error, seconds_with
 from .predict import NO_CONSTANTS, predict
@@ -105,8 +105,8 @@ def cross_validate(found: Comparison) -> None:
     trials = _held_out(rows, NO_CONSTANTS, _folds(trained, NO_CONSTANTS, whole))
     errors = _model_error(judged, [each for each in trials if each.trust in JUDGED_TRUST])
     found.cross_validated = _compared(rows, trials, errors)
-    apart = _held_out(rows, NO_CONSTANTS, _folds(trained, NO_CONSTANTS, whole, _source))
-    found.other_sources = _compared(rows, apart, errors)
+    held_out = _held_out(rows, NO_CONSTANTS, _folds(trained, NO_CONSTANTS, whole, _source))
+    found.other_sources = _compared(rows, held_out, errors)
 
 
 def _compared(
@@ -275,7 +275,7 @@ def sufficient_error(residuals: Sequence[float], inputs: Sequence[float]) -> flo
     """
     if not len(residuals):
         return 0.0
-    # Row i is inside where error² >= (residual / 1.645)² - inputs².
+    # Row i is inside where error² >= (residual / Z_90)² - inputs².
     needed = (np.array(residuals) / Z_90) ** 2 - np.array(inputs) ** 2
     ordered = np.sort(np.maximum(needed, 0.0))
     return math.sqrt(ordered[math.ceil(INTERVAL_SHARE * len(ordered)) - 1])

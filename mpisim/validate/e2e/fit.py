@@ -72,7 +72,7 @@ class Linear(NamedTuple):
     sort : str
         Of its model (`mpisim.prediction.step_constants.MODEL_CLASSES`).
     way : tuple
-        How it ran: rows of one family with one way are off alike.
+        How it ran: rows of one family with one way share an error.
     """
 
     row: str

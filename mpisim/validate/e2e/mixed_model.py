@@ -1,14 +1,15 @@
 """Linear mixed model with Student-t errors, fitted by expectation-maximisation.
 
-Measurement i, one of the group p(i) of rows that ran alike, which is of family f(p), is
+Measurement i, one of the group p(i) of rows that ran in one way, which is of family f(p), is
 
     z_i = J_i x + u_f + v_p + e_i
 
 with numbers x, each normal around 0 with the variance of its kind, u and v normal, and e Student's
-t: few measurements are far off, and pull the less. Rows that ran alike are off alike, so that many
-of them say little more than one does about what tells others apart. Families are of several sorts,
-each with variances of u, v and e of its own: what is badly understood says less. Variances are not
-known. With declared prior as a weak prior they are found, with x, by expectation-maximisation
+t: few measurements are far off, and pull the less. Rows that ran in one way share an error, so
+that many of them say little more than one about what distinguishes others. Families are of several
+sorts, each with variances of u, v and e of its own: what is badly understood says less. Variances
+are not known. With the declared ones as a weak prior they are found, with x, by
+expectation-maximisation
 (Dempster, Laird and Rubin 1977; for variances of random effects Laird and Ware 1982; for t as
 normal with unknown weights Lange, Little and Taylor 1989), so that the measurements say how much
 families have in common, how far numbers of one kind are apart, and what counts as far off.
@@ -39,7 +40,7 @@ class Grouping(NamedTuple):
     ----------
     kind : int64, shape (numbers,)
     group : int64, shape (rows,)
-        0, 0, 1, …: of rows that ran alike.
+        0, 0, 1, …: of rows that ran in one way.
     family : int64, shape (groups,)
         0, 0, 1, …
     sort : int64, shape (families,)
@@ -110,7 +111,7 @@ class Variances:
         Returns
         -------
         Variances
-            Every sort alike, every measurement with weight 1.
+            Every sort the same, every measurement with weight 1.
         """
         sorts = int(grouping.sort.max(initial=-1)) + 1
         return cls(
@@ -180,9 +181,9 @@ def e_step(slope: Floats, z: Floats, grouping: Grouping, known: Variances) -> Po
     covariance: Floats = np.linalg.inv(curve).astype(np.float64)
     x = covariance @ (weighted.T @ z - eliminated[0].T @ z_means - eliminated[1].T @ z_above)
     families = z_above - above @ x
-    apart = means - above[family]
+    deviation = means - above[family]
     groups = held * (z_means - means @ x - families[family])
-    off = slope - (above[family] + held[:, None] * apart)[group]
+    off = slope - (above[family] + held[:, None] * deviation)[group]
     left = 1 / own + (1 - held) ** 2 / whole[family]
     return Posterior(
         x,
@@ -190,7 +191,7 @@ def e_step(slope: Floats, z: Floats, grouping: Grouping, known: Variances) -> Po
         families,
         1 / whole + _squares(above, covariance),
         groups,
-        1 / own + held**2 * (1 / whole[family] + _squares(apart, covariance)),
+        1 / own + held**2 * (1 / whole[family] + _squares(deviation, covariance)),
         _squares(off, covariance) + left[group],
     )
 

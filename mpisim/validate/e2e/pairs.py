@@ -45,7 +45,7 @@ SAME = (
     "source",
     "source_version",
 )
-"""Columns in which the rows of a pair are alike, but for those that its kind is about."""
+"""Columns in which the rows of a pair are equal, but for those that its kind is about."""
 
 NOISE = "software release (noise)"
 """Rows equal in all that is modelled: the spread of repeated measurements."""

@@ -75,11 +75,11 @@ def assign(experiments: Sequence[Experiment], processes: int) -> list[list[int]]
     pieces: list[list[int]] = []
     last = None
     for i in sorted(range(len(experiments)), key=lambda i: (*_sharing_key(experiments[i]), i)):
-        kin = _sharing_key(experiments[i])[0]
-        if kin != last or sum(efforts[j] for j in pieces[-1]) + efforts[i] > most:
+        shared = _sharing_key(experiments[i])[0]
+        if shared != last or sum(efforts[j] for j in pieces[-1]) + efforts[i] > most:
             pieces.append([])
         pieces[-1].append(i)
-        last = kin
+        last = shared
     load = [0.0] * processes
     shares: list[list[int]] = [[] for _ in load]
     # Longest processing time first: the largest piece goes to the least loaded process.

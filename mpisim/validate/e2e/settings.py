@@ -48,22 +48,11 @@ class Refused:
     why: str
 
 
-@frozen
-class Unjudged:
-    """Rows that are not refused for memory: what saves some is not modelled, or not known.
+class _OfRows:
+    """What holds for the rows of some sources, with some texts in some columns."""
 
-    Those that fit without do so with it, too.
-
-    Attributes
-    ----------
-    why : str
-    sources, where
-        As of `Rule`.
-    """
-
-    why: str
-    sources: tuple[str, ...] = ()
-    where: dict[str, str] = field(default_factory=dict)
+    sources: tuple[str, ...]
+    where: dict[str, str]
 
     def holds(self, row: Row, source: str) -> bool:
         """Whether it is about a row.
@@ -74,7 +63,27 @@ class Unjudged:
         source : str
             Short name of the row's source.
         """
-        return _selects(self.sources, self.where, row, source)
+        if self.sources and source not in self.sources:
+            return False
+        return all(_contains(row, column, text) for column, text in self.where.items())
+
+
+@frozen
+class Unjudged(_OfRows):
+    """Rows that are not refused for memory: what saves some is not modelled, or not known.
+
+    Those that fit without do so with it, too.
+
+    Attributes
+    ----------
+    why : str
+    sources, where
+        As of `Fact`.
+    """
+
+    why: str
+    sources: tuple[str, ...] = ()
+    where: dict[str, str] = field(default_factory=dict)
 
 
 @frozen
@@ -117,7 +126,7 @@ class ClusterFor:
 
 
 @frozen
-class Fact:
+class Fact(_OfRows):
     """Keys of an experiment for rows that do not state them.
 
     Attributes
@@ -143,17 +152,6 @@ class Fact:
     where: dict[str, str] = field(default_factory=dict)
     instead: bool = False
     drop: tuple[str, ...] = ()
-
-    def holds(self, row: Row, source: str) -> bool:
-        """Whether it is about a row.
-
-        Parameters
-        ----------
-        row : Row
-        source : str
-            Short name of the row's source.
-        """
-        return _selects(self.sources, self.where, row, source)
 
 
 @frozen
@@ -203,12 +201,6 @@ def assigned(assignment: str) -> tuple[str, Any]:
         return key, tomllib.loads(f"value = {value}")["value"]
     except (ValueError, RecursionError):
         return key, value
-
-
-def _selects(sources: tuple[str, ...], where: dict[str, str], row: Row, source: str) -> bool:
-    if sources and source not in sources:
-        return False
-    return all(_contains(row, column, text) for column, text in where.items())
 
 
 def _contains(row: Row, column: str, text: str) -> bool:

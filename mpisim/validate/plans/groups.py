@@ -72,7 +72,7 @@ class MeasuredPlan:
 
     @property
     def suspect(self) -> bool:
-        """Whether a measurement stands apart for the source's own reasons."""
+        """Whether the source itself marks a measurement as suspect."""
         return any(each.row.texts["suspect"] for each in self.rows)
 
     @property
@@ -104,7 +104,7 @@ class MeasuredPlan:
 
 @frozen
 class Noise:
-    """How far measurements of one plan lie apart.
+    """Spread of repeated measurements of one plan.
 
     Attributes
     ----------
@@ -151,7 +151,7 @@ class Group:
         self.name, self.plans, self.noise = name, plans, noise
 
     def described(self, plan: MeasuredPlan) -> str:
-        """Return what a plan sets that the group's plans do not set alike."""
+        """Return the keys of a plan in which the group's plans differ."""
         keys = [each.keys for each in self.plans]
         return ", ".join(
             f"{short_key(key)} {_in_words(value)}"
@@ -160,7 +160,7 @@ class Group:
         )
 
     def sound(self) -> Group:
-        """Return the group without plans that stand apart."""
+        """Return the group without plans whose measurements are suspect."""
         return Group(self.name, [each for each in self.plans if not each.suspect], self.noise)
 
 

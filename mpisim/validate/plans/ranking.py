@@ -3,10 +3,10 @@
 Regret is what choosing by prediction costs: measured time of the plan that is predicted to be the
 fastest, over that of the fastest measured, less one.
 
-A rank correlation counts every pair alike, those whose measured order is noise as well. Two figures
-stand beside it: the mean correlation of measured times with the same times measured again, which no
-prediction can be above (`Ranking.ceiling`), and Goodman and Kruskal's gamma over the pairs that
-differ by more than noise (`Ranking.gamma`; J. Am. Stat. Assoc. 49, 1954).
+A rank correlation gives every pair one weight, those whose measured order is noise as well. Two
+figures stand beside it: the mean correlation of measured times with the same times measured again,
+which no prediction can be above (`Ranking.ceiling`), and Goodman and Kruskal's gamma over the pairs
+that differ by more than noise (`Ranking.gamma`; J. Am. Stat. Assoc. 49, 1954).
 """
 
 from __future__ import annotations

@@ -265,7 +265,7 @@ def _table(groups: Sequence[Group], sound: Sequence[Group]) -> list[Sequence[str
 
 
 def _noise(found: Sequence[Noise]) -> list[Sequence[str]]:
-    """How far measurements of one plan lie apart, by source."""
+    """Spread of repeated measurements of one plan, by source."""
     cells: list[Sequence[str]] = [("noise", "plans measured again", "of a time")]
     for each in found:
         if each.plans:

@@ -4,6 +4,8 @@
     The `Strategy` of a plan for one stage of its pipeline.
 ``Strategy``
     Hooks that a stage calls while it writes its passes; this one does nothing.
+``PassPoint``
+    The point of a pass that a hook is called at.
 
 Read in this order:
 
@@ -33,9 +35,9 @@ from collections.abc import Sequence
 from ...experiment.plan import Plan
 from ..grid import Groups
 from ..operators import Layer
-from .strategy import Strategy
+from .strategy import PassPoint, Strategy
 
-__all__ = ["Strategy", "make_strategy"]
+__all__ = ["PassPoint", "Strategy", "make_strategy"]
 
 
 def make_strategy(

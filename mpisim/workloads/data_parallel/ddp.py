@@ -28,7 +28,7 @@ from ..blocks import BlockBuilder
 from ..operators import Communicate, Compute
 from .buckets import Bucket, buckets_closed_after, of_kind
 from .frameworks import frameworks
-from .strategy import Strategy, collective
+from .strategy import PassPoint, Strategy, collective
 
 __all__ = ["Ddp"]
 
@@ -67,29 +67,18 @@ class Ddp(Strategy):
         }
         self._launched: dict[tuple[int, Bucket], int] = {}
 
-    def before_forward(self, block: BlockBuilder, chunk: int, layer: int, first: bool) -> None:
-        """Send running statistics to all ranks.
-
-        Parameters
-        ----------
-        block : BlockBuilder
-            Open block of the forward; rows are written at its end.
-        chunk : int
-            Of the stage, from 0.
-        layer : int
-            Of the chunk, from 0; at 0 the statistics of all its layers are sent, later none.
-        first : bool
-            Whether this is the chunk's first forward of the step; otherwise nothing is written.
-        """
+    def before_forward(self, at: PassPoint) -> None:
+        """Before the first forward, send the running statistics of all the chunk's layers."""
+        block = at.block
         if not self.plan.framework.broadcast_buffers:
             return
         channels = [
             operator.statistics
-            for each in self.chunks[chunk]
+            for each in self.chunks[at.chunk]
             for operator in each.operators
             if operator.statistics
         ]
-        if not first or layer > 0 or not channels or self.unreplicated(False):
+        if not at.edge or at.layer > 0 or not channels or self.unreplicated(False):
             return
         # A mean and a variance in fp32 a channel; an int64 a normalisation.
         tensors = {
@@ -110,55 +99,28 @@ class Ddp(Strategy):
             for size in sizes:
                 block.compute(Compute(f"copy {what}", Elementwise(2 * size)))
 
-    def after_gradients(
-        self, block: BlockBuilder, chunk: int, layer: int, operator: int, last: bool
-    ) -> None:
-        """Copy gradients into buckets, and reduce those that are full.
-
-        Parameters
-        ----------
-        block : BlockBuilder
-            Open block of the backward; rows are written at its end.
-        chunk : int
-            Of the stage, from 0.
-        layer : int
-            Of the chunk, from 0.
-        operator : int
-            Of the layer, from 0.
-        last : bool
-            Whether this is the chunk's last backward of the step; otherwise nothing is written.
-        """
-        if not last:
+    def after_gradients(self, at: PassPoint) -> None:
+        """In the last backward, copy gradients into buckets and reduce those that are full."""
+        if not at.edge:
             return
-        for each in self.of_operator[chunk, layer, operator]:
+        for each in self.of_operator[at.operator_key]:
             if self.unreplicated(each.expert):
                 continue
-            self.write_copies(block, "copy gradient into bucket", [each], self.gradient_size)
-            bucket = self._full.get((chunk, each))
+            self.write_copies(at.block, "copy gradient into bucket", [each], self.gradient_size)
+            bucket = self._full.get((at.chunk, each))
             if self.plan.overlap.dp and bucket is not None:
-                row = block.launch(self._reduction(bucket))
+                row = at.block.launch(self._reduction(bucket))
                 assert row is not None  # the bucket's group has several members
-                self._launched[chunk, bucket] = row
+                self._launched[at.chunk, bucket] = row
 
-    def after_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
-        """Wait for the buckets at the end of the backward, each before it is copied back.
-
-        Parameters
-        ----------
-        block : BlockBuilder
-            Open block of the backward; rows are written at its end.
-        chunk : int
-            Of the stage, from 0.
-        layer : int
-            Of the chunk, from 0; nothing is written before layer 0, which comes last.
-        last : bool
-            Whether this is the chunk's last backward of the step; otherwise nothing is written.
-        """
-        if not last or layer > 0:
+    def after_backward(self, at: PassPoint) -> None:
+        """At the end of the last backward, wait for each bucket and copy it back."""
+        block = at.block
+        if not at.edge or at.layer > 0:
             return
-        for bucket in self.buckets[chunk]:
+        for bucket in self.buckets[at.chunk]:
             if self.plan.overlap.dp:
-                block.await_next([self._launched[chunk, bucket]])
+                block.await_next([self._launched[at.chunk, bucket]])
             else:
                 block.communicate(self._reduction(bucket))
             self.write_copies(

@@ -34,7 +34,7 @@ from .buckets import (
     padded,
 )
 from .frameworks import frameworks
-from .strategy import Strategy, collective
+from .strategy import PassPoint, Strategy, collective
 
 __all__ = ["DeepSpeed"]
 
@@ -95,55 +95,28 @@ class DeepSpeed(Strategy):
     def _reduces(self, last: bool) -> bool:
         return self._reduces_in_backward and (last or self.plan.zero >= 2)
 
-    def after_gradients(
-        self, block: BlockBuilder, chunk: int, layer: int, operator: int, last: bool
-    ) -> None:
+    def after_gradients(self, at: PassPoint) -> None:
         """Copy gradients into the bucket, and reduce it when one does not fit.
 
-        Parameters
-        ----------
-        block : BlockBuilder
-            Open block of the backward; rows are written at its end.
-        chunk : int
-            Of the stage, from 0.
-        layer : int
-            Of the chunk, from 0.
-        operator : int
-            Of the layer, from 0.
-        last : bool
-            Whether this is the chunk's last backward of the step; with zero of at least 2 every
-            backward reduces.
+        In the last backward; with zero of at least 2 in every one.
         """
-        if not self._reduces(last):
+        if not self._reduces(at.edge):
             return
-        for each in self.of_operator[chunk, layer, operator]:
+        for each in self.of_operator[at.operator_key]:
             if self.unreplicated(each.expert):
                 continue
-            if (chunk, each) in self._full:
-                self._reduce(block, self._full[chunk, each], last)
-            self.write_copies(block, "copy gradient into bucket", [each], self.gradient_size)
+            if (at.chunk, each) in self._full:
+                self._reduce(at.block, self._full[at.chunk, each], at.edge)
+            self.write_copies(at.block, "copy gradient into bucket", [each], self.gradient_size)
 
-    def after_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
-        """Reduce what is left, and wait for all reductions.
-
-        Parameters
-        ----------
-        block : BlockBuilder
-            Open block of the backward; rows are written at its end.
-        chunk : int
-            Of the stage, from 0.
-        layer : int
-            Of the chunk, from 0; nothing is written before layer 0, which comes last.
-        last : bool
-            Whether this is the chunk's last backward of the step; with zero of at least 2 every
-            backward reduces.
-        """
-        if layer > 0 or not self._reduces(last):
+    def after_backward(self, at: PassPoint) -> None:
+        """At the end of a backward that reduces, reduce what is left and wait for all."""
+        if at.layer > 0 or not self._reduces(at.edge):
             return
-        for bucket in self._remaining[chunk]:
-            self._reduce(block, bucket, last)
+        for bucket in self._remaining[at.chunk]:
+            self._reduce(at.block, bucket, at.edge)
         if self._rows:
-            block.host_wait(self._rows, "wait for gradients")
+            at.block.host_wait(self._rows, "wait for gradients")
             self._rows = []
 
     def before_optimizer(self, block: BlockBuilder) -> None:

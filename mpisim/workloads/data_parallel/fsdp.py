@@ -49,7 +49,7 @@ from ...program import Operation
 from ..blocks import BlockBuilder
 from ..operators import Communicate, Compute
 from .buckets import ChunkParameter, chunk_parameters, padded
-from .strategy import Strategy, collective
+from .strategy import PassPoint, Strategy, collective
 
 __all__ = ["Fsdp", "GatherState", "ReduceState", "Unit"]
 
@@ -186,21 +186,13 @@ class Fsdp(Strategy):
 
     # --- gathering ------------------------------------------------------------------------------
 
-    def before_forward(self, block: BlockBuilder, chunk: int, layer: int, first: bool) -> None:
-        """Gather what the layer needs, and ahead of it.
+    def before_forward(self, at: PassPoint) -> None:
+        """In every forward, gather the units that begin at this layer, and ahead of them.
 
-        Parameters
-        ----------
-        block : BlockBuilder
-            Open block of the forward; rows are written at its end.
-        chunk : int
-            Of the stage, from 0.
-        layer : int
-            Of the chunk, from 0; 0 gathers the root, the first layer of a unit the unit.
-        first : bool
-            Not read: every forward gathers.
+        The root, which all layers share, is gathered before layer 0.
         """
-        if layer == 0:
+        block, chunk = at.block, at.chunk
+        if at.layer == 0:
             self._forward[chunk] = state = GatherState()
             root = self.roots[chunk]
             # Shards may still be at work: the first gather waits for all that was launched before.
@@ -208,7 +200,7 @@ class Fsdp(Strategy):
             self._copy_out(block, state, root)
         state, units = self._forward[chunk], self.units[chunk]
         for i, unit in enumerate(units):
-            if unit.first == layer:
+            if unit.first == at.layer:
                 waits = state.copied[-2:-1] if state.gathered else None
                 self._gather(block, state, unit, waits)
                 self._copy_out(block, state, unit)
@@ -219,27 +211,16 @@ class Fsdp(Strategy):
                     self._gather(block, again, unit, None)
                     self._copy_out(block, again, unit)
 
-    def before_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
-        """Gather again what was freed, and ahead of it.
-
-        Parameters
-        ----------
-        block : BlockBuilder
-            Open block of the backward; rows are written at its end.
-        chunk : int
-            Of the stage, from 0.
-        layer : int
-            Of the chunk, from 0; the last layer of a unit gathers the unit.
-        last : bool
-            Not read: every backward gathers what was freed.
-        """
-        if layer == len(self.chunks[chunk]) - 1:
+    def before_backward(self, at: PassPoint) -> None:
+        """In every backward, gather again the unit that ends at this layer, and ahead of it."""
+        block, chunk = at.block, at.chunk
+        if at.layer == len(self.chunks[chunk]) - 1:
             self._backward[chunk] = GatherState()
         if not self._reshards:
             return
         state, units = self._backward[chunk], self.units[chunk][::-1]
         for i, unit in enumerate(units):
-            if unit.last == layer:
+            if unit.last == at.layer:
                 if not unit.head or self._chunks_of_loss > 1:
                     self._gather(block, state, unit, state.copied[-1:])
                     self._copy_out(block, state, unit)
@@ -278,27 +259,16 @@ class Fsdp(Strategy):
 
     # --- reducing -------------------------------------------------------------------------------
 
-    def after_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
-        """Reduce the gradients of a unit; wait for all of them at the end of the backward.
-
-        Parameters
-        ----------
-        block : BlockBuilder
-            Open block of the backward; rows are written at its end.
-        chunk : int
-            Of the stage, from 0.
-        layer : int
-            Of the chunk, from 0; the first layer of a unit reduces it, 0 waits for all.
-        last : bool
-            Not read: every backward reduces.
-        """
+    def after_backward(self, at: PassPoint) -> None:
+        """In every backward, reduce the unit that begins at this layer; after layer 0 wait."""
+        chunk = at.chunk
         state = self._reducing[chunk]
         units = [unit for unit in (*self.units[chunk], self.roots[chunk]) if unit.reduced]
         for unit in units:
-            if unit.first == layer:
-                self._reduce(block, state, unit)
-        if layer == 0:
-            block.await_next(state.all)
+            if unit.first == at.layer:
+                self._reduce(at.block, state, unit)
+        if at.layer == 0:
+            at.block.await_next(state.all)
             self._reducing[chunk] = ReduceState()
 
     def _reduce(self, block: BlockBuilder, state: ReduceState, unit: Unit) -> None:

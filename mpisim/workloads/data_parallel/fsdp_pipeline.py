@@ -27,6 +27,7 @@ from mpisim.kernels.operations import Elementwise
 from ..blocks import BlockBuilder
 from ..operators import Compute
 from .fsdp import Fsdp, GatherState, ReduceState, Unit
+from .strategy import PassPoint
 
 __all__ = ["FsdpPipeline", "PyTorchPipeline"]
 
@@ -73,25 +74,17 @@ class FsdpPipeline(_PipelinedFsdp):
         """Gather the first units."""
         self._launch_until(block, self._prefetched)
 
-    def before_forward(self, block: BlockBuilder, chunk: int, layer: int, first: bool) -> None:
-        """Gather what the layer needs, and ahead of it.
+    def before_forward(self, at: PassPoint) -> None:
+        """In the first forward, gather the units that begin at this layer, and ahead of them.
 
-        Parameters
-        ----------
-        block : BlockBuilder
-            Open block of the forward; rows are written at its end.
-        chunk : int
-            Of the stage, from 0.
-        layer : int
-            Of the chunk, from 0; 0 needs the root, the first layer of a unit the unit.
-        first : bool
-            Whether this is the chunk's first forward of the step; otherwise nothing is written.
+        The root is gathered before layer 0.
         """
-        if not first:
+        block, chunk = at.block, at.chunk
+        if not at.edge:
             return
         root = self.roots[chunk]
-        units = [root] if layer == 0 and root.kinds else []
-        units += [unit for unit in self.units[chunk] if unit.first == layer and unit.kinds]
+        units = [root] if at.layer == 0 and root.kinds else []
+        units += [unit for unit in self.units[chunk] if unit.first == at.layer and unit.kinds]
         for unit in units:
             position = self._position[chunk, unit]
             self._launch_until(block, position + 1 + self._prefetched)
@@ -100,16 +93,8 @@ class FsdpPipeline(_PipelinedFsdp):
             if not self.plan.framework.flat_shards:
                 self._export(block, f"copied {position}", state.copied)
 
-    def before_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
-        """Nothing: all units are still gathered.
-
-        Parameters
-        ----------
-        block : BlockBuilder
-            Stays as it is.
-        chunk, layer : int
-        last : bool
-        """
+    def before_backward(self, at: PassPoint) -> None:
+        """Nothing: all units are still gathered."""
 
     def _launch_until(self, block: BlockBuilder, end: int) -> None:
         """Gather units up to a position in the sequence."""
@@ -133,22 +118,11 @@ class FsdpPipeline(_PipelinedFsdp):
         by, rows = self._rows[name]
         return rows if by is block else [block.port(name)] if rows else []
 
-    def after_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
-        """Add up the gradients of a unit; reduce them when they are those of the step.
-
-        Parameters
-        ----------
-        block : BlockBuilder
-            Open block of the backward; rows are written at its end.
-        chunk : int
-            Of the stage, from 0.
-        layer : int
-            Of the chunk, from 0; the first layer of a unit adds up the unit's gradients.
-        last : bool
-            Whether this is the chunk's last backward of the step, which reduces.
-        """
-        for unit in self._accumulate(block, chunk, layer):
-            if not last:
+    def after_backward(self, at: PassPoint) -> None:
+        """Add up the gradients of the units that begin here; in the last backward reduce them."""
+        block = at.block
+        for unit in self._accumulate(block, at.chunk, at.layer):
+            if not at.edge:
                 continue
             by, rows = self._rows.get(REDUCED_GRADIENTS, (block, []))
             state = ReduceState()
@@ -166,39 +140,16 @@ class FsdpPipeline(_PipelinedFsdp):
 class PyTorchPipeline(_PipelinedFsdp):
     """Gathers what a chunk has in its first forward; reduces after its last backward, and waits."""
 
-    def before_forward(self, block: BlockBuilder, chunk: int, layer: int, first: bool) -> None:
-        """Gather what the layer needs, and ahead of it in its chunk.
+    def before_forward(self, at: PassPoint) -> None:
+        """In the first forward alone, gather as `Fsdp` does in every one."""
+        if at.edge:
+            super().before_forward(at)
 
-        Parameters
-        ----------
-        block : BlockBuilder
-            Open block of the forward; rows are written at its end.
-        chunk : int
-            Of the stage, from 0.
-        layer : int
-            Of the chunk, from 0; 0 gathers the root, the first layer of a unit the unit.
-        first : bool
-            Whether this is the chunk's first forward of the step; otherwise nothing is written.
-        """
-        if first:
-            super().before_forward(block, chunk, layer, first)
-
-    def after_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
-        """Add up the gradients of a unit; at the end of the last backward reduce all.
-
-        Parameters
-        ----------
-        block : BlockBuilder
-            Open block of the backward; rows are written at its end.
-        chunk : int
-            Of the stage, from 0.
-        layer : int
-            Of the chunk, from 0; the first layer of a unit adds up its gradients, 0 reduces.
-        last : bool
-            Whether this is the chunk's last backward of the step, which reduces.
-        """
-        self._accumulate(block, chunk, layer)
-        if last and layer == 0:
+    def after_backward(self, at: PassPoint) -> None:
+        """Add up the gradients of the units that begin here; after the last backward reduce all."""
+        block, chunk = at.block, at.chunk
+        self._accumulate(block, chunk, at.layer)
+        if at.edge and at.layer == 0:
             state = self._reducing[chunk]
             root, *units = self.roots[chunk], *self.units[chunk]
             for unit in (*units, root):

@@ -18,6 +18,7 @@ when the one before is waited for, or with interleaved chunks one chunk ahead
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from typing import ClassVar
 
 from mpisim.kernels.operations import BYTES, Copy, Elementwise
@@ -28,9 +29,11 @@ from ..blocks import BlockBuilder
 from ..operators import Communicate, Compute
 from .buckets import Bucket, aligned_buckets, buckets_closed_after, of_kind
 from .frameworks import frameworks
-from .strategy import Strategy, collective
+from .strategy import PassPoint, Strategy, collective
 
 __all__ = ["Megatron"]
+
+_POSITION = attrgetter("layer", "operator")
 
 REDUCED_GRADIENTS = "gradients"
 """The port of reductions that run beside a backward."""
@@ -60,10 +63,8 @@ class Megatron(Strategy):
         }
         self._keys_of_operator: dict[tuple[int, int, int], list[BucketKey]] = {}
         for key, bucket in self.buckets.items():
-            for each in bucket.parameters:
-                keys = self._keys_of_operator.setdefault((key[0], *each.position), [])
-                if key not in keys:
-                    keys.append(key)
+            for position in dict.fromkeys(map(_POSITION, bucket.parameters)):
+                self._keys_of_operator.setdefault((key[0], *position), []).append(key)
         self._is_fp8 = {
             (chunk, layer): self.quantises(chunk, layer)
             for chunk, layers in enumerate(self.chunks)
@@ -133,44 +134,17 @@ class Megatron(Strategy):
             self._gather_chunk(block, 0)
             self._gather_chunk(block, 1)
 
-    def before_forward(self, block: BlockBuilder, chunk: int, layer: int, first: bool) -> None:
-        """Gather the parameters of the chunk after the next.
+    def before_forward(self, at: PassPoint) -> None:
+        """As a chunk's first forward begins, gather the parameters of the chunk after the next."""
+        if self._gathers_by_chunk and at.edge and at.layer == 0 and at.chunk > 0:
+            self._gather_chunk(at.block, at.chunk + 1)
 
-        Parameters
-        ----------
-        block : BlockBuilder
-            Open block of the forward; rows are written at its end.
-        chunk : int
-            Of the stage, from 0.
-        layer : int
-            Of the chunk, from 0; only 0 gathers.
-        first : bool
-            Whether this is the chunk's first forward of the step; otherwise nothing is written.
-        """
-        if self._gathers_by_chunk and first and layer == 0 and chunk > 0:
-            self._gather_chunk(block, chunk + 1)
-
-    def before_operator(
-        self, block: BlockBuilder, chunk: int, layer: int, operator: int, first: bool
-    ) -> None:
-        """Wait for the operator's parameters, and gather the next bucket.
-
-        Parameters
-        ----------
-        block : BlockBuilder
-            Open block of the forward; rows are written at its end.
-        chunk : int
-            Of the stage, from 0.
-        layer : int
-            Of the chunk, from 0.
-        operator : int
-            Of the layer, from 0.
-        first : bool
-            Whether this is the chunk's first forward of the step; otherwise nothing is written.
-        """
-        if not (first and self._gathers_in_forward):
+    def before_operator(self, at: PassPoint) -> None:
+        """In the first forward, wait for the operator's parameters; gather the next bucket."""
+        block = at.block
+        if not (at.edge and self._gathers_in_forward):
             return
-        for key in self._keys_of_operator.get((chunk, layer, operator), ()):
+        for key in self._keys_of_operator.get(at.operator_key, ()):
             if key in self._gathered:
                 continue
             self._gathered.add(key)
@@ -207,47 +181,20 @@ class Megatron(Strategy):
 
     # --- the last backward ----------------------------------------------------------------------
 
-    def after_gradients(
-        self, block: BlockBuilder, chunk: int, layer: int, operator: int, last: bool
-    ) -> None:
-        """Reduce buckets whose gradients are complete.
+    def after_gradients(self, at: PassPoint) -> None:
+        """In the last backward, reduce buckets whose gradients are complete."""
+        if at.edge and self.plan.overlap.dp and not self._interleaved:
+            for key in self._keys_of_operator.get(at.operator_key, ()):
+                if self.buckets[key].complete == (at.layer, at.operator):
+                    self._reduce(at.block, key)
 
-        Parameters
-        ----------
-        block : BlockBuilder
-            Open block of the backward; rows are written at its end.
-        chunk : int
-            Of the stage, from 0.
-        layer : int
-            Of the chunk, from 0.
-        operator : int
-            Of the layer, from 0.
-        last : bool
-            Whether this is the chunk's last backward of the step; otherwise nothing is written.
-        """
-        if last and self.plan.overlap.dp and not self._interleaved:
-            for key in self._keys_of_operator.get((chunk, layer, operator), ()):
-                if self.buckets[key].complete == (layer, operator):
-                    self._reduce(block, key)
-
-    def after_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
-        """Reduce the gradients of an interleaved chunk.
-
-        Parameters
-        ----------
-        block : BlockBuilder
-            Open block of the backward; rows are written at its end.
-        chunk : int
-            Of the stage, from 0.
-        layer : int
-            Of the chunk, from 0; only 0, which comes last, reduces.
-        last : bool
-            Whether this is the chunk's last backward of the step; otherwise nothing is written.
-        """
-        if last and self.plan.overlap.dp and self._interleaved and layer == 0:
+    def after_backward(self, at: PassPoint) -> None:
+        """At the end of an interleaved chunk's last backward, reduce its gradients."""
+        chunk = at.chunk
+        if at.edge and self.plan.overlap.dp and self._interleaved and at.layer == 0:
             for expert in (False, True):
                 for key in self._keys_of_chunk(chunk, expert):
-                    self._reduce(block, key)
+                    self._reduce(at.block, key)
 
     def before_optimizer(self, block: BlockBuilder) -> None:
         """Wait for reductions, or without overlap reduce now."""

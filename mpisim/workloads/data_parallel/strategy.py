@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar
+from functools import cached_property
+from typing import ClassVar, NamedTuple
 
 from mpisim.kernels.operations import BYTES, Elementwise, Gemm, GroupedGemm
 
@@ -15,16 +16,47 @@ from ..grid import Groups
 from ..operators import Communicate, Compute, Layer
 from .buckets import ChunkParameter, chunk_parameters
 
-__all__ = ["Strategy", "collective"]
+__all__ = ["PassPoint", "Strategy", "collective"]
+
+
+class PassPoint(NamedTuple):
+    """A point of a forward or backward pass, at which a hook may write rows.
+
+    Attributes
+    ----------
+    block : BlockBuilder
+        Open block of the pass; what a hook writes stands before or after the layer's or the
+        operator's rows, as the hook's name says.
+    chunk : int
+        Of the stage, from 0.
+    layer : int
+        Of the chunk, from 0. In a backward layers come in descending order.
+    edge : bool
+        Whether the pass is the chunk's first forward, or its last backward, of the step.
+    operator : int
+        Of the layer, from 0; -1 at the hooks of a whole layer. In a backward operators come in
+        descending order.
+    """
+
+    block: BlockBuilder
+    chunk: int
+    layer: int
+    edge: bool
+    operator: int = -1
+
+    @property
+    def operator_key(self) -> tuple[int, int, int]:
+        """Chunk, layer and operator, as the keys of `Strategy.of_operator`."""
+        return self.chunk, self.layer, self.operator
 
 
 class Strategy:
     """What a framework does for data parallelism besides the passes; this base class does nothing.
 
-    A stage calls the hooks while it writes its blocks. `first` and `last` say whether a block is
-    the chunk's first forward or its last backward of the step; others are written once and used for
-    all micro-batches in between, so that a hook's rows may depend on nothing else. `layer` counts
-    the layers of the chunk, `operator` the operators of the layer.
+    A stage calls the hooks while it writes its blocks, at each point of a pass. A chunk's
+    first forward and its last backward of the step are written by themselves; another pass is
+    written once and used for all micro-batches in between, so that its hooks' rows may depend on
+    nothing but the point.
 
     Parameters
     ----------
@@ -68,17 +100,20 @@ class Strategy:
         self.order = tuple(range(len(chunks)) if order is None else order)
         self.plan, self.chunks, self.groups, self.stage = plan, chunks, groups, stage
         self.parameters = tuple(chunk_parameters(layers) for layers in chunks)
-        self.of_operator: defaultdict[tuple[int, int, int], list[ChunkParameter]] = defaultdict(
-            list
-        )
-        for chunk, parameters in enumerate(self.parameters):
-            for each in reversed(parameters):
-                self.of_operator[chunk, each.layer, each.operator].append(each)
         self._counts = {False: 0, True: 0}
         for parameters in self.parameters:
             for each in parameters:
                 self._counts[each.expert] += each.size
         self._prepare()
+
+    @cached_property
+    def of_operator(self) -> Mapping[tuple[int, int, int], list[ChunkParameter]]:
+        """The parameters of each operator; see the class."""
+        found: defaultdict[tuple[int, int, int], list[ChunkParameter]] = defaultdict(list)
+        for chunk, parameters in enumerate(self.parameters):
+            for each in reversed(parameters):
+                found[chunk, each.layer, each.operator].append(each)
+        return found
 
     def _prepare(self) -> None:
         """Cut buckets and units, before any block is written; called once, by the constructor."""
@@ -103,122 +138,26 @@ class Strategy:
     def begin(self, block: BlockBuilder) -> None:
         """Before everything else of the step."""
 
-    def before_forward(self, block: BlockBuilder, chunk: int, layer: int, first: bool) -> None:
-        """Before a layer's forward.
+    def before_forward(self, at: PassPoint) -> None:
+        """Before a layer's forward."""
 
-        Parameters
-        ----------
-        block : BlockBuilder
-            Open block of the forward; the hook's rows come before the layer's.
-        chunk : int
-            Of the stage, from 0.
-        layer : int
-            Of the chunk, from 0.
-        first : bool
-            Whether this is the chunk's first forward of the step.
-        """
+    def before_operator(self, at: PassPoint) -> None:
+        """Before an operator's forward; not where it is computed again."""
 
-    def before_operator(
-        self, block: BlockBuilder, chunk: int, layer: int, operator: int, first: bool
-    ) -> None:
-        """Before an operator's forward; not where it is computed again.
+    def after_forward(self, at: PassPoint) -> None:
+        """After a layer's forward."""
 
-        Parameters
-        ----------
-        block : BlockBuilder
-            Open block of the forward; the hook's rows come before the operator's.
-        chunk : int
-            Of the stage, from 0.
-        layer : int
-            Of the chunk, from 0.
-        operator : int
-            Of the layer, from 0.
-        first : bool
-            Whether this is the chunk's first forward of the step.
-        """
+    def before_backward(self, at: PassPoint) -> None:
+        """Before a layer is computed again, if it is, and its backward."""
 
-    def after_forward(self, block: BlockBuilder, chunk: int, layer: int, first: bool) -> None:
-        """After a layer's forward.
+    def before_gradients(self, at: PassPoint) -> None:
+        """Before an operator's backward."""
 
-        Parameters
-        ----------
-        block : BlockBuilder
-            Open block of the forward; the hook's rows come after the layer's.
-        chunk : int
-            Of the stage, from 0.
-        layer : int
-            Of the chunk, from 0.
-        first : bool
-            Whether this is the chunk's first forward of the step.
-        """
+    def after_gradients(self, at: PassPoint) -> None:
+        """After the gradients of an operator's weights are there."""
 
-    def before_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
-        """Before a layer is computed again, if it is, and its backward.
-
-        Parameters
-        ----------
-        block : BlockBuilder
-            Open block of the backward; the hook's rows come before the layer's.
-        chunk : int
-            Of the stage, from 0.
-        layer : int
-            Of the chunk, from 0. Layers come in descending order.
-        last : bool
-            Whether this is the chunk's last backward of the step.
-        """
-
-    def before_gradients(
-        self, block: BlockBuilder, chunk: int, layer: int, operator: int, last: bool
-    ) -> None:
-        """Before an operator's backward.
-
-        Parameters
-        ----------
-        block : BlockBuilder
-            Open block of the backward; the hook's rows come before the operator's.
-        chunk : int
-            Of the stage, from 0.
-        layer : int
-            Of the chunk, from 0.
-        operator : int
-            Of the layer, from 0. Operators come in descending order.
-        last : bool
-            Whether this is the chunk's last backward of the step.
-        """
-
-    def after_gradients(
-        self, block: BlockBuilder, chunk: int, layer: int, operator: int, last: bool
-    ) -> None:
-        """After the gradients of an operator's weights are there.
-
-        Parameters
-        ----------
-        block : BlockBuilder
-            Open block of the backward; the hook's rows come after the operator's.
-        chunk : int
-            Of the stage, from 0.
-        layer : int
-            Of the chunk, from 0.
-        operator : int
-            Of the layer, from 0. Operators come in descending order.
-        last : bool
-            Whether this is the chunk's last backward of the step.
-        """
-
-    def after_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
-        """After a layer's backward (of its weights, where that is put off).
-
-        Parameters
-        ----------
-        block : BlockBuilder
-            Open block of the backward; the hook's rows come after the layer's.
-        chunk : int
-            Of the stage, from 0.
-        layer : int
-            Of the chunk, from 0. Layers come in descending order.
-        last : bool
-            Whether this is the chunk's last backward of the step.
-        """
+    def after_backward(self, at: PassPoint) -> None:
+        """After a layer's backward (of its weights, where that is put off)."""
 
     def before_optimizer(self, block: BlockBuilder) -> None:
         """After all blocks: whatever is still to be reduced, and waiting for it."""

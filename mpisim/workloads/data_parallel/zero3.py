@@ -30,7 +30,7 @@ from ..blocks import BlockBuilder
 from .buckets import Bucket, ChunkParameter, chunk_parameters, of_kind, padded
 from .deepspeed import DeepSpeed
 from .frameworks import frameworks
-from .strategy import collective
+from .strategy import PassPoint, collective
 
 __all__ = ["Fetch", "FetchLimits", "Zero3", "fetches"]
 
@@ -218,79 +218,23 @@ class Zero3(DeepSpeed):
 
     # --- gathering ------------------------------------------------------------------------------
 
-    def before_operator(
-        self, block: BlockBuilder, chunk: int, layer: int, operator: int, first: bool
-    ) -> None:
-        """Gather an operator's parameters, and others ahead.
+    def before_operator(self, at: PassPoint) -> None:
+        """In every forward, gather an operator's parameters, and others ahead."""
+        self._fetch(at.block, at.chunk, ("forward", at.layer, at.operator))
 
-        Parameters
-        ----------
-        block : BlockBuilder
-            Open block of the forward; rows are written at its end.
-        chunk : int
-            Of the stage, from 0.
-        layer : int
-            Of the chunk, from 0.
-        operator : int
-            Of the layer, from 0.
-        first : bool
-            Not read: every forward gathers.
-        """
-        self._fetch(block, chunk, ("forward", layer, operator))
-
-    def after_forward(self, block: BlockBuilder, chunk: int, layer: int, first: bool) -> None:
-        """The backward waits for what the forward has gathered for it.
-
-        Parameters
-        ----------
-        block : BlockBuilder
-            Open block of the forward; its next kernel is to wait.
-        chunk : int
-            Of the stage, from 0.
-        layer : int
-            Of the chunk, from 0; only the last one has an effect.
-        first : bool
-            Not read: every forward gathers.
-        """
-        if layer == len(self.chunks[chunk]) - 1:
-            block.await_next(self._latest)
+    def after_forward(self, at: PassPoint) -> None:
+        """After the last layer: the backward waits for what the forward has gathered for it."""
+        if at.layer == len(self.chunks[at.chunk]) - 1:
+            at.block.await_next(self._latest)
             self._latest = []
 
-    def before_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
-        """Gather what recomputing a layer needs.
+    def before_backward(self, at: PassPoint) -> None:
+        """Gather what recomputing a layer needs; nothing where it is not recomputed."""
+        self._fetch(at.block, at.chunk, ("recompute", at.layer, 0))
 
-        Parameters
-        ----------
-        block : BlockBuilder
-            Open block of the backward; rows are written at its end.
-        chunk : int
-            Of the stage, from 0.
-        layer : int
-            Of the chunk, from 0; one that is not recomputed gathers nothing here.
-        last : bool
-            Not read: every backward gathers.
-        """
-        self._fetch(block, chunk, ("recompute", layer, 0))
-
-    def before_gradients(
-        self, block: BlockBuilder, chunk: int, layer: int, operator: int, last: bool
-    ) -> None:
-        """Gather an operator's parameters, and others ahead.
-
-        Parameters
-        ----------
-        block : BlockBuilder
-            Open block of the backward; rows are written at its end.
-        chunk : int
-            Of the stage, from 0.
-        layer : int
-            Of the chunk, from 0.
-        operator : int
-            Of the layer, from 0.
-        last : bool
-            Not read: every backward gathers.
-        """
-        self._fetch(block, chunk, ("backward", layer, operator))
+    def before_gradients(self, at: PassPoint) -> None:
+        """In every backward, gather an operator's parameters, and others ahead."""
+        self._fetch(at.block, at.chunk, ("backward", at.layer, at.operator))
 
     def _fetch(self, block: BlockBuilder, chunk: int, module: Module) -> None:
         fetch = self.fetches[chunk].get(module)

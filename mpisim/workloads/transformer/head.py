@@ -21,7 +21,7 @@ from ...program import Operation
 from ..operators import Compute, Operator, Parameter, Task
 from .embedding import token_embedding
 from .feed_forward import activation
-from .pointwise import branch, elementwise, norm
+from .pointwise import branch, broadcast, elementwise, norm
 from .precision import accumulate_gradient
 from .segment_memory import clustered_scores
 from .shapes import Shapes
@@ -331,18 +331,18 @@ def _elementary_loss(s: Shapes) -> _Loss:
         elementwise("loss cast", (e + FP32) * size),
         elementwise("loss maximum", FP32 * size),
         *_reduced(s, "maximum"),
-        elementwise("loss difference", 2 * FP32 * size),
+        broadcast("loss difference", 2 * FP32 * size, size),
         elementwise("loss target", 2 * FP32 * rows),
         elementwise("loss exponential", 2 * FP32 * size),
         elementwise("loss sum", FP32 * size),
         *_reduced(s, "target"),
         *_reduced(s, "sum"),
         elementwise("loss logarithm", 3 * FP32 * rows),
-        elementwise("loss softmax", 2 * FP32 * size),
+        broadcast("loss softmax", 2 * FP32 * size, size),
     ]
     backward: list[Task] = [
         elementwise("loss target backward", 2 * FP32 * rows),
-        elementwise("loss scale backward", 2 * FP32 * size),
+        broadcast("loss scale backward", 2 * FP32 * size, size),
         elementwise("loss cast backward", (FP32 + e) * size),
     ]
     alive = FP32, e

@@ -14,7 +14,8 @@ Flexible dispatcher
     Megatron-LM's `MoEFlexTokenDispatcher` with DeepEP (github:deepseek-ai/DeepEP) or HybridEP:
     routing goes to one kernel that sends each token once to each rank that has any of its experts,
     and where ranks stand in several nodes once to each node, from where the fast links take it
-    further. It is copied for each expert only after it has arrived, and added up over a rank's (a
+    further. With DeepEP :mod:`.multihot` makes a map of the lists of experts that arrive with it.
+    It is copied for each expert only after it has arrived, and added up over a rank's (a
     node's) experts before it returns. The CPU waits for the number of tokens that arrive, as it
     does without. HybridEP gathers all ranks' maps of tokens to experts before, and sends with each
     token a probability for every expert of the node (``deep_ep/hybrid_ep_buffer.py`` and
@@ -39,6 +40,7 @@ from ...program import Operation
 from ..operators import Await, Communicate, Compute, Operator, Task
 from .exchange_rates import Direction, slowdown
 from .module_options import capture_steps
+from .multihot import Arrived, map_experts, map_experts_backward
 from .pointwise import elementwise
 from .shapes import Shapes
 
@@ -56,8 +58,9 @@ COUNT_COPIES = 4
 """Copies of counts to the CPU: rows sent, rows received, of its tp group, of each expert."""
 COUNT_SUM_KERNELS = 5
 """What each rank sends and gets, and what each of its experts does: four sums, and a copy."""
-TOP_K_KERNELS = 3
-"""Kernels that make the lists of experts that DeepEP takes of the map: the best of each token."""
+TOP_K_KERNELS = 2
+"""Kernels that make the lists of experts that DeepEP takes of the map: the best of each token,
+found, and put in order (PyTorch's `topk`)."""
 
 
 @frozen
@@ -255,6 +258,9 @@ def _flexible_dispatch(s: Shapes, routing: Routing) -> Operator:
     if not hybrid:
         chosen = Elementwise(FP32 * choices)
         forward.append(Compute("chosen experts", chosen, launches=TOP_K_KERNELS))
+        if s.grid.ep > 1:
+            forward.append(_small("dispatch layout", routing.tokens * s.grid.ep))
+            forward.append(_small("dispatch notification", s.grid.ep * COUNT_BYTES))
     elif s.grid.ep > 1:
         forward += _gather_token_maps(choices * s.grid.ep)
     forward.append(Compute(READ_COUNTS, Copy(COUNT_BYTES * (1 + routing.local_experts), "host")))
@@ -270,9 +276,17 @@ def _flexible_dispatch(s: Shapes, routing: Routing) -> Operator:
         forward.append(_flexible_all_to_all(s, "dispatch", size, "dispatch"))
     if received_size != sent_size:
         forward.append(elementwise("dispatch cast back", (e + sent_size) * h * arrived))
+    deep_ep = not hybrid and s.grid.ep > 1
+    found = Arrived(arrived, routing.rows, routing.local_experts, s.model.topk)
+    fused = s.plan.framework.moe_multihot_fusion
+    if deep_ep:
+        forward += map_experts(found, fused=fused)
     forward.append(_token_rows(arrived, routing.local_experts))
     forward.append(_row_copies("permutation", received_size * h * (arrived + routing.rows)))
     backward.append(_row_sums("permutation backward", e * h * (arrived + routing.rows)))
+    if deep_ep:
+        backward += map_experts_backward(found, fused=fused)
+        backward.append(_small("dispatch gradient notification", routing.tokens * s.grid.ep))
     if s.grid.ep > 1:  # gradients return in the activations' format
         size = (e * h + probabilities) * exchanged
         backward.append(_flexible_all_to_all(s, "dispatch gradient", size, "combine"))
@@ -290,6 +304,9 @@ def _flexible_combine(s: Shapes, routing: Routing) -> Operator:
     backward: list[Task] = []
     if sent_size != e:
         backward.append(elementwise("combine gradient cast", (e + sent_size) * h * routing.tokens))
+    if s.plan.framework.moe_dispatcher == "flex" and s.grid.ep > 1:
+        forward.append(_small("combine notification", routing.tokens * s.grid.ep))
+        backward.append(_small("combine gradient notification", s.grid.ep * COUNT_BYTES))
     if s.grid.ep > 1:
         forward.append(_flexible_all_to_all(s, "combine", e * exchanged * h, "combine"))
         size = sent_size * exchanged * h
@@ -300,6 +317,15 @@ def _flexible_combine(s: Shapes, routing: Routing) -> Operator:
         _row_copies("unpermutation backward", received_size * h * (arrived + routing.rows))
     )
     return Operator("combine", tuple(forward), tuple(backward))
+
+
+def _small(name: str, numbers: int) -> Compute:
+    """One of the kernels of DeepEP before it sends, that reads 4 bytes for each of `numbers`.
+
+    `get_dispatch_layout`, `notify_dispatch`, `cached_notify_dispatch` and `cached_notify_combine`
+    of ``csrc/kernels``.
+    """
+    return Compute(name, Elementwise(ROW_NUMBER_BYTES * numbers))
 
 
 def _flexible_all_to_all(s: Shapes, name: str, size: int, direction: Direction) -> Communicate:

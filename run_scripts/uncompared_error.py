@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""Comparisons with measured steps → what a framework or GPU that they lack adds as an error bar.
+
+    mpirun -n 2 python -m mpisim validate e2e all.csv --json out.json
+    mpirun -n 2 python -m mpisim validate e2e data/validation/steps.csv --json steps.json
+    python run_scripts/uncompared_error.py out.json data/validation/steps.csv steps.json
+
+Writes ``data/calibration/uncompared.toml``: the frameworks and the designs of GPUs whose
+predictions were compared with measured steps for long, and by how much steps of others are farther
+off than their intervals say. That is found on the half of ``steps.csv`` that serves to find causes,
+so that the intervals of the other half are a check.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from mpisim.kernels.gpu import find_gpu
+from mpisim.prediction.step_constants import parse_constant_name
+from mpisim.prediction.uncertainty import UNCOMPARED, design_name
+from mpisim.validate.e2e.cross_validation import MIN_ROWS, sufficient_error
+
+__all__ = ["FILE", "main", "missing_error"]
+
+FILE = Path(__file__).resolve().parent.parent / "data" / "calibration" / "uncompared.toml"
+
+HEAD = """\
+# What dense transformers add to their error bar (one standard deviation, relative) with a
+# framework, or on a design of GPUs, whose predictions were not compared with measured steps, and
+# those that were (at least {least} rows of trust A and B), written by:
+# run_scripts/uncompared_error.py.
+
+"""
+
+MIN_COMPARED = 10
+"""Rows from which a framework or a design of GPUs counts as compared."""
+
+DENSE = "dense transformer"
+
+
+def framework_of(case: dict[str, Any]) -> str | None:
+    """Case of a comparison → the name that its framework's launches go by; None if it has none."""
+    names = (parse_constant_name(name) for name in case["outcome"]["lengths"])
+    found = [key for kind, key in filter(None, names) if kind == "host"]
+    return None if found in ([], ["any framework"]) else found[0]
+
+
+def often(keys: Iterable[str | None]) -> list[str]:
+    """Keys of rows → those of at least `MIN_COMPARED` rows, in alphabetical order."""
+    return sorted(key for key, n in Counter(keys).items() if key and n >= MIN_COMPARED)
+
+
+def missing_error(
+    cases: list[dict[str, Any]], causes: set[str], frameworks: list[str], gpus: list[str]
+) -> tuple[float, int]:
+    """Cases of ``steps.csv`` → the least error that holds 90 % in their intervals, and of how many.
+
+    Parameters
+    ----------
+    cases : list of dict
+    causes : set of str
+        Rows of the half that serves to find causes.
+    frameworks, gpus : list of str
+        Those that were compared; rows of both do not count.
+
+    Raises
+    ------
+    ValueError
+        If too few rows are left.
+    """
+    used = [
+        case
+        for case in cases
+        if case["id"] in causes and case["kind"] == DENSE and not case["suspect"]
+        if framework_of(case) not in (None, *frameworks) or design_of(case) not in gpus
+    ]
+    if len(used) < MIN_ROWS:
+        raise ValueError(f"{len(used)} rows of others; at least {MIN_ROWS} are needed")
+    residuals = [math.log(case["predicted"] / case["measured"]) for case in used]
+    stated = [_stated_without(case) for case in used]
+    return sufficient_error(residuals, stated), len(used)
+
+
+def design_of(case: dict[str, Any]) -> str:
+    """Case of a comparison → the design of its GPU."""
+    return design_name(find_gpu(case["gpu"]))
+
+
+def _stated_without(case: dict[str, Any]) -> float:
+    """Return the stated error of a case without what this file may have added to it."""
+    added = float(case["outcome"]["effects"].get(UNCOMPARED, 0.0))
+    return math.sqrt(max(0.0, float(case["stated_error"]) ** 2 - added**2))
+
+
+def main() -> int:
+    """Write the file."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("compared", type=Path)
+    parser.add_argument("table", type=Path)
+    parser.add_argument("steps", type=Path)
+    args = parser.parse_args()
+    large, steps = (
+        json.loads(path.read_text(encoding="utf-8"))["cases"]
+        for path in (args.compared, args.steps)
+    )
+    with args.table.open(newline="", encoding="utf-8") as file:
+        causes = {row["id"] for row in csv.DictReader(file) if row["half"] == "causes"}
+    counted = [case for case in large if case["trust"] in ("A", "B")]
+    frameworks, gpus = often(map(framework_of, counted)), often(map(design_of, counted))
+    error, n = missing_error(steps, causes, frameworks, gpus)
+    lines = [
+        f"frameworks = {json.dumps(frameworks)}\ngpus = {json.dumps(gpus)}\n\n",
+        f'dense = {{ value = 1, unit = "1", error = {error:.3f}, source = "with it intervals hold '
+        f"90 % of {n} steps of data/validation/steps.csv, the half for causes, whose framework or "
+        'GPU is not listed" }\n',
+    ]
+    FILE.write_text(HEAD.format(least=MIN_COMPARED) + "".join(lines), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,312 @@
+"""Captures of scripts of many kinds: what each kind asks of a device, counted by hand.
+
+Recurrent layers and losses of sequences, masks and counts, several optimizers, CUDA graphs of
+callables, kernels of Triton, and what ranks tell each other. Without PyTorch all of it is skipped.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from captures import alone, flops, script
+
+from mpisim.base.errors import InputError
+from mpisim.base.kinds import Phase
+from mpisim.capture.recording import ItemKind, Recording
+from mpisim.kernels.operations import Elementwise, Gemm
+from mpisim.operators import OperatorCall, TensorSpec, kernels_of
+
+pytestmark = [
+    pytest.mark.timeout(400),  # each process that is captured loads PyTorch
+    pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch"),
+]
+
+
+def recorded(folder: Path, text: str, **options: Any) -> Recording:
+    """The recording of rank 0 of a script."""
+    path = folder / "train.py"
+    path.write_text(text)
+    return alone(script(path, **options), (0,))[0].recording
+
+
+def unknown(recording: Recording) -> set[str]:
+    """Operators that the table does not know."""
+    return {call.name for call in recording.calls if not kernels_of(call).known}
+
+
+RECURRENT = """
+import torch
+rnn = torch.nn.LSTM(32, 64, 2, dropout=0.1, bidirectional=True).cuda()
+optimizer = torch.optim.SGD(rnn.parameters(), lr=0.1)
+for _ in range(3):
+    rnn(torch.randn(10, 8, 32, device="cuda"))[0].sum().backward()
+    optimizer.step()
+"""
+
+
+def test_recurrent_layers(tmp_path: Path) -> None:
+    found = recorded(tmp_path, RECURRENT)
+    steps, batch, wide, hidden = 10, 8, 4 * 64, 64
+    # Two directions of two layers, the second of which reads both directions of the first.
+    inputs = 2 * 32 + 2 * 2 * hidden
+    forward = 2 * steps * batch * wide * (inputs + 4 * hidden)
+    assert flops(found, Phase.FORWARD)["gemm"] == forward
+    assert flops(found, Phase.BACKWARD)["gemm"] == 2 * forward
+    assert unknown(found) == set()
+
+
+SPEECH = """
+import torch
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+rnn = torch.nn.GRU(16, 32, batch_first=True).cuda()
+head = torch.nn.Linear(32, 20).cuda()
+optimizer = torch.optim.AdamW([*rnn.parameters(), *head.parameters()], lr=0.1)
+for _ in range(3):
+    lengths = torch.tensor([9, 12, 5])
+    x = torch.randn(3, 12, 16, device="cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        out, _ = pad_packed_sequence(rnn(packed)[0], batch_first=True)
+    scores = head(out.float()).log_softmax(-1).transpose(0, 1)
+    words = torch.randint(1, 20, (3, 4)).cuda()
+    torch.nn.functional.ctc_loss(scores, words, lengths, torch.tensor([4, 4, 2])).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_packed_sequences_and_their_loss(tmp_path: Path) -> None:
+    found = recorded(tmp_path, SPEECH)
+    assert unknown(found) == set()
+    (layer,) = (call for call in found.calls if call.name == "aten::_cudnn_rnn")
+    assert isinstance(layer.inputs[0], TensorSpec)
+    assert layer.inputs[0] == TensorSpec("bfloat16", (9 + 12 + 5, 16), (16, 1))
+    assert any(call.name == "aten::_ctc_loss" for call in found.calls)
+
+
+MASKS = """
+import torch
+n = 50_000
+rows = torch.arange(n).remainder(5).eq(0).cuda()    # of the CPU: so many are true
+kinds = torch.randint(0, 7, (n,)).cuda()
+table = torch.nn.Parameter(torch.randn(n, 8, device="cuda"))
+optimizer = torch.optim.SGD([table], lr=0.1)
+for _ in range(3):
+    counts = torch.bincount(kinds)
+    drawn = torch.rand(n, device="cuda") < 0.25
+    loss = table[rows].sum() + table[drawn].sum() + counts.sum()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_masks_and_counts_of_known_spread(tmp_path: Path) -> None:
+    found = recorded(tmp_path, MASKS)
+    assert unknown(found) == set()
+    chosen = [call for call in found.calls if call.name == "aten::index"]
+    assert {call.outputs[0].shape for call in chosen} == {(10_000, 8), (12_500, 8)}  # type: ignore[union-attr]
+    (counted,) = (call for call in found.calls if call.name == "aten::bincount")
+    assert counted.outputs[0] == TensorSpec("int64", (7,), (1,))
+    # For both masks the CPU waits forward and backward, and for the bounds of the counts.
+    waits = [item for item in found.items if item.kind is ItemKind.HOST_WAIT]
+    assert len(waits) == 2 + 2 + 1
+
+
+LOGGED = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank())
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64).cuda())
+assert model._get_ddp_logging_data().get("bucket_cap_bytes") == 25 << 20    # as Lightning asks
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    torch.nn.functional.logsigmoid(model(torch.randn(8, 64, device="cuda"))).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_buckets_are_told_of(tmp_path: Path) -> None:
+    assert unknown(recorded(tmp_path, LOGGED, world=2)) == set()
+
+
+HOOKED = """
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank())
+model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024, bias=False) for _ in range(2))).cuda()
+model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)
+model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.randn(8, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_hook_halves_what_is_reduced(tmp_path: Path) -> None:
+    found = recorded(tmp_path, HOOKED, world=2)
+    sums = [item for item in found.items if item.kind is ItemKind.COLLECTIVE]
+    assert [item.bytes for item in sums] == [2 * 1024 * 1024] * 2
+    assert all(item.phase == Phase.BACKWARD for item in sums)
+    # The first runs beside the rest of the backward pass.
+    products = [
+        at for at, item in enumerate(found.items)
+        if item.kind is ItemKind.CALL and found.calls[item.number].name == "aten::mm"
+    ]  # fmt: skip
+    assert found.items.index(sums[0]) < products[-1] < found.items.index(sums[1])
+
+
+def test_a_mask_selects_by_the_kernels_of_nonzero() -> None:
+    mask, table = TensorSpec("bool", (100, 8)), TensorSpec("float32", (100, 8))
+    call = OperatorCall("aten::index", (table, (mask,)), (TensorSpec("float32", (50,)),))
+    found = kernels_of(call).kernels
+    # Two that add up, two that select, one that divides places; then the elements.
+    assert [kernel.traffic for kernel in found] == [800, 8, 8, 800 + 400, 3 * 400, 2 * 200 + 800]
+    put = OperatorCall("aten::index_put_", (table, (mask,), TensorSpec("float32", ())))
+    assert kernels_of(put).kernels == (Elementwise(2 * 3200 + 800, indexed=800),)
+
+
+TWO_OPTIMIZERS = """
+import torch
+one, other = torch.nn.Linear(64, 64).cuda(), torch.nn.Linear(64, 64).cuda()
+first = torch.optim.Adam(one.parameters(), fused=True)
+second = torch.optim.Adam(other.parameters(), fused=True)
+x = torch.randn(8, 64, device="cuda")
+for _ in range(4):
+    one(x).sum().backward()
+    first.step()
+    other(x).sum().backward()
+    second.step()
+"""
+
+
+def test_a_step_in_which_an_optimizer_makes_its_states_warms_up(tmp_path: Path) -> None:
+    found = recorded(tmp_path, TWO_OPTIMIZERS)
+    names = [found.calls[each.number].name for each in found.items if each.kind is ItemKind.CALL]
+    assert names.count("aten::_fused_adam_") == 2
+    assert "aten::zeros_like" not in names
+
+
+GRAPHED = """
+import torch
+model = torch.nn.Linear(64, 64).cuda()
+sample = torch.randn(8, 64, device="cuda", requires_grad=True)
+model = torch.cuda.make_graphed_callables(model, (sample,))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+generator = torch.Generator("cuda").manual_seed(1)
+for _ in range(3):
+    x = torch.randn(8, 64, device="cuda", generator=generator).requires_grad_()
+    model(x).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_graphs_of_callables(tmp_path: Path) -> None:
+    found = recorded(tmp_path, GRAPHED)
+    calls = [each for each in found.items if each.kind is ItemKind.CALL]
+    names = [found.calls[each.number].name for each in calls]
+    assert (names.count("aten::addmm"), names.count("aten::mm")) == (1, 2)
+    # The first of a graph has its launch: both gradients and the bias's are one graph.
+    later = sorted(found.calls[each.number].name for each in calls if each.graph)
+    assert later == ["aten::mm", "aten::sum"]
+
+
+TRITON = """
+import torch
+import triton
+import triton.language as tl
+from torch.library import triton_op, wrap_triton
+
+@triton.autotune([triton.Config({"BLOCK": 512}), triton.Config({"BLOCK": 1024})], key=["n"])
+@triton.jit
+def double(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
+
+@triton_op("here::doubled", mutates_args={})
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    y = torch.empty_like(x)
+    wrap_triton(double)[(x.numel() // 512,)](x, y, x.numel())
+    return y
+
+doubled.register_autograd(lambda ctx, grad: 2 * grad)
+weight = torch.nn.Parameter(torch.randn(1024, 1024, device="cuda"))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for _ in range(3):
+    out = torch.empty_like(weight)
+    double[lambda meta: (triton.cdiv(weight.numel(), 512),)](weight.detach(), out, weight.numel())
+    (doubled(weight) + out).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+def test_kernels_of_triton(tmp_path: Path) -> None:
+    found = recorded(tmp_path, TRITON)
+    (launch,) = (number for number, call in enumerate(found.calls) if "double" in call.name)
+    assert found.calls[launch].name == "triton::double"
+    (kernel,) = kernels_of(found.calls[launch]).kernels
+    assert kernel.traffic == 2 * 4 * 1024 * 1024
+    assert sum(each.kind is ItemKind.CALL and each.number == launch for each in found.items) == 2
+
+
+GATHERED = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank())
+weight = torch.nn.Parameter(torch.randn(64, 8, device="cuda"))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for _ in range(3):
+    chosen = (torch.randn(1024, 64, device="cuda") @ weight).topk(2)[1]
+    map = torch.zeros(1024, 8, dtype=torch.int32, device="cuda").scatter(1, chosen, 1).bool()
+    counts = map.sum(0)
+    everywhere = torch.empty(4 * 8, dtype=torch.int64, device="cuda")
+    dist.all_gather_into_tensor(everywhere, counts)
+    rows = everywhere.view(4, 4, 2).sum(2)[:, dist.get_rank()].tolist()
+    total = counts.sum()
+    dist.all_reduce(total)
+    assert rows == [512] * 4, rows
+    assert total.item() == 4 * 2048
+    (torch.randn(sum(rows), 64, device="cuda") @ weight).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_counts_of_an_even_router_are_those_of_all_ranks(tmp_path: Path) -> None:
+    found = recorded(tmp_path, GATHERED, world=4)
+    line = "train.py:14: 4 values of type int64, of an even spread, taken as 512"
+    assert found.values[line] == 3
+
+
+LACKS_SHAPES = """
+import torch
+x = torch.randn(4, 4, device="cuda", requires_grad=True)
+torch.sparse_coo_tensor(torch.zeros(2, 3, dtype=torch.int64, device="cuda"),
+                        torch.randn(3, device="cuda"), (4, 4)).coalesce()
+"""
+
+
+def test_an_operator_that_only_a_device_knows_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"train.py:5: PyTorch has no shapes of what aten::_coal"):
+        recorded(tmp_path, LACKS_SHAPES)
+
+
+def test_gates_of_a_recurrent_layer_are_products_and_a_kernel_a_step() -> None:
+    given = TensorSpec("float32", (5, 3, 16))
+    weights = (TensorSpec("float32", (96, 16)), TensorSpec("float32", (96, 32)))
+    rest = (2, None, TensorSpec("float32", (1, 3, 32)), None)
+    call = OperatorCall(
+        "aten::_cudnn_rnn",
+        (given, weights, *rest, 3, 32, 0, 1, False, 0.0, True, False, (), None),
+    )
+    found = kernels_of(call).kernels
+    assert found[0] == Gemm(15, 96, 16, dtype="fp32", output="fp32")
+    assert found[1] == Gemm(3, 96, 32, dtype="fp32", output="fp32")
+    assert len(found) == 1 + 2 * 5

@@ -1,0 +1,84 @@
+"""Frameworks and GPUs whose predictions met no measured step have wider intervals, and say so."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpisim.base.quantity import Z_90
+from mpisim.experiment import load
+from mpisim.prediction.uncertainty import UNCOMPARED
+from mpisim.simulate import simulate
+
+HERE = Path(__file__).parent
+PLAIN = HERE / "unnamed_framework.toml"
+
+
+def script() -> Any:
+    path = HERE.parent / "run_scripts" / "uncompared_error.py"
+    spec = importlib.util.spec_from_file_location("uncompared_error", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("changes", "wider"),
+    [
+        (["framework.name=torchtitan"], False),
+        (["framework.name=deepspeed"], True),
+        (["framework.name=torchtitan", "cluster.preset=rtx-4090-8gpu"], True),
+        (["framework.name=torchtitan", "cluster.preset=dgx-h200"], False),
+        ([], False),
+    ],
+)
+def test_what_was_not_compared_says_so(changes: list[str], wider: bool) -> None:
+    found = simulate(load(PLAIN, [*changes, "run.allow_oom=true"])[1])
+    assert found is not None
+    lines = found.attributes["uncertainty_sources"]
+    assert any(line.startswith(UNCOMPARED) for line in lines) == wider
+    if wider:
+        assert float(found.attributes["uncertainty"]) > 0.15  # type: ignore[arg-type]
+
+
+def case(name: str, ratio: float, framework: str = "new", kind: str = "dense") -> dict[str, Any]:
+    return {
+        "id": name,
+        "predicted": ratio,
+        "measured": 1.0,
+        "stated_error": 0.1,
+        "suspect": "",
+        "kind": "dense transformer" if kind == "dense" else kind,
+        "gpu": "h100-sxm",
+        "trust": "A",
+        "outcome": {"lengths": {f"host of {framework}": 1.0, "memory of h100": 1.0}, "effects": {}},
+    }
+
+
+def test_the_error_holds_nine_of_ten_rows() -> None:
+    module = script()
+    ratios = [math.exp(0.02 * i) for i in range(1, 31)]
+    cases = [case(f"r{i}", ratio) for i, ratio in enumerate(ratios)]
+    causes = {each["id"] for each in cases}
+    others = [case("held back", 9.0), case("seen", 9.0, "old"), case("r3", 9.0, kind="other")]
+    error, n = module.missing_error(
+        [*cases, *others], causes | {"seen"}, ["old"], ["hopper, 128 lanes"]
+    )
+    assert n == 30
+    # 27 of 30 are within: the 27th is 0.54 off.
+    assert math.hypot(error, 0.1) * Z_90 == pytest.approx(0.54, abs=1e-3)
+    with pytest.raises(ValueError, match="5 rows"):
+        module.missing_error(cases[:5], causes, ["old"], [])
+
+
+def test_frameworks_are_those_of_many_rows() -> None:
+    module = script()
+    assert module.often(["a"] * 10 + ["b"] * 9 + [None] * 20) == ["a"]
+    assert module.framework_of(case("a", 1.0)) == "new"
+    assert module.framework_of(case("a", 1.0, "any framework")) is None
