@@ -198,6 +198,7 @@ def test_attributes_cannot_shadow_the_files_own(comm: Any, tmp_path: Path) -> No
         write_results(run, tmp_path / "run.h5", comm=comm, attributes={"digest": "mine"})
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize(
     "table", ["ranks", "classes", "steps", "kernels", "communications"], ids=str
 )
