@@ -29,7 +29,7 @@ def script() -> Any:
 
 def test_the_error_bar_is_wide_until_a_framework_is_named() -> None:
     plain = simulate(load(PLAIN)[1])
-    named = simulate(load(PLAIN, ["framework.name=torchtitan"])[1])
+    named = simulate(load(PLAIN, ["framework.name=fsdp"])[1])
     told = simulate(load(PLAIN, ["framework.fused=false", "framework.kernels=flash"])[1])
     assert plain is not None
     assert named is not None
