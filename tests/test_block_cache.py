@@ -11,6 +11,7 @@ from mpisim.program import COLUMNS, Names, Operation
 from mpisim.workloads import Workload, blocks, lay_out, training_step
 from mpisim.workloads.block_cache import BlockCache, Slots
 from mpisim.workloads.operators import Communicate, Compute, Operator
+from mpisim.workloads.pass_state import PassState
 from mpisim.workloads.pricing import Pricing
 
 PLANS = {
@@ -46,7 +47,7 @@ def test_steps_are_as_if_every_operator_were_written_anew(
     model: str, plan: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied = step(model, plan)
-    monkeypatch.setattr(blocks._Pass, "idle", False)
+    monkeypatch.setattr(PassState, "idle", False)
     anew = step(model, plan)
     assert copied.program.names == anew.program.names
     assert copied.executed_flops == anew.executed_flops

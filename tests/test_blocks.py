@@ -15,7 +15,8 @@ from mpisim.kernels.operations import Elementwise
 from mpisim.program import Flag, Kind, Names, Operation, Phase, Table
 from mpisim.workloads.assembly import TableAssembler
 from mpisim.workloads.block_cache import Slots
-from mpisim.workloads.blocks import LAST, PENDING, BlockBuilder
+from mpisim.workloads.block_rows import LAST, PENDING
+from mpisim.workloads.blocks import BlockBuilder
 from mpisim.workloads.operators import Communicate, Compute, Operator
 from mpisim.workloads.pricing import MAX_DURATION, Pricing
 

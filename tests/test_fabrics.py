@@ -262,12 +262,19 @@ def test_keys_that_contradict_are_refused(keys: dict[str, Any], message: str) ->
 
 def test_every_kind_has_a_builder_and_its_keys_have_rows() -> None:
     kinds = set(get_args(Kind))
-    assert set(BUILDERS) == kinds
-    assert set(KEYS) == kinds
+    for table, where in ((BUILDERS, "__init__.py: BUILDERS"), (KEYS, "fabric.py: KEYS")):
+        assert set(table) == kinds, (
+            f"topo/fabrics/{where} and Kind (topo/fabrics/fabric.py) name different kinds: "
+            f"{sorted(kinds ^ set(table))}"
+        )
     keys = {key for needed, allowed in KEYS.values() for key in (*needed, *allowed)}
-    assert keys | set(COMMON) == {field.name for field in fields(Fabric)}
+    unlisted = (keys | set(COMMON)) ^ {field.name for field in fields(Fabric)}
+    assert not unlisted, f"topo/fabrics/fabric.py: KEYS and the fields of Fabric differ: {unlisted}"
     page = Path(__file__).parents[1].joinpath("docs/topologies.md").read_text(encoding="utf-8")
     tables = page.partition("### `[fabric]`")[2].partition("###")[0]
     heads = [line.split("|")[1] for line in tables.splitlines() if line.startswith("|")]
     named = {word for head in heads for word in head.split("`")[1::2]}
-    assert named == kinds | (keys | set(COMMON)) - {"kind"}
+    undocumented = named ^ (kinds | (keys | set(COMMON)) - {"kind"})
+    assert not undocumented, (
+        f"docs/topologies.md, tables under [fabric]: rows missing or too many: {undocumented}"
+    )

@@ -38,7 +38,9 @@ def test_the_key_that_takes_a_name(capsys: pytest.CaptureFixture[str], what: str
     """The key that a listing names is one that experiments have, and takes such names alone."""
     key = re.match(r"\[(\w+)\] (\w+)", LISTINGS[what].key)
     assert key is not None
-    assert f"[{key[1]}] {key[2]}" in LISTINGS[what].make().note
+    named = f"[{key[1]}] {key[2]}"
+    note = LISTINGS[what].make().note
+    assert named in note, f"the note of {what} must show how {named} is written; it is {note!r}"
     assert main(["job", "llama3-405b-16384-h100", "--set", f"{key[1]}.{key[2]}=nothing"]) == 2
     refusal = capsys.readouterr().err
     assert "'nothing'" in refusal

@@ -80,7 +80,10 @@ def test_every_key_stands_in_the_example_with_its_default() -> None:
             if name == "plan" and field.name in GROUPS:  # a table of its own
                 continue
             pattern = rf"^(# )?{field.name} (= .+|is not set)$"
-            assert re.search(pattern, text[name], re.MULTILINE), (name, field.name)
+            assert re.search(pattern, text[name], re.MULTILINE), (
+                f"mpisim new --all leaves out [{name}] {field.name}: is it among the Attributes in "
+                f"the docstring of {cls.__name__}?"
+            )
 
 
 @pytest.mark.parametrize("cls", [Transformer, Cnn, Dlrm, *SECTIONS.values()])

@@ -23,7 +23,8 @@ from mpisim.engine.critical_path import PieceKind
 from mpisim.engine.rows import Binding
 from mpisim.experiment import load
 from mpisim.program import Kind, Operation, Phase
-from mpisim.results import write_results
+from mpisim.results import schema, write_results
+from mpisim.results.collect import collect
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -195,6 +196,20 @@ def test_attributes_cannot_shadow_the_files_own(comm: Any, tmp_path: Path) -> No
     run = simulate(straggler())
     with pytest.raises(InputError, match="attribute 'digest' belongs to the results file"):
         write_results(run, tmp_path / "run.h5", comm=comm, attributes={"digest": "mine"})
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    "table", ["ranks", "classes", "steps", "kernels", "communications"], ids=str
+)
+def test_every_column_of_the_schema_is_collected(comm: Any, table: str) -> None:
+    results = collect(simulate(straggler(), comm), comm=comm)
+    if results is not None:
+        unlike = set(getattr(schema, table.upper())) ^ set(getattr(results, table))
+        assert not unlike, (
+            f"mpisim/results/schema.py ({table.upper()}) and collect.py (Results.{table}) do not "
+            f"have the same columns: {unlike}"
+        )
 
 
 def test_every_dataset_is_documented(tmp_path: Path) -> None:

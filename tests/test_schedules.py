@@ -122,7 +122,10 @@ TIME = st.integers(1, 50)
 
 
 def test_every_schedule_can_be_named_in_a_plan() -> None:
-    assert get_args(ScheduleName) == tuple(SCHEDULES)
+    assert get_args(ScheduleName) == tuple(SCHEDULES), (
+        "mpisim/schedules/catalogue.py: ScheduleName and SCHEDULES must have the same names in the "
+        "same order"
+    )
 
 
 # --- orders by hand -----------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from mpisim.program import COLUMNS, Kind, Phase
 from mpisim.schedules import SCHEDULES, Action, Pipeline, pipeline
 from mpisim.schedules.units import Units
 from mpisim.workloads.assembly import TableAssembler
-from mpisim.workloads.blocks import BEFORE, LAST, PENDING, Block
+from mpisim.workloads.block_rows import BEFORE, LAST, PENDING, Block
 
 
 @st.composite

@@ -14,9 +14,10 @@ NCCL
     ``nccl/``: its choice of algorithm and protocol, and the time to expect; ``nccl_system``: what
     NCCL sees of a cluster.
 Prices, which the engine gets
-    ``network`` (`Network`, `SharedNetwork`, `Price`: the interface), ``nccl_network`` (NCCL on the
-    links of a topology), ``link_library`` (collectives without NICs), ``circuits`` (which stand,
-    and which a communication sets up), ``alpha_beta``,
+    ``network`` (`Network`, `SharedNetwork`, `Price`: the interface), ``algorithm_patterns`` (a
+    choice of NCCL → the traffic that carries it out), ``group_placement`` (groups with one price),
+    ``nccl_network`` (NCCL on the links of a topology), ``link_library`` (collectives without NICs),
+    ``circuits`` (which stand, and which a communication sets up), ``alpha_beta``,
     ``elasticities`` (how prices answer to bandwidths and latency).
 Measurements
     ``collectives/``: measured collectives, and the calibration fitted to them.

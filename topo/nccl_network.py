@@ -7,7 +7,14 @@ The price of a communication that has the network to itself is
 where the rate is the lowest of what NCCL reaches between such GPUs and NICs on a fabric without a
 bottleneck (:mod:`.nccl`, calibrated on measured nodes), and of what each link of this network can
 carry under the bytes that the algorithm moves over it (:mod:`.traffic.link_model`). A link means
-the same whether it was built so or changed.
+the same whether it was built so or changed. Which groups may share a price is found in
+:mod:`.group_placement`, by which algorithms a communication may go in :mod:`.algorithm_patterns`.
+
+A worked example: an all-reduce of 1 GiB by rings on two nodes of 8 H100, each with 8 NICs of 50
+GB/s. Under one leaf switch NCCL's own limits hold: 169 GB/s, 6.4 ms. Where each node has a leaf of
+its own that passes on half of what its NICs send, payload is 0.978 of 200 GB/s, and a ring of 16
+sends each byte 2 × 15/16 times: 104 GB/s, 10.4 ms. `nccl_price` is the first in both cases, `price`
+and `limit_of` know the difference.
 
 GPUs that are joined to the fabric themselves have no NCCL that was measured. There the library
 (:mod:`.link_library`) only adds the latency of a launch: the whole latency of the route counts, and
@@ -23,14 +30,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpisim.base.array_keys import fingerprint, size_of
-from mpisim.base.distinct import distinct
 from mpisim.base.errors import InputError
 from mpisim.base.kinds import Operation
 from mpisim.base.lru_cache import LruCache
 from mpisim.base.quantity import PICOSECONDS, Quantity
 
+from .algorithm_patterns import AlgorithmPatterns
 from .circuits import SETUP, Circuits
 from .elasticities import PriceElasticities
+from .group_placement import place_groups
 from .link_library import UNMEASURED, CollectiveLibrary, LinkLibrary
 from .nccl import Choice, Nccl, Shape
 from .nccl.bottleneck import LATENCY, bottleneck_of
@@ -39,9 +47,7 @@ from .nccl.shape import Regime
 from .network import Price, rate_of
 from .routes import ReroutedPaths
 from .topology import LinkKind, Topology
-from .traffic.grid_order import BY_DIMENSION
-from .traffic.groups import arrangements, shapes_of
-from .traffic.link_limits import IMPOSSIBLE, UNLIMITED, LimitArrays, LinkLimit, Placement
+from .traffic.link_limits import LinkLimit, Placement
 from .traffic.link_model import MAX_CACHE_BYTES, LinkModel
 from .traffic.patterns import Pattern, PatternTraffic
 from .traffic.steps import Steps
@@ -50,15 +56,10 @@ __all__ = ["LinkLimit", "NcclNetwork", "Pattern", "Placement"]
 
 Ints = NDArray[np.int64]
 
-PROBED_SIZES = tuple(1 << bits for bits in range(10, 37, 2))
-"""Sizes at which the highest rate of an algorithm is sought."""
-
 N_DECADES = 13
 """Of sizes in bytes, each with an error bar of its own; the last holds all larger ones."""
 
 _REGIMES: dict[str, Regime] = {"node": "inside", "network": "across"}
-
-_OPERATIONS_WITHOUT_LINKS = (Operation.NONE, Operation.BARRIER, Operation.UNKNOWN)
 
 _LINK_WORDS = {
     LinkKind.NVLINK: "slow NVLink",
@@ -124,7 +125,7 @@ class NcclNetwork:
         self.nccl = library if isinstance(library, Nccl) else None
         self._link_library = library if isinstance(library, LinkLibrary) else None
         self.notes = () if self._link_library is None else (UNMEASURED,)
-        self._dimensions = dimensions
+        self._patterns = AlgorithmPatterns(library, dimensions)
         self._latency = latency
         self._elasticities = PriceElasticities(self.nccl, topology, switches_follow)
         self.numbers = {
@@ -135,7 +136,6 @@ class NcclNetwork:
         }
         if circuits is not None:
             self.numbers[SETUP] = circuits.latency
-        self._highest: dict[tuple[Pattern, Shape], int] = {}
         # Groups of one shape have one price but for links, of which each may have others.
         self._unlimited: dict[tuple[Operation, int, Shape], Price] = {}
         self._bottlenecks: dict[tuple[Operation, int, Shape], str] = {}
@@ -146,7 +146,9 @@ class NcclNetwork:
             topology,
             gpus_per_node,
             PatternTraffic(topology, gpus_per_node, meshed, by_fabric, self.nccl is not None),
-            self._highest_rate,
+            lambda pattern, members: self._patterns.highest_rate(
+                pattern, Shape.of(members.tolist(), library.system)
+            ),
             measured=measured and self.nccl is not None and not cut,
             host_links_limit=self.nccl is not None and self.nccl.system.intra in ("pcie", "pairs"),
             whole_latency=self._link_library is not None,
@@ -181,7 +183,8 @@ class NcclNetwork:
         """
         bits = np.full(len(index) - 1, -1) if operations is None else operations
         return self._placements.get(
-            fingerprint(index, members, bits), lambda: self._place(index, members, bits)
+            fingerprint(index, members, bits),
+            lambda: place_groups(index, members, bits, self._links, self._patterns),
         )
 
     def placement(self, members: Sequence[int], operation: Operation | None = None) -> Placement:
@@ -198,80 +201,6 @@ class NcclNetwork:
         index, ranks = np.array([0, len(members)]), np.array(members, np.int32)
         label, classes = self.group_classes(index, ranks, bits)
         return classes[int(label[0])]
-
-    def _place(
-        self, index: Ints, members: NDArray[np.int32], operations: Ints
-    ) -> tuple[Ints, list[Placement]]:
-        system = self.library.system
-        arranged = arrangements(index, members, system.gpus_per_node)
-        label, shapes = shapes_of(index, members, system, arranged)
-        if self._links.neutral:
-            return label, [Placement(shape) for shape in shapes]
-        known: dict[Placement, int] = {}
-        found = np.empty(len(index) - 1, np.int64)
-        for each in arranged:
-            shape = shapes[label[each.groups[0]]]
-            for bits in distinct(operations[each.groups]).tolist():
-                same = operations[each.groups] == bits
-                patterns = self._patterns(bits, shape)
-                limits, number = self._links.limits(each.members, each.base[same], patterns)
-                columns = [
-                    column
-                    for limit in limits
-                    for column in (limit.node_rate, limit.fabric_rate, limit.latency)
-                ]
-                n = int(number.max()) + 1
-                rows = np.stack(columns, axis=1) if columns else np.zeros((n, 0))
-                if (rows == rows[:1]).all():  # as a rule: all groups have links alike
-                    first, which = np.zeros(1, np.int64), np.zeros(n, np.int64)
-                else:
-                    _, first, which = np.unique(
-                        rows, axis=0, return_index=True, return_inverse=True
-                    )
-                numbers = []
-                for row in first.tolist():
-                    placement = Placement(shape, _limits_at(patterns, limits, row))
-                    numbers.append(known.setdefault(placement, len(known)))
-                found[each.groups[same]] = np.array(numbers)[which.reshape(-1)][number]
-        return found, list(known)
-
-    def _patterns(self, operations: int, shape: Shape) -> list[Pattern]:
-        """Return the patterns a group may use for some operations, bits of `Operation`."""
-        if shape.ranks == 1:
-            return []
-        if operations < 0:  # not stated
-            operations = sum(1 << operation for operation in Operation)
-            if shape.ranks > 2:
-                operations &= ~(1 << Operation.SEND_RECV)
-        if operations >> Operation.BARRIER & 1:
-            operations |= 1 << Operation.ALL_REDUCE
-        found: dict[Pattern, None] = {}
-        for operation in Operation:
-            if operation in _OPERATIONS_WITHOUT_LINKS or not operations >> operation & 1:
-                continue
-            for choice in self.library.candidates(operation, 1 << 20, shape):
-                found[self._pattern(operation, choice)] = None
-        return list(found)
-
-    def _pattern(self, operation: Operation, choice: Choice) -> Pattern:
-        """Return the pattern that carries out a choice."""
-        by_dimension = self._dimensions and choice.algorithm == "ring" and operation in BY_DIMENSION
-        return Pattern(operation, "dimensions" if by_dimension else choice.algorithm)
-
-    def _highest_rate(self, pattern: Pattern, members: Ints) -> int:
-        """Return the highest rate at which an algorithm moves its payload, whatever the size."""
-        return self._highest_rate_of(pattern, Shape.of(members.tolist(), self.library.system))
-
-    def _highest_rate_of(self, pattern: Pattern, shape: Shape) -> int:
-        key = (pattern, shape)
-        if key not in self._highest:
-            self._highest[key] = max(
-                rate_of(choice.bandwidth)
-                for size in PROBED_SIZES
-                for choice in self.library.candidates(pattern.operation, size, shape)
-                if self._pattern(pattern.operation, choice) == pattern
-            )
-        return self._highest[key]
 
     # --- prices -----------------------------------------------------------------------------------
 
@@ -330,9 +259,9 @@ class NcclNetwork:
         latency = round(choice.latency * factor * PICOSECONDS)
         if not bytes or operation is Operation.BARRIER:
             done = Operation.ALL_REDUCE if operation is Operation.BARRIER else operation
-            return Price(latency, pattern=self._pattern(done, choice))
-        pattern = self._pattern(operation, choice)
-        rate = min(rate_of(choice.bandwidth), self._highest_rate_of(pattern, shape))
+            return Price(latency, pattern=self._patterns.of_choice(done, choice))
+        pattern = self._patterns.of_choice(operation, choice)
+        rate = min(rate_of(choice.bandwidth), self._patterns.highest_rate(pattern, shape))
         return Price(latency, bytes, rate, pattern)
 
     def limited(self, price: Price, group: Placement, factor: float = 1.0) -> Price:
@@ -518,7 +447,7 @@ class NcclNetwork:
             For an operation of unknown kind.
         """
         choice, _ = self.choices(operation, bytes, self.placement(members, operation))[0]
-        pattern = self._pattern(operation, choice)
+        pattern = self._patterns.of_choice(operation, choice)
         return choice, self._links.steps(pattern, np.array(members, np.int64))
 
     # --- what prices depend on --------------------------------------------------------------------
@@ -604,18 +533,6 @@ def _remember(known: dict[Any, Any], key: Hashable, value: Any) -> None:
     if len(known) >= MAX_CHOICES_CACHED:
         known.clear()
     known[key] = value
-
-
-def _limits_at(
-    patterns: list[Pattern], limits: list[LimitArrays], row: int
-) -> tuple[LinkLimit, ...]:
-    """Return what limits one group, by pattern, where anything does."""
-    found = []
-    for pattern, limit in zip(patterns, limits, strict=True):
-        node, fabric, link, latency = (int(column[row]) for column in limit)
-        if fabric != IMPOSSIBLE and (latency or min(node, fabric) < UNLIMITED):
-            found.append(LinkLimit(pattern, node, fabric, latency, link))
-    return tuple(found)
 
 
 def _quantity_name(where: str, decade: int) -> str:

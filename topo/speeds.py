@@ -142,10 +142,10 @@ def _bandwidth(text: object, where: str) -> float:
 def nic_bottleneck(cluster: Cluster) -> str | None:
     """Cluster → what limits its NICs below their line rate, in a line; None if nothing does.
 
-    NCCL's model says: `mpisim.topo.nccl.channels.link_bandwidths`.
+    NCCL's model says: `mpisim.topo.nccl.link_bandwidths`.
     """
-    from .nccl.channels import link_bandwidths
     from .nccl.constants import nccl_constants
+    from .nccl.link_bandwidths import link_bandwidths
     from .nccl.settings import Settings
     from .nccl.shape import Shape
     from .nccl_system import cluster_system

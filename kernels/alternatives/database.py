@@ -156,7 +156,7 @@ def interpolated(low: float, fast: float, high: float, slow: float, size: float)
 
     Examples
     --------
-    >>> interpolated(1, 10, 4, 40, 2)
+    >>> round(interpolated(1, 10, 4, 40, 2), 9)
     20.0
     """
     part = math.log(size / low) / math.log(high / low)

@@ -70,6 +70,8 @@ __all__ = [
 
 FORMAT = "mpisim-results"
 VERSION = 5
+"""Of the format. Files of an earlier one are refused, so a column added to a table below raises it;
+a group that the reader can do without (``parts``) does not."""
 
 ColumnTypes: TypeAlias = dict[str, tuple[StoredType, str | None]]
 """Type and unit of each column; the type `object` represents texts, an enumeration for numbers that

@@ -66,14 +66,15 @@ def pipeline_time(
     Examples
     --------
     Three micro-batches through two stages: a forward before the last stage can begin, its work, and
-    a backward after it.
+    a backward after it. Messages of 5 come between these, and before each further forward of the
+    last stage: four in all.
 
     >>> from mpisim.schedules import pipeline
     >>> part = PassTimes(10, 20, 0, 0, 0)
     >>> pipeline_time(pipeline("1f1b", 2, 3), [part, part], 0, overlap=False)
     120
     >>> pipeline_time(pipeline("1f1b", 2, 3), [part, part], 5, overlap=False)
-    150
+    140
     """
     stages, last = pipeline.stages, pipeline.parts - 1
     several = stages > 1

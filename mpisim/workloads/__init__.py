@@ -23,8 +23,10 @@ To be read in this order; each module uses only those above it:
     Durations of kernels and launches.
 `block_cache`
     Numbers of slots and streams, and the cache of everything that is written once.
-`blocks`
-    Operators → `Block`: rows with the waits that their order implies.
+`block_rows`
+    `Block`: rows whose place in a table is still open.
+`pass_state`, `blocks`
+    What the next row waits for. Operators → `Block`, with the waits that their order implies.
 `assembly`
     Blocks → table.
 `messages`

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ..base.errors import ProgramError
 from ..program import COLUMNS, Table, columns_of
 from ._core.joining import joined, port_waits, waits, with_micro_batches
-from .blocks import BEFORE, LAST, PENDING, Block
+from .block_rows import BEFORE, LAST, PENDING, Block
 
 __all__ = ["AssembledBlocks", "TableAssembler", "spread"]
 

@@ -1,138 +1,37 @@
-"""Blocks: rows of a table that are written once and used for many micro-batches.
+"""Operators → `Block`: rows that are written once and used for many micro-batches.
 
-    operators, pricing, slots ─► BlockBuilder ─► Block ─► table (:mod:`.assembly`)
+    operators, pricing, slots ─► BlockBuilder ─► Block (:mod:`.block_rows`) ─► table
 
-Ports
------
-The rows of a block may wait for rows outside it, whose place no one knows yet. They name these by
-negative numbers: ``LAST`` is the latest kernel before the block, ``BEFORE`` the latest before the
-block of that one, ``PENDING`` the communications before it that the next kernel has to wait for.
-Further ports have names: a row exported under a name by one block is awaited under that name by
-later ones.
-
-What an operator writes
------------------------
 `BlockBuilder` turns the order and the tokens of tasks (:mod:`.operators`) into waits of rows. Its
-state between two tasks is a `_Pass`. If no communication with a token is under way, what an
-operator writes depends on that state through ``LAST`` and ``PENDING`` alone; so it is written once
-into an empty block (`OperatorRows`) and copied, with the rows of the pass in place of the ports.
+state between two tasks is a `PassState`. Several passes may alternate in a block, a forward of one
+micro-batch and a backward of another; each has its own state.
+
+Copying
+-------
+If no communication with a token is under way, what an operator writes depends on that state through
+``LAST`` and ``PENDING`` alone; so it is written once into an empty block (`OperatorRows`) and
+copied, with the rows of the pass in place of the ports.
 
 Operators that follow each other are copied together: a layer has a dozen of them, and a stage
-dozens of equal layers. So they are only put down (`BlockBuilder.write_operator`) until anything
-else is written or asked of the block, and the rows of all are kept under the whole sequence.
+dozens of equal layers. So they are only *deferred* (`BlockBuilder.write_operator`) until anything
+else is written or asked of the block, and the rows of all are kept under the whole sequence. Every
+method that writes or reads rows calls `_write_deferred` first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..base.frozen import frozen
-from ..program import COLUMNS, Flag, Kind, Names, Operation, Phase, TableBuilder
-from .block_cache import COMPUTE, BlockCache, Renumbering, Slots
+from ..program import Flag, Kind, Names, Operation, Phase, TableBuilder
+from .block_cache import COMPUTE, BlockCache, Slots
+from .block_rows import BEFORE, LAST, PENDING, Block, OperatorRows
 from .operators import Await, Communicate, Compute, Operator, OperatorPart, Task
+from .pass_state import PassState
 from .pricing import NO_LAUNCH, Pricing
 
-__all__ = ["BEFORE", "LAST", "PENDING", "Block", "BlockBuilder"]
-
-LAST, PENDING, BEFORE = -1, -2, -3
-"""Ports without a name; those with names have the numbers below."""
-
-SLOT, STREAM = (list(COLUMNS).index(column) for column in ("slot", "stream"))
-
-
-@frozen(eq=False)
-class Block:
-    """Rows whose place in a table is still open.
-
-    Attributes
-    ----------
-    values : int64, shape (n, len(COLUMNS))
-        The rows. Layers are counted from `first_layer`; micro-batches are the numbers of the passes
-        that alternate in the block (`BlockBuilder.select_pass`).
-    waiter, awaited : int64
-        Pairs of rows of this block.
-    outside : tuple of (int, str or int)
-        A row, and the port it waits for.
-    exports : mapping of str to tuple of int
-        Rows that later blocks can wait for by name.
-    last : int
-        The last kernel, or -1.
-    pending : tuple of int
-        Communications that the next kernel after the block has to wait for.
-    keeps_pending : bool
-        Whether what was pending before the block still is after it.
-    flops : int
-        Of the matrix units.
-    duration : int
-        Of all kernels together, in ps.
-    first_layer : int
-        Added to the layers of rows.
-    """
-
-    values: NDArray[np.int64]
-    waiter: NDArray[np.int64]
-    awaited: NDArray[np.int64]
-    outside: tuple[tuple[int, str | int], ...]
-    exports: Mapping[str, tuple[int, ...]]
-    last: int
-    pending: tuple[int, ...]
-    keeps_pending: bool
-    flops: int
-    duration: int
-    first_layer: int = 0
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def renumbered(self, numbers: Renumbering) -> Block:
-        """Return the block with other numbers of slots and streams."""
-        values = self.values.copy()
-        for column, changed in ((SLOT, numbers.slots), (STREAM, numbers.streams)):
-            for old, new in changed.items():
-                if old != new:
-                    values[self.values[:, column] == old, column] = new
-        return replace(self, values=values)
-
-
-class OperatorRows(NamedTuple):
-    """What operators in sequence write into an empty block.
-
-    Attributes
-    ----------
-    rows : list of tuple of int
-        Without tags.
-    head : list of sequence of int
-        What each of the first rows waits for, rows or ports, up to the last one that waits for a
-        port.
-    counts, awaited : list of int
-        How many rows each of the others waits for, and which.
-    last, pending, flops, duration
-        As of a `Block`; `last` may be ``LAST``, and `pending` has ports as well.
-    """
-
-    rows: list[tuple[int, ...]]
-    head: list[Sequence[int]]
-    counts: list[int]
-    awaited: list[int]
-    last: int
-    pending: tuple[int, ...]
-    flops: int
-    duration: int
-
-    def renumbered(self, numbers: Renumbering) -> OperatorRows:
-        """Return the rows with other numbers of slots and streams."""
-        rows = []
-        for row in self.rows:
-            values = list(row)
-            values[SLOT] = numbers.slots.get(row[SLOT], row[SLOT])
-            values[STREAM] = numbers.streams.get(row[STREAM], row[STREAM])
-            rows.append(tuple(values))
-        return self._replace(rows=rows)
+__all__ = ["BlockBuilder"]
 
 
 class BlockBuilder:
@@ -155,9 +54,9 @@ class BlockBuilder:
         self._rows = TableBuilder(names)
         self.pricing, self.slots, self._cache = pricing, slots, cache
         self._rows.tags(micro_batch=0)
-        self._put_down: list[tuple[Operator, OperatorPart]] = []
+        self._deferred: list[tuple[Operator, OperatorPart]] = []
         self.flops = self.duration = 0
-        self._passes = [_Pass()]
+        self._passes = [PassState()]
         self._pass = self._passes[0]
         self._ports: list[str] = []
         self._exports: dict[str, list[int]] = {}
@@ -180,9 +79,9 @@ class BlockBuilder:
         part : {"forward", "all", "input", "weight"}
             The forward, or a part of the backward.
         """
-        idle = self._put_down or self._pass.idle
+        idle = self._deferred or self._pass.idle
         if self._cache is not None and idle and not operator.carries:
-            self._put_down.append((operator, part))
+            self._deferred.append((operator, part))
             return ()
         return self.write_in_turn(operator.tasks(part))
 
@@ -191,7 +90,7 @@ class BlockBuilder:
 
         At a yield another pass may be selected (`select_pass`), and this one before resuming.
         """
-        self._write_down()
+        self._write_deferred()
         for task in tasks:
             if isinstance(task, Compute):
                 if self._pass.exchanging(task.after):
@@ -206,11 +105,11 @@ class BlockBuilder:
                 yield
         self._pass.end_operator()
 
-    def _write_down(self) -> None:
-        """Copy the rows of the operators that were put down."""
-        if not self._put_down or self._cache is None:
+    def _write_deferred(self) -> None:
+        """Copy the rows of the operators that were deferred."""
+        if not self._deferred or self._cache is None:
             return
-        some, self._put_down = tuple(self._put_down), []
+        some, self._deferred = tuple(self._deferred), []
         self._copy(self._rows_of(some, self._cache))
         self.pricing.note(task for operator, part in some for task in operator.tasks(part))
 
@@ -286,7 +185,7 @@ class BlockBuilder:
         int
             The row, in the block.
         """
-        self._write_down()
+        self._write_deferred()
         estimate = self.pricing.estimate(task.name, task.kernel)
         state = self._pass
         awaited = [*state.pending, *state.rows_of(task.after), *waits]
@@ -324,7 +223,7 @@ class BlockBuilder:
         """
         if self.slots.has_one_member(task.group):
             return None
-        self._write_down()
+        self._write_deferred()
         state = self._pass
         if task.after is None:
             waits = [state.last, *state.pending, *waits]
@@ -357,7 +256,7 @@ class BlockBuilder:
         """
         if self.slots.has_one_member(task.group):
             return None
-        self._write_down()
+        self._write_deferred()
         if waits is None:
             waits = [self._pass.last, *self._pass.pending]
         return self._collective(task, waits)
@@ -374,7 +273,7 @@ class BlockBuilder:
         host, tail : int
             CPU time before the wait, and after the rows have ended, in ps.
         """
-        self._write_down()
+        self._write_deferred()
         self._rows.host_wait(rows, host=host, tail=tail, name=name)
 
     def point_to_point(
@@ -411,7 +310,7 @@ class BlockBuilder:
         flags : Flag
             Further ones.
         """
-        self._write_down()
+        self._write_deferred()
         launching = NO_LAUNCH if joined else self.pricing.launching
         return self._rows.point_to_point(
             kind,
@@ -431,13 +330,13 @@ class BlockBuilder:
     @property
     def last(self) -> int:
         """The latest kernel; ``LAST`` if there is none yet."""
-        self._write_down()
+        self._write_deferred()
         return self._pass.last
 
     @property
     def pending(self) -> list[int]:
         """What the next kernel has to wait for."""
-        self._write_down()
+        self._write_deferred()
         return self._pass.pending
 
     def select_pass(self, number: int) -> None:
@@ -446,9 +345,9 @@ class BlockBuilder:
         Each waits only for its own communications. Rows are tagged with the number of the pass,
         which `TableAssembler` replaces by its micro-batch.
         """
-        self._write_down()
+        self._write_deferred()
         while len(self._passes) <= number:
-            self._passes.append(_Pass())
+            self._passes.append(PassState())
         self._pass = self._passes[number]
         self._rows.tags(micro_batch=number, **self._pass.tags)
 
@@ -481,7 +380,7 @@ class BlockBuilder:
             Counted from the first layer of the block (`Block.first_layer`), -1 for none; stays as
             it is if not given.
         """
-        self._write_down()
+        self._write_deferred()
         if phase is not None:
             self._pass.tags["phase"] = phase
         if layer is not None:
@@ -490,7 +389,7 @@ class BlockBuilder:
 
     def done(self, first_layer: int = 0) -> Block:
         """Return the block, whose layers were counted from `first_layer`."""
-        self._write_down()
+        self._write_deferred()
         values, index, awaited = self._rows.rows()
         waiter = np.repeat(np.arange(len(values)), np.diff(index))
         inside = awaited >= 0
@@ -543,64 +442,3 @@ class BlockBuilder:
         return self.point_to_point(
             Kind.RECV, f"{group}:recv", size, task.name, joined=True, stream=group, flags=flags
         )
-
-
-class _Pass:
-    """State of one pass while a block is written: what its next rows have to wait for.
-
-    Attributes
-    ----------
-    last : int
-        The latest kernel; ``LAST`` at first.
-    pending : list of int
-        What the next kernel waits for; ``PENDING`` at first.
-    tokens, carried : dict of str to int
-        Communications under way by token: of the operator, and those that outlive it.
-    awaited : set of str
-        Tokens that a kernel of the operator has waited for.
-    exchanges : set of str
-        Tokens of the operator's all-to-alls.
-    kernels : dict of str to int
-        Kernels of the operator, by name.
-    tags : dict of str to int
-        Phase and layer of the rows.
-    """
-
-    def __init__(self) -> None:
-        self.last = LAST
-        self.pending: list[int] = [PENDING]
-        self.tokens: dict[str, int] = {}
-        self.carried: dict[str, int] = {}
-        self.awaited: set[str] = set()
-        self.exchanges: set[str] = set()
-        self.kernels: dict[str, int] = {}
-        self.tags: dict[str, int] = {"phase": Phase.NONE, "layer": -1}
-
-    def rows_of(self, tokens: Sequence[str]) -> list[int]:
-        """Return the rows of tokens; a communication left out, in a group of one, has none."""
-        known = self.carried | self.tokens
-        return [known[token] for token in tokens if token in known]
-
-    def exchanging(self, tokens: Sequence[str]) -> bool:
-        """Whether any of these are all-to-alls that no kernel has waited for yet."""
-        return not self.exchanges.isdisjoint(set(tokens) - self.awaited)
-
-    @property
-    def idle(self) -> bool:
-        """Whether no communication with a token is under way."""
-        return not (self.tokens or self.carried or self.awaited)
-
-    def end_operator(self) -> None:
-        """Let the next kernel wait for what no kernel of the operator has waited for."""
-        self.pending += [row for token, row in self.tokens.items() if token not in self.awaited]
-        for token in self.awaited:
-            self.carried.pop(token, None)
-        self.tokens.clear()
-        self.awaited.clear()
-        self.exchanges.clear()
-        self.kernels.clear()
-
-    def end_block(self) -> None:
-        """Let the next kernel wait for all that was carried."""
-        self.pending += self.carried.values()
-        self.carried.clear()

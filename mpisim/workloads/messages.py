@@ -30,7 +30,8 @@ from collections.abc import Callable, Sequence
 from ..base.frozen import frozen
 from ..program import Kind, Operation, Phase
 from ..schedules import Action, Pipeline
-from .blocks import BEFORE, LAST, PENDING, Block, BlockBuilder
+from .block_rows import BEFORE, LAST, PENDING, Block
+from .blocks import BlockBuilder
 from .layout import Layout
 from .operators import Communicate
 

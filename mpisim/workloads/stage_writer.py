@@ -37,7 +37,8 @@ from ..program import Names, Phase, Table
 from ..schedules import SCHEDULES, Action, Pipeline
 from .assembly import AssembledBlocks, TableAssembler, spread
 from .block_cache import BlockCache, Slots
-from .blocks import Block, BlockBuilder
+from .block_rows import Block
+from .blocks import BlockBuilder
 from .data_parallel import PassPoint, make_strategy
 from .grid import Groups
 from .layout import Layout, ModelChunk

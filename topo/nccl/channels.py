@@ -1,50 +1,55 @@
-"""Links a group uses, and NCCL's search of channels over them.
+"""Link bandwidths of a group → NCCL's channels: how many, and how fast each is.
 
-NCCL searches paths of equal speed, from a list of speeds, until the links are full. The search of
-regular nodes has closed forms: as many paths of the speed as the links of one GPU, or the NICs of
-one node, carry. What the links carry in truth, not rounded to the list, is the same graph with
-other speeds (`graphs_at_link_speed`).
+A *channel* is one ring, tree or multicast group over all ranks, driven by one block of threads on
+each GPU. NCCL looks for channels that are all equally fast, with a speed from a fixed list, until
+the links are full (src/graph/search.cc). Regular nodes need no search of paths: as many channels of
+a speed fit as the links of one GPU, or the NICs of one node, carry.
+
+Three things are made of one group, in this order:
+
+1. `search_channels`: the graphs that NCCL arrives at. Its tuner believes in their speeds.
+2. `graphs_at_link_speed`: the same channels with what the links carry in truth, not rounded down to
+   the list. The time to expect is made of these.
+3. `channel_counts`: how many channels the communicator opens, as the ``NCCL_*`` variables allow.
+
+Invariants
+----------
+- The graphs of 1 and 2 have the same number of channels; only speeds differ.
+- Rings of 1 do not overfill links, unless not even one channel fits: channels × speed is at most
+  what leaves a node, and its share (n - 1) / n at most what a GPU sends inside (all of it on one
+  node).
+- Nothing here depends on the operation or on a message's size.
+
+One node of 8 GPUs whose links carry 370.8 GB/s. The list has 60, 50, 40, … GB/s: 6 channels of 60
+are 360, no other speed makes more of the links. Channels of 25 GB/s or more are split in two, so
+that the search ends with 12 of 30, which truly run at 370.8 / 12 = 30.9:
+
+>>> from mpisim.topo.nccl.constants import nccl_constants
+>>> from mpisim.topo.nccl.system import System
+>>> node = System("hopper", 8, "nvswitch", link_bandwidth=370.8e9)
+>>> group, constants = Shape.regular(1, 8, node), nccl_constants("hopper", (2, 27))
+>>> links = LinkBandwidths(inside=370.8e9, across=0.0, fast=True)
+>>> searched = search_channels(links, group, constants)
+>>> searched["ring"]
+ChannelGraph(channels=12, inside=30000000000.0, across=30000000000.0)
+>>> graphs_at_link_speed(searched, links, group, constants)["ring"].inside
+30900000000.0
+>>> channel_counts(searched, group, Settings(), constants, "hopper")  # rings and trees; NVLS
+(24, 16)
 """
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
-from mpisim.base.errors import InputError
 from mpisim.base.frozen import frozen
 
 from .constants import NcclConstants
+from .link_bandwidths import LinkBandwidths
 from .settings import Settings
 from .shape import Shape
-from .system import System
 
-__all__ = [
-    "ChannelGraph",
-    "Factors",
-    "LinkBandwidths",
-    "graphs_at_link_speed",
-    "link_bandwidths",
-    "search_channels",
-]
-
-
-@frozen
-class LinkBandwidths:
-    """What the links carry of a group, bytes per second.
-
-    Attributes
-    ----------
-    inside : float
-        Out of one GPU to others of its node.
-    across : float
-        Out of one node; 0 where all are on one.
-    fast : bool
-        Whether the GPUs of a node are joined by fast links.
-    """
-
-    inside: float
-    across: float
-    fast: bool
+__all__ = ["ChannelGraph", "channel_counts", "graphs_at_link_speed", "search_channels"]
 
 
 @frozen
@@ -61,54 +66,6 @@ class ChannelGraph:
     channels: int
     inside: float
     across: float
-
-
-_HYPERCUBE_SHARE = {1: 1.0, 2: 1 / 6, 3: 1 / 3, 4: 2 / 3, 5: 2 / 3, 6: 2 / 3, 7: 2 / 3}
-"""Share of the six links of a GPU of the DGX-1 that a group of the first n GPUs can use: one joins
-the first pair (22 GB/s on two V100, vTrain's all-reduce), and a pair at least however a node is
-split into pairs; a quad has four of the links of each of its members."""
-
-
-def link_bandwidths(
-    system: System, settings: Settings, shape: Shape, constants: NcclConstants
-) -> LinkBandwidths:
-    """Return what the links carry of a group. A NIC is never faster than its PCIe slot.
-
-    Parameters
-    ----------
-    system : System
-    settings : Settings
-        May forbid direct transfers between GPUs, and some of the NICs.
-    shape : Shape
-        Of the group.
-    constants : NcclConstants
-
-    Returns
-    -------
-    LinkBandwidths
-        In bytes per second.
-    """
-    n, per_node = shape.max_per_node, system.gpus_per_node
-    slow = system.pcie_bandwidth
-    if system.intra == "pcie" and n > per_node / 2 and per_node > 2:
-        slow = min(slow, system.socket_bandwidth)  # the ring crosses between the sockets
-    inside, fast = slow, False
-    if not settings.p2p_disable:
-        if system.intra == "nvswitch":
-            inside, fast = system.link_bandwidth, True
-        elif system.intra == "mesh":
-            inside, fast = system.link_bandwidth * max(n - 1, 1) / max(per_node - 1, 1), True
-        elif system.intra == "hypercube":
-            inside, fast = system.link_bandwidth * _HYPERCUBE_SHARE.get(n, 1.0), True
-        elif system.intra == "pairs" and (n == 1 or shape.bridged):
-            inside, fast = system.link_bandwidth, True
-    if shape.nodes == 1:
-        return LinkBandwidths(inside, 0.0, fast)
-    nics = shape.nics if settings.ib_hca is None else min(shape.nics, settings.ib_hca)
-    nic = min(system.nic_bandwidth, system.pcie_bandwidth * constants.raw["links"]["pcie-reach"])
-    if system.nic_path == "sys" or not system.gpudirect:
-        nic = min(nic, system.socket_bandwidth)
-    return LinkBandwidths(inside, max(nics, 1) * nic, fast)
 
 
 def search_channels(
@@ -130,10 +87,32 @@ def search_channels(
     dict of str to ChannelGraph
         ``ring``, ``tree`` (which may be faster inside a node than across) and ``nvls``.
     """
-    most = constants.raw["channels"]["most-searched"]
+    ring = _search_ring(found, shape, constants)
+    return {
+        "ring": _duplicated(ring, constants),
+        "tree": _duplicated(_tree_graph(ring, found, shape, constants), constants),
+        "nvls": _nvls_graph(found, shape, constants),
+    }
+
+
+def _share_passed_on(shape: Shape) -> float:
+    """Return the share of a node's GPUs that send on a ring to another GPU of the node.
+
+    On several nodes a ring enters and leaves a node once on each channel: all GPUs but one.
+    """
     n = shape.max_per_node
-    # A ring of n enters and leaves the node once on each channel: all GPUs but one pass it on.
-    passing = (n - 1) / n if shape.nodes > 1 else 1.0
+    return (n - 1) / n if shape.nodes > 1 else 1.0
+
+
+def _search_ring(found: LinkBandwidths, shape: Shape, constants: NcclConstants) -> ChannelGraph:
+    """Return as many channels of one speed as move the most together.
+
+    From the highest speed down (``ncclTopoCompute`` of src/graph/search.cc), until channels are
+    less than half as fast as those found, or a GPU's own links are full. Of equally good speeds the
+    highest stays. Where no speed of the list fits it is one channel of the lowest.
+    """
+    most = constants.raw["channels"]["most-searched"]
+    n, passing = shape.max_per_node, _share_passed_on(shape)
     if shape.nodes == 1:
         speeds, limit = constants.inside_speeds, found.inside
     else:
@@ -155,17 +134,23 @@ def search_channels(
         # Enough: NCCL asks for no more than a GPU's own links carry, however fast the NICs are.
         if reached >= found.inside:
             break
-    tree = best
-    if shape.nodes == 2:
-        room = found.inside / best.channels * (1 / passing if passing else 1)
-        fits = [speed for speed in speeds if best.across <= speed <= min(room, 2 * best.across)]
-        # Alone on its node a GPU has no others to reach, and no limit but the NIC's.
-        tree = replace(best, inside=max(fits, default=best.inside))
-    return {
-        "ring": _duplicated(best, constants),
-        "tree": _duplicated(tree, constants),
-        "nvls": _nvls_graph(found, shape, constants),
-    }
+    return best
+
+
+def _tree_graph(
+    ring: ChannelGraph, found: LinkBandwidths, shape: Shape, constants: NcclConstants
+) -> ChannelGraph:
+    """Return the channels of trees: those of rings, on two nodes up to twice as fast inside them.
+
+    A tree of two nodes sends half as much between them as a ring does.
+    """
+    if shape.nodes != 2:
+        return ring
+    room = found.inside / ring.channels * (1 / (_share_passed_on(shape) or 1))
+    speeds = constants.across_speeds
+    fits = [speed for speed in speeds if ring.across <= speed <= min(room, 2 * ring.across)]
+    # Alone on its node a GPU has no others to reach, and no limit but the NIC's.
+    return replace(ring, inside=max(fits, default=ring.inside))
 
 
 def _duplicated(graph: ChannelGraph, constants: NcclConstants) -> ChannelGraph:
@@ -281,60 +266,3 @@ def channel_counts(
         nvls = limits["nvls"].get(f"{arch}-across", nvls)
     nvls = settings.nvls_nchannels or nvls
     return min(max(count, low), high), min(nvls, high)
-
-
-_MAY_BE_ZERO = ("latency_bulk", "latency")
-
-
-@frozen
-class Factors:
-    """Multipliers; 1: as NCCL's constants and the links' numbers say.
-
-    Attributes
-    ----------
-    bandwidth_inside, bandwidth_across : float
-        Of links inside nodes, and of NICs.
-    latency_inside, latency_across : float
-        Of starting and of steps inside nodes, and of steps between nodes, with LL. What a platform
-        adds there it adds to the other protocols of rings and trees as well: it is its software's
-        and its wires', while the protocols' differences are NCCL's.
-    latency_bulk : float
-        Added to `latency_across` for messages too large for the network to send at once: it first
-        asks the receiver. 0: as NCCL's constants say.
-    latency : float
-        Of all latencies, those that the other factors make: a network that answers sooner or later.
-    """
-
-    bandwidth_inside: float = 1.0
-    bandwidth_across: float = 1.0
-    latency_inside: float = 1.0
-    latency_across: float = 1.0
-    latency_bulk: float = 0.0
-    latency: float = 1.0
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not (0 < value < float("inf") or (value == 0 and field.name in _MAY_BE_ZERO)):
-                raise InputError(f"factor {field.name} is {value}; it must be above 0")
-
-    def of(self, found: LinkBandwidths, system: System) -> LinkBandwidths:
-        """Return what links carry of payload; NICs no more than their line rate.
-
-        Parameters
-        ----------
-        found : LinkBandwidths
-            In bytes per second, before the factors.
-        system : System
-            Whose NICs they are: it has the share of the line rate that payload reaches.
-        """
-        return replace(
-            found,
-            inside=found.inside * self.bandwidth_inside,
-            # No more than the line rate.
-            across=found.across * min(system.nic_efficiency * self.bandwidth_across, 1.0),
-        )
-
-    def cap(self, nodes: int) -> float:
-        """Return the factor of what NVIDIA measured as highest, on 1 or several nodes."""
-        return self.bandwidth_inside if nodes == 1 else self.bandwidth_across

@@ -22,8 +22,9 @@ from mpisim.base.kinds import Operation
 
 from .candidate import Candidate, TunerRanking
 from .candidates import candidates
-from .channels import Factors, link_bandwidths
 from .constants import PROTOCOLS, nccl_constants
+from .factors import Factors
+from .link_bandwidths import link_bandwidths
 from .point_to_point import SEND_OPERATIONS, send_cost
 from .settings import Settings
 from .shape import Shape

@@ -10,8 +10,8 @@ from __future__ import annotations
 from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 
-from .channels import LinkBandwidths
 from .constants import LL, PROTOCOLS, SIMPLE, NcclConstants
+from .link_bandwidths import LinkBandwidths
 from .settings import Settings
 from .shape import Shape
 from .system import System

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from mpisim.base.kinds import Operation
 
-from .channels import ChannelGraph, LinkBandwidths
+from .channels import ChannelGraph
 from .constants import LL, LL128, SIMPLE, NcclConstants
+from .link_bandwidths import LinkBandwidths
 from .settings import Settings
 from .shape import Shape
 from .system import System

@@ -1,14 +1,14 @@
 """The compiled core: advances ranks over their rows until they block.
 
-Read `common.pxd` (instructions), then the core that runs most programs, `tiles`, with tiles.h and
-lanes.h; where communications share links it runs in passes, between which `flow_schedule` says how
-long they take. `contended`, with `rank_states`, `events`, `sharing` and `lookahead`, goes from
+Read `common.pxd` (instructions), then the core that runs most programs, `tiles`, with tile_state.h
+and lanes.h; where communications share links it runs in passes, between which `flow_schedule` says
+how long they take. `contended`, with `rank_states`, `events`, `sharing` and `lookahead`, goes from
 event to event instead. Each says at its head what is true between calls and why it is right.
 Tests compare them, row by row, with references that share nothing with them (tests/reference).
 
 lowering
     Table → instructions; the same rows as entries of their streams.
-tiles (tiles.h, lanes.h), tile_state, tile_digest (digest.h)
+tiles (tile_state.h, communications.h, registers.h, lanes.h), tile_state, tile_digest (digest.h)
     The tiled core: ranks side by side; its state; its digest.
 contended, contended_state, blocked
     The contended core: workers of ranks; its state; where a rank is blocked.

@@ -18,7 +18,7 @@
 #ifndef MPISIM_ACCOUNTS_H
 #define MPISIM_ACCOUNTS_H
 
-#include "tiles.h"
+#include "tile_state.h"
 
 enum { LANES = 8, MAX_PARTS = 64 };
 

@@ -1,15 +1,24 @@
-/* Execution of rows by a tile; its state and invariants stand in tiles.h.
+/* Rows of the tiled core: what each does to all lanes of a tile. Invariants stand in tile_state.h.
 
    A row that is launched begins at
      max(end of the stream's previous kernel + gap, ends of its waits + gap, clock + host + launch),
    where the clock first waits for the launch queue. As all kernels a row reads have real ends, the
-   gap is added once to their maximum. Loops over lanes are plain; the compiler makes vectors of
-   them, and `EACH` promises that lanes do not alias. */
+   gap is added once to their maximum. The CPU goes on to clock + host + launch_cost.
+
+   EXAMPLE. host 2 (what the CPU does before), launch 3 (from the call until the kernel can begin),
+   launch_cost 4 (of the call), gap 1. At clock 0 a row can begin at 0 + 2 + 3 = 5, and the clock
+   is 6. The next can begin at 6 + 5 = 11; if the kernel before it ends at 20, at 20 + 1 = 21.
+
+   advance() executes rows until can_run() finds one that reads what is not known; of that row
+   nothing has happened. run_tiles() takes tiles from the stack until none can move. The width, the
+   lanes with padding, is a constant in the copies of advance() for few lanes and for one. Loops
+   over lanes are plain; the compiler makes vectors of them, and `EACH` promises that lanes do not
+   alias. */
 
 #ifndef MPISIM_LANES_H
 #define MPISIM_LANES_H
 
-#include "tiles.h"
+#include "registers.h"
 
 /* out = begin + how long a kernel takes on each lane. */
 INLINED void add_durations(
@@ -116,7 +125,7 @@ INLINED void end_columns(
     EngineState *e, const Tile *t, const Slot *s, int32_t k, int64_t duration, int64_t *out,
     const int64_t n)
 {
-    const int64_t *start = e->best, lanes = t->n_lanes;
+    const int64_t *start = e->start, lanes = t->n_lanes;
     start_columns(e, t, s, k, n);
     for (int64_t first = 0; first < lanes; first += n) {
         EACH(g, n) out[first + g] = start[g] + duration;
@@ -138,10 +147,10 @@ INLINED void communicate(
     } else if (s->kind == SCATTERED) {
         start_scattered(e, t, s, x->ordinal);
         for (int64_t l = 0; l < t->n_lanes; l++)
-            out[l] = e->best[s->column[l]] + duration;
+            out[l] = e->start[s->column[l]] + duration;
     } else if (s->n_columns == 1) {
         start_all(e, t, s, x->ordinal);
-        const int64_t end = e->best[0] + duration;
+        const int64_t end = e->start[0] + duration;
         EACH(l, width) out[l] = end;
     } else if (s->n_columns == WIDTH) {
         end_columns(e, t, s, x->ordinal, duration, out, WIDTH);

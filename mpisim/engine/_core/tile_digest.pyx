@@ -93,10 +93,10 @@ cdef class TileDigest:
         cdef const Part* part = &self.parts[self.kind[tile.local[0]]]
         cdef const Slot* slot = &tile.slot[s]
         cdef int64_t first = part.first[s], n = part.first[s + 1] - first, l, g
-        cdef int64_t* times = engine.best
+        cdef int64_t* times = engine.start
         cdef const int64_t* duration = &part.duration[first]
         cdef int64_t k
-        cdef int64_t* member = engine.who
+        cdef int64_t* member = engine.last_lane
         # Members that are lanes of one tile end together: one hash, times their number.
         cdef bint together = slot.kind != OUTSIDE
         for l in range(tile.n_lanes):

@@ -1,4 +1,4 @@
-# State of the tiled core: what tiles.h and lanes.h offer.
+# State of the tiled core: what lanes.h and the headers it includes offer.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
@@ -62,8 +62,8 @@ cdef extern from "lanes.h":
         Waiting* waiting
         int64_t* outgoing
         int64_t* begin
-        int64_t* best
-        int64_t* who
+        int64_t* start
+        int64_t* last_lane
         const uint64_t* jitter
         const int64_t* taken
         int64_t horizon

@@ -9,8 +9,8 @@ starts when they have been heard.
 
 Ranks of one table run side by side as *lanes* of a tile: a row is decoded once for all, registers
 are short vectors, and a communication all of whose members are lanes of the tile starts in place.
-State, invariants and the argument why this is right stand in tiles.h; lanes.h executes rows; here
-tiles are laid out and results are read.
+State, invariants, an example and the argument why this is right stand in tile_state.h;
+communications.h, registers.h and lanes.h execute rows; here tiles are laid out and results read.
 
 Callers are trusted: no index is checked.
 """
@@ -33,7 +33,7 @@ from .memory import padded
 cdef size_t BLOCK = 1 << 20
 
 COMMUNICATION = np.dtype([("time", np.int64), ("last", np.int32), ("posted", np.int32)])
-"""State of one communication: as `Communication` in tiles.h."""
+"""State of one communication: as `Communication` in tile_state.h."""
 
 
 cdef struct TablePointers:  # into a LoweredTable
@@ -97,8 +97,8 @@ cdef class Core:
         self.engine.outgoing = <int64_t*>self.reserve(core_input.n_messages, sizeof(int64_t))
         widest = int(np.diff(core_input.tiles.index).max(initial=0)) + WIDTH
         self.engine.begin = <int64_t*>self.reserve(widest, sizeof(int64_t))
-        self.engine.best = <int64_t*>self.reserve(widest, sizeof(int64_t))
-        self.engine.who = <int64_t*>self.reserve(widest, sizeof(int64_t))
+        self.engine.start = <int64_t*>self.reserve(widest, sizeof(int64_t))
+        self.engine.last_lane = <int64_t*>self.reserve(widest, sizeof(int64_t))
         self._read_tables()
         self._expect_messages()
         lanes, index = core_input.tiles.lanes, core_input.tiles.index

@@ -1,0 +1,95 @@
+"""`PassState`: what the next row of a pass has to wait for, while a block is written.
+
+Kernels of one stream run in order anyway; waits are needed between kernels and communications. Each
+communication is awaited by the next kernel (`pending`), or, if it has a *token*, by the kernels
+that name the token, and at the latest by the first kernel after its operator, unless it is
+*carried* further.
+
+Invariants
+----------
+1. A communication is in one of `pending`, `tokens`, `carried` until a kernel, or a communication
+   in its place, has waited for it: none is forgotten.
+2. After `end_operator` no token of the operator is left; after `end_block` nothing is carried.
+3. While `idle`, what an operator writes depends on `last` and `pending` alone, so its rows can be
+   copied from another place.
+
+An all-gather with a token that no kernel names holds up the kernel after the operator:
+
+>>> state = PassState()
+>>> state.tokens["gathered"] = 4  # the row of the all-gather
+>>> state.idle
+False
+>>> state.end_operator()
+>>> state.pending  # the port of what was pending before, and the all-gather
+[-2, 4]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..program import Phase
+from .block_rows import LAST, PENDING
+
+__all__ = ["PassState"]
+
+
+class PassState:
+    """State of one pass while a block is written: what its next rows have to wait for.
+
+    Attributes
+    ----------
+    last : int
+        The latest kernel; ``LAST`` at first.
+    pending : list of int
+        What the next kernel waits for; ``PENDING`` at first.
+    tokens, carried : dict of str to int
+        Communications under way by token: of the operator, and those that outlive it.
+    awaited : set of str
+        Tokens that a kernel of the operator has waited for.
+    exchanges : set of str
+        Tokens of the operator's all-to-alls.
+    kernels : dict of str to int
+        Kernels of the operator, by name.
+    tags : dict of str to int
+        Phase and layer of the rows.
+    """
+
+    def __init__(self) -> None:
+        self.last = LAST
+        self.pending: list[int] = [PENDING]
+        self.tokens: dict[str, int] = {}
+        self.carried: dict[str, int] = {}
+        self.awaited: set[str] = set()
+        self.exchanges: set[str] = set()
+        self.kernels: dict[str, int] = {}
+        self.tags: dict[str, int] = {"phase": Phase.NONE, "layer": -1}
+
+    def rows_of(self, tokens: Sequence[str]) -> list[int]:
+        """Return the rows of tokens; a communication left out, in a group of one, has none."""
+        known = self.carried | self.tokens
+        return [known[token] for token in tokens if token in known]
+
+    def exchanging(self, tokens: Sequence[str]) -> bool:
+        """Whether any of these are all-to-alls that no kernel has waited for yet."""
+        return not self.exchanges.isdisjoint(set(tokens) - self.awaited)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no communication with a token is under way."""
+        return not (self.tokens or self.carried or self.awaited)
+
+    def end_operator(self) -> None:
+        """Let the next kernel wait for what no kernel of the operator has waited for."""
+        self.pending += [row for token, row in self.tokens.items() if token not in self.awaited]
+        for token in self.awaited:
+            self.carried.pop(token, None)
+        self.tokens.clear()
+        self.awaited.clear()
+        self.exchanges.clear()
+        self.kernels.clear()
+
+    def end_block(self) -> None:
+        """Let the next kernel wait for all that was carried."""
+        self.pending += self.carried.values()
+        self.carried.clear()

@@ -1,0 +1,106 @@
+"""Groups of ranks → classes whose communications cost the same: shape and limits of links.
+
+Two groups of one shape (so many ranks on so many nodes) have one price of the library. What links
+allow them may differ: one pair of nodes shares a leaf switch, another goes over a spine. A
+`Placement` is a shape together with what the links allow it for each pattern it may use; groups
+with equal placements are one class, and are priced once.
+
+Groups that are shifts of each other (an *arrangement*, :mod:`.traffic.groups`) are looked at
+together, as arrays: a job of 10,000 GPUs has thousands of groups, few arrangements, and fewer
+classes.
+
+Invariants
+----------
+1. Classes depend on the groups and the operations alone, not on the order of questions.
+2. What does not limit is left out (`_limits_at`), so that equal prices have equal placements.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpisim.base.distinct import distinct
+
+from .algorithm_patterns import AlgorithmPatterns
+from .traffic.groups import arrangements, shapes_of
+from .traffic.link_limits import IMPOSSIBLE, UNLIMITED, LimitArrays, LinkLimit, Placement
+from .traffic.link_model import LinkModel
+from .traffic.patterns import Pattern
+
+__all__ = ["place_groups"]
+
+Ints = NDArray[np.int64]
+
+
+def place_groups(
+    index: Ints,
+    members: NDArray[np.int32],
+    operations: Ints,
+    links: LinkModel,
+    patterns: AlgorithmPatterns,
+) -> tuple[Ints, list[Placement]]:
+    """Sort groups by shape and by what the links allow each.
+
+    Parameters
+    ----------
+    index : int64, shape (n + 1,)
+        Communicator c has the members ``members[index[c]:index[c + 1]]``.
+    members : int32
+        Global ranks, in each communicator's order.
+    operations : int64, shape (n,)
+        What will be priced on each: the sum of 1 << `Operation`, or -1 for anything.
+    links : LinkModel
+    patterns : AlgorithmPatterns
+        Of the library, whose system says how many GPUs a node has.
+
+    Returns
+    -------
+    label : int64, shape (n,)
+        The entry of each communicator in `classes`.
+    classes : list of Placement
+    """
+    system = patterns.library.system
+    arranged = arrangements(index, members, system.gpus_per_node)
+    label, shapes = shapes_of(index, members, system, arranged)
+    if links.neutral:
+        return label, [Placement(shape) for shape in shapes]
+    known: dict[Placement, int] = {}
+    found = np.empty(len(index) - 1, np.int64)
+    for each in arranged:
+        shape = shapes[label[each.groups[0]]]
+        for bits in distinct(operations[each.groups]).tolist():
+            same = operations[each.groups] == bits
+            usable = patterns.of_operations(bits, shape)
+            limits, number = links.limits(each.members, each.base[same], usable)
+            first, which = _unlike_rows(limits, int(number.max()) + 1)
+            numbers = []
+            for row in first.tolist():
+                placement = Placement(shape, _limits_at(usable, limits, row))
+                numbers.append(known.setdefault(placement, len(known)))
+            found[each.groups[same]] = np.array(numbers)[which][number]
+    return found, list(known)
+
+
+def _unlike_rows(limits: list[LimitArrays], n: int) -> tuple[Ints, Ints]:
+    """Return the first of each kind of `n` rows of limits, and the kind of each row."""
+    columns = [
+        column for limit in limits for column in (limit.node_rate, limit.fabric_rate, limit.latency)
+    ]
+    rows = np.stack(columns, axis=1) if columns else np.zeros((n, 0))
+    if (rows == rows[:1]).all():  # as a rule: all groups have links alike
+        return np.zeros(1, np.int64), np.zeros(n, np.int64)
+    _, first, which = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    return first, which.reshape(-1)
+
+
+def _limits_at(
+    patterns: list[Pattern], limits: list[LimitArrays], row: int
+) -> tuple[LinkLimit, ...]:
+    """Return what limits one group, by pattern, where anything does."""
+    found = []
+    for pattern, limit in zip(patterns, limits, strict=True):
+        node, fabric, link, latency = (int(column[row]) for column in limit)
+        if fabric != IMPOSSIBLE and (latency or min(node, fabric) < UNLIMITED):
+            found.append(LinkLimit(pattern, node, fabric, latency, link))
+    return tuple(found)
