@@ -203,9 +203,9 @@ class TestLimits:
 
 class TestBetter:
     def test_wide_all_gather(self) -> None:
-        """Multicast of 64 GPUs pays every chunk; NCCL's tuner does not count filling."""
+        """Multicast of 32 GPUs pays every chunk; NCCL's tuner does not count filling."""
         model, _ = nccl_model(find_cluster("gb200-nvl72"), NetworkChoice())
-        shape = Shape.regular(1, 64, model.system)
+        shape = Shape.regular(1, 32, model.system)
         chosen = model.choose(ALL_GATHER, 64 * MiB, shape)
         better = model.better(ALL_GATHER, 64 * MiB, shape)
         assert better is not None
@@ -242,7 +242,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
                 "--cluster",
                 "gb200-nvl72",
                 "--gpus-per-node",
-                "64",
+                "32",
                 "--size",
                 "64M:4G:64",
                 "--json",

@@ -57,6 +57,7 @@ NO_FILE = [
     (["validate", "job", "--json", "no/x.json"], "there is no folder"),
     (["search", "no.toml", "--vary", "auto"], "no.toml: cannot be read"),
     (["job", "no.toml"], "no.toml: cannot be read"),
+    (["decentralized", "no.toml", "--graph", "ring"], "no.toml: cannot be read"),
     (["shard", "no.toml"], "no.toml: cannot be read"),
     (["tables", "no.pt", "no.toml"], "no.toml: cannot be read"),
     (["sensitivity", "no.toml"], "no.toml: cannot be read"),
