@@ -47,8 +47,13 @@ MIN_COMPARED = 10
 MIN_OTHERS = 15
 """Rows of others from which an error can be found."""
 
-LIBRARY = {"composer": "fsdp", "torchtitan": "fsdp"}
-"""Frameworks → the library whose data parallelism they run, which so is compared, too."""
+LIBRARY = {
+    "composer": "fsdp",
+    "torchtitan": "fsdp",
+    "megatron-bridge": "megatron-core",
+    "nemo": "megatron-core",
+}
+"""Frameworks → the library that they run, which so is compared, too."""
 
 DENSE = "dense transformer"
 
