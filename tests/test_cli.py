@@ -1,6 +1,7 @@
 """The shell of the command line: what it prints, how it fails, that nothing hangs."""
 
 import argparse
+import re
 import subprocess
 import sys
 import time
@@ -191,7 +192,7 @@ def test_no_home_directory_is_needed(launch_environment):
 def test_a_locale_without_the_characters_of_a_report_is_no_error(run_mpisim):
     done = run_mpisim(["run"], env={"PYTHONIOENCODING": "ascii"})
     assert done.rc == 0
-    assert done.stdout.startswith("step time   971.087 ms  ? ")
+    assert re.match(r"step time   [\d.]+ ms  \? [\d.]+ %", done.stdout)
 
 
 def test_a_launcher_of_another_mpi_is_refused(trial):

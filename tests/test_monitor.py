@@ -223,6 +223,7 @@ def test_who_can_be_followed() -> None:
     )
     assert found == {
         *("run", "program run", "replay", "export", "search", "sensitivity", "job", "extrapolate"),
+        "decentralized",
         *(f"validate {kind}" for kind in many),
         *(f"calibrate {kind}" for kind in ("kernels", "collectives", "e2e", "overlap")),
     }
