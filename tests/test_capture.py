@@ -506,7 +506,7 @@ SHOULD_SAY = {
     ),
     "device": ("import torch; torch.cuda.set_device(9)", "device cuda:9 does not exist"),
     "rows": (
-        "import torch\nx = torch.rand(4, device='cuda')\nx[x > 0]",
+        "import torch\nx = torch.rand(4, device='cuda') * torch.randn(4, device='cuda')\nx[x > 0]",
         "train.py:3: the number of rows that a mask selects depends on values, which a capture "
         "does not have; give it: --value train.py:3=ROWS",
     ),

@@ -462,6 +462,7 @@ def test_every_script_is_tested() -> None:
     files = (
         Path(__file__).name,
         "test_capture.py",
+        "test_autocast.py",
         "test_capture_compiled.py",
         "test_extrapolate_captured.py",
     )

@@ -62,7 +62,7 @@ def test_llama() -> None:
     assert list(shares)[:4] == ["forward", "backward", "optimizer", "dp communication"]
     assert sum(shares.values()) == pytest.approx(100, abs=0.3)
     costs = lines[lines.index("What costs most") + 1 :][:3]
-    assert costs[0] == "  attention backward: 10.3 % of the critical path, 32 pieces"
+    assert costs[0] == "  attention backward: 10.2 % of the critical path, 32 pieces"
     assert costs[2].startswith("  dp communication: 1.2 % exposed, most of it ")
     assert costs[2].endswith(", limited by GPU port (NVLink)")
     helps = lines[lines.index("What would help most") + 1 :][:3]
