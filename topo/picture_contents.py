@@ -71,7 +71,7 @@ class Machine:
 
 @frozen
 class Cables:
-    """Cables between two units, equal in kind and bandwidth.
+    """Parallel links between two nodes of a drawn topology, of one kind and bandwidth.
 
     Attributes
     ----------

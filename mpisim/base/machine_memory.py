@@ -1,4 +1,4 @@
-"""Memory of this machine and of its processes, in bytes: capacity, resident and peak."""
+"""Memory in bytes: of this machine, and resident and peak of its processes (``/proc``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures that matplotlib draws: their files, and names in them as plain text.
+"""matplotlib figures → picture files; names in them are plain text, not mathtext.
 
 matplotlib is an extra (``mpisim[draw]``) and slow to load: nothing here loads it before a picture
 is asked for.

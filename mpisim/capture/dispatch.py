@@ -473,7 +473,7 @@ class Dispatch(TorchDispatchMode):
     def _packed(
         self, func: Any, name: str, short: str, args: Any, kwargs: Any, tensors: list[Any]
     ) -> Any:
-        """Pack sequences of known lengths: rows of a step behind one another, and their numbers."""
+        """`_pack_padded_sequence` → packed rows and the batch size of each time step."""
         given, lengths, batch_first = (*args, False)[:3]
         known = self.values.sure(lengths)
         if known is None:

@@ -1,4 +1,4 @@
-"""Kernels of Triton that a script launches itself: recorded, neither compiled nor run.
+"""Launches of the script's own Triton kernels → recorded kernels; nothing is compiled or run.
 
 `triton.jit` makes a function that is compiled when it is launched, ``kernel[grid](…)``, for which
 Triton asks for the device; tuned ones are timed first. Here a launch records a kernel by its name

@@ -42,7 +42,7 @@ class Peak:
 
 
 class Moment(NamedTuple):
-    """Bytes that an action of a stage holds, or two that overlap: kept, temporaries, gradients.
+    """Activation memory of a pipeline stage during one forward or backward, or two that overlap.
 
     Attributes
     ----------
@@ -134,7 +134,7 @@ def peak(
 
 
 def _together(ahead: ChunkMemory, behind: ChunkMemory) -> int:
-    """Return the most that a forward and a backward hold together, layer beside layer."""
+    """A forward that overlaps a backward → most bytes both hold, advancing a layer at a time."""
     most = max(len(ahead.forward_by_layer), len(behind.backward_by_layer))
     forward = (*ahead.forward_by_layer, *[ahead.kept] * (most - len(ahead.forward_by_layer)))
     backward = (*behind.backward_by_layer, *[-behind.kept] * (most - len(behind.backward_by_layer)))

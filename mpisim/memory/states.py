@@ -105,7 +105,7 @@ class ParameterCounts:
         return _share(self.dense, self.experts, sizes)
 
     def frozen_share(self, sizes: Mapping[str, int]) -> int:
-        """Return how many of the frozen parameters one rank has where ranks shard them."""
+        """Sizes of the sharding groups → frozen parameters on one rank (FSDP, ZeRO-3)."""
         return _share(self.frozen - self.frozen_experts, self.frozen_experts, sizes)
 
 
@@ -248,7 +248,7 @@ def framework(plan: Plan) -> str:
 
 
 def _weight_bytes(plan: Plan) -> int:
-    """Return the bytes of a weight as it is kept for the passes."""
+    """Plan → bytes of a parameter as forward and backward passes read it."""
     return BYTES[plan.parameter_format]
 
 

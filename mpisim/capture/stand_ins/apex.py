@@ -39,7 +39,7 @@ class FusedSGD(multi_tensor.FusedSGD):
 
 
 class _NormFunction(torch.autograd.Function):
-    """Layer or RMS norm with Apex's arguments: input, weights, shape, eps, memory_efficient.
+    """Apex's fused layer or RMS norm → a recorded kernel each way, with Apex's arguments.
 
     Attributes
     ----------

@@ -265,7 +265,7 @@ class MultiheadAttention(torch.nn.Module):
     def _two_sequences(
         self, hidden: Any, other: Any, first: bool | None
     ) -> tuple[Any, Any, Any, Any]:
-        """Hidden states and another sequence's → queries, keys, values, and the norm's result."""
+        """Decoder and encoder hidden states → queries, keys, values, and the norm's output."""
         mixed = self.key_value(other, first)
         groups = (self.groups, 2) if self.interleaved else (2, self.groups)
         mixed = mixed.view(*mixed.shape[:-1], *groups, self.size)
