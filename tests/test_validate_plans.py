@@ -16,7 +16,7 @@ from measured_steps import VTRAIN, table
 from mpi4py import MPI
 
 from mpisim.base.errors import InputError
-from mpisim.prediction.uncertainty import difference_error
+from mpisim.prediction.uncertainty import difference_error, unshared_share
 from mpisim.validate.plans import (
     Group,
     Noise,
@@ -27,7 +27,7 @@ from mpisim.validate.plans import (
     reliability,
     render,
 )
-from mpisim.validate.plans.ranking import dimensions, unshared_error
+from mpisim.validate.plans.ranking import Expected, dimensions, unshared_error
 
 ROW: dict[str, Any] = {**VTRAIN, "vocab": 51200, "step_time_ms": 100.0}
 
@@ -203,6 +203,35 @@ def test_pairs_within_noise_do_not_count() -> None:
     assert noisy.ceiling == pytest.approx(1 - 0.2 * swapped, abs=0.01)
     assert noisy.spearman == exact.spearman
     assert math.isnan(Ranking.of(Group("", plans, noise=1.0)).gamma)
+
+
+def erring(measured: float, **effects: float) -> Any:
+    return SimpleNamespace(measured=measured, effects=effects)
+
+
+def test_expected_order_of_two_plans_is_that_of_their_stated_difference() -> None:
+    """Of two plans the order is right with the normal probability of z: closed form."""
+    one, other = erring(1.0, gemm=0.1), erring(1.1, gemm=0.04, wire=0.03)
+    noise = 0.02
+    difference = math.hypot(unshared_share(), math.sqrt(2) * noise, 0.1 - 0.04, 0.03)
+    right = 0.5 * (1 + math.erf(math.log(1.1) / difference / math.sqrt(2)))
+    found = Expected.of([Group("", [one, other], noise=noise)])
+    assert found.mean == pytest.approx(2 * right - 1, abs=0.1)  # 1000 draws of -1 and 1
+    assert (found.low, found.high) == (-1.0, 1.0)
+
+
+def test_errors_that_all_plans_share_cost_no_order() -> None:
+    far = [erring(3.0**i, clock=0.5) for i in range(4)]
+    assert Expected.of([Group("", far)]) == Expected(1.0, 1.0, 1.0)
+    near = [erring(1.0 + i / 1e6) for i in range(4)]
+    alone = Expected.of([Group("", near)])
+    assert abs(alone.mean) < 0.1  # no order to be told
+    assert alone.low < -0.7
+    assert alone.high > 0.7
+    both = Expected.of([Group("", near), Group("", far)])  # the mean of two groups varies less
+    assert both == Expected(*(pytest.approx((1 + each) / 2) for each in vars(alone).values()))
+    equal = Expected.of([Group("", [erring(1.0), erring(1.0)])])
+    assert math.isnan(equal.mean)
 
 
 def test_keys_are_priced_one_at_a_time() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...base.text import aligned, markdown_table, percentage, replace_between
@@ -11,6 +11,7 @@ from .groups import Group, Noise, Sweeps
 from .ranking import (
     BEYOND,
     CLEAR,
+    Expected,
     Ranking,
     Reliable,
     beyond_noise,
@@ -29,9 +30,11 @@ regret: measured time of the plan that is predicted to be the fastest, over that
 measured, less one; blind: the mean of that over all plans; pairs: of those whose measured times
 differ by more than {percentage(CLEAR)}, how many are put in the right order; ceiling: Spearman's
 correlation of what was measured with the same and the noise of a measurement once more, which a
-perfect prediction would have; gamma: of pairs that differ by more than noise ({BEYOND:g} standard
-deviations of the difference), those in the right order less those in the wrong one, over both; that
-of several groups is of all their pairs together."""
+perfect prediction would have; expected: the correlation that predictions with the errors they
+state would have, in the mean, and where 90 % of such would lie (errors of inputs, each plan's own,
+noise; rows that are suspect have no more of them); gamma: of pairs that differ by more than noise
+({BEYOND:g} standard deviations of the difference), those in the right order less those in the wrong
+one, over both; that of several groups is of all their pairs together."""
 
 NOTE_NOISE = """\
 noise: one standard deviation of a measured time, from plans that one source measured more than once
@@ -90,7 +93,7 @@ def as_json(found: Sweeps, least: int, path: str) -> dict[str, Any]:
         "groups": [
             {
                 "name": group.name,
-                **_figures(Ranking.of(group)),
+                **_figures(Ranking.of(group), Expected.of([group])),
                 "best": group.described(Ranking.of(group).best),
                 "chosen": group.described(Ranking.of(group).chosen),
                 "cases": [
@@ -140,7 +143,7 @@ def _line(each: Reliable) -> dict[str, Any]:
     }
 
 
-def _figures(found: Ranking) -> dict[str, Any]:
+def _figures(found: Ranking, expected: Expected) -> dict[str, Any]:
     return {
         "plans": found.plans,
         "regret": found.regret,
@@ -150,9 +153,14 @@ def _figures(found: Ranking) -> dict[str, Any]:
         "clear_pairs": found.clear,
         "right_pairs": found.right,
         "ceiling": _number(found.ceiling),
+        "expected": _interval(expected),
         "pairs_beyond_noise": found.beyond,
         "gamma": _number(found.gamma),
     }
+
+
+def _interval(found: Expected) -> dict[str, float | None]:
+    return {name: _number(value) for name, value in vars(found).items()}
 
 
 def _number(value: float) -> float | None:
@@ -177,6 +185,7 @@ def _means(groups: Sequence[Group]) -> dict[str, Any]:
         "clear_pairs": sum(each.clear for each in found),
         "right_pairs": sum(each.right for each in found),
         "ceiling": mean([each.ceiling for each in found]),
+        "expected": _interval(Expected.of(groups)),
         "pairs_beyond_noise": sum(each.beyond for each in found),
         "gamma": _number(gamma_of(beyond_noise(groups))),
     }
@@ -236,10 +245,10 @@ def _suspect(groups: Sequence[Group]) -> bool:
 
 def _table(groups: Sequence[Group], sound: Sequence[Group]) -> list[Sequence[str]]:
     headings = (
-        *("group", "plans", "regret", "blind", "Spearman", "ceiling", "Kendall", "pairs", "right"),
-        "gamma",
+        *("group", "plans", "regret", "blind", "Spearman", "ceiling"),
+        *("expected", "Kendall", "pairs", "right", "gamma"),
     )
-    lines = [(group.name, _figures(Ranking.of(group))) for group in groups]
+    lines = [(group.name, _figures(Ranking.of(group), Expected.of([group]))) for group in groups]
     lines.append((f"mean of {len(groups)}", _means(groups)))
     if _suspect(groups):
         means = _means(sound)
@@ -255,6 +264,7 @@ def _table(groups: Sequence[Group], sound: Sequence[Group]) -> list[Sequence[str
                 _share(each["blind"]),
                 _correlation(each["spearman"]),
                 _correlation(each["ceiling"]),
+                _expected(each["expected"]),
                 _correlation(each["kendall"]),
                 str(clear),
                 percentage(each["right_pairs"] / clear) if clear else "",
@@ -280,6 +290,11 @@ def _share(value: float | None) -> str:
 
 def _correlation(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
+
+
+def _expected(found: Mapping[str, float | None]) -> str:
+    mean, low, high = (found[name] for name in ("mean", "low", "high"))
+    return "" if mean is None else f"{mean:.2f} ({low:.2f} to {high:.2f})"
 
 
 def _choices(groups: Sequence[Group]) -> list[Sequence[str]]:
