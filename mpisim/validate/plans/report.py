@@ -8,6 +8,7 @@ from typing import Any
 
 from ...base.text import aligned, markdown_table, percentage, replace_between
 from .groups import Group, Noise, Sweeps
+from .layers import LayerTimes, layer_times
 from .ranking import (
     BEYOND,
     CLEAR,
@@ -46,6 +47,12 @@ pairs of plans that differ in one key alone, and by more than noise; dp takes up
 leave. priced: the predicted difference over the measured one (of the logarithms of times), in the
 median; 90 %: where that median lies when the plans of each group are drawn again, with
 replacement."""
+
+NOTE_LAYERS = """\
+of plans that differ in the number of equal stages and the size of micro-batches alone: what a layer
+takes for a micro-batch of any size, and for each of its sequences, in least squares of
+((m + p - 1) L / p + m head) (fixed + b sequence) + once / p over measured and over predicted steps;
+± one standard error; scatter: what is left of measured steps."""
 
 SOUND = " Without suspect rows."
 
@@ -126,6 +133,7 @@ def as_json(found: Sweeps, least: int, path: str) -> dict[str, Any]:
             }
             for each in dimensions([group.sound() for group in groups])
         ],
+        "layers": [vars(each) for each in layer_times([group.sound() for group in groups])],
         "unshared_error": unshared_error(groups),
         "unshared_error_without_suspect_rows": unshared_error(sound),
         "reliability": [_line(each) for each in reliability(groups)],
@@ -217,6 +225,9 @@ def _parts(found: Sweeps, least: int, lay: Lay) -> list[str]:
             for each in each_key
         ]
         parts += [lay(cells), NOTE_DIMENSIONS + (SOUND if _suspect(groups) else "")]
+    layers = layer_times([group.sound() for group in groups])
+    if layers:
+        parts += [lay(_layers(layers)), NOTE_LAYERS + (SOUND if _suspect(groups) else "")]
     for text, some in (("all rows", groups), ("without suspect rows", sound)):
         lines = reliability(some)
         if lines and (some is groups or _suspect(groups)):
@@ -272,6 +283,31 @@ def _table(groups: Sequence[Group], sound: Sequence[Group]) -> list[Sequence[str
             )
         )
     return cells
+
+
+def _layers(found: Sequence[LayerTimes]) -> list[Sequence[str]]:
+    """What a layer takes, measured and predicted, group by group."""
+    cells: list[Sequence[str]] = [
+        ("layers of", "plans", "fixed", "predicted", "a sequence", "predicted", "scatter")
+    ]
+    for each in found:
+        cells.append(
+            (
+                ", ".join(filter(None, (each.group, each.sets))),
+                str(each.plans),
+                _milliseconds(each.fixed[0], each.fixed_error),
+                _milliseconds(each.fixed[1]),
+                _milliseconds(each.sequence[0], each.sequence_error),
+                _milliseconds(each.sequence[1]),
+                percentage(each.scatter, 1),
+            )
+        )
+    return cells
+
+
+def _milliseconds(seconds: float, error: float | None = None) -> str:
+    text = f"{1e3 * seconds:.2f}"
+    return f"{text} ms" if error is None else f"{text} ± {1e3 * error:.2f} ms"
 
 
 def _noise(found: Sequence[Noise]) -> list[Sequence[str]]:
