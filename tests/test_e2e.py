@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -374,6 +375,27 @@ def test_pairs_of_equal_rows_are_none(tmp_path: Path) -> None:
     found = compare(table(tmp_path / "t.csv", VTRAIN, {**VTRAIN, "id": "again"}), MPI.COMM_SELF)
     assert found is not None
     assert pairs(found.compared) == []
+
+
+def test_pairs_of_one_effect_have_one_recipe_of_fp8(row: Any) -> None:
+    """Tensor parallelism with overlap beside none counts where the printed recipe is the same."""
+
+    def printed(recipe: str, overlap: str) -> Any:
+        texts = {"precision_as_printed": recipe, "tp_overlap": overlap, "suspect": ""}
+        made = row(VTRAIN, precision="fp8", **texts)
+        return SimpleNamespace(row=made, trust="A", measured=1.0, predicted=1.0)
+
+    plain, same, other = (
+        printed("fp8 tensorwise", "False"),
+        printed("fp8 tensorwise", "True"),
+        printed("fp8 rowwise", "True"),
+    )
+    assert [each.kind for each in pairs([plain, same])] == ["overlapped tensor parallelism"]
+    assert pairs([plain, other]) == []
+    sixteen = SimpleNamespace(
+        row=row(VTRAIN, precision="bf16", precision_as_printed="bf16"), trust="A"
+    )
+    assert [each.kind for each in pairs([plain, sixteen])] == ["precision"]
 
 
 def test_a_long_step_from_two_shorter_ones(row: Any) -> None:

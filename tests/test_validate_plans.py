@@ -16,7 +16,8 @@ from measured_steps import VTRAIN, table
 from mpi4py import MPI
 
 from mpisim.base.errors import InputError
-from mpisim.prediction.uncertainty import difference_error
+from mpisim.experiment import Transformer
+from mpisim.prediction.uncertainty import difference_error, unshared_share
 from mpisim.validate.plans import (
     Group,
     Noise,
@@ -24,10 +25,11 @@ from mpisim.validate.plans import (
     Sweeps,
     as_json,
     compare_plans,
+    layer_times,
     reliability,
     render,
 )
-from mpisim.validate.plans.ranking import dimensions, unshared_error
+from mpisim.validate.plans.ranking import Expected, dimensions, unshared_error
 
 ROW: dict[str, Any] = {**VTRAIN, "vocab": 51200, "step_time_ms": 100.0}
 
@@ -205,6 +207,35 @@ def test_pairs_within_noise_do_not_count() -> None:
     assert math.isnan(Ranking.of(Group("", plans, noise=1.0)).gamma)
 
 
+def erring(measured: float, **effects: float) -> Any:
+    return SimpleNamespace(measured=measured, effects=effects)
+
+
+def test_expected_order_of_two_plans_is_that_of_their_stated_difference() -> None:
+    """Of two plans the order is right with the normal probability of z: closed form."""
+    one, other = erring(1.0, gemm=0.1), erring(1.1, gemm=0.04, wire=0.03)
+    noise = 0.02
+    difference = math.hypot(unshared_share(), math.sqrt(2) * noise, 0.1 - 0.04, 0.03)
+    right = 0.5 * (1 + math.erf(math.log(1.1) / difference / math.sqrt(2)))
+    found = Expected.of([Group("", [one, other], noise=noise)])
+    assert found.mean == pytest.approx(2 * right - 1, abs=0.1)  # 1000 draws of -1 and 1
+    assert (found.low, found.high) == (-1.0, 1.0)
+
+
+def test_errors_that_all_plans_share_cost_no_order() -> None:
+    far = [erring(3.0**i, clock=0.5) for i in range(4)]
+    assert Expected.of([Group("", far)]) == Expected(1.0, 1.0, 1.0)
+    near = [erring(1.0 + i / 1e6) for i in range(4)]
+    alone = Expected.of([Group("", near)])
+    assert abs(alone.mean) < 0.1  # no order to be told
+    assert alone.low < -0.7
+    assert alone.high > 0.7
+    both = Expected.of([Group("", near), Group("", far)])  # the mean of two groups varies less
+    assert both == Expected(*(pytest.approx((1 + each) / 2) for each in vars(alone).values()))
+    equal = Expected.of([Group("", [erring(1.0), erring(1.0)])])
+    assert math.isnan(equal.mean)
+
+
 def test_keys_are_priced_one_at_a_time() -> None:
     def plan(measured: float, predicted: float, **keys: int) -> Any:
         return SimpleNamespace(measured=measured, predicted=predicted, keys=keys)
@@ -291,3 +322,87 @@ def test_bad_options_are_one_line(
     assert found.rc == 2, found.stderr
     assert said in found.stderr
     assert len(found.stderr.strip().splitlines()) == 1
+
+
+LAYERS, HIDDEN, LENGTH, VOCABULARY, BATCH = 48, 8192, 2048, 51200, 1536
+
+
+def pipeline(
+    pp: int, micro_batch: int, times: tuple[Any, Any], *, schedule: str = "1f1b", vpp: int = 1
+) -> Any:
+    """A plan of `pp` stages on 64 x `pp` GPUs, whose step follows the closed form.
+
+    `times`: fixed, sequence and once, of the measured and of the predicted step.
+    """
+    dp = 64 // pp
+    batches = BATCH // (dp * micro_batch)
+    # FLOPs of the scores, forward and backward, over those of a layer with its forward twice,
+    # causal attention counted once for each pair of tokens.
+    head = 6 * VOCABULARY / (96 * HIDDEN * (1 + LENGTH / (12 * HIDDEN)))
+    passes = (batches + pp - 1) * LAYERS / pp + batches * head
+
+    def of_sequence(fixed: float, sequence: float, once: float) -> float:
+        return (passes * (fixed + micro_batch * sequence) + once / pp) / BATCH
+
+    own = SimpleNamespace(
+        pp=pp,
+        vpp=vpp,
+        micro_batch=micro_batch,
+        global_batch=BATCH,
+        pipeline=SimpleNamespace(schedule=schedule),
+        recompute=SimpleNamespace(granularity="full"),
+    )
+    model = Transformer(
+        layers=LAYERS, hidden=HIDDEN, heads=64, seq_len=LENGTH, vocab=VOCABULARY, family="gpt"
+    )
+    row = SimpleNamespace(mapped=SimpleNamespace(experiment=SimpleNamespace(model=model, plan=own)))
+    return SimpleNamespace(
+        rows=[row],
+        measured=of_sequence(*times[0]),
+        predicted=of_sequence(*times[1]),
+        keys={"tp": 8, "pp": pp, "dp": dp, "micro_batch": micro_batch},
+    )
+
+
+SWEEP = [(pp, each) for pp in (2, 4, 8, 16) for each in (2, 4, 6)]
+
+
+def test_times_of_layers_are_those_that_steps_were_made_of() -> None:
+    times = (2e-3, 10e-3, 1.5), (1e-3, 12e-3, 2.5)
+    plans = [pipeline(pp, each, times) for pp, each in SWEEP]
+    other = [pipeline(4, 2, times), pipeline(8, 2, times)]
+    for each in other:
+        each.keys["tp"] = 4  # too few of their own, and none of the others
+    (found,) = layer_times([Group("sweep", [*plans, *other])])
+    assert (found.group, found.sets, found.plans) == ("sweep", "tp 8", len(SWEEP))
+    assert found.fixed == pytest.approx((2e-3, 1e-3))
+    assert found.sequence == pytest.approx((10e-3, 12e-3))
+    assert max(found.scatter, found.fixed_error, found.sequence_error) < 1e-9
+
+
+def test_scatter_of_steps_is_the_error_of_times_of_layers() -> None:
+    """One step that is 3 % longer than the closed form: by hand from the residual's norm."""
+    times = (2e-3, 10e-3, 1.5), (2e-3, 10e-3, 1.5)
+    plans = [pipeline(pp, each, times) for pp, each in SWEEP]
+    plans[5].measured *= 1.03
+    (found,) = layer_times([Group("", plans)])
+    assert 0.5 * 0.03 < found.scatter * math.sqrt(len(SWEEP) - 3) < 0.03
+    assert abs(found.fixed[0] - 2e-3) < 3 * found.fixed_error
+    assert abs(found.sequence[0] - 10e-3) < 3 * found.sequence_error
+    assert found.sequence[1] == pytest.approx(10e-3)
+
+
+@pytest.mark.parametrize(
+    "plans",
+    [
+        [(pp, each, {}) for pp, each in SWEEP[:5]],  # too few
+        [(pp, 2, {}) for pp in (1, 2, 4, 8, 16, 16)],  # of one size of micro-batches
+        [(pp, each, {"schedule": "gpipe"}) for pp, each in SWEEP],
+        [(pp, each, {"vpp": 2}) for pp, each in SWEEP],
+        [(5, each, {}) for _, each in SWEEP],  # 48 layers on 5 stages
+    ],
+)
+def test_steps_that_do_not_tell_times_of_layers(plans: list[tuple[int, int, Any]]) -> None:
+    times = (2e-3, 10e-3, 1.5), (2e-3, 10e-3, 1.5)
+    group = Group("", [pipeline(pp, each, times, **options) for pp, each, options in plans])
+    assert layer_times([group]) == []

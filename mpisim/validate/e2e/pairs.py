@@ -37,6 +37,7 @@ SAME = (
     "micro_batch",
     "global_batch",
     "precision",
+    "precision_as_printed",
     "activation_recompute",
     "framework",
     "tp_overlap",
@@ -45,7 +46,10 @@ SAME = (
     "source",
     "source_version",
 )
-"""Columns in which the rows of a pair are equal, but for those that its kind is about."""
+"""Columns in which the rows of a pair are equal, but for those that its kind is about.
+
+``precision`` has one word for all recipes of fp8; how a source prints it tells them apart.
+"""
 
 NOISE = "software release (noise)"
 """Rows equal in all that is modelled: the spread of repeated measurements."""
@@ -59,7 +63,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "micro-batch": ("micro_batch",),
     "batch": ("global_batch",),
     "length of sequences": ("seq_len", "micro_batch", "global_batch"),
-    "precision": ("precision",),
+    "precision": ("precision", "precision_as_printed"),
     "context parallelism": ("cp", "dp"),
     "pipeline": ("pp", "vpp", "dp"),
     "interleaving": ("vpp",),

@@ -7,6 +7,10 @@ A rank correlation gives every pair one weight, those whose measured order is no
 figures stand beside it: the mean correlation of measured times with the same times measured again,
 which no prediction can be above (`Ranking.ceiling`), and Goodman and Kruskal's gamma over the pairs
 that differ by more than noise (`Ranking.gamma`; J. Am. Stat. Assoc. 49, 1954).
+
+A correlation of five plans that take equally long to a few percent says little about a model whose
+steps are off by as much. `Expected` says what correlation the errors that predictions state would
+give, and how far it would vary: a mean below that interval tells of errors that are not stated.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from numpy.typing import NDArray
 
 from ...base.frozen import frozen
 from ...experiment.plan_keys import short_key
+from ...prediction.uncertainty import unshared_share
 from ..e2e.cross_validation import sufficient_error
 from .groups import Group, MeasuredPlan
 
@@ -31,6 +36,7 @@ __all__ = [
     "CLEAR",
     "LIMITS",
     "Dimension",
+    "Expected",
     "Ranking",
     "Reliable",
     "beyond_noise",
@@ -51,10 +57,11 @@ Draws = NDArray[np.int64]
 """How often something is in each of the draws."""
 
 DRAWS = 1000
-"""Of times measured again, for `Ranking.ceiling`; of plans, for `Dimension.low`."""
+"""Of times measured again, for `Ranking.ceiling`; of errors, for `Expected`; of plans, for
+`Dimension.low`."""
 
 SIDE = 0.05
-"""Share of the draws on each side of the interval of `Dimension.priced`."""
+"""Share of the draws on each side of the intervals of `Dimension.priced` and `Expected`."""
 
 LIMITS = (0.0, 0.5, 1.0, 2.0, 4.0, math.inf)
 """Bounds of z, size of a predicted difference over its standard deviation, for `reliability`."""
@@ -134,13 +141,64 @@ class Ranking:
 
 def _ceiling(measured: Sequence[float], noise: float) -> float:
     """Return the mean rank correlation of times with the same times and their noise once more."""
-    stats: Any = import_module("scipy.stats")
     draws = np.random.default_rng(0).standard_normal((DRAWS, len(measured)))
-    again = stats.rankdata(np.log(measured) + noise * draws, axis=1)
-    ranks = stats.rankdata(measured)
+    return float(_rank_correlations(measured, noise * draws).mean())
+
+
+def _rank_correlations(times: Sequence[float], errors: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Times, errors of their logarithms (draws × times) → rank correlation of both, by draw."""
+    stats: Any = import_module("scipy.stats")
+    again = stats.rankdata(np.log(times) + errors, axis=1)
+    ranks = stats.rankdata(times)
     ranks, again = ranks - ranks.mean(), again - again.mean(axis=1, keepdims=True)
     scale = np.sqrt((ranks**2).sum() * (again**2).sum(axis=1))
-    return float((again @ ranks / scale).mean())
+    return np.asarray(again @ ranks / scale, np.float64)
+
+
+@frozen
+class Expected:
+    """Spearman's correlation that predictions with the errors they state would have.
+
+    Attributes
+    ----------
+    mean : float
+        Of draws of these errors and of the noise of measurements, with measured times as the truth;
+        NaN where all are equal. Of several groups: of the mean of their correlations.
+    low, high : float
+        Bounds of 90 % of the draws.
+    """
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, groups: Sequence[Group]) -> Expected:
+        """Groups → the mean of their correlations, as their plans' stated errors would make it."""
+        rng = np.random.default_rng(0)
+        drawn = [_expected_correlations(each, rng) for each in groups]
+        known = [each for each in drawn if each is not None]
+        if not known:
+            return cls(math.nan, math.nan, math.nan)
+        means = np.mean(known, axis=0)
+        low, high = np.quantile(means, (SIDE, 1 - SIDE))
+        return cls(float(means.mean()), float(low), float(high))
+
+
+def _expected_correlations(group: Group, rng: np.random.Generator) -> NDArray[np.float64] | None:
+    """Group → rank correlation in every draw of its plans' errors; None if all times are equal.
+
+    An input that is off is off in all plans, each by its own effect. What the model leaves out and
+    plans do not share (`unshared_share`) is that of a difference: each of two has it over √2.
+    """
+    measured = [each.measured for each in group.plans]
+    if len(set(measured)) < 2:
+        return None
+    names = sorted({name for each in group.plans for name in each.effects})
+    effects = np.array([[each.effects.get(name, 0.0) for name in names] for each in group.plans])
+    own = math.hypot(unshared_share() / math.sqrt(2), group.noise)
+    errors = rng.standard_normal((DRAWS, len(names))) @ effects.T
+    return _rank_correlations(measured, errors + own * rng.standard_normal(errors.shape))
 
 
 def _differ(group: Group) -> Iterator[tuple[MeasuredPlan, MeasuredPlan]]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...base.text import aligned, markdown_table, percentage, replace_between
 from .groups import Group, Noise, Sweeps
+from .layers import LayerTimes, layer_times
 from .ranking import (
     BEYOND,
     CLEAR,
+    Expected,
     Ranking,
     Reliable,
     beyond_noise,
@@ -29,9 +31,11 @@ regret: measured time of the plan that is predicted to be the fastest, over that
 measured, less one; blind: the mean of that over all plans; pairs: of those whose measured times
 differ by more than {percentage(CLEAR)}, how many are put in the right order; ceiling: Spearman's
 correlation of what was measured with the same and the noise of a measurement once more, which a
-perfect prediction would have; gamma: of pairs that differ by more than noise ({BEYOND:g} standard
-deviations of the difference), those in the right order less those in the wrong one, over both; that
-of several groups is of all their pairs together."""
+perfect prediction would have; expected: the correlation that predictions with the errors they
+state would have, in the mean, and where 90 % of such would lie (errors of inputs, each plan's own,
+noise; rows that are suspect have no more of them); gamma: of pairs that differ by more than noise
+({BEYOND:g} standard deviations of the difference), those in the right order less those in the wrong
+one, over both; that of several groups is of all their pairs together."""
 
 NOTE_NOISE = """\
 noise: one standard deviation of a measured time, from plans that one source measured more than once
@@ -43,6 +47,12 @@ pairs of plans that differ in one key alone, and by more than noise; dp takes up
 leave. priced: the predicted difference over the measured one (of the logarithms of times), in the
 median; 90 %: where that median lies when the plans of each group are drawn again, with
 replacement."""
+
+NOTE_LAYERS = """\
+of plans that differ in the number of equal stages and the size of micro-batches alone: what a layer
+takes for a micro-batch of any size, and for each of its sequences, in least squares of
+((m + p - 1) L / p + m head) (fixed + b sequence) + once / p over measured and over predicted steps;
+± one standard error; scatter: what is left of measured steps."""
 
 SOUND = " Without suspect rows."
 
@@ -90,7 +100,7 @@ def as_json(found: Sweeps, least: int, path: str) -> dict[str, Any]:
         "groups": [
             {
                 "name": group.name,
-                **_figures(Ranking.of(group)),
+                **_figures(Ranking.of(group), Expected.of([group])),
                 "best": group.described(Ranking.of(group).best),
                 "chosen": group.described(Ranking.of(group).chosen),
                 "cases": [
@@ -123,6 +133,7 @@ def as_json(found: Sweeps, least: int, path: str) -> dict[str, Any]:
             }
             for each in dimensions([group.sound() for group in groups])
         ],
+        "layers": [vars(each) for each in layer_times([group.sound() for group in groups])],
         "unshared_error": unshared_error(groups),
         "unshared_error_without_suspect_rows": unshared_error(sound),
         "reliability": [_line(each) for each in reliability(groups)],
@@ -140,7 +151,7 @@ def _line(each: Reliable) -> dict[str, Any]:
     }
 
 
-def _figures(found: Ranking) -> dict[str, Any]:
+def _figures(found: Ranking, expected: Expected) -> dict[str, Any]:
     return {
         "plans": found.plans,
         "regret": found.regret,
@@ -150,9 +161,14 @@ def _figures(found: Ranking) -> dict[str, Any]:
         "clear_pairs": found.clear,
         "right_pairs": found.right,
         "ceiling": _number(found.ceiling),
+        "expected": _interval(expected),
         "pairs_beyond_noise": found.beyond,
         "gamma": _number(found.gamma),
     }
+
+
+def _interval(found: Expected) -> dict[str, float | None]:
+    return {name: _number(value) for name, value in vars(found).items()}
 
 
 def _number(value: float) -> float | None:
@@ -177,6 +193,7 @@ def _means(groups: Sequence[Group]) -> dict[str, Any]:
         "clear_pairs": sum(each.clear for each in found),
         "right_pairs": sum(each.right for each in found),
         "ceiling": mean([each.ceiling for each in found]),
+        "expected": _interval(Expected.of(groups)),
         "pairs_beyond_noise": sum(each.beyond for each in found),
         "gamma": _number(gamma_of(beyond_noise(groups))),
     }
@@ -208,6 +225,9 @@ def _parts(found: Sweeps, least: int, lay: Lay) -> list[str]:
             for each in each_key
         ]
         parts += [lay(cells), NOTE_DIMENSIONS + (SOUND if _suspect(groups) else "")]
+    layers = layer_times([group.sound() for group in groups])
+    if layers:
+        parts += [lay(_layers(layers)), NOTE_LAYERS + (SOUND if _suspect(groups) else "")]
     for text, some in (("all rows", groups), ("without suspect rows", sound)):
         lines = reliability(some)
         if lines and (some is groups or _suspect(groups)):
@@ -236,10 +256,10 @@ def _suspect(groups: Sequence[Group]) -> bool:
 
 def _table(groups: Sequence[Group], sound: Sequence[Group]) -> list[Sequence[str]]:
     headings = (
-        *("group", "plans", "regret", "blind", "Spearman", "ceiling", "Kendall", "pairs", "right"),
-        "gamma",
+        *("group", "plans", "regret", "blind", "Spearman", "ceiling"),
+        *("expected", "Kendall", "pairs", "right", "gamma"),
     )
-    lines = [(group.name, _figures(Ranking.of(group))) for group in groups]
+    lines = [(group.name, _figures(Ranking.of(group), Expected.of([group]))) for group in groups]
     lines.append((f"mean of {len(groups)}", _means(groups)))
     if _suspect(groups):
         means = _means(sound)
@@ -255,6 +275,7 @@ def _table(groups: Sequence[Group], sound: Sequence[Group]) -> list[Sequence[str
                 _share(each["blind"]),
                 _correlation(each["spearman"]),
                 _correlation(each["ceiling"]),
+                _expected(each["expected"]),
                 _correlation(each["kendall"]),
                 str(clear),
                 percentage(each["right_pairs"] / clear) if clear else "",
@@ -262,6 +283,31 @@ def _table(groups: Sequence[Group], sound: Sequence[Group]) -> list[Sequence[str
             )
         )
     return cells
+
+
+def _layers(found: Sequence[LayerTimes]) -> list[Sequence[str]]:
+    """What a layer takes, measured and predicted, group by group."""
+    cells: list[Sequence[str]] = [
+        ("layers of", "plans", "fixed", "predicted", "a sequence", "predicted", "scatter")
+    ]
+    for each in found:
+        cells.append(
+            (
+                ", ".join(filter(None, (each.group, each.sets))),
+                str(each.plans),
+                _milliseconds(each.fixed[0], each.fixed_error),
+                _milliseconds(each.fixed[1]),
+                _milliseconds(each.sequence[0], each.sequence_error),
+                _milliseconds(each.sequence[1]),
+                percentage(each.scatter, 1),
+            )
+        )
+    return cells
+
+
+def _milliseconds(seconds: float, error: float | None = None) -> str:
+    text = f"{1e3 * seconds:.2f}"
+    return f"{text} ms" if error is None else f"{text} ± {1e3 * error:.2f} ms"
 
 
 def _noise(found: Sequence[Noise]) -> list[Sequence[str]]:
@@ -280,6 +326,11 @@ def _share(value: float | None) -> str:
 
 def _correlation(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
+
+
+def _expected(found: Mapping[str, float | None]) -> str:
+    mean, low, high = (found[name] for name in ("mean", "low", "high"))
+    return "" if mean is None else f"{mean:.2f} ({low:.2f} to {high:.2f})"
 
 
 def _choices(groups: Sequence[Group]) -> list[Sequence[str]]:
