@@ -98,6 +98,9 @@ class Gpu:
         Rate of the fastest products in tf32, fp16 and bf16, relative to that at the datasheet's
         clock, where it is known to differ: GeForce cards multiply at half the rate that the chip
         has elsewhere, and their power sustains that above the boost clock.
+    steady : Quantity, optional
+        Share of the clock of kernels measured by themselves that it sustains when kernels follow
+        one another, where that was measured; else what its power leaves of the architecture's.
     nvlink : Quantity, optional
         Bandwidth of all links to other GPUs (NVLink, xGMI) together, one direction.
     power : Quantity, optional
@@ -150,6 +153,7 @@ class Gpu:
     l2_bandwidth: Quantity | None = None
     exponentials: Quantity | None = None
     product_rate: Quantity | None = None
+    steady: Quantity | None = None
     nvlink: Quantity | None = None
     power: Quantity | None = None
     confidence: Literal["cross-checked", "one source"] = "one source"

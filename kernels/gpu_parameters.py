@@ -181,7 +181,9 @@ class GpuParameters:
         assert l2 is not None
         power_share = _power_share(gpu, architecture)
         sustained = _power_limited_clock(gpu, power_share)
-        steady = architecture.get("steady", 1.0)
+        steady = sustained * architecture.get("steady", 1.0)
+        if gpu.steady is not None:
+            steady = gpu.steady.si
         l2_rate = architecture["l2_bytes_per_clock"] * sms * clock.si
         return cls(
             name=_names_by_title().get(gpu.title, gpu.title),
@@ -196,7 +198,7 @@ class GpuParameters:
             shared_memory=architecture["shared_memory"],
             exponentials=gpu.exponentials.si if gpu.exponentials else EXPONENTIALS_PER_CLOCK,
             sustained=min(1.0, sustained),
-            steady=min(1.0, sustained * steady),
+            steady=min(1.0, steady),
             power_share=min(1.0, power_share),
             missing=sum(each is None for each in (gpu.sms, gpu.clock, gpu.l2)),
         )

@@ -113,17 +113,19 @@ write (transformer_engine/common/normalization). Other kernels go through it twi
 is the framework's choice, and for Megatron-LM's layer norms one of the width, too
 (``persist_ln_hidden_sizes``)."""
 
-AttentionVariant = Literal["cudnn", "flash_2", "triton"]
+AttentionVariant = Literal["cudnn", "cudnn_9_13", "flash_2", "triton"]
 """Without a variant the newest, which is the fastest that is published for a GPU: FlashAttention-2
 on Ampere, 3 on Hopper, 4 on Blackwell.
 
-``cudnn``: cuDNN's, which Transformer Engine calls on Hopper, and JAX through it. ``flash_2``:
+``cudnn``: cuDNN's, which Transformer Engine calls on Hopper, and JAX through it. ``cudnn_9_13``:
+the same up to 9.13, September 2025, whose kernels for Blackwell were slower. ``flash_2``:
 FlashAttention-2 (arXiv:2307.08691), which PyTorch's ``scaled_dot_product_attention`` has.
 ``triton``: FlashAttention of 2022 in Triton, ``flash_attn_triton.py`` of the package flash-attn."""
 
 ATTENTION_VARIANTS: Mapping[str, AttentionVariant | None] = {
     "newest": None,
     "cudnn": "cudnn",
+    "cudnn-9.13": "cudnn_9_13",
     "flash-2": "flash_2",
     "triton": "triton",
 }

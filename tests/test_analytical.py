@@ -357,6 +357,7 @@ def test_the_packaged_calibration():
     # products take a multiple of another kernel's time.
     multiples = {name for name, variant in VARIANTS.items() if variant.ratio}
     assert multiples == {
+        "attention_cudnn_9_13",
         "attention_triton",
         "elementwise_block_scales",
         "elementwise_layout",

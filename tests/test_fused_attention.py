@@ -88,6 +88,33 @@ def test_triton_is_a_multiple() -> None:
             assert slow.error > fast.error
 
 
+@pytest.mark.parametrize(
+    ("gpu", "tokens", "forward", "backward"),
+    [
+        ("b200", 16384, 6.602, 20.460),
+        ("b200", 32768, 24.795, 79.338),
+        ("gb300", 16384, 5.167, 17.345),
+        ("gb300", 32768, 19.592, 66.679),
+    ],
+)
+def test_cudnn_of_2025(gpu: str, tokens: int, forward: float, backward: float) -> None:
+    """Milliseconds of 9.13: github:NVIDIA/cudnn-frontend, benchmark/sdpa_benchmark_training."""
+    model = Analytical(find_gpu(gpu), alone=True)
+    shape = (1, 128, 8, tokens, tokens, 128, 128, True)
+    for back, measured in ((False, forward), (True, backward)):
+        found = model.estimate(attention("cudnn-9.13", *shape, back)).duration
+        assert found == pytest.approx(1e9 * measured, rel=0.1)
+        assert found > 1.05 * model.estimate(attention("cudnn", *shape, back)).duration
+
+
+def test_cudnn_of_2025_is_todays_on_hopper() -> None:
+    """What was fitted to an H100 was measured before."""
+    model = Analytical(find_gpu("h100-sxm"))
+    shape = (1, 32, 8, 8192, 8192, 128, 128)
+    times = [model.estimate(attention(each, *shape)).duration for each in ("cudnn", "cudnn-9.13")]
+    assert times[1] == times[0]
+
+
 def test_substitutes() -> None:
     """A kernel that was not measured on an architecture is taken to be the newest there."""
     model = Analytical(find_gpu("a100-sxm"))

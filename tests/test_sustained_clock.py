@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import prod
+
 import pytest
 
 from mpisim.kernels import find_gpu
@@ -36,8 +39,49 @@ def test_the_reference_of_an_architecture_may_not_sustain_its_clock() -> None:
     attention = Attention(1, 32, 32, 8192, 8192, 128, 128)
     assert 1.0 < ratio("h100-sxm", attention) < 1 / 0.9  # exponentials run at the boost clock
     # More watts a FLOP/s than a B200 has: 1.2 / 2.5 to 1 / 2.25; 1.4 / 2.5 to the same.
-    steady = [GpuParameters.of(find_gpu(name)).steady for name in ("b200", "gb200", "gb300")]
+    boards = [replace(find_gpu(name), steady=None) for name in ("b200", "gb200", "gb300")]
+    steady = [GpuParameters.of(gpu).steady for gpu in boards]
     assert steady == pytest.approx([0.87, 0.90, 0.962], abs=0.002)
+
+
+def test_what_was_measured_of_a_board_counts() -> None:
+    """Attention at 1,237 of 1,450 TFLOP/s on a B200: github:flashinfer-ai/flashinfer, pull 2899."""
+    gpu = find_gpu("b200")
+    assert GpuParameters.of(gpu).steady == pytest.approx(1237 / 1450, abs=0.01)
+    slower = replace(gpu, steady=replace(gpu.steady, value=0.5))
+    assert GpuParameters.of(slower).steady == 0.5
+    assert GpuParameters.of(slower).sustained == GpuParameters.of(gpu).sustained
+    faster = replace(gpu, steady=replace(gpu.steady, value=1.2))
+    assert GpuParameters.of(faster).steady == 1.0
+
+
+@pytest.mark.parametrize(
+    ("gpu", "small", "large", "oblong"),
+    [
+        ("h100-sxm", [1290.1], [1377.3], [1351.4]),
+        ("h200", [1300.6], [1366.3], [1318.0]),
+        (
+            "gb200",
+            [2624.5, 2848.0, 2781.5, 2876.6],
+            [2695.0, 2929.0, 2819.5, 2906.9],
+            [2709.9, 2928.9, 2798.7, 2895.6],
+        ),
+        ("gb300", [3286.3], [3308.5], [3279.5]),
+    ],
+)
+def test_large_products_in_a_step(
+    gpu: str, small: list[float], large: list[float], oblong: list[float]
+) -> None:
+    """Products in fp8 after 10,000 repetitions: github:Azure/AI-benchmarking-guide and its forks.
+
+    TFLOP/s of squares of 8,192 and of 16,384, and of 6,144 x 12,288 x 12,288, random numbers.
+    """
+    model = Analytical(find_gpu(gpu))
+    shapes = ((8192, 8192, 8192), (16384, 16384, 16384), (6144, 12288, 12288))
+    for shape, rates in zip(shapes, (small, large, oblong), strict=True):
+        rate = sum(rates) / len(rates)
+        found = 2 * prod(shape) / model.estimate(Gemm(*shape, dtype="fp8")).duration
+        assert found == pytest.approx(rate, rel=0.08)
 
 
 def test_others_are_as_measured() -> None:

@@ -424,7 +424,9 @@ class AttentionShape:
         else:
             examples = 1
         ignores_window = (
-            backward and s.attention_format == "fp8" and s.plan.framework.attention == "cudnn"
+            backward
+            and s.attention_format == "fp8"
+            and s.plan.framework.attention.startswith("cudnn")
         )
         return Attention(
             s.batch * examples,
