@@ -424,6 +424,7 @@ def test_it_prints_and_writes(folder: Path, capsys: pytest.CaptureFixture[str]) 
     outputs = ["-o", "run.h5", "--csv", "flows.csv", "--json", "run.json"]
     assert main([*COMMAND, "--spines", "2", *outputs]) == 0
     text = capsys.readouterr().out
+    assert "ECMP over up to 2 paths" in text
     assert "links, as hashed" in text
     assert "paused (PFC)" in text
     numbers = json.loads((folder / "run.json").read_text())["runs"][0]
@@ -445,7 +446,9 @@ def test_seeds_are_compared(folder: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_table_of_flows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["packets", "incast.csv", "--cluster", "mine.toml", "--nodes", "4"]) == 0
-    assert "3 flows" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "3 flows" in text
+    assert "one path for each flow" in text  # without spines
     exported = ["comm", "all_gather", *COMMAND[2:], "--flows", "--csv", "exported.csv"]
     assert main(exported) == 0
     capsys.readouterr()

@@ -21,9 +21,10 @@ __all__ = ["add_parser", "run"]
 
 EXAMPLES = """\
 examples:
-  mpisim packets all_to_all --cluster h100-roce --nodes 8 --size 64M --spines 8
-  mpisim packets all_to_all --cluster h100-roce --nodes 8 --size 64M --spines 8 --draws 8
-  mpisim packets all_to_all --cluster h100-roce --nodes 8 --size 64M --spines 8 --routing spray
+  mpisim packets all_to_all --cluster mine.toml --nodes 8 --size 16M
+  mpisim packets all_to_all --cluster mine.toml --nodes 8 --size 16M --draws 8
+  mpisim packets all_to_all --cluster mine.toml --nodes 8 --size 16M --spines 16 --routing spray
+  mpisim packets all_to_all --cluster h100-roce --nodes 64 --gpus-per-node 1 --size 16M --spines 32
   mpisim packets all_reduce --cluster dgx-h100 --nodes 4 --size 64M --congestion none
   mpisim packets all_reduce --cluster dgx-h100 --nodes 4 --size 64M --parameters simai
   mpisim packets incast.csv --cluster h100-roce --nodes 8 --set kmin=100000 --set mtu=9000

@@ -23,11 +23,15 @@ latencies, as in the flow model. links, as hashed: the same with the path that E
 def settings_line(found: PacketRun) -> str:
     """Run → the settings that matter, in a line."""
     settings = found.settings
-    many = int(np.diff(found.plan.pair_first).max())
+    many = found.plan.most_paths
     control = "DCQCN" if settings.congestion == "dcqcn" else "no congestion control"
     pfc = "PFC" if settings.pfc else "no PFC, endless buffers"
     packets = int(found.link_packets[_first_links(found)].sum())
-    how = "ECMP" if settings.routing == "ecmp" else f"packets sprayed over up to {many} paths"
+    how = f"ECMP over up to {many} paths"
+    if many == 1:
+        how = "one path for each flow"
+    elif settings.routing == "spray":
+        how = f"packets sprayed over up to {many} paths"
     return (
         f"{how}, {control}, {pfc}, {settings.switching}: {len(found.plan.cap):,} queue pairs, "
         f"{packets:,} packets of up to {settings.mtu:,} B, {found.events:,} events"

@@ -72,6 +72,8 @@ class PacketInput:
         Bytes over each link if those of each pair were spread evenly over all of its paths.
     chosen : float64, shape (n_links,)
         The same over the paths that were taken.
+    most_paths : int
+        That any flow could take.
     """
 
     n_nodes: int
@@ -99,12 +101,17 @@ class PacketInput:
     gate_message: NDArray[np.int32]
     spread: Floats
     chosen: Floats
+    most_paths: int
 
     @property
     def hops(self) -> int:
         """Packets times the links that they go over, for packets of one byte."""
         lengths = np.diff(self.path_first)[self.pair_first[:-1]]
         return int((self.message_bytes * lengths[self.message_pair]).sum())
+
+
+_Routes = dict[tuple[int, ...], list[tuple[int, ...]]]
+"""By links of a flow, the paths that they form."""
 
 
 class _Pair(NamedTuple):
@@ -139,7 +146,9 @@ def packet_input(
             f"{many:,} messages; there may be {MAX_MESSAGES:,}: fewer GPUs, or larger chunks "
             f"({settings.chunk} B)"
         )
-    pairs, of_flow, spread = _pairs(topology, flows, settings)
+    routes = {flow.links: equal_paths(topology, flow.links) for flow in flows}
+    most_paths = max(map(len, routes.values()))
+    pairs, of_flow, spread = _pairs(topology, flows, routes, settings)
     messages = _Messages()
     chosen = np.zeros(topology.n_links)
     for number, flow in enumerate(flows):
@@ -180,6 +189,7 @@ def packet_input(
         gate_message=gates.message,
         spread=spread,
         chosen=chosen,
+        most_paths=most_paths,
     )
 
 
@@ -202,18 +212,15 @@ def _parts(bytes: int, many: int) -> list[int]:
 
 
 def _pairs(
-    topology: Topology, flows: Sequence[PacketFlow], settings: PacketSettings
+    topology: Topology, flows: Sequence[PacketFlow], routes: _Routes, settings: PacketSettings
 ) -> tuple[list[_Pair], list[list[int]], Floats]:
     """Return queue pairs, those of each flow, and bytes by link if all paths were used evenly."""
     pairs: list[_Pair] = []
     known: dict[tuple[str, str, str, tuple[int, ...]], list[int]] = {}
-    routes: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
     channels: dict[str, int] = {}
     spread = np.zeros(topology.n_links)
     of_flow = []
     for flow in flows:
-        if flow.links not in routes:
-            routes[flow.links] = equal_paths(topology, flow.links)
         paths = routes[flow.links]
         for path in paths:  # which passes a link once
             links = list(path[sender_part(topology, path) :])
