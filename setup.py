@@ -44,9 +44,15 @@ class Build(build_ext):
             stamp.write_text(built["digest"](ROOT))
 
 
+def module_of(path: str) -> str:
+    """Path of a source, from here → the name of its module."""
+    name = path.removesuffix(".pyx").replace("/", ".")
+    return f"mpisim.{name}" if name.partition(".")[0] in MAPPED else name
+
+
 extensions = [
     Extension(
-        path.removesuffix(".pyx").replace("/", "."),
+        module_of(path),
         [path],
         # No -march: a build must run on every node of a cluster. No contraction of a*b+c into a
         # fused operation: results must not depend on the compiler's mood. No debugging symbols:

@@ -315,6 +315,8 @@ REFUSED = [
     (["chrome", "-o", "folder", "--overwrite"], "holds mine.json already"),
     (["chakra", "-o", "folder"], "holds mine.json already"),
     (["chakra", "-o", "et", "--ranks", "0"], "--ranks: Chakra's traces are of all ranks"),
+    (["simai", "-o", "there.csv"], "there.csv: exists already"),
+    (["simai", "-o", "x.txt", "--ranks", "0"], "--ranks: a SimAI workload has the layers of all"),
     (["otf", "-o", "x"], "'otf'"),
 ]
 
@@ -338,7 +340,9 @@ def test_the_same_on_two_processes(run_mpisim: Callable[..., Any], saved: Path) 
             assert "1 of 8 ranks: 0 (one of each kind: others do the same work; see --ranks)" in (
                 done.stdout
             )
-    for name in ("csv", "pftrace.gz"):
+        done = run_mpisim(["export", "run.h5", "--format", "simai", "-o", f"{n}.txt"], n)
+        assert (done.rc, "all 8 ranks" in done.stdout) == (0, True), done.stderr
+    for name in ("csv", "pftrace.gz", "txt"):
         one, two = ((saved.parent / f"{n}.{name}").read_bytes() for n in (1, 2))
         assert one == two
     done = run_mpisim(["export", "run.h5", "--format", "csv", "-o", "3.csv", "--ranks", "8"], 2)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +17,9 @@ from hypothesis import strategies as st
 
 from mpisim import engine
 from mpisim.base.errors import InputError
-from mpisim.formats import import_program, read_simai, simai_program
-from mpisim.program import Kind, Operation, Phase, Program
+from mpisim.cli import main
+from mpisim.formats import import_program, read_simai, simai_program, write_simai
+from mpisim.program import Kind, Operation, Phase, Program, ProgramBuilder, load
 from mpisim.topo import AlphaBeta
 
 NS = 1000
@@ -316,3 +321,124 @@ def test_truncated_files(tmp_path: Path) -> None:
         read_simai(path)
     with pytest.raises(InputError, match="'all_gpus' is 4, but 8 ranks are asked for"):
         simai_program(written(tmp_path, HYBRID, ROW), 8)
+
+
+# --- written -------------------------------------------------------------------------------------
+
+GPT = """\
+title = "GPT-2 on 8 GPUs"
+model = { preset = "gpt2", layers = 4, hidden = 1024, heads = 16 }
+plan = { tp = 4, dp = 2, sp = true, zero = 1, micro_batch = 4, global_batch = 32 }
+cluster = { preset = "dgx-h100", nodes = 1 }
+"""
+
+
+@pytest.fixture
+def exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
+    """Changes of a plan → the step, and that of its SimAI text, read again; in s."""
+
+    def export(*changes: str) -> list[float]:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "gpt.toml").write_text(GPT)
+        given = [word for change in changes for word in ("--set", change)]
+        steps = []
+        assert main(["run", "gpt.toml", *given, "-o", "run.h5", "--json", "a.json"]) == 0
+        assert main(["export", "run.h5", "--format", "simai", "-o", "step.txt"]) == 0
+        assert main(["program", "import", "step.txt", "-o", "step.h5"]) == 0
+        on = ["--set", "cluster.preset=dgx-h100"]
+        assert main(["run", "step.h5", *on, "--json", "b.json"]) == 0
+        for name in ("a.json", "b.json"):
+            steps.append(json.loads((tmp_path / name).read_text())["step_time"])
+        return steps
+
+    return export
+
+
+@pytest.mark.parametrize(
+    ("changes", "within"),
+    [
+        ((), 0.02),
+        (("plan.recompute=full",), 0.02),
+        (("plan.tp=1", "plan.sp=false", "plan.dp=8"), 0.02),
+        (("plan.tp=8", "plan.dp=1", "plan.zero=0"), 0.02),
+        (("plan.tp=1", "plan.sp=false", "plan.dp=8", "plan.zero=3"), 0.02),
+    ],
+)
+def test_a_step_that_is_written_and_read_takes_as_long(
+    exported: Callable[..., list[float]], changes: tuple[str, ...], within: float
+) -> None:
+    first, again = exported(*changes)
+    assert again == pytest.approx(first, rel=within)
+
+
+def test_the_text_is_as_simai_writes_it(
+    exported: Callable[..., list[float]], tmp_path: Path, shared: Path
+) -> None:
+    """Keys of the header, their order, and columns: those of SimAI's example."""
+    exported()
+    lines = (tmp_path / "step.txt").read_text().splitlines()
+    with gzip.open(shared / "traces/simai_workloads/workload_analytical.txt.gz", "rt") as file:
+        example = file.read().splitlines()
+    words, theirs = (re.sub(r"\d+", "N", each[0]).split() for each in (lines, example))
+    assert words == theirs
+    assert int(lines[1]) == len(lines) - 2
+    assert {line.count("\t") for line in lines[2:]} == {example[2].count("\t")} == {11}
+    workload = read_simai(tmp_path / "step.txt")
+    assert (workload.tensor, workload.expert, workload.n_ranks) == (4, 1, 8)
+
+
+def test_communications_are_kept(exported: Callable[..., list[float]], tmp_path: Path) -> None:
+    """As many of each operation and size, but those below 1 KiB."""
+    exported()
+    assert main(["run", "gpt.toml", "--save-program", "whole.h5"]) == 0
+    counts = []
+    for name in ("whole.h5", "step.h5"):
+        table = load(tmp_path / name).table_of(0)
+        large = table.is_communication & (table.bytes >= 1024)
+        pairs = zip(table.operation[large].tolist(), table.bytes[large].tolist(), strict=True)
+        counts.append(Counter(pairs))
+    assert counts[0] == counts[1]
+
+
+def test_what_simai_has_no_word_for_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpt.toml").write_text(GPT)
+    for change, says in (
+        (["plan.pp=2", "plan.tp=2"], "2 different things"),
+        (["plan.cp=2", "plan.tp=2"], "SimAI's layers have no send_recv"),
+    ):
+        given = [word for each in change for word in ("--set", each)]
+        options = ["--save-program", "step.h5", "--overwrite"]
+        assert main(["run", "gpt.toml", *given, *options]) == 0
+        capsys.readouterr()
+        assert main(["program", "export", "step.h5", "--format", "simai", "-o", "x.txt"]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert says in line
+        assert not (tmp_path / "x.txt").exists()
+
+
+def test_a_chain_by_hand(tmp_path: Path) -> None:
+    """A kernel, an all-reduce that is waited for, one that is not: two lines."""
+    builder = ProgramBuilder()
+    for rank in range(4):
+        rows = builder.table(f"rank {rank}") if not rank else None
+        if rows is not None:
+            first = rows.tags(phase=Phase.FORWARD).kernel("qkv", 0, 3_000_500)
+            done = rows.collective(Operation.ALL_REDUCE, 0, 1, 4096, waits=[first])
+            second = rows.tags(phase=Phase.BACKWARD).kernel("dgrad", 0, 2_000_500, waits=[done])
+            rows.collective(Operation.REDUCE_SCATTER, 1, 2, 8192, waits=[second])
+            rows.kernel("wgrad", 0, 1_000_000)
+            builder.add_table(rows.build())
+        tensor = builder.communicator((rank - rank % 2, rank - rank % 2 + 1), "tp")
+        data = builder.communicator((rank % 2, rank % 2 + 2), "dp")
+        builder.add_rank(0, [tensor, data])
+    found = write_simai(builder.build({}), tmp_path / "step.txt")
+    lines = (tmp_path / "step.txt").read_text().splitlines()
+    assert lines[0].startswith("HYBRID_TRANSFORMER_FWD_IN_BCKWD model_parallel_NPU_group: 2 ep: 1 ")
+    assert [line.replace("\t", " ") for line in lines[2:]] == [
+        "all_reduce -1 3000 ALLREDUCE 4096 1000 NONE 0 0 NONE 0 0",
+        "reduce_scatter -1 0 NONE 0 0 NONE 0 2000 REDUCESCATTER_DP_EP 8192 0",
+    ]
+    assert (found.layers, found.changed) == (2, 0)

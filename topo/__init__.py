@@ -19,6 +19,8 @@ Prices, which the engine gets
     ``nccl_network`` (NCCL on the links of a topology), ``link_library`` (collectives without NICs),
     ``circuits`` (which stand, and which a communication sets up), ``alpha_beta``,
     ``elasticities`` (how prices answer to bandwidths and latency).
+Packets
+    ``packets/``: flows packet by packet, with queues, ECN, DCQCN, PFC and ECMP.
 Measurements
     ``collectives/``: measured collectives, and the calibration fitted to them.
 For people

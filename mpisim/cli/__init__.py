@@ -44,6 +44,7 @@ COMMANDS = (
     "mpisim.cli.list",
     "mpisim.cli.topo",
     "mpisim.cli.comm",
+    "mpisim.cli.packets",
     "mpisim.cli.replay",
     "mpisim.cli.extrapolate",
     "mpisim.cli.capture",

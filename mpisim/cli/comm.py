@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..base.errors import InputError, UsageError, nearest
+from ..base.errors import UsageError
+from .comm_arguments import members_of, operation_of, settings_of, sizes_of
 from .comm_table import NOTE, TYPES, Line, better_object, notes, table
 from .output import add_json_option, add_overwrite_option, check_files, check_outputs
 from .speeds import add_speed_options, given_speeds, with_speed_options
@@ -34,13 +34,6 @@ examples:
   mpisim comm send_recv --cluster dgx-h100 --size 1M --nodes 2 --ranks 1,8 --flows
   mpisim comm send_recv --cluster p5 --size 1G --nodes 2 --ranks 0,9 --set 'links.*.latency=2 x'
 """
-
-ALIASES = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
-
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-
-_MAX_LINES = 1000
-"""Lines of a table; more are a mistake in the factor."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -127,8 +120,8 @@ def run(args: argparse.Namespace) -> int:
     from ..topo.network import bus_factor
     from .other_files import expected
 
-    operation = _operation(args.operation)
-    sizes = _sizes(args.size)
+    operation = operation_of(args.operation)
+    sizes = sizes_of(args.size)
     _check_flows(args, sizes)
     if args.model != "nccl" and given_speeds(args):
         raise UsageError("speeds of links are for --model nccl; [alpha_beta] has its own")
@@ -140,11 +133,11 @@ def run(args: argparse.Namespace) -> int:
             f"{args.nodes} nodes of {per_node} GPUs: there must be at least 1 node, of 1 to "
             f"{cluster.gpus_per_node} GPUs"
         )
-    members = _members(args, cluster.gpus_per_node, per_node)
+    members = members_of(args, cluster.gpus_per_node, per_node)
     ranks = len(members)
     network = None
     if args.model == "nccl":
-        variables, changes = _settings(args.settings)
+        variables, changes = settings_of(args.settings)
         given = NetworkChoice(nccl=variables, changes=changes, calibration=args.calibration)
         network, price = _nccl(cluster, operation, args.nodes, members, given)
     else:
@@ -281,99 +274,6 @@ def _flows(
         write_json(args.json, head | flow_object(found), overwrite=args.overwrite)
     print(f"{operation.name.lower()} of {size} B among {len(members)} GPUs: ", end="")
     print("\n".join(flow_lines(found)))
-
-
-def _operation(name: str) -> Operation:
-    from ..topo.nccl.model import COLLECTIVES
-    from ..topo.nccl.point_to_point import SEND_OPERATIONS
-
-    known = {each.name.lower(): each for each in sorted(COLLECTIVES | SEND_OPERATIONS)}
-    key = name.casefold().replace("-", "_")
-    key = ALIASES.get(key, key)
-    if key not in known:
-        raise InputError(
-            f"unknown operation {name!r}{nearest(key, known)}; there are {', '.join(known)}"
-        )
-    return known[key]
-
-
-def _sizes(text: str) -> list[int]:
-    """Read ``8M``, ``8M:8G`` or ``8M:8G:4``."""
-    parts = text.split(":")
-    if len(parts) > 3:
-        raise UsageError(f"--size is {text!r}; it must be SIZE, FIRST:LAST or FIRST:LAST:FACTOR")
-    first, last = _size(parts[0]), _size(parts[min(1, len(parts) - 1)])
-    if last < first:
-        raise UsageError(f"--size is {text!r}; the last size is below the first")
-    factor = 2.0
-    if len(parts) == 3:
-        try:
-            factor = float(parts[2])
-        except ValueError:
-            factor = 0.0
-        if not 1 < factor < math.inf:
-            raise UsageError(f"--size is {text!r}; the factor must be a number above 1")
-    if math.log(last / first) / math.log(factor) >= _MAX_LINES:
-        raise UsageError(f"--size is {text!r}; that is more than {_MAX_LINES} sizes")
-    sizes = [first]
-    while (following := max(round(sizes[-1] * factor), sizes[-1] + 1)) <= last:
-        sizes.append(following)
-    return sizes
-
-
-def _size(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    size = round(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
-    if not 1 <= size < 1 << 50:
-        raise UsageError(f"size {text!r} is no size above 0, such as 4096, 64K or 8M")
-    return size
-
-
-def _settings(settings: list[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Read ``NAME=VALUE``: variables of NCCL, and changes of links."""
-    variables: dict[str, str] = {}
-    changes: dict[str, str] = {}
-    for setting in settings:
-        name, equals, value = setting.partition("=")
-        if not equals:
-            raise UsageError(
-                f"--set {setting!r}: it must be NAME=VALUE, such as NCCL_ALGO=ring, or "
-                "links.NAME.bandwidth='50 %'"
-            )
-        (changes if name.startswith("links.") else variables)[name.strip()] = value
-    return variables, changes
-
-
-def _members(args: argparse.Namespace, whole: int, per_node: int) -> list[int]:
-    """Return the ranks of the group: the first of each node, or those that were given."""
-    if args.ranks is None:
-        found = [node * whole + gpu for node in range(args.nodes) for gpu in range(per_node)]
-    else:
-        if args.gpus_per_node is not None:
-            raise UsageError("--ranks names the GPUs; --gpus-per-node does, too: give one of them")
-        found = _ranks(args.ranks, args.nodes * whole)
-    if len(found) < 2:
-        raise UsageError("one GPU alone has nobody to communicate with")
-    return found
-
-
-def _ranks(text: str, many: int) -> list[int]:
-    """Read ``0,8,16`` and ``0-7,64-71``: ranks, in the communicator's order."""
-    found: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
-        if match is None:
-            raise UsageError(f"--ranks: {part!r} is no rank; it must be like 0,8,16 or 0-7,64-71")
-        first, last = int(match[1]), int(match[2] or match[1])
-        if last < first or last >= many:
-            raise UsageError(
-                f"--ranks: {part.strip()!r} is not within 0 to {many - 1}, the GPUs of --nodes"
-            )
-        found += range(first, last + 1)
-    twice = next((rank for rank in found if found.count(rank) > 1), None)
-    if twice is not None:
-        raise UsageError(f"--ranks: {twice} is there twice")
-    return found
 
 
 def _nccl(

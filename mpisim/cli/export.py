@@ -20,9 +20,10 @@ examples:
   mpisim replay traces/                                          (gives the same step time)
   mpisim export run.h5 --format csv -o rows.csv.gz --ranks 0,8-15     ... every row as a line
   mpisim export run.h5 --format chakra -o et/                    ... for ASTRA-sim
+  mpisim export run.h5 --format simai -o workload.txt            ... for SimAI
 """
 
-FORMATS = ("chrome", "perfetto", "csv", "chakra")
+FORMATS = ("chrome", "perfetto", "csv", "chakra", "simai")
 """The names of `mpisim.export.FORMATS`, which takes long to load."""
 
 
@@ -45,7 +46,7 @@ def add_parser(subparsers: Any) -> None:
         required=True,
         help="chrome: a folder of Kineto traces (.json.gz), one a rank, as PyTorch's profiler "
         "writes them; perfetto: one file for ui.perfetto.dev; csv: one line a row; chakra: a "
-        "folder of Chakra execution traces",
+        "folder of Chakra execution traces; simai: a text workload of SimAI, one line a layer",
     )
     parser.add_argument(
         "-o",
@@ -58,7 +59,7 @@ def add_parser(subparsers: Any) -> None:
         "--ranks",
         metavar="RANKS",
         help="ranks to write, as 0,8-15, or all (default: one of each kind, as a "
-        "rank of each pipeline stage; chakra: all)",
+        "rank of each pipeline stage; chakra, simai: all)",
     )
     parser.add_argument(
         "--overwrite", action="store_true", help="replace an earlier export if there is one"
@@ -86,7 +87,8 @@ def run(args: argparse.Namespace) -> int:
     with collective_errors(comm):
         if comm.rank == 0:
             kept.check_not_input(args.output)
-    requested = args.ranks if args.ranks is not None or args.format != "chakra" else ALL
+    whole = args.format in ("chakra", "simai")
+    requested = args.ranks if args.ranks is not None or not whole else ALL
     chosen = None if requested is None else named_ranks(requested, kept.numbers)
     with progress(comm, "simulating source"):
         source = resimulate(kept, comm, progress=True)

@@ -43,9 +43,10 @@ examples:
 EXPORT_EXAMPLES = """\
 examples:
   mpisim program export step.h5 -o et/ --format chakra   et/step.<rank>.et and et/step.json
+  mpisim program export step.h5 -o step.txt --format simai   a text workload, a line a layer
 """
 
-EXPORTS = ("chakra",)
+EXPORTS = ("chakra", "simai")
 
 FORMATS = ("bf16", "fp16", "fp32", "tf32", "fp8", "nvfp4")
 """Number formats of operations that are counted."""
@@ -132,16 +133,18 @@ def _add_exchange(actions: Any) -> None:
         "export",
         help="write a program file for another tool",
         description="Write a program file for another tool: Chakra execution traces, one file a "
-        "rank, and their process groups, as ASTRA-sim reads them.",
+        "rank, and their process groups, as ASTRA-sim reads them; or SimAI's text workload.",
         epilog=EXPORT_EXAMPLES,
     )
     out.add_argument("file", metavar="FILE", help="a program file (HDF5)")
-    out.add_argument("-o", "--output", metavar="FOLDER", required=True, help="the folder to write")
+    out.add_argument(
+        "-o", "--output", metavar="PATH", required=True, help="the folder (or file) to write"
+    )
     out.add_argument(
         "--format", choices=EXPORTS, default=EXPORTS[0], help="format (default: chakra)"
     )
     out.add_argument(
-        "--overwrite", action="store_true", help="replace a folder of such files if it exists"
+        "--overwrite", action="store_true", help="replace such a folder or file if it exists"
     )
     out.set_defaults(run=export_)
 
@@ -202,11 +205,19 @@ def import_(args: argparse.Namespace) -> int:
 def export_(args: argparse.Namespace) -> int:
     """Write a program for another tool."""
     check_outputs(args)
-    from ..formats import write_chakra
+    from ..base.files import check_output
+    from ..formats import write_chakra, write_simai
     from ..program import load
 
+    if args.format == "simai":
+        check_output(args.output, overwrite=args.overwrite)
     with expected([args.file], ("mpisim-program",)):
         program = load(args.file)
+    if args.format == "simai":
+        found = write_simai(program, args.output, overwrite=args.overwrite)
+        how = f"; {found.changed} communications overlap otherwise" if found.changed else ""
+        print(f"{args.output}: {found.layers} layers for {program.n_ranks} ranks{how}")
+        return 0
     name = Path(args.file).stem
     write_chakra(program, args.output, name, overwrite=args.overwrite)
     print(f"{program.n_ranks} ranks written to {args.output}: {name}.<rank>.et, {name}.json")

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from ..base.errors import UsageError
 from ..base.files import check_output
-from ..formats import write_chakra
+from ..formats import write_chakra, write_simai
 from ..formats.chakra_write import check_folder
 from ..mpi.parallel import collective_errors
 from ..program import gather
@@ -39,6 +41,7 @@ FORMATS = {
     "perfetto": Format("a Perfetto trace", False),
     "csv": Format("rows as a table", False),
     "chakra": Format("Chakra execution traces, one a rank", True),
+    "simai": Format("a SimAI workload", False),
 }
 """Formats by name."""
 
@@ -97,7 +100,7 @@ def export_run(
     comm : mpi4py.MPI.Intracomm
         The processes of the run.
     chosen : Chosen
-        The ranks to write; ``chakra`` writes all.
+        The ranks to write; ``chakra`` and ``simai`` write all.
     overwrite : bool
         Whether earlier exports may be replaced.
 
@@ -110,6 +113,9 @@ def export_run(
     """
     if format_ == "chakra":
         _write_chakra(source, output, comm, chosen, overwrite)
+        return
+    if format_ == "simai":
+        _write_simai(source, output, comm, chosen, overwrite)
         return
     events = EventsOfRanks(source, chosen.ranks)
     if format_ == "chrome":
@@ -186,3 +192,21 @@ def _write_chakra(
             )
         if comm.rank == 0 and program is not None:
             write_chakra(program, output, source.kept.path.stem, overwrite=overwrite)
+
+
+def _write_simai(
+    source: ResimulatedRun, output: str | Path, comm: Intracomm, chosen: Chosen, overwrite: bool
+) -> None:
+    """Write the layers of rank 0 with the times between its communications. **Collective.**"""
+    program = gather(source.run.program, comm) if source.recorded else source.run.program
+    events = EventsOfRanks(source, [0])
+    timelines = [source.run.rows(i) for i, _ in events.hosted()]
+    mine = [np.stack([rows.wire, rows.end]) for rows in timelines]
+    found = comm.gather(mine)
+    with collective_errors(comm):
+        if len(chosen.ranks) < source.run.program.n_ranks:
+            raise UsageError("--ranks: a SimAI workload has the layers of all ranks; leave it out")
+        if comm.rank == 0 and program is not None:
+            assert found is not None  # on the root
+            (times,) = (each for some in found for each in some)
+            write_simai(program, output, times, overwrite=overwrite)

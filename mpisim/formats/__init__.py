@@ -2,7 +2,8 @@
 
 - `import_program`: whatever it is, recognised by its content; `FORMATS`.
 - `read_chakra`, `write_chakra`: MLCommons Chakra execution traces, as ASTRA-sim 2.0 runs them.
-- `read_simai`, `SimaiWorkload`, `simai_program`: text workloads of SimAI and ASTRA-sim 1.0.
+- `read_simai`, `SimaiWorkload`, `simai_program`, `write_simai`: text workloads of SimAI and
+  ASTRA-sim 1.0.
 - `read_triosim`, `TriosimTrace`, `triosim_program`: TrioSim's traces of one GPU.
 
 Traces with recorded times on CPU and GPU (Kineto, Nsight Systems) are read by `mpisim.traces`.
@@ -13,6 +14,7 @@ from .chakra_write import write_chakra
 from .recognise import FORMATS, import_program
 from .simai import SimaiWorkload, read_simai
 from .simai_program import simai_program
+from .simai_write import write_simai
 from .triosim import TriosimTrace, read_triosim, triosim_program
 
 __all__ = [
@@ -26,4 +28,5 @@ __all__ = [
     "simai_program",
     "triosim_program",
     "write_chakra",
+    "write_simai",
 ]

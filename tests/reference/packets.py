@@ -1,0 +1,87 @@
+"""Packets through links and queues, in plain Python: paths and messages → when messages end.
+
+Store-and-forward, endless queues, no congestion control; each message is a queue pair of its own,
+and those that begin with the same link take turns. `heapq` and dictionaries, nothing compiled.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["ends"]
+
+
+def ends(
+    rate: Sequence[float],
+    latency: Sequence[int],
+    messages: Sequence[tuple[Sequence[int], int, int]],
+    mtu: int,
+) -> list[int]:
+    """Rates (bytes per ps) and latencies (ps) of links, messages → the end of each message, ps.
+
+    Parameters
+    ----------
+    rate, latency : sequences, one entry a link
+    messages : sequence of (path, bytes, start)
+    mtu : int
+    """
+    queues: list[deque[Any]] = [deque() for _ in rate]  # of (message, hop, size)
+    feeds: list[deque[int]] = [deque() for _ in rate]  # messages that begin here, in turn
+    free_at = [0] * len(rate)
+    left = [bytes for _, bytes, _ in messages]
+    to_come = list(left)
+    found = [0] * len(messages)
+    after_queue = [False] * len(rate)
+    events: list[tuple[int, int, str, Any]] = []
+    count = 0
+
+    def push(time: int, what: str, item: Any) -> None:
+        nonlocal count
+        heapq.heappush(events, (time, count, what, item))
+        count += 1
+
+    def look(link: int, now: int) -> None:
+        if now < free_at[link]:
+            return
+        if feeds[link] and (not queues[link] or after_queue[link]):
+            after_queue[link] = False
+            message = feeds[link].popleft()
+            size = min(mtu, left[message])
+            left[message] -= size
+            if left[message]:
+                feeds[link].append(message)
+            packet = (message, 0, size)
+        elif queues[link]:
+            after_queue[link] = True
+            packet = queues[link].popleft()
+        else:
+            return
+        free_at[link] = now + math.ceil(packet[2] / rate[link])
+        push(free_at[link], "free", link)
+        push(free_at[link] + latency[link], "there", packet)
+
+    for number, (_, _, start) in enumerate(messages):
+        push(start, "begin", number)
+    while events:
+        now, _, what, item = heapq.heappop(events)
+        if what == "begin":
+            link = messages[item][0][0]
+            feeds[link].append(item)
+            look(link, now)
+        elif what == "free":
+            look(item, now)
+        else:
+            message, hop, size = item
+            path = messages[message][0]
+            if hop + 1 == len(path):
+                to_come[message] -= size
+                if not to_come[message]:
+                    found[message] = now
+                continue
+            queues[path[hop + 1]].append((message, hop + 1, size))
+            look(path[hop + 1], now)
+    return found

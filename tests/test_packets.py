@@ -1,0 +1,518 @@
+"""Packets: closed forms, an event loop in plain Python, ECMP's chances, DCQCN, PFC, the command."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fabrics
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference.packets import ends
+
+from mpisim.base.errors import DeadlockError, InputError
+from mpisim.base.kinds import Operation
+from mpisim.cli import main
+from mpisim.experiment import NetworkChoice
+from mpisim.prediction.network import network_of
+from mpisim.topo import Topology, find_cluster
+from mpisim.topo.flows import flow_list
+from mpisim.topo.nccl_network import NcclNetwork
+from mpisim.topo.packets import (
+    PacketFlow,
+    PacketRun,
+    PacketSettings,
+    flows_of_list,
+    packet_settings,
+    simulate_packets,
+)
+from mpisim.topo.topology import LinkKind
+
+PLAIN = packet_settings(congestion="none", pfc=False)
+"""Queues alone."""
+
+RATE = fabrics.PORT
+"""Of a port, bytes per second: 10,000 bytes a µs."""
+
+BYTES = 1 << 22
+US = 1_000_000
+
+
+def star(gpus: int) -> Topology:
+    """GPUs with a NIC each on one switch."""
+    return fabrics.cluster(1, kind="switch").topology(gpus)
+
+
+def leaves(gpus: int, leaf: int, spines: int) -> Topology:
+    """GPUs with a NIC each below leaves, under spines."""
+    fabric: dict[str, Any] = {"kind": "fat-tree", "leaf": leaf, "spines": spines}
+    return fabrics.cluster(1, ecmp="adaptive", **fabric).topology(gpus)
+
+
+def flow(
+    topology: Topology, a: int, b: int, bytes: int = BYTES, channel: str = "0", **more: Any
+) -> PacketFlow:
+    given: dict[str, Any] = {"step": 0, "repeats": 1, "start": 0} | more
+    links = tuple(topology.route(a, b).tolist())
+    return PacketFlow(str(a), str(b), bytes, channel, links=links, **given)
+
+
+def latency(topology: Topology, a: int, b: int) -> float:
+    """Of all links of a way, ps."""
+    return float(topology.latency[topology.route(a, b)].sum()) * 1e12
+
+
+def outside(topology: Topology, a: int, b: int) -> int:
+    """Links of a way from the sender's NIC on."""
+    kinds = topology.kind[topology.route(a, b)]
+    return len(kinds) - int(np.argmax(kinds >= LinkKind.NIC))
+
+
+def packets_of(bytes: int, settings: PacketSettings = PLAIN) -> int:
+    return -(-bytes // settings.mtu)
+
+
+# --- closed forms --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bytes", [1, 4096, 4097, BYTES])
+def test_one_flow_takes_its_bytes_over_the_rate(bytes: int) -> None:
+    topology = star(2)
+    found = simulate_packets(topology, [flow(topology, 0, 1, bytes)], PLAIN)
+    expected = latency(topology, 0, 1) + bytes / RATE * 1e12
+    assert found.duration == pytest.approx(expected, abs=packets_of(bytes) + 10_000)
+    assert found.queue_max.max() <= PLAIN.mtu
+
+
+def test_stored_packets_take_a_packet_more_for_each_switch() -> None:
+    topology = star(2)
+    stored = replace(PLAIN, switching="store-and-forward")
+    runs = [simulate_packets(topology, [flow(topology, 0, 1)], each) for each in (PLAIN, stored)]
+    # The switch and the receiver's NIC: behind the first of them as fast as before, then faster.
+    assert outside(topology, 0, 1) == 4
+    more = PLAIN.mtu / RATE + 2 * PLAIN.mtu / 1e12
+    assert runs[1].duration - runs[0].duration == pytest.approx(more * 1e12, rel=0.01)
+
+
+@pytest.mark.parametrize("control", ["none", "dcqcn"])
+def test_two_flows_into_one_port_share_it(control: Any) -> None:
+    topology = star(3)
+    flows = [flow(topology, a, 2) for a in (0, 1)]
+    found = simulate_packets(topology, flows, packet_settings(congestion=control))
+    assert found.duration >= 2 * BYTES / RATE * 1e12
+    if control == "none":
+        expected = latency(topology, 0, 2) + 2 * BYTES / RATE * 1e12
+        assert found.duration == pytest.approx(expected, rel=1e-3)
+        assert found.flow_end[0] == pytest.approx(found.flow_end[1], rel=2e-3)
+
+
+@pytest.mark.parametrize("pfc", [False, True])
+def test_incast_of_unequal_flows_is_processor_sharing(pfc: bool) -> None:
+    """Every flow ends when all of it, and as much of each other, is through the last port."""
+    sizes = [k * BYTES // 4 for k in (1, 2, 5, 3, 8)]
+    topology = star(6)
+    flows = [flow(topology, a, 5, size) for a, size in enumerate(sizes)]
+    found = simulate_packets(topology, flows, replace(PLAIN, pfc=pfc, buffer=4_000_000))
+    for size, end in zip(sizes, found.flow_end):
+        expected = latency(topology, 0, 5) + sum(min(size, each) for each in sizes) / RATE * 1e12
+        assert end == pytest.approx(expected, rel=0.02)
+    assert (found.pauses.sum() > 0) == pfc
+
+
+def test_queue_pairs_of_one_sender_take_turns() -> None:
+    topology = star(3)
+    flows = [flow(topology, 0, b, channel=str(b)) for b in (1, 2)]
+    found = simulate_packets(topology, flows, PLAIN)
+    assert found.flow_end[0] == pytest.approx(found.flow_end[1], abs=PLAIN.mtu / RATE * 2.1e12)
+    together = [flow(topology, 0, 1), flow(topology, 0, 1)]  # one queue pair: in order
+    found = simulate_packets(topology, together, PLAIN)
+    assert found.flow_end[1] - found.flow_end[0] == pytest.approx(BYTES / RATE * 1e12, rel=1e-3)
+
+
+@pytest.mark.parametrize("hops", [2, 5])
+def test_a_chain_is_pipelined_by_chunks(hops: int) -> None:
+    topology = star(hops + 1)
+    chunks = 16
+    cut = replace(PLAIN, chunk=BYTES // chunks)
+    flows = [flow(topology, i, i + 1, step=i) for i in range(hops)]
+    found = simulate_packets(topology, flows, cut)
+    one = BYTES / chunks / RATE * 1e12
+    expected = (chunks + hops - 1) * one + hops * latency(topology, 0, 1)
+    assert found.duration == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("repeats", [1, 6])
+def test_steps_of_a_ring_follow_each_other(repeats: int) -> None:
+    n = 4
+    topology = star(n)
+    flows = [flow(topology, i, (i + 1) % n, 1 << 16, repeats=repeats) for i in range(n)]
+    found = simulate_packets(topology, flows, PLAIN)
+    one = latency(topology, 0, 1) + (1 << 16) / RATE * 1e12
+    assert found.duration == pytest.approx(repeats * one, rel=0.01)
+
+
+def test_a_flow_begins_when_it_is_said_to() -> None:
+    topology = star(2)
+    found = simulate_packets(topology, [flow(topology, 0, 1, start=50 * US)], PLAIN)
+    assert found.flow_begin[0] >= 50 * US
+    assert found.flow_end[0] >= 50 * US + BYTES / RATE * 1e12
+
+
+# --- an event loop that shares nothing with the compiled one --------------------------------------
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_ends_are_those_of_plain_python(data: st.DataObject) -> None:
+    topology = leaves(8, 2, 3)
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    changed = replace(
+        topology,
+        bandwidth=topology.bandwidth * rng.uniform(0.2, 1.0, topology.n_links),
+        latency=topology.latency * rng.uniform(0.2, 3.0, topology.n_links),
+    )
+    flows = []
+    for i in range(data.draw(st.integers(1, 12))):
+        a, b = rng.choice(8, 2, replace=False)
+        size, start = int(rng.integers(1, 200_000)), int(rng.integers(0, 30 * US))
+        flows.append(flow(changed, int(a), int(b), size, str(i), start=start))
+    plain = replace(PLAIN, switching="store-and-forward", seed=int(rng.integers(2**31)))
+    found = simulate_packets(changed, flows, plain)
+    plan = found.plan
+    messages = []
+    for number, pair in enumerate(plan.message_pair.tolist()):
+        path = int(plan.pair_first[pair])
+        first, last = plan.path_first[path : path + 2].tolist()
+        start = int(plan.message_start[number] + plan.pair_delay[pair])
+        links = plan.path_link[first:last].tolist()
+        messages.append((links, int(plan.message_bytes[number]), start))
+    capped = plan.cap[plan.message_pair] < plan.rate[[links[0] for links, _, _ in messages]]
+    assert not capped.any()  # the reference has no links inside of senders' nodes
+    expected = ends(plan.rate.tolist(), plan.latency.tolist(), messages, plain.mtu)
+    assert found.message_end.tolist() == expected
+    assert found.link_bytes.sum() == sum(
+        len(links) * bytes for links, bytes, _ in messages
+    )  # nothing is lost
+
+
+# --- ECMP ----------------------------------------------------------------------------------------
+
+
+def expected_fullest(flows: int, paths: int) -> float:
+    """Balls into bins, exactly: the mean of the fullest."""
+    count = sum(max(np.bincount(each)) for each in itertools.product(range(paths), repeat=flows))
+    return count / paths**flows
+
+
+@pytest.mark.parametrize(("flows", "paths"), [(2, 2), (4, 4), (6, 3)])
+def test_collisions_are_as_frequent_as_chance_has_them(flows: int, paths: int) -> None:
+    from mpisim.topo.packets.plan import packet_input
+
+    topology = leaves(2 * flows, flows, paths)
+    sent = [flow(topology, i, flows + i) for i in range(flows)]
+    up = np.flatnonzero((topology.kind == LinkKind.FABRIC) & (topology.share < 1))
+    fullest = []
+    for seed in range(200):
+        plan = packet_input(topology, sent, replace(PLAIN, seed=seed))
+        fullest.append(plan.chosen[up].max() / BYTES)
+    error = np.std(fullest) / math.sqrt(len(fullest))
+    assert np.mean(fullest) == pytest.approx(expected_fullest(flows, paths), abs=4 * error)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_packets_take_what_the_fullest_path_takes(seed: int) -> None:
+    topology = leaves(8, 4, 4)
+    sent = [flow(topology, i, 4 + i) for i in range(4)]
+    found = simulate_packets(topology, sent, replace(PLAIN, seed=seed))
+    assert found.duration == pytest.approx(found.collided, rel=0.02)
+    assert found.collided >= found.even * (1 - 1e-12)
+
+
+def test_sprayed_packets_use_all_paths() -> None:
+    topology = leaves(8, 4, 4)
+    sent = [flow(topology, i, 4 + i) for i in range(4)]
+    found = simulate_packets(topology, sent, replace(PLAIN, routing="spray"))
+    assert found.duration == pytest.approx(found.even, rel=0.05)
+    up = found.link_bytes[(topology.kind == LinkKind.FABRIC) & (found.link_bytes > 0)]
+    assert up.min() == pytest.approx(up.max(), rel=0.15)
+
+
+# --- PFC -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("senders", [2, 7])
+def test_pauses_bound_what_waits(senders: int) -> None:
+    """Lossless: no port fills more than its share, and what was on its link as it was paused."""
+    topology = star(senders + 1)
+    flows = [flow(topology, a, senders) for a in range(senders)]
+    paused = replace(PLAIN, pfc=True, buffer=1_000_000)
+    found = simulate_packets(topology, flows, paused)
+    switch = topology.names.index("switch")
+    headroom = 2 * topology.latency.max() * RATE + 2 * PLAIN.mtu
+    share = paused.pfc_share * paused.buffer
+    assert 0 < found.buffer_max[switch] <= senders * (share + headroom)
+    assert found.pauses.sum() > 0
+    assert found.link_bytes[topology.route(0, senders)[-1]] == senders * BYTES  # all has come
+    unpaused = simulate_packets(topology, flows, PLAIN)
+    assert unpaused.pauses.sum() == 0
+    assert unpaused.buffer_max[switch] > found.buffer_max[switch]
+    assert found.duration == pytest.approx(unpaused.duration, rel=0.01)
+
+
+def test_a_pause_holds_up_flows_that_go_elsewhere() -> None:
+    """Head of line: a flow whose own way is free waits behind a paused link."""
+    topology = leaves(8, 4, 1)
+    incast = [flow(topology, a, 4, channel=str(a)) for a in range(3)]
+    victim = flow(topology, 3, 5, BYTES // 2, "victim")
+    alone = simulate_packets(topology, [victim], PLAIN).flow_end[0]
+    paused = simulate_packets(topology, [*incast, victim], replace(PLAIN, pfc=True, buffer=500_000))
+    free = simulate_packets(topology, [*incast, victim], PLAIN)
+    assert free.flow_end[3] < 1.1 * alone
+    assert paused.flow_end[3] > 1.5 * alone
+
+
+def test_a_circle_of_pauses_is_named() -> None:
+    topology = fabrics.direct(1, kind="torus", dims=(4,)).topology(4)
+    flows = [flow(topology, i, (i + 2) % 4, channel=str(i)) for i in range(4)]
+    forward = [each for each in flows if len(each.links) > 2]
+    assert len(forward) == 4
+    small = replace(PLAIN, pfc=True, buffer=20_000)
+    ring = [
+        each._replace(
+            links=tuple(topology.route(i, (i + 1) % 4).tolist())[:-1]
+            + tuple(topology.route((i + 1) % 4, (i + 2) % 4).tolist())[1:]
+        )
+        for i, each in enumerate(forward)
+    ]
+    with pytest.raises(DeadlockError, match="wait for each other in a circle"):
+        simulate_packets(topology, ring, small)
+    assert simulate_packets(topology, ring, replace(small, pfc=False)).duration > 0
+
+
+# --- ECN and DCQCN -------------------------------------------------------------------------------
+
+
+def test_packets_are_marked_between_the_thresholds() -> None:
+    topology = star(3)
+    flows = [flow(topology, a, 2) for a in (0, 1)]
+    low = replace(PLAIN, reference_rate=RATE)
+    port = topology.route(0, 2)
+    never = simulate_packets(topology, flows, replace(low, kmin=10**9, kmax=2 * 10**9))
+    assert never.link_marked.sum() == 0
+    always = simulate_packets(topology, flows, replace(low, kmin=0, kmax=1))
+    waited = always.link_marked[port].sum()
+    assert waited > 0.9 * packets_of(BYTES)
+    half = simulate_packets(topology, flows, replace(low, kmin=1, kmax=10**12, pmax=1.0))
+    assert half.link_marked.sum() < 0.01 * waited
+
+
+def throughput(found: PacketRun, flows: Sequence[int], begin: int, end: int) -> list[float]:
+    """Bytes per second of flows between two times, from the ends of their messages."""
+    rates = []
+    for number in flows:
+        mine = found.plan.message_flow == number
+        inside = mine & (found.message_end > begin) & (found.message_end <= end)
+        rates.append(float(found.plan.message_bytes[inside].sum()) / (end - begin) * 1e12)
+    return rates
+
+
+@pytest.mark.parametrize("senders", [2, 4])
+def test_long_flows_come_to_a_fair_share(senders: int) -> None:
+    """As in the paper: flows that start at different times share a port of 40 Gb/s alike."""
+    topology = star(senders + 1)
+    topology = replace(topology, bandwidth=np.where(topology.kind == LinkKind.NIC, 5e9, 1e12))
+    flows = [
+        flow(topology, a, senders, 1 << 18, str(a), repeats=3000 // senders, start=a * 5000 * US)
+        for a in range(senders)
+    ]
+    found = simulate_packets(topology, flows, packet_settings())
+    begin, end = int(found.duration * 0.4), int(found.flow_end.min())
+    rates = np.array(throughput(found, range(senders), begin, end))
+    fairness = rates.sum() ** 2 / (senders * (rates**2).sum())  # Jain's index
+    assert fairness > 0.95
+    assert rates.sum() > 0.9 * 5e9
+    assert found.notifications.min() > 0
+    port = int(topology.route(0, senders)[-3])
+    assert found.queue_mean[port] < 300_000  # about kmax
+
+
+def test_dcqcn_keeps_queues_short() -> None:
+    topology = star(9)
+    flows = [flow(topology, a, 8) for a in range(8)]
+    queues = [
+        simulate_packets(topology, flows, packet_settings(congestion=control, pfc=False))
+        for control in ("none", "dcqcn")
+    ]
+    assert queues[1].queue_mean.max() < 0.5 * queues[0].queue_mean.max()
+    assert queues[1].duration >= queues[0].duration
+
+
+# --- beside the flow model -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("operation", "variables", "within"),
+    [(Operation.ALL_TO_ALL, {}, 0.03), (Operation.ALL_GATHER, {"NCCL_ALGO": "ring"}, 0.1)],
+)
+def test_without_collisions_it_is_the_flow_model(
+    operation: Operation, variables: dict[str, str], within: float
+) -> None:
+    network = network_of(find_cluster("h100-roce"), 2, NetworkChoice(nccl=variables))
+    assert isinstance(network, NcclNetwork)
+    size, members = 1 << 28, list(range(16))
+    found = flow_list(network, operation, size, members)
+    large = packet_settings(changes={"mtu": "65536"})  # and so fewer
+    run = simulate_packets(found.topology, flows_of_list(found), large)
+    np.testing.assert_allclose(run.link_bytes.sum() / run.plan.chosen.sum(), 1, rtol=1e-3)
+    assert run.duration == pytest.approx(run.even, rel=within)
+    assert run.notifications.sum() == 0
+
+
+def test_one_input_has_one_result() -> None:
+    topology = leaves(8, 4, 4)
+    flows = [flow(topology, a, b, channel=f"{a}{b}") for a in range(4) for b in range(4, 8)]
+    runs = [simulate_packets(topology, flows, packet_settings(seed=seed)) for seed in (3, 3, 4)]
+    assert (runs[0].message_end == runs[1].message_end).all()
+    assert (runs[0].message_end != runs[2].message_end).any()
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+CLUSTER = """\
+title = "8 H100 a node, leaves of 2 NICs of one rail"
+gpu = "h100-sxm"
+gpus_per_node = 8
+[node]
+kind = "nvswitch"
+link_bandwidth = { value = 370.8, unit = "GB/s", error = 0.03, source = "made up" }
+nics = 8
+nic_bandwidth = { value = 400, unit = "Gb/s", error = 0, source = "made up" }
+nic_path = "pxb"
+pcie_bandwidth = { value = 54, unit = "GB/s", error = 0.1, source = "made up" }
+numa_nodes = 2
+socket_bandwidth = { value = 22, unit = "GB/s", error = 0.3, source = "made up" }
+[fabric]
+kind = "rail-fat-tree"
+leaf = 2
+nic_efficiency = { value = 0.97, unit = "1", error = 0.05, source = "made up" }
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text(CLUSTER)
+    (tmp_path / "incast.csv").write_text(
+        "sender,receiver,bytes,start\n" + "".join(f"{8 * n},31,1e6,{n}e-6\n" for n in range(3))
+    )
+    return tmp_path
+
+
+COMMAND = ["packets", "all_to_all", "--cluster", "mine.toml", "--nodes", "4", "--size", "1M"]
+
+
+def test_it_prints_and_writes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = ["-o", "run.h5", "--csv", "flows.csv", "--json", "run.json"]
+    assert main([*COMMAND, "--spines", "2", *outputs]) == 0
+    text = capsys.readouterr().out
+    assert "ECMP over up to 2 paths" in text
+    assert "links, as hashed" in text
+    assert "paused (PFC)" in text
+    numbers = json.loads((folder / "run.json").read_text())["runs"][0]
+    assert numbers["links_even_seconds"] <= numbers["links_hashed_seconds"] <= numbers["seconds"]
+    with (folder / "flows.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert max(float(row["end"]) for row in rows) == pytest.approx(numbers["seconds"])
+    with h5py.File(folder / "run.h5") as file:
+        assert file["flows/end"][:].max() / 1e12 == pytest.approx(numbers["seconds"])
+        assert len(file["links/name"]) == len(numbers["links"])
+
+
+def test_seeds_are_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, "--spines", "2", "--draws", "3"]) == 0
+    text = capsys.readouterr().out
+    assert text.count(" ms  ") >= 3
+    assert "in the mean" in text
+
+
+def test_a_table_of_flows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["packets", "incast.csv", "--cluster", "mine.toml", "--nodes", "4"]) == 0
+    text = capsys.readouterr().out
+    assert "3 flows" in text
+    assert "one path for each flow" in text  # without spines
+    exported = ["comm", "all_gather", *COMMAND[2:], "--flows", "--csv", "exported.csv"]
+    assert main(exported) == 0
+    capsys.readouterr()
+    same = []
+    for what in (["exported.csv"], ["all_gather", "--size", "1M"]):
+        options = ["--cluster", "mine.toml", "--nodes", "4", "--json", "x.json", "--overwrite"]
+        assert main(["packets", *what, *options]) == 0
+        same.append(json.loads((folder / "x.json").read_text())["runs"][0]["seconds"])
+    assert same[0] == same[1]
+
+
+def test_processes_change_nothing(folder: Path, run_mpisim: Callable[..., Any]) -> None:
+    outputs = [run_mpisim(COMMAND, processes).stdout for processes in (1, 2)]
+    assert outputs[0] == outputs[1] != ""
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--size", "1M", "--spines", "0"], "--spines is 0"),
+        (["--size", "1M", "--set", "mtuu=1"], "unknown parameter 'mtuu' (did you mean 'mtu'?)"),
+        (["--size", "1M", "--set", "mtu=9 s"], "mtu is '9 s'"),
+        (["--size", "1M", "--set", "mtu=1"], "mtu is 1; it must be 64 to"),
+        (["--size", "1M", "--draws", "2", "-o", "x.h5"], "give them without --draws"),
+        (["--size", "1M", "--draws", "0"], "--draws is 0"),
+        (["--size", "1G", "--max-hops", "10"], "are more than 10"),
+        ([], "--size is missing"),
+    ],
+)
+def test_options_are_checked(
+    folder: Path, capsys: pytest.CaptureFixture[str], args: list[str], says: str
+) -> None:
+    assert main(["packets", "all_to_all", "--cluster", "mine.toml", "--nodes", "4", *args]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("sender,receiver\n0,1\n", "the column 'bytes' is missing"),
+        ("sender,receiver,bites\n0,1,2\n", "unknown column 'bites'"),
+        ("sender,receiver,bytes\n0,99,2\n", "line 2: receiver is '99'"),
+        ("sender,receiver,bytes\n0,0,2\n", "GPU 0 sends to itself"),
+        ("sender,receiver,bytes\n0,1\n", "line 2: it must have 3 fields"),
+        ("sender,receiver,bytes,links\n0,1,5,a->b\n", "there is no link 'a->b'"),
+        ("sender,receiver,bytes\n", "it has no flows"),
+    ],
+)
+def test_tables_are_checked(
+    folder: Path, capsys: pytest.CaptureFixture[str], text: str, says: str
+) -> None:
+    (folder / "flows.csv").write_text(text)
+    assert main(["packets", "flows.csv", "--cluster", "mine.toml", "--nodes", "2"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+    assert "flows.csv" in line
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(InputError, match="unknown parameters 'simay'"):
+        packet_settings("simay")
+    with pytest.raises(InputError, match="it must be above 0"):
+        packet_settings(changes={"timer": "0"})
+    changed = packet_settings(changes={"timer": "300 us", "rate_ai": "1"})
+    assert changed.control.timer == 300 * US
+    assert changed.control.additive == pytest.approx(1e9 / 8 / 1e12)

@@ -1,0 +1,20 @@
+"""Packets: queues, ECN, DCQCN, PFC and ECMP, where flows are not detail enough.
+
+Read ``settings`` (parameters, with their sources in ``data/packets.toml``), ``flows`` (what is
+sent, from a table or a communication), ``paths`` (a route → equally short paths), ``plan`` (flows →
+queue pairs, messages and what they wait for), ``_core/`` (events), ``run`` (the result).
+"""
+
+from .flows import PacketFlow, flows_of_list, read_flows
+from .run import PacketRun, simulate_packets
+from .settings import PacketSettings, packet_settings
+
+__all__ = [
+    "PacketFlow",
+    "PacketRun",
+    "PacketSettings",
+    "flows_of_list",
+    "packet_settings",
+    "read_flows",
+    "simulate_packets",
+]

@@ -1,0 +1,1 @@
+"""The compiled part: `simulator` (packets through links and queues), ``heap``, ``dcqcn``."""

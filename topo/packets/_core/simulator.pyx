@@ -1,0 +1,493 @@
+# cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+"""Packets through links and queues, event by event.
+
+A *message* is bytes of one *queue pair*, which sends its messages in order, packet by packet, over
+one of its paths. A path begins with the link that its sender feeds: there the queue pairs that have
+something to send take turns, each not before its rate allows. Every later link has a queue, first
+in, first out.
+
+1. A link carries one packet at a time. What wants to go over it and cannot stands in its queue or
+   in the ring of its queue pairs; then either it is paused, or an event stands at the time when it
+   is free or the first of its queue pairs may send (`wake`), so that nothing is forgotten.
+2. `ingress` of a link is what came over it and has not left the node at its end, `used` of a node
+   the sum over links that lead to it. A pause follows from a rise of `ingress`, a resumption from a
+   fall, and at 0 always, so that every pause ends unless no packet of that link can ever leave:
+   then packets wait for each other in a circle, and `run` returns with messages that have no end.
+3. Events of one time happen in the order in which they were pushed, and random numbers are drawn in
+   that order: one input has one result.
+
+Times are int64 ps; rates are bytes per ps. Callers are trusted: no index is checked.
+"""
+
+import numpy as np
+
+cimport cython
+from libc.math cimport ceil, pow
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint64_t
+from libc.stdlib cimport free, realloc
+
+include "heap.pxi"
+include "dcqcn.pxi"
+
+cdef enum:
+    ARRIVE, DELIVER, WAKE, RELEASE, PAUSE, RESUME, NOTIFY, TIMER
+    # All but timers keep the simulation going.
+
+cdef struct Packet:
+    int32_t message
+    int32_t at  # of the links of all paths: the one it goes over next
+    int32_t end
+    int32_t size
+    int32_t next  # behind it in the same queue, or among the unused
+    int32_t ingress  # the link that it came by, -1 at its sender
+    bint marked
+
+
+@cython.final
+cdef class Simulator:
+    """See the module and `mpisim.topo.packets.run.PacketInput`, whose arrays it takes."""
+
+    cdef const double[::1] rate, cap, low, high
+    cdef const int64_t[::1] latency, message_bytes, message_start, pair_delay, pair_return
+    cdef const int64_t[::1] path_first, pair_first, gate_first
+    cdef const int32_t[::1] path_link, target, message_pair, message_opens, gate_next
+    cdef const int32_t[::1] gate_message
+    cdef const uint8_t[::1] marking
+    # Of links
+    cdef int64_t[::1] busy, wake, queued, ingress, since
+    cdef int32_t[::1] head, tail, turn
+    cdef uint8_t[::1] paused, asked, prefer_source
+    cdef readonly object link_bytes, link_packets, link_marks, link_pauses, link_paused
+    cdef readonly object link_most, link_area
+    cdef int64_t[::1] n_bytes, n_packets, n_marks, n_pauses, t_paused, most
+    cdef double[::1] area
+    # Of nodes
+    cdef int64_t[::1] used, most_used
+    cdef readonly object node_most
+    # Of queue pairs
+    cdef int32_t[::1] current, last, ring_next, ring_before
+    cdef int64_t[::1] left, next_time, next_feedback, next_timer, cuts_of
+    cdef readonly object pair_cuts
+    cdef Rate* rates
+    # Of messages and gates
+    cdef int32_t[::1] message_next, gate_left
+    cdef int64_t[::1] to_come, begin_of, end_of
+    cdef readonly object message_begin, message_end
+    cdef Packet* packets
+    cdef int32_t unused, n_room
+    cdef Event* events
+    cdef int64_t n_events, room, pushed, n_work
+    cdef readonly int64_t done, happened, now
+    cdef uint64_t random_state
+    cdef Control control
+    cdef int32_t mtu
+    cdef bint cut_through, controlled, pausing
+    cdef double most_marked, buffer, share
+    cdef int64_t resume_offset
+    cdef bint failed  # to get memory
+
+    def __cinit__(self, given, settings):
+        cdef double line
+        cdef int64_t i, n = len(given.rate), m = len(given.message_bytes), k = len(given.cap)
+        self.rate, self.latency, self.target = given.rate, given.latency, given.target
+        self.marking, self.low, self.high = given.marking, given.low, given.high
+        self.path_first, self.path_link = given.path_first, given.path_link
+        self.pair_first, self.cap = given.pair_first, given.cap
+        self.pair_delay, self.pair_return = given.pair_delay, given.pair_return
+        self.message_bytes, self.message_pair = given.message_bytes, given.message_pair
+        self.message_start, self.message_opens = given.message_start, given.message_opens
+        self.gate_next, self.gate_first = given.gate_next, given.gate_first
+        self.gate_message = given.gate_message
+        self.gate_left = given.gate_count.copy()
+        self.busy, self.wake = np.zeros(n, np.int64), np.full(n, INT64_MAX)
+        self.queued, self.ingress = np.zeros(n, np.int64), np.zeros(n, np.int64)
+        self.since = np.zeros(n, np.int64)
+        self.head, self.tail = np.full(n, -1, np.int32), np.full(n, -1, np.int32)
+        self.turn = np.full(n, -1, np.int32)
+        self.paused, self.asked = np.zeros(n, np.uint8), np.zeros(n, np.uint8)
+        self.prefer_source = np.zeros(n, np.uint8)
+        self.link_bytes, self.link_packets = np.zeros(n, np.int64), np.zeros(n, np.int64)
+        self.link_marks, self.link_pauses = np.zeros(n, np.int64), np.zeros(n, np.int64)
+        self.link_paused, self.link_most = np.zeros(n, np.int64), np.zeros(n, np.int64)
+        self.link_area = np.zeros(n)
+        self.n_bytes, self.n_packets, self.n_marks = (
+            self.link_bytes, self.link_packets, self.link_marks)
+        self.n_pauses, self.t_paused, self.most = (
+            self.link_pauses, self.link_paused, self.link_most)
+        self.area = self.link_area
+        self.node_most = np.zeros(given.n_nodes, np.int64)
+        self.used, self.most_used = np.zeros(given.n_nodes, np.int64), self.node_most
+        self.current, self.last = np.full(k, -1, np.int32), np.full(k, -1, np.int32)
+        self.ring_next, self.ring_before = np.full(k, -1, np.int32), np.full(k, -1, np.int32)
+        self.left, self.next_time = np.zeros(k, np.int64), np.zeros(k, np.int64)
+        self.next_feedback = np.zeros(k, np.int64)
+        self.next_timer = np.zeros(k, np.int64)
+        self.pair_cuts = np.zeros(k, np.int64)
+        self.cuts_of = self.pair_cuts
+        self.message_next = np.full(m, -1, np.int32)
+        self.to_come = given.message_bytes.copy()
+        self.message_begin, self.message_end = np.full(m, -1, np.int64), np.full(m, -1, np.int64)
+        self.begin_of, self.end_of = self.message_begin, self.message_end
+        self.mtu, self.cut_through = settings.mtu, settings.switching == "cut-through"
+        self.controlled, self.pausing = settings.congestion == "dcqcn", settings.pfc
+        self.most_marked, self.buffer = settings.pmax, settings.buffer
+        self.share, self.resume_offset = settings.pfc_share, settings.resume_offset
+        self.random_state = settings.seed
+        control = settings.control
+        self.control = Control(
+            control.gain, control.additive, control.hyper, control.least, control.bytes,
+            control.timer, control.alpha_timer, control.feedback, control.fast, control.clamp)
+        self.unused = -1
+        self.rates = <Rate*>realloc(NULL, max(k, 1) * sizeof(Rate))
+        if self.rates == NULL:
+            raise MemoryError
+        for i in range(k):
+            line = min(self.cap[i], self.rate[self.first_link(i)])
+            reset(&self.rates[i], line, line / settings.reference_rate * 1e12)
+        for i in range(len(given.gate_count)):
+            if given.gate_count[i] == 0:
+                self.open_messages(i)
+        for i in range(m):
+            if given.message_gate[i] < 0:
+                self.release(i)
+
+    def __dealloc__(self):
+        free(self.packets)
+        free(self.events)
+        free(self.rates)
+
+    def run(self, int64_t budget):
+        """Let up to so many events happen; return whether there is more to come."""
+        cdef Event event
+        cdef int64_t stop = self.happened + budget
+        with nogil:
+            while self.n_work and self.done < self.end_of.shape[0] and self.happened < stop:
+                event = self.events[0]
+                self.n_events -= 1
+                self.events[0] = self.events[self.n_events]
+                sink(self.events, self.n_events)
+                self.n_work -= event.kind != TIMER
+                self.now = event.time
+                self.happened += 1
+                self.happen(event.kind, event.item)
+                if self.failed:
+                    break
+        if self.failed:
+            raise MemoryError
+        return self.n_work > 0 and self.done < self.end_of.shape[0]
+
+    # --- events ---------------------------------------------------------------------------------
+
+    cdef void push(self, int64_t time, int32_t kind, int32_t item) noexcept nogil:
+        cdef Event* grown
+        cdef Event* event
+        if self.n_events == self.room:
+            self.room = max(1 << 12, 2 * self.room)
+            grown = <Event*>realloc(self.events, self.room * sizeof(Event))
+            if grown == NULL:
+                self.failed = True
+                self.room = self.n_events
+                return
+            self.events = grown
+        event = &self.events[self.n_events]
+        event.time, event.order, event.kind, event.item = time, self.pushed, kind, item
+        self.pushed += 1
+        self.n_work += kind != TIMER
+        rise(self.events, self.n_events)
+        self.n_events += 1
+
+    cdef void happen(self, int32_t kind, int32_t item) noexcept nogil:
+        if kind == ARRIVE:
+            self.arrive(item)
+        elif kind == DELIVER:
+            self.deliver(item)
+        elif kind == WAKE:
+            if self.wake[item] == self.now:
+                self.wake[item] = INT64_MAX
+                self.send(item)
+        elif kind == RELEASE:
+            self.offer(item)
+        elif kind == PAUSE:
+            self.paused[item] = True
+            self.since[item] = self.now
+            self.n_pauses[item] += 1
+        elif kind == RESUME:
+            self.paused[item] = False
+            self.t_paused[item] += self.now - self.since[item]
+            self.send(item)
+        elif kind == NOTIFY:
+            cut(&self.rates[item], &self.control, self.now)
+            self.cuts_of[item] += 1
+            self.start_timer(item)
+        else:
+            self.tick(item)
+
+    # A cut starts the timer anew. An event of before is known by its time: cuts of one queue pair
+    # are never at the same time.
+
+    cdef void start_timer(self, int32_t pair) noexcept nogil:
+        self.next_timer[pair] = self.now + self.control.timer
+        self.push(self.next_timer[pair], TIMER, pair)
+
+    cdef void tick(self, int32_t pair) noexcept nogil:
+        cdef Rate* rate = &self.rates[pair]
+        if rate.limited and self.next_timer[pair] == self.now:
+            rate.timer_steps += 1
+            increase(rate, &self.control)
+            self.start_timer(pair)
+
+    # --- messages -------------------------------------------------------------------------------
+
+    cdef void release(self, int64_t message) noexcept nogil:
+        """All that a message waited for has come: its sender begins with it."""
+        cdef int64_t time = max(self.now, self.message_start[message])
+        self.push(time + self.pair_delay[self.message_pair[message]], RELEASE, <int32_t>message)
+
+    cdef void open_messages(self, int64_t gate) noexcept nogil:
+        """A gate has opened: messages behind it are released, and the next gate has one less."""
+        cdef int64_t i
+        while gate >= 0:
+            for i in range(self.gate_first[gate], self.gate_first[gate + 1]):
+                self.release(self.gate_message[i])
+            gate = self.gate_next[gate]
+            if gate >= 0:
+                self.gate_left[gate] -= 1
+                if self.gate_left[gate]:
+                    return
+
+    cdef void offer(self, int32_t message) noexcept nogil:
+        """A message joins those of its queue pair, and that the ring of its first link."""
+        cdef int32_t pair = self.message_pair[message], link, first, before
+        if self.current[pair] >= 0:
+            self.message_next[self.last[pair]] = message
+            self.last[pair] = message
+            return
+        self.current[pair] = self.last[pair] = message
+        self.left[pair] = self.message_bytes[message]
+        link = self.first_link(pair)
+        first = self.turn[link]
+        if first < 0:
+            self.turn[link] = self.ring_next[pair] = self.ring_before[pair] = pair
+        else:  # last in the ring
+            before = self.ring_before[first]
+            self.ring_next[before] = self.ring_before[first] = pair
+            self.ring_next[pair], self.ring_before[pair] = first, before
+        self.send(link)
+
+    cdef void leave_ring(self, int32_t pair, int32_t link) noexcept nogil:
+        cdef int32_t after = self.ring_next[pair], before = self.ring_before[pair]
+        if after == pair:
+            self.turn[link] = -1
+            return
+        self.ring_next[before], self.ring_before[after] = after, before
+        if self.turn[link] == pair:
+            self.turn[link] = after
+
+    cdef int32_t first_link(self, int64_t pair) noexcept nogil:
+        return self.path_link[self.path_first[self.pair_first[pair]]]
+
+    # --- links ----------------------------------------------------------------------------------
+
+    cdef void wake_at(self, int32_t link, int64_t time) noexcept nogil:
+        if time < self.wake[link]:
+            self.wake[link] = time
+            self.push(time, WAKE, link)
+
+    cdef void send(self, int32_t link) noexcept nogil:
+        """Begin with the next packet, if the link is free and there is one that may go."""
+        cdef int32_t pair = -1, packet
+        cdef int64_t soonest = INT64_MAX
+        if self.paused[link]:
+            return
+        if self.busy[link] > self.now:
+            self.wake_at(link, self.busy[link])
+            return
+        if self.turn[link] >= 0 and (self.head[link] < 0 or self.prefer_source[link]):
+            pair = self.ready(link, &soonest)
+        if pair >= 0:
+            self.prefer_source[link] = False
+            packet = self.packet_of(pair, link)
+            if packet < 0:
+                return
+        elif self.head[link] >= 0:
+            self.prefer_source[link] = True
+            packet = self.head[link]
+            self.head[link] = self.packets[packet].next
+            self.count_queue(link, -self.packets[packet].size)
+        else:
+            if soonest < INT64_MAX:
+                self.wake_at(link, soonest)
+            return
+        self.start(link, packet)
+        if self.head[link] >= 0 or self.turn[link] >= 0:
+            self.wake_at(link, self.busy[link])
+
+    cdef int32_t ready(self, int32_t link, int64_t* soonest) noexcept nogil:
+        """Return the next queue pair in turn that may send, or -1 and when the first may."""
+        cdef int32_t first = self.turn[link], pair = first
+        while True:
+            if self.next_time[pair] <= self.now:
+                return pair
+            soonest[0] = min(soonest[0], self.next_time[pair])
+            pair = self.ring_next[pair]
+            if pair == first:
+                return -1
+
+    cdef int32_t packet_of(self, int32_t pair, int32_t link) noexcept nogil:
+        """Make the next packet of a queue pair."""
+        cdef int32_t number = self.new_packet(), message = self.current[pair]
+        cdef int64_t path = self.pair_first[pair], many = self.pair_first[pair + 1] - path
+        cdef Packet* packet
+        cdef Rate* rate = &self.rates[pair]
+        if number < 0:
+            return -1
+        if many > 1:
+            path += self.random() % <uint64_t>many
+        packet = &self.packets[number]
+        packet.message, packet.ingress, packet.marked = message, -1, False
+        packet.at = <int32_t>self.path_first[path]
+        packet.end = <int32_t>self.path_first[path + 1]
+        packet.size = <int32_t>min(<int64_t>self.mtu, self.left[pair])
+        if self.begin_of[message] < 0:
+            self.begin_of[message] = self.now
+        self.left[pair] -= packet.size
+        # At the line's rate the link itself is what holds it back, but not below.
+        self.next_time[pair] = self.now + <int64_t>(packet.size / rate.current)
+        if rate.limited and self.control.bytes:
+            rate.sent += packet.size
+            if rate.sent >= self.control.bytes:
+                rate.sent -= self.control.bytes
+                rate.byte_steps += 1
+                increase(rate, &self.control)
+        self.turn[link] = self.ring_next[pair]
+        if not self.left[pair]:
+            if message == self.last[pair]:
+                self.current[pair] = self.last[pair] = -1
+                self.leave_ring(pair, link)
+            else:
+                self.current[pair] = self.message_next[message]
+                self.left[pair] = self.message_bytes[self.current[pair]]
+        return number
+
+    cdef void start(self, int32_t link, int32_t number) noexcept nogil:
+        """Put a packet on a link that is free."""
+        cdef Packet* packet = &self.packets[number]
+        cdef int64_t takes = <int64_t>ceil(packet.size / self.rate[link]), early = 0
+        cdef int32_t after
+        self.busy[link] = self.now + takes
+        self.n_bytes[link] += packet.size
+        self.n_packets[link] += 1
+        if packet.ingress >= 0:
+            self.count_ingress(packet.ingress, -packet.size)
+        packet.at += 1
+        if packet.at == packet.end:
+            self.push(self.now + takes + self.latency[link], DELIVER, number)
+            return
+        if self.cut_through:  # it may go on as soon as it then never has to wait for its own tail
+            after = self.path_link[packet.at]
+            early = min(takes, <int64_t>(packet.size / self.rate[after]))
+        self.push(self.now + takes + self.latency[link] - early, ARRIVE, number)
+
+    cdef void arrive(self, int32_t number) noexcept nogil:
+        """A packet is at the node at the end of a link, and wants to go over the next."""
+        cdef Packet* packet = &self.packets[number]
+        cdef int32_t link = self.path_link[packet.at]
+        packet.ingress = self.path_link[packet.at - 1]
+        if self.marking[link] and self.queued[link] > self.low[link] and not packet.marked:
+            if self.queued[link] > self.high[link] or self.uniform() < self.most_marked * (
+                    self.queued[link] - self.low[link]) / (self.high[link] - self.low[link]):
+                packet.marked = True
+                self.n_marks[link] += 1
+        self.count_ingress(packet.ingress, packet.size)
+        packet.next = -1
+        if self.head[link] < 0:
+            self.head[link] = number
+        else:
+            self.packets[self.tail[link]].next = number
+        self.tail[link] = number
+        self.count_queue(link, packet.size)
+        self.send(link)
+
+    cdef void deliver(self, int32_t number) noexcept nogil:
+        """A packet is where its message goes."""
+        cdef Packet* packet = &self.packets[number]
+        cdef int32_t message = packet.message, pair = self.message_pair[message], gate
+        if packet.marked and self.controlled and self.now >= self.next_feedback[pair]:
+            self.next_feedback[pair] = self.now + self.control.feedback
+            self.push(self.now + self.pair_return[pair], NOTIFY, pair)
+        self.to_come[message] -= packet.size
+        packet.next = self.unused
+        self.unused = number
+        if self.to_come[message]:
+            return
+        self.end_of[message] = self.now
+        self.done += 1
+        gate = self.message_opens[message]
+        if gate >= 0:
+            self.gate_left[gate] -= 1
+            if not self.gate_left[gate]:
+                self.open_messages(gate)
+
+    # --- what is counted ------------------------------------------------------------------------
+
+    cdef void count_queue(self, int32_t link, int64_t bytes) noexcept nogil:
+        # Bytes times the time of leaving less that of coming: what the mean follows from.
+        self.area[link] -= <double>bytes * self.now
+        self.queued[link] += bytes
+        if self.queued[link] > self.most[link]:
+            self.most[link] = self.queued[link]
+
+    cdef void count_ingress(self, int32_t link, int64_t bytes) noexcept nogil:
+        """More or less of what came over a link waits at its end: pause it, or let it go on."""
+        cdef int32_t node = self.target[link]
+        cdef double allowed
+        self.ingress[link] += bytes
+        self.used[node] += bytes
+        if self.used[node] > self.most_used[node]:
+            self.most_used[node] = self.used[node]
+        if not self.pausing:
+            return
+        allowed = max(0.0, self.share * (self.buffer - self.used[node]))
+        if bytes > 0 and not self.asked[link] and self.ingress[link] > allowed:
+            self.asked[link] = True
+            self.push(self.now + self.latency[link], PAUSE, link)
+        elif bytes < 0 and self.asked[link] and (
+                not self.ingress[link] or self.ingress[link] + self.resume_offset <= allowed):
+            self.asked[link] = False
+            self.push(self.now + self.latency[link], RESUME, link)
+
+    # --- memory and chance ----------------------------------------------------------------------
+
+    cdef int32_t new_packet(self) noexcept nogil:
+        cdef int32_t number = self.unused, more
+        cdef Packet* grown
+        if number >= 0:
+            self.unused = self.packets[number].next
+            return number
+        more = max(1 << 10, self.n_room)
+        if self.n_room <= (1 << 29):  # numbers are int32
+            grown = <Packet*>realloc(self.packets, (<int64_t>self.n_room + more) * sizeof(Packet))
+        else:
+            grown = NULL
+        if grown == NULL:
+            self.failed = True
+            return -1
+        self.packets = grown
+        for number in range(self.n_room + more - 1, self.n_room, -1):
+            self.packets[number].next = self.unused
+            self.unused = number
+        number = self.n_room
+        self.n_room += more
+        return number
+
+    cdef uint64_t random(self) noexcept nogil:
+        """The next number of splitmix64 (Steele et al., OOPSLA 2014)."""
+        cdef uint64_t mixed
+        self.random_state += <uint64_t>0x9E3779B97F4A7C15
+        mixed = self.random_state
+        mixed = (mixed ^ mixed >> 30) * <uint64_t>0xBF58476D1CE4E5B9
+        mixed = (mixed ^ mixed >> 27) * <uint64_t>0x94D049BB133111EB
+        return mixed ^ mixed >> 31
+
+    cdef double uniform(self) noexcept nogil:
+        return (self.random() >> 11) * (1.0 / 9007199254740992.0)

@@ -1,0 +1,168 @@
+"""Flows on a topology, as packets → when they end, what waited where, who was slowed down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpisim.base.errors import DeadlockError, InputError
+from mpisim.base.frozen import frozen
+from mpisim.base.quantity import PICOSECONDS
+
+from ..topology import Topology
+from ._core.simulator import Simulator
+from .flows import PacketFlow
+from .plan import PacketInput, packet_input
+from .settings import PacketSettings
+
+__all__ = ["MAX_HOPS", "PacketRun", "simulate_packets"]
+
+MAX_HOPS = 500_000_000
+"""Packets times links at most by default: some minutes."""
+
+BUDGET = 1 << 20
+"""Events between two looks at how far it is."""
+
+Ints = NDArray[np.int64]
+
+
+@frozen(eq=False)
+class PacketRun:
+    """Result of packets through a network; times in ps, from the begin of all.
+
+    Attributes
+    ----------
+    topology : Topology
+    flows : sequence of PacketFlow
+    settings : PacketSettings
+    plan : PacketInput
+    flow_begin, flow_end : int64, shape (n_flows,)
+        When the first packet of a flow was sent, and the last one arrived.
+    message_begin, message_end : int64, shape (n_messages,)
+    notifications : int64, shape (n_pairs,)
+        Congestion notifications that each queue pair got.
+    link_bytes, link_packets, link_marked : int64, shape (n_links,)
+        What went over each link; of the packets, those marked in its queue.
+    queue_max : int64, shape (n_links,)
+    queue_mean : float64, shape (n_links,)
+        Bytes in its queue, over the whole time.
+    pauses, paused : int64, shape (n_links,)
+        How often and how long (ps) each link was paused.
+    buffer_max : int64, shape (n_nodes,)
+        Bytes that waited in each node.
+    events : int
+        Of the simulation.
+    """
+
+    topology: Topology
+    flows: Sequence[PacketFlow]
+    settings: PacketSettings
+    plan: PacketInput
+    flow_begin: Ints
+    flow_end: Ints
+    message_begin: Ints
+    message_end: Ints
+    notifications: Ints
+    link_bytes: Ints
+    link_packets: Ints
+    link_marked: Ints
+    queue_max: Ints
+    queue_mean: NDArray[np.float64]
+    pauses: Ints
+    paused: Ints
+    buffer_max: Ints
+    events: int
+
+    @property
+    def duration(self) -> int:
+        """From the begin of all to the arrival of the last packet, ps."""
+        return int(self.flow_end.max())
+
+    def links_alone(self, bytes: NDArray[np.float64]) -> float:
+        """Bytes over each link → what the fullest takes for them, in ps; latencies left out."""
+        return float((bytes / (self.topology.bandwidth / PICOSECONDS)).max())
+
+    @property
+    def even(self) -> float:
+        """What the fullest link takes if flows are spread evenly over all paths, ps."""
+        return self.links_alone(self.plan.spread)
+
+    @property
+    def collided(self) -> float:
+        """What the fullest link takes for the paths that were taken, ps."""
+        return self.links_alone(self.plan.chosen)
+
+
+def simulate_packets(
+    topology: Topology,
+    flows: Sequence[PacketFlow],
+    settings: PacketSettings,
+    *,
+    max_hops: int = MAX_HOPS,
+    progress: Callable[[int], None] | None = None,
+) -> PacketRun:
+    """Topology, flows and settings → the run of their packets. Local.
+
+    Parameters
+    ----------
+    topology : Topology
+        See `packet_input`.
+    flows : sequence of PacketFlow
+    settings : PacketSettings
+    max_hops : int
+        Packets times links at most.
+    progress : callable, optional
+        Called with the number of messages that have arrived, now and then.
+
+    Raises
+    ------
+    InputError
+        If there is too much to simulate, or links of a flow form no path.
+    DeadlockError
+        If packets wait for each other in a circle: a deadlock of pauses.
+    """
+    plan = packet_input(topology, flows, settings)
+    hops = plan.hops // settings.mtu
+    if hops > max_hops:
+        raise InputError(
+            f"{hops:,} packets over links are more than {max_hops:,}: fewer bytes, larger packets "
+            f"(mtu is {settings.mtu} B), or a higher limit"
+        )
+    core = Simulator(plan, settings)
+    while core.run(BUDGET):
+        if progress is not None:
+            progress(core.done)
+    end = core.message_end
+    if core.done < len(end):
+        first = flows[int(plan.message_flow[int(np.argmin(end))])]
+        raise DeadlockError(
+            f"packets wait for each other in a circle after {core.now / 1e9:.3f} ms: all ways of "
+            f"the flow {first.sender} -> {first.receiver} are paused (PFC). A larger buffer, or "
+            "without PFC"
+        )
+    n = len(flows)
+    flow_begin, flow_end = np.full(n, np.iinfo(np.int64).max), np.zeros(n, np.int64)
+    np.minimum.at(flow_begin, plan.message_flow, core.message_begin)
+    np.maximum.at(flow_end, plan.message_flow, end)
+    return PacketRun(
+        topology,
+        flows,
+        settings,
+        plan,
+        flow_begin,
+        flow_end,
+        core.message_begin,
+        end,
+        core.pair_cuts,
+        core.link_bytes,
+        core.link_packets,
+        core.link_marks,
+        core.link_most,
+        core.link_area / max(1, int(flow_end.max())),
+        core.link_pauses,
+        core.link_paused,
+        core.node_most,
+        core.happened,
+    )

@@ -1,0 +1,255 @@
+"""Parameters of packets: a set of ``data/packets.toml`` and changes → `PacketSettings`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+from mpisim.base.errors import InputError, nearest
+from mpisim.base.frozen import frozen
+from mpisim.base.presets import packaged
+from mpisim.base.quantity import PICOSECONDS, UNITS, Quantity
+from mpisim.base.schema import build
+
+__all__ = [
+    "PARAMETER_SETS",
+    "Congestion",
+    "PacketSettings",
+    "RateControl",
+    "Routing",
+    "Switching",
+    "packet_settings",
+]
+
+FILE = "packets.toml"
+
+Routing = Literal["ecmp", "spray"]
+"""Where there are several paths: a hash of the queue pair takes one of them, or every packet takes
+any."""
+
+Congestion = Literal["dcqcn", "none"]
+
+Switching = Literal["cut-through", "store-and-forward"]
+
+PARAMETER_SETS = ("sigcomm2015", "simai")
+"""Tables of the file beside ``[switch]``."""
+
+MAX_MTU, MAX_BUFFER = 1 << 20, 1 << 40
+
+
+@frozen
+class RateControl:
+    """DCQCN at sender and receiver; rates in bytes per ps, times in ps.
+
+    Attributes
+    ----------
+    gain : float
+        g, by which alpha follows notifications.
+    additive, hyper : float
+        Increments of the target rate.
+    least : float
+        Below which no rate is cut.
+    bytes : int
+        Sent between two steps of the byte counter; 0 for none.
+    timer, alpha_timer : int
+        Between two steps of the timer of rates, and two decreases of alpha.
+    feedback : int
+        Least time between two notifications of a receiver to a queue pair.
+    fast : int
+        Steps up to which a rate recovers; from this one on its target grows.
+    clamp : bool
+        Whether a cut lowers the target where no step lies between it and the one before.
+    """
+
+    gain: float
+    additive: float
+    hyper: float
+    least: float
+    bytes: int
+    timer: int
+    alpha_timer: int
+    feedback: int
+    fast: int
+    clamp: bool
+
+
+@frozen
+class PacketSettings:
+    """What switches and NICs do with packets.
+
+    Attributes
+    ----------
+    control : RateControl
+    mtu : int
+        Payload of a packet at most, in bytes.
+    buffer : int
+        Of each switch, shared by its ports.
+    pfc_share : float
+        Part of a switch's free buffer that one port may fill before it is paused.
+    resume_offset : int
+        Bytes below that at which it may go on.
+    chunk : int
+        Bytes of messages at most where later steps wait for them.
+    kmin, kmax : int
+        Bytes in a queue from which packets are marked, and above which all are.
+    pmax : float
+        Share of packets that is marked at `kmax`.
+    reference_rate : float
+        Bytes per second of the links for which thresholds, increments and the least rate hold; on
+        others they are in proportion.
+    routing : str
+        ``"ecmp"`` or ``"spray"``.
+    congestion : str
+        ``"dcqcn"``, or ``"none"``: senders do not slow down.
+    pfc : bool
+        Whether a full port is paused; without it buffers have no end.
+    switching : str
+        ``"cut-through"`` or ``"store-and-forward"``.
+    seed : int
+        Of ECMP's hash, of packets that are sprayed and of marks.
+    """
+
+    control: RateControl
+    mtu: int
+    buffer: int
+    pfc_share: float
+    resume_offset: int
+    chunk: int
+    kmin: int
+    kmax: int
+    pmax: float
+    reference_rate: float
+    routing: Routing = "ecmp"
+    congestion: Congestion = "dcqcn"
+    pfc: bool = True
+    switching: Switching = "cut-through"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, allowed in (
+            ("routing", get_args(Routing)),
+            ("congestion", get_args(Congestion)),
+            ("switching", get_args(Switching)),
+        ):
+            if getattr(self, name) not in allowed:
+                raise InputError(
+                    f"{name} is {getattr(self, name)!r}; allowed: {', '.join(allowed)}"
+                )
+        for name, value, least, most in (
+            ("mtu", self.mtu, 64, MAX_MTU),
+            ("buffer", self.buffer, 1, MAX_BUFFER),
+            ("chunk", self.chunk, 1, MAX_BUFFER),
+            ("kmin", self.kmin, 0, self.kmax),
+            ("kmax", self.kmax, 1, MAX_BUFFER),
+            ("pmax", self.pmax, 0, 1),
+            ("pfc_share", self.pfc_share, 1e-6, 1e3),
+            ("seed", self.seed, 0, 2**63 - 1),
+        ):
+            if not least <= value <= most:
+                raise InputError(f"{name} is {value:g}; it must be {least:g} to {most:g}")
+
+
+def packet_settings(
+    parameters: str = "sigcomm2015",
+    changes: Mapping[str, str] | None = None,
+    *,
+    routing: Routing = "ecmp",
+    congestion: Congestion = "dcqcn",
+    pfc: bool = True,
+    switching: Switching = "cut-through",
+    seed: int = 0,
+) -> PacketSettings:
+    """Name of a set of parameters, and changes of single ones → settings.
+
+    Parameters
+    ----------
+    parameters : str
+        One of `PARAMETER_SETS`.
+    changes : mapping of str to str, optional
+        By key of the file, a number in the file's unit, or with one: ``{"mtu": "9000"}``,
+        ``{"timer": "300 us"}``.
+    routing, congestion, pfc, switching, seed
+        See `PacketSettings`.
+
+    Raises
+    ------
+    InputError
+        For a set, key or value that cannot be.
+    """
+    if parameters not in PARAMETER_SETS:
+        raise InputError(
+            f"unknown parameters {parameters!r}{nearest(parameters, PARAMETER_SETS)}; "
+            f"allowed: {', '.join(PARAMETER_SETS)}"
+        )
+    tables = packaged(FILE)
+    merged = tables["switch"] | tables[parameters]
+    numbers = {name: build(Quantity, table, FILE, name) for name, table in merged.items()}
+    given = {name: number.si for name, number in numbers.items()}
+    for name, text in (changes or {}).items():
+        if name not in numbers:
+            raise InputError(
+                f"unknown parameter {name!r}{nearest(name, numbers)}; allowed: {', '.join(numbers)}"
+            )
+        given[name] = _value(name, text, numbers[name])
+    for name in ("timer", "alpha_timer", "cnp_interval", "min_rate", "reference_rate"):
+        if not given[name]:
+            raise InputError(f"{name} is 0; it must be above 0")
+
+    def ps(name: str) -> int:
+        return max(1, round(given[name] * PICOSECONDS))
+
+    def rate(name: str) -> float:
+        return given[name] / PICOSECONDS
+
+    control = RateControl(
+        gain=given["gain"],
+        additive=rate("rate_ai"),
+        hyper=rate("rate_hai"),
+        least=rate("min_rate"),
+        bytes=round(given["byte_counter"]),
+        timer=ps("timer"),
+        alpha_timer=ps("alpha_timer"),
+        feedback=ps("cnp_interval"),
+        fast=round(given["fast_recovery"]),
+        clamp=given["clamp_target"] > 0,
+    )
+    return PacketSettings(
+        control,
+        mtu=round(given["mtu"]),
+        buffer=round(given["buffer"]),
+        pfc_share=given["pfc_share"],
+        resume_offset=round(given["resume_offset"]),
+        chunk=round(given["chunk"]),
+        kmin=round(given["kmin"]),
+        kmax=round(given["kmax"]),
+        pmax=given["pmax"],
+        reference_rate=given["reference_rate"],
+        routing=routing,
+        congestion=congestion,
+        pfc=pfc,
+        switching=switching,
+        seed=seed,
+    )
+
+
+def _value(name: str, text: str, default: Quantity) -> float:
+    """Text of a changed parameter → its value in bytes, seconds, bytes per second."""
+    number, _, unit = text.strip().partition(" ")
+    unit = unit.strip() or default.unit
+    alike = [each for each in UNITS if _kind(each) == _kind(default.unit)]
+    try:
+        value = float(number)
+    except ValueError:
+        value = -1.0
+    if unit not in alike or not 0 <= value < float("inf"):
+        raise InputError(
+            f"{name} is {text!r}; it must be a number from 0 on, in "
+            f"{' or '.join(alike) if default.unit != '1' else 'no unit'}"
+        )
+    return value * UNITS[unit]
+
+
+def _kind(unit: str) -> str:
+    if unit.endswith("/s"):
+        return "FLOP/s" if "FLOP" in unit else "B/s"
+    return "s" if unit.endswith("s") else "B" if unit.endswith("B") else unit
