@@ -87,7 +87,7 @@ def test_halves_are_drawn_by_name() -> None:
         assert row.texts["half"] == ("causes" if even else "held back")
 
 
-@pytest.mark.parametrize("row", TABLES[0], ids=[row.id for row in TABLES[0]])
+@pytest.mark.parametrize("row", ROWS, ids=[row.id for row in ROWS])
 def test_every_row_is_an_experiment(row: Row) -> None:
     found = experiment_of(row, declared())
     assert isinstance(found, Mapped), found.why

@@ -60,14 +60,13 @@ def choose(row: Row, source: str, settings: Settings) -> Chosen:
     if not fitting:
         return _alone(gpu, gpus)
     stated = row.integers.get("gpus_per_node")
-    spans = stated is not None and gpus > stated  # in one node it does not matter how large it is
-    if spans:
+    if stated is not None and gpus > stated:
         fitting = [each for each in fitting if each.gpus_per_node in (0, stated)]
-        if not fitting:
-            raise InputError(f"no cluster of {gpu} with {stated} GPUs a node")
-    if stated is not None and not spans:
+    elif stated is not None:  # in one node it does not matter how large it is
         exact = [each for each in fitting if each.gpus_per_node == stated]
         fitting = exact or [each for each in fitting if each.gpus_per_node not in range(1, gpus)]
+    if not fitting:
+        raise InputError(f"no cluster of {gpu} with {stated} GPUs a node")
     network = row.numbers.get("node_network_gbps")
     assumed = []
     best = fitting[0]
