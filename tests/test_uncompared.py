@@ -33,6 +33,8 @@ def script() -> Any:
         (["framework.name=torchtitan"], False),
         (["framework.name=composer"], False),  # FSDP, too
         (["framework.name=torchtitan", "plan.tp=2", "plan.dp=4"], True),
+        (["framework.name=torchtitan", "framework.version=2024-12"], False),
+        (["framework.name=torchtitan", "framework.version=2023-01"], True),  # before its profile
         (["framework.name=deepspeed"], True),
         (["framework.name=torchtitan", "cluster.preset=rtx-4090-8gpu"], True),
         (["framework.name=torchtitan", "cluster.preset=dgx-h200"], False),

@@ -488,17 +488,20 @@ def _compared(prepared: PreparedExperiment) -> bool:
     """Whether steps of its framework, divided as its are, on its kinds of GPUs were compared.
 
     Those of dense transformers: of other models the error of the model is that of few, unlike
-    steps. Frameworks that run one library count as one. What an experiment without a framework's
-    name leaves open has an error of its own.
+    steps. Frameworks that run one library count as one, versions that a profile does not cover as
+    none. What an experiment without a framework's name leaves open has an error of its own.
     """
     experiment = prepared.experiment
     if model_class(experiment.model) != "dense":
         return True
-    seen = packaged(UNCOMPARED_FILE)
+    seen: Mapping[str, Any] = packaged(UNCOMPARED_FILE)
     designs = {design_name(rated_gpu(each.model.gpu)) for each in prepared.workload.pricings}
-    if experiment.software is None:
+    if experiment.profile is None:
         return designs <= {design for _, design, _ in seen["ways"]}
-    library = seen["libraries"].get(experiment.software, experiment.software)
+    version = experiment.framework.version
+    if version and experiment.profile.stands_for(version):
+        return False
+    library = seen["libraries"].get(experiment.profile.host, experiment.profile.host)
     division = experiment.plan.division(prepared.workload.layout.grid.dp)
     return all([library, design, division] in seen["ways"] for design in designs)
 
