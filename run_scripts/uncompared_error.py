@@ -100,8 +100,8 @@ def missing_error(
     causes : set of str
         Rows of the half that serves to find causes.
     ways : list of tuple
-        Those that were compared; their rows do not count. Of rows that name no framework the
-        design of GPUs decides.
+        Those that were compared; their rows do not count, unless predictions say that the version
+        of the framework was not. Of rows that name no framework the design of GPUs decides.
 
     Raises
     ------
@@ -113,7 +113,9 @@ def missing_error(
         case
         for case in cases
         if case["id"] in causes and case["kind"] == DENSE and not case["suspect"]
-        if design_of(case) not in designs or (framework_of(case) and way_of(case) not in ways)
+        if design_of(case) not in designs
+        or (framework_of(case) and way_of(case) not in ways)
+        or UNCOMPARED in case["outcome"]["effects"]
     ]
     if len(used) < MIN_OTHERS:
         raise ValueError(f"{len(used)} rows of others; at least {MIN_OTHERS} are needed")

@@ -76,6 +76,9 @@ def test_residuals_are_as_large_as_their_error_bars() -> None:
     assert n == 30
     # All are stated with 0.1: what is missing is the rest of their mean square.
     assert error**2 + 0.1**2 == pytest.approx(sum(log * log for log in logs) / 30)
+    older = case("older", 1.0, "old")  # of a version that was not compared
+    older["stated_error"], older["outcome"]["effects"][UNCOMPARED] = 0.3, 0.2
+    assert module.missing_error([*cases, older], causes | {"older"}, ways)[1] == 31
     small = [case(f"r{i}", 1.01) for i in range(20)]
     assert module.missing_error(small, causes, []) == (0.0, 20)
     with pytest.raises(ValueError, match="5 rows"):
