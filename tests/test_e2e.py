@@ -178,8 +178,14 @@ def test_nodes_of_other_sizes(row: Any) -> None:
     assert (found.preset, found.nodes) == ("dgx-h200", 1)
     dies = {"gpus_per_node": 8, "num_gpus": 8, "node_network_gbps": ""}
     assert mapped(row(VTRAIN, **dies, gpu="MI250")).experiment.cluster.preset == "frontier"
+    cards = {"gpus_per_node": 8, "num_gpus": 16, "node_network_gbps": ""}
+    many = mapped(row(VTRAIN, **cards, gpu="L40S", dp=4))
+    assert many.experiment.cluster.preset == "l40s-4gpu"
+    assert "cluster.gpus_per_node=8, cluster.nics=4" in str(many.defaults)
+    # Links of a mesh depend on how many there are.
     sixteen = {"gpus_per_node": 16, "num_gpus": 16, "node_network_gbps": ""}
-    assert why(row(VTRAIN, **sixteen, gpu="H20", tp=16)) == "no cluster of H20 with 16 GPUs a node"
+    unlike = row(VTRAIN, **sixteen, gpu="MI300X", dp=4)
+    assert why(unlike) == "no cluster of MI300X with 16 GPUs a node"
 
 
 def test_columns_named_like_keys_of_experiments(row: Any) -> None:
