@@ -3,12 +3,13 @@
 
     mpirun -n 2 python -m mpisim validate e2e all.csv --json out.json
     mpirun -n 2 python -m mpisim validate e2e data/validation/steps.csv --json steps.json
-    python run_scripts/uncompared_error.py out.json data/validation/steps.csv steps.json
+    mpirun -n 2 python -m mpisim validate e2e data/validation/more_steps.csv --json more.json
+    python run_scripts/uncompared_error.py out.json steps.json more.json
 
-Writes ``data/calibration/uncompared.toml``: the frameworks and the designs of GPUs whose
-predictions were compared with measured steps for long, and by how much steps of others are farther
-off than their intervals say. That is found on the half of ``steps.csv`` that serves to find causes,
-so that the intervals of the other half are a check.
+Writes ``data/calibration/uncompared.toml``: the frameworks, with a division of the work and a
+design of GPUs, whose predictions were compared with measured steps for long, and by how much steps
+of others are farther off than their intervals say. That is found on the halves of `TABLES` that
+serve to find causes, so that the intervals of the other halves are a check.
 """
 
 from __future__ import annotations
@@ -31,18 +32,24 @@ from mpisim.prediction.uncertainty import UNCOMPARED, design_name
 
 __all__ = ["FILE", "main", "missing_error"]
 
-FILE = Path(__file__).resolve().parent.parent / "data" / "calibration" / "uncompared.toml"
+DATA = Path(__file__).resolve().parent.parent / "data"
+
+FILE = DATA / "calibration" / "uncompared.toml"
+
+TABLES = ("steps.csv", "more_steps.csv")
+"""Steps that had not been compared, in halves."""
 
 HEAD = """\
 # What dense transformers add to their error bar (one standard deviation, relative) with a
-# framework, or on a design of GPUs, whose predictions were not compared with measured steps, and
-# those that were (at least {least} rows of trust A and B), written by:
+# framework, a division of the work and a design of GPUs of which together predictions were not
+# compared with measured steps; those that were (at least {least} rows of trust A and B): library,
+# design, division; and the libraries that frameworks run. Written by:
 # run_scripts/uncompared_error.py.
 
 """
 
 MIN_COMPARED = 10
-"""Rows from which a framework or a design of GPUs counts as compared."""
+"""Rows from which a framework, with a division and a design of GPUs, counts as compared."""
 
 MIN_OTHERS = 15
 """Rows of others from which an error can be found."""
@@ -53,9 +60,12 @@ LIBRARY = {
     "megatron-bridge": "megatron-core",
     "nemo": "megatron-core",
 }
-"""Frameworks → the library that they run, which so is compared, too."""
+"""Frameworks → the library that they run; what runs one library counts as one."""
 
 DENSE = "dense transformer"
+
+Way = tuple[str, str, str]
+"""Library, design of GPUs, and along which axes the work is divided."""
 
 
 def framework_of(case: dict[str, Any]) -> str | None:
@@ -65,15 +75,21 @@ def framework_of(case: dict[str, Any]) -> str | None:
     return None if found in ([], ["any framework"]) else found[0]
 
 
-def often(keys: Iterable[str | None]) -> list[str]:
-    """Keys of rows → those of at least `MIN_COMPARED` rows, in alphabetical order."""
-    return sorted(key for key, n in Counter(keys).items() if key and n >= MIN_COMPARED)
+def way_of(case: dict[str, Any]) -> Way:
+    """Case of a comparison → its library ("" if no framework is named), GPU and division."""
+    framework = framework_of(case) or ""
+    return LIBRARY.get(framework, framework), design_of(case), case["parallelism"]
+
+
+def often(ways: Iterable[Way]) -> list[Way]:
+    """Ways of rows → those of at least `MIN_COMPARED` rows, in alphabetical order."""
+    return sorted(way for way, n in Counter(ways).items() if n >= MIN_COMPARED)
 
 
 def missing_error(
-    cases: list[dict[str, Any]], causes: set[str], frameworks: list[str], gpus: list[str]
+    cases: list[dict[str, Any]], causes: set[str], ways: list[Way]
 ) -> tuple[float, int]:
-    """Cases of ``steps.csv`` → error with which they are as far off as they say; how many.
+    """Cases of `TABLES` → error with which they are as far off as they say; how many.
 
     Residuals over their error bars then have the mean square 1. Of so few rows the share in their
     intervals would say less.
@@ -83,19 +99,23 @@ def missing_error(
     cases : list of dict
     causes : set of str
         Rows of the half that serves to find causes.
-    frameworks, gpus : list of str
-        Those that were compared; rows of both do not count.
+    ways : list of tuple
+        Those that were compared; their rows do not count, unless predictions say that the version
+        of the framework was not. Of rows that name no framework the design of GPUs decides.
 
     Raises
     ------
     ValueError
         If too few rows are left.
     """
+    designs = {design for _, design, _ in ways}
     used = [
         case
         for case in cases
         if case["id"] in causes and case["kind"] == DENSE and not case["suspect"]
-        if framework_of(case) not in (None, *frameworks) or design_of(case) not in gpus
+        if design_of(case) not in designs
+        or (framework_of(case) and way_of(case) not in ways)
+        or UNCOMPARED in case["outcome"]["effects"]
     ]
     if len(used) < MIN_OTHERS:
         raise ValueError(f"{len(used)} rows of others; at least {MIN_OTHERS} are needed")
@@ -121,30 +141,37 @@ def _stated_without(case: dict[str, Any]) -> float:
     return math.sqrt(max(0.0, float(case["stated_error"]) ** 2 - added**2))
 
 
+def _cases(paths: Iterable[Path]) -> list[dict[str, Any]]:
+    """Return the cases of comparisons, of all files."""
+    return [
+        case for path in paths for case in json.loads(path.read_text(encoding="utf-8"))["cases"]
+    ]
+
+
 def main() -> int:
     """Write the file."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("compared", type=Path)
-    parser.add_argument("table", type=Path)
-    parser.add_argument("steps", type=Path)
+    parser.add_argument("steps", type=Path, nargs="+")
     args = parser.parse_args()
-    large, steps = (
-        json.loads(path.read_text(encoding="utf-8"))["cases"]
-        for path in (args.compared, args.steps)
-    )
-    with args.table.open(newline="", encoding="utf-8") as file:
-        causes = {row["id"] for row in csv.DictReader(file) if row["half"] == "causes"}
-    counted = [case for case in large if case["trust"] in ("A", "B")]
-    frameworks, gpus = often(map(framework_of, counted)), often(map(design_of, counted))
-    frameworks = sorted({*frameworks, *(LIBRARY[each] for each in frameworks if each in LIBRARY)})
-    error, n = missing_error(steps, causes, frameworks, gpus)
+    large = _cases([args.compared])
+    causes: set[str] = set()
+    for name in TABLES:
+        with (DATA / "validation" / name).open(newline="", encoding="utf-8") as file:
+            causes |= {row["id"] for row in csv.DictReader(file) if row["half"] == "causes"}
+    counted = [case for case in large if case["trust"] in ("A", "B") and case["kind"] == DENSE]
+    ways = often(map(way_of, counted))
+    error, n = missing_error(_cases(args.steps), causes, ways)
+    libraries = ", ".join(f"{name} = {json.dumps(of)}" for name, of in LIBRARY.items())
     lines = [
-        f"frameworks = {json.dumps(frameworks)}\ngpus = {json.dumps(gpus)}\n\n",
+        "ways = [\n",
+        *(f"  {json.dumps(way)},\n" for way in ways),
+        f"]\n\nlibraries = {{ {libraries} }}\n\n",
         f'dense = {{ value = 1, unit = "1", error = {error:.3f}, source = "with it residuals '
-        f"of {n} steps of data/validation/steps.csv, half for causes, framework or GPU not listed, "
-        'are as large as their error bars" }\n',
+        f"of {n} steps of data/validation/{' and '.join(TABLES)}, halves for causes, ways not "
+        'listed, are as large as their error bars" }\n',
     ]
     FILE.write_text(HEAD.format(least=MIN_COMPARED) + "".join(lines), encoding="utf-8")
     return 0

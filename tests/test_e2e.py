@@ -165,11 +165,28 @@ def test_a_gpu_that_no_cluster_has(row: Any) -> None:
         ("A800", "a800-8gpu"),
         ("MI325X", "mi325x-8gpu"),
         ("RTX 4090", "rtx-4090-8gpu"),
+        ("MI350X", "mi355x-8gpu"),
     ],
 )
 def test_clusters_by_any_name_of_their_gpu(row: Any, gpu: str, preset: str) -> None:
     stated = mapped(row(VTRAIN, gpu=gpu, node_network_gbps="")).experiment.cluster
     assert (stated.preset, stated.nodes) == (preset, 1)
+
+
+def test_nodes_of_other_sizes(row: Any) -> None:
+    four = {"gpus_per_node": 4, "num_gpus": 4, "node_network_gbps": ""}
+    found = mapped(row(VTRAIN, **four, gpu="H200", tp=4)).experiment.cluster
+    assert (found.preset, found.nodes) == ("dgx-h200", 1)
+    dies = {"gpus_per_node": 8, "num_gpus": 8, "node_network_gbps": ""}
+    assert mapped(row(VTRAIN, **dies, gpu="MI250")).experiment.cluster.preset == "frontier"
+    cards = {"gpus_per_node": 8, "num_gpus": 16, "node_network_gbps": ""}
+    many = mapped(row(VTRAIN, **cards, gpu="L40S", dp=4))
+    assert many.experiment.cluster.preset == "l40s-4gpu"
+    assert "cluster.gpus_per_node=8, cluster.nics=4" in str(many.defaults)
+    # Links of a mesh depend on how many there are.
+    sixteen = {"gpus_per_node": 16, "num_gpus": 16, "node_network_gbps": ""}
+    unlike = row(VTRAIN, **sixteen, gpu="MI300X", dp=4)
+    assert why(unlike) == "no cluster of MI300X with 16 GPUs a node"
 
 
 def test_columns_named_like_keys_of_experiments(row: Any) -> None:
@@ -230,6 +247,26 @@ def test_layers_from_the_number_of_parameters(row: Any) -> None:
     # 78 layers on 12 stages: seven each, one on the last.
     uneven = mapped(row(VTRAIN, **{**base, "layers": 78}))
     assert uneven.experiment.plan.pipeline.stages == (7,) * 11 + (1,)
+
+
+def test_a_shape_says_more_than_a_size(row: Any) -> None:
+    """GPT is no Qwen3 of its size."""
+    found = mapped(row(VTRAIN, model="GPT 0.6B")).experiment.model
+    assert isinstance(found, Transformer)
+    assert found.family == "gpt"
+
+
+def test_parameters_stay_gathered_with_a_pipeline(row: Any) -> None:
+    found = mapped(row(VTRAIN, framework="PyTorch FSDP2", pp=2, tp=1, dp=4, zero_stage=3))
+    assert found.experiment.plan.zero == 2
+    assert found.experiment.framework.name == "fsdp"
+    assert any(line.startswith("plan.zero = 2 (instead)") for line in found.defaults)
+
+
+def test_latents_of_another_size(row: Any) -> None:
+    small = row(RESNET, model="Stable Diffusion v2", **{"model.image": 32})
+    found = mapped(small).experiment.model
+    assert getattr(found, "image", None) == 32
 
 
 def test_convolutions(row: Any) -> None:

@@ -99,6 +99,10 @@ def test_names_and_aliases_are_each_one_profile() -> None:
         ("NeMo 25.04", "nemo", "25.04"),
         ("DeepSpeed 0.19.2, torch 2.13", "deepspeed", "0.19.2"),
         ("PyTorch FSDP", "fsdp", ""),
+        ("PyTorch FSDP2", "fsdp", ""),
+        ("PyTorch 2.4 (FSDP)", "fsdp", "2.4"),
+        ("PyTorch 2.5 DDP", "ddp", "2.5"),
+        ("PyTorch 2.0 + DeepSpeed 0.9.1", "deepspeed", "0.9.1"),
         ("PyTorch", "ddp", ""),
         ("Composer/PyTorch FSDP + FlashAttention", "llm-foundry", ""),
     ],
@@ -331,3 +335,20 @@ def test_torchtitan_has_one_matrix_for_queries_keys_and_values(version: str, fus
     assert {"qkv", "query copy", "key copy", "value copy"} <= found if fused else "qkv" not in found
     assert ("query" in found) is not fused
     assert ("gradient cast" in found) is fused  # of the head, whose loss is computed in parts
+
+
+@pytest.mark.parametrize(("version", "style"), [("1.8", "ddp"), ("2.6", "deepspeed")])
+def test_paddle_shards_since_paddlenlp(version: str, style: str) -> None:
+    keys = ["framework.name=paddlepaddle", f"framework.version={version}"]
+    keys.append(f"plan.zero={0 if style == 'ddp' else 2}")
+    assert load(None, keys)[1].plan.style(transformer=True) == style
+
+
+@pytest.mark.parametrize(
+    ("version", "attention"), [("2.0", "triton"), ("2.1", "triton"), ("2.2", "newest")]
+)
+@pytest.mark.parametrize("name", ["ddp", "fsdp"])
+def test_attention_of_pytorch(name: str, version: str, attention: str) -> None:
+    keys = [f"framework.name={name}", f"framework.version={version}", "cluster.preset=dgx-a100"]
+    keys.append(f"plan.zero={0 if name == 'ddp' else 3}")
+    assert load(None, keys)[1].framework.attention == attention

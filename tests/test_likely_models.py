@@ -138,6 +138,12 @@ def test_names_with_a_size() -> None:
     assert guess.notes[0].startswith("'Foo-7B': ")
 
 
+@pytest.mark.parametrize("name", ["OLMo-7B", "CodeLlama-7B", "Gemma 3 27B"])
+def test_other_versions_and_sizes_are_no_slips(name: str) -> None:
+    """Published with mpisim are olmo-2-7b, codellama-34b and gemma-2-27b."""
+    assert like_named(name, {}) is not None
+
+
 @pytest.mark.parametrize("slip", ["lama-3-8b", "gpt3-174b", "mistal-7b"])
 def test_slips_are_no_models(slip: str) -> None:
     assert like_named(slip, {}) is None

@@ -1,5 +1,5 @@
-"""Published steps of `data/validation/steps.csv`: times follow from what the sources print, halves
-from names alone, and every row is an experiment."""
+"""Published steps of `data/validation`: times follow from what the sources print, halves from names
+alone, and every row is an experiment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ import pytest
 from mpisim.validate.e2e import Mapped, Row, experiment_of, read
 from mpisim.validate.e2e import settings as declared
 
-ROWS = read(Path(__file__).parents[1] / "data/validation/steps.csv")
+TABLES = [
+    read(Path(__file__).parents[1] / "data/validation" / name)
+    for name in ("steps.csv", "more_steps.csv")
+]
+
+ROWS = [row for table in TABLES for row in table]
 
 
 def _tokens(row: Row) -> int:
@@ -21,9 +26,15 @@ def _tokens(row: Row) -> int:
 
 SECONDS: dict[str, Callable[[Row, float], float]] = {
     "ms": lambda _, value: value / 1e3,
+    "s": lambda _, value: value,
     "s/it": lambda _, value: value,
+    "it/s": lambda _, value: 1 / value,
+    "minutes": lambda _, value: 60 * value,
     "images/s": lambda row, value: row.integers["global_batch"] / value,
     "samples/s": lambda row, value: row.integers["global_batch"] / value,
+    "samples/s/GPU": lambda row, value: (
+        row.integers["global_batch"] / row.integers["num_gpus"] / value
+    ),
     "sequences/s": lambda row, value: row.integers["global_batch"] / value,
     "tokens/s": lambda row, value: _tokens(row) / value,
     "tokens/s/GPU": lambda row, value: _tokens(row) / row.integers["num_gpus"] / value,
@@ -34,9 +45,21 @@ SECONDS: dict[str, Callable[[Row, float], float]] = {
 }
 
 
-def _gpt2_xl_flops_per_token() -> float:
-    """By the script's own formula: 6 N + 12 L H Q T, with embeddings of words and positions."""
-    layers, hidden, vocabulary, length = 48, 1600, 50304, 1024
+def _flops_per_token(row: Row) -> float:
+    """By the formula of the row's source."""
+    if row.id.startswith("swiss-ai"):  # Megatron-LM's
+        layers, hidden, length, vocabulary = 32, 4096, 4096, 131072
+        parts = 1 + 8 / 32 + length / hidden + 1.5 * 14336 / hidden
+        return 12 * layers * hidden**2 * (parts + vocabulary / (2 * layers * hidden))
+    if row.id.startswith("maxtext"):  # all matrices but the embedding of words; Llama 2 7B
+        layers, hidden, length = 32, 4096, 4096
+        return 6 * (6.738e9 - 32000 * hidden) + 12 * layers * hidden * length
+    # 6 N + 12 L H Q T, with embeddings of words and positions
+    layers, hidden, vocabulary, length = 48, 1600, 50304, 1024  # GPT-2 XL
+    if row.id.startswith("flash-attn-2"):
+        layers, hidden, vocabulary, length = (
+            row.integers[name] for name in ("layers", "hidden", "vocab", "seq_len")
+        )
     block = 12 * hidden**2 + 13 * hidden
     parameters = layers * block + (vocabulary + length) * hidden + 2 * hidden
     return 6 * parameters + 12 * layers * hidden * length
@@ -46,13 +69,16 @@ def _gpt2_xl_flops_per_token() -> float:
 def test_times_follow_from_what_the_source_prints(row: Row) -> None:
     value, unit = float(row.texts["measured_value"]), row.texts["unit"]
     if unit == "TFLOP/s/GPU":
-        seconds = (
-            _tokens(row) / row.integers["num_gpus"] * _gpt2_xl_flops_per_token() / (value * 1e12)
-        )
+        flops = _tokens(row) * _flops_per_token(row)
+        seconds = flops / row.integers["num_gpus"] / (value * 1e12)
     else:
         seconds = SECONDS[unit](row, value)
     assert row.numbers["step_time_ms"] == pytest.approx(1e3 * seconds, rel=1e-5)
     assert row.texts["source"]
+
+
+def test_no_row_is_in_both_tables() -> None:
+    assert len({row.id for row in ROWS}) == len(ROWS)
 
 
 def test_halves_are_drawn_by_name() -> None:

@@ -1,4 +1,4 @@
-"""Frameworks and GPUs whose predictions met no measured step have wider intervals, and say so."""
+"""Frameworks, plans and GPUs whose predictions met no measured step have wider intervals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mpisim.experiment import load
+from mpisim.experiment import Plan, load
 from mpisim.prediction.uncertainty import UNCOMPARED
 from mpisim.simulate import simulate
 
@@ -31,6 +31,10 @@ def script() -> Any:
     ("changes", "wider"),
     [
         (["framework.name=torchtitan"], False),
+        (["framework.name=composer"], False),  # FSDP, too
+        (["framework.name=torchtitan", "plan.tp=2", "plan.dp=4"], True),
+        (["framework.name=torchtitan", "framework.version=2024-12"], False),
+        (["framework.name=torchtitan", "framework.version=2023-01"], True),  # before its profile
         (["framework.name=deepspeed"], True),
         (["framework.name=torchtitan", "cluster.preset=rtx-4090-8gpu"], True),
         (["framework.name=torchtitan", "cluster.preset=dgx-h200"], False),
@@ -55,6 +59,7 @@ def case(name: str, ratio: float, framework: str = "new", kind: str = "dense") -
         "suspect": "",
         "kind": "dense transformer" if kind == "dense" else kind,
         "gpu": "h100-sxm",
+        "parallelism": "dp",
         "trust": "A",
         "outcome": {"lengths": {f"host of {framework}": 1.0, "memory of h100": 1.0}, "effects": {}},
     }
@@ -66,20 +71,41 @@ def test_residuals_are_as_large_as_their_error_bars() -> None:
     cases = [case(f"r{i}", math.exp(log)) for i, log in enumerate(logs)]
     causes = {each["id"] for each in cases}
     others = [case("held back", 9.0), case("seen", 9.0, "old"), case("r3", 9.0, kind="other")]
-    error, n = module.missing_error(
-        [*cases, *others], causes | {"seen"}, ["old"], ["hopper, 128 lanes"]
-    )
+    ways = [("old", "hopper, 128 lanes", "dp")]
+    error, n = module.missing_error([*cases, *others], causes | {"seen"}, ways)
     assert n == 30
     # All are stated with 0.1: what is missing is the rest of their mean square.
     assert error**2 + 0.1**2 == pytest.approx(sum(log * log for log in logs) / 30)
+    older = case("older", 1.0, "old")  # of a version that was not compared
+    older["stated_error"], older["outcome"]["effects"][UNCOMPARED] = 0.3, 0.2
+    assert module.missing_error([*cases, older], causes | {"older"}, ways)[1] == 31
     small = [case(f"r{i}", 1.01) for i in range(20)]
-    assert module.missing_error(small, causes, ["old"], []) == (0.0, 20)
+    assert module.missing_error(small, causes, []) == (0.0, 20)
     with pytest.raises(ValueError, match="5 rows"):
-        module.missing_error(cases[:5], causes, ["old"], [])
+        module.missing_error(cases[:5], causes, [])
 
 
-def test_frameworks_are_those_of_many_rows() -> None:
+def test_ways_are_those_of_many_rows() -> None:
     module = script()
-    assert module.often(["a"] * 10 + ["b"] * 9 + [None] * 20) == ["a"]
-    assert module.framework_of(case("a", 1.0)) == "new"
+    many, few = ("a", "hopper, 128 lanes", "dp"), ("a", "hopper, 128 lanes", "dp+tp")
+    assert module.often([many] * 10 + [few] * 9) == [many]
+    assert module.way_of(case("a", 1.0)) == ("new", "hopper, 128 lanes", "dp")
+    assert module.way_of(case("a", 1.0, "nemo"))[0] == "megatron-core"
     assert module.framework_of(case("a", 1.0, "any framework")) is None
+
+
+def test_a_row_of_no_framework_counts_by_its_gpu() -> None:
+    module = script()
+    unnamed = [case(f"r{i}", 1.5, "any framework") for i in range(20)]
+    causes = {each["id"] for each in unnamed}
+    with pytest.raises(ValueError, match="0 rows"):
+        module.missing_error(unnamed, causes, [("old", "hopper, 128 lanes", "dp")])
+    assert module.missing_error(unnamed, causes, [])[1] == 20
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dp", "division"),
+    [({}, 1, "one GPU"), ({}, 8, "dp"), ({"tp": 2, "pp": 4}, 1, "tp+pp"), ({"ep": 8}, 8, "dp+ep")],
+)
+def test_divisions(sizes: dict[str, int], dp: int, division: str) -> None:
+    assert Plan(global_batch=64, micro_batch=1, **sizes).division(dp) == division

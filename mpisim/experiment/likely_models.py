@@ -48,6 +48,9 @@ MIXTURE = re.compile(r"(?<![a-z])moe(?![a-z])")
 SLIP = 0.85
 """Likeness of two names (difflib) above which one is the other, misspelt."""
 
+NEAR_SIZE = 0.1
+"""Relative difference of sizes up to which that holds."""
+
 LEAST_COUNT, MOST_COUNT = 1e6, 1e15
 """Numbers of parameters that a model may be told by."""
 
@@ -220,13 +223,20 @@ def _sharing(name: str, pool: list[tuple[str, ModelPreset]]) -> list[list[tuple[
 
 
 def _is_slip(name: str) -> bool:
-    """Whether a name is nearly that of a published model."""
+    """Whether a name is nearly that of a published model, of the same version and size."""
     matcher = difflib.SequenceMatcher(a=normalized_name(name))
+    *version, size = _numbers(name) or [0.0]
     for known in model_presets():
         matcher.set_seq2(known)
-        if matcher.ratio() > SLIP:
+        *other, count = _numbers(known) or [0.0]
+        if matcher.ratio() > SLIP and version == other and abs(size - count) <= NEAR_SIZE * count:
             return True
     return False
+
+
+def _numbers(name: str) -> list[float]:
+    """Return the numbers in a name, in order: version, then size."""
+    return [float(each) for each in re.findall(r"\d+(?:\.\d+)?", name)]
 
 
 def _has_active(preset: ModelPreset, count: float) -> bool:

@@ -115,6 +115,11 @@ class Plan:
         _check_data_parallel(self)
         _check_replicas(self)
 
+    def division(self, dp: int) -> str:
+        """Replicas → along which axes the work is divided, as ``"dp+tp"``, or ``"one GPU"``."""
+        sizes = {"dp": dp, "tp": self.tp, "pp": self.pp, "cp": self.cp, "ep": self.ep}
+        return "+".join(axis for axis, size in sizes.items() if size > 1) or "one GPU"
+
     @property
     def sequence_parallel(self) -> bool:
         """Whether norms and dropout share the sequence."""

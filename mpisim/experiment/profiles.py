@@ -63,6 +63,9 @@ Version = tuple[int, ...]
 NEWEST: Version = (10**9,)
 """Stands for a version that is not given."""
 
+PLATFORM = "pytorch"
+"""Alias of the profile of plain PyTorch, which other frameworks stand on."""
+
 FIRST_YEAR = 20
 """What versions that are dates begin with, at least: ``23.09``, ``2020-10``."""
 
@@ -274,10 +277,11 @@ def named_in(text: str) -> tuple[Profile, str] | None:
 
     Names, titles and aliases count as whole words. The first in the text is the one that ran, what
     follows is what it stands on ("NeMo/Megatron-Core"); of those that begin there, the longest is
-    meant ("NeMo AutoModel" is not NeMo).
+    meant ("NeMo AutoModel" is not NeMo). PyTorch is what all stand on, wherever it is named
+    ("PyTorch 2.4 (FSDP)"); its version is that of its own parts.
     """
     found = [
-        (-match.start(), len(name), profile.name, match[1] or "")
+        (name != PLATFORM, -match.start(), len(name), profile.name, match[1] or "")
         for profile in profiles()
         for name in (profile.name, profile.title, *profile.aliases)
         if (match := _naming(name).search(text))
@@ -285,7 +289,11 @@ def named_in(text: str) -> tuple[Profile, str] | None:
     if not found:
         return None
     *_, name, version = max(found)
-    return find_profile(name), version
+    profile = find_profile(name)
+    if not version and any(each.startswith(f"{PLATFORM}-") for each in profile.aliases):
+        below = _naming(PLATFORM).search(text)
+        version = below[1] or "" if below else ""
+    return profile, version
 
 
 @cache

@@ -73,9 +73,9 @@ OWN_KERNELS = "kernels of the framework's own"
 
 UNNAMED_FILE = "calibration/unnamed_framework.toml"
 
-UNCOMPARED = "framework or GPU not compared with measured steps"
-"""Name of the error of a framework, or a design of GPUs, of which no predictions were compared with
-measured steps, on the whole step."""
+UNCOMPARED = "framework, GPU or parallelism not compared with measured steps"
+"""Name of the error of a framework, a division of the work and a design of GPUs of which together
+no predictions were compared with measured steps, on the whole step."""
 
 UNCOMPARED_FILE = "calibration/uncompared.toml"
 
@@ -485,18 +485,25 @@ def _unnamed(prepared: PreparedExperiment) -> Quantity:
 
 
 def _compared(prepared: PreparedExperiment) -> bool:
-    """Whether steps of its framework and of its kinds of GPUs were compared with measured ones.
+    """Whether steps of its framework, divided as its are, on its kinds of GPUs were compared.
 
     Those of dense transformers: of other models the error of the model is that of few, unlike
-    steps. What an experiment without a framework's name leaves open has an error of its own.
+    steps. Frameworks that run one library count as one, versions that a profile does not cover as
+    none. What an experiment without a framework's name leaves open has an error of its own.
     """
     experiment = prepared.experiment
     if model_class(experiment.model) != "dense":
         return True
-    seen = packaged(UNCOMPARED_FILE)
-    models = [each.model for each in prepared.workload.pricings]
-    gpus = all(design_name(rated_gpu(model.gpu)) in seen["gpus"] for model in models)
-    return gpus and (experiment.software is None or experiment.software in seen["frameworks"])
+    seen: Mapping[str, Any] = packaged(UNCOMPARED_FILE)
+    designs = {design_name(rated_gpu(each.model.gpu)) for each in prepared.workload.pricings}
+    if experiment.profile is None:
+        return designs <= {design for _, design, _ in seen["ways"]}
+    version = experiment.framework.version
+    if version and experiment.profile.stands_for(version):
+        return False
+    library = seen["libraries"].get(experiment.profile.host, experiment.profile.host)
+    division = experiment.plan.division(prepared.workload.layout.grid.dp)
+    return all([library, design, division] in seen["ways"] for design in designs)
 
 
 def design_name(gpu: Gpu) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ...base.errors import InputError
@@ -15,6 +16,9 @@ __all__ = ["Chosen", "choose"]
 
 ANY = "dgx-h100"
 """Where one GPU runs that no cluster has: nothing of it matters but the host."""
+
+ANY_NUMBER = ("nvswitch", "pcie")
+"""Kinds of nodes that may have any number of GPUs."""
 
 
 class Chosen(NamedTuple):
@@ -60,14 +64,14 @@ def choose(row: Row, source: str, settings: Settings) -> Chosen:
     if not fitting:
         return _alone(gpu, gpus)
     stated = row.integers.get("gpus_per_node")
-    spans = stated is not None and gpus > stated  # in one node it does not matter how large it is
-    if spans:
-        fitting = [each for each in fitting if each.gpus_per_node in (0, stated)]
-        if not fitting:
-            raise InputError(f"no cluster of {gpu} with {stated} GPUs a node")
-    if stated is not None and not spans:
-        exact = [each for each in fitting if each.gpus_per_node == stated]
-        fitting = exact or [each for each in fitting if each.gpus_per_node not in range(1, gpus)]
+    if stated is not None:
+        exact = [each for each in fitting if each.gpus_per_node in (0, stated)]
+        larger = [each for each in fitting if each.gpus_per_node not in range(1, gpus)]
+        resized = [new for each in fitting if (new := _resized(each, stated)) is not None]
+        # In one node it does not matter how large it is.
+        fitting = exact or (larger if gpus <= stated else []) or resized
+    if not fitting:
+        raise InputError(f"no cluster of {gpu} with {stated} GPUs a node")
     network = row.numbers.get("node_network_gbps")
     assumed = []
     best = fitting[0]
@@ -116,6 +120,22 @@ def _alone(gpu: str, gpus: int) -> Chosen:
         raise InputError(f"no cluster of {gpu}; column cluster.preset can name one")
     keys = {"cluster.preset": ANY, "cluster.nodes": 1, "cluster.gpus": 1, "kernels.gpu": gpu}
     return Chosen(keys, (f"host of {ANY} (one {gpu})",))
+
+
+def _resized(cluster: ClusterFor, size: int) -> ClusterFor | None:
+    """Cluster, GPUs of a node → the same with nodes of that size, as many NICs a GPU as before.
+
+    None where GPUs are joined by links that depend on how many there are.
+    """
+    node = find_file(cluster.preset, "clusters", "cluster").table["node"]
+    if node["kind"] not in ANY_NUMBER or not cluster.gpus_per_node:
+        return None
+    changes = [*cluster.changes, f"cluster.gpus_per_node={size}"]
+    if "nics" in node:
+        nics = max(1, round(node["nics"] * size / cluster.gpus_per_node))
+        changes.append(f"cluster.nics={nics}")
+    network = cluster.network * size // cluster.gpus_per_node
+    return replace(cluster, gpus_per_node=size, network=network, changes=tuple(changes))
 
 
 def _nodes(best: ClusterFor) -> tuple[dict[str, Any], int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -72,6 +73,12 @@ hinges on what is not modelled."""
 
 SUFFIXES = (" SFT", "-proxy")
 """What follows the name of a model when it is trained otherwise, or cut to fewer layers."""
+
+UNNAMED = re.compile(r"GPT(?:$| \()")
+"""Names that say no more than their model's kind."""
+
+SIZED = re.compile(r"GPT [\d.]+[MBT]$")
+"""Names that say no more than the kind and a size; a shape says more than that."""
 
 ADAPTERS = (" LoRA", " lora")
 """What follows it when low-rank adapters are trained beside it."""
@@ -189,7 +196,7 @@ def _mapped(
     keys = {**open_keys, **stated, **replaced}
     if preset is not None:
         keys["model.preset"] = preset
-    elif unnamed(_name(row)):
+    elif unnamed(_name(row)) or SIZED.match(_name(row)):
         keys["model.family"] = "gpt"
     elif "params_b" in row.numbers:
         keys["model.parameters"] = row.numbers["params_b"] * 1e9
@@ -239,7 +246,7 @@ def shown(mapped: Mapped) -> str:
 
 def unnamed(model: str) -> bool:
     """Whether a model has no name but its kind's, so that its shape is what tells it."""
-    return model == "GPT" or model.startswith("GPT (")
+    return UNNAMED.match(model) is not None
 
 
 def _name(row: Row) -> str:
@@ -259,7 +266,8 @@ def _preset(row: Row, settings: Settings) -> tuple[str | None, dict[str, Any], l
         if row.texts["model"].startswith(each.text):
             return each.preset, find_model(each.preset), [each.note] if each.note else []
     name = _name(row)
-    if unnamed(name):
+    shaped = {"layers", "hidden", "heads"} <= row.integers.keys()
+    if unnamed(name) or (SIZED.match(name) and shaped):
         return None, {}, []
     try:
         return name, find_model(name), []
@@ -272,7 +280,7 @@ def _preset(row: Row, settings: Settings) -> tuple[str | None, dict[str, Any], l
         found = like_named(name, shape)
         if found is not None:
             return name, found[0], []
-        if {"layers", "hidden", "heads"} <= shape.keys():
+        if shaped:
             return None, {}, []
         raise InputError(f"no such model: {name}") from error
 
@@ -320,7 +328,8 @@ def _settle(keys: dict[str, Any], row: Row, base: Mapping[str, Any]) -> list[str
     filled = []
     transformer = not base or "layers" in base
     if not transformer:
-        for key in [key for key in keys if key.startswith("model.") and key != "model.preset"]:
+        own = {"model.preset", *row.keys}
+        for key in [key for key in keys if key.startswith("model.") and key not in own]:
             del keys[key]
         for key in (
             "plan.sp",
@@ -346,6 +355,9 @@ def _settle(keys: dict[str, Any], row: Row, base: Mapping[str, Any]) -> list[str
         keys.pop("plan.overlap.tp", None)
     if not keys.get("plan.zero"):
         keys.pop("plan.zero_group", None)
+    if keys.get("plan.zero") == 3 and keys.get("plan.pp", 1) > 1:
+        keys["plan.zero"] = 2
+        filled.append("plan.zero = 2 (instead): a pipeline keeps parameters gathered for a step")
     if keys.get("plan.vpp", 1) > 1:
         keys["plan.pipeline.schedule"] = "interleaved"
     if transformer:

@@ -105,8 +105,6 @@ ERROR_LIMITS = (0.05, 0.1, 0.2)
 
 Figures = dict[str, float | int | None]
 
-PARALLEL = ("dp", "tp", "pp", "cp", "ep")
-
 
 def _scale(each: Compared) -> str:
     """Name a decade of GPUs so that names sort by size."""
@@ -117,9 +115,7 @@ def _scale(each: Compared) -> str:
 def _parallelism(each: Compared) -> str:
     plan = each.mapped.experiment.plan
     gpus = each.row.integers["num_gpus"]
-    sizes = {axis: getattr(plan, axis) for axis in PARALLEL}
-    sizes["dp"] = plan.dp or gpus // (plan.tp * plan.pp * plan.cp)
-    return "+".join(axis for axis in PARALLEL if sizes[axis] > 1) or "one GPU"
+    return plan.division(plan.dp or gpus // (plan.tp * plan.pp * plan.cp))
 
 
 def _kind(each: Compared) -> str:
