@@ -11,7 +11,7 @@ from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 
 from ..topology import RouteFunction, Topology
-from .grid_order import BY_DIMENSION, OrderedGroups, order_by_block, order_by_tour
+from .grid_order import BY_DIMENSION, OrderedGroups, order_by_subgrid, order_by_tour
 from .hops import hop_chains
 from .link_loads import link_weights
 from .route_latency import added_latency
@@ -96,7 +96,7 @@ class PatternTraffic:
                 each.members,
                 self.gpus_per_node,
                 meshed=self.meshed,
-                block=each.block,
+                subgrid=each.subgrid,
             )
             some, at, load = link_weights(paths, self.topology.share, base[each.which], sent, seen)
             parts.append((each.which[some], at, load))
@@ -131,7 +131,7 @@ class PatternTraffic:
             algorithm = self._algorithm(pattern, each)
             if algorithm is not None:
                 phases = hop_chains(
-                    pattern.operation, algorithm, each.members, self.gpus_per_node, each.block
+                    pattern.operation, algorithm, each.members, self.gpus_per_node, each.subgrid
                 )
                 period = self.topology.period * self.gpus_per_node
                 found[each.which] = added_latency(paths, excess, base[each.which], phases, period)
@@ -157,7 +157,7 @@ class PatternTraffic:
             groups.members + base,
             self.gpus_per_node,
             meshed=self.meshed,
-            block=groups.block,
+            subgrid=groups.subgrid,
         )
 
     def infeasible(self, pattern: Pattern, members: Ints, base: Ints) -> NDArray[np.bool_]:
@@ -174,13 +174,13 @@ class PatternTraffic:
         found = np.zeros(len(base), bool)
         if pattern.algorithm == "dimensions" and not self.rings_instead:
             for each in self._ordered(pattern, members, base):
-                found[each.which] = each.block is None
+                found[each.which] = each.subgrid is None
         return found
 
     def _ordered(self, pattern: Pattern, members: Ints, base: Ints) -> list[OrderedGroups]:
         """Sort groups by how their members follow each other."""
         if pattern.operation in BY_DIMENSION and pattern.algorithm == "dimensions":
-            return order_by_block(self.topology, members, base, self.gpus_per_node)
+            return order_by_subgrid(self.topology, members, base, self.gpus_per_node)
         toured = pattern.algorithm == "tour" or (pattern.algorithm == "ring" and self.by_fabric)
         if pattern.operation in BY_DIMENSION + CHAIN_OPERATIONS and toured:
             return order_by_tour(self.topology, members, base)
@@ -188,6 +188,6 @@ class PatternTraffic:
 
     def _algorithm(self, pattern: Pattern, groups: OrderedGroups) -> str | None:
         """Return by which algorithm groups do it, None if not at all."""
-        if pattern.algorithm != "dimensions" or groups.block is not None:
+        if pattern.algorithm != "dimensions" or groups.subgrid is not None:
             return pattern.algorithm
         return "ring" if self.rings_instead else None
