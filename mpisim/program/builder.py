@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +17,29 @@ from .table import COLUMNS, UNPRICED, Table
 __all__ = ["ProgramBuilder", "TableBuilder", "columns_of"]
 
 
+class Launch(TypedDict, total=False):
+    """What a row of a device waits for and what launching it takes; see the columns of `Table`.
+
+    Attributes
+    ----------
+    waits : iterable of int
+        Earlier device rows that must have ended; by default the stream's order alone counts.
+    host, launch, launch_cost, gap : int
+        In ps.
+    """
+
+    waits: Iterable[int]
+    host: int
+    launch: int
+    launch_cost: int
+    gap: int
+
+
 class TableBuilder:
     """Append rows, then `build` the table. Times in ps, sizes in bytes.
 
-    Each method returns the number of the row it appended, to be named in later waits.
-    The `tag` keywords (phase, layer, micro_batch, step) may be set for all following rows with
-    `tags`.
+    Each method that appends a row returns its number, to be named in later waits. The `tag`
+    keywords (phase, layer, micro_batch, step) may be set for all following rows with `tags`.
 
     Examples
     --------
@@ -73,13 +90,9 @@ class TableBuilder:
         stream: int,
         duration: int,
         *,
-        waits: Iterable[int] = (),
-        host: int = 0,
-        launch: int = 0,
-        launch_cost: int = 0,
-        gap: int = 0,
         bytes: int = -1,
         kind: Kind = Kind.KERNEL,
+        **launch: Unpack[Launch],
     ) -> int:
         """Append a compute kernel (or a copy: ``kind=Kind.COPY``).
 
@@ -90,32 +103,14 @@ class TableBuilder:
             0 and up.
         duration : int
             Device time in ps.
-        waits : iterable of int
-            Earlier device rows that must have ended; by default the stream's order alone counts.
-        host, launch, launch_cost, gap : int
-            In ps, as the columns of `Table`.
         bytes : int
             Of a copy; -1: unknown.
         kind : Kind
             KERNEL or COPY.
-
-        Returns
-        -------
-        int
-            Number of the row.
+        **launch
+            See `Launch`.
         """
-        return self._append(
-            kind,
-            name,
-            waits,
-            stream=stream,
-            duration=duration,
-            host=host,
-            launch=launch,
-            launch_cost=launch_cost,
-            gap=gap,
-            bytes=bytes,
-        )
+        return self._append(kind, name, stream=stream, duration=duration, bytes=bytes, **launch)
 
     def collective(
         self,
@@ -126,12 +121,8 @@ class TableBuilder:
         *,
         duration: int = UNPRICED,
         name: str | None = None,
-        waits: Iterable[int] = (),
-        host: int = 0,
-        launch: int = 0,
-        launch_cost: int = 0,
-        gap: int = 0,
         flags: Flag = Flag.NONE,
+        **launch: Unpack[Launch],
     ) -> int:
         """Append a collective on a communicator slot.
 
@@ -148,32 +139,20 @@ class TableBuilder:
             Wire time in ps; by default a cost model is to give it.
         name : str, optional
             By default that of the operation in small letters.
-        waits : iterable of int
-            Earlier device rows that must have ended; by default the stream's order alone counts.
-        host, launch, launch_cost, gap : int
-            In ps, as the columns of `Table`.
         flags : Flag
-
-        Returns
-        -------
-        int
-            Number of the row.
+        **launch
+            See `Launch`.
         """
-        name = operation.name.lower() if name is None else name
         return self._append(
             Kind.COLLECTIVE,
-            name,
-            waits,
+            operation.name.lower() if name is None else name,
             stream=stream,
             duration=duration,
-            host=host,
-            launch=launch,
-            launch_cost=launch_cost,
-            gap=gap,
             bytes=bytes,
             slot=slot,
             operation=operation,
             flags=flags,
+            **launch,
         )
 
     def point_to_point(
@@ -185,12 +164,8 @@ class TableBuilder:
         *,
         duration: int = UNPRICED,
         name: str | None = None,
-        waits: Iterable[int] = (),
-        host: int = 0,
-        launch: int = 0,
-        launch_cost: int = 0,
-        gap: int = 0,
         flags: Flag = Flag.NONE,
+        **launch: Unpack[Launch],
     ) -> int:
         """Append one half of a send/receive pair: `kind` is Kind.SEND or Kind.RECV.
 
@@ -200,41 +175,22 @@ class TableBuilder:
         ----------
         kind : Kind
         slot : int
-            0 and up; each rank binds it to a communicator of two members, sender and receiver.
-        stream : int
-            0 and up.
-        bytes : int
-            Size of the message; -1: unknown.
-        duration : int
-            Wire time in ps; by default a cost model is to give it.
+            As of `collective`, with two members: sender and receiver.
+        stream, bytes, duration, flags, **launch
+            As of `collective`.
         name : str, optional
             By default ``send`` or ``recv``.
-        waits : iterable of int
-            Earlier device rows that must have ended; by default the stream's order alone counts.
-        host, launch, launch_cost, gap : int
-            In ps, as the columns of `Table`.
-        flags : Flag
-
-        Returns
-        -------
-        int
-            Number of the row.
         """
-        name = kind.name.lower() if name is None else name
         return self._append(
             kind,
-            name,
-            waits,
+            kind.name.lower() if name is None else name,
             stream=stream,
             duration=duration,
-            host=host,
-            launch=launch,
-            launch_cost=launch_cost,
-            gap=gap,
             bytes=bytes,
             slot=slot,
             operation=Operation.SEND_RECV,
             flags=flags,
+            **launch,
         )
 
     def host(self, duration: int, name: str = "host") -> int:
@@ -245,13 +201,8 @@ class TableBuilder:
         duration : int
             CPU time in ps.
         name : str
-
-        Returns
-        -------
-        int
-            Number of the row.
         """
-        return self._append(Kind.HOST, name, (), host=duration)
+        return self._append(Kind.HOST, name, host=duration)
 
     def host_wait(
         self, waits: Iterable[int], *, host: int = 0, tail: int = 0, name: str = "wait"
@@ -267,20 +218,15 @@ class TableBuilder:
         tail : int
             In ps.
         name : str
-
-        Returns
-        -------
-        int
-            Number of the row.
         """
-        return self._append(Kind.HOST_WAIT, name, waits, host=host, launch_cost=tail)
+        return self._append(Kind.HOST_WAIT, name, waits=waits, host=host, launch_cost=tail)
 
     def _append(
         self,
         kind: Kind,
         name: str,
-        waits: Iterable[int],
         *,
+        waits: Iterable[int] = (),
         stream: int = -1,
         flags: int = 0,
         operation: int = Operation.NONE,
