@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,29 +17,13 @@ from .table import COLUMNS, UNPRICED, Table
 __all__ = ["ProgramBuilder", "TableBuilder", "columns_of"]
 
 
-class Launch(TypedDict, total=False):
-    """What a row of a device waits for and what launching it takes; see the columns of `Table`.
-
-    Attributes
-    ----------
-    waits : iterable of int
-        Earlier device rows that must have ended; by default the stream's order alone counts.
-    host, launch, launch_cost, gap : int
-        In ps.
-    """
-
-    waits: Iterable[int]
-    host: int
-    launch: int
-    launch_cost: int
-    gap: int
-
-
 class TableBuilder:
     """Append rows, then `build` the table. Times in ps, sizes in bytes.
 
-    Each method that appends a row returns its number, to be named in later waits. The `tag`
-    keywords (phase, layer, micro_batch, step) may be set for all following rows with `tags`.
+    Each method that appends a row returns its number, to be named in later waits. In all of them
+    `waits` are earlier device rows that must have ended (by default the stream's order alone
+    counts), and `host`, `launch`, `launch_cost`, `gap` in ps are as the columns of `Table`. The
+    `tag` keywords (phase, layer, micro_batch, step) may be set for all following rows with `tags`.
 
     Examples
     --------
@@ -90,9 +74,13 @@ class TableBuilder:
         stream: int,
         duration: int,
         *,
+        waits: Iterable[int] = (),
+        host: int = 0,
+        launch: int = 0,
+        launch_cost: int = 0,
+        gap: int = 0,
         bytes: int = -1,
         kind: Kind = Kind.KERNEL,
-        **launch: Unpack[Launch],
     ) -> int:
         """Append a compute kernel (or a copy: ``kind=Kind.COPY``).
 
@@ -107,10 +95,19 @@ class TableBuilder:
             Of a copy; -1: unknown.
         kind : Kind
             KERNEL or COPY.
-        **launch
-            See `Launch`.
         """
-        return self._append(kind, name, stream=stream, duration=duration, bytes=bytes, **launch)
+        return self._append(
+            kind,
+            name,
+            waits,
+            stream=stream,
+            duration=duration,
+            host=host,
+            launch=launch,
+            launch_cost=launch_cost,
+            gap=gap,
+            bytes=bytes,
+        )
 
     def collective(
         self,
@@ -121,8 +118,12 @@ class TableBuilder:
         *,
         duration: int = UNPRICED,
         name: str | None = None,
+        waits: Iterable[int] = (),
+        host: int = 0,
+        launch: int = 0,
+        launch_cost: int = 0,
+        gap: int = 0,
         flags: Flag = Flag.NONE,
-        **launch: Unpack[Launch],
     ) -> int:
         """Append a collective on a communicator slot.
 
@@ -140,19 +141,22 @@ class TableBuilder:
         name : str, optional
             By default that of the operation in small letters.
         flags : Flag
-        **launch
-            See `Launch`.
         """
+        name = operation.name.lower() if name is None else name
         return self._append(
             Kind.COLLECTIVE,
-            operation.name.lower() if name is None else name,
+            name,
+            waits,
             stream=stream,
             duration=duration,
+            host=host,
+            launch=launch,
+            launch_cost=launch_cost,
+            gap=gap,
             bytes=bytes,
             slot=slot,
             operation=operation,
             flags=flags,
-            **launch,
         )
 
     def point_to_point(
@@ -164,8 +168,12 @@ class TableBuilder:
         *,
         duration: int = UNPRICED,
         name: str | None = None,
+        waits: Iterable[int] = (),
+        host: int = 0,
+        launch: int = 0,
+        launch_cost: int = 0,
+        gap: int = 0,
         flags: Flag = Flag.NONE,
-        **launch: Unpack[Launch],
     ) -> int:
         """Append one half of a send/receive pair: `kind` is Kind.SEND or Kind.RECV.
 
@@ -176,21 +184,26 @@ class TableBuilder:
         kind : Kind
         slot : int
             As of `collective`, with two members: sender and receiver.
-        stream, bytes, duration, flags, **launch
+        stream, bytes, duration, flags
             As of `collective`.
         name : str, optional
             By default ``send`` or ``recv``.
         """
+        name = kind.name.lower() if name is None else name
         return self._append(
             kind,
-            kind.name.lower() if name is None else name,
+            name,
+            waits,
             stream=stream,
             duration=duration,
+            host=host,
+            launch=launch,
+            launch_cost=launch_cost,
+            gap=gap,
             bytes=bytes,
             slot=slot,
             operation=Operation.SEND_RECV,
             flags=flags,
-            **launch,
         )
 
     def host(self, duration: int, name: str = "host") -> int:
@@ -202,7 +215,7 @@ class TableBuilder:
             CPU time in ps.
         name : str
         """
-        return self._append(Kind.HOST, name, host=duration)
+        return self._append(Kind.HOST, name, (), host=duration)
 
     def host_wait(
         self, waits: Iterable[int], *, host: int = 0, tail: int = 0, name: str = "wait"
@@ -219,14 +232,14 @@ class TableBuilder:
             In ps.
         name : str
         """
-        return self._append(Kind.HOST_WAIT, name, waits=waits, host=host, launch_cost=tail)
+        return self._append(Kind.HOST_WAIT, name, waits, host=host, launch_cost=tail)
 
     def _append(
         self,
         kind: Kind,
         name: str,
+        waits: Iterable[int],
         *,
-        waits: Iterable[int] = (),
         stream: int = -1,
         flags: int = 0,
         operation: int = Operation.NONE,
