@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uncompared_error
 
 from mpisim.experiment import load
 from mpisim.prediction.uncertainty import UNCOMPARED
@@ -15,16 +15,6 @@ from mpisim.simulate import simulate
 
 HERE = Path(__file__).parent
 PLAIN = HERE / "unnamed_framework.toml"
-
-
-def script() -> Any:
-    path = HERE.parent / "run_scripts" / "uncompared_error.py"
-    spec = importlib.util.spec_from_file_location("uncompared_error", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize(
@@ -61,25 +51,23 @@ def case(name: str, ratio: float, framework: str = "new", kind: str = "dense") -
 
 
 def test_residuals_are_as_large_as_their_error_bars() -> None:
-    module = script()
     logs = [0.02 * i * (-1) ** i for i in range(1, 31)]
     cases = [case(f"r{i}", math.exp(log)) for i, log in enumerate(logs)]
     causes = {each["id"] for each in cases}
     others = [case("held back", 9.0), case("seen", 9.0, "old"), case("r3", 9.0, kind="other")]
-    error, n = module.missing_error(
+    error, n = uncompared_error.missing_error(
         [*cases, *others], causes | {"seen"}, ["old"], ["hopper, 128 lanes"]
     )
     assert n == 30
     # All are stated with 0.1: what is missing is the rest of their mean square.
     assert error**2 + 0.1**2 == pytest.approx(sum(log * log for log in logs) / 30)
     small = [case(f"r{i}", 1.01) for i in range(20)]
-    assert module.missing_error(small, causes, ["old"], []) == (0.0, 20)
+    assert uncompared_error.missing_error(small, causes, ["old"], []) == (0.0, 20)
     with pytest.raises(ValueError, match="5 rows"):
-        module.missing_error(cases[:5], causes, ["old"], [])
+        uncompared_error.missing_error(cases[:5], causes, ["old"], [])
 
 
 def test_frameworks_are_those_of_many_rows() -> None:
-    module = script()
-    assert module.often(["a"] * 10 + ["b"] * 9 + [None] * 20) == ["a"]
-    assert module.framework_of(case("a", 1.0)) == "new"
-    assert module.framework_of(case("a", 1.0, "any framework")) is None
+    assert uncompared_error.often(["a"] * 10 + ["b"] * 9 + [None] * 20) == ["a"]
+    assert uncompared_error.framework_of(case("a", 1.0)) == "new"
+    assert uncompared_error.framework_of(case("a", 1.0, "any framework")) is None

@@ -110,39 +110,14 @@ class ParametricFactors:
     def kernels(
         self, kernel: Ints, load: Load, beside: list[CommunicationKernel]
     ) -> tuple[Floats, Floats]:
-        """Return the factors of kernels and their dependence on `terms`.
-
-        Parameters
-        ----------
-        kernel : int64, shape (p,)
-            Entries of the model's `KernelWork`.
-        load : Load
-            Beside each kernel.
-        beside : list of CommunicationKernel
-            Not used: `load` says all that this model needs.
-
-        Returns
-        -------
-        float64, shape (p,)
-        float64, shape (p, len(terms))
-        """
+        """See `SlowdownFactors.kernels`; `load` says all that this model needs."""
         factor, found = self.model.kernels(kernel, load)
         kind = self.model.work.kind[kernel]
         own = found.own[:, None] * (kind[:, None] == np.arange(len(CLASSES)))
         return factor, np.column_stack([own, found.bandwidth, found.taken])
 
     def communications(self, use: Floats) -> Floats:
-        """Return the factors of communications beside kernels that use the memory so much.
-
-        Parameters
-        ----------
-        use : float64, shape (n,)
-            Shares of the memory's bandwidth, 0 to 1.
-
-        Returns
-        -------
-        float64, shape (n,)
-        """
+        """See `SlowdownFactors.communications`."""
         return self.model.communications(use)
 
 
@@ -231,22 +206,7 @@ class LearnedFactors(ParametricFactors):
     def kernels(
         self, kernel: Ints, load: Load, beside: list[CommunicationKernel]
     ) -> tuple[Floats, Floats]:
-        """Return the factors of kernels, and how they depend on each of `terms`.
-
-        Parameters
-        ----------
-        kernel : int64, shape (p,)
-            Entries of the model's `KernelWork`.
-        load : Load
-            Beside each kernel; where `load.which` is -1 the parametric model gives the factor.
-        beside : list of CommunicationKernel
-            Entry `load.which` describes the communication that matters most.
-
-        Returns
-        -------
-        float64, shape (p,)
-        float64, shape (p, len(terms))
-        """
+        """See `SlowdownFactors.kernels`; where `load.which` is -1 the parametric model counts."""
         factor, terms = super().kernels(kernel, load, beside)
         terms = np.column_stack([terms, np.zeros(len(kernel))])
         moving = np.flatnonzero(load.which >= 0)
