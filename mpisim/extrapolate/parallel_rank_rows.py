@@ -115,13 +115,8 @@ class RankRows:
 
     Parameters
     ----------
-    partition : StagePartition
-    rank : int
-        Of the new job.
-    place : list of int
-        On the axes of the new grid.
-    groups : dict of tuple to list of int
-        Identity of a communicator → ranks of the new job; this rank is added.
+    partition, rank, place, groups
+        As of `CopiedRows`.
     """
 
     def __init__(
