@@ -21,8 +21,10 @@ from ..base.errors import InputError
 from ..base.quantity import Quantity
 from ..base.text import percentage
 from ..kernels.slowdown import CLASSES, Load, Parametric
+from ..topo.nccl.constants import PROTOCOLS
+from ..topo.traffic.transfers import NCCL_ALGORITHMS
 from .communication_kernels import CommunicationKernel
-from .pairs import ALGORITHMS, COLLECTIVES, PROTOCOLS, SHARES, Pairs, read_pairs
+from .pairs import COLLECTIVES, SHARES, Pairs, read_pairs
 
 __all__ = [
     "MIN_PAIRS",
@@ -236,7 +238,7 @@ class LearnedFactors(ParametricFactors):
             features = _features(
                 work.kind[at],
                 np.array([_entry(c.operation.name.lower(), COLLECTIVES) for c in communications]),
-                np.array([_entry(c.algorithm, ALGORITHMS) for c in communications]),
+                np.array([_entry(c.algorithm, NCCL_ALGORITHMS) for c in communications]),
                 np.array([_entry(c.protocol, PROTOCOLS) for c in communications]),
                 columns,
             )

@@ -23,6 +23,7 @@ from .grid_order import Subgrid, bytes_along_axes, data_parts, rings_along
 __all__ = [
     "ALGORITHMS",
     "CHAIN_OPERATIONS",
+    "NCCL_ALGORITHMS",
     "PAIRWISE_OPERATIONS",
     "TWO_WAY_RINGS",
     "Transfers",
@@ -186,7 +187,7 @@ def transfers(
 TWO_WAY_RINGS = ("two-way-ring", "tour")
 """Rings that carry half of the data each way round; the second follows the fabric."""
 
-ALGORITHMS = (
+NCCL_ALGORITHMS = (
     "ring",
     "tree",
     "nvls",
@@ -195,10 +196,11 @@ ALGORITHMS = (
     "collnet-chain",
     "pat",
     "send",
-    "dimensions",
-    *TWO_WAY_RINGS,
 )
-"""NCCL's, and ``"send"`` for what it builds from sends and receives; those of other fabrics."""
+"""``"send"`` is what NCCL builds from sends and receives."""
+
+ALGORITHMS = (*NCCL_ALGORITHMS, "dimensions", *TWO_WAY_RINGS)
+"""NCCL's, and those of other fabrics."""
 
 _RING_FACTOR = {
     Operation.ALL_REDUCE: 2.0,
