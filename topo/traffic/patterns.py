@@ -35,7 +35,8 @@ Ints = NDArray[np.int64]
 class PatternTraffic:
     """Loads and latencies of patterns, for many groups of one arrangement.
 
-    Groups are given by `members`, shape (s,), less the `base` of each, shape (g,): see
+    In all methods groups are given by `members`, int64, shape (s,), each in its own order less its
+    base, and `base`, int64, shape (g,), what is to be added for each group: see
     `mpisim.topo.traffic.groups.Arrangement`.
 
     Attributes
@@ -68,11 +69,6 @@ class PatternTraffic:
 
         Parameters
         ----------
-        pattern : Pattern
-        members : int64, shape (s,)
-            Of each group in its own order, less its base.
-        base : int64, shape (g,)
-            What is to be added to `members`, for each group.
         seen : bool, shape (n_links,)
             Links that count.
         paths : callable
@@ -115,11 +111,6 @@ class PatternTraffic:
 
         Parameters
         ----------
-        pattern : Pattern
-        members : int64, shape (s,)
-            Of each group in its own order, less its base.
-        base : int64, shape (g,)
-            What is to be added to `members`, for each group.
         paths : callable
             Finds routes, at least with all links that have an excess latency.
         excess : int64, shape (n_links + 1,)
@@ -161,16 +152,7 @@ class PatternTraffic:
         )
 
     def infeasible(self, pattern: Pattern, members: Ints, base: Ints) -> NDArray[np.bool_]:
-        """Return which groups cannot use this pattern, shape (g,).
-
-        Parameters
-        ----------
-        pattern : Pattern
-        members : int64, shape (s,)
-            Of each group in its own order, less its base.
-        base : int64, shape (g,)
-            What is to be added to `members`, for each group.
-        """
+        """Return which groups cannot use this pattern, shape (g,)."""
         found = np.zeros(len(base), bool)
         if pattern.algorithm == "dimensions" and not self.rings_instead:
             for each in self._ordered(pattern, members, base):
