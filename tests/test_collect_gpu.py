@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from gpu_collector import sweep
 
 from mpisim.base.errors import InputError
 from mpisim.kernels import measured
@@ -18,18 +19,6 @@ from mpisim.kernels.operations import BYTES, Attention, Copy, Embedding, Gemm, N
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "run_scripts"
 COLLECTOR = SCRIPTS / "collect_gpu.py"
-
-
-@pytest.fixture(scope="module")
-def sweep():
-    spec = importlib.util.spec_from_file_location("sweep", SCRIPTS / "gpu_collector" / "sweep.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["sweep"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["sweep"]
 
 
 def cells(case) -> dict[str, str]:
@@ -44,7 +33,7 @@ def collect(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def table(sweep, path: Path, *rows: dict[str, str]) -> Path:
+def table(path: Path, *rows: dict[str, str]) -> Path:
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, sweep.COLUMNS)
         writer.writeheader()
@@ -52,7 +41,7 @@ def table(sweep, path: Path, *rows: dict[str, str]) -> Path:
     return path
 
 
-def test_every_case_has_a_description(sweep):
+def test_every_case_has_a_description():
     for name, cases in sweep.SWEEPS.items():
         for case in cases(False):
             kernel = collected_kernel(cells(case))
@@ -61,12 +50,12 @@ def test_every_case_has_a_description(sweep):
             assert set(case.fields) <= set(sweep.DESCRIPTION)
 
 
-def test_sweeps_are_the_same_every_time(sweep):
+def test_sweeps_are_the_same_every_time():
     for cases in sweep.SWEEPS.values():
         assert list(cases(False)) == list(cases(False))
 
 
-def test_sweeps_cover_what_they_name(sweep):
+def test_sweeps_cover_what_they_name():
     cases = [case for cases in sweep.SWEEPS.values() for case in cases(False)]
     assert {case.family for case in cases} == set(COLLECTED_FAMILIES) - {"grouped_gemm"}
     products = [case for case in cases if case.family == "gemm"]
@@ -79,7 +68,7 @@ def test_sweeps_cover_what_they_name(sweep):
     }
 
 
-def test_elementwise_bytes(sweep):
+def test_elementwise_bytes():
     moved = {
         case.operation: case.fields["bytes"] / case.extra["count"]
         for case in sweep.elementwise(False)
@@ -92,20 +81,20 @@ def test_elementwise_bytes(sweep):
     assert moved["cast"] == 6
 
 
-def test_small_sweeps_have_every_operation(sweep):
+def test_small_sweeps_have_every_operation():
     for name, cases in sweep.SWEEPS.items():
         small, whole = ({case.operation for case in cases(each)} for each in (True, False))
         assert small == whole, name
 
 
-def test_tables_are_read(sweep, tmp_path):
+def test_tables_are_read(tmp_path):
     cases = [case for cases in sweep.SWEEPS.values() for case in cases(True)]
     rows = [
         {"gpu": "h100-sxm", "operation": case.operation, "median_us": "12.5", "repeats": "10"}
         | cells(case)
         for case in cases
     ]
-    found, skipped = measured.read(table(sweep, tmp_path / "all.csv", *rows))
+    found, skipped = measured.read(table(tmp_path / "all.csv", *rows))
     assert not skipped
     kernels = [kernel for each in found for kernel in each.kernels]
     assert len(kernels) == len(cases)
@@ -158,8 +147,8 @@ def test_refuses_unknown_sweeps():
     assert "invalid choice: 'gem'" in found.stderr
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
-def test_runs_small_sweeps_on_the_cpu(sweep, tmp_path):
+@pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
+def test_runs_small_sweeps_on_the_cpu(tmp_path):
     out = tmp_path / "out"
     found = collect("--dry-run", "-o", str(out), "--gpu", "t4")
     assert found.returncode == 0, found.stderr

@@ -23,6 +23,7 @@ from mpisim.cost.step import cost_from, cost_of_cluster
 from mpisim.experiment import PriceChoice, load, read
 from mpisim.kernels import find_gpu, gpu_name, gpu_names
 from mpisim.topo import Cluster, find_cluster
+from mpisim.topo.speeds import with_speeds
 
 WATTS = {"idle": 100.0, "matrix": 700.0, "memory": 400.0, "communication": 200.0}
 
@@ -218,6 +219,27 @@ def test_what_is_bought_by_hand() -> None:
     assert found.purchase.value == pytest.approx(16 * 300_000 + network)
     assert found.hour is not None
     assert found.hour.value == pytest.approx(found.purchase.value / 5 / HOURS_OF_A_YEAR)
+
+
+def test_rent_moves_with_the_network_by_hand() -> None:
+    listed = find_cluster("dgx-h100")  # 8 NICs of 400 Gb/s, leaves of 32
+    fewer = with_speeds(listed, {"nics": 4})
+    table = packaged("prices.toml")
+    hour = table["on-demand"]["h100-sxm"]["value"]
+    port, link, nic = (table["network"][each]["value"] for each in ("port", "link", "nic"))
+    # Half of 128 NICs; 64 on two leaves still need ports below and above, and two links.
+    less = 64 * 400 * (3 * port + 2 * link + nic) / 4 / HOURS_OF_A_YEAR
+    choice = PriceChoice(years=4)
+    usual = read_prices(choice, listed, 16, ["h100-sxm"], listed=listed)
+    found = read_prices(choice, fewer, 16, ["h100-sxm"], listed=listed)
+    assert usual.hour is not None
+    assert found.hour is not None
+    assert usual.hour.value == pytest.approx(128 * hour)
+    assert found.hour.value == pytest.approx(128 * hour - less)
+    assert found.hour.error < usual.hour.error * 1.01
+    assert any("less than that of the cluster's file" in line for line in found.assumptions)
+    own = read_prices(PriceChoice(gpu_hour=2.0), fewer, 16, ["h100-sxm"], listed=listed)
+    assert own.hour == known(256)  # what the user pays is what it costs
 
 
 def test_ports_of_switches() -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from bench import extrapolate_closed_loop as loop
 
 from mpisim.base.errors import InputError
 from mpisim.extrapolate import Target, TracedStep, extrapolate
@@ -17,30 +14,16 @@ from mpisim.extrapolate.step import TracedKernel, TracedTask
 from mpisim.kernels.operations import Attention, Gemm
 from mpisim.workloads.data_parallel.buckets import chunk_parameters
 
-SCRIPT = Path(__file__).parents[1] / "run_scripts/bench/extrapolate_closed_loop.py"
-
-
-@pytest.fixture(scope="module")
-def loop() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("extrapolate_closed_loop", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
-
 
 @pytest.fixture(scope="module", params=["resnet-50", "vgg-13", "gpt2", "bert", "llama", "mixtral"])
 def traced(
-    request: pytest.FixtureRequest, loop: ModuleType, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, TracedStep]:
     folder = tmp_path_factory.mktemp("traces")
     return request.param, loop.traced(loop.MODELS[request.param], folder / "trace")
 
 
-def test_what_is_exported_is_read_again(traced: tuple[str, TracedStep], loop: ModuleType) -> None:
+def test_what_is_exported_is_read_again(traced: tuple[str, TracedStep]) -> None:
     name, step = traced
     model = loop.MODELS[name]
     assert step.batch == model.batch
@@ -55,9 +38,7 @@ def test_what_is_exported_is_read_again(traced: tuple[str, TracedStep], loop: Mo
     )
 
 
-def test_plans_are_those_that_are_generated(
-    traced: tuple[str, TracedStep], loop: ModuleType
-) -> None:
+def test_plans_are_those_that_are_generated(traced: tuple[str, TracedStep]) -> None:
     name, step = traced
     for keys in loop.plans_of(name):
         found = loop.compare(loop.MODELS[name], step, keys)
@@ -65,7 +46,7 @@ def test_plans_are_those_that_are_generated(
         assert abs(found.error) < 0.03, (keys, found)
 
 
-def test_gradients_under_autocast_are_those_of_fp32(loop: ModuleType, tmp_path: Path) -> None:
+def test_gradients_under_autocast_are_those_of_fp32(tmp_path: Path) -> None:
     """Products in fp16, weights and gradients in fp32: as many bytes as parameters × 4."""
     model = loop.Model('preset = "resnet-50"', 32, "fp16")
     step = loop.traced(model, tmp_path / "trace")
@@ -91,14 +72,14 @@ def test_gradients_under_autocast_are_those_of_fp32(loop: ModuleType, tmp_path: 
     ],
 )
 def test_experts_and_contexts_that_do_not_fit(
-    name: str, keys: dict[str, object], said: str, loop: ModuleType, tmp_path: Path
+    name: str, keys: dict[str, object], said: str, tmp_path: Path
 ) -> None:
     step = loop.traced(loop.MODELS[name], tmp_path / "trace")
     with pytest.raises(InputError, match=said):
         extrapolate(step, Target("dgx-a100", keys))
 
 
-def test_a_context_needs_fused_attention(loop: ModuleType, tmp_path: Path) -> None:
+def test_a_context_needs_fused_attention(tmp_path: Path) -> None:
     step = loop.traced(loop.MODELS["gpt2"], tmp_path / "trace")
     length = step.sequence
     assert length is not None
@@ -120,9 +101,7 @@ def test_a_context_needs_fused_attention(loop: ModuleType, tmp_path: Path) -> No
         extrapolate(changed, Target("dgx-a100", {"cp": 2}))
 
 
-def test_experts_are_spread_over_as_few_ranks_as_hold_them(
-    loop: ModuleType, tmp_path: Path
-) -> None:
+def test_experts_are_spread_over_as_few_ranks_as_hold_them(tmp_path: Path) -> None:
     step = loop.traced(loop.MODELS["mixtral"], tmp_path / "trace")
     for keys, world in (
         ({"ep": 8}, 8),
@@ -133,7 +112,7 @@ def test_experts_are_spread_over_as_few_ranks_as_hold_them(
         assert extrapolate(step, Target("dgx-a100", keys)).program.n_ranks == world
 
 
-def test_twice_the_batch_and_another_gpu(traced: tuple[str, TracedStep], loop: ModuleType) -> None:
+def test_twice_the_batch_and_another_gpu(traced: tuple[str, TracedStep]) -> None:
     name, step = traced
     model = loop.MODELS[name]
     larger, error = loop.stated(extrapolate(step, Target("dgx-a100", {}, 2 * model.batch)))

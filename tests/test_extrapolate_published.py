@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from bench import extrapolate_published as published
 
 from mpisim.validate.e2e import Row, read
-
-SCRIPT = Path(__file__).parents[1] / "run_scripts/bench/extrapolate_published.py"
-
-
-@pytest.fixture(scope="module")
-def published() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("extrapolate_published", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
 
 
 def rows_of(shared: Path, source: str, model: str, framework: str) -> list[Row]:
@@ -46,7 +29,6 @@ def rows_of(shared: Path, source: str, model: str, framework: str) -> list[Row]:
 )
 def test_factors_of_resnet_on_v100(
     shared: Path,
-    published: ModuleType,
     source: str,
     model: str,
     framework: str,
@@ -60,7 +42,7 @@ def test_factors_of_resnet_on_v100(
     assert sum(abs(each.error) for each in found) / count < most
 
 
-def test_series_differ_in_replicas_alone(shared: Path, published: ModuleType) -> None:
+def test_series_differ_in_replicas_alone(shared: Path) -> None:
     rows = rows_of(shared, "DLPerf reports", "BERT", "NGC PyTorch")
     for each in published.series(rows):
         gpus = [row.integers["num_gpus"] for row in each]

@@ -15,10 +15,10 @@ from mpisim.topo import Topology
 from mpisim.topo.fabrics.grid import grid_tour
 from mpisim.topo.topology import all_pairs_routes
 from mpisim.topo.traffic.grid_order import (
-    Block,
+    Subgrid,
     bytes_along_axes,
     data_parts,
-    order_by_block,
+    order_by_subgrid,
     order_by_tour,
 )
 from mpisim.topo.traffic.hops import HopChains, hop_chains
@@ -81,22 +81,26 @@ def test_blocks_are_found_wherever_they_are(data: st.DataObject, kind: str) -> N
     axes = [data.draw(st.lists(st.integers(0, n - 1), min_size=1, unique=True)) for n in dims]
     members = np.ravel_multi_index(np.meshgrid(*axes, indexing="ij"), dims).reshape(-1)
     order = np.array(data.draw(st.permutations(range(len(members)))), np.int64)
-    (each,) = order_by_block(found, members[order], np.zeros(1, np.int64), 1)
+    (each,) = order_by_subgrid(found, members[order], np.zeros(1, np.int64), 1)
     assert sorted(each.members.tolist()) == sorted(members.tolist())
-    assert each.block is not None
-    assert sorted(each.block.sizes) == sorted(len(axis) for axis in axes if len(axis) > 1)
-    # One GPU less, and what is left of two axes or more is no block.
-    if len(each.block.sizes) > 1 and len(members) > 1:
-        (less,) = order_by_block(found, each.members[:-1], np.zeros(1, np.int64), 1)
-        assert less.block is None
+    assert each.subgrid is not None
+    assert sorted(each.subgrid.sizes) == sorted(len(axis) for axis in axes if len(axis) > 1)
+    # One GPU less, and what is left of two axes or more is no subgrid.
+    if len(each.subgrid.sizes) > 1 and len(members) > 1:
+        (less,) = order_by_subgrid(found, each.members[:-1], np.zeros(1, np.int64), 1)
+        assert less.subgrid is None
 
 
 def test_neighbours_across_the_end_of_a_torus_are_a_line() -> None:
-    (each,) = order_by_block(topology("torus", [8]), np.array([7, 0, 1]), np.zeros(1, np.int64), 1)
+    (each,) = order_by_subgrid(
+        topology("torus", [8]), np.array([7, 0, 1]), np.zeros(1, np.int64), 1
+    )
     assert each.members.tolist() == [7, 0, 1]
-    assert each.block == Block((3,), (False,), inside=False)
-    (whole,) = order_by_block(topology("torus", [8]), np.arange(0, 8, 2), np.zeros(1, np.int64), 1)
-    assert whole.block == Block((4,), (True,), inside=False)
+    assert each.subgrid == Subgrid((3,), (False,), inside=False)
+    (whole,) = order_by_subgrid(
+        topology("torus", [8]), np.arange(0, 8, 2), np.zeros(1, np.int64), 1
+    )
+    assert whole.subgrid == Subgrid((4,), (True,), inside=False)
 
 
 def test_groups_of_one_arrangement_may_be_ordered_differently() -> None:
@@ -122,12 +126,12 @@ def test_everyone_sends_and_receives_what_it_has_to(
 ) -> None:
     """(n - 1) / n of the buffer, twice for an all-reduce; no axis is left out, no part is lost."""
     n = prod(sizes)
-    block = Block(tuple(sizes), tuple(rings and size > 2 for size in sizes), inside)
-    assert sum(share for share, _ in data_parts(block)) == pytest.approx(1)
-    assert all(share >= 0 for share, _ in data_parts(block))
+    subgrid = Subgrid(tuple(sizes), tuple(rings and size > 2 for size in sizes), inside)
+    assert sum(share for share, _ in data_parts(subgrid)) == pytest.approx(1)
+    assert all(share >= 0 for share, _ in data_parts(subgrid))
     expected = (n - 1) / n * (2 if operation is Operation.ALL_REDUCE else 1)
     for algorithm in ("dimensions", *TWO_WAY_RINGS):
-        found = transfers(operation, algorithm, range(n), 1, block=block)
+        found = transfers(operation, algorithm, range(n), 1, subgrid=subgrid)
         assert np.bincount(found.source, found.bytes, n) == pytest.approx(np.full(n, expected))
         assert np.bincount(found.target, found.bytes, n) == pytest.approx(np.full(n, expected))
 
@@ -136,26 +140,26 @@ def test_everyone_sends_and_receives_what_it_has_to(
 @settings(deadline=None)
 def test_parts_leave_no_axis_busier_than_it_must_be(sizes: list[int], ring: bool) -> None:
     """Against equal parts, which are one way to split; and all axes together do a fixed work."""
-    block = Block(tuple(sizes), tuple(ring and size > 2 for size in sizes), inside=False)
+    subgrid = Subgrid(tuple(sizes), tuple(ring and size > 2 for size in sizes), inside=False)
 
     def busiest(shares: list[float]) -> float:
         busy = np.zeros(len(sizes))
-        for share, (_, order) in zip(shares, data_parts(block), strict=True):
-            for axis, amount in bytes_along_axes(block, order):
-                busy[axis] += share * amount / (2 if block.rings[axis] else 1)
+        for share, (_, order) in zip(shares, data_parts(subgrid), strict=True):
+            for axis, amount in bytes_along_axes(subgrid, order):
+                busy[axis] += share * amount / (2 if subgrid.rings[axis] else 1)
         return float(busy.max())
 
-    found = busiest([share for share, _ in data_parts(block)])
+    found = busiest([share for share, _ in data_parts(subgrid)])
     d, n = len(sizes), prod(sizes)
     assert found <= busiest([1 / d] * d) * (1 + 1e-5)
-    ways = sum(2 if closed else 1 for closed in block.rings)
+    ways = sum(2 if closed else 1 for closed in subgrid.rings)
     assert found >= (n - 1) / n / ways * (1 - 1e-5)
 
 
 def test_steps_go_axis_by_axis() -> None:
     """12 by 7: an all-gather takes 11 steps of one ring and 6 of the other."""
-    block = Block((12, 7), (False, False), inside=False)
-    found = hop_chains(Operation.ALL_GATHER, "dimensions", range(84), 1, block)
+    subgrid = Subgrid((12, 7), (False, False), inside=False)
+    found = hop_chains(Operation.ALL_GATHER, "dimensions", range(84), 1, subgrid)
     lengths = []
     for phase in found:
         assert isinstance(phase, HopChains)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from mpisim.base.errors import InputError
 from mpisim.base.schema import build
 from mpisim.cli import main
-from mpisim.cli.example import _documented, example
+from mpisim.cli.example import _documented, _section, example
 from mpisim.experiment import (
     Cnn,
     Dlrm,
@@ -33,7 +33,16 @@ from mpisim.experiment import (
     Transformer,
     read,
 )
-from mpisim.experiment.choices import ClusterChoice, KernelChoice, NetworkChoice, RunChoice
+from mpisim.experiment.choices import (
+    CalibrationChoice,
+    ClusterChoice,
+    KernelChoice,
+    NetworkChoice,
+    OverlapChoice,
+    PriceChoice,
+    RunChoice,
+    VariationChoice,
+)
 from mpisim.experiment.model_counts import parameters
 from mpisim.experiment.model_presets import find_model, model_presets
 from mpisim.experiment.models import FAMILIES
@@ -64,6 +73,10 @@ SECTIONS = {
     "cluster": ClusterChoice,
     "kernels": KernelChoice,
     "network": NetworkChoice,
+    "overlap": OverlapChoice,
+    "variation": VariationChoice,
+    "calibration": CalibrationChoice,
+    "prices": PriceChoice,
     "run": RunChoice,
 }
 
@@ -80,16 +93,30 @@ def test_every_key_stands_in_the_example_with_its_default() -> None:
             if name == "plan" and field.name in GROUPS:  # a table of its own
                 continue
             pattern = rf"^(# )?{field.name} (= .+|is not set)$"
-            assert re.search(pattern, text[name], re.MULTILINE), (
-                f"mpisim new --all leaves out [{name}] {field.name}: is it among the Attributes in "
-                f"the docstring of {cls.__name__}?"
-            )
+            assert re.search(pattern, text[name], re.MULTILINE), f"[{name}] lacks {field.name}"
 
 
 @pytest.mark.parametrize("cls", [Transformer, Cnn, Dlrm, *SECTIONS.values()])
 def test_every_key_is_documented(cls: type) -> None:
     documented = [name for names, _ in _documented(cls) for name in names]
     assert sorted(documented) == sorted(field.name for field in dataclasses.fields(cls))
+
+
+def test_a_key_that_nothing_explains_is_written_all_the_same() -> None:
+    @dataclasses.dataclass
+    class Keys:
+        """A table.
+
+        Attributes
+        ----------
+        first : int
+            That is explained.
+        """
+
+        first: int = 1
+        second: int = 2
+
+    assert _section(Keys, {}) == "# That is explained.\n# first = 1\n\n# second = 2\n"
 
 
 def test_keys_that_are_uncommented_change_nothing() -> None:

@@ -209,7 +209,7 @@ def test_stages_of_a_job(shared: Path) -> None:
 
 
 def test_micro_batches_of_a_job(tmp_path: Path) -> None:
-    from test_extrapolate_parallel import GPT, recorded
+    from parallel_jobs import GPT, recorded
 
     recorded(GPT, 32, tmp_path)
     given = {

@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 from plans import TWO_NODES
 
 from mpisim.base.errors import InputError
+from mpisim.cli import main
 from mpisim.data import text
 from mpisim.experiment import read
-from mpisim.prediction.hardware import hardware_of
+from mpisim.kernels import find_gpu
+from mpisim.prediction.hardware import BEYOND_LINKS, hardware_of, link_excess
+from mpisim.report.summary import summarise
 from mpisim.simulate import simulate
-from mpisim.topo import find_cluster
+from mpisim.topo import cluster_names, find_cluster
 from mpisim.topo.nccl_system import cluster_system
 from mpisim.topo.speeds import SPEEDS, nic_bottleneck, with_speeds
 
@@ -111,6 +114,22 @@ def test_oversubscription_makes_messages_between_leaves_slower() -> None:
         assert results is not None
         times.append(results.step_time)
     assert times == sorted(times)
+
+
+def test_links_of_both_directions_are_noticed(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in cluster_names():
+        cluster = find_cluster(name)
+        assert link_excess(cluster, find_gpu(cluster.gpu)) is None, name
+    # An H100 has 18 links of 25 GB/s each way (NVIDIA's data sheet: 900 GB/s in both).
+    results = simulate(read(TWO_NODES, "e", ["cluster.link_bandwidth=900 GB/s"]))
+    assert results is not None
+    (line,) = (each for each in results.attributes["assumptions"] if BEYOND_LINKS in each)
+    assert "900 GB/s" in line
+    assert "450 GB/s over NVLink or xGMI in one direction" in line
+    assert BEYOND_LINKS in " ".join(summarise(results).split())
+    options = ["--cluster", "dgx-h100", "--link-bandwidth", "900 GB/s"]
+    assert main(["comm", "all_reduce", "--size", "1G", *options]) == 0
+    assert BEYOND_LINKS in capsys.readouterr().err
 
 
 def test_what_limits_cards_is_said() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uncompared_error
 
 from mpisim.experiment import Plan, load
 from mpisim.prediction.uncertainty import UNCOMPARED
@@ -15,16 +15,6 @@ from mpisim.simulate import simulate
 
 HERE = Path(__file__).parent
 PLAIN = HERE / "unnamed_framework.toml"
-
-
-def script() -> Any:
-    path = HERE.parent / "run_scripts" / "uncompared_error.py"
-    spec = importlib.util.spec_from_file_location("uncompared_error", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize(
@@ -66,41 +56,38 @@ def case(name: str, ratio: float, framework: str = "new", kind: str = "dense") -
 
 
 def test_residuals_are_as_large_as_their_error_bars() -> None:
-    module = script()
     logs = [0.02 * i * (-1) ** i for i in range(1, 31)]
     cases = [case(f"r{i}", math.exp(log)) for i, log in enumerate(logs)]
     causes = {each["id"] for each in cases}
     others = [case("held back", 9.0), case("seen", 9.0, "old"), case("r3", 9.0, kind="other")]
     ways = [("old", "hopper, 128 lanes", "dp")]
-    error, n = module.missing_error([*cases, *others], causes | {"seen"}, ways)
+    error, n = uncompared_error.missing_error([*cases, *others], causes | {"seen"}, ways)
     assert n == 30
     # All are stated with 0.1: what is missing is the rest of their mean square.
     assert error**2 + 0.1**2 == pytest.approx(sum(log * log for log in logs) / 30)
     older = case("older", 1.0, "old")  # of a version that was not compared
     older["stated_error"], older["outcome"]["effects"][UNCOMPARED] = 0.3, 0.2
-    assert module.missing_error([*cases, older], causes | {"older"}, ways)[1] == 31
+    assert uncompared_error.missing_error([*cases, older], causes | {"older"}, ways)[1] == 31
     small = [case(f"r{i}", 1.01) for i in range(20)]
-    assert module.missing_error(small, causes, []) == (0.0, 20)
+    assert uncompared_error.missing_error(small, causes, []) == (0.0, 20)
     with pytest.raises(ValueError, match="5 rows"):
-        module.missing_error(cases[:5], causes, [])
+        uncompared_error.missing_error(cases[:5], causes, [])
 
 
 def test_ways_are_those_of_many_rows() -> None:
-    module = script()
     many, few = ("a", "hopper, 128 lanes", "dp"), ("a", "hopper, 128 lanes", "dp+tp")
-    assert module.often([many] * 10 + [few] * 9) == [many]
-    assert module.way_of(case("a", 1.0)) == ("new", "hopper, 128 lanes", "dp")
-    assert module.way_of(case("a", 1.0, "nemo"))[0] == "megatron-core"
-    assert module.framework_of(case("a", 1.0, "any framework")) is None
+    assert uncompared_error.often([many] * 10 + [few] * 9) == [many]
+    assert uncompared_error.way_of(case("a", 1.0)) == ("new", "hopper, 128 lanes", "dp")
+    assert uncompared_error.way_of(case("a", 1.0, "nemo"))[0] == "megatron-core"
+    assert uncompared_error.framework_of(case("a", 1.0, "any framework")) is None
 
 
 def test_a_row_of_no_framework_counts_by_its_gpu() -> None:
-    module = script()
     unnamed = [case(f"r{i}", 1.5, "any framework") for i in range(20)]
     causes = {each["id"] for each in unnamed}
     with pytest.raises(ValueError, match="0 rows"):
-        module.missing_error(unnamed, causes, [("old", "hopper, 128 lanes", "dp")])
-    assert module.missing_error(unnamed, causes, [])[1] == 20
+        uncompared_error.missing_error(unnamed, causes, [("old", "hopper, 128 lanes", "dp")])
+    assert uncompared_error.missing_error(unnamed, causes, [])[1] == 20
 
 
 @pytest.mark.parametrize(

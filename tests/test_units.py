@@ -13,7 +13,7 @@ from mpisim.program import COLUMNS, Kind, Phase
 from mpisim.schedules import SCHEDULES, Action, Pipeline, pipeline
 from mpisim.schedules.units import Units
 from mpisim.workloads.assembly import TableAssembler
-from mpisim.workloads.block_rows import BEFORE, LAST, PENDING, Block
+from mpisim.workloads.block_rows import BEFORE, LAST, PENDING, RowBlock
 
 
 @st.composite
@@ -97,7 +97,7 @@ NAMES = ("gathered", "reduced")
 
 
 @st.composite
-def any_block(draw: st.DrawFn) -> Block:
+def any_block(draw: st.DrawFn) -> RowBlock:
     n = draw(st.integers(0, 4))
     values = np.zeros((n, len(COLUMNS)), np.int64)
     values[:, list(COLUMNS).index("kind")] = Kind.KERNEL
@@ -107,7 +107,7 @@ def any_block(draw: st.DrawFn) -> Block:
     some = st.lists(rows, max_size=3) if n else st.just([])
     ports = st.sampled_from((LAST, PENDING, BEFORE, *NAMES))
     outside = st.lists(st.tuples(rows, ports), max_size=4) if n else st.just([])
-    return Block(
+    return RowBlock(
         values=values,
         waiter=np.zeros(0, np.int64),
         awaited=np.zeros(0, np.int64),
@@ -122,7 +122,7 @@ def any_block(draw: st.DrawFn) -> Block:
 
 
 @given(st.lists(any_block(), min_size=1, max_size=4), st.data())
-def test_ports_are_those_of_a_loop(blocks: list[Block], data: st.DataObject) -> None:
+def test_ports_are_those_of_a_loop(blocks: list[RowBlock], data: st.DataObject) -> None:
     used = data.draw(st.lists(st.integers(0, len(blocks) - 1), min_size=1, max_size=12))
     awaited: list[list[int]] = []
     last: list[int] = []

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
+import unnamed_framework
 
 from mpisim.experiment import load
 from mpisim.prediction.uncertainty import UNNAMED
@@ -15,16 +14,6 @@ from mpisim.simulate import simulate
 
 HERE = Path(__file__).parent
 PLAIN = HERE / "unnamed_framework.toml"
-
-
-def script() -> Any:
-    path = HERE.parent / "run_scripts" / "unnamed_framework.py"
-    spec = importlib.util.spec_from_file_location("unnamed_framework", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_error_bar_is_wide_until_a_framework_is_named() -> None:
@@ -49,5 +38,5 @@ def test_spreads_are_of_ratios(zero: str, kind: str) -> None:
 
     named = [case("a", 1.0), case("b", 1.0), case("c", 1.0, "C"), case("d", 1.0)]
     unnamed = [case("a", 2.0), case("b", 0.5), case("c", 9.0, "C")]
-    found = script().spreads(dict.fromkeys("abcd", zero), named, unnamed)
+    found = unnamed_framework.spreads(dict.fromkeys("abcd", zero), named, unnamed)
     assert found == {kind: (pytest.approx(math.log(2)), 2)}

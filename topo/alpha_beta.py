@@ -17,14 +17,13 @@ __all__ = ["AlphaBeta"]
 
 
 class AlphaBeta:
-    """Latency plus bytes over bandwidth, with one pair inside nodes and one across.
+    """Latency plus bytes over bandwidth, one pair inside nodes and one across: a `Network`.
 
     Ranks ``i * ranks_per_node`` to ``(i + 1) * ranks_per_node - 1`` are on node i. A group inside
     one node uses the node's pair, any other the network's.
 
-    The convention of sizes: `bytes` is the full buffer, which is what every rank ends up with in
-    an all-gather and starts from in a reduce-scatter; in an all-to-all what one rank sends to all,
-    itself included.
+    In all methods `bytes` is the size of the full buffer, as in `Network.price`, and `group` a
+    class from `group_classes`.
 
     Parameters
     ----------
@@ -34,7 +33,6 @@ class AlphaBeta:
         With 1 (default) every group crosses nodes.
     node_latency, node_bandwidth : float, optional
         Inside a node; as across nodes if not given.
-
     numbers : mapping of str to Quantity, optional
         ``network_latency``, ``network_bandwidth``, ``node_latency`` and ``node_bandwidth``, with
         their error bars.
@@ -79,20 +77,7 @@ class AlphaBeta:
     ) -> tuple[NDArray[np.int64], list[tuple[int, bool]]]:
         """Return classes (number of members, whether all are on one node).
 
-        Parameters
-        ----------
-        index : int64, shape (n + 1,)
-            Communicator c has the members ``members[index[c]:index[c + 1]]``, at least one.
-        members : int32
-            Global ranks.
-        operations : int64, shape (n,), optional
-            Of no account: classes are the same for every operation.
-
-        Returns
-        -------
-        label : int64, shape (n,)
-            The entry of each communicator in `classes`.
-        classes : list of (int, bool)
+        They are the same for every operation; see `Network.group_classes`.
         """
         sizes = np.diff(index)
         node = members // self.ranks_per_node
@@ -105,14 +90,6 @@ class AlphaBeta:
 
         A communication of one rank with itself costs nothing.
 
-        Parameters
-        ----------
-        operation : Operation
-        bytes : int
-            Size of the full buffer (see the class).
-        group : (int, bool)
-            A class from `group_classes`.
-
         Returns
         -------
         Price
@@ -123,14 +100,6 @@ class AlphaBeta:
 
     def limit_of(self, operation: Operation, bytes: int, group: tuple[int, bool]) -> str:
         """Return whether latency or bandwidth takes longer, of the node or the network.
-
-        Parameters
-        ----------
-        operation : Operation
-        bytes : int
-            Size of the full buffer (see the class).
-        group : (int, bool)
-            A class from `group_classes`.
 
         Returns
         -------
@@ -146,14 +115,6 @@ class AlphaBeta:
 
     def shares(self, operation: Operation, bytes: int, group: tuple[int, bool]) -> dict[str, float]:
         """Return the shares of latency and bandwidth, where `numbers` has them.
-
-        Parameters
-        ----------
-        operation : Operation
-        bytes : int
-            Size of the full buffer (see the class).
-        group : (int, bool)
-            A class from `group_classes`.
 
         Returns
         -------

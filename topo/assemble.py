@@ -246,20 +246,7 @@ class ClosedFormRoutes:
         return self.fabric_graph.all_pairs.pairs_per_link(gpus)
 
     def max_route_sum(self, gpus: NDArray[np.int64], value: NDArray[np.int64]) -> int | None:
-        """Return the largest sum of values over the routes of all pairs; see `AllPairsRoutes`.
-
-        Parameters
-        ----------
-        gpus : int64, shape (m,)
-            Numbers of GPUs, each once.
-        value : int64, shape (n_links,)
-            Of each link, in any unit.
-
-        Returns
-        -------
-        int or None
-            In the unit of `value`; None if it has to be found pair by pair.
-        """
+        """Return the largest sum of values over the routes of all pairs; see `AllPairsRoutes`."""
         if not self._bare or self.fabric_graph is None or self.fabric_graph.all_pairs is None:
             return None
         return self.fabric_graph.all_pairs.max_route_sum(gpus, value)

@@ -14,7 +14,7 @@ from mpisim.base.kinds import Operation
 from mpisim.base.quantity import PICOSECONDS
 
 from .nccl import Nccl, Shape
-from .nccl.model import MAX_CHOICES_CACHED
+from .nccl.model import remember
 from .network import Price
 from .topology import LinkKind, Topology
 
@@ -142,9 +142,7 @@ class PriceElasticities:
             parts = [(new - old) / change for new, old in zip(after, before, strict=True)]
             if any(abs(part) > NEGLIGIBLE * sum(before) for part in parts):
                 found[name] = parts[0], parts[1]
-        if len(self._parts) >= MAX_CHOICES_CACHED:
-            self._parts.clear()
-        self._parts[key] = found
+        remember(self._parts, key, found)
         return found
 
     @cached_property

@@ -40,25 +40,15 @@ def place_groups(
     links: LinkModel,
     patterns: AlgorithmPatterns,
 ) -> tuple[Ints, list[Placement]]:
-    """Sort groups by shape and by what the links allow each.
+    """Sort groups by shape and by what the links allow each; see `Network.group_classes`.
 
     Parameters
     ----------
-    index : int64, shape (n + 1,)
-        Communicator c has the members ``members[index[c]:index[c + 1]]``.
-    members : int32
-        Global ranks, in each communicator's order.
-    operations : int64, shape (n,)
-        What will be priced on each: the sum of 1 << `Operation`, or -1 for anything.
+    index, members, operations
+        As there; an entry of `operations` may be -1, for anything.
     links : LinkModel
     patterns : AlgorithmPatterns
         Of the library, whose system says how many GPUs a node has.
-
-    Returns
-    -------
-    label : int64, shape (n,)
-        The entry of each communicator in `classes`.
-    classes : list of Placement
     """
     system = patterns.library.system
     arranged = arrangements(index, members, system.gpus_per_node)

@@ -60,7 +60,11 @@ _ALGORITHMS = {
 
 
 class CollectiveLibrary(Protocol):
-    """A communication library, as a network asks it."""
+    """A communication library, as a network asks it.
+
+    `bytes` is the size of the full buffer, as in `Network.price`; a `Shape` is how many ranks of
+    the group are on which nodes.
+    """
 
     @property
     def system(self) -> NodeCounts:
@@ -68,29 +72,11 @@ class CollectiveLibrary(Protocol):
         ...
 
     def choose(self, operation: Operation, bytes: int, shape: Shape) -> Choice:
-        """Return what the library does, where it decides by itself.
-
-        Parameters
-        ----------
-        operation : Operation
-        bytes : int
-            Size of the full buffer (`Network.price`).
-        shape : Shape
-            How many ranks of the group are on which nodes.
-        """
+        """Return what the library does, where it decides by itself."""
         ...
 
     def candidates(self, operation: Operation, bytes: int, shape: Shape) -> list[Choice]:
-        """Return all that it may do.
-
-        Parameters
-        ----------
-        operation : Operation
-        bytes : int
-            Size of the full buffer (`Network.price`).
-        shape : Shape
-            How many ranks of the group are on which nodes.
-        """
+        """Return all that it may do."""
         ...
 
 

@@ -23,8 +23,7 @@ the rate is what links carry.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +41,7 @@ from .group_placement import place_groups
 from .link_library import UNMEASURED, CollectiveLibrary, LinkLibrary
 from .nccl import Choice, Nccl, Shape
 from .nccl.bottleneck import LATENCY, bottleneck_of
-from .nccl.model import MAX_CHOICES_CACHED
+from .nccl.model import remember
 from .nccl.shape import Regime
 from .network import Price, rate_of
 from .routes import ReroutedPaths
@@ -76,7 +75,12 @@ _PORT_WORDS = dict.fromkeys(LinkKind, "link") | {LinkKind.NIC: "GPU port"}
 
 
 class NcclNetwork:
-    """Prices by a library's own choices, on the links of a topology.
+    """Prices by a library's own choices, on the links of a topology: a `SharedNetwork`.
+
+    In all methods `bytes` is the size of the full buffer, as in `Network.price`, and `group` a
+    `Placement` from `group_classes` or `placement` that was made for the operation, or for any.
+    Where both are taken, `nccl` is a price from `nccl_price`, perhaps with a longer time, and
+    `price` the same on these links, from `price` or `limited`.
 
     Parameters
     ----------
@@ -165,21 +169,7 @@ class NcclNetwork:
     ) -> tuple[Ints, list[Placement]]:
         """Sort groups by shape and by what the links allow each; see `Network.group_classes`.
 
-        Parameters
-        ----------
-        index : int64, shape (n + 1,)
-            Communicator c has the members ``members[index[c]:index[c + 1]]``.
-        members : int32
-            Global ranks, in each communicator's order.
-        operations : int64, shape (n,), optional
-            What will be priced on each: the sum of 1 << `Operation`. By default anything.
-
-        Returns
-        -------
-        label : int64, shape (n,)
-            The entry of each communicator in `classes`.
-        classes : list of Placement
-            Owned by the network, which remembers them: not to be changed.
+        The list of classes is owned by the network, which remembers it: not to be changed.
         """
         bits = np.full(len(index) - 1, -1) if operations is None else operations
         return self._placements.get(
@@ -207,14 +197,6 @@ class NcclNetwork:
     def price(self, operation: Operation, bytes: int, group: Placement) -> Price:
         """Return the library's price on these links; a rank with itself costs nothing.
 
-        Parameters
-        ----------
-        operation : Operation
-        bytes : int
-            Of the full buffer; see `Network.price`.
-        group : Placement
-            From `group_classes` or `placement`.
-
         Returns
         -------
         Price
@@ -224,14 +206,6 @@ class NcclNetwork:
 
     def nccl_price(self, operation: Operation, bytes: int, group: Placement) -> Price:
         """Return the library's price where no link limits it, by the algorithm of its choice.
-
-        Parameters
-        ----------
-        operation : Operation
-        bytes : int
-            Of the full buffer; see `Network.price`.
-        group : Placement
-            From `group_classes` or `placement`.
 
         Returns
         -------
@@ -249,7 +223,7 @@ class NcclNetwork:
         if found is None:
             choice = self.library.choose(operation, bytes, shape)
             found = self._unlimited_price(operation, bytes, shape, choice)
-            _remember(self._unlimited, key, found)
+            remember(self._unlimited, key, found)
         return found
 
     def _unlimited_price(
@@ -312,14 +286,6 @@ class NcclNetwork:
     ) -> list[tuple[Choice, Price]]:
         """Return all enabled choices with their prices on these links, the library's choice first.
 
-        Parameters
-        ----------
-        operation : Operation
-        bytes : int
-            Of the full buffer; see `Network.price`.
-        group : Placement
-            Made for this operation, or for any.
-
         Returns
         -------
         list of (Choice, Price)
@@ -348,14 +314,6 @@ class NcclNetwork:
     ) -> tuple[Choice, Price] | None:
         """Return the fastest of `choices` where NCCL's own is clearly slower; see `Nccl.better`.
 
-        Parameters
-        ----------
-        operation : Operation
-        bytes : int
-            Of the full buffer; see `Network.price`.
-        group : Placement
-            Made for this operation, or for any.
-
         Returns
         -------
         (Choice, Price) or None
@@ -372,14 +330,6 @@ class NcclNetwork:
         """Return what bounds the time of a communication that has the network to itself.
 
         One of `mpisim.topo.nccl.bottleneck.BOTTLENECKS`, or the kind and the name of a link.
-
-        Parameters
-        ----------
-        operation : Operation
-        bytes : int
-            Of the full buffer; see `Network.price`.
-        group : Placement
-            Made for this operation, or for any.
         """
         return self.limit_named(
             operation,
@@ -393,18 +343,6 @@ class NcclNetwork:
         self, operation: Operation, bytes: int, group: Placement, nccl: Price, price: Price
     ) -> str:
         """Return what bounds a price that was made of NCCL's on these links; see `limit_of`.
-
-        Parameters
-        ----------
-        operation : Operation
-        bytes : int
-            Of the full buffer; see `Network.price`.
-        group : Placement
-            That both prices are for.
-        nccl : Price
-            From `nccl_price`: no link limits it.
-        price : Price
-            The same on these links, from `price` or `limited`.
 
         Returns
         -------
@@ -425,7 +363,7 @@ class NcclNetwork:
             return LATENCY
         key = (operation, bytes, group.shape)
         if key not in self._bottlenecks:
-            _remember(self._bottlenecks, key, bottleneck_of(self.nccl, *key))
+            remember(self._bottlenecks, key, bottleneck_of(self.nccl, *key))
         return self._bottlenecks[key]
 
     def steps(
@@ -453,36 +391,14 @@ class NcclNetwork:
     # --- what prices depend on --------------------------------------------------------------------
 
     def elasticities(self, operation: Operation, bytes: int, group: Placement) -> dict[str, float]:
-        """Return how a price answers to the hardware; see `PriceElasticities.of`.
-
-        Parameters
-        ----------
-        operation : Operation
-        bytes : int
-            Of the full buffer; see `Network.price`.
-        group : Placement
-            Made for this operation, or for any.
-        """
+        """Return how a price answers to the hardware; see `PriceElasticities.of`."""
         nccl = self.nccl_price(operation, bytes, group)
         return self.elasticities_of(operation, bytes, group, nccl, self.limited(nccl, group))
 
     def elasticities_of(
         self, operation: Operation, bytes: int, group: Placement, nccl: Price, price: Price
     ) -> dict[str, float]:
-        """Return how a price that was made of NCCL's on these links answers; see `elasticities`.
-
-        Parameters
-        ----------
-        operation : Operation
-        bytes : int
-            Of the full buffer; see `Network.price`.
-        group : Placement
-            That both prices are for.
-        nccl : Price
-            From `nccl_price`, perhaps with a longer time.
-        price : Price
-            The same on these links.
-        """
+        """Return how a price that was made of NCCL's on these links answers; see `elasticities`."""
         limit = group.limit(nccl.pattern) if group.limits else None
         limiting = limit.link if limit is not None and price.rate < nccl.rate else None
         return self._elasticities.of(operation, bytes, group.shape, limiting, nccl, price)
@@ -505,34 +421,8 @@ class NcclNetwork:
     def loads(
         self, index: Ints, members: NDArray[np.int32], pattern: Pattern
     ) -> tuple[Ints, Ints, Ints]:
-        """Return the links that groups load: see `SharedNetwork.loads`.
-
-        Parameters
-        ----------
-        index : int64, shape (n + 1,)
-            Communicator c has the members ``members[index[c]:index[c + 1]]``.
-        members : int32
-            Global ranks, in each communicator's order.
-        pattern : Pattern
-            From prices.
-
-        Returns
-        -------
-        index : int64, shape (n + 1,)
-            Communicator c loads the links ``links[index[c]:index[c + 1]]``.
-        links : int64, shape (m,)
-            Of each communicator ascending, without repetition.
-        weights : int64, shape (m,)
-            Bytes over the link per byte of payload, in units of 2**-20, rounded up.
-        """
+        """Return the links that groups load; see `SharedNetwork.loads`."""
         return self._links.loads(index, members, pattern)
-
-
-def _remember(known: dict[Any, Any], key: Hashable, value: Any) -> None:
-    """Add to what is known of communications of some sizes; of too many all are forgotten."""
-    if len(known) >= MAX_CHOICES_CACHED:
-        known.clear()
-    known[key] = value
 
 
 def _quantity_name(where: str, decade: int) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..base.errors import UsageError
 from .comm_arguments import members_of, operation_of, settings_of, sizes_of
 from .comm_table import NOTE, TYPES, Line, better_object, notes, table
-from .output import add_json_option, add_overwrite_option, check_files, check_outputs
+from .output import add_file_options, check_files, check_outputs
 from .speeds import add_speed_options, given_speeds, with_speed_options
 
 if TYPE_CHECKING:
@@ -106,8 +106,7 @@ def add_parser(subparsers: Any) -> None:
         "bytes and links by step and channel; --json has them, too",
     )
     parser.add_argument("--csv", metavar="FILE", help="also write the flows as a table")
-    add_json_option(parser)
-    add_overwrite_option(parser)
+    add_file_options(parser, monitor=False)
     parser.set_defaults(run=run)
 
 

@@ -17,6 +17,7 @@ from .output import (
     add_overwrite_option,
     check_files,
     check_options,
+    write_figures,
 )
 
 if TYPE_CHECKING:
@@ -71,7 +72,6 @@ def run(args: argparse.Namespace) -> int:
     """Print two runs beside each other, part by part."""
     check_options(args)
     check_files(args)
-    from ..base.files import write_json
     from ..report.comparison import compare, comparison_figures, render_comparison
     from ..results import open_results
 
@@ -92,8 +92,7 @@ def run(args: argparse.Namespace) -> int:
             from ..page.write import write_page
 
             page = comparison_payload(found, (one, other), titles)
-    if args.json is not None:
-        write_json(args.json, comparison_figures(found), overwrite=args.overwrite)
+    write_figures(args, comparison_figures(found))
     if args.html is not None:
         write_page(page, args.html, overwrite=args.overwrite)
     print(render_comparison(found, titles, args.top))

@@ -7,12 +7,12 @@ from typing import Any
 
 from ..base.errors import UsageError
 from .output import (
-    add_json_option,
-    add_monitor_option,
-    add_overwrite_option,
-    add_set_option,
+    add_experiment_options,
+    add_file_options,
     check_files,
     check_outputs,
+    experiment_changes,
+    write_figures,
 )
 
 __all__ = ["add_parser", "run"]
@@ -39,11 +39,7 @@ def add_parser(subparsers: Any) -> None:
         "long an iteration takes, beside that in which every update is waited for.",
         epilog=EXAMPLES,
     )
-    parser.add_argument(
-        "file",
-        metavar="FILE",
-        help="an experiment (TOML), or the name of one of mpisim list experiments",
-    )
+    add_experiment_options(parser)
     parser.add_argument(
         "--graph",
         required=True,
@@ -86,17 +82,11 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="of the factors (default: 0)"
     )
-    add_set_option(parser)
-    parser.add_argument(
-        "--allow-oom", action="store_true", help="take a model that does not fit into memory"
-    )
     parser.add_argument("-o", "--output", metavar="FILE", help="write the result (HDF5)")
     parser.add_argument(
         "--save-program", metavar="FILE", help="keep the program of the first draw (HDF5)"
     )
-    add_json_option(parser)
-    add_overwrite_option(parser)
-    add_monitor_option(parser)
+    add_file_options(parser)
     parser.set_defaults(run=run, collective=True)
 
 
@@ -117,17 +107,14 @@ def run(args: argparse.Namespace) -> int:
     with collective_errors(comm):
         if comm.rank == 0:
             check_files(args)
-    changes = [*args.set, *(["run.allow_oom=true"] if args.allow_oom else [])]
+    changes = experiment_changes(args)
     found = compare_protocols(
         args.file, changes, args.graph, protocol, slowdown, args.iterations, comm, show=True
     )
     with collective_errors(comm):
         if comm.rank == 0:
             numbers = as_json(found)
-            if args.json is not None:
-                from ..base.files import write_json
-
-                write_json(args.json, numbers, overwrite=args.overwrite)
+            write_figures(args, numbers)
             if args.output is not None:
                 from ..decentralized.store import write_comparison
 

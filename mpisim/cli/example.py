@@ -1,7 +1,8 @@
 """Example experiments with every key explained, for ``mpisim new``.
 
 What a key means is read from the documentation of the dataclass that it is a field of, so the
-example can neither lack a key nor say something else than the reference.
+example cannot say something else than the reference. A key that is not explained there stands at
+the end of its table.
 """
 
 from __future__ import annotations
@@ -370,7 +371,10 @@ def _section(
     hints = get_type_hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     lines = []
-    for names, text in _documented(cls):
+    entries = list(_documented(cls))
+    explained = {name for names, _ in entries for name in names}
+    entries += [([name], "") for name in fields if name not in explained]
+    for names, text in entries:
         if names[0] in hidden:
             continue
         choices = [_choices(hints[name]) for name in names]

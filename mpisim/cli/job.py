@@ -8,12 +8,12 @@ from typing import Any
 
 from ..base.errors import UsageError
 from .output import (
-    add_json_option,
-    add_monitor_option,
-    add_overwrite_option,
-    add_set_option,
+    add_experiment_options,
+    add_file_options,
     check_files,
     check_outputs,
+    experiment_changes,
+    write_figures,
 )
 
 __all__ = ["add_parser", "run"]
@@ -39,15 +39,7 @@ def add_parser(subparsers: Any) -> None:
         "when it is done, what it costs, where the time goes and how often to checkpoint.",
         epilog=EXAMPLES,
     )
-    parser.add_argument(
-        "file",
-        metavar="FILE",
-        help="an experiment (TOML), or the name of one of mpisim list experiments",
-    )
-    add_set_option(parser)
-    parser.add_argument(
-        "--allow-oom", action="store_true", help="take a plan that does not fit into memory"
-    )
+    add_experiment_options(parser)
     parser.add_argument(
         "--runs",
         metavar="N",
@@ -58,9 +50,7 @@ def add_parser(subparsers: Any) -> None:
         "--details", action="store_true", help="print everything: all parts, what it rests on"
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="write the result (HDF5)")
-    add_json_option(parser)
-    add_overwrite_option(parser)
-    add_monitor_option(parser)
+    add_file_options(parser)
     parser.set_defaults(run=run, collective=True)
 
 
@@ -73,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from .other_files import expected
 
     comm = world()
-    changes = [*args.set, *(["run.allow_oom=true"] if args.allow_oom else [])]
+    changes = experiment_changes(args)
     if args.runs is not None:
         changes.append(f"job.runs={args.runs}")
     read: tuple[str, Experiment] | None = None
@@ -98,12 +88,7 @@ def run(args: argparse.Namespace) -> int:
             from ..report.drawing import drawing_for
 
             numbers = as_json(outcome)
-            if args.json is not None:
-                from ..base.files import write_json
-
-                write_json(
-                    args.json, {"title": experiment.title, **numbers}, overwrite=args.overwrite
-                )
+            write_figures(args, {"title": experiment.title, **numbers})
             if args.output is not None:
                 from ..job.store import write_job
 

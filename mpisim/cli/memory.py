@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import InputError, UsageError
-from .output import add_json_option, add_overwrite_option, check_files, check_outputs
+from .output import add_file_options, check_files, check_outputs, write_figures
 
 __all__ = ["add_parser", "run"]
 
@@ -71,8 +71,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="FILE",
         help="also write what was simulated as a snapshot, for https://pytorch.org/memory_viz",
     )
-    add_json_option(parser)
-    add_overwrite_option(parser)
+    add_file_options(parser, monitor=False)
     parser.set_defaults(run=run)
 
 
@@ -89,7 +88,6 @@ def run(args: argparse.Namespace) -> int:
 
     if args.conf is not None:
         parse_settings(args.conf, "--conf")
-    from ..base.files import write_json
     from ..formats.kineto_memory import read_kineto_memory
     from ..formats.torch_snapshot import is_snapshot, read_snapshot, write_snapshot
     from ..memory.configurations import Room, outcome, remedies
@@ -128,8 +126,7 @@ def run(args: argparse.Namespace) -> int:
             None if room is None else room.left,
             overwrite=args.overwrite,
         )
-    if args.json is not None:
-        write_json(args.json, figures(recorded, chosen, others), overwrite=args.overwrite)
+    write_figures(args, figures(recorded, chosen, others))
     return 0
 
 

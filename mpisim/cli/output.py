@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LINES",
+    "add_change_options",
+    "add_experiment_options",
+    "add_file_options",
     "add_fold_option",
     "add_html_option",
     "add_json_option",
@@ -35,9 +38,12 @@ __all__ = [
     "check_options",
     "check_outputs",
     "deliver",
+    "experiment_changes",
     "in_detail",
     "page_of",
     "simulate_with_options",
+    "write_figures",
+    "write_page_text",
     "written",
 ]
 
@@ -110,6 +116,35 @@ def add_set_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_experiment_options(
+    parser: argparse.ArgumentParser,
+    what: str = "an experiment (TOML), or the name of one of mpisim list experiments",
+) -> None:
+    """Add FILE and the options of `add_change_options`.
+
+    Parameters
+    ----------
+    parser : ArgumentParser
+    what : str
+        What FILE may be.
+    """
+    parser.add_argument("file", metavar="FILE", help=what)
+    add_change_options(parser)
+
+
+def add_change_options(parser: argparse.ArgumentParser) -> None:
+    """Add ``--set`` and ``--allow-oom``: see `experiment_changes`."""
+    add_set_option(parser)
+    parser.add_argument(
+        "--allow-oom", action="store_true", help="simulate a plan that does not fit into memory"
+    )
+
+
+def experiment_changes(args: argparse.Namespace) -> list[str]:
+    """Options of `add_change_options` → changes to the experiment."""
+    return [*args.set, *(["run.allow_oom=true"] if args.allow_oom else [])]
+
+
 def add_fold_option(parser: argparse.ArgumentParser) -> None:
     """Add ``--no-fold``: its value is the argument ``fold`` of `simulate`."""
     parser.add_argument(
@@ -131,6 +166,14 @@ def add_monitor_option(parser: argparse.ArgumentParser) -> None:
         help="write how the run stands to this file about once a second, or to one in this folder, "
         "for 'mpisim watch' (docs/monitoring.md)",
     )
+
+
+def add_file_options(parser: argparse.ArgumentParser, *, monitor: bool = True) -> None:
+    """Add ``--json`` and ``--overwrite``, and ``--monitor`` where a command takes long."""
+    add_json_option(parser)
+    add_overwrite_option(parser)
+    if monitor:
+        add_monitor_option(parser)
 
 
 def add_result_options(parser: argparse.ArgumentParser) -> None:
@@ -232,6 +275,22 @@ def page_of(path: str) -> str:
 
     check_output(path, overwrite=True)
     return read_text(path) if Path(path).exists() else ""
+
+
+def write_page_text(args: argparse.Namespace, text: str) -> None:
+    """Write the page that ``--markdown`` names, of which `page_of` was. Local."""
+    from ..base.files import write_whole
+
+    with write_whole(args.markdown, overwrite=True) as file:
+        file.write(text.encode())
+
+
+def write_figures(args: argparse.Namespace, figures: Mapping[str, Any] | Sequence[Any]) -> None:
+    """Write figures where ``--json`` names a file. Local."""
+    if args.json is not None:
+        from ..base.files import write_json
+
+        write_json(args.json, figures, overwrite=args.overwrite)
 
 
 def simulate_with_options(

@@ -17,6 +17,7 @@ from .output import (
     check_files,
     check_options,
     in_detail,
+    write_figures,
     written,
 )
 
@@ -82,14 +83,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _job(args: argparse.Namespace) -> int:
     """Print when a job is done."""
-    from ..base.files import write_json
     from ..job.store import read_job
     from ..report.drawing import drawing_for
     from .launch import without_launcher
 
     report = read_job(args.file)
-    if args.json is not None:
-        write_json(args.json, {"title": report.title, **report.numbers}, overwrite=args.overwrite)
+    write_figures(args, {"title": report.title, **report.numbers})
     drawing = drawing_for(sys.stdout, launched=not without_launcher())
     print(report.text(drawing, details=in_detail(args)))
     return 0
@@ -97,20 +96,17 @@ def _job(args: argparse.Namespace) -> int:
 
 def _decentralized(args: argparse.Namespace) -> int:
     """Print how long iterations of decentralized training take."""
-    from ..base.files import write_json
     from ..decentralized.store import read_comparison
     from ..decentralized.text import report_lines
 
     numbers = read_comparison(args.file)
-    if args.json is not None:
-        write_json(args.json, numbers, overwrite=args.overwrite)
+    write_figures(args, numbers)
     print("\n".join(report_lines(numbers)))
     return 0
 
 
 def _search(args: argparse.Namespace) -> int:
     """Print what a search has found."""
-    from ..base.files import write_json
     from ..report.drawing import drawing_for
     from ..search import read_store
     from ..search.answer import Answer, answer_lines
@@ -118,8 +114,7 @@ def _search(args: argparse.Namespace) -> int:
 
     space, records, kept = read_store(args.file)
     found = Answer.of_json(kept) if kept is not None else Answer.unfinished(records)
-    if args.json is not None:
-        write_json(args.json, found.as_json(), overwrite=args.overwrite)
+    write_figures(args, found.as_json())
     drawing = drawing_for(sys.stdout, launched=not without_launcher())
     lines = answer_lines(space, found, drawing)
     if kept is None:

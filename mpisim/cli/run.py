@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UsageError
 from .output import (
+    add_change_options,
     add_fold_option,
     add_monitor_option,
     add_result_options,
-    add_set_option,
     check_files,
     check_options,
     deliver,
+    experiment_changes,
     simulate_with_options,
 )
 
@@ -67,10 +68,7 @@ def add_parser(subparsers: Any) -> None:
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a run, of an experiment or of a program."""
-    add_set_option(parser)
-    parser.add_argument(
-        "--allow-oom", action="store_true", help="simulate a plan that does not fit into memory"
-    )
+    add_change_options(parser)
     parser.add_argument("--save-program", metavar="FILE", help="write what every rank does (HDF5)")
     parser.add_argument(
         "--seeds",
@@ -105,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
     comm = world()
     changes = [] if args.cluster is None else [f"cluster.preset={args.cluster}"]
-    changes += [*args.set, *(["run.allow_oom=true"] if args.allow_oom else [])]
+    changes += experiment_changes(args)
     read: tuple[str, Experiment | ProgramExperiment] | None = None
     with collective_errors(comm):
         # One process reads: the file may be on the first machine alone, or change in between.

@@ -8,13 +8,13 @@ from typing import Any
 
 from ..base.errors import UsageError
 from .output import (
+    add_experiment_options,
+    add_file_options,
     add_fold_option,
-    add_json_option,
-    add_monitor_option,
-    add_overwrite_option,
-    add_set_option,
     check_files,
     check_outputs,
+    experiment_changes,
+    write_figures,
 )
 
 __all__ = ["add_parser", "run"]
@@ -40,15 +40,10 @@ def add_parser(subparsers: Any) -> None:
         "path, and simulated again with each changed; where the two differ, why.",
         epilog=EXAMPLES,
     )
-    parser.add_argument(
-        "file",
-        metavar="FILE",
-        help="an experiment (TOML), the name of one of mpisim list experiments, or a program file "
+    add_experiment_options(
+        parser,
+        "an experiment (TOML), the name of one of mpisim list experiments, or a program file "
         "(HDF5)",
-    )
-    add_set_option(parser)
-    parser.add_argument(
-        "--allow-oom", action="store_true", help="simulate a plan that does not fit into memory"
     )
     parser.add_argument(
         "--only",
@@ -72,9 +67,7 @@ def add_parser(subparsers: Any) -> None:
     )
     add_fold_option(parser)
     parser.add_argument("--draw", metavar="FILE", help="draw it: .png, .svg or .pdf (matplotlib)")
-    add_json_option(parser)
-    add_overwrite_option(parser)
-    add_monitor_option(parser)
+    add_file_options(parser)
     parser.set_defaults(run=run, collective=True)
 
 
@@ -91,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     from .other_files import expected
 
     comm = world()
-    changes = [*args.set, *(["run.allow_oom=true"] if args.allow_oom else [])]
+    changes = experiment_changes(args)
     read: tuple[str, Experiment | ProgramExperiment] | None = None
     with collective_errors(comm):
         if comm.rank == 0:
@@ -119,10 +112,7 @@ def run(args: argparse.Namespace) -> int:
     )
     with collective_errors(comm):
         if found is not None:
-            if args.json is not None:
-                from ..base.files import write_json
-
-                write_json(args.json, tornado_figures(found), overwrite=args.overwrite)
+            write_figures(args, tornado_figures(found))
             if args.draw is not None:
                 draw_tornado(found, args.draw, overwrite=args.overwrite)
     if found is not None:

@@ -7,11 +7,11 @@ from typing import Any
 
 from ..base.errors import UsageError, one_of
 from .output import (
-    add_json_option,
-    add_overwrite_option,
+    add_file_options,
     add_set_option,
     check_files,
     check_outputs,
+    write_figures,
 )
 
 __all__ = ["add_parser", "run"]
@@ -57,15 +57,14 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="write the experiment with the best placement (TOML)"
     )
-    add_json_option(parser)
-    add_overwrite_option(parser)
+    add_file_options(parser, monitor=False)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print placements, and write the best."""
     check_outputs(args)
-    from ..base.files import write_json, write_whole
+    from ..base.files import write_whole
     from ..base.toml import toml_table
     from ..experiment.load import experiment_of, load_tables
     from ..experiment.serialization import with_absolute_paths
@@ -84,8 +83,7 @@ def run(args: argparse.Namespace) -> int:
         text = f"# Placement of tables by mpisim shard, of {source}\n\n{toml_table(tables)}"
         with write_whole(args.output, overwrite=args.overwrite) as file:
             file.write(text.encode())
-    if args.json is not None:
-        write_json(args.json, chosen_figures(found), overwrite=args.overwrite)
+    write_figures(args, chosen_figures(found))
     print("\n".join(chosen_lines(found)))
     if args.output is not None:
         print(f"{args.output} is written; run it with: mpisim run {args.output}")

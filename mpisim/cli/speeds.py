@@ -15,7 +15,7 @@ OPTIONS = {
     "nic_bandwidth": ("RATE", 'line rate of one NIC, as "800 Gb/s", in place of the cluster\'s'),
     "link_bandwidth": (
         "RATE",
-        'what one GPU sends over all its NVLink or xGMI, usable, as "900 GB/s"',
+        'what one GPU sends over all its NVLink or xGMI, one direction, usable, as "371 GB/s"',
     ),
     "pcie_bandwidth": ("RATE", 'of one PCIe connection, usable, as "63 GB/s"'),
     "nics": ("N", "NICs of a node"),
@@ -36,7 +36,8 @@ def given_speeds(args: argparse.Namespace) -> dict[str, str | float]:
 
 
 def with_speed_options(cluster: Cluster, args: argparse.Namespace) -> Cluster:
-    """Return a cluster with the speeds that were given; say what then holds its NICs back.
+    """Return a cluster with the speeds that were given; say what then holds its NICs back,
+    and that its links are faster than its GPUs have.
 
     Raises
     ------
@@ -44,6 +45,8 @@ def with_speed_options(cluster: Cluster, args: argparse.Namespace) -> Cluster:
         If the cluster has no use for one, or it cannot be.
     """
     from ..base.errors import InputError, UsageError
+    from ..kernels import find_gpu
+    from ..prediction.hardware import link_excess
     from ..topo.speeds import nic_bottleneck, with_speeds
 
     given = given_speeds(args)
@@ -53,9 +56,9 @@ def with_speed_options(cluster: Cluster, args: argparse.Namespace) -> Cluster:
         found = with_speeds(cluster, given, _option)
     except InputError as error:
         raise UsageError(str(error)) from error
-    limit = nic_bottleneck(found)
-    if limit is not None:
-        print(f"mpisim: note: {limit}", file=sys.stderr)
+    for note in (nic_bottleneck(found), link_excess(found, find_gpu(found.gpu))):
+        if note is not None:
+            print(f"mpisim: note: {note}", file=sys.stderr)
     return found
 
 

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UsageError
-from .output import add_json_option, add_overwrite_option, check_files, check_outputs
+from .output import add_file_options, check_files, check_outputs, write_figures
 from .speeds import add_speed_options, given_speeds, with_speed_options
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ def add_parser(subparsers: Any) -> None:
     look.add_argument(
         "--draw", metavar="FILE", help="draw it: .svg, .png or .pdf (needs matplotlib)"
     )
-    add_json_option(look)
-    add_overwrite_option(look)
+    add_file_options(look, monitor=False)
     look.set_defaults(run=show)
 
 
@@ -91,12 +90,7 @@ def show(args: argparse.Namespace) -> int:
         from ..topo.draw import draw
 
         draw(topology, args.draw, overwrite=args.overwrite)
-    if args.json is not None:
-        from ..base.files import write_json
-
-        write_json(
-            args.json, found if test is None else found | {"test": test}, overwrite=args.overwrite
-        )
+    write_figures(args, found if test is None else found | {"test": test})
     print(render_topology(found, test))
     return 0
 

@@ -8,7 +8,7 @@ from typing import Any
 from ..base.errors import InputError
 from .error_tables import figures_of, print_tables
 from .measured_collectives import add_reading, read_rows, sorted_rows
-from .output import add_json_option, add_monitor_option, add_overwrite_option
+from .output import add_file_options
 
 __all__ = ["add_kind", "run"]
 
@@ -53,9 +53,7 @@ def add_kind(kinds: Any) -> None:
         choices=("A", "B", "C"),
         help="only curves of these grades: A, B, C (default: all)",
     )
-    add_json_option(parser)
-    add_overwrite_option(parser)
-    add_monitor_option(parser)
+    add_file_options(parser)
     parser.set_defaults(run=run)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UsageError
-from .output import add_json_option, add_monitor_option, add_overwrite_option
+from .output import add_file_options, add_monitor_option, write_figures, write_page_text
 
 if TYPE_CHECKING:
     from ..prediction.step_constants import StepConstants
@@ -118,8 +118,7 @@ def add_page(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--markdown", metavar="FILE", help="also write the tables into this page (Markdown)"
     )
-    add_json_option(parser)
-    add_overwrite_option(parser)
+    add_file_options(parser, monitor=False)
 
 
 def add_predicted(parser: argparse.ArgumentParser) -> None:
@@ -200,15 +199,10 @@ def run(args: argparse.Namespace) -> int:
                 cross_validate(found)
             print(render(found, args.top))
             if args.markdown is not None:
-                from ..base.files import write_whole
                 from ..validate.e2e import markdown
 
-                with write_whole(args.markdown, overwrite=True) as file:
-                    file.write(markdown(found, page).encode())
-            if args.json is not None:
-                from ..base.files import write_json
-
-                write_json(args.json, as_json(found, path), overwrite=args.overwrite)
+                write_page_text(args, markdown(found, page))
+            write_figures(args, as_json(found, path))
             if args.plot is not None:
                 scatter(found.compared, args.plot)
     return 0

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from ..base.errors import UsageError
-from .output import add_json_option, add_monitor_option, add_overwrite_option, check_files
+from .output import add_file_options, check_files, write_figures
 
 __all__ = ["add_kind", "run"]
 
@@ -27,9 +27,7 @@ def add_kind(kinds: Any) -> None:
         epilog=EXAMPLES,
     )
     parser.add_argument("words", metavar="WORD", nargs="*", help="only names with these words")
-    add_json_option(parser)
-    add_overwrite_option(parser)
-    add_monitor_option(parser)
+    add_file_options(parser)
     parser.set_defaults(run=run, collective=True)
 
 
@@ -49,8 +47,5 @@ def run(args: argparse.Namespace) -> int:
     with collective_errors(comm):
         if comm.rank == 0:
             print(render(found))
-            if args.json is not None:
-                from ..base.files import write_json
-
-                write_json(args.json, as_json(found), overwrite=args.overwrite)
+            write_figures(args, as_json(found))
     return 0

@@ -9,7 +9,7 @@ from ..base.errors import InputError, UsageError
 from ..base.text import percentage
 from .error_tables import figures_of, print_tables
 from .fit_output import print_skipped
-from .output import add_json_option, add_monitor_option, add_overwrite_option
+from .output import add_file_options, write_figures
 
 if TYPE_CHECKING:
     from ..kernels.analytical import KernelCalibration
@@ -63,9 +63,7 @@ def add_kind(kinds: Any) -> None:
         help="predict each chip from constants fitted to all others (minutes); not with the "
         "options above",
     )
-    add_json_option(parser)
-    add_overwrite_option(parser)
-    add_monitor_option(parser)
+    add_file_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -90,10 +88,7 @@ def run(args: argparse.Namespace) -> int:
         figures = _unseen(args)
     else:
         figures = _whole_models(args, calibration) if all(whole) else _kernels(args, calibration)
-    if args.json is not None:
-        from ..base.files import write_json
-
-        write_json(args.json, figures, overwrite=args.overwrite)
+    write_figures(args, figures)
     return 0
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import UsageError
-from .output import add_json_option, add_monitor_option, add_overwrite_option
+from .output import add_file_options, write_figures
 
 __all__ = ["add_kind", "run"]
 
@@ -43,19 +43,14 @@ def add_kind(kinds: Any) -> None:
         action="store_true",
         help="also a line for each figure and run, or step that is close",
     )
-    add_json_option(parser)
-    add_overwrite_option(parser)
-    add_monitor_option(parser)
+    add_file_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Assess and print the tables; under a launcher only the first process does."""
-    from .launch import launched_rank
     from .output import check_files
 
-    if launched_rank() != 0:
-        return 0
     suffix = ".toml" if args.table is None else Path(args.table).suffix
     if suffix not in (".toml", ".csv"):
         raise UsageError(f"TABLE is {args.table!r}; its name must end in .toml or .csv")
@@ -71,8 +66,5 @@ def run(args: argparse.Namespace) -> int:
         rows = memory.memory_rows(None if args.table is None else Path(args.table))
         text, figures = memory.render(rows, details=args.details), memory.as_json(rows)
     print(text)
-    if args.json is not None:
-        from ..base.files import write_json
-
-        write_json(args.json, figures, overwrite=args.overwrite)
+    write_figures(args, figures)
     return 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.errors import TraceError
 from ..base.text import percentage
-from .output import add_json_option, add_monitor_option, add_overwrite_option, check_files
+from .output import add_file_options, check_files, write_figures
 
 if TYPE_CHECKING:
     from ..validate.operators import PricedTrace
@@ -42,18 +42,13 @@ def add_kind(kinds: Any) -> None:
         "--gpu", metavar="GPU", help="whose models to use (default: the one a trace names)"
     )
     parser.add_argument("--details", action="store_true", help="print all operators")
-    add_json_option(parser)
-    add_overwrite_option(parser)
-    add_monitor_option(parser)
+    add_file_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Price and print; under a launcher only the first process does."""
-    from .launch import launched_rank
 
-    if launched_rank() != 0:
-        return 0
     check_files(args)
     from ..kernels import gpu_name
     from ..mpi.parallel import progress
@@ -73,10 +68,7 @@ def run(args: argparse.Namespace) -> int:
         raise TraceError(skipped[0])
     tables = tabulate(traces)
     _print(traces, tables, skipped, None if args.details else MAX_ROWS)
-    if args.json is not None:
-        from ..base.files import write_json
-
-        write_json(args.json, _as_json(traces, tables, skipped), overwrite=args.overwrite)
+    write_figures(args, _as_json(traces, tables, skipped))
     return 0
 
 

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from ..base.errors import UsageError
-from .output import add_monitor_option
+from .output import add_monitor_option, write_figures, write_page_text
 from .validate_e2e import add_changes, add_page, add_predicted, add_rows, conditions
 
 __all__ = ["add_kind", "run"]
@@ -74,12 +74,6 @@ def run(args: argparse.Namespace) -> int:
         if found is not None:
             print(render(found, args.least))
             if args.markdown is not None:
-                from ..base.files import write_whole
-
-                with write_whole(args.markdown, overwrite=True) as file:
-                    file.write(markdown(found, args.least, page).encode())
-            if args.json is not None:
-                from ..base.files import write_json
-
-                write_json(args.json, as_json(found, args.least, path), overwrite=args.overwrite)
+                write_page_text(args, markdown(found, args.least, page))
+            write_figures(args, as_json(found, args.least, path))
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .output import add_json_option, add_monitor_option, add_overwrite_option
+from .output import add_file_options, write_figures
 
 __all__ = ["add_kind", "run"]
 
@@ -17,26 +17,18 @@ def add_kind(kinds: Any) -> None:
         help="measured power of training beside what is predicted",
         description="Simulate training runs of which the power was published, and print both.",
     )
-    add_json_option(parser)
-    add_overwrite_option(parser)
-    add_monitor_option(parser)
+    add_file_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Simulate and print the table; under a launcher only the first process does."""
-    from .launch import launched_rank
     from .output import check_files
 
-    if launched_rank() != 0:
-        return 0
     check_files(args)
     from ..validate.power import as_json, power_rows, render
 
     rows = power_rows()
     print(render(rows))
-    if args.json is not None:
-        from ..base.files import write_json
-
-        write_json(args.json, as_json(rows), overwrite=args.overwrite)
+    write_figures(args, as_json(rows))
     return 0

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from ..base.errors import UsageError
-from .output import add_json_option, add_monitor_option, add_overwrite_option
+from .output import add_file_options, add_monitor_option, write_figures, write_page_text
 
 __all__ = ["add_kind", "run"]
 
@@ -28,8 +28,7 @@ def add_kind(kinds: Any) -> None:
         epilog=EXAMPLES,
     )
     parser.add_argument("words", metavar="WORD", nargs="*", help="only names with these words")
-    add_json_option(parser)
-    add_overwrite_option(parser)
+    add_file_options(parser, monitor=False)
     parser.add_argument(
         "--markdown", metavar="FILE", help="also write the table into this page (Markdown)"
     )
@@ -39,11 +38,8 @@ def add_kind(kinds: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate and print the table; under a launcher only the first process does."""
-    from .launch import launched_rank
     from .output import check_files, page_of
 
-    if launched_rank() != 0:
-        return 0
     check_files(args)
     page = "" if args.markdown is None else page_of(args.markdown)
     from ..validate.published import as_json, markdown, published_runs, render
@@ -56,12 +52,6 @@ def run(args: argparse.Namespace) -> int:
         )
     print(render(runs))
     if args.markdown is not None:
-        from ..base.files import write_whole
-
-        with write_whole(args.markdown, overwrite=True) as file:
-            file.write(markdown(runs, page).encode())
-    if args.json is not None:
-        from ..base.files import write_json
-
-        write_json(args.json, as_json(runs), overwrite=args.overwrite)
+        write_page_text(args, markdown(runs, page))
+    write_figures(args, as_json(runs))
     return 0

@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.errors import MpisimError, TraceError
 from ..base.text import percentage
-from .output import (
-    add_json_option,
-    add_monitor_option,
-    add_overwrite_option,
-    check_files,
-    check_outputs,
-)
+from .output import add_file_options, add_monitor_option, check_files, check_outputs, write_figures
 
 if TYPE_CHECKING:
     from ..validate import CrossStep, Perturbation, TraceResult, Validation
@@ -41,8 +35,7 @@ def add_kind(kinds: Any) -> None:
         epilog=EXAMPLES,
     )
     parser.add_argument("paths", metavar="PATH", nargs="+", help="folders or files of traces")
-    add_json_option(parser)
-    add_overwrite_option(parser)
+    add_file_options(parser, monitor=False)
     parser.add_argument(
         "--perturb", action="store_true", help="also run the tests of an honest replay"
     )
@@ -59,7 +52,6 @@ def run(args: argparse.Namespace) -> int:
     Returns 1 if a test fails on a trace that is replayed, else 2 if a trace cannot be replayed.
     """
     check_outputs(args)
-    from ..base.files import write_json
     from ..mpi.parallel import collective_errors
     from ..mpi.phases import phases
     from ..validate import Validation, cross_steps, perturb_traces, validate_traces
@@ -107,13 +99,8 @@ def run(args: argparse.Namespace) -> int:
     with collective_errors(comm):
         if first:
             print(_summary(validation, _of_changes(moves, across)))
-            if args.json is not None:
-                found = _figures(validation, moves, across)
-                write_json(
-                    args.json,
-                    {**found, "not_replayed": skipped, "failed": failed},
-                    overwrite=args.overwrite,
-                )
+            found = _figures(validation, moves, across)
+            write_figures(args, {**found, "not_replayed": skipped, "failed": failed})
         if not validation.cases:
             raise TraceError(f"{args.paths[0]}: no trace here could be replayed")
     if failed or any(move.passed is False for tests in moves.values() for move in tests):

@@ -1,8 +1,10 @@
 """Dollars: what an hour of a cluster costs, rented by the GPU or bought and written off.
 
 What the experiment's ``[prices]`` says comes first; the rest is from ``data/prices.toml``. Rented
-GPUs bring their node, the network and the electricity. Bought ones cost their price over the years
-of use, and the electricity that the building draws.
+GPUs bring their node, the network and the electricity. Their price is that of a cluster with the
+network of its file: NICs, ports and links that an experiment adds or leaves out move it by what
+they cost to buy, over the years of use. Bought ones cost their price over the years of use, and the
+electricity that the building draws.
 """
 
 from __future__ import annotations
@@ -121,6 +123,7 @@ def read_prices(
     nodes: int,
     named: Sequence[str],
     counts: Sequence[int] | None = None,
+    listed: Cluster | None = None,
 ) -> Prices:
     """The user's prices, a cluster → what it costs.
 
@@ -134,6 +137,9 @@ def read_prices(
         Names of its kinds of GPUs.
     counts : sequence of int, optional
         GPUs of each kind, of all nodes; all of the first if not given.
+    listed : Cluster, optional
+        The cluster as its file has it, whose network the rent of a GPU is taken to include; this
+        one if not given.
     """
     total = nodes * cluster.gpus_per_node
     numbers = (total, *(0 for _ in named[1:])) if counts is None else tuple(counts)
@@ -142,16 +148,10 @@ def read_prices(
     assert kwh is not None
     purchase, no_purchase = _purchase(choice, cluster, nodes, named, numbers, lines)
     if choice.contract == "owned":
-        years = _known(choice.years, "ownership", "years", "years of use", lines, unit="")
-        assert years is not None
-        hour = None
-        if purchase is not None:
-            value = purchase.value / (years.value * HOURS_OF_A_YEAR)
-            relative = (purchase.relative**2 + years.relative**2) ** 0.5
-            hour = Uncertain(value, value * relative)
+        hour = None if purchase is None else _written_off(purchase, choice, lines)
         return Prices(hour, kwh, purchase, True, no_purchase, no_purchase, tuple(lines))
     # Electricity and what is bought are not paid for here.
-    lines, parts, unknown = [], [], ""
+    lines, parts, unknown, rented = [], [], "", 0
     for name, n in zip(named, numbers, strict=True):
         if not n:
             continue
@@ -164,8 +164,22 @@ def read_prices(
             )
         else:
             parts.append(each.times(n))
+            rented += n if own is None else 0
+    if rented and listed is not None:
+        more = _more_network(cluster, listed, nodes, lines)
+        if more.value:
+            parts.append(_written_off(more, choice, lines).times(rented / total))
     hour = None if unknown else added(parts)
     return Prices(hour, kwh, purchase, False, unknown, no_purchase, tuple(lines))
+
+
+def _written_off(purchase: Uncertain, choice: PriceChoice, lines: list[str]) -> Uncertain:
+    """Return the $ of an hour of what was bought, over the years of its use."""
+    years = _known(choice.years, "ownership", "years", "years of use", lines, unit="")
+    assert years is not None
+    value = purchase.value / (years.value * HOURS_OF_A_YEAR)
+    relative = (purchase.relative**2 + years.relative**2) ** 0.5
+    return Uncertain(value, abs(value) * relative)
 
 
 def _own_hour(choice: PriceChoice, name: str) -> float | None:
@@ -213,17 +227,45 @@ def _purchase(
             if each is None:
                 return None, f"no price to buy {name} is known; give prices.node"
             parts.append(each.times(n))
+    network = _network(cluster, nodes)
+    if choice.node is not None:  # which has its NICs
+        del network["nic"]
+    return added([*parts, _price_of_network(network, lines)]), ""
+
+
+def _network(cluster: Cluster, nodes: int) -> dict[str, float]:
+    """Return the Gb/s of all ports of switches, of all links, and of all NICs."""
     n_nics, rate = cluster_nics(cluster, nodes)
-    if n_nics:
-        ports = switch_ports(cluster, nodes)
-        # Every port but those that NICs are joined to is one end of a link between switches.
-        links = 1 + (ports - 1) / 2 if ports else 0.0
-        names = {"port": ports, "link": links}
-        if choice.node is None:
-            names["nic"] = 1.0
-        for name, each_nic in names.items():
-            gigabit = _known(None, "network", name, f"Gb/s of a {name}", lines)
-            if gigabit is None:
-                raise InputError(f"{FILE}: table 'network' lacks {name!r}")
-            parts.append(gigabit.times(n_nics * rate * each_nic))
-    return added(parts), ""
+    ports = switch_ports(cluster, nodes) if n_nics else 0.0
+    # Every port but those that NICs are joined to is one end of a link between switches.
+    links = 1 + (ports - 1) / 2 if ports else 0.0
+    of_each = {"port": ports, "link": links, "nic": 1.0}
+    return {name: n_nics * rate * each for name, each in of_each.items()}
+
+
+def _price_of_network(amounts: Mapping[str, float], lines: list[str]) -> Uncertain:
+    """Return the $ of Gb/s of NICs, ports and links; the lines say what each costs."""
+    parts = []
+    for name, amount in amounts.items():
+        gigabit = _known(None, "network", name, f"Gb/s of a {name}", lines)
+        if gigabit is None:
+            raise InputError(f"{FILE}: table 'network' lacks {name!r}")
+        parts.append(gigabit.times(amount))
+    return added(parts)
+
+
+def _more_network(cluster: Cluster, listed: Cluster, nodes: int, lines: list[str]) -> Uncertain:
+    """Return the $ to buy what a cluster's network has above that of its file, for as many GPUs."""
+    share = cluster.gpus_per_node / listed.gpus_per_node
+    usual, own = _network(listed, nodes), _network(cluster, nodes)
+    notes: list[str] = []
+    changes = {name: own[name] - share * usual[name] for name in own}
+    found = _price_of_network({name: n for name, n in changes.items() if n}, notes)
+    if found.value:
+        what = "more" if found.value > 0 else "less"
+        lines.append(
+            f"the network costs ${abs(found.value):,.0f} {what} than that of the cluster's file, "
+            "which the price of a GPU includes: written off over the years of use"
+        )
+        lines += notes
+    return found

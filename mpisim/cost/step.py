@@ -22,6 +22,7 @@ from ..prediction.hardware import Hardware, gpu_kinds, hardware_of
 from ..prediction.prepared import PreparedExperiment
 from ..program import Kind
 from ..results import Results
+from ..topo import find_cluster
 from .power import STATES, ClusterPower, Uncertain, added, cluster_power
 from .prices import J_OF_A_KWH, SECONDS_OF_AN_HOUR, Prices, read_prices
 
@@ -238,7 +239,8 @@ def cost_of_cluster(
         counts = np.bincount(kinds, minlength=len(hardware.named)).tolist()
     power = cluster_power(cluster, choice.nodes, hardware.named, counts, experiment.prices.pue)
     names = list(hardware.named)
-    return power, read_prices(experiment.prices, cluster, choice.nodes, names, counts)
+    listed = find_cluster(choice.preset)
+    return power, read_prices(experiment.prices, cluster, choice.nodes, names, counts, listed)
 
 
 def busy_of(prepared: PreparedExperiment, results: Results) -> list[Busy]:

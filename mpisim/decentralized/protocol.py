@@ -67,8 +67,3 @@ class Protocol:
                 f"--backup is {self.backup}, but worker {worker} receives updates of {fewest} "
                 f"workers; allowed is 0 to {fewest - 1}"
             )
-
-    @property
-    def waits_for_all(self) -> bool:
-        """Whether every update of an iteration is waited for."""
-        return not self.backup and not self.staleness

@@ -14,6 +14,7 @@ ready time of its members, and MAX does not depend on who takes it, or in which 
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -152,27 +153,69 @@ def distribute(
     known = LoweredTables() if known is None else known
     program = simulated.program
     hosted = np.flatnonzero(placement == process).astype(np.int32)
-    ranks = simulated.classes.representative[hosted]
-    lowered, table = _lowered_tables(program, ranks, known)
+    lowered, table = _lowered_tables(program, simulated.classes.representative[hosted], known)
     sited = None if contention is None else simulated.routes
     site = assign_domains(sited, len(simulated.sizes), int(placement.max()) + 1)
     used = _UsedCommunicators.of(
         simulated, hosted, lowered, table, np.flatnonzero(site == process), operations
     )
-    first_communication = np.concatenate([[0], np.cumsum(used.operations)])
-    n_communications = int(first_communication[-1])
+    parties = _Parties.of(
+        simulated, placement, process, used.numbers, site[used.numbers], max_peers
+    )
+    core_input = _core_input(
+        simulated,
+        hosted,
+        lowered,
+        table,
+        priced,
+        used,
+        parties,
+        contention,
+        known,
+        single_process=operations is None,
+    )
+    return Distribution(
+        program=program,
+        simulated=simulated,
+        placement=placement,
+        process=process,
+        hosted=hosted,
+        communicators=used.numbers,
+        first_communication=used.first_communication,
+        role=parties.role,
+        owner=parties.owner,
+        others_index=parties.others_index,
+        others=parties.others,
+        receivers_index=np.concatenate([[0], np.cumsum(parties.remote)]).astype(np.int64),
+        receivers=parties.receivers,
+        core_input=core_input,
+    )
 
-    site = site[used.numbers]
-    others, others_index, owner = _processes_of(simulated, placement, process, used.numbers, site)
-    role, remote, receivers = _roles(others, others_index, owner, site, process, max_peers)
 
+def _core_input(
+    simulated: SimulatedRanks,
+    hosted: NDArray[np.int32],
+    lowered: list[LoweredTable],
+    table: NDArray[np.int32],
+    priced: Priced,
+    used: _UsedCommunicators,
+    parties: _Parties,
+    contention: Contention | None,
+    known: LoweredTables,
+    *,
+    single_process: bool,
+) -> CoreInput:
+    """Ranks and communicators of this process → what the core runs, tiled or contended."""
+    program = simulated.program
+    ranks = simulated.classes.representative[hosted]
+    n_communications = int(used.first_communication[-1])
     tiles = variation = sharing = flows = None
     if contention is None:
         if simulated.routes is not None:
             sharing = _sharing(lowered, table, priced, n_communications)
         variation = DurationFactors.of(program, ranks)
         kind = priced.which if sharing is None else sharing.kind
-        tiles = find_tiles(table, kind, used.slot_uses(role == Role.LOCAL))
+        tiles = find_tiles(table, kind, used.slot_uses(parties.role == Role.LOCAL))
     else:
         assert simulated.routes is not None
         priced = varied(program, ranks, priced)
@@ -184,8 +227,12 @@ def distribute(
             priced,
             used.bound,
             known.views,
-            single_process=operations is None,
-            communications=used.initial_communications(role, remote),
+            single_process=single_process,
+            communications=initial_communications(
+                np.repeat(used.members, used.operations),
+                np.repeat(parties.remote, used.operations),
+                np.repeat(parties.role == Role.OWNER, used.operations),
+            ),
         )
     core_input = CoreInput(
         lowered=lowered,
@@ -196,13 +243,13 @@ def distribute(
         count=simulated.classes.count[hosted],
         start=program.start[ranks],
         slot_index=used.slot_index,
-        slot_first=used.by_slot(first_communication, np.int64),
-        slot_role=used.by_slot(role, np.uint8),
+        slot_first=used.by_slot(used.first_communication, np.int64),
+        slot_role=used.by_slot(parties.role, np.uint8),
         slot_members=used.by_slot(used.members, np.int32),
-        slot_remote=used.by_slot(remote, np.int32),
+        slot_remote=used.by_slot(parties.remote, np.int32),
         slot_hash=hash_sizes(simulated.sizes[used.bound]),
         n_communications=n_communications,
-        n_messages=int(used.operations[np.diff(others_index) > 0].sum()),
+        n_messages=int(used.operations[np.diff(parties.others_index) > 0].sum()),
         tiles=tiles,
         variation=variation,
         sharing=sharing,
@@ -210,22 +257,7 @@ def distribute(
     )
     if sharing is not None:
         take_as_alone(core_input)
-    return Distribution(
-        program=program,
-        simulated=simulated,
-        placement=placement,
-        process=process,
-        hosted=hosted,
-        communicators=used.numbers,
-        first_communication=first_communication,
-        role=role,
-        owner=owner,
-        others_index=others_index,
-        others=others,
-        receivers_index=np.concatenate([[0], np.cumsum(remote)]).astype(np.int64),
-        receivers=receivers,
-        core_input=core_input,
-    )
+    return core_input
 
 
 def _lowered_tables(
@@ -296,22 +328,17 @@ class _UsedCommunicators:
         members = np.bincount(place[active], minlength=len(numbers))
         return cls(numbers, members, n_operations, slot_index, bound, on_slot, place)
 
+    @cached_property
+    def first_communication(self) -> Ints:
+        """Number of the first communication of each communicator, shape (l + 1,)."""
+        return np.concatenate([[0], np.cumsum(self.operations)])
+
     def by_slot(self, values: NDArray[Any], dtype: type) -> NDArray[Any]:
         """Values of communicators → of the slots bound to them; 0 where nothing is done."""
         active = self.slot_operations > 0
         found: NDArray[Any] = np.zeros(len(self.bound), dtype)
         found[active] = values[self.place[active]]
         return found
-
-    def initial_communications(
-        self, role: NDArray[np.uint8], remote: NDArray[np.int64]
-    ) -> NDArray[Any]:
-        """Roles, and processes waited for → the state of each communication before a run."""
-        return initial_communications(
-            np.repeat(self.members, self.operations),
-            np.repeat(remote, self.operations),
-            np.repeat(role == Role.OWNER, self.operations),
-        )
 
     def slot_uses(self, inside: NDArray[np.bool_]) -> SlotUses:
         """Return the slots with operations, for tiles; `inside`: all members are hosted here."""
@@ -391,67 +418,72 @@ def _operations(
     return operations
 
 
-def _processes_of(
-    simulated: SimulatedRanks,
-    placement: NDArray[np.int32],
-    process: int,
-    communicators: NDArray[np.int64],
-    site: NDArray[np.int32],
-) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]:
-    """Return the other processes of each communicator (values and index) and its owner.
+@frozen(eq=False)
+class _Parties:
+    """The processes that take part in the communications of each of `l` communicators.
 
-    Where there is a site, it is one of the processes and the owner.
-    """
-    at, member_of = ranges(simulated.member_index, communicators)
-    members = simulated.members[at]
-    n_processes = int(placement.max()) + 1
-    sited = np.flatnonzero(site >= 0)
-    pairs = np.concatenate(
-        [member_of * n_processes + placement[members], sited * n_processes + site[sited]]
-    )
-    pairs = distinct(pairs)
-    which, processes = pairs // n_processes, (pairs % n_processes).astype(np.int32)
-    count = np.bincount(which, minlength=len(communicators))
-    first = np.cumsum(count) - count
-    # Spread ownership: neighbouring communicators over the same processes get different owners.
-    spread = (communicators * 0x9E3779B1) >> 15
-    owner = processes[first + spread % np.maximum(count, 1)]
-    owner = np.where(site >= 0, site, owner)
-    other = processes != process
-    index = np.concatenate([[0], np.cumsum(np.bincount(which[other], minlength=len(count)))])
-    return processes[other], index.astype(np.int64), owner.astype(np.int32)
-
-
-def _roles(
-    others: NDArray[np.int32],
-    others_index: NDArray[np.int64],
-    owner: NDArray[np.int32],
-    site: NDArray[np.int32],
-    process: int,
-    max_peers: int,
-) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int32]]:
-    """Other processes and owner of each communicator → who tells whom when members have posted.
-
-    Peers tell each other, members their owner, and the owner tells all members the end.
-
-    Returns
-    -------
-    role : uint8, shape (n,)
-        The `Role` of this process in each communicator.
-    remote : int64, shape (n,)
+    Attributes
+    ----------
+    others_index, others : int64, shape (l + 1,), int32
+        As of `Distribution`.
+    owner : int32, shape (l,)
+        Where flows run here or elsewhere: the process that runs them.
+    role : uint8, shape (l,)
+        The `Role` of this process: peers tell each other, members their owner, and the owner tells
+        all members the end.
+    remote : int64, shape (l,)
         Number of processes that this one tells, and waits for.
     receivers : int32, shape (sum of remote,)
         These processes, communicator by communicator.
     """
-    n_others = np.diff(others_index)
-    role = np.select(
-        [n_others == 0, (n_others < max_peers) & (site < 0), owner == process],
-        [Role.LOCAL, Role.PEER, Role.OWNER],
-        Role.MEMBER,
-    ).astype(np.uint8)
-    remote = np.where(role == Role.MEMBER, 1, n_others)
-    of_member = np.repeat(role == Role.MEMBER, n_others)
-    receivers = np.where(of_member, np.repeat(owner, n_others), others)
-    notified = ~of_member
-    notified[others_index[:-1][role == Role.MEMBER]] = True  # one entry, for the owner
-    return role, remote, receivers[notified].astype(np.int32)
+
+    others_index: Ints
+    others: NDArray[np.int32]
+    owner: NDArray[np.int32]
+    role: NDArray[np.uint8]
+    remote: Ints
+    receivers: NDArray[np.int32]
+
+    @classmethod
+    def of(
+        cls,
+        simulated: SimulatedRanks,
+        placement: NDArray[np.int32],
+        process: int,
+        communicators: Ints,
+        site: NDArray[np.int32],
+        max_peers: int,
+    ) -> _Parties:
+        """Find them. Where a communicator has a site (not -1), it is one of them, and the owner."""
+        at, member_of = ranges(simulated.member_index, communicators)
+        members = simulated.members[at]
+        n_processes = int(placement.max()) + 1
+        sited = np.flatnonzero(site >= 0)
+        pairs = distinct(
+            np.concatenate(
+                [member_of * n_processes + placement[members], sited * n_processes + site[sited]]
+            )
+        )
+        which, processes = pairs // n_processes, (pairs % n_processes).astype(np.int32)
+        count = np.bincount(which, minlength=len(communicators))
+        first = np.cumsum(count) - count
+        # Spread ownership: neighbouring communicators over the same processes get other owners.
+        spread = (communicators * 0x9E3779B1) >> 15
+        owner = processes[first + spread % np.maximum(count, 1)]
+        owner = np.where(site >= 0, site, owner).astype(np.int32)
+        is_other = processes != process
+        others = processes[is_other]
+        n_others = np.bincount(which[is_other], minlength=len(count))
+        others_index = np.concatenate([[0], np.cumsum(n_others)]).astype(np.int64)
+
+        role = np.select(
+            [n_others == 0, (n_others < max_peers) & (site < 0), owner == process],
+            [Role.LOCAL, Role.PEER, Role.OWNER],
+            Role.MEMBER,
+        ).astype(np.uint8)
+        remote = np.where(role == Role.MEMBER, 1, n_others)
+        of_member = np.repeat(role == Role.MEMBER, n_others)
+        receivers = np.where(of_member, np.repeat(owner, n_others), others)
+        notified = ~of_member
+        notified[others_index[:-1][role == Role.MEMBER]] = True  # one entry, for the owner
+        return cls(others_index, others, owner, role, remote, receivers[notified].astype(np.int32))

@@ -16,6 +16,11 @@ run on their own as far as they can, and program order no longer says which end 
 a kernel is told by its place in the queue of its stream. A `StreamView` holds these places, 32
 bytes a row beside the instruction. It is derived from the instructions, once a table, and only for
 contended runs: within the instruction it would cost the tiled core a second cache line a row.
+
+Two things make this right. A table names earlier rows only, so that what a row reads is known when
+the rows before it have run: registers and places in queues are given out in one pass in program
+order (`mpisim.engine._core.lowering` states what each pass relies on). And no duration enters:
+tables of one `Table.structure` share their arrays, by `LoweredTables`, into which no one writes.
 """
 
 from __future__ import annotations

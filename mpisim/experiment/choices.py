@@ -61,7 +61,8 @@ class ClusterChoice:
     nic_bandwidth : str, optional
         Line rate of one NIC, one direction, in place of the cluster's: ``"800 Gb/s"``.
     link_bandwidth : str, optional
-        What one GPU sends over all its NVLink or xGMI, one direction, usable: ``"900 GB/s"``.
+        What one GPU sends over all its NVLink or xGMI, one direction, usable: ``"371 GB/s"``,
+        not the 900 of an H100's data sheet, which are both directions and what the wire carries.
     pcie_bandwidth : str, optional
         Of one PCIe connection, one direction, usable: ``"63 GB/s"``. A NIC is no faster than its.
     nics : int, optional

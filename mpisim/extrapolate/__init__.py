@@ -49,9 +49,10 @@ Traces of several ranks have a parallel plan already, and grow along its axes:
 `parallel_shards`, `parallel_optimizer`, `parallel_rounds`, `parallel_overlap`, `parallel_slowest`
     The optimizer's shares, sharded or not; more micro-batches; slowdown by what runs beside; the
     slowest of more GPUs.
-`parallel_order`, `parallel_passes`, `parallel_partition`, `parallel_rank_rows`, `parallel_stages`
-    Passes and layers of a recorded pipeline; the same layers on another number of stages: which
-    stage runs which, the rows of each new rank, the new program.
+`parallel_order`, `parallel_recorded`, `parallel_passes`, `parallel_partition`
+    Passes and layers of a recorded pipeline; which stage of another number of them runs which.
+`parallel_copies`, `parallel_rank_rows`, `parallel_stages`
+    Copies of recorded rows; those of each new rank, in order; the new program.
 `parallel_answer`
     The answer: text for people, figures, program.
 `parallel`

@@ -42,9 +42,8 @@ from ..operators import OperatorCall, TensorSpec
 from ..operators.table import kernels_of
 from ..operators.tensors import Launched, all_tensors
 from ..program.store import FORMAT, VERSION
-from .layers import layer_names, with_tied
 from .optimizer_share import list_call
-from .roles import batch_of, with_roles
+from .roles import described
 from .step import (
     TracedKernel,
     TracedOperator,
@@ -210,33 +209,22 @@ class _Reader:
         self._give_parameters(found)
         parameters = {recording.parameters[n].shape for each in found for n in each.completed}
         operators = [self._operator(each) for each in found]
-        samples, sequence = batch_of(operators, batch)
-        if samples is None:
-            raise InputError(
-                f"{self.source}: how many samples a step has is not clear from the input of its "
-                "first layer; --traced-batch says so"
-            )
-        tokens = samples * (sequence or 1)
-        operators = with_roles(operators, self._calls.__getitem__, parameters, sequence, tokens)
         paths = [recording.modules[each.module] for each in found]
-        layers, embedding, head = layer_names(operators, paths)
-        operators = [
-            replace(each, layer=layer) for each, layer in zip(operators, layers, strict=True)
-        ]
+        known = described(operators, paths, self._calls.__getitem__, parameters, batch, self.source)
         self._note(number)
         unpriced = TracedStep(
             source=self.source,
             gpu="",
-            batch=samples,
-            operators=tuple(with_tied(operators)),
+            batch=known.samples,
+            operators=known.operators,
             optimizer=tuple(self._optimizer),
             measured=0,
             zeroing=tuple(self._zeroing),
             zeroing_at=self._zeroing_at,
             accumulates=self._accumulates,
-            sequence=sequence,
-            embedding=embedding,
-            head=head,
+            sequence=known.sequence,
+            embedding=known.embedding,
+            head=known.head,
             notes=tuple(self.notes),
             priced=True,
         )

@@ -48,10 +48,9 @@ from ..traces.operator_calls import (
     recorded_inputs,
 )
 from ..traces.read import read_source
-from .layers import layer_names, with_tied
 from .optimizer_share import list_call
 from .passes import ACCUMULATE, Passes
-from .roles import batch_of, with_roles
+from .roles import described
 from .step import (
     TracedKernel,
     TracedOperator,
@@ -83,14 +82,8 @@ def read_kineto_step(
     ----------
     path : Path or str
         A Kineto trace or an Nsight Systems export, or a folder with one.
-    gpu : str, optional
-        The GPU it was recorded on, where the file does not name one that is known.
-    step : int, optional
-        Number of the profiled step; by default the one of median length.
-    batch : int, optional
-        Samples of the step, where the first layer's input does not begin with them.
-    execution_trace : Path or str, optional
-        Of the same step, for shapes that the trace does not record; by default one in its folder.
+    gpu, step, batch, execution_trace
+        As of `mpisim.extrapolate.read.read_step`.
 
     Raises
     ------
@@ -303,37 +296,26 @@ class _Reader:
         self._parameters(found, rows)
         parameters = {each.shape for one in found for each in one.completed}
         operators = [self._operator(each, parameters) for each in found]
-        samples, sequence = batch_of(operators, batch)
-        tokens = (samples or 1) * (sequence or 1)
-        operators = with_roles(operators, self._described, parameters, sequence, tokens)
         paths = module_paths(self.trace, np.array([each.time for each in found], np.int64))
-        layers, embedding, head = layer_names(operators, paths)
-        operators = [
-            replace(each, layer=layer) for each, layer in zip(operators, layers, strict=True)
-        ]
-        if samples is None:
-            raise InputError(
-                f"{self.trace.path}: how many samples a step has is not clear from the input of "
-                "its first layer; --traced-batch says so"
-            )
+        source = str(self.trace.path)
+        known = described(operators, paths, self._described, parameters, batch, source)
         measured = self.measured.get(number) if number >= 0 else None
         if measured is None:
             on_device = rows[self.table.is_device[rows]]
             measured = int(self.lowered.end[on_device].max() - self.lowered.begin[on_device].min())
-        operators = with_tied(operators)
         return TracedStep(
-            source=str(self.trace.path),
+            source=source,
             gpu=gpu,
-            batch=samples,
-            operators=tuple(operators),
+            batch=known.samples,
+            operators=known.operators,
             optimizer=tuple(optimizer),
             measured=measured,
             zeroing=tuple(self._zeroing),
             zeroing_at=self._zeroing_at,
             accumulates=self._accumulates(rows),
-            sequence=sequence,
-            embedding=embedding,
-            head=head,
+            sequence=known.sequence,
+            embedding=known.embedding,
+            head=known.head,
             notes=tuple(self.notes),
         )
 

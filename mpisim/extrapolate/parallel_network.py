@@ -62,15 +62,6 @@ class MeasuredNetwork(MultipliedNetwork):
         return self._ratios.get((operation, bytes, group), 1.0)
 
     def price(self, operation: Operation, bytes: int, group: Placement) -> Price:
-        """Return NCCL's price times the ratio, but no faster than links are.
-
-        Parameters
-        ----------
-        operation : Operation
-        bytes : int
-            Of the full buffer; see `Network.price`.
-        group : Placement
-            One of the classes of `group_classes`.
-        """
+        """Return NCCL's price times the ratio, but no faster than links are."""
         factor = max(1.0, self.factor(operation, bytes, group))
         return self._network.limited(self._multiplied(operation, bytes, group), group, factor)

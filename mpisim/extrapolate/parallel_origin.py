@@ -7,11 +7,10 @@ import os
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..mpi.parallel import collective_errors
 from ..replay import read_job
-from ..replay.origin import is_origin
+from ..replay.origin import is_origin, read_origin
 from ..topo import find_cluster
 from .parallel import Extrapolated, extrapolate_parallel
 
@@ -70,24 +69,13 @@ class GrownOrigin:
 
     @classmethod
     def read(cls, text: str, source: str) -> GrownOrigin:
-        """Text → origin.
-
-        Parameters
-        ----------
-        text : str
-        source : str
-            The file that holds it, for messages.
-
-        Raises
-        ------
-        InputError
-            If it is no such text.
-        """
-        try:
-            found = json.loads(text)["grown"]
-            return cls(**{**found, "paths": tuple(map(str, found["paths"]))})
-        except (LookupError, TypeError, ValueError) as error:
-            raise InputError(f"{source}: the job kept in it is damaged: {error}") from error
+        """Text → origin; see `read_origin`."""
+        return read_origin(
+            text,
+            "grown",
+            source,
+            lambda found: cls(**{**found, "paths": tuple(map(str, found["paths"]))}),
+        )
 
     def grown(self, comm: Intracomm) -> Extrapolated:
         """Read the files and make the changes. **Collective.**

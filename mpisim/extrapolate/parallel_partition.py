@@ -20,7 +20,8 @@ from ..kernels.operations import Gemm
 from ..program import Kind, Program
 from .parallel_order import Pass, PipelineOrder
 from .parallel_overlap import KernelsByName
-from .parallel_passes import RecordedStage, recorded_stages
+from .parallel_passes import recorded_stages
+from .parallel_recorded import RecordedStage
 from .parallel_structure import Axis, ParallelStructure
 
 __all__ = ["GradientBytes", "StagePartition"]

@@ -13,13 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ..base.errors import InputError
-from ..program import COLUMNS, UNPRICED, Flag, Kind, Table
+from ..program import UNPRICED, Flag, Kind, Table
+from .parallel_copies import NO_ROW, CopiedRows
 from .parallel_order import Message, Pass
 from .parallel_partition import StagePartition
-from .parallel_passes import RecordedPass, RecordedStage
+from .parallel_recorded import RecordedPass, RecordedStage
 
 __all__ = ["RankRows"]
 
@@ -31,14 +30,9 @@ shows."""
 ROUNDING = 1e-9
 """Relative: shares of bytes that differ by less are equal, in floating point."""
 
-NO_ROW = -1
-
 OF_MESSAGE = ("kind", "bytes", "duration", "name", "flags")
 OF_LAUNCH = ("host", "launch", "launch_cost", "gap")
 """Columns of a message, and of the launch of a batch of them."""
-
-DIRECTIONS = ("forward", "backward")
-"""First entries of the identities of pairs of stages."""
 
 TENSOR_KERNELS = 4
 """Kernels of one name in a row, from which on they are taken for one a tensor (or a chunk of
@@ -121,13 +115,8 @@ class RankRows:
 
     Parameters
     ----------
-    partition : StagePartition
-    rank : int
-        Of the new job.
-    place : list of int
-        On the axes of the new grid.
-    groups : dict of tuple to list of int
-        Identity of a communicator → ranks of the new job; this rank is added.
+    partition, rank, place, groups
+        As of `CopiedRows`.
     """
 
     def __init__(
@@ -137,7 +126,7 @@ class RankRows:
         place: list[int],
         groups: dict[tuple[Any, ...], list[int]],
     ) -> None:
-        self.partition, self.rank, self.place, self.groups = partition, rank, place, groups
+        self.partition, self.place = partition, place
         self.stage = place[partition.pp]
         self.is_first, self.is_last = self.stage == 0, self.stage == partition.stages - 1
         self.source = partition.of_rank[partition.rank_at[tuple(self.recorded_place())]]
@@ -146,15 +135,9 @@ class RankRows:
         layers = partition.layers // partition.stages
         self.shares = self._shares(own, recorded, layers, self._recorded_layers(self.source))
         self.chunks = [self._chunk(chunk) for chunk in range(partition.order.chunks)]
-        self.rows: list[dict[str, Any]] = []
-        self.waits: list[list[int]] = []
-        self.slots: list[tuple[Any, ...]] = []
-        self.latest: dict[tuple[Any, ...], int] = {}
-        """Stream → its latest row."""
-        self.message = self.bulk = NO_ROW
-        """The latest message, and the latest large communication over replicas."""
+        self.copies = CopiedRows(partition, rank, place, groups)
         self.at_pass: dict[tuple[Any, ...], int] = {}
-        """As `latest`, where the latest pass began."""
+        """As `CopiedRows.latest`, where the latest pass began."""
         self.forward: bool | None = None
         """Whether the latest pass is a forward."""
         self.launched: list[int] = []
@@ -214,12 +197,16 @@ class RankRows:
             if not isinstance(unit, Pass):
                 self._messages(unit)
                 continue
-            self.at_pass, self.forward = dict(self.latest), unit.forward
+            self.at_pass, self.forward = dict(self.copies.latest), unit.forward
             if unit.forward:
                 self._forward(unit)
             else:
                 self._backward(unit)
         self._outside_passes(source.epilogue)
+
+    def table(self) -> Table:
+        """Rows that are written → the rank's `Table` of the program."""
+        return self.copies.table(self.source.table.queue_depth)
 
     def _recorded_pass(self, of: Pass, own: RecordedStage, chunk: int) -> RecordedPass:
         """The recorded pass of the same micro-batch and direction."""
@@ -228,7 +215,7 @@ class RankRows:
     def _forward(self, unit: Pass) -> None:
         partition, chunk = self.partition, self.chunks[unit.chunk]
         done = partition.gradients.first if chunk.is_first else 0.0
-        received = [] if chunk.is_first else [self.message]
+        received = [] if chunk.is_first else [self.copies.message]
         beside = self._recorded_pass(unit, chunk.source, chunk.number)
         if chunk.is_first or chunk.follows:
             needed = self._parameters(unit, done)
@@ -256,7 +243,7 @@ class RankRows:
             stage, number, at = partition.owner[layer]
             own = self.recorded(stage)
             begins = layer == chunk.layers[-1] and not chunk.is_last
-            after = [self.message] if begins else []
+            after = [self.copies.message] if begins else []
             rows = self._recorded_pass(unit, own, number).layers[own.layers - 1 - at]
             self._block(own, rows, after)
             done += partition.gradients.layer
@@ -272,7 +259,7 @@ class RankRows:
         for chunk in self.chunks:
             while chunk.gathers and len(self.launched) < count:
                 row, size, *_ = chunk.gathers.pop(0)
-                copy = self._copied(chunk.source, row, {}, bytes=size, duration=UNPRICED)
+                copy = self.copies.copy(chunk.source, row, {}, bytes=size, duration=UNPRICED)
                 self.launched.append(copy)
 
     def _parameters(self, unit: Pass, upto: float) -> list[int]:
@@ -298,7 +285,7 @@ class RankRows:
             row, size, _, more = chunk.reduces[chunk.reduced]
             for run in _runs(source.table, source.helpers.get(row, [])):
                 self._run(source, run, {}, more)
-            self.bulk = self._copied(source, row, {}, bytes=size, duration=UNPRICED)
+            self.copies.bulk = self.copies.copy(source, row, {}, bytes=size, duration=UNPRICED)
             chunk.reduced += 1
 
     def _cut(self, source: RecordedStage, rows: Sequence[int], shares: _Shares) -> list[_Bucket]:
@@ -341,15 +328,17 @@ class RankRows:
                     for of, size, *_ in (
                         self._cut(source, own, self.shares) if own[:1] == [row] else ()
                     ):
-                        self.bulk = self._copied(source, of, here, bytes=size, duration=UNPRICED)
+                        self.copies.bulk = self.copies.copy(
+                            source, of, here, bytes=size, duration=UNPRICED
+                        )
             elif row in source.ends and inner:
                 pass
             elif table.slot[row] >= 0 and source.is_inside(row):
                 layers = sum(len(chunk.layers) for chunk in self.chunks)
                 size = round(int(table.bytes[row]) * layers / self._recorded_layers(source))
-                here[row] = self._copied(source, row, here, bytes=size, duration=UNPRICED)
+                here[row] = self.copies.copy(source, row, here, bytes=size, duration=UNPRICED)
             elif table.kind[row] != Kind.KERNEL:
-                here[row] = self._copied(source, row, here)
+                here[row] = self.copies.copy(source, row, here)
             else:
                 while run < len(rows) and _alike(table, rows[run], row):
                     run += 1
@@ -369,8 +358,8 @@ class RankRows:
         for k in range(kept):
             of = rows[k * count // kept]
             duration = self._time(source, of, share * count / kept)
-            written[of] = self._copied(source, of, {**here, **written}, duration=duration)
-        return {**written, rows[-1]: len(self.rows) - 1}
+            written[of] = self.copies.copy(source, of, {**here, **written}, duration=duration)
+        return {**written, rows[-1]: len(self.copies.rows) - 1}
 
     def _time(self, source: RecordedStage, row: int, share: float) -> int:
         """Time of a recorded kernel that does a share of its work."""
@@ -381,12 +370,12 @@ class RankRows:
     def _block(self, own: RecordedStage, rows: Sequence[int], after: Sequence[int]) -> None:
         """Write rows of a pass, its first kernel behind some others."""
         here: dict[int, int] = {}
-        before = dict(self.latest)
+        before = dict(self.copies.latest)
         waits = {row for row in after if row != NO_ROW}
         for row in rows:
-            copy = here[row] = self._copied(own, row, here, before=before)
+            copy = here[row] = self.copies.copy(own, row, here, before=before)
             if waits and own.table.kind[row] == Kind.KERNEL:
-                self.waits[copy] = sorted(waits.union(self.waits[copy]))
+                self.copies.waits[copy] = sorted(waits.union(self.copies.waits[copy]))
                 waits = set()
 
     def _messages(self, unit: tuple[Message, ...]) -> None:
@@ -397,23 +386,23 @@ class RankRows:
             return
         own, rows = recorded
         here: dict[int, int] = {}
-        before = dict(self.at_pass if rows[0] in own.early else self.latest)
+        before = dict(self.at_pass if rows[0] in own.early else self.copies.latest)
         left = list(unit)
         for row in rows:
             token = own.token.get(row)
             message = next((each for each in left if each.token == token), None)
             if message is not None:
                 left.remove(message)
-            here[row] = self._copied(own, row, here, before=before, message=message)
+            here[row] = self.copies.copy(own, row, here, before=before, message=message)
             if message is not None:
-                self.message = here[row]
+                self.copies.message = here[row]
 
     def _regrouped_messages(self, unit: tuple[Message, ...]) -> None:
         """Write messages that were exchanged one by one, or with others: launched as these were.
 
         They are one batch, behind which the CPU waits if it waited for any of them.
         """
-        before = dict(self.latest)
+        before = dict(self.copies.latest)
         host_wait: tuple[RecordedStage, int] | None = None
         for i, message in enumerate(unit):
             own, rows = self._recorded_with(message)
@@ -421,18 +410,18 @@ class RankRows:
             table, first = own.table, rows[0]  # the launch and its waits are those of the batch
             changes = {name: int(getattr(table, name)[row]) for name in OF_MESSAGE}
             changes["flags"] &= ~int(Flag.JOINED)
-            copy = self._copied(own, first, {}, before=before, message=message, **changes)
+            copy = self.copies.copy(own, first, {}, before=before, message=message, **changes)
             if i:
-                batch = self.rows[self.message]
-                self.rows[copy] |= dict.fromkeys(OF_LAUNCH, 0)
-                self.rows[copy] |= {"flags": int(Flag.JOINED), "stream": batch["stream"]}
-                self.waits[copy] = []
-            self.message = copy
+                batch = self.copies.rows[self.copies.message]
+                self.copies.rows[copy] |= dict.fromkeys(OF_LAUNCH, 0)
+                self.copies.rows[copy] |= {"flags": int(Flag.JOINED), "stream": batch["stream"]}
+                self.copies.waits[copy] = []
+            self.copies.message = copy
             for each in rows:
                 if table.kind[each] == Kind.HOST_WAIT:
                     host_wait = own, each
         if host_wait is not None:
-            self._copied(*host_wait, {}, before=before)
+            self.copies.copy(*host_wait, {}, before=before)
 
     def _recorded_with(self, message: Message) -> tuple[RecordedStage, list[int]]:
         """A message → rows of one time that it was exchanged: by itself, or with others."""
@@ -459,94 +448,6 @@ class RankRows:
                 if times:
                     return own, times[len(times) // 2]
         return None
-
-    def _copied(
-        self,
-        own: RecordedStage,
-        row: int,
-        here: Mapping[int, int],
-        *,
-        before: Mapping[tuple[Any, ...], int] | None = None,
-        message: Message | None = None,
-        **changes: int,
-    ) -> int:
-        """Write a copy of a recorded row, and return its number."""
-        table, number = own.table, len(self.rows)
-        values = {name: getattr(table, name)[row] for name in COLUMNS}
-        values |= changes
-        stream = own.stream_key(row)
-        if table.slot[row] >= 0:
-            key, old = self._group(own, row, message)
-            if key not in self.slots:
-                self.slots.append(key)
-                self.groups.setdefault(key, []).append(self.rank)
-            values["slot"] = self.slots.index(key)
-            if not self.partition.same_place(old, self._new_ranks(key)):
-                values["duration"] = UNPRICED
-        values["stream"] = stream
-        waits = set()
-        reached = self.latest if before is None else before
-        for wait in own.waits(row):
-            if wait in here:
-                waits.add(here[wait])
-            elif wait in own.token:
-                waits.add(self.message)
-            elif wait in own.bulk:
-                waits.add(self.bulk)
-            elif own.stream_key(wait) in reached:
-                waits.add(reached[own.stream_key(wait)])
-        self.rows.append(values)
-        self.waits.append(sorted(waits - {NO_ROW}))
-        if table.kind[row] <= Kind.RECV:
-            self.latest[stream] = number
-        return number
-
-    def _group(
-        self, own: RecordedStage, row: int, message: Message | None
-    ) -> tuple[tuple[Any, ...], list[int]]:
-        """Identity of a row's communicator in the new job, and its members in the recording."""
-        structure = self.partition.structure
-        c = int(own.slots[own.table.slot[row]])
-        old = list(self.partition.recorded.communicators.group(c))
-        if message is not None:
-            sends, here, there = message.token.startswith("send"), self.stage, message.peer
-            pair = (here, there) if sends else (there, here)
-            fixed = [at for i, at in enumerate(self.place) if i != self.partition.pp]
-            return (message.token.split()[1], *pair, *fixed), old
-        spans = structure.spans[c]
-        names = "-".join(axis.name for axis, s in zip(structure.axes, spans, strict=True) if s)
-        fixed = [at for at, s in zip(self.place, spans, strict=True) if not s]
-        return (names or "alone", own.ordinal(int(own.table.slot[row])), *fixed), old
-
-    def _new_ranks(self, key: tuple[Any, ...]) -> list[int]:
-        """Ranks of the new job that a communicator has."""
-        axes, pp = self.partition.axes, self.partition.pp
-        if key[0] in DIRECTIONS:
-            stride = axes[pp].stride
-            return [self.rank + (stage - self.stage) * stride for stage in key[1:3]]
-        names = key[0].split("-")
-        found = [self.rank]
-        for axis, at in zip(axes, self.place, strict=True):
-            if axis.name in names:
-                found = [r + (k - at) * axis.stride for r in found for k in range(axis.size)]
-        return found
-
-    def table(self) -> Table:
-        """Rows of the new rank → its `Table` of the program, with streams numbered as they came."""
-        streams: dict[tuple[Any, ...], int] = {}
-        for values in self.rows:
-            key = values["stream"]
-            values["stream"] = -1 if key == () else streams.setdefault(key, len(streams))
-        columns: dict[str, Any] = {
-            name: np.array([values[name] for values in self.rows]) for name in COLUMNS
-        }
-        return Table(
-            **columns,
-            wait_index=np.concatenate([[0], np.cumsum([len(each) for each in self.waits])]),
-            wait_row=np.array([w for each in self.waits for w in each], np.int32),
-            queue_depth=self.source.table.queue_depth,
-            label=f"rank {self.rank}",
-        )
 
 
 def _runs(table: Table, rows: Sequence[int]) -> list[list[int]]:

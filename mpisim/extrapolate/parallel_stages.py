@@ -14,9 +14,10 @@ import numpy as np
 
 from ..base.errors import InputError
 from ..program import Communicators, Program, check_matching
+from .parallel_copies import DIRECTIONS
 from .parallel_overlap import KernelsByName
 from .parallel_partition import StagePartition
-from .parallel_rank_rows import DIRECTIONS, RankRows
+from .parallel_rank_rows import RankRows
 from .parallel_structure import ParallelStructure, find_structure
 
 __all__ = ["repartitioned", "with_stages"]
@@ -122,7 +123,7 @@ def repartitioned(partition: StagePartition) -> Program:
         written.append(rows)
         sources.append(partition.rank_at[tuple(rows.recorded_place())])
     number = {key: i for i, key in enumerate(groups)}
-    slots = [[number[key] for key in rows.slots] for rows in written]
+    slots = [[number[key] for key in rows.copies.slots] for rows in written]
     return Program(
         names=recorded.names,
         tables=tuple(rows.table() for rows in written),

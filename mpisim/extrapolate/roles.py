@@ -1,16 +1,78 @@
-"""Tensors of a step → its samples and tokens, and which kernels work on weights or on scores."""
+"""Operators of a step → its samples and tokens, their layers, and what their kernels work on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
+from ..base.errors import InputError
 from ..kernels.operations import Gemm, GroupedGemm, Kernel
 from ..operators import OperatorCall, TensorSpec
 from ..operators.tensors import all_tensors
+from .layers import layer_names, with_tied
 from .step import Role, TracedKernel, TracedOperator, TracedTask
 
-__all__ = ["batch_of", "with_roles"]
+__all__ = ["DescribedOperators", "batch_of", "described", "with_roles"]
+
+
+class DescribedOperators(NamedTuple):
+    """Operators of a step, with the layer of each and what its kernels work on.
+
+    Attributes
+    ----------
+    operators : tuple of TracedOperator
+    samples : int
+        Of the step.
+    sequence : int or None
+        Tokens of a sample; None where the first layer looks up no embeddings.
+    embedding, head : tuple of str
+        Layers.
+    """
+
+    operators: tuple[TracedOperator, ...]
+    samples: int
+    sequence: int | None
+    embedding: tuple[str, ...]
+    head: tuple[str, ...]
+
+
+def described(
+    operators: Sequence[TracedOperator],
+    paths: Sequence[tuple[str, ...]],
+    call_of: Callable[[int], tuple[OperatorCall, Sequence[Kernel]]],
+    parameters: Collection[tuple[int, ...]],
+    batch: int | None,
+    source: str,
+) -> DescribedOperators:
+    """Return what operators are of: samples, layers, weights or scores.
+
+    Parameters
+    ----------
+    operators, call_of, parameters
+        As of `with_roles`.
+    paths : sequence of tuple of str
+        The modules around each operator; see `layer_names`.
+    batch : int, optional
+        Samples of the step, where they are known.
+    source : str
+        The file, for messages.
+
+    Raises
+    ------
+    InputError
+        If it is not clear how many samples there are.
+    """
+    samples, sequence = batch_of(operators, batch)
+    if samples is None:
+        raise InputError(
+            f"{source}: how many samples a step has is not clear from the input of its first "
+            "layer; --traced-batch says so"
+        )
+    found = with_roles(operators, call_of, parameters, sequence, samples * (sequence or 1))
+    layers, embedding, head = layer_names(found, paths)
+    named = [replace(each, layer=layer) for each, layer in zip(found, layers, strict=True)]
+    return DescribedOperators(tuple(with_tied(named)), samples, sequence, embedding, head)
 
 
 def batch_of(

@@ -21,8 +21,10 @@ from ..base.errors import InputError
 from ..base.quantity import Quantity
 from ..base.text import percentage
 from ..kernels.slowdown import CLASSES, Load, Parametric
+from ..topo.nccl.constants import PROTOCOLS
+from ..topo.traffic.transfers import NCCL_ALGORITHMS
 from .communication_kernels import CommunicationKernel
-from .pairs import ALGORITHMS, COLLECTIVES, PROTOCOLS, SHARES, Pairs, read_pairs
+from .pairs import COLLECTIVES, SHARES, Pairs, read_pairs
 
 __all__ = [
     "MIN_PAIRS",
@@ -110,39 +112,14 @@ class ParametricFactors:
     def kernels(
         self, kernel: Ints, load: Load, beside: list[CommunicationKernel]
     ) -> tuple[Floats, Floats]:
-        """Return the factors of kernels and their dependence on `terms`.
-
-        Parameters
-        ----------
-        kernel : int64, shape (p,)
-            Entries of the model's `KernelWork`.
-        load : Load
-            Beside each kernel.
-        beside : list of CommunicationKernel
-            Not used: `load` says all that this model needs.
-
-        Returns
-        -------
-        float64, shape (p,)
-        float64, shape (p, len(terms))
-        """
+        """See `SlowdownFactors.kernels`; `load` says all that this model needs."""
         factor, found = self.model.kernels(kernel, load)
         kind = self.model.work.kind[kernel]
         own = found.own[:, None] * (kind[:, None] == np.arange(len(CLASSES)))
         return factor, np.column_stack([own, found.bandwidth, found.taken])
 
     def communications(self, use: Floats) -> Floats:
-        """Return the factors of communications beside kernels that use the memory so much.
-
-        Parameters
-        ----------
-        use : float64, shape (n,)
-            Shares of the memory's bandwidth, 0 to 1.
-
-        Returns
-        -------
-        float64, shape (n,)
-        """
+        """See `SlowdownFactors.communications`."""
         return self.model.communications(use)
 
 
@@ -231,22 +208,7 @@ class LearnedFactors(ParametricFactors):
     def kernels(
         self, kernel: Ints, load: Load, beside: list[CommunicationKernel]
     ) -> tuple[Floats, Floats]:
-        """Return the factors of kernels, and how they depend on each of `terms`.
-
-        Parameters
-        ----------
-        kernel : int64, shape (p,)
-            Entries of the model's `KernelWork`.
-        load : Load
-            Beside each kernel; where `load.which` is -1 the parametric model gives the factor.
-        beside : list of CommunicationKernel
-            Entry `load.which` describes the communication that matters most.
-
-        Returns
-        -------
-        float64, shape (p,)
-        float64, shape (p, len(terms))
-        """
+        """See `SlowdownFactors.kernels`; where `load.which` is -1 the parametric model counts."""
         factor, terms = super().kernels(kernel, load, beside)
         terms = np.column_stack([terms, np.zeros(len(kernel))])
         moving = np.flatnonzero(load.which >= 0)
@@ -276,7 +238,7 @@ class LearnedFactors(ParametricFactors):
             features = _features(
                 work.kind[at],
                 np.array([_entry(c.operation.name.lower(), COLLECTIVES) for c in communications]),
-                np.array([_entry(c.algorithm, ALGORITHMS) for c in communications]),
+                np.array([_entry(c.algorithm, NCCL_ALGORITHMS) for c in communications]),
                 np.array([_entry(c.protocol, PROTOCOLS) for c in communications]),
                 columns,
             )

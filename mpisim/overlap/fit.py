@@ -19,7 +19,8 @@ from ..kernels.analytical.tiles import wave_stretch
 from ..kernels.slowdown import CLASSES, SlowdownConstants
 from ..kernels.slowdown.parametric import slowed
 from ..program import Operation
-from .pairs import ALGORITHMS, COLLECTIVES, Pairs
+from ..topo.traffic.transfers import NCCL_ALGORITHMS
+from .pairs import COLLECTIVES, Pairs
 
 __all__ = ["OverlapFit", "fit", "predicted", "written"]
 
@@ -100,7 +101,7 @@ def _traffic(pairs: Pairs, constants: SlowdownConstants) -> list[Quantity]:
     return [
         constants.traffic(
             Operation[COLLECTIVES[collective].upper().replace("-", "_")],
-            ALGORITHMS[algorithm] if algorithm >= 0 else "",
+            NCCL_ALGORITHMS[algorithm] if algorithm >= 0 else "",
         )
         for collective, algorithm in zip(pairs.collective.tolist(), pairs.algorithm.tolist())
     ]

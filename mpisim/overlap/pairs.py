@@ -17,9 +17,11 @@ from ..kernels.analytical.families import FORMULA_OF_FAMILY
 from ..kernels.gpu_parameters import GpuParameters
 from ..kernels.slowdown.constants import class_of_family
 from ..program import Operation
+from ..topo.nccl.constants import PROTOCOLS
 from ..topo.network import bus_factor
+from ..topo.traffic.transfers import NCCL_ALGORITHMS
 
-__all__ = ["ALGORITHMS", "COLLECTIVES", "PROTOCOLS", "Pairs", "read_pairs"]
+__all__ = ["COLLECTIVES", "Pairs", "read_pairs"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -29,17 +31,6 @@ COLLECTIVES = tuple(
     for each in Operation
     if each not in (Operation.NONE, Operation.BARRIER, Operation.UNKNOWN)
 )
-ALGORITHMS = (
-    "ring",
-    "tree",
-    "nvls",
-    "nvls-tree",
-    "collnet-direct",
-    "collnet-chain",
-    "pat",
-    "send",
-)
-PROTOCOLS = ("ll", "ll128", "simple")
 
 REQUIRED = (
     "gpu",
@@ -82,7 +73,7 @@ class Pairs:
     kind : int64, shape (n,)
         Entry of `CLASSES` of the kernel's family.
     collective, algorithm, protocol : int64, shape (n,)
-        Entries of `COLLECTIVES`, `ALGORITHMS`, `PROTOCOLS`.
+        Entries of `COLLECTIVES`, `NCCL_ALGORITHMS`, `PROTOCOLS`.
     columns : dict of str to float64, shape (n,)
         ``seconds`` of the kernel alone and ``comm_seconds`` of the communication; ``sm``, ``dram``,
         ``occupancy``, ``l1_hit``, ``l2_hit`` (shares); ``tiles``; ``bytes``, ``ranks``,
@@ -135,7 +126,9 @@ def read_pairs(path: str | Path) -> Pairs:
         names.append(
             (
                 collective,
-                _one_of(row.get("algorithm", ""), ALGORITHMS, where, "algorithm", optional=True),
+                _one_of(
+                    row.get("algorithm", ""), NCCL_ALGORITHMS, where, "algorithm", optional=True
+                ),
                 _one_of(row.get("protocol", ""), PROTOCOLS, where, "protocol", optional=True),
             )
         )

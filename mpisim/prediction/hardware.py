@@ -24,9 +24,13 @@ __all__ = [
     "gpu_kinds",
     "gpus_of",
     "hardware_of",
+    "link_excess",
     "with_convolutions",
     "with_scale",
 ]
+
+BEYOND_LINKS = "is more than the GPU's links carry"
+"""Of a bandwidth of a cluster; the report shows assumptions that say so."""
 
 
 class Hardware(NamedTuple):
@@ -117,6 +121,28 @@ def with_scale(cluster: Cluster, scale: ScaleChoice, model: str) -> Cluster:
             "times of measured collectives"
         )
     return scaled_cluster(cluster, scale.changes)
+
+
+def link_excess(cluster: Cluster, gpu: Gpu) -> str | None:
+    """Cluster, its GPU → that a GPU sends more over its links than it can, in a line; None if not.
+
+    Data sheets add up both directions of NVLink: the 900 GB/s of an H100 are 450 each way.
+
+    Parameters
+    ----------
+    cluster : Cluster
+    gpu : Gpu
+        Whose `nvlink` is the most that it sends, one direction.
+    """
+    node = cluster.node
+    given = None if node is None or node.kind == "direct" else node.link_bandwidth
+    if given is None or gpu.nvlink is None or given.si <= gpu.nvlink.si:
+        return None
+    return (
+        f"a link_bandwidth of {given.si / 1e9:.4g} GB/s {BEYOND_LINKS}: {gpu.title} sends "
+        f"{gpu.nvlink.si / 1e9:.4g} GB/s over NVLink or xGMI in one direction (data sheets add up "
+        "both)"
+    )
 
 
 def gpus_of(experiment: Experiment, cluster: Cluster) -> dict[str, Gpu]:

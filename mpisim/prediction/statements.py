@@ -24,6 +24,7 @@ from ..topo import Cluster, find_cluster
 from ..topo.speeds import nic_bottleneck
 from ..workloads.transformer.core_attention import MATRIX_UNIT_LOAD
 from .circuits import set_up_notes
+from .hardware import link_excess
 from .network import NetworkCache, NetworkRequest
 from .prepared import PreparedExperiment, prepare
 from .published import compare_published
@@ -132,6 +133,7 @@ def statements(
         "assumptions": [
             prepared.cluster.title,
             prepared.gpu.title,
+            *_link_excess(prepared),
             *prepared.notes,
             *([] if prepared.experiment.guess is None else prepared.experiment.guess.notes),
             *_unused_constants(prepared),
@@ -182,6 +184,15 @@ def uncertainty_lines(found: Uncertainty) -> list[str]:
         for each in found.effects
         if each.effect >= MIN_LISTED_EFFECT
     ]
+
+
+def _link_excess(prepared: PreparedExperiment) -> list[str]:
+    """Say that links are faster than those of the GPUs, where no key asks what if they were."""
+    experiment = prepared.experiment
+    if "link_bandwidth" in experiment.scale.changes or experiment.kernels.gpu is not None:
+        return []
+    found = link_excess(prepared.cluster, prepared.gpu)
+    return [] if found is None else [found]
 
 
 def network_notes(

@@ -20,9 +20,10 @@ __all__ = ["ProgramBuilder", "TableBuilder", "columns_of"]
 class TableBuilder:
     """Append rows, then `build` the table. Times in ps, sizes in bytes.
 
-    Each method returns the number of the row it appended, to be named in later waits.
-    The `tag` keywords (phase, layer, micro_batch, step) may be set for all following rows with
-    `tags`.
+    Each method that appends a row returns its number, to be named in later waits. In all of them
+    `waits` are earlier device rows that must have ended (by default the stream's order alone
+    counts), and `host`, `launch`, `launch_cost`, `gap` in ps are as the columns of `Table`. The
+    `tag` keywords (phase, layer, micro_batch, step) may be set for all following rows with `tags`.
 
     Examples
     --------
@@ -90,19 +91,10 @@ class TableBuilder:
             0 and up.
         duration : int
             Device time in ps.
-        waits : iterable of int
-            Earlier device rows that must have ended; by default the stream's order alone counts.
-        host, launch, launch_cost, gap : int
-            In ps, as the columns of `Table`.
         bytes : int
             Of a copy; -1: unknown.
         kind : Kind
             KERNEL or COPY.
-
-        Returns
-        -------
-        int
-            Number of the row.
         """
         return self._append(
             kind,
@@ -148,16 +140,7 @@ class TableBuilder:
             Wire time in ps; by default a cost model is to give it.
         name : str, optional
             By default that of the operation in small letters.
-        waits : iterable of int
-            Earlier device rows that must have ended; by default the stream's order alone counts.
-        host, launch, launch_cost, gap : int
-            In ps, as the columns of `Table`.
         flags : Flag
-
-        Returns
-        -------
-        int
-            Number of the row.
         """
         name = operation.name.lower() if name is None else name
         return self._append(
@@ -200,25 +183,11 @@ class TableBuilder:
         ----------
         kind : Kind
         slot : int
-            0 and up; each rank binds it to a communicator of two members, sender and receiver.
-        stream : int
-            0 and up.
-        bytes : int
-            Size of the message; -1: unknown.
-        duration : int
-            Wire time in ps; by default a cost model is to give it.
+            As of `collective`, with two members: sender and receiver.
+        stream, bytes, duration, flags
+            As of `collective`.
         name : str, optional
             By default ``send`` or ``recv``.
-        waits : iterable of int
-            Earlier device rows that must have ended; by default the stream's order alone counts.
-        host, launch, launch_cost, gap : int
-            In ps, as the columns of `Table`.
-        flags : Flag
-
-        Returns
-        -------
-        int
-            Number of the row.
         """
         name = kind.name.lower() if name is None else name
         return self._append(
@@ -245,11 +214,6 @@ class TableBuilder:
         duration : int
             CPU time in ps.
         name : str
-
-        Returns
-        -------
-        int
-            Number of the row.
         """
         return self._append(Kind.HOST, name, (), host=duration)
 
@@ -267,11 +231,6 @@ class TableBuilder:
         tail : int
             In ps.
         name : str
-
-        Returns
-        -------
-        int
-            Number of the row.
         """
         return self._append(Kind.HOST_WAIT, name, waits, host=host, launch_cost=tail)
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 from ..base.errors import InputError
 from ..base.frozen import frozen
 from .what_if import WhatIf
 
-__all__ = ["Pricing", "ReplayOrigin", "is_origin"]
+__all__ = ["Pricing", "ReplayOrigin", "is_origin", "read_origin"]
+
+Origin = TypeVar("Origin")
 
 
 @frozen
@@ -94,41 +97,28 @@ class ReplayOrigin:
 
     @classmethod
     def read(cls, text: str, source: str) -> ReplayOrigin:
-        """Text → origin.
+        """Text → origin; see `read_origin`."""
+        return read_origin(text, "replay", source, cls._of_table)
 
-        Parameters
-        ----------
-        text : str
-        source : str
-            The file that holds it, for messages.
-
-        Raises
-        ------
-        InputError
-            If it is no such text.
-        """
-        try:
-            found = json.loads(text)["replay"]
-            what = found["what"]
-            priced = found.get("pricing")
-            return cls(
-                tuple(map(str, found["paths"])),
-                bool(found["allow_missing"]),
-                WhatIf(
-                    **{
-                        **what,
-                        "kernels": tuple((str(name), float(f)) for name, f in what["kernels"]),
-                        # JSON has texts for keys.
-                        "delay": {int(rank): float(s) for rank, s in what["delay"].items()},
-                        "cap_rank_gap": {
-                            int(rank): float(s) for rank, s in what["cap_rank_gap"].items()
-                        },
-                    }
-                ),
-                None if priced is None else Pricing(**priced),
-            )
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise InputError(f"{source}: the replay kept in it is damaged: {error}") from error
+    @classmethod
+    def _of_table(cls, found: dict[str, Any]) -> ReplayOrigin:
+        what, priced = found["what"], found.get("pricing")
+        return cls(
+            tuple(map(str, found["paths"])),
+            bool(found["allow_missing"]),
+            WhatIf(
+                **{
+                    **what,
+                    "kernels": tuple((str(name), float(f)) for name, f in what["kernels"]),
+                    # JSON has texts for keys.
+                    "delay": {int(rank): float(s) for rank, s in what["delay"].items()},
+                    "cap_rank_gap": {
+                        int(rank): float(s) for rank, s in what["cap_rank_gap"].items()
+                    },
+                }
+            ),
+            None if priced is None else Pricing(**priced),
+        )
 
 
 def is_origin(text: str, kind: str) -> bool:
@@ -137,6 +127,32 @@ def is_origin(text: str, kind: str) -> bool:
         return kind in json.loads(text)
     except (TypeError, ValueError):
         return False
+
+
+def read_origin(
+    text: str, kind: str, source: str, make: Callable[[dict[str, Any]], Origin]
+) -> Origin:
+    """Text kept in a results file → origin.
+
+    Parameters
+    ----------
+    text : str
+    kind : str
+        See `is_origin`.
+    source : str
+        The file that holds it, for messages.
+    make : callable
+        From the table of that name.
+
+    Raises
+    ------
+    InputError
+        If it is no such text.
+    """
+    try:
+        return make(json.loads(text)[kind])
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise InputError(f"{source}: the {kind} job kept in it is damaged: {error}") from error
 
 
 def _is_file(name: str, value: str) -> bool:

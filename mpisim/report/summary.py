@@ -65,8 +65,8 @@ UNNAMED = "framework not named"
 """How the source of an error begins that a key would take away."""
 
 NAME_IT = "[framework] name narrows it"
-OUTSIDE = "is outside of what is known"
-"""Of a version, in an assumption."""
+WARNINGS = ("is outside of what is known", "is more than the GPU's links carry")
+"""Of a version and of a bandwidth: parts of assumptions that a reader is to see."""
 
 
 def summarise(results: Results, drawing: Drawing = PLAIN) -> str:
@@ -351,7 +351,7 @@ def _warnings(results: Results, drawing: Drawing) -> list[str]:
         texts += map(drawing.warning, wrap(line, WIDTH, max_lines=2, placeholder=" …"))
     assumed = attributes.get("assumptions")
     for line in assumed if isinstance(assumed, list) else []:
-        if OUTSIDE in line:
+        if any(each in line for each in WARNINGS):
             text = one_line(line)
             text = text[:1].upper() + text[1:]
             texts += map(drawing.warning, wrap(text, WIDTH, max_lines=2, placeholder=" …"))

@@ -24,9 +24,9 @@ To be read in this order; each module uses only those above it:
 `block_cache`
     Numbers of slots and streams, and the cache of everything that is written once.
 `block_rows`
-    `Block`: rows whose place in a table is still open.
+    `RowBlock`: rows whose place in a table is still open.
 `pass_state`, `blocks`
-    What the next row waits for. Operators → `Block`, with the waits that their order implies.
+    What the next row waits for. Operators → `RowBlock`, with the waits that their order implies.
 `assembly`
     Blocks → table.
 `messages`

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ..base.errors import ProgramError
 from ..program import COLUMNS, Table, columns_of
 from ._core.joining import joined, port_waits, waits, with_micro_batches
-from .block_rows import BEFORE, LAST, PENDING, Block
+from .block_rows import BEFORE, LAST, PENDING, RowBlock
 
 __all__ = ["AssembledBlocks", "TableAssembler", "spread"]
 
@@ -36,7 +36,7 @@ class _Blocks(NamedTuple):
 
     Attributes
     ----------
-    blocks : tuple of Block
+    blocks : tuple of RowBlock
     lengths : int64, shape (b,)
         Rows of each.
     columns : mapping of str to array, shape (rows,)
@@ -46,12 +46,12 @@ class _Blocks(NamedTuple):
     n_waits : int64, shape (b,)
         Waits inside each.
     waiter, awaited : int64
-        Of all, as in `Block`.
+        Of all, as in `RowBlock`.
     ports : tuple of arrays, and the number of ports
         What `port_waits` takes of blocks.
     """
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[RowBlock, ...]
     lengths: Ints
     columns: dict[str, Any]
     layer: Ints
@@ -67,12 +67,12 @@ class AssembledBlocks:
     def __init__(self) -> None:
         self._known: dict[tuple[int, ...], _Blocks] = {}
 
-    def of(self, blocks: Sequence[Block], label: str) -> _Blocks:
+    def of(self, blocks: Sequence[RowBlock], label: str) -> _Blocks:
         """Return blocks end to end; refuse rows that no rank could execute.
 
         Parameters
         ----------
-        blocks : sequence of Block
+        blocks : sequence of RowBlock
         label : str
             Of the table, for messages.
         """
@@ -100,21 +100,21 @@ class TableAssembler:
     ) -> None:
         self.label, self.first_layer = label, first_layer
         self._known = AssembledBlocks() if known is None else known
-        self._blocks: list[Block] = []
+        self._blocks: list[RowBlock] = []
         self._numbers: dict[int, int] = {}  # of each block, which equals itself only
         self._used: list[Ints] = []  # numbers of blocks, in the order of the table
         self._micro_batches: list[Ints] = []  # of each use, shape (uses, passes)
 
-    def add(self, block: Block, *micro_batches: int) -> None:
+    def add(self, block: RowBlock, *micro_batches: int) -> None:
         """Append a block, with the micro-batch of each pass that alternates in it (none: -1)."""
         self.extend([block], np.zeros(1, np.int64), np.array([micro_batches or (-1,)], np.int64))
 
-    def extend(self, blocks: Sequence[Block], used: Ints, micro_batches: Ints) -> None:
+    def extend(self, blocks: Sequence[RowBlock], used: Ints, micro_batches: Ints) -> None:
         """Append blocks, each as often as it is used.
 
         Parameters
         ----------
-        blocks : sequence of Block
+        blocks : sequence of RowBlock
         used : int64, shape (u,)
             Indices into `blocks`, in the order of the table.
         micro_batches : int64, shape (u, passes)
@@ -125,7 +125,7 @@ class TableAssembler:
         self._used.append(numbers[used])
         self._micro_batches.append(micro_batches)
 
-    def _number(self, block: Block) -> int:
+    def _number(self, block: RowBlock) -> int:
         number = self._numbers.setdefault(id(block), len(self._blocks))
         if number == len(self._blocks):
             self._blocks.append(block)
@@ -200,7 +200,7 @@ class TableAssembler:
         return layer.astype(np.int16)
 
 
-def _end_to_end(blocks: Sequence[Block], label: str) -> _Blocks:
+def _end_to_end(blocks: Sequence[RowBlock], label: str) -> _Blocks:
     """Lay blocks end to end; refuse rows that no rank could execute."""
     lengths = np.array([len(block) for block in blocks])
     values = np.concatenate([block.values for block in blocks])
@@ -230,7 +230,7 @@ def _checked(values: Ints, label: str) -> dict[str, Any]:
     return columns
 
 
-def _ports(blocks: Sequence[Block]) -> tuple[Any, ...]:
+def _ports(blocks: Sequence[RowBlock]) -> tuple[Any, ...]:
     """Return what `port_waits` takes of blocks: kernels, what is pending, exports, ports."""
     ports: dict[str | int, int] = {LAST: 0, BEFORE: 1, PENDING: 2}
 

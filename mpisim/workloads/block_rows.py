@@ -1,4 +1,4 @@
-"""Rows whose place in a table is still open: `Block`, and the rows of operators it is made of.
+"""Rows whose place in a table is still open: `RowBlock`, and the rows of operators it is made of.
 
 A table of a stage repeats the same rows for each micro-batch and layer. They are written once, with
 waits that count from their own first row, and put into the table as often as needed
@@ -39,7 +39,7 @@ from ..base.frozen import frozen
 from ..program import COLUMNS
 from .block_cache import Renumbering
 
-__all__ = ["BEFORE", "LAST", "PENDING", "Block", "OperatorRows"]
+__all__ = ["BEFORE", "LAST", "PENDING", "OperatorRows", "RowBlock"]
 
 LAST, PENDING, BEFORE = -1, -2, -3
 """Ports without a name; those with names have the numbers below."""
@@ -48,7 +48,7 @@ SLOT, STREAM = (list(COLUMNS).index(column) for column in ("slot", "stream"))
 
 
 @frozen(eq=False)
-class Block:
+class RowBlock:
     """Rows whose place in a table is still open.
 
     Attributes
@@ -91,7 +91,7 @@ class Block:
     def __len__(self) -> int:
         return len(self.values)
 
-    def renumbered(self, numbers: Renumbering) -> Block:
+    def renumbered(self, numbers: Renumbering) -> RowBlock:
         """Return the block with other numbers of slots and streams."""
         values = self.values.copy()
         for column, changed in ((SLOT, numbers.slots), (STREAM, numbers.streams)):
@@ -114,7 +114,7 @@ class OperatorRows(NamedTuple):
     counts, awaited : list of int
         How many rows each of the others waits for, and which.
     last, pending, flops, duration
-        As of a `Block`; `last` may be ``LAST``, and `pending` has ports as well.
+        As of a `RowBlock`; `last` may be ``LAST``, and `pending` has ports as well.
     """
 
     rows: list[tuple[int, ...]]

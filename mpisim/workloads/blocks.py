@@ -1,6 +1,6 @@
-"""Operators → `Block`: rows that are written once and used for many micro-batches.
+"""Operators → `RowBlock`: rows that are written once and used for many micro-batches.
 
-    operators, pricing, slots ─► BlockBuilder ─► Block (:mod:`.block_rows`) ─► table
+    operators, pricing, slots ─► BlockBuilder ─► RowBlock (:mod:`.block_rows`) ─► table
 
 `BlockBuilder` turns the order and the tokens of tasks (:mod:`.operators`) into waits of rows. Its
 state between two tasks is a `PassState`. Several passes may alternate in a block, a forward of one
@@ -26,7 +26,7 @@ import numpy as np
 
 from ..program import Flag, Kind, Names, Operation, Phase, TableBuilder
 from .block_cache import COMPUTE, BlockCache, Slots
-from .block_rows import BEFORE, LAST, PENDING, Block, OperatorRows
+from .block_rows import BEFORE, LAST, PENDING, OperatorRows, RowBlock
 from .operators import Await, Communicate, Compute, Operator, OperatorPart, Task
 from .pass_state import PassState
 from .pricing import NO_LAUNCH, Pricing
@@ -377,8 +377,8 @@ class BlockBuilder:
         phase : Phase, optional
             Stays as it is if not given.
         layer : int, optional
-            Counted from the first layer of the block (`Block.first_layer`), -1 for none; stays as
-            it is if not given.
+            Counted from the first layer of the block (`RowBlock.first_layer`), -1 for none; stays
+            as it is if not given.
         """
         self._write_deferred()
         if phase is not None:
@@ -387,7 +387,7 @@ class BlockBuilder:
             self._pass.tags["layer"] = layer
         self._rows.tags(**self._pass.tags)
 
-    def done(self, first_layer: int = 0) -> Block:
+    def done(self, first_layer: int = 0) -> RowBlock:
         """Return the block, whose layers were counted from `first_layer`."""
         self._write_deferred()
         values, index, awaited = self._rows.rows()
@@ -400,7 +400,7 @@ class BlockBuilder:
             each.end_block()
         pending = tuple(row for each in self._passes for row in each.pending if row != PENDING)
         assert all(row >= 0 for row in pending), "a port is awaited, but no kernel follows"
-        return Block(
+        return RowBlock(
             values=values,
             waiter=waiter[inside],
             awaited=awaited[inside],

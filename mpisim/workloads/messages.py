@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 from ..base.frozen import frozen
 from ..program import Kind, Operation, Phase
 from ..schedules import Action, Pipeline
-from .block_rows import BEFORE, LAST, PENDING, Block
+from .block_rows import BEFORE, LAST, PENDING, RowBlock
 from .blocks import BlockBuilder
 from .layout import Layout
 from .operators import Communicate
@@ -44,7 +44,7 @@ Kinds = tuple[tuple[bool, bool, int], ...]
 """Whether each action of a unit is a forward, whether it is for weights, and its chunk: what
 messages depend on."""
 
-Batch = tuple[Block, tuple[int, ...]]
+Batch = tuple[RowBlock, tuple[int, ...]]
 """A block of messages, and the index of the action, before and after, that each belongs to."""
 
 
@@ -152,7 +152,7 @@ class PipelineMessages:
         self._messages, self.chunks = messages, chunks
         self.overlap, self.synchronous, self._builder = overlap, synchronous, builder
         self._any = any(message for both in messages.values() for message in both)
-        self._blocks: dict[tuple[tuple[_Message, ...], int], Block] = {}
+        self._blocks: dict[tuple[tuple[_Message, ...], int], RowBlock] = {}
         self._batches: dict[tuple[Kinds, Kinds], list[Batch]] = {}
 
     @property
@@ -206,7 +206,7 @@ class PipelineMessages:
             return None
         return self._messages[action.phase is Phase.FORWARD, action.chunk][1]
 
-    def _block(self, messages: tuple[_Message, ...], posted: int) -> Block:
+    def _block(self, messages: tuple[_Message, ...], posted: int) -> RowBlock:
         """Return the block of a batch; with overlap, receives start after the port `posted`."""
         if (messages, posted) not in self._blocks:
             builder = self._builder()

@@ -5,7 +5,7 @@
 A schedule has thousands of actions but few kinds of them: forward, backward or gradients of weights
 of a model chunk, or two of these that overlap; the first and the last of a step differ from the
 others, since data parallelism gathers before the one and reduces after the other. Each kind is
-written once as a `Block`. The table is the blocks in the order of the actions, with messages to
+written once as a `RowBlock`. The table is the blocks in the order of the actions, with messages to
 other stages between them, what data parallelism does before the step, and the optimizer behind it.
 
 Why one writer serves several tables
@@ -37,7 +37,7 @@ from ..program import Names, Phase, Table
 from ..schedules import SCHEDULES, Action, Pipeline
 from .assembly import AssembledBlocks, TableAssembler, spread
 from .block_cache import BlockCache, Slots
-from .block_rows import Block
+from .block_rows import RowBlock
 from .blocks import BlockBuilder
 from .data_parallel import PassPoint, make_strategy
 from .grid import Groups
@@ -153,9 +153,9 @@ class StageWriter:
         begin = self._builder()
         self._strategy.begin(begin)
         self._begin = begin.done()
-        self._blocks: dict[Hashable, Block] = {}
+        self._blocks: dict[Hashable, RowBlock] = {}
         self._assembled = AssembledBlocks()
-        self._end: Block | None = None
+        self._end: RowBlock | None = None
 
     @staticmethod
     def key(layout: Layout, stage: int, network: int, pipeline: Pipeline) -> Hashable | None:
@@ -242,13 +242,13 @@ class StageWriter:
         """
         actions = pipeline.actions[stage]
         units = pipeline.units(stage, joins_turns=self._messages.joins_turns)
-        blocks: list[Block] = []
+        blocks: list[RowBlock] = []
         numbers: dict[int, int] = {}  # of each block, which equals itself only
         used: list[int] = []  # by every kind of step, of all kinds end to end
         sources: list[tuple[int, ...]] = []  # actions that passes are of, from the step's first
         counts: list[int] = []
         for before, after in units.steps:
-            found: list[tuple[Block, tuple[int, ...]]] = []
+            found: list[tuple[RowBlock, tuple[int, ...]]] = []
             own = [actions[i] for turn in after for i in turn]
             found += self._messages.between([actions[i] for i in before], own)
             at = len(before)
@@ -277,7 +277,7 @@ class StageWriter:
 
     # --- blocks of passes -------------------------------------------------------------------------
 
-    def _block(self, passes: Sequence[Pass]) -> Block:
+    def _block(self, passes: Sequence[Pass]) -> RowBlock:
         """Return the block of one pass, or of two that overlap: where one waits, the other runs.
 
         The latter is how DeepSeek-V3 hides the communication of a forward behind the kernels of a
@@ -310,7 +310,7 @@ class StageWriter:
         forward = what.phase is Phase.FORWARD
         return what.edge and (strategy.writes_in_first if forward else strategy.writes_in_last)
 
-    def _write(self, passes: Sequence[Pass], first: int) -> Block:
+    def _write(self, passes: Sequence[Pass], first: int) -> RowBlock:
         """Write passes that alternate, with layers counted from the block `first` of the model."""
         builder = self._builder(self._cache if len(passes) == 1 else None)
         running = {

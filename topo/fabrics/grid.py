@@ -207,7 +207,7 @@ def goes_up(start: Ints, delta: Ints, size: int) -> NDArray[np.bool_]:
 
 @frozen(eq=False)
 class DimensionOrderRoutes:
-    """Routes between all pairs of ports, in closed form.
+    """Routes between all pairs of ports, in closed form: `AllPairsRoutes`.
 
     Attributes
     ----------
@@ -249,20 +249,10 @@ class DimensionOrderRoutes:
         return found
 
     def max_route_sum(self, gpus: Ints, value: Ints) -> int | None:
-        """Return the largest sum of values of links, shape (n_links,), over the ways of pairs.
+        """See `AllPairsRoutes.max_route_sum`.
 
-        Parameters
-        ----------
-        gpus : int64, shape (m,)
-            Numbers of ports, each once.
-        value : int64, shape (n_links,)
-            Of each link, in any unit.
-
-        Returns
-        -------
-        int or None
-            In the unit of `value`. None if there is no pair, or if a table of sums along lines
-            would have more than `MAX_TABLE_ENTRIES`.
+        None if there is no pair, or if a table of sums along lines would have more than
+        `MAX_TABLE_ENTRIES`.
         """
         total = prod(self.dims)
         if total * max(self.dims) > MAX_TABLE_ENTRIES or len(gpus) < 2:

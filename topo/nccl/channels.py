@@ -111,7 +111,7 @@ def _search_ring(found: LinkBandwidths, shape: Shape, constants: NcclConstants) 
     less than half as fast as those found, or a GPU's own links are full. Of equally good speeds the
     highest stays. Where no speed of the list fits it is one channel of the lowest.
     """
-    most = constants.raw["channels"]["most-searched"]
+    limits = constants.raw["channels"]
     n, passing = shape.max_per_node, _share_passed_on(shape)
     if shape.nodes == 1:
         speeds, limit = constants.inside_speeds, found.inside
@@ -122,12 +122,12 @@ def _search_ring(found: LinkBandwidths, shape: Shape, constants: NcclConstants) 
     for speed in speeds:
         if speed > limit:
             continue
-        if reached and speed < 0.49 * best.inside:
+        if reached and speed < limits["slowest-tried"] * best.inside:
             break
         channels = int(limit / speed) * (1 if shape.nodes == 1 else shape.nics)
         if n > 1 and passing:
             channels = min(channels, int(found.inside / (speed * passing)))
-        channels = max(1, min(channels, most))
+        channels = max(1, min(channels, limits["most-searched"]))
         if channels * speed > reached:
             reached = channels * speed
             best = ChannelGraph(channels, speed, speed)
@@ -156,7 +156,12 @@ def _tree_graph(
 def _duplicated(graph: ChannelGraph, constants: NcclConstants) -> ChannelGraph:
     """Split fast channels in two, for more threads to share the work."""
     limits = constants.raw["channels"]
-    many = constants.generation >= 90 and graph.inside < 50e9 and graph.channels > 4
+    kept = limits["kept"]
+    many = (
+        constants.generation > kept["generation"]
+        and graph.inside < kept["below"] * 1e9
+        and graph.channels > kept["channels"]
+    )
     if graph.inside < limits["duplicated-from"] * 1e9 or many:
         return graph
     times = min(2, limits["most-searched"] // graph.channels)
@@ -255,13 +260,15 @@ def channel_counts(
     limits = constants.raw["channels"]
     ring = graphs["ring"]
     count = min(2 * min(ring.channels, graphs["tree"].channels), limits["most"])
-    if constants.generation >= 90 and shape.nodes > 1 and ring.inside > 45e9 and count < 16:
+    doubled = limits["doubled"]
+    fast = ring.inside > doubled["above"] * 1e9 and constants.generation >= doubled["generation"]
+    if fast and shape.nodes > 1 and count < doubled["fewer"]:
         count *= 2
     low = settings.min_nchannels or 1
     high = settings.max_nchannels or limits["most"]
     if low > high:
         low = high
-    nvls = limits["nvls"].get(arch, 16)
+    nvls = limits["nvls"].get(arch, limits["nvls"]["other"])
     if shape.nodes > 1:
         nvls = limits["nvls"].get(f"{arch}-across", nvls)
     nvls = settings.nvls_nchannels or nvls

@@ -8,7 +8,7 @@ Inside a node the number depends on what joins the GPUs (`System.intra`):
 ========= ========================================================================================
 nvswitch  all links of a GPU, whoever they go to
 mesh      those links of a GPU that go to members of the group
-hypercube those of the DGX-1's links that a group of the first n GPUs has (`_HYPERCUBE_SHARE`)
+hypercube those of the DGX-1's links that a group of the first n GPUs has (data/nccl.toml)
 pairs     the bridge, for a group that is one bridged pair; otherwise as pcie
 pcie      the slot; no more than the path between sockets for a group that spans them
 ========= ========================================================================================
@@ -58,12 +58,6 @@ class LinkBandwidths:
     fast: bool
 
 
-_HYPERCUBE_SHARE = {1: 1.0, 2: 1 / 6, 3: 1 / 3, 4: 2 / 3, 5: 2 / 3, 6: 2 / 3, 7: 2 / 3}
-"""Share of the six links of a GPU of the DGX-1 that a group of the first n GPUs can use: one joins
-the first pair (22 GB/s on two V100, vTrain's all-reduce), and a pair at least however a node is
-split into pairs; a quad has four of the links of each of its members."""
-
-
 def link_bandwidths(
     system: System, settings: Settings, shape: Shape, constants: NcclConstants
 ) -> LinkBandwidths:
@@ -94,7 +88,8 @@ def link_bandwidths(
         elif system.intra == "mesh":
             inside, fast = system.link_bandwidth * max(n - 1, 1) / max(per_node - 1, 1), True
         elif system.intra == "hypercube":
-            inside, fast = system.link_bandwidth * _HYPERCUBE_SHARE.get(n, 1.0), True
+            shares = constants.raw["links"]["hypercube"]
+            inside, fast = system.link_bandwidth * (shares[n - 1] if n <= len(shares) else 1), True
         elif system.intra == "pairs" and (n == 1 or shape.bridged):
             inside, fast = system.link_bandwidth, True
     if shape.nodes == 1:

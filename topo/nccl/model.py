@@ -13,6 +13,9 @@ platform's `Factors` say.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from typing import TypeVar
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -30,7 +33,10 @@ from .settings import Settings
 from .shape import Shape
 from .system import System
 
-__all__ = ["Choice", "Nccl"]
+__all__ = ["Choice", "Nccl", "remember"]
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
 
 Floats = NDArray[np.float64]
 
@@ -111,6 +117,10 @@ NCCL_NAMES = {
 class Nccl:
     """NCCL on one kind of machine.
 
+    In all methods `bytes` is the size of the full buffer: what an all-gather ends with and a
+    reduce-scatter starts with; what one rank of an all-to-all sends, its own part included; of a
+    barrier it is ignored. `shape` is that of the group.
+
     Parameters
     ----------
     system : System
@@ -150,14 +160,6 @@ class Nccl:
     def choose(self, operation: Operation, bytes: int, shape: Shape) -> Choice:
         """Return what NCCL does.
 
-        Parameters
-        ----------
-        operation : Operation
-        bytes : int
-            The full buffer: what an all-gather ends with and a reduce-scatter starts with; what
-            one rank of an all-to-all sends, its own part included.
-        shape : Shape
-
         Raises
         ------
         InputError
@@ -167,22 +169,12 @@ class Nccl:
         key = (operation, bytes, shape)
         found = self._choices.get(key)
         if found is None:
-            if len(self._choices) >= MAX_CHOICES_CACHED:
-                self._choices.clear()
-            found = self._choices[key] = self._choose(operation, bytes, shape)
+            found = self._choose(operation, bytes, shape)
+            remember(self._choices, key, found)
         return found
 
     def seconds(self, operation: Operation, bytes: int, shape: Shape) -> float:
-        """Return the duration of a communication with the network to itself.
-
-        Parameters
-        ----------
-        operation : Operation
-        bytes : int
-            The full buffer; see `choose`. Ignored for a barrier.
-        shape : Shape
-            Of the group.
-        """
+        """Return the duration of a communication with the network to itself."""
         found = self.choose(operation, bytes, shape)
         return found.seconds(BARRIER_BYTES if operation is Operation.BARRIER else bytes)
 
@@ -218,14 +210,6 @@ class Nccl:
     def candidates(self, operation: Operation, bytes: int, shape: Shape) -> list[Choice]:
         """Return all pairs of algorithm and protocol that are enabled, NCCL's choice first.
 
-        Parameters
-        ----------
-        operation : Operation
-        bytes : int
-            The full buffer; see `choose`.
-        shape : Shape
-            Of the group.
-
         Returns
         -------
         list of Choice
@@ -244,14 +228,6 @@ class Nccl:
         Clearly: by more than ``better.margin`` of ``data/nccl.toml``. The tuner believes in
         bandwidths and latencies of its own; with ``NCCL_ALGO`` and ``NCCL_PROTO`` one may overrule
         it.
-
-        Parameters
-        ----------
-        operation : Operation
-        bytes : int
-            The full buffer; see `choose`.
-        shape : Shape
-            Of the group.
 
         Returns
         -------
@@ -278,14 +254,6 @@ class Nccl:
         """Return the part of a duration that is due to latencies, in seconds.
 
         Were all latencies twice as long, a communication would take so much longer, to first order.
-
-        Parameters
-        ----------
-        operation : Operation
-        bytes : int
-            The full buffer; see `choose`. Ignored for a barrier.
-        shape : Shape
-            Of the group.
         """
         self._check(operation, shape)
         if operation is Operation.BARRIER:
@@ -365,6 +333,13 @@ class Nccl:
             )
         if shape.nodes > 1 and not self.system.nics:
             raise InputError(f"a group on {shape.nodes} nodes, but the nodes have no NICs")
+
+
+def remember(known: dict[Key, Value], key: Key, value: Value) -> None:
+    """Add to what is known of communications of some sizes; of too many all are forgotten."""
+    if len(known) >= MAX_CHOICES_CACHED:
+        known.clear()
+    known[key] = value
 
 
 def _choice(candidate: Candidate, bytes: float) -> Choice:

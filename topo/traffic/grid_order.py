@@ -1,7 +1,7 @@
 """The order of a group's members on a fabric, and collectives dimension by dimension.
 
 Rings may follow the fabric's tour (`Topology.tour`) rather than ranks. An algorithm that goes
-dimension by dimension needs members that fill a block of the grid: all combinations of some
+dimension by dimension needs members that fill a subgrid: all combinations of some
 coordinates in each dimension.
 
 A reduce-scatter goes along one axis after another, each time with what is left of the data; an
@@ -33,11 +33,11 @@ from .groups import group_equal_rows
 
 __all__ = [
     "BY_DIMENSION",
-    "Block",
     "OrderedGroups",
+    "Subgrid",
     "bytes_along_axes",
     "data_parts",
-    "order_by_block",
+    "order_by_subgrid",
     "order_by_tour",
     "rings_along",
 ]
@@ -46,7 +46,7 @@ Ints = NDArray[np.int64]
 
 
 @frozen
-class Block:
+class Subgrid:
     """The part of a grid that a group fills.
 
     Attributes
@@ -65,8 +65,8 @@ class Block:
     inside: bool
 
     @classmethod
-    def line(cls, n: int) -> Block:
-        """Return a block of one dimension: members that stand in a line."""
+    def line(cls, n: int) -> Subgrid:
+        """Return a subgrid of one dimension: members that stand in a line."""
         return cls((n,), (False,), False)
 
 
@@ -79,13 +79,13 @@ class OrderedGroups(NamedTuple):
         Which of the groups they are, ascending.
     members : int64, shape (s,)
         Of each in that order, less its base.
-    block : Block, optional
+    subgrid : Subgrid, optional
         What they fill; None if they fill none, or it is not needed.
     """
 
     which: Ints
     members: Ints
-    block: Block | None = None
+    subgrid: Subgrid | None = None
 
 
 def order_by_tour(topology: Topology, members: Ints, base: Ints) -> list[OrderedGroups]:
@@ -109,10 +109,10 @@ def order_by_tour(topology: Topology, members: Ints, base: Ints) -> list[Ordered
     return [OrderedGroups(rows, members[order[rows[0]]]) for rows in group_equal_rows(order)]
 
 
-def order_by_block(
+def order_by_subgrid(
     topology: Topology, members: Ints, base: Ints, gpus_per_node: int
 ) -> list[OrderedGroups]:
-    """Order groups by the coordinates of the block of the grid that they fill.
+    """Order groups by the coordinates of the subgrid that they fill.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ def _order_block(rows: Ints, members: Ints, place: Ints, seat: Ints, grid: Grid)
         return OrderedGroups(rows, members)
     order = np.argsort(np.ravel_multi_index(numbers, sizes)) if sizes else np.arange(1)
     inside = bool(sizes) and len(np.unique(seat)) > 1
-    return OrderedGroups(rows, members[order], Block(tuple(sizes), tuple(rings), inside))
+    return OrderedGroups(rows, members[order], Subgrid(tuple(sizes), tuple(rings), inside))
 
 
 def _ring_sizes(grid: Grid) -> list[int]:
@@ -177,28 +177,28 @@ BY_DIMENSION = (Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.REDUCE_SCA
 
 
 @cache
-def data_parts(block: Block) -> tuple[tuple[float, tuple[int, ...]], ...]:
-    """Block → parts of the data: the share of each, and the axes in its order.
+def data_parts(subgrid: Subgrid) -> tuple[tuple[float, tuple[int, ...]], ...]:
+    """Subgrid → parts of the data: the share of each, and the axes in its order.
 
     Examples
     --------
     On 12 by 7, what begins along the 12 is a little less than half.
 
-    >>> block = Block((12, 7), (False, False), False)
-    >>> [(round(share, 3), axes) for share, axes in data_parts(block)]
+    >>> subgrid = Subgrid((12, 7), (False, False), False)
+    >>> [(round(share, 3), axes) for share, axes in data_parts(subgrid)]
     [(0.462, (0, 1)), (0.538, (1, 0))]
     """
-    first = (0,) if block.inside else ()
-    axes = range(len(first), len(block.sizes))
+    first = (0,) if subgrid.inside else ()
+    axes = range(len(first), len(subgrid.sizes))
     orders = [first + tuple(np.roll(axes, -k).tolist()) for k in range(len(axes))] or [first]
     if len(orders) == 1:
         return ((1.0, orders[0]),)
     # busy[i, p]: how long axis i is busy with part p; a ring has two ways round.
     busy = np.zeros((len(axes), len(orders)))
     for p, order in enumerate(orders):
-        for axis, amount in bytes_along_axes(block, order):
+        for axis, amount in bytes_along_axes(subgrid, order):
             if axis in axes:
-                busy[axis - len(first), p] = amount / (2 if block.rings[axis] else 1)
+                busy[axis - len(first), p] = amount / (2 if subgrid.rings[axis] else 1)
     return tuple(zip(_even_shares(busy), orders, strict=True))
 
 
@@ -219,14 +219,14 @@ def _even_shares(busy: NDArray[np.float64]) -> list[float]:
     return [float(share) for share in shares]
 
 
-def bytes_along_axes(block: Block, order: tuple[int, ...]) -> list[tuple[int, float]]:
+def bytes_along_axes(subgrid: Subgrid, order: tuple[int, ...]) -> list[tuple[int, float]]:
     """Return, by axis, what each member sends along it in a reduce-scatter of one byte.
 
     Parameters
     ----------
-    block : Block
+    subgrid : Subgrid
     order : tuple of int
-        Axes of the block, each once, in the order in which data goes along them.
+        Axes of the subgrid, each once, in the order in which data goes along them.
 
     Returns
     -------
@@ -235,32 +235,32 @@ def bytes_along_axes(block: Block, order: tuple[int, ...]) -> list[tuple[int, fl
     """
     found, left = [], 1.0
     for axis in order:
-        n = block.sizes[axis]
+        n = subgrid.sizes[axis]
         found.append((axis, left * (n - 1) / n))
         left /= n
     return found
 
 
-def rings_along(members: Ranks, block: Block, axis: int) -> list[tuple[Ranks, Ranks]]:
+def rings_along(members: Ranks, subgrid: Subgrid, axis: int) -> list[tuple[Ranks, Ranks]]:
     """Return the rings along an axis, one row a ring.
 
     Parameters
     ----------
     members : int64, shape (s,)
-        Ranks in the order of the block: the last axis fastest.
-    block : Block
+        Ranks in the order of the subgrid: the last axis fastest.
+    subgrid : Subgrid
         Of s places.
     axis : int
-        Number of an axis of the block.
+        Number of an axis of the subgrid.
 
     Returns
     -------
     list of (source, target)
         Of shape (rings, size); two of them where rings go both ways, each with half of the data.
     """
-    n = block.sizes[axis]
-    path = np.moveaxis(members.reshape(block.sizes), axis, -1).reshape(-1, n)
-    if not block.rings[axis]:
+    n = subgrid.sizes[axis]
+    path = np.moveaxis(members.reshape(subgrid.sizes), axis, -1).reshape(-1, n)
+    if not subgrid.rings[axis]:
         path = path[:, np.concatenate([np.arange(0, n, 2), np.arange(1, n, 2)[::-1]])]
         return [(path, np.roll(path, -1, axis=1))]
     return [(path, np.roll(path, -1, axis=1)), (path, np.roll(path, 1, axis=1))]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 
-from .grid_order import Block, rings_along
+from .grid_order import Subgrid, rings_along
 from .transfers import (
     CHAIN_OPERATIONS,
     PAIRWISE_OPERATIONS,
@@ -76,7 +76,7 @@ def hop_chains(
     algorithm: str,
     members: Sequence[int] | Ranks,
     gpus_per_node: int,
-    block: Block | None = None,
+    subgrid: Subgrid | None = None,
 ) -> list[HopChains | AllPairsHop]:
     """Return the chains of hops of a communication, phase by phase.
 
@@ -90,7 +90,7 @@ def hop_chains(
     members : sequence of int
         Global ranks, in the communicator's order. Rank r is on node ``r // gpus_per_node``.
     gpus_per_node : int
-    block : Block, optional
+    subgrid : Subgrid, optional
         As for `transfers`.
 
     Examples
@@ -107,7 +107,7 @@ def hop_chains(
     if operation is Operation.ALL_TO_ALL:
         return [AllPairsHop(group)]
     if algorithm == "dimensions":
-        return _dimension_hops(operation, group, block or Block.line(len(group)))
+        return _dimension_hops(operation, group, subgrid or Subgrid.line(len(group)))
     return [_single_phase(operation, algorithm, group, gpus_per_node)]
 
 
@@ -156,7 +156,7 @@ def _joined(paths: Sequence[tuple[Ranks, Ranks]], rounds: int = 1, short: int = 
 
 
 def _dimension_hops(
-    operation: Operation, group: Ranks, block: Block
+    operation: Operation, group: Ranks, subgrid: Subgrid
 ) -> list[HopChains | AllPairsHop]:
     """Axis by axis, as often as a reduce-scatter, an all-gather or both go along it.
 
@@ -164,9 +164,9 @@ def _dimension_hops(
     """
     times = 2 if operation is Operation.ALL_REDUCE else 1
     found: list[HopChains | AllPairsHop] = []
-    for axis, n in enumerate(block.sizes):
+    for axis, n in enumerate(subgrid.sizes):
         rings = [
-            ring for a, b in rings_along(group, block, axis) for ring in zip(a, b, strict=True)
+            ring for a, b in rings_along(group, subgrid, axis) for ring in zip(a, b, strict=True)
         ]
         found.append(_ring_hops(rings, times * (n - 1)))
     return found

@@ -115,26 +115,7 @@ class LinkModel:
     # --- loads of many groups ---------------------------------------------------------------------
 
     def loads(self, index: Ints, members: NDArray[np.int32], pattern: Pattern) -> Loads:
-        """Return the links that groups load: see `SharedNetwork.loads`.
-
-        Parameters
-        ----------
-        index : int64, shape (n + 1,)
-            Group i has the members ``members[index[i]:index[i + 1]]``.
-        members : int32
-            Global ranks, in each group's order.
-        pattern : Pattern
-            From prices.
-
-        Returns
-        -------
-        index : int64, shape (n + 1,)
-            Group i loads the links ``links[index[i]:index[i + 1]]``.
-        links : int64, shape (m,)
-            Of each group ascending, without repetition.
-        weights : int64, shape (m,)
-            Bytes over the link per byte of payload, in units of 2**-20.
-        """
+        """Return the links that groups load; see `SharedNetwork.loads`."""
         return self._loads.get(
             (pattern, fingerprint(index, members)), lambda: self._all_loads(index, members, pattern)
         )

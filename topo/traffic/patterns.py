@@ -11,7 +11,7 @@ from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 
 from ..topology import RouteFunction, Topology
-from .grid_order import BY_DIMENSION, OrderedGroups, order_by_block, order_by_tour
+from .grid_order import BY_DIMENSION, OrderedGroups, order_by_subgrid, order_by_tour
 from .hops import hop_chains
 from .link_loads import link_weights
 from .route_latency import added_latency
@@ -35,7 +35,8 @@ Ints = NDArray[np.int64]
 class PatternTraffic:
     """Loads and latencies of patterns, for many groups of one arrangement.
 
-    Groups are given by `members`, shape (s,), less the `base` of each, shape (g,): see
+    In all methods groups are given by `members`, int64, shape (s,), each in its own order less its
+    base, and `base`, int64, shape (g,), what is to be added for each group: see
     `mpisim.topo.traffic.groups.Arrangement`.
 
     Attributes
@@ -68,11 +69,6 @@ class PatternTraffic:
 
         Parameters
         ----------
-        pattern : Pattern
-        members : int64, shape (s,)
-            Of each group in its own order, less its base.
-        base : int64, shape (g,)
-            What is to be added to `members`, for each group.
         seen : bool, shape (n_links,)
             Links that count.
         paths : callable
@@ -96,7 +92,7 @@ class PatternTraffic:
                 each.members,
                 self.gpus_per_node,
                 meshed=self.meshed,
-                block=each.block,
+                subgrid=each.subgrid,
             )
             some, at, load = link_weights(paths, self.topology.share, base[each.which], sent, seen)
             parts.append((each.which[some], at, load))
@@ -115,11 +111,6 @@ class PatternTraffic:
 
         Parameters
         ----------
-        pattern : Pattern
-        members : int64, shape (s,)
-            Of each group in its own order, less its base.
-        base : int64, shape (g,)
-            What is to be added to `members`, for each group.
         paths : callable
             Finds routes, at least with all links that have an excess latency.
         excess : int64, shape (n_links + 1,)
@@ -131,7 +122,7 @@ class PatternTraffic:
             algorithm = self._algorithm(pattern, each)
             if algorithm is not None:
                 phases = hop_chains(
-                    pattern.operation, algorithm, each.members, self.gpus_per_node, each.block
+                    pattern.operation, algorithm, each.members, self.gpus_per_node, each.subgrid
                 )
                 period = self.topology.period * self.gpus_per_node
                 found[each.which] = added_latency(paths, excess, base[each.which], phases, period)
@@ -157,30 +148,21 @@ class PatternTraffic:
             groups.members + base,
             self.gpus_per_node,
             meshed=self.meshed,
-            block=groups.block,
+            subgrid=groups.subgrid,
         )
 
     def infeasible(self, pattern: Pattern, members: Ints, base: Ints) -> NDArray[np.bool_]:
-        """Return which groups cannot use this pattern, shape (g,).
-
-        Parameters
-        ----------
-        pattern : Pattern
-        members : int64, shape (s,)
-            Of each group in its own order, less its base.
-        base : int64, shape (g,)
-            What is to be added to `members`, for each group.
-        """
+        """Return which groups cannot use this pattern, shape (g,)."""
         found = np.zeros(len(base), bool)
         if pattern.algorithm == "dimensions" and not self.rings_instead:
             for each in self._ordered(pattern, members, base):
-                found[each.which] = each.block is None
+                found[each.which] = each.subgrid is None
         return found
 
     def _ordered(self, pattern: Pattern, members: Ints, base: Ints) -> list[OrderedGroups]:
         """Sort groups by how their members follow each other."""
         if pattern.operation in BY_DIMENSION and pattern.algorithm == "dimensions":
-            return order_by_block(self.topology, members, base, self.gpus_per_node)
+            return order_by_subgrid(self.topology, members, base, self.gpus_per_node)
         toured = pattern.algorithm == "tour" or (pattern.algorithm == "ring" and self.by_fabric)
         if pattern.operation in BY_DIMENSION + CHAIN_OPERATIONS and toured:
             return order_by_tour(self.topology, members, base)
@@ -188,6 +170,6 @@ class PatternTraffic:
 
     def _algorithm(self, pattern: Pattern, groups: OrderedGroups) -> str | None:
         """Return by which algorithm groups do it, None if not at all."""
-        if pattern.algorithm != "dimensions" or groups.block is not None:
+        if pattern.algorithm != "dimensions" or groups.subgrid is not None:
             return pattern.algorithm
         return "ring" if self.rings_instead else None

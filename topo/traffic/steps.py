@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 
-from .grid_order import Block, bytes_along_axes, data_parts, rings_along
+from .grid_order import Subgrid, bytes_along_axes, data_parts, rings_along
 from .transfers import (
     CHAIN_OPERATIONS,
     PAIRWISE_OPERATIONS,
@@ -100,13 +100,13 @@ def collective_steps(
     gpus_per_node: int,
     *,
     meshed: bool = False,
-    block: Block | None = None,
+    subgrid: Subgrid | None = None,
 ) -> Steps:
     """Operation, algorithm and members → steps.
 
     Parameters
     ----------
-    operation, algorithm, members, gpus_per_node, meshed, block
+    operation, algorithm, members, gpus_per_node, meshed, subgrid
         As for `transfers`. Where GPUs of a node are joined pair by pair, all of NCCL's rings
         together are one way, which uses every pair equally.
 
@@ -127,7 +127,7 @@ def collective_steps(
     ([0, 1], [1, 0], [0.5, 0.5], [2, 2])
     """
     group = np.asarray(members, np.int64)
-    whole = transfers(operation, algorithm, group, gpus_per_node, meshed=meshed, block=block)
+    whole = transfers(operation, algorithm, group, gpus_per_node, meshed=meshed, subgrid=subgrid)
     if not len(whole.source):
         return _joined([])
     n = len(group)
@@ -137,7 +137,7 @@ def collective_steps(
     if operation in PAIRWISE_OPERATIONS:
         return _joined([_Flows(whole.source, whole.target, whole.bytes, 0)])
     if algorithm == "dimensions":
-        return _joined(_dimension_flows(operation, group, block or Block.line(n), meshed))
+        return _joined(_dimension_flows(operation, group, subgrid or Subgrid.line(n), meshed))
     count = 2 * (n - 1) if operation is Operation.ALL_REDUCE else n - 1
     if algorithm in TWO_WAY_RINGS:
         paths = [group, group[::-1]]
@@ -204,36 +204,36 @@ def _pat_flows(group: Ranks) -> list[_Flows]:
 
 
 def _dimension_flows(
-    operation: Operation, group: Ranks, block: Block, meshed: bool
+    operation: Operation, group: Ranks, subgrid: Subgrid, meshed: bool
 ) -> list[_Flows]:
     """Rings along one axis after the other, and back the same way; every part of the data."""
     found = []
     both = operation is Operation.ALL_REDUCE
     way = 0
-    for share, order in data_parts(block):
-        there = bytes_along_axes(block, order)
+    for share, order in data_parts(subgrid):
+        there = bytes_along_axes(subgrid, order)
         back = there[::-1]
         passes = there + back if both else back if operation is Operation.ALL_GATHER else there
         first = 0
         for axis, amount in passes:
-            count = block.sizes[axis] - 1
+            count = subgrid.sizes[axis] - 1
             each = share * amount / count
-            if meshed and block.inside and axis == 0:
-                for row in group.reshape(block.sizes[0], -1).T:
+            if meshed and subgrid.inside and axis == 0:
+                for row in group.reshape(subgrid.sizes[0], -1).T:
                     source, target = np.repeat(row, len(row)), np.tile(row, len(row))
                     others = source != target
                     found.append(
                         _Flows(source[others], target[others], each / count, way, first, count)
                     )
             else:
-                rings = rings_along(group, block, axis)
+                rings = rings_along(group, subgrid, axis)
                 for number, (a, b) in enumerate(rings):
                     to = way + number  # each way round is a way of its own
                     found.append(
                         _Flows(a.reshape(-1), b.reshape(-1), each / len(rings), to, first, count)
                     )
             first += count
-        way += 2 if any(block.rings) else 1
+        way += 2 if any(subgrid.rings) else 1
     return found
 
 

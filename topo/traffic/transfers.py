@@ -18,11 +18,12 @@ from mpisim.base.errors import InputError
 from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
 
-from .grid_order import Block, bytes_along_axes, data_parts, rings_along
+from .grid_order import Subgrid, bytes_along_axes, data_parts, rings_along
 
 __all__ = [
     "ALGORITHMS",
     "CHAIN_OPERATIONS",
+    "NCCL_ALGORITHMS",
     "PAIRWISE_OPERATIONS",
     "TWO_WAY_RINGS",
     "Transfers",
@@ -110,7 +111,7 @@ def transfers(
     gpus_per_node: int,
     *,
     meshed: bool = False,
-    block: Block | None = None,
+    subgrid: Subgrid | None = None,
 ) -> Transfers | UniformAllToAll:
     """Operation, algorithm and members → transfers.
 
@@ -125,7 +126,7 @@ def transfers(
     meshed : bool
         Whether GPUs of a node are joined by links of their own, pair by pair. Rings then take all
         of them in turn, each as often as any other; otherwise one path does for all.
-    block : Block, optional
+    subgrid : Subgrid, optional
         What the members fill, in the order of its axes, for ``"dimensions"``; by default a line.
 
     Returns
@@ -161,7 +162,9 @@ def transfers(
             f"{', '.join(o.name for o in (*_RING_FACTOR, *CHAIN_OPERATIONS, *PAIRWISE_OPERATIONS))}"
         )
     if algorithm == "dimensions":
-        return _dimension_transfers(_RING_FACTOR[operation], group, block or Block.line(n), meshed)
+        return _dimension_transfers(
+            _RING_FACTOR[operation], group, subgrid or Subgrid.line(n), meshed
+        )
     factor = _RING_FACTOR[operation] * (n - 1) / n
     if algorithm in TWO_WAY_RINGS:
         half = np.full(n, factor / 2)
@@ -184,7 +187,7 @@ def transfers(
 TWO_WAY_RINGS = ("two-way-ring", "tour")
 """Rings that carry half of the data each way round; the second follows the fabric."""
 
-ALGORITHMS = (
+NCCL_ALGORITHMS = (
     "ring",
     "tree",
     "nvls",
@@ -193,10 +196,11 @@ ALGORITHMS = (
     "collnet-chain",
     "pat",
     "send",
-    "dimensions",
-    *TWO_WAY_RINGS,
 )
-"""NCCL's, and ``"send"`` for what it builds from sends and receives; those of other fabrics."""
+"""``"send"`` is what NCCL builds from sends and receives."""
+
+ALGORITHMS = (*NCCL_ALGORITHMS, "dimensions", *TWO_WAY_RINGS)
+"""NCCL's, and those of other fabrics."""
 
 _RING_FACTOR = {
     Operation.ALL_REDUCE: 2.0,
@@ -342,17 +346,17 @@ def _chain_transfers(
     )
 
 
-def _dimension_transfers(factor: float, group: Ranks, block: Block, meshed: bool) -> Transfers:
+def _dimension_transfers(factor: float, group: Ranks, subgrid: Subgrid, meshed: bool) -> Transfers:
     """Return the transfers of rings along every axis, by what each part has left to send there."""
     found = []
-    for share, order in data_parts(block):
-        for axis, amount in bytes_along_axes(block, order):
+    for share, order in data_parts(subgrid):
+        for axis, amount in bytes_along_axes(subgrid, order):
             each = factor * share * amount
-            if meshed and block.inside and axis == 0:
-                rows = group.reshape(block.sizes[0], -1).T
+            if meshed and subgrid.inside and axis == 0:
+                rows = group.reshape(subgrid.sizes[0], -1).T
                 found += [_all_pairs(row, each) for row in rows]
                 continue
-            rings = rings_along(group, block, axis)
+            rings = rings_along(group, subgrid, axis)
             found += [
                 Transfers(a.reshape(-1), b.reshape(-1), np.full(a.size, each / len(rings)))
                 for a, b in rings

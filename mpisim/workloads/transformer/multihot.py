@@ -54,6 +54,16 @@ class Arrived:
     experts: int
     topk: int
 
+    @property
+    def listed(self) -> int:
+        """Places of all lists."""
+        return self.tokens * self.topk
+
+    @property
+    def places(self) -> int:
+        """Places of the map: of each token and expert."""
+        return self.tokens * self.experts
+
 
 def map_experts(arrived: Arrived, *, fused: bool) -> list[Task]:
     """Lists of experts and probabilities → a map, and probabilities in its shape.
@@ -64,8 +74,7 @@ def map_experts(arrived: Arrived, *, fused: bool) -> list[Task]:
     fused : bool
         In one kernel.
     """
-    listed = arrived.tokens * arrived.topk
-    places, rows = arrived.tokens * arrived.experts, arrived.rows
+    listed, places, rows = arrived.listed, arrived.places, arrived.rows
     if fused:  # reads numbers and probabilities; writes flags, probabilities, places in the lists
         traffic = (NUMBER + FP32) * listed + (FLAG + 2 * FP32) * places
         return [elementwise("expert map", traffic)]
@@ -99,8 +108,7 @@ def map_experts_backward(arrived: Arrived, *, fused: bool) -> list[Task]:
     fused : bool
         In one kernel.
     """
-    listed = arrived.tokens * arrived.topk
-    places, rows = arrived.tokens * arrived.experts, arrived.rows
+    listed, places, rows = arrived.listed, arrived.places, arrived.rows
     name = "expert map gradient"
     if fused:
         return [elementwise(name, 2 * FP32 * places + FP32 * listed)]
