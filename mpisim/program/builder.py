@@ -60,10 +60,11 @@ class TableBuilder:
 
     def tags(self, **tags: int) -> TableBuilder:
         """Set phase, layer, micro_batch or step of all rows appended from here on."""
-        unknown = set(tags) - set(self._tags)
-        if unknown:
-            raise TypeError(f"no such tag: {sorted(unknown)}; there are {sorted(self._tags)}")
-        self._tags.update((tag, int(value)) for tag, value in tags.items())
+        known = self._tags
+        for tag, value in tags.items():
+            if tag not in known:
+                raise TypeError(f"no such tag: {tag!r}; there are {sorted(known)}")
+            known[tag] = int(value)
         self._tagged.append((len(self._rows), tuple(self._tags.values())))
         return self
 

@@ -21,6 +21,7 @@ method that writes or reads rows calls `_write_deferred` first.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -84,6 +85,24 @@ class BlockBuilder:
             self._deferred.append((operator, part))
             return ()
         return self.write_in_turn(operator.tasks(part))
+
+    def write_operators(
+        self, operators: Sequence[Operator], part: OperatorPart
+    ) -> Iterable[None]:
+        """Write the same part of operators one after another, as `write_operator` does each.
+
+        Parameters
+        ----------
+        operators : sequence of Operator
+            In the order in which they are written.
+        part : {"forward", "all", "input", "weight"}
+            The forward, or a part of the backward.
+        """
+        idle = self._deferred or self._pass.idle
+        if self._cache is not None and idle and not any(each.carries for each in operators):
+            self._deferred.extend((each, part) for each in operators)
+            return ()
+        return chain.from_iterable(self.write_operator(each, part) for each in operators)
 
     def write_in_turn(self, tasks: Sequence[Task]) -> Iterator[None]:
         """Write as `write` does, and yield where the next kernel has to wait.

@@ -133,6 +133,20 @@ class Strategy:
         """Whether hooks write anything in the last backward of a chunk."""
         return True
 
+    def writes_between_operators(self, chunk: int, layer: int, *, forward: bool) -> bool:
+        """Return whether hooks of single operators may write anything in a layer's pass.
+
+        Parameters
+        ----------
+        chunk : int
+            Of the stage, from 0.
+        layer : int
+            Of the chunk, from 0.
+        forward : bool
+            Whether it is a forward; otherwise a backward, or a part of one.
+        """
+        return True
+
     # --- hooks ----------------------------------------------------------------------------------
 
     def begin(self, block: BlockBuilder) -> None:
