@@ -315,6 +315,18 @@ class TableBuilder:
         self._counts.append(len(self._awaited) - before)
         return len(self._rows) - 1
 
+    def repeat(self, times: int) -> int:
+        """Append the latest row so many times again, without what it waits for.
+
+        Returns
+        -------
+        int
+            Number of the last row.
+        """
+        self._rows.extend(self._rows[-1:] * times)
+        self._counts.extend([0] * times)
+        return len(self._rows) - 1
+
     def untagged(self) -> tuple[list[tuple[int, ...]], list[list[int]]]:
         """Return rows without their tags, and the rows that each waits for, for `extend`."""
         awaited = iter(self._awaited)

@@ -86,9 +86,7 @@ class BlockBuilder:
             return ()
         return self.write_in_turn(operator.tasks(part))
 
-    def write_operators(
-        self, operators: Sequence[Operator], part: OperatorPart
-    ) -> Iterable[None]:
+    def write_operators(self, operators: Sequence[Operator], part: OperatorPart) -> Iterable[None]:
         """Write the same part of operators one after another, as `write_operator` does each.
 
         Parameters
@@ -223,6 +221,28 @@ class BlockBuilder:
         self.flops += task.kernel.flops
         self.duration += estimate.duration
         return state.last
+
+    def compute_again(self, task: Compute, times: int) -> None:
+        """Write a kernel that waits for no token several times, each after the one before.
+
+        Parameters
+        ----------
+        task : Compute
+            As for `compute`.
+        times : int
+            1 or more.
+        """
+        assert not task.after
+        before = self.duration
+        self.compute(task)
+        if self.pricing.blocking:  # the CPU waits for each
+            for _ in range(times - 1):
+                self.compute(task)
+            return
+        state = self._pass
+        state.last = state.kernels[task.name] = self._rows.repeat(times - 1)
+        self.flops += (times - 1) * task.kernel.flops
+        self.duration += (times - 1) * (self.duration - before)
 
     def communicate(self, task: Communicate, *, waits: Iterable[int] = ()) -> int | None:
         """Write a communication; return its row, or None where the group has one member.

@@ -135,7 +135,9 @@ class Megatron(Strategy):
     @cached_property
     def _gathered_before(self) -> frozenset[tuple[int, int]]:
         """Chunk and layer of the first operator of each bucket, in the order of the forward."""
-        first = ((key[0], min(map(_POSITION, of.parameters))[0]) for key, of in self.buckets.items())
+        first = (
+            (key[0], min(map(_POSITION, of.parameters))[0]) for key, of in self.buckets.items()
+        )
         return frozenset(first)
 
     @cached_property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import groupby
 from typing import ClassVar, NamedTuple
 
 from mpisim.kernels.operations import BYTES, Elementwise, Gemm, GroupedGemm
@@ -289,8 +290,8 @@ class Strategy:
         size : int
             Bytes of an element; a kernel reads and writes as many.
         """
-        for each in parameters:
-            block.compute(Compute(name, Elementwise(2 * size * each.size)))
+        for elements, equal in groupby(each.size for each in parameters):
+            block.compute_again(Compute(name, Elementwise(2 * size * elements)), len(list(equal)))
 
 
 def collective(operation: Operation, group: str, size: int, what: str) -> Communicate:
