@@ -53,6 +53,23 @@ def test_kernels_and_communications_take_turns() -> None:
     assert found.bytes.tolist()[1] == 64
 
 
+@pytest.mark.parametrize("blocking", [False, True])
+def test_a_kernel_written_again_is_as_if_written_so_often(blocking: bool) -> None:
+    blocks = []
+    for times in ([3], [1, 1, 1]):
+        block = builder()
+        block.pricing = Pricing(Times(), launch_blocking=blocking)
+        block.write([kernel("a"), Communicate("gather", GATHER, "tp", 64)])
+        for each in times:
+            block.compute_again(kernel("b"), each)
+        block.write([kernel("c"), Communicate("gather", GATHER, "tp", 64)])
+        blocks.append(block)
+    one, other = (block.done() for block in blocks)
+    assert (one.flops, one.duration, one.last) == (other.flops, other.duration, other.last)
+    assert (one.values == other.values).all()
+    assert waits(table(blocks[0])) == waits(table(blocks[1]))
+
+
 def test_groups_of_one_do_not_communicate() -> None:
     block = builder()
     block.write([kernel("a"), Communicate("reduce", REDUCE, "dp", 64), kernel("b")])

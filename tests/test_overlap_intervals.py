@@ -151,6 +151,24 @@ def test_more_factors_than_are_kept() -> None:
     assert n < sum(n_asked) <= 2 * n
 
 
+def test_factors_of_all_loads_that_a_kernel_is_sure_to_meet_are_asked_for_at_once() -> None:
+    """A kernel of 25 ps beside loads that change every 10: of 8 loads it is sure to meet 3."""
+    asked = []
+
+    def factor(kernel: Ints, taken: Ints, bandwidth: Floats, which: Ints) -> tuple[Floats, Floats]:
+        asked.append(which.tolist())
+        return np.full(len(kernel), 2.0), np.zeros((len(kernel), 1))
+
+    begin = 10 * np.arange(8)
+    loads = load_intervals(begin, begin, begin + 10, np.ones(8, np.int64), 1 + np.arange(8))
+    one = np.zeros(1, np.int64)
+    _, spent, _ = slowed_kernels(
+        *(one, one, one, np.array([25]), np.ones(1)), loads, KernelFactors(factor, 1)
+    )
+    assert asked == [[0, 1, 2], [3, 4]]  # twice as slow it meets two more
+    assert spent.tolist() == [50.0]
+
+
 @given(
     st.lists(
         st.tuples(st.integers(0, 30), st.integers(0, 10), st.integers(0, 5)),

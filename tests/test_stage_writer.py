@@ -23,6 +23,8 @@ PLANS = {
     "weights put off": 'pp = 4\nglobal_batch = 8\nschedule = "zb-h1"',
     "mirrored": 'pp = 4\nglobal_batch = 32\nschedule = "dualpipe"',
     "uneven": "pp = 4\nglobal_batch = 8\nstages = [1, 3, 2, 2]",
+    "buckets": "tp = 2\nglobal_batch = 8\nzero = 1\nbucket = 40000",
+    "buckets, selective": 'tp = 2\nglobal_batch = 16\nbucket = 40000\nrecompute = "selective"',
 }
 
 
@@ -54,6 +56,7 @@ def test_tables_are_as_if_every_stage_wrote_its_own(
     written.append(0)
     shared = list(tables(plan))
     monkeypatch.setattr(Megatron, "first_and_last_only", False)
+    monkeypatch.setattr(Megatron, "writes_between_operators", lambda *_, **__: True)
     monkeypatch.setattr(StageWriter, "key", lambda *_: None)
     written.append(0)
     own = list(tables(plan))

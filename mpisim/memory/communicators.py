@@ -7,6 +7,7 @@ the tokens of experts, have their own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from ..base.frozen import frozen
 from ..experiment.plan import Plan
@@ -16,7 +17,7 @@ from ..workloads.operators import Communicate, Layer, Operator
 from .constants import MemoryConstants
 from .states import sharding
 
-__all__ = ["Connections", "connections"]
+__all__ = ["Connections", "connections", "own_connections", "with_neighbours"]
 
 PEER_TO_PEER = (Operation.ALL_TO_ALL, Operation.SEND_RECV)
 """Operations that NCCL composes of messages; others use rings and trees."""
@@ -87,6 +88,38 @@ def connections(
     node : int
         GPUs of a node.
     """
+    return with_neighbours(own_connections(layers, plan, grid, sizes, node), stage, grid, node)
+
+
+def with_neighbours(own: Connections, stage: int, grid: Grid, node: int) -> Connections:
+    """Connections of a stage's own groups → these, and those with the stages beside it.
+
+    Parameters
+    ----------
+    own : Connections
+    stage : int
+    grid : Grid
+    node : int
+        GPUs of a node.
+    """
+    if grid.pp == 1:
+        return own
+    ranks = grid.groups("pp")[0].tolist()
+    beside = {(stage + 1) % grid.pp, (stage - 1) % grid.pp}
+    near = sum(ranks[each] // node == ranks[stage] // node for each in beside)
+    return replace(own, peers=own.peers + near, network=own.network + (near < len(beside)))
+
+
+def own_connections(
+    layers: Sequence[Layer], plan: Plan, grid: Grid, sizes: dict[str, int], node: int
+) -> Connections:
+    """Layers of a stage → connections of its rank, but for those with other stages.
+
+    Parameters
+    ----------
+    layers, plan, grid, sizes, node
+        As of `connections`.
+    """
     collective: set[str] = set(_data_parallel_groups(layers, plan, sizes))
     between: dict[str, Operation] = {}
     communications = list(_communications(layers))
@@ -107,12 +140,6 @@ def connections(
         near = sum(each // node == members[0] // node for each in dict.fromkeys(members)) - 1
         peers += near
         network += near < len(dict.fromkeys(members)) - 1
-    if grid.pp > 1:
-        ranks = grid.groups("pp")[0].tolist()
-        beside = {(stage + 1) % grid.pp, (stage - 1) % grid.pp}
-        near = sum(ranks[each] // node == ranks[stage] // node for each in beside)
-        peers += near
-        network += near < len(beside)
     own = any(
         task.operation is Operation.ALL_TO_ALL and sizes[task.group] > 1 for task in communications
     )

@@ -23,7 +23,7 @@ from ..workloads.layout import ModelChunk
 from ..workloads.operators import Layer
 from ..workloads.recomputation import recomputed_layers
 from .activations import ChunkMemory, LayerMemories, chunk_memory
-from .communicators import connections
+from .communicators import Connections, own_connections, with_neighbours
 from .constants import constants
 from .schedule_peak import Moment, peak
 from .states import (
@@ -211,6 +211,7 @@ class _OfLayers(NamedTuple):
     gathered: int
     buckets: int
     update: int
+    connections: Connections
 
 
 class _MemoryModel:
@@ -235,7 +236,7 @@ class _MemoryModel:
 
     def stage(self, stage: int) -> StageMemory:
         """Return the memory of one stage."""
-        plan, sizes, pipeline = self._plan, self._sizes, self._pipeline
+        plan, pipeline = self._plan, self._pipeline
         known = constants()
         chunks = [self._chunks[pipeline.part(stage, each)] for each in range(pipeline.chunks)]
         layers = [layer for each in chunks for layer in each.layers]
@@ -263,7 +264,7 @@ class _MemoryModel:
             **moving,
         }
         fragmentation = known.fragmentation.value * sum(tensors.values())
-        connected = connections(layers, stage, plan, self._grid, sizes, self._node)
+        connected = with_neighbours(found.connections, stage, self._grid, self._node)
         errors = (
             known.temporaries.error * moving["working"],
             known.fragmentation.error * fragmentation,
@@ -311,6 +312,7 @@ class _MemoryModel:
                 gathered_parameters(counts, plan),
                 gradient_buckets(counts, plan, sizes),
                 optimizer_buffers(counts, plan, sizes),
+                own_connections(layers, plan, self._grid, sizes, self._node),
             )
         return self._layers[key]
 

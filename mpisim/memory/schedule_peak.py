@@ -112,7 +112,7 @@ def peak(
                 known[key] = _together(chunks[overlapped.chunk], found)
             top, change = known[key], change + chunks[overlapped.chunk].kept
             overlapped = None
-        if action.chunk in last and action.phase is not forward and not action.split:
+        if last and action.phase is not forward and not action.split:
             live.add(action.chunk)
             sums = sum(gradients[each] for each in live)
         before = sums
@@ -122,7 +122,7 @@ def peak(
         held += change
         if held > most_kept:
             most_kept = held
-        if last.get(action.chunk) == i:
+        if last and last.get(action.chunk) == i:
             live.remove(action.chunk)
             sums = sum(gradients[each] for each in live)
         if moments is not None:

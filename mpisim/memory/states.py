@@ -24,7 +24,7 @@ Everything here is a function of how many parameters a rank holds, which are cou
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..base.frozen import frozen
@@ -147,12 +147,21 @@ def parameter_counts(
         local=sum(one.local for one in each),
         quantised=sum(one.quantised for one in each),
         root=_common(ends),
-        units=tuple(map(_common, units)),
+        units=_of_each(_common, units),
         frozen=sum(one.frozen for one in each),
         frozen_experts=sum(one.frozen_experts for one in each),
         held_root=_held(ends),
-        held_units=tuple(map(_held, units)),
+        held_units=_of_each(_held, units),
     )
+
+
+def _of_each(
+    count: Callable[[Sequence[_OfOperators]], int], units: Sequence[Sequence[_OfOperators]]
+) -> tuple[int, ...]:
+    """Return what is counted of every unit, once for units of the same layers."""
+    keys = [tuple(map(id, unit)) for unit in units]
+    found = {key: count(unit) for key, unit in dict(zip(keys, units, strict=True)).items()}
+    return tuple([found[key] for key in keys])
 
 
 class _OfOperators(NamedTuple):

@@ -61,10 +61,11 @@ class TableBuilder:
 
     def tags(self, **tags: int) -> TableBuilder:
         """Set phase, layer, micro_batch or step of all rows appended from here on."""
-        unknown = set(tags) - set(self._tags)
-        if unknown:
-            raise TypeError(f"no such tag: {sorted(unknown)}; there are {sorted(self._tags)}")
-        self._tags.update((tag, int(value)) for tag, value in tags.items())
+        known = self._tags
+        for tag, value in tags.items():
+            if tag not in known:
+                raise TypeError(f"no such tag: {tag!r}; there are {sorted(known)}")
+            known[tag] = int(value)
         self._tagged.append((len(self._rows), tuple(self._tags.values())))
         return self
 
@@ -271,6 +272,18 @@ class TableBuilder:
         before = len(self._awaited)
         self._awaited.extend(waits)
         self._counts.append(len(self._awaited) - before)
+        return len(self._rows) - 1
+
+    def repeat(self, times: int) -> int:
+        """Append the latest row so many times again, without what it waits for.
+
+        Returns
+        -------
+        int
+            Number of the last row.
+        """
+        self._rows.extend(self._rows[-1:] * times)
+        self._counts.extend([0] * times)
         return len(self._rows) - 1
 
     def untagged(self) -> tuple[list[tuple[int, ...]], list[list[int]]]:

@@ -20,7 +20,9 @@ method that writes or reads rows calls `_write_deferred` first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any
 
 import numpy as np
 
@@ -55,6 +57,7 @@ class BlockBuilder:
         self.pricing, self.slots, self._cache = pricing, slots, cache
         self._rows.tags(micro_batch=0)
         self._deferred: list[tuple[Operator, OperatorPart]] = []
+        self._known: dict[Hashable, tuple[Any, OperatorRows]] = {}
         self.flops = self.duration = 0
         self._passes = [PassState()]
         self._pass = self._passes[0]
@@ -84,6 +87,22 @@ class BlockBuilder:
             self._deferred.append((operator, part))
             return ()
         return self.write_in_turn(operator.tasks(part))
+
+    def write_operators(self, operators: Sequence[Operator], part: OperatorPart) -> Iterable[None]:
+        """Write the same part of operators one after another, as `write_operator` does each.
+
+        Parameters
+        ----------
+        operators : sequence of Operator
+            In the order in which they are written.
+        part : {"forward", "all", "input", "weight"}
+            The forward, or a part of the backward.
+        """
+        idle = self._deferred or self._pass.idle
+        if self._cache is not None and idle and not any(each.carries for each in operators):
+            self._deferred.extend((each, part) for each in operators)
+            return ()
+        return chain.from_iterable(self.write_operator(each, part) for each in operators)
 
     def write_in_turn(self, tasks: Sequence[Task]) -> Iterator[None]:
         """Write as `write` does, and yield where the next kernel has to wait.
@@ -117,9 +136,16 @@ class BlockBuilder:
         self, some: tuple[tuple[Operator, OperatorPart], ...], cache: BlockCache
     ) -> OperatorRows:
         """Return the rows of parts of operators in sequence."""
-        return cache.get(
-            (self.pricing, some), self.slots, lambda: self._rows_of_operators(some, cache)
-        )
+        # Equal layers of a block have the same operators: once their rows, and with them their
+        # slots and streams, have been asked for, they are known by the operators' identity.
+        same = tuple([(id(operator), part) for operator, part in some])
+        found = self._known.get(same)
+        if found is None:
+            rows = cache.get(
+                (self.pricing, some), self.slots, lambda: self._rows_of_operators(some, cache)
+            )
+            found = self._known[same] = some, rows  # held, so that no id is used again
+        return found[1]
 
     def _rows_of_operators(
         self, some: tuple[tuple[Operator, OperatorPart], ...], cache: BlockCache
@@ -204,6 +230,28 @@ class BlockBuilder:
         self.flops += task.kernel.flops
         self.duration += estimate.duration
         return state.last
+
+    def compute_again(self, task: Compute, times: int) -> None:
+        """Write a kernel that waits for no token several times, each after the one before.
+
+        Parameters
+        ----------
+        task : Compute
+            As for `compute`.
+        times : int
+            1 or more.
+        """
+        assert not task.after
+        before = self.duration
+        self.compute(task)
+        if self.pricing.blocking:  # the CPU waits for each
+            for _ in range(times - 1):
+                self.compute(task)
+            return
+        state = self._pass
+        state.last = state.kernels[task.name] = self._rows.repeat(times - 1)
+        self.flops += (times - 1) * task.kernel.flops
+        self.duration += (times - 1) * (self.duration - before)
 
     def communicate(self, task: Communicate, *, waits: Iterable[int] = ()) -> int | None:
         """Write a communication; return its row, or None where the group has one member.

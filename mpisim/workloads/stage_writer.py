@@ -338,9 +338,12 @@ class StageWriter:
             builder.tags(layer=numbers[i])
             at = PassPoint(builder, what.chunk, i, what.edge)
             strategy.before_forward(at)
-            for j, operator in enumerate(layer.operators):
-                strategy.before_operator(at._replace(operator=j))
-                yield from builder.write_operator(operator, "forward")
+            if self._is_written_between(what, i):
+                for j, operator in enumerate(layer.operators):
+                    strategy.before_operator(at._replace(operator=j))
+                    yield from builder.write_operator(operator, "forward")
+            else:
+                yield from builder.write_operators(layer.operators, "forward")
             strategy.after_forward(at)
 
     def _backward(self, builder: BlockBuilder, what: Pass, first: int) -> Iterator[None]:
@@ -356,25 +359,40 @@ class StageWriter:
                 strategy.before_backward(at)
                 if recomputes[i]:
                     yield from self._recompute(builder, recomputed_operators(self._plan, operators))
-            for j, operator in reversed(list(enumerate(operators))):
-                at_operator = at._replace(operator=j)
-                if inputs:
-                    strategy.before_gradients(at_operator)
-                    if self._selective(operator) and not recomputes[i]:
+            selective = inputs and not recomputes[i] and self._recomputes_selectively
+            if self._is_written_between(what, i):
+                for j, operator in reversed(list(enumerate(operators))):
+                    at_operator = at._replace(operator=j)
+                    if inputs:
+                        strategy.before_gradients(at_operator)
+                    if selective and operator.selective:
                         yield from self._recompute(builder, [operator])
-                yield from builder.write_operator(operator, what.part)
-                if weights:
-                    strategy.after_gradients(at_operator)
+                    yield from builder.write_operator(operator, what.part)
+                    if weights:
+                        strategy.after_gradients(at_operator)
+            elif selective:
+                for operator in reversed(operators):
+                    if operator.selective:
+                        yield from self._recompute(builder, [operator])
+                    yield from builder.write_operator(operator, what.part)
+            else:
+                yield from builder.write_operators(operators[::-1], what.part)
             if weights:
                 strategy.after_backward(at)
 
-    def _selective(self, operator: Operator) -> bool:
-        return operator.selective and self._plan.recompute.granularity == "selective"
+    @property
+    def _recomputes_selectively(self) -> bool:
+        return self._plan.recompute.granularity == "selective"
+
+    def _is_written_between(self, what: Pass, layer: int) -> bool:
+        """Whether data parallelism may write between the operators of a layer of a pass's chunk."""
+        return self._is_written_into(what) and self._strategy.writes_between_operators(
+            what.chunk, layer, forward=what.phase is Phase.FORWARD
+        )
 
     def _recompute(self, builder: BlockBuilder, operators: Sequence[Operator]) -> Iterator[None]:
         builder.tags(phase=Phase.RECOMPUTE)
-        for operator in operators:
-            yield from builder.write_operator(operator, "forward")
+        yield from builder.write_operators(operators, "forward")
         builder.tags(phase=Phase.BACKWARD)
 
 

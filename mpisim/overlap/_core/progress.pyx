@@ -17,8 +17,9 @@ cdef int64_t EXACT = <int64_t>1 << 49
 """Of shorter times, in ps, errors of 2**-53 never show when they are rounded."""
 
 cdef enum:
+    LEAST_KNOWN = 1 << 10  # factors that there is room for at first: enough for most plans
     MAX_KNOWN = 1 << 15  # factors that are kept
-    N_PLACES = 4 * MAX_KNOWN
+    PLACES = 4  # of the hash table, for each factor
 
 
 cdef struct Interval:  # its beginning, and the load from there on
@@ -32,6 +33,14 @@ cdef struct Interval:  # its beginning, and the load from there on
 cdef inline uint64_t mixed(uint64_t word) noexcept nogil:
     word = (word ^ (word >> 29)) * GOLDEN
     return word ^ (word >> 32)
+
+
+cdef inline uint64_t hashed(const int64_t* key) noexcept nogil:
+    """Return the hash of a kernel, multiprocessors taken, bandwidth and communication."""
+    return mixed(
+        mixed(mixed(mixed(<uint64_t>key[0]) + <uint64_t>key[1]) + <uint64_t>key[2])
+        + <uint64_t>key[3]
+    )
 
 
 cdef inline Py_ssize_t cross_unloaded(
@@ -72,6 +81,7 @@ cdef class KernelFactors:
     cdef object factor
     cdef Py_ssize_t n_terms
     cdef int64_t n_known, n_worked_out  # those between the two are still to be worked out
+    cdef int64_t capacity
     cdef int64_t[::1] number  # by hash: entry of the arrays below, or -1
     cdef int64_t[:, ::1] key  # kernel, multiprocessors taken, bandwidth, communication
     cdef double[::1] slower
@@ -81,22 +91,39 @@ cdef class KernelFactors:
 
     def __init__(self, factor, Py_ssize_t n_terms):
         self.factor, self.n_terms = factor, n_terms
-        self.number = np.full(N_PLACES, -1)
-        self.key = np.empty((MAX_KNOWN, 4), np.int64)
-        self.slower, self.rests_on = np.empty(MAX_KNOWN), np.empty((MAX_KNOWN, n_terms))
+        self.key = np.empty((0, 4), np.int64)
+        self.slower, self.rests_on = np.empty(0), np.empty((0, n_terms))
         self.n_known = self.n_worked_out = 0
         self.room, self.found = np.empty((2, 1)), np.empty((2, 1), np.int64)
+        self.make_room(LEAST_KNOWN)
+
+    cdef make_room(self, int64_t capacity):
+        """Have room for so many factors, and keep those that are known."""
+        cdef int64_t i
+        cdef uint64_t at
+        known = slice(0, self.n_known)
+        key, slower, rests_on = map(np.asarray, (self.key, self.slower, self.rests_on))
+        self.number = np.full(PLACES * capacity, -1)
+        self.key = np.empty((capacity, 4), np.int64)
+        self.slower, self.rests_on = np.empty(capacity), np.empty((capacity, self.n_terms))
+        self.capacity = capacity
+        np.asarray(self.key)[known], np.asarray(self.slower)[known] = key[known], slower[known]
+        np.asarray(self.rests_on)[known] = rests_on[known]
+        for i in range(self.n_known):
+            at = hashed(&self.key[i, 0]) & <uint64_t>(PLACES * capacity - 1)
+            while self.number[at] >= 0:
+                at = (at + 1) & <uint64_t>(PLACES * capacity - 1)
+            self.number[at] = i
 
     cdef inline int64_t find(self, int64_t kernel, const Interval* load) noexcept nogil:
         """Return the entry of a kernel beside a load, which may be new; -1: there is no room."""
-        cdef uint64_t at = mixed(
-            mixed(mixed(mixed(kernel) + <uint64_t>load.taken) + <uint64_t>load.bandwidth)
-            + <uint64_t>load.which
-        )
+        cdef int64_t[4] wanted
+        wanted[0], wanted[1], wanted[2], wanted[3] = kernel, load.taken, load.bandwidth, load.which
+        cdef uint64_t at = hashed(wanted)
         cdef int64_t found
         cdef int64_t* key
         while True:
-            at &= N_PLACES - 1
+            at &= <uint64_t>(PLACES * self.capacity - 1)
             found = self.number[at]
             if found < 0:
                 break
@@ -107,7 +134,7 @@ cdef class KernelFactors:
             ):
                 return found
             at += 1
-        if self.n_known == MAX_KNOWN:
+        if self.n_known == self.capacity:
             return -1
         found = self.number[at] = self.n_known
         self.n_known += 1
@@ -115,9 +142,42 @@ cdef class KernelFactors:
         key[0], key[1], key[2], key[3] = kernel, load.taken, load.bandwidth, load.which
         return found
 
+    cdef void look_ahead(
+        self,
+        int64_t kernel,
+        int64_t begin,
+        Py_ssize_t at,
+        double spent,
+        double left,
+        const Interval* of,
+        Py_ssize_t n,
+    ) noexcept nogil:
+        """Find the loads that a kernel is sure to meet from an interval on, as if all are new.
+
+        No factor is below 1, so it gets no further in any interval than with a factor of 1 in
+        place of those that are not known yet. All of them are then worked out at once.
+        """
+        cdef int64_t entry
+        cdef double room, needed, slower
+        while at >= 0:
+            entry = self.find(kernel, &of[at])
+            if entry < 0:
+                return
+            slower = self.slower[entry] if entry < self.n_worked_out else 1.0
+            room = <double>(of[at + 1].time - begin) - spent
+            needed = left * slower
+            if needed <= room:
+                return
+            spent += room
+            left -= room / slower
+            at = cross_unloaded(at + 1, begin, &spent, &left, of, n)
+
     cdef work_out(self):
         """Work out what was not found, or make room where there is no more."""
         cdef Py_ssize_t first = self.n_worked_out, last = self.n_known
+        if first == last and self.capacity < MAX_KNOWN:
+            self.make_room(2 * self.capacity)
+            return
         if first == last:
             self.n_known = self.n_worked_out = 0
             np.asarray(self.number)[:] = -1
@@ -209,6 +269,9 @@ cdef class KernelFactors:
                     while at >= 0:
                         entry = self.find(kernel[met[g]], &of[at])
                         if entry < 0 or entry >= self.n_worked_out:
+                            self.look_ahead(
+                                kernel[met[g]], first, at, spent[g], left[g], of, n
+                            )
                             interval[g] = at
                             pending[n_pending] = g
                             n_pending += 1

@@ -18,6 +18,7 @@ when the one before is waited for, or with interleaved chunks one chunk ahead
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from operator import attrgetter
 from typing import ClassVar
 
@@ -65,11 +66,6 @@ class Megatron(Strategy):
         for key, bucket in self.buckets.items():
             for position in dict.fromkeys(map(_POSITION, bucket.parameters)):
                 self._keys_of_operator.setdefault((key[0], *position), []).append(key)
-        self._is_fp8 = {
-            (chunk, layer): self.quantises(chunk, layer)
-            for chunk, layers in enumerate(self.chunks)
-            for layer in range(len(layers))
-        }
         self._gathering: dict[BucketKey, tuple[BlockBuilder, int]] = {}
         self._gathered: set[BucketKey] = set()
 
@@ -119,6 +115,35 @@ class Megatron(Strategy):
     def writes_in_last(self) -> bool:
         """Whether gradients are reduced during the last backward."""
         return self.plan.overlap.dp
+
+    def writes_between_operators(self, chunk: int, layer: int, *, forward: bool) -> bool:
+        """Return whether a bucket's first operator, or in the backward its last, is in a layer."""
+        if forward:
+            return self._gathers_in_forward and (chunk, layer) in self._gathered_before
+        reduces = self.plan.overlap.dp and not self._interleaved
+        return reduces and (chunk, layer) in self._reduced_after
+
+    @cached_property
+    def _is_fp8(self) -> Mapping[tuple[int, int], bool]:
+        """Whether each layer of each chunk multiplies in the format of the plan."""
+        return {
+            (chunk, layer): self.quantises(chunk, layer)
+            for chunk, layers in enumerate(self.chunks)
+            for layer in range(len(layers))
+        }
+
+    @cached_property
+    def _gathered_before(self) -> frozenset[tuple[int, int]]:
+        """Chunk and layer of the first operator of each bucket, in the order of the forward."""
+        first = (
+            (key[0], min(map(_POSITION, of.parameters))[0]) for key, of in self.buckets.items()
+        )
+        return frozenset(first)
+
+    @cached_property
+    def _reduced_after(self) -> frozenset[tuple[int, int]]:
+        """Chunk and layer of the operator that completes each bucket in the backward."""
+        return frozenset((key[0], of.complete[0]) for key, of in self.buckets.items())
 
     # --- the first forward ----------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import groupby
 from typing import ClassVar, NamedTuple
 
 from mpisim.kernels.operations import BYTES, Elementwise, Gemm, GroupedGemm
@@ -131,6 +132,20 @@ class Strategy:
     @property
     def writes_in_last(self) -> bool:
         """Whether hooks write anything in the last backward of a chunk."""
+        return True
+
+    def writes_between_operators(self, chunk: int, layer: int, *, forward: bool) -> bool:
+        """Return whether hooks of single operators may write anything in a layer's pass.
+
+        Parameters
+        ----------
+        chunk : int
+            Of the stage, from 0.
+        layer : int
+            Of the chunk, from 0.
+        forward : bool
+            Whether it is a forward; otherwise a backward, or a part of one.
+        """
         return True
 
     # --- hooks ----------------------------------------------------------------------------------
@@ -275,8 +290,8 @@ class Strategy:
         size : int
             Bytes of an element; a kernel reads and writes as many.
         """
-        for each in parameters:
-            block.compute(Compute(name, Elementwise(2 * size * each.size)))
+        for elements, equal in groupby(each.size for each in parameters):
+            block.compute_again(Compute(name, Elementwise(2 * size * elements)), len(list(equal)))
 
 
 def collective(operation: Operation, group: str, size: int, what: str) -> Communicate:
