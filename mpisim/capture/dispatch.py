@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from ..base.errors import InputError
 from ..base.kinds import Phase
 from ..operators import OperatorCall, TensorSpec
+from . import sparse
 from .autograd import set_phase
 from .device_memory import DeviceMemory
 from .origins import Origins
@@ -129,6 +130,9 @@ class Dispatch(TorchDispatchMode):
         self.values = Values()
         self.origins = Origins(recorder)
         self.memory = DeviceMemory(recorder, self._holder)
+        self.sparse = sparse.SparseTensors(
+            recorder, self.values, self.fake, self.__torch_dispatch__, self.launch
+        )
         self._unrecorded = False
         lifting: Any = torch._C
         lifting._set_only_lift_cpu_tensors(True)  # torch.tensor(…, device="cuda") by way of the CPU
@@ -184,6 +188,10 @@ class Dispatch(TorchDispatchMode):
             mask = next((each for each in args[1] if _is_mask(each)), None)
             if mask is not None:
                 return self._rows_by_value(func, short, args, kwargs, tensors, mask)
+        if short in sparse.MAKES or sparse.has_sparse(tensors):
+            out = self.sparse.run(func, short, args, kwargs)
+            if out is not NotImplemented:
+                return out
         out = self._run(func, args, kwargs)
         self._note(func, name, short, args, kwargs, tensors, out)
         if short.strip("_").startswith("index_put") and self._waits_for_rows(args):

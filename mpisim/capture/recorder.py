@@ -27,6 +27,7 @@ from .recording import (
     ItemKind,
     Origin,
     Recording,
+    StageOutputs,
     Wait,
 )
 
@@ -116,6 +117,7 @@ class Recorder:
         self.values: Counter[str] = Counter()
         self.replaced: Counter[str] = Counter()
         self.broadcasts: Broadcasts = {}
+        self.stage_outputs: StageOutputs = ()
         self.devices: set[int] = set()
         self.named_devices: set[int] = set()
         self.allocations: list[Allocation] = []
@@ -531,6 +533,7 @@ class Recorder:
             values=self.values,
             replaced=self.replaced,
             broadcasts=self.broadcasts,
+            stage_outputs=self.stage_outputs,
             devices=tuple(sorted(self.devices)),
             torch=torch,
             modules=self.within,
