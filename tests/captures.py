@@ -20,7 +20,7 @@ SCRIPTS = Path(__file__).parent / "captured"
 
 def script(path: Path | str, *arguments: str, world: int = 1, **options: Any) -> Script:
     """A script, as the command line has it."""
-    device = device_of(find_gpu("h100-sxm"))
+    device = device_of(find_gpu(options.pop("gpu", "h100-sxm")))
     return Script(str(path), arguments, world, 8, options.pop("steps", 1), device, **options)
 
 

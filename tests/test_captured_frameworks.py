@@ -366,8 +366,8 @@ def test_accelerate_shards_llama(version: int) -> None:
     }
     # No sequence is packed or padded, so that there is no mask: half of the scores, forward.
     assert {name for name in called(part.recording) if "attention" in name} == {
-        "aten::_scaled_dot_product_flash_attention",
-        "aten::_scaled_dot_product_flash_attention_backward",
+        "aten::_scaled_dot_product_cudnn_attention",  # first on Hopper since PyTorch 2.11
+        "aten::_scaled_dot_product_cudnn_attention_backward",
     }
 
 

@@ -1,7 +1,8 @@
 """``scaled_dot_product_attention`` as PyTorch chooses its kernel on a GPU.
 
-The choice asks the driver, so it is made here: FlashAttention for 16-bit tensors without a mask,
-the memory-efficient kernel for others that fit, else products and a softmax
+The choice asks the driver, so it is made here: cuDNN's kernel for 16-bit tensors on Hopper and
+Blackwell since PyTorch 2.11, FlashAttention for those without a mask, the memory-efficient kernel
+for others that fit, else products and a softmax; or in the order that the script sets
 (``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``). ``flex_attention``, which is
 compiled for its mask, is taken for FlashAttention of the same shape, causal if there is a mask.
 """
@@ -9,6 +10,7 @@ compiled for its mask, is taken for FlashAttention of the same shape, causal if 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -23,13 +25,53 @@ HALF = (torch.float16, torch.bfloat16)
 """Types of FlashAttention."""
 
 
-def _enabled(kernel: str) -> bool:
-    """Whether the script allows a kernel."""
-    return bool(getattr(torch.backends.cuda, f"{kernel}_sdp_enabled")())
+PREFERS_CUDNN = ((9, 0), (10, 0), (10, 3))
+"""Compute capabilities on which PyTorch tries cuDNN first (check_prefer_cudnn_attention)."""
+
+SINCE = (2, 11)
+"""PyTorch whose wheels have a cuDNN that it does so with, above 9.15
+(github:huggingface/transformers pull request 48163)."""
+
+WIDEST_OF_CUDNN = {(9, 0): 256}
+"""Heads that cuDNN's kernel takes, by compute capability; 128 on others
+(check_cudnn_tensor_shapes)."""
+
+_NAMES = {0: "math", 1: "flash", 2: "mem_efficient", 3: "cudnn"}
+"""Of `torch.nn.attention.SDPBackend`."""
+
+_UNLESS_ASKED = [1, 2, 0, 3]
+"""Order of PyTorch where the script sets none."""
 
 
-_asking: Any = _enabled
-_asking._dynamo_marked_constant = True  # torch.compiler.assume_constant_result, without its import
+def _allowed() -> tuple[str, ...]:
+    """Kernels that the script allows, in the order in which they are tried."""
+    anything: Any = torch
+    order = [each for each in anything._C._get_sdp_priority_order() if each in _NAMES]
+    version = tuple(int(each) for each in torch.__version__.split(".")[:2])
+    prefers = torch.cuda.get_device_capability() in PREFERS_CUDNN and version >= SINCE
+    if order == _UNLESS_ASKED and prefers and "TORCH_CUDNN_SDPA_DEPRIORITIZED" not in os.environ:
+        order = [3, 1, 2, 0]
+    names = (_NAMES[each] for each in order)
+    return tuple(name for name in names if getattr(torch.backends.cuda, f"{name}_sdp_enabled")())
+
+
+def _widest_of_cudnn() -> int:
+    """Heads that cuDNN's kernel takes; 0 where it is not to be used."""
+    if torch.are_deterministic_algorithms_enabled():
+        return 0
+    return WIDEST_OF_CUDNN.get(torch.cuda.get_device_capability(), 128)
+
+
+def _takes_cudnn(query: Any, key: Any, value: Any) -> bool:
+    """Whether cuDNN's kernel takes tensors of 16 bits."""
+    widest = _widest_of_cudnn()
+    sizes = query.shape[-1], value.shape[-1]
+    return key.shape[-2] > 1 and all(size <= widest and size % 8 == 0 for size in sizes)
+
+
+_asking: Any = (_allowed, _widest_of_cudnn)
+for _each in _asking:  # torch.compiler.assume_constant_result, without its import
+    _each._dynamo_marked_constant = True
 
 
 def attention(
@@ -43,12 +85,27 @@ def attention(
     enable_gqa: bool = False,
 ) -> Any:
     """Attention of queries (…, heads, tokens, head size), by the kernel that a GPU would run."""
-    fits = query.dim() == 4 and query.shape[-1] == value.shape[-1] and query.device.type == "cuda"
+    if query.is_nested and query.layout is torch.jagged:
+        return _of_jagged(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    on_device = query.dim() == 4 and query.device.type == "cuda"
+    fits = on_device and query.shape[-1] == value.shape[-1]
     half = query.dtype in HALF
     size = query.shape[-1]
     aten = torch.ops.aten
-    flash = fits and half and attn_mask is None and size <= WIDEST_HEAD
-    if flash and _enabled("flash"):
+    fitting = {
+        "cudnn": on_device and half and _takes_cudnn(query, key, value),
+        "flash": fits and half and attn_mask is None and size <= WIDEST_HEAD,
+        "mem_efficient": fits,
+        "math": True,
+    }
+    kernel = next((each for each in _allowed() if fitting[each]), "math")
+    if kernel == "cudnn":
+        needs = any(each.requires_grad for each in (query, key, value))
+        bias = None if attn_mask is None else _bias(attn_mask, query, key)
+        return aten._scaled_dot_product_cudnn_attention(
+            query, key, value, bias, needs, dropout_p, is_causal, False, scale=scale
+        )[0]
+    if kernel == "flash":
         pad = -size % 8
         if pad:
             scale = 1 / math.sqrt(size) if scale is None else scale
@@ -63,14 +120,8 @@ def attention(
         times = query.shape[-3] // key.shape[-3]
         key = key.repeat_interleave(times, -3)
         value = value.repeat_interleave(times, -3)
-    if fits and _enabled("mem_efficient"):
-        bias = attn_mask
-        if bias is not None:
-            if bias.dtype is torch.bool:
-                bias = torch.zeros_like(bias, dtype=query.dtype).masked_fill_(
-                    bias.logical_not(), -math.inf
-                )
-            bias = bias.expand(*query.shape[:3], key.shape[2])
+    if kernel == "mem_efficient":
+        bias = None if attn_mask is None else _bias(attn_mask, query, key)
         needs = any(each.requires_grad for each in (query, key, value))
         return aten._scaled_dot_product_efficient_attention(
             query, key, value, bias, needs, dropout_p, is_causal, scale=scale
@@ -78,6 +129,32 @@ def attention(
     return aten._scaled_dot_product_attention_math(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale
     )[0]
+
+
+def _bias(mask: Any, query: Any, key: Any) -> Any:
+    """Mask → what is added to each score."""
+    if mask.dtype is torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), -math.inf)
+    return mask.expand(*query.shape[:3], key.shape[2])
+
+
+def _of_jagged(query: Any, *args: Any) -> Any:
+    """Attention of sequences of several lengths, (sequences, heads, tokens, head size).
+
+    PyTorch's own, which gives the kernel what is packed, with a choice that asks no driver.
+    """
+    from torch.nested._internal import sdpa
+
+    def chosen(query: Any, *args: Any) -> Any:
+        backends = sdpa.SDPBackend
+        allowed = _allowed()  # cuDNN's takes no such sequences
+        if query.dtype in HALF and query.shape[-1] <= WIDEST_HEAD and "flash" in allowed:
+            return backends.FLASH_ATTENTION
+        return backends.EFFICIENT_ATTENTION if "mem_efficient" in allowed else backends.MATH
+
+    anything: Any = sdpa
+    anything._select_sdp_backend = chosen
+    return sdpa.jagged_scaled_dot_product_attention(query, *args)
 
 
 attention.__name__ = "scaled_dot_product_attention"  # by which context parallelism exchanges it

@@ -13,13 +13,18 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from ..base.errors import InputError
 from ..base.kinds import Phase
 from ..operators import OperatorCall, TensorSpec
+from . import sparse
 from .autograd import set_phase
 from .device_memory import DeviceMemory
 from .origins import Origins
@@ -129,6 +134,9 @@ class Dispatch(TorchDispatchMode):
         self.values = Values()
         self.origins = Origins(recorder)
         self.memory = DeviceMemory(recorder, self._holder)
+        self.sparse = sparse.SparseTensors(
+            recorder, self.values, self.fake, self.__torch_dispatch__, self.launch
+        )
         self._unrecorded = False
         lifting: Any = torch._C
         lifting._set_only_lift_cpu_tensors(True)  # torch.tensor(…, device="cuda") by way of the CPU
@@ -174,6 +182,8 @@ class Dispatch(TorchDispatchMode):
         if short in ("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive"):
             mask = args[1] if short == "masked_select" else args[0]
             return self._rows_by_value(func, short, args, kwargs, tensors, mask)
+        if name == "torchvision::nms":
+            return self._kept_boxes(func, name, short, args, kwargs, tensors)
         if short == "_pack_padded_sequence":
             return self._packed(func, name, short, args, kwargs, tensors)
         if short == "bincount" and tensors[0].device.type == "cuda":
@@ -184,6 +194,10 @@ class Dispatch(TorchDispatchMode):
             mask = next((each for each in args[1] if _is_mask(each)), None)
             if mask is not None:
                 return self._rows_by_value(func, short, args, kwargs, tensors, mask)
+        if short in sparse.MAKES or sparse.has_sparse(tensors):
+            out = self.sparse.run(func, short, args, kwargs)
+            if out is not NotImplemented:
+                return out
         out = self._run(func, args, kwargs)
         self._note(func, name, short, args, kwargs, tensors, out)
         if short.strip("_").startswith("index_put") and self._waits_for_rows(args):
@@ -212,6 +226,11 @@ class Dispatch(TorchDispatchMode):
                 return shapes(*args, **kwargs)
             try:
                 return func(*args, **kwargs)
+            except DynamicOutputShapeException as error:
+                raise InputError(
+                    f"{self.recorder.user_line()}: how many results {func._schema.name} has "
+                    "depends on values, which a capture does not have"
+                ) from error
             except RuntimeError as error:  # it has no kernel for shapes, and asks for the device
                 if not any(each in str(error) for each in _NO_DEVICE):
                     raise
@@ -468,6 +487,17 @@ class Dispatch(TorchDispatchMode):
             out = _empty((max(least, spread or 0),), dtype=dtype, device=tensors[0].device)
         self._note(func, name, short, args, kwargs, tensors, out)
         self.recorder.copy(16, "copy to the host", blocking=True)  # the smallest and the largest
+        return out
+
+    def _kept_boxes(
+        self, func: Any, name: str, short: str, args: Any, kwargs: Any, tensors: list[Any]
+    ) -> Any:
+        """Leave out boxes that overlap: as many are kept as the user says."""
+        rows = min(self.recorder.needed("the number of boxes that nms keeps", "ROWS"), len(args[0]))
+        with self.fake:
+            out = _empty((rows,), dtype=torch.int64, device=tensors[0].device)
+        self._note(func, name, short, args, kwargs, tensors, out)
+        self.recorder.copy(8, "copy to the host", blocking=True)  # how many there are
         return out
 
     def _packed(

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..base.frozen import frozen
 from .device import Device
-from .recording import Broadcasts
+from .recording import FromRank0
 
 __all__ = ["Job"]
 
@@ -36,8 +36,7 @@ class Job:
         As of a `Recorder`.
     show : bool
         Whether the script's output is shown.
-    received : dict
-        What rank 0 broadcasts, as in its `Recording`.
+    received : FromRank0
     without : tuple of str
         Libraries of kernels that the job does not have, of those that are stood in for.
     """
@@ -54,7 +53,7 @@ class Job:
     failure: Path
     values: dict[str, float] = field(default_factory=dict)
     show: bool = False
-    received: Broadcasts = field(default_factory=dict)
+    received: FromRank0 = field(default_factory=lambda: FromRank0({}))
     without: tuple[str, ...] = ()
 
     @property

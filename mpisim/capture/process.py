@@ -112,6 +112,7 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
     from .data_parallel import DistributedDataParallel
     from .dispatch import Dispatch
     from .distributed import Collectives
+    from .pipelines import install as install_pipelines
     from .recurrent import install as install_recurrent
     from .stand_ins.install import install as install_libraries
     from .storages import install as install_storages
@@ -119,7 +120,7 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
 
     anything: Any = torch
     torch.autograd.set_multithreading_enabled(False)
-    collectives = Collectives(recorder, job.received)
+    collectives = Collectives(recorder, job.received.broadcasts)
     dispatch = Dispatch(recorder, collectives)  # imports what looks at torch.cuda as it is
     collectives.values = dispatch.values
     install_engine(recorder)
@@ -137,8 +138,10 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
     install_storages(recorder, dispatch)
     install_recurrent()
     install_triton(dispatch)
+    install_pipelines(recorder, job.received.stage_outputs)
     _install_sharding(dispatch)
     _install_conversions()
+    _install_jagged()
     folder = os.getcwd() if job.module else str(Path(job.script).resolve().parent)
     install_libraries(dispatch, job.without, folder)
     return dispatch
@@ -284,6 +287,32 @@ def _install_conversions() -> None:
         return out
 
     anything._apply = convert
+
+
+def _install_jagged() -> None:
+    """Have nested tensors of jagged layout, whose ragged size stands for their offsets, fake ones.
+
+    PyTorch makes a symbol of it only where it traces. Here each tensor of offsets gets a number of
+    its own, as real ones do.
+    """
+    import itertools
+
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.nested._internal.nested_int import NestedIntNode
+
+    fake: Any = FakeTensor
+    original, numbers = fake.get_nested_int, itertools.count()
+
+    def ragged_size(self: Any, *, coeff: Any = 1) -> Any:
+        if self.fake_mode.enter_stack:  # it is being traced
+            return original(self, coeff=coeff)
+        if self.nested_int_memo is None:
+            anything: Any = torch
+            self.nested_int_memo = anything.SymInt(NestedIntNode(next(numbers), 1))
+        return self.nested_int_memo * coeff
+
+    fake.get_nested_int = ragged_size
 
 
 def _install_values(recorder: Recorder, dispatch: Any) -> None:

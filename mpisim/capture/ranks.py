@@ -23,7 +23,7 @@ from ..mpi.parallel import Update, collective_errors
 from .device import Device
 from .job import Job
 from .lower import Part
-from .recording import Broadcasts, ItemKind, Recording
+from .recording import FromRank0, ItemKind, Recording
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -98,7 +98,7 @@ def capture_parts(
     InputError
         On all processes, with the line in which a script failed.
     """
-    first = _captured(script, [0], comm, update, {})[0]
+    first = _captured(script, [0], comm, update, FromRank0({}))[0]
     classes = _classes(first)
     if ranks is None:
         if len(classes) > MOST_CLASSES:
@@ -108,19 +108,19 @@ def capture_parts(
                 "--ranks lists them"
             )
         ends = {rank for members in classes for rank in (members[0], members[-1])} - {0}
-        found = {0: first} | _together(script, ends, comm, update, first.broadcasts)
+        found = {0: first} | _together(script, ends, comm, update, first.for_others())
         seconds = {
             members[1]
             for members in classes
             if len(members) > 2 and found[members[0]].digest() != found[members[-1]].digest()
         }
-        found |= _together(script, seconds, comm, update, first.broadcasts)
-        _check_devices(script, found, first.broadcasts, comm, update)
+        found |= _together(script, seconds, comm, update, first.for_others())
+        _check_devices(script, found, first.for_others(), comm, update)
         return _parts(classes, found)
-    found = {0: first} | _together(script, set(ranks) - {0}, comm, update, first.broadcasts)
+    found = {0: first} | _together(script, set(ranks) - {0}, comm, update, first.for_others())
     if 0 not in ranks:
         del found[0]
-    _check_devices(script, found, first.broadcasts, comm, update)
+    _check_devices(script, found, first.for_others(), comm, update)
     lacking = next((each for each in classes if not found.keys() & set(each)), None)
     if lacking is not None:
         raise InputError(
@@ -132,7 +132,7 @@ def capture_parts(
 def _check_devices(
     script: Script,
     found: dict[int, Recording],
-    received: Broadcasts,
+    received: FromRank0,
     comm: Intracomm,
     update: Update,
 ) -> None:
@@ -204,14 +204,14 @@ def _classes(first: Recording) -> list[list[int]]:
 
 
 def _together(
-    script: Script, ranks: set[int], comm: Intracomm, update: Update, received: Broadcasts
+    script: Script, ranks: set[int], comm: Intracomm, update: Update, received: FromRank0
 ) -> dict[int, Recording]:
     """Capture ranks, each process its share. **Collective.**"""
     return _captured(script, sorted(ranks), comm, update, received)
 
 
 def _captured(
-    script: Script, ranks: Sequence[int], comm: Intracomm, update: Update, received: Broadcasts
+    script: Script, ranks: Sequence[int], comm: Intracomm, update: Update, received: FromRank0
 ) -> dict[int, Recording]:
     mine: dict[int, Recording] = {}
     with collective_errors(comm):
@@ -221,7 +221,7 @@ def _captured(
     return {rank: each for part in comm.allgather(mine) for rank, each in part.items()}
 
 
-def _run(script: Script, rank: int, received: Broadcasts) -> Recording:
+def _run(script: Script, rank: int, received: FromRank0) -> Recording:
     """Run the script as one rank, in a process of its own. Local."""
     with tempfile.TemporaryDirectory(prefix="mpisim-capture-") as folder:
         job = Job(

@@ -27,6 +27,7 @@ from .recording import (
     ItemKind,
     Origin,
     Recording,
+    StageOutputs,
     Wait,
 )
 
@@ -116,6 +117,7 @@ class Recorder:
         self.values: Counter[str] = Counter()
         self.replaced: Counter[str] = Counter()
         self.broadcasts: Broadcasts = {}
+        self.stage_outputs: StageOutputs = ()
         self.devices: set[int] = set()
         self.named_devices: set[int] = set()
         self.allocations: list[Allocation] = []
@@ -364,7 +366,7 @@ class Recorder:
         likely : bool, int or float
             Taken unless the user gives another for the place that asks.
         """
-        where = self.user_line()
+        where = self._given_place() or self.user_line()
         value = likely
         if where in self.given:
             self.used_values.add(where)
@@ -396,7 +398,7 @@ class Recorder:
 
     def asked(self) -> bool:
         """Return whether the user has given a value for the line that is being executed."""
-        return bool(self.given) and self.user_line() in self.given
+        return self._given_place() is not None
 
     def needed(self, what: str, unit: str) -> int:
         """Return a number that only the user can give.
@@ -413,11 +415,12 @@ class Recorder:
         InputError
             If it is not given.
         """
-        where = self.user_line()
-        if where not in self.given:
+        if self._given_place() is None:
+            where, inside = self.user_line(), self._innermost_line()
+            library = f", of {where}" if inside != where else ""
             raise InputError(
                 f"{where}: {what} depends on values, which a capture does not have; give it: "
-                f"--value {where}={unit}"
+                f"--value {inside}={unit}{library}"
             )
         return int(self.unknown(what, 1))
 
@@ -446,6 +449,23 @@ class Recorder:
                 outer = f"{Path(file).name}:{frame.f_lineno}"
             frame = frame.f_back
         return outer
+
+    def _innermost_line(self) -> str:
+        """Return file and line of what asks: the user's code, or a library that it has called."""
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if not any(part in file for part in self.own):
+                return f"{Path(file).name}:{frame.f_lineno}"
+            frame = frame.f_back
+        return "the script"
+
+    def _given_place(self) -> str | None:
+        """Return the line that asks, of the user's code or a library's, if a value is given."""
+        if not self.given:
+            return None
+        places = (self._innermost_line(), self.user_line())
+        return next((each for each in places if each in self.given), None)
 
     # --- steps ------------------------------------------------------------------------------------
 
@@ -531,6 +551,7 @@ class Recorder:
             values=self.values,
             replaced=self.replaced,
             broadcasts=self.broadcasts,
+            stage_outputs=self.stage_outputs,
             devices=tuple(sorted(self.devices)),
             torch=torch,
             modules=self.within,

@@ -155,6 +155,19 @@ class Allocation(NamedTuple):
 
 Broadcasts = dict[tuple[int, int], tuple[bool, list[float]]]
 
+StageOutputs = tuple[tuple[TensorSpec, bool], ...]
+"""What a stage of a pipeline gives the next: tensors, and whether they have gradients."""
+
+
+class FromRank0(NamedTuple):
+    """What rank 0, which is captured first, tells the others."""
+
+    broadcasts: Broadcasts
+    """As of its `Recording`."""
+
+    stage_outputs: StageOutputs = ()
+    """As of its `Recording`."""
+
 
 @dataclass
 class Recording:
@@ -186,6 +199,8 @@ class Recording:
     broadcasts : dict of (int, int) to (bool, list of numbers)
         By group and number of the broadcast in it: small tensors that this rank sent, whether
         their values are more than likely, and the values.
+    stage_outputs : tuple of (TensorSpec, bool)
+        What the first stage of a pipeline without examples gives the next.
     devices : tuple of int
         Numbers of the devices, in their node, whose tensors it communicates.
     torch : str
@@ -212,6 +227,7 @@ class Recording:
     values: Counter[str] = field(default_factory=Counter)
     replaced: Counter[str] = field(default_factory=Counter)
     broadcasts: Broadcasts = field(default_factory=dict)
+    stage_outputs: StageOutputs = ()
     devices: tuple[int, ...] = ()
     torch: str = ""
     modules: list[tuple[str, ...]] = field(default_factory=lambda: [()])
@@ -241,6 +257,10 @@ class Recording:
             raise InputError(f"{path}: the captured process left no whole recording") from error
         assert isinstance(found, cls)
         return found
+
+    def for_others(self) -> FromRank0:
+        """Return what the other ranks are told, if this is of rank 0."""
+        return FromRank0(self.broadcasts, self.stage_outputs)
 
     def own_groups(self) -> list[int]:
         """Return the numbers of the groups that this rank belongs to, in order."""

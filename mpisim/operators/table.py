@@ -23,6 +23,7 @@ from . import (
     optimizers,
     products,
     recurrent,
+    sparse,
     streams,
     transformer_engine,
 )
@@ -50,7 +51,8 @@ _NOTHING = """
     lift_fresh empty empty_like empty_strided new_empty new_empty_strided resize_ set_ size stride
     numel sym_size sym_numel sym_stride sym_storage_offset is_same_size is_nonzero requires_grad_
     is_coalesced sparse_dim dense_dim _nnz _indices _values indices values _coalesced_ coalesced_
-    _cudnn_rnn_flatten_weight
+    _cudnn_rnn_flatten_weight _sparse_coo_tensor_with_dims_and_tensors
+    _sparse_coo_tensor_with_dims
     record_stream result_type broadcast_tensors _has_compatible_shallow_copy_type _assert_async
     _assert_tensor_metadata output_nr resolve_conj resolve_neg real imag _conj
     profiler::_record_function_enter
@@ -364,6 +366,8 @@ TABLE: Mapping[str, Rule] = {
     **_served(_SCATTERED, streams.scatter),
     **_served("_index_put_impl_ index_put _unsafe_index_put", streams.index_put),
     **_served("sort argsort msort unique _unique2 unique_consecutive", streams.sort),
+    **_served("_coalesce", sparse.coalesced),
+    **_served("_sparse_mm", sparse.product),
     **_served("topk kthvalue", streams.topk),
     **_served(_POOLED, streams.pooling),
     **dict.fromkeys([f"{name}_backward" for name in _names(_POOLED)], streams.pooling_backward),

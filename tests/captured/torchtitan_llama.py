@@ -20,6 +20,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 WIDTH, HEADS, KV_HEADS, INNER, WORDS, TOKENS = 4096, 32, 8, 14336, 128256, 8192
 HEAD = WIDTH // HEADS
+torch.backends.cuda.enable_cudnn_sdp(False)  # PyTorch of then tries FlashAttention first
 aten = torch.ops.aten
 KEPT = {
     aten.mm.default,
