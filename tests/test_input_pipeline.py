@@ -88,7 +88,7 @@ def test_rates(workers: int | None, cores: int, gpus: int, clock: float, megapix
     changes = [f"data.cores={cores}", f"data.clock={clock}", f"data.megapixels={megapixels}"]
     changes += [] if workers is None else [f"data.workers={workers}"]
     found = pipeline(*changes, gpus=gpus)
-    free = max(cores - gpus / 2, cores / 2)
+    free = cores - min(gpus, cores) / 2
     at_work = free if workers is None else min(free, workers * gpus)
     figures = packaged("input.toml")
     each = figures["loaders"]["pillow"]["rate"]["value"] * clock / 2.2

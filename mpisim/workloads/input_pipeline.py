@@ -10,14 +10,14 @@ Stalls in DNN Training" (PVLDB 14(5), 2021), of data that lie in memory.
 
 What a node prepares is what its cores do: a core prepares so many images a second by the loader
 (``data/input.toml``), and more cores as many times as much, up to one a worker. The process of each
-GPU keeps a hardware thread of its own busy, launching kernels and waiting for them
-(``cudaDeviceScheduleAuto`` spins while there are processors enough, says CUDA's documentation),
-which is half of a core.
+GPU keeps a hardware thread of its own busy, launching kernels and waiting for them, which takes a
+part of a core from the loader.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 
 from mpisim.kernels.operations import Copy
@@ -51,9 +51,6 @@ PREPARE, UPLOAD = "prepare next batch", "upload next batch"
 NEXT_BATCH = "next batch"
 """What the end of a step waits for."""
 
-THREADS = 2
-"""Hardware threads of a core."""
-
 CHANNELS = 3
 """Numbers of a pixel."""
 
@@ -63,6 +60,7 @@ class _Core:
     clock: Quantity
     scaling: Quantity
     per_gpu: Quantity
+    busy: Quantity
     own_clock: Quantity
 
 
@@ -168,7 +166,9 @@ def input_pipeline(experiment: Experiment, replicas_gpus: int) -> InputPipeline 
     if choice.clock is not None:
         clock = Quantity(1000 * choice.clock, "MHz", 0, "data.clock")
     clock = core.own_clock if clock is None else clock
-    free = max(cores.value - gpus / THREADS, cores.value / THREADS)
+    # Threads of as many processes as there are cores, or more, share them with the loader's.
+    taken = core.busy.value * min(gpus, cores.value)
+    free = cores.value - taken
     workers = free if choice.workers is None else min(free, choice.workers * gpus)
     each = loader.rate.value * clock.si / core.clock.si * experiment.scale.data_loading
     if choice.megapixels is not None:
@@ -180,6 +180,9 @@ def input_pipeline(experiment: Experiment, replicas_gpus: int) -> InputPipeline 
     }
     if workers == free:
         numbers["cores of a node"] = cores
+        numbers["cores that processes of GPUs keep busy"] = replace(
+            core.busy, error=core.busy.error * taken / free
+        )
     if choice.augmentation == "colour":
         each *= image.colour.value
         numbers["changes of colours"] = image.colour
