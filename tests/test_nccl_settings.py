@@ -127,6 +127,21 @@ def test_net_overhead() -> None:
     assert more.latency - usual.latency == pytest.approx(56 * 3e-6)
 
 
+def test_sockets_carry_what_their_threads_copy() -> None:
+    """Between 1.85 and 2.06 GB/s of one thread (github:NVIDIA/nccl issue 209), 4 to 6 of a node of
+    8 GPUs at best (issue 450)."""
+    gather = {"nodes": 2, "operation": Operation.ALL_GATHER, "ALGO": "ring", "PROTO": "simple"}
+
+    def rate(gpus: int, **variables: str) -> float:
+        found = choose(16 * GiB, per_node=gpus, **gather, **variables)  # type: ignore[arg-type]
+        return found.bandwidth * (2 * gpus - 1) / (2 * gpus)
+
+    assert 1.85e9 <= rate(1, IB_DISABLE="1") <= 2.06e9
+    assert 4e9 <= rate(8, IB_DISABLE="1", SOCKET_NTHREADS="4") <= 6e9
+    assert rate(8, IB_DISABLE="0") == rate(8)
+    assert rate(8, SOCKET_NTHREADS="4") == rate(8)
+
+
 def test_ib_hca_counts_nics() -> None:
     usual = choose(16 * GiB, nodes=4, operation=Operation.ALL_GATHER)
     found = choose(16 * GiB, nodes=4, operation=Operation.ALL_GATHER, IB_HCA="mlx5_0,mlx5_1")

@@ -81,12 +81,12 @@ def test_rows_are_kept_for_few_ranks() -> None:
 
 # --- accounts -----------------------------------------------------------------------------------
 
-N_PARTS, N_COMPUTE = 9, 4
+N_PARTS, N_COMPUTE, N_DEVICE = 9, 4, 8
 
 INTERVAL = st.tuples(
     st.integers(0, 3),
     st.integers(0, N_PARTS - 1),
-    st.integers(0, N_PARTS - 1),
+    st.integers(0, N_DEVICE - 1),
     st.integers(-5, 30),
     st.integers(0, 12),
     st.integers(0, 12),
@@ -101,13 +101,15 @@ def test_every_moment_counts_for_one_part(
     intervals: list[tuple[int, int, int, int, int, int, int]], until: int
 ) -> None:
     stream, part, waiting, begin, wait, work, key = np.array(intervals, np.int64).reshape(-1, 7).T
-    wire = begin + np.where(part >= N_COMPUTE, wait, 0)
+    communicates = (part >= N_COMPUTE) & (part < N_DEVICE)
+    wire = begin + np.where(communicates, wait, 0)
     waiting = np.maximum(waiting, N_COMPUTE)
     order = np.argsort(stream, kind="stable")
     index = np.concatenate([[0], np.cumsum(np.bincount(stream, minlength=4))])
     table = order.astype(np.int32), index, part.astype(np.uint8), waiting.astype(np.uint8)
     rows = begin.copy(), wire + work, wire, until
-    covered, sums = Ledger(*table, key.astype(np.int32), 5, N_PARTS, N_COMPUTE).of_rows(*rows)
+    sizes = 5, N_PARTS, N_COMPUTE, N_DEVICE
+    covered, sums = Ledger(*table, key.astype(np.int32), *sizes).of_rows(*rows)
     expected = [0] * (N_PARTS + 1)
     for moment in range(until):
         here = {
@@ -119,8 +121,16 @@ def test_every_moment_counts_for_one_part(
             if first <= moment < last
         }
         if here:
-            expected[min(here)] += 1
-            expected[-1] += max(here) >= N_COMPUTE
+            expected[min(here)] += min(here) < N_DEVICE
+            expected[-1] += any(N_COMPUTE <= each < N_DEVICE for each in here)
+    ends = {True: 0, False: 0}  # of the host's work, of the device's
+    for host, first, last in (
+        *zip(part >= N_DEVICE, wire, wire + work, strict=True),
+        *zip(waiting >= N_DEVICE, begin, wire, strict=True),
+    ):
+        if max(first, 0) < min(last, until):
+            ends[bool(host)] = max(ends[bool(host)], min(int(last), until))
+    expected[N_DEVICE] = max(ends[True] - ends[False], 0)
     assert covered.tolist() == expected
     assert sums[0].tolist() == np.bincount(key, work, 5).tolist()
     assert sums[1].tolist() == np.bincount(key, wire - begin, 5).tolist()
@@ -156,7 +166,7 @@ def test_sums_of_ranks_are_those_of_their_rows(
         if by_stream:
             device = device[np.argsort(table.stream[device], kind="stable")]
             streams = np.searchsorted(table.stream[device], np.arange(table.n_streams + 1))
-        of_table = device, streams, part, waiting, key, 3, 7, 3
+        of_table = device, streams, part, waiting, key, 3, 7, 3, 7
         ranks = np.flatnonzero(program.table == number)
         ledger = Ledger(*of_table)
         for _ in range(2):

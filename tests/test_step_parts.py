@@ -17,7 +17,7 @@ from test_fold import COST, late_starts, odd_speeds, symmetric
 import mpisim
 from mpisim.engine import Run, simulate
 from mpisim.experiment import load
-from mpisim.program import Communicators, Operation, Phase, Program, ProgramBuilder
+from mpisim.program import Communicators, Kind, Operation, Phase, Program, ProgramBuilder
 from mpisim.results import PartKind, Results, StepParts, collect, write_results
 from mpisim.results.step_parts import MOST_KINDS, PartLayout, kind_name
 
@@ -49,7 +49,8 @@ def check_columns(results: Results) -> StepParts:
     assert (parts.times >= 0).all()
     of_class = results.ranks["class"]
     for kind, column in COLUMNS.items():
-        sums = parts.times[:, parts.kinds == kind].sum(axis=1)
+        kinds = (kind, PartKind.INPUT) if kind == PartKind.IDLE else (kind,)
+        sums = parts.times[:, np.isin(parts.kinds, kinds)].sum(axis=1)
         np.testing.assert_array_equal(sums[of_class], results.ranks[column], column)
     return parts
 
@@ -115,6 +116,28 @@ def test_what_counts_of_several(comm: Intracomm) -> None:
     assert parts.kinds.tolist() == [PartKind.COMPUTE, PartKind.COMPUTE, PartKind.WIRE]
     assert parts.times.tolist() == [[40, 60, 50]]  # the all-gather ends before the all-reduce
     assert parts.mean(np.array([1])).tolist() == [40, 60, 50]
+
+
+def test_the_host_alone(comm: Intracomm) -> None:
+    """What prepares the next batch counts where neither kernels nor communications are."""
+    if comm.size > 1:
+        pytest.skip("in one process")
+    builder = ProgramBuilder()
+    group = builder.communicator([0], "dp 0")
+    table = builder.table()
+    table.tags(phase=Phase.INPUT)
+    table.kernel("prepare", 3, 200, kind=Kind.COPY)
+    table.tags(phase=Phase.FORWARD)
+    last = table.kernel("f", 0, 50)
+    table.tags(phase=Phase.NONE)
+    table.collective(Operation.ALL_REDUCE, 0, 1, 8, duration=30, waits=[last])
+    builder.add_rank(builder.add_table(table.build()), [group])
+    results = collect(simulate(builder.build()), comm=comm)
+    assert results is not None
+    parts = check_columns(results)
+    assert parts.names == ("forward", "dp", "input")
+    assert parts.times.tolist() == [[50, 30, 120]]
+    assert results.ranks["communication"].tolist() == [30]
 
 
 @pytest.mark.parametrize(

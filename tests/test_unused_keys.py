@@ -223,6 +223,15 @@ OTHER_TABLES = {
         "gpu": "a100-sxm",
         "measurements": '["none.csv"]',
     },
+    "data": {
+        "images": "jpeg",
+        "loader": "dali-gpu",
+        "workers": 3,
+        "augmentation": "colour",
+        "megapixels": 1.0,
+        "cores": 7,
+        "clock": 3.0,
+    },
     "overlap": {
         "model": "coupled",
         "calibration": "none.toml",
@@ -245,6 +254,7 @@ OTHER_TABLES = {
         "switch_bandwidth": 2.0,
         "latency": 2.0,
         "communications": 2.0,
+        "data_loading": 2.0,
         "launch_time": 2.0,
         "memory": 0.9,
     },

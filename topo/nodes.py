@@ -53,6 +53,8 @@ class Node:
         Maker of the CPUs: ``"intel"``, ``"amd"``, ``"grace"``, ``"arm"``, ``"power"``.
     numa_nodes : int
         CPUs of a node, or of a tray; GPUs and NICs are spread over them evenly.
+    cores, clock : Quantity, optional
+        Cores of all CPUs of a node, or of a tray, and their base clock, where known.
     socket_bandwidth : Quantity, optional
         Between two of the CPUs, one direction, usable. Needed where there are several.
     tray : int, optional
@@ -82,6 +84,8 @@ class Node:
     host_bandwidth: Quantity | None = None
     cpu: Literal["intel", "amd", "grace", "arm", "power"] = "intel"
     numa_nodes: Count = 1
+    cores: Quantity | None = None
+    clock: Quantity | None = None
     socket_bandwidth: Quantity | None = None
     tray: Count | None = None
     pcie_switches: Annotated[int, Limits(least=0)] | None = None
@@ -117,6 +121,10 @@ class Node:
             number = getattr(self, f"{key}_bandwidth")
             if number is not None and not number.value:
                 raise InputError(f"'{key}_bandwidth' is 0; it must be above 0")
+        for key in ("cores", "clock"):
+            number = getattr(self, key)
+            if number is not None and not number.value:
+                raise InputError(f"{key!r} is 0; it must be above 0")
 
 
 class GraphBuilder:

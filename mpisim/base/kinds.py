@@ -81,3 +81,5 @@ class Phase(PlainInteger, IntEnum):
     """Gradients of weights, where a schedule splits them from those of the inputs."""
     RECOMPUTE = 4
     OPTIMIZER = 5
+    INPUT = 6
+    """The host prepares the batch of the next step, and copies it to the GPU."""

@@ -128,6 +128,8 @@ class ScaleChoice:
         longer.
     communications : float
         Speed of communications whose durations a program file has, as recordings do.
+    data_loading : float
+        How fast the host prepares images (``[data]``).
     launch_time : float
         Of the CPU: launching calls, what the framework does between them, and the time until a
         kernel starts. Above 1: longer.
@@ -143,6 +145,7 @@ class ScaleChoice:
     switch_bandwidth: Factor = 1.0
     latency: Factor = 1.0
     communications: Factor = 1.0
+    data_loading: Factor = 1.0
     launch_time: Factor = 1.0
     memory: Factor = 1.0
 

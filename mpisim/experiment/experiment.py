@@ -31,6 +31,7 @@ from .choices import (
     ScaleChoice,
     VariationChoice,
 )
+from .data_choice import DataChoice
 from .framework import FrameworkOptions
 from .models import Model
 from .plan import Plan
@@ -129,6 +130,7 @@ class Experiment:
     model : Transformer, Cnn, Dlrm or Traced
     plan : Plan
     cluster : ClusterChoice
+    data : DataChoice
     scale : ScaleChoice
     kernels : KernelChoice
     network : NetworkChoice
@@ -161,6 +163,7 @@ class Experiment:
     model: Model | Traced
     plan: Plan
     cluster: ClusterChoice
+    data: DataChoice = field(default_factory=DataChoice)
     scale: ScaleChoice = field(default_factory=ScaleChoice)
     kernels: KernelChoice = field(default_factory=KernelChoice)
     network: NetworkChoice = field(default_factory=NetworkChoice)

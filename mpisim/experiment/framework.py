@@ -41,6 +41,13 @@ class FrameworkOptions:
         for other transformers, "ddp" for other models.
     bucket : int, optional
         Bytes of a gradient bucket, 1024 or more; the rule of `dp_style` if not given.
+    cycle_time : float, optional
+        With `dp_style` "ddp": Horovod reduces gradients, those that are there once in so many
+        milliseconds (``HOROVOD_CYCLE_TIME``), up to `bucket` bytes together
+        (``HOROVOD_FUSION_THRESHOLD``).
+    gradients_ready : {"computed", "launched"}
+        When Horovod is told of a gradient: when its kernel has ended, as MXNet does, or when it is
+        launched, as TensorFlow does.
     average_in_collective : bool
         Whether NCCL divides by the number of ranks, not a kernel before it (Megatron-LM's
         ``--ddp-average-in-collective``).
@@ -197,6 +204,8 @@ class FrameworkOptions:
     # Data parallelism: sharding, buckets, units.
     dp_style: Style | None = None
     bucket: Bytes | None = None
+    cycle_time: Annotated[float, Limits(least=0, most=10_000)] | None = None
+    gradients_ready: Literal["computed", "launched"] = "computed"
     average_in_collective: bool = False
     broadcast_buffers: bool = True
     wrap_layers: Count = 1

@@ -32,6 +32,7 @@ from .choices import (
     ScaleChoice,
     VariationChoice,
 )
+from .data_choice import DataChoice
 from .experiment import Experiment, Published
 from .framework import FrameworkOptions
 from .models import FAMILIES, Cnn, Dlrm, Model, Transformer
@@ -75,6 +76,7 @@ TABLES: dict[str, Any] = {
     "plan": Plan,
     "framework": FrameworkOptions,
     "cluster": ClusterChoice,
+    "data": DataChoice,
     "scale": ScaleChoice,
     "kernels": KernelChoice,
     "network": NetworkChoice,

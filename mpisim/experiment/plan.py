@@ -270,6 +270,17 @@ def _check_sizes(plan: Plan) -> None:
 
 
 def _check_data_parallel(plan: Plan) -> None:
+    framework = plan.framework
+    if framework.cycle_time is not None:
+        if framework.dp_style not in (None, "ddp"):
+            raise InputError(
+                f"framework.cycle_time is given, but framework.dp_style is {framework.dp_style!r}; "
+                "Horovod reduces gradients under 'ddp'"
+            )
+        if plan.zero:
+            raise InputError(
+                f"framework.cycle_time is given, but zero is {plan.zero}; Horovod shards nothing"
+            )
     allowed = {"ddp": (0, 1), "megatron": (0, 1), "deepspeed": (0, 1, 2, 3), "fsdp": (2, 3)}
     style = plan.framework.dp_style
     main = plan.precision.main_parameters

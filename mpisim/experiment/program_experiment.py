@@ -47,7 +47,7 @@ TABLES: dict[str, Any] = {
 PLAN_TABLES = ("plan", "framework")
 """Tables besides, of an experiment of a trace."""
 
-FIXED_TABLES = ("model", "plan", "kernels", "calibration")
+FIXED_TABLES = ("model", "plan", "data", "kernels", "calibration")
 """Tables of other experiments that a program file fixes: it holds their outcome."""
 
 

@@ -42,6 +42,7 @@ KINDS = {
     PartKind.WIRE: "wire",
     PartKind.WAITING: "waiting",
     PartKind.IDLE: "idle",
+    PartKind.INPUT: "input",
 }
 
 WITHOUT_PARTS = (

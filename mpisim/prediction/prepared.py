@@ -28,6 +28,7 @@ from ..memory import Evaluate, Verdict
 from ..program import Program
 from ..topo import Cluster, Network
 from ..workloads import Workload, lay_out, training_step
+from ..workloads.input_pipeline import InputPipeline, input_pipeline
 from .calibrated import CalibratedKernels, CalibratedNetwork
 from .hardware import Hardware, gpu_kinds, hardware_of, with_convolutions
 from .memory_fit import advice_for, assess_layout
@@ -94,6 +95,12 @@ class PreparedExperiment:
         """Number format of the matrix products that take most of the time."""
         plan = self.experiment.plan
         return plan.precision.convolutions or plan.precision.products
+
+    @cached_property
+    def input_pipeline(self) -> InputPipeline | None:
+        """How fast the host prepares images; None if that costs nothing."""
+        grid = self.workload.layout.grid
+        return input_pipeline(self.experiment, grid.world // grid.pp)
 
     @property
     def peak(self) -> float:

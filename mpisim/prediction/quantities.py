@@ -34,6 +34,7 @@ NAMES = {
     "nic_bandwidth": "NIC bandwidth",
     "switch_bandwidth": "switch bandwidth",
     "pcie_bandwidth": "PCIe bandwidth",
+    "data_loading": "rate of data loading",
     "latency": "latency",
     "launch_time": "launch time",
     "memory": "memory capacity",
@@ -62,6 +63,9 @@ def values_now(prepared: PreparedExperiment | PreparedProgram) -> dict[str, str]
         pricing = prepared.workload.pricings[0]
         launch = pricing.launching["host"] + pricing.launching["launch_cost"]
         found["launch_time"] = f"{launch / 1e6:.3g} us a call"
+        loads = prepared.input_pipeline
+        if loads is not None:
+            found["data_loading"] = f"{loads.rate * loads.gpus:,.0f} images/s a node"
     else:
         timed = any(
             bool((table.is_communication & (table.duration != UNPRICED)).any())
@@ -115,6 +119,8 @@ def why_not(name: str, prepared: PreparedExperiment | PreparedProgram) -> str:
         return "the program does not say what its kernels do or need; see speeds"
     if name == "micro_batch":
         return "the program fixes it"
+    if name == "data_loading":
+        return "the program fixes it" if program else "no images are prepared ([data] images)"
     if name == "communications":
         return "no communication has a duration of its own; see the bandwidths"
     if cluster is None:

@@ -149,6 +149,8 @@ class _PathParts:
         prepared, path = self._prepared, self._shares.path
         if not isinstance(prepared, PreparedExperiment):
             return {SPEEDS: -1.0}
+        if self._shares.prepares_batch(piece):
+            return {"data_loading": -1.0}
         rank, row = int(path.rank[piece]), int(path.row[piece])
         program, layout = prepared.program, prepared.workload.layout
         table = program.table_of(rank)

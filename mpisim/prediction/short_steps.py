@@ -13,6 +13,7 @@ from typing import NamedTuple
 from ..experiment import Experiment, Plan
 from ..experiment.traced import Traced
 from ..schedules import SCHEDULES
+from ..workloads.input_pipeline import loads_images
 
 __all__ = [
     "ShortenedRun",
@@ -109,6 +110,8 @@ def shortest_runs(experiment: Experiment) -> ShortenedRun | None:
     replicas = _replicas(experiment)
     if plan.replica_batch or experiment.variation.kernels or not replicas:
         return None
+    if loads_images(experiment):
+        return None  # whether the GPU or the host takes longer may depend on how long the step is
     to_fill = SCHEDULES[plan.pipeline.schedule].rounds_to_fill
     if to_fill is None:
         return None

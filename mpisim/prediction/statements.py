@@ -17,11 +17,13 @@ from ..base.quantity import PICOSECONDS
 from ..base.text import percentage
 from ..engine.run import Run
 from ..experiment import Cnn, Dlrm, Experiment, Plan, Transformer, VariationChoice
+from ..experiment.data_choice import image_side
 from ..experiment.plan_keys import short_key
 from ..experiment.profiles import Profile
 from ..program import Program
 from ..topo import Cluster, find_cluster
 from ..topo.speeds import nic_bottleneck
+from ..workloads.input_pipeline import loads_images
 from ..workloads.transformer.core_attention import MATRIX_UNIT_LOAD
 from .circuits import set_up_notes
 from .hardware import link_excess
@@ -61,7 +63,6 @@ NOT_MODELLED = (
     OVERLAP_SLOWDOWN,
     "clocks that fall while kernels run back to back, but for products, attention, convolutions",
     "packets: communications that share a link share its bandwidth fairly and at once",
-    "input pipeline, checkpoints",
 )
 
 METHOD = (
@@ -142,6 +143,7 @@ def statements(
             *_plan_assumptions(prepared.experiment),
             *_profile_lines(prepared.experiment),
             *_rank_assumptions(prepared),
+            *_input_lines(prepared),
             *network_notes(
                 prepared.cluster,
                 prepared.program,
@@ -157,6 +159,7 @@ def statements(
         ],
         "not_modelled": [
             *(each for each in NOT_MODELLED if overlap is None or each != OVERLAP_SLOWDOWN),
+            *_input_not_modelled(prepared),
             *_jitter_not_modelled(prepared),
         ],
         "memory": [*prepared.memory.text().splitlines(), *prepared.advice],
@@ -296,6 +299,8 @@ def _profile_lines(experiment: Experiment) -> list[str]:
         )
     lines += _not_of_profile(experiment, profile)
     for key, each in experiment.set_by_profile.items():
+        if key.startswith("data.") and not loads_images(experiment):
+            continue
         how = ", by analogy" if each.analogy else ""
         lines.append(
             f"{short_key(key)} = {format_value(each.value)} ({called}{how}: {each.source})"
@@ -366,6 +371,26 @@ def describe_random_factors(choice: VariationChoice) -> str | None:
     )
 
 
+def _input_lines(prepared: PreparedExperiment) -> list[str]:
+    """Say how fast the host prepares images, if it does."""
+    found = prepared.input_pipeline
+    return [] if found is None else [found.text]
+
+
+def _input_not_modelled(prepared: PreparedExperiment) -> list[str]:
+    """Say what is not modelled of the way of samples to the GPUs."""
+    experiment = prepared.experiment
+    if prepared.input_pipeline is None:
+        key = " ([data] images)" if image_side(experiment.model) is not None else ""
+        return [f"input pipeline{key}, checkpoints"]
+    lines = ["reading of files from storage, checkpoints"]
+    if experiment.data.loader == "dali-gpu":
+        lines.append("what nvJPEG takes of the GPU")
+    if experiment.variation.speeds or experiment.variation.random:
+        lines.append("loaders that do not slow down with their GPUs ([variation])")
+    return lines
+
+
 def _jitter_not_modelled(prepared: PreparedExperiment) -> list[str]:
     """Say what is not modelled of how GPUs differ."""
     choice = prepared.experiment.variation
@@ -415,6 +440,8 @@ def _worth_listing(key: str, value: object, prepared: PreparedExperiment) -> boo
         return False
     if key.startswith("prices."):  # no step time depends on them
         return False
+    if key.startswith("data."):
+        return prepared.input_pipeline is not None and key != "data.images"
     experiment, grid = prepared.experiment, prepared.workload.layout.grid
     plan, model = experiment.plan, experiment.model
     transformer, images = isinstance(model, Transformer), isinstance(model, Cnn)
@@ -429,6 +456,7 @@ def _worth_listing(key: str, value: object, prepared: PreparedExperiment) -> boo
             key: scaled for key in experiment.defaulted if key.rpartition(".")[2].startswith("fp8_")
         },
         "framework.recipe": False,
+        "framework.gradients_ready": plan.framework.cycle_time is not None,
         "framework.sp_style": plan.tp > 1,
         "plan.overlap.dp": grid.dp * grid.cp > 1,
         "framework.rotary": rotary,

@@ -35,6 +35,7 @@ from ..kernels.operations import Attention, Convolution, Gemm, GroupedGemm
 from ..kernels.scaled import rated_gpu
 from ..program import UNPRICED, Operation
 from ..topo.circuits import SETUP
+from ..workloads.input_pipeline import PREPARE
 from .circuits import with_set_ups
 from .prepared import PreparedExperiment
 from .step_constants import model_class, packaged_constants
@@ -247,6 +248,9 @@ class PathShares:
             return self._gap(piece)
         if kind is PieceKind.START and prepared.constants is not None:
             return {prepared.constants.overhead[0]: 1.0}
+        if kind is PieceKind.COPY and self.prepares_batch(piece):
+            assert prepared.input_pipeline is not None
+            return dict.fromkeys(prepared.input_pipeline.numbers, 1.0)
         if kind is not PieceKind.COMPUTE:
             return {}
         pricing = prepared.workload.pricing_of(int(path.rank[piece]))
@@ -254,6 +258,12 @@ class PathShares:
         if self._own_kernels and not isinstance(self._kernel(piece, pricing.kernels), PRODUCTS):
             shares = {**shares, OWN_KERNELS: 1.0}
         return shares
+
+    def prepares_batch(self, piece: int) -> bool:
+        """Whether a piece is the host's work for the next step."""
+        rank, row = int(self.path.rank[piece]), int(self.path.row[piece])
+        program = self.prepared.program
+        return program.names[program.table_of(rank).name[row]] == PREPARE
 
     def _gap_length(self, piece: int) -> int:
         """Return what lies before the kernel of a piece, in ps."""
@@ -420,6 +430,8 @@ def error_bar(
     if overlap is not None and run.critical_path is not None:
         numbers |= overlap.numbers
         lengths = {**lengths, **overlap.lengths()}
+    if prepared.input_pipeline is not None:
+        numbers |= prepared.input_pipeline.numbers
     guess = prepared.experiment.guess
     if guess is not None:
         numbers[GUESSED] = Quantity(1, "1", guess.error, "published models of such sizes")

@@ -21,6 +21,7 @@ import numpy as np
 from ..base.errors import InputError
 from ..base.rank_ranges import parse_ranges
 from ..experiment import Dlrm, Experiment, Plan, Transformer
+from ..experiment.data_choice import image_side
 from ..experiment.load import experiment_of
 from ..experiment.plan_keys import flattened, short_key
 from ..kernels import gpu_name
@@ -425,10 +426,22 @@ def _lines_of_other_tables(prepared: PreparedExperiment) -> list[str]:
         lines.append("run.allow_oom: no effect, the plan fits into memory")
     if experiment.cluster.other_gpus:
         lines += _unused_gpus(prepared)
+    lines += _unused_data(experiment)
     own = experiment.cluster.gpus_per_node
     if own is not None and own == find_cluster(experiment.cluster.preset).gpus_per_node:
         lines.append(f"cluster.gpus_per_node: no effect, the cluster's nodes have {own}")
     return [*lines, *_unused_prices(experiment)]
+
+
+def _unused_data(experiment: Experiment) -> list[str]:
+    """Return lines for keys of ``[data]`` that no step depends on."""
+    given = experiment.given.get("data", {})
+    if image_side(experiment.model) is None:
+        return [f"data.{key}: no effect, the model takes no images" for key in given]
+    if experiment.data.images == "jpeg":
+        return []
+    why = "no effect, data.images is 'synthetic', which nobody prepares"
+    return [f"data.{key}: {why}" for key in given if key != "images"]
 
 
 def _unused_prices(experiment: Experiment) -> list[str]:

@@ -54,6 +54,8 @@ def part_label(name: str, kind: PartKind, *, pairs: bool) -> str:
         return "messages between stages" if pairs else f"{name} communication"
     if kind == PartKind.WAITING:
         return "pipeline bubble" if pairs else f"waiting in {name}"
+    if kind == PartKind.INPUT:
+        return "waiting for input"
     if kind == PartKind.IDLE:
         return "idle: nothing runs"
     return "weight gradients" if name == "weight" else name

@@ -7,7 +7,8 @@ At any time of the step the device of a rank is in one of four states, the first
 - **exposed wire**: a communication moves data and nothing computes.
 - **exposed waiting**: a communication occupies a stream and waits for other members; nothing
   computes and nothing moves.
-- **idle**: nothing runs, also before the rank's start and after its end.
+- **idle**: nothing runs, also before the rank's start and after its end, and while the host alone
+  works, at the batch of the next step.
 
 Exposed communication is the sum of the second and the third, so that compute + exposed
 communication + idle is the step time, exactly, in integers. ``communication`` is the whole time
@@ -297,8 +298,9 @@ class _TableColumns:
         key_of[device] = key
         part, waiting = layout.of_rows(table, kinds)
         self.ledger = Ledger(
-            device, stream_index, part, waiting, key_of, n_keys, layout.n_parts, layout.n_compute
-        )
+            device, stream_index, part, waiting, key_of, n_keys,
+            layout.n_parts, layout.n_compute, layout.n_device,
+        )  # fmt: skip
         self._bytes = np.zeros(n_keys, np.int64)
         np.add.at(self._bytes, key, np.where(known, table.bytes[device], 0))
         self._is_kernel = is_kernel[first]

@@ -7,7 +7,9 @@ Every moment of a step counts for one part, the first of these that is under way
 3. a communication that moves bytes, by the name of its communicator without the number, in
    alphabetical order ("dp" for "dp 0");
 4. a communication that waits for another member, likewise;
-5. idle.
+5. the host, which prepares the batch of the next step (rows of the phase ``INPUT``), from when all
+   else has ended: what is idle before is not for its sake;
+6. idle.
 
 *Kinds* of communicators must not depend on which of equal ranks is looked at: communicators that
 ranks of one table bind by the same slot are of one kind, whatever they are called. Of more than
@@ -33,6 +35,7 @@ __all__ = [
     "COMPUTE_PARTS",
     "COPIES",
     "IDLE",
+    "INPUT",
     "MOST_KINDS",
     "OTHER",
     "PartKind",
@@ -59,6 +62,7 @@ COMPUTE_PARTS = {
 """Parts that are kernels, with their phases; where several run, the first counts."""
 
 COPIES = "copies"
+INPUT = "input"
 IDLE = "idle"
 
 
@@ -69,6 +73,7 @@ class PartKind(IntEnum):
     WIRE = 1  # exposed communication: bytes move and nothing computes
     WAITING = 2  # exposed communication: waits for another member and nothing computes
     IDLE = 3  # nothing runs
+    INPUT = 4  # nothing runs but what prepares the next batch on the host
 
 
 class StepParts(NamedTuple):
@@ -169,9 +174,14 @@ class PartLayout:
         return len(COMPUTE_PARTS) + 1
 
     @property
-    def n_parts(self) -> int:
-        """All parts but `IDLE`, which is the last."""
+    def n_device(self) -> int:
+        """Parts in which a GPU is at work or communicates: the first ones."""
         return self.n_compute + 2 * len(self.kinds)
+
+    @property
+    def n_parts(self) -> int:
+        """All parts but `IDLE`, which is the last; `INPUT` is the one before."""
+        return self.n_device + 1
 
     def of_rows(
         self, structure: Table, kinds: NDArray[np.uint8]
@@ -189,6 +199,7 @@ class PartLayout:
             of_phase[phase] = number
         part = of_phase[structure.phase]
         part[structure.kind == Kind.COPY] = len(COMPUTE_PARTS)
+        part[structure.phase == Phase.INPUT] = self.n_device
         waiting = np.zeros(len(part), np.uint8)
         rows = structure.is_communication
         wire = kinds[structure.slot[rows]] + np.uint8(self.n_compute)
@@ -203,9 +214,10 @@ class PartLayout:
         times : int64, shape (n_classes, n_parts + 1)
             Of all parts, and idle.
         """
-        names = (*COMPUTE_PARTS, COPIES, *self.kinds, *self.kinds, IDLE)
+        names = (*COMPUTE_PARTS, COPIES, *self.kinds, *self.kinds, INPUT, IDLE)
         n_kinds = len(self.kinds)
-        kinds = np.repeat(np.arange(len(PartKind)), (self.n_compute, n_kinds, n_kinds, 1))
+        order = (PartKind.COMPUTE, PartKind.WIRE, PartKind.WAITING, PartKind.INPUT, PartKind.IDLE)
+        kinds = np.repeat(order, (self.n_compute, n_kinds, n_kinds, 1, 1))
         taken = np.flatnonzero(times.any(axis=0))
         return StepParts(
             tuple(names[part] for part in taken.tolist()),

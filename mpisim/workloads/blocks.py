@@ -31,7 +31,7 @@ from .block_cache import COMPUTE, BlockCache, Slots
 from .block_rows import BEFORE, LAST, PENDING, OperatorRows, RowBlock
 from .operators import Await, Communicate, Compute, Operator, OperatorPart, Task
 from .pass_state import PassState
-from .pricing import NO_LAUNCH, Pricing
+from .pricing import NO_LAUNCH, Launching, Pricing
 
 __all__ = ["BlockBuilder"]
 
@@ -289,7 +289,13 @@ class BlockBuilder:
             state.pending = [row]
         return row
 
-    def launch(self, task: Communicate, *, waits: Iterable[int] | None = None) -> int | None:
+    def launch(
+        self,
+        task: Communicate,
+        *,
+        waits: Iterable[int] | None = None,
+        latency: int | None = None,
+    ) -> int | None:
         """Write a collective that kernels wait for only by `await_next` or `export`.
 
         It starts after `waits`, by default the kernel before it and what the next would wait for.
@@ -301,13 +307,56 @@ class BlockBuilder:
             A collective, its size in bytes; its `token` and `after` are not read.
         waits : iterable of int, optional
             Rows of the block, or ports; empty for a collective that waits for none.
+        latency : int, optional
+            Where another thread launches it: ps from when the CPU comes here until it can start.
         """
         if self.slots.has_one_member(task.group):
             return None
         self._write_deferred()
         if waits is None:
             waits = [self._pass.last, *self._pass.pending]
-        return self._collective(task, waits)
+        return self._collective(task, waits, latency)
+
+    def host_work(
+        self,
+        name: str,
+        duration: int,
+        *,
+        stream: str = "",
+        waits: Iterable[int] = (),
+        bytes: int = -1,
+    ) -> int:
+        """Write work beside the step: of other threads of the host, or a copy that they launch.
+
+        Nothing waits for it but by `await_next`, `launch` or `export`.
+
+        Parameters
+        ----------
+        name : str
+            Of the row.
+        duration : int
+            In ps.
+        stream : str
+            Where it waits for what was written before; by default a stream of its name.
+        waits : iterable of int
+            Rows of the block, or ports, that it starts after, too.
+        bytes : int
+            That it copies; -1: none.
+
+        Returns
+        -------
+        int
+            The row, in the block.
+        """
+        self._write_deferred()
+        return self._rows.kernel(
+            name,
+            self.slots.stream(stream or name),
+            duration,
+            waits=waits,
+            bytes=bytes,
+            kind=Kind.COPY,
+        )
 
     def host_wait(self, rows: Iterable[int], name: str, *, host: int = 0, tail: int = 0) -> None:
         """Let the CPU wait until rows have ended, before it launches anything further.
@@ -374,6 +423,12 @@ class BlockBuilder:
     def await_next(self, rows: Iterable[int]) -> None:
         """Let the next kernel wait for rows (or ports), too."""
         self.pending.extend(rows)
+
+    @property
+    def n_rows(self) -> int:
+        """Rows so far."""
+        self._write_deferred()
+        return len(self._rows)
 
     @property
     def last(self) -> int:
@@ -462,7 +517,12 @@ class BlockBuilder:
             first_layer=first_layer,
         )
 
-    def _collective(self, task: Communicate, waits: Iterable[int]) -> int:
+    def _collective(
+        self, task: Communicate, waits: Iterable[int], latency: int | None = None
+    ) -> int:
+        launching = self.pricing.launching
+        if latency is not None:
+            launching = Launching(host=0, launch=latency, launch_cost=0)
         row = self._rows.collective(
             task.operation,
             self.slots.slot(task.group),
@@ -470,7 +530,7 @@ class BlockBuilder:
             task.bytes,
             name=task.name,
             waits=waits,
-            **self.pricing.launching,
+            **launching,
         )
         self._block_launches(row)
         return row

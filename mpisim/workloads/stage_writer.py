@@ -41,6 +41,7 @@ from .block_rows import RowBlock
 from .blocks import BlockBuilder
 from .data_parallel import PassPoint, make_strategy
 from .grid import Groups
+from .input_pipeline import loads_images, write_input, write_wait
 from .layout import Layout, ModelChunk
 from .messages import PipelineMessages, messages_of_stage, streams
 from .operators import BackwardPart, Operator
@@ -153,6 +154,7 @@ class StageWriter:
         begin = self._builder()
         self._strategy.begin(begin)
         self._begin = begin.done()
+        self._loads = stage == 0 and loads_images(layout.experiment)
         self._blocks: dict[Hashable, RowBlock] = {}
         self._assembled = AssembledBlocks()
         self._end: RowBlock | None = None
@@ -219,11 +221,15 @@ class StageWriter:
         first = _first_block(layout.chunks(stage, network))
         rows = TableAssembler(label, first_layer=first - self._first_block, known=self._assembled)
         rows.add(self._begin)
+        if self._loads:
+            rows.add(self._input(pipeline.micro_batches))
         self._add_actions(rows, pipeline, stage)
         if self._end is None:  # after all others: what is still to be reduced depends on them
             end = self._builder()
             end.tags(phase=Phase.OPTIMIZER, layer=-1)
             write_optimizer(end, self._layout, self._stage, self._strategy, self._network)
+            if self._loads:
+                write_wait(end)
             self._end = end.done()
         rows.add(self._end)
         if rows.duration > MAX_DURATION:
@@ -232,6 +238,12 @@ class StageWriter:
                 "simulation's clocks cannot hold: is the model too large?"
             )
         return StageTable(rows.table(), self._slots.names, rows.flops)
+
+    def _input(self, micro_batches: int) -> RowBlock:
+        """Return the block of what prepares the batch of the next step."""
+        block = self._builder()
+        write_input(block, self._layout, micro_batches * self._plan.micro_batch)
+        return block.done()
 
     def _add_actions(self, rows: TableAssembler, pipeline: Pipeline, stage: int) -> None:
         """Append all passes of a step, with the messages between them.

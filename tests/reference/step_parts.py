@@ -13,7 +13,7 @@ from mpisim.program import Kind, Phase, Program
 __all__ = ["parts_of_rank"]
 
 PHASES = ("forward", "backward", "weight", "recompute", "optimizer", "none")
-KINDS = ("compute", "wire", "waiting", "idle")
+KINDS = ("compute", "wire", "waiting", "idle", "input")
 
 
 def parts_of_rank(
@@ -24,11 +24,14 @@ def parts_of_rank(
     rank = int(run.hosted[i])
     table, rows = program.table_of(rank), run.rows(i)
     kinds = _kinds(program, most)
+    host: list[int] = []
     work: list[tuple[int, int, tuple[int, int, str], tuple[str, str]]] = []
     for row in range(len(table)):
         first, middle, last = (int(t[row]) for t in (rows.begin, rows.wire, rows.end))
         kind = Kind(int(table.kind[row]))
-        if kind == Kind.KERNEL:
+        if table.phase[row] == Phase.INPUT:
+            host.append(min(last, end))
+        elif kind == Kind.KERNEL:
             phase = Phase(int(table.phase[row])).name.lower()
             name = "other compute" if phase == "none" else phase
             work.append((middle, last, (0, PHASES.index(phase), ""), ("compute", name)))
@@ -39,6 +42,9 @@ def parts_of_rank(
             order = int(name == "other")
             work.append((middle, last, (1, order, name), ("wire", name)))
             work.append((first, middle, (2, order, name), ("waiting", name)))
+    done = max((min(b, end) for a, b, *_ in work if max(a, begin) < min(b, end)), default=begin)
+    if max(host, default=begin) > done:
+        work.append((done, max(host), (3, 0, ""), ("input", "input")))
     moments = sorted({begin, end, *(t for a, b, *_ in work for t in (a, b) if begin < t < end)})
     found: Counter[tuple[str, str]] = Counter()
     for now, then in itertools.pairwise(moments):

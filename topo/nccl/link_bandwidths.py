@@ -15,7 +15,7 @@ pcie      the slot; no more than the path between sockets for a group that spans
 
 Between nodes it is the NICs that the group can use, each no faster than its PCIe slot, and no
 faster than the path between sockets where its data goes over the CPU (``nic_path = "sys"``, no
-GPUDirect).
+GPUDirect). TCP sockets (``NCCL_IB_DISABLE``) carry what the threads can copy that send over them.
 
 Two nodes of 8 GPUs with an NVSwitch, and 8 NICs of 50 GB/s in slots that let them:
 
@@ -58,6 +58,12 @@ class LinkBandwidths:
     fast: bool
 
 
+SENDING_GPUS = 2
+"""GPUs of a node that send to others at least: a NIC has two channels."""
+
+GIGA = 1e9
+
+
 def link_bandwidths(
     system: System, settings: Settings, shape: Shape, constants: NcclConstants
 ) -> LinkBandwidths:
@@ -96,6 +102,24 @@ def link_bandwidths(
         return LinkBandwidths(inside, 0.0, fast)
     nics = shape.nics if settings.ib_hca is None else min(shape.nics, settings.ib_hca)
     nic = min(system.nic_bandwidth, system.pcie_bandwidth * constants.raw["links"]["pcie-reach"])
-    if system.nic_path == "sys" or not system.gpudirect:
+    if system.nic_path == "sys" or not system.gpudirect or settings.ib_disable:
         nic = min(nic, system.socket_bandwidth)
-    return LinkBandwidths(inside, max(nics, 1) * nic, fast)
+    across = max(nics, 1) * nic
+    if settings.ib_disable:
+        across = min(across, _over_sockets(settings, n, constants))
+    return LinkBandwidths(inside, across, fast)
+
+
+def _over_sockets(settings: Settings, gpus: int, constants: NcclConstants) -> float:
+    """Return what TCP sockets carry out of a node, in bytes per second.
+
+    Parameters
+    ----------
+    settings : Settings
+    gpus : int
+        Of the group on the node.
+    constants : NcclConstants
+    """
+    sockets = constants.raw["sockets"]
+    threads = max(settings.socket_nthreads or 0, 1) * min(gpus, SENDING_GPUS)
+    return GIGA * min(threads * sockets["thread"], sockets["most"])

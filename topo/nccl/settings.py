@@ -65,6 +65,10 @@ class Settings:
         Nanoseconds to post a message to a NIC.
     ib_hca : int, optional
         How many NICs the list names.
+    ib_disable : bool
+        Data go over TCP sockets, through the CPU, in place of InfiniBand or RoCE.
+    socket_nthreads : int, optional
+        Threads of a GPU that send over sockets.
     """
 
     algo: Choices | None = None
@@ -86,6 +90,8 @@ class Settings:
     nchannels_per_net_peer: int | None = None
     net_overhead: int | None = None
     ib_hca: int | None = None
+    ib_disable: bool = False
+    socket_nthreads: int | None = None
 
     @classmethod
     def of(cls, variables: Mapping[str, str | int]) -> Settings:
@@ -219,4 +225,6 @@ _READERS: dict[str, Callable[[str, str], Any]] = {
     "nchannels_per_net_peer": _number(1, 64),
     "net_overhead": _number(0, 10**9),
     "ib_hca": _nics,
+    "ib_disable": _switch,
+    "socket_nthreads": _number(0, 16),
 }

@@ -13,7 +13,9 @@
 
    PARTS. What an interval is, is a number, its *part*. Where several are under way the least counts:
    at every moment the time goes to one part, and the parts of a rank add up to the time in which
-   anything was under way. Numbers below n_compute compute, all others communicate. */
+   anything was under way. Numbers below n_compute compute, those below n_device communicate. Of the
+   others, work of the host, the step waits only when all of the device has ended: what is idle before
+   is not for their sake. */
 
 #ifndef MPISIM_ACCOUNTS_H
 #define MPISIM_ACCOUNTS_H
@@ -31,8 +33,13 @@ typedef struct {  /* intervals in order of their begins */
 } List;
 
 typedef struct {  /* the parts of a rank */
-    int64_t n, n_compute;
+    int64_t n, n_compute, n_device;
 } Parts;
+
+INLINED int communicates(const Parts *parts, int64_t part)
+{
+    return part >= parts->n_compute && part < parts->n_device;
+}
 
 typedef struct {  /* a row on the device, as it is added up; not launched: key < 0 */
     int32_t key, stream;
@@ -163,6 +170,31 @@ static inline void activate(Underway *a, uint8_t part, int64_t end)
     a->step[below] = (Active){end, part};
 }
 
+/* Of the work of the host count what is left of it when all of the device has ended. */
+static void wait_for_host(
+    const List *list, int64_t n_lists, const Parts *parts, int64_t *covered)
+{
+    int64_t device = 0, host = 0, found = 0;
+    for (int64_t part = parts->n_device; part < parts->n; part++) {
+        found += covered[part];
+        covered[part] = 0;
+    }
+    if (!found)
+        return;
+    for (int64_t i = 0; i < n_lists; i++) {
+        for (int64_t at = 0; at < list[i].n; at++) {
+            const int64_t last = list[i].end[at * list[i].stride];
+            if (list[i].begin[at * list[i].stride] == last)
+                continue;
+            if (list[i].part[at] < parts->n_device)
+                device = later(device, last);
+            else
+                host = later(host, last);
+        }
+    }
+    covered[parts->n_device] = host > device ? host - device : 0;
+}
+
 /* Add up the time that intervals cover, by the part that counts, and behind the parts the time in
    which any communication was under way: lists are merged. The common case, an interval that
    begins when all before it are over, is counted in `alone`; there all of a chain stands from the
@@ -211,7 +243,7 @@ CLONES static void cover(
                     active.now = first;
                     alone[latest] -= over - first;
                     activate(&active, (uint8_t)latest, over);
-                    if (latest >= parts->n_compute) {
+                    if (communicates(parts, latest)) {
                         communicating += over - first;
                         reach = over;
                     }
@@ -222,7 +254,7 @@ CLONES static void cover(
                 if (own->total)
                     alone[part] -= last - first;
                 activate(&active, part, last);
-                if (part >= parts->n_compute && last > reach) {
+                if (communicates(parts, part) && last > reach) {
                     communicating += last - later(first, reach);
                     reach = last;
                 }
@@ -239,9 +271,11 @@ CLONES static void cover(
     advance(&active, over, covered);
     for (int64_t part = 0; part < parts->n; part++) {
         covered[part] += alone[part];
-        communicating += part >= parts->n_compute ? alone[part] : 0;
+        communicating += communicates(parts, part) ? alone[part] : 0;
     }
     covered[parts->n] += communicating;
+    if (parts->n > parts->n_device)
+        wait_for_host(list, n_lists, parts, covered);
 #undef NEXT
 }
 
@@ -307,7 +341,7 @@ INLINED void add_row(
         spent[l] += length;
         longest[l] = later(longest[l], length);
     }
-    if (x->part >= t->parts.n_compute) {
+    if (communicates(&t->parts, x->part)) {
         int64_t *waited = t->waited + (int64_t)x->key * LANES;
         EACH(l, LANES) waited[l] += wire[l] - begin[l];
         put(t, x, x->waiting, begin, wire);

@@ -26,6 +26,7 @@ cdef extern from "accounts.h":
     ctypedef struct Parts:
         int64_t n
         int64_t n_compute
+        int64_t n_device
 
     ctypedef struct Entry:
         int32_t key
@@ -62,6 +63,7 @@ cdef extern from "accounts.h":
         int one_duration
         int whole
 
+    int communicates(const Parts* parts, int64_t part) noexcept nogil
     void insert(List* list, int64_t begin, int64_t end, uint8_t part) noexcept nogil
     void cover(
         List* list, int64_t n_lists, int32_t* heap, const Parts* parts, int64_t* covered
@@ -92,9 +94,9 @@ cdef class Ledger:
     key : int32, shape (n,)
         What each row is added up under, 0 to n_keys - 1.
     n_keys : int
-    n_parts, n_compute : int
-        Parts that there are, at most `MOST_PARTS`; the first of them compute, the others
-        communicate.
+    n_parts, n_compute, n_device : int
+        Parts that there are, at most `MOST_PARTS`; those below `n_compute` compute, those below
+        `n_device` communicate, in the others the device waits for the host.
     """
 
     cdef const int32_t[::1] order
@@ -122,12 +124,13 @@ cdef class Ledger:
         int64_t n_keys,
         int64_t n_parts,
         int64_t n_compute,
+        int64_t n_device,
     ):
         cdef int64_t s, i, n = part.shape[0]
         cdef Entry* entry
         self.order, self.stream_index, self.n_keys = order, stream_index, n_keys
         self.n_streams = stream_index.shape[0] - 1
-        self.parts.n, self.parts.n_compute = n_parts, n_compute
+        self.parts.n, self.parts.n_compute, self.parts.n_device = n_parts, n_compute, n_device
         self.room = 2 * order.shape[0] + 1  # communications wait, and then move data
         self.of_entries = np.zeros((n + 1) * sizeof(Entry), np.uint8)
         cdef uint8_t[::1] entries = self.of_entries
@@ -211,7 +214,7 @@ cdef class Ledger:
                 length = end[row] - wire[row]
                 sum_of[0, x.key] += length
                 sum_of[2, x.key] = max(sum_of[2, x.key], length)
-                if x.part >= self.parts.n_compute:
+                if communicates(&self.parts, x.part):
                     sum_of[1, x.key] += wire[row] - begin[row]
                     clipped(one, begin[row], wire[row], x.waiting, until)
                 clipped(one, wire[row], end[row], x.part, until)

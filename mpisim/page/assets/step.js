@@ -6,6 +6,7 @@ const PAINTS_OF_KIND = {
   wire: ["collective", "p2p", "copy"],
   waiting: ["waiting"],
   idle: ["idle", "host"],
+  input: ["host", "copy"],
 };
 
 /** Names and kinds of parts → the colour of each. A part keeps the colour that its phase has. */

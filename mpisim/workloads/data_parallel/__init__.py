@@ -17,6 +17,8 @@ Read in this order:
     Default sizes of the frameworks, from ``data/frameworks.toml``.
 `ddp`
     PyTorch's DistributedDataParallel and ZeroRedundancyOptimizer: the simplest strategy.
+`horovod`
+    Horovod, whose buckets are formed by time.
 `megatron`
     Megatron-LM's DistributedDataParallel and distributed optimizer.
 `deepspeed`, `zero3`
@@ -75,6 +77,10 @@ def make_strategy(
 def _kind(plan: Plan) -> type[Strategy]:
     """Plan → its strategy, the only one that is loaded."""
     match plan.framework.dp_style:
+        case "ddp" if plan.framework.cycle_time is not None:
+            from .horovod import Horovod
+
+            return Horovod
         case "ddp":
             from .ddp import Ddp
 

@@ -29,6 +29,22 @@ class DdpDefaults:
 
 
 @frozen
+class HorovodDefaults:
+    """Horovod.
+
+    Attributes
+    ----------
+    threshold : Quantity
+        Bytes of the fusion buffer.
+    negotiation : Quantity
+        From the end of a cycle until all ranks know which gradients are there.
+    """
+
+    threshold: Quantity
+    negotiation: Quantity
+
+
+@frozen
 class ThreadDefaults:
     """PyTorch's DataParallel: one process, a thread for each GPU.
 
@@ -90,6 +106,7 @@ class Frameworks:
     """All frameworks; the data file says where each number comes from."""
 
     ddp: DdpDefaults
+    horovod: HorovodDefaults
     data_parallel: ThreadDefaults
     megatron: MegatronDefaults
     deepspeed: DeepSpeedDefaults

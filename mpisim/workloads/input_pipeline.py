@@ -1,0 +1,232 @@
+"""The input pipeline: what the host does so that the next step has its images.
+
+    [data], the node's CPUs ─► InputPipeline ─► rows of a step
+
+While a step runs the host prepares the batch of the next, and a copy engine takes it to the GPU. A
+step begins when its batch has come, and so it ends when that of the next has: with a queue of
+batches between the two, which all loaders have, a step takes as long as the GPU does or as the
+host, whichever takes longer. That is the model of J. Mohan et al., "Analyzing and Mitigating Data
+Stalls in DNN Training" (PVLDB 14(5), 2021), of data that lie in memory.
+
+What a node prepares is what its cores do: a core prepares so many images a second by the loader
+(``data/input.toml``), and more cores as many times as much, up to one a worker. The process of each
+GPU keeps a hardware thread of its own busy, launching kernels and waiting for them, which takes a
+part of a core from the loader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+
+from mpisim.kernels.operations import Copy
+
+from ..base.frozen import frozen
+from ..base.presets import packaged
+from ..base.quantity import Quantity, picoseconds
+from ..base.schema import build
+from ..experiment import Experiment
+from ..experiment.data_choice import image_side
+from ..program import Phase
+from ..topo import find_cluster
+from .blocks import BlockBuilder
+from .layout import Layout
+
+__all__ = [
+    "PREPARE",
+    "UPLOAD",
+    "InputPipeline",
+    "input_pipeline",
+    "loads_images",
+    "write_input",
+    "write_wait",
+]
+
+FILE = "input.toml"
+
+PREPARE, UPLOAD = "prepare next batch", "upload next batch"
+"""Names of rows of the host."""
+
+NEXT_BATCH = "next batch"
+"""What the end of a step waits for."""
+
+CHANNELS = 3
+"""Numbers of a pixel."""
+
+
+@frozen
+class _Core:
+    clock: Quantity
+    scaling: Quantity
+    per_gpu: Quantity
+    busy: Quantity
+    own_clock: Quantity
+
+
+@frozen
+class _Image:
+    pixels: Quantity
+    bytes: Quantity
+    colour: Quantity
+
+
+@frozen
+class _Loader:
+    title: str
+    rate: Quantity
+    upload: Quantity
+
+
+@frozen
+class _Figures:
+    core: _Core
+    image: _Image
+    loaders: dict[str, _Loader]
+
+
+@cache
+def _figures() -> _Figures:
+    return build(_Figures, packaged(FILE), FILE)
+
+
+@frozen
+class InputPipeline:
+    """How fast the host of a node prepares images.
+
+    Attributes
+    ----------
+    rate : float
+        Images a second for each GPU of the node.
+    upload : int
+        Bytes of an image that go to its GPU.
+    gpus : int
+        GPUs of the node that are fed.
+    cores : float
+        Cores of the node at work for the loader.
+    known : bool
+        Whether the cluster or the experiment says how many cores there are.
+    title : str
+        The loader in words.
+    numbers : mapping of str to Quantity
+        What the rate is proportional to.
+    """
+
+    rate: float
+    upload: int
+    gpus: int
+    cores: float
+    known: bool
+    title: str
+    numbers: Mapping[str, Quantity]
+
+    def duration(self, images: int) -> int:
+        """Images for one GPU → how long the host prepares them, in ps."""
+        return picoseconds(images / self.rate)
+
+    @property
+    def text(self) -> str:
+        """What it does, a line for people."""
+        guess = "" if self.known else " (a guess: data.cores says)"
+        return (
+            f"input: {self.title} prepares {self.rate * self.gpus:,.0f} images/s a node, by "
+            f"{self.cores:.4g} cores{guess}, while the step before runs; files lie in memory"
+        )
+
+
+def loads_images(experiment: Experiment) -> bool:
+    """Whether the host prepares the images of each step."""
+    return experiment.data.images == "jpeg" and image_side(experiment.model) is not None
+
+
+def input_pipeline(experiment: Experiment, replicas_gpus: int) -> InputPipeline | None:
+    """Experiment → how fast its images are prepared; None if that costs nothing.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    replicas_gpus : int
+        GPUs of all replicas that take images: those of the first stage of the pipeline.
+    """
+    side = image_side(experiment.model)
+    if not loads_images(experiment) or side is None:
+        return None
+    choice, figures = experiment.data, _figures()
+    loader, image, core = figures.loaders[choice.loader], figures.image, figures.core
+    node = find_cluster(experiment.cluster.preset).node
+    host = node.tray if node is not None and node.tray else experiment.cluster.node_gpus
+    gpus = max(1, min(host, replicas_gpus))
+    cores = node.cores if node is not None else None
+    clock = node.clock if node is not None else None
+    known = choice.cores is not None or cores is not None
+    if choice.cores is not None:
+        cores = Quantity(choice.cores, "1", 0, "data.cores")
+    if cores is None:
+        cores = Quantity(core.per_gpu.value * host, "1", core.per_gpu.error, core.per_gpu.source)
+    if choice.clock is not None:
+        clock = Quantity(1000 * choice.clock, "MHz", 0, "data.clock")
+    clock = core.own_clock if clock is None else clock
+    # Threads of as many processes as there are cores, or more, share them with the loader's.
+    taken = core.busy.value * min(gpus, cores.value)
+    free = cores.value - taken
+    workers = free if choice.workers is None else min(free, choice.workers * gpus)
+    each = loader.rate.value * clock.si / core.clock.si * experiment.scale.data_loading
+    if choice.megapixels is not None:
+        each *= image.pixels.value / (1e6 * choice.megapixels)
+    numbers = {
+        f"rate of {choice.loader}": loader.rate,
+        "rate of a core": core.scaling,
+        "clock of the CPUs": clock,
+    }
+    if workers == free:
+        numbers["cores of a node"] = cores
+        numbers["cores that processes of GPUs keep busy"] = replace(
+            core.busy, error=core.busy.error * taken / free
+        )
+    if choice.augmentation == "colour":
+        each *= image.colour.value
+        numbers["changes of colours"] = image.colour
+    of_file = image.bytes.value
+    if choice.megapixels is not None:
+        of_file *= 1e6 * choice.megapixels / image.pixels.value
+    pixels = CHANNELS * side**2
+    return InputPipeline(
+        rate=each * workers / gpus,
+        upload=round(loader.upload.value * pixels or of_file),
+        gpus=gpus,
+        cores=workers,
+        known=known,
+        title=loader.title,
+        numbers=numbers,
+    )
+
+
+def write_input(block: BlockBuilder, layout: Layout, images: int) -> None:
+    """Write what the host does for the next step, to be waited for as `NEXT_BATCH`.
+
+    Parameters
+    ----------
+    block : BlockBuilder
+        At the beginning of a step.
+    layout : Layout
+        Of an experiment that `loads_images`.
+    images : int
+        That a GPU takes in a step.
+    """
+    found = input_pipeline(layout.experiment, layout.grid.world // layout.grid.pp)
+    assert found is not None
+    block.tags(phase=Phase.INPUT, layer=-1)
+    upload = Copy(found.upload * images, "host")
+    rows = [
+        block.host_work(PREPARE, found.duration(images)),
+        block.host_work(
+            UPLOAD, block.pricing.estimate(UPLOAD, upload).duration, bytes=upload.bytes
+        ),
+    ]
+    block.export(NEXT_BATCH, rows)
+
+
+def write_wait(block: BlockBuilder) -> None:
+    """Let a step end when the batch of the next is there."""
+    block.tags(phase=Phase.INPUT, layer=-1)
+    block.host_wait([block.port(NEXT_BATCH)], "wait for next batch")
