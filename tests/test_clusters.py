@@ -234,6 +234,7 @@ def test_instances_of_clouds_are_clusters(name: str, gpu: str, gpus: int, gbps: 
         ("vista", "gh200", 1, 400, 600, None),
         ("tuolumne", "mi300a", 4, 800, 1152, 9),
         ("summit", "v100-sxm2-16gb-power9", 6, 200, 4608, None),
+        ("alex", "a100-sxm-40gb", 8, 400, 20, None),
         ("kestrel", "h100-sxm", 4, 400, 132, 1),
         ("adastra", "mi250x-gcd", 8, 800, 356, 3),
         ("eos", "h100-sxm", 8, 3200, 576, None),
