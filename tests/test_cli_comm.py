@@ -73,3 +73,23 @@ def test_errors(arguments: list[str], message: str, capsys: pytest.CaptureFixtur
     err = capsys.readouterr().err
     assert message in err
     assert len(err.strip().splitlines()) == 1
+
+
+# nccl-tests on machines of computing centres, bus bandwidth in GB/s; nothing was fitted to them (to
+# Alps it was, whose nodes and cards Isambard-AI's are).
+@pytest.mark.parametrize(
+    ("name", "nodes", "size", "gigabytes"),
+    [
+        ("perlmutter", "8", "4G", 68.9),  # github:dingp/communication-libraries-image
+        ("isambard-ai", "8", "1G", 85),  # "about", a log on GitHub
+        ("isambard-ai", "2", "1G", 139),
+    ],
+)
+def test_measured_on_machines_of_centres(
+    name: str, nodes: str, size: str, gigabytes: float, tmp_path: Path
+) -> None:
+    target = tmp_path / "comm.json"
+    words = ["comm", "all_reduce", "--cluster", name, "--nodes", nodes, "--size", size]
+    assert main([*words, "--json", str(target)]) == 0
+    (row,) = json.loads(target.read_text())["rows"]
+    assert row["busbw"] == pytest.approx(gigabytes * 1e9, rel=0.1)

@@ -211,13 +211,56 @@ def test_instances_of_clouds_are_clusters(name: str, gpu: str, gpus: int, gbps: 
     assert node.nics * node.nic_bandwidth.si * 8 / 1e9 == pytest.approx(gbps)
 
 
+# As on the pages of the centres: GPUs of a node, Gb/s of all its NICs, one direction, and groups,
+# as many as the nodes of the whole machine need.
+@pytest.mark.parametrize(
+    ("name", "gpu", "gpus", "gbps", "nodes", "groups"),
+    [
+        ("Perlmutter", "a100-sxm-40gb", 4, 800, 1536, 24),
+        ("perlmutter-80gb", "a100-sxm", 4, 800, 256, 4),
+        ("leonardo-booster", "a100-sxm-64gb", 4, 400, 19 * 180, 19),
+        ("juwels-booster", "a100-sxm-40gb", 4, 800, 936, 19),  # 20, of 48 nodes, there
+        ("JUPITER", "gh200", 4, 800, 25 * 240, 25),
+        ("mn5", "h100-sxm-64gb", 4, 800, 1120, None),
+        ("isambard-ai", "gh200", 4, 800, 1320, 11),
+        ("deltaai", "gh200", 4, 800, 114, 1),
+        ("delta", "a100-sxm-40gb", 4, 200, 100, 1),
+        ("tsubame4.0", "h100-sxm-94gb", 4, 800, 240, None),
+        ("abci-3.0", "h200", 8, 1600, 766, None),
+        ("jean-zay-h100", "h100-sxm", 4, 1600, 364, None),
+        ("karolina", "a100-sxm-40gb", 8, 800, 72, None),
+        ("meluxina", "a100-sxm-40gb", 4, 400, 200, 2),
+        ("baskerville", "a100-sxm-40gb", 4, 200, 46, None),
+        ("vista", "gh200", 1, 400, 600, None),
+        ("tuolumne", "mi300a", 4, 800, 1152, 9),
+        ("summit", "v100-sxm2-16gb-power9", 6, 200, 4608, None),
+        ("alex", "a100-sxm-40gb", 8, 400, 20, None),
+        ("kestrel", "h100-sxm", 4, 400, 132, 1),
+        ("adastra", "mi250x-gcd", 8, 800, 356, 3),
+        ("eos", "h100-sxm", 8, 3200, 576, None),
+        ("selene", "a100-sxm", 8, 1600, 560, None),
+    ],
+)
+def test_machines_of_centres_are_clusters(
+    name: str, gpu: str, gpus: int, gbps: float, nodes: int, groups: int | None
+) -> None:
+    cluster = find_cluster(name)
+    assert find_gpu(cluster.gpu) == find_gpu(gpu)
+    assert cluster.gpus_per_node == gpus
+    node = cluster.node
+    assert node.nics * node.nic_bandwidth.si * 8 / 1e9 == pytest.approx(gbps)
+    names = cluster.topology(nodes).names
+    found = {name.partition(".")[0] for name in names if name.startswith("group")}
+    assert len(found) == (groups or 0)
+
+
 def test_unknown_names_are_refused_with_the_nearest() -> None:
     with pytest.raises(InputError, match=r"unknown cluster 'dgx-h10' \(did you mean 'dgx-h"):
         find_cluster("dgx-h10")
     with pytest.raises(InputError, match=r"did you mean 'p5\.48xlarge'"):
         find_cluster("p5.47xlarge")
     with pytest.raises(
-        InputError, match=r"'h200': it is a GPU, which these have: a3-ultra, dgx-h2"
+        InputError, match=r"'h200': it is a GPU, which these have: a3-ultra, abci-3, "
     ):
         find_cluster("h200")
     with pytest.raises(InputError, match=r"'rtx-5090': it is a GPU, which none of .* has; kernels"):

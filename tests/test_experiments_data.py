@@ -23,6 +23,7 @@ OURS = ("llama3-8b-8-h100", "qwen3-30b-a3b-16-h100")
 """No published runs."""
 
 PAPERS = {
+    "jubench": "arXiv:2408.17211",
     "echo": "arXiv:2412.12487",
     "distsim": "arXiv:2306.08423",
     "triosim": "doi:10.1145/3695053.3731082",

@@ -148,6 +148,47 @@ def test_dragonflies(p: int, a: int, h: int, nodes: int, groups: int) -> None:
         check_shortest(found)
 
 
+# NICs of a leaf, leaves a group, links to each other group; nodes of one GPU; groups, switches.
+DRAGONFLIES_PLUS = [
+    (2, 3, 2, 18, 3, 9 + 3),
+    (4, 2, 3, 16, 2, 4 + 2),  # two groups: the links between them are the bisection
+    (3, 2, 1, 16, 3, 6 + 3),  # the last group is not full
+    (4, 4, 2, 7, 1, 2 + 1),  # two leaves of one group
+    (4, 4, 2, 3, 1, 1),  # one leaf
+]
+
+
+@pytest.mark.parametrize(
+    ("leaf", "leaves", "links", "nodes", "groups", "switches"), DRAGONFLIES_PLUS
+)
+def test_dragonflies_plus(
+    leaf: int, leaves: int, links: int, nodes: int, groups: int, switches: int
+) -> None:
+    keys: dict[str, Any] = {"kind": "dragonfly+", "leaf": leaf, "pod": leaves, "group_links": links}
+    found = direct(**keys).topology(nodes)
+    assert (found.node_kind == NodeKind.SWITCH).sum() == switches
+    cables = switches - groups if switches > 1 else 0  # a leaf's, which are one here
+    assert of_kind(found, LinkKind.FABRIC) == 2 * cables + groups * (groups - 1)
+    between = found.bandwidth[
+        ["spine->" in name and "spine" in name[8:] for name in found.link_names]
+    ]
+    assert between == pytest.approx(links * LINK)
+    assert bisection(found) == pytest.approx(networkx_flow(found), rel=1e-4)
+    if groups == 2:
+        assert bisection(found) == pytest.approx(links * LINK, rel=1e-4)
+    check_routes(found)
+    check_shortest(found)
+
+
+def test_a_dragonfly_plus_blocks_where_its_leaves_do() -> None:
+    # 2 groups of 2 leaves of 4 NICs: a leaf sends a third of what comes to it, and four links
+    # between the groups carry more than both leaves of one.
+    keys: dict[str, Any] = {"leaf": 4, "pod": 2, "group_links": 4, "oversubscription": 3.0}
+    found = cluster(kind="dragonfly+", **keys).topology(8)
+    assert bisection(found) == pytest.approx(2 * 4 * PORT / 3, rel=1e-4)
+    assert networkx_flow(found) == pytest.approx(2 * 4 * PORT / 3, rel=1e-6)
+
+
 def check_shortest(found: Topology) -> None:
     """Routes have as few links as the graph allows."""
     lengths = dict(networkx.all_pairs_shortest_path_length(networkx.DiGraph(found.graph())))
@@ -205,6 +246,14 @@ FABRICS = st.one_of(
     ),
     st.builds(
         dict,
+        kind=st.just("dragonfly+"),
+        leaf=COUNTS,
+        pod=COUNTS,
+        group_links=COUNTS,
+        oversubscription=st.sampled_from([1.0, 3.0]),
+    ),
+    st.builds(
+        dict,
         kind=st.just("torus"),
         dims=st.tuples(COUNTS, COUNTS, st.just(9)),
         link_bandwidth=st.just(direct(kind="mesh", dims=(1,)).node.link_bandwidth),
@@ -248,6 +297,7 @@ def test_what_does_not_fit_is_refused(fabric: dict[str, Any], nodes: int, messag
         ({"kind": "fat-tree"}, "'leaf' is missing; kind = 'fat-tree' needs it"),
         ({"kind": "switch", "dims": (2,)}, "'dims' is given, a key of torus, mesh, wafer; kind is"),
         ({"kind": "fat-tree", "leaf": 4, "rails": 2}, "'rails' is given, a key of rail-fat-tree,"),
+        ({"kind": "dragonfly+", "leaf": 4, "pod": 2}, "'group_links' is missing; kind = 'dragonf"),
         ({"kind": "fat-tree", "leaf": 4, "spines": 2}, "it must be given with ecmp = 'ecmp' or 'a"),
         ({"kind": "fat-tree", "leaf": 4, "ecmp": "ecmp"}, "'spines' is missing; it must be given"),
         ({"kind": "wafer", "dims": (2,)}, "'link_bandwidth' is missing; kind = 'wafer' needs it"),

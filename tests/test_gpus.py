@@ -74,7 +74,8 @@ def operations_a_clock(name: str, family: str) -> int:
     of the matrix units (AMD's)."""
     if family.startswith("cdna"):
         return 256
-    half = ("p100", "v100", "gv100", "t4", "rtx-2080", "rtx-8000", "a100", "a30", "a800")
+    half = ("p100", "v100", "gv100", "titan-v", "t4", "rtx-2080", "titan-rtx", "rtx-8000", "a100")
+    half += ("a30", "a800")
     return 2 * (64 if name.startswith(half) else 128)
 
 
@@ -231,7 +232,17 @@ def test_a_gpu_that_is_not_here_is_not_mistaken_for_another() -> None:
 def test_boards_at_half_rate_are_those_of_nvidias_tables() -> None:
     """Ampere GA102, Ada and RTX Blackwell whitepapers: accumulating in fp32, GeForce has half."""
     slow = {each for each in gpu_names() if gpu_parameters(each).half_rate}
-    assert slow == {"rtx-2080-ti", "rtx-3090", "rtx-3090-ti", "rtx-4090", "rtx-5090", "a10g", "l40"}
+    geforce = {
+        "rtx-2080",
+        "rtx-2080-ti",
+        "rtx-3080",
+        "rtx-3090",
+        "rtx-3090-ti",
+        "rtx-4080",
+        "rtx-4090",
+        "rtx-5090",
+    }
+    assert slow == geforce | {"a10g", "l20", "l40"}
 
 
 def test_boards_at_half_rate_come_nearer_to_their_peak() -> None:

@@ -50,6 +50,7 @@ FABRICS: dict[str, dict[str, Any]] = {
     "fat-tree, pods": {"leaf": 8, "pod": 3, "core_oversubscription": 3.0},
     "hpn": {"leaf": 4, "oversubscription": 1.5},
     "dragonfly": {"router_ports": 8, "routers": 4, "global_links": 2, "link_bandwidth": speed(20)},
+    "dragonfly+": {"leaf": 16, "pod": 2, "group_links": 4, "link_bandwidth": speed(20)},
     "torus": {"dims": (3, 4), "link_bandwidth": speed(40)},
     "mesh": {"dims": (3, 4), "link_bandwidth": speed(400)},
 }
@@ -145,9 +146,10 @@ def test_one_capacity_one_answer(fabric: str) -> None:
     slow = cluster(fabric, nic_bandwidth=Quantity(200, "Gb/s", 0, "a test"))
     built = network(slow, slow.topology(NODES))
     plain = CLUSTERS[fabric].topology(NODES)
-    # A tree's own links follow its cards; those of grids and dragonflies have speeds of their own.
+    # A tree's own links follow its cards, also those of a dragonfly+'s groups; those of grids and
+    # between groups have speeds of their own.
     names = ["*nic*->*", "*->*nic*"]
-    if "tree" in fabric or fabric == "hpn":
+    if "tree" in fabric or fabric in ("hpn", "dragonfly+"):
         names += ["*leaf*->*spine*", "*spine*->*leaf*", "*spine*->*core*", "*core*->*spine*"]
     present = {
         f"links.{name}.bandwidth": "50 %"

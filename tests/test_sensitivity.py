@@ -201,6 +201,25 @@ def test_every_key_of_the_table_scales_something() -> None:
         assert changed == (key in GPU_SCALES, key in LINK_SCALES), key
 
 
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("key", ["switch_bandwidth", "nic_bandwidth"])
+def test_the_links_of_a_dragonfly_plus_are_scaled(key: str, own: bool) -> None:
+    """Twice the switches: all links between them; twice the NICs: those as wide as NICs."""
+    cluster = find_cluster("juwels-booster")
+    assert cluster.fabric is not None
+    if not own:
+        cluster = replace(cluster, fabric=replace(cluster.fabric, link_bandwidth=None))
+    plain, scaled = (
+        dict(zip(found.link_names, found.bandwidth, strict=True))
+        for found in (c.topology(60) for c in (cluster, scaled_cluster(cluster, {key: 2.0})))
+    )
+    leaf, far, card = "group0.leaf0->group0.spine", "group0.spine->group1.spine", "node0.nic0->"
+    (card,) = [name for name in plain if name.startswith(card + "group")]
+    factors = [scaled[name] / plain[name] for name in (leaf, far, card)]
+    between = 1 if key == "nic_bandwidth" and own else 2
+    assert factors == pytest.approx([2, between, 2 if key == "nic_bandwidth" else 1])
+
+
 def test_a_saved_program_answers_as_its_experiment(tmp_path: Path) -> None:
     _, experiment = load("lin-gpt2-4-a100")
     main(["run", "lin-gpt2-4-a100", "--save-program", str(tmp_path / "step.h5")])

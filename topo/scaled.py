@@ -94,13 +94,14 @@ def _node_links(cluster: Cluster) -> str:
 def _scaled_fabric(cluster: Cluster, fabric: Fabric, factors: Mapping[str, float]) -> Fabric:
     switch, nic = factors.get("switch_bandwidth", 1.0), factors.get("nic_bandwidth", 1.0)
     found = _with_factors(fabric, {"link_bandwidth": switch, "edge_bandwidth": switch})
-    if fabric.kind == "dragonfly" and fabric.link_bandwidth is None and switch * nic != nic:
+    bundled = fabric.kind in ("dragonfly", "dragonfly+") and fabric.link_bandwidth is None
+    if bundled and switch * nic != nic:
         assert cluster.node is not None
         assert cluster.node.nic_bandwidth is not None
         port = cluster.node.nic_bandwidth
         share = 1.0 if fabric.nic_efficiency is None else fabric.nic_efficiency.value
-        bundled = replace(port, value=port.value * nic * share * switch)
-        return replace(found, link_bandwidth=bundled)
+        wide = replace(port, value=port.value * nic * share * switch)
+        found = replace(found, link_bandwidth=wide)
     if fabric.leaf is None:
         return found
     # Up from a leaf leads what its NICs bring, divided by the oversubscription.

@@ -5,7 +5,7 @@
 ``fabric_graph``
     `FabricGraph`: switches, links and routes from port to port; what a builder returns. It can do
     without `period`, `tour`, `grid` and `all_pairs`, which make large fabrics fast or rings short.
-``fat_tree``, ``dragonfly``, ``grid``, ``circuit``
+``fat_tree``, ``dragonfly``, ``dragonfly_plus``, ``grid``, ``circuit``
     The builders.
 
 A new fabric is one module with a builder, one line of `BUILDERS`, and in ``fabric`` its name in
@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 
 from .circuit import circuit
 from .dragonfly import dragonfly
+from .dragonfly_plus import dragonfly_plus
 from .fabric import Fabric, Kind
 from .fabric_graph import FabricGraph, Ports
 from .fat_tree import fat_tree, switch
@@ -33,6 +34,7 @@ BUILDERS: Mapping[Kind, Callable[[Fabric, Ports], FabricGraph]] = {
     "rail-fat-tree": fat_tree,
     "hpn": fat_tree,
     "dragonfly": dragonfly,
+    "dragonfly+": dragonfly_plus,
     "torus": grid,
     "mesh": grid,
     "wafer": grid,

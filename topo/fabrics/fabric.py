@@ -16,7 +16,16 @@ __all__ = ["COMMON", "KEYS", "Fabric", "Kind"]
 Count = Annotated[int, Limits(least=1)]
 
 Kind = Literal[
-    "switch", "fat-tree", "rail-fat-tree", "hpn", "dragonfly", "torus", "mesh", "wafer", "circuit"
+    "switch",
+    "fat-tree",
+    "rail-fat-tree",
+    "hpn",
+    "dragonfly",
+    "dragonfly+",
+    "torus",
+    "mesh",
+    "wafer",
+    "circuit",
 ]
 """Each has an entry in `KEYS` and in `BUILDERS`, and a row in docs/topologies.md."""
 
@@ -27,6 +36,7 @@ KEYS: dict[Kind, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "rail-fat-tree": (("leaf",), ("rails", *_TREE)),
     "hpn": (("leaf",), ("rails", "planes", *_TREE)),
     "dragonfly": (("router_ports", "routers", "global_links"), ("link_bandwidth", "routing")),
+    "dragonfly+": (("leaf", "pod", "group_links"), ("oversubscription", "link_bandwidth")),
     "torus": (("dims", "link_bandwidth"), ()),
     "mesh": (("dims", "link_bandwidth"), ()),
     "wafer": (("dims", "link_bandwidth"), ("edge_bandwidth",)),
@@ -48,9 +58,10 @@ class Fabric:
         ``"switch"``: one that never blocks; ``"fat-tree"``: leaves of neighbouring NICs under
         spines; ``"rail-fat-tree"``: the same, with leaves of the NICs of one rail (the first of
         every node, the second, …); ``"hpn"``: rails with two leaves for every NIC, each in a plane
-        of its own (Alibaba's HPN, SIGCOMM 2024; SimAI); ``"dragonfly"``; ``"torus"``, ``"mesh"``:
-        a router a node; ``"wafer"``: a mesh on every wafer, joined at the edges; ``"circuit"``:
-        optical circuits from any GPU to any other, set up when they are first used.
+        of its own (Alibaba's HPN, SIGCOMM 2024; SimAI); ``"dragonfly"``; ``"dragonfly+"``, whose
+        groups are trees of leaves and spines; ``"torus"``, ``"mesh"``: a router a node;
+        ``"wafer"``: a mesh on every wafer, joined at the edges; ``"circuit"``: optical circuits
+        from any GPU to any other, set up when they are first used.
     nic_efficiency : Quantity, optional
         Share of the NICs' line rate that payload reaches; 1 where there are no NICs.
     switch_latency : Quantity, optional
@@ -66,6 +77,7 @@ class Fabric:
         two NICs chooses one; ``"adaptive"``, each carries an equal part.
     pod : int, optional
         Leaves (of one rail) that share spines; pods are joined by core switches. By default all.
+        Of a dragonfly+: leaves of a group.
     core_oversubscription : float
         What the leaves of a full pod can send to the spines over what those can send to the core.
     rails : int, optional
@@ -74,13 +86,16 @@ class Fabric:
         Of ``"hpn"``.
     router_ports, routers, global_links : int
         Of a dragonfly: NICs at a router, routers of a group, links to other groups of a router.
+    group_links : int
+        Of a dragonfly+: links from a group to each other one.
     routing : str
         Of a dragonfly: ``"minimal"``, over the fewest links, or ``"adaptive"``, over whatever links
         are free.
     dims : tuple of int
         Nodes along each dimension: of the torus, the mesh, or one wafer.
     link_bandwidth : Quantity, optional
-        Between two routers, one direction; of a dragonfly by default that of a NIC; of a circuit.
+        Between two routers, one direction; of a dragonfly, and between groups of a dragonfly+, by
+        default that of a NIC; of a circuit.
     edge_bandwidth : Quantity, optional
         Between routers at the edges of neighbouring wafers; by default `link_bandwidth`.
     ports : int, optional
@@ -106,6 +121,7 @@ class Fabric:
     router_ports: Count | None = None
     routers: Count | None = None
     global_links: Count | None = None
+    group_links: Count | None = None
     routing: Literal["minimal", "adaptive"] = "minimal"
     dims: tuple[Count, ...] = ()
     link_bandwidth: Quantity | None = None
