@@ -71,6 +71,9 @@ class Gpu:
         From the start of that call to the start of the kernel on an idle GPU.
     host_gap : Quantity
         CPU time the framework spends between two launches.
+    loop_gap : Quantity, optional
+        The same where a loop in compiled code launches them, such as products of experts; by
+        default `host_gap`.
     kernel_gap : Quantity
         From the end of a kernel to the start of the next one of its stream that was launched long
         before: no part of any kernel's time as profilers give it.
@@ -139,6 +142,7 @@ class Gpu:
     kernel_gap: Quantity
     graph_gap: Quantity
 
+    loop_gap: Quantity | None = None
     peak_fp32: Quantity | None = None
     peak_tf32: Quantity | None = None
     peak_fp16: Quantity | None = None
@@ -199,6 +203,7 @@ _MAY_BE_ZERO = frozenset(
         "launch_call",
         "launch_latency",
         "host_gap",
+        "loop_gap",
         "kernel_gap",
         "graph_gap",
     )

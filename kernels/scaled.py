@@ -26,7 +26,7 @@ GPU_SCALES: dict[str, tuple[str, ...]] = {
     "matrix_rate": tuple(name for name in Gpu.__annotations__ if name.startswith(PEAK)),
     "link_bandwidth": ("nvlink",),
     "pcie_bandwidth": ("pcie",),
-    "launch_time": ("launch_call", "launch_latency", "host_gap"),
+    "launch_time": ("launch_call", "launch_latency", "host_gap", "loop_gap"),
     "memory": ("memory",),
 }
 """Numbers of a GPU that each factor is of."""

@@ -11,11 +11,13 @@ from mpi4py import MPI
 from mpisim.base.errors import InputError
 from mpisim.base.text import percentage
 from mpisim.experiment import Experiment, load
+from mpisim.kernels import Roofline, find_gpu
 from mpisim.kernels.operations import Convolution, Gemm
 from mpisim.prediction.launches import launch_bound_statement, launch_share
 from mpisim.prediction.prepared import prepare
 from mpisim.results import Results
 from mpisim.simulate import simulate
+from mpisim.workloads.pricing import Pricing
 
 COMM = MPI.COMM_SELF
 CUDA_GRAPHS = "framework.cuda_graphs=true"
@@ -128,3 +130,44 @@ def test_rates_have_no_exponent_and_images_no_tokens() -> None:
     assert re.match(r"[\d.,]+ images/s", seen["throughput"])
     assert "tokens" not in seen
     assert seen["images"] == 8
+
+
+@pytest.mark.parametrize(
+    ("launches", "measured"),
+    [
+        (3, (276.5, 311.3)),  # Linear in bf16: a product forward, two backward
+        (5, (416.9, 440.9)),  # in MXFP8, with a cast before either
+        (6, (349.0, 397.7)),  # LayerNormLinear in bf16: norm, and two kernels of it backward
+        (7, (490.5, 518.7)),  # in MXFP8, the norm casts
+    ],
+)
+def test_modules_on_a_grace_take_what_was_measured(
+    launches: int, measured: tuple[float, float]
+) -> None:
+    """Transformer Engine's modules on a GB200, forward and backward (its pull request 3523)."""
+    gpu = find_gpu("gb200")
+    one = (gpu.host_gap.si + gpu.launch_call.si) * 1e6
+    error = gpu.host_gap.error * gpu.host_gap.si * 1e6
+    assert launches * (one - error) < measured[0]
+    assert measured[1] < launches * (one + error)
+
+
+def test_a_compiled_loop_takes_the_framework_once() -> None:
+    """Eight products in Transformer Engine's loop: 0.267 ms, and its module once around them."""
+    gpu = find_gpu("gb200")
+    pricing = Pricing(Roofline(gpu))
+    assert gpu.loop_gap is not None
+    first = gpu.host_gap.si + gpu.launch_call.si
+    each = gpu.loop_gap.si + gpu.launch_call.si
+    assert 8 * each == pytest.approx(267e-6, rel=0.02)
+    loop = pricing.launching_of(8, compiled_loop=True)
+    assert (loop["host"] + loop["launch_cost"]) / 1e12 == pytest.approx(first + 7 * each)
+    python = pricing.launching_of(8)
+    assert (python["host"] + python["launch_cost"]) / 1e12 == pytest.approx(8 * first)
+    captured = Pricing(Roofline(gpu), cuda_graphs=True).launching_of(8, compiled_loop=True)
+    assert captured["host"] + captured["launch_cost"] == 0
+
+
+def test_a_loop_without_a_time_of_its_own_takes_that_of_launches() -> None:
+    pricing = Pricing(Roofline(find_gpu("h100-sxm")))
+    assert pricing.launching_of(4, compiled_loop=True) == pricing.launching_of(4)

@@ -45,8 +45,11 @@ class CalibratedKernels:
         gpu = model.gpu
         self._gpu = replace(
             gpu,
-            host_gap=replace(gpu.host_gap, value=gpu.host_gap.value * host.value),
-            launch_call=replace(gpu.launch_call, value=gpu.launch_call.value * host.value),
+            **{
+                name: replace(time, value=time.value * host.value)
+                for name in ("host_gap", "loop_gap", "launch_call")
+                if (time := getattr(gpu, name)) is not None
+            },
         )
 
     @property

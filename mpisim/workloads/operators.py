@@ -64,6 +64,8 @@ class Compute:
     launches : int
         Launches that it costs the CPU: more than 1 where a loop launches parts of it, 0 where it is
         captured in a CUDA graph with the kernel before. A gap lies before each part.
+    compiled_loop : bool
+        Whether that loop is in compiled code, so that the framework's time comes once.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Compute:
     weight: bool = False
     after: tuple[str, ...] = ()
     launches: int = 1
+    compiled_loop: bool = False
 
 
 @frozen(slots=True)

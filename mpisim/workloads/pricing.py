@@ -78,6 +78,8 @@ class Pricing:
         self.model, self.captured, self.blocking = model, cuda_graphs, launch_blocking
         gpu = model.gpu
         gap, call = (0.0, 0.0) if cuda_graphs else (gpu.host_gap.si, gpu.launch_call.si)
+        loop_gap = gap if cuda_graphs or gpu.loop_gap is None else gpu.loop_gap.si
+        self._loop_launch = picoseconds(loop_gap + call)
         self.launching = Launching(
             host=picoseconds(gap),
             launch=picoseconds(gpu.launch_latency.si),
@@ -102,7 +104,7 @@ class Pricing:
             if self.captured:
                 return Launching(host=0, launch=self.launching["launch"], launch_cost=0)
             return Launching(host=kernel.host, launch=kernel.launch, launch_cost=kernel.launch_cost)
-        return self.launching_of(task.launches)
+        return self.launching_of(task.launches, compiled_loop=task.compiled_loop)
 
     def gap_before(self, task: Compute) -> int:
         """Return what lies between a kernel and what ended on the device before it, in ps.
@@ -117,14 +119,18 @@ class Pricing:
             return self.graph_gap
         return self.gap * (1 if isinstance(kernel, GroupedGemm) else task.launches)
 
-    def launching_of(self, launches: int) -> Launching:
-        """Return the launch times of a row that represents so many launches."""
+    def launching_of(self, launches: int, *, compiled_loop: bool = False) -> Launching:
+        """Return the launch times of a row that represents so many launches.
+
+        Those after the first of a loop in compiled code take the loop's time.
+        """
         if launches == 1:
             return self.launching
         if launches == 0:
             return NO_LAUNCH
         one = self.launching
-        others = (launches - 1) * (one["host"] + one["launch_cost"])
+        each = self._loop_launch if compiled_loop else one["host"] + one["launch_cost"]
+        others = (launches - 1) * each
         return Launching(
             host=one["host"], launch=one["launch"], launch_cost=one["launch_cost"] + others
         )

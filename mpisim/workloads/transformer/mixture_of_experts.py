@@ -363,7 +363,7 @@ def _grouped_linear(s: Shapes, routing: Routing, name: str, k: int, n: int) -> O
         )
 
     def launched(step: Compute) -> Compute:
-        return replace(step, launches=loop)
+        return replace(step, launches=loop, compiled_loop=True)
 
     forward: list[Task] = [launched(cast(s, name, rows * k))] if casts else []
     forward.append(launched(Compute(name, gemm(n, k))))
