@@ -138,9 +138,9 @@ def simulate_packets(
     if core.done < len(end):
         first = flows[int(plan.message_flow[int(np.argmin(end))])]
         raise DeadlockError(
-            f"packets wait for each other in a circle after {core.now / 1e9:.3f} ms: all ways of "
-            f"the flow {first.sender} -> {first.receiver} are paused (PFC). A larger buffer, or "
-            "without PFC"
+            f"packets wait for each other in a circle (a PFC deadlock) after {core.now / 1e9:.3f} "
+            f"ms: all paths of the flow {first.sender} -> {first.receiver} are paused. A larger "
+            "buffer, or no PFC, helps"
         )
     return _run_of(core, plan, topology, flows, settings)
 
