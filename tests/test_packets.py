@@ -510,6 +510,8 @@ def test_options_without_effect_are_named(folder: Path, capsys: pytest.CaptureFi
     captured = capsys.readouterr()
     assert captured.err == ""
     assert "as hashed" not in captured.out
+    assert main([*COMMAND, "--spines", "2", "--routing", "spray", "--draws", "2"]) == 0
+    assert "as hashed" not in capsys.readouterr().out
 
 
 def test_a_table_is_read_as_it_is_meant(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,12 +83,13 @@ def draw_lines(runs: list[PacketRun]) -> list[str]:
     """Runs of several seeds → a line for each, and their range."""
     from ..base.text import aligned
 
-    rows = [("seed", "links, as hashed", "packets", "of even", "marked", "pauses")]
+    hashed = _is_hashed(runs[0])
+    rows = [("seed", *(("links, as hashed",) * hashed), "packets", "of even", "marked", "pauses")]
     for found in runs:
         rows.append(
             (
                 str(found.settings.seed),
-                f"{found.collided / 1e9:.3f} ms",
+                *((f"{found.collided / 1e9:.3f} ms",) * hashed),
                 f"{found.duration / 1e9:.3f} ms",
                 f"{found.duration / found.even:.2f}",
                 f"{_marked(found):.1%}",

@@ -230,13 +230,11 @@ def _pairs(
     pairs: list[_Pair] = []
     known: dict[tuple[str, str, str, tuple[int, ...]], list[int]] = {}
     channels: dict[str, int] = {}
-    spread = np.zeros(topology.n_links)
+    sent: dict[tuple[int, ...], int] = defaultdict(int)
     of_flow = []
     for flow in flows:
         paths = routes[flow.links]
-        for path in paths:  # which passes a link once
-            links = list(path[sender_part(topology, path) :])
-            spread[links] += flow.bytes * flow.repeats / len(paths)
+        sent[flow.links] += flow.bytes * flow.repeats
         key = (flow.sender, flow.receiver, flow.channel, flow.links)
         if key not in known:
             channel = channels.setdefault(flow.channel, len(channels))
@@ -250,6 +248,10 @@ def _pairs(
             known[key] = list(range(len(pairs), len(pairs) + len(by_first)))
             pairs += [_Pair(each, before) for (before, _), each in by_first.items()]
         of_flow.append(known[key])
+    spread = np.zeros(topology.n_links)
+    for route, bytes in sent.items():
+        for path in routes[route]:  # which passes a link once
+            spread[list(path[sender_part(topology, path) :])] += bytes / len(routes[route])
     return pairs, of_flow, spread
 
 
