@@ -21,6 +21,9 @@ from reference.packets import ends
 
 from mpisim.base.errors import DeadlockError, InputError
 from mpisim.base.kinds import Operation
+from mpisim.base.presets import packaged
+from mpisim.base.quantity import Quantity
+from mpisim.base.schema import build
 from mpisim.cli import main
 from mpisim.experiment import NetworkChoice
 from mpisim.prediction.network import network_of
@@ -35,6 +38,7 @@ from mpisim.topo.packets import (
     packet_settings,
     simulate_packets,
 )
+from mpisim.topo.packets.settings import PARAMETER_SETS
 from mpisim.topo.topology import LinkKind
 
 PLAIN = packet_settings(congestion="none", pfc=False)
@@ -315,6 +319,24 @@ def test_packets_are_marked_between_the_thresholds() -> None:
     assert half.link_marked.sum() < 0.01 * waited
 
 
+def test_marks_grow_with_the_queue() -> None:
+    """Two senders into one port: the queue rises evenly to the bytes of one, and then falls."""
+    topology = star(3)
+    flows = [flow(topology, a, 2) for a in (0, 1)]
+    ramp = replace(PLAIN, reference_rate=RATE, kmin=0, kmax=2 * BYTES, pmax=1.0)
+    marked = [
+        int(simulate_packets(topology, flows, replace(ramp, seed=seed)).link_marked.sum())
+        for seed in range(8)
+    ]
+    many, share = 2 * packets_of(BYTES), 0.25  # on arrival half of BYTES in the mean, of 2 BYTES
+    error = math.sqrt(many * share * (1 - share) / len(marked))
+    assert np.mean(marked) == pytest.approx(many * share, abs=4 * error)
+    half = replace(ramp, kmin=BYTES // 2, kmax=BYTES, pmax=0.5)  # the upper half: 0 to 0.5
+    found = simulate_packets(topology, flows, half).link_marked.sum()
+    error = math.sqrt(many / 2 * share)
+    assert found == pytest.approx(many / 2 * share, abs=4 * error)
+
+
 def throughput(found: PacketRun, flows: Sequence[int], begin: int, end: int) -> list[float]:
     """Bytes per second of flows between two times, from the ends of their messages."""
     rates = []
@@ -435,13 +457,22 @@ def test_it_prints_and_writes(folder: Path, capsys: pytest.CaptureFixture[str]) 
     with h5py.File(folder / "run.h5") as file:
         assert file["flows/end"][:].max() / 1e12 == pytest.approx(numbers["seconds"])
         assert len(file["links/name"]) == len(numbers["links"])
+        kept = dict(file["settings"].attrs)
+    assert kept["routing"] == "ecmp"
+    assert kept["seed"] == 0
+    assert {name: kept[name] for name in numbers["parameters"]} == numbers["parameters"]
 
 
 def test_seeds_are_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, "--spines", "2", "--draws", "3"]) == 0
-    text = capsys.readouterr().out
-    assert text.count(" ms  ") >= 3
-    assert "in the mean" in text
+    lines = capsys.readouterr().out.splitlines()
+    assert "in the mean" in lines[-1]
+    for seed in range(3):
+        assert main([*COMMAND, "--spines", "2", "--seed", str(seed), "--json", f"{seed}.json"]) == 0
+        (alone,) = json.loads((folder / f"{seed}.json").read_text())["runs"]
+        (line,) = (each for each in lines if each.split()[:1] == [str(seed)])
+        assert f"{alone['links_hashed_seconds'] * 1e3:.3f} ms" in line
+        assert f"{alone['seconds'] * 1e3:.3f} ms" in line
 
 
 def test_a_table_of_flows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -460,6 +491,43 @@ def test_a_table_of_flows(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert same[0] == same[1]
 
 
+def test_options_without_effect_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    below = [
+        "packets",
+        "incast.csv",
+        "--cluster",
+        "mine.toml",
+        "--nodes",
+        "4",
+        "--routing",
+        "spray",
+    ]
+    assert main(below) == 0
+    captured = capsys.readouterr()
+    assert "--routing spray changed nothing" in captured.err
+    assert "as hashed" not in captured.out
+    assert main([*COMMAND, "--spines", "2", "--routing", "spray"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert "as hashed" not in captured.out
+    assert main([*COMMAND, "--spines", "2", "--routing", "spray", "--draws", "2"]) == 0
+    assert "as hashed" not in capsys.readouterr().out
+
+
+def test_a_table_is_read_as_it_is_meant(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def seconds(text: str) -> float:
+        (folder / "same.csv").write_text(text)
+        options = ["--cluster", "mine.toml", "--nodes", "4", "--json", "x.json", "--overwrite"]
+        assert main(["packets", "same.csv", *options]) == 0
+        return float(json.loads((folder / "x.json").read_text())["runs"][0]["seconds"])
+
+    plain = seconds("sender,receiver,bytes\n0,31,1e6\n8,31,1000000\n")
+    assert seconds("\ufeffsender, receiver, bytes\r\n0,31,1e6\r\n\r\n8, 31 ,1e6\r\n  \n") == plain
+    assert seconds("bytes,receiver,sender\n1e6,31,0\n1e6,31,8\n") == plain
+    many = " " * 200_000  # more than csv takes by default
+    assert seconds(f"sender,receiver,bytes,links\n0,31,1e6,{many}\n8,31,1e6,\n") == plain
+
+
 def test_processes_change_nothing(folder: Path, run_mpisim: Callable[..., Any]) -> None:
     outputs = [run_mpisim(COMMAND, processes).stdout for processes in (1, 2)]
     assert outputs[0] == outputs[1] != ""
@@ -475,6 +543,7 @@ def test_processes_change_nothing(folder: Path, run_mpisim: Callable[..., Any]) 
         (["--size", "1M", "--draws", "2", "-o", "x.h5"], "give them without --draws"),
         (["--size", "1M", "--draws", "0"], "--draws is 0"),
         (["--size", "1G", "--max-hops", "10"], "are more than 10"),
+        (["--size", "1G", "--max-hops", "0"], "--max-hops is 0; it must be 1 or more"),
         ([], "--size is missing"),
     ],
 )
@@ -496,6 +565,19 @@ def test_options_are_checked(
         ("sender,receiver,bytes\n0,1\n", "line 2: it must have 3 fields"),
         ("sender,receiver,bytes,links\n0,1,5,a->b\n", "there is no link 'a->b'"),
         ("sender,receiver,bytes\n", "it has no flows"),
+        ("sender;receiver;bytes\n0;1;2\n", "separated by commas"),
+        ("sender,receiver,bytes,bytes\n0,1,2,3\n", "there are two columns 'bytes'"),
+        ("sender,receiver,bytes\n0.5,1,2\n", "line 2: sender is '0.5'; it must be a whole number"),
+        ("sender,receiver,bytes\n0,16,2\n", "it must be a number of one of 16 GPUs, from 0 to 15"),
+        ("sender,receiver,bytes\n0,1,10M\n", "a number of bytes, without a unit, from 1"),
+        ("sender,receiver,bytes,start\n0,1,10,5us\n", "a number of seconds from 0 to 1,000"),
+        ("sender,receiver,bytes,step\n0,1,10,1.5\n", "step is '1.5'; it must be a whole number"),
+        ("sender,receiver,bytes\n\n\n0,1,-1\n", "line 4: bytes is '-1'"),
+        ('sender,receiver,bytes\n0,1,"2\n', "unexpected end of data"),
+        (
+            "sender,receiver,bytes,links\nx,8,5,node0.nic0->leaf0.rail0\n",
+            "line 2: sender is 'x'",
+        ),
     ],
 )
 def test_tables_are_checked(
@@ -508,11 +590,47 @@ def test_tables_are_checked(
     assert "flows.csv" in line
 
 
-def test_settings_are_checked() -> None:
+def test_a_table_must_be_called_csv(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "incast.csv").rename("incast.txt")
+    assert main(["packets", "incast.txt", "--cluster", "mine.toml", "--nodes", "4"]) == 2
+    assert "whose name ends in .csv" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"timer": "0"}, "timer is 0; it must be above 0"),
+        ({"timer": "1e5 s"}, "it must be at most 1000 s"),
+        ({"timer": "-3"}, r"timer is '-3'; .* in ns or us or ms or s \(us if none is given\)"),
+        ({"kmin": "1 GB"}, "kmin is 1,000,000,000; it must be 0 to 200,000, which is kmax"),
+        ({"kmax": "1e400"}, "kmax is '1e400', which is too large"),
+        ({"gain": "2"}, "gain is 2.0; it must be 0 to 1"),
+        ({"pmax": "10%"}, "pmax is '10%'; it must be a number from 0 on, without a unit"),
+        ({"min_rate": "50 Gb/s"}, "min_rate is 50 Gb/s, more than the reference_rate of 40 Gb/s"),
+    ],
+)
+def test_settings_that_cannot_be(changes: dict[str, str], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        packet_settings(changes=changes)
+
+
+def test_parameters_have_units() -> None:
     with pytest.raises(InputError, match="unknown parameters 'simay'"):
         packet_settings("simay")
-    with pytest.raises(InputError, match="it must be above 0"):
-        packet_settings(changes={"timer": "0"})
-    changed = packet_settings(changes={"timer": "300 us", "rate_ai": "1"})
-    assert changed.control.timer == 300 * US
-    assert changed.control.additive == pytest.approx(1e9 / 8 / 1e12)
+    for same in ("300", "300us", "300 us", "0.3 ms", "3e5 ns"):
+        assert packet_settings(changes={"timer": same}).control.timer == 300 * US
+    for same in ("1", "1 Gb/s", "1000Mb/s", "125 MB/s"):
+        found = packet_settings(changes={"rate_ai": same}).control.additive
+        assert found == pytest.approx(1e9 / 8 / 1e12)
+    found = packet_settings(changes={"kmin": "100kB", "kmax": "400 KiB"})
+    assert (found.kmin, found.kmax) == (100_000, 409_600)
+
+
+@pytest.mark.parametrize("name", PARAMETER_SETS)
+def test_parameters_are_those_of_the_file(name: str) -> None:
+    tables = packaged("packets.toml")
+    stored = {
+        key: build(Quantity, row, "", key).si
+        for key, row in (tables["switch"] | tables[name]).items()
+    }
+    assert packet_settings(name).parameters == pytest.approx(stored, abs=1e-12)

@@ -387,6 +387,23 @@ def test_the_text_is_as_simai_writes_it(
     assert (workload.tensor, workload.expert, workload.n_ranks) == (4, 1, 8)
 
 
+def test_both_commands_say_what_overlaps_otherwise(
+    exported: Callable[..., list[float]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of ZeRO 3 the gathers of parameters in the forward pass: one for each layer, at least."""
+    capsys.readouterr()
+    exported("plan.tp=1", "plan.sp=false", "plan.dp=8", "plan.zero=3")
+    said = re.findall(r"; in SimAI (\d+) communications of a rank with", capsys.readouterr().out)
+    options = ["--set", "plan.tp=1", "--set", "plan.sp=false", "--set", "plan.dp=8"]
+    program = ["--set", "plan.zero=3", "--save-program", "whole.h5"]
+    assert main(["run", "gpt.toml", *options, *program]) == 0
+    assert main(["program", "export", "whole.h5", "--format", "simai", "-o", "whole.txt"]) == 0
+    said += re.findall(r"; in SimAI (\d+) communications of a rank with", capsys.readouterr().out)
+    assert len(said) == 2
+    assert said[0] == said[1]
+    assert int(said[0]) >= 4
+
+
 def test_communications_are_kept(exported: Callable[..., list[float]], tmp_path: Path) -> None:
     """As many of each operation and size, but those below 1 KiB."""
     exported()

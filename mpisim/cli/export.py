@@ -94,9 +94,9 @@ def run(args: argparse.Namespace) -> int:
         source = resimulate(kept, comm, progress=True)
     chosen = chosen or some_ranks(source.program)
     with progress(comm, f"writing {args.output}"):
-        export_run(source, args.format, args.output, comm, chosen, overwrite=args.overwrite)
+        how = export_run(source, args.format, args.output, comm, chosen, overwrite=args.overwrite)
     if comm.rank == 0:
-        print(_sentence(args, chosen, kept.numbers))
+        print(_sentence(args, chosen, kept.numbers) + (f"; {how}" if how else ""))
     return 0
 
 

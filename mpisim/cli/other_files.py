@@ -22,6 +22,8 @@ TAKEN_BY: Mapping[str, str] = {
     "mpisim-search": "a search, which 'mpisim report {file}' shows",
     "mpisim-job": "the outcome of a job, which 'mpisim report {file}' shows",
     "mpisim-decentralized": "decentralized training, which 'mpisim report {file}' shows",
+    "mpisim-packets": "what 'mpisim packets -o' wrote, which h5py reads, or any other reader of "
+    "HDF5 (docs/network.md)",
     "experiment": "an experiment, which 'mpisim run {file}' simulates",
     "cluster": "a cluster, which 'mpisim topo show {file}' shows; 'mpisim new mine.toml --cluster "
     "{file}' writes an experiment on it",

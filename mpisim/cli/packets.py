@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import InputError, UsageError
@@ -13,6 +15,7 @@ from .speeds import add_speed_options, given_speeds, with_speed_options
 
 if TYPE_CHECKING:
     from ..experiment import NetworkChoice
+    from ..program import Operation
     from ..topo import Cluster
     from ..topo.packets import PacketFlow, PacketRun, PacketSettings
     from ..topo.topology import Topology
@@ -48,7 +51,8 @@ def add_parser(subparsers: Any) -> None:
         "what",
         metavar="WHAT",
         help="an operation (all_to_all, all_reduce, ...), or a table of flows (.csv) with the "
-        "columns sender, receiver, bytes, as mpisim comm --flows --csv writes",
+        "columns sender, receiver (GPUs), bytes, and where wanted start (in seconds), channel, "
+        "step, repeats, links, as mpisim comm --flows --csv writes",
     )
     parser.add_argument(
         "--cluster",
@@ -71,6 +75,23 @@ def add_parser(subparsers: Any) -> None:
         help="spines above each leaf, over which flows are hashed (default: the cluster's; where "
         "it does not say, its spines are one, and nothing collides)",
     )
+    _add_switch_options(parser)
+    add_speed_options(parser)
+    parser.add_argument(
+        "--max-hops",
+        type=int,
+        metavar="N",
+        help="packets times links at most (default: 500,000,000, some minutes)",
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", help="write flows and links (HDF5)")
+    parser.add_argument("--csv", metavar="FILE", help="also write when each flow ends, as a table")
+    add_json_option(parser)
+    add_overwrite_option(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_switch_options(parser: argparse.ArgumentParser) -> None:
+    """Add what switches and NICs do with packets."""
     parser.add_argument(
         "--routing",
         choices=("ecmp", "spray"),
@@ -114,28 +135,20 @@ def add_parser(subparsers: Any) -> None:
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="a parameter of data/packets.toml (mtu, buffer, kmin, ...), a variable of NCCL, or a "
-        "change of links as for mpisim topo show; may be repeated",
+        help="a parameter of data/packets.toml (mtu, buffer, kmin, ...), with a unit or in the "
+        "file's; kmin, kmax and rates are those of a link of reference_rate, in proportion on "
+        "others; or a variable of NCCL, or a change of links as for mpisim topo show; may be "
+        "repeated",
     )
-    add_speed_options(parser)
-    parser.add_argument(
-        "--max-hops",
-        type=int,
-        metavar="N",
-        help="packets times links at most (default: 500,000,000, some minutes)",
-    )
-    parser.add_argument("-o", "--output", metavar="FILE", help="write flows and links (HDF5)")
-    parser.add_argument("--csv", metavar="FILE", help="also write when each flow ends, as a table")
-    add_json_option(parser)
-    add_overwrite_option(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Simulate packets, print what happened, and write what was asked for."""
     check_outputs(args)
     check_files(args)
+    from ..base.text import counted
     from ..experiment import NetworkChoice
+    from ..mpi.parallel import progress
     from ..topo import find_cluster
     from ..topo.packets import simulate_packets
     from ..topo.packets.run import MAX_HOPS
@@ -148,6 +161,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("-o and --csv keep one run; give them without --draws")
     if args.seed < 0:
         raise UsageError(f"--seed is {args.seed}; it must be 0 or more")
+    limit = MAX_HOPS if args.max_hops is None else args.max_hops
+    if limit < 1:
+        raise UsageError(f"--max-hops is {limit}; it must be 1 or more")
     names, changes = settings_of(args.settings)
     variables = {name: value for name, value in names.items() if name.startswith("NCCL_")}
     settings = _settings(args, {name: names[name] for name in names if name not in variables})
@@ -156,12 +172,15 @@ def run(args: argparse.Namespace) -> int:
     cluster = _with_spines(cluster, args.spines)
     given = NetworkChoice(nccl=variables, changes=changes)
     what, topology, flows, price = _flows(args, cluster, given)
-    limit = MAX_HOPS if args.max_hops is None else args.max_hops
     runs: list[PacketRun] = []
     for seed in range(args.seed, args.seed + args.draws):
-        runs.append(simulate_packets(topology, flows, replace(settings, seed=seed), max_hops=limit))
+        label = f"seed {seed}" if args.draws > 1 else "packets"
+        with progress(None, label, 1) as update:
+            each = replace(settings, seed=seed)
+            runs.append(simulate_packets(topology, flows, each, max_hops=limit, progress=update))
     found = runs[0]
-    title = f"{what} on {args.nodes} nodes of {cluster.title}"
+    _note_without_effect(args, found)
+    title = f"{what} on {counted(args.nodes, 'node')} of {cluster.title}"
     if args.json is not None:
         from ..base.files import write_json
 
@@ -183,6 +202,18 @@ def run(args: argparse.Namespace) -> int:
     several = [settings_line(found), "", *draw_lines(runs)]
     print("\n".join([title, *(several if args.draws > 1 else report_lines(found, price))]))
     return 0
+
+
+def _note_without_effect(args: argparse.Namespace, found: PacketRun) -> None:
+    """Say which options about paths changed nothing, on standard error."""
+    given = [] if args.spines is None else [f"--spines {args.spines}"]
+    given += ["--routing spray"] if args.routing == "spray" else []
+    if given and found.plan.most_paths == 1:
+        print(
+            f"mpisim: note: {' and '.join(given)} changed nothing: every flow has one path "
+            "(all stay below a leaf, or there is one spine)",
+            file=sys.stderr,
+        )
 
 
 def _settings(args: argparse.Namespace, changes: dict[str, str]) -> PacketSettings:
@@ -215,10 +246,18 @@ def _with_spines(cluster: Cluster, spines: int | None) -> Cluster:
     return replace(cluster, fabric=replace(fabric, ecmp="adaptive"))
 
 
+def _operation(what: str) -> Operation:
+    """Name → operation; of a file that is no .csv say what it must be."""
+    if Path(what).is_file():
+        raise UsageError(f"{what}: a table of flows must be a CSV file whose name ends in .csv")
+    return operation_of(what)
+
+
 def _flows(
     args: argparse.Namespace, cluster: Cluster, given: NetworkChoice
 ) -> tuple[str, Topology, list[PacketFlow], int | None]:
     """Return what is sent in words, the topology, the flows, and what the flow model takes (ps)."""
+    from ..base.text import counted
     from ..prediction.network import network_of
     from ..topo.flows import flow_list
     from ..topo.nccl_network import NcclNetwork
@@ -236,15 +275,14 @@ def _flows(
             if getattr(args, option) is not None:
                 name = option.replace("_", "-")
                 raise UsageError(f"--{name} is for an operation; {args.what} says who sends what")
-    elif args.size is None:
+    operation = None if table else _operation(args.what)
+    if not table and args.size is None:
         raise UsageError(f"--size is missing: the bytes of {args.what}")
-    operation = None if table else operation_of(args.what)
     network = network_of(cluster, args.nodes, given)
     assert isinstance(network, NcclNetwork)  # of this model
     if operation is None:
         flows = read_flows(args.what, network.topology)
-        many = f"{len(flows):,} flow{'s' if len(flows) > 1 else ''}"
-        return f"{args.what}: {many}", network.topology, flows, None
+        return f"{args.what}: {counted(len(flows), 'flow')}", network.topology, flows, None
     members = members_of(args, cluster.gpus_per_node, per_node)
     size = size_of(args.size)
     found = flow_list(network, operation, size, members)

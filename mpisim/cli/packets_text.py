@@ -16,12 +16,16 @@ MAX_LINKS = 8
 
 NOTE = """\
 links, spread evenly: what the fullest link takes if every flow used all of its paths alike, without
-latencies, as in the flow model. links, as hashed: the same with the path that ECMP gave each.
+latencies, as in the flow model.\
 """
+
+NOTE_HASHED = " links, as hashed: the same with the path that ECMP gave each."
 
 
 def settings_line(found: PacketRun) -> str:
     """Run → the settings that matter, in a line."""
+    from ..base.text import counted
+
     settings = found.settings
     many = found.plan.most_paths
     control = "DCQCN" if settings.congestion == "dcqcn" else "no congestion control"
@@ -33,8 +37,9 @@ def settings_line(found: PacketRun) -> str:
     elif settings.routing == "spray":
         how = f"packets sprayed over up to {many} paths"
     return (
-        f"{how}, {control}, {pfc}, {settings.switching}: {len(found.plan.cap):,} queue pairs, "
-        f"{packets:,} packets of up to {settings.mtu:,} B, {found.events:,} events"
+        f"{how}, {control}, {pfc}, {settings.switching}: "
+        f"{counted(len(found.plan.cap), 'queue pair')}, {counted(packets, 'packet')} of up to "
+        f"{settings.mtu:,} B, {counted(found.events, 'event')}"
     )
 
 
@@ -51,9 +56,10 @@ def report_lines(found: PacketRun, price: int | None) -> list[str]:
 
     even = found.even
     rows = [("", "ms", "of even")]
+    hashed = _is_hashed(found)
     for name, ps in (
         ("links, spread evenly", even),
-        ("links, as hashed", found.collided),
+        ("links, as hashed", found.collided if hashed else None),
         ("packets", float(found.duration)),
         ("mpisim comm", None if price is None else float(price)),
     ):
@@ -69,7 +75,7 @@ def report_lines(found: PacketRun, price: int | None) -> list[str]:
         "",
         *_link_lines(found),
         "",
-        *NOTE.splitlines(),
+        *(NOTE + NOTE_HASHED * hashed).splitlines(),
     ]
 
 
@@ -77,12 +83,13 @@ def draw_lines(runs: list[PacketRun]) -> list[str]:
     """Runs of several seeds → a line for each, and their range."""
     from ..base.text import aligned
 
-    rows = [("seed", "links, as hashed", "packets", "of even", "marked", "pauses")]
+    hashed = _is_hashed(runs[0])
+    rows = [("seed", *(("links, as hashed",) * hashed), "packets", "of even", "marked", "pauses")]
     for found in runs:
         rows.append(
             (
                 str(found.settings.seed),
-                f"{found.collided / 1e9:.3f} ms",
+                *((f"{found.collided / 1e9:.3f} ms",) * hashed),
                 f"{found.duration / 1e9:.3f} ms",
                 f"{found.duration / found.even:.2f}",
                 f"{_marked(found):.1%}",
@@ -111,6 +118,7 @@ def as_json(found: PacketRun, price: int | None) -> dict[str, Any]:
     (used,) = np.nonzero(found.link_packets)
     return {
         "seed": found.settings.seed,
+        "parameters": found.settings.parameters,
         "seconds": found.duration / 1e12,
         "links_even_seconds": found.even / 1e12,
         "links_hashed_seconds": found.collided / 1e12,
@@ -142,6 +150,11 @@ def as_json(found: PacketRun, price: int | None) -> dict[str, Any]:
     }
 
 
+def _is_hashed(found: PacketRun) -> bool:
+    """Return whether ECMP had a choice for any flow."""
+    return found.plan.most_paths > 1 and found.settings.routing == "ecmp"
+
+
 def _first_links(found: PacketRun) -> np.ndarray:
     """Links that queue pairs feed: no packet goes over two of them on fabrics with NICs."""
     plan = found.plan
@@ -152,6 +165,20 @@ def _marked(found: PacketRun) -> float:
     """Return the share of packets over marking links that were marked there."""
     over = found.link_packets[found.plan.marking > 0].sum()
     return float(found.link_marked.sum() / over) if over else 0.0
+
+
+def _thresholds(found: PacketRun) -> str:
+    """Return from what length on queues of switches mark: of the rate that is the most frequent."""
+    marking = found.plan.marking > 0
+    if not marking.any():
+        return "none: no switches of a fabric"
+    rates, links, many = np.unique(
+        found.topology.bandwidth[marking], return_index=True, return_counts=True
+    )
+    link = int(np.flatnonzero(marking)[links[many.argmax()]])
+    low, high = found.plan.low[link] / 1e3, found.plan.high[link] / 1e3
+    rate = rates[many.argmax()] / 1e9 * 8
+    return f"from {low:,.1f} kB in a queue on, all from {high:,.1f} kB, at {rate:,.1f} Gb/s"
 
 
 def _used(found: PacketRun, link: int) -> float:
@@ -167,8 +194,12 @@ def _flow_lines(found: PacketRun) -> list[str]:
 
 
 def _waiting_lines(found: PacketRun) -> list[str]:
-    marked = f"{_marked(found):.2%} of packets in queues of switches"
-    lines = [f"marked (ECN)      {marked}; {int(found.notifications.sum()):,} notifications"]
+    from ..base.text import counted
+
+    notified = counted(int(found.notifications.sum()), "notification")
+    lines = [f"marked (ECN)      {_marked(found):.2%} of packets in queues of switches; {notified}"]
+    if found.settings.congestion == "dcqcn":
+        lines += [f"marks             {_thresholds(found)}"]
     pauses = int(found.pauses.sum())
     if pauses:
         worst = int(found.paused.argmax())

@@ -215,8 +215,8 @@ def export_(args: argparse.Namespace) -> int:
         program = load(args.file)
     if args.format == "simai":
         found = write_simai(program, args.output, overwrite=args.overwrite)
-        how = f"; {found.changed} communications overlap otherwise" if found.changed else ""
-        print(f"{args.output}: {found.layers} layers for {program.n_ranks} ranks{how}")
+        how = f"; {found.how}" if found.how else ""
+        print(f"{args.output}: {found.layers:,} layers for {program.n_ranks:,} ranks{how}")
         return 0
     name = Path(args.file).stem
     write_chakra(program, args.output, name, overwrite=args.overwrite)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..base.quantity import PICOSECONDS
-from ..base.text import aligned, duration, quantity, shortened
+from ..base.text import aligned, counted, duration, quantity, shortened
 from .comparison import Comparison, Draw
 from .simulation import Outcome
 
@@ -88,7 +88,7 @@ def _described(numbers: Mapping[str, Any]) -> str:
     """Say what a worker waits for."""
     said = []
     if numbers["backup"]:
-        said.append(f"{numbers['backup']} updates need not have come")
+        said.append(f"{counted(int(numbers['backup']), 'update')} need not have come")
     if numbers["staleness"]:
         said.append(f"updates of {numbers['staleness']} iterations before do")
     if not said:

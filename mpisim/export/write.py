@@ -87,8 +87,8 @@ def export_run(
     chosen: Chosen,
     *,
     overwrite: bool = False,
-) -> None:
-    """Write a run to a file or a folder. **Collective.**
+) -> str:
+    """Write a run to a file or a folder; return what the format changed, in words. **Collective.**
 
     Parameters
     ----------
@@ -104,6 +104,11 @@ def export_run(
     overwrite : bool
         Whether earlier exports may be replaced.
 
+    Returns
+    -------
+    str
+        On process 0; empty if it has everything as it was.
+
     Raises
     ------
     UsageError
@@ -113,10 +118,9 @@ def export_run(
     """
     if format_ == "chakra":
         _write_chakra(source, output, comm, chosen, overwrite)
-        return
+        return ""
     if format_ == "simai":
-        _write_simai(source, output, comm, chosen, overwrite)
-        return
+        return _write_simai(source, output, comm, chosen, overwrite)
     events = EventsOfRanks(source, chosen.ranks)
     if format_ == "chrome":
         export_kineto(
@@ -129,7 +133,7 @@ def export_run(
             overwrite=overwrite,
             comm=comm,
         )
-        return
+        return ""
     entry = {rank: i for i, rank in events.hosted()}
     makers = source.run.placement[chosen.ranks].tolist()
     if format_ == "perfetto":
@@ -143,6 +147,7 @@ def export_run(
         comm,
         overwrite=overwrite,
     )
+    return ""
 
 
 def _perfetto(
@@ -196,8 +201,12 @@ def _write_chakra(
 
 def _write_simai(
     source: ResimulatedRun, output: str | Path, comm: Intracomm, chosen: Chosen, overwrite: bool
-) -> None:
-    """Write the layers of rank 0 with the times between its communications. **Collective.**"""
+) -> str:
+    """Write the layers of rank 0 with the times between its communications. **Collective.**
+
+    Returns what overlaps otherwise in SimAI, on process 0.
+    """
+    how = ""
     program = gather(source.run.program, comm) if source.recorded else source.run.program
     events = EventsOfRanks(source, [0])
     timelines = [source.run.rows(i) for i, _ in events.hosted()]
@@ -209,4 +218,5 @@ def _write_simai(
         if comm.rank == 0 and program is not None:
             assert found is not None  # on the root
             (times,) = (each for some in found for each in some)
-            write_simai(program, output, times, overwrite=overwrite)
+            how = write_simai(program, output, times, overwrite=overwrite).how
+    return how

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from ..base.errors import InputError
 from ..base.files import write_whole
 from ..base.quantity import PS_PER_NS
+from ..base.text import counted
 from ..program import Kind, Operation, Phase, Program, Table
 
 __all__ = ["SimaiText", "simai_text", "write_simai"]
@@ -84,6 +85,13 @@ class SimaiText(NamedTuple):
     text: str
     layers: int
     changed: int
+
+    @property
+    def how(self) -> str:
+        """What SimAI does otherwise, in words; empty if nothing."""
+        if not self.changed:
+            return ""
+        return f"in SimAI {counted(self.changed, 'communication')} of a rank with another overlap"
 
 
 def write_simai(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from mpisim.base.errors import InputError, nearest
 from mpisim.base.files import read_text
-from mpisim.base.quantity import PICOSECONDS
+from mpisim.base.quantity import picoseconds
 
 from ..flows import FlowList
 from ..topology import Topology
@@ -77,8 +77,8 @@ def read_flows(path: str | Path, topology: Topology) -> list[PacketFlow]:
     Parameters
     ----------
     path : str or Path
-        A line of columns, then a line a flow: see `COLUMNS`. Without ``channel`` every line is a
-        queue pair of its own.
+        A line of columns, then a line a flow: see `COLUMNS`; lines without anything are left out.
+        ``start`` is in seconds. Without ``channel`` every line is a queue pair of its own.
     topology : Topology
 
     Raises
@@ -86,26 +86,42 @@ def read_flows(path: str | Path, topology: Topology) -> list[PacketFlow]:
     InputError
         If it cannot be read; naming line and column.
     """
-    table = csv.DictReader(io.StringIO(read_text(path)), skipinitialspace=True)
-    columns = list(table.fieldnames or [])
-    for name in columns:
-        if name not in (*COLUMNS, *_IGNORED):
-            raise InputError(
-                f"{path}: unknown column {name!r}{nearest(str(name), COLUMNS)}; "
-                f"allowed: {', '.join(COLUMNS)}"
-            )
-    missing = [name for name in COLUMNS[:3] if name not in columns]
-    if missing:
-        raise InputError(f"{path}: the column {missing[0]!r} is missing")
+    text = read_text(path)
     numbers: dict[str, int] = {}
     found = []
-    for number, row in enumerate(table, 2):
-        if None in row or None in row.values():
-            raise InputError(f"{path}: line {number}: it must have {len(columns)} fields")
-        found.append(_flow(f"{path}: line {number}", number, row, topology, numbers))
+    # A list of links can be longer than the 128 KiB that csv takes by default.
+    before = csv.field_size_limit(max(1, len(text)))
+    try:
+        table = csv.DictReader(io.StringIO(text), skipinitialspace=True, strict=True)
+        columns = _columns(path, table.fieldnames or [])
+        for row in table:
+            where = f"{path}: line {table.line_num}"
+            if None in row or None in row.values():
+                if not any(isinstance(field, str) and field.strip() for field in row.values()):
+                    continue
+                raise InputError(f"{where}: it must have {len(columns)} fields")
+            found.append(_flow(where, table.line_num, row, topology, numbers))
+    except csv.Error as error:
+        raise InputError(f"{path}: line {table.line_num}: {error}") from error
+    finally:
+        csv.field_size_limit(before)
     if not found:
         raise InputError(f"{path}: it has no flows")
     return found
+
+
+def _columns(path: str | Path, columns: Sequence[str]) -> Sequence[str]:
+    """Names of a table's columns → the same, if each is known, once, and none is missing."""
+    allowed = f"; allowed: {', '.join(COLUMNS)}, separated by commas"
+    for place, name in enumerate(columns):
+        if name not in (*COLUMNS, *_IGNORED):
+            raise InputError(f"{path}: unknown column {name!r}{nearest(name, COLUMNS)}{allowed}")
+        if name in columns[:place]:
+            raise InputError(f"{path}: there are two columns {name!r}")
+    missing = [name for name in COLUMNS[:3] if name not in columns]
+    if missing:
+        raise InputError(f"{path}: the column {missing[0]!r} is missing")
+    return columns
 
 
 def _flow(
@@ -121,31 +137,49 @@ def _flow(
             if name not in numbers:
                 raise InputError(f"{where}: there is no link {name!r}{nearest(name, numbers)}")
         links = tuple(numbers[name] for name in names)
+        for name, end in (("sender", sender), ("receiver", receiver)):
+            if end not in topology.names:  # of a switch that adds up
+                _rank(f"{where}: {name}", end, topology)
     else:
         ranks = [
-            int(_number(f"{where}: {name}", end, 0, topology.n_gpus - 1))
+            _rank(f"{where}: {name}", end, topology)
             for name, end in (("sender", sender), ("receiver", receiver))
         ]
         if ranks[0] == ranks[1]:
             raise InputError(f"{where}: GPU {ranks[0]} sends to itself")
         links = tuple(topology.route(*ranks).tolist())
+    size = _number(f"{where}: bytes", row["bytes"], 1, 2**50, "of bytes, without a unit,")
+    start = _number(f"{where}: start", row.get("start") or "0", 0, 1000, "of seconds")
     return PacketFlow(
         sender,
         receiver,
-        -int(-_number(f"{where}: bytes", row["bytes"], 1, 2**50) // 1),
+        -int(-size // 1),
         row.get("channel", "").strip() or f"line {line}",
-        int(_number(f"{where}: step", row.get("step") or "0", 0, 2**30)),
-        int(_number(f"{where}: repeats", row.get("repeats") or "1", 1, 2**30)),
-        round(_number(f"{where}: start", row.get("start") or "0", 0, 1e3) * PICOSECONDS),
+        _whole(f"{where}: step", row.get("step") or "0", 0, 2**30),
+        _whole(f"{where}: repeats", row.get("repeats") or "1", 1, 2**30),
+        picoseconds(start),
         links,
     )
 
 
-def _number(where: str, text: str, least: float, most: float) -> float:
+def _rank(where: str, text: str, topology: Topology) -> int:
+    return _whole(where, text, 0, topology.n_gpus - 1, f"of one of {topology.n_gpus} GPUs,")
+
+
+def _whole(where: str, text: str, least: int, most: int, of: str = "") -> int:
+    value = _number(where, text, least, most, of)
+    if not value.is_integer():
+        raise InputError(f"{where} is {text!r}; it must be a whole number")
+    return int(value)
+
+
+def _number(where: str, text: str, least: int, most: int, of: str) -> float:
+    """Text of a field → number; `of` says in errors what it counts."""
     try:
         value = float(text)
     except ValueError:
         value = least - 1
     if not least <= value <= most:
-        raise InputError(f"{where} is {text!r}; it must be a number from {least:g} to {most:g}")
+        what = f"number {of}" if of else "number"
+        raise InputError(f"{where} is {text!r}; it must be a {what} from {least} to {most:,}")
     return value

@@ -36,14 +36,14 @@ def equal_paths(topology: Topology, links: Sequence[int]) -> list[tuple[int, ...
     begin, end = int(topology.source[links[0]]), int(topology.target[links[-1]])
     leaving: dict[int, list[int]] = defaultdict(list)
     for link in dict.fromkeys(links):
-        leaving[int(topology.source[link])].append(link)
+        leaving[topology.source.item(link)].append(link)
     level: dict[int, list[tuple[int, ...]]] = {begin: [()]}
     seen = {begin}
     while level and end not in level:
         following: dict[int, list[tuple[int, ...]]] = defaultdict(list)
         for node, paths in level.items():
             for link in leaving[node]:
-                target = int(topology.target[link])
+                target = topology.target.item(link)
                 if target not in seen:
                     following[target] += [(*path, link) for path in paths]
         seen.update(following)
@@ -67,5 +67,6 @@ def sender_part(topology: Topology, path: Sequence[int]) -> int:
 
     A NIC takes its data over these as it sends, so that nothing waits behind them.
     """
-    outside = (i for i, link in enumerate(path) if topology.kind[link] >= LinkKind.NIC)
+    nic = int(LinkKind.NIC)
+    outside = (i for i, link in enumerate(path) if topology.kind.item(link) >= nic)
     return next(outside, 0)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -149,26 +149,18 @@ def packet_input(
     routes = {flow.links: equal_paths(topology, flow.links) for flow in flows}
     most_paths = max(map(len, routes.values()))
     pairs, of_flow, spread = _pairs(topology, flows, routes, settings)
-    messages = _Messages()
-    chosen = np.zeros(topology.n_links)
-    for number, flow in enumerate(flows):
-        parts = of_flow[number]
-        for pair, part in zip(parts, _parts(flow.bytes, len(parts))):
-            paths = pairs[pair].paths
-            for path in paths:
-                chosen[list(path)] += part * flow.repeats / len(paths)
-            messages.add(number, flow, pair, part, chunks[flow.channel])
+    messages, chosen = _messages(topology, flows, pairs, of_flow, chunks)
     gates = messages.gates()
     paths = [path for pair in pairs for path in pair.paths]
     scale = topology.bandwidth / settings.reference_rate
     latency = np.rint(topology.latency * PICOSECONDS).astype(np.int64)
-    source_kind = topology.node_kind[topology.source]
+    switch = topology.node_kind == NodeKind.SWITCH
     return PacketInput(
         n_nodes=topology.n_nodes,
         rate=topology.bandwidth / PICOSECONDS,
         latency=latency,
         target=topology.target.astype(np.int32),
-        marking=(source_kind == NodeKind.SWITCH).astype(np.uint8),
+        marking=switch[topology.source].astype(np.uint8),
         low=settings.kmin * scale,
         high=settings.kmax * scale,
         path_first=_offsets([len(path) for path in paths]),
@@ -194,7 +186,7 @@ def packet_input(
 
 
 def _chunks(flows: Sequence[PacketFlow], most: int) -> dict[str, int]:
-    """Return how many parts messages of each channel have: 1 where no step waits for another."""
+    """Flows, and bytes of a chunk → parts of messages by channel: 1 where no step waits."""
     steps: dict[str, set[int]] = defaultdict(set)
     largest: dict[str, int] = defaultdict(int)
     for flow in flows:
@@ -206,6 +198,26 @@ def _chunks(flows: Sequence[PacketFlow], most: int) -> dict[str, int]:
     }
 
 
+def _messages(
+    topology: Topology,
+    flows: Sequence[PacketFlow],
+    pairs: Sequence[_Pair],
+    of_flow: Sequence[Sequence[int]],
+    chunks: Mapping[str, int],
+) -> tuple[_Messages, Floats]:
+    """Flows, and the queue pairs of each → their messages, and bytes by link on the paths taken."""
+    messages = _Messages()
+    chosen = np.zeros(topology.n_links)
+    for number, flow in enumerate(flows):
+        parts = of_flow[number]
+        for pair, part in zip(parts, _parts(flow.bytes, len(parts)), strict=True):
+            paths = pairs[pair].paths
+            for path in paths:
+                chosen[list(path)] += part * flow.repeats / len(paths)
+            messages.add(number, flow, pair, part, chunks[flow.channel])
+    return messages, chosen
+
+
 def _parts(bytes: int, many: int) -> list[int]:
     """Bytes → parts of nearly equal size, without empty ones unless there are fewer bytes."""
     return [bytes * (i + 1) // many - bytes * i // many for i in range(many)]
@@ -214,17 +226,15 @@ def _parts(bytes: int, many: int) -> list[int]:
 def _pairs(
     topology: Topology, flows: Sequence[PacketFlow], routes: _Routes, settings: PacketSettings
 ) -> tuple[list[_Pair], list[list[int]], Floats]:
-    """Return queue pairs, those of each flow, and bytes by link if all paths were used evenly."""
+    """Flows and their paths → queue pairs, those of each flow, bytes by link if spread evenly."""
     pairs: list[_Pair] = []
     known: dict[tuple[str, str, str, tuple[int, ...]], list[int]] = {}
     channels: dict[str, int] = {}
-    spread = np.zeros(topology.n_links)
+    sent: dict[tuple[int, ...], int] = defaultdict(int)
     of_flow = []
     for flow in flows:
         paths = routes[flow.links]
-        for path in paths:  # which passes a link once
-            links = list(path[sender_part(topology, path) :])
-            spread[links] += flow.bytes * flow.repeats / len(paths)
+        sent[flow.links] += flow.bytes * flow.repeats
         key = (flow.sender, flow.receiver, flow.channel, flow.links)
         if key not in known:
             channel = channels.setdefault(flow.channel, len(channels))
@@ -238,11 +248,15 @@ def _pairs(
             known[key] = list(range(len(pairs), len(pairs) + len(by_first)))
             pairs += [_Pair(each, before) for (before, _), each in by_first.items()]
         of_flow.append(known[key])
+    spread = np.zeros(topology.n_links)
+    for route, bytes in sent.items():
+        for path in routes[route]:  # which passes a link once
+            spread[list(path[sender_part(topology, path) :])] += bytes / len(routes[route])
     return pairs, of_flow, spread
 
 
 def _hash(topology: Topology, links: tuple[int, ...], channel: int, seed: int, many: int) -> int:
-    """Return which of so many paths ECMP takes."""
+    """Ends of a queue pair, channel and seed → which of so many paths ECMP takes."""
     sender, receiver = topology.source[[links[0]]], topology.target[[links[-1]]]
     whole = 2**32
     first = ecmp_hash(sender.astype(np.int64), receiver.astype(np.int64), whole)
@@ -251,10 +265,12 @@ def _hash(topology: Topology, links: tuple[int, ...], channel: int, seed: int, m
 
 
 def _cap(topology: Topology, before: tuple[int, ...]) -> float:
+    """Links before the NIC → the rate that they leave a sender, bytes per second."""
     return float(topology.bandwidth[list(before)].min()) if before else np.inf
 
 
 def _offsets(counts: Sequence[int]) -> Ints:
+    """Lengths of parts that lie one behind the other → where each begins, and the last one ends."""
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
 
 
@@ -296,7 +312,7 @@ class _Messages:
                 self._received[flow.channel, chunk, flow.receiver].append((step, message))
 
     def gates(self) -> _Gates:
-        """Return who waits for what."""
+        """Messages by channel, chunk and rank → which of them wait for which."""
         gate = np.full(len(self.pair), -1, np.int32)
         opens = np.full(len(self.pair), -1, np.int32)
         counts: list[int] = []

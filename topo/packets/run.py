@@ -101,7 +101,7 @@ def simulate_packets(
     settings: PacketSettings,
     *,
     max_hops: int = MAX_HOPS,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[float], None] | None = None,
 ) -> PacketRun:
     """Topology, flows and settings → the run of their packets. Local.
 
@@ -114,7 +114,7 @@ def simulate_packets(
     max_hops : int
         Packets times links at most.
     progress : callable, optional
-        Called with the number of messages that have arrived, now and then.
+        Called now and then with the share of messages that have arrived.
 
     Raises
     ------
@@ -133,19 +133,30 @@ def simulate_packets(
     core = Simulator(plan, settings)
     while core.run(BUDGET):
         if progress is not None:
-            progress(core.done)
+            progress(core.done / len(plan.message_pair))
     end = core.message_end
     if core.done < len(end):
         first = flows[int(plan.message_flow[int(np.argmin(end))])]
         raise DeadlockError(
-            f"packets wait for each other in a circle after {core.now / 1e9:.3f} ms: all ways of "
-            f"the flow {first.sender} -> {first.receiver} are paused (PFC). A larger buffer, or "
-            "without PFC"
+            f"packets wait for each other in a circle (a PFC deadlock) after {core.now / 1e9:.3f} "
+            f"ms: all paths of the flow {first.sender} -> {first.receiver} are paused. A larger "
+            "buffer, or no PFC, helps"
         )
+    return _run_of(core, plan, topology, flows, settings)
+
+
+def _run_of(
+    core: Simulator,
+    plan: PacketInput,
+    topology: Topology,
+    flows: Sequence[PacketFlow],
+    settings: PacketSettings,
+) -> PacketRun:
+    """Simulator that has ended → what it counted, and when each flow began and ended."""
     n = len(flows)
     flow_begin, flow_end = np.full(n, np.iinfo(np.int64).max), np.zeros(n, np.int64)
     np.minimum.at(flow_begin, plan.message_flow, core.message_begin)
-    np.maximum.at(flow_end, plan.message_flow, end)
+    np.maximum.at(flow_end, plan.message_flow, core.message_end)
     return PacketRun(
         topology,
         flows,
@@ -154,7 +165,7 @@ def simulate_packets(
         flow_begin,
         flow_end,
         core.message_begin,
-        end,
+        core.message_end,
         core.pair_cuts,
         core.link_bytes,
         core.link_packets,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Literal, get_args
 
@@ -34,7 +35,19 @@ Switching = Literal["cut-through", "store-and-forward"]
 PARAMETER_SETS = ("sigcomm2015", "simai")
 """Tables of the file beside ``[switch]``."""
 
-MAX_MTU, MAX_BUFFER = 1 << 20, 1 << 40
+_AMOUNT = re.compile(r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([A-Za-z/]*)\s*")
+
+_UNITS = (
+    {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30},
+    {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0},
+    {"Mb/s": 1e6 / 8, "Gb/s": 1e9 / 8, "MB/s": 1e6, "GB/s": 1e9},
+)
+"""In which parameters may be given, by what they measure."""
+
+MAX_MTU, MAX_BUFFER, MAX_TIME = 1 << 20, 1 << 40, 1000
+
+MAX_VALUE = 1e18
+"""Of any parameter, so that what is rounded stays a number."""
 
 
 @frozen
@@ -139,14 +152,54 @@ class PacketSettings:
             ("mtu", self.mtu, 64, MAX_MTU),
             ("buffer", self.buffer, 1, MAX_BUFFER),
             ("chunk", self.chunk, 1, MAX_BUFFER),
-            ("kmin", self.kmin, 0, self.kmax),
+            ("resume_offset", self.resume_offset, 0, MAX_BUFFER),
             ("kmax", self.kmax, 1, MAX_BUFFER),
+            ("kmin", self.kmin, 0, self.kmax),
             ("pmax", self.pmax, 0, 1),
             ("pfc_share", self.pfc_share, 1e-6, 1e3),
+            ("byte_counter", self.control.bytes, 0, MAX_BUFFER),
+            ("gain", self.control.gain, 0, 1),
+            ("fast_recovery", self.control.fast, 0, 1000),
             ("seed", self.seed, 0, 2**63 - 1),
         ):
             if not least <= value <= most:
-                raise InputError(f"{name} is {value:g}; it must be {least:g} to {most:g}")
+                raise InputError(
+                    f"{name} is {value:,}; it must be {least:,} to {most:,}"
+                    + (", which is kmax" if name == "kmin" else "")
+                )
+        rates = (self.control.least, self.control.additive, self.control.hyper)
+        for name, rate in zip(("min_rate", "rate_ai", "rate_hai"), rates, strict=True):
+            if rate > self.reference_rate / PICOSECONDS:
+                raise InputError(
+                    f"{name} is {rate * PICOSECONDS / UNITS['Gb/s']:g} Gb/s, more than the "
+                    f"reference_rate of {self.reference_rate / UNITS['Gb/s']:g} Gb/s"
+                )
+
+    @property
+    def parameters(self) -> dict[str, float]:
+        """By key of ``data/packets.toml``: bytes, seconds, bytes per second."""
+        control = self.control
+        return {
+            "mtu": self.mtu,
+            "buffer": self.buffer,
+            "pfc_share": self.pfc_share,
+            "resume_offset": self.resume_offset,
+            "chunk": self.chunk,
+            "reference_rate": self.reference_rate,
+            "kmin": self.kmin,
+            "kmax": self.kmax,
+            "pmax": self.pmax,
+            "gain": control.gain,
+            "timer": control.timer / PICOSECONDS,
+            "alpha_timer": control.alpha_timer / PICOSECONDS,
+            "byte_counter": control.bytes,
+            "fast_recovery": control.fast,
+            "clamp_target": int(control.clamp),
+            "rate_ai": control.additive * PICOSECONDS,
+            "rate_hai": control.hyper * PICOSECONDS,
+            "min_rate": control.least * PICOSECONDS,
+            "cnp_interval": control.feedback / PICOSECONDS,
+        }
 
 
 def packet_settings(
@@ -191,30 +244,8 @@ def packet_settings(
                 f"unknown parameter {name!r}{nearest(name, numbers)}; allowed: {', '.join(numbers)}"
             )
         given[name] = _value(name, text, numbers[name])
-    for name in ("timer", "alpha_timer", "cnp_interval", "min_rate", "reference_rate"):
-        if not given[name]:
-            raise InputError(f"{name} is 0; it must be above 0")
-
-    def ps(name: str) -> int:
-        return max(1, round(given[name] * PICOSECONDS))
-
-    def rate(name: str) -> float:
-        return given[name] / PICOSECONDS
-
-    control = RateControl(
-        gain=given["gain"],
-        additive=rate("rate_ai"),
-        hyper=rate("rate_hai"),
-        least=rate("min_rate"),
-        bytes=round(given["byte_counter"]),
-        timer=ps("timer"),
-        alpha_timer=ps("alpha_timer"),
-        feedback=ps("cnp_interval"),
-        fast=round(given["fast_recovery"]),
-        clamp=given["clamp_target"] > 0,
-    )
     return PacketSettings(
-        control,
+        _rate_control(given),
         mtu=round(given["mtu"]),
         buffer=round(given["buffer"]),
         pfc_share=given["pfc_share"],
@@ -232,24 +263,50 @@ def packet_settings(
     )
 
 
+def _rate_control(given: Mapping[str, float]) -> RateControl:
+    """Parameters by name, in bytes and seconds → DCQCN's."""
+    for name in ("timer", "alpha_timer", "cnp_interval", "min_rate", "reference_rate"):
+        if not given[name]:
+            raise InputError(f"{name} is 0; it must be above 0")
+    for name in ("timer", "alpha_timer", "cnp_interval"):
+        if given[name] > MAX_TIME:
+            raise InputError(f"{name} is {given[name]:g} s; it must be at most {MAX_TIME} s")
+
+    def ps(name: str) -> int:
+        return max(1, round(given[name] * PICOSECONDS))
+
+    def rate(name: str) -> float:
+        return given[name] / PICOSECONDS
+
+    return RateControl(
+        gain=given["gain"],
+        additive=rate("rate_ai"),
+        hyper=rate("rate_hai"),
+        least=rate("min_rate"),
+        bytes=round(given["byte_counter"]),
+        timer=ps("timer"),
+        alpha_timer=ps("alpha_timer"),
+        feedback=ps("cnp_interval"),
+        fast=round(given["fast_recovery"]),
+        clamp=given["clamp_target"] > 0,
+    )
+
+
 def _value(name: str, text: str, default: Quantity) -> float:
     """Text of a changed parameter → its value in bytes, seconds, bytes per second."""
-    number, _, unit = text.strip().partition(" ")
-    unit = unit.strip() or default.unit
-    alike = [each for each in UNITS if _kind(each) == _kind(default.unit)]
-    try:
-        value = float(number)
-    except ValueError:
-        value = -1.0
-    if unit not in alike or not 0 <= value < float("inf"):
+    units = next((each for each in _UNITS if default.unit in each), {"1": 1.0})
+    found = _AMOUNT.fullmatch(text)
+    unit = (found[2] if found else "") or default.unit
+    if found is None or unit not in units:
         raise InputError(
-            f"{name} is {text!r}; it must be a number from 0 on, in "
-            f"{' or '.join(alike) if default.unit != '1' else 'no unit'}"
+            f"{name} is {text!r}; it must be a number from 0 on, "
+            + (
+                f"in {' or '.join(units)} ({default.unit} if none is given)"
+                if len(units) > 1
+                else "without a unit"
+            )
         )
-    return value * UNITS[unit]
-
-
-def _kind(unit: str) -> str:
-    if unit.endswith("/s"):
-        return "FLOP/s" if "FLOP" in unit else "B/s"
-    return "s" if unit.endswith("s") else "B" if unit.endswith("B") else unit
+    value = float(found[1]) * units[unit]
+    if value > MAX_VALUE:
+        raise InputError(f"{name} is {text!r}, which is too large")
+    return value

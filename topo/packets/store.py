@@ -1,6 +1,8 @@
 """Files of packet runs (HDF5), and tables of their flows (CSV).
 
 title                     text: what was sent, over what
+settings/                 attributes: parameters by key of data/packets.toml (in bytes, seconds and
+                          bytes per second), routing, congestion, switching, pfc, seed
 flows/                    sender, receiver, channel (texts); bytes (of all its steps), begin, end
                           (ps)
 links/                    name (texts); bytes, packets, marked, queue_max, queue_mean (B), pauses,
@@ -51,6 +53,12 @@ def write_packets(
     flows = found.flows
     with create_file(path, FORMAT, VERSION, overwrite=overwrite) as file:
         write_texts(file, "title", [title])
+        settings = found.settings
+        group = file.create_group("settings")
+        for name in ("routing", "congestion", "switching", "pfc", "seed"):
+            group.attrs[name] = getattr(settings, name)
+        for name, value in settings.parameters.items():
+            group.attrs[name] = value
         group = file.create_group("flows")
         for name in ("sender", "receiver", "channel"):
             write_texts(group, name, [getattr(flow, name) for flow in flows])
