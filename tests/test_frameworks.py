@@ -352,3 +352,14 @@ def test_attention_of_pytorch(name: str, version: str, attention: str) -> None:
     keys = [f"framework.name={name}", f"framework.version={version}", "cluster.preset=dgx-a100"]
     keys.append(f"plan.zero={0 if name == 'ddp' else 3}")
     assert load(None, keys)[1].framework.attention == attention
+
+
+def test_flags_of_xla() -> None:
+    """Loops unrolled by two copy nothing they gather; all-reduces are combined up to a size."""
+    for name, double_buffered in (("maxtext", True), ("paxml", False)):
+        framework = load(None, [f"framework.name={name}", "plan.recompute=full"])[1].plan.framework
+        assert framework.flat_shards is double_buffered
+        assert framework.stacked_layers
+    framework = load(None, ["framework.name=t5x", "plan.zero=0"])[1].plan.framework
+    assert framework.bucket == 136_314_880  # --xla_gpu_all_reduce_combine_threshold_bytes
+    assert not framework.stacked_layers

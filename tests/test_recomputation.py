@@ -69,6 +69,34 @@ def test_every_second_product_of_separate_matrices() -> None:
     assert kept_bytes(found, operators) == 8 * (16 + 8 + 16 + 32) * 2
 
 
+def test_layers_in_a_loop_as_profiled() -> None:
+    """What MaxText's profile of Llama 2 70B with ``save_qkv_proj`` has of such kernels.
+
+    github:AI-Hypercomputer/maxtext MaxText/configs/a3/llama_2_70b/bf16/pgle/64vm.pbtxt: four
+    ``loop_dynamic_update_slice_fusion`` in the loop forward, two of them an eighth as large, for
+    keys and values; three ``loop_dynamic_slice_fusion`` in that back.
+    """
+    keeps = ("query", "key", "value", "rotary")
+    keys: dict[str, Any] = {"recompute_keeps": keeps, "separate_projections": True}
+    llama = model("llama", layers=1, hidden=64, heads=8, seq_len=8, vocab=256, kv_heads=1)
+    for stops in (False, True):
+        found = plan(recompute="full", recompute_stops=stops, stacked_layers=True, **keys)
+        layer = network(llama, found).layers[1]
+        stack = layer.operators[-1]
+        whole, part = 2 * 8 * 64, 2 * 8 * 8  # bytes of a hidden state, and of one head
+        sizes = [
+            [task.kernel.traffic // 2 for task in tasks]
+            for tasks in (stack.forward, stack.backward)
+        ]
+        assert sizes[0][1::2] == [whole, whole, part, part]
+        assert sizes[0][::2] == [each // 2 for each in sizes[0][1::2]]  # filled: written alone
+        assert sizes[1] == [whole, part, part]
+        assert stack not in recomputed_operators(found, layer.operators)
+        assert kept_bytes(found, layer.operators) == whole + 2 * part
+    kept = network(llama, plan(stacked_layers=True, separate_projections=True)).layers[1]
+    assert "layer stack" not in [each.name for each in kept.operators]
+
+
 def test_separate_matrices_hold_the_same_parameters() -> None:
     """Their input is kept once; three gradients of it take two sums."""
     one, many = (network(LLAMA, plan(separate_projections=each)) for each in (False, True))

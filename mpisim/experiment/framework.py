@@ -100,6 +100,10 @@ class FrameworkOptions:
     fused_qkv : bool
         With `separate_projections`: whether queries, keys and values come from one matrix all the
         same, whose result is copied to three tensors.
+    stacked_layers : bool
+        Whether layers run in one loop (``jax.lax.scan``), which writes what a recomputed layer
+        keeps into arrays of all layers and reads it from there:
+        :mod:`..workloads.stacked_layers`.
     kernels : {"flash", "eager"}
         Fused attention, or scores in memory (matrix product, softmax, matrix product).
     unaligned : {"tensor-cores", "cores"}
@@ -229,6 +233,7 @@ class FrameworkOptions:
     # Products and attention.
     separate_projections: bool = False
     fused_qkv: bool = False
+    stacked_layers: bool = False
     kernels: Literal["flash", "eager"] = "flash"
     unaligned: Literal["tensor-cores", "cores"] = "tensor-cores"
     scores_softmax: Literal["whole", "causal", "operations"] = "whole"

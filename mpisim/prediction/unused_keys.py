@@ -127,6 +127,10 @@ def _separate_projections(experiment: Experiment) -> bool:
     return _transformer(experiment) and experiment.plan.framework.separate_projections
 
 
+def _recomputed_layers(experiment: Experiment) -> bool:
+    return _transformer(experiment) and experiment.plan.recompute.granularity == "full"
+
+
 def _fsdp(experiment: Experiment) -> bool:
     plan = experiment.plan
     return plan.zero == 3 and plan.style(transformer=_transformer(experiment)) == "fsdp"
@@ -197,6 +201,7 @@ EFFECTIVE_KEYS: dict[str, Condition] = {
     "framework.attention": _fused_attention,
     "framework.separate_projections": _whole_layers,
     "framework.fused_qkv": _separate_projections,
+    "framework.stacked_layers": _recomputed_layers,
     **dict.fromkeys(
         (
             "framework.wrap_layers",

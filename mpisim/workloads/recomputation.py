@@ -21,7 +21,11 @@ from mpisim.kernels.operations import BYTES, Attention, Gemm
 from ..experiment.plan import Plan
 from .operators import Compute, Operator
 
-__all__ = ["kept_bytes", "recomputed_layers", "recomputed_operators"]
+__all__ = ["STACK", "kept_bytes", "recomputed_layers", "recomputed_operators"]
+
+STACK = "layer stack"
+"""The operator that keeps results of a layer in arrays of all (:mod:`.stacked_layers`): it is never
+recomputed."""
 
 
 def recomputed_layers(plan: Plan, numbers: Sequence[int]) -> list[bool]:
@@ -66,7 +70,8 @@ def recomputed_operators(plan: Plan, operators: Sequence[Operator]) -> tuple[Ope
         # What a matrix product saves is its input: no one reads its result.
         if found and _products(found[-1]):
             found.pop()
-    return tuple(each for each in found if each.name not in plan.recompute.keeps)
+    once = (*plan.recompute.keeps, STACK)
+    return tuple(each for each in found if each.name not in once)
 
 
 def kept_bytes(plan: Plan, operators: Sequence[Operator]) -> int:

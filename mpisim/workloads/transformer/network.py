@@ -17,6 +17,7 @@ from ...experiment.models import Transformer
 from ...experiment.plan import Plan
 from ..grid import Grid
 from ..operators import Layer, Network, Operator
+from ..stacked_layers import stacked
 from .adapters import adapt, freeze_embedding
 from .attention import cross_attention, relative_bias, self_attention
 from .embedding import patch_embedding, token_embedding
@@ -177,4 +178,6 @@ def _layer(
         operators = freeze_embedding(operators)
     elif role != "block":
         operators = adapt(s, operators)
+    if role == "block":
+        operators = stacked(s.plan, operators, output)
     return Layer(name, operators, role, output + extra_output, output)
