@@ -1,15 +1,17 @@
 """Stages that share blocks: their tables are those of stages that each write their own."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from plans import GPT_STEP, plan_text
 
-from mpisim.experiment import read
+from mpisim.experiment import load, read
 from mpisim.kernels import Roofline, find_gpu
 from mpisim.program import COLUMNS, Table
+from mpisim.simulate import simulate
 from mpisim.workloads import Workload, lay_out, training_step
 from mpisim.workloads.data_parallel.megatron import Megatron
 from mpisim.workloads.stage_writer import StageWriter
@@ -96,3 +98,42 @@ def renumbered(values: NDArray[np.int64]) -> NDArray[np.int64]:
     """Number them as they first come."""
     _, first, number = np.unique(values, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first))[number]
+
+
+def test_chunks_that_share_operators_agree_on_the_messages_between_them(tmp_path: Path) -> None:
+    """94 layers with experts in 32 chunks: rows of one chunk serve others, in other slots."""
+    file = tmp_path / "experts.toml"
+    file.write_text(
+        """
+        [model]
+        preset = "qwen3-235b-a22b"
+        [plan]
+        tp = 2
+        sp = true
+        pp = 8
+        vpp = 4
+        dp = 16
+        ep = 32
+        etp = 1
+        global_batch = 2048
+        micro_batch = 1
+        [plan.pipeline]
+        schedule = "interleaved"
+        account_for_embedding = true
+        account_for_loss = true
+        [plan.recompute]
+        granularity = "none"
+        modules = ["layernorm", "moe_act"]
+        [framework]
+        name = "megatron-core"
+        moe_dispatcher = "flex"
+        moe_multihot_fusion = true
+        recipe = "performance"
+        [cluster]
+        preset = "dgx-h100"
+        nodes = 32
+        [run]
+        allow_oom = true
+        """
+    )
+    assert simulate(load(file)[1]) is not None

@@ -20,9 +20,8 @@ method that writes or reads rows calls `_write_deferred` first.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
@@ -57,7 +56,6 @@ class BlockBuilder:
         self.pricing, self.slots, self._cache = pricing, slots, cache
         self._rows.tags(micro_batch=0)
         self._deferred: list[tuple[Operator, OperatorPart]] = []
-        self._known: dict[Hashable, tuple[Any, OperatorRows]] = {}
         self.flops = self.duration = 0
         self._passes = [PassState()]
         self._pass = self._passes[0]
@@ -136,16 +134,9 @@ class BlockBuilder:
         self, some: tuple[tuple[Operator, OperatorPart], ...], cache: BlockCache
     ) -> OperatorRows:
         """Return the rows of parts of operators in sequence."""
-        # Equal layers of a block have the same operators: once their rows, and with them their
-        # slots and streams, have been asked for, they are known by the operators' identity.
-        same = tuple([(id(operator), part) for operator, part in some])
-        found = self._known.get(same)
-        if found is None:
-            rows = cache.get(
-                (self.pricing, some), self.slots, lambda: self._rows_of_operators(some, cache)
-            )
-            found = self._known[same] = some, rows  # held, so that no id is used again
-        return found[1]
+        return cache.get(
+            (self.pricing, some), self.slots, lambda: self._rows_of_operators(some, cache)
+        )
 
     def _rows_of_operators(
         self, some: tuple[tuple[Operator, OperatorPart], ...], cache: BlockCache
