@@ -284,7 +284,8 @@ class TestProperties:
             for nodes in (1, 4) if system.nics else (1,):
                 shape = Shape.regular(nodes, system.gpus_per_node, system)
                 for size in (1, MiB, GiB):
-                    assert 1e-6 < model.seconds(operation, size, shape) < 100
+                    found = model.seconds(operation, size, shape)
+                    assert 1e-6 < found < 100 if shape.ranks > 1 else found == 0
 
 
 class TestBuffers:
