@@ -65,6 +65,7 @@ _CATEGORIES = (
     _Category("kernel, gradients of weights", "#5aa9d6"),
     _Category("kernel, recomputation", "#a9c95b"),
     _Category("kernel, optimizer", "#7a4fa3"),
+    _Category("input of the next step", "#b59f3b"),
     _Category("copy", "#b8b0a0"),
     _Category("collective", "#d9822b"),
     _Category("send", "#c0392b"),
