@@ -165,7 +165,8 @@ def test_factors_of_all_loads_that_a_kernel_is_sure_to_meet_are_asked_for_at_onc
     _, spent, _ = slowed_kernels(
         *(one, one, one, np.array([25]), np.ones(1)), loads, KernelFactors(factor, 1)
     )
-    assert asked == [[0, 1, 2], [3, 4]]  # twice as slow it meets two more
+    # Twice as slow it has 10 ps left at 30, and may end where the fifth load begins.
+    assert asked == [[0, 1, 2], [3], [4]]
     assert spent.tolist() == [50.0]
 
 

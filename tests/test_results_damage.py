@@ -85,7 +85,7 @@ DAMAGES = [
     ),
     (
         lambda p: changed(p, lambda f: f["parts/kind"].write_direct(np.full(5, 9, np.uint8))),
-        "parts/kind is 9 in entry 0; it must be from 0 to 3",
+        "parts/kind is 9 in entry 0; it must be from 0 to 4",
     ),
     (lambda p: p.write_bytes(b""), "run.h5: is empty; mpisim-results files are HDF5"),
     (lambda p: p.chmod(0) or os.geteuid() or p.unlink(), "Permission denied|no such file"),
