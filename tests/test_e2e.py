@@ -250,7 +250,7 @@ def test_layers_from_the_number_of_parameters(row: Any) -> None:
 
 
 def test_a_shape_says_more_than_a_size(row: Any) -> None:
-    """GPT is no Qwen3 of its size."""
+    """A row of a "GPT 0.6B" with its shape is a GPT, not Qwen3-0.6B, whose size is the same."""
     found = mapped(row(VTRAIN, model="GPT 0.6B")).experiment.model
     assert isinstance(found, Transformer)
     assert found.family == "gpt"

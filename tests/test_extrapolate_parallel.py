@@ -61,7 +61,7 @@ def gpt(tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """Parameters sharded over all ranks."""
+    """A recorded job of Llama with FSDP over 8 ranks."""
     return recorded(LLAMA, 8, tmp_path_factory.mktemp("llama"))
 
 

@@ -1,4 +1,4 @@
-"""Another number of pipeline stages, another schedule: beside the generated steps."""
+"""Jobs extrapolated to another number of stages or schedule take as long as generated ones."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def gpt(tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """Parameters sharded over all ranks."""
+    """A recorded job of Llama with FSDP over 8 ranks."""
     return recorded(LLAMA, 8, tmp_path_factory.mktemp("llama"))
 
 
@@ -88,7 +88,7 @@ STAGES = {
     "without tp": (GPT.replace("tp = 2", "tp = 1"), 2, (4,), 32),
     "pipeline inside": (GPT.replace("zero = 1", 'zero = 1\norder = "tp-cp-ep-pp-dp"'), 2, (4,), 32),
 }
-"""Text, recorded stages, new ones, and samples of a step."""
+"""By name: experiment, pipeline stages recorded, stages extrapolated to, global batch."""
 
 
 @pytest.mark.parametrize("name", STAGES)

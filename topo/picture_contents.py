@@ -71,7 +71,7 @@ class Machine:
 
 @frozen
 class Cables:
-    """Parallel links between two nodes of a drawn topology, of one kind and bandwidth.
+    """Parallel links of one kind and bandwidth between two nodes, drawn as one line.
 
     Attributes
     ----------

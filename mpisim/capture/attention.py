@@ -33,7 +33,7 @@ SINCE = (2, 11)
 (github:huggingface/transformers pull request 48163)."""
 
 WIDEST_OF_CUDNN = {(9, 0): 256}
-"""Heads that cuDNN's kernel takes, by compute capability; 128 on others
+"""Largest head size that cuDNN's attention takes, by compute capability; 128 on others
 (check_cudnn_tensor_shapes)."""
 
 _NAMES = {0: "math", 1: "flash", 2: "mem_efficient", 3: "cudnn"}
@@ -56,14 +56,14 @@ def _allowed() -> tuple[str, ...]:
 
 
 def _widest_of_cudnn() -> int:
-    """Heads that cuDNN's kernel takes; 0 where it is not to be used."""
+    """GPU and the script's settings → largest head size that cuDNN takes; 0: it is not used."""
     if torch.are_deterministic_algorithms_enabled():
         return 0
     return WIDEST_OF_CUDNN.get(torch.cuda.get_device_capability(), 128)
 
 
 def _takes_cudnn(query: Any, key: Any, value: Any) -> bool:
-    """Whether cuDNN's kernel takes tensors of 16 bits."""
+    """Query, key and value in 16 bits → whether cuDNN's attention supports their shapes."""
     widest = _widest_of_cudnn()
     sizes = query.shape[-1], value.shape[-1]
     return key.shape[-2] > 1 and all(size <= widest and size % 8 == 0 for size in sizes)
@@ -139,7 +139,9 @@ def _bias(mask: Any, query: Any, key: Any) -> Any:
 
 
 def _of_jagged(query: Any, *args: Any) -> Any:
-    """Attention of sequences of several lengths, (sequences, heads, tokens, head size).
+    """Query, key and value of jagged layout → output of scaled dot-product attention, recorded.
+
+    Shapes are (sequences, heads, tokens, head size), with tokens of several lengths.
 
     PyTorch's own, which gives the kernel what is packed, with a choice that asks no driver.
     """

@@ -1,10 +1,10 @@
-"""Sparse tensors (COO) without values: their indices and numbers are fake tensors like all others.
+"""Operators on sparse COO tensors → what they launch, recorded without data on fake tensors.
 
-PyTorch gives them shapes, but loses how many elements they have where one is cloned, and says
-nothing of those that are left when equal indices are added up (``coalesce``). So the indices and
-numbers of each are kept here. What an operator launches is recorded as the operator on dense
-tensors that its kernels do the work of (SparseCUDATensor.cu and SparseCUDATensorMath.cu of
-aten/src/ATen/native/sparse/cuda).
+A sparse tensor is one tensor of indices and one of values. PyTorch's fake sparse tensors have a
+shape, but lose the number of elements (nnz) where one is cloned, and do not know what is left of it
+after ``coalesce`` has added up equal indices. So indices and values of each are kept here. What an
+operator launches is recorded as the operator on dense tensors that its kernels do the work of
+(SparseCUDATensor.cu and SparseCUDATensorMath.cu of aten/src/ATen/native/sparse/cuda).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UsageError
-from .comm_arguments import members_of, operation_of, settings_of, sizes_of
+from .comm_arguments import add_place_options, members_of, operation_of, settings_of, sizes_of
 from .comm_table import NOTE, TYPES, Line, better_object, notes, table
 from .output import add_file_options, check_files, check_outputs
 from .speeds import add_speed_options, given_speeds, with_speed_options
@@ -46,22 +46,13 @@ def add_parser(subparsers: Any) -> None:
         epilog=EXAMPLES,
     )
     parser.add_argument("operation", metavar="OPERATION", help="all_reduce, all_gather, ...")
-    parser.add_argument(
-        "--cluster",
-        metavar="CLUSTER",
-        required=True,
-        help="a name from mpisim list clusters, or a file (.toml)",
-    )
+    add_place_options(parser)
     parser.add_argument(
         "--size",
         metavar="SIZES",
         required=True,
         help="bytes (K, M, G count in 1,024): one size, or first:last, doubling, or "
         "first:last:factor",
-    )
-    parser.add_argument("--nodes", type=int, metavar="N", default=1, help="default: 1")
-    parser.add_argument(
-        "--gpus-per-node", type=int, metavar="N", help="of each node (default: all it has)"
     )
     parser.add_argument(
         "--type",

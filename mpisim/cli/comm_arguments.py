@@ -12,7 +12,14 @@ from ..base.errors import InputError, UsageError, nearest
 if TYPE_CHECKING:
     from ..program import Operation
 
-__all__ = ["members_of", "operation_of", "settings_of", "size_of", "sizes_of"]
+__all__ = [
+    "add_place_options",
+    "members_of",
+    "operation_of",
+    "settings_of",
+    "size_of",
+    "sizes_of",
+]
 
 ALIASES = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
 
@@ -20,6 +27,20 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 _MAX_LINES = 1000
 """Lines of a table; more are a mistake in the factor."""
+
+
+def add_place_options(parser: argparse.ArgumentParser) -> None:
+    """Parser → the same with ``--cluster``, ``--nodes`` and ``--gpus-per-node``."""
+    parser.add_argument(
+        "--cluster",
+        metavar="CLUSTER",
+        required=True,
+        help="a name from mpisim list clusters, or a file (.toml)",
+    )
+    parser.add_argument("--nodes", type=int, metavar="N", default=1, help="default: 1")
+    parser.add_argument(
+        "--gpus-per-node", type=int, metavar="N", help="of each node (default: all it has)"
+    )
 
 
 def operation_of(name: str) -> Operation:

@@ -120,7 +120,7 @@ def add_experiment_options(
     parser: argparse.ArgumentParser,
     what: str = "an experiment (TOML), or the name of one of mpisim list experiments",
 ) -> None:
-    """Add FILE and the options of `add_change_options`.
+    """Parser → the same with FILE, an experiment, and the options that change keys of it.
 
     Parameters
     ----------
@@ -169,7 +169,7 @@ def add_monitor_option(parser: argparse.ArgumentParser) -> None:
 
 
 def add_file_options(parser: argparse.ArgumentParser, *, monitor: bool = True) -> None:
-    """Add ``--json`` and ``--overwrite``, and ``--monitor`` where a command takes long."""
+    """Parser → the same with ``--json``, ``--overwrite`` and, unless it is off, ``--monitor``."""
     add_json_option(parser)
     add_overwrite_option(parser)
     if monitor:
@@ -286,7 +286,7 @@ def write_page_text(args: argparse.Namespace, text: str) -> None:
 
 
 def write_figures(args: argparse.Namespace, figures: Mapping[str, Any] | Sequence[Any]) -> None:
-    """Write figures where ``--json`` names a file. Local."""
+    """Figures of a command → the file that ``--json`` names, if it is given. Local."""
     if args.json is not None:
         from ..base.files import write_json
 

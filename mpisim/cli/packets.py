@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import InputError, UsageError
-from .comm_arguments import members_of, operation_of, settings_of, size_of
+from .comm_arguments import add_place_options, members_of, operation_of, settings_of, size_of
 from .output import add_json_option, add_overwrite_option, check_files, check_outputs
 from .speeds import add_speed_options, given_speeds, with_speed_options
 
@@ -54,17 +54,8 @@ def add_parser(subparsers: Any) -> None:
         "columns sender, receiver (GPUs), bytes, and where wanted start (in seconds), channel, "
         "step, repeats, links, as mpisim comm --flows --csv writes",
     )
-    parser.add_argument(
-        "--cluster",
-        metavar="CLUSTER",
-        required=True,
-        help="a name from mpisim list clusters, or a file (.toml)",
-    )
+    add_place_options(parser)
     parser.add_argument("--size", metavar="SIZE", help="bytes of an operation, as for mpisim comm")
-    parser.add_argument("--nodes", type=int, metavar="N", default=1, help="default: 1")
-    parser.add_argument(
-        "--gpus-per-node", type=int, metavar="N", help="of each node (default: all it has)"
-    )
     parser.add_argument(
         "--ranks", metavar="LIST", help="the GPUs of an operation's group, such as 0-7,64-71"
     )

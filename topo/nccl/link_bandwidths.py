@@ -58,9 +58,6 @@ class LinkBandwidths:
     fast: bool
 
 
-SENDING_GPUS = 2
-"""GPUs of a node that send to others at least: a NIC has two channels."""
-
 GIGA = 1e9
 
 
@@ -121,5 +118,5 @@ def _over_sockets(settings: Settings, gpus: int, constants: NcclConstants) -> fl
     constants : NcclConstants
     """
     sockets = constants.raw["sockets"]
-    threads = max(settings.socket_nthreads or 0, 1) * min(gpus, SENDING_GPUS)
+    threads = max(settings.socket_nthreads or 0, 1) * min(gpus, sockets["senders"])
     return GIGA * min(threads * sockets["thread"], sockets["most"])
