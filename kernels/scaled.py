@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .model import Estimate, KernelModel
     from .operations import Kernel
 
-__all__ = ["GPU_SCALES", "ScaledGpu", "ScaledKernels", "rated_gpu", "scaled_gpu"]
+__all__ = ["GPU_SCALES", "ScaledKernels", "rated_gpu", "scaled_gpu"]
 
 GPU_SCALES: dict[str, tuple[str, ...]] = {
     "hbm_bandwidth": ("bandwidth",),

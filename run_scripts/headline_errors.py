@@ -29,7 +29,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["THRESHOLDS", "Measure", "compared", "figure", "measures", "refreshed"]
+__all__ = ["Measure", "compared", "figure", "measures", "refreshed"]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 THRESHOLDS = REPOSITORY / "tests" / "thresholds.toml"

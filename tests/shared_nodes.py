@@ -16,7 +16,7 @@ from mpisim.program import Operation
 from mpisim.topo import Price
 from mpisim.topo.network import RATE_BITS, WEIGHT_ONE
 
-__all__ = ["BYTE_PER_PS", "Nodes"]
+__all__ = ["Nodes"]
 
 BYTE_PER_PS = 1 << RATE_BITS
 WAYS = 4

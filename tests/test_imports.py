@@ -1,9 +1,10 @@
-"""The picture of the imports: no circle, and no arrow up, imports for type checking included."""
+"""The imports, those for type checking included: no circle, no arrow up, no unused export."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,7 +56,15 @@ MODULES = {
     for path in sorted((REPOSITORY / folder).rglob(f"*.{suffix}"))
 }
 
+_WORD = re.compile(r"[A-Za-z_]\w*")
+
 _CYTHON = re.compile(r"^\s*from\s+(\.*)([\w.]*)\s+c?import\s+([\w, ]*)", re.M)
+
+
+def sources() -> list[Path]:
+    """Return every source file: of the product, its tests and its scripts."""
+    folders = (REPOSITORY / each for each in ("tests", "run_scripts"))
+    return [*MODULES.values(), *(path for each in folders for path in sorted(each.rglob("*.py")))]
 
 
 def statements(path: Path) -> Iterator[tuple[int, str, list[str]]]:
@@ -91,6 +100,25 @@ def imports(module: str, path: Path) -> set[str]:
 GRAPH = nx.DiGraph(
     (module, target) for module, path in MODULES.items() for target in imports(module, path)
 )
+
+
+def exported(tree: ast.Module) -> list[str]:
+    """Module → names in its `__all__`; none where it has none or computes it."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return [str(name) for name in ast.literal_eval(node.value)]
+    return []
+
+
+def annotations(tree: ast.Module) -> set[str]:
+    """Module → words of the types of its functions' arguments and results, and of its fields."""
+    types = [
+        getattr(node, field)
+        for node in ast.walk(tree)
+        for field in ("annotation", "returns")
+        if getattr(node, field, None) is not None
+    ]
+    return {word for each in types for word in _WORD.findall(ast.unparse(each))}
 
 
 def part_of(module: str) -> str:
@@ -130,3 +158,17 @@ def test_top_level_folders_need_nothing_of_mpisim_but_its_base(part: str) -> Non
         if module.startswith(f"mpisim.{part}.") or module == f"mpisim.{part}"
     }
     assert needed <= {part, "base", "data"}
+
+
+def test_what_a_module_exports_is_used() -> None:
+    words = {path: set(_WORD.findall(path.read_text())) for path in sources()}
+    holders = Counter(word for found in words.values() for word in found)
+    unused = [
+        f"{path.relative_to(REPOSITORY)}: {name}"
+        for path in words
+        if path.suffix == ".py"
+        for tree in [ast.parse(path.read_text())]
+        for name in exported(tree)
+        if holders[name] == 1 and name not in annotations(tree)
+    ]
+    assert unused == []

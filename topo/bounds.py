@@ -26,7 +26,6 @@ __all__ = [
     "cut_bound",
     "max_flow",
     "partition_bound",
-    "prefix_cuts",
     "rails",
     "sample_paths",
 ]

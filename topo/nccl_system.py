@@ -22,7 +22,7 @@ from .nccl.system import DEFAULT_VERSION, version_of
 from .topology import LinkKind, NodeKind, Topology
 from .traffic.link_limits import typical_bandwidth
 
-__all__ = ["arch_of", "changed_system", "cluster_system", "listed_system", "system_of_graph"]
+__all__ = ["changed_system", "cluster_system", "listed_system", "system_of_graph"]
 
 _INTRA_OF_KIND = {
     "nvswitch": "nvswitch",

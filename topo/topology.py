@@ -35,7 +35,6 @@ __all__ = [
     "Topology",
     "all_pairs_routes",
     "check_connected",
-    "to_csr",
 ]
 
 RouteFunction = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]]

@@ -21,14 +21,7 @@ from .calibration import HELD_OUT_GPUS, FittedConstants, KernelCalibration
 from .families import FORMULAS, VARIANTS
 from .formula import ANY
 
-__all__ = [
-    "RELATED_ARCHITECTURES",
-    "CalibrationLookup",
-    "interchangeable_formats",
-    "known_chip_error",
-    "look_up",
-    "unseen_chip_error",
-]
+__all__ = ["RELATED_ARCHITECTURES", "CalibrationLookup", "look_up", "unseen_chip_error"]
 
 FORMAT_FALLBACKS: dict[str, tuple[str, ...]] = {
     "fp16": ("fp16", "bf16", "fp8", "tf32", "fp32"),

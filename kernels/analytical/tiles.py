@@ -31,7 +31,6 @@ from ..operations import OPERAND_BYTES
 from .formula import Constants, Numbers, functions
 
 __all__ = [
-    "LIBRARY_TILINGS",
     "LONGEST_BURST",
     "Tiling",
     "expected_tiles",

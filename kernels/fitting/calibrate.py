@@ -32,7 +32,7 @@ from .cross_validation import (
 )
 from .least_squares import FormulaFit, fit
 
-__all__ = ["calibrate", "unseen_errors", "unseen_tables", "write"]
+__all__ = ["calibrate", "unseen_tables", "write"]
 
 AMD = "cdna"
 """What the names of AMD's architectures begin with."""

@@ -30,7 +30,7 @@ from ..operations import (
 )
 from .rows import ASIDE, MeasuredKernel
 
-__all__ = ["COLLECTED_COLUMNS", "COLLECTED_FAMILIES", "FORMATS", "TableFormat", "collected_kernel"]
+__all__ = ["COLLECTED_FAMILIES", "FORMATS", "TableFormat", "collected_kernel"]
 
 
 class TableFormat(NamedTuple):

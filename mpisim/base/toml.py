@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["toml_key", "toml_table", "toml_value"]
+__all__ = ["toml_table", "toml_value"]
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 

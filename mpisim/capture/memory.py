@@ -24,7 +24,7 @@ from ..memory.configurations import Outcome, Room, outcome, remedies
 from .lower import Part
 from .recording import GATHERED, GRADIENTS, STATES, WEIGHTS, ItemKind, Recording
 
-__all__ = ["CapturedMemory", "allocations_of", "memory_of"]
+__all__ = ["CapturedMemory", "memory_of"]
 
 WIDTH = 100
 """Characters of a line."""

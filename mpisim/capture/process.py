@@ -20,7 +20,7 @@ from .device import Device
 from .job import Job
 from .recorder import Ended, Recorder
 
-__all__ = ["capture_rank", "main"]
+__all__ = ["main"]
 
 _PREFIXES = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.", "module.")
 

@@ -28,7 +28,7 @@ from .recording import FromRank0, ItemKind, Recording
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["MOST_CLASSES", "Script", "capture_parts"]
+__all__ = ["Script", "capture_parts"]
 
 MOST_CLASSES = 128
 """Classes of ranks that are captured without being asked for one by one."""

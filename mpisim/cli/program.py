@@ -11,7 +11,7 @@ from .other_files import expected
 from .output import add_overwrite_option, check_files, check_outputs
 from .run import add_run_options, run
 
-__all__ = ["add_parser", "export_", "import_", "show"]
+__all__ = ["add_parser", "show"]
 
 SHOW_EXAMPLES = """\
 examples:

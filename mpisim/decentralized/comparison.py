@@ -35,7 +35,7 @@ from .simulation import Outcome, simulate_decentralized
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["Comparison", "Draw", "Slowdown", "compare_protocols", "worker_step"]
+__all__ = ["Comparison", "Draw", "Slowdown", "compare_protocols"]
 
 ALONE = ("plan.dp=1", "plan.zero=0", "cluster.nodes=1", "cluster.gpus=1")
 """Changes by which an experiment is that of one of its workers, beside its batch."""

@@ -40,7 +40,6 @@ __all__ = [
     "Contention",
     "PatternLoads",
     "assign_domains",
-    "domains_of",
     "find_contention",
     "links_that_can_saturate",
     "shares_links",

@@ -57,12 +57,10 @@ if TYPE_CHECKING:
     from .lowering import LoweredTable
 
 __all__ = [
-    "SAME_COLUMNS",
     "UNBOUND",
     "PeriodicWindow",
     "Side",
     "busy",
-    "clock_of",
     "communications_match",
     "first_of",
     "known_before",

@@ -57,7 +57,7 @@ from .run import Run
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["steady_period", "steady_window"]
+__all__ = ["steady_period"]
 
 Ints = NDArray[np.int64]
 

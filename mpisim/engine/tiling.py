@@ -19,7 +19,7 @@ from ..base.distinct import dense
 from ..base.frozen import frozen
 from .refine import Incidences, refine
 
-__all__ = ["MAX_LANES", "SlotUses", "Tiles", "find_tiles", "joined"]
+__all__ = ["SlotUses", "Tiles", "find_tiles", "joined"]
 
 MAX_LANES = 64
 """Wide enough to hide what decoding a row costs; registers of a tile stay in the first cache."""

@@ -28,7 +28,7 @@ from .operators import operators_around
 from .resimulate import ResimulatedRun
 from .row_arguments import Communications, RowArguments
 
-__all__ = ["Arrow", "Counter", "EventsOfRanks", "PathOnRanks", "Piece", "RowArrows"]
+__all__ = ["Arrow", "Counter", "EventsOfRanks", "Piece", "RowArrows"]
 
 PATH, LINKS = 2, 3
 """Process numbers of the critical path and of links in a rank's file."""

@@ -59,7 +59,7 @@ from .target import Target
 from .tensor_parallel import splits_of
 from .threads import as_threads
 
-__all__ = ["Extrapolated", "Target", "extrapolate", "plan_for", "several_gpus"]
+__all__ = ["Extrapolated", "Target", "extrapolate", "several_gpus"]
 
 SHARED = ("host_gap", "launch_call", "launch_latency")
 """Numbers of a GPU that launches of kernels depend on which were not traced."""

@@ -13,7 +13,7 @@ from ..operators.tensors import all_tensors
 from .layers import layer_names, with_tied
 from .step import Role, TracedKernel, TracedOperator, TracedTask
 
-__all__ = ["DescribedOperators", "batch_of", "described", "with_roles"]
+__all__ = ["DescribedOperators", "described"]
 
 
 class DescribedOperators(NamedTuple):

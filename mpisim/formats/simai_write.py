@@ -32,7 +32,7 @@ from ..base.quantity import PS_PER_NS
 from ..base.text import counted
 from ..program import Kind, Operation, Phase, Program, Table
 
-__all__ = ["SimaiText", "simai_text", "write_simai"]
+__all__ = ["SimaiText", "write_simai"]
 
 _KINDS = {
     Operation.ALL_REDUCE: "ALLREDUCE",

@@ -38,7 +38,7 @@ from ..base.version import __version__
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["WORDS_PER_PROCESS", "Monitor"]
+__all__ = ["Monitor"]
 
 INTERVAL = 1.0
 """Seconds between two statuses, and between two looks at the engine."""

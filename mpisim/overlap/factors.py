@@ -26,13 +26,7 @@ from ..topo.traffic.transfers import NCCL_ALGORITHMS
 from .communication_kernels import CommunicationKernel
 from .pairs import COLLECTIVES, SHARES, Pairs, read_pairs
 
-__all__ = [
-    "MIN_PAIRS",
-    "LearnedFactors",
-    "LearnedSlowdowns",
-    "ParametricFactors",
-    "SlowdownFactors",
-]
+__all__ = ["LearnedFactors", "LearnedSlowdowns", "ParametricFactors", "SlowdownFactors"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -16,14 +16,7 @@ from ..program import Flag, Kind, Program, Table
 from ..results.step_parts import kind_name
 from .shown import ShownRun
 
-__all__ = [
-    "Gap",
-    "RankRows",
-    "begun_before",
-    "numbered",
-    "rank_rows",
-    "whole_rows",
-]
+__all__ = ["Gap", "RankRows", "begun_before", "numbered", "rank_rows"]
 
 Ints = NDArray[np.int64]
 

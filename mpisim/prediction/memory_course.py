@@ -19,7 +19,7 @@ from ..program import Kind, Phase, Table
 from ..schedules import Action
 from .prepared import PreparedExperiment
 
-__all__ = ["PASSES", "MemoryCourse", "MemoryParts"]
+__all__ = ["MemoryCourse", "MemoryParts"]
 
 PASSES = "activations and temporaries"
 """What passes hold, as a part of memory."""

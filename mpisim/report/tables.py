@@ -55,7 +55,6 @@ __all__ = [
     "mean_row",
     "names_cut",
     "rank_row",
-    "ranks_label",
     "slowest_first",
     "slowest_rows",
     "table_lines",

@@ -49,7 +49,6 @@ from .accounting import BREAKDOWN
 from .step_parts import PartKind
 
 __all__ = [
-    "BINDINGS",
     "CLASSES",
     "COMMUNICATIONS",
     "CRITICAL_PATH",

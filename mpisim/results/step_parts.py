@@ -32,8 +32,6 @@ from ..base.numbered_texts import NumberedTexts
 from ..program import Kind, Phase, Program, Table
 
 __all__ = [
-    "COMPUTE_PARTS",
-    "COPIES",
     "IDLE",
     "INPUT",
     "MOST_KINDS",

@@ -42,7 +42,6 @@ __all__ = [
     "path_of_step",
     "rank_steps",
     "step_of_job",
-    "step_spans",
     "step_times",
 ]
 

@@ -26,7 +26,7 @@ from ..extrapolate.expert_parallel import experts_of
 from ..extrapolate.prepare import of_several_ranks, read_traced, trace_path
 from .automatic import MAX_CONTEXT_PARALLEL, MIN_TOKENS_OF_A_RANK
 
-__all__ = ["TABLES_OF_TRACES", "TRACED_OBJECTIVES", "TracedValues"]
+__all__ = ["TABLES_OF_TRACES", "TracedValues"]
 
 TABLES_OF_TRACES: Mapping[str, Any] = {
     "workload": WorkloadChoice,

@@ -36,15 +36,7 @@ from numpy.typing import NDArray
 from ..base.frozen import frozen
 from .et_model import ExecutionTrace, Tensors
 
-__all__ = [
-    "Access",
-    "DataDependencies",
-    "Effects",
-    "State",
-    "access",
-    "data_dependencies",
-    "node_effects",
-]
+__all__ = ["Access", "DataDependencies", "Effects", "State", "access", "data_dependencies"]
 
 _T = TypeVar("_T")
 

@@ -25,13 +25,7 @@ from ..base.quantity import PS_PER_NS
 from .kineto import KERNEL, MEMCPY, MEMSET, Arguments, DeviceOps, KinetoTrace, Spans, SyncRecord
 from .nsys_export import CALLS, DEVICE_TABLES, Export, Range, opened, spans
 
-__all__ = [
-    "annotations_and_operators",
-    "device_lead",
-    "nsys_processes",
-    "read_nsys",
-    "sync_records",
-]
+__all__ = ["nsys_processes", "read_nsys"]
 
 _MAX_CLOCK_ERROR = 100_000_000
 """More than this, in ps, is no error of a clock but another operation."""

@@ -18,7 +18,7 @@ from .host import Call
 from .kineto import KERNEL, KinetoTrace
 from .waits import Inference
 
-__all__ = ["ALLOWANCE", "DeviceTiming", "explain_late_starts", "measure_timing"]
+__all__ = ["DeviceTiming", "explain_late_starts", "measure_timing"]
 
 ALLOWANCE = 25 * PS_PER_US
 """A start later by more than this than all its known inputs is unexplained."""

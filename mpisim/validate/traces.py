@@ -15,7 +15,7 @@ from ..replay import Replay, TraceJob, read_job, replay
 from ..traces.sources import is_folder
 from .cases import Case, Validation
 
-__all__ = ["TraceResult", "trace_folders", "validate_traces"]
+__all__ = ["TraceResult", "validate_traces"]
 
 
 @frozen

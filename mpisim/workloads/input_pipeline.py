@@ -35,7 +35,6 @@ from .layout import Layout
 
 __all__ = [
     "PREPARE",
-    "UPLOAD",
     "InputPipeline",
     "input_pipeline",
     "loads_images",

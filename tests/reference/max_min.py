@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["NO_END", "SharedLinks", "max_min_rates"]
+__all__ = ["NO_END", "SharedLinks"]
 
 RATE_BITS = 40
 WEIGHT_BITS = 20

@@ -41,15 +41,7 @@ from .models import formula_of
 from .platforms import owners_behind
 from .runs import OUTPUT_SOURCES
 
-__all__ = [
-    "MIN_SETUPS",
-    "calibrate",
-    "calibrate_platform",
-    "error_bins",
-    "one_platform",
-    "rounded_numbers",
-    "with_wider_errors",
-]
+__all__ = ["calibrate", "calibrate_platform", "error_bins", "one_platform", "with_wider_errors"]
 
 MIN_SETUPS = 2
 """Set-ups from which on those left out in turn say how far off a platform's numbers are."""

@@ -39,7 +39,6 @@ __all__ = [
     "OwnerCalibration",
     "calibration_of",
     "packaged_calibration",
-    "user_platform_of",
 ]
 
 FILE = "calibration/collectives.toml"

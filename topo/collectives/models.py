@@ -34,15 +34,7 @@ from .formulas import (
     NcclFormula,
 )
 
-__all__ = [
-    "MODELS",
-    "Predictor",
-    "SigmoidCurve",
-    "SigmoidModel",
-    "fitted_formula",
-    "formula_of",
-    "predictor",
-]
+__all__ = ["MODELS", "Predictor", "SigmoidCurve", "fitted_formula", "formula_of", "predictor"]
 
 Floats = NDArray[np.float64]
 

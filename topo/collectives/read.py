@@ -35,7 +35,7 @@ from .nccl_tests import is_json, is_output, read_json, read_output
 from .published_tables import GRADE_COLUMNS, TABLE_FORMATS, TableFormat, curve_name
 from .runs import RunOverrides, measurements
 
-__all__ = ["GRADES_FILE", "read"]
+__all__ = ["read"]
 
 GRADES_FILE = "curves_index.csv"
 """The name of a file of grades, where it stands beside a table."""

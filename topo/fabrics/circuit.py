@@ -14,7 +14,7 @@ from mpisim.base.errors import InputError
 from .fabric import Fabric
 from .fabric_graph import FabricGraph, Ports
 
-__all__ = ["MAX_PORTS", "circuit"]
+__all__ = ["circuit"]
 
 MAX_PORTS = 2048
 """Of a fabric: each pair has a link in each direction."""

@@ -22,7 +22,7 @@ from ..topology import Grid
 from .fabric import Fabric
 from .fabric_graph import FabricGraph, Ports
 
-__all__ = ["DimensionOrderRoutes", "goes_up", "grid", "grid_tour"]
+__all__ = ["grid", "grid_tour"]
 
 
 def grid(fabric: Fabric, ports: Ports) -> FabricGraph:

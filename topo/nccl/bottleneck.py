@@ -13,7 +13,7 @@ from mpisim.base.kinds import Operation
 from .model import Nccl
 from .shape import Shape
 
-__all__ = ["BOTTLENECKS", "LATENCY", "NIC", "PCIE", "PORT", "PROTOCOL", "SOCKETS", "bottleneck_of"]
+__all__ = ["BOTTLENECKS", "LATENCY", "NIC", "PCIE", "PORT", "PROTOCOL", "bottleneck_of"]
 
 LATENCY = "latency"
 

@@ -18,7 +18,7 @@ from .settings import Settings
 from .shape import Shape
 from .system import System
 
-__all__ = ["TunerLatency", "nodes_column", "step_latency", "tuner_bandwidth", "tuner_latency"]
+__all__ = ["TunerLatency", "step_latency", "tuner_bandwidth", "tuner_latency"]
 
 _GATHER_SCATTER = (Operation.ALL_GATHER, Operation.REDUCE_SCATTER)
 

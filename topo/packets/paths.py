@@ -9,7 +9,7 @@ from mpisim.base.errors import InputError
 
 from ..topology import LinkKind, Topology
 
-__all__ = ["MAX_PATHS", "equal_paths", "sender_part"]
+__all__ = ["equal_paths", "sender_part"]
 
 MAX_PATHS = 4096
 """Paths of a pair at most."""

@@ -29,7 +29,7 @@ from .flows import PacketFlow
 from .paths import equal_paths, sender_part
 from .settings import PacketSettings
 
-__all__ = ["MAX_MESSAGES", "PacketInput", "packet_input"]
+__all__ = ["PacketInput", "packet_input"]
 
 MAX_MESSAGES = 4_000_000
 """Messages at most: these take 2 GB."""

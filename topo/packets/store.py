@@ -23,7 +23,7 @@ from mpisim.base.quantity import PICOSECONDS
 
 from .run import PacketRun
 
-__all__ = ["FLOW_COLUMNS", "FORMAT", "write_flow_table", "write_packets"]
+__all__ = ["FORMAT", "write_flow_table", "write_packets"]
 
 FORMAT, VERSION = "mpisim-packets", 1
 

@@ -19,7 +19,7 @@ from ..network import WEIGHT_ONE
 from ..topology import RouteFunction, all_pairs_routes
 from .transfers import Transfers, UniformAllToAll
 
-__all__ = ["link_weights", "sum_by_link"]
+__all__ = ["link_weights"]
 
 Ints = NDArray[np.int64]
 

@@ -14,17 +14,7 @@ from .experiments import VERDICTS
 from .pairs import pair_figures, pairs
 from .predict import outcome_as_json
 
-__all__ = [
-    "GROUPINGS",
-    "SETS",
-    "as_json",
-    "coverage",
-    "figures",
-    "headlines",
-    "judged_by_memory",
-    "named_sets",
-    "tables",
-]
+__all__ = ["as_json", "coverage", "figures", "headlines", "judged_by_memory", "tables"]
 
 Choice = Callable[[Compared], bool]
 

@@ -44,17 +44,7 @@ from .families import Family, Way, family, way
 from .mixed_model import Grouping, Posterior, Prior, Variances, e_step, m_step
 from .settings import OTHER
 
-__all__ = [
-    "Linear",
-    "covered",
-    "fit",
-    "kind_in",
-    "linear",
-    "names_in",
-    "relative_error",
-    "seconds_with",
-    "value_of",
-]
+__all__ = ["Linear", "covered", "fit", "linear", "relative_error", "seconds_with"]
 
 
 class Linear(NamedTuple):

@@ -26,7 +26,7 @@ from .precision import weight_gradient
 from .shapes import Shapes
 from .tensor_parallel import tp_collective
 
-__all__ = ["ADAPTED", "adapt", "freeze_embedding"]
+__all__ = ["adapt", "freeze_embedding"]
 
 ADAPTED: dict[str, tuple[str, ...]] = {
     "qkv": ("qkv", "query", "key", "value"),
