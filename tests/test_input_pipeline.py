@@ -14,7 +14,7 @@ import mpisim
 from mpisim.base.errors import InputError
 from mpisim.base.presets import packaged
 from mpisim.cli import main
-from mpisim.experiment.data_choice import Loader
+from mpisim.experiment.choices import Loader
 from mpisim.experiment.load import read
 from mpisim.workloads.input_pipeline import InputPipeline, input_pipeline
 

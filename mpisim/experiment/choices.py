@@ -1,9 +1,9 @@
 """The tables of an experiment besides ``[model]`` and ``[plan]``: one dataclass a table.
 
-`ClusterChoice`, `ScaleChoice`, `KernelChoice`, `NetworkChoice`, `OverlapChoice`, `VariationChoice`,
-`CalibrationChoice`, `PriceChoice` and `RunChoice` are ``[cluster]`` to ``[run]``, in the order in
-which a prediction uses them. Their fields are the keys; `__post_init__` refuses keys of one table
-that contradict each other.
+`ClusterChoice`, `ScaleChoice`, `DataChoice`, `KernelChoice`, `NetworkChoice`, `OverlapChoice`,
+`VariationChoice`, `CalibrationChoice`, `PriceChoice` and `RunChoice` are ``[cluster]`` to
+``[run]``, in the order in which a prediction uses them. Their fields are the keys; `__post_init__`
+refuses keys of one table that contradict each other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from .models import Count
 __all__ = [
     "CalibrationChoice",
     "ClusterChoice",
+    "DataChoice",
     "KernelChoice",
+    "Loader",
     "NetworkChoice",
     "OverlapChoice",
     "PriceChoice",
@@ -41,6 +43,11 @@ Seed = Annotated[int, Limits(least=0, most=2**63 - 1)]
 Factor = Annotated[float, Limits(least=0.01, most=100)]
 Bandwidth = Annotated[str, Example("400 Gb/s")]
 LinkChange = Annotated[str, Example("50 %")]
+Loader = Literal[
+    "pillow", "pillow-simd", "opencv", "mxnet", "tf-data", "dali-cpu", "dali-gpu", "ffcv"
+]
+"""Libraries that decode and crop images; `DataChoice.loader`."""
+
 Dollars = Annotated[float, Limits(least=0, most=1e9)]
 
 
@@ -153,6 +160,43 @@ class ScaleChoice:
     def changes(self) -> dict[str, float]:
         """The factors that are not 1, by key."""
         return {key: factor for key, factor in vars(self).items() if factor != 1}
+
+
+@frozen
+class DataChoice:
+    """Where the images of a step come from. Tokens that were made before cost nothing.
+
+    Attributes
+    ----------
+    images : {"synthetic", "jpeg"}
+        Made once and kept on the GPU, or prepared for each step by the CPUs of the node: decoded,
+        cropped, resized, flipped and copied to the GPU, while the step before runs. They are
+        taken to lie in the node's memory.
+    loader : str
+        The library that prepares them: "pillow" and "pillow-simd" by workers of PyTorch's
+        DataLoader, "opencv" by workers in Python, "mxnet" (ImageRecordIter), "tf-data", "dali-cpu",
+        "dali-gpu" (nvJPEG: the CPU decodes Huffman codes alone), "ffcv".
+    workers : int, optional
+        Threads or processes of the loader for each GPU; as many as there are cores if not given.
+    augmentation : {"crop", "colour"}
+        Crops and flips alone, or changes of colours as well.
+    megapixels : float, optional
+        Of a stored image, in the mean; that of ImageNet if not given. Decoding takes as long as
+        there are pixels.
+    cores : int, optional
+        Cores of the CPUs of a node (of a tray of a rack) that the loader may use, in place of the
+        cluster's.
+    clock : float, optional
+        Their base clock in GHz, in place of the cluster's.
+    """
+
+    images: Literal["synthetic", "jpeg"] = "synthetic"
+    loader: Loader = "pillow"
+    workers: Count | None = None
+    augmentation: Literal["crop", "colour"] = "crop"
+    megapixels: Annotated[float, Limits(least=0.001, most=1000)] | None = None
+    cores: Count | None = None
+    clock: Annotated[float, Limits(least=0.5, most=10)] | None = None
 
 
 @frozen

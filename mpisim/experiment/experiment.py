@@ -23,6 +23,7 @@ from ..base.schema import Limits
 from .choices import (
     CalibrationChoice,
     ClusterChoice,
+    DataChoice,
     KernelChoice,
     NetworkChoice,
     OverlapChoice,
@@ -31,7 +32,6 @@ from .choices import (
     ScaleChoice,
     VariationChoice,
 )
-from .data_choice import DataChoice
 from .framework import FrameworkOptions
 from .models import Model
 from .plan import Plan

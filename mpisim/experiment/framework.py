@@ -103,7 +103,7 @@ class FrameworkOptions:
     stacked_layers : bool
         Whether layers run in one loop (``jax.lax.scan``), which writes what a recomputed layer
         keeps into arrays of all layers and reads it from there:
-        :mod:`..workloads.stacked_layers`.
+        :mod:`..workloads.recomputation`.
     kernels : {"flash", "eager"}
         Fused attention, or scores in memory (matrix product, softmax, matrix product).
     unaligned : {"tensor-cores", "cores"}

@@ -24,6 +24,7 @@ from .changes import changed_key, with_changes
 from .choices import (
     CalibrationChoice,
     ClusterChoice,
+    DataChoice,
     KernelChoice,
     NetworkChoice,
     OverlapChoice,
@@ -32,7 +33,6 @@ from .choices import (
     ScaleChoice,
     VariationChoice,
 )
-from .data_choice import DataChoice
 from .experiment import Experiment, Published
 from .framework import FrameworkOptions
 from .models import FAMILIES, Cnn, Dlrm, Model, Transformer

@@ -17,13 +17,12 @@ from ..base.quantity import PICOSECONDS
 from ..base.text import percentage
 from ..engine.run import Run
 from ..experiment import Cnn, Dlrm, Experiment, Plan, Transformer, VariationChoice
-from ..experiment.data_choice import image_side
 from ..experiment.plan_keys import short_key
 from ..experiment.profiles import Profile
 from ..program import Program
 from ..topo import Cluster, find_cluster
 from ..topo.speeds import nic_bottleneck
-from ..workloads.input_pipeline import loads_images
+from ..workloads.input_pipeline import image_side, loads_images
 from ..workloads.transformer.core_attention import MATRIX_UNIT_LOAD
 from .circuits import set_up_notes
 from .hardware import link_excess

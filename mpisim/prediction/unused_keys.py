@@ -21,12 +21,12 @@ import numpy as np
 from ..base.errors import InputError
 from ..base.rank_ranges import parse_ranges
 from ..experiment import Dlrm, Experiment, Plan, Transformer
-from ..experiment.data_choice import image_side
 from ..experiment.load import experiment_of
 from ..experiment.plan_keys import flattened, short_key
 from ..kernels import gpu_name
 from ..program import COLUMNS, Program, Table
 from ..topo import find_cluster
+from ..workloads.input_pipeline import image_side
 from .hardware import hardware_of
 from .prepared import PreparedExperiment, prepare
 

@@ -32,9 +32,7 @@ To be read in this order; each module uses only those above it:
 `messages`
     Blocks of the messages between stages.
 `recomputation`
-    Which layers and operators run again.
-`stacked_layers`
-    Layers in one loop: what each keeps goes into arrays of all layers.
+    Which layers and operators run again, and what they keep nonetheless.
 `data_parallel`
     What frameworks add to the passes to share gradients, states and parameters.
 `optimizer`

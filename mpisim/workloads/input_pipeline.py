@@ -26,8 +26,8 @@ from ..base.frozen import frozen
 from ..base.presets import packaged
 from ..base.quantity import Quantity, picoseconds
 from ..base.schema import build
-from ..experiment import Experiment
-from ..experiment.data_choice import image_side
+from ..experiment import Cnn, Dlrm, Experiment, Model, Transformer
+from ..experiment.traced import Traced
 from ..program import Phase
 from ..topo import find_cluster
 from .blocks import BlockBuilder
@@ -36,6 +36,7 @@ from .layout import Layout
 __all__ = [
     "PREPARE",
     "InputPipeline",
+    "image_side",
     "input_pipeline",
     "loads_images",
     "write_input",
@@ -131,6 +132,19 @@ class InputPipeline:
             f"input: {self.title} prepares {self.rate * self.gpus:,.0f} images/s a node, by "
             f"{self.cores:.4g} cores{guess}, while the step before runs; files lie in memory"
         )
+
+
+def image_side(model: Model | Traced) -> int | None:
+    """Model → side of the images that it takes, in pixels; None if it takes none.
+
+    A U-Net's latents are not images that a loader decodes.
+    """
+    if isinstance(model, Cnn):
+        return None if model.family == "unet" else model.image
+    if isinstance(model, Transformer) and model.family == "vit":
+        return model.image
+    assert isinstance(model, Transformer | Cnn | Dlrm | Traced)
+    return None
 
 
 def loads_images(experiment: Experiment) -> bool:

@@ -5,7 +5,7 @@
 ``fabric_graph``
     `FabricGraph`: switches, links and routes from port to port; what a builder returns. It can do
     without `period`, `tour`, `grid` and `all_pairs`, which make large fabrics fast or rings short.
-``fat_tree``, ``dragonfly``, ``dragonfly_plus``, ``grid``, ``circuit``
+``fat_tree``, ``dragonfly`` (and dragonfly+), ``grid``, ``circuit``
     The builders.
 
 A new fabric is one module with a builder, one line of `BUILDERS`, and in ``fabric`` its name in
@@ -19,8 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from .circuit import circuit
-from .dragonfly import dragonfly
-from .dragonfly_plus import dragonfly_plus
+from .dragonfly import dragonfly, dragonfly_plus
 from .fabric import Fabric, Kind
 from .fabric_graph import FabricGraph, Ports
 from .fat_tree import fat_tree, switch

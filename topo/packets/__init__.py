@@ -1,8 +1,8 @@
 """Packets: queues, ECN, DCQCN, PFC and ECMP, where flows are not detail enough.
 
 Read ``settings`` (parameters, with their sources in ``data/packets.toml``), ``flows`` (what is
-sent, from a table or a communication), ``paths`` (a route → equally short paths), ``plan`` (flows →
-queue pairs, messages and what they wait for), ``_core/`` (events), ``run`` (the result).
+sent, from a table or a communication), ``plan`` (flows → queue pairs with their paths, messages and
+what they wait for), ``_core/`` (events), ``run`` (the result), ``store`` (its files).
 """
 
 from .flows import PacketFlow, flows_of_list, read_flows

@@ -24,15 +24,17 @@ from mpisim.base.frozen import frozen
 from mpisim.base.quantity import PICOSECONDS
 
 from ..fabrics.fabric_graph import ecmp_hash
-from ..topology import NodeKind, Topology
+from ..topology import LinkKind, NodeKind, Topology
 from .flows import PacketFlow
-from .paths import equal_paths, sender_part
 from .settings import PacketSettings
 
 __all__ = ["PacketInput", "packet_input"]
 
 MAX_MESSAGES = 4_000_000
 """Messages at most: these take 2 GB."""
+
+MAX_PATHS = 4096
+"""Paths of a pair at most."""
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -146,7 +148,7 @@ def packet_input(
             f"{many:,} messages; there may be {MAX_MESSAGES:,}: fewer GPUs, or larger chunks "
             f"({settings.chunk} B)"
         )
-    routes = {flow.links: equal_paths(topology, flow.links) for flow in flows}
+    routes = {flow.links: _equal_paths(topology, flow.links) for flow in flows}
     most_paths = max(map(len, routes.values()))
     pairs, of_flow, spread = _pairs(topology, flows, routes, settings)
     messages, chosen = _messages(topology, flows, pairs, of_flow, chunks)
@@ -243,7 +245,7 @@ def _pairs(
                 taken = [paths[_hash(topology, flow.links, channel, settings.seed, len(paths))]]
             by_first: dict[tuple[tuple[int, ...], int], list[tuple[int, ...]]] = defaultdict(list)
             for path in taken:
-                at = sender_part(topology, path)
+                at = _sender_part(topology, path)
                 by_first[path[:at], path[at]].append(path[at:])
             known[key] = list(range(len(pairs), len(pairs) + len(by_first)))
             pairs += [_Pair(each, before) for (before, _), each in by_first.items()]
@@ -251,7 +253,7 @@ def _pairs(
     spread = np.zeros(topology.n_links)
     for route, bytes in sent.items():
         for path in routes[route]:  # which passes a link once
-            spread[list(path[sender_part(topology, path) :])] += bytes / len(routes[route])
+            spread[list(path[_sender_part(topology, path) :])] += bytes / len(routes[route])
     return pairs, of_flow, spread
 
 
@@ -346,3 +348,60 @@ class _Messages:
             _offsets([len(each) for each in behind]),
             np.array([each for some in behind for each in some], np.int32),
         )
+
+
+def _equal_paths(topology: Topology, links: Sequence[int]) -> list[tuple[int, ...]]:
+    """Links of a route, in order → its paths, each from the first node to the last.
+
+    Where a flow is spread over parallel links, a route has the links of all of them; of the paths
+    that these form the shortest are taken.
+
+    Parameters
+    ----------
+    topology : Topology
+    links : sequence of int
+        At least one.
+
+    Raises
+    ------
+    InputError
+        If they do not lead from the first link's begin to the last one's end, or there are more
+        than `MAX_PATHS`.
+    """
+    begin, end = int(topology.source[links[0]]), int(topology.target[links[-1]])
+    leaving: dict[int, list[int]] = defaultdict(list)
+    for link in dict.fromkeys(links):
+        leaving[topology.source.item(link)].append(link)
+    level: dict[int, list[tuple[int, ...]]] = {begin: [()]}
+    seen = {begin}
+    while level and end not in level:
+        following: dict[int, list[tuple[int, ...]]] = defaultdict(list)
+        for node, paths in level.items():
+            for link in leaving[node]:
+                target = topology.target.item(link)
+                if target not in seen:
+                    following[target] += [(*path, link) for path in paths]
+        seen.update(following)
+        if sum(map(len, following.values())) > MAX_PATHS:
+            raise InputError(
+                f"{topology.title}: from {topology.names[begin]} to {topology.names[end]} there "
+                f"are more than {MAX_PATHS} paths"
+            )
+        level = following
+    if end not in level:
+        names = " ".join(map(topology.link_name, links))
+        raise InputError(
+            f"{topology.title}: the links {names} do not lead from {topology.names[begin]} to "
+            f"{topology.names[end]}"
+        )
+    return level[end]
+
+
+def _sender_part(topology: Topology, path: Sequence[int]) -> int:
+    """Path → how many of its links are inside the sender's node; 0 if it stays inside it.
+
+    A NIC takes its data over these as it sends, so that nothing waits behind them.
+    """
+    nic = int(LinkKind.NIC)
+    outside = (i for i, link in enumerate(path) if topology.kind.item(link) >= nic)
+    return next(outside, 0)

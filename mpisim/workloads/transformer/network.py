@@ -17,7 +17,7 @@ from ...experiment.models import Transformer
 from ...experiment.plan import Plan
 from ..grid import Grid
 from ..operators import Layer, Network, Operator
-from ..stacked_layers import stacked
+from ..recomputation import with_stack_writes
 from .adapters import adapt, freeze_embedding
 from .attention import cross_attention, relative_bias, self_attention
 from .embedding import patch_embedding, token_embedding
@@ -179,5 +179,5 @@ def _layer(
     elif role != "block":
         operators = adapt(s, operators)
     if role == "block":
-        operators = stacked(s.plan, operators, output)
+        operators = with_stack_writes(s.plan, operators, output)
     return Layer(name, operators, role, output + extra_output, output)
