@@ -1,0 +1,98 @@
+"""Kernels that stream through memory once: element-wise ones, optimizers, copies."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import ClassVar, Literal
+
+from mpisim.base.frozen import frozen
+
+from .kernel import Kernel
+
+__all__ = ["Copy", "Elementwise", "ElementwiseVariant", "OptimizerStep"]
+
+ElementwiseVariant = Literal[
+    "block_scales", "layout", "row_copies", "row_sums", "slice_writes", "widening"
+]
+"""Kernels that do not stream as fast as memory would let them.
+
+``"block_scales"``: casts to MXFP8, with a scale for each block of 32 numbers; ``"layout"``:
+channels of images are moved to the end or back; ``"row_copies"``: rows are copied to other places,
+each once or more often; ``"row_sums"``: rows from other places are added up; ``"slice_writes"``:
+XLA writes a result into its place in a larger array; ``"widening"``: PyTorch's operations on 16-bit
+numbers whose result is fp32.
+"""
+
+
+@frozen
+class Elementwise(Kernel):
+    """Anything that streams through memory once: activations, residuals, masks, casts, pooling.
+
+    Attributes
+    ----------
+    bytes : int
+        Read and written, together.
+    transposes : bool
+        Whether a result is written transposed.
+    variant : ElementwiseVariant, optional
+        Kernels that move rows to places given by a list, or convert numbers one by one or in
+        blocks.
+    indexed : int, optional
+        Elements whose places in memory are divided out of their number, one by one: operands that
+        are broadcast or not dense.
+    """
+
+    family: ClassVar[str] = "elementwise"
+    bytes: int
+    transposes: bool = False
+    variant: ElementwiseVariant | None = field(default=None, kw_only=True)
+    indexed: int | None = None
+
+    @property
+    def traffic(self) -> int:
+        """Bytes read and written: `bytes`."""
+        return self.bytes
+
+
+@frozen
+class OptimizerStep(Kernel):
+    """One fused step of an optimizer over all parameters a GPU updates.
+
+    Attributes
+    ----------
+    parameters : int
+    bytes_per_parameter : int
+        Read and written for each: gradient, master weight, moments, and the weight the next step
+        computes with.
+    """
+
+    family: ClassVar[str] = "optimizer"
+    parameters: int
+    bytes_per_parameter: int
+
+    @property
+    def traffic(self) -> int:
+        """Bytes of all states that the step reads and writes."""
+        return self.parameters * self.bytes_per_parameter
+
+
+@frozen
+class Copy(Kernel):
+    """A copy or fill of memory.
+
+    Attributes
+    ----------
+    bytes : int
+        Copied; a copy reads and writes each.
+    path : {"device", "fill", "host"}
+        Inside the GPU's memory, filling it, or between the host's memory and the GPU's.
+    """
+
+    family: ClassVar[str] = "copy"
+    bytes: int
+    path: Literal["device", "fill", "host"] = "device"
+
+    @property
+    def traffic(self) -> int:
+        """Twice the bytes inside the GPU, once otherwise."""
+        return self.bytes * (2 if self.path == "device" else 1)

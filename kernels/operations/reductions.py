@@ -1,0 +1,111 @@
+"""Reductions along rows: softmax, norms, cross-entropy."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import ClassVar, Literal
+
+from mpisim.base.frozen import frozen
+
+from .kernel import BYTES, Kernel, Precision
+
+__all__ = ["CrossEntropy", "Norm", "NormVariant", "Softmax"]
+
+NormVariant = Literal["persistent"]
+"""``persistent``: each row is read once, into registers. Apex's FastLayerNorm and the tuned kernels
+of Transformer Engine keep a row in the registers of its threads from the first read to the last
+write (transformer_engine/common/normalization). Other kernels go through it twice. Which one runs
+is the framework's choice, and for Megatron-LM's layer norms one of the width, too
+(``persist_ln_hidden_sizes``)."""
+
+
+@frozen
+class Softmax(Kernel):
+    """Softmax over the last axis, with scale and mask fused in.
+
+    Attributes
+    ----------
+    rows, columns : int
+    backward : bool
+    dtype : Precision
+    causal : bool
+        Whether what a causal mask hides, half of all columns, is not read. Zeros are written there.
+    """
+
+    family: ClassVar[str] = "softmax"
+    rows: int
+    columns: int
+    backward: bool = False
+    dtype: Precision = "bf16"
+    causal: bool = False
+
+    @property
+    def read(self) -> int:
+        """Bytes read for two elements: forward of the input, backward of output and gradient."""
+        tensors = 2 if self.backward else 1
+        return tensors * BYTES[self.dtype] * (1 if self.causal else 2)
+
+    @property
+    def traffic(self) -> int:
+        """Forward in and out; backward output, gradient in, gradient out."""
+        return (self.read + 2 * BYTES[self.dtype]) * self.rows * self.columns // 2
+
+
+@frozen
+class Norm(Kernel):
+    """Layer, RMS or batch normalisation.
+
+    Attributes
+    ----------
+    rows, columns : int
+        Layer and RMS norm: tokens and width. Batch norm: batch × pixels and channels.
+    kind : {"layer", "rms", "batch"}
+    backward : bool
+    dtype : Precision
+    variant : NormVariant, optional
+    """
+
+    family: ClassVar[str] = "norm"
+    rows: int
+    columns: int
+    kind: Literal["layer", "rms", "batch"] = "layer"
+    backward: bool = False
+    dtype: Precision = "bf16"
+    variant: NormVariant | None = field(default=None, kw_only=True)
+
+    @property
+    def traffic(self) -> int:
+        """Forward in and out; backward input, gradient in, gradient out.
+
+        Batch statistics need the whole batch before the first output: one more pass over the input,
+        and backward over input and gradient.
+        """
+        passes = 3 if self.backward else 2
+        if self.kind == "batch":
+            passes = 5 if self.backward else 3
+        return passes * BYTES[self.dtype] * self.rows * self.columns
+
+
+@frozen
+class CrossEntropy(Kernel):
+    """Softmax cross-entropy over a vocabulary, or over this GPU's part of it.
+
+    Attributes
+    ----------
+    rows, columns : int
+        Tokens, and entries of the vocabulary.
+    backward : bool
+    dtype : Precision
+        Of the scores; the softmax itself is fp32.
+    """
+
+    family: ClassVar[str] = "cross_entropy"
+    rows: int
+    columns: int
+    backward: bool = False
+    dtype: Precision = "bf16"
+
+    @property
+    def traffic(self) -> int:
+        """Scores in and their softmax out in fp32; backward the reverse."""
+        return (BYTES[self.dtype] + BYTES["fp32"]) * self.rows * self.columns
