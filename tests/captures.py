@@ -1,11 +1,14 @@
-"""Captures for tests: a script of ``tests/captured`` → the parts, and sums of what they hold."""
+"""Captures for tests: a script, a file or a text → its parts, and sums of what they hold."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from mpisim.base.kinds import Operation, Phase
 from mpisim.capture.device import device_of
@@ -13,9 +16,26 @@ from mpisim.capture.lower import Part
 from mpisim.capture.ranks import Script, capture_parts
 from mpisim.capture.recording import ItemKind, Recording
 from mpisim.kernels import find_gpu
+from mpisim.kernels.operations import Kernel
 from mpisim.operators.table import kernels_of
 
 SCRIPTS = Path(__file__).parent / "captured"
+
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
+
+ONE_GPU = """
+import torch
+model = torch.nn.Linear(1024, 4096, bias=False).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+rows = torch.randn(512, 1024)
+data = torch.utils.data.DataLoader(rows, batch_size=128, shuffle=True, num_workers=4)
+for x in data:
+    loss = model(x.cuda(non_blocking=True)).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+"""A script that trains one matrix on one GPU."""
 
 
 def script(path: Path | str, *arguments: str, world: int = 1, **options: Any) -> Script:
@@ -30,6 +50,18 @@ def alone(what: Script, ranks: Iterable[int] | None = None) -> list[Part]:
 
     chosen = None if ranks is None else list(ranks)
     return capture_parts(what, MPI.COMM_SELF, lambda done, said="": None, chosen)
+
+
+def written(folder: Path, text: str) -> Path:
+    """Text of a script → its file."""
+    path = folder / "train.py"
+    path.write_text(text)
+    return path
+
+
+def captured(folder: Path, text: str, *arguments: str, **options: Any) -> Recording:
+    """Text of a script → what its first rank does."""
+    return alone(script(written(folder, text), *arguments, **options))[0].recording
 
 
 def flops(recording: Recording, *phases: Phase) -> Counter[str]:
@@ -56,3 +88,21 @@ def sent(
         if fits and item.kind is kind and item.bytes >= least:
             found[Operation(item.number).name] += item.bytes
     return found
+
+
+def kernels_in(recording: Recording, *phases: Phase) -> Counter[Kernel]:
+    """Kernels of a recording, of all phases or some; every operator must be known."""
+    found: Counter[Kernel] = Counter()
+    for item in recording.items:
+        if item.kind is ItemKind.CALL and (not phases or item.phase in phases):
+            launched = kernels_of(recording.calls[item.number])
+            assert launched.known, recording.calls[item.number].name
+            found.update(launched.kernels)
+    return found
+
+
+def operators_in(recording: Recording) -> Counter[str]:
+    """Operators of a recording, by name."""
+    return Counter(
+        recording.calls[item.number].name for item in recording.items if item.kind is ItemKind.CALL
+    )

@@ -24,6 +24,10 @@ from mpisim.mpi.library import no_transports
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
+    from parallel_jobs import Job
+
+    from mpisim.capture.lower import Part
+    from mpisim.replay import TraceJob
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PRTE_", "PMI_")
@@ -213,3 +217,44 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no ground truth at {folder}; set MPISIM_SHARED")
     return folder
+
+
+# --- recorded jobs of several ranks -------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def gpt(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A generated step of GPT as a recorded job: a pipeline with a distributed optimizer."""
+    from parallel_jobs import GPT, recorded
+
+    return recorded(GPT, 32, tmp_path_factory.mktemp("gpt"))
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A generated step of Llama as a recorded job: FSDP over 8 ranks."""
+    from parallel_jobs import LLAMA, recorded
+
+    return recorded(LLAMA, 8, tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="session")
+def megatron(shared: Path) -> TraceJob:
+    """Megatron-LM's GPT on 8 A800, recorded on all ranks; its groups are not on record."""
+    from mpi4py import MPI
+    from parallel_jobs import MEGATRON
+
+    from mpisim.replay import read_job
+
+    return read_job([shared / "traces" / MEGATRON], MPI.COMM_SELF)
+
+
+# --- captured scripts ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def one_gpu(tmp_path_factory: pytest.TempPathFactory) -> list[Part]:
+    """The parts of a plain script of one GPU."""
+    from captures import ONE_GPU, alone, script, written
+
+    return alone(script(written(tmp_path_factory.mktemp("one"), ONE_GPU)))

@@ -89,16 +89,20 @@ class Job:
 
 def recorded(text: str, batch: int, folder: Path) -> Job:
     """A text of an experiment → its step on one node as a recorded job."""
-    one = generated(text, batch, 1, folder)
-    prepared = one.prepared
+    return Job(text, batch, folder, traced(generated(text, batch, 1, folder), folder))
+
+
+def traced(step: Simulated, folder: Path) -> TraceJob:
+    """A simulated step → the job of its traces, which are written to a folder."""
+    prepared = step.prepared
     assert isinstance(prepared, PreparedExperiment)
     export_kineto(
-        one.run.program,
-        one.run,
+        step.run.program,
+        step.run,
         folder / "traces",
         added=lambda _, rank: Added(step=0, around=operators_around(prepared, rank)),
     )
-    return Job(text, batch, folder, read_job([folder / "traces"], MPI.COMM_SELF))
+    return read_job([folder / "traces"], MPI.COMM_SELF)
 
 
 def on_stages(text: str, stages: int, folder: Path, batch: int = 32) -> Simulated:
@@ -113,16 +117,8 @@ def on_stages(text: str, stages: int, folder: Path, batch: int = 32) -> Simulate
 
 
 def recorded_on_stages(text: str, stages: int, folder: Path, batch: int = 32) -> TraceJob:
-    one = on_stages(text, stages, folder, batch)
-    prepared = one.prepared
-    assert isinstance(prepared, PreparedExperiment)
-    export_kineto(
-        one.run.program,
-        one.run,
-        folder / "traces",
-        added=lambda _, rank: Added(step=0, around=operators_around(prepared, rank)),
-    )
-    return read_job([folder / "traces"], MPI.COMM_SELF)
+    """A text of an experiment with two stages → its step with so many as a recorded job."""
+    return traced(on_stages(text, stages, folder, batch), folder)
 
 
 def traffic(program: Program) -> Counter[str]:

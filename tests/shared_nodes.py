@@ -24,8 +24,10 @@ WAYS = 4
 
 
 class Nodes:
-    """Ranks on nodes. Rank r has the links ``4 r`` (out) and ``4 r + 1`` (in); node i has
-    ``4 i + 2`` (up) and ``4 i + 3`` (down).
+    """Ranks on nodes.
+
+    Rank r has the links ``4 r`` (out) and ``4 r + 1`` (in); node i has ``4 i + 2`` (up) and
+    ``4 i + 3`` (down).
 
     Parameters
     ----------

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from captures import SCRIPTS, alone, script
+from captures import SCRIPTS, alone, needs_torch, script
 from transformers import model, network, operator, plan
 
 from mpisim.base.errors import InputError
@@ -187,7 +186,7 @@ CAPTURED: dict[str, tuple[str, int, dict[str, object]]] = {
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
+@needs_torch
 @pytest.mark.parametrize("family", CAPTURED)
 def test_kernels_are_those_of_pytorch(family: str, tmp_path: Path) -> None:
     precision, batch, keys = CAPTURED[family]

@@ -11,16 +11,14 @@ from collections.abc import Iterable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reference.calculon import (
+from reference.calculon import count, estimate, executions
+from reference.calculon_inputs import (
     A100,
     GPT3_175B,
     MEGATRON_1T,
     TURING_530B,
     Application,
     Execution,
-    count,
-    estimate,
-    executions,
     fits_networks,
 )
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from captures import SCRIPTS, alone, flops, script, sent
+from captures import SCRIPTS, alone, flops, needs_torch, script, sent
 
 from mpisim.base.kinds import Phase
 from mpisim.capture.recording import ItemKind, Recording
 from mpisim.operators import FUSED, OperatorCall, TensorSpec, kernels_of
 
 pytestmark = pytest.mark.timeout(600)
-torch = pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
 
 BF16, FP32 = 2, 4
 TOKENS, HIDDEN, INNER, LAYERS = 4096, 1024, 2816, 2
@@ -63,7 +61,7 @@ def held_after_forward(recording: Recording) -> int:
     return sum(now.values())
 
 
-@torch
+@needs_torch
 def test_products_are_those_of_the_layers(eager: Recording, compiled: Recording) -> None:
     one = 2 * TOKENS * HIDDEN * INNER
     for found in (eager, compiled):
@@ -73,7 +71,7 @@ def test_products_are_those_of_the_layers(eager: Recording, compiled: Recording)
         assert flops(found, Phase.BACKWARD) == {"gemm": 6 * LAYERS * one}
 
 
-@torch
+@needs_torch
 def test_pointwise_chains_are_one_kernel_each(compiled: Recording) -> None:
     norm = 2 * ACTIVATION + BF16 * HIDDEN + FP32 * TOKENS
     for layer in range(LAYERS):
@@ -85,7 +83,7 @@ def test_pointwise_chains_are_one_kernel_each(compiled: Recording) -> None:
         assert backward[0] == 5 * WIDE  # a gradient, gate and up are read, two gradients written
 
 
-@torch
+@needs_torch
 def test_what_is_computed_again_is_not_kept(eager: Recording, compiled: Recording) -> None:
     # silu(gate), which the backward pass computes again from gate. The residual sum of the last
     # layer is the output in both.
@@ -93,7 +91,7 @@ def test_what_is_computed_again_is_not_kept(eager: Recording, compiled: Recordin
     assert fewer == pytest.approx(LAYERS * WIDE, rel=0.01)
 
 
-@torch
+@needs_torch
 def test_the_report_says_what_was_compiled(eager: Recording, compiled: Recording) -> None:
     assert not any("torch.compile" in line for line in eager.replaced)
     assert compiled.replaced == {
@@ -101,7 +99,7 @@ def test_the_report_says_what_was_compiled(eager: Recording, compiled: Recording
     }
 
 
-@torch
+@needs_torch
 def test_cuda_graphs_are_launched_once_each() -> None:
     found = recorded("graphs")
     launched = [item for item in found.items if item.kind is ItemKind.CALL]
@@ -126,7 +124,7 @@ model = Net(model)
 """Dynamo compiles no frames of PyTorch's own modules."""
 
 
-@torch
+@needs_torch
 def test_graphs_end_where_buckets_of_data_parallelism_do(tmp_path: Path) -> None:
     text = (SCRIPTS / "data_parallel.py").read_text()
     wrapped = "model = nn.parallel.DistributedDataParallel(model, device_ids=[rank])\n"
@@ -159,7 +157,7 @@ for _ in range(3):
 """
 
 
-@torch
+@needs_torch
 def test_graph_breaks_are_listed(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(BROKEN)
@@ -172,7 +170,7 @@ def test_graph_breaks_are_listed(tmp_path: Path) -> None:
     assert square < loss + rest < square + 1000  # sigmoid, one and sum, the sum in two parts
 
 
-@torch
+@needs_torch
 def test_a_script_may_be_run_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
     found = recorded("compile")

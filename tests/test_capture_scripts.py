@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from captures import alone, flops, script
+from captures import alone, flops, needs_torch, script
 
 from mpisim.base.errors import InputError
 from mpisim.base.kinds import Phase
@@ -21,7 +21,7 @@ from mpisim.operators import OperatorCall, TensorSpec, kernels_of
 
 pytestmark = [
     pytest.mark.timeout(400),  # each process that is captured loads PyTorch
-    pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch"),
+    needs_torch,
 ]
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from captures import SCRIPTS, alone, flops, script, sent
+from captures import SCRIPTS, alone, flops, needs_torch, script, sent
 
 from mpisim.base.errors import InputError
 from mpisim.capture.recording import ItemKind, Recording
@@ -15,7 +14,7 @@ from mpisim.operators import OperatorCall, TensorSpec, kernels_of
 
 pytestmark = [
     pytest.mark.timeout(400),  # each process that is captured loads PyTorch
-    pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch"),
+    needs_torch,
 ]
 
 JAGGED = """

@@ -113,8 +113,10 @@ def test_execution_traces_that_do_not_belong(
 
 
 def ranges(each: dict[str, Any], number: int, sizes: bool) -> str:
-    """Kineto's operator → the NVTX range that ``emit_nvtx(record_shapes=True)`` writes of it
-    (torch/csrc/profiler/util.cpp, getNvtxStr)."""
+    """Kineto's operator → its NVTX range, as ``emit_nvtx(record_shapes=True)`` writes it.
+
+    See getNvtxStr in torch/csrc/profiler/util.cpp.
+    """
     args = each.get("args", {})
     text = str(each["name"])
     if args.get("Sequence number", -1) >= 0:

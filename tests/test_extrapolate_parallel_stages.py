@@ -13,11 +13,8 @@ from mpi4py import MPI
 from parallel_jobs import (
     GPIPE,
     GPT,
-    LLAMA,
-    MEGATRON,
     Job,
     on_stages,
-    recorded,
     recorded_on_stages,
     traffic,
 )
@@ -32,28 +29,9 @@ from mpisim.extrapolate.parallel_stages import repartitioned
 from mpisim.extrapolate.parallel_structure import find_structure
 from mpisim.prediction.network import network_of
 from mpisim.prediction.prepared import prepare
-from mpisim.replay import TraceJob, read_job
+from mpisim.replay import TraceJob
 from mpisim.simulate import Simulated, simulate
 from mpisim.topo import find_cluster
-
-
-@pytest.fixture(scope="module")
-def gpt(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """A pipeline with a distributed optimizer."""
-    return recorded(GPT, 32, tmp_path_factory.mktemp("gpt"))
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """A recorded job of Llama with FSDP over 8 ranks."""
-    return recorded(LLAMA, 8, tmp_path_factory.mktemp("llama"))
-
-
-@pytest.fixture(scope="module")
-def megatron(shared: Path) -> TraceJob:
-    """Megatron-LM's GPT on 8 A800, recorded on all ranks; its groups are not on record."""
-    return read_job([shared / "traces" / MEGATRON], MPI.COMM_SELF)
-
 
 UNTIED = GPT.replace('"gpt3-350m"', '"llama-7b"\nlayers = 16')
 REDUCED = GPT.replace("zero = 1", "zero = 0")

@@ -194,8 +194,10 @@ class OneWire(Nodes):
 
 
 def test_ranks_of_rings_of_different_lengths_are_equivalent(comm: Intracomm) -> None:
-    """Each wire carries what its rank sends and what it receives: 4 ps, then 1000 bytes at half of
-    100 bytes/ps. One class of pairs weighs twice on a wire then."""
+    """Each wire carries what its rank sends and what it receives.
+
+    4 ps, then 1000 bytes at half of 100 bytes/ps. One class of pairs weighs twice on a wire then.
+    """
     program = rings(6, 3, 3)
     table = program.tables[0]
     assert table is not None
@@ -237,8 +239,10 @@ def test_a_slow_link_splits_classes(comm: Intracomm) -> None:
 
 
 def test_a_neighbour_on_a_link_splits_classes(comm: Intracomm) -> None:
-    """Pairs 0 and 1 share links, and so do 2 and 3; rank 0 is late. What pair 1 does is as if
-    alone, until pair 0 begins."""
+    """Pairs 0 and 1 share links, and so do 2 and 3; rank 0 is late.
+
+    Pair 1 is as fast as alone until pair 0 begins.
+    """
     network = Nodes([0, 1, 0, 1, 2, 3, 2, 3], port=1000, up=100, rate=120)
     start = np.zeros(8, np.int64)
     start[0] = 5

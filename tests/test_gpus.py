@@ -70,8 +70,10 @@ def test_formats_get_faster_as_they_get_narrower(name: str) -> None:
 
 
 def operations_a_clock(name: str, family: str) -> int:
-    """fp32 operations of one multiprocessor a clock: 2 for each core (NVIDIA's whitepapers), or
-    of the matrix units (AMD's)."""
+    """Return the fp32 operations of one multiprocessor a clock.
+
+    2 for each core (NVIDIA's whitepapers), or those of the matrix units (AMD's).
+    """
     if family.startswith("cdna"):
         return 256
     half = ("p100", "v100", "gv100", "titan-v", "t4", "rtx-2080", "titan-rtx", "rtx-8000", "a100")

@@ -48,7 +48,9 @@ def seconds(
 
 @pytest.mark.parametrize("speed", [60.0, 6.0, 0.6])
 def test_an_all_reduce_on_a_wafer_takes_what_its_corners_take(speed: float) -> None:
-    """A corner has two links in. In the reduce-scatter, as in the all-gather, 83 of 84 shares of
+    """A corner has two links in.
+
+    In the reduce-scatter, as in the all-gather, 83 of 84 shares of
     the buffer have to come through them: S × 83 / 84 / 2 each, twice. Parts that begin with either
     dimension keep both links busy all the time; x of the data begins along 12, where
     11/12 (x + (1 - x) / 7) = 6/7 (1 - x + x / 12)."""
@@ -85,7 +87,9 @@ def test_a_ring_goes_round_a_torus_both_ways() -> None:
 def test_an_all_to_all_takes_what_the_bisection_takes(
     kind: str, dims: tuple[int, ...], cables: int
 ) -> None:
-    """n/2 × n/2 pairs send S / n each over the middle of the longest dimension. On a torus both
+    """n/2 × n/2 pairs send S / n each over the middle of the longest dimension.
+
+    On a torus both
     ways round carry the same if half of a ring is even. If it is odd, the pairs farthest apart,
     from even places up and from odd ones down, load neighbouring links by one more and one less:
     of a ring of 6 a link up carries 1 + 2 pairs and 1 or 2 of the farthest, 4.5 on average."""

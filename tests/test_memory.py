@@ -273,8 +273,10 @@ def test_recomputation() -> None:
 
 
 def test_a_backward_frees_while_the_forward_beside_it_keeps() -> None:
-    """Megatron-LM's overlap of experts' exchanges: two micro-batches, layer beside layer, hold
-    about as much as one, not twice that."""
+    """Two micro-batches, layer beside layer, hold about as much as one, not twice that.
+
+    So it is with Megatron-LM's overlap of experts' exchanges.
+    """
     blocks = part(*[layer(operator(100, 10, 20)) for _ in range(8)])
     found = chunk_memory(blocks, plan(), ALONE)
     alone = peak(pipeline("1f1b", 1, 4).actions[0], [found])

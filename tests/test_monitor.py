@@ -1,5 +1,4 @@
-"""The status of runs, as files, on the terminal and as a page: of real processes that go on, end,
-fail, and are killed."""
+"""The status of runs as files, on the terminal and as a page: they go on, end, fail, are killed."""
 
 from __future__ import annotations
 

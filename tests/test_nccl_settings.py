@@ -128,8 +128,10 @@ def test_net_overhead() -> None:
 
 
 def test_sockets_carry_what_their_threads_copy() -> None:
-    """Between 1.85 and 2.06 GB/s of one thread (github:NVIDIA/nccl issue 209), 4 to 6 of a node of
-    8 GPUs at best (issue 450)."""
+    """One thread has 1.85 to 2.06 GB/s, a node of 8 GPUs 4 to 6 at best.
+
+    github:NVIDIA/nccl, issues 209 and 450.
+    """
     gather = {"nodes": 2, "operation": Operation.ALL_GATHER, "ALGO": "ring", "PROTO": "simple"}
 
     def rate(gpus: int, **variables: str) -> float:

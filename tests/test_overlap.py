@@ -52,8 +52,11 @@ def world() -> Iterator[Intracomm]:
 
 
 class Fixed:
-    """Kernels take `moving` times as long beside what moves data, `waiting` beside what waits;
-    communications 1 + `lost` times beside a kernel."""
+    """Factors that are given.
+
+    Kernels take `moving` times as long beside what moves data, `waiting` beside what waits;
+    communications 1 + `lost` times beside a kernel.
+    """
 
     terms = ("anything",)
 
@@ -116,9 +119,11 @@ def slowed(
 
 
 def two_ranks() -> tuple[Program, AlphaBeta]:
-    """Rank 0: an all-reduce at once, beside kernels of 100 and 50 ps. Rank 1: a kernel of 40 ps,
-    behind which come the all-reduce and, beside it, a kernel of 100 ps. Alone the all-reduce takes
-    60 ps."""
+    """Two ranks with an all-reduce that takes 60 ps alone.
+
+    Rank 0: the all-reduce at once, beside kernels of 100 and 50 ps. Rank 1: a kernel of 40 ps,
+    behind which come the all-reduce and, beside it, a kernel of 100 ps.
+    """
     builder = ProgramBuilder()
     group = builder.communicator((0, 1))
     first = builder.table()

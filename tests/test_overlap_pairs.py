@@ -189,8 +189,10 @@ def test_bad_tables(tmp_path: Path, text: bytes, message: str) -> None:
 
 
 def learnable(path: Path, n: int) -> Path:
-    """Kernels take 1.1 times as long beside 8 channels, 1.2 beside 16, 1.3 beside 24; elementwise
-    ones 1.5 times that."""
+    """Kernels take 1.1 times as long beside 8 channels, 1.2 beside 16, 1.3 beside 24.
+
+    Elementwise ones take 1.5 times that.
+    """
     drawn = rows(n)
     for row in drawn:
         factor = 1.0 + row["channels"] / 80

@@ -12,56 +12,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from exported import PIPELINE, exported_run, saved_run
-from hypothesis import given, settings
-from programs import programs
-from recorded import exported, recordable_program, recordable_programs
+from page_checks import ALONE, CASES, LONG, check_adds_up, check_timeline, equal, page_of_program
 
 from mpisim.base.rank_ranges import parse_ranges
-from mpisim.engine import simulate as simulate_program
 from mpisim.experiment import Experiment, load
 from mpisim.export import read_kept, resimulate
 from mpisim.page import path as path_module
-from mpisim.page.payload import comparison_payload, run_payload
+from mpisim.page.payload import run_payload
 from mpisim.page.shown import MOST_GROUPS, ShownRun
 from mpisim.page.usage import level_of
 from mpisim.page.words import UNTITLED
-from mpisim.program import Kind, Operation, Program, ProgramBuilder
-from mpisim.replay import read_job, replay
-from mpisim.report.comparison import compare
-from mpisim.results import Results, collect, open_results
+from mpisim.program import Operation, ProgramBuilder
+from mpisim.results import Results, open_results
 from mpisim.results.step_parts import StepParts
 from mpisim.simulate import Simulated, simulate
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
-
-SLOW_GPU = ("plan.tp=2", "plan.dp=4", "plan.zero=1", "variation.speeds.5=0.9")
-LONG = ("model.layers=4", "plan.pp=2", "plan.dp=4", "plan.zero=1", "plan.global_batch=1024")
-"""A step of 256 micro-batches, which follows from two short ones."""
-CASES = {
-    "one-stage": ("model.layers=4",),
-    "pipeline": PIPELINE,
-    "interleaved": (*PIPELINE, "plan.pipeline.schedule=interleaved", "plan.vpp=2"),
-    "slow-gpu": ("model.layers=4", *SLOW_GPU),
-    "long": LONG,
-}
-
-
-class Alone:
-    """As much of a communicator as one process needs."""
-
-    size, rank = 1, 0
-
-    def bcast(self, what: Any, root: int = 0) -> Any:
-        return what
-
-    def gather(self, what: Any, root: int = 0) -> list[Any]:
-        return [what]
-
-    allgather = gather
-
-
-ALONE: Any = Alone()
 
 
 def page_of_run(
@@ -73,104 +40,6 @@ def page_of_run(
     results = simulate(experiment, comm, text=text, simulated=simulated, **settings)
     shown = ShownRun.of(simulated[0])
     return run_payload(results, shown, comm, most_rows=most_rows), results
-
-
-def page_of_program(program: Program, **said: Any) -> tuple[dict[str, Any], Results]:
-    """Simulate a program → its page, and its results."""
-    run = simulate_program(program, critical_path=True)
-    results = collect(run, comm=ALONE, **said)
-    page = run_payload(results, ShownRun(run), ALONE)
-    assert results is not None
-    assert page is not None
-    return page, results
-
-
-def equal(one: Any, other: Any) -> bool:
-    """Whether two pages show the same."""
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and one.tobytes() == other.tobytes()
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(equal(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(equal, one, other))
-    return bool(one == other)
-
-
-def check_adds_up(page: dict[str, Any], results: Results) -> None:
-    """All parts of a page add up to the step, or to what the results say."""
-    whole = page["whole_ps"]
-    assert whole == results.shown_ps
-    parts = page["parts"]
-    assert len(parts["names"]) == len(parts["kinds"])
-    for row in parts["rows"]:
-        assert sum(row["ps"]) == pytest.approx(whole, abs=1)
-    assert parts["rows"][0]["gpus"] == results.n_ranks
-    tables = {table["id"]: table for table in page["tables"]}
-    for table in tables.values():
-        keys = [column["key"] for column in table["columns"]]
-        assert keys == list(table["data"])
-        assert len({len(column) for column in table["data"].values()}) == 1
-    ranks = tables["ranks"]["data"]
-    assert ranks["count"].sum() == results.n_ranks
-    assert (
-        ranks["compute"] + ranks["exposed_waiting"] + ranks["exposed_wire"] + ranks["idle"] == whole
-    ).all()
-    for column in ("compute", "idle", "end"):
-        assert (ranks["count"] * ranks[column]).sum() == results.ranks[column].sum()
-    if "kernels" in tables:
-        assert tables["kernels"]["data"]["total"].sum() == results.kernels["total"].sum()
-    if "communications" in tables:
-        lines = tables["communications"]["data"]
-        for column, total in (("wire_total", "wire"), ("waiting_total", "waiting")):
-            assert lines[column].sum() == results.communications[total].sum()
-        assert lines["count"].sum() == results.communications["count"].sum()
-    path = page["path"]
-    if path is not None:
-        pieces = path["pieces"]
-        assert pieces["begin"][0] == 0
-        holes = np.flatnonzero(pieces["begin"][1:] != pieces["end"][:-1])
-        assert len(holes) == (1 if path["cut"] else 0)
-        assert pieces["end"][-1] == whole
-        for key in ("by_kind", "by_name", "by_rank"):
-            assert sum(ps for _, ps, _ in path[key]) == whole
-            count = sum(count for _, _, count in path[key])
-            assert count == len(pieces["kind"]) or path["cut"]
-        assert tables["path_by_name"]["data"]["total"].sum() == whole
-
-
-def check_timeline(page: dict[str, Any]) -> None:
-    """Rows lie in the step and in their lanes; pieces of the path lie on their rows."""
-    timeline = page["timeline"]
-    rows = timeline["rows"]
-    at = 0
-    for group in timeline["groups"]:
-        for stream in group["streams"]:
-            assert stream["first"] == at
-            at += stream["count"]
-            begin, duration = (rows[name][stream["first"] : at] for name in ("begin", "duration"))
-            assert (np.diff(begin) >= 0).all()
-            assert (begin >= 0).all()
-            assert (duration >= 0).all()
-            assert (begin + duration <= page["whole_ps"]).all()
-    assert {len(column) for column in rows.values()} == {at}
-    assert (rows["wait"] >= 0).all()
-    assert (rows["wait"] <= rows["duration"]).all()
-    assert rows["name"].max(initial=-1) < len(timeline["names"])
-    assert rows["communicator"].max(initial=-1) < len(timeline["communicators"])
-    assert rows["communicator"].min(initial=-1) >= -1
-    if page["path"] is None:
-        return
-    pieces = page["path"]["pieces"]
-    assert pieces["row"].max() < at
-    shown = np.flatnonzero(pieces["row"] >= 0)
-    # On the device a piece of a row is a part of it; those of launches and gaps come before it.
-    here = shown[np.isin(pieces["kind"][shown], (0, 1, 2))]
-    on = pieces["row"][here]
-    end = rows["begin"][on] + rows["duration"][on]
-    assert (pieces["begin"][here] >= rows["begin"][on]).all()
-    assert (pieces["end"][here] <= end).all()
-    named = [timeline["names"][i] for i in rows["name"][on].tolist()]
-    assert named == [page["path"]["names"][i] for i in pieces["name"][here].tolist()]
 
 
 def not_overlapping(page: dict[str, Any]) -> bool:
@@ -544,118 +413,3 @@ def test_without_the_run_a_page_says_why(comm: Intracomm, tmp_path: Path) -> Non
     assert page["why"]["timeline"] == "run.h5: does not say what it was made of"
     assert page["why"]["memory"] == page["why"]["timeline"]
     assert (page["path"]["pieces"]["row"] == -1).all()
-
-
-# --- programs and recordings ----------------------------------------------------------------------
-
-
-@settings(max_examples=40)
-@given(program=programs(max_events=20))
-def test_pages_of_programs_add_up(program: Program) -> None:
-    page, results = page_of_program(program)
-    check_adds_up(page, results)
-    check_timeline(page)
-    each = simulate_program(program, critical_path=True, fold=False)
-    assert equal(page, run_payload(collect(each, comm=ALONE), ShownRun(each), ALONE))
-    assert page["memory"] is None
-    assert "experiments alone" in page["why"]["memory"]
-
-
-HOSTILE = (
-    "</script><script>alert(1)</script>",
-    "\"'&<>\\ \u2028\u202e\0",
-    "a\nb",
-    "\ud800",
-    "π" * 300,
-)
-
-
-def test_hostile_names_are_data() -> None:
-    builder = ProgramBuilder()
-    table = builder.table("hostile")
-    for name in HOSTILE:
-        table.kernel(name, 0, 1_000)
-    builder.add_rank(builder.add_table(table.build()))
-    said = {"assumptions": list(HOSTILE), HOSTILE[0]: HOSTILE[1]}
-    page, _ = page_of_program(
-        builder.build({"title": HOSTILE[0]}), experiment=HOSTILE[1], attributes=said
-    )
-    assert set(page["timeline"]["names"]) == set(HOSTILE)
-    assert set(page["path"]["names"]) >= set(HOSTILE)
-    assert page["experiment"] == HOSTILE[1]
-    assert page["title"] == HOSTILE[0]
-    statements = {each["title"]: each["items"] for each in page["statements"]}
-    assert statements["Assumptions"] == list(HOSTILE)
-    assert f"{HOSTILE[0]}: {HOSTILE[1]}" in statements["Also said"]
-
-
-@pytest.mark.mpi
-def test_a_replay(comm: Intracomm) -> None:
-    program = recordable_program(7, n_ranks=4)
-    run = simulate_program(program, comm)
-    with exported(run, comm) as folder:
-        job = read_job([folder], comm)
-        asked = replay(job, comm, critical_path=True)
-    results = collect(asked.run, comm=comm)
-    page = run_payload(results, ShownRun(asked.run), comm)
-    if results is None:
-        assert page is None
-        return
-    assert page is not None
-    check_adds_up(page, results)
-    check_timeline(page)
-    assert [group["rank"] for group in page["timeline"]["groups"]] == [0, 1, 2, 3]
-    assert [group["title"] for group in page["timeline"]["groups"]] == [
-        f"rank {rank}" for rank in range(4)
-    ]
-    names = {program.names[i] for table in program.tables if table for i in table.name.tolist()}
-    kernels = {
-        page["timeline"]["names"][i]
-        for i in page["timeline"]["rows"]["name"][
-            page["timeline"]["rows"]["kind"] == Kind.KERNEL
-        ].tolist()
-    }
-    assert kernels <= names
-
-
-@settings(max_examples=10)
-@given(program=recordable_programs(max_ranks=3, max_events=20))
-def test_pages_of_recordings_add_up(program: Program) -> None:
-    from mpi4py import MPI
-
-    comm = MPI.COMM_SELF
-    run = simulate_program(program, comm)
-    with exported(run, comm) as folder:
-        asked = replay(read_job([folder], comm), comm, critical_path=True)
-    results = collect(asked.run, comm=comm)
-    page = run_payload(results, ShownRun(asked.run), comm)
-    assert results is not None
-    assert page is not None
-    check_adds_up(page, results)
-    check_timeline(page)
-
-
-# --- two runs -------------------------------------------------------------------------------------
-
-
-def test_two_runs_are_as_compared(comm: Intracomm) -> None:
-    pair = []
-    for changes in (PIPELINE, CASES["slow-gpu"]):
-        text, experiment = load(changes=changes)
-        results = simulate(experiment, comm, text=text)
-        assert results is not None
-        pair.append(results)
-    found = compare(pair[0], pair[1], keys=({"plan.pp": "4"}, {"plan.tp": "2"}))
-    page = comparison_payload(found, (pair[0], pair[1]), ("a.h5: one", "b.h5: <other>"))
-    two = page["compare"]
-    assert (two["a_ps"], two["b_ps"]) == (pair[0].shown_ps, pair[1].shown_ps)
-    assert (two["a"], two["b"]) == ("a.h5: one", "b.h5: <other>")
-    assert re.match(r"B is [\d.]+ m?s (longer|shorter), [-+]", two["verdict"])
-    assert len(two["lists"]) >= 3
-    for each in two["lists"]:
-        for side, whole in ((1, two["a_ps"]), (2, two["b_ps"]), (3, two["b_ps"] - two["a_ps"])):
-            assert sum(row[side] for row in each["rows"]) == whole
-    assert two["keys"] == [["plan.pp", "4", "not given"], ["plan.tp", "not given", "2"]]
-    titles = [each["title"] for each in page["statements"]]
-    assert "A: Assumptions" in titles
-    assert "B: Assumptions" in titles

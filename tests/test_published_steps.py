@@ -1,5 +1,7 @@
-"""Published steps of `data/validation`: times follow from what the sources print, halves from names
-alone, and every row is an experiment."""
+"""Published steps of `data/validation`: their times, their halves, and their experiments.
+
+Times follow from what the sources print, halves from names alone; every row is an experiment.
+"""
 
 from __future__ import annotations
 

@@ -80,8 +80,10 @@ def test_the_best_are_those_of_all_plans(vgg: Path, step: TracedStep) -> None:
 
 
 def test_triosims_ranking(vgg: Path) -> None:
-    """Data, tensor and pipeline parallelism at 128 samples in all: data parallelism is fastest,
-    tensor parallelism poor for a CNN (ISCA 2025, figure 12)."""
+    """At 128 samples in all data parallelism is fastest, tensor parallelism poor for a CNN.
+
+    ISCA 2025, figure 12.
+    """
     vary = {"plan.tp": [1, 4], "plan.pp": [1, 4], "plan.micro_batch": [32, 64, 128]}
     given = tables(vgg, vary)
     given["plan"]["pipeline"] = "gpipe"

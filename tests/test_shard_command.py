@@ -1,5 +1,4 @@
-"""``mpisim shard``, ``mpisim tables``, ``plan.tables.sharder = "auto"``, and files of
-``torch.save``."""
+"""``mpisim shard``, ``mpisim tables``, ``plan.tables.sharder = "auto"``, ``torch.save``'s files."""
 
 from __future__ import annotations
 

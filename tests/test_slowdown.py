@@ -151,17 +151,22 @@ def test_bad_constants(tmp_path: object) -> None:
 
 
 def test_tail_effect() -> None:
-    """A product of 132 tiles and an all-gather of 24 thread blocks on an H100: the rate of the
-    product falls from 80 to 47 % of the peak, a factor of 1.70."""
+    """A product of 132 tiles beside an all-gather of 24 thread blocks on an H100.
+
+    The rate of the product falls from 80 to 47 % of the peak, a factor of 1.70.
+    """
     # 11 × 12 tiles of 128 × 256.
     found = model("h100-sxm", (Gemm(m=11 * 128, n=12 * 256, k=8192),))
     assert factors(found, 24, 0.0)[0] == pytest.approx(80 / 47, rel=0.1)
 
 
 def test_echo() -> None:
-    """Echo (arXiv:2412.12487), DDP on A100: products take 1.27 times as long beside all-reduces,
-    elementwise kernels 1.51, steps 1.38 to 1.48 where more than 57 % of kernels overlap. A ring
-    inside a node: 24 channels, 230 GB/s on the bus, 3 bytes of memory a byte."""
+    """As in Echo (arXiv:2412.12487), DDP on A100.
+
+    Products take 1.27 times as long beside all-reduces, elementwise kernels 1.51, steps 1.38 to
+    1.48 where more than 57 % of kernels overlap. A ring inside a node: 24 channels, 230 GB/s on
+    the bus, 3 bytes of memory a byte.
+    """
     found = model("a100-sxm-80gb", KERNELS[:1] + KERNELS[1:2] + KERNELS[3:4])
     first, second, elementwise = factors(found, 24, 3 * 230e9).tolist()
     assert 1.1 < first < 1.6
@@ -171,8 +176,10 @@ def test_echo() -> None:
 
 @pytest.mark.parametrize("cluster", ["dgx-a100", "dgx-h100"])
 def test_lee(cluster: str) -> None:
-    """Lee et al., A100 and H100, sharded data parallel and pipelines in a node: computing takes
-    18.9 % longer on average where it overlaps, 40 % at most."""
+    """As by Lee et al., A100 and H100, sharded data parallel and pipelines in a node.
+
+    Computing takes 18.9 % longer on average where it overlaps, 40 % at most.
+    """
     changes = [
         f'cluster.preset="{cluster}"',
         "model.layers=8",

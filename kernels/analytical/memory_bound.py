@@ -56,8 +56,7 @@ of native instructions)."""
 
 
 def _columns(kernel: Kernel) -> dict[str, float | int | str]:
-    """Return the bytes read and written, and whether they pass the host's link or are
-    transposed."""
+    """Return the bytes moved, and as 0 or 1 whether by the host's link, whether transposed."""
     host = isinstance(kernel, Copy) and kernel.path == "host"
     transposes = isinstance(kernel, Elementwise) and kernel.transposes
     indexed = kernel.indexed if isinstance(kernel, Elementwise) else None
@@ -77,8 +76,7 @@ def _seconds(columns: Columns, gpu: GpuParameters, constants: Constants) -> Any:
 
 
 def _shares(columns: Columns, gpu: GpuParameters, constants: Constants) -> dict[str, Any]:
-    """Return the time in memory, in the L2 cache, on the link to the host, of indices beyond
-    that, and fixed, in seconds."""
+    """Return seconds by part: memory, L2 cache, link to the host, indices beyond these, fixed."""
     memory, l2, link = _terms(columns, gpu, constants)
     return {
         "memory": memory,

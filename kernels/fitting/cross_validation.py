@@ -1,5 +1,4 @@
-"""Errors of rows that a fit did not see: shapes and runs of a GPU, and whole chips, left out in
-turn."""
+"""Errors of rows that a fit did not see: shapes, runs and whole chips, left out in turn."""
 
 from __future__ import annotations
 
@@ -223,8 +222,7 @@ def shrink(related: FormulaFit, others: FormulaFit, chips: int, weight: float) -
     share = chips * weight / (chips * weight + 1 - weight)
 
     def between(near: Mapping[str, float], far: Mapping[str, float]) -> dict[str, float]:
-        """Return one CPU time for all GPUs, shrunk with the constants, as it goes with the
-        floor."""
+        """Return one CPU time for all GPUs, shrunk as the constants are, among them the floor."""
         if not near:
             return dict(far)
         first, second = (float(np.median(list(each.values()))) for each in (near, far))

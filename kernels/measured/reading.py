@@ -118,8 +118,7 @@ def _preset_name(gpu: str, presets: set[str]) -> str | None:
 
 
 def _reason(error: Exception) -> str:
-    """Return what is wrong with a row; a KeyError names a missing column that is not in
-    `columns`."""
+    """Error of reading a row → what is wrong with it; a KeyError is of an unlisted column."""
     return f"there is no column {error}" if isinstance(error, KeyError) else str(error)
 
 

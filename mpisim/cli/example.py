@@ -112,8 +112,18 @@ class Example(NamedTuple):
 
 
 class _Chosen(NamedTuple):
-    """The model of an example: keys of ``[model]`` as written, the model, its name in titles, and
-    what was chosen for it."""
+    """The model of an example.
+
+    Attributes
+    ----------
+    keys : dict
+        Keys of ``[model]`` as written.
+    model : Model
+    title : str
+        Its name in titles.
+    notes : tuple of str
+        What was chosen for it, a line each.
+    """
 
     keys: dict[str, Any]
     model: Model

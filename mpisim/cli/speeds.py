@@ -36,8 +36,9 @@ def given_speeds(args: argparse.Namespace) -> dict[str, str | float]:
 
 
 def with_speed_options(cluster: Cluster, args: argparse.Namespace) -> Cluster:
-    """Return a cluster with the speeds that were given; say what then holds its NICs back,
-    and that its links are faster than its GPUs have.
+    """Cluster, speeds that were given → the cluster with these.
+
+    Notes say what then holds its NICs back, and that its links are faster than its GPUs have.
 
     Raises
     ------

@@ -218,8 +218,7 @@ class _Edges:
         return found
 
     def split_met(self, items: Ints, back: _Edges, label: Ints) -> tuple[Ints, Ints, Ints]:
-        """Items here with new labels → arguments of `_Side.split` for the items there that they
-        meet.
+        """Items here with new labels → arguments of `_Side.split` for the items they meet there.
 
         By invariant 2 labels that are not new may be left out. Where most are new they are not:
         edges then need not be sorted by the other side.
@@ -299,8 +298,10 @@ def partition(label: Ints, values: Ints, index: Ints) -> tuple[Ints, int]:
 
 
 def ranges(index: Ints, items: Ints) -> tuple[Ints, Ints]:
-    """Return the entries ``index[i]`` to ``index[i + 1]`` of some items i of a CSR index, one item
-    after another, and which of the items (0, 1, ...) each belongs to.
+    """CSR index, items → their entries, one item after another, and the item of each entry.
+
+    The entries of item i are ``index[i]`` to ``index[i + 1]``; items are counted 0, 1, ... in the
+    order given.
 
     Parameters
     ----------

@@ -325,8 +325,7 @@ def _of_framework(key: str) -> bool:
 
 
 def _micro_batch(batch: int, pp: int) -> int:
-    """Return the micro-batch of a replica: all of its samples, or in a pipeline 1/(4 pp) of them,
-    or as near to that as whole numbers allow."""
+    """Return the micro-batch of a replica: its samples, in a pipeline about 1/(4 pp) of them."""
     if pp == 1:
         return batch
     counts = [n for n in range(pp, 4 * pp + 1) if batch % n == 0]

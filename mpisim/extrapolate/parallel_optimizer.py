@@ -1,5 +1,6 @@
-"""A job's program with its optimizer sharded over the replicas, or no longer (Megatron-LM's
-distributed optimizer).
+"""A job's program with its optimizer sharded over the replicas, or no longer.
+
+The sharding is that of Megatron-LM's distributed optimizer.
 
 Sharded, gradients are reduced to shards (a reduce-scatter in place of each all-reduce, of the same
 buffer), each replica updates its own, and the parameters are gathered behind the optimizer, as

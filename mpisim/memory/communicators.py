@@ -155,8 +155,10 @@ def own_connections(
 
 
 def _hybridep(layers: Sequence[Layer], sizes: dict[str, int]) -> int:
-    """Return the bytes of HybridEP's buffer: room for every token of all ranks, in 16 bits, which
-    dispatch and combine share (`max_num_of_tokens_for_experts`, csrc/hybrid_ep of DeepEP)."""
+    """Return the bytes of HybridEP's buffer: room for every token of all ranks, in 16 bits.
+
+    Dispatch and combine share it (`max_num_of_tokens_for_experts`, csrc/hybrid_ep of DeepEP).
+    """
     return sizes["ep"] * max(layer.output for layer in layers if layer.role == "block")
 
 

@@ -274,8 +274,10 @@ def _grouped(plan: Plan, axis: str, allowed: Callable[[int], bool]) -> list[Cand
 
 
 def _multiplied(plan: Plan, axis: str, times: int) -> list[Candidate]:
-    """Multiply tp, pp, cp or ep on the same number of GPUs: dp shrinks, if it was given, but for
-    experts, which are spread over what there is."""
+    """Multiply tp, pp, cp or ep on the same number of GPUs.
+
+    A dp that was given shrinks, except for ep: experts are spread over the replicas there are.
+    """
     keys = {axis: getattr(plan, axis) * times}
     if plan.dp is not None and axis != "ep":
         if plan.dp % times:

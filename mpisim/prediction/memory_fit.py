@@ -117,8 +117,10 @@ def _refusal(experiment: Experiment, found: Verdict, evaluate: Evaluate) -> Inpu
 
 
 def _shorter_sequences(experiment: Experiment) -> list[str]:
-    """Return sentences on a sequence length that is only the longest a config.json allows: where it
-    comes from, and what fits with a shorter one; none for other lengths."""
+    """Return sentences on a sequence length that is the longest a config.json allows.
+
+    They say where it comes from, and what fits with a shorter one; none for other lengths.
+    """
     model = experiment.model
     if not experiment.config_length or not isinstance(model, Transformer):
         return []

@@ -213,8 +213,9 @@ def _of_gpus(scale: ScaleChoice) -> dict[str, float]:
 
 
 def _with_scaled_rows(program: Program, before: ScaleChoice, after: ScaleChoice) -> Program:
-    """Return a program written with one scale with the CPU's times and the durations of
-    communications that it has as another would have them.
+    """Program written with one scale → the same as written with another.
+
+    The CPU's times and the durations of communications change.
     """
     longer = after.launch_time / before.launch_time
     faster = after.communications / before.communications

@@ -239,8 +239,9 @@ class _PathParts:
             self._add(alone, float(each.sum()) - shared)
 
     def _shared_link(self, group: int, pattern: Any) -> tuple[int, tuple[str, ...]] | None:
-        """Return the rate that the most loaded link of a group leaves it when all groups of its
-        kind communicate, in units of prices, and the factors that the link goes with.
+        """Group of an operation → the rate that its most loaded link leaves it, the link's factors.
+
+        All groups of its kind communicate at the same time; the rate is in units of prices.
         """
         network: Any = self._prepared.network
         index, links, weights = self._loads_of_kind(self._kinds_of_groups[group], pattern)
@@ -297,8 +298,10 @@ class _PathParts:
         return found
 
     def _add_slowdown(self, added: NDArray[np.int64], by_traffic: float, at_the_end: float) -> None:
-        """Add what overlap adds to kernels, in ps: `added` by piece, `by_traffic` in proportion to
-        the share of the memory's bandwidth that communications take.
+        """Add what overlap adds to kernels, in ps: `added` by piece.
+
+        Of it `by_traffic` is in proportion to the share of the memory's bandwidth that
+        communications take.
 
         It lasts as long as what runs beside: communications that are shorter end earlier beside a
         kernel, which is slowed `at_the_end` times as much as those before on the average, and take

@@ -235,8 +235,10 @@ class Table:
 
     @property
     def structure(self) -> Table:
-        """The same table for all that differ in durations alone: what is made of the others'
-        columns can be kept by it."""
+        """Table that this one was retimed from, or itself: one for all that differ in durations.
+
+        What is made of the other columns can be kept by it.
+        """
         return self if self.original is None else self.original
 
     def __getstate__(self) -> dict[str, object]:

@@ -297,8 +297,7 @@ def verdict_of(found: Comparison) -> str:
 
 
 def _table(parts: Sequence[Part], step: Part, unit: TimeUnit, top: int) -> list[str]:
-    """Show the parts that differ most, in their order, the sum of the others and the step; what is
-    shown adds up."""
+    """Show the parts that differ most, the sum of the others and the step: they add up."""
     most = sorted(range(len(parts)), key=lambda i: -abs(parts[i].difference))[:top]
     shown = [parts[i] for i in sorted(most)]
     rest = [parts[i] for i in range(len(parts)) if i not in most]

@@ -1,5 +1,4 @@
-"""The communication kernels of one rank: what each does, how much it moves, and with whom, as far
-as its own file tells."""
+"""Trace of one rank → its communication kernels: operation, bytes, members, as far as known."""
 
 from __future__ import annotations
 

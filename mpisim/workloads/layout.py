@@ -308,8 +308,9 @@ def _plan_of_layers(model: Transformer, plan: Plan, grid: Grid) -> Plan:
 
 
 def split_layers(network: Network, plan: Plan, parts: int) -> list[ModelChunk]:
-    """Network → model chunks, evenly or as ``plan.pipeline.stages`` says; embeddings first, heads
-    last.
+    """Network → model chunks, evenly or as ``plan.pipeline.stages`` says.
+
+    Embeddings are in the first, heads in the last.
 
     Parameters
     ----------

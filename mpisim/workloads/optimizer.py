@@ -171,8 +171,7 @@ def write_optimizer(
 
 
 def _reduce_further(block: BlockBuilder, layout: Layout, stage: int, strategy: Strategy) -> None:
-    """Reduce gradients over ranks that replicate a parameter for other reasons than data
-    parallelism."""
+    """Reduce gradients over ranks that replicate a parameter, other than data-parallel ones."""
     plan, pipeline = layout.experiment.plan, layout.pipeline
     parameters = [each for chunk in strategy.parameters for each in chunk]
     if pipeline.mirrored and strategy.updated_parameters:

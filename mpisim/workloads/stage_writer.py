@@ -161,8 +161,7 @@ class StageWriter:
 
     @staticmethod
     def key(layout: Layout, stage: int, network: int, pipeline: Pipeline) -> Hashable | None:
-        """Return everything that decides over the blocks of a stage; None if its writer cannot be
-        shared.
+        """Return the key of a stage: all that decides over its blocks; None if it has none.
 
         Two stages of one kind of GPU with equal keys can share a writer.
 

@@ -39,17 +39,14 @@ from mpisim.search.records import Status
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
-from reference.calculon import (
+from reference.calculon import count, divisors, estimate, executions
+from reference.calculon_inputs import (
     A100,
     GPT3_175B,
     MEGATRON_1T,
     TURING_530B,
     Application,
     Execution,
-    count,
-    divisors,
-    estimate,
-    executions,
 )
 
 MODELS = {"gpt3-175b": GPT3_175B, "gpt3-530b": TURING_530B, "gpt3-1t": MEGATRON_1T}

@@ -86,8 +86,10 @@ def series(rows: Sequence[Row]) -> Iterator[list[Row]]:
 
 
 def generated(mapped: Mapped, *, once: bool) -> PreparedExperiment:
-    """Return the step of a row; with `once` of one micro-batch. Images are synthetic: what the CPUs
-    prepare on one GPU's behalf is no recording of what they do for more."""
+    """Return the step of a row; with `once` of one micro-batch.
+
+    Images are synthetic: what the CPUs prepare for one GPU says nothing of what they do for more.
+    """
     from mpisim.experiment import read as read_experiment
 
     text = mapped.text.replace('images = "jpeg"', 'images = "synthetic"')

@@ -1,5 +1,4 @@
-"""Parts of a step in plain Python: what each rank does from one moment at which something begins or
-ends to the next."""
+"""Parts of a step in plain Python: what each rank does between two begins or ends of anything."""
 
 from __future__ import annotations
 

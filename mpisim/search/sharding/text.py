@@ -110,8 +110,9 @@ def _texts(placed: tuple[Placement, ...]) -> list[str]:
 
 
 def placement_tables(given: Mapping[str, Any], found: SimulatedPlacement) -> dict[str, Any]:
-    """Tables of an experiment → the same with a placement in ``[plan.tables]``, in place of a
-    sharder.
+    """Tables of an experiment → the same with a placement in place of a sharder.
+
+    The placement stands in ``[plan.tables]``.
 
     Parameters
     ----------

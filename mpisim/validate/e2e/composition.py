@@ -153,8 +153,11 @@ def _seconds(shape: _Shape, times: NDArray[np.float64]) -> float:
 
 
 def _program(shape: _Shape, work: float, last: float, after: float) -> Program:
-    """Return one pipeline, with the times in seconds of a stage and of what the last does besides,
-    for one micro-batch, and of what follows all of them."""
+    """Return one pipeline as a program; times in seconds.
+
+    A stage and what the last does besides have a time for one micro-batch, what follows all of
+    them a time for the step.
+    """
     program = ProgramBuilder()
     laid = pipeline("1f1b", shape.stages, shape.micro_batches)
     for stage, actions in enumerate(laid.actions):

@@ -128,9 +128,11 @@ def _compared(
 
 
 class _HeldOut(NamedTuple):
-    """Logarithm of predicted over measured with constants that were fitted to other rows, the error
-    bar of the inputs and of the constants, whether the fit had the framework and the kind of GPU;
-    trust, sort of model."""
+    """A row predicted with constants that were fitted to other rows.
+
+    Its fields: logarithm of predicted over measured; the error bar of the inputs and of the
+    constants; whether the fit had the framework and the kind of GPU; trust; sort of model.
+    """
 
     residual: float
     inputs: float

@@ -154,8 +154,10 @@ def relative_error(step: Linear, start: StepConstants, constants: StepConstants)
 
 
 def covered(step: Linear, constants: StepConstants) -> bool:
-    """Whether all parts of a step depend on fitted constants, that were fitted with all that these
-    parts depend on (`mpisim.prediction.step_constants.AppliedConstants.covers`).
+    """Whether fitted constants cover all parts of a step.
+
+    The constants must have been fitted with all that the parts depend on
+    (`mpisim.prediction.step_constants.AppliedConstants.covers`).
 
     Parameters
     ----------

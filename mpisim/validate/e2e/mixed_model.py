@@ -89,8 +89,7 @@ class Prior:
 
 @frozen
 class Variances:
-    """Variances of numbers by kind, of families, groups and what is left by sort; what each
-    measurement counts."""
+    """Variances of numbers by kind, of families, groups and residuals by sort; weights of rows."""
 
     kinds: Floats
     family: Floats

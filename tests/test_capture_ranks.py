@@ -1,0 +1,185 @@
+"""Captured scripts of several ranks: what ranks share, and which are captured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from captures import ONE_GPU, SCRIPTS, alone, flops, needs_torch, script, sent, written
+
+from mpisim.base.errors import InputError
+from mpisim.base.kinds import Operation, Phase
+from mpisim.capture.ranks import capture_parts
+from mpisim.capture.recording import ItemKind
+from mpisim.cli import main
+
+pytestmark = pytest.mark.timeout(400)  # each process that is captured loads PyTorch
+
+
+@needs_torch
+def test_buckets_of_data_parallelism() -> None:
+    (part,) = alone(script(SCRIPTS / "data_parallel.py", world=8))
+    recording = part.recording
+    buckets = [item.bytes for item in recording.items if item.kind is ItemKind.COLLECTIVE]
+    # Gradients of 16 MiB: one is above the 1 MiB of the first bucket, two are above 25 MiB.
+    assert buckets == [16 << 20, 32 << 20, 32 << 20]
+    streams = {item.stream for item in recording.items if item.kind is ItemKind.COLLECTIVE}
+    assert len(streams) == 1
+    assert streams != {0}
+    # A bucket is on its way before the backward pass has ended.
+    first = next(i for i, item in enumerate(recording.items) if item.bytes == 16 << 20)
+    later = recording.items[first:]
+    assert any(
+        item.kind is ItemKind.CALL and item.phase == Phase.BACKWARD and item.name.startswith("mm")
+        for item in later
+    )
+
+
+@needs_torch
+def test_stages_of_a_pipeline_are_captured_once_each() -> None:
+    parts = alone(script(SCRIPTS / "pipeline.py", "6", world=6), ranks=range(3))
+    assert [part.ranks for part in parts] == [(0, 3), (1, 4), (2, 5)]
+    activation = 4 * 256 * 4
+    for stage, part in enumerate(parts):
+        neighbours = (stage > 0) + (stage < 2)
+        for kind in (ItemKind.SEND, ItemKind.RECV):
+            expected = neighbours * 6 * activation
+            assert sent(part.recording, kind) == {"SEND_RECV": expected}
+        # Two products a micro-batch, and one more where the input needs a gradient.
+        products = 6 * (2 + (stage > 0))
+        assert flops(part.recording) == {"gemm": products * 2 * 4 * 256 * 256}
+
+
+AGREES = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+torch.cuda.set_device(rank)
+for length in ([3, 5], [7]):
+    sent = torch.tensor(length if rank == 0 else [-1] * len(length), device="cuda")
+    dist.broadcast(sent, src=0)
+    if sent.tolist() != length:
+        raise RuntimeError(f"rank {rank} has {sent.tolist()}")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64).cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    model(torch.randn(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+@needs_torch
+def test_ranks_agree_on_what_rank_0_broadcasts(tmp_path: Path) -> None:
+    """As DeepSpeed compares the lengths of its lists with those of rank 0."""
+    (part,) = alone(script(written(tmp_path, AGREES), world=8))
+    assert part.ranks == tuple(range(8))
+    assert part.recording.broadcasts == {(0, 0): (True, [3, 5]), (0, 1): (True, [7])}
+
+
+FUNCTIONAL = """
+import torch
+import torch.distributed as dist
+from torch.distributed._functional_collectives import all_reduce, wait_tensor
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank())
+layer = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+for _ in range(3):
+    with torch.no_grad():
+        x = torch.ones(64, device="cuda")
+        one, two = (all_reduce(x, "sum", dist.group.WORLD) for _ in range(2))
+        x = wait_tensor(one) * 2 + two
+    layer(x).sum().backward()
+    optimizer.step()
+"""
+
+
+@needs_torch
+def test_functional_collectives_are_waited_for_where_they_are_used(tmp_path: Path) -> None:
+    (part,) = alone(script(written(tmp_path, FUNCTIONAL), world=2), ranks=[0])
+    items = part.recording.items
+    sent_at = [number for number, item in enumerate(items) if item.kind is ItemKind.COLLECTIVE]
+    found = [(item.name, wait.item) for item in items if item.stream == 0 for wait in item.waits]
+    assert found == list(zip(("mul", "add"), sent_at, strict=True))
+
+
+@needs_torch
+@pytest.mark.mpi
+def test_ranks_are_shared_by_processes(comm: Any) -> None:
+    what = script(SCRIPTS / "pipeline.py", "2", world=4)
+    parts = capture_parts(what, comm, lambda done, said="": None)
+    shown = [(part.ranks, part.recording.digest()) for part in parts]
+    assert comm.allgather(shown) == [shown] * comm.size
+    assert [ranks for ranks, _ in shown] == [(0, 2), (1, 3)]
+
+
+@needs_torch
+@pytest.mark.parametrize("world", [1, 8])
+def test_ranks_that_share_nothing_are_told_of(
+    world: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = str(written(tmp_path, ONE_GPU))
+    assert main(["capture", "--world-size", str(world), "--", "python", path]) == 0
+    said = [line for line in capfd.readouterr().err.splitlines() if "note:" in line]
+    assert len(said) == (world > 1)
+    assert not said or "8 equal ranks side by side, not one job" in said[0]
+
+
+@needs_torch
+def test_two_ranks_on_one_device(tmp_path: Path) -> None:
+    text = AGREES.replace("set_device(rank)", "set_device(rank // 2)")
+    message = r"ranks 0 and 1 both communicate from cuda:0 of their node, which NCCL refuses"
+    with pytest.raises(InputError, match=message):
+        alone(script(written(tmp_path, text), world=2))
+
+
+SPAWNED = f"""
+import os
+import torch.multiprocessing
+def main(rank, world, rest):
+    import torch.distributed as dist
+    dist.init_process_group("nccl", "tcp://127.0.0.1:29501", world_size=world, rank=rank)
+    exec(rest)
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(main, (2, {AGREES.replace("dist.init_process_group", "str")!r}), 2)
+"""
+
+
+@needs_torch
+def test_processes_that_a_script_starts_are_its_ranks(tmp_path: Path) -> None:
+    (part,) = alone(script(written(tmp_path, SPAWNED), world=2))
+    assert part.ranks == (0, 1)
+    assert sent(part.recording) == {"ALL_REDUCE": 4 * 65 * 64}
+    assert any("one rank is run" in line for line in part.recording.replaced)
+    message = "2 processes are started for a node, where the job has 4 ranks"
+    with pytest.raises(InputError, match=message):
+        alone(script(tmp_path / "train.py", world=4))
+
+
+AFTER_BACKWARD = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank())
+layer = torch.nn.Linear(64, 64, bias=False).cuda()
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+for _ in range(3):
+    layer(torch.randn(8, 64, device="cuda")).sum().backward()
+    layer.weight.grad.div_(2)
+    dist.all_reduce(layer.weight.grad)
+    optimizer.step()
+    dist.broadcast(layer.weight.data, 0)
+"""
+
+
+@needs_torch
+def test_gradients_reduced_after_the_backward_pass_belong_to_it(tmp_path: Path) -> None:
+    (part,) = alone(script(written(tmp_path, AFTER_BACKWARD), world=2))
+    found = {
+        Operation(item.number).name: item.phase
+        for item in part.recording.items
+        if item.kind is ItemKind.COLLECTIVE
+    }
+    assert found == {"ALL_REDUCE": Phase.BACKWARD, "BROADCAST": Phase.OPTIMIZER}
