@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import sys
 from pathlib import Path
+
+from step_files import column_of, compared_cases
 
 from mpisim.base.text import percentage
 
@@ -30,13 +31,12 @@ SHOWN = 40
 
 def read(path: Path = TABLE) -> dict[str, float]:
     """Table → predicted seconds by row."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return {row["id"]: float(row["seconds"]) for row in csv.DictReader(file)}
+    return {row: float(seconds) for row, seconds in column_of(path, "seconds").items()}
 
 
 def predicted(path: Path) -> dict[str, float]:
     """File of ``mpisim validate e2e --json`` → predicted seconds by row, trust A to C."""
-    cases = json.loads(path.read_text(encoding="utf-8"))["cases"]
+    cases = compared_cases(path)
     return {case["id"]: case["predicted"] for case in cases if case["trust"] != "F"}
 
 

@@ -15,7 +15,6 @@ serve to find causes, so that the intervals of the other halves are a check.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 import sys
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from scipy.optimize import brentq
+from step_files import column_of, compared_cases
 
 from mpisim.kernels.gpu import find_gpu
 from mpisim.prediction.step_constants import parse_constant_name
@@ -141,13 +141,6 @@ def _stated_without(case: dict[str, Any]) -> float:
     return math.sqrt(max(0.0, float(case["stated_error"]) ** 2 - added**2))
 
 
-def _cases(paths: Iterable[Path]) -> list[dict[str, Any]]:
-    """Return the cases of comparisons, of all files."""
-    return [
-        case for path in paths for case in json.loads(path.read_text(encoding="utf-8"))["cases"]
-    ]
-
-
 def main() -> int:
     """Write the file."""
     parser = argparse.ArgumentParser(
@@ -156,14 +149,17 @@ def main() -> int:
     parser.add_argument("compared", type=Path)
     parser.add_argument("steps", type=Path, nargs="+")
     args = parser.parse_args()
-    large = _cases([args.compared])
-    causes: set[str] = set()
-    for name in TABLES:
-        with (DATA / "validation" / name).open(newline="", encoding="utf-8") as file:
-            causes |= {row["id"] for row in csv.DictReader(file) if row["half"] == "causes"}
+    causes = {
+        row
+        for name in TABLES
+        for row, half in column_of(DATA / "validation" / name, "half").items()
+        if half == "causes"
+    }
+    large = compared_cases(args.compared)
+    others = [case for path in args.steps for case in compared_cases(path)]
     counted = [case for case in large if case["trust"] in ("A", "B") and case["kind"] == DENSE]
     ways = often(map(way_of, counted))
-    error, n = missing_error(_cases(args.steps), causes, ways)
+    error, n = missing_error(others, causes, ways)
     libraries = ", ".join(f"{name} = {json.dumps(of)}" for name, of in LIBRARY.items())
     lines = [
         "ways = [\n",

@@ -12,12 +12,12 @@ as the root of the mean square of their ratios' logarithms. No measured time ent
 from __future__ import annotations
 
 import argparse
-import csv
-import json
 import math
 import sys
 from collections import defaultdict
 from pathlib import Path
+
+from step_files import column_of, compared_cases
 
 __all__ = ["FILE", "main", "spreads"]
 
@@ -66,11 +66,8 @@ def main() -> int:
     parser.add_argument("named", type=Path)
     parser.add_argument("unnamed", type=Path)
     args = parser.parse_args()
-    with args.table.open(newline="", encoding="utf-8") as file:
-        zero = {row["id"]: row["zero_stage"] for row in csv.DictReader(file)}
-    cases = [
-        json.loads(path.read_text(encoding="utf-8"))["cases"] for path in (args.named, args.unnamed)
-    ]
+    zero = column_of(args.table, "zero_stage")
+    cases = [compared_cases(path) for path in (args.named, args.unnamed)]
     lines = [
         f'{kind} = {{ value = 1, unit = "1", error = {spread:.3f}, source = "predictions of {n} '
         "published steps of trust A and B, with their frameworks' profiles and without\" }\n"

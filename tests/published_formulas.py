@@ -21,6 +21,9 @@ from typing import Literal
 
 from mpisim.experiment.models import Transformer
 
+BYTES = 2
+"""Of an element that is sent: 16 bits."""
+
 Recompute = Literal["none", "selective", "full"]
 
 
@@ -102,7 +105,7 @@ class Gpt:
         return round(kept)
 
 
-def zero_states(parameters: int, stage: int, n: int, optimizer: int = 12) -> Fraction:
+def zero_states(parameters: int, stage: int, n: int) -> Fraction:
     """Bytes of model states on one of n GPUs: arXiv:1910.02054, figure 1.
 
     Parameters
@@ -112,8 +115,6 @@ def zero_states(parameters: int, stage: int, n: int, optimizer: int = 12) -> Fra
         0: nothing is sharded; 1 optimizer states, 2 gradients too, 3 parameters too.
     n : int
         Data-parallel ranks.
-    optimizer : int
-        Bytes of optimizer states a parameter, K in the paper.
 
     Examples
     --------
@@ -122,6 +123,7 @@ def zero_states(parameters: int, stage: int, n: int, optimizer: int = 12) -> Fra
     >>> [round(float(zero_states(7_500_000_000, stage, 64)) / 1e9, 1) for stage in range(4)]
     [120.0, 31.4, 16.6, 1.9]
     """
+    optimizer = 12  # bytes of optimizer states a parameter, K in the paper
     whole = {0: 4 + optimizer, 1: 4, 2: 2, 3: 0}[stage]
     shared = {0: 0, 1: optimizer, 2: 2 + optimizer, 3: 4 + optimizer}[stage]
     return parameters * (whole + Fraction(shared, n))
@@ -171,31 +173,29 @@ def activation_bytes(
     return s * batch * h * (whole + 24 / tp + scores)
 
 
-def tensor_parallel_bytes(model: Transformer, tokens: int, *, layers: int, element: int = 2) -> int:
+def tensor_parallel_bytes(model: Transformer, tokens: int, *, layers: int) -> int:
     """Return what a rank all-reduces in the blocks, forward and backward (arXiv:1909.08053).
 
     Four all-reduces a layer of the hidden states of all tokens. With sequence parallelism each is
     a reduce-scatter and an all-gather of as many bytes (arXiv:2205.05198, section 4.2.2), and two
     more all-gathers a layer bring back the inputs that were kept in shares.
     """
-    return layers * 4 * element * tokens * model.hidden
+    return layers * 4 * BYTES * tokens * model.hidden
 
 
-def context_parallel_bytes(
-    model: Transformer, batch: int, *, cp: int, tp: int = 1, element: int = 2
-) -> int:
+def context_parallel_bytes(model: Transformer, batch: int, *, cp: int, tp: int = 1) -> int:
     """Return what a rank of a ring sends in one layer, forward (arXiv:2310.01889).
 
     Its keys and values, cp - 1 times; backward the same again, and as much for their gradients.
     """
     heads = max(1, model.kv // tp)
     tokens = batch * model.seq_len // cp
-    return (cp - 1) * element * tokens * heads * (model.head + model.value_head)
+    return (cp - 1) * BYTES * tokens * heads * (model.head + model.value_head)
 
 
-def expert_parallel_bytes(model: Transformer, tokens: int, *, element: int = 2) -> int:
+def expert_parallel_bytes(model: Transformer, tokens: int) -> int:
     """Return what a rank gives to each all-to-all of a layer (arXiv:2101.03961, arXiv:2412.19437).
 
     Each of its tokens once for each of its experts: dispatch and combine, and both backward.
     """
-    return element * tokens * model.topk * model.hidden
+    return BYTES * tokens * model.topk * model.hidden

@@ -223,8 +223,8 @@ def running(folder: Path, environment: Mapping[str, str]) -> Iterator[Slurm]:
         slurm.stop()
 
 
-def _until(slurm: Slurm, ready: Callable[[], bool], seconds: float = 30) -> None:
-    limit = time.monotonic() + seconds
+def _until(slurm: Slurm, ready: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 30
     while not ready():
         if time.monotonic() > limit:
             said = [path.read_text(errors="replace")[-800:] for path in slurm.folder.glob("*.log")]

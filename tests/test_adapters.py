@@ -46,8 +46,9 @@ def flops(found: Network, what: str) -> int:
     )
 
 
-def trained(modules: tuple[str, ...], h: int = 256, f: int = 512, kv: int = 128) -> int:
+def trained(modules: tuple[str, ...]) -> int:
     """Parameters of adapters of one layer: rank × (features in + features out) of each."""
+    h, f, kv = 256, 512, 128
     sizes = {"qkv": h + h + 2 * kv, "proj": 2 * h, "fc1": h + 2 * f, "fc2": f + h}
     return RANK * sum(sizes[each] for each in modules)
 

@@ -39,7 +39,8 @@ def toy(monkeypatch):
     toy_formula.install(monkeypatch)
 
 
-def table(efficiency: float, *, p90: float = 0.1645, **keys) -> FittedConstants:
+def table(efficiency: float, **keys) -> FittedConstants:
+    p90 = 0.1645
     bins = (ErrorBin(-5, 100, 0.0, 0.2, 0.05, 2 * p90), ErrorBin(-3, 100, 0.0, 0.2, 0.05, p90))
     return FittedConstants(
         source="nobody",

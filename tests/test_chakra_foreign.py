@@ -33,8 +33,8 @@ def only(program: Program) -> Table:
     return program.table_of(0)
 
 
-def names(program: Program, rank: int = 0) -> list[str]:
-    return [program.names[i] for i in program.table_of(rank).name]
+def names(program: Program) -> list[str]:
+    return [program.names[i] for i in program.table_of(0).name]
 
 
 def waits(table: Table, row: int) -> list[int]:

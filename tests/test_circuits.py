@@ -48,8 +48,8 @@ def circuit_network(nodes: int, ports: int, *, first_step: bool = False) -> Nccl
     return found
 
 
-def program_of(groups: list[tuple[int, ...]], ranks: int, size: int = 1 << 20) -> Program:
-    """All-reduces, each rank its own in this order, on one stream."""
+def program_of(groups: list[tuple[int, ...]], ranks: int) -> Program:
+    """All-reduces of 1 MiB, each rank its own in this order, on one stream."""
     builder = ProgramBuilder()
     names = list(dict.fromkeys(groups))
     communicators = [builder.communicator(group) for group in names]
@@ -58,7 +58,7 @@ def program_of(groups: list[tuple[int, ...]], ranks: int, size: int = 1 << 20) -
         mine = [group for group in names if rank in group]
         for group in groups:
             if rank in group:
-                table.collective(Operation.ALL_REDUCE, mine.index(group), 0, size)
+                table.collective(Operation.ALL_REDUCE, mine.index(group), 0, 1 << 20)
         builder.add_rank(
             builder.add_table(table.build()), [communicators[names.index(g)] for g in mine]
         )

@@ -58,10 +58,19 @@ def measurement(
     gpu: str = "H100-SXM-80GB",
     bytes: int = 1 << 30,
     seconds: float = 4.5e-3,
-    operation: Operation = Operation.ALL_REDUCE,
 ) -> Measurement:
     return Measurement(
-        operation, bytes, seconds, gpus, nodes, gpu, "NVLink4", across, curve, "rows.csv", 2
+        Operation.ALL_REDUCE,
+        bytes,
+        seconds,
+        gpus,
+        nodes,
+        gpu,
+        "NVLink4",
+        across,
+        curve,
+        "rows.csv",
+        2,
     )
 
 

@@ -35,9 +35,9 @@ def steps(sizes: list[tuple[int, int]], groups: list[list[int]], n_ranks: int) -
     return builder.build()
 
 
-def wires(*links: float, weight: float = 1.0, **settings: int) -> Links:
+def wires(*links: float, **settings: int) -> Links:
     """Every rank loads the link of its node of two; `links` are capacities in bytes per ps."""
-    routes = tuple(((rank // 2, weight),) for rank in range(2 * len(links)))
+    routes = tuple(((rank // 2, 1.0),) for rank in range(2 * len(links)))
     return Links(links, {"nic": routes}, **settings)  # type: ignore[arg-type]
 
 

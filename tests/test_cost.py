@@ -32,9 +32,9 @@ def known(value: float) -> Uncertain:
     return Uncertain(value, 0.0)
 
 
-def a_cluster(n: int = 8, hosts: float = 2000.0, pue: float = 1.25) -> ClusterPower:
+def a_cluster(n: int = 8) -> ClusterPower:
     gpu = GpuPower(700.0, {name: known(watts) for name, watts in WATTS.items()})
-    return ClusterPower((gpu,), (n,), known(hosts), known(160.0), known(40.0), known(pue), ())
+    return ClusterPower((gpu,), (n,), known(2000.0), known(160.0), known(40.0), known(1.25), ())
 
 
 def rent(hour: float) -> Prices:

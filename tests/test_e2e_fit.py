@@ -51,20 +51,18 @@ def step(family: str, measured: float, *lengths: float, framework: str = "theirs
     return Linear("row", (family, "", ""), measured, predicted, known, framework)
 
 
-def made(
-    products: float, memory: float, overhead: float, families: int, framework: str = "theirs"
-) -> list[Linear]:
+def made(products: float, memory: float, overhead: float, families: int) -> list[Linear]:
     """Steps as they would be with these constants: parts in different proportions."""
     parts = [(1.0, 0.1, 0.0), (0.2, 1.0, 0.0), (0.5, 0.5, 0.0), (0.1, 0.05, 0.0)]
     return [
         step(
-            f"{framework} {i}",
+            f"theirs {i}",
             a * products + b * memory + overhead,
             a,
             b,
             c,
             0.0,
-            framework=framework,
+            framework="theirs",
         )
         for i in range(families)
         for a, b, c in parts

@@ -76,7 +76,7 @@ def test_more_processes_than_ranks(comm: Intracomm) -> None:
 # --- errors -----------------------------------------------------------------------------------
 
 
-def crossed(first_bytes: int = 64) -> Program:
+def crossed() -> Program:
     """Two ranks that enter two communicators in opposite orders and wait each time."""
     builder = ProgramBuilder()
     for rank in range(2):
@@ -87,7 +87,7 @@ def crossed(first_bytes: int = 64) -> Program:
                 Operation.ALL_REDUCE,
                 slot,
                 0,
-                first_bytes if slot == 0 else 8,
+                64 if slot == 0 else 8,
                 duration=5,
                 name=f"sum {slot}",
             )

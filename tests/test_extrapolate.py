@@ -69,9 +69,9 @@ def seconds(found: Extrapolated) -> float:
     return run_of(found).step_time / 1e12
 
 
-def collectives(found: Extrapolated, rank: int = 0) -> Counter[tuple[str, int]]:
-    """Bytes of each kind of collective of a rank, and how often."""
-    table = found.program.table_of(rank)
+def collectives(found: Extrapolated) -> Counter[tuple[str, int]]:
+    """Bytes of each kind of collective of rank 0, and how often."""
+    table = found.program.table_of(0)
     rows = np.flatnonzero(table.kind == Kind.COLLECTIVE)
     return Counter(
         (Operation(int(table.operation[row])).name, int(table.bytes[row])) for row in rows

@@ -117,9 +117,9 @@ def sent(program: Program, rank: int = 0) -> Counter[str]:
     return found
 
 
-def predicted(program: Program, nodes: int = 1) -> float:
-    """Step of a program on DGX H100, with slowdown, in seconds."""
-    tables = {"cluster": {"preset": "dgx-h100", "nodes": nodes}}
+def predicted(program: Program) -> float:
+    """Step of a program on one DGX H100, with slowdown, in seconds."""
+    tables = {"cluster": {"preset": "dgx-h100", "nodes": 1}}
     prepared = prepare_captured(ProgramExperiment("", tables, source="program"), program)
     results = simulate(prepared, MPI.COMM_SELF)
     assert results is not None

@@ -21,22 +21,21 @@ def rows_of(shared: Path, source: str, model: str, framework: str) -> list[Row]:
 
 
 @pytest.mark.parametrize(
-    ("source", "model", "framework", "count", "most"),
+    ("source", "framework", "count", "most"),
     [
-        ("DLPerf reports", "ResNet50", "NGC PyTorch", 5, 0.03),
-        ("DeepLearningExamples PyTorch/Classification", "ResNet50", "PyTorch DDP", 3, 0.06),
+        ("DLPerf reports", "NGC PyTorch", 5, 0.03),
+        ("DeepLearningExamples PyTorch/Classification", "PyTorch DDP", 3, 0.06),
     ],
 )
 def test_factors_of_resnet_on_v100(
     shared: Path,
     source: str,
-    model: str,
     framework: str,
     count: int,
     most: float,
 ) -> None:
     """From 1 to up to 32 GPUs, by the step of one: docs/extrapolate.md has all models."""
-    found = list(published.points(rows_of(shared, source, model, framework)))
+    found = list(published.points(rows_of(shared, source, "ResNet50", framework)))
     assert all(not isinstance(each, str) for each in found), found
     assert len(found) == count
     assert sum(abs(each.error) for each in found) / count < most

@@ -74,11 +74,11 @@ def test_random_speeds_and_starts(world: Intracomm, program: Program) -> None:
     check(program, world, COST)
 
 
-def ring(n: int, odd: dict[int, float] | None = None, rounds: int = 3) -> Program:
+def ring(n: int, odd: dict[int, float] | None = None) -> Program:
     """Ranks of one table, each sending to the next and receiving from the one before."""
     builder = ProgramBuilder()
     rows = builder.table("ring")
-    for i in range(rounds):
+    for i in range(3):
         rows.kernel("work", 0, 10 + i)
         rows.point_to_point(Kind.SEND, 0, 1, 8, duration=4)
         rows.point_to_point(Kind.RECV, 1, 2, 8, duration=4)

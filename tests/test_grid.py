@@ -66,16 +66,16 @@ def test_another_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "plan", "message"),
+    ("plan", "message"),
     [
-        (8, {"tp": 3}, "tp × cp × pp = 3 × 1 × 1 = 3 does not divide the 8 GPUs"),
-        (8, {"tp": 4, "dp": 4}, "the plan needs 16 GPUs (dp = 4, tp × cp × pp = 4 × 1 × 1 = 4)"),
-        (8, {"ep": 3}, "etp × ep is 1 × 3 = 3, which does not divide"),
+        ({"tp": 3}, "tp × cp × pp = 3 × 1 × 1 = 3 does not divide the 8 GPUs"),
+        ({"tp": 4, "dp": 4}, "the plan needs 16 GPUs (dp = 4, tp × cp × pp = 4 × 1 × 1 = 4)"),
+        ({"ep": 3}, "etp × ep is 1 × 3 = 3, which does not divide"),
     ],
 )
-def test_plans_that_do_not_fit(gpus: int, plan: dict[str, object], message: str) -> None:
+def test_plans_that_do_not_fit(plan: dict[str, object], message: str) -> None:
     with pytest.raises(InputError) as error:
-        grid(gpus, **plan)
+        grid(8, **plan)
     assert message in str(error.value)
 
 

@@ -27,16 +27,16 @@ GB = 10**9
 COST = AlphaBeta(latency=3e-12, bandwidth=5e14)
 
 
-def alike(n_ranks: int = 8) -> Program:
-    """Ranks that compute and meet twice, all the same."""
+def alike() -> Program:
+    """8 ranks that compute and meet twice, all the same."""
     builder = ProgramBuilder()
-    world = builder.communicator(range(n_ranks))
+    world = builder.communicator(range(8))
     rows = builder.table()
     for _ in range(2):
         rows.kernel("k", 0, 10)
         rows.collective(Operation.ALL_REDUCE, 0, 1, 64, duration=5)
     number = builder.add_table(rows.build())
-    for _ in range(n_ranks):
+    for _ in range(8):
         builder.add_rank(number, [world])
     return builder.build()
 

@@ -56,9 +56,9 @@ FABRICS: dict[str, dict[str, Any]] = {
 }
 
 
-def cluster(fabric: str, preset: str = "dgx-h100", **node: Any) -> Cluster:
-    """A preset's nodes on another fabric."""
-    found = find_cluster(preset)
+def cluster(fabric: str, **node: Any) -> Cluster:
+    """DGX H100 on another fabric."""
+    found = find_cluster("dgx-h100")
     kind = fabric.partition(",")[0]
     return dataclasses.replace(
         found,
@@ -67,12 +67,10 @@ def cluster(fabric: str, preset: str = "dgx-h100", **node: Any) -> Cluster:
     )
 
 
-def network(of: Cluster, topology: Topology, *, chosen_before: bool = False) -> NcclNetwork:
-    """NCCL on a topology; `chosen_before` links were changed if so."""
-    system = cluster_system(of)
-    seen = changed_system(system, topology)
-    nccl = Nccl(system, hardware=seen) if chosen_before else Nccl(seen)
-    return NcclNetwork(nccl, topology, meshed=of.node.kind.endswith("mesh"))
+def network(of: Cluster, topology: Topology) -> NcclNetwork:
+    """NCCL on a topology, whose links it sees as they are."""
+    seen = changed_system(cluster_system(of), topology)
+    return NcclNetwork(Nccl(seen), topology, meshed=of.node.kind.endswith("mesh"))
 
 
 CLUSTERS = {fabric: cluster(fabric) for fabric in FABRICS}

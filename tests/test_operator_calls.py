@@ -182,9 +182,9 @@ def on_cpu(*sizes: int) -> tuple[str, tuple[int, ...], str]:
     return "float", sizes, "cpu"
 
 
-def small_step(rank: int, folder: Path, elements: int = 1024) -> Path:
+def small_step(rank: int, folder: Path) -> Path:
     """A copy to the GPU, a layer, an all-reduce, its wait, an addition, the loss read."""
-    graph = Graph()
+    graph, elements = Graph(), 1024
     mark = graph.add("## forward ##", scope=7)
     to = graph.add("aten::to", on_cpu(64, 32), parent=mark)
     graph.add("aten::copy_", on_gpu(64, 32), on_cpu(64, 32), False, parent=to)

@@ -25,7 +25,6 @@ from mpisim.topo.nccl_network import NcclNetwork
 from mpisim.topo.packets import (
     PacketFlow,
     PacketRun,
-    PacketSettings,
     flows_of_list,
     packet_settings,
     simulate_packets,
@@ -73,8 +72,8 @@ def outside(topology: Topology, a: int, b: int) -> int:
     return len(kinds) - int(np.argmax(kinds >= LinkKind.NIC))
 
 
-def packets_of(bytes: int, settings: PacketSettings = PLAIN) -> int:
-    return -(-bytes // settings.mtu)
+def packets_of(bytes: int) -> int:
+    return -(-bytes // PLAIN.mtu)
 
 
 # --- closed forms --------------------------------------------------------------------------------

@@ -24,9 +24,9 @@ cluster = { preset = "dgx-h100" }
 SMALL, LARGE = "model.preset=gpt2", "model.preset=llama-3-70b"
 
 
-def made(*changes: str, text: str = ROW) -> Experiment:
+def made(*changes: str) -> Experiment:
     """The experiment with changes."""
-    return read(text, "e.toml", changes)
+    return read(ROW, "e.toml", changes)
 
 
 def test_every_entry_has_a_source_and_keys_of_the_plan_that_there_are() -> None:

@@ -256,18 +256,16 @@ def test_bad_tables_are_one_line(vgg: Path, change: dict[str, Any], said: str | 
 
 
 @pytest.mark.parametrize(
-    ("vary", "search", "said"),
+    ("vary", "said"),
     [
-        ({"plan.tp": [1, 2]}, {}, "several ranks, whose plan is as recorded"),
-        ({"plan.dp": "auto"}, {}, "a trace of several ranks has none"),
-        ({"plan.dp": [0]}, {}, "plan.dp"),
+        ({"plan.tp": [1, 2]}, "several ranks, whose plan is as recorded"),
+        ({"plan.dp": "auto"}, "a trace of several ranks has none"),
+        ({"plan.dp": [0]}, "plan.dp"),
     ],
 )
-def test_what_a_job_cannot_vary(
-    shared: Path, vary: dict[str, Any], search: dict[str, Any], said: str
-) -> None:
+def test_what_a_job_cannot_vary(shared: Path, vary: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        job_space(shared, vary, **search)
+        job_space(shared, vary)
 
 
 @pytest.mark.parametrize("nodes", ["2", 0, 1.5])

@@ -199,10 +199,10 @@ def torch_save() -> Iterator[Writer]:
 SAMPLES = 64
 
 
-def lookups(tables: int = 4) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Indices, offsets and lengths of some tables; the last is never looked up."""
+def lookups() -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Indices, offsets and lengths of 4 tables; the last is never looked up."""
     generator = np.random.default_rng(4)
-    lengths = generator.integers(0, 60, (tables, SAMPLES))
+    lengths = generator.integers(0, 60, (4, SAMPLES))
     lengths[-1] = 0
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     indices = np.minimum(generator.zipf(1.3, offsets[-1]), 5000) - 1

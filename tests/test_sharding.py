@@ -146,12 +146,10 @@ MODEL = Dlrm(
 )
 
 
-def networks(
-    placement: Sequence[str], gpus: int = 2, model: Dlrm = MODEL, **keys: Any
-) -> list[Network]:
+def networks(placement: Sequence[str], model: Dlrm = MODEL, **keys: Any) -> list[Network]:
     keys = {"precision": "fp32", "optimizer": "sgd", "micro_batch": 4} | keys
-    plan = plan_of(global_batch=gpus * keys["micro_batch"], placement=tuple(placement), **keys)
-    found, of = dlrm_networks(model, plan, Grid.of(plan, gpus))
+    plan = plan_of(global_batch=2 * keys["micro_batch"], placement=tuple(placement), **keys)
+    found, of = dlrm_networks(model, plan, Grid.of(plan, 2))
     return [found[i] for i in of]
 
 
@@ -380,9 +378,7 @@ def test_tables_that_there_are_not(keys: dict[str, Any], message: str) -> None:
 # --- the best placement ---------------------------------------------------------------------------
 
 
-def experiment_of(
-    model: Dlrm, gpus: int, batch: int = 4096, preset: str = "gv100-4gpu"
-) -> Experiment:
+def experiment_of(model: Dlrm, gpus: int, batch: int = 4096) -> Experiment:
     plan = plan_of(
         global_batch=batch,
         micro_batch=batch // gpus,
@@ -391,7 +387,9 @@ def experiment_of(
         precision="fp32",
         optimizer="sgd",
     )
-    return Experiment(model=model, plan=plan, cluster=ClusterChoice(preset, gpus=gpus), source="x")
+    return Experiment(
+        model=model, plan=plan, cluster=ClusterChoice("gv100-4gpu", gpus=gpus), source="x"
+    )
 
 
 def model_of(seed: int, tables: int, widths: tuple[int, ...] = (64, 128)) -> Dlrm:

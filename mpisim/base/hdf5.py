@@ -39,8 +39,11 @@ __all__ = [
     "describe_damage",
     "open_file",
     "read_column",
+    "read_json",
     "read_texts",
+    "reading",
     "write_column",
+    "write_json",
     "write_texts",
 ]
 
@@ -463,6 +466,57 @@ def read_texts(group: Group, name: str, length: int | None = None) -> tuple[str,
     if dataset.attrs.get("encoding") == "json":
         texts = [json.loads(text) for text in texts]
     return tuple(texts)
+
+
+def write_json(group: Group, name: str, value: object) -> None:
+    """Write a value of JSON's types as one text; `read_json` reads it.
+
+    Parameters
+    ----------
+    group : h5py.Group
+    name : str
+    value : object
+        What `json.dumps` takes.
+    """
+    write_texts(group, name, [json.dumps(value)])
+
+
+def read_json(group: Group, name: str) -> Any:
+    """Dataset that `write_json` wrote → the value, in JSON's types. Use it in `reading`.
+
+    Parameters
+    ----------
+    group : h5py.Group
+    name : str
+
+    Raises
+    ------
+    InputError
+        If it is not there, or is no list of one text.
+    ValueError
+        If the text is no JSON.
+    """
+    return json.loads(read_texts(group, name, 1)[0])
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Report values that are not as they were written as damage.
+
+    Parameters
+    ----------
+    what : str
+        What the file keeps, for the message: ``"job"``.
+
+    Raises
+    ------
+    InputError
+        In place of errors of looking up, of types and of values.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError) as error:
+        raise InputError(f"the {what} kept in it is damaged: {error}") from error
 
 
 def _is_utf8(text: str) -> bool:

@@ -6,14 +6,20 @@ draw0/, …                    factors; of baseline/ and protocol/ entered and e
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..base.errors import InputError
-from ..base.hdf5 import create_file, open_file, read_texts, write_column, write_texts
+from ..base.hdf5 import (
+    create_file,
+    open_file,
+    read_json,
+    reading,
+    write_column,
+    write_json,
+    write_texts,
+)
 from .comparison import Comparison
 from .text import as_json
 
@@ -40,7 +46,7 @@ def write_comparison(path: str | Path, found: Comparison, *, overwrite: bool = F
     with create_file(path, FORMAT, VERSION, overwrite=overwrite) as file:
         write_texts(file, "title", [found.experiment.title])
         write_texts(file, "experiment", [found.text])
-        write_texts(file, "numbers", [json.dumps(as_json(found))])
+        write_json(file, "numbers", as_json(found))
         for number, draw in enumerate(found.draws):
             group = file.create_group(f"draw{number}")
             write_column(group, "factors", np.array(draw.factors), "1")
@@ -58,8 +64,5 @@ def read_comparison(path: str | Path) -> dict[str, Any]:
     InputError
         If it is no whole file of this format.
     """
-    with open_file(path, FORMAT, VERSION) as file:
-        try:
-            return dict(json.loads(read_texts(file, "numbers", 1)[0]))
-        except (LookupError, TypeError, ValueError) as error:
-            raise InputError(f"the comparison kept in it is damaged: {error}") from error
+    with open_file(path, FORMAT, VERSION) as file, reading("comparison"):
+        return dict(read_json(file, "numbers"))

@@ -1,18 +1,25 @@
 """Files of jobs: all that the report says, and every run.
 
-attributes   title, numbers (JSON, as `mpisim.job.text.as_json`)
-runs/        a column a part of the time (s), and one a count
+title, experiment, numbers   texts; numbers is the JSON of `mpisim.job.text.as_json`
+runs/                        a column a part of the time (s), and one a count
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 
-from ..base.errors import InputError
-from ..base.hdf5 import create_file, open_file, read_texts, write_column, write_texts
+from ..base.hdf5 import (
+    create_file,
+    open_file,
+    read_json,
+    read_texts,
+    reading,
+    write_column,
+    write_json,
+    write_texts,
+)
 from .monte_carlo import COUNTS, PARTS
 from .outcome import JobOutcome
 from .text import JobReport, as_json
@@ -46,7 +53,7 @@ def write_job(
     with create_file(path, FORMAT, VERSION, overwrite=overwrite) as file:
         write_texts(file, "title", [title])
         write_texts(file, "experiment", [text])
-        write_texts(file, "numbers", [json.dumps(as_json(outcome))])
+        write_json(file, "numbers", as_json(outcome))
         group = file.create_group("runs")
         for number, name in enumerate(PARTS):
             column = np.ascontiguousarray(outcome.runs.parts[0][:, number])
@@ -64,9 +71,5 @@ def read_job(path: str | Path) -> JobReport:
     InputError
         If it is no whole file of this format.
     """
-    with open_file(path, FORMAT, VERSION) as file:
-        try:
-            numbers = json.loads(read_texts(file, "numbers", 1)[0])
-            return JobReport(read_texts(file, "title", 1)[0], dict(numbers))
-        except (LookupError, TypeError, ValueError) as error:
-            raise InputError(f"the job kept in it is damaged: {error}") from error
+    with open_file(path, FORMAT, VERSION) as file, reading("job"):
+        return JobReport(read_texts(file, "title", 1)[0], dict(read_json(file, "numbers")))

@@ -1,15 +1,15 @@
 """Search stores: HDF5 files with what is known of every candidate, to go on from and to read.
 
-attributes   space (JSON: tables, keys, values, choice), answer (JSON, once there is one)
+space, answer, why
+             texts in JSON: tables, keys, values and choice; the answer, null before there is one;
+             messages of invalid candidates without numbers, their count, an example
 candidates/  status (enumeration), bound, step (ps), peak (bytes), gpus, tokens, and what it costs:
              usd_hour, usd_joule, least_watts, purchase, energy (J of a step); of whole jobs
              job_steps, job_time (s), job_usd
-attribute    why (JSON: messages of invalid candidates without numbers, their count, an example)
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.errors import InputError
 from ..base.hdf5 import (
     StoredType,
     create_file,
     open_file,
     read_column,
-    read_texts,
+    read_json,
+    reading,
     write_column,
-    write_texts,
+    write_json,
 )
 from .choice import Choice
 from .records import Reason, Records, Status
@@ -74,9 +74,9 @@ def write_store(
         If it cannot be written.
     """
     with create_file(path, FORMAT, VERSION, overwrite=overwrite) as file:
-        write_texts(file, "space", [_space_text(space)])
-        write_texts(file, "answer", [json.dumps(answer)])
-        write_texts(file, "why", [json.dumps(records.why)])
+        write_json(file, "space", _space_json(space))
+        write_json(file, "answer", answer)
+        write_json(file, "why", records.why)
         group = file.create_group("candidates")
         for name, column in records.columns.items():
             write_column(group, name, column, UNITS.get(name), stored=_stored(name, column))
@@ -91,10 +91,9 @@ def read_store(path: str | Path) -> tuple[SearchSpace, Records, dict[str, Any] |
         If it is no whole file of this format.
     """
     with open_file(path, FORMAT, VERSION) as file:
-        try:
-            kept = json.loads(read_texts(file, "space", 1)[0])
-            answer = json.loads(read_texts(file, "answer", 1)[0])
-            why = json.loads(read_texts(file, "why", 1)[0])
+        with reading("search"):
+            kept, answer = read_json(file, "space"), read_json(file, "answer")
+            why = read_json(file, "why")
             reasons = {key: Reason(*each) for key, each in why.items()}
             choice = Choice(**{**kept["choice"], "objectives": tuple(kept["choice"]["objectives"])})
             values = tuple(tuple(each) for each in kept["values"])
@@ -106,8 +105,6 @@ def read_store(path: str | Path) -> tuple[SearchSpace, Records, dict[str, Any] |
                 choice,
                 tuple(kept.get("changes", ())),
             )
-        except (LookupError, TypeError, ValueError) as error:
-            raise InputError(f"the search kept in it is damaged: {error}") from error
         n = len(space)
         columns = {}
         for name, empty in Records.none(n).columns.items():
@@ -126,14 +123,13 @@ def _stored(name: str, column: NDArray[Any]) -> StoredType:
     return Status if name == "status" else column.dtype.type
 
 
-def _space_text(space: SearchSpace) -> str:
-    return json.dumps(
-        {
-            "tables": dict(space.tables),
-            "source": str(Path(space.source).resolve()) if space.source else "",
-            "keys": list(space.keys),
-            "values": [list(each) for each in space.values],
-            "choice": asdict(space.choice),
-            "changes": list(space.changes),
-        }
-    )
+def _space_json(space: SearchSpace) -> dict[str, Any]:
+    """Return a search space in JSON's types."""
+    return {
+        "tables": dict(space.tables),
+        "source": str(Path(space.source).resolve()) if space.source else "",
+        "keys": list(space.keys),
+        "values": [list(each) for each in space.values],
+        "choice": asdict(space.choice),
+        "changes": list(space.changes),
+    }

@@ -142,12 +142,12 @@ def rate(amount: float, peak: float, curve: Curve) -> float:
     return amount / (peak * next(share for least, share in curve if amount >= least))
 
 
-def fits_networks(e: Execution, system: System = A100) -> bool:
-    """Return whether the groups fit into the networks that they are assigned to."""
-    sizes = [1] * len(system.networks)
+def fits_networks(e: Execution) -> bool:
+    """Return whether the groups fit into the networks of `A100` that they are assigned to."""
+    sizes = [1] * len(A100.networks)
     for members, net in zip((e.tp, e.pp, e.dp), e.nets, strict=True):
         sizes[net] *= members
     return all(
         size == 1 or (size <= net.size and not (net.must_be_filled and net.size % size))
-        for size, net in zip(sizes, system.networks, strict=True)
+        for size, net in zip(sizes, A100.networks, strict=True)
     )

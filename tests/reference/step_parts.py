@@ -13,16 +13,16 @@ __all__ = ["parts_of_rank"]
 
 PHASES = ("forward", "backward", "weight", "recompute", "optimizer", "none")
 KINDS = ("compute", "wire", "waiting", "idle", "input")
+MAX_NAMES = 12
+"""Groups of communications with a part of their own at most."""
 
 
-def parts_of_rank(
-    run: Run, i: int, begin: int, end: int, most: int = 12
-) -> Counter[tuple[str, str]]:
+def parts_of_rank(run: Run, i: int, begin: int, end: int) -> Counter[tuple[str, str]]:
     """Return the time of each part, (kind, name), of the i-th hosted rank in a window."""
     program = run.program
     rank = int(run.hosted[i])
     table, rows = program.table_of(rank), run.rows(i)
-    kinds = _kinds(program, most)
+    kinds = _kinds(program)
     host: list[int] = []
     work: list[tuple[int, int, tuple[int, int, str], tuple[str, str]]] = []
     for row in range(len(table)):
@@ -52,7 +52,7 @@ def parts_of_rank(
     return found
 
 
-def _kinds(program: Program, most: int) -> dict[tuple[int, int], str]:
+def _kinds(program: Program) -> dict[tuple[int, int], str]:
     """What communicators are called that ranks of a table bind by a slot."""
     bound: dict[tuple[int, int], set[str]] = {}
     for rank in range(program.n_ranks):
@@ -71,7 +71,7 @@ def _kinds(program: Program, most: int) -> dict[tuple[int, int], str]:
     for rank in range(program.n_ranks):
         for slot in range(len(program.slots_of(rank))):
             uses[called[min(bound[int(program.table[rank]), slot])]] += 1
-    kept = sorted(uses, key=lambda name: (-uses[name], name))[:most]
+    kept = sorted(uses, key=lambda name: (-uses[name], name))[:MAX_NAMES]
     return {
         place: called[min(names)] if called[min(names)] in kept else "other"
         for place, names in bound.items()
