@@ -1,4 +1,4 @@
-"""How long one kernel takes on a GPU.
+"""Kernel models: description of a kernel, GPU → its duration with an error bar.
 
 Read in this order:
 

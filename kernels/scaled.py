@@ -1,4 +1,4 @@
-"""GPUs that are faster or slower than they are: what if the memory's bandwidth were twice as high?
+"""GPU, factors of its rates and bandwidths → the GPU with these, for what-if questions.
 
 What was measured of a GPU stays: the share of a peak that kernels reach, the clock that its power
 allows, which calibration is its own. So a scaled GPU knows the one that it was made from.

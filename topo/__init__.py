@@ -1,4 +1,4 @@
-"""What connects GPUs: topologies, collectives on their links, and NCCL's choices.
+"""Topologies of clusters, collectives on their links, and NCCL's choices → prices.
 
 Read in this order.
 

@@ -62,8 +62,8 @@ _ALGORITHMS = {
 class CollectiveLibrary(Protocol):
     """A communication library, as a network asks it.
 
-    `bytes` is the size of the full buffer, as in `Network.price`; a `Shape` is how many ranks of
-    the group are on which nodes.
+    Parameters of its methods: `operation`; `bytes`, the size of the full buffer, as in
+    `Network.price`; `shape`, how many ranks of the group are on which nodes.
     """
 
     @property
@@ -230,11 +230,11 @@ class LinkLibrary:
         more = np.maximum(np.ceil(largest * bytes / self._buffer - 1e-9), 1) - 1
         # A chain passes on the parts of a message one after another, all hops at once.
         times = more.max() if operation in CHAIN_OPERATIONS else (more * count).sum()
-        return float(times) * self._way
+        return float(times) * self._route_latency
 
     @cached_property
-    def _way(self) -> float:
-        """Latency of a way, seconds; all are equally long."""
+    def _route_latency(self) -> float:
+        """Latency of a route in seconds; all routes are equally long."""
         topology = self._topology
         return float(topology.latency[topology.route(0, 1)].sum()) if topology.n_gpus > 1 else 0.0
 

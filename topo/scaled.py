@@ -1,4 +1,4 @@
-"""Clusters whose links are faster or slower than they are: what if the NICs were twice as fast?"""
+"""Cluster, factors of bandwidths and latencies → the cluster with these, for what-if questions."""
 
 from __future__ import annotations
 

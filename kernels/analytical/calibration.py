@@ -163,7 +163,15 @@ class KernelCalibration:
 
     @classmethod
     def of_tables(cls, found: Mapping[str, Any], source: str) -> KernelCalibration:
-        """Read the tables of a file as `parse` does; they are left as they are."""
+        """Parsed tables of a file → calibration; the tables are not changed.
+
+        Parameters
+        ----------
+        found : mapping of str to object
+            As TOML is parsed; see `parse` for the keys.
+        source : str
+            Name of the file, for messages.
+        """
         return cls(dict(_Tables(found, source)))
 
 

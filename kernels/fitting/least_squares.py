@@ -120,7 +120,7 @@ def fit(
     batches: Sequence[MeasuredKernels],
     towards: Mapping[str, float] | None = None,
 ) -> FormulaFit:
-    """FormulaFit a family's constants to measured rows, of one GPU or of several together.
+    """Measured rows, of one GPU or of several together → the constants of a family's formula.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What kernels' times are made of, as far as a communication beside them matters.
+"""Kernels on a GPU → the parts of their times that a communication beside them slows.
 
 Of a kernel's time without what is fixed, T, the kernel model says which part is due to memory and
 which to the multiprocessors (arithmetic, latencies, the L2 cache). The two overlap,

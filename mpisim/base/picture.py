@@ -56,7 +56,13 @@ def check_picture(option: str, path: str | Path, *, overwrite: bool) -> None:
 
 
 def new_figure(width: float, height: float) -> tuple[Figure, Any]:
-    """Size in inches → a figure, and axes that fill it, of the same unit, y upwards."""
+    """Size in inches → a figure, and axes that fill it.
+
+    Parameters
+    ----------
+    width, height : float
+        Inches, which are the unit of the axes too, y upwards; at most `MOST_INCHES` are drawn.
+    """
     figure = import_module("matplotlib.figure").Figure(
         figsize=(min(width, MOST_INCHES), min(height, MOST_INCHES))
     )
@@ -68,9 +74,14 @@ def new_figure(width: float, height: float) -> tuple[Figure, Any]:
 
 
 def name_text(name: str, width: int) -> str:
-    """Name of the user's → text of a picture: one line of at most so many characters.
+    """Name that a user gave → text of a picture, to be drawn with ``parse_math=False``.
 
-    To be drawn with ``parse_math=False``: a ``$`` is a ``$``.
+    Parameters
+    ----------
+    name : str
+        May have any characters.
+    width : int
+        Characters at most; the text is one line.
     """
     printable = "".join(
         each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in name

@@ -76,7 +76,7 @@ def add_parser(subparsers: Any) -> None:
     )
     add_speed_options(parser)
     parser.add_argument(
-        "--calibration", metavar="FILE", help="of mpisim calibrate collectives (default: ours)"
+        "--calibration", metavar="FILE", help="of mpisim calibrate collectives (default: packaged)"
     )
     parser.add_argument(
         "--ranks",

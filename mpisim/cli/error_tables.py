@@ -57,7 +57,15 @@ def print_tables(tables: Tables, skipped: Mapping[str, int], model: str, width: 
 
 
 def figures_of(tables: Tables, skipped: Mapping[str, int]) -> dict[str, Any]:
-    """Return what every validation writes as JSON: errors of all rows, and by group."""
+    """Tables of errors → what every validation writes as JSON: of all rows, and by group.
+
+    Parameters
+    ----------
+    tables : Tables
+        Errors by grouping and group, ``"all"`` among them.
+    skipped : mapping of str to int
+        Reasons why rows were left out, and how many.
+    """
     everything = tables["all"]["all"]
     return {
         "predicted": everything["n"],

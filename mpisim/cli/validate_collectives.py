@@ -37,7 +37,7 @@ def add_kind(kinds: Any) -> None:
         "--model", metavar="MODEL", choices=MODELS, default=MODELS[0], help=", ".join(MODELS)
     )
     parser.add_argument(
-        "--calibration", metavar="FILE", help="of mpisim calibrate collectives (default: ours)"
+        "--calibration", metavar="FILE", help="of mpisim calibrate collectives (default: packaged)"
     )
     parser.add_argument(
         "--split",

@@ -42,7 +42,9 @@ def add_kind(kinds: Any) -> None:
         "--model", metavar="MODEL", choices=MODELS, default=MODELS[0], help=", ".join(MODELS)
     )
     parser.add_argument(
-        "--calibration", metavar="FILE", help="of mpisim calibrate kernels (default: ours)"
+        "--calibration",
+        metavar="FILE",
+        help="of mpisim calibrate kernels (default: the packaged one)",
     )
     parser.add_argument(
         "--test-gpus", metavar="GPU", nargs="+", default=[], help="only these (default: all)"

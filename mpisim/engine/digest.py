@@ -71,7 +71,19 @@ def hash_words(
     bytes: NDArray[np.int64],
     ordinal: NDArray[np.int32] | NDArray[np.int64],
 ) -> NDArray[np.uint64]:
-    """Hash what the table says of communications, shape (m,), to uint64 of shape (m, 2)."""
+    """Hash the columns of a table that describe communications.
+
+    Parameters
+    ----------
+    kind, operation : uint8, shape (m,)
+    bytes : int64, shape (m,)
+    ordinal : int32 or int64, shape (m,)
+        Place of the operation among those of its slot.
+
+    Returns
+    -------
+    uint64, shape (m, 2)
+    """
     what = kind.astype(np.uint64) | (operation.astype(np.uint64) << np.uint64(8))
     state = np.tile(_LANES, (len(kind), 1))
     for word in (what, bytes.astype(np.uint64), ordinal.astype(np.uint64)):

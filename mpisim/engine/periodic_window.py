@@ -251,7 +251,19 @@ class _Pairs:
 
 
 def known_before(longer: Run, before: PeriodicWindow | None) -> tuple[Ints, Ints]:
-    """Return `low` and `high` of each class by the pass before, whose classes may be others."""
+    """Return `low` and `high` of each class, as the pass before found them.
+
+    Parameters
+    ----------
+    longer : Run
+        The longer run of this pass.
+    before : PeriodicWindow or None
+        Of the pass before, whose classes may be others; None: nothing is known.
+
+    Returns
+    -------
+    low, high : int64, shape (n_classes,)
+    """
     n = len(longer.classes)
     low, high = np.zeros(n, np.int64), np.full(n, UNBOUND)
     if before is not None:

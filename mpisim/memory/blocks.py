@@ -109,7 +109,13 @@ class Block:
         self.age = 0
 
     def link(self, previous: Block | None, following: Block | None) -> None:
-        """Put the block between two neighbours of its segment, either of which may be missing."""
+        """Insert the block between two neighbours of its segment.
+
+        Parameters
+        ----------
+        previous, following : Block or None
+            None at the begin and the end of a segment.
+        """
         self.previous, self.next = previous, following
         if previous is not None:
             previous.next = self

@@ -133,7 +133,16 @@ class Phases:
         self._wipe()
 
     def update(self, phase: Phase, done: float, note: str = "") -> None:
-        """Learn how much of a phase is done, and a note to show beside it."""
+        """Note how much of a phase is done, and show it.
+
+        Parameters
+        ----------
+        phase : Phase
+        done : float
+            In the unit of its total.
+        note : str
+            Shown beside it.
+        """
         now = time.monotonic()
         phase.update(done, now, note)
         if self.way and now - self._shown >= self._interval:

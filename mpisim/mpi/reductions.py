@@ -48,12 +48,18 @@ def allreduce_sum(values: NDArray[np.int64], comm: Intracomm | None) -> NDArray[
 
 
 def allreduce_max(values: NDArray[np.int64], comm: Intracomm | None) -> NDArray[np.int64]:
-    """Return the largest values of all processes; arrays as of `allreduce_sum`. **Collective.**"""
+    """Return the largest values of all processes, element by element. **Collective.**
+
+    See `allreduce_sum` for the arguments.
+    """
     return _reduced(values, "MAX", comm)
 
 
 def allreduce_min(values: NDArray[np.int64], comm: Intracomm | None) -> NDArray[np.int64]:
-    """Return the smallest values of all processes; arrays as of `allreduce_sum`. **Collective.**"""
+    """Return the smallest values of all processes, element by element. **Collective.**
+
+    See `allreduce_sum` for the arguments.
+    """
     return _reduced(values, "MIN", comm)
 
 

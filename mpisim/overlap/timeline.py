@@ -98,7 +98,15 @@ class Orders(NamedTuple):
 
     @classmethod
     def of(cls, taken: Ints, stream: NDArray[np.integer[Any]]) -> Orders:
-        """Return the orders of communications by what they take, and by their streams, from -1."""
+        """Sort communications by what they take, and by their streams.
+
+        Parameters
+        ----------
+        taken : int64, shape (m,)
+            Multiprocessors that each takes.
+        stream : int, shape (m,)
+            Stream of each, -1 or more.
+        """
         stream = stream + 1
         count = np.bincount(stream)
         (present,) = np.nonzero(count)

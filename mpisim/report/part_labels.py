@@ -49,7 +49,16 @@ def part_labels(parts: StepParts, kinds: CommunicatorKinds) -> list[str]:
 
 
 def part_label(name: str, kind: PartKind, *, pairs: bool) -> str:
-    """Name of a part, its kind, whether it is of messages between stages → what people call it."""
+    """Part of a step → its label in reports.
+
+    Parameters
+    ----------
+    name : str
+        A phase, or what communicators carry.
+    kind : PartKind
+    pairs : bool
+        Whether it is of messages between stages of a pipeline.
+    """
     if kind == PartKind.WIRE:
         return "messages between stages" if pairs else f"{name} communication"
     if kind == PartKind.WAITING:

@@ -213,7 +213,15 @@ class CollectiveCalibration:
 
     @classmethod
     def of_tables(cls, found: Mapping[str, Any], source: str) -> CollectiveCalibration:
-        """Read the tables of such a file as `parse` does; they are left as they are."""
+        """Parsed tables of a file → calibration; the tables are not changed.
+
+        Parameters
+        ----------
+        found : mapping of str to object
+            As TOML is parsed; see `parse` for the keys.
+        source : str
+            Name of the file, for messages.
+        """
         tables: dict[str, OwnerCalibration] = {}
         for owner, table in found.items():
             if not isinstance(table, dict):

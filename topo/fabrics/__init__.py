@@ -1,4 +1,4 @@
-"""What joins nodes: builders of fabrics.
+"""Fabrics, the networks between nodes: table ``[fabric]`` and ports → links and routes.
 
 ``fabric``
     `Fabric`: the table ``[fabric]`` of a cluster, with the keys of each kind.

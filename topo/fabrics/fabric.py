@@ -1,4 +1,4 @@
-"""What joins nodes: the kinds of networks and their parameters."""
+"""The table ``[fabric]`` of a cluster: kinds of networks between nodes, their parameters."""
 
 from __future__ import annotations
 

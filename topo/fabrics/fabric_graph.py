@@ -1,4 +1,4 @@
-"""What a fabric builder makes: switches, links and the routes from port to port."""
+"""Graph of a fabric under construction: switches, links and the routes from port to port."""
 
 from __future__ import annotations
 
@@ -170,15 +170,15 @@ class FabricGraph:
         )
 
     def repeat(self, nodes: int, *steps: int) -> None:
-        """Say after how many nodes all repeats, and where the links of a way are then.
+        """Set the period in nodes, and the links of a route one period further on.
 
         Parameters
         ----------
         nodes : int
             The period.
         *steps : int
-            For each piece of links how many rows of it, as `add_links` was given them, a way is
-            further on a period later. Rows are numbered one after another.
+            For each call of `add_links` by how many of its rows a route moves on in a period. Rows
+            are numbered one after another.
         """
         self.period = nodes
         self.shift = [step * row for step, row in zip(steps, self._rows, strict=True)]

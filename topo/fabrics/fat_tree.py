@@ -98,7 +98,7 @@ class _Tree:
 
 
 def unused_oversubscription(fabric: Fabric, nics: int, nodes: int) -> str | None:
-    """Fabric, NICs of a node, nodes → that no leaf sends up, in a line; None if one does.
+    """Fabric, NICs of a node, nodes → a line that says no leaf sends up; None if one does.
 
     Parameters
     ----------

@@ -41,6 +41,22 @@ def channel_bandwidth(
     """Return the payload that one channel can move, in bytes of the full buffer.
 
     Half of what LL moves is flags, 8 of 128 bytes of LL128.
+
+    Parameters
+    ----------
+    operation : Operation
+    algorithm : str
+        Of `ALGORITHMS`.
+    protocol : {0, 1, 2}
+        Index in `PROTOCOLS`.
+    shape : Shape
+        Of the group.
+    constants : NcclConstants
+
+    Returns
+    -------
+    float
+        Bytes per second; infinite for NVLS, whose channels do not limit it.
     """
     if algorithm in ("nvls", "nvls-tree"):
         return float("inf")

@@ -39,7 +39,24 @@ _CHAIN_ALGORITHMS = frozenset(("ring",))
 def enabled_algorithms(
     operation: Operation, shape: Shape, system: System, settings: Settings, constants: NcclConstants
 ) -> list[str]:
-    """Return the algorithms that can run and may, in NCCL's order; the ring if none does."""
+    """Return the algorithms that can run and are allowed, in NCCL's order; else the ring.
+
+    Parameters
+    ----------
+    operation : Operation
+    shape : Shape
+        Of the group.
+    system : System
+        The machine.
+    settings : Settings
+        ``NCCL_ALGO`` and others that allow or forbid algorithms.
+    constants : NcclConstants
+
+    Returns
+    -------
+    list of str
+        At least one, of `ALGORITHMS`.
+    """
     if operation is Operation.ALL_REDUCE:
         can = _ALL_REDUCE_ALGORITHMS
     else:
@@ -86,6 +103,26 @@ def enabled_protocols(
     found: LinkBandwidths,
     constants: NcclConstants,
 ) -> list[int]:
+    """Return the protocols of an algorithm that can run and are allowed; else Simple.
+
+    Parameters
+    ----------
+    operation : Operation
+    algorithm : str
+        Of `enabled_algorithms`.
+    shape : Shape
+    system : System
+    settings : Settings
+        ``NCCL_PROTO`` names those that are allowed, whether NCCL would take them or not.
+    found : LinkBandwidths
+        LL128 needs links that deliver 128 bytes in order.
+    constants : NcclConstants
+
+    Returns
+    -------
+    list of int
+        At least one, indices in `PROTOCOLS`, ascending.
+    """
     if algorithm not in ("ring", "tree"):
         return [SIMPLE]
     may = allowed(settings.proto, operation)

@@ -336,7 +336,15 @@ class Nccl:
 
 
 def remember(known: dict[Key, Value], key: Key, value: Value) -> None:
-    """Add to what is known of communications of some sizes; of too many all are forgotten."""
+    """Add an entry to a cache of at most `MAX_CHOICES_CACHED`; a full one is emptied first.
+
+    Parameters
+    ----------
+    known : dict
+        The cache.
+    key, value
+        Of the entry.
+    """
     if len(known) >= MAX_CHOICES_CACHED:
         known.clear()
     known[key] = value

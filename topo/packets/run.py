@@ -81,17 +81,17 @@ class PacketRun:
         return int(self.flow_end.max())
 
     def links_alone(self, bytes: NDArray[np.float64]) -> float:
-        """Bytes over each link → what the fullest takes for them, in ps; latencies left out."""
+        """Bytes over each link → time of the fullest link in ps, latencies left out."""
         return float((bytes / (self.topology.bandwidth / PICOSECONDS)).max())
 
     @property
     def even(self) -> float:
-        """What the fullest link takes if flows are spread evenly over all paths, ps."""
+        """Time of the fullest link if flows are spread evenly over all paths, in ps."""
         return self.links_alone(self.plan.spread)
 
     @property
     def collided(self) -> float:
-        """What the fullest link takes for the paths that were taken, ps."""
+        """Time of the fullest link on the paths that were taken, in ps."""
         return self.links_alone(self.plan.chosen)
 
 

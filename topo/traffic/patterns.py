@@ -152,7 +152,20 @@ class PatternTraffic:
         )
 
     def infeasible(self, pattern: Pattern, members: Ints, base: Ints) -> NDArray[np.bool_]:
-        """Return which groups cannot use this pattern, shape (g,)."""
+        """Return which groups cannot use a pattern.
+
+        Parameters
+        ----------
+        pattern : Pattern
+        members : int64, shape (s,)
+            Ranks of the groups, less their base.
+        base : int64, shape (g,)
+            First rank of the first node of each group.
+
+        Returns
+        -------
+        bool, shape (g,)
+        """
         found = np.zeros(len(base), bool)
         if pattern.algorithm == "dimensions" and not self.rings_instead:
             for each in self._ordered(pattern, members, base):

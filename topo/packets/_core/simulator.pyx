@@ -53,7 +53,11 @@ cdef class Simulator:
     cdef const int32_t[::1] path_link, target, message_pair, message_opens, gate_next
     cdef const int32_t[::1] gate_message
     cdef const uint8_t[::1] marking
-    # Of links
+    # Of links. `busy`: until when it carries a packet; `wake`: when its pending WAKE event happens;
+    # `queued`: bytes in its queue, from packet `head` to `tail`; `ingress`: see 2; `since`: when
+    # its pause began; `asked`: whether its end has asked for a pause; `turn`: the queue pair that
+    # is next in the ring of those it feeds, -1: the ring is empty; `prefer_source`: whether the
+    # ring comes before the queue now.
     cdef int64_t[::1] busy, wake, queued, ingress, since
     cdef int32_t[::1] head, tail, turn
     cdef uint8_t[::1] paused, asked, prefer_source
@@ -61,15 +65,20 @@ cdef class Simulator:
     cdef readonly object link_most, link_area
     cdef int64_t[::1] n_bytes, n_packets, n_marks, n_pauses, t_paused, most
     cdef double[::1] area
-    # Of nodes
+    # Of nodes: see 2.
     cdef int64_t[::1] used, most_used
     cdef readonly object node_most
-    # Of queue pairs
+    # Of queue pairs. `current`: the message it sends, of which `left` bytes are still to go, -1:
+    # none; `last`: the last message that waits; `ring_next`, `ring_before`: its neighbours in the
+    # ring of its first link, a doubly linked list in which it stands while it has a message;
+    # `next_time`: before which its rate allows no packet; `next_feedback`: before which no mark is
+    # reported; `next_timer`: when its timer runs out.
     cdef int32_t[::1] current, last, ring_next, ring_before
     cdef int64_t[::1] left, next_time, next_feedback, next_timer, cuts_of
     cdef readonly object pair_cuts
     cdef Rate* rates
-    # Of messages and gates
+    # Of messages and gates. `message_next`: behind it in its queue pair; `to_come`: bytes that have
+    # not arrived; `gate_left`: what a gate still waits for.
     cdef int32_t[::1] message_next, gate_left
     cdef int64_t[::1] to_come, begin_of, end_of
     cdef readonly object message_begin, message_end
@@ -239,12 +248,12 @@ cdef class Simulator:
     # --- messages -------------------------------------------------------------------------------
 
     cdef void release(self, int64_t message) noexcept nogil:
-        """All that a message waited for has come: its sender begins with it."""
+        """Let the sender begin with a message: all that it waited for has arrived."""
         cdef int64_t time = max(self.now, self.message_start[message])
         self.push(time + self.pair_delay[self.message_pair[message]], RELEASE, <int32_t>message)
 
     cdef void open_messages(self, int64_t gate) noexcept nogil:
-        """A gate has opened: messages behind it are released, and the next gate has one less."""
+        """Open a gate: release the messages behind it, and count the next gate down by one."""
         cdef int64_t i
         while gate >= 0:
             for i in range(self.gate_first[gate], self.gate_first[gate + 1]):
@@ -256,7 +265,7 @@ cdef class Simulator:
                     return
 
     cdef void offer(self, int32_t message) noexcept nogil:
-        """A message joins those of its queue pair, and that the ring of its first link."""
+        """Append a message to its queue pair, and a pair that was idle to its first link's ring."""
         cdef int32_t pair = self.message_pair[message], link, first, before
         if self.current[pair] >= 0:
             self.message_next[self.last[pair]] = message
@@ -294,7 +303,7 @@ cdef class Simulator:
             self.push(time, WAKE, link)
 
     cdef void send(self, int32_t link) noexcept nogil:
-        """Begin with the next packet, if the link is free and there is one that may go."""
+        """Put the next packet on a link, if the link is free and there is one that may go."""
         cdef int32_t pair = -1, packet
         cdef int64_t soonest = INT64_MAX
         if self.paused[link]:
@@ -303,7 +312,7 @@ cdef class Simulator:
             self.wake_at(link, self.busy[link])
             return
         if self.turn[link] >= 0 and (self.head[link] < 0 or self.prefer_source[link]):
-            pair = self.ready(link, &soonest)
+            pair = self.next_ready_pair(link, &soonest)
         if pair >= 0:
             self.prefer_source[link] = False
             packet = self.packet_of(pair, link)
@@ -322,8 +331,12 @@ cdef class Simulator:
         if self.head[link] >= 0 or self.turn[link] >= 0:
             self.wake_at(link, self.busy[link])
 
-    cdef int32_t ready(self, int32_t link, int64_t* soonest) noexcept nogil:
-        """Return the next queue pair in turn that may send, or -1 and when the first may."""
+    cdef int32_t next_ready_pair(self, int32_t link, int64_t* soonest) noexcept nogil:
+        """Return the first queue pair of a link's ring, from `turn` on, whose rate lets it send.
+
+        If none may send now: -1, and `soonest` is when the first of them may. One round of the ring
+        is enough for either, and only rates below the line's make it go beyond the first pair.
+        """
         cdef int32_t first = self.turn[link], pair = first
         while True:
             if self.next_time[pair] <= self.now:
@@ -389,7 +402,7 @@ cdef class Simulator:
         self.push(self.now + takes + self.latency[link] - early, ARRIVE, number)
 
     cdef void arrive(self, int32_t number) noexcept nogil:
-        """A packet is at the node at the end of a link, and wants to go over the next."""
+        """Queue a packet for its next link: it has arrived at the node before it."""
         cdef Packet* packet = &self.packets[number]
         cdef int32_t link = self.path_link[packet.at]
         packet.ingress = self.path_link[packet.at - 1]
@@ -409,7 +422,7 @@ cdef class Simulator:
         self.send(link)
 
     cdef void deliver(self, int32_t number) noexcept nogil:
-        """A packet is where its message goes."""
+        """Count a packet that has arrived at its destination; the last one ends its message."""
         cdef Packet* packet = &self.packets[number]
         cdef int32_t message = packet.message, pair = self.message_pair[message], gate
         if packet.marked and self.controlled and self.now >= self.next_feedback[pair]:
@@ -438,7 +451,7 @@ cdef class Simulator:
             self.most[link] = self.queued[link]
 
     cdef void count_ingress(self, int32_t link, int64_t bytes) noexcept nogil:
-        """More or less of what came over a link waits at its end: pause it, or let it go on."""
+        """Change what waits of a link at its end by some bytes: pause the link, or resume it."""
         cdef int32_t node = self.target[link]
         cdef double allowed
         self.ingress[link] += bytes
