@@ -39,11 +39,11 @@ __all__ = [
     "describe_damage",
     "open_file",
     "read_column",
-    "read_json",
+    "read_json_text",
     "read_texts",
-    "reading",
+    "reading_kept",
     "write_column",
-    "write_json",
+    "write_json_text",
     "write_texts",
 ]
 
@@ -468,8 +468,8 @@ def read_texts(group: Group, name: str, length: int | None = None) -> tuple[str,
     return tuple(texts)
 
 
-def write_json(group: Group, name: str, value: object) -> None:
-    """Write a value of JSON's types as one text; `read_json` reads it.
+def write_json_text(group: Group, name: str, value: object) -> None:
+    """Write a value of JSON's types as one text; `read_json_text` reads it.
 
     Parameters
     ----------
@@ -481,8 +481,8 @@ def write_json(group: Group, name: str, value: object) -> None:
     write_texts(group, name, [json.dumps(value)])
 
 
-def read_json(group: Group, name: str) -> Any:
-    """Dataset that `write_json` wrote → the value, in JSON's types. Use it in `reading`.
+def read_json_text(group: Group, name: str) -> Any:
+    """Dataset that `write_json_text` wrote → the value, in JSON's types. Use it in `reading_kept`.
 
     Parameters
     ----------
@@ -500,7 +500,7 @@ def read_json(group: Group, name: str) -> Any:
 
 
 @contextmanager
-def reading(what: str) -> Iterator[None]:
+def reading_kept(what: str) -> Iterator[None]:
     """Report values that are not as they were written as damage.
 
     Parameters

@@ -14,10 +14,10 @@ import numpy as np
 from ..base.hdf5 import (
     create_file,
     open_file,
-    read_json,
-    reading,
+    read_json_text,
+    reading_kept,
     write_column,
-    write_json,
+    write_json_text,
     write_texts,
 )
 from .comparison import Comparison
@@ -46,7 +46,7 @@ def write_comparison(path: str | Path, found: Comparison, *, overwrite: bool = F
     with create_file(path, FORMAT, VERSION, overwrite=overwrite) as file:
         write_texts(file, "title", [found.experiment.title])
         write_texts(file, "experiment", [found.text])
-        write_json(file, "numbers", as_json(found))
+        write_json_text(file, "numbers", as_json(found))
         for number, draw in enumerate(found.draws):
             group = file.create_group(f"draw{number}")
             write_column(group, "factors", np.array(draw.factors), "1")
@@ -64,5 +64,5 @@ def read_comparison(path: str | Path) -> dict[str, Any]:
     InputError
         If it is no whole file of this format.
     """
-    with open_file(path, FORMAT, VERSION) as file, reading("comparison"):
-        return dict(read_json(file, "numbers"))
+    with open_file(path, FORMAT, VERSION) as file, reading_kept("comparison"):
+        return dict(read_json_text(file, "numbers"))

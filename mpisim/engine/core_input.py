@@ -1,4 +1,4 @@
-"""What a core is given: the ranks that one process hosts, and what it needs to run them.
+"""Input of the compiled cores: the ranks that one process hosts, and what running them takes.
 
 `CoreInput` serves both cores. Where communications share links, `SharingInput` holds what the tiled
 core needs besides, `FlowInput` what the contended core does. Plain arrays throughout: a core reads

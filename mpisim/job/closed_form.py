@@ -1,4 +1,4 @@
-"""What is known of a job without simulation: checkpoint intervals and the expectation.
+"""Closed forms for jobs: checkpoint intervals, and the expectation of the time.
 
 Young (1974): √(2 δ M), where a checkpoint takes δ and failures are M apart. Daly (2006), equation
 37: the same to a higher order, of the time of work between two checkpoints.

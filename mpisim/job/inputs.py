@@ -114,7 +114,7 @@ def recovery() -> Recovery:
 
 @frozen
 class JobParts:
-    """What the numbers of a job come from.
+    """Tables and choices that the numbers of a job come from.
 
     Attributes
     ----------

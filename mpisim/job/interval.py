@@ -66,7 +66,7 @@ def daly_steps(model: JobModel) -> int:
 
 
 def best_interval(model: JobModel, seed: int = 0, comm: Intracomm | None = None) -> Intervals:
-    """Job → its best interval; that of the model is not looked at. **Collective.**
+    """Job → its best interval, whatever its model has. **Collective.**
 
     Parameters
     ----------

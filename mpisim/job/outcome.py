@@ -59,7 +59,7 @@ Floats = NDArray[np.float64]
 
 @frozen
 class Costs:
-    """What an hour of the cluster costs.
+    """Costs of an hour of the cluster.
 
     Attributes
     ----------
@@ -118,7 +118,7 @@ class Costs:
 
 @frozen
 class Spread:
-    """A number over the runs.
+    """Distribution of a number over the runs.
 
     Attributes
     ----------
@@ -151,7 +151,7 @@ class Spread:
 
 @frozen
 class Change:
-    """What a job takes if one thing of it changes.
+    """Time of a job with one of its numbers changed.
 
     Attributes
     ----------

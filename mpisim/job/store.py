@@ -13,11 +13,11 @@ import numpy as np
 from ..base.hdf5 import (
     create_file,
     open_file,
-    read_json,
+    read_json_text,
     read_texts,
-    reading,
+    reading_kept,
     write_column,
-    write_json,
+    write_json_text,
     write_texts,
 )
 from .monte_carlo import COUNTS, PARTS
@@ -53,7 +53,7 @@ def write_job(
     with create_file(path, FORMAT, VERSION, overwrite=overwrite) as file:
         write_texts(file, "title", [title])
         write_texts(file, "experiment", [text])
-        write_json(file, "numbers", as_json(outcome))
+        write_json_text(file, "numbers", as_json(outcome))
         group = file.create_group("runs")
         for number, name in enumerate(PARTS):
             column = np.ascontiguousarray(outcome.runs.parts[0][:, number])
@@ -71,5 +71,5 @@ def read_job(path: str | Path) -> JobReport:
     InputError
         If it is no whole file of this format.
     """
-    with open_file(path, FORMAT, VERSION) as file, reading("job"):
-        return JobReport(read_texts(file, "title", 1)[0], dict(read_json(file, "numbers")))
+    with open_file(path, FORMAT, VERSION) as file, reading_kept("job"):
+        return JobReport(read_texts(file, "title", 1)[0], dict(read_json_text(file, "numbers")))

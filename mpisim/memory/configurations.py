@@ -30,7 +30,7 @@ CHOICES = (
 
 @frozen
 class Room:
-    """What there is on a GPU for PyTorch's allocator.
+    """Memory of a GPU that PyTorch's allocator can have.
 
     Attributes
     ----------
@@ -87,7 +87,7 @@ class Room:
 
 @frozen
 class Outcome:
-    """What one configuration comes to.
+    """Usage of memory under one configuration of the allocator, and whether it fits.
 
     Attributes
     ----------
@@ -177,7 +177,7 @@ class Outcome:
 
 
 def outcome(allocations: Allocations, text: str = "", room: Room | None = None) -> Outcome:
-    """Allocations, PYTORCH_CUDA_ALLOC_CONF, room on a GPU → what they come to.
+    """Allocations, PYTORCH_CUDA_ALLOC_CONF, room on a GPU → whether they fit.
 
     Parameters
     ----------
@@ -207,7 +207,7 @@ def outcome(allocations: Allocations, text: str = "", room: Room | None = None) 
 
 
 def remedies(allocations: Allocations, text: str, room: Room | None = None) -> list[Outcome]:
-    """What other settings come to, of `CHOICES` those that change what is reserved.
+    """Return the outcomes of those of `CHOICES` that change what is reserved.
 
     Parameters
     ----------

@@ -10,7 +10,7 @@ Read in this order:
 :mod:`.table`
     Which rule serves which operator, and ``kernels_of``.
 :mod:`.streams`, :mod:`.products`, :mod:`.convolutions`, :mod:`.attentions`, :mod:`.norms`,
-:mod:`.recurrent`, :mod:`.embeddings`, :mod:`.sparse`, :mod:`.optimizers`,
+:mod:`.recurrent`, :mod:`.embeddings`, :mod:`.optimizers`,
 :mod:`.transformer_engine`
     The rules: an operator's inputs → descriptions of its kernels.
 :mod:`.pricing`

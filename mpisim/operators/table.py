@@ -23,7 +23,6 @@ from . import (
     optimizers,
     products,
     recurrent,
-    sparse,
     streams,
     transformer_engine,
 )
@@ -366,8 +365,8 @@ TABLE: Mapping[str, Rule] = {
     **_served(_SCATTERED, streams.scatter),
     **_served("_index_put_impl_ index_put _unsafe_index_put", streams.index_put),
     **_served("sort argsort msort unique _unique2 unique_consecutive", streams.sort),
-    **_served("_coalesce", sparse.coalesced),
-    **_served("_sparse_mm", sparse.product),
+    **_served("_coalesce", embeddings.sparse_coalesced),
+    **_served("_sparse_mm", embeddings.sparse_product),
     **_served("topk kthvalue", streams.topk),
     **_served(_POOLED, streams.pooling),
     **dict.fromkeys([f"{name}_backward" for name in _names(_POOLED)], streams.pooling_backward),

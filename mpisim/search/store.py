@@ -22,10 +22,10 @@ from ..base.hdf5 import (
     create_file,
     open_file,
     read_column,
-    read_json,
-    reading,
+    read_json_text,
+    reading_kept,
     write_column,
-    write_json,
+    write_json_text,
 )
 from .choice import Choice
 from .records import Reason, Records, Status
@@ -74,9 +74,9 @@ def write_store(
         If it cannot be written.
     """
     with create_file(path, FORMAT, VERSION, overwrite=overwrite) as file:
-        write_json(file, "space", _space_json(space))
-        write_json(file, "answer", answer)
-        write_json(file, "why", records.why)
+        write_json_text(file, "space", _space_json(space))
+        write_json_text(file, "answer", answer)
+        write_json_text(file, "why", records.why)
         group = file.create_group("candidates")
         for name, column in records.columns.items():
             write_column(group, name, column, UNITS.get(name), stored=_stored(name, column))
@@ -91,9 +91,9 @@ def read_store(path: str | Path) -> tuple[SearchSpace, Records, dict[str, Any] |
         If it is no whole file of this format.
     """
     with open_file(path, FORMAT, VERSION) as file:
-        with reading("search"):
-            kept, answer = read_json(file, "space"), read_json(file, "answer")
-            why = read_json(file, "why")
+        with reading_kept("search"):
+            kept, answer = read_json_text(file, "space"), read_json_text(file, "answer")
+            why = read_json_text(file, "why")
             reasons = {key: Reason(*each) for key, each in why.items()}
             choice = Choice(**{**kept["choice"], "objectives": tuple(kept["choice"]["objectives"])})
             values = tuple(tuple(each) for each in kept["values"])
