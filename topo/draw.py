@@ -55,7 +55,7 @@ MAX_SIDE = (20, 16, 4)
 """Routers of a grid that are shown along each dimension, by the number of dimensions: further ones
 are left out."""
 
-LEGEND = 10
+MAX_LEGEND_LINES = 10
 """Kinds of cables in the legend."""
 
 
@@ -488,7 +488,9 @@ class _Picture:
         """Kinds of cables, their bandwidth, and how many there are: those of most first."""
         topology = self.topology
         found = Counter(zip(topology.kind.tolist(), np.round(topology.bandwidth, -7).tolist()))
-        rows = [(kind, bandwidth, n) for (kind, bandwidth), n in found.most_common(LEGEND)]
+        rows = [
+            (kind, bandwidth, n) for (kind, bandwidth), n in found.most_common(MAX_LEGEND_LINES)
+        ]
         return sorted(rows, key=lambda row: (row[0], -row[1]))
 
     def _legend(self) -> None:

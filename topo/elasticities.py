@@ -20,10 +20,10 @@ from .topology import LinkKind, Topology
 
 __all__ = ["PriceElasticities"]
 
-VARIED = 1.01
+VARIATION = 1.01
 """Factor of a number whose effect is looked for."""
 
-NEGLIGIBLE = 1e-9
+MAX_NEGLIGIBLE_SHARE = 1e-9
 """Part of a time that counts as none."""
 
 _LINK_SCALES: dict[LinkKind, tuple[str, ...]] = {
@@ -137,10 +137,10 @@ class PriceElasticities:
         for name, other in self._varied.items():
             if name == "nic_bandwidth" and shape.nodes == 1:
                 continue
-            change = VARIED - 1 if name == "latency" else 1 - 1 / VARIED
+            change = VARIATION - 1 if name == "latency" else 1 - 1 / VARIATION
             after = self._latency_and_flow(other, *key)
             parts = [(new - old) / change for new, old in zip(after, before, strict=True)]
-            if any(abs(part) > NEGLIGIBLE * sum(before) for part in parts):
+            if any(abs(part) > MAX_NEGLIGIBLE_SHARE * sum(before) for part in parts):
                 found[name] = parts[0], parts[1]
         remember(self._parts, key, found)
         return found
@@ -154,8 +154,8 @@ class PriceElasticities:
         for name in ("link_bandwidth", "nic_bandwidth", "pcie_bandwidth"):
             value = getattr(own.hardware, name)
             if value:
-                hardware = replace(own.hardware, **{name: value * VARIED})
+                hardware = replace(own.hardware, **{name: value * VARIATION})
                 found[name] = Nccl(own.system, own.settings, own.factors, hardware)
-        slower = replace(own.factors, latency=own.factors.latency * VARIED)
+        slower = replace(own.factors, latency=own.factors.latency * VARIATION)
         found["latency"] = Nccl(own.system, own.settings, slower, own.hardware)
         return found

@@ -26,7 +26,7 @@ __all__ = ["EndPatterns", "LinkPatterns"]
 Ints = NDArray[np.int64]
 
 _ARROW = "->"
-_FEW = 64
+_MAX_TEXTS_ONE_BY_ONE = 64
 """Names up to which they are looked at one by one."""
 
 _WILDCARDS = re.compile(r"[*?]")
@@ -70,7 +70,9 @@ class LinkPatterns:
             found = self._containing(max(rest, key=len))
         elif pattern in (f"{before}*", f"*{after}"):
             return np.sort(found)
-        elif len(found) > _FEW and (between := max(rest[:-1], key=len, default="")):
+        elif len(found) > _MAX_TEXTS_ONE_BY_ONE and (
+            between := max(rest[:-1], key=len, default="")
+        ):
             likely = np.zeros(len(self._names), bool)
             likely[self._containing(between)] = True
             found = found[likely[found]]
@@ -182,7 +184,7 @@ class EndPatterns:
         """Return the links from some nodes to some nodes, ascending."""
         wanted = sources, targets
         side = 0 if len(sources) <= len(targets) else 1
-        if len(wanted[side]) <= _FEW:
+        if len(wanted[side]) <= _MAX_TEXTS_ONE_BY_ONE:
             order, index = self._by_end[side]
             parts = [order[index[node] : index[node + 1]] for node in wanted[side].tolist()]
             links = np.sort(np.concatenate([order[:0], *parts]))

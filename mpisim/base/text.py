@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from .frozen import frozen
 
 __all__ = [
+    "WIDTH",
     "TimeUnit",
     "aligned",
     "apportioned",
@@ -25,6 +26,9 @@ __all__ = [
     "shortened",
     "unit_for",
 ]
+
+WIDTH = 100
+"""Characters of a line for people at most."""
 
 
 def aligned(cells: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:

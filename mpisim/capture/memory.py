@@ -15,7 +15,7 @@ import numpy as np
 from ..base.frozen import frozen
 from ..base.kinds import Operation, Phase
 from ..base.quantity import GIB
-from ..base.text import aligned
+from ..base.text import WIDTH, aligned
 from ..kernels import Gpu
 from ..memory import capacity
 from ..memory.allocations import Allocations, Recorded, holders, replay
@@ -25,9 +25,6 @@ from .lower import Part
 from .recording import GATHERED, GRADIENTS, STATES, WEIGHTS, ItemKind, Recording
 
 __all__ = ["CapturedMemory", "memory_of"]
-
-WIDTH = 100
-"""Characters of a line."""
 
 BEFORE = "before the recorded steps"
 _PASSES = {

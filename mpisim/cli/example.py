@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 
 from ..base.errors import InputError
 from ..base.schema import field_of
+from ..base.text import WIDTH
 from ..base.toml import toml_table, toml_value
 from ..experiment.choices import (
     CalibrationChoice,
@@ -43,7 +44,6 @@ from ..topo.speeds import with_speeds
 
 __all__ = ["Example", "example"]
 
-WIDTH = 100
 
 MORE_RACKS = 8
 """Of so many racks one more may be used, so that all have as many GPUs: 64 of 72."""

@@ -15,7 +15,7 @@ from .simulation import Outcome
 
 __all__ = ["as_json", "report_lines"]
 
-ROOM = 48
+MAX_DESCRIPTION = 48
 """Characters of the factors in a line."""
 
 
@@ -115,7 +115,7 @@ def _table(draws: list[dict[str, Any]]) -> list[str]:
                 f"{draw['speed_up']:.3f}",
                 f"{slowest:.3f}",
                 str(protocol["largest_gap"]),
-                shortened(factors, ROOM) if slowed else "",
+                shortened(factors, MAX_DESCRIPTION) if slowed else "",
             )
         )
     return aligned(cells, left=(6,))

@@ -98,7 +98,7 @@ class Labels(NamedTuple):
     link: Ints
 
 
-MANY_NEW = 0.25
+MIN_SHARE_FOR_WHOLE = 0.25
 """Part of all loads from which on the whole of each signature is looked at."""
 
 NO_LOADS = LinkLoads(*(np.empty(0, np.int64) for _ in range(4)))
@@ -232,7 +232,7 @@ class _Edges:
             Of all items here.
         """
         count = self.index[items + 1] - self.index[items]
-        if count.sum() >= MANY_NEW * len(self.there):
+        if count.sum() >= MIN_SHARE_FOR_WHOLE * len(self.there):
             met = self.met_by(items)
             return met, *back.signatures(met, label, counted=True)
         at, _ = ranges(self.index, items)

@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Intervals", "best_interval", "daly_steps"]
 
-RUNS = 128
+MIN_RUNS = 128
 """Of each interval at least: they share their random numbers."""
 
 FACTORS = tuple(2.0 ** (exponent / 2) for exponent in range(-6, 7))
 """Intervals that are tried, times Daly's."""
 
-FLAT = 1e-3
+MAX_EQUAL_LOSS = 1e-3
 """By how much longer a job may take that counts as the same."""
 
-SURE = 2.0
+MIN_STANDARD_ERRORS = 2.0
 """Standard errors by which an interval has to be better than Daly's to be preferred."""
 
-HOPELESS = 20.0
+MAX_EXPECTED_STRETCH = 20.0
 """Times the undisturbed job: intervals with more to be expected are not simulated."""
 
 
@@ -84,11 +84,13 @@ def best_interval(model: JobModel, seed: int = 0, comm: Intracomm | None = None)
         {min(max(round(f * centre), model.least_interval), model.steps) for f in FACTORS}
     )
     jobs = [replace(model, interval=steps) for steps in wanted]
-    likely = [each for each in jobs if expected_time(each) < HOPELESS * each.undisturbed]
+    likely = [
+        each for each in jobs if expected_time(each) < MAX_EXPECTED_STRETCH * each.undisturbed
+    ]
     if not likely:
         formulas = young(model.stall, mtbf), daly(model.stall, mtbf)
         return Intervals(*formulas, best=centre, low=centre, high=centre, tried=())
-    times = simulate_runs(likely, runs_needed(model, RUNS), seed, comm).time
+    times = simulate_runs(likely, runs_needed(model, MIN_RUNS), seed, comm).time
     means = times.mean(axis=1)
     steps = np.array([each.interval for each in likely])
     at = int(np.argmin(means))
@@ -96,7 +98,7 @@ def best_interval(model: JobModel, seed: int = 0, comm: Intracomm | None = None)
     sure = True
     for formula in np.flatnonzero(steps == centre).tolist():
         gain = times[formula] - times[at]
-        sure = bool(gain.mean() > SURE * gain.std() / np.sqrt(len(gain)))
+        sure = bool(gain.mean() > MIN_STANDARD_ERRORS * gain.std() / np.sqrt(len(gain)))
         at = at if sure else formula
     best = int(steps[at])
     if sure and 0 < at < len(steps) - 1:
@@ -106,7 +108,7 @@ def best_interval(model: JobModel, seed: int = 0, comm: Intracomm | None = None)
         if second > 0:
             best = round(float(np.exp(x[1] - first / (2 * second))))
             best = int(np.clip(best, steps[at - 1], steps[at + 1]))
-    flat = steps[means <= (1 + FLAT) * means[at]]
+    flat = steps[means <= (1 + MAX_EQUAL_LOSS) * means[at]]
     return Intervals(
         young(model.stall, mtbf),
         daly(model.stall, mtbf),

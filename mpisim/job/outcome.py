@@ -33,13 +33,13 @@ __all__ = [
 ]
 
 FIRST_RUNS = 1000
-CERTAIN = 1e-3
+MAX_P95_ERROR = 1e-3
 """Standard error of the p95, as a share of it, with which there are runs enough."""
 
 CHANGE_RUNS = 256
 """Of each change: with the same random numbers as the job without it."""
 
-HOPELESS = 100.0
+MAX_EXPECTED_STRETCH = 100.0
 """Times the undisturbed job: if more is to be expected, the job does not come to an end."""
 
 STATES: Mapping[str, str] = {
@@ -287,7 +287,7 @@ def job_outcome(
     if choice.checkpoint_interval is None:
         model = replace(model, interval=min(intervals.best, model.steps))
     expected = expected_time(model)
-    if expected > HOPELESS * model.undisturbed:
+    if expected > MAX_EXPECTED_STRETCH * model.undisturbed:
         raise InputError(
             f"job: with a failure every {1 / model.rate / 60:,.1f} min and a checkpoint every "
             f"{model.interval * model.step / 60:,.1f} min the job would not come to an end"
@@ -357,7 +357,7 @@ def _enough_runs(model: JobModel, choice: JobChoice, comm: Intracomm | None) -> 
     while True:
         found = Spread.of(runs.time[0])
         n = runs.parts.shape[1]
-        if found.error <= CERTAIN * found.p95 or n >= MOST_RUNS:
+        if found.error <= MAX_P95_ERROR * found.p95 or n >= MOST_RUNS:
             return runs
         more = simulate_runs([model], n, choice.seed, comm, first=n)
         runs = Runs(
@@ -421,7 +421,7 @@ def _changes(
     likely = {
         name: each
         for name, each in jobs.items()
-        if expected_time(each) < HOPELESS * each.undisturbed
+        if expected_time(each) < MAX_EXPECTED_STRETCH * each.undisturbed
     }
     runs = runs_needed(model, CHANGE_RUNS)
     found = simulate_runs([model, *likely.values()], runs, choice.seed, comm, errors=EXACT)

@@ -9,20 +9,16 @@ from typing import Any
 
 from ..base.frozen import frozen
 from ..base.quantity import J_OF_A_KWH
-from ..base.text import aligned, percentage, quantity, shortened
+from ..base.text import WIDTH, aligned, percentage, quantity, shortened
 from ..report.drawing import PLAIN, Drawing
+from ..report.summary import BAR, HEIGHT
 from .outcome import SPARES, STATES, JobOutcome, Spread
 
 __all__ = ["JobReport", "as_json", "big_number", "duration_text"]
 
-WIDTH = 100
-BAR = 92
-
-HEIGHT = 30
-"""Lines of the short report."""
 
 SHOWN_CHANGES = 5
-LEAST_PART = 5e-4
+MIN_SHOWN_SHARE = 5e-4
 """Share of the time from which on a part has a line."""
 
 UNITS = (("days", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
@@ -212,7 +208,7 @@ class JobReport:
         shown = {
             name: seconds
             for name, seconds in parts.items()
-            if seconds > (0 if details else LEAST_PART * whole)
+            if seconds > (0 if details else MIN_SHOWN_SHARE * whole)
         }
         cells = []
         for number, (name, seconds) in enumerate(shown.items()):

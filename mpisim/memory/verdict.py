@@ -9,7 +9,7 @@ from typing import Any
 
 from ..base.frozen import frozen
 from ..base.quantity import GIB
-from ..base.text import aligned, apportioned, percent
+from ..base.text import WIDTH, aligned, apportioned, percent
 from ..experiment import Experiment, Plan, Transformer
 from ..kernels import Gpu
 from ..workloads import Layout, lay_out
@@ -17,9 +17,6 @@ from .constants import capacity
 from .model import PARTS, StageMemory, memory
 
 __all__ = ["GIB", "Evaluate", "Verdict", "assess", "evaluator"]
-
-WIDTH = 100
-"""Characters of a line."""
 
 LAST_DIGIT = GIB // 100
 """The last digit shown, in bytes."""

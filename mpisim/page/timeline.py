@@ -31,7 +31,7 @@ MOST_ROWS = 600_000
 MOST_BYTES = 3_200_000
 """Of their times, about, as they are in the file. Those of a prediction repeat and take less than a
 byte a row; random factors and recordings take up to 15."""
-SAMPLE = 20_000
+MAX_SAMPLE_ROWS = 20_000
 """Rows of a rank that tell how many bytes one takes."""
 PARTS_OF_STEP = 1_000
 """Where the middle of the step is left out, it begins and ends at one of these."""
@@ -151,8 +151,8 @@ def _size(shown: ShownRun, rank: int, window: tuple[int, int]) -> _Size:
     begun = begun_before(shown, rank, np.array(_edges(window), np.int64))
     rows = shown.run.rows(int(np.searchsorted(shown.run.hosted, rank)))
     here = np.flatnonzero((rows.end >= window[0]) & (rows.begin <= window[1]))
-    middle = max(len(here) - SAMPLE, 0) // 2
-    some = here[middle : middle + SAMPLE]
+    middle = max(len(here) - MAX_SAMPLE_ROWS, 0) // 2
+    some = here[middle : middle + MAX_SAMPLE_ROWS]
     columns = (np.diff(rows.begin[some]), (rows.end - rows.begin)[some])
     packed = sum(len(zlib.compress(column.tobytes(), 1)) for column in columns)
     return _Size(begun - begun[0], packed * 4 / 3 / max(len(some), 1))  # as text

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..base.quantity import GIB
-from ..base.text import aligned, duration, percent, shortened
+from ..base.text import WIDTH, aligned, duration, percent, shortened
 from ..memory.allocations import Action, Allocations, Recorded, Usage, holders
 from ..memory.configurations import Outcome
 
@@ -19,9 +19,6 @@ SLICES = 8
 """Rows of the table over time."""
 
 LABEL_WIDTH = 60
-
-WIDTH = 100
-"""Characters of a line."""
 
 
 def text(

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.frozen import frozen
-from ..base.text import TimeUnit, aligned, duration, one_line, shortened, unit_for
+from ..base.text import WIDTH, TimeUnit, aligned, duration, one_line, shortened, unit_for
 from ..base.text import apportioned as apportioned_to
 from ..engine.critical_path import CriticalPath, PieceKind
 from ..results import Results
-from .tables import WIDTH, names_cut
+from .tables import names_cut
 
 __all__ = [
     "WORDS",

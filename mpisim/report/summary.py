@@ -14,6 +14,7 @@ import numpy as np
 
 from ..base.quantity import GIB
 from ..base.text import (
+    WIDTH,
     apportioned,
     counted,
     duration,
@@ -29,10 +30,9 @@ from ..results import PartKind, Results
 from ..results.step_parts import IDLE
 from .drawing import PLAIN, Drawing
 from .part_labels import CommunicatorKinds, part_label, part_labels
-from .tables import WIDTH
 from .text import recorded_facts, sampled_facts
 
-__all__ = ["summarise"]
+__all__ = ["BAR", "HEIGHT", "summarise"]
 
 BAR = 92
 """Characters of the bar."""

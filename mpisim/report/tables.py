@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from ..base.frozen import frozen
 from ..base.rank_ranges import ranges_text
 from ..base.text import (
+    WIDTH,
     TimeUnit,
     aligned,
     apportioned,
@@ -46,7 +47,6 @@ __all__ = [
     "LINK_COLUMNS",
     "RANK_COLUMNS",
     "SLOWEST_COLUMNS",
-    "WIDTH",
     "Column",
     "communication_rows",
     "equal_ranks",
@@ -59,9 +59,6 @@ __all__ = [
     "slowest_rows",
     "table_lines",
 ]
-
-WIDTH = 100
-"""Characters of a line of the report."""
 
 Row = TypeVar("Row")
 

@@ -11,12 +11,11 @@ from typing import Any
 
 from ..base.picture import save_picture
 from ..base.quantity import GIB
-from ..base.text import TimeUnit, aligned, one_line, shortened, unit_for
+from ..base.text import WIDTH, TimeUnit, aligned, one_line, shortened, unit_for
 from ..results.tornado import Bar, Effect, Tornado
 
 __all__ = ["draw_tornado", "render_tornado", "tornado_figures"]
 
-WIDTH = 100
 
 SIDE = 8
 """Characters of the longest bar."""

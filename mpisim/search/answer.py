@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..base.quantity import GIB
-from ..base.text import aligned, one_line, percentage, quantity
+from ..base.text import WIDTH, aligned, one_line, percentage, quantity
 from ..base.toml import toml_value
 from ..job.text import big_number, duration_text
 from ..report.drawing import PLAIN, Drawing
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Answer", "answer", "answer_lines"]
 
-WIDTH = 100
 TIMED = ("step_time", "tokens_per_second", "tokens_per_second_per_gpu")
 """Objectives that the step time decides."""
 COSTS_OF_TOKENS = {

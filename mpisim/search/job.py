@@ -21,7 +21,7 @@ from ..job.closed_form import expected_time
 from ..job.experiment_outcome import cluster_of
 from ..job.inputs import Step, job_model
 from ..job.monte_carlo import mean_waiting
-from ..job.outcome import HOPELESS
+from ..job.outcome import MAX_EXPECTED_STRETCH
 from .budget import Budget
 from .choice import Choice
 
@@ -92,9 +92,9 @@ def job_of(
     cluster = cluster_of(experiment)
     model, _ = job_model(Step(seconds, tokens=tokens), cluster, job)
     expected = expected_time(model)
-    if expected <= HOPELESS * model.undisturbed:
+    if expected <= MAX_EXPECTED_STRETCH * model.undisturbed:
         expected += mean_waiting(model, job.runs, job.seed)
-    if expected > HOPELESS * model.undisturbed:
+    if expected > MAX_EXPECTED_STRETCH * model.undisturbed:
         raise InputError(
             f"job: with a failure every {1 / model.rate / 60:,.1f} min the job would not come to "
             "an end"

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ..base.errors import TraceError
-from ..base.text import aligned, one_line, shortened
+from ..base.text import WIDTH, aligned, one_line, shortened
 from .communications import rank_communications
 from .dependencies import data_dependencies
 from .et import is_execution_trace, read_et
@@ -26,7 +26,6 @@ __all__ = ["joined", "overview", "read_traces", "trace_files"]
 
 _MAX_LINES = 20
 """Lines of a list before the rest is only counted."""
-_WIDTH = 100
 _RANK = re.compile(r"rank[_\-.]?(\d+)", re.IGNORECASE)
 
 
@@ -76,7 +75,7 @@ def overview(trace: KinetoTrace | ExecutionTrace) -> str:
         Without a newline at the end.
     """
     lines = _kineto(trace) if isinstance(trace, KinetoTrace) else _et(trace)
-    return "\n".join([str(trace.path), *(shortened(line, _WIDTH) for line in lines)])
+    return "\n".join([str(trace.path), *(shortened(line, WIDTH) for line in lines)])
 
 
 def joined(traces: Sequence[KinetoTrace | ExecutionTrace]) -> str:
@@ -121,7 +120,7 @@ def _pair(et: ExecutionTrace, trace: KinetoTrace) -> str:
         f"{dependencies.total}",
         *(f"  {line}" for line in check.describe(trace.device.name).splitlines()),
     ]
-    return "\n".join(shortened(_one_line(line), 2 * _WIDTH) for line in lines)
+    return "\n".join(shortened(_one_line(line), 2 * WIDTH) for line in lines)
 
 
 def _kineto(trace: KinetoTrace) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from ..base.frozen import frozen
 from ..base.presets import packaged
 from ..base.schema import Limits, build
-from ..base.text import aligned, percentage
+from ..base.text import WIDTH, aligned, percentage
 from ..cost.power import Uncertain
 from ..cost.step import cost_of_cluster
 from ..experiment.load import experiment_of
@@ -20,7 +20,6 @@ FILE = "validation/power.toml"
 
 TABLES = ("model", "plan", "framework", "cluster", "run")
 
-WIDTH = 100
 
 OF = {"gpu": "a GPU", "node": "a node", "idle": "idle, a GPU"}
 

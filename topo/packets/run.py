@@ -22,7 +22,7 @@ __all__ = ["MAX_HOPS", "PacketRun", "simulate_packets"]
 MAX_HOPS = 500_000_000
 """Packets times links at most by default: some minutes."""
 
-BUDGET = 1 << 20
+EVENTS_PER_CALL = 1 << 20
 """Events between two looks at how far it is."""
 
 Ints = NDArray[np.int64]
@@ -131,7 +131,7 @@ def simulate_packets(
             f"(mtu is {settings.mtu} B), or a higher limit"
         )
     core = Simulator(plan, settings)
-    while core.run(BUDGET):
+    while core.run(EVENTS_PER_CALL):
         if progress is not None:
             progress(core.done / len(plan.message_pair))
     end = core.message_end

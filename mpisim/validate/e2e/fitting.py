@@ -12,7 +12,7 @@ from typing import Any
 
 from ...base.errors import InputError
 from ...base.frozen import frozen
-from ...base.text import aligned, percent
+from ...base.text import WIDTH, aligned, percent
 from ...memory import Verdict, assess, capacity
 from ...prediction.hardware import hardware_of
 from ...workloads import lay_out
@@ -25,7 +25,6 @@ __all__ = ["JudgedRow", "as_json", "judged_rows", "render"]
 HEADS = ("fit", "too close to call", "do not fit", "not judged")
 """What tables call `VERDICTS`."""
 
-WIDTH = 100
 
 FORMULA = "F"
 """Trust of rows that follow a formula: nobody ran them."""
