@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install PyTorch from PyPI into .venv for the tests of captured scripts (tests/test_capture.py) and of
+# Install PyTorch from PyPI into .venv for the tests of captured scripts (tests/test_capture*.py) and of
 # recorded ones: 2 minutes and 5 GB, at once if it is there. Where pip cannot, says so and ends with 77;
 # those tests are then skipped. Its oldest release is in pyproject.toml.
 #

@@ -25,7 +25,7 @@ part "coverage of Python lines" pytest -n 2 --dist loadfile --cov --cov-report=t
 part "fault table" python run_scripts/fault_table.py --check
 part "damaged files" env MPISIM_FUZZ_EXAMPLES=600 pytest -q tests/test_fuzz.py
 bash run_scripts/get_torch.sh
-part "memory of captured programs" env MPISIM_SLOW=1 pytest -q tests/test_capture.py -k torchtitan
+part "memory of captured programs" env MPISIM_SLOW=1 pytest -q tests/test_capture_memory.py -k torchtitan
 part "frameworks to capture" bash run_scripts/get_frameworks.sh
 # One after another: each test has a process of 1 GB beside it.
 part "captured frameworks" env PYTHONPATH="$(echo "$PWD"/build/frameworks/lib/python*/site-packages)" \

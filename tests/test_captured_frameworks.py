@@ -462,6 +462,8 @@ def test_every_script_is_tested() -> None:
     files = (
         Path(__file__).name,
         "test_capture.py",
+        "test_capture_memory.py",
+        "test_capture_ranks.py",
         "test_autocast.py",
         "test_capture_compiled.py",
         "test_extrapolate_captured.py",

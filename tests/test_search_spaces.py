@@ -2,7 +2,7 @@
 
 Models, clusters, keys, objectives and limits are drawn at random. Both sides take the time of a
 step from one function, which remembers it by experiment: what is tested is which candidates are
-left out, and `test_search.py` compares times with those of whole runs.
+left out, and `test_search_exhaustive.py` compares times with those of whole runs.
 """
 
 from __future__ import annotations
