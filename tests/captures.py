@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,20 @@ for x in data:
     optimizer.zero_grad()
 """
 """A script that trains one matrix on one GPU."""
+
+
+def needs(*packages: str) -> pytest.MarkDecorator:
+    """Names of packages → the mark that skips a test where PyTorch or one of them is missing.
+
+    What counts is the package: a module of the tests is called transformers, too.
+    """
+    missing = []
+    for name in ("torch", *packages):
+        try:
+            version(name)
+        except PackageNotFoundError:
+            missing.append(name)
+    return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")
 
 
 def script(path: Path | str, *arguments: str, world: int = 1, **options: Any) -> Script:

@@ -258,3 +258,21 @@ def one_gpu(tmp_path_factory: pytest.TempPathFactory) -> list[Part]:
     from captures import ONE_GPU, alone, script, written
 
     return alone(script(written(tmp_path_factory.mktemp("one"), ONE_GPU)))
+
+
+@pytest.fixture
+def in_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be where modules of the captured scripts are found, without a network."""
+    monkeypatch.chdir(Path(__file__).parent / "captured")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+# --- a formula for tests --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a formula of products that can be worked by hand in place of the model's."""
+    import toy_formula
+
+    toy_formula.install(monkeypatch)

@@ -367,3 +367,13 @@ class _RoundWriter(ProgramWriter):
         device = rows.device_rows
         near = device[-self.REACH :] if self.rng.random() < 0.9 else device[: self.REACH]
         return self.rng.sample(near, self.rng.randint(0, most))
+
+
+def one_rank_a_table(
+    *tables: TableBuilder, builder: ProgramBuilder, slots: list[list[int]]
+) -> Program:
+    """Tables, communicators of each by slot → a program in which each table has one rank."""
+    for number, (rows, bound) in enumerate(zip(tables, slots, strict=True)):
+        builder.add_table(rows.build())
+        builder.add_rank(number, bound)
+    return builder.build()

@@ -6,7 +6,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-import toy_formula
 from toy_formula import TRUE, batch
 
 from mpisim.base.errors import InputError
@@ -14,12 +13,9 @@ from mpisim.kernels import Estimate, Roofline, find_gpu
 from mpisim.kernels.alternatives import Li, OperationDatabase, Scaling, regress
 from mpisim.kernels.operations import Elementwise, Gemm
 
+pytestmark = pytest.mark.usefixtures("toy")
+
 V100, A100 = "v100-pcie-32gb", "a100-pcie-40gb"
-
-
-@pytest.fixture(autouse=True)
-def toy(monkeypatch):
-    toy_formula.install(monkeypatch)
 
 
 def product(m: int, n: int, k: int) -> Gemm:

@@ -34,11 +34,6 @@ from mpisim.kernels.gpu_parameters import GpuParameters
 from mpisim.kernels.operations import Copy, Gemm, GemmVariant, Kernel
 
 
-@pytest.fixture
-def toy(monkeypatch):
-    toy_formula.install(monkeypatch)
-
-
 def table(efficiency: float, **keys) -> FittedConstants:
     p90 = 0.1645
     bins = (ErrorBin(-5, 100, 0.0, 0.2, 0.05, 2 * p90), ErrorBin(-3, 100, 0.0, 0.2, 0.05, p90))

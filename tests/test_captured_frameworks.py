@@ -9,44 +9,22 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
 import pytest
-from captures import SCRIPTS, alone, flops, script, sent
+from captures import SCRIPTS, alone, flops, needs, script, sent
 
 from mpisim.base.kinds import Kind, Operation, Phase
 from mpisim.capture.lower import Part
 from mpisim.capture.recording import ItemKind, Recording
 from mpisim.operators import kernels_of
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.usefixtures("in_scripts")]
 
 BF16, FP32 = 2, 4
 SMALL = 10_000
 """Bytes of a message that is about the loss or the norm of the gradients."""
-
-
-def needs(*packages: str) -> pytest.MarkDecorator:
-    """Skip a test where a framework is not installed."""
-    missing = []
-    for name in (
-        "torch",
-        *packages,
-    ):  # by their packages: a module here is called transformers, too
-        try:
-            version(name)
-        except PackageNotFoundError:
-            missing.append(name)
-    return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")
-
-
-@pytest.fixture(autouse=True)
-def in_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Be where modules of the scripts are found, without a network."""
-    monkeypatch.chdir(SCRIPTS)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 def everyone(parts: list[Part]) -> list[int]:

@@ -8,7 +8,7 @@ file's resolution (ns, or µs in the old style) once a row, and errors add up al
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,16 +38,6 @@ CHANGES = (
     WhatIf(delay={1: 0.002}),
     WhatIf(compute=0.5, kernels=[("kernel [01]", 3.0)], delay={0: 0.0005}),
 )
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[Intracomm]:
-    """A communicator for the examples of a property; those share one fixture."""
-    from mpi4py import MPI
-
-    private = MPI.COMM_WORLD.Dup()
-    yield private
-    private.Free()
 
 
 def changed_ends(program: Program, what: WhatIf, comm: Intracomm) -> np.ndarray:

@@ -23,11 +23,7 @@ from mpisim.kernels.fitting.cross_validation import (
     shrink,
 )
 
-
-@pytest.fixture(autouse=True)
-def toy(monkeypatch):
-    """Let the toy serve matrix products."""
-    toy_formula.install(monkeypatch)
+pytestmark = pytest.mark.usefixtures("toy")
 
 
 def test_shapes_left_out_see_the_noise():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from programs import one_rank_a_table
 
 from mpisim.base.errors import DeadlockError
 from mpisim.engine import Binding, Run, simulate
-from mpisim.program import Flag, Kind, Operation, Program, ProgramBuilder, TableBuilder
+from mpisim.program import Flag, Kind, Operation, ProgramBuilder, TableBuilder
 
 HOST, STREAM, WAIT, QUEUE = Binding.HOST, Binding.STREAM, Binding.WAIT, Binding.QUEUE
 
@@ -23,13 +24,6 @@ class OneRank:
         self.builder.add_table(self.rows.build(queue_depth))
         self.builder.add_rank(0, speed=speed, start=start)
         return simulate(self.builder.build())
-
-
-def program(*tables: TableBuilder, builder: ProgramBuilder, slots: list[list[int]]) -> Program:
-    for number, (rows, bound) in enumerate(zip(tables, slots, strict=True)):
-        builder.add_table(rows.build())
-        builder.add_rank(number, bound)
-    return builder.build()
 
 
 # --- one rank -----------------------------------------------------------------------------------
@@ -154,7 +148,7 @@ def test_collective_starts_with_its_last_member() -> None:
         rows.kernel("free", 0, 5)
         rows.kernel("bound", 0, 5, waits=[c])
     group = builder.communicator((0, 1))
-    run = simulate(program(*tables, builder=builder, slots=[[group], [group]]))
+    run = simulate(one_rank_a_table(*tables, builder=builder, slots=[[group], [group]]))
     # Ready at 100 and 40; both start at 100. Each has its own duration.
     assert run.rows(0).begin.tolist() == [0, 100, 100, 130]
     assert run.rows(1).begin.tolist() == [0, 40, 40, 135]
@@ -185,7 +179,7 @@ def test_posting_does_not_block() -> None:
             for slot in order
         ]
         rows.host_wait(posted)
-    run = simulate(program(*tables, builder=builder, slots=[groups] * 2))
+    run = simulate(one_rank_a_table(*tables, builder=builder, slots=[groups] * 2))
     # left: ready at 5 and 10; right: at 10 and 5. Both run from 10 to 20.
     assert [run.rows(r).end.tolist() for r in run.hosted] == [[20, 20, 20]] * 2
 
@@ -197,7 +191,7 @@ def test_one_stream_in_opposite_orders_is_a_deadlock() -> None:
     for rows, order in zip(tables, ((0, 1), (1, 0)), strict=True):
         for slot in order:
             rows.collective(Operation.ALL_REDUCE, slot, 0, 8, duration=10, name=f"sum {slot}")
-    whole = program(*tables, builder=builder, slots=[groups] * 2)
+    whole = one_rank_a_table(*tables, builder=builder, slots=[groups] * 2)
     with pytest.raises(DeadlockError) as caught:
         simulate(whole)
     assert str(caught.value) == (
@@ -222,7 +216,7 @@ def test_deadlock_message_of_many_ranks_is_abridged() -> None:
             rows.host_wait([row])
     slots = [[everyone] if rank < 10 else [everyone, pair] for rank in range(12)]
     with pytest.raises(DeadlockError) as caught:
-        simulate(program(*tables, builder=builder, slots=slots))
+        simulate(one_rank_a_table(*tables, builder=builder, slots=slots))
     text = str(caught.value)
     assert text.startswith("deadlock: rank 0 waits at row 0 (barrier) for operation 0 of comm")
     assert text.count("never came") == 4
@@ -237,7 +231,7 @@ def test_send_and_receive() -> None:
     r = receiver.point_to_point(Kind.RECV, 0, 1, 100, duration=20)
     receiver.kernel("b", 0, 5, waits=[r])
     pair = builder.communicator((0, 1))
-    run = simulate(program(sender, receiver, builder=builder, slots=[[pair], [pair]]))
+    run = simulate(one_rank_a_table(sender, receiver, builder=builder, slots=[[pair], [pair]]))
     assert run.rows(0).end.tolist() == [50, 70]
     assert run.rows(1).begin.tolist() == [0, 70]
     assert run.rows(1).wire.tolist() == [50, 70]
@@ -251,13 +245,13 @@ def test_eager_member_does_not_wait_but_is_waited_for() -> None:
         rows.host(delay)
         rows.collective(Operation.BROADCAST, 0, 0, 8, duration=10, flags=flags)
         rows.kernel("next", 0, 1)
-    run = simulate(program(*tables, builder=builder, slots=[[group]] * 2))
+    run = simulate(one_rank_a_table(*tables, builder=builder, slots=[[group]] * 2))
     assert run.rows(0).wire.tolist() == [0, 30, 40]
     assert run.rows(0).end.tolist() == [30, 40, 41]
     assert run.rows(1).end.tolist() == [100, 110, 111]
 
     late_root = simulate(
-        program(*reversed(tables), builder=builder_like(builder), slots=[[0], [0]]),
+        one_rank_a_table(*reversed(tables), builder=builder_like(builder), slots=[[0], [0]]),
     )
     assert late_root.rows(0).end.tolist() == [100, 110, 111]
 
@@ -283,7 +277,7 @@ def test_batch_is_ready_together_and_frees_the_stream_when_all_have_ended() -> N
     right.point_to_point(Kind.SEND, 0, 0, 8, duration=20)
     a, b = builder.communicator((0, 1)), builder.communicator((2, 0))
     run = simulate(
-        program(middle, left, right, builder=builder, slots=[[a, b], [a], [b]]),
+        one_rank_a_table(middle, left, right, builder=builder, slots=[[a, b], [a], [b]]),
     )
     # The batch is ready at 6; its send runs 50 to 60, its receive 100 to 120. A wait for the
     # send is a wait for the kernel, which ends at 120.
@@ -317,7 +311,7 @@ def test_row_arrays_belong_to_hosted_ranks() -> None:
     tables[0].kernel("a", 0, 1)
     tables[2].kernel("a", 0, 2)
     tables[2].host(3)
-    run = simulate(program(*tables, builder=builder, slots=[[]] * 3))
+    run = simulate(one_rank_a_table(*tables, builder=builder, slots=[[]] * 3))
     assert [len(run.rows(r).end) for r in run.hosted] == [1, 0, 2]
     assert run.hosted.tolist() == [0, 1, 2]
     np.testing.assert_array_equal(run.placement, [0, 0, 0])

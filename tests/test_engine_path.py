@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from programs import one_rank_a_table
+
 from mpisim.engine import PieceKind, simulate
-from mpisim.program import Flag, Kind, Operation, Program, ProgramBuilder, TableBuilder
+from mpisim.program import Flag, Kind, Operation, Program, ProgramBuilder
 
 
 def path_of(program: Program) -> list[tuple[str, int, int, int, int, str]]:
@@ -17,13 +19,6 @@ def path_of(program: Program) -> list[tuple[str, int, int, int, int, str]]:
     ]
 
 
-def program(*tables: TableBuilder, builder: ProgramBuilder, slots: list[list[int]]) -> Program:
-    for number, (rows, bound) in enumerate(zip(tables, slots, strict=True)):
-        builder.add_table(rows.build())
-        builder.add_rank(number, bound)
-    return builder.build()
-
-
 def test_across_ranks_by_the_last_member() -> None:
     builder = ProgramBuilder()
     tables = [builder.table(), builder.table()]
@@ -34,7 +29,7 @@ def test_across_ranks_by_the_last_member() -> None:
         )
         rows.kernel("b", 0, 100, waits=[c], host=1, launch=5)
     group = builder.communicator((0, 1))
-    assert path_of(program(*tables, builder=builder, slots=[[group]] * 2)) == [
+    assert path_of(one_rank_a_table(*tables, builder=builder, slots=[[group]] * 2)) == [
         ("HOST", 1, 0, 0, 10, "a"),
         ("LAUNCH", 1, 0, 10, 15, "a"),
         ("COMPUTE", 1, 0, 15, 1515, "a"),
@@ -131,7 +126,7 @@ def test_through_the_longer_part_of_a_batch_and_past_an_eager_member() -> None:
     left.point_to_point(Kind.SEND, 1, 0, 8, duration=20, flags=Flag.JOINED)
     a, b = builder.communicator((0, 1)), builder.communicator((1, 0))
     # The send runs 10 to 50 by itself; the receive 12 to 32.
-    assert path_of(program(middle, left, builder=builder, slots=[[a, b], [a, b]])) == [
+    assert path_of(one_rank_a_table(middle, left, builder=builder, slots=[[a, b], [a, b]])) == [
         ("HOST", 0, 0, 0, 10, "host"),
         ("COMMUNICATION", 0, 1, 10, 50, "send"),
         ("COMPUTE", 0, 3, 50, 55, "next"),
@@ -156,7 +151,7 @@ def test_of_ranks_that_end_together_the_lowest_is_followed() -> None:
     tables = [builder.table(), builder.table(), builder.table()]
     for rows, work in zip(tables, (5, 9, 9), strict=True):
         rows.kernel("a", 0, work)
-    assert path_of(program(*tables, builder=builder, slots=[[]] * 3)) == [
+    assert path_of(one_rank_a_table(*tables, builder=builder, slots=[[]] * 3)) == [
         ("COMPUTE", 1, 0, 0, 9, "a")
     ]
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
 import pytest
-from captures import SCRIPTS, alone, script
+from captures import SCRIPTS, alone, needs, script
 from mpi4py import MPI
 
 from mpisim import engine
@@ -225,24 +224,6 @@ def test_an_experiment_and_a_search_take_it(
 
 
 # --- captured -------------------------------------------------------------------------------------
-
-
-def needs(*packages: str) -> pytest.MarkDecorator:
-    """Skip a test where a framework is not installed."""
-    missing = []
-    for name in ("torch", *packages):
-        try:
-            version(name)
-        except PackageNotFoundError:
-            missing.append(name)
-    return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")
-
-
-@pytest.fixture
-def in_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Be where modules of the scripts are found, without a network."""
-    monkeypatch.chdir(SCRIPTS)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 def captured(

@@ -11,11 +11,7 @@ from toy_formula import TRUE, batch
 
 from mpisim.kernels.fitting import FormulaFit, fit, log_errors
 
-
-@pytest.fixture(autouse=True)
-def toy(monkeypatch):
-    """Let the toy serve matrix products."""
-    toy_formula.install(monkeypatch)
+pytestmark = pytest.mark.usefixtures("toy")
 
 
 def test_recovers_constants():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -39,16 +38,6 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
 pytestmark = pytest.mark.mpi
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[Intracomm]:
-    """A communicator for the examples of a property; those share one fixture."""
-    from mpi4py import MPI
-
-    private = MPI.COMM_WORLD.Dup()
-    yield private
-    private.Free()
 
 
 class Fixed:

@@ -16,6 +16,7 @@ __all__ = [
     "aligned",
     "apportioned",
     "duration",
+    "in_words",
     "markdown_table",
     "one_line",
     "percent",
@@ -100,6 +101,13 @@ def one_line(text: str) -> str:
     """Put a text on one line; what no terminal shows is escaped."""
     text = " ".join(text.split())
     return text if text.isprintable() else repr(text)[1:-1]
+
+
+def in_words(value: object) -> str:
+    """Value of a key → text for people: yes and no for truth values."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
 
 
 def markdown_table(cells: Sequence[Sequence[str]]) -> str:

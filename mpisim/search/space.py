@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from ..base.errors import InputError, one_of
 from ..base.frozen import frozen
 from ..base.schema import check_value
+from ..base.text import in_words
 from ..experiment import Experiment
 from ..experiment.load import TABLES, experiment_of, tables_with
 from ..experiment.plan_keys import key_path, renamed, short_key, with_sub_tables
@@ -113,7 +114,7 @@ class SearchSpace:
         """
         others = [self.assignment(each) for each in among]
         return ", ".join(
-            f"{_spoken(key)} {_in_words(value)}"
+            f"{_spoken(key)} {in_words(value)}"
             for at, (key, value) in enumerate(zip(self.keys, self.assignment(number), strict=True))
             if not others or any(other[at] != value for other in others)
         )
@@ -440,9 +441,3 @@ def _range(where: str, value: Mapping[str, Any]) -> tuple[int, ...]:
             f"{where} is {dict(value)!r}, which holds more than {MAX_CANDIDATES:,} values"
         )
     return tuple(found)
-
-
-def _in_words(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return str(value)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from ...base.errors import InputError
 from ...base.frozen import frozen
+from ...base.text import in_words
 from ...experiment import keys_of
 from ...experiment.plan_keys import short_key
 from ...prediction.uncertainty import difference_error
@@ -154,7 +155,7 @@ class Group:
         """Return the keys of a plan in which the group's plans differ."""
         keys = [each.keys for each in self.plans]
         return ", ".join(
-            f"{short_key(key)} {_in_words(value)}"
+            f"{short_key(key)} {in_words(value)}"
             for key, value in plan.keys.items()
             if value is not None and any(each.get(key, value) != value for each in keys)
         )
@@ -271,12 +272,6 @@ def _grouped(rows: Sequence[Mapped], least: int) -> dict[str, dict[str, list[Map
         )
         groups.setdefault(group, {}).setdefault(repr(experiment.plan), []).append(each)
     return {name: plans for name, plans in groups.items() if len(plans) >= least}
-
-
-def _in_words(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return str(value)
 
 
 def _name(row: Mapped) -> str:
