@@ -83,8 +83,8 @@ class FrameworkOptions:
         How sequences are gathered with `sp`: along the outermost dimension, and again for gradients
         of weights (Megatron-LM); or along the second, with a copy more for each collective, once
         (PyTorch's DTensor).
-    cp_style : {"ring", "all-gather", "pytorch"}
-        How keys and values get round a context: :mod:`..workloads.transformer.context_parallel`.
+    cp_style : {"ring", "all-gather", "pytorch", "all-to-all"}
+        How attention gets over a context: :mod:`..workloads.transformer.context_parallel`.
     fp8_casts : {"transformer-engine", "compiled"}
         Whose kernels cast operands to fp8, see `mpisim.workloads.transformer.precision`.
     fp8_transposed : bool
@@ -223,7 +223,7 @@ class FrameworkOptions:
     # Tensor, sequence, context and pipeline parallelism.
     p2p_split: bool = False
     sp_style: Literal["megatron", "pytorch"] = "megatron"
-    cp_style: Literal["ring", "all-gather", "pytorch"] = "ring"
+    cp_style: Literal["ring", "all-gather", "pytorch", "all-to-all"] = "ring"
 
     # Casts to fp8.
     fp8_casts: Literal["transformer-engine", "compiled"] = "transformer-engine"
