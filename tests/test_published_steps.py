@@ -55,7 +55,7 @@ def _flops_per_token(row: Row) -> float:
     if row.id.startswith("maxtext"):  # all matrices but the embedding of words; Llama 2 7B
         layers, hidden, length = 32, 4096, 4096
         return 6 * (6.738e9 - 32000 * hidden) + 12 * layers * hidden * length
-    if row.id.startswith("nanogpt"):  # its estimate_mfu: positions are not counted, there are no biases
+    if row.id.startswith("nanogpt"):  # its estimate_mfu: no positions, no biases
         layers, hidden, vocabulary, length = 12, 768, 50304, 1024
         parameters = layers * (12 * hidden**2 + 2 * hidden) + vocabulary * hidden + hidden
         return 6 * parameters + 12 * layers * hidden * length

@@ -188,9 +188,12 @@ class FrameworkOptions:
     moe_router_fusion : bool
         Whether scores, choice and auxiliary loss of Megatron-LM's router are a kernel each of
         Transformer Engine (``--moe-router-fusion``), or operations of PyTorch.
-    moe_dispatcher : {"all-to-all", "flex", "hybrid-ep"}
+    moe_dispatcher : {"all-to-all", "flex", "hybrid-ep", "one-hot"}
         How tokens get to experts: a copy for each expert by NCCL, or one for each place that has
-        any of the token's experts, by DeepEP or by HybridEP.
+        any of the token's experts, by DeepEP or by HybridEP; or by products with masks, as many to
+        each expert (MaxText without ``sparse_matmul``).
+    moe_capacity_factor : float
+        With "one-hot": places of the experts over those that tokens need.
     moe_multihot_fusion : bool
         With "flex": whether the lists of experts that arrive with tokens become a map of tokens to
         experts in one kernel (Megatron-LM's ``--enable-experimental`` with
@@ -269,9 +272,15 @@ class FrameworkOptions:
     moe_experts: Literal["loop", "grouped", "fused"] | None = None
     moe_router: Literal["pytorch", "transformer-engine"] = "pytorch"
     moe_router_fusion: bool = False
-    moe_dispatcher: Literal["all-to-all", "flex", "hybrid-ep"] = "all-to-all"
+    moe_dispatcher: Literal["all-to-all", "flex", "hybrid-ep", "one-hot"] = "all-to-all"
+    moe_capacity_factor: Annotated[float, Limits(least=0.1, most=100)] = 1.0
     moe_multihot_fusion: bool = False
     moe_capacity: bool = False
+
+    @property
+    def dispatches_by_kernels(self) -> bool:
+        """Whether tokens are sent to experts by DeepEP or HybridEP, not by NCCL."""
+        return self.moe_dispatcher in ("flex", "hybrid-ep")
 
     def __post_init__(self) -> None:
         if self.name in (None, "none") and (self.version is not None or self.recipe != "none"):
