@@ -1,10 +1,10 @@
 """Tokens brought to their experts, and back, by products with masks (GShard, arXiv:2006.16668).
 
-MaxText with ``capacity_factor`` and without ``sparse_matmul`` (MaxText/layers/moe.py, `dense_matmul`
-and `generate_masks`): every expert takes as many tokens of a sequence, the capacity. A mask has a
-one where a token has a place, of a sequence tokens × experts × capacity numbers; one with ones takes
-tokens to their places (``BSM,BSEC -> EBCM``), one with probabilities brings results back
-(``EBCM,BSEC -> BSM``). Both are products of the whole matrix, 2 × tokens × places × hidden
+MaxText with ``capacity_factor`` and without ``sparse_matmul`` (MaxText/layers/moe.py,
+`dense_matmul` and `generate_masks`): every expert takes as many tokens of a sequence, the capacity.
+A mask has a one where a token has a place, of a sequence tokens × experts × capacity numbers; one
+with ones takes tokens to their places (``BSM,BSEC -> EBCM``), one with probabilities brings results
+back (``EBCM,BSEC -> BSM``). Both are products of the whole matrix, 2 × tokens × places × hidden
 operations for a sequence, and so quadratic in its length. Between ranks of experts places travel by
 all-to-all. Backward the tokens' and the results' gradients are such products, and that of the
 probabilities' mask is one more.
