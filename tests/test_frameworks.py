@@ -374,6 +374,16 @@ def test_attention_of_transformers(preset: str, version: str, kernels: str) -> N
     assert found.framework.kernels == kernels
 
 
+@pytest.mark.parametrize(("name", "zero"), [("fsdp", 3), ("ddp", 0), ("hf-transformers", 0)])
+def test_moments_have_the_format_of_the_parameters(name: str, zero: int) -> None:
+    keys = [f"framework.name={name}", f"plan.zero={zero}", "plan.precision.products=bf16"]
+    for parameters, moments in (("fp32", "fp32"), ("bf16", "bf16")):
+        given = f"plan.precision.main_parameters={parameters}"
+        precision = load(None, [*keys, given])[1].plan.precision
+        assert precision.moments == moments
+        assert parameters == "fp32" or precision.gradients == "bf16"
+
+
 def test_experts_with_tensor_parallelism_split_sequences() -> None:
     keys = ["framework.name=megatron-core", "plan.tp=2"]
     assert not load(None, [*keys, "model.preset=llama-3-8b"])[1].plan.sp
