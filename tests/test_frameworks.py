@@ -105,7 +105,7 @@ def test_names_and_aliases_are_each_one_profile() -> None:
         ("PyTorch 2.0 + DeepSpeed 0.9.1", "deepspeed", "0.9.1"),
         ("PyTorch", "ddp", ""),
         ("HuggingFace transformers 4.25 (Lightning)", "hf-transformers", "4.25"),
-        ("Primus (Megatron-LM)", "megatron-core", ""),
+        ("Primus (Megatron-LM)", "primus", ""),
         ("Primus-torchtitan", "torchtitan", ""),
         ("Composer/PyTorch FSDP + FlashAttention", "llm-foundry", ""),
     ],
