@@ -189,6 +189,22 @@ def test_nodes_of_other_sizes(row: Any) -> None:
     assert why(unlike) == "no cluster of MI300X with 16 GPUs a node"
 
 
+def test_a_part_of_a_mesh_has_the_links_between_its_gpus(row: Any) -> None:
+    half = {"gpus_per_node": 4, "num_gpus": 8, "node_network_gbps": ""}
+    found = mapped(row(VTRAIN, **half, gpu="MI355X", dp=2)).experiment.cluster
+    assert (found.preset, found.nodes, found.gpus_per_node) == ("mi355x-8gpu", 2, 4)
+    assert (found.link_bandwidth, found.nics) == (f"{403 * 3 / 7:.4g} GB/s", 4)
+
+
+def test_nodes_without_nics_reach_no_other(row: Any) -> None:
+    four = {"gpus_per_node": 4, "num_gpus": 4, "node_network_gbps": 800, "dp": 1}
+    one = mapped(row(VTRAIN, **four, gpu="A100-40GB", tp=4)).experiment.cluster
+    assert one.preset == "a100-40gb-4gpu"
+    two = mapped(row(VTRAIN, **four | {"num_gpus": 8, "dp": 2}, gpu="A100-40GB", tp=4))
+    assert two.experiment.cluster.preset == "juwels-booster"  # the first with 4 NICs of 200 Gb/s
+    assert two.experiment.cluster.nodes == 2
+
+
 def test_columns_named_like_keys_of_experiments(row: Any) -> None:
     found = mapped(
         row(VTRAIN, **{"framework.fused": "false", "model.lora_rank": 8, "cluster.preset": "p4d"})

@@ -104,6 +104,9 @@ def test_names_and_aliases_are_each_one_profile() -> None:
         ("PyTorch 2.5 DDP", "ddp", "2.5"),
         ("PyTorch 2.0 + DeepSpeed 0.9.1", "deepspeed", "0.9.1"),
         ("PyTorch", "ddp", ""),
+        ("HuggingFace transformers 4.25 (Lightning)", "hf-transformers", "4.25"),
+        ("Primus (Megatron-LM)", "primus", ""),
+        ("Primus-torchtitan", "torchtitan", ""),
         ("Composer/PyTorch FSDP + FlashAttention", "llm-foundry", ""),
     ],
 )
@@ -352,6 +355,39 @@ def test_attention_of_pytorch(name: str, version: str, attention: str) -> None:
     keys = [f"framework.name={name}", f"framework.version={version}", "cluster.preset=dgx-a100"]
     keys.append(f"plan.zero={0 if name == 'ddp' else 3}")
     assert load(None, keys)[1].framework.attention == attention
+
+
+@pytest.mark.parametrize(
+    ("preset", "version", "kernels"),
+    [
+        ("llama-2-7b", "4.35", "eager"),
+        ("llama-2-7b", "4.36", "flash"),
+        ("bert-large", "4.40", "eager"),
+        ("bert-large", "4.41", "flash"),
+        ("gpt2-xl", "4.41", "eager"),
+        ("gpt2-xl", "4.42", "flash"),
+    ],
+)
+def test_attention_of_transformers(preset: str, version: str, kernels: str) -> None:
+    keys = ["framework.name=hf-transformers", f"framework.version={version}"]
+    found = load(None, [*keys, f"model.preset={preset}"])[1]
+    assert found.framework.kernels == kernels
+
+
+@pytest.mark.parametrize(("name", "zero"), [("fsdp", 3), ("ddp", 0), ("hf-transformers", 0)])
+def test_moments_have_the_format_of_the_parameters(name: str, zero: int) -> None:
+    keys = [f"framework.name={name}", f"plan.zero={zero}", "plan.precision.products=bf16"]
+    for parameters, moments in (("fp32", "fp32"), ("bf16", "bf16")):
+        given = f"plan.precision.main_parameters={parameters}"
+        precision = load(None, [*keys, given])[1].plan.precision
+        assert precision.moments == moments
+        assert parameters == "fp32" or precision.gradients == "bf16"
+
+
+def test_experts_with_tensor_parallelism_split_sequences() -> None:
+    keys = ["framework.name=megatron-core", "plan.tp=2"]
+    assert not load(None, [*keys, "model.preset=llama-3-8b"])[1].plan.sp
+    assert load(None, [*keys, "model.preset=mixtral-8x7b", "plan.ep=4"])[1].plan.sp
 
 
 def test_flags_of_xla() -> None:

@@ -54,7 +54,7 @@ def tables(rng: random.Random) -> dict[str, Any]:
             "pp": rng.choice([1, 2, 4, 8]),
             "ep": rng.choice([1, 1, 2]),
             "cp": rng.choice([1, 1, 2, 4]),
-            "cp_style": rng.choice(["ring", "all-gather", "pytorch"]),
+            "cp_style": rng.choice(["ring", "all-gather", "pytorch", "all-to-all"]),
             "micro_batch": rng.choice([1, 2]),
             "recompute": rng.choice(["none", "selective", "full"]),
             "zero": rng.choice([0, 1, 2, 3]),

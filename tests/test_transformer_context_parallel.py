@@ -6,6 +6,7 @@ import published_formulas
 import pytest
 from transformers import communications, lines, model, network, operator, plan
 
+from mpisim.base.errors import InputError
 from mpisim.experiment import model_counts
 from mpisim.workloads.operators import Compute
 
@@ -94,6 +95,40 @@ def test_all_gather() -> None:
     ]
 
 
+def test_all_to_all() -> None:
+    # Four ranks share four heads; two of keys and values go to two ranks each.
+    attention = operator(network(TINY, plan(cp=4, cp_style="all-to-all")), "attention")
+    size = 2 * 4 * 4 * 4
+
+    def exchanged(what: str) -> list[str]:
+        return [
+            f"attention {what} exchange copy: {2 * size} bytes",
+            f"attention {what} all-to-all: A2A cp {size}",
+            f"attention {what} exchange order: {2 * size} bytes",
+        ]
+
+    assert lines(attention.forward) == [
+        *exchanged("queries"),
+        *exchanged("keys"),
+        *exchanged("values"),
+        "attention: 1/1 heads 16 x 16 causal",
+        *exchanged("output"),
+    ]
+    assert lines(attention.backward) == [
+        *exchanged("output gradient"),
+        "attention backward: 1/1 heads 16 x 16 causal",
+        *exchanged("queries gradient"),
+        *exchanged("keys gradient"),
+        *exchanged("values gradient"),
+    ]
+
+
+def test_ranks_share_whole_heads() -> None:
+    message = "shares heads: a rank has 4 of queries and 2 of keys"
+    with pytest.raises(InputError, match=message):
+        network(TINY, plan(cp=8, cp_style="all-to-all"))
+
+
 @pytest.mark.parametrize(("cp", "tp"), [(2, 1), (4, 1), (8, 1), (4, 2), (2, 4)])
 def test_ring_volume_is_the_published_one(cp: int, tp: int) -> None:
     llama = model(
@@ -111,7 +146,7 @@ def test_ring_volume_is_the_published_one(cp: int, tp: int) -> None:
     assert sent(True) == 2 * volume
 
 
-@pytest.mark.parametrize("style", ["ring", "all-gather"])
+@pytest.mark.parametrize("style", ["ring", "all-gather", "all-to-all"])
 @pytest.mark.parametrize("cp", [1, 2, 4])
 def test_ranks_share_the_work(style: str, cp: int) -> None:
     def flops(cp: int, *, backward: bool) -> int:

@@ -50,6 +50,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "chunks": {"tp": 2, "overlap_tp": True},
     "ring": {"cp": 2},
     "gathered context": {"cp": 4, "cp_style": "all-gather", "tp": 2},
+    "shared heads": {"cp": 2, "cp_style": "all-to-all", "tp": 2},
     "experts": {"ep": 4, "dp": 4},
     "all": {"tp": 2, "cp": 2, "ep": 4, "etp": 2, "pp": 2, "dp": 2, "overlap_moe": True},
     "step by step": {"fused": False},

@@ -437,6 +437,39 @@ def test_hybrid_ep_gathers_maps_and_sends_probabilities_of_all_experts() -> None
     )
 
 
+def test_masks_bring_tokens_to_experts() -> None:
+    # Two sequences of 8 tokens, 2 experts each, half as many places again: 24 of a sequence.
+    layer = block(
+        TINY, ep=4, dp=4, micro_batch=2, moe_dispatcher="one-hot", moe_capacity_factor=1.5
+    )
+    tokens, places, size = 8, 24, 24 * 16 * 2
+    masks = 2 * 2 * 2 * tokens * places
+    dispatch, combine = operator(layer, "dispatch"), operator(layer, "combine")
+    assert lines(dispatch.forward) == [
+        f"dispatch masks: {masks} bytes",
+        "dispatch: 2 x 24 x 16 x 8 bf16",
+        f"dispatch all-to-all: A2A ep {2 * size}",
+    ]
+    assert lines(dispatch.backward) == [
+        f"dispatch gradient all-to-all: A2A ep {2 * size}",
+        "dispatch backward: 2 x 8 x 16 x 24 bf16",
+        f"dispatch masks backward: {masks // 2} bytes",
+    ]
+    assert lines(combine.forward) == [
+        f"combine all-to-all: A2A ep {2 * size}",
+        "combine: 2 x 8 x 16 x 24 bf16",
+    ]
+    assert lines(combine.backward) == [
+        "combine mask gradient: 2 x 8 x 24 x 16 bf16",
+        "combine backward: 2 x 24 x 16 x 8 bf16",
+        f"combine gradient all-to-all: A2A ep {2 * size}",
+    ]
+    experts = operator(layer, "experts in").forward[-1]
+    assert isinstance(experts, Compute)
+    assert isinstance(experts.kernel, GroupedGemm)
+    assert experts.kernel.rows == 2 * places
+
+
 def test_nobody_asks_where_every_expert_gets_as_many() -> None:
     dispatch = operator(block(TINY, ep=4, dp=4, moe_capacity=True), "dispatch")
     assert [line.partition(":")[0] for line in lines(dispatch.forward)] == [

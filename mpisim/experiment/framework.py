@@ -83,8 +83,8 @@ class FrameworkOptions:
         How sequences are gathered with `sp`: along the outermost dimension, and again for gradients
         of weights (Megatron-LM); or along the second, with a copy more for each collective, once
         (PyTorch's DTensor).
-    cp_style : {"ring", "all-gather", "pytorch"}
-        How keys and values get round a context: :mod:`..workloads.transformer.context_parallel`.
+    cp_style : {"ring", "all-gather", "pytorch", "all-to-all"}
+        How attention gets over a context: :mod:`..workloads.transformer.context_parallel`.
     fp8_casts : {"transformer-engine", "compiled"}
         Whose kernels cast operands to fp8, see `mpisim.workloads.transformer.precision`.
     fp8_transposed : bool
@@ -188,9 +188,12 @@ class FrameworkOptions:
     moe_router_fusion : bool
         Whether scores, choice and auxiliary loss of Megatron-LM's router are a kernel each of
         Transformer Engine (``--moe-router-fusion``), or operations of PyTorch.
-    moe_dispatcher : {"all-to-all", "flex", "hybrid-ep"}
+    moe_dispatcher : {"all-to-all", "flex", "hybrid-ep", "one-hot"}
         How tokens get to experts: a copy for each expert by NCCL, or one for each place that has
-        any of the token's experts, by DeepEP or by HybridEP.
+        any of the token's experts, by DeepEP or by HybridEP; or by products with masks, as many to
+        each expert (MaxText without ``sparse_matmul``).
+    moe_capacity_factor : float
+        With "one-hot": places of the experts over those that tokens need.
     moe_multihot_fusion : bool
         With "flex": whether the lists of experts that arrive with tokens become a map of tokens to
         experts in one kernel (Megatron-LM's ``--enable-experimental`` with
@@ -223,7 +226,7 @@ class FrameworkOptions:
     # Tensor, sequence, context and pipeline parallelism.
     p2p_split: bool = False
     sp_style: Literal["megatron", "pytorch"] = "megatron"
-    cp_style: Literal["ring", "all-gather", "pytorch"] = "ring"
+    cp_style: Literal["ring", "all-gather", "pytorch", "all-to-all"] = "ring"
 
     # Casts to fp8.
     fp8_casts: Literal["transformer-engine", "compiled"] = "transformer-engine"
@@ -269,9 +272,15 @@ class FrameworkOptions:
     moe_experts: Literal["loop", "grouped", "fused"] | None = None
     moe_router: Literal["pytorch", "transformer-engine"] = "pytorch"
     moe_router_fusion: bool = False
-    moe_dispatcher: Literal["all-to-all", "flex", "hybrid-ep"] = "all-to-all"
+    moe_dispatcher: Literal["all-to-all", "flex", "hybrid-ep", "one-hot"] = "all-to-all"
+    moe_capacity_factor: Annotated[float, Limits(least=0.1, most=100)] = 1.0
     moe_multihot_fusion: bool = False
     moe_capacity: bool = False
+
+    @property
+    def dispatches_by_kernels(self) -> bool:
+        """Whether tokens are sent to experts by DeepEP or HybridEP, not by NCCL."""
+        return self.moe_dispatcher in ("flex", "hybrid-ep")
 
     def __post_init__(self) -> None:
         if self.name in (None, "none") and (self.version is not None or self.recipe != "none"):

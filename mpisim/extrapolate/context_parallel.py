@@ -1,8 +1,8 @@
 """Fused attention of a traced step → what one rank of a context computes and exchanges for it.
 
 With context parallelism each rank has a share of every sequence. All but attention works on the
-tokens that it has; attention needs the keys and values of all, which go round a ring or are
-gathered, as the workload generator has it
+tokens that it has; attention needs the keys and values of all, which go round a ring, are gathered
+or are exchanged for heads, as the workload generator has it
 (:mod:`mpisim.workloads.transformer.context_parallel`). A part of it takes the measured time of the
 whole, times the ratio of the kernel model for both shapes, kernel by kernel.
 """
@@ -18,7 +18,11 @@ from ..kernels.operations import BYTES, Attention, Gemm
 from ..kernels.recorded import Recorded
 from ..workloads.operators import Compute, Task
 from ..workloads.transformer.context_parallel import CONTEXT_PARALLEL, SpreadAttention
-from ..workloads.transformer.shapes import AttentionShape
+from ..workloads.transformer.shapes import (
+    WHOLE_SEQUENCES,
+    AttentionShape,
+    check_shared_heads,
+)
 from .step import TracedKernel, TracedStep
 
 __all__ = ["check_context", "with_context"]
@@ -73,10 +77,12 @@ def check_context(step: TracedStep, plan: Plan, sequence: int | None) -> None:
                 f"cp is {cp}, but an attention of {source} has {each.queries:,} queries and "
                 f"{each.keys:,} keys; a context is shared where both are of one sequence"
             )
-        if each.window is not None and each.window < each.keys and style != "all-gather":
+        if style == "all-to-all":
+            check_shared_heads(cp, each.heads // plan.tp, max(1, each.kv_heads // plan.tp))
+        if each.window is not None and each.window < each.keys and style not in WHOLE_SEQUENCES:
             raise InputError(
                 f"cp is {cp}, and attention of {source} has a window of {each.window:,} tokens, "
-                "which needs framework.cp_style=all-gather"
+                "which needs framework.cp_style=all-gather or all-to-all"
             )
 
 
@@ -98,9 +104,11 @@ def with_context(
         return forward, backward
     kernel = next(each for task in ours for each in _described(task))
 
-    def kernels(queries: int, keys: int, causal: bool, back: bool) -> tuple[Compute, ...]:
+    def kernels(
+        queries: int, keys: int, causal: bool, back: bool, ranks: int
+    ) -> tuple[Compute, ...]:
         parts = theirs if back and theirs else ours  # none, where no gradients go that way
-        return tuple(_part(task, queries, keys, causal) for task in parts)
+        return tuple(_part(task, queries, keys, causal, ranks) for task in parts)
 
     local = kernel.queries
     shape = AttentionShape(
@@ -135,11 +143,18 @@ def _described(task: Compute) -> list[Attention]:
     return [each for each in task.kernel.now if isinstance(each, Attention)]
 
 
-def _part(task: Compute, queries: int, keys: int, causal: bool) -> Compute:
-    """Return a kernel of attention over some of the queries and keys."""
+def _part(task: Compute, queries: int, keys: int, causal: bool, ranks: int) -> Compute:
+    """Return a kernel of attention over some of the queries and keys, of heads that ranks share."""
     assert isinstance(task.kernel, Recorded)
     now = tuple(
-        replace(each, queries=queries, keys=keys, causal=causal)
+        replace(
+            each,
+            queries=queries,
+            keys=keys,
+            causal=causal,
+            heads=each.heads // ranks,
+            kv_heads=max(1, each.kv_heads // ranks),
+        )
         if isinstance(each, Attention)
         else each
         for each in task.kernel.now

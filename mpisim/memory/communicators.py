@@ -126,7 +126,7 @@ def own_connections(
     for task in communications:
         if sizes[task.group] == 1:
             continue
-        if task.operation is Operation.ALL_TO_ALL and plan.framework.moe_dispatcher != "all-to-all":
+        if task.operation is Operation.ALL_TO_ALL and plan.framework.dispatches_by_kernels:
             continue  # DeepEP's or HybridEP's, with buffers of their own
         if task.operation in PEER_TO_PEER:
             between[task.group] = task.operation

@@ -88,6 +88,10 @@ def _deep_ep(experiment: Experiment) -> bool:
     return _exchange(experiment) and experiment.plan.framework.moe_dispatcher == "flex"
 
 
+def _one_hot(experiment: Experiment) -> bool:
+    return _experts(experiment) and experiment.plan.framework.moe_dispatcher == "one-hot"
+
+
 def _axes(experiment: Experiment) -> bool:
     plan = experiment.plan
     return sum(size > 1 for size in (plan.tp, plan.cp, plan.ep, plan.pp)) > 1
@@ -225,6 +229,7 @@ EFFECTIVE_KEYS: dict[str, Condition] = {
     ),
     **dict.fromkeys(("plan.precision.dispatch", "plan.moe_imbalance"), _exchange),
     "framework.moe_multihot_fusion": _deep_ep,
+    "framework.moe_capacity_factor": _one_hot,
     "plan.order": _axes,
     "framework.cp_style": _context,
     "plan.recompute.layers": _computed_again,

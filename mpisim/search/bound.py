@@ -254,7 +254,7 @@ class StepBounds:
         # Whether gradients are added up; on how many nodes experts lie, where dispatchers heed it.
         accumulates = plan.global_batch > grid.dp * plan.micro_batch
         style = plan.style(transformer=transformer)  # follows from `zero` where a plan has none
-        place = grid if plan.ep > 1 and plan.framework.moe_dispatcher != "all-to-all" else None
+        place = grid if plan.ep > 1 and plan.framework.dispatches_by_kernels else None
         key = (shape, price, tuple(classes.values()), accumulates, style, place)
         return self._networks.get(
             key,

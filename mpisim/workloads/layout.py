@@ -237,7 +237,7 @@ def _micro_batches(plan: Plan, dp: int) -> list[int]:
 
 def _per_node(experiment: Experiment) -> int | None:
     """Return how many GPUs fast links join, where what ranks send depends on it."""
-    if experiment.plan.framework.moe_dispatcher == "all-to-all":
+    if not experiment.plan.framework.dispatches_by_kernels:
         return None
     return experiment.cluster.node_gpus
 

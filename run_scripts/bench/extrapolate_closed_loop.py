@@ -79,6 +79,7 @@ WITH_CONTEXT: tuple[Mapping[str, Any], ...] = (
     {"cp": 4},
     {"cp": 4, "framework.cp_style": "all-gather"},
     {"cp": 4, "framework.cp_style": "pytorch"},
+    {"cp": 4, "framework.cp_style": "all-to-all"},
     {"cp": 2, "dp": 4, "zero": 3},
     {"cp": 2, "tp": 2, "pp": 2, "sp": True},
     {"cp": 2, "tp": 2, "dp": 2, "zero": 1},

@@ -20,6 +20,9 @@ ANY = "dgx-h100"
 ANY_NUMBER = ("nvswitch", "pcie")
 """Kinds of nodes that may have any number of GPUs."""
 
+IN_PART = "xgmi-mesh"
+"""Nodes of which a part may be used: a GPU then sends over the links to the others of that part."""
+
 
 class Chosen(NamedTuple):
     """A cluster for a row.
@@ -70,6 +73,10 @@ def choose(row: Row, source: str, settings: Settings) -> Chosen:
         resized = [new for each in fitting if (new := _resized(each, stated)) is not None]
         # In one node it does not matter how large it is.
         fitting = exact or (larger if gpus <= stated else []) or resized
+        if gpus > stated and named is None:
+            # A node without NICs reaches no other.
+            joined = [each for each in fitting if each.network]
+            fitting = joined or _joined(gpu, stated) or fitting
     if not fitting:
         raise InputError(f"no cluster of {gpu} with {stated} GPUs a node")
     network = row.numbers.get("node_network_gbps")
@@ -103,8 +110,18 @@ def _of_gpu(gpu: str, gpus: int, settings: Settings) -> list[ClusterFor]:
     found = [each for each in settings.clusters if gpu_name(each.gpu) == name]
     if found or gpus == 1:
         return found
-    presets = packaged_folder("clusters").items()
+    return _all_of(gpu)
+
+
+def _all_of(gpu: str) -> list[ClusterFor]:
+    """GPU by any of its names → the packaged clusters with it."""
+    name, presets = gpu_name(gpu), packaged_folder("clusters").items()
     return [_packaged(gpu, preset, table) for preset, table in presets if table["gpu"] == name]
+
+
+def _joined(gpu: str, size: int) -> list[ClusterFor]:
+    """GPU, GPUs of a node → the packaged clusters of such nodes with NICs."""
+    return [each for each in _all_of(gpu) if each.network and each.gpus_per_node == size]
 
 
 def _packaged(gpu: str, preset: str, table: Mapping[str, Any]) -> ClusterFor:
@@ -125,16 +142,23 @@ def _alone(gpu: str, gpus: int) -> Chosen:
 def _resized(cluster: ClusterFor, size: int) -> ClusterFor | None:
     """Cluster, GPUs of a node → the same with nodes of that size, as many NICs a GPU as before.
 
-    None where GPUs are joined by links that depend on how many there are.
+    None where GPUs are joined by links that depend on how many there are, unless those of a part of
+    a mesh are used.
     """
     node = find_file(cluster.preset, "clusters", "cluster").table["node"]
-    if node["kind"] not in ANY_NUMBER or not cluster.gpus_per_node:
+    full = cluster.gpus_per_node
+    part = node["kind"] == IN_PART and 1 < size < full
+    if not full or not (part or node["kind"] in ANY_NUMBER):
         return None
     changes = [*cluster.changes, f"cluster.gpus_per_node={size}"]
+    if part:
+        links = node["link_bandwidth"]
+        bandwidth = links["value"] * (size - 1) / (full - 1)
+        changes.append(f"cluster.link_bandwidth={bandwidth:.4g} {links['unit']}")
     if "nics" in node:
-        nics = max(1, round(node["nics"] * size / cluster.gpus_per_node))
+        nics = max(1, round(node["nics"] * size / full))
         changes.append(f"cluster.nics={nics}")
-    network = cluster.network * size // cluster.gpus_per_node
+    network = cluster.network * size // full
     return replace(cluster, gpus_per_node=size, network=network, changes=tuple(changes))
 
 

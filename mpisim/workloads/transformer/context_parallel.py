@@ -17,6 +17,11 @@ pytorch (`_templated_ring_attention` of torch/distributed/tensor/experimental/_a
     rank by rank as in a ring, with the same halves masked; what each gives is merged in fp32.
     Backward the same, and the gradients of keys and values go round after each rank's attention,
     in fp32 (``convert_to_f32``), wherever they are from: one exchange more than in a ring.
+all-to-all (DeepSpeed-Ulysses, arXiv:2309.14509; `AttnFuncWithCPAndQKVOA2A`)
+    Ranks exchange tokens of all heads for all tokens of some heads, of queries, keys and values
+    apart, attend to whole sequences, and exchange back what comes out; backward the same of
+    gradients. Copies before and after bring what goes to a rank, or is from it, together. Where
+    there are fewer heads of keys and values than ranks, each is sent to several.
 """
 
 from __future__ import annotations
@@ -55,7 +60,8 @@ class SpreadAttention:
     shape : AttentionShape
         `queries` are those of this rank, `keys` those of all.
     kernels : callable
-        Queries, keys, whether they are masked, whether backward → the kernels of a part of it.
+        Queries, keys, whether they are masked, whether backward, ranks that share the heads → the
+        kernels of a part of it.
     fused : bool
         Whether what pieces are merged by is compiled to one kernel.
     """
@@ -65,7 +71,7 @@ class SpreadAttention:
     batch: int
     element_size: int
     shape: AttentionShape
-    kernels: Callable[[int, int, bool, bool], tuple[Compute, ...]]
+    kernels: Callable[[int, int, bool, bool, int], tuple[Compute, ...]]
     fused: bool
 
     def attend(self, keys: int, *, causal: bool, backward: bool, after: str = "") -> list[Task]:
@@ -80,7 +86,7 @@ class SpreadAttention:
         after : str
             Token of the communication that brought them.
         """
-        first, *rest = self.kernels(self.shape.queries, keys, causal, backward)
+        first, *rest = self.kernels(self.shape.queries, keys, causal, backward, 1)
         if after:
             first = replace(first, after=(*first.after, after))
         return [first, *rest]
@@ -249,9 +255,47 @@ def pytorch_ring_attention(one: SpreadAttention) -> Passes:
     return tuple(forward), tuple(backward)
 
 
+def all_to_all_attention(one: SpreadAttention) -> Passes:
+    """As `ring_attention`, with heads shared by the ranks in place of tokens.
+
+    Parameters
+    ----------
+    one : SpreadAttention
+    """
+    name, cp, shape = one.name, one.cp, one.shape
+    tokens = one.element_size * one.batch * shape.queries
+    kv_heads = max(shape.kv_heads, cp)
+    sizes = {
+        "queries": tokens * shape.query_width,
+        "keys": tokens * kv_heads * shape.head_size,
+        "values": tokens * kv_heads * shape.value_size,
+    }
+
+    def exchange(what: str, size: int) -> list[Task]:
+        return [
+            elementwise(f"{name} {what} exchange copy", 2 * size),
+            Communicate(f"{name} {what} all-to-all", Operation.ALL_TO_ALL, "cp", size),
+            elementwise(f"{name} {what} exchange order", 2 * size),
+        ]
+
+    def attend(*, backward: bool = False) -> tuple[Compute, ...]:
+        return one.kernels(shape.keys, shape.keys, shape.causal, backward, cp)
+
+    output = tokens * shape.output_width
+    forward = [task for what, size in sizes.items() for task in exchange(what, size)]
+    forward += attend()
+    forward += exchange("output", output)
+    backward = exchange("output gradient", output)
+    backward += attend(backward=True)
+    for what, size in sizes.items():
+        backward += exchange(f"{what} gradient", size)
+    return tuple(forward), tuple(backward)
+
+
 CONTEXT_PARALLEL: Mapping[str, Callable[[SpreadAttention], Passes]] = {
     "ring": ring_attention,
     "all-gather": all_gather_attention,
     "pytorch": pytorch_ring_attention,
+    "all-to-all": all_to_all_attention,
 }
 """Attention over a context that is spread over ranks, by ``framework.cp_style``."""

@@ -99,8 +99,11 @@ def core_attention(s: Shapes, name: str, shape: AttentionShape) -> Operator:
 def _spread(s: Shapes, name: str, shape: AttentionShape) -> SpreadAttention:
     """Attention of one rank over the context that it shares with others."""
 
-    def kernels(queries: int, keys: int, causal: bool, backward: bool) -> tuple[Compute, ...]:
-        kernel = shape.kernel(s, queries, keys, causal, backward=backward)
+    def kernels(
+        queries: int, keys: int, causal: bool, backward: bool, ranks: int
+    ) -> tuple[Compute, ...]:
+        part = replace(shape, heads=shape.heads // ranks, kv_heads=max(1, shape.kv_heads // ranks))
+        kernel = part.kernel(s, queries, keys, causal, backward=backward)
         return (Compute(f"{name} backward" if backward else name, kernel),)
 
     fused = s.plan.framework.fused

@@ -350,7 +350,8 @@ def _grouped_linear(s: Shapes, routing: Routing, name: str, k: int, n: int) -> O
     """
     rows, groups, experts = routing.rows, routing.local_experts, s.plan.experts
     loop = groups if experts == "loop" else 1
-    ragged = not s.plan.framework.moe_capacity and s.model.experts > s.model.topk
+    even = s.plan.framework.moe_capacity or s.plan.framework.moe_dispatcher == "one-hot"
+    ragged = not even and s.model.experts > s.model.topk
     # What was dispatched in fp8 is multiplied as it came; fused, the kernel before makes operands:
     # forward of the first product's results, backward of the second's.
     made = experts == "fused"

@@ -17,7 +17,10 @@ from ...experiment.plan import Format, Plan
 from ...experiment.plan_options import WideModule
 from ..grid import Grid
 
-__all__ = ["AttentionShape", "Shapes"]
+__all__ = ["WHOLE_SEQUENCES", "AttentionShape", "Shapes", "check_shared_heads"]
+
+WHOLE_SEQUENCES = ("all-gather", "all-to-all")
+"""Of ``framework.cp_style``: attention has all keys at once, so that they may have a window."""
 
 VOCABULARY_MULTIPLE = 128
 """Megatron-LM's ``--make-vocab-size-divisible-by``: times tp, what a vocabulary is padded to."""
@@ -332,11 +335,37 @@ class Shapes:
             )
         if model.family == "t5":
             raise InputError(f"plan.cp is {plan.cp}; family 't5' has no context parallelism")
-        if self.window is not None and plan.framework.cp_style != "all-gather":
+        style = plan.framework.cp_style
+        if style == "all-to-all":
+            check_shared_heads(
+                plan.cp, self.heads, self.heads if model.attention == "mla" else self.kv_heads
+            )
+        if self.window is not None and style not in WHOLE_SEQUENCES:
             raise InputError(
                 f"model.window is {model.window} with plan.cp = {plan.cp}: a sliding window needs "
-                "framework.cp_style = 'all-gather'"
+                "framework.cp_style = 'all-gather' or 'all-to-all'"
             )
+
+
+def check_shared_heads(cp: int, heads: int, kv_heads: int) -> None:
+    """Refuse heads of attention that the ranks of a context cannot share.
+
+    Parameters
+    ----------
+    cp : int
+    heads, kv_heads : int
+        Of one rank of tensor parallelism.
+
+    Raises
+    ------
+    InputError
+        If `cp` does not divide `heads`, or is neither a divisor nor a multiple of `kv_heads`.
+    """
+    if heads % cp or (kv_heads % cp and cp % kv_heads):
+        raise InputError(
+            f"plan.cp is {cp} with framework.cp_style = 'all-to-all', which shares heads: a rank "
+            f"has {heads} of queries and {kv_heads} of keys"
+        )
 
 
 @frozen

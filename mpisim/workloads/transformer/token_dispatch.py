@@ -25,6 +25,9 @@ Flexible dispatcher
     token's experts is that of a router without preference, which first chooses groups of experts
     where the model has them (node-limited routing of DeepSeek-V3).
 
+One-hot dispatcher
+    Products with masks: :mod:`.one_hot_dispatch`.
+
 `moe_imbalance` makes the busiest expert-parallel rank the measure of all: the rows its experts
 multiply and the bytes of all-to-alls grow by the same factor.
 """
@@ -41,6 +44,7 @@ from ..operators import Await, Communicate, Compute, Operator, Task
 from .exchange_rates import Direction, slowdown
 from .module_options import capture_steps
 from .multihot import Arrived, map_experts, map_experts_backward
+from .one_hot_dispatch import one_hot_combine, one_hot_dispatch
 from .pointwise import elementwise
 from .shapes import Shapes
 
@@ -91,6 +95,10 @@ class Routing:
     def of(cls, s: Shapes) -> Routing:
         """Shapes of a rank → numbers of its rows."""
         copies = s.sharded_tokens * s.model.topk
+        if s.plan.framework.moe_dispatcher == "one-hot":
+            places = math.ceil(copies * s.plan.framework.moe_capacity_factor)
+            local_experts = s.model.experts // s.grid.ep
+            return cls(s.sharded_tokens, places, places, places, local_experts)
         # All experts on one rank: it gets every copy, however unevenly they are ranks.
         busiest = s.plan.moe_imbalance if s.grid.ep > 1 else 1.0
         received = math.ceil(copies * busiest)
@@ -109,6 +117,8 @@ def dispatch(s: Shapes, routing: Routing) -> Operator:
     """
     if s.plan.framework.moe_dispatcher == "all-to-all":
         return _all_to_all_dispatch(s, routing)
+    if s.plan.framework.moe_dispatcher == "one-hot":
+        return one_hot_dispatch(s, routing.tokens, routing.copies)
     return _flexible_dispatch(s, routing)
 
 
@@ -123,6 +133,8 @@ def combine(s: Shapes, routing: Routing) -> Operator:
     """
     if s.plan.framework.moe_dispatcher == "all-to-all":
         return _all_to_all_combine(s, routing)
+    if s.plan.framework.moe_dispatcher == "one-hot":
+        return one_hot_combine(s, routing.tokens, routing.copies)
     return _flexible_combine(s, routing)
 
 
