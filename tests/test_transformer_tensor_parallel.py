@@ -8,6 +8,7 @@ import published_formulas
 import pytest
 from transformers import communications, lines, model, network, operator, plan
 
+from mpisim.base.errors import InputError
 from mpisim.kernels.operations import Gemm
 from mpisim.program import Operation
 from mpisim.workloads.operators import Communicate, Compute, Task
@@ -289,6 +290,18 @@ def test_fp8_gathers_one_byte_an_element_and_scatters_two() -> None:
     ]
     # Scores of the vocabulary and attention stay in bf16.
     assert lines(operator(fp8, "logits").forward)[1].endswith("bf16")
+
+
+def test_scores_of_the_vocabulary_in_fp8() -> None:
+    """`fp8_output_proj` of Megatron-LM: all three products, whose operands are cast."""
+    head = operator(network(TINY, plan(precision="fp8", precision_logits="fp8")), "logits")
+    forward = [line for line in lines(head.forward) if line.startswith("logits: ")]
+    assert forward == ["logits: 8 x 256 x 16 fp8"]
+    gradients = [line for line in lines(head.backward) if " gradient: " in line]
+    assert sum(" x " in line for line in gradients) == 2
+    assert not [line for line in gradients if " x " in line and line.endswith("bf16")]
+    with pytest.raises(InputError, match="logits is 'fp8', but products is 'bf16'"):
+        plan(precision_logits="fp8")
 
 
 @pytest.mark.parametrize(
