@@ -9,7 +9,7 @@ import pytest
 from transformers import communications, lines, model, network, operator, plan
 
 from mpisim.base.errors import InputError
-from mpisim.kernels.operations import Gemm
+from mpisim.kernels.operations import Elementwise, Gemm
 from mpisim.program import Operation
 from mpisim.workloads.operators import Communicate, Compute, Task
 
@@ -345,6 +345,24 @@ def test_nvfp4_reads_three_times_to_cast() -> None:
     ]
     assert matrix.saved == 4 * 16 * 9 // 16 + 2 * 8 * 24  # and queries, keys and values in bf16
     assert lines(operator(nvfp4, "logits").forward)[1].endswith("bf16")
+
+
+def test_kernels_that_put_scales_of_nvfp4_in_order() -> None:
+    """Two behind each cast, one for each layout (`scales_apart`)."""
+    for apart in (False, True):
+        matrix = operator(
+            network(TINY, plan(precision="nvfp4", scales_apart=apart)), "attention output"
+        )
+        casts = [
+            each
+            for each in (*matrix.forward, *matrix.backward)
+            if isinstance(each, Compute) and each.name.endswith(" cast")
+        ]
+        assert len(casts) == 2  # of what enters, and of the gradient
+        for each in casts:
+            assert each.launches == (3 if apart else 1)
+            assert isinstance(each.kernel, Elementwise)
+            assert each.kernel.variant == ("scales_apart" if apart else None)
 
 
 @pytest.mark.parametrize(("precision", "element"), [("fp32", 4), ("tf32", 4), ("fp16", 2)])
