@@ -28,7 +28,7 @@ from step_files import column_of, compared_cases
 
 from mpisim.kernels.gpu import find_gpu
 from mpisim.prediction.step_constants import parse_constant_name
-from mpisim.prediction.uncertainty import UNCOMPARED, design_name
+from mpisim.prediction.uncertainty import UNCOMPARED, design_name, is_part
 
 __all__ = ["FILE", "main", "missing_error"]
 
@@ -43,7 +43,7 @@ HEAD = """\
 # What dense transformers add to their error bar (one standard deviation, relative) with a
 # framework, a division of the work and a design of GPUs of which together predictions were not
 # compared with measured steps; those that were (at least {least} rows of trust A and B): library,
-# design, division; and the libraries that frameworks run. Written by:
+# design, division (any part of it counts, too); and the libraries that frameworks run. Written by:
 # run_scripts/uncompared_error.py.
 
 """
@@ -86,6 +86,11 @@ def often(ways: Iterable[Way]) -> list[Way]:
     return sorted(way for way, n in Counter(ways).items() if n >= MIN_COMPARED)
 
 
+def covered(way: Way, ways: Iterable[Way]) -> bool:
+    """Way → whether it is one of `ways`, or divides the work along some axes of one of them."""
+    return any(way[:2] == each[:2] and is_part(way[2], each[2]) for each in ways)
+
+
 def missing_error(
     cases: list[dict[str, Any]], causes: set[str], ways: list[Way]
 ) -> tuple[float, int]:
@@ -100,8 +105,9 @@ def missing_error(
     causes : set of str
         Rows of the half that serves to find causes.
     ways : list of tuple
-        Those that were compared; their rows do not count, unless predictions say that the version
-        of the framework was not. Of rows that name no framework the design of GPUs decides.
+        Those that were compared; their rows, and those of parts of them, do not count, unless
+        predictions say that the version of the framework was not. Of rows that name no framework
+        the design of GPUs decides.
 
     Raises
     ------
@@ -114,7 +120,7 @@ def missing_error(
         for case in cases
         if case["id"] in causes and case["kind"] == DENSE and not case["suspect"]
         if design_of(case) not in designs
-        or (framework_of(case) and way_of(case) not in ways)
+        or (framework_of(case) and not covered(way_of(case), ways))
         or UNCOMPARED in case["outcome"]["effects"]
     ]
     if len(used) < MIN_OTHERS:

@@ -359,6 +359,7 @@ def test_the_packaged_calibration():
         "elementwise_layout",
         "elementwise_row_copies",
         "elementwise_row_sums",
+        "elementwise_scales_apart",
         "elementwise_slice_writes",
         "elementwise_widening",
         "norm_persistent",

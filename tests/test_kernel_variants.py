@@ -119,6 +119,18 @@ def test_a_cast_to_mxfp8_as_measured() -> None:
         assert all(duration == pytest.approx(each * 1e6, rel=0.12) for each in measured)
 
 
+def test_scales_of_nvfp4_in_order_as_measured() -> None:
+    """About 25 us in shapes of LLaMA: github:NVIDIA/TransformerEngine, pull 3011."""
+    model = Analytical(find_gpu("b200"))
+
+    def more(width: int) -> float:
+        size = int((3 * 2 + 2 * 9 / 16) * 8192 * width)  # read three times, written twice
+        apart = model.estimate(Elementwise(size, variant="scales_apart")).duration
+        return apart - model.estimate(Elementwise(size)).duration
+
+    assert more(8192) < 25e6 < more(14336)  # hidden states of a 70B, inner width of an 8B
+
+
 def test_a_roofline_knows_no_variants() -> None:
     model = Roofline(find_gpu("h100-sxm"))
     kernel = Attention(2, 16, 16, 4096, 4096, 128, 128)

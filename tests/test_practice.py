@@ -93,6 +93,25 @@ def test_experts_are_not_split_unless_that_is_said() -> None:
     assert made(*mixed, "plan.etp=2", "plan.ep=2").plan.expert_tp == 2
 
 
+@pytest.mark.parametrize(
+    ("cluster", "changes", "captured"),
+    [
+        ("gb200-nvl72", (), True),
+        ("gb300-nvl72", (), True),
+        ("dgx-b200", (), False),
+        ("gb200-nvl72", ("plan.zero=3",), False),  # of PyTorch
+        ("gb200-nvl72", ("model.experts=0", "model.family=llama", "plan.ep=1"), False),
+        ("gb200-nvl72", ("framework.cuda_graph_modules=[]",), False),
+    ],
+)
+def test_experts_of_racks_are_launched_from_graphs(
+    cluster: str, changes: tuple[str, ...], captured: bool
+) -> None:
+    mixed = ("model.preset=qwen3-30b-a3b", "plan.tp=1", "plan.ep=4")
+    found = made(f"cluster.preset={cluster}", *mixed, *changes).plan.framework.cuda_graph_modules
+    assert ("moe_router" in found) == captured
+
+
 def test_other_models_have_their_usual_optimizers() -> None:
     image = made("model={preset='resnet50'}", "plan.precision=fp16")
     tables = made("model={preset='dlrm-mlperf'}", "plan.precision=fp16")

@@ -8,7 +8,8 @@ import published_formulas
 import pytest
 from transformers import communications, lines, model, network, operator, plan
 
-from mpisim.kernels.operations import Gemm
+from mpisim.base.errors import InputError
+from mpisim.kernels.operations import Elementwise, Gemm
 from mpisim.program import Operation
 from mpisim.workloads.operators import Communicate, Compute, Task
 
@@ -291,6 +292,18 @@ def test_fp8_gathers_one_byte_an_element_and_scatters_two() -> None:
     assert lines(operator(fp8, "logits").forward)[1].endswith("bf16")
 
 
+def test_scores_of_the_vocabulary_in_fp8() -> None:
+    """`fp8_output_proj` of Megatron-LM: all three products, whose operands are cast."""
+    head = operator(network(TINY, plan(precision="fp8", precision_logits="fp8")), "logits")
+    forward = [line for line in lines(head.forward) if line.startswith("logits: ")]
+    assert forward == ["logits: 8 x 256 x 16 fp8"]
+    gradients = [line for line in lines(head.backward) if " gradient: " in line]
+    assert sum(" x " in line for line in gradients) == 2
+    assert not [line for line in gradients if " x " in line and line.endswith("bf16")]
+    with pytest.raises(InputError, match="logits is 'fp8', but products is 'bf16'"):
+        plan(precision_logits="fp8")
+
+
 @pytest.mark.parametrize(
     ("keys", "normed", "made", "sent", "turned"),
     [
@@ -332,6 +345,24 @@ def test_nvfp4_reads_three_times_to_cast() -> None:
     ]
     assert matrix.saved == 4 * 16 * 9 // 16 + 2 * 8 * 24  # and queries, keys and values in bf16
     assert lines(operator(nvfp4, "logits").forward)[1].endswith("bf16")
+
+
+def test_kernels_that_put_scales_of_nvfp4_in_order() -> None:
+    """Two behind each cast, one for each layout (`scales_apart`)."""
+    for apart in (False, True):
+        matrix = operator(
+            network(TINY, plan(precision="nvfp4", scales_apart=apart)), "attention output"
+        )
+        casts = [
+            each
+            for each in (*matrix.forward, *matrix.backward)
+            if isinstance(each, Compute) and each.name.endswith(" cast")
+        ]
+        assert len(casts) == 2  # of what enters, and of the gradient
+        for each in casts:
+            assert each.launches == (3 if apart else 1)
+            assert isinstance(each.kernel, Elementwise)
+            assert each.kernel.variant == ("scales_apart" if apart else None)
 
 
 @pytest.mark.parametrize(("precision", "element"), [("fp32", 4), ("tf32", 4), ("fp16", 2)])

@@ -10,7 +10,7 @@ import pytest
 import uncompared_error
 
 from mpisim.experiment import Plan, load
-from mpisim.prediction.uncertainty import UNCOMPARED
+from mpisim.prediction.uncertainty import UNCOMPARED, is_part
 from mpisim.simulate import simulate
 
 HERE = Path(__file__).parent
@@ -26,6 +26,19 @@ PLAIN = HERE / "unnamed_framework.toml"
         (["framework.name=torchtitan", "framework.version=2024-12"], False),
         (["framework.name=torchtitan", "framework.version=2023-01"], True),  # before its profile
         (["framework.name=deepspeed"], True),
+        # Of pipelines with tensor parallelism on Hopper, and of one GPU, which is part of all.
+        (
+            [
+                "framework.name=nemo",
+                "framework.version=25.04",
+                "plan.zero=1",
+                "plan.pp=2",
+                "plan.dp=4",
+            ],
+            False,
+        ),
+        (["framework.name=torchtitan", "cluster.gpus_per_node=1", "plan.dp=1"], False),
+        (["framework.name=maxtext", "plan.tp=2", "plan.dp=4"], True),
         (["framework.name=torchtitan", "cluster.preset=rtx-4090-8gpu"], True),
         (["framework.name=torchtitan", "cluster.preset=dgx-h200"], False),
         ([], False),
@@ -80,6 +93,26 @@ def test_ways_are_those_of_many_rows() -> None:
     assert uncompared_error.way_of(case("a", 1.0)) == ("new", "hopper, 128 lanes", "dp")
     assert uncompared_error.way_of(case("a", 1.0, "nemo"))[0] == "megatron-core"
     assert uncompared_error.framework_of(case("a", 1.0, "any framework")) is None
+
+
+@pytest.mark.parametrize(
+    ("division", "other", "part"),
+    [
+        ("dp+tp", "dp+tp+pp", True),
+        ("dp+pp", "dp+tp+pp", True),
+        ("one GPU", "dp", True),
+        ("dp", "dp", True),
+        ("dp+tp+cp", "dp+tp+pp", False),
+        ("dp+tp+pp", "dp+tp", False),
+        ("tp", "dp", False),
+    ],
+)
+def test_a_part_of_a_compared_division_is_compared(division: str, other: str, part: bool) -> None:
+    assert is_part(division, other) == part
+    ways = [("old", "hopper, 128 lanes", other)]
+    assert uncompared_error.covered(("old", "hopper, 128 lanes", division), ways) == part
+    assert not uncompared_error.covered(("new", "hopper, 128 lanes", division), ways)
+    assert not uncompared_error.covered(("old", "volta, 64 lanes", division), ways)
 
 
 def test_a_row_of_no_framework_counts_by_its_gpu() -> None:

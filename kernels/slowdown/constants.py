@@ -33,6 +33,7 @@ _STREAMING = frozenset(
         "elementwise_row_copies",
         "elementwise_layout",
         "elementwise_row_sums",
+        "elementwise_scales_apart",
         "elementwise_widening",
         "optimizer",
         "copy",

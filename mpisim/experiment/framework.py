@@ -93,6 +93,9 @@ class FrameworkOptions:
     fp8_weight_casts : bool
         Whether every pass casts weights to fp8 (torchao without its float8 all-gather); otherwise
         they are cast once a step, which counts with `dp_style` "megatron".
+    scales_apart : bool
+        Whether two kernels behind each cast to NVFP4 put its scales into the order that products
+        read, as Transformer Engine's did until May 2026.
     separate_projections : bool
         Whether queries, keys and values come from a matrix each, and so do gate and value of a
         gated feed-forward block; otherwise from one. With tp > 1 they count as one, unless
@@ -232,6 +235,7 @@ class FrameworkOptions:
     fp8_casts: Literal["transformer-engine", "compiled"] = "transformer-engine"
     fp8_transposed: bool = True
     fp8_weight_casts: bool = False
+    scales_apart: bool = False
 
     # Products and attention.
     separate_projections: bool = False

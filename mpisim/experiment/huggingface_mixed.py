@@ -13,6 +13,9 @@ from .huggingface_dense import PLAIN, Keys, common_sizes, latent_attention, llam
 MIXERS = {"mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*"}
 """Kinds of layers in files of Mamba-2 hybrids (transformers 4 and 5) → letters of `pattern`."""
 
+BIASED_SIGMOIDS: Keys = {"router_scores": "sigmoid", "expert_bias": True}
+"""Of a router as DeepSeek-V3's, whose classes have a buffer ``e_score_correction_bias``."""
+
 
 def mixtral(config: Config) -> Keys:
     return llama(config, "moe") | {
@@ -61,11 +64,15 @@ def deepseek(config: Config) -> Keys:
 
 def glm4_moe(config: Config) -> Keys:
     head = config.size("head_dim", default=128)
-    return deepseek(config) | {
-        "head_size": head,
-        "qk_norm": config.flag("use_qk_norm", False),
-        "mtp_layers": config.count("num_nextn_predict_layers"),
-    }
+    return (
+        deepseek(config)
+        | BIASED_SIGMOIDS
+        | {
+            "head_size": head,
+            "qk_norm": config.flag("use_qk_norm", False),
+            "mtp_layers": config.count("num_nextn_predict_layers"),
+        }
+    )
 
 
 def qwen3_next(config: Config) -> Keys:
@@ -114,16 +121,20 @@ def nemotron_h(config: Config) -> Keys:
     if not mixed:
         return found
     shared = config.count("n_shared_experts")
-    return found | {
-        "experts": config.size("n_routed_experts"),
-        "topk": config.size("num_experts_per_tok"),
-        "expert_groups": config.count("n_group") or 1,
-        "topk_groups": config.count("topk_group") or 1,
-        "moe_ffn_hidden": config.size("moe_intermediate_size"),
-        "moe_latent": config.count("moe_latent_size") or (),
-        "shared_experts": shared,
-        "shared_ffn_hidden": config.count("moe_shared_expert_intermediate_size") or (),
-    }
+    return (
+        found
+        | BIASED_SIGMOIDS
+        | {
+            "experts": config.size("n_routed_experts"),
+            "topk": config.size("num_experts_per_tok"),
+            "expert_groups": config.count("n_group") or 1,
+            "topk_groups": config.count("topk_group") or 1,
+            "moe_ffn_hidden": config.size("moe_intermediate_size"),
+            "moe_latent": config.count("moe_latent_size") or (),
+            "shared_experts": shared,
+            "shared_ffn_hidden": config.count("moe_shared_expert_intermediate_size") or (),
+        }
+    )
 
 
 def deepseek_v2(config: Config) -> Keys:
@@ -134,6 +145,10 @@ def deepseek_v2(config: Config) -> Keys:
             "mtp_layers": config.count("num_nextn_predict_layers"),
         }
     )
+
+
+def deepseek_v3(config: Config) -> Keys:
+    return deepseek_v2(config) | BIASED_SIGMOIDS
 
 
 def gpt_oss(config: Config) -> Keys:
@@ -171,6 +186,7 @@ def llama4(config: Config) -> Keys:
         "topk": config.size("num_experts_per_tok"),
         "shared_experts": 1,
         "moe_every": config.size("interleave_moe_layer_step", default=1),
+        "router_scores": "sigmoid",
         "qk_norm": config.flag("use_qk_norm", True),
     }
 
@@ -246,7 +262,7 @@ def mamba2(config: Config) -> Keys:
 
 
 def minimax_m2(config: Config) -> Keys:
-    return mixtral(config) | {"qk_norm": config.flag("use_qk_norm", True)}
+    return mixtral(config) | BIASED_SIGMOIDS | {"qk_norm": config.flag("use_qk_norm", True)}
 
 
 def ernie4_5_moe(config: Config) -> Keys:
@@ -265,7 +281,7 @@ def ernie4_5_moe(config: Config) -> Keys:
 
 
 def dots1(config: Config) -> Keys:
-    return deepseek(config) | {"qk_norm": True} | windows(config)
+    return deepseek(config) | BIASED_SIGMOIDS | {"qk_norm": True} | windows(config)
 
 
 def glm4_moe_lite(config: Config) -> Keys:

@@ -165,6 +165,9 @@ class PrecisionOptions:
         Layers at the begin and at the end of a transformer whose products stay in 16 bits in plans
         of fp8 and nvfp4 (Megatron-LM's ``--num-layers-at-start-in-bf16`` and
         ``--num-layers-at-end-in-bf16``).
+    logits : {"fp8"}, optional
+        Of the product that makes scores of the vocabulary in plans of fp8; 16 bits if not given
+        (Megatron-LM's ``fp8_output_proj``).
     wide_modules : tuple of {"attention", "latent", "mtp"}
         What stays in 16 bits in all layers: the matrices around attention, those between hidden
         states and the narrower ones of LatentMoE, the modules that predict further tokens
@@ -185,6 +188,7 @@ class PrecisionOptions:
     fp8_activations: bool = False
     first_wide: OptionalCount = 0
     last_wide: OptionalCount = 0
+    logits: Literal["fp8"] | None = None
     wide_modules: tuple[WideModule, ...] = ()
 
     def __post_init__(self) -> None:
@@ -192,6 +196,11 @@ class PrecisionOptions:
             raise InputError(
                 f"convolutions is given, but products is {self.products!r}, which convolutions "
                 "have, too; the key is for 'fp32'"
+            )
+        if self.logits is not None and self.products != "fp8":
+            raise InputError(
+                f"logits is {self.logits!r}, but products is {self.products!r}; the key is for "
+                "products in 'fp8'"
             )
         if self.autocast:
             self._check_autocast()

@@ -106,6 +106,12 @@ class Transformer:
     expert_groups, topk_groups : int
         Equal groups of experts, and how many of them the experts of a token come from: limited
         routing of DeepSeek-V2 and V3 (``--moe-router-num-groups``, ``--moe-router-group-topk``).
+    router_scores : {"softmax", "sigmoid"}
+        What makes probabilities of a router's scores: softmax, or sigmoid, of which each chosen one
+        is divided by their sum (DeepSeek-V3; ``--moe-router-score-function``).
+    expert_bias : bool
+        Whether a bias of each expert decides along with its probability whether it is chosen
+        (DeepSeek-V3; ``--moe-router-enable-expert-bias``).
     moe_ffn_hidden : int, optional
         Inner width of an expert; `ffn_hidden` if not given.
     shared_experts : int
@@ -201,6 +207,8 @@ class Transformer:
     topk: Count = 2
     expert_groups: Count = 1
     topk_groups: Count = 1
+    router_scores: Literal["softmax", "sigmoid"] = "softmax"
+    expert_bias: bool = False
     moe_ffn_hidden: Count | None = None
     shared_experts: OptionalCount = 0
     shared_ffn_hidden: Count | None = None

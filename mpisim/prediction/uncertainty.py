@@ -55,6 +55,7 @@ __all__ = [
     "difference_error",
     "equal_columns",
     "error_bar",
+    "is_part",
     "propagate",
     "unshared_share",
 ]
@@ -500,8 +501,9 @@ def _compared(prepared: PreparedExperiment) -> bool:
     """Whether steps of its framework, divided as its are, on its kinds of GPUs were compared.
 
     Those of dense transformers: of other models the error of the model is that of few, unlike
-    steps. Frameworks that run one library count as one, versions that a profile does not cover as
-    none. What an experiment without a framework's name leaves open has an error of its own.
+    steps. A division counts that is part of one that was (`is_part`). Frameworks that run one
+    library count as one, versions that a profile does not cover as none. What an experiment without
+    a framework's name leaves open has an error of its own.
     """
     experiment = prepared.experiment
     if model_class(experiment.model) != "dense":
@@ -515,7 +517,25 @@ def _compared(prepared: PreparedExperiment) -> bool:
         return False
     library = seen["libraries"].get(experiment.profile.host, experiment.profile.host)
     division = experiment.plan.division(prepared.workload.layout.grid.dp)
-    return all([library, design, division] in seen["ways"] for design in designs)
+    return all(
+        any(each[:2] == [library, design] and is_part(division, each[2]) for each in seen["ways"])
+        for design in designs
+    )
+
+
+def is_part(division: str, other: str) -> bool:
+    """Two divisions of the work → whether the other divides it along all axes of the first.
+
+    Steps of the other then had every kind of kernel and communication that the first has, and one
+    GPU is part of all.
+
+    Parameters
+    ----------
+    division, other : str
+        As `Plan.division` writes them.
+    """
+    alone = {"one GPU"}
+    return set(division.split("+")) - alone <= set(other.split("+"))
 
 
 def design_name(gpu: Gpu) -> str:

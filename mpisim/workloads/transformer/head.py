@@ -62,7 +62,7 @@ def _logits(s: Shapes, *, parameters: bool = True) -> tuple[Operator, ...]:
         "logits",
         s.model.hidden,
         s.vocabulary,
-        quantised=False,
+        quantised=s.plan.precision.logits == "fp8",
         parameters=parameters,
         tied=s.model.tied_embeddings,
     )

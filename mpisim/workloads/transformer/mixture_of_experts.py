@@ -1,10 +1,10 @@
 """The mixture-of-experts half of a block: router, experts and shared experts.
 
 In the order of Megatron-LM (``megatron/core/transformer/moe/moe_layer.py``): each rank routes its
-own share of the tokens, :mod:`.token_dispatch` brings them to their experts and back. Shared
-experts are an ordinary feed-forward block before all that; overlapped
+own share of the tokens (:mod:`.router`), :mod:`.token_dispatch` brings them to their experts and
+back. Shared experts are an ordinary feed-forward block before all that; overlapped
 (``--moe-shared-expert-overlap``) their first matrix runs beside the all-to-all to the experts, the
-second beside the one back. Megatron-LM's auxiliary loss is part of its router.
+second beside the one back.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from mpisim.kernels.operations import BYTES, Elementwise, Gemm, GroupedGemm, Precision, Softmax
+from mpisim.kernels.operations import BYTES, Elementwise, GroupedGemm
 
 from ...program import Operation
 from ..operators import Communicate, Compute, Operator, Parameter, Task
@@ -20,9 +20,10 @@ from .feed_forward import activation, clamp_inputs, mlp
 from .module_options import capture_module, recompute_module
 from .pointwise import branch, dropout_add, elementwise, norm
 from .precision import accumulate_gradient, cast
+from .router import load_balancing, router
 from .shapes import Shapes
 from .tensor_parallel import linear
-from .token_dispatch import MAP_ENTRY_BYTES, Routing, combine, dispatch
+from .token_dispatch import Routing, combine, dispatch
 
 __all__ = ["mixture_of_experts"]
 
@@ -37,9 +38,9 @@ def mixture_of_experts(s: Shapes) -> tuple[Operator, ...]:
     routing = Routing.of(s)
     size = s.sharded_tokens * model.hidden
     inside = _in_latent_width(s)
-    router = (_router(s, routing), *_load_balancing(s, routing))
+    choice = (router(s, routing), *load_balancing(s, routing))
     routed: tuple[Operator, ...] = (
-        *router,
+        *choice,
         *_latent_matrix(s, "experts latent down", down=True),
         dispatch(inside, routing),
         *_routed_experts(inside, routing),
@@ -47,7 +48,7 @@ def mixture_of_experts(s: Shapes) -> tuple[Operator, ...]:
         *_latent_matrix(s, "experts latent up", down=False),
     )
     shared: tuple[Operator, ...] = ()
-    in_router_graph = len(router)
+    in_router_graph = len(choice)
     branches = [branch(s, "routed", size)]
     if model.shared_ffn:
         branches.append(branch(s, "shared expert", size))
@@ -156,131 +157,7 @@ def _run_beside_all_to_alls(steps: Iterable[Task], *others: Sequence[Task]) -> t
     return tuple(found)
 
 
-# --- router and routed experts ------------------------------------------------------------------
-
-
-def _router(s: Shapes, routing: Routing) -> Operator:
-    """Hidden states → probabilities and map of experts: scores in fp32, softmax, the best `topk`.
-
-    `TopKRouter` of megatron/core/transformer/moe/router.py. It keeps the block's input, of which
-    shared experts and copies need no second one, unless the norm before is recomputed. Transformer
-    Engine's products (`RouterGatingLinearFunction` of moe_utils.py) take 16-bit operands forward,
-    and "TF32 only for pure FP32 GEMM" (``transformer_engine/common/gemm/cublaslt_gemm.cu``): those
-    backward, before which the input is cast.
-    """
-    tokens, h, n, e = routing.tokens, s.model.hidden, s.model.experts, s.element_size
-    widened = (e + FP32) * tokens * h
-    scores = tokens * n
-    by_engine = s.plan.framework.moe_router == "transformer-engine"
-
-    def gemm(m: int, n: int, k: int, dtype: Precision | None = None) -> Gemm:
-        return Gemm(m, n, k, dtype=dtype or ("tf32" if by_engine else "fp32"), output="fp32")
-
-    casts = s.element_size != FP32
-    kept = 0 if "layernorm" in s.plan.recompute.modules else e * tokens * h
-    to_fp32 = [Compute("router cast", Elementwise(widened, variant="widening"))] if casts else []
-    forward: list[Task] = [] if by_engine else [*to_fp32]
-    forward += [
-        Compute("router", gemm(tokens, n, h, s.storage_format if by_engine and casts else None)),
-        Compute("router softmax", Softmax(tokens, n, dtype="fp32")),
-        elementwise("router top k", (2 * FP32 + MAP_ENTRY_BYTES) * scores),
-    ]
-    backward: list[Task] = [
-        elementwise("router top k backward", (2 * FP32 + MAP_ENTRY_BYTES) * scores),
-        Compute("router softmax backward", Softmax(tokens, n, backward=True, dtype="fp32")),
-        Compute("router input gradient", gemm(tokens, h, n)),
-    ]
-    if casts:
-        backward.append(elementwise("router cast backward", widened))
-    if by_engine:
-        backward += to_fp32
-    backward.append(Compute("router weight gradient", gemm(n, h, tokens), weight=True))
-    backward += accumulate_gradient(s, "router weight", n * h)
-    return Operator(
-        "router",
-        tuple(forward),
-        tuple(backward),
-        (Parameter("router weight", n * h, replicated=True),),
-        saved=kept + (FP32 + MAP_ENTRY_BYTES) * scores,
-    )
-
-
-UNFUSED_CHOICE: tuple[tuple[str, int], ...] = (
-    ("zeros", FP32),
-    ("scatter", 0),
-    ("order", 0),
-    ("map zeros", FP32),
-    ("map integers", FP32 + 4),
-    ("map scatter", 0),
-    ("map", 4 + MAP_ENTRY_BYTES),
-)
-"""Kernels beside the choice itself that make a map and probabilities of it, and bytes that each
-moves of a score; 0: of chosen ones alone (`topk_routing_with_score_function` and
-`compute_routing_scores_for_aux_loss` of moe_utils.py, the latter without the first two)."""
-CHOSEN_BYTES = FP32 + 8
-"""Of a chosen score: itself and its place."""
-LOSS_NUMBERS = 4
-"""Kernels on a number for each expert, or on one number: products of shares and probabilities,
-their sum, the coefficient, the sum for the log (`switch_load_balancing_loss_func` and
-`save_to_aux_losses_tracker` of moe_utils.py)."""
-
-
-def _load_balancing(s: Shapes, routing: Routing) -> tuple[Operator, ...]:
-    """Megatron-LM's auxiliary loss: scores again, shares of tokens, the loss, and back.
-
-    `aux_loss_load_balancing` of megatron/core/transformer/moe/router.py. What each expert gets is
-    added up over the ranks of a sequence. Fused (``--moe-router-fusion``, Transformer Engine's
-    `fused_compute_score_for_moe_aux_loss` and `fused_moe_aux_loss`) scores and loss are a kernel
-    each; else they and the map of the router's own choice are operations of PyTorch. With what
-    comes before tokens are exchanged these are 31 and 72 kernels in DeepSeek-V3 (Megatron-LM,
-    docs/discussions/deepseek-v3-gb200-optimization), whose sigmoids, groups and bias of experts are
-    among them; of those only the kernels of any router are counted here.
-    """
-    if not s.is_megatron:
-        return ()
-    tokens, n = routing.tokens, s.model.experts
-    scores, chosen = tokens * n, tokens * s.model.topk
-
-    def choice(name: str, kernels: Iterable[tuple[str, int]]) -> list[Task]:
-        return [
-            elementwise(f"{name} {what}", size * scores or CHOSEN_BYTES * chosen)
-            for what, size in kernels
-        ]
-
-    def small(name: str) -> Task:
-        return elementwise(name, 2 * FP32 * n)
-
-    loss = "load balancing"
-    if s.plan.framework.moe_router_fusion:
-        forward: list[Task] = [elementwise(f"{loss} scores", (2 * FP32 + MAP_ENTRY_BYTES) * scores)]
-    else:
-        forward = [
-            *choice("router", UNFUSED_CHOICE),
-            Compute(f"{loss} softmax", Softmax(tokens, n, dtype="fp32")),
-            elementwise(f"{loss} top k", FP32 * scores),
-            *choice(loss, UNFUSED_CHOICE[2:]),
-        ]
-    forward.append(elementwise(f"{loss} token sums", MAP_ENTRY_BYTES * scores))
-    # Of two passes that overlap, the other runs where one waits: in Megatron-LM only at exchanges
-    # of tokens, not at this, which takes some us and is left out there.
-    paired = s.plan.overlap.ep or s.plan.pipeline.schedule == "dualpipe"
-    if s.grid.tp * s.grid.cp > 1 and not paired:
-        group = "tp" if s.grid.tp > 1 else "cp"
-        forward.append(Communicate(f"{loss} all-reduce", Operation.ALL_REDUCE, group, FP32 * n))
-    forward.append(elementwise(f"{loss} probability sums", FP32 * scores))
-    forward += [small(f"{loss} loss {i}") for i in range(1, LOSS_NUMBERS + 1)]
-    backward: list[Task] = [
-        small(f"{loss} scale"),
-        elementwise(f"{loss} loss backward", FP32 * scores),
-        Compute(f"{loss} softmax backward", Softmax(tokens, n, backward=True, dtype="fp32")),
-        elementwise(f"{loss} score gradient sum", 3 * FP32 * scores),
-    ]
-    if not s.plan.framework.moe_router_fusion:
-        backward += [
-            elementwise("router scatter backward", CHOSEN_BYTES * chosen),
-            elementwise("router zeros backward", FP32 * scores),
-        ]
-    return (Operator(loss, tuple(forward), tuple(backward), saved=FP32 * scores),)
+# --- routed experts ------------------------------------------------------------------------------
 
 
 def _routed_experts(s: Shapes, routing: Routing) -> tuple[Operator, ...]:

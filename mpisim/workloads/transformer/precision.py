@@ -66,7 +66,8 @@ def cast(
     To NVFP4 it is read three times: for the largest values as it is and after the random Hadamard
     transform of 16 × 16 blocks, to be written as it is, and to be written transformed and
     transposed for the gradients of weights (Transformer Engine, NVFP4BlockScaling, and
-    hadamard_transform in transformer_engine/common).
+    hadamard_transform in transformer_engine/common). With ``framework.scales_apart`` a kernel for
+    each layout follows that puts its scales in order.
 
     Parameters
     ----------
@@ -86,8 +87,14 @@ def cast(
         traffic = s.element_size * elements + 2 * s.operand_bytes(elements)
         return Compute(f"{name} cast", Elementwise(traffic, variant="block_scales"))
     if s.linear_format == "nvfp4":
-        reads = 3
-    elif _by_transformer_engine(s):
+        traffic = 3 * s.element_size * elements + layouts * s.operand_bytes(elements)
+        apart = s.plan.framework.scales_apart
+        return Compute(
+            f"{name} cast",
+            Elementwise(traffic, transposes=True, variant="scales_apart" if apart else None),
+            launches=1 + layouts if apart else 1,
+        )
+    if _by_transformer_engine(s):
         reads = 2 if s.plan.precision.fp8_scaling == "current" else 1
         layouts = 1 if _transposes_later(s, gathered) or not _needs_both_layouts(s) else 2
     elif s.plan.precision.fp8_scaling == "current" and not (
