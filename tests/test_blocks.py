@@ -14,7 +14,7 @@ from mpisim.base.errors import InputError, ProgramError
 from mpisim.kernels.operations import Elementwise
 from mpisim.program import Flag, Kind, Names, Operation, Phase, Table
 from mpisim.workloads.assembly import TableAssembler
-from mpisim.workloads.block_cache import Slots
+from mpisim.workloads.block_cache import BlockCache, Slots
 from mpisim.workloads.block_rows import LAST, PENDING
 from mpisim.workloads.blocks import BlockBuilder
 from mpisim.workloads.operators import Communicate, Compute, Operator
@@ -68,6 +68,40 @@ def test_a_kernel_written_again_is_as_if_written_so_often(blocking: bool) -> Non
     assert (one.flops, one.duration, one.last) == (other.flops, other.duration, other.last)
     assert (one.values == other.values).all()
     assert waits(table(blocks[0])) == waits(table(blocks[1]))
+
+
+def test_a_layer_is_repeated_if_the_next_one_begins_as_it_did() -> None:
+    reduce = Communicate("reduce", REDUCE, "tp", 64)
+    carried = Communicate("exchange", GATHER, "tp", 64, token="rows", carried=True)
+    cases = [
+        ([kernel("lookup")], (kernel("a"), reduce, kernel("b")), True),
+        # What a layer leaves pending the next one waits for.
+        ([kernel("lookup")], (kernel("a"), kernel("b"), reduce), True),
+        # The first layer has waited for what was carried; the second has nothing to wait for.
+        ([kernel("lookup"), carried], (kernel("a", "rows"),), True),
+        # Any of the further layers may end up waiting for it, and it does not move with them.
+        ([kernel("lookup"), carried], (kernel("a"),), False),
+    ]
+    for before_all, layer, repeats in cases:
+        blocks = []
+        for numbers in ([0, 1], [0, 1, 2, 3, 4]):
+            block = BlockBuilder(Names(), Pricing(Times()), Slots({"tp": 2}), BlockCache())
+            block.write(before_all)
+            for number in numbers:
+                before = block.mark()
+                block.tags(layer=number)
+                for _ in block.write_operator(Operator("one", layer), "forward"):
+                    pass
+            if len(numbers) == 2:
+                assert block.repeat_layer(before, [2, 3, 4]) == repeats
+            block.write([kernel("last")])
+            blocks.append(block)
+        one, other = (block.done() for block in blocks)
+        assert (len(one) == len(other)) == repeats
+        if repeats:
+            assert (one.flops, one.duration, one.last) == (other.flops, other.duration, other.last)
+            assert (one.values == other.values).all()
+            assert waits(table(blocks[0])) == waits(table(blocks[1]))
 
 
 def test_groups_of_one_do_not_communicate() -> None:

@@ -13,6 +13,7 @@ from mpisim.kernels import Roofline, find_gpu
 from mpisim.program import COLUMNS, Table
 from mpisim.simulate import simulate
 from mpisim.workloads import Workload, lay_out, training_step
+from mpisim.workloads.blocks import BlockBuilder, BlockMark
 from mpisim.workloads.data_parallel.megatron import Megatron
 from mpisim.workloads.stage_writer import StageWriter
 
@@ -28,6 +29,12 @@ PLANS = {
     "buckets": "tp = 2\nglobal_batch = 8\nzero = 1\nbucket = 40000",
     "buckets, selective": 'tp = 2\nglobal_batch = 16\nbucket = 40000\nrecompute = "selective"',
 }
+
+WRITTEN_INTO = [
+    'tp = 2\nglobal_batch = 16\ndp_style = "deepspeed"\nzero = 1',
+    'global_batch = 16\ndp_style = "fsdp"\nzero = 3',
+]
+"""Plans whose data parallelism may write something in every pass of every layer."""
 
 
 def workload(plan: str) -> Workload:
@@ -61,15 +68,50 @@ def test_tables_are_as_if_every_stage_wrote_its_own(
     monkeypatch.setattr(Megatron, "writes_between_operators", lambda *_, **__: True)
     monkeypatch.setattr(StageWriter, "key", lambda *_: None)
     written.append(0)
-    own = list(tables(plan))
-    assert len(shared) == len(own)
-    for (one, slots), (other, others) in zip(shared, own, strict=True):
-        assert slots == others
-        for column in (*COLUMNS, "wait_index", "wait_row"):
-            np.testing.assert_array_equal(getattr(one, column), getattr(other, column), column)
+    assert_equal(shared, list(tables(plan)))
     assert written[0] <= written[1]
     if plan == PLANS["1f1b"]:
         assert written[0] < written[1]
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "tp = 2\nglobal_batch = 16",
+        "tp = 2\nsp = true\nglobal_batch = 16",
+        'cp = 2\nglobal_batch = 16\nrecompute = "selective"',
+        'tp = 2\nglobal_batch = 16\nrecompute = "full"\nrecompute_layers = 5',
+        "tp = 2\nglobal_batch = 16\nzero = 1\nbucket = 200000",
+        'tp = 2\nglobal_batch = 16\ndp_style = "ddp"',
+        *WRITTEN_INTO,
+        'pp = 2\nglobal_batch = 8\nschedule = "zb-h1"',
+        "tp = 2\nglobal_batch = 16\nlaunch_blocking = true",
+    ],
+)
+def test_equal_layers_are_repeated_as_if_each_was_written(
+    plan: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repeated: list[bool] = []
+    repeat = BlockBuilder.repeat_layer
+
+    def noted(self: BlockBuilder, before: BlockMark, layers: list[int]) -> bool:
+        repeated.append(repeat(self, before, layers))
+        return repeated[-1]
+
+    monkeypatch.setattr(BlockBuilder, "repeat_layer", noted)
+    found = list(tables(plan))
+    assert any(repeated) == (plan not in WRITTEN_INTO)
+    monkeypatch.setattr(BlockBuilder, "repeat_layer", lambda *_: False)
+    assert_equal(found, list(tables(plan)))
+
+
+def assert_equal(found: list[tuple[Table, int]], wanted: list[tuple[Table, int]]) -> None:
+    """Fail unless tables are equal, and have as many slots."""
+    assert len(found) == len(wanted)
+    for (one, slots), (other, others) in zip(found, wanted, strict=True):
+        assert slots == others
+        for column in (*COLUMNS, "wait_index", "wait_row"):
+            np.testing.assert_array_equal(getattr(one, column), getattr(other, column), column)
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())

@@ -49,7 +49,8 @@ class AlgorithmPatterns:
     def __init__(self, library: CollectiveLibrary, dimensions: bool) -> None:
         self.library = library
         self._dimensions = dimensions
-        self._highest: dict[tuple[Pattern, Shape], int] = {}
+        self._of_operation: dict[tuple[Operation, Shape], tuple[Pattern, ...]] = {}
+        self._highest: dict[tuple[Operation, Shape], dict[Pattern, int]] = {}
 
     def of_choice(self, operation: Operation, choice: Choice) -> Pattern:
         """Return the pattern that carries out a choice.
@@ -85,9 +86,16 @@ class AlgorithmPatterns:
         for operation in Operation:
             if operation in _OPERATIONS_WITHOUT_LINKS or not operations >> operation & 1:
                 continue
-            for choice in self.library.candidates(operation, 1 << 20, shape):
-                found[self.of_choice(operation, choice)] = None
+            found |= dict.fromkeys(self._patterns_of(operation, shape))
         return list(found)
+
+    def _patterns_of(self, operation: Operation, shape: Shape) -> tuple[Pattern, ...]:
+        """Return the patterns that a group may use for an operation; some twice."""
+        key = (operation, shape)
+        if key not in self._of_operation:
+            choices = self.library.candidates(operation, 1 << 20, shape)
+            self._of_operation[key] = tuple(self.of_choice(operation, each) for each in choices)
+        return self._of_operation[key]
 
     def highest_rate(self, pattern: Pattern, shape: Shape) -> int:
         """Return the highest rate at which an algorithm moves its payload, whatever the size.
@@ -103,12 +111,12 @@ class AlgorithmPatterns:
         int
             As `rate_of` of bytes of the full buffer per second.
         """
-        key = (pattern, shape)
+        key = (pattern.operation, shape)
         if key not in self._highest:
-            self._highest[key] = max(
-                rate_of(choice.bandwidth)
-                for size in PROBED_SIZES
-                for choice in self.library.candidates(pattern.operation, size, shape)
-                if self.of_choice(pattern.operation, choice) == pattern
-            )
-        return self._highest[key]
+            rates: dict[Pattern, int] = {}
+            for size in PROBED_SIZES:
+                for choice in self.library.candidates(pattern.operation, size, shape):
+                    of = self.of_choice(pattern.operation, choice)
+                    rates[of] = max(rates.get(of, 0), rate_of(choice.bandwidth))
+            self._highest[key] = rates
+        return self._highest[key][pattern]

@@ -14,7 +14,7 @@ The vocabulary of rows (`Kind`, `Operation`, `Phase`, `Flag`) is that of `mpisim
 """
 
 from ..base.kinds import Flag, Kind, Operation, Phase
-from .builder import ProgramBuilder, TableBuilder, columns_of
+from .builder import Mark, ProgramBuilder, TableBuilder, columns_of
 from .matching import check_matching, signatures
 from .program import Communicators, Jitter, Names, Program, gather
 from .store import load, save
@@ -27,6 +27,7 @@ __all__ = [
     "Flag",
     "Jitter",
     "Kind",
+    "Mark",
     "Names",
     "Operation",
     "Phase",

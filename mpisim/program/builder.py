@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,21 @@ from ..base.kinds import Flag, Kind, Operation, Phase
 from .program import Communicators, Names, Program
 from .table import COLUMNS, UNPRICED, Table
 
-__all__ = ["ProgramBuilder", "TableBuilder", "columns_of"]
+__all__ = ["Mark", "ProgramBuilder", "TableBuilder", "columns_of"]
+
+
+class Mark(NamedTuple):
+    """A place in a table that is being built.
+
+    Attributes
+    ----------
+    rows, awaited, tagged : int
+        How many rows, waits and changes of tags are before it.
+    """
+
+    rows: int
+    awaited: int
+    tagged: int
 
 
 class TableBuilder:
@@ -285,6 +299,35 @@ class TableBuilder:
         self._rows.extend(self._rows[-1:] * times)
         self._counts.extend([0] * times)
         return len(self._rows) - 1
+
+    def mark(self) -> Mark:
+        """Return where the table is, for `repeat_layer`."""
+        return Mark(len(self._rows), len(self._awaited), len(self._tagged))
+
+    def repeat_layer(self, since: Mark, layers: Sequence[int]) -> None:
+        """Append the rows since a mark again for each of some layers, and what they wait for.
+
+        Parameters
+        ----------
+        since : Mark
+            Right before the tag of the layer was set.
+        layers : sequence of int
+            Tags of the copies, one or more. Rows waited for are as far before each copy as they are
+            before the rows copied; negative numbers stay.
+        """
+        n, times = len(self._rows) - since.rows, len(layers)
+        at_layer = list(self._tags).index("layer")
+        tagged = self._tagged[since.tagged :]
+        for i, layer in enumerate(layers):
+            for row, tags in tagged:
+                with_layer = (*tags[:at_layer], layer, *tags[at_layer + 1 :])
+                self._tagged.append((row + (i + 1) * n, with_layer))
+        self._tags["layer"] = int(layers[-1])
+        self._rows.extend(self._rows[since.rows :] * times)
+        self._counts.extend(self._counts[since.rows :] * times)
+        awaited = self._awaited[since.awaited :]
+        for moved in range(n, (times + 1) * n, n):
+            self._awaited.extend([row + moved if row >= 0 else row for row in awaited])
 
     def untagged(self) -> tuple[list[tuple[int, ...]], list[list[int]]]:
         """Return rows without their tags, and the rows that each waits for, for `extend`."""

@@ -16,23 +16,44 @@ Operators that follow each other are copied together: a layer has a dozen of the
 dozens of equal layers. So they are only *deferred* (`BlockBuilder.write_operator`) until anything
 else is written or asked of the block, and the rows of all are kept under the whole sequence. Every
 method that writes or reads rows calls `_write_deferred` first.
+
+Layers that follow each other and are equal are written twice and then repeated
+(`BlockBuilder.repeat_layer`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
-from ..program import Flag, Kind, Names, Operation, Phase, TableBuilder
+from ..program import Flag, Kind, Mark, Names, Operation, Phase, TableBuilder
 from .block_cache import COMPUTE, BlockCache, Slots
 from .block_rows import BEFORE, LAST, PENDING, OperatorRows, RowBlock
 from .operators import Await, Communicate, Compute, Operator, OperatorPart, Task
 from .pass_state import PassState
 from .pricing import NO_LAUNCH, Launching, Pricing
 
-__all__ = ["BlockBuilder"]
+__all__ = ["BlockBuilder", "BlockMark"]
+
+
+class BlockMark(NamedTuple):
+    """A place in a block that is being written.
+
+    Attributes
+    ----------
+    rows : Mark
+    state : PassState
+    flops, duration : int
+        Of the kernels before it.
+    """
+
+    rows: Mark
+    state: PassState
+    flops: int
+    duration: int
 
 
 class BlockBuilder:
@@ -184,6 +205,44 @@ class BlockBuilder:
         state.kernels.clear()
         self.flops += operator.flops
         self.duration += operator.duration
+
+    # --- layers -----------------------------------------------------------------------------------
+
+    def mark(self) -> BlockMark:
+        """Return where the block is, before a layer that `repeat_layer` may copy."""
+        self._write_deferred()
+        state = self._pass.moved(0)
+        return BlockMark(self._rows.mark(), state, self.flops, self.duration)
+
+    def repeat_layer(self, before: BlockMark, layers: Sequence[int]) -> bool:
+        """Copy the rows of the latest layer, for further ones of the same operators.
+
+        Rows follow from operators and state. So where a layer leaves the state that it began with,
+        but for its rows being further down, so does the next one, and writes the same rows.
+
+        Parameters
+        ----------
+        before : BlockMark
+            Where the layer began.
+        layers : sequence of int
+            Numbers of the further ones, one or more, counted from the first layer of the block.
+
+        Returns
+        -------
+        bool
+            False where that is not so, or passes may alternate: nothing is copied.
+        """
+        self._write_deferred()
+        n = len(self._rows) - before.rows.rows
+        if self._cache is None or not before.state.moved(n).writes_as(self._pass):
+            return False
+        times = len(layers)
+        self._rows.repeat_layer(before.rows, layers)
+        self._passes[0] = self._pass = self._pass.moved(times * n)
+        self._pass.tags["layer"] = layers[-1]
+        self.flops += times * (self.flops - before.flops)
+        self.duration += times * (self.duration - before.duration)
+        return True
 
     # --- single rows ------------------------------------------------------------------------------
 

@@ -79,6 +79,25 @@ class PassState:
         """Whether no communication with a token is under way."""
         return not (self.tokens or self.carried or self.awaited)
 
+    def moved(self, by: int) -> PassState:
+        """Return the state with each row so many rows further down; ports stay as they are."""
+
+        def further(rows: dict[str, int]) -> dict[str, int]:
+            return {name: row if row < 0 else row + by for name, row in rows.items()}
+
+        found = PassState()
+        found.last = self.last if self.last < 0 else self.last + by
+        found.pending = [row if row < 0 else row + by for row in self.pending]
+        found.tokens, found.carried = further(self.tokens), further(self.carried)
+        found.kernels, found.tags = further(self.kernels), dict(self.tags)
+        found.awaited, found.exchanges = set(self.awaited), set(self.exchanges)
+        return found
+
+    def writes_as(self, other: PassState) -> bool:
+        """Whether the same operators write the same rows after this state as after another."""
+        mine, others = (vars(each) | {"tags": each.tags["phase"]} for each in (self, other))
+        return mine == others
+
     def end_operator(self) -> None:
         """Let the next kernel wait for what no kernel of the operator has waited for."""
         self.pending += [row for token, row in self.tokens.items() if token not in self.awaited]

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -132,6 +133,7 @@ class StageWriter:
         self._pricing, self._cache = pricing, cache
         self._chunks = layout.chunks(stage, network)
         self._first_block = _first_block(self._chunks)
+        self._recomputes = [recomputed_layers(plan, chunk.numbers) for chunk in self._chunks]
         self._strategy = make_strategy(
             plan,
             [chunk.layers for chunk in self._chunks],
@@ -337,59 +339,72 @@ class StageWriter:
     def _write_pass(self, builder: BlockBuilder, what: Pass, first: int) -> Iterator[None]:
         """Write a pass; yield where its next kernel has to wait for a communication."""
         builder.tags(phase=what.phase)
-        if what.phase is Phase.FORWARD:
-            yield from self._forward(builder, what, first)
+        numbers = _relative(self._chunks[what.chunk], first)
+        write = self._forward if what.phase is Phase.FORWARD else self._backward
+        for alike in self._alike(what):
+            for i, layer in enumerate(alike):
+                before = builder.mark() if i == 1 and len(alike) > 2 else None
+                builder.tags(layer=numbers[layer])
+                yield from write(builder, what, layer)
+                if before and builder.repeat_layer(before, [numbers[each] for each in alike[2:]]):
+                    break
+
+    def _alike(self, what: Pass) -> Iterator[list[int]]:
+        """Yield runs of layers that are written alike, in the order of a pass."""
+        layers, recomputes = self._chunks[what.chunk].layers, self._recomputes[what.chunk]
+        forward, into = what.phase is Phase.FORWARD, self._is_written_into(what)
+
+        def kind(layer: int) -> Hashable:
+            writes = into and self._strategy.writes_in_layer(what.chunk, layer, forward=forward)
+            return layers[layer].operators, recomputes[layer], layer if writes else -1
+
+        order = range(len(layers)) if forward else reversed(range(len(layers)))
+        for _, alike in groupby(order, kind):
+            yield list(alike)
+
+    def _forward(self, builder: BlockBuilder, what: Pass, layer: int) -> Iterator[None]:
+        """Write the forward of a layer of a pass's chunk."""
+        operators, strategy = self._chunks[what.chunk].layers[layer].operators, self._strategy
+        at = PassPoint(builder, what.chunk, layer, what.edge)
+        strategy.before_forward(at)
+        if self._is_written_between(what, layer):
+            for j, operator in enumerate(operators):
+                strategy.before_operator(at._replace(operator=j))
+                yield from builder.write_operator(operator, "forward")
         else:
-            yield from self._backward(builder, what, first)
+            yield from builder.write_operators(operators, "forward")
+        strategy.after_forward(at)
 
-    def _forward(self, builder: BlockBuilder, what: Pass, first: int) -> Iterator[None]:
-        chunk, strategy = self._chunks[what.chunk], self._strategy
-        numbers = _relative(chunk, first)
-        for i, layer in enumerate(chunk.layers):
-            builder.tags(layer=numbers[i])
-            at = PassPoint(builder, what.chunk, i, what.edge)
-            strategy.before_forward(at)
-            if self._is_written_between(what, i):
-                for j, operator in enumerate(layer.operators):
-                    strategy.before_operator(at._replace(operator=j))
-                    yield from builder.write_operator(operator, "forward")
-            else:
-                yield from builder.write_operators(layer.operators, "forward")
-            strategy.after_forward(at)
-
-    def _backward(self, builder: BlockBuilder, what: Pass, first: int) -> Iterator[None]:
+    def _backward(self, builder: BlockBuilder, what: Pass, layer: int) -> Iterator[None]:
+        """Write the backward of a layer of a pass's chunk, or the part of it that the pass is."""
         inputs, weights = what.part != "weight", what.part != "input"
-        chunk, strategy = self._chunks[what.chunk], self._strategy
-        numbers = _relative(chunk, first)
-        recomputes = recomputed_layers(self._plan, chunk.numbers)
-        for i in reversed(range(len(chunk.layers))):
-            operators = chunk.layers[i].operators
-            builder.tags(layer=numbers[i])
-            at = PassPoint(builder, what.chunk, i, what.edge)
-            if inputs:
-                strategy.before_backward(at)
-                if recomputes[i]:
-                    yield from self._recompute(builder, recomputed_operators(self._plan, operators))
-            selective = inputs and not recomputes[i] and self._recomputes_selectively
-            if self._is_written_between(what, i):
-                for j, operator in reversed(list(enumerate(operators))):
-                    at_operator = at._replace(operator=j)
-                    if inputs:
-                        strategy.before_gradients(at_operator)
-                    if selective and operator.selective:
-                        yield from self._recompute(builder, [operator])
-                    yield from builder.write_operator(operator, what.part)
-                    if weights:
-                        strategy.after_gradients(at_operator)
-            elif selective:
-                for operator in reversed(operators):
-                    if operator.selective:
-                        yield from self._recompute(builder, [operator])
-                    yield from builder.write_operator(operator, what.part)
-            else:
-                yield from builder.write_operators(operators[::-1], what.part)
-            if weights:
-                strategy.after_backward(at)
+        operators, strategy = self._chunks[what.chunk].layers[layer].operators, self._strategy
+        at = PassPoint(builder, what.chunk, layer, what.edge)
+        recomputes = self._recomputes[what.chunk][layer]
+        if inputs:
+            strategy.before_backward(at)
+            if recomputes:
+                yield from self._recompute(builder, recomputed_operators(self._plan, operators))
+        selective = inputs and not recomputes and self._recomputes_selectively
+        if self._is_written_between(what, layer):
+            for j, operator in reversed(list(enumerate(operators))):
+                at_operator = at._replace(operator=j)
+                if inputs:
+                    strategy.before_gradients(at_operator)
+                if selective and operator.selective:
+                    yield from self._recompute(builder, [operator])
+                yield from builder.write_operator(operator, what.part)
+                if weights:
+                    strategy.after_gradients(at_operator)
+        elif selective:
+            for operator in reversed(operators):
+                if operator.selective:
+                    yield from self._recompute(builder, [operator])
+                yield from builder.write_operator(operator, what.part)
+        else:
+            yield from builder.write_operators(operators[::-1], what.part)
+        if weights:
+            strategy.after_backward(at)
 
     @property
     def _recomputes_selectively(self) -> bool:

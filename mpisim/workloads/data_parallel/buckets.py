@@ -97,7 +97,7 @@ def of_kind(parameters: Iterable[ChunkParameter], expert: bool) -> list[ChunkPar
     expert : bool
         Whether those of experts are wanted.
     """
-    return [each for each in parameters if each.expert is expert]
+    return [each for each in parameters if each.parameter.expert is expert]
 
 
 @frozen

@@ -60,6 +60,7 @@ class Megatron(Strategy):
             (chunk, expert, i): bucket
             for chunk in range(len(self.chunks))
             for expert in (False, True)
+            if self.parameter_count(expert)
             for i, bucket in enumerate(self._buckets_of(chunk, expert))
         }
         self._keys_of_operator: dict[tuple[int, int, int], list[BucketKey]] = {}
@@ -122,6 +123,10 @@ class Megatron(Strategy):
             return self._gathers_in_forward and (chunk, layer) in self._gathered_before
         reduces = self.plan.overlap.dp and not self._interleaved
         return reduces and (chunk, layer) in self._reduced_after
+
+    def writes_in_layer(self, chunk: int, layer: int, *, forward: bool) -> bool:
+        """Return whether a bucket begins or ends in a layer, or it is the first of a chunk."""
+        return layer == 0 or self.writes_between_operators(chunk, layer, forward=forward)
 
     @cached_property
     def _is_fp8(self) -> Mapping[tuple[int, int], bool]:

@@ -102,9 +102,8 @@ class Strategy:
         self.plan, self.chunks, self.groups, self.stage = plan, chunks, groups, stage
         self.parameters = tuple(chunk_parameters(layers) for layers in chunks)
         self._counts = {False: 0, True: 0}
-        for parameters in self.parameters:
-            for each in parameters:
-                self._counts[each.expert] += each.size
+        for parameter in (each.parameter for chunk in self.parameters for each in chunk):
+            self._counts[parameter.expert] += parameter.size
         self._prepare()
 
     @cached_property
@@ -145,6 +144,16 @@ class Strategy:
             Of the chunk, from 0.
         forward : bool
             Whether it is a forward; otherwise a backward, or a part of one.
+        """
+        return True
+
+    def writes_in_layer(self, chunk: int, layer: int, *, forward: bool) -> bool:
+        """Return whether any hook may write anything in a layer's pass, before or after it, too.
+
+        Parameters
+        ----------
+        chunk, layer, forward
+            As for `writes_between_operators`.
         """
         return True
 
