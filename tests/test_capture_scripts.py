@@ -288,12 +288,14 @@ def test_counts_of_an_even_router_are_those_of_all_ranks(tmp_path: Path) -> None
 LACKS_SHAPES = """
 import torch
 x = torch.randn(4, 4, device="cuda", requires_grad=True)
-torch.geqrf(x.detach())
+x.detach().to_sparse_csr()
 """
 
 
 def test_an_operator_that_only_a_device_knows_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"train.py:4: PyTorch has no shapes of what aten::geqrf"):
+    with pytest.raises(
+        InputError, match=r"train.py:4: PyTorch has no shapes of what aten::_to_sparse_csr"
+    ):
         recorded(tmp_path, LACKS_SHAPES)
 
 
@@ -309,3 +311,107 @@ def test_gates_of_a_recurrent_layer_are_products_and_a_kernel_a_step() -> None:
     assert found[0] == Gemm(15, 96, 16, dtype="fp32", output="fp32")
     assert found[1] == Gemm(3, 96, 32, dtype="fp32", output="fp32")
     assert len(found) == 1 + 2 * 5
+
+
+ODDS = """
+import torch
+from torch import nn
+
+lazy = nn.Sequential(nn.LazyConv1d(8, 3), nn.LazyBatchNorm1d(), nn.Flatten(), nn.LazyLinear(4))
+lazy.to("cuda", torch.bfloat16)
+x = torch.randn(4, 16, 32, device="cuda", dtype=torch.bfloat16)
+lazy(x)
+chosen = (torch.arange(300) % 3 == 0).cuda()    # of the CPU: its values are known
+rows = nn.Parameter(torch.randn(300, 8, device="cuda"))
+window = torch.hann_window(64, device="cuda")
+optimizers = [
+    torch.optim.SGD(lazy.parameters(), 0.1, momentum=0.9, fused=True),
+    torch.optim.Adagrad([rows], 0.1, fused=True),
+]
+for _ in range(3):
+    sound = torch.istft(torch.stft(rows.view(2, 1200), 64, window=window, return_complex=True),
+                        64, window=window)
+    rounded = torch.fake_quantize_per_tensor_affine(rows[chosen], 0.1, 0, -128, 127)
+    drawn = torch.distributions.Dirichlet(rows.exp()).rsample()
+    loss = nn.functional.multi_margin_loss(rows, torch.randint(0, 8, (300,), device="cuda"))
+    (loss + sound.sum() + rounded.sum() + drawn.sum() + lazy(x).float().sum()).backward()
+    for each in optimizers:
+        each.step()
+"""
+
+
+def test_operators_without_shapes_of_their_own(tmp_path: Path) -> None:
+    found = recorded(tmp_path, ODDS)
+    named = {call.name: call for call in found.calls}
+    (picked,) = (call for call in found.calls if call.name == "aten::index")
+    assert picked.outputs[0] == TensorSpec("float32", (100, 8), (8, 1))
+    # Weights of both products, two biases, and what the norm multiplies by and adds.
+    assert named["aten::_fused_sgd_"].inputs[0] == tuple(
+        TensorSpec("bfloat16", shape, strides)
+        for shape, strides in (
+            ((8, 16, 3), (48, 3, 1)), ((8,), (1,)), ((8,), (1,)), ((8,), (1,)),
+            ((4, 240), (240, 1)), ((4,), (1,)),
+        )
+    )  # fmt: skip
+    assert "aten::_fused_adagrad_" in named
+    # Of how draws are made, and of a loss that few use, nothing is known.
+    assert unknown(found) <= {
+        "aten::_sample_dirichlet",
+        "aten::_dirichlet_grad",
+        "aten::multi_margin_loss",
+        "aten::multi_margin_loss_backward",
+    }
+
+
+def test_a_transform_goes_through_memory_once_for_each_dimension() -> None:
+    image, half = TensorSpec("float32", (4, 64, 512)), TensorSpec("complex64", (4, 64, 257))
+    real, spectrum = 4 * 4 * 64 * 512, 8 * 4 * 64 * 257
+    call = OperatorCall("aten::_fft_r2c", (image, (1, 2), 0, True), (half,))
+    moved = [Elementwise(real + spectrum), Elementwise(2 * spectrum)]
+    assert list(kernels_of(call).kernels) == moved
+    scaled = OperatorCall("aten::_fft_c2r", (half, (1, 2), 2, 512), (image,))
+    assert list(kernels_of(scaled).kernels) == [*moved, Elementwise(2 * real)]
+    long = TensorSpec("complex64", (1 << 20,))
+    assert (
+        len(kernels_of(OperatorCall("aten::_fft_c2c", (long, (0,), 0, True), (long,))).kernels) == 2
+    )
+
+
+OVER_RANKS = """
+import os
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+model = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8)).cuda()
+model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(3):
+    model(torch.randn(4, 3, 10, 10, device="cuda")).sum().backward()
+    saving = dcp.async_save({"model": model.state_dict()}, checkpoint_id="never")
+    optimizer.step()
+    saving.result()
+"""
+
+
+def test_statistics_over_ranks_and_checkpoints(tmp_path: Path) -> None:
+    found = recorded(tmp_path, OVER_RANKS, world=2)
+    assert unknown(found) == set()
+    # Of each of 8 channels mean and deviation, and the count; two sums of the backward pass.
+    bytes_of = [item.bytes for item in found.items if item.kind is ItemKind.COLLECTIVE]
+    assert bytes_of == [4 * (2 * 8 + 1) * 2, 4 * 2 * 8]
+    # Three masks of the ranks that have samples. Saved are the convolution, weight, bias, two
+    # statistics and how many steps there were.
+    copies = [item.bytes for item in found.items if item.kind is ItemKind.COPY]
+    assert copies == [8, 8, 8, 4 * 8 * 27, 32, 32, 32, 32, 8]
+    assert not (tmp_path / "never").exists()
+    pixels = 4 * 8 * 8
+    parts = ("stats", "elemt", "backward_reduce", "backward_elemt")
+    named = {call.name: call for call in found.calls}
+    norms = [kernels_of(named[f"aten::batch_norm_{each}"]).kernels[0] for each in parts]
+    # Together they move what a norm of one rank does: three passes, and five.
+    assert sum(each.traffic for each in norms[:2]) == pytest.approx(3 * 4 * pixels * 8, rel=0.02)
+    assert sum(each.traffic for each in norms[2:]) == pytest.approx(5 * 4 * pixels * 8, rel=0.02)

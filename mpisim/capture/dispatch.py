@@ -138,6 +138,7 @@ class Dispatch(TorchDispatchMode):
             recorder, self.values, self.fake, self.__torch_dispatch__, self.launch
         )
         self._unrecorded = False
+        self._masks_hold = False
         lifting: Any = torch._C
         lifting._set_only_lift_cpu_tensors(True)  # torch.tensor(…, device="cuda") by way of the CPU
         self._schemas: dict[Any, tuple[bool, bool]] = {}
@@ -281,6 +282,15 @@ class Dispatch(TorchDispatchMode):
             yield
         finally:
             self._unrecorded = before
+
+    @contextmanager
+    def masks_hold(self) -> Iterator[None]:
+        """Have masks whose values are not known hold everywhere in this block."""
+        before, self._masks_hold = self._masks_hold, True
+        try:
+            yield
+        finally:
+            self._masks_hold = before
 
     def _note(
         self,
@@ -453,10 +463,14 @@ class Dispatch(TorchDispatchMode):
 
     def _equal(self, one: Any, other: Any) -> bool:
         """Compare two tensors, as far as their values are known."""
-        first, second = self.values.sure(one), self.values.sure(other)
-        if first is not None and second is not None:
-            return bool(torch.equal(first, second))
-        return bool(self.recorder.unknown("whether two tensors are equal", True))
+        what, sides = "whether two tensors are equal", (one, other)
+        values = [self.values.of(each) for each in sides]
+        if any(each is None for each in values):
+            return bool(self.recorder.unknown(what, True))
+        equal = bool(torch.equal(*values))
+        if any(self.values.sure(each) is None for each in sides) or self.recorder.asked():
+            return bool(self.recorder.unknown(what, equal))
+        return equal
 
     def _rows_by_value(
         self, func: Any, short: str, args: Any, kwargs: Any, tensors: list[Any], mask: Any
@@ -546,6 +560,13 @@ class Dispatch(TorchDispatchMode):
     def _rows(self, short: str, mask: Any) -> int:
         """Return how many rows there are: as the user says, or as even spreads have it."""
         finds = "a mask" if short == "index" else short
+        if self._masks_hold:
+            return int(mask.numel())
+        known = self.values.sure(mask) if short in ("index", "masked_select") else None
+        if known is not None and not self.recorder.asked():
+            if self.values.is_even(mask):
+                self.list_even(known.sum())
+            return int(known.count_nonzero())
         even = self.values.distinct(mask) if "unique" in short else self.values.rows(mask)
         if even is None:
             return self.recorder.needed(f"the number of rows that {finds} selects", "ROWS")

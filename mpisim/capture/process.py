@@ -107,11 +107,14 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
     import torch
 
     from .autograd import install_engine
+    from .batch_norms import install as install_batch_norms
+    from .checkpoints import install as install_checkpoints
     from .compiled import install as install_compiler
     from .cuda import install as install_cuda
     from .data_parallel import DistributedDataParallel
     from .dispatch import Dispatch
     from .distributed import Collectives
+    from .lazy_modules import install as install_lazy_modules
     from .pipelines import install as install_pipelines
     from .recurrent import install as install_recurrent
     from .stand_ins.install import install as install_libraries
@@ -137,10 +140,13 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
     _install_hooks(recorder, dispatch)
     install_storages(recorder, dispatch)
     install_recurrent()
+    install_batch_norms(dispatch)
+    install_checkpoints(recorder)
     install_triton(dispatch)
     install_pipelines(recorder, job.received.stage_outputs)
     _install_sharding(dispatch)
     _install_conversions()
+    install_lazy_modules()
     _install_jagged()
     folder = os.getcwd() if job.module else str(Path(job.script).resolve().parent)
     install_libraries(dispatch, job.without, folder)
@@ -164,7 +170,7 @@ def _install_attention(recorder: Recorder) -> None:
 
 
 def _install_functions(recorder: Recorder) -> None:
-    """Stand-ins of what draws numbers until they fit, loads data in processes, or writes files."""
+    """Stand-ins of what draws numbers until they fit, or loads data in processes."""
     import torch
     import torch.utils.data
 
@@ -199,11 +205,6 @@ def _install_functions(recorder: Recorder) -> None:
         original_loader(self, *args, **kwargs)
 
     anything.utils.data.DataLoader.__init__ = loader
-
-    def save(what: Any, *args: Any, **kwargs: Any) -> None:
-        recorder.replaced["torch.save: nothing is written"] += 1
-
-    anything.save = save
 
 
 def _install_optimizers(dispatch: Any) -> None:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 from ..kernels.operations import Kernel, Norm, NormVariant, Softmax
 from .call import OperatorCall, TensorSpec
 from .streams import stream
-from .tensors import element_bytes, format_of, number, numbers, tensor, touched
+from .tensors import all_tensors, element_bytes, format_of, number, numbers, tensor, touched
 
-__all__ = ["batch_norm", "group_norm", "layer_norm", "loss", "loss_backward", "softmax"]
+__all__ = [
+    "batch_norm",
+    "gathered_statistics",
+    "group_norm",
+    "layer_norm",
+    "loss",
+    "loss_backward",
+    "softmax",
+]
 
 Kernels = tuple[Kernel, ...]
 Kind = Literal["layer", "rms", "batch"]
@@ -47,7 +56,11 @@ def _norm(
 
 
 def batch_norm(
-    *, backward: bool = False, at: int = 0, training: int | None = None
+    *,
+    backward: bool = False,
+    at: int = 0,
+    training: int | None = None,
+    passes: tuple[int, int] = (1, 1),
 ) -> Callable[[OperatorCall], Kernels | None]:
     """Return the rule of a batch norm; channels are the second dimension.
 
@@ -58,6 +71,9 @@ def batch_norm(
         Which input is normalised.
     training : int, optional
         Which input says whether statistics are taken: without them it is elementwise.
+    passes : tuple of int
+        Of how many passes over the images this operator makes how many, where statistics of
+        several ranks are gathered between the kernels that are one operator elsewhere.
     """
 
     def rule(call: OperatorCall) -> Kernels | None:
@@ -66,9 +82,16 @@ def batch_norm(
             return None
         if training is not None and not number(call, training, 1):
             return stream(2 * touched(x))
-        return _norm(x, x.shape[1], "batch", backward)
+        made, of = passes
+        part = replace(x, shape=(x.elements * made // of // x.shape[1], x.shape[1]))
+        return _norm(part, x.shape[1], "batch", backward)
 
     return rule
+
+
+def gathered_statistics(call: OperatorCall) -> Kernels | None:
+    """``batch_norm_gather_stats_with_counts(x, means, deviations, …)`` → reads those of ranks."""
+    return stream(sum(touched(each) for each in all_tensors((*call.inputs[1:], *call.outputs))))
 
 
 def group_norm(*, backward: bool = False) -> Callable[[OperatorCall], Kernels | None]:

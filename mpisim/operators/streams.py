@@ -37,6 +37,7 @@ __all__ = [
     "elementwise",
     "fill",
     "fill_result",
+    "fourier",
     "fused",
     "gather",
     "index_put",
@@ -68,6 +69,9 @@ _RADIX_BITS = 8
 """Bits of the keys that a pass of CUB's onesweep radix sort orders (cub/agent policies)."""
 _SINGLE_TILE = 4096
 """Items that CUB sorts in one block, by a single kernel, of the order of its tile."""
+_LONGEST_IN_SHARED = 8192
+"""Complex numbers of 8 bytes that a block holds in 64 KiB of shared memory: a longer transform goes
+through memory more than once (D. Tolmachev, "VkFFT", IEEE Access 11, 2023)."""
 _POOL_PLACES = 3.5
 """Instructions for an element of the gradient of max_pool2d, in those of a place that is divided
 out (`index_instructions`). Five divisions by arguments of the kernel, of the element's number by
@@ -318,6 +322,28 @@ def dropout(call: OperatorCall) -> Kernels | None:
     """``native_dropout`` → reads the input, writes the result and a mask of bytes."""
     source = tensor(call, 0)
     return None if source is None else stream(2 * touched(source) + source.elements)
+
+
+def fourier(call: OperatorCall) -> Kernels | None:
+    """``_fft_r2c(x, dimensions, normalisation, …)`` → a pass over all for each dimension.
+
+    Two or more where a dimension does not fit into shared memory, and one that scales
+    (aten/src/ATen/native/cuda/SpectralOps.cpp). A real tensor is half of a complex one.
+    """
+    source, to = tensor(call, 0), result(call)
+    dims = numbers(call, 1)
+    if source is None or to is None or not dims:
+        return None
+    whole, real = (to, source) if call.name.endswith("r2c") else (source, to)
+    found: Kernels = ()
+    for number_of, axis in enumerate(reversed(dims)):
+        length = real.shape[axis]
+        passes = 1
+        while _LONGEST_IN_SHARED**passes < length:
+            passes += 1
+        moved = 2 * touched(whole) if number_of else touched(source) + touched(to)
+        found = (*found, *(stream(moved) * passes))
+    return (*found, *stream(2 * touched(to))) if number(call, 2, 0) else found
 
 
 def index_select(call: OperatorCall) -> Kernels | None:

@@ -83,6 +83,16 @@ _POINTWISE = """
     _weight_norm_interface_backward special_expit special_erf sinc deg2rad logaddexp ldexp
     _amp_update_scale_ float_power isposinf isneginf renorm addr heaviside conj_physical
     fake_quantize_per_tensor_affine fake_quantize_per_tensor_affine_cachemask
+    _fake_quantize_per_tensor_affine_cachemask_tensor_qparams
+    fake_quantize_per_channel_affine_cachemask
+    hardshrink_backward softshrink_backward rrelu_with_noise_backward i0 special_i0e special_i1
+    special_i1e special_log_ndtr special_ndtri polygamma diag_embed masked_scatter_backward
+    reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d reflection_pad3d_backward
+    replication_pad1d replication_pad3d replication_pad1d_backward replication_pad2d_backward
+    replication_pad3d_backward upsample_linear1d upsample_linear1d_backward
+    upsample_nearest1d_backward upsample_nearest3d_backward upsample_bicubic2d_backward
+    upsample_trilinear3d upsample_trilinear3d_backward _upsample_bilinear2d_aa_backward
+    _upsample_bicubic2d_aa_backward grid_sampler_3d cudnn_grid_sampler
 """
 
 _PREDICATES = """
@@ -302,6 +312,12 @@ TABLE: Mapping[str, Rule] = {
         "cudnn_batch_norm_backward miopen_batch_norm_backward", norms.batch_norm(backward=True)
     ),
     **_served("batch_norm_backward", norms.batch_norm(backward=True, at=1)),
+    # Of SyncBatchNorm: what the kernels above read and write in three passes and in five.
+    **_served("batch_norm_stats", norms.batch_norm(passes=(1, 3))),
+    **_served("batch_norm_gather_stats_with_counts", norms.gathered_statistics),
+    **_served("batch_norm_elemt", norms.batch_norm(passes=(2, 3))),
+    **_served("batch_norm_backward_reduce", norms.batch_norm(backward=True, at=1, passes=(2, 5))),
+    **_served("batch_norm_backward_elemt", norms.batch_norm(backward=True, at=1, passes=(3, 5))),
     **_served("_softmax _log_softmax _safe_softmax", norms.softmax()),
     **_served("_softmax_backward_data _log_softmax_backward_data", norms.softmax(backward=True)),
     **{
@@ -359,6 +375,7 @@ TABLE: Mapping[str, Rule] = {
     **_served("cat stack _cat hstack vstack", streams.concatenation),
     **_served("split_with_sizes_copy _chunk_cat", streams.by_bytes),  # one kernel for all parts
     **_served("native_dropout", streams.dropout),
+    **_served("_fft_r2c _fft_c2r _fft_c2c", streams.fourier),
     **_served("index_select index", streams.index_select),
     **_served("nonzero", streams.nonzero),
     **_served("gather take_along_dim take", streams.gather),
