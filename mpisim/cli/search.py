@@ -31,7 +31,7 @@ examples:
   mpirun -n 8 mpisim search mine.toml --vary auto      candidates shared by eight processes
   mpisim search mine.toml --vary cluster.nodes=16,32,64 --objective step_time --objective gpus
   mpisim search mine.toml --objective usd_per_token --objective step_time --draw front.png
-  mpisim search mine.toml --set job.tokens=1T --limit job_time='30 days' --objective job_usd \
+  mpisim search mine.toml --set job.tokens=1T --limit job_time='30 days' --objective job_usd \\
       --vary cluster.preset=dgx-h100,dgx-a100 --vary cluster.nodes=32..96..32
 """
 

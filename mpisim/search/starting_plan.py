@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..base.quantity import GIB
+from ..base.text import counted
 from ..experiment import ClusterChoice, Experiment, Model, Plan, Transformer, with_keys
 from ..experiment.model_counts import feed_forward_matrices, parameters
 from ..experiment.models import Cnn
@@ -148,7 +149,7 @@ def starting_plan(
             why.append(f"what could be faster does not fit: {faster} needs {peak:.1f} GiB")
         return StartingPlan(chosen.keys, verdict, tuple(why))
     why = [
-        f"no plan that was tried fits into {gpus:,} GPUs of {name!r}; "
+        f"no plan that was tried fits into {counted(gpus, 'GPU')} of {name!r}; "
         f"this one takes least, {words}: {needs}"
     ]
     more = _more_gpus(model, target)
@@ -175,9 +176,30 @@ def _more_gpus(model: Model, target: _Target) -> tuple[int, dict[str, Any]] | No
 def _chosen(model: Model, target: _Target) -> tuple[_Candidate, _Candidate | None]:
     """Return the best plan that surely fits, else that fits, else the one that takes least.
 
-    With it the last plan that is faster by the bound and does not fit.
+    With it the last plan that is faster by the bound and does not fit. FSDP with tensor parallelism
+    comes last: it gathers parameters from other nodes for every micro-batch, of which the bound
+    knows nothing.
     """
-    candidates = _candidates(model, target)
+    usual, before = _best(model, target, _candidates(model, target))
+    if usual is not None and usual.verdict.fits:
+        return usual, before
+    other: _Candidate | None = None
+    if isinstance(model, Transformer):
+        sizes = (size for size in _tensor_sizes(model, target) if size > 1)
+        sharded = _runnable(model, _sharded(model, target, sizes))
+        other = _best(model, target, sharded)[0] if sharded else None
+    least = [each for each in (usual, other) if each is not None]
+    if not least:
+        raise InputError(
+            f"{target.gpus} GPUs of {target.name!r}: no plan divides the model evenly among them"
+        )
+    return min(least, key=lambda each: (not each.verdict.fits, each.verdict.peak)), None
+
+
+def _best(
+    model: Model, target: _Target, candidates: list[tuple[dict[str, Any], float]]
+) -> tuple[_Candidate | None, _Candidate | None]:
+    """Return the best of some plans as `_chosen` does, None if none can be; and what is faster."""
     room = capacity(target.gpu)
     possible = [keys for keys, least in candidates if least <= room]
     if not possible:
@@ -212,12 +234,7 @@ def _chosen(model: Model, target: _Target) -> tuple[_Candidate, _Candidate | Non
         fastest = [each for each in fitting if each[0] <= alike]
         split = min(fastest, key=lambda each: (_split(each[1].keys), each[0]))[1]
         return _refined(model, target, times, split), before
-    chosen = close or least
-    if chosen is None:
-        raise InputError(
-            f"{target.gpus} GPUs of {target.name!r}: no plan divides the model evenly among them"
-        )
-    return chosen, before if close else None
+    return close or least, before if close else None
 
 
 def _refined(model: Model, target: _Target, times: _Times, split: _Candidate) -> _Candidate:
@@ -308,9 +325,13 @@ def _verdict(model: Model, keys: dict[str, Any], target: _Target) -> Verdict:
     return assess(layout, target.gpu, node=target.cluster.gpus_per_node)
 
 
+def _precision(gpu: Gpu) -> str:
+    """Return the narrowest of the usual formats that a GPU has."""
+    return next(each for each in ("bf16", "fp16", "fp32") if each in gpu.formats)
+
+
 def _candidates(model: Model, target: _Target) -> list[tuple[dict[str, Any], float]]:
     """Return keys of plans, each with a lower bound of its bytes."""
-    precision = next(each for each in ("bf16", "fp16", "fp32") if each in target.gpu.formats)
     if not isinstance(model, Transformer):
         return list(_batches(model, target.gpus))
     total = parameters(model)
@@ -333,22 +354,38 @@ def _candidates(model: Model, target: _Target) -> list[tuple[dict[str, Any], flo
             keys |= {"sp": True} if target.framework.get("name") else {}
         keys |= _spread(model.layers, pp)
         keys |= {"zero": 1} if dp > 1 else {}
-        keys[PRECISION] = precision
+        keys[PRECISION] = _precision(target.gpu)
         found += _with_recomputation(keys, least, tokens / tp)
+    found += _sharded(model, target, (1,))
+    return _runnable(model, found)
+
+
+def _sharded(
+    model: Transformer, target: _Target, sizes: Iterable[int]
+) -> list[tuple[dict[str, Any], float]]:
+    """Return keys of plans of FSDP with tensor parallelism of some sizes, as `_candidates` does."""
     # A framework that is named keeps its own way of sharding.
     named = bool(target.framework.get("name"))
     usual = _plan(model, {"global_batch": target.gpus}, target).framework.dp_style
-    shards = not named or usual == "fsdp"
-    if shards and not model.experts and target.gpus > 1 and precision != "fp32":
-        keys = {
-            "global_batch": 8 * target.gpus,
-            "micro_batch": 1,
-            "framework.dp_style": "fsdp",
-            "zero": 3,
-            PRECISION: precision,
-        }
-        each = FROZEN_BYTES if model.lora_rank else 4 * FP32
-        found += _with_recomputation(keys, total * each / target.gpus, tokens)
+    precision = _precision(target.gpu)
+    if (named and usual != "fsdp") or model.experts or precision == "fp32":
+        return []
+    least = parameters(model) * (FROZEN_BYTES if model.lora_rank else 4 * FP32) / target.gpus
+    tokens = model.layers * model.seq_len * model.hidden
+    found: list[tuple[dict[str, Any], float]] = []
+    for tp in sizes:
+        dp = target.gpus // tp
+        if dp > 1 and target.gpus % tp == 0:
+            keys = {"global_batch": 8 * dp, "micro_batch": 1, "framework.dp_style": "fsdp"}
+            keys |= {"zero": 3, PRECISION: precision} | ({"tp": tp} if tp > 1 else {})
+            found += _with_recomputation(keys, least, tokens / tp)
+    return found
+
+
+def _runnable(
+    model: Transformer, found: list[tuple[dict[str, Any], float]]
+) -> list[tuple[dict[str, Any], float]]:
+    """Return plans with what a model needs besides."""
     # Shifted scores of Transformer-XL have no fused kernel.
     needed = {"framework.kernels": "eager"} if model.memory else {}
     return [(keys | needed, least) for keys, least in found]
@@ -373,12 +410,8 @@ def _routed(model: Transformer) -> int:
 
 def _splits(model: Transformer, target: _Target) -> Iterator[tuple[int, int, int]]:
     """Yield tensor, pipeline and expert parallel sizes that divide the model and the GPUs."""
-    gpus, node = target.gpus, target.cluster.gpus_per_node
-    most = min(MAX_TP, node)
-    for tp in (size for size in (1, 2, 4, 8) if size <= most):
-        uneven = (model.heads % tp, model.kv % min(tp, model.kv), model.ffn % tp)
-        if any(uneven) or model.seq_len % tp:
-            continue
+    gpus = target.gpus
+    for tp in _tensor_sizes(model, target):
         for pp in range(1, 2 if model.family == "t5" else model.layers + 1):
             even = not (model.layers % pp and (model.layers + len(ACCOUNT_FOR_ENDS)) % pp)
             if gpus % (tp * pp) or not (even or pp in UNEVEN_STAGES):
@@ -387,6 +420,15 @@ def _splits(model: Transformer, target: _Target) -> Iterator[tuple[int, int, int
             for ep in range(1, max(model.experts, 1) + 1):
                 if not model.experts or not (model.experts % ep or group % ep):
                     yield tp, pp, ep
+
+
+def _tensor_sizes(model: Transformer, target: _Target) -> Iterator[int]:
+    """Yield tensor parallel sizes inside a node that divide the model."""
+    most = min(MAX_TP, target.cluster.gpus_per_node)
+    for tp in (size for size in (1, 2, 4, 8) if size <= most):
+        uneven = (model.heads % tp, model.kv % min(tp, model.kv), model.ffn % tp)
+        if not any(uneven) and not model.seq_len % tp:
+            yield tp
 
 
 def _spread(layers: int, pp: int) -> dict[str, Any]:
