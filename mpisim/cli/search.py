@@ -72,7 +72,8 @@ def add_parser(subparsers: Any) -> None:
         metavar="NAME=MOST",
         action="append",
         default=[],
-        help="the most that a candidate may have: step_time=2 (s), gpus=512, power='2 MW', "
+        help="the most that a candidate may have: step_time=2 (s), memory=60 (GiB), "
+        "gpus=512, power='2 MW', "
         "usd_per_hour, price, job_time='30 days', job_usd=5M; "
         "the same as --set search.max_NAME=MOST",
     )

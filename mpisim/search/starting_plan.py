@@ -12,7 +12,7 @@ launches) does not count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import product
 from math import inf
 from typing import Any, NamedTuple
@@ -55,6 +55,9 @@ the first stage of a pipeline keeps as many micro-batches as there are stages.""
 
 UNEVEN_STAGES = (2, 4, 8, 16, 32)
 """Stages that layers are also spread over unevenly."""
+
+FURTHER_STAGES = tuple(n for n in range(3, max(UNEVEN_STAGES)) if n not in UNEVEN_STAGES)
+"""Stages that layers are spread over unevenly where no other plan fits."""
 
 MAX_HOPELESS_PLANS = 8
 """Plans, of those that take least, that are tried where none can fit."""
@@ -176,24 +179,32 @@ def _more_gpus(model: Model, target: _Target) -> tuple[int, dict[str, Any]] | No
 def _chosen(model: Model, target: _Target) -> tuple[_Candidate, _Candidate | None]:
     """Return the best plan that surely fits, else that fits, else the one that takes least.
 
-    With it the last plan that is faster by the bound and does not fit. FSDP with tensor parallelism
-    comes last: it gathers parameters from other nodes for every micro-batch, of which the bound
-    knows nothing.
+    With it the last plan that is faster by the bound and does not fit. Unusual numbers of stages
+    and FSDP with tensor parallelism are tried where nothing else fits: the second gathers
+    parameters from other nodes for every micro-batch, of which the bound knows nothing.
     """
-    usual, before = _best(model, target, _candidates(model, target))
-    if usual is not None and usual.verdict.fits:
-        return usual, before
-    other: _Candidate | None = None
-    if isinstance(model, Transformer):
-        sizes = (size for size in _tensor_sizes(model, target) if size > 1)
-        sharded = _runnable(model, _sharded(model, target, sizes))
-        other = _best(model, target, sharded)[0] if sharded else None
-    least = [each for each in (usual, other) if each is not None]
+    least: list[_Candidate] = []
+    for candidates in _kinds(model, target):
+        found, before = _best(model, target, candidates) if candidates else (None, None)
+        if found is not None and found.verdict.fits:
+            return found, before
+        least += [] if found is None else [found]
     if not least:
         raise InputError(
             f"{target.gpus} GPUs of {target.name!r}: no plan divides the model evenly among them"
         )
-    return min(least, key=lambda each: (not each.verdict.fits, each.verdict.peak)), None
+    return min(least, key=lambda each: each.verdict.peak), None
+
+
+def _kinds(model: Model, target: _Target) -> Iterator[list[tuple[dict[str, Any], float]]]:
+    """Yield plans as of `_candidates`, first those of which any that fits is preferred."""
+    if not isinstance(model, Transformer):
+        yield list(_batches(model, target.gpus))
+        return
+    yield _candidates(model, target, _splits(model, target)) + _sharded(model, target, (1,))
+    uneven = _splits(model, target, FURTHER_STAGES)
+    yield _candidates(model, target, (each for each in uneven if each[1] in FURTHER_STAGES))
+    yield _sharded(model, target, (size for size in _tensor_sizes(model, target) if size > 1))
 
 
 def _best(
@@ -330,15 +341,15 @@ def _precision(gpu: Gpu) -> str:
     return next(each for each in ("bf16", "fp16", "fp32") if each in gpu.formats)
 
 
-def _candidates(model: Model, target: _Target) -> list[tuple[dict[str, Any], float]]:
+def _candidates(
+    model: Transformer, target: _Target, splits: Iterable[tuple[int, int, int]]
+) -> list[tuple[dict[str, Any], float]]:
     """Return keys of plans, each with a lower bound of its bytes."""
-    if not isinstance(model, Transformer):
-        return list(_batches(model, target.gpus))
     total = parameters(model)
     routed = _routed(model)
     tokens = model.layers * model.seq_len * model.hidden
     found: list[tuple[dict[str, Any], float]] = []
-    for tp, pp, ep in _splits(model, target):
+    for tp, pp, ep in splits:
         dp = target.gpus // (tp * pp)
         held = (total - routed) / (tp * pp) + routed / (pp * ep)
         least = REPLICATED_BYTES * held
@@ -356,7 +367,6 @@ def _candidates(model: Model, target: _Target) -> list[tuple[dict[str, Any], flo
         keys |= {"zero": 1} if dp > 1 else {}
         keys[PRECISION] = _precision(target.gpu)
         found += _with_recomputation(keys, least, tokens / tp)
-    found += _sharded(model, target, (1,))
     return _runnable(model, found)
 
 
@@ -379,7 +389,7 @@ def _sharded(
             keys = {"global_batch": 8 * dp, "micro_batch": 1, "framework.dp_style": "fsdp"}
             keys |= {"zero": 3, PRECISION: precision} | ({"tp": tp} if tp > 1 else {})
             found += _with_recomputation(keys, least, tokens / tp)
-    return found
+    return _runnable(model, found)
 
 
 def _runnable(
@@ -408,13 +418,18 @@ def _routed(model: Transformer) -> int:
     return routed * (model.moe_latent or model.hidden) // model.hidden
 
 
-def _splits(model: Transformer, target: _Target) -> Iterator[tuple[int, int, int]]:
-    """Yield tensor, pipeline and expert parallel sizes that divide the model and the GPUs."""
+def _splits(
+    model: Transformer, target: _Target, uneven: Collection[int] = UNEVEN_STAGES
+) -> Iterator[tuple[int, int, int]]:
+    """Yield tensor, pipeline and expert parallel sizes that divide the model and the GPUs.
+
+    Layers are spread unevenly over `uneven` numbers of stages alone.
+    """
     gpus = target.gpus
     for tp in _tensor_sizes(model, target):
         for pp in range(1, 2 if model.family == "t5" else model.layers + 1):
             even = not (model.layers % pp and (model.layers + len(ACCOUNT_FOR_ENDS)) % pp)
-            if gpus % (tp * pp) or not (even or pp in UNEVEN_STAGES):
+            if gpus % (tp * pp) or not (even or pp in uneven):
                 continue
             group = gpus // pp
             for ep in range(1, max(model.experts, 1) + 1):
