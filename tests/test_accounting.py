@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from straggler import BREAKDOWN, LAST, OTHERS, STEP, US, straggler
 
+from mpisim.base.errors import InputError
 from mpisim.engine import Run, simulate
 from mpisim.program import Flag, Kind, Operation, Program, ProgramBuilder
 from mpisim.results import collect, rank_steps
@@ -64,6 +66,23 @@ def test_the_straggler_to_the_picosecond(comm: Any, n_ranks: int) -> None:
     path = results.critical_path
     assert path is not None
     assert (path.end - path.begin).tolist() == [10 * US, 150 * US, 50 * US, 30 * US, 1 * US]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("n_ranks", "fits"), [(9, True), (10, False)])
+def test_totals_that_no_picoseconds_hold_are_refused(comm: Any, n_ranks: int, fits: bool) -> None:
+    """Ten ranks of 10^18 ps are beyond 2^63 ps together."""
+    builder = ProgramBuilder()
+    table = builder.table("long")
+    table.host_wait([table.kernel("gemm", 0, 10**18)])
+    long = builder.add_table(table.build())
+    for _ in range(n_ranks):
+        builder.add_rank(long, [])
+    run = simulate(builder.build({"source": "by hand"}), comm)
+    with nullcontext() if fits else pytest.raises(InputError, match="10 ranks 1,000,000"):
+        results = collect(run, comm=comm)
+        if results is not None:
+            assert results.kernels["total"].tolist() == [n_ranks * 10**18]
 
 
 def test_an_eager_member_moves_data_at_once() -> None:

@@ -210,6 +210,9 @@ BAD = [
     (SMALL, "title", "title = ", "not valid TOML"),
     (SMALL, "[plan]", "[plan]\npt = 2", "unknown key 'pt' in [plan] (did you mean 'tp'?)"),
     (SMALL, "[plan]", "[plan]\ntensor_parallel_size = 2", "[plan] (did you mean 'tp'?)"),
+    (SMALL, "[plan]", "[plan]\ntp_size = 2", "[plan] (did you mean 'tp'?)"),
+    (SMALL, "[plan]", "[plan]\nmbs = 2", "[plan] (did you mean 'micro_batch'?)"),
+    (SMALL, "[plan]", "[plan]\nfsdp = true", "[plan] (did you mean 'framework.dp_style'?)"),
     (SMALL, "[plan]", "[plans]", "unknown key 'plans' at the top level (did you mean 'plan'?)"),
     (SMALL, '[cluster]\npreset = "dgx-h100"', "", "key 'cluster' is missing"),
     (SMALL, SMALL, "# nothing", "holds no key; 'mpisim new' writes an experiment"),
@@ -219,6 +222,8 @@ BAD = [
     (SMALL, 'title = "small"', "network = 3", "key 'network' is 3; it must be a table"),
     # [model]
     (SMALL, "hidden = 64", "hiden = 64", "unknown key 'hiden' in [model] (did you mean 'hidden'?)"),
+    (SMALL, "layers = 4", "num_hidden_layers = 4", "in [model] (did you mean 'layers'?)"),
+    (SMALL, "heads = 4", "heads = 4\nintermediate_size = 9", "(did you mean 'ffn_hidden'?)"),
     (SMALL, "hidden = 64", "", "key 'model.hidden' is missing"),
     (SMALL, "heads = 4", "heads = 5", "[model] hidden is 64, which is not a multiple of heads = 5"),
     (SMALL, "heads = 4", "heads = 4\nkv_heads = 3", "heads is 4, which is not a multiple of kv_"),
@@ -360,3 +365,24 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
     binary.write_bytes(b"title = '\xff'")
     with pytest.raises(InputError, match=r"not a text file in UTF-8 \(line 1, byte 9\)"):
         load(binary)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        'preset = "vit-b-16"\nimage = 384',
+        'family = "vit"\nlayers = 3\nhidden = 64\nheads = 4\nimage = 384',
+        'family = "vit"\nlayers = 3\nhidden = 64\nheads = 4\nimage = 336\npatch = 14',
+    ],
+)
+def test_images_of_any_size_have_a_token_for_each_patch(model: str) -> None:
+    """(384 / 16)² = (336 / 14)² = 576 patches, and the class (ViT, arXiv:2010.11929, 3.1)."""
+    text = f'[model]\n{model}\n[plan]\nglobal_batch = 8\n[cluster]\npreset = "dgx-h100"'
+    experiment = read(text, "vit")
+    assert isinstance(experiment.model, Transformer)
+    assert experiment.model.seq_len == 577
+    assert experiment.guess is None
+    with pytest.raises(InputError, match="seq_len is 100"):
+        read(text.replace("[plan]", "seq_len = 100\n[plan]"), "vit")
+    with pytest.raises(InputError, match="not a multiple of patch"):
+        read(text, "vit", ["model.image=383"])

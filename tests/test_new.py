@@ -215,6 +215,21 @@ def test_plans_fit_or_it_is_said_that_none_does(name: str, cluster: str, gpus: i
     assert 16 * parameters(experiment.model) / gpus > 0.75 * capacity(gpu)
 
 
+@pytest.mark.parametrize(
+    ("name", "gpus", "words"),
+    [
+        ("llama-3-70b", 24, "tp = 8, pp = 3"),  # three nodes
+        ("llama-3-405b", 100_000, "pp = 10"),  # 2⁵ × 5⁵
+        ("llama-3-70b", 14, "dp_style = fsdp"),  # two nodes of which seven GPUs are used
+    ],
+)
+def test_unusual_numbers_of_gpus_have_plans_that_fit(name: str, gpus: int, words: str) -> None:
+    found = example(name, "dgx-h200" if gpus == 14 else "dgx-h100", gpus)
+    assert words in found.notes[0]
+    assert "the fullest GPU needs" in found.notes[0]
+    assert f"on {gpus:,} GPUs" in found.text
+
+
 @pytest.mark.parametrize(("name", "gpus"), [("llama-3-8b", 8), ("gpt3-175b", 512)])
 @pytest.mark.parametrize("change", ["plan.tp=8", "plan.tp=4", "plan.recompute=full"])
 def test_sizes_can_be_changed(name: str, gpus: int, change: str) -> None:
@@ -433,6 +448,7 @@ def test_a_model_of_ones_own() -> None:
     ("change", "said"),
     [
         ("plan.tp=2", "'mpisim run FILE --set plan.tp=2' changes others"),
+        ("plan.dp_style=fsdp", "'mpisim run FILE --set framework.dp_style=fsdp' changes others"),
         ("model.seqlen=2", "did you mean 'seq_len'?"),
         ("model.seq_len=8K", "write 8000, or 8192"),
         ("seq_len=4", "mpisim new takes keys of [model]"),

@@ -15,6 +15,7 @@ from mpisim.mpi.reductions import (
     allreduce_max,
     allreduce_min,
     allreduce_sum,
+    allreduce_sum_whole,
     allreduce_sum_words,
 )
 
@@ -60,6 +61,17 @@ def test_sums_of_words_wrap_around(words):
     each = [[(word * (rank + 1)) % WORD for word in words] for rank in range(comm.size)]
     found = allreduce_sum_words(np.array(each[comm.rank], np.uint64), comm)
     assert found.tolist() == [sum(column) % WORD for column in zip(*each)]
+
+
+@pytest.mark.mpi
+@given(values=st.lists(st.integers(-(2**90), 2**90), min_size=1, max_size=4))
+def test_whole_numbers_of_any_size(values):
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    each = [[(-1) ** rank * value // (rank + 1) for value in values] for rank in range(comm.size)]
+    found = allreduce_sum_whole(np.array(each[comm.rank], object), comm)
+    assert found.tolist() == [sum(column) for column in zip(*each)]
 
 
 @pytest.mark.mpi

@@ -155,6 +155,7 @@ BROKEN = [
         "12 candidates are beyond max_usd_per_hour = $0.01; the nearest has",
     ),
     ({"memory_headroom": 79}, "12 candidates are beyond memory of 79.0 GiB a GPU, of which"),
+    ({"max_memory": 0.5}, "12 candidates are beyond max_memory = 0.5 GiB; the nearest has"),
 ]
 
 

@@ -469,6 +469,21 @@ def test_a_folder_of_recordings_is_told_the_way(
     assert "--save-program" in capsys.readouterr().err
 
 
+def test_a_result_answers_as_its_experiment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = str(tmp_path / "run.h5")
+    assert main(["run", "lin-gpt2-4-a100", "-o", kept]) == 0
+    assert f"{Path(kept).name} keeps it for" in capsys.readouterr().out
+    texts = []
+    for what in ("lin-gpt2-4-a100", kept):
+        assert main(["sensitivity", what, "--no-simulate"]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    assert main(["sensitivity", kept, "--set", "plan.zero=1"]) == 2
+    assert "whose keys are fixed" in capsys.readouterr().err
+
+
 def test_derivatives_alone_take_one_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sensitivity", "lin-gpt2-4-a100", "--no-simulate"]) == 0
     text = capsys.readouterr().out

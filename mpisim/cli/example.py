@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 
 from ..base.errors import InputError
 from ..base.schema import field_of
-from ..base.text import WIDTH
+from ..base.text import WIDTH, counted
 from ..base.toml import toml_table, toml_value
 from ..experiment.choices import (
     CalibrationChoice,
@@ -207,9 +207,10 @@ def example(
     head = "".join(f"{key} = {toml_value(value)}\n" for key, value in first.items())
     of_framework = {**(framework or {}), **_in_table(start.keys, "framework")}
     added = _filled_in(start.keys, of_framework, choice, chosen.model)
+    title = f"{chosen.title} on {counted(count, 'GPU')}"
     if not every:
         parts = [
-            BRIEF_HEAD + f"\ntitle = {toml_value(f'{chosen.title} on {count} GPUs')}\n",
+            BRIEF_HEAD + f"\ntitle = {toml_value(title)}\n",
             f"[model]\n{BRIEF_MODEL_NOTE}{_comment(chosen.notes)}{head}"
             + _brief_model(chosen, given),
             "[plan]\n" + _comment(start.why) + _brief_plan(start.keys, added, chosen.model),
@@ -220,7 +221,7 @@ def example(
         ]
         return Example("\n".join(parts), notes)
     parts = [
-        HEAD + f"\ntitle = {toml_value(f'{chosen.title} on {count} GPUs')}\n",
+        HEAD + f"\ntitle = {toml_value(title)}\n",
         f"[model]\n{MODEL_NOTE}{_comment(chosen.notes)}{head}\n"
         + _section(type(chosen.model), given, resolved),
         "[plan]\n" + _comment(start.why) + "\n" + _plan(start.keys, added),
@@ -332,10 +333,10 @@ def _brief_framework(given: Mapping[str, Any]) -> str:
     lines = [f"{key} = {toml_value(value)}\n" for key, value in given.items()]
     if "name" not in given:
         name = '# name = "megatron-core"'
-        lines.insert(0, f"{name:<24}# of 'mpisim list frameworks': sets what is left blank\n")
+        lines.insert(0, f"{name:<24} # of 'mpisim list frameworks': sets what is left blank\n")
     if "version" not in given:
         version = "# version is not set"
-        lines.insert(1, f"{version:<24}# the newest that is known\n")
+        lines.insert(1, f"{version:<24} # the newest that is known\n")
     return "".join(lines)
 
 

@@ -37,7 +37,7 @@ examples:
   mpisim extrapolate step.json.gz --cluster dgx-h100 --plan cp=4,dp=2 --seq-len 32768
                                   ... each sequence on 4 GPUs
   mpisim extrapolate step.json.gz --cluster dgx-a100 --gpu a100-sxm --plan dp=8
-  mpisim extrapolate step.json.gz --cluster dgx-h100 --plan dp=16 \
+  mpisim extrapolate step.json.gz --cluster dgx-h100 --plan dp=16 \\
       --other-gpus 1=a100-sxm --trace-of a100-sxm=a100.json.gz
                                   ranks of the second node do as a trace of an A100 says
   mpisim extrapolate captured.h5 --cluster dgx-h100 --plan dp=64

@@ -16,7 +16,7 @@ examples:
   mpisim list                      what there is to list
   mpisim list models               every model
   mpisim list models llama         those with "llama" in their name, title or other names
-  mpisim list models moe           those with experts; as well dense, cnn, dlrm
+  mpisim list models moe           those with experts; as well dense, hybrid, cnn, dlrm
   mpisim list gpus h100 sxm        those with both words
   mpisim list experiments echo     experiments from the Echo paper, and where the files are
 """
@@ -131,7 +131,8 @@ def _model(table: Mapping[str, Any]) -> tuple[str, str, str, str]:
     model = build(cls, {**common, **table}, "preset", "model")
     if isinstance(model, Transformer):
         shape = f"{model.layers} × {model.hidden:,}"
-        kind = "moe" if model.experts else "dense"
+        kind = "moe" if model.experts else "" if model.pattern else "dense"
+        kind = f"hybrid {kind}".rstrip() if model.pattern else kind
         return kind, _billions(parameters(model)), shape, f"{model.seq_len:,} tokens"
     # Of one GPU, for any model.
     plan = Plan(global_batch=1, precision=PrecisionOptions("fp32"), optimizer="sgd")

@@ -19,7 +19,7 @@ examples:
   mpisim new mine.toml --config Llama-3.1-70B/config.json --gpus 64
   mpisim new mine.toml --framework nemo --framework-version 25.07 --recipe performance
   mpisim new mine.toml --model llama-3-70b --gpus 8 --set model.lora_rank=16
-  mpisim new mine.toml --set model.family=gpt --set model.layers=48 --set model.hidden=6144 \
+  mpisim new mine.toml --set model.family=gpt --set model.layers=48 --set model.hidden=6144 \\
       --set model.heads=48 --set model.seq_len=4096 --set model.vocab=50304 --gpus 64
   mpisim new mine.toml --all                            every key, with what it means
 """
@@ -124,12 +124,15 @@ def run(args: argparse.Namespace) -> int:
 def _changes(texts: list[str]) -> dict[str, Any]:
     """Options ``--set`` → keys of ``[model]``."""
     from ..experiment.changes import changed_key, with_changes
+    from ..experiment.plan_keys import renamed
 
     for text in texts:
         if changed_key(text)[0] != "model" or len(changed_key(text)) < 2:
+            key, _, value = text.partition("=")
+            now = renamed(key.strip()) or key.strip()
             raise UsageError(
                 f"--set {text}: mpisim new takes keys of [model], and chooses the plan for it; "
-                f"'mpisim run FILE --set {text}' changes others"
+                f"'mpisim run FILE --set {now}={value.strip()}' changes others"
             )
     found: dict[str, Any] = with_changes({}, "--set", texts).get("model", {})
     return found

@@ -31,7 +31,7 @@ examples:
   mpirun -n 8 mpisim search mine.toml --vary auto      candidates shared by eight processes
   mpisim search mine.toml --vary cluster.nodes=16,32,64 --objective step_time --objective gpus
   mpisim search mine.toml --objective usd_per_token --objective step_time --draw front.png
-  mpisim search mine.toml --set job.tokens=1T --limit job_time='30 days' --objective job_usd \
+  mpisim search mine.toml --set job.tokens=1T --limit job_time='30 days' --objective job_usd \\
       --vary cluster.preset=dgx-h100,dgx-a100 --vary cluster.nodes=32..96..32
 """
 
@@ -72,7 +72,8 @@ def add_parser(subparsers: Any) -> None:
         metavar="NAME=MOST",
         action="append",
         default=[],
-        help="the most that a candidate may have: step_time=2 (s), gpus=512, power='2 MW', "
+        help="the most that a candidate may have: step_time=2 (s), memory=60 (GiB), "
+        "gpus=512, power='2 MW', "
         "usd_per_hour, price, job_time='30 days', job_usd=5M; "
         "the same as --set search.max_NAME=MOST",
     )

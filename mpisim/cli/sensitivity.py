@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UsageError
 from .output import (
@@ -17,6 +18,9 @@ from .output import (
     write_figures,
 )
 
+if TYPE_CHECKING:
+    from ..experiment import Experiment, ProgramExperiment
+
 __all__ = ["add_parser", "run"]
 
 EXAMPLES = """\
@@ -24,6 +28,7 @@ examples:
   mpisim sensitivity mine.toml                      every quantity, x 0.9, x 1.1 and x 2
   mpisim sensitivity mine.toml --only nic_bandwidth,link_bandwidth --factors 1.5,2,4
   mpisim sensitivity mine.toml --no-simulate        the derivatives alone, from one run
+  mpisim sensitivity run.h5                         ... of the experiment that a run kept
   mpisim sensitivity mine.toml --draw tornado.png --json tornado.json
   mpirun -n 8 python -m mpisim sensitivity mine.toml      changes spread over processes
   mpisim run mine.toml --set scale.nic_bandwidth=2        one of the changes by itself
@@ -42,8 +47,8 @@ def add_parser(subparsers: Any) -> None:
     )
     add_experiment_options(
         parser,
-        "an experiment (TOML), the name of one of mpisim list experiments, or a program file "
-        "(HDF5)",
+        "an experiment (TOML), the name of one of mpisim list experiments, a program file "
+        "(HDF5), or what mpisim run -o wrote",
     )
     parser.add_argument(
         "--only",
@@ -76,16 +81,14 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(args)
     only = [name.strip() for name in args.only.split(",") if name.strip()]
     factors = _factors(args.factors)
-    from ..experiment import Experiment, ProgramExperiment, load_any
     from ..mpi.parallel import collective_errors
     from ..report.tornado import draw_tornado, render_tornado, tornado_figures
     from ..sensitivity import sensitivity
     from .launch import world
-    from .other_files import expected
 
     comm = world()
     changes = experiment_changes(args)
-    read: tuple[str, Experiment | ProgramExperiment] | None = None
+    read: Experiment | ProgramExperiment | None = None
     with collective_errors(comm):
         if comm.rank == 0:
             if Path(args.file).is_dir():
@@ -93,14 +96,13 @@ def run(args: argparse.Namespace) -> int:
                     f"{args.file}: is a folder; recordings are read by mpisim replay {args.file} "
                     "--save-program step.h5, which mpisim sensitivity step.h5 takes"
                 )
-            with expected([args.file], ("experiment", "mpisim-program")):
-                read = load_any(args.file, changes)
+            read = _read(args.file, changes)
             check_files(args)
             if args.draw is not None:
                 from ..base.picture import check_picture
 
                 check_picture("--draw", args.draw, overwrite=args.overwrite)
-    _, experiment = comm.bcast(read, root=0)
+    experiment = comm.bcast(read, root=0)
     found = sensitivity(
         experiment,
         comm,
@@ -118,6 +120,24 @@ def run(args: argparse.Namespace) -> int:
     if found is not None:
         print(render_tornado(found))
     return 0
+
+
+def _read(file: str, changes: Sequence[str]) -> Experiment | ProgramExperiment:
+    """File or name → the experiment; of a result the one that it is of."""
+    from ..experiment import load_any
+    from .other_files import expected, hdf5_format
+
+    if hdf5_format(Path(file)) != "mpisim-results":
+        with expected([file], ("experiment", "mpisim-program")):
+            return load_any(file, changes)[1]
+    from ..export import kept_experiment
+
+    if changes:
+        raise UsageError(
+            f"--set {changes[0]}: {file} is the result of a run, whose keys are fixed; give the "
+            "experiment that it was run from"
+        )
+    return kept_experiment(file)
 
 
 def _factors(text: str) -> list[float]:

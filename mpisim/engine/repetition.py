@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Repetition", "path_cycle", "repeated"]
 
 Ints = NDArray[np.int64]
+Whole = TypeVar("Whole", np.int64, np.object_)
 
 _HASHED_AT_ONCE = 1 << 14
 """Communications whose hashes are computed side by side: they stay in the cache."""
@@ -66,15 +67,16 @@ class Repetition:
         """Time by which the long step is longer than `longer`, in ps."""
         return self.times * self.window.period
 
-    def sums(self, shorter: Ints, longer: Ints) -> Ints:
+    def sums(self, shorter: NDArray[Whole], longer: NDArray[Whole]) -> NDArray[Whole]:
         """Return what adds up over rows, of the long step, given that of both runs.
 
         Parameters
         ----------
-        shorter, longer : int64, shape (...)
+        shorter, longer : int64, or int of any size, shape (...)
         """
         assert shorter.shape == longer.shape, "runs that differ by a period have unequal parts"
-        return longer + self.times * (longer - shorter)
+        found: NDArray[Whole] = longer + self.times * (longer - shorter)
+        return found
 
     def flows(self, found: Flows, at_once: int) -> Iterator[Flows]:
         """Yield the flows of the long step in parts, given those of `longer`.

@@ -35,7 +35,7 @@ from .choices import (
 )
 from .experiment import Experiment, Published
 from .framework import FrameworkOptions
-from .models import FAMILIES, Cnn, Dlrm, Model, Transformer
+from .models import FAMILIES, Cnn, Dlrm, Model, Transformer, image_length, model_key
 from .plan import Plan
 from .plan_keys import argument_key, short_key, with_sub_tables
 from .plan_options import MAIN_KEYS
@@ -67,7 +67,7 @@ FOLDER = "experiments"
 HDF5_SIGNATURE = b"\x89HDF"
 """How program files begin."""
 
-ALL_KEYS = "docs/experiments.md and 'mpisim new' explain all keys"
+ALL_KEYS = "docs/experiments.md and 'mpisim new --all' explain all keys"
 
 MODEL_SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "seq_len", "vocab", "experts")
 """Keys of ``[model]`` that a model without a name is told by: whole numbers."""
@@ -458,6 +458,8 @@ def _model_and_guess(table: Mapping[str, Any], source: str) -> tuple[Model, Gues
             base, guess = from_config(Path(source).parent / config)
         except InputError as error:
             raise InputError(f"{source}: key 'model.hf_config': {error}") from error
+    if "seq_len" not in given:
+        given |= image_length(given, base)
     if not base:
         given, guess = _completed(given, source)
     elif "parameters" in given:
@@ -478,7 +480,9 @@ def _model_and_guess(table: Mapping[str, Any], source: str) -> tuple[Model, Gues
     allowed = ("preset", "hf_config", "parameters", *(each.name for each in fields(cls)))
     for key in given:
         if key not in allowed:
-            near = tables_with(key, "model") or one_of(key, allowed, ALL_KEYS)
+            meant = model_key(key)
+            near = f" (did you mean {meant!r}?); {ALL_KEYS}" if meant in allowed else ""
+            near = near or tables_with(key, "model") or one_of(key, allowed, ALL_KEYS)
             raise InputError(f"{source}: unknown key {key!r} in [model]{near}")
     model: Model = build(cls, {**common, **base, **given}, source, "model")
     return model, guess

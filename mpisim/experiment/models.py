@@ -7,6 +7,7 @@ come last. Transformers, which have most keys, stand in :mod:`.transformer`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from ..base.errors import InputError
@@ -14,7 +15,17 @@ from ..base.frozen import frozen
 from ..base.schema import Limits
 from .transformer import USUAL_LENGTH, Classes, Count, Large, Transformer, divides
 
-__all__ = ["FAMILIES", "USUAL_LENGTH", "Cnn", "Dlrm", "Model", "Transformer", "divides"]
+__all__ = [
+    "FAMILIES",
+    "USUAL_LENGTH",
+    "Cnn",
+    "Dlrm",
+    "Model",
+    "Transformer",
+    "divides",
+    "image_length",
+    "model_key",
+]
 
 REUSE_FACTORS = 17
 """Shares of a table's rows by how often a batch looks them up."""
@@ -216,3 +227,67 @@ FAMILIES: dict[str, tuple[type[Model], dict[str, Any]]] = {
     "dlrm": (Dlrm, {}),
 }
 """Of each family its dataclass, and the defaults its members share."""
+
+ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+    "layers": ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "depth"),
+    "hidden": ("hidden_size", "d_model", "n_embd", "dim", "width"),
+    "heads": ("num_attention_heads", "num_heads", "n_heads", "n_head"),
+    "kv_heads": ("num_key_value_heads", "num_query_groups", "num_kv_heads", "n_kv_heads"),
+    "head_size": ("head_dim", "kv_channels"),
+    "ffn_hidden": ("intermediate_size", "ffn_hidden_size", "ffn", "ffn_size", "d_ff", "n_inner"),
+    "vocab": ("vocab_size", "padded_vocab_size"),
+    "seq_len": (
+        *("max_position_embeddings", "n_positions", "seq_length", "max_seq_len"),
+        *("sequence_length", "seqlen", "context_length", "block_size"),
+    ),
+    "experts": ("num_experts", "num_local_experts", "n_routed_experts", "num_moe_experts"),
+    "topk": ("num_experts_per_tok", "moe_router_topk", "top_k"),
+    "moe_ffn_hidden": ("moe_intermediate_size", "moe_ffn_hidden_size", "expert_ffn"),
+    "shared_experts": ("n_shared_experts", "num_shared_experts"),
+    "shared_ffn_hidden": (
+        *("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
+    ),
+    "dense_layers": ("first_k_dense_replace",),
+    "tied_embeddings": ("tie_word_embeddings",),
+    "window": ("sliding_window", "window_size"),
+    "activation": ("hidden_act", "activation_function"),
+    "image": ("image_size", "img_size"),
+    "patch": ("patch_size", "patch_dim"),
+    "classes": ("num_classes", "num_labels"),
+    "decoder_layers": ("num_decoder_layers",),
+    "mamba_heads": ("mamba_num_heads",),
+    "mamba_head_size": ("mamba_head_dim",),
+    "mamba_groups": ("n_groups", "mamba_num_groups"),
+    "mamba_state": ("ssm_state_size", "mamba_state_dim"),
+}
+"""Keys of ``[model]``, and what Hugging Face's config.json, Megatron-LM and nanoGPT call them."""
+
+
+def model_key(name: str) -> str | None:
+    """Name of a framework's argument → key of ``[model]`` that says the same; None if none does.
+
+    Examples
+    --------
+    >>> model_key("num_hidden_layers"), model_key("d_ff"), model_key("layerz")
+    ('layers', 'ffn_hidden', None)
+    """
+    return next((key for key, names in ARGUMENTS.items() if name in names), None)
+
+
+def image_length(given: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of a model of images → the length of its sequences; nothing of other families.
+
+    A token for each patch and one for the class (ViT, arXiv:2010.11929, section 3.1).
+
+    Parameters
+    ----------
+    given, base : mapping
+        Keys of the file, and of the preset or config.json that these change. Values that no model
+        has are left to whoever builds the dataclass.
+    """
+    keys = {"image": Transformer.image, "patch": Transformer.patch, **base, **given}
+    image, patch = keys["image"], keys["patch"]
+    sizes = type(image) is int and type(patch) is int and patch > 0
+    if keys.get("family") != "vit" or not sizes:
+        return {}
+    return {"seq_len": max(1, (image // patch) ** 2 + 1)}

@@ -101,6 +101,23 @@ RENAMED = {
 
 _PARALLEL = re.compile(r"(?P<axis>[a-z_]+?)(_model)?_parallel(ism)?(_size|_degree)?")
 
+_SIZE = re.compile(r"(?P<axis>[tpcde]p|vpp|etp)_(size|degree|world_size)")
+
+ARGUMENTS: Mapping[str, str] = {
+    "micro_batch_size": "micro_batch",
+    "mbs": "micro_batch",
+    "per_device_train_batch_size": "micro_batch",
+    "global_batch_size": "global_batch",
+    "gbs": "global_batch",
+    "batch_size": "global_batch",
+    "train_batch_size": "global_batch",
+    "zero_stage": "zero",
+    "fsdp": "framework.dp_style",
+    "dtype": "precision",
+    "world_size": "cluster.gpus",
+}
+"""Further arguments of frameworks, and the keys that say the same."""
+
 AXES: Mapping[str, str] = {
     "tensor": "tp",
     "pipeline": "pp",
@@ -115,7 +132,9 @@ AXES: Mapping[str, str] = {
 
 
 def argument_key(name: str) -> str | None:
-    """Name of a framework's argument → key of ``[plan]`` that says the same; None if none does.
+    """Name of a framework's argument → the key that says the same; None if none does.
+
+    Of ``[plan]``, or with the name of its table in front.
 
     Examples
     --------
@@ -123,9 +142,16 @@ def argument_key(name: str) -> str | None:
     ('tp', 'sp')
     >>> argument_key("gradient_accumulation_steps"), argument_key("optimizer")
     ('global_batch', None)
+    >>> argument_key("tp_size"), argument_key("fsdp")
+    ('tp', 'framework.dp_style')
     """
     if name.startswith("gradient_accumulation"):
         return "global_batch"  # over dp × micro_batch
+    if name in ARGUMENTS:
+        return ARGUMENTS[name]
+    short = _SIZE.fullmatch(name)
+    if short is not None:
+        return short["axis"]
     found = _PARALLEL.fullmatch(name)
     return None if found is None else AXES.get(found["axis"])
 

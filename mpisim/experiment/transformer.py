@@ -57,7 +57,7 @@ class Transformer:
     Attributes
     ----------
     family : str
-        Sets the defaults of what follows, see `FAMILIES`.
+        Sets the defaults of what follows (docs/experiments.md has a table).
     layers, hidden, heads : int
         Blocks (of T5: of the encoder), width, attention heads.
     seq_len : int

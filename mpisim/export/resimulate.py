@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ..engine.repetition import Repetition
     from ..prediction.prepared_program import PreparedProgram
 
-__all__ = ["Kept", "ResimulatedRun", "read_kept", "resimulate"]
+__all__ = ["Kept", "ResimulatedRun", "kept_experiment", "read_kept", "resimulate"]
 
 
 class Kept(NamedTuple):
@@ -156,6 +156,27 @@ def read_kept(path: str | Path, comm: Intracomm) -> Kept:
     kept = comm.bcast(kept, root=0)
     assert kept is not None
     return kept
+
+
+def kept_experiment(path: str | Path) -> Experiment | ProgramExperiment:
+    """Results file → the experiment that it is of. Local.
+
+    Parameters
+    ----------
+    path : str or Path
+
+    Raises
+    ------
+    InputError
+        If it does not say what it was made of, or is of a recording.
+    """
+    kept = _kept(path)
+    if ReplayOrigin.is_text(kept.origin) or GrownOrigin.is_text(kept.origin):
+        raise InputError(
+            f"{path}: is of a recording, which mpisim replay --save-program step.h5 makes a "
+            "program of"
+        )
+    return deserialize_any(kept.origin, str(path))
 
 
 def resimulate(

@@ -24,6 +24,7 @@ __all__ = [
     "allreduce_max",
     "allreduce_min",
     "allreduce_sum",
+    "allreduce_sum_whole",
     "allreduce_sum_words",
 ]
 
@@ -95,6 +96,28 @@ def allreduce_sum_words(words: NDArray[np.uint64], comm: Intracomm | None) -> ND
     halves = np.stack([words & _LOW, words >> _HALF]).astype(np.int64)
     low, high = allreduce_sum(halves, comm).astype(np.uint64)
     found: NDArray[np.uint64] = low + (high << _HALF)
+    return found
+
+
+def allreduce_sum_whole(values: NDArray[np.object_], comm: Intracomm | None) -> NDArray[np.object_]:
+    """Add up whole numbers of any size of all processes, as `allreduce_sum`. **Collective.**
+
+    Parameters
+    ----------
+    values : int, any shape
+        Below 2^94 in size.
+    comm : mpi4py.MPI.Intracomm or None
+
+    Returns
+    -------
+    int, same shape
+    """
+    if comm is None or comm.size == 1:
+        return values
+    # A sum of halves stays below 2^63 for 2^31 processes.
+    halves = np.stack([values & int(_LOW), values >> int(_HALF)]).astype(np.int64)
+    low, high = allreduce_sum(halves, comm).astype(object)
+    found: NDArray[np.object_] = low + (high << int(_HALF))
     return found
 
 

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from ..base.frozen import frozen
 from ..engine.run import Run
 from ..kernels.slowdown import CLASSES
-from ..mpi.reductions import allreduce_sum, allreduce_sum_words
+from ..mpi.reductions import allreduce_sum, allreduce_sum_whole, allreduce_sum_words
 from ..program import Program, Table
 from ._core.rows import fingerprint
 from .model import OverlapModel, SlowedRows
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 __all__ = ["SlowdownOutcome", "run_with_slowdown"]
 
 Ints = NDArray[np.int64]
+WholeNumbers = NDArray[np.object_]
+"""Of any size: sums over all ranks."""
 
 
 @frozen(eq=False)
@@ -57,11 +59,11 @@ class SlowdownOutcome:
         Number of times that durations were worked out.
     unconverged_rows : int
         Rows, over all ranks, whose durations the last pass changed (coupled).
-    kernel_time : int64, shape (len(CLASSES), 2)
+    kernel_time : int, shape (len(CLASSES), 2)
         Time of kernels that overlap, over all ranks: alone, and beside communications, in ps.
-    wire_time : int64, shape (2,)
+    wire_time : int, shape (2,)
         Likewise of communications.
-    terms : int64, shape (len(CLASSES), c)
+    terms : int, shape (len(CLASSES), c)
         Part of the kernels' time, in ps, that is proportional to each number of the model.
     """
 
@@ -69,9 +71,9 @@ class SlowdownOutcome:
     step_time_alone: int
     passes: int
     unconverged_rows: int
-    kernel_time: Ints
-    wire_time: Ints
-    terms: Ints
+    kernel_time: WholeNumbers
+    wire_time: WholeNumbers
+    terms: WholeNumbers
 
 
 Runner = Callable[
@@ -86,9 +88,9 @@ class _Pass:
     """The outcome of one pass; times are by class simulated on this process."""
 
     times: dict[int, RowTimes]
-    kernel_time: Ints
-    wire_time: Ints
-    terms: Ints
+    kernel_time: WholeNumbers
+    wire_time: WholeNumbers
+    terms: WholeNumbers
     changed: int  # rows, over all ranks
     hash: bytes  # of the times of all ranks, where there are several passes
 
@@ -174,8 +176,9 @@ def _work_out(
     known: dict[tuple[int, ...], _ClassTimes] = {}
     of_tables: dict[Table, NDArray[np.uint64]] = {}
     n_terms = len(model.terms)
-    # Everything that is added up over processes, side by side.
-    sums = np.zeros((len(CLASSES), 2 + n_terms + 1), np.int64)
+    # Everything that is added up over processes, side by side: ps of all GPUs are beyond int64
+    # for 100,000 of them and a step of two minutes.
+    sums = np.zeros((len(CLASSES), 2 + n_terms + 1), object)
     words = np.zeros(2, np.uint64)
     for number, each in own.items():
         # Classes that share slowed rows share what is made of them, if communications last as long.
@@ -185,12 +188,12 @@ def _work_out(
         of = known[key]
         times[number] = of.times
         count = int(run.classes.count[number])
-        sums[:, :2] += count * each.kernel_time
-        sums[:, 2:-1] += count * each.terms
+        sums[:, :2] += count * each.kernel_time.astype(object)
+        sums[:, 2:-1] += count * each.terms.astype(object)
         sums[:3, -1] += count * of.alone, count * of.slowed, count * of.changed
         if mode == "coupled":
             words += np.uint64(count) * of.times.hash(of_tables)
-    sums, words = allreduce_sum(sums, comm), allreduce_sum_words(words, comm)
+    sums, words = allreduce_sum_whole(sums, comm), allreduce_sum_words(words, comm)
     beside = sums[:, -1]
     return _Pass(times, sums[:, :2], beside[:2], sums[:, 2:-1], int(beside[2]), bytes(words))
 

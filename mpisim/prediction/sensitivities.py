@@ -349,7 +349,7 @@ class _PathParts:
         return {name: part / total for name, part in found.items()} if total else {}
 
 
-def _at_the_end(kernel_time: NDArray[np.int64]) -> float:
+def _at_the_end(kernel_time: NDArray[np.object_]) -> float:
     """Return how much more than all the class of kernels is slowed in which communications end.
 
     That is the one that takes most of the time beside them: the others are short, and begin where
@@ -357,7 +357,7 @@ def _at_the_end(kernel_time: NDArray[np.int64]) -> float:
 
     Parameters
     ----------
-    kernel_time : int64, shape (classes, 2)
+    kernel_time : int, shape (classes, 2)
         Alone, and beside communications, in ps.
     """
     alone, beside = kernel_time.T.astype(float)

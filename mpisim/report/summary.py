@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from textwrap import wrap
 from typing import Any, NamedTuple
@@ -133,13 +132,22 @@ def _head(results: Results, drawing: Drawing, *, cost: bool = True) -> list[str]
     classes = f" ({results.n_classes:,} simulated, the others are equal)" if equal else ""
     facts += [("ranks", f"{results.n_ranks:,} on {processes}{classes}"), ("digest", results.digest)]
     width = max(len(label) for label, text in facts if text)
-    lines = [
-        shortened(f"{label:<{width}}  {text}", WIDTH, tail=16) for label, text in facts if text
-    ]
-    warned = [
-        drawing.warning(line) if re.match(r"memory +does not", line) else line for line in lines[1:]
-    ]
-    return [drawing.bold(lines[0]), *warned]
+    lines: list[str] = []
+    for label, text in facts:
+        if text:
+            shown = _fact(f"{label:<{width}}  ", text)
+            bad = label == "memory" and text.startswith("does not")
+            lines += map(drawing.warning, shown) if bad else shown
+    return [drawing.bold(lines[0]), *lines[1:]]
+
+
+def _fact(label: str, text: str) -> list[str]:
+    """Return a line of what is known; two where figures need them."""
+    room = WIDTH - len(label)
+    if label.strip() in ("throughput", "memory", "cost"):
+        first, *rest = wrap(text, room, max_lines=2, placeholder=" …")
+        return [label + first, *(" " * len(label) + line for line in rest)]
+    return [label + shortened(text, room, tail=16)]
 
 
 def _interval(step: int, error: float) -> str:
@@ -377,7 +385,8 @@ def _more(results: Results) -> list[str]:
         for number, word, rest in ((n, "assumption", ""), (missing, "thing", " not modelled"))
         if number
     ]
-    uses = "keeps it for mpisim report (--html: a page), export, compare, sensitivity."
+    uses = "keeps it for mpisim report (--html: a page), export, compare"
+    uses += "." if results.recorded else ", sensitivity."
     file = "-o run.h5" if results.path is None else one_line(results.path.name)
     return [
         f"--details prints {''.join(hints)}all tables.",

@@ -285,7 +285,7 @@ def _communications(results: Results, top: int) -> list[str]:
 def _limits(results: Results, top: int) -> list[str]:
     """What bounds communications by themselves, and for how much of their time on the wire."""
     columns = results.communications
-    whole = int(columns["wire"].sum())
+    whole = sum(columns["wire"].tolist())
     wire: dict[str, int] = {}
     for limit, time in zip(columns["limit"].tolist(), columns["wire"].tolist(), strict=True):
         if limit:

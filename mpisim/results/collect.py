@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.distinct import dense
+from ..base.errors import InputError
+from ..base.quantity import PICOSECONDS
 from ..base.version import __version__
 from ..engine.flows import Flows
 from ..engine.run import Run
@@ -82,9 +84,10 @@ def collect(
     Raises
     ------
     InputError
-        If a recorded program has no such step.
+        If a recorded program has no such step; if the time of all ranks is too long for totals.
     """
     program = run.program
+    _check_totals(run)
     recorded = step_of_job(program, run, comm, step)
     names, numbers = shared_names(program, comm)
 
@@ -182,6 +185,17 @@ def _accounts(
         repetition.sums(shorter.communications, longer.communications),
         repetition.sums(shorter.parts[one.simulated_by[other.simulated]], longer.parts),
     )
+
+
+def _check_totals(run: Run) -> None:
+    """Refuse runs in which the ps of all ranks together, as of one kernel, are beyond int64."""
+    n, step = run.program.n_ranks, int(run.step_time)
+    if n * step >= 2**63:
+        raise InputError(
+            f"the step takes {n:,} ranks {step / PICOSECONDS:,.1f} s each, together more than the "
+            f"{2**63 / PICOSECONDS:,.0f} s that totals over ranks can hold; take fewer "
+            "micro-batches (plan.global_batch) or fewer ranks"
+        )
 
 
 def _rows(run: Run, repetition: Repetition | None) -> NDArray[np.int64]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from math import inf
 from typing import Annotated, Any, Literal
 
 from ..base.errors import InputError, one_of
 from ..base.frozen import frozen
+from ..base.quantity import GIB
 from ..base.schema import Limits, build
 from ..cost.power import watts_of
 from ..experiment.job_choice import seconds
@@ -78,6 +80,8 @@ class Choice:
         A key that is varied, as ``"cluster.preset"``: the best of each of its values is shown, too.
     memory_headroom : float
         GiB that every GPU must have left.
+    max_memory : float, optional
+        GiB that a GPU may need.
     max_step_time : float, optional
         Seconds.
     max_gpus : int, optional
@@ -96,6 +100,7 @@ class Choice:
     top: Annotated[int, Limits(least=1, most=1000)] = 10
     each: str | None = None
     memory_headroom: Annotated[float, Limits(least=0, most=10**6)] = 0.0
+    max_memory: Annotated[float, Limits(least=0.001, most=10**6)] | None = None
     max_step_time: Annotated[float, Limits(least=1e-9)] | None = None
     max_gpus: Annotated[int, Limits(least=1, most=10**6)] | None = None
     max_power: str | None = None
@@ -111,6 +116,11 @@ class Choice:
             watts_of(self.max_power, "max_power")
         if self.max_job_time is not None and not seconds(self.max_job_time, "max_job_time"):
             raise InputError(f"max_job_time is {self.max_job_time!r}; it must be above 0")
+
+    def room(self, capacity: float) -> float:
+        """Bytes of a GPU → the most that a candidate may need of them."""
+        most = inf if self.max_memory is None else self.max_memory * GIB
+        return min(capacity - self.memory_headroom * GIB, most)
 
     @cached_property
     def limits(self) -> Mapping[str, float]:

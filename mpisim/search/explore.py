@@ -30,7 +30,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import InputError
-from ..base.quantity import GIB
 from ..base.text import one_line
 from ..experiment import Experiment
 from ..experiment.load import plan_of
@@ -289,7 +288,7 @@ class _Rounds:
         """Judge the memory of a candidate, and bound its step by all passes of its pipeline."""
         experiment, hardware = self._candidates.experiment(number)
         memory = verdict(experiment, hardware)
-        if memory.headroom < self._space.choice.memory_headroom * GIB:
+        if memory.peak > self._space.choice.room(memory.capacity):
             return Found(number, Status.TOO_LARGE, {"peak": memory.peak})
         least = self._bounds.closer(experiment, hardware)
         return self._bounded(number, least, {"peak": memory.peak})

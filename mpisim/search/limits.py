@@ -110,7 +110,7 @@ def broken_limits(space: SearchSpace, records: Records) -> list[BrokenLimit]:
         else:
             memory = verdict(*Candidates(space).experiment(nearest))
             capacity, peak = memory.capacity, memory.peak
-        allowed = capacity - choice.memory_headroom * GIB
+        allowed = choice.room(capacity)
         found.append(BrokenLimit("memory", allowed, len(large), nearest, peak, space.of_trace))
     return found
 
@@ -125,9 +125,10 @@ def limit_line(space: SearchSpace, broken: BrokenLimit) -> str:
     """
     value, allowed = (_in_words(broken.limit, each) for each in (broken.value, broken.allowed))
     if broken.limit == "memory":
-        kept = space.choice.memory_headroom
+        kept, most = space.choice.memory_headroom, space.choice.max_memory
         left = f", of which memory_headroom leaves {allowed}" if kept else ""
         name = f"memory of {_in_words('memory', broken.allowed + kept * GIB)} a GPU{left}"
+        name = f"max_memory = {allowed}" if broken.allowed == (most or 0) * GIB else name
     else:
         name = f"{broken.limit} = {allowed}"
     least = "at least " if broken.at_least else ""

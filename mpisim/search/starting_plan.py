@@ -12,7 +12,7 @@ launches) does not count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import product
 from math import inf
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..base.quantity import GIB
+from ..base.text import counted
 from ..experiment import ClusterChoice, Experiment, Model, Plan, Transformer, with_keys
 from ..experiment.model_counts import feed_forward_matrices, parameters
 from ..experiment.models import Cnn
@@ -54,6 +55,9 @@ the first stage of a pipeline keeps as many micro-batches as there are stages.""
 
 UNEVEN_STAGES = (2, 4, 8, 16, 32)
 """Stages that layers are also spread over unevenly."""
+
+FURTHER_STAGES = tuple(n for n in range(3, max(UNEVEN_STAGES)) if n not in UNEVEN_STAGES)
+"""Stages that layers are spread over unevenly where no other plan fits."""
 
 MAX_HOPELESS_PLANS = 8
 """Plans, of those that take least, that are tried where none can fit."""
@@ -148,7 +152,7 @@ def starting_plan(
             why.append(f"what could be faster does not fit: {faster} needs {peak:.1f} GiB")
         return StartingPlan(chosen.keys, verdict, tuple(why))
     why = [
-        f"no plan that was tried fits into {gpus:,} GPUs of {name!r}; "
+        f"no plan that was tried fits into {counted(gpus, 'GPU')} of {name!r}; "
         f"this one takes least, {words}: {needs}"
     ]
     more = _more_gpus(model, target)
@@ -175,9 +179,38 @@ def _more_gpus(model: Model, target: _Target) -> tuple[int, dict[str, Any]] | No
 def _chosen(model: Model, target: _Target) -> tuple[_Candidate, _Candidate | None]:
     """Return the best plan that surely fits, else that fits, else the one that takes least.
 
-    With it the last plan that is faster by the bound and does not fit.
+    With it the last plan that is faster by the bound and does not fit. Unusual numbers of stages
+    and FSDP with tensor parallelism are tried where nothing else fits: the second gathers
+    parameters from other nodes for every micro-batch, of which the bound knows nothing.
     """
-    candidates = _candidates(model, target)
+    least: list[_Candidate] = []
+    for candidates in _kinds(model, target):
+        found, before = _best(model, target, candidates) if candidates else (None, None)
+        if found is not None and found.verdict.fits:
+            return found, before
+        least += [] if found is None else [found]
+    if not least:
+        raise InputError(
+            f"{target.gpus} GPUs of {target.name!r}: no plan divides the model evenly among them"
+        )
+    return min(least, key=lambda each: each.verdict.peak), None
+
+
+def _kinds(model: Model, target: _Target) -> Iterator[list[tuple[dict[str, Any], float]]]:
+    """Yield plans as of `_candidates`, first those of which any that fits is preferred."""
+    if not isinstance(model, Transformer):
+        yield list(_batches(model, target.gpus))
+        return
+    yield _candidates(model, target, _splits(model, target)) + _sharded(model, target, (1,))
+    uneven = _splits(model, target, FURTHER_STAGES)
+    yield _candidates(model, target, (each for each in uneven if each[1] in FURTHER_STAGES))
+    yield _sharded(model, target, (size for size in _tensor_sizes(model, target) if size > 1))
+
+
+def _best(
+    model: Model, target: _Target, candidates: list[tuple[dict[str, Any], float]]
+) -> tuple[_Candidate | None, _Candidate | None]:
+    """Return the best of some plans as `_chosen` does, None if none can be; and what is faster."""
     room = capacity(target.gpu)
     possible = [keys for keys, least in candidates if least <= room]
     if not possible:
@@ -212,12 +245,7 @@ def _chosen(model: Model, target: _Target) -> tuple[_Candidate, _Candidate | Non
         fastest = [each for each in fitting if each[0] <= alike]
         split = min(fastest, key=lambda each: (_split(each[1].keys), each[0]))[1]
         return _refined(model, target, times, split), before
-    chosen = close or least
-    if chosen is None:
-        raise InputError(
-            f"{target.gpus} GPUs of {target.name!r}: no plan divides the model evenly among them"
-        )
-    return chosen, before if close else None
+    return close or least, before if close else None
 
 
 def _refined(model: Model, target: _Target, times: _Times, split: _Candidate) -> _Candidate:
@@ -308,16 +336,20 @@ def _verdict(model: Model, keys: dict[str, Any], target: _Target) -> Verdict:
     return assess(layout, target.gpu, node=target.cluster.gpus_per_node)
 
 
-def _candidates(model: Model, target: _Target) -> list[tuple[dict[str, Any], float]]:
+def _precision(gpu: Gpu) -> str:
+    """Return the narrowest of the usual formats that a GPU has."""
+    return next(each for each in ("bf16", "fp16", "fp32") if each in gpu.formats)
+
+
+def _candidates(
+    model: Transformer, target: _Target, splits: Iterable[tuple[int, int, int]]
+) -> list[tuple[dict[str, Any], float]]:
     """Return keys of plans, each with a lower bound of its bytes."""
-    precision = next(each for each in ("bf16", "fp16", "fp32") if each in target.gpu.formats)
-    if not isinstance(model, Transformer):
-        return list(_batches(model, target.gpus))
     total = parameters(model)
     routed = _routed(model)
     tokens = model.layers * model.seq_len * model.hidden
     found: list[tuple[dict[str, Any], float]] = []
-    for tp, pp, ep in _splits(model, target):
+    for tp, pp, ep in splits:
         dp = target.gpus // (tp * pp)
         held = (total - routed) / (tp * pp) + routed / (pp * ep)
         least = REPLICATED_BYTES * held
@@ -333,22 +365,37 @@ def _candidates(model: Model, target: _Target) -> list[tuple[dict[str, Any], flo
             keys |= {"sp": True} if target.framework.get("name") else {}
         keys |= _spread(model.layers, pp)
         keys |= {"zero": 1} if dp > 1 else {}
-        keys[PRECISION] = precision
+        keys[PRECISION] = _precision(target.gpu)
         found += _with_recomputation(keys, least, tokens / tp)
+    return _runnable(model, found)
+
+
+def _sharded(
+    model: Transformer, target: _Target, sizes: Iterable[int]
+) -> list[tuple[dict[str, Any], float]]:
+    """Return keys of plans of FSDP with tensor parallelism of some sizes, as `_candidates` does."""
     # A framework that is named keeps its own way of sharding.
     named = bool(target.framework.get("name"))
     usual = _plan(model, {"global_batch": target.gpus}, target).framework.dp_style
-    shards = not named or usual == "fsdp"
-    if shards and not model.experts and target.gpus > 1 and precision != "fp32":
-        keys = {
-            "global_batch": 8 * target.gpus,
-            "micro_batch": 1,
-            "framework.dp_style": "fsdp",
-            "zero": 3,
-            PRECISION: precision,
-        }
-        each = FROZEN_BYTES if model.lora_rank else 4 * FP32
-        found += _with_recomputation(keys, total * each / target.gpus, tokens)
+    precision = _precision(target.gpu)
+    if (named and usual != "fsdp") or model.experts or precision == "fp32":
+        return []
+    least = parameters(model) * (FROZEN_BYTES if model.lora_rank else 4 * FP32) / target.gpus
+    tokens = model.layers * model.seq_len * model.hidden
+    found: list[tuple[dict[str, Any], float]] = []
+    for tp in sizes:
+        dp = target.gpus // tp
+        if dp > 1 and target.gpus % tp == 0:
+            keys = {"global_batch": 8 * dp, "micro_batch": 1, "framework.dp_style": "fsdp"}
+            keys |= {"zero": 3, PRECISION: precision} | ({"tp": tp} if tp > 1 else {})
+            found += _with_recomputation(keys, least, tokens / tp)
+    return _runnable(model, found)
+
+
+def _runnable(
+    model: Transformer, found: list[tuple[dict[str, Any], float]]
+) -> list[tuple[dict[str, Any], float]]:
+    """Return plans with what a model needs besides."""
     # Shifted scores of Transformer-XL have no fused kernel.
     needed = {"framework.kernels": "eager"} if model.memory else {}
     return [(keys | needed, least) for keys, least in found]
@@ -371,22 +418,32 @@ def _routed(model: Transformer) -> int:
     return routed * (model.moe_latent or model.hidden) // model.hidden
 
 
-def _splits(model: Transformer, target: _Target) -> Iterator[tuple[int, int, int]]:
-    """Yield tensor, pipeline and expert parallel sizes that divide the model and the GPUs."""
-    gpus, node = target.gpus, target.cluster.gpus_per_node
-    most = min(MAX_TP, node)
-    for tp in (size for size in (1, 2, 4, 8) if size <= most):
-        uneven = (model.heads % tp, model.kv % min(tp, model.kv), model.ffn % tp)
-        if any(uneven) or model.seq_len % tp:
-            continue
+def _splits(
+    model: Transformer, target: _Target, uneven: Collection[int] = UNEVEN_STAGES
+) -> Iterator[tuple[int, int, int]]:
+    """Yield tensor, pipeline and expert parallel sizes that divide the model and the GPUs.
+
+    Layers are spread unevenly over `uneven` numbers of stages alone.
+    """
+    gpus = target.gpus
+    for tp in _tensor_sizes(model, target):
         for pp in range(1, 2 if model.family == "t5" else model.layers + 1):
             even = not (model.layers % pp and (model.layers + len(ACCOUNT_FOR_ENDS)) % pp)
-            if gpus % (tp * pp) or not (even or pp in UNEVEN_STAGES):
+            if gpus % (tp * pp) or not (even or pp in uneven):
                 continue
             group = gpus // pp
             for ep in range(1, max(model.experts, 1) + 1):
                 if not model.experts or not (model.experts % ep or group % ep):
                     yield tp, pp, ep
+
+
+def _tensor_sizes(model: Transformer, target: _Target) -> Iterator[int]:
+    """Yield tensor parallel sizes inside a node that divide the model."""
+    most = min(MAX_TP, target.cluster.gpus_per_node)
+    for tp in (size for size in (1, 2, 4, 8) if size <= most):
+        uneven = (model.heads % tp, model.kv % min(tp, model.kv), model.ffn % tp)
+        if not any(uneven) and not model.seq_len % tp:
+            yield tp
 
 
 def _spread(layers: int, pp: int) -> dict[str, Any]:

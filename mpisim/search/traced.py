@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..base.errors import InputError
 from ..base.frozen import frozen
-from ..base.quantity import GIB, Z_90
+from ..base.quantity import Z_90
 from ..engine import Run
 from ..experiment.program_experiment import ProgramExperiment, WorkloadChoice, program_experiment
 from ..extrapolate import TracedStep
@@ -330,8 +331,7 @@ def _simulated(space: SearchSpace, candidates: TracedCandidates, number: int) ->
     if choice.max_gpus is not None and candidate.gpus > choice.max_gpus:
         return Found(number, Status.OVER_LIMIT, values)
     values["peak"] = candidate.memory
-    left = candidate.capacity - candidate.memory
-    if candidate.capacity and left < choice.memory_headroom * GIB:
+    if candidate.memory > choice.room(candidate.capacity or inf):
         return Found(number, Status.TOO_LARGE, values)
     _, step = candidate.run(MPI.COMM_SELF)
     slow = choice.max_step_time is not None and step * 1e-12 > choice.max_step_time
