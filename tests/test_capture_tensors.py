@@ -87,6 +87,31 @@ for _ in range(3):
     optimizer.zero_grad()
 """
 
+TIED = """
+import torch
+from torch import nn
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.layer = nn.Embedding(5000, 256), nn.Linear(256, 256)
+        self.head = nn.Linear(256, 5000, bias=False)
+        self.head.weight = self.embedding.weight
+        self.seen = []
+        self.head.weight.register_post_accumulate_grad_hook(self.seen.append)
+    def forward(self, words):
+        return self.head(self.layer(self.embedding(words)))
+
+model = Words().cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(3):
+    words = torch.randint(0, 5000, (8, 64), device="cuda")
+    nn.functional.cross_entropy(model(words).flatten(0, 1), words.flatten()).backward()
+    assert len(model.seen) == step + 1
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
 
 def recorded(folder: Path, text: str, gpu: str = "h100-sxm") -> Recording:
     """The recording of a script of one rank."""
@@ -112,6 +137,13 @@ def test_sequences_of_several_lengths(tmp_path: Path) -> None:
     assert packed.shape == (tokens, 8, 64)
     assert forward.inputs[5] == 300  # the longest
     assert len(calls(found, "aten::_flash_attention_backward")) == 1
+
+
+def test_a_weight_of_two_modules(tmp_path: Path) -> None:
+    """It is moved to the GPU with both, and keeps the hooks of its gradient."""
+    found = recorded(tmp_path, TIED)
+    shapes = [found.parameters[each.parameter].shape for each in found.completed]
+    assert shapes == [(256,), (256, 256), (5000, 256)]
 
 
 def test_sparse_tensors(tmp_path: Path) -> None:

@@ -46,6 +46,16 @@ def test_plans_are_those_that_are_generated(traced: tuple[str, TracedStep]) -> N
         assert abs(found.error) < 0.03, (keys, found)
 
 
+def test_a_vision_transformer_is_divided_between_its_ends(tmp_path: Path) -> None:
+    """Patches, their positions and the head are of every rank, as in Megatron-LM."""
+    model = loop.MODELS["vit"]
+    step = loop.traced(model, tmp_path / "trace")
+    for keys in ({"dp": 8}, {"tp": 4}, {"tp": 2, "pp": 2, "dp": 2}):
+        found = loop.compare(model, step, keys)
+        assert found.equal, keys
+        assert abs(found.error) < 0.01, (keys, found)
+
+
 def test_gradients_under_autocast_are_those_of_fp32(tmp_path: Path) -> None:
     """Products in fp16, weights and gradients in fp32: as many bytes as parameters × 4."""
     model = loop.Model('preset = "resnet-50"', 32, "fp16")

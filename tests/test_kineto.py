@@ -87,6 +87,17 @@ def test_hip_calls_launch(tmp_path: Path) -> None:
     assert trace.calls.name == ["hipExtLaunchKernel"]
 
 
+@pytest.mark.parametrize("category", ["xpu_driver", "privateuse1_runtime", "privateuse1_driver"])
+def test_calls_of_other_devices_launch(tmp_path: Path, category: str) -> None:
+    made = HandMade()
+    made.launch(10, 14, 20, 30, call="launchKernel")
+    for event in made.events:
+        if event["cat"] == "cuda_runtime":
+            event["cat"] = category
+    _, calls = made.read(tmp_path)
+    assert [call.ops for call in calls] == [[0]]
+
+
 def test_process_groups(tmp_path: Path) -> None:
     config = [
         {"pg_name": "0", "pg_desc": "default_pg", "pg_size": 4, "ranks": []},

@@ -25,6 +25,8 @@ TABLES = {
     "StringIds": "id, value",
     KERNEL: "start, end, deviceId, contextId, streamId, correlationId, globalPid, demangledName, "
     "gridX, gridY, gridZ",
+    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": "start, end, deviceId, contextId, greenContextId, streamId, "
+    "correlationId, globalPid, graphId, graphExecId",
     "CUPTI_ACTIVITY_KIND_MEMCPY": "start, end, deviceId, contextId, streamId, correlationId, "
     "globalPid, bytes, copyKind, srcKind, dstKind",
     RUNTIME: "start, end, globalTid, correlationId, nameId",
@@ -156,6 +158,24 @@ def test_the_replay_is_the_recording(tmp_path: Path) -> None:
     assert table.operation[reduce] == Operation.ALL_REDUCE
     # Rank 1 came last, at 310 µs: the wire took the rest.
     assert table.duration[reduce] == 90 * 10**6
+
+
+def test_graphs_that_were_recorded_whole(tmp_path: Path) -> None:
+    """As nsys records them by default: no row of a kernel, one row for each launch."""
+    export = Writer()
+    export.kernel(1, "gemm", 100 * US, 200 * US)
+    for start in (210 * US, 510 * US):
+        number = export.call(1, "cudaGraphLaunch_v10000", start - 10 * US, start - 5 * US)
+        times = (start, start + 250 * US)
+        export.add("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", *times, 1, 1, None, 7, number, 1 << 24, 4, 9)
+    path = export.write(tmp_path / "run.sqlite")
+    trace = read_nsys(path, 1)
+    assert trace.device.name == ["gemm", "CUDA graph 4", "CUDA graph 4"]
+    assert "2 launches of CUDA graphs recorded whole" in trace.warnings[0]
+    done = replay(read_job([path], MPI.COMM_SELF), MPI.COMM_SELF)
+    (step,) = done.steps
+    assert step.measured == pytest.approx(660e-6)
+    assert step.replayed == pytest.approx(660e-6, rel=1e-3)
 
 
 def test_compressed_exports(tmp_path: Path) -> None:

@@ -270,21 +270,28 @@ def _install_sharding(dispatch: Any) -> None:
 def _install_conversions() -> None:
     """Have parameters keep what a program has noted at them where a module is moved or converted.
 
-    With memory they stay the same objects, which get other data.
+    With memory they stay the same objects, which get other data. Without, theirs is swapped
+    (``torch.utils.swap_tensors``), and what autograd calls stays with the data: of a weight that
+    two modules share and that is moved twice, the hooks would be lost.
     """
     import torch
 
     anything: Any = torch.nn.Module
     original = anything._apply
+    hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
     def convert(self: Any, *args: Any, **kwargs: Any) -> Any:
-        noted = {
-            name: dict(vars(each)) for name, each in self._parameters.items() if each is not None
-        }
+        before = {name: each for name, each in self._parameters.items() if each is not None}
+        noted = {name: dict(vars(each)) for name, each in before.items()}
         out = original(self, *args, **kwargs)
+        for name, each in before.items():
+            for kind in hooks:
+                found = getattr(self._parameters[name], kind) or getattr(each, kind)
+                if found is not None:
+                    setattr(self._parameters[name], kind, found)
         for name, attributes in noted.items():
-            found = vars(self._parameters[name])
-            found.update({key: attributes[key] for key in attributes.keys() - found.keys()})
+            own = vars(self._parameters[name])
+            own.update({key: attributes[key] for key in attributes.keys() - own.keys()})
         return out
 
     anything._apply = convert

@@ -8,7 +8,9 @@ lies between.
 
 An embedding whose table is split by entries, and scores of the same vocabulary, go together. All
 other layers, convolutions above all, divide their outputs, which are gathered: what TrioSim and its
-reference do with every layer.
+reference do with every layer. Around the pairs of a transformer they are few, and every rank computes
+them whole, as Megatron-LM does with the convolution of a vision transformer's patches, its table of
+positions and its head (megatron/core/models/vision/clip_vit_model.py, legacy/model/vision/vit_backbone.py).
 
 With sequence parallelism tables that are added to what was looked up in a divided vocabulary (of
 positions, of token types) are looked up for the whole sequence, and each rank keeps its share of
@@ -115,8 +117,26 @@ def splits_of(step: TracedStep, tp: int, *, sequence: bool = False) -> Mapping[i
             break
         pending.append(matrix)
     gather()
+    _keep_ends_whole(step, found)
     found = {number: split for number, split in found.items() if split is not NOT_SPLIT}
     return _by_sequence(step, found, tp) if sequence else found
+
+
+def _keep_ends_whole(step: TracedStep, found: dict[int, Split]) -> None:
+    """Leave to every rank what lies before the first pair of matrices, and behind the last.
+
+    Unless there are convolutions between pairs: of such a network they are most of the work.
+    """
+    pairs = [number for number, split in found.items() if split.kind in ("column", "row")]
+    if not pairs:
+        return
+    first, last = min(pairs), max(pairs)
+    inside = step.operators[first:last]
+    if any(isinstance(each, Convolution) for operator in inside for each in operator.products()):
+        return
+    for number, split in list(found.items()):
+        if split.kind == "gathered" and not first < number < last:
+            del found[number]
 
 
 def _by_sequence(step: TracedStep, found: dict[int, Split], tp: int) -> dict[int, Split]:
@@ -149,8 +169,13 @@ def _by_sequence(step: TracedStep, found: dict[int, Split], tp: int) -> dict[int
 
 
 def _vocabulary(step: TracedStep, found: dict[int, Split]) -> set[int]:
-    """Split the first embedding by its entries; return the sizes of a vocabulary split so."""
+    """Split the first embedding by its entries; return the sizes of a vocabulary split so.
+
+    A table behind a layer, as of the positions of patches, holds no vocabulary.
+    """
     for number, operator in enumerate(step.operators):
+        if any(isinstance(each, Gemm | Convolution) for each in operator.products()):
+            return set()
         tables = [each.shape for each in operator.parameters if len(each.shape) == 2]
         looked_up = [each for each in operator.products() if isinstance(each, Embedding)]
         if looked_up:

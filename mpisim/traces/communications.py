@@ -304,7 +304,7 @@ def _elements(dims: msgspec.Raw) -> int:
         return 0
     sizes = [
         math.prod(shape)
-        for shape in shapes
+        for shape in (shapes if isinstance(shapes, list) else ())
         if isinstance(shape, list) and shape and all(isinstance(n, int) for n in shape)
     ]
     return max(sizes, default=0)

@@ -39,7 +39,17 @@ KERNEL, MEMCPY, MEMSET = 0, 1, 2
 
 _OPERATOR = {"cpu_op", "Operator"}
 _ANNOTATION = {"user_annotation"}
-_CALL = {"cuda_runtime", "cuda_driver", "Runtime", "mtia_runtime", "xpu_runtime"}
+_CALL = {
+    "cuda_runtime",
+    "cuda_driver",
+    "Runtime",
+    "mtia_runtime",
+    "xpu_runtime",
+    "xpu_driver",
+    "privateuse1_runtime",
+    "privateuse1_driver",
+}
+"""Names of Kineto's activity types (``libkineto/include/ActivityType.h`` of pytorch/kineto)."""
 _DEVICE = {
     "kernel": KERNEL,
     "Kernel": KERNEL,

@@ -58,7 +58,10 @@ def module_paths(trace: KinetoTrace, times: NDArray[np.int64]) -> list[tuple[str
     if PREFIX.encode() not in text:
         return [() for _ in range(len(times))]
     try:
-        parsed = msgspec.json.decode(text, type=_Calls, strict=False)
+        if text[:64].lstrip()[:1] == b"[":
+            parsed = _Calls(msgspec.json.decode(text, type=list[_Call], strict=False))
+        else:
+            parsed = msgspec.json.decode(text, type=_Calls, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise TraceError(f"{trace.path}: not a Kineto trace: {error}") from None
     first = trace.origin - parsed.base_time_nanoseconds // 1000

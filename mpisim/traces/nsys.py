@@ -22,8 +22,9 @@ import numpy as np
 
 from ..base.errors import TraceError
 from ..base.quantity import PS_PER_NS
+from ..base.text import counted
 from .kineto import KERNEL, MEMCPY, MEMSET, Arguments, DeviceOps, KinetoTrace, Spans, SyncRecord
-from .nsys_export import CALLS, DEVICE_TABLES, Export, Range, opened, spans
+from .nsys_export import CALLS, DEVICE_TABLES, GRAPHS, Export, Range, opened, spans
 
 __all__ = ["nsys_processes", "read_nsys"]
 
@@ -232,6 +233,11 @@ _MEMORY = {
     6: "Managed",
 }
 """CUPTI's numbers, in the words of Kineto's names of copies."""
+_GRAPH = "CUDA graph "
+_WHOLE = (
+    "recorded whole, whose kernels and communications are not known; "
+    "nsys profile --cuda-graph-trace=node records them"
+)
 
 
 def nsys_processes(path: Path) -> list[int]:
@@ -244,7 +250,7 @@ def nsys_processes(path: Path) -> list[int]:
     """
     with opened(path) as export:
         found: dict[int, int] = {}
-        for table in DEVICE_TABLES.values():
+        for table in (*DEVICE_TABLES.values(), GRAPHS):
             if export.has(table, ("globalPid", "deviceId")):
                 for process, device in export.rows(
                     f"SELECT globalPid >> 24, min(deviceId) FROM {table} GROUP BY 1"
@@ -283,6 +289,8 @@ def read_nsys(path: Path | str, process: int) -> KinetoTrace:
         epoch = export.epoch()
         name = export.gpu_name()
         size = export.size
+    graphs = sum(name.startswith(_GRAPH) for name in device.name)
+    whole = [f"{counted(graphs, 'launch', 'launches')} of CUDA graphs {_WHOLE}"] if graphs else []
     # Whole µs, as the form has it; what is left goes into the times themselves.
     origin, rest = divmod(epoch + first, 1000)
     for times in (annotations, operators, calls, device):
@@ -303,30 +311,36 @@ def read_nsys(path: Path | str, process: int) -> KinetoTrace:
         groups={},
         device_name=name,
         size=size,
+        warnings=whole,
     )
 
 
 def _device_ops(
     export: Export, process: int, first: int, streams: dict[tuple[int, int], int]
 ) -> DeviceOps:
-    """Return kernels, copies and sets of a process in order of begin."""
+    """Return kernels, copies and sets of a process in order of begin.
+
+    A CUDA graph that was recorded whole is a kernel of its length.
+    """
     found: list[tuple[int, int, int, int, int | None, str, int, int, float]] = []
     common = "start, end, contextId, streamId, correlationId, deviceId"
     needed = (*common.split(", "), "globalPid")
     processors = export.multiprocessors()
-    for kind, own in (
-        (KERNEL, "demangledName, gridX * gridY * gridZ"),
-        (MEMCPY, "bytes, copyKind, srcKind, dstKind"),
-        (MEMSET, "bytes"),
+    for table, kind, own in (
+        (DEVICE_TABLES[KERNEL], KERNEL, "demangledName, gridX * gridY * gridZ"),
+        (DEVICE_TABLES[MEMCPY], MEMCPY, "bytes, copyKind, srcKind, dstKind"),
+        (DEVICE_TABLES[MEMSET], MEMSET, "bytes"),
+        (GRAPHS, KERNEL, "graphId"),
     ):
-        table = DEVICE_TABLES[kind]
         if not export.has(table, (*needed, *re.findall(r"\w+", own))):
             continue
         query = f"SELECT {common}, {own} FROM {table} WHERE globalPid >> 24 = ?"
         for row in export.checked(table, export.rows(query, (process,)), first):
             start, end, context, stream, correlation, device, *rest = row
             size, blocks = -1, 0.0
-            if kind == KERNEL:
+            if table == GRAPHS:
+                name = f"{_GRAPH}{rest[0]}"
+            elif kind == KERNEL:
                 name = export.texts.get(rest[0], "unknown kernel")
                 blocks = (rest[1] or 0) / processors[device] if processors.get(device) else 0.0
             elif kind == MEMCPY:

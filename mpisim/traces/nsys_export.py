@@ -15,7 +15,7 @@ from ..base.quantity import PS_PER_NS
 from .kineto import KERNEL, MEMCPY, MEMSET, Arguments, Spans
 from .raw import open_text, read_head
 
-__all__ = ["CALLS", "DEVICE_TABLES", "Export", "Range", "is_nsys", "opened", "spans"]
+__all__ = ["CALLS", "DEVICE_TABLES", "GRAPHS", "Export", "Range", "is_nsys", "opened", "spans"]
 
 CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
 DEVICE_TABLES = {
@@ -23,6 +23,9 @@ DEVICE_TABLES = {
     MEMCPY: "CUPTI_ACTIVITY_KIND_MEMCPY",
     MEMSET: "CUPTI_ACTIVITY_KIND_MEMSET",
 }
+GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+"""Launches of CUDA graphs, each recorded whole: what nsys writes by default, in place of their
+kernels, copies and sets (``--cuda-graph-trace=graph``)."""
 _MAGIC = b"SQLite format 3\x00"
 _MOST_NS = 10**15
 
@@ -99,7 +102,8 @@ class Export:
     def first_time(self, process: int) -> int:
         """Return the earliest time of a process, ns from the begin of the capture."""
         times = []
-        owners = dict.fromkeys(DEVICE_TABLES.values(), "globalPid") | {CALLS: "globalTid"}
+        device = dict.fromkeys([*DEVICE_TABLES.values(), GRAPHS], "globalPid")
+        owners = device | {CALLS: "globalTid"}
         for table, owner in owners.items():
             if self.has(table, ("start", "end", owner)):
                 query = f"SELECT min(start) FROM {table} WHERE {owner} >> 24 = ?"

@@ -57,6 +57,10 @@ MODELS = {
     "bert": Model('preset = "bert-base"', 16),
     "mixtral": Model('preset = "mixtral-8x7b"\nlayers = 4\nseq_len = 2048', 1),
     "llama": Model('preset = "llama3.2-1b"\nseq_len = 2048', 1),
+    "vit": Model('preset = "vit-b-16"', 32),
+    "ssd": Model('preset = "ssd300-r50"', 16, "fp32"),
+    "qwen": Model('preset = "qwen3-30b-a3b"\nlayers = 4\nseq_len = 2048', 1),
+    "deepseek": Model('preset = "deepseek-v2-lite"\nlayers = 4\nseq_len = 2048', 1),
 }
 
 PLANS: tuple[Mapping[str, Any], ...] = (
@@ -108,6 +112,10 @@ def plans_of(name: str) -> tuple[Mapping[str, Any], ...]:
     """Return the plans of a model."""
     if name == "mixtral":
         return WITH_EXPERTS
+    if name in ("qwen", "deepseek"):
+        return tuple(keys for keys in WITH_EXPERTS if "tp" not in keys and "cp" not in keys)
+    if name == "ssd":  # 486 channels of a convolution are not divisible by 4
+        return tuple(keys for keys in PLANS if keys.get("tp") != 4)
     if name in ("gpt2", "bert", "llama"):
         return (*PLANS, *WITH_SEQUENCES, *WITH_CONTEXT)
     return PLANS
