@@ -7,6 +7,7 @@ by how much it is off. The values below are what that is to the digits given.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -21,6 +22,11 @@ from reference.calculon_inputs import (
     Execution,
     fits_networks,
 )
+
+from mpisim.experiment.load import experiment_of
+from mpisim.search import read_search
+
+SCRIPTS = Path(__file__).resolve().parent.parent / "run_scripts" / "bench"
 
 MODELS = {
     "22b": (Application(6144, 24576, 2048, 64, 96, 48), 1, 4, 4, 1, 1.42, 1.10),
@@ -104,3 +110,25 @@ def test_properties(e: Execution) -> None:
     if other is not None and any(e.offload):
         assert other.host > 0
         assert other.time >= plain.time
+
+
+def test_the_benchmark_speaks_of_plans_as_experiments_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    import calculon
+
+    case = calculon.Case("gpt3-175b", 20, 40)
+    tables = calculon.tables_of(case)
+    ours: dict[str, Execution] = {}
+    for each in executions(case.app, case.gpus, case.batch, every_network=False):
+        if each.pp > 1 and calculon.plan_of(each) is not None:
+            ours.setdefault(each.tp_overlap, each)
+        if set(ours) == {"none", "pipe", "ring"}:
+            break
+    assert len(ours) == 3
+    for execution in ours.values():
+        plan = experiment_of(tables | {"plan": calculon.plan_of(execution)}, "test.toml").plan
+        assert (plan.tp, plan.pp, plan.dp) == (execution.tp, execution.pp, execution.dp)
+        assert plan.overlap.tp == (execution.tp_overlap != "none")
+    search = {"vary": {"plan": calculon.vary(case)}}
+    space = read_search(tables | {"search": search}, "test.toml")
+    assert calculon.execution_of(space.settings(0), case).tp == 1

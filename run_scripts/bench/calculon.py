@@ -103,9 +103,9 @@ def vary(case: Case) -> dict[str, Any]:
         "recompute": "auto",
         "zero": [0, 1],
         "sp": either,
-        "tp_overlap": either,
-        "tp_overlap_scatter": ["pipeline", "ring"],
-        "dp_overlap": either,
+        "overlap.tp": either,
+        "overlap.tp_scatter": ["pipeline", "ring"],
+        "overlap.dp": either,
     }
 
 
@@ -153,16 +153,15 @@ def plan_of(e: Execution) -> dict[str, Any] | None:
         "pp": e.pp,
         "dp": e.dp,
         "vpp": e.interleaving,
-        "schedule": "interleaved" if e.interleaving > 1 else "1f1b",
+        "pipeline": {"schedule": "interleaved" if e.interleaving > 1 else "1f1b"},
         "micro_batch": e.micro_batch,
         "recompute": RECOMPUTE[e.recompute],
         "zero": int(e.sharded),
         "sp": sp,
-        "tp_overlap": e.tp_overlap != "none",
-        "dp_overlap": e.dp_overlap,
+        "overlap": {"tp": e.tp_overlap != "none", "dp": e.dp_overlap},
     }
     if e.tp_overlap == "ring":
-        plan["tp_overlap_scatter"] = "ring"
+        plan["overlap"]["tp_scatter"] = "ring"
     return plan
 
 
@@ -172,12 +171,12 @@ def execution_of(settings: dict[str, Any], case: Case) -> Execution:
     plan = {key.removeprefix("plan."): value for key, value in settings.items()}
     tp, pp = plan["tp"], plan["pp"]
     overlap = "none"
-    if plan["tp_overlap"]:
-        overlap = "ring" if plan["tp_overlap_scatter"] == "ring" else "pipe"
+    if plan["overlap.tp"]:
+        overlap = "ring" if plan["overlap.tp_scatter"] == "ring" else "pipe"
     wanted = Execution(
         tp, pp, gpus // (tp * pp), batch, plan["micro_batch"], plan["vpp"],
         NAMES[plan["recompute"]], "ar", (0, 0, 0), bool(plan["zero"]) and tp * pp < gpus,
-        overlap, plan["sp"] and plan["recompute"] != "full", plan["dp_overlap"] and tp * pp < gpus,
+        overlap, plan["sp"] and plan["recompute"] != "full", plan["overlap.dp"] and tp * pp < gpus,
     )  # fmt: skip
     comms = ("rs_ag",) if plan["sp"] else ("ar", "p2p_rs_ag")
     nets = [(t, p, d) for t in range(2) for p in range(2) for d in range(2)]
