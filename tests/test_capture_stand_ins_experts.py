@@ -8,8 +8,9 @@ import pytest
 from captures import captured, flops, kernels_in, needs_torch, operators_in
 
 from mpisim.capture.recording import ItemKind
-from mpisim.kernels.operations import Elementwise, Gemm
+from mpisim.kernels.operations import Elementwise, GroupedGemm
 from mpisim.operators import kernels_of
+from mpisim.operators.transformer_engine import looped
 
 pytestmark = pytest.mark.timeout(400)  # each process that is captured loads PyTorch
 
@@ -31,17 +32,18 @@ for step in range(3):
 
 
 @needs_torch
-def test_experts_one_after_the_other(tmp_path: Path) -> None:
+def test_products_of_experts(tmp_path: Path) -> None:
     found = captured(tmp_path, EXPERTS)
     counted = kernels_in(found)
-    for rows, count in ((256, 2), (512, 1)):
-        assert counted[Gemm(rows, 2048, 1024)] == count
-        assert counted[Gemm(rows, 1024, 2048)] == count
-        assert counted[Gemm(2048, 1024, rows)] == count
+    # Of three of the four: one has no rows.
+    assert counted[GroupedGemm(1024, 3, 2048, 1024, ragged=True)] == 1
+    assert counted[GroupedGemm(1024, 3, 1024, 2048, ragged=True)] == 1
+    assert counted[GroupedGemm(1024, 3, 2048, 1024, weight=True)] == 1
+    assert [looped(call) for call in found.calls if "grouped" in call.name] == [3, 3, 3]
     # Rows to experts and back, and the gradients of both.
     for variant in ("row_copies", "row_sums"):
         assert counted[Elementwise(2 * 1024 * (512 + 1024), variant=variant)] == 2  # type: ignore[arg-type]
-    assert flops(found) == {"gemm": 3 * 2 * 1024 * 1024 * 2048}
+    assert flops(found) == {"grouped_gemm": 3 * 2 * 1024 * 1024 * 2048}
 
 
 DISPATCHED = """

@@ -1,9 +1,10 @@
 """What writes checkpoints: tensors are copied to the host, and no file is written.
 
-``torch.save`` copies each storage once it writes it, ``torch.distributed.checkpoint.save`` this
-rank's part of each tensor, and ``async_save`` the same before it returns: the CPU waits for the
-copies (``_serialization.py`` and ``distributed/checkpoint/staging.py`` of PyTorch). What then goes
-from the host to a file takes no time of the step.
+``torch.save`` and ``safetensors.torch.save_file`` copy each storage once they write it,
+``torch.distributed.checkpoint.save`` this rank's part of each tensor, and ``async_save`` the same
+before it returns: the CPU waits for the copies (``_serialization.py`` and
+``distributed/checkpoint/staging.py`` of PyTorch). What then goes from the host to a file takes no
+time of the step.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from .stand_ins.after_import import AfterImport
 __all__ = ["install"]
 
 _SAVER = "torch.distributed.checkpoint.state_dict_saver"
+_SAFETENSORS = "safetensors.torch"
 
 
 def install(recorder: Any) -> None:
@@ -72,10 +74,18 @@ def install(recorder: Any) -> None:
         module.save = module.save_state_dict = save_parts
         module.async_save = save_later
 
-    if _SAVER in sys.modules:
-        change(sys.modules[_SAVER])
-    else:
-        sys.meta_path.insert(0, AfterImport(_SAVER, change))
+    def change_safetensors(module: Any) -> None:
+        def save_file(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            recorder.replaced["safetensors: nothing is written"] += 1
+            copied(tensors)
+
+        module.save_file = save_file
+
+    for name, changed in ((_SAVER, change), (_SAFETENSORS, change_safetensors)):
+        if name in sys.modules:
+            changed(sys.modules[name])
+        else:
+            sys.meta_path.insert(0, AfterImport(name, changed))
 
 
 def _done() -> Future[None]:

@@ -27,6 +27,7 @@ from ..operators.measured import MeasuredOperators
 from ..operators.pricing import MEASURED, Priced, as_measured
 from ..operators.recurrent import ONE_CALL
 from ..operators.table import kernels_of
+from ..operators.transformer_engine import looped
 from ..program import Program, ProgramBuilder, Table
 from ..program.builder import TableBuilder
 from ..workloads.pricing import NO_LAUNCH, Launching, Pricing
@@ -188,6 +189,9 @@ class _TableWriter:
         if found is not None:
             priced = as_measured(priced, found)
         self.by_how[priced.how] += priced.duration
+        launches = looped(self.recording.calls[item.number])
+        if launches > 1 and not item.graph:
+            launching = self.pricing.launching_of(launches, compiled_loop=True)
         rows: list[int] = []
         for kernel, estimate in zip(priced.kernels, priced.estimates):
             if rows and operator in ONE_CALL:

@@ -15,13 +15,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..kernels.operations import Attention, AttentionVariant, Elementwise, Gemm, Kernel, Norm
+from ..kernels.operations import (
+    Attention,
+    AttentionVariant,
+    Elementwise,
+    Gemm,
+    GroupedGemm,
+    Kernel,
+    Norm,
+)
 from .call import OperatorCall, TensorSpec
 from .products import product
 from .streams import by_bytes, stream
-from .tensors import all_tensors, element_bytes, format_of, number, tensor, touched
+from .tensors import all_tensors, element_bytes, format_of, number, numbers, tensor, touched
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "looped"]
 
 Kernels = tuple[Kernel, ...]
 Rule = Callable[[OperatorCall], "Kernels | None"]
@@ -97,6 +105,45 @@ def gemm(call: OperatorCall) -> Kernels | None:
         else each
         for each in found
     )
+
+
+_GROUPED = "transformer_engine::te_general_grouped_gemm"
+
+
+def grouped(call: OperatorCall) -> Kernels | None:
+    """``te_general_grouped_gemm(rows, matrices, splits, n, k, weight, accumulate, variant)``.
+
+    One kernel for the products of all experts, which run beside each other on several streams of
+    cuBLAS (``nvte_multi_tensor_gemm`` of transformer_engine/common/gemm/cublaslt_gemm.cu).
+    """
+    a, splits = tensor(call, 0), numbers(call, 2) or ()
+    n, k = number(call, 3, 0), number(call, 4, 0)
+    written = tuple(all_tensors(call.outputs))
+    if a is None or not written:
+        return None
+    weight, accumulate = bool(number(call, 5, 0)), bool(number(call, 6, 0))
+    rows, output = sum(splits), written[0].dtype
+    groups = sum(1 for each in splits if each)
+    if groups < 2:
+        m, n, k = (n, k, rows) if weight else (rows, n, k)
+        found = product(a, m, n, k, output=output, accumulate=accumulate)
+    else:
+        out = format_of(written[0])
+        found = (
+            GroupedGemm(
+                rows, groups, n, k, dtype=format_of(a), output=out, accumulate=accumulate,
+                weight=weight, ragged=not weight,
+            ),
+        )  # fmt: skip
+    variant = call.inputs[7] if len(call.inputs) > 7 else None
+    if variant is None:
+        return found
+    return tuple(replace(each, variant=variant) for each in found)  # type: ignore[call-arg]
+
+
+def looped(call: OperatorCall) -> int:
+    """Return how many launches a loop in compiled code makes for a call; 1 for others."""
+    return max(1, sum(1 for each in numbers(call, 2) or () if each)) if call.name == _GROUPED else 1
 
 
 READS = {"delayed": 1, "current": 2, "blocks": 1, "nvfp4": 3}
@@ -212,6 +259,7 @@ RULES: dict[str, Rule] = {
     f"transformer_engine::{name}": rule
     for name, rule in {
         "generic_gemm": gemm,
+        "te_general_grouped_gemm": grouped,
         "quantize": quantize,
         "fp8_transpose": transposition,
         "fused_attn_fwd": attention(backward=False),

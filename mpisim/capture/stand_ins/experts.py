@@ -1,8 +1,8 @@
 """Experts of Transformer Engine: their products, rows of tokens to them and back, and padding.
 
-After version 2.9: transformer_engine/pytorch/module/grouped_linear.py, whose products run on
-several streams of cuBLAS (here they follow each other, as in generated programs), permutation.py,
-and module/fp8_padding.py.
+After version 2.9: transformer_engine/pytorch/module/grouped_linear.py, whose products a loop in C++
+launches on several streams of cuBLAS (``nvte_multi_tensor_gemm``; here one kernel, timed as in
+generated programs), permutation.py, and module/fp8_padding.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from .fp8 import Quantized, launch, state
 from .linears import TransformerEngineBaseModule, initial
-from .products import group_size, multiply, restore, save
+from .products import group_size, multiply_grouped, no_gradient, restore, save
 
 __all__ = ["PERMUTATION", "Fp8Padding", "Fp8Unpadding", "GroupedLinear"]
 
@@ -43,8 +43,7 @@ class _GroupedLinear(torch.autograd.Function):
             for i, weight in enumerate(weights)
         ]
         out = launch.empty((given.shape[0], outputs), dtype, x.device)
-        for rows, matrix in zip(splits, matrices):
-            multiply(operand, matrix, (rows, outputs, inputs), dtype, recipe=recipe, into=out)
+        multiply_grouped(operand, matrices, splits, (outputs, inputs), [out], recipe=recipe)
         if grads:
             if isinstance(operand, Quantized) and operand.columns is not None:
                 operand = operand._replace(rows=None)
@@ -70,18 +69,14 @@ class _GroupedLinear(torch.autograd.Function):
             found = launch.empty((math.prod(ctx.shape[:-1]), inputs), dtype,
                                         matrices[0].rows.device if recipe else
                                         matrices[0].device)  # fmt: skip
-            for rows, matrix in zip(splits, matrices):
-                multiply(
-                    grad, matrix, (rows, inputs, outputs), dtype,
-                    split=True, recipe=recipe, into=found, columns=(False, True),
-                )  # fmt: skip
+            multiply_grouped(
+                grad, matrices, splits, (inputs, outputs), [found],
+                split=True, recipe=recipe, columns=(False, True),
+            )  # fmt: skip
         weights: list[Any] = [None] * len(splits)
         if ctx.needs:
             total, grad = state.for_columns(operand), state.for_columns(grad)
-            weights = [
-                layer.weight_gradient(f"weight{i}", grad, total, rows, recipe, dtype, ctx.first)
-                for i, rows in enumerate(splits)
-            ]
+            weights = layer.weight_gradients(grad, total, splits, recipe, dtype, ctx.first)
         biases = [launch.like(each) for each in ctx.biases]
         if ctx.reduces and recipe.delayed():
             state.reduce(forward=False)
@@ -147,6 +142,48 @@ class GroupedLinear(TransformerEngineBaseModule):
 
     def reset_parameters(self, defer_init: bool = False) -> None:
         """Nothing more than was done as they were made."""
+
+    def weight_gradients(
+        self, grad: Any, x: Any, splits: list[int], recipe: Any, dtype: torch.dtype,
+        first: bool | None,
+    ) -> list[Any]:  # fmt: skip
+        """Record the products that make the matrices' gradients, now or in `backward_dw`."""
+        weights: list[Any] = [getattr(self, f"weight{i}") for i in range(self.num_gemms)]
+        fused = self.fuse_wgrad_accumulation
+        accumulate = fused and not first
+        accumulate = accumulate and not getattr(weights[0], "overwrite_main_grad", False)
+
+        def products() -> list[Any]:
+            made = [
+                each.main_grad if fused else launch.empty(each.shape, dtype, each.device)
+                for each in weights
+            ]
+            multiply_grouped(
+                grad, x, splits, tuple(weights[0].shape), made,
+                weight=True, split=True, recipe=recipe, accumulate=accumulate,
+                columns=(True, True),
+            )  # fmt: skip
+            return made
+
+        if self._delayed is not None:
+
+            def later() -> None:
+                for weight, made in zip(weights, products()):
+                    if not fused:
+                        weight.grad = made
+
+            self._delayed.append(later)
+        else:
+            made = products()
+            if not fused:
+                return made
+        found: list[Any] = []
+        for weight in weights:
+            marked = fused and hasattr(weight, "grad_added_to_main_grad")
+            if marked:
+                weight.grad_added_to_main_grad = True
+            found.append(no_gradient(weight) if marked else None)
+        return found
 
     def forward(self, inp: Any, m_splits: Any, is_first_microbatch: Any = None) -> Any:
         """Multiply the rows of each expert."""

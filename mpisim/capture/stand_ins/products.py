@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ __all__ = [
     "general_gemm",
     "group_size",
     "multiply",
+    "multiply_grouped",
     "no_gradient",
     "norms",
     "restore",
@@ -65,13 +67,58 @@ def multiply(
     operands = [_operand(each, by) for each, by in zip((a, b), columns)]
     device = operands[0].device
     out = launch.empty(sizes[:2], dtype, device) if into is None else into
-    variant = None
-    if isinstance(a, Quantized) and recipe is not None and not recipe.nvfp4():
-        variant = "blocks" if recipe.kind == "blocks" else "split" if split else None
     if min(sizes):
-        inputs = [*operands, *sizes, accumulate, variant]
+        inputs = [*operands, *sizes, accumulate, _variant(a, split, recipe)]
         launch("transformer_engine::generic_gemm", inputs, [out])
     return out
+
+
+def multiply_grouped(
+    a: Any,
+    b: Any,
+    splits: Sequence[int],
+    sizes: tuple[int, int],
+    into: Sequence[Any],
+    *,
+    weight: bool = False,
+    split: bool = False,
+    recipe: Recipe | None = None,
+    accumulate: bool = False,
+    columns: tuple[bool, bool] = (False, False),
+) -> None:
+    """Record the products of all experts: one call, that launches one for each that has rows.
+
+    Parameters
+    ----------
+    a : torch.Tensor or Quantized
+        Rows of all experts.
+    b : list, torch.Tensor or Quantized
+        A matrix for each expert; for gradients of these, what the rows were multiplied to.
+    splits : sequence of int
+        Rows of each expert.
+    sizes : tuple of int
+        Columns of the result and of the matrix, n and k; of a weight, its rows and columns.
+    into : sequence of torch.Tensor
+        What takes the results: rows, or gradients of matrices.
+    weight : bool
+        Whether products are gradients of matrices.
+    split, recipe, accumulate, columns
+        As of `multiply`.
+    """
+    by, others = columns[1], b if isinstance(b, list) else [b]
+    if any(splits) and min(sizes):
+        inputs = [
+            _operand(a, columns[0]), [_operand(each, by) for each in others], list(splits), *sizes,
+            weight, accumulate, _variant(a, split, recipe),
+        ]  # fmt: skip
+        launch("transformer_engine::te_general_grouped_gemm", inputs, list(into))
+
+
+def _variant(a: Any, split: bool, recipe: Recipe | None) -> str | None:
+    """Return how a product in fp8 keeps its sums: by blocks, in fp32, or as cuBLAS does."""
+    if isinstance(a, Quantized) and recipe is not None and not recipe.nvfp4():
+        return "blocks" if recipe.kind == "blocks" else "split" if split else None
+    return None
 
 
 def _operand(tensor: Any, columns: bool) -> Any:
