@@ -17,6 +17,10 @@ RINGS = {"cp", "tp", "ep", "dp"}
 """Kinds of communicators on which messages go round: no pipelines."""
 
 
+WORDS = {"instance": "optimizer instance"}
+"""Kinds whose name says too little: Megatron-LM's '--num-distributed-optimizer-instances'."""
+
+
 class CommunicatorKinds(NamedTuple):
     """Kinds of communicators, as they are called (`mpisim.results.step_parts`)."""
 
@@ -50,6 +54,7 @@ def part_labels(parts: StepParts, kinds: CommunicatorKinds) -> list[str]:
 
 def part_label(name: str, kind: PartKind, *, pairs: bool) -> str:
     """Name of a part, its kind, whether it is of messages between stages → what people call it."""
+    name = WORDS.get(name, name)
     if kind == PartKind.WIRE:
         return "messages between stages" if pairs else f"{name} communication"
     if kind == PartKind.WAITING:
