@@ -70,6 +70,13 @@ def test_models_of_a_kind(run_mpisim: Run) -> None:
     assert {line.split()[1] for line in listed.values()} == {"moe"}
 
 
+def test_hybrids_are_found_with_and_without_experts(run_mpisim: Run) -> None:
+    listed = lines(run_mpisim(["list", "models", "hybrid"]).stdout)
+    kinds = {name: listed[name].split()[1] for name in ("nemotron-h-8b", "qwen3-next-80b-a3b")}
+    assert kinds == {"nemotron-h-8b": "hybrid", "qwen3-next-80b-a3b": "moe"}
+    assert "llama-3-8b" not in listed
+
+
 def test_other_names_are_found(run_mpisim: Run) -> None:
     assert list(lines(run_mpisim(["list", "models", "mt-nlg"]).stdout)) == ["gpt3-530b"]
 

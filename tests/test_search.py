@@ -205,6 +205,7 @@ def test_limits_that_only_simulated_candidates_break():
         (["--objective", "usd"], "usd_per_token"),
         (["--set", "search.max_power=2 MV"], "it must be a power above 0"),
         (["--set", "search.max_power=0"], "it must be a power above 0"),
+        (["--limit", "memory=60 GB"], "is '60 GB'; it must be a number of GiB, as 60"),
         (["--set", "search.max_price=-1"], "max_price"),
         (["--set", "prices.gpu_hour=-1"], "prices.gpu_hour"),
         (["--set", "prices.contract=rented"], "on-demand"),

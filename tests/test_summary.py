@@ -27,7 +27,8 @@ from mpisim.experiment import load
 from mpisim.program import Program
 from mpisim.report import summarise
 from mpisim.report.drawing import BLOCKS, LETTERS, Drawing, drawing_for
-from mpisim.results import Results, Sensitivities
+from mpisim.report.part_labels import part_label
+from mpisim.results import PartKind, Results, Sensitivities
 
 
 @cache
@@ -287,6 +288,18 @@ def test_a_replay(folder: Path, run_mpisim: Callable[..., Any]) -> None:  # noqa
     details = run_mpisim(["replay", folder, "--allow-missing-ranks", "--details"])
     assert "How the traces were read" in details.stdout
     assert "Slowest ranks" in details.stdout
+
+
+def test_figures_that_are_long_go_on_in_a_second_line() -> None:
+    text = "12,662,943 tokens/s (1,546 sequences/s), " + 3 * "320 TFLOP/s a GPU, " + "32.3 %"
+    known = result(straggler(2))
+    lines = lines_of(replace(known, attributes={**known.attributes, "throughput": text}))
+    at = next(n for n, line in enumerate(lines) if line.startswith("throughput"))
+    assert " ".join(" ".join(lines[at : at + 2]).split()) == f"throughput {text}"
+
+
+def test_the_optimizers_ranks_are_called_by_megatrons_word() -> None:
+    assert part_label("instance", PartKind.WAITING, pairs=False) == "waiting in optimizer instance"
 
 
 def test_one_slow_rank() -> None:

@@ -105,12 +105,17 @@ def _matches(words: Sequence[str], cells: Sequence[str], aliases: Sequence[str])
     return all(word.casefold() in text for word in words)
 
 
+HYBRID = "hybrid"
+"""Kind of models whose layers are recurrent in part; those with experts are found by it, too."""
+
+
 def _models() -> Listing:
     from ..experiment.model_presets import model_presets
 
     rows = []
     for name, preset in model_presets().items():
-        rows.append(((name, *_model(preset.table), preset.title), preset.aliases))
+        also = (*preset.aliases, HYBRID) if preset.table.get("pattern") else preset.aliases
+        rows.append(((name, *_model(preset.table), preset.title), also))
     return Listing(
         ("name", "kind", "parameters", "layers × width", "sample", "title"),
         rows,
@@ -131,8 +136,7 @@ def _model(table: Mapping[str, Any]) -> tuple[str, str, str, str]:
     model = build(cls, {**common, **table}, "preset", "model")
     if isinstance(model, Transformer):
         shape = f"{model.layers} × {model.hidden:,}"
-        kind = "moe" if model.experts else "" if model.pattern else "dense"
-        kind = f"hybrid {kind}".rstrip() if model.pattern else kind
+        kind = "moe" if model.experts else HYBRID if model.pattern else "dense"
         return kind, _billions(parameters(model)), shape, f"{model.seq_len:,} tokens"
     # Of one GPU, for any model.
     plan = Plan(global_batch=1, precision=PrecisionOptions("fp32"), optimizer="sgd")

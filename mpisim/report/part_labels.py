@@ -17,6 +17,10 @@ RINGS = {"cp", "tp", "ep", "dp"}
 """Kinds of communicators on which messages go round: no pipelines."""
 
 
+WORDS = {"instance": "optimizer instance"}
+"""Kinds whose name says too little: Megatron-LM's '--num-distributed-optimizer-instances'."""
+
+
 class CommunicatorKinds(NamedTuple):
     """Kinds of communicators, as they are called (`mpisim.results.step_parts`)."""
 
@@ -59,6 +63,7 @@ def part_label(name: str, kind: PartKind, *, pairs: bool) -> str:
     pairs : bool
         Whether it is of messages between stages of a pipeline.
     """
+    name = WORDS.get(name, name)
     if kind == PartKind.WIRE:
         return "messages between stages" if pairs else f"{name} communication"
     if kind == PartKind.WAITING:

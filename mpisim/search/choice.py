@@ -184,6 +184,11 @@ def read_choice(given: Mapping[str, Any], source: str) -> Choice:
                 near = f" (did you mean {' or '.join(map(repr, meant))}?)" + near[near.index(";") :]
             raise InputError(f"{source}: key 'search.objectives[{at}]' is {name!r}{near}")
     keys = dict(given)
+    for key in ("memory_headroom", "max_memory"):
+        if isinstance(keys.get(key), str):
+            raise InputError(
+                f"{source}: key 'search.{key}' is {keys[key]!r}; it must be a number of GiB, as 60"
+            )
     for key, unit in (("max_power", " W"), ("max_job_time", "")):
         if type(keys.get(key)) in (int, float):
             keys[key] = f"{keys[key]}{unit}"
