@@ -210,6 +210,10 @@ class _Writer:
             parameters = (Parameter(f"{each.name} (tied)", size, tied=True), *parameters)
         if self.adds and backward:
             backward = (*backward, *_additions(each, parameters))
+        frozen = each.frozen_weight(self.weights)
+        if frozen is not None:
+            held = split.parameter(frozen, self.tp)
+            parameters = (*parameters, Parameter(f"{each.name} (frozen)", held, frozen=True))
         return Operator(
             each.name, forward, backward, parameters, saved=size, statistics=each.statistics
         )
