@@ -56,6 +56,24 @@ def test_a_vision_transformer_is_divided_between_its_ends(tmp_path: Path) -> Non
         assert abs(found.error) < 0.01, (keys, found)
 
 
+def test_adapters_beside_weights_that_are_not_trained(tmp_path: Path) -> None:
+    """Samples are those of the lookup; FSDP gathers what has no gradient, but norms do not show."""
+    model = loop.MODELS["lora"]
+    step = loop.traced(model, tmp_path / "trace")
+    assert (step.batch, step.sequence) == (2, 1024)
+    for keys in loop.plans_of("lora"):
+        found = loop.compare(model, step, keys)
+        assert found.equal is (keys.get("zero", 0) < 2), keys
+        assert abs(found.error) < 0.001, (keys, found)
+    grown = extrapolate(step, Target("dgx-a100", {"dp": 8, "zero": 3})).program
+    ours = loop.generated(model, {"dp": 8, "zero": 3, "micro_batch": 2}, 16, 8).program
+    sizes = [loop.volumes(each, 0) for each in (grown, ours)]
+    assert sizes[0]["REDUCE_SCATTER"] == sizes[1]["REDUCE_SCATTER"]
+    assert sizes[0]["ALL_GATHER"] == pytest.approx(sizes[1]["ALL_GATHER"], rel=1e-4)
+    with pytest.raises(InputError, match=r"tp is 2, but .* has adapters"):
+        extrapolate(step, Target("dgx-a100", {"tp": 2}))
+
+
 def test_gradients_under_autocast_are_those_of_fp32(tmp_path: Path) -> None:
     """Products in fp16, weights and gradients in fp32: as many bytes as parameters × 4."""
     model = loop.Model('preset = "resnet-50"', 32, "fp16")

@@ -210,6 +210,12 @@ class _Writer:
             parameters = (Parameter(f"{each.name} (tied)", size, tied=True), *parameters)
         if self.adds and backward:
             backward = (*backward, *_additions(each, parameters))
+        frozen = each.frozen_weight(self.weights)
+        if frozen is not None:
+            # Counted in elements of the format that trained weights are gathered in.
+            own = _element(each, frozen) / BYTES[self.plan.parameter_format]
+            held = round(split.parameter(frozen, self.tp) * own)
+            parameters = (*parameters, Parameter(f"{each.name} (frozen)", held, frozen=True))
         return Operator(
             each.name, forward, backward, parameters, saved=size, statistics=each.statistics
         )
@@ -304,6 +310,12 @@ class _Writer:
             isinstance(kernel, Gemm)
             and product_role(kernel, self.weights, True, self.growth.tokens) == "k"
         )
+
+
+def _element(each: TracedOperator, shape: tuple[int, int]) -> int:
+    """Bytes of an element of a weight that is not trained, which is among the inputs."""
+    own = [one for one in each.inputs if one.shape in (shape, shape[::-1])]
+    return element_bytes(own[-1].dtype) if own else FP32
 
 
 def _additions(each: TracedOperator, parameters: tuple[Parameter, ...]) -> Iterator[Task]:

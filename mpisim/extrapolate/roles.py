@@ -80,6 +80,9 @@ def batch_of(
 ) -> tuple[int | None, int | None]:
     """Return samples, and tokens of a sample, by the input of the first layer with a weight.
 
+    A weight that is not trained, as beside adapters, shows no parameter: of a lookup it is the
+    first input.
+
     Parameters
     ----------
     operators : sequence of TracedOperator
@@ -94,8 +97,13 @@ def batch_of(
     tokens : int or None
         None where the first layer looks up no embeddings.
     """
-    first = next((o for o in operators if any(len(p.shape) > 1 for p in o.parameters)), None)
+    first = next(
+        (o for o in operators if _is_trained(o) or ("embedding" in o.name and len(o.inputs) > 1)),
+        None,
+    )
     inputs = () if first is None else first.inputs
+    if first is not None and not _is_trained(first):
+        inputs = inputs[1:]
     largest = max(inputs, key=lambda each: each.elements, default=None)
     looks_up = first is not None and "embedding" in first.name
     if given is not None:
@@ -107,6 +115,11 @@ def batch_of(
     if looks_up and len(largest.shape) == 2:
         return largest.shape[0], largest.shape[1]
     return largest.shape[0], None
+
+
+def _is_trained(operator: TracedOperator) -> bool:
+    """Whether an operator has a weight with a gradient."""
+    return any(len(each.shape) > 1 for each in operator.parameters)
 
 
 def with_roles(

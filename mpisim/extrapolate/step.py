@@ -14,13 +14,13 @@ order in which they ran.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Literal
 
 from ..base.errors import TraceError
 from ..base.frozen import frozen
 from ..base.text import percentage
-from ..kernels.operations import Kernel
+from ..kernels.operations import Embedding, Gemm, Kernel
 from ..operators import OperatorCall, TensorSpec
 
 __all__ = [
@@ -187,6 +187,29 @@ class TracedOperator:
             if isinstance(each, TracedKernel) and each.call not in seen:
                 seen.add(each.call)
                 yield from each.kernels
+
+    def frozen_weight(self, trained: Collection[tuple[int, ...]]) -> tuple[int, int] | None:
+        """Shape of its weight, if that is not trained, as beside adapters.
+
+        Without a gradient of its own, the backward pass of a matrix has the product for the
+        gradient of its input alone, and that of a lookup has nothing.
+
+        Parameters
+        ----------
+        trained : collection of tuple of int
+            Shapes of all trained parameters: a table of such a shape is one that shows elsewhere.
+        """
+        if self.tied is not None or any(len(one.shape) > 1 for one in self.parameters):
+            return None
+        tasks = [each for each in self.backward if isinstance(each, TracedKernel)]
+        gradients = [one for each in tasks for one in each.kernels if isinstance(one, Gemm)]
+        for kernel in self.products():
+            if isinstance(kernel, Gemm) and kernel.batch == 1 and len(gradients) == 1:
+                return kernel.n, kernel.k
+            if isinstance(kernel, Embedding) and not tasks:
+                table = (kernel.entries, kernel.width)
+                return None if table in trained else table
+        return None
 
 
 @frozen

@@ -8,9 +8,9 @@ lies between.
 
 An embedding whose table is split by entries, and scores of the same vocabulary, go together. All
 other layers, convolutions above all, divide their outputs, which are gathered: what TrioSim and its
-reference do with every layer. Around the pairs of a transformer they are few, and every rank computes
-them whole, as Megatron-LM does with the convolution of a vision transformer's patches, its table of
-positions and its head (megatron/core/models/vision/clip_vit_model.py, legacy/model/vision/vit_backbone.py).
+reference do with every layer. Around the pairs of a transformer they are few, and every rank
+computes them whole, as Megatron-LM does with the convolution of a vision transformer's patches and
+its table of positions (megatron/core/models/vision/clip_vit_model.py).
 
 With sequence parallelism tables that are added to what was looked up in a divided vocabulary (of
 positions, of token types) are looked up for the whole sequence, and each rank keeps its share of
@@ -29,6 +29,10 @@ from .split import NOT_SPLIT, Split
 from .step import TracedKernel, TracedOperator, TracedStep
 
 __all__ = ["splits_of"]
+
+
+_THIN = 4
+"""Adapters are at least so many times narrower than what they stand beside."""
 
 
 class _Matrix(NamedTuple):
@@ -57,8 +61,9 @@ def splits_of(step: TracedStep, tp: int, *, sequence: bool = False) -> Mapping[i
     Raises
     ------
     InputError
-        If sequence parallelism needs pairs of matrices that are not there.
+        If sequence parallelism needs pairs of matrices that are not there, or there are adapters.
     """
+    _check_adapters(step, tp)
     found: dict[int, Split] = {}
     pending: list[_Matrix] = []
     vocabulary = _vocabulary(step, found)
@@ -120,6 +125,24 @@ def splits_of(step: TracedStep, tp: int, *, sequence: bool = False) -> Mapping[i
     _keep_ends_whole(step, found)
     found = {number: split for number, split in found.items() if split is not NOT_SPLIT}
     return _by_sequence(step, found, tp) if sequence else found
+
+
+def _check_adapters(step: TracedStep, tp: int) -> None:
+    """Refuse matrices that are trained beside wider ones that are not."""
+    trained = [one.shape for one in step.parameters if len(one.shape) == 2]
+    frozen = [
+        min(weight)
+        for each in step.operators
+        if (weight := each.frozen_weight(trained)) is not None
+        and not any(isinstance(kernel, Embedding) for kernel in each.products())
+    ]
+    thin = [shape for shape in trained if frozen and _THIN * min(shape) <= min(frozen)]
+    if thin:
+        shown = " × ".join(map(str, thin[0]))
+        raise InputError(
+            f"tp is {tp}, but {step.source} has adapters (a trained matrix of {shown} beside "
+            f"{len(frozen)} that are not trained), of which it is not known how they are divided"
+        )
 
 
 def _keep_ends_whole(step: TracedStep, found: dict[int, Split]) -> None:

@@ -57,6 +57,7 @@ MODELS = {
     "bert": Model('preset = "bert-base"', 16),
     "mixtral": Model('preset = "mixtral-8x7b"\nlayers = 4\nseq_len = 2048', 1),
     "llama": Model('preset = "llama3.2-1b"\nseq_len = 2048', 1),
+    "lora": Model('preset = "llama3.1-8b"\nlayers = 4\nseq_len = 1024\nlora_rank = 16', 2),
     "vit": Model('preset = "vit-b-16"', 32),
     "ssd": Model('preset = "ssd300-r50"', 16, "fp32"),
     "qwen": Model('preset = "qwen3-30b-a3b"\nlayers = 4\nseq_len = 2048', 1),
@@ -114,6 +115,8 @@ def plans_of(name: str) -> tuple[Mapping[str, Any], ...]:
         return WITH_EXPERTS
     if name in ("qwen", "deepseek"):
         return tuple(keys for keys in WITH_EXPERTS if "tp" not in keys and "cp" not in keys)
+    if name == "lora":  # adapters are not divided, and norms that are not trained do not show
+        return tuple(keys for keys in PLANS if "tp" not in keys)
     if name == "ssd":  # 486 channels of a convolution are not divisible by 4
         return tuple(keys for keys in PLANS if keys.get("tp") != 4)
     if name in ("gpt2", "bert", "llama"):
