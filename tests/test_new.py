@@ -426,6 +426,22 @@ def test_chunks_and_micro_batches_are_taken_where_they_are_faster() -> None:
     assert bounds.closer(experiment, hardware) * (1 + unshared_share()) < before
 
 
+@pytest.mark.parametrize(
+    ("name", "packed"),
+    [("vit-b-16", 16), ("vit-h-14", 8), ("bert-large", 8), ("gpt2", 1), ("llama-3-8b", 1)],
+)
+def test_short_sequences_count_by_their_tokens(name: str, packed: int) -> None:
+    # 197, 257, 512, 1,024 and 8,192 tokens: of those below 1,024 as many as go into 4,096 count as
+    # one, a power of two.
+    plan = read(example(name, "dgx-h100", 8).text, name).plan
+    assert plan.pp == 1
+    assert plan.global_batch == 8 * packed * (8 // plan.tp)
+    assert plan.micro_batch <= 4 * packed
+    assert plan.micro_batch.bit_count() == 1
+    if packed > 1:
+        assert plan.micro_batch > 4
+
+
 def test_adapters_need_less_memory() -> None:
     """70B with adapters fit into 8 GPUs, in which the whole training has no room."""
     with_adapters = example("llama-3-70b", "dgx-h100", 8, changes={"lora_rank": 16})

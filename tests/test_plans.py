@@ -86,6 +86,8 @@ SHARING = [
     ("fsdp", 3, {"prefetch": 2, "wrap_layers": 2}),
     ("fsdp", 2, {"fsdp_pipeline": "pytorch"}),
     ("fsdp", 2, {"prefetch": 2, "flat_shards": True}),
+    ("fsdp", 2, {"fully_shard": True}),
+    ("fsdp", 3, {"fully_shard": True, "end_units": True, "loss_chunks": 2}),
     ("fsdp", 2, {"overlap_dp": False}),
     ("fsdp", 3, {"zero_group": 2}),
     ("fsdp", 3, {"reshard_after_forward": False}),

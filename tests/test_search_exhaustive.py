@@ -66,6 +66,7 @@ def tables(rng: random.Random) -> dict[str, Any]:
             "reshard_after_forward": rng.random() < 0.8,
             "overlap_dp": rng.random() < 0.8,
         }
+        plan["fully_shard"] = not plan["flat_shards"]
         plan["vpp"] = 2 if plan["schedule"] == "interleaved" else 1
     found: dict[str, Any] = {
         "model": model,

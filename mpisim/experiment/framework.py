@@ -76,6 +76,10 @@ class FrameworkOptions:
     flat_shards : bool
         Whether FSDP keeps a unit's parameters in one buffer that is gathered and reduced as it is,
         as Megatron-FSDP, not each apart, as PyTorch's ``fully_shard``, which copies them.
+    fully_shard : bool
+        Whether FSDP without `flat_shards` is PyTorch's ``fully_shard`` (FSDP2), which casts and
+        copies shards before it gathers them, casts and adds up those of reduced gradients, and pads
+        the first dimension of each parameter: :mod:`..workloads.data_parallel.fsdp`.
     p2p_split : bool
         Whether the ranks of a tp group, which all hold what is sent, send a share each and gather
         what they receive. Nothing changes where `sp` has split it already.
@@ -225,6 +229,7 @@ class FrameworkOptions:
     loss_chunks: Count = 1
     fsdp_pipeline: Literal["overlapped", "pytorch"] = "overlapped"
     flat_shards: bool = False
+    fully_shard: bool = False
 
     # Tensor, sequence, context and pipeline parallelism.
     p2p_split: bool = False

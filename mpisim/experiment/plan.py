@@ -297,6 +297,11 @@ def _check_data_parallel(plan: Plan) -> None:
     if style is not None and plan.zero not in allowed[style]:
         choices = ", ".join(map(str, allowed[style]))
         raise InputError(f"zero is {plan.zero}; framework.dp_style = {style!r} allows {choices}")
+    if framework.fully_shard and framework.flat_shards:
+        raise InputError(
+            "framework.fully_shard and framework.flat_shards are given; fully_shard shards each "
+            "parameter apart"
+        )
     if plan.zero == 3 and plan.pp > 1:
         raise InputError(
             "zero is 3 with pp > 1: no framework gathers parameters for each micro-batch of a "

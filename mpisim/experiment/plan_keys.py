@@ -57,6 +57,7 @@ RENAMED = {
     "fp8_transposed": "framework.fp8_transposed",
     "fp8_weight_casts": "framework.fp8_weight_casts",
     "fsdp_pipeline": "framework.fsdp_pipeline",
+    "fully_shard": "framework.fully_shard",
     "fused": "framework.fused",
     "fused_loss": "framework.fused_loss",
     "fused_wgrad": "framework.fused_wgrad",

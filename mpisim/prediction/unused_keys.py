@@ -215,6 +215,7 @@ EFFECTIVE_KEYS: dict[str, Condition] = {
             "framework.wrap_layers",
             "framework.reshard_after_forward",
             "framework.flat_shards",
+            "framework.fully_shard",
             "framework.end_units",
         ),
         _fsdp,

@@ -62,8 +62,16 @@ FURTHER_STAGES = tuple(n for n in range(3, max(UNEVEN_STAGES)) if n not in UNEVE
 MAX_HOPELESS_PLANS = 8
 """Plans, of those that take least, that are tried where none can fit."""
 
-MICRO_BATCHES, CHUNKS = (1, 2, 4), (1, 2, 4)
-"""Samples of a micro-batch, and model chunks of a stage, that are tried with the split chosen."""
+MAX_MICRO_BATCH, CHUNKS = 4, (1, 2, 4)
+"""Sequences of a micro-batch at most (powers of two are tried with the split chosen), and the model
+chunks of a stage that are tried."""
+
+SEQUENCES, SEQUENCES_A_STAGE = 8, 4
+"""Sequences of a replica in a step without a pipeline; of each stage with one."""
+
+SHORT, USUAL = 1024, 4096
+"""Tokens below which sequences are short; as many of those as have together the tokens of a usual
+one count as one, in a micro-batch and in a step."""
 
 FROZEN_BYTES = 2
 """Bytes that a parameter takes at least where adapters alone are trained."""
@@ -261,7 +269,8 @@ def _refined(model: Model, target: _Target, times: _Times, split: _Candidate) ->
     even = pp > 1 and model.family != "t5" and model.layers % pp == 0
     alike = 1 + unshared_share()
     now = times.closer(keys)
-    for vpp, micro_batch in product(CHUNKS, MICRO_BATCHES):
+    micro_batches = [1 << i for i in range((MAX_MICRO_BATCH * _packed(model)).bit_length())]
+    for vpp, micro_batch in product(CHUNKS, micro_batches):
         changed = {**keys, "micro_batch": micro_batch}
         if vpp > 1:
             if not even or model.layers % (pp * vpp):
@@ -313,6 +322,12 @@ class _Times:
         return bound(experiment, self._hardware) / plan.global_batch
 
 
+def _packed(model: Transformer) -> int:
+    """Return how many sequences count as one: of short ones the power of two that fits in."""
+    length = model.seq_len
+    return 1 if length >= SHORT else 1 << (USUAL // length).bit_length() - 1
+
+
 def _split(keys: Mapping[str, Any]) -> int:
     """Return how many GPUs share a replica and its experts."""
     return int(keys.get("tp", 1) * keys.get("pp", 1) * keys.get("ep", 1))
@@ -356,8 +371,8 @@ def _candidates(
         least += SHARDED_BYTES * total / (target.gpus if dp > 1 else tp * pp)
         if model.lora_rank:
             least = FROZEN_BYTES * held
-        micro_batches = 8 if pp == 1 else 4 * pp
-        keys: dict[str, Any] = {"global_batch": micro_batches * dp, "micro_batch": 1}
+        sequences = (SEQUENCES if pp == 1 else SEQUENCES_A_STAGE * pp) * _packed(model)
+        keys: dict[str, Any] = {"global_batch": sequences * dp, "micro_batch": 1}
         keys |= {"tp": tp, "pp": pp} | ({"ep": ep} if model.experts else {})
         if model.experts and tp > 1:
             keys["etp"] = 1
@@ -386,7 +401,8 @@ def _sharded(
     for tp in sizes:
         dp = target.gpus // tp
         if dp > 1 and target.gpus % tp == 0:
-            keys = {"global_batch": 8 * dp, "micro_batch": 1, "framework.dp_style": "fsdp"}
+            batch = SEQUENCES * _packed(model) * dp
+            keys = {"global_batch": batch, "micro_batch": 1, "framework.dp_style": "fsdp"}
             keys |= {"zero": 3, PRECISION: precision} | ({"tp": tp} if tp > 1 else {})
             found += _with_recomputation(keys, least, tokens / tp)
     return _runnable(model, found)

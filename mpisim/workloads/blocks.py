@@ -281,6 +281,37 @@ class BlockBuilder:
         self.duration += estimate.duration
         return state.last
 
+    def compute_beside(
+        self, task: Compute, stream: str, *, waits: Iterable[int] | None = None
+    ) -> int:
+        """Write a kernel on another stream than that of the pass; return its row.
+
+        It starts after `waits`, by default the kernel before it and what the next would wait for.
+        Kernels wait for it only by `await_next` or `export`, communications by `launch`.
+
+        Parameters
+        ----------
+        task : Compute
+            Priced as by `compute`; its `after` is not read.
+        stream : str
+            Name of the stream; that of a group of ranks is the stream of its collectives.
+        waits : iterable of int, optional
+            Rows of the block, or ports; empty for a kernel that waits for none.
+        """
+        self._write_deferred()
+        if waits is None:
+            waits = [self._pass.last, *self._pass.pending]
+        row = self._rows.kernel(
+            task.name,
+            self.slots.stream(stream),
+            self.pricing.estimate(task.name, task.kernel).duration,
+            waits=waits,
+            gap=self.pricing.gap_before(task),
+            **self.pricing.launching_for(task),
+        )
+        self._block_launches(row)
+        return row
+
     def compute_again(self, task: Compute, times: int) -> None:
         """Write a kernel that waits for no token several times, each after the one before.
 

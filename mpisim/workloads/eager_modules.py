@@ -158,7 +158,9 @@ class EagerModules:
         def product(what: str, m: int, n: int, k: int, *, weight: bool = False) -> Compute:
             return Compute(what, Gemm(m, n, k, dtype=self.dtype, output=self.dtype), weight=weight)
 
-        parameters: tuple[Parameter, ...] = (Parameter(f"{name} weight", inputs * share),)
+        parameters: tuple[Parameter, ...] = (
+            Parameter(f"{name} weight", inputs * share, rows=share),
+        )
         if bias:
             parameters += (Parameter(f"{name} bias", share),)
         backward: list[Task] = list(self.scatter(name, rows * outputs))

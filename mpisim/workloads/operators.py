@@ -173,6 +173,8 @@ class Parameter:
         recommendation models: nothing to reduce, and nothing for the optimizer.
     frozen : bool
         Whether it is not trained: no gradient, and nothing for the optimizer.
+    rows : int
+        Of its first dimension, which divides `size`; 0 for a vector, and where it does not count.
     """
 
     name: str
@@ -183,6 +185,7 @@ class Parameter:
     tied: bool = False
     local: bool = False
     frozen: bool = False
+    rows: int = 0
 
 
 @frozen

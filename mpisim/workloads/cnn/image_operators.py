@@ -138,7 +138,7 @@ class ImageOperators(EagerModules):
             return Compute(what, described, weight=direction == "weight")
 
         parameters: tuple[Parameter, ...] = (
-            Parameter(f"{name} weight", share * image.channels * kernel**2),
+            Parameter(f"{name} weight", share * image.channels * kernel**2, rows=share),
         )
         if bias:
             parameters += (Parameter(f"{name} bias", share),)

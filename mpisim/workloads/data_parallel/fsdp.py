@@ -13,9 +13,21 @@ part's gradient is cast to the format in which they are reduced, those of the ot
 
 What is gathered lies rank by rank, and is copied to where the parameters are; gradients are copied
 the other way, in the format in which they are reduced: two copies of a unit on the stream of the
-kernels (``foreach_all_gather_copy_out``, ``foreach_reduce_scatter_copy_in``). Not counted are the
-casts between shards and those formats, on streams of their own. Megatron-FSDP keeps a unit in one
-buffer, which is gathered and reduced as it is (``framework.flat_shards``): nothing is copied.
+kernels (``foreach_all_gather_copy_out``, ``foreach_reduce_scatter_copy_in``). Megatron-FSDP keeps a
+unit in one buffer, which is gathered and reduced as it is (``framework.flat_shards``): nothing is
+copied.
+
+What ``fully_shard`` does with shards besides (``framework.fully_shard``) runs on streams of their
+own, and is launched by the same CPU. Before a gather the unit's shards are cast to the format in
+which they are gathered, where it is another (``_get_param_all_gather_inputs``), and copied to this
+rank's place in the buffer (``all_gather_copy_in``), on a stream that no collective is on. After a
+reduction, on the stream of the last of its collectives, the shard is cast to the format of the
+parameters, and from the second micro-batch on added to that of those before, a kernel for each
+parameter (``foreach_reduce``). Here the last one's is not added, but the first one's is, which is
+as many: a pass of a micro-batch in between is written once for all. On one rank the buffer is
+copied, not reduced. Parameters are split along their first dimension, which is padded to a multiple
+of the ranks (``FSDPParam._init_sharded_param``). Left out are the kernels that divide what is
+reduced in fp16, and the few on single numbers by which a norm is made of those of all parameters.
 
 Memory sets the pace of gathering (``wait_for_unshard``): forward, a unit waits until the last but
 one has been copied; backward, until the last one has. Backward the next unit is gathered before the
@@ -53,6 +65,9 @@ from .strategy import PassPoint, Strategy, collective
 
 __all__ = ["Fsdp", "GatherState", "ReduceState", "Unit"]
 
+COPY_IN = "all-gather copy-in"
+"""Stream on which shards are brought to where they are gathered (``all_gather_copy_in_stream``)."""
+
 
 @frozen
 class Unit:
@@ -68,6 +83,8 @@ class Unit:
         The same of those that are not frozen: dense ones, and of experts.
     head : bool
         Whether it is what comes after the blocks.
+    tensors : tuple of int
+        Parameters that are not frozen: dense ones, and of experts.
     """
 
     first: int
@@ -76,6 +93,7 @@ class Unit:
     experts: int
     trained: tuple[int, int] = (0, 0)
     head: bool = False
+    tensors: tuple[int, int] = (0, 0)
 
     @property
     def kinds(self) -> list[tuple[bool, int]]:
@@ -156,13 +174,24 @@ class Fsdp(Strategy):
         self._reducing = [ReduceState() for _ in self.chunks]
 
     def _unit(self, layers: Sequence[int], parameters: Sequence[ChunkParameter]) -> Unit:
-        sizes, trained = [0, 0], [0, 0]
+        sizes, trained, tensors = [0, 0], [0, 0], [0, 0]
         for each in parameters:
             if each.layer in layers:
-                size = padded(each.size, self.shard_ranks(each.expert))
+                rows = each.parameter.rows if self.plan.framework.fully_shard else 0
+                rows = rows or each.size
+                size = padded(rows, self.shard_ranks(each.expert)) * (each.size // rows)
                 sizes[each.expert] += size
-                trained[each.expert] += 0 if each.parameter.frozen else size
-        return Unit(layers[0], layers[-1], sizes[0], sizes[1], (trained[0], trained[1]))
+                if not each.parameter.frozen:
+                    trained[each.expert] += size
+                    tensors[each.expert] += 1
+        return Unit(
+            layers[0],
+            layers[-1],
+            sizes[0],
+            sizes[1],
+            trained=(trained[0], trained[1]),
+            tensors=(tensors[0], tensors[1]),
+        )
 
     @property
     def _reshards(self) -> bool:
@@ -240,11 +269,30 @@ class Fsdp(Strategy):
             step = collective(
                 Operation.ALL_GATHER, self.shard_group(expert), self.weight_size * size, "parameter"
             )
+            copied = self._copy_in(block, expert, size, waits)
             if not self.plan.overlap.dp:
                 block.communicate(step)
                 continue
-            row = block.launch(step, waits=waits)
+            row = block.launch(step, waits=copied)
             state.gathered[unit] += [] if row is None else [row]
+
+    def _copy_in(
+        self, block: BlockBuilder, expert: bool, size: int, waits: Sequence[int] | None
+    ) -> Sequence[int] | None:
+        """Bring shards to where they are gathered; return what the all-gather waits for."""
+        ranks = self.shard_ranks(expert)
+        if ranks == 1 or not self.plan.framework.fully_shard:
+            return waits
+        source, target, shard = self.optimizer_gradient_size, self.weight_size, size // ranks
+        tasks = [Compute("copy shards in", Elementwise(2 * target * shard))]
+        if source != target:
+            tasks.insert(0, Compute("cast shards", Elementwise((source + target) * shard)))
+        for task in tasks:
+            if self.plan.overlap.dp:
+                waits = [block.compute_beside(task, COPY_IN, waits=waits)]
+            else:
+                block.compute(task)
+        return waits
 
     def _copy_out(self, block: BlockBuilder, state: GatherState, unit: Unit) -> None:
         """Bring what was gathered to where the parameters are."""
@@ -266,12 +314,15 @@ class Fsdp(Strategy):
         units = [unit for unit in (*self.units[chunk], self.roots[chunk]) if unit.reduced]
         for unit in units:
             if unit.first == at.layer:
-                self._reduce(at.block, state, unit)
+                self._reduce(at.block, state, unit, adds=not at.edge)
         if at.layer == 0:
             at.block.await_next(state.all)
             self._reducing[chunk] = ReduceState()
 
-    def _reduce(self, block: BlockBuilder, state: ReduceState, unit: Unit) -> None:
+    def _reduce(
+        self, block: BlockBuilder, state: ReduceState, unit: Unit, *, adds: bool = False
+    ) -> None:
+        """Reduce a unit's gradients; `adds`: to the shards of other micro-batches."""
         in_parts = unit.head and self._chunks_of_loss > 1
         if in_parts and self.gradient_size != self.weight_size:
             cast = (self.weight_size + self.gradient_size) * unit.trained[False]
@@ -304,8 +355,30 @@ class Fsdp(Strategy):
                     state.latest.append(row)
                 waits = [row]
                 state.all.append(row)
+            for task in self._of_shards(unit, expert, size, adds=adds):
+                if self.plan.overlap.dp:
+                    waits = [block.compute_beside(task, steps[-1].group, waits=waits)]
+                    state.all.append(waits[0])
+                else:
+                    block.compute(task)
         if in_parts:  # the backward pass of the last part ends, which waits for its reductions
             block.await_next(state.all)
+
+    def _of_shards(self, unit: Unit, expert: bool, size: int, *, adds: bool) -> list[Compute]:
+        """Return what ``fully_shard`` does with the shards of reduced gradients."""
+        if not self.plan.framework.fully_shard:
+            return []
+        reduced, main = self.gradient_size, self.optimizer_gradient_size
+        ranks = self.shard_ranks(expert)
+        shard, found = size // ranks, []
+        if ranks == 1:
+            found.append(Compute("copy gradients", Elementwise(2 * reduced * size)))
+        if reduced != main:
+            found.append(Compute("cast gradient shards", Elementwise((reduced + main) * shard)))
+        if adds:
+            kernel, launches = Elementwise(3 * main * shard), unit.tensors[expert]
+            found.append(Compute("add gradient shards", kernel, launches=launches))
+        return found
 
     @property
     def optimizer_gradient_size(self) -> int:

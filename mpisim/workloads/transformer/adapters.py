@@ -132,7 +132,7 @@ def _adapter(s: Shapes, operator: Operator) -> Iterator[Operator]:
     backward += weight_gradient(s, f"{name} down", tokens, inner, k, linear=False)
     backward.append(elementwise(f"{name} input gradient sum", 3 * e * tokens * k))
     parameters = (
-        Parameter(f"{name} down weight", inner * k),
-        Parameter(f"{name} up weight", features * rank),
+        Parameter(f"{name} down weight", inner * k, rows=inner),
+        Parameter(f"{name} up weight", features * rank, rows=features),
     )
     yield Operator(name, tuple(forward), tuple(backward), parameters, small)

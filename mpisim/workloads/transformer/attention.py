@@ -354,4 +354,9 @@ def relative_bias(s: Shapes, name: str) -> Operator:
     backward: list[Task] = [elementwise(f"{name} backward", traffic)]
     size = RELATIVE_BUCKETS * s.heads
     backward += accumulate_gradient(s, name, size)
-    return Operator(name, tuple(forward), tuple(backward), (Parameter(f"{name} weight", size),))
+    return Operator(
+        name,
+        tuple(forward),
+        tuple(backward),
+        (Parameter(f"{name} weight", size, rows=RELATIVE_BUCKETS),),
+    )

@@ -77,9 +77,9 @@ def patch_embedding(s: Shapes) -> tuple[Operator, ...]:
 
     name, tokens = "patch embedding", s.tokens * model.hidden
     parameters = (
-        Parameter(f"{name} weight", size),
+        Parameter(f"{name} weight", size, rows=model.hidden),
         Parameter(f"{name} bias", model.hidden),
-        Parameter("class token", model.hidden),
+        Parameter("class token", model.hidden, rows=1),
     )
     backward: list[Task] = [
         elementwise("class token backward", (e + stream) * tokens),
@@ -140,7 +140,9 @@ def _vocabulary_lookup(s: Shapes, name: str, *, whole: bool, parameters: bool) -
     ]
     # A second copy beside the last blocks, for the head or to predict further tokens from.
     tied = model.tied_embeddings or model.mtp_layers > 0
-    owned = [Parameter(f"{name} weight", entries * h, tied=tied)] if parameters else []
+    owned = (
+        [Parameter(f"{name} weight", entries * h, tied=tied, rows=entries)] if parameters else []
+    )
     return Operator(name, tuple(forward), tuple(backward), tuple(owned))
 
 
@@ -160,7 +162,7 @@ def _replicated_lookup(s: Shapes, name: str, entries: int) -> Operator:
         *accumulate_gradient(s, f"{name} weight", entries * h, narrow=False),
     )
     copied = s.model.mtp_layers > 0
-    table = Parameter(f"{name} weight", entries * h, tied=copied)
+    table = Parameter(f"{name} weight", entries * h, tied=copied, rows=entries)
     return Operator(name, forward, backward, (table,))
 
 
@@ -171,7 +173,7 @@ def _added_table(s: Shapes, name: str, entries: int) -> Operator:
         Compute(f"{name} backward", Elementwise(size), weight=True),
         *accumulate_gradient(s, f"{name} weight", entries * h, narrow=False),
     )
-    table = Parameter(f"{name} weight", entries * h)
+    table = Parameter(f"{name} weight", entries * h, rows=1)
     return Operator(name, (elementwise(f"{name} sum", 2 * size),), backward, (table,))
 
 

@@ -136,7 +136,7 @@ def _convolution(s: Shapes, name: str, channels: int, *, again: bool) -> Operato
     forward = elementwise(name, 2 * e * size)
     backward: list[Task] = [elementwise(f"{name} again", 2 * e * size)] if again else []
     backward.append(elementwise(f"{name} backward", 3 * e * size))
-    parameters = [Parameter(f"{name} weight", channels * taps)]
+    parameters = [Parameter(f"{name} weight", channels * taps, rows=channels)]
     if again:
         parameters.append(Parameter(f"{name} bias", channels))
     for parameter in parameters:

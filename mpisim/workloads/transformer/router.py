@@ -125,7 +125,7 @@ def router(s: Shapes, routing: Routing) -> Operator:
         "router",
         tuple(forward),
         tuple(backward),
-        (Parameter("router weight", n * h, replicated=True),),
+        (Parameter("router weight", n * h, replicated=True, rows=n),),
         saved=kept + (FP32 + MAP_ENTRY_BYTES) * scores,
     )
 

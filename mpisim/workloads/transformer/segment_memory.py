@@ -136,7 +136,7 @@ def clustered_embedding(s: Shapes) -> tuple[Operator, ...]:
             *accumulate_gradient(s, f"{name} weight", words * width),
         ]
         # The scores' matrix is the same, and its gradient is added to this.
-        table = Parameter(f"{name} weight", words * width)
+        table = Parameter(f"{name} weight", words * width, rows=words)
         found.append(Operator(name, (Compute(name, lookup),), tuple(backward), (table,)))
         if width < h:
             found.append(linear(s, f"{name} matrix", width, h, tokens=tokens))

@@ -147,7 +147,7 @@ def column_linear(
         backward += reduce_output(s, reduced, k)
     if bias:
         backward += _bias_gradient(s, name, s.tokens, n)
-    owned = [Parameter(f"{name} weight", n * k, tied=tied)] if parameters else []
+    owned = [Parameter(f"{name} weight", n * k, tied=tied, rows=n)] if parameters else []
     if bias:
         owned.append(Parameter(f"{name} bias", n))
     held = s.tokens if keeps_gathered else entering
@@ -213,7 +213,7 @@ def row_linear(s: Shapes, name: str, k: int, n: int, *, keeps_input: bool = True
     saved = s.operand_bytes(s.tokens * k) if keeps_input else 0
     saved += autocast_kept(s, n * k)
     return Operator(
-        name, tuple(forward), tuple(backward), (Parameter(f"{name} weight", n * k),), saved
+        name, tuple(forward), tuple(backward), (Parameter(f"{name} weight", n * k, rows=n),), saved
     )
 
 
@@ -262,7 +262,7 @@ def linear(
         gemm = Gemm(tokens, k, n, dtype=dtype, output=s.storage_format)
         backward.append(Compute(f"{name} input gradient", gemm))
     backward += weight_gradient(s, name, tokens, n, k, linear=dtype == s.linear_format)
-    parameters = [Parameter(f"{name} weight", n * k, replicated=True)]
+    parameters = [Parameter(f"{name} weight", n * k, replicated=True, rows=n)]
     if bias:
         backward += _bias_gradient(s, name, tokens, n)
         parameters.append(Parameter(f"{name} bias", n, replicated=True))
