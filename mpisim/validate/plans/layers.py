@@ -29,8 +29,8 @@ from .groups import Group, MeasuredPlan
 
 __all__ = ["LayerTimes", "layer_times"]
 
-LEAST = 6
-"""Plans from which three times and their errors are told."""
+MIN_PLANS = 6
+"""Plans of a group from which the three times and their errors are found."""
 
 FREE = ("pp", "dp", "micro_batch")
 """Keys in which the plans of one fit may differ; dp takes up what pp leaves."""
@@ -77,7 +77,7 @@ def layer_times(groups: Sequence[Group]) -> list[LayerTimes]:
         for plans in alike.values():
             terms = np.array([_terms(each) for each in plans])
             # Micro-batches of one size do not tell what is fixed from what each sequence adds.
-            if len(plans) >= LEAST and np.linalg.matrix_rank(terms / terms.max(axis=0)) == 3:
+            if len(plans) >= MIN_PLANS and np.linalg.matrix_rank(terms / terms.max(axis=0)) == 3:
                 found.append(_fitted(group, plans, terms))
     return found
 
