@@ -113,8 +113,8 @@ def _fitted(group: Group, plans: Sequence[MeasuredPlan], terms: NDArray[np.float
     batch = [each.rows[0].mapped.experiment.plan.global_batch for each in plans]
     measured = np.array([each.measured for each in plans]) * batch
     predicted = np.array([each.predicted for each in plans]) * batch
-    own, errors, scatter = _least_squares(terms, measured)
-    ours, _, _ = _least_squares(terms, predicted)
+    as_measured, errors, scatter = _least_squares(terms, measured)
+    as_predicted, _, _ = _least_squares(terms, predicted)
     apart = [
         each for each in group.described(plans[0]).split(", ") if each.split(" ")[0] not in FREE
     ]
@@ -122,8 +122,8 @@ def _fitted(group: Group, plans: Sequence[MeasuredPlan], terms: NDArray[np.float
         group=group.name,
         sets=", ".join(apart),
         plans=len(plans),
-        fixed=(float(own[0]), float(ours[0])),
-        sequence=(float(own[1]), float(ours[1])),
+        fixed=(float(as_measured[0]), float(as_predicted[0])),
+        sequence=(float(as_measured[1]), float(as_predicted[1])),
         fixed_error=float(errors[0]),
         sequence_error=float(errors[1]),
         scatter=scatter,
