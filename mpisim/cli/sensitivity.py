@@ -134,8 +134,8 @@ def _read(file: str, changes: Sequence[str]) -> Experiment | ProgramExperiment:
 
     if changes:
         raise UsageError(
-            f"--set {changes[0]}: {file} is the result of a run, whose keys are fixed; give the "
-            "experiment that it was run from"
+            f"{file}: is the result of a run, whose keys are fixed ({changes[0]} is given); --set "
+            "and --allow-oom take the experiment that it was run from"
         )
     return kept_experiment(file)
 

@@ -41,7 +41,7 @@ _KINDS = {
     Operation.ALL_TO_ALL: "ALLTOALL",
 }
 
-SMALL = 1024
+MIN_BYTES = 1024
 """Bytes below which a message is left out, as SimAI does with metadata and barriers."""
 
 POLICY = "HYBRID_TRANSFORMER_FWD_IN_BCKWD"
@@ -242,7 +242,7 @@ def _pieces(
 
 def _large(table: Table) -> NDArray[np.bool_]:
     """Return which rows are communications that are not left out."""
-    return table.is_communication & (table.bytes >= SMALL)
+    return table.is_communication & (table.bytes >= MIN_BYTES)
 
 
 def _waits(table: Table, row: int, other: int) -> bool:
@@ -327,7 +327,7 @@ class _Groups:
             For an operation that SimAI does not have.
         """
         operation = Operation(table.operation[row])
-        if table.bytes[row] < SMALL:
+        if table.bytes[row] < MIN_BYTES:
             return None
         members = self._members[int(table.slot[row])]
         if len(members) == 1:

@@ -29,7 +29,7 @@ MAX_EQUAL_LOSS = 1e-3
 MIN_STANDARD_ERRORS = 2.0
 """Standard errors by which an interval has to be better than Daly's to be preferred."""
 
-MAX_EXPECTED_STRETCH = 20.0
+MAX_SIMULATED_STRETCH = 20.0
 """Times the undisturbed job: intervals with more to be expected are not simulated."""
 
 
@@ -85,7 +85,7 @@ def best_interval(model: JobModel, seed: int = 0, comm: Intracomm | None = None)
     )
     jobs = [replace(model, interval=steps) for steps in wanted]
     likely = [
-        each for each in jobs if expected_time(each) < MAX_EXPECTED_STRETCH * each.undisturbed
+        each for each in jobs if expected_time(each) < MAX_SIMULATED_STRETCH * each.undisturbed
     ]
     if not likely:
         formulas = young(model.stall, mtbf), daly(model.stall, mtbf)

@@ -128,7 +128,8 @@ def limit_line(space: SearchSpace, broken: BrokenLimit) -> str:
         kept, most = space.choice.memory_headroom, space.choice.max_memory
         left = f", of which memory_headroom leaves {allowed}" if kept else ""
         name = f"memory of {_in_words('memory', broken.allowed + kept * GIB)} a GPU{left}"
-        name = f"max_memory = {allowed}" if broken.allowed == (most or 0) * GIB else name
+        if most is not None and broken.allowed == most * GIB:  # the tighter one (`Choice.room`)
+            name = f"max_memory = {allowed}"
     else:
         name = f"{broken.limit} = {allowed}"
     least = "at least " if broken.at_least else ""

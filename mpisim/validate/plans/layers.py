@@ -29,8 +29,8 @@ from .groups import Group, MeasuredPlan
 
 __all__ = ["LayerTimes", "layer_times"]
 
-LEAST = 6
-"""Plans from which three times and their errors are told."""
+MIN_PLANS = 6
+"""Plans of a group from which the three times and their errors are found."""
 
 FREE = ("pp", "dp", "micro_batch")
 """Keys in which the plans of one fit may differ; dp takes up what pp leaves."""
@@ -77,7 +77,7 @@ def layer_times(groups: Sequence[Group]) -> list[LayerTimes]:
         for plans in alike.values():
             terms = np.array([_terms(each) for each in plans])
             # Micro-batches of one size do not tell what is fixed from what each sequence adds.
-            if len(plans) >= LEAST and np.linalg.matrix_rank(terms / terms.max(axis=0)) == 3:
+            if len(plans) >= MIN_PLANS and np.linalg.matrix_rank(terms / terms.max(axis=0)) == 3:
                 found.append(_fitted(group, plans, terms))
     return found
 
@@ -113,8 +113,8 @@ def _fitted(group: Group, plans: Sequence[MeasuredPlan], terms: NDArray[np.float
     batch = [each.rows[0].mapped.experiment.plan.global_batch for each in plans]
     measured = np.array([each.measured for each in plans]) * batch
     predicted = np.array([each.predicted for each in plans]) * batch
-    own, errors, scatter = _least_squares(terms, measured)
-    ours, _, _ = _least_squares(terms, predicted)
+    as_measured, errors, scatter = _least_squares(terms, measured)
+    as_predicted, _, _ = _least_squares(terms, predicted)
     apart = [
         each for each in group.described(plans[0]).split(", ") if each.split(" ")[0] not in FREE
     ]
@@ -122,8 +122,8 @@ def _fitted(group: Group, plans: Sequence[MeasuredPlan], terms: NDArray[np.float
         group=group.name,
         sets=", ".join(apart),
         plans=len(plans),
-        fixed=(float(own[0]), float(ours[0])),
-        sequence=(float(own[1]), float(ours[1])),
+        fixed=(float(as_measured[0]), float(as_predicted[0])),
+        sequence=(float(as_measured[1]), float(as_predicted[1])),
         fixed_error=float(errors[0]),
         sequence_error=float(errors[1]),
         scatter=scatter,
