@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from captures import ONE_GPU, SCRIPTS, alone, flops, needs_torch, script, sent, written
+from mpi4py import MPI
 
 from mpisim.base.errors import InputError
 from mpisim.base.kinds import Operation, Phase
@@ -120,11 +122,23 @@ def test_ranks_are_shared_by_processes(comm: Any) -> None:
 def test_ranks_that_share_nothing_are_told_of(
     world: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    path = str(written(tmp_path, ONE_GPU))
-    assert main(["capture", "--world-size", str(world), "--", "python", path]) == 0
+    path, figures = str(written(tmp_path, ONE_GPU)), tmp_path / "figures.json"
+    options = ["--world-size", str(world), "--json", str(figures)]
+    assert main(["capture", *options, "--", "python", path]) == 0
+    # What mpisim extrapolate needs of a job of one rank is in the program, not among its results.
+    assert json.loads(figures.read_text())["program"] == {"captured": f"1 of {world} ranks"}
     said = [line for line in capfd.readouterr().err.splitlines() if "note:" in line]
     assert len(said) == (world > 1)
     assert not said or "8 equal ranks side by side, not one job" in said[0]
+
+
+@needs_torch
+def test_stages_that_no_rank_is_given_of_are_named_before_others_are_captured() -> None:
+    said: list[str] = []
+    what = script(SCRIPTS / "pipeline.py", "3", world=6)
+    with pytest.raises(InputError, match=r"do as each of ranks 0,2 does; add them"):
+        capture_parts(what, MPI.COMM_SELF, lambda done, rank="": said.append(rank), [1])
+    assert said == ["rank 0"]  # whose groups say which ranks differ
 
 
 @needs_torch

@@ -9,6 +9,7 @@ import pytest
 from captures import SCRIPTS, alone, flops, needs_torch, script, sent
 
 from mpisim.base.errors import InputError
+from mpisim.base.kinds import Phase
 from mpisim.capture.recording import ItemKind, Recording
 from mpisim.operators import OperatorCall, TensorSpec, kernels_of
 
@@ -198,6 +199,80 @@ def test_which_kernel_attention_takes(gpu: str, expected: list[str], tmp_path: P
     assert sorted(name.split("_")[-3] for name in backward) == sorted(expected)
 
 
+LEARNED_BIAS = """
+import torch
+from torch.nn.functional import scaled_dot_product_attention as attention
+
+torch.set_default_dtype(torch.bfloat16)
+layer = torch.nn.Linear(256, 768, device="cuda")
+bias = torch.nn.Parameter(torch.randn(1, 4, 128, 128, device="cuda"))
+optimizer = torch.optim.SGD([*layer.parameters(), bias], lr=0.1)
+for step in range(3):
+    parts = layer(torch.randn(2, 128, 256, device="cuda")).chunk(3, -1)
+    q, k, v = (each.view(2, 128, 4, 64).transpose(1, 2) for each in parts)
+    out = attention(q, k, v, bias) + attention(q, k, v, bias.detach())
+    out = out + attention(q, k, v, bias.detach()[0])
+    out.sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_bias_that_is_learned_is_not_given_to_cudnn(tmp_path: Path) -> None:
+    """check_attn_mask_shape of PyTorch's sdp_utils_cpp.h: no gradient, two or four dimensions."""
+    if tuple(map(int, version("torch").split(".")[:2])) < (2, 11):
+        pytest.skip("cuDNN first since PyTorch 2.11")
+    found = recorded(tmp_path, LEARNED_BIAS)
+    names = [found.calls[item.number].name for item in found.items if item.kind is ItemKind.CALL]
+    kernels = [name.split("_")[-2] for name in names if name.endswith("_attention")]
+    assert kernels == ["efficient", "cudnn", "efficient"]
+    backward = [name for name in names if name.endswith("_attention_backward")]
+    assert sorted(name.split("_")[-3] for name in backward) == sorted(kernels)
+
+
+ADAPTIVE = """
+import torch
+body = torch.nn.Linear(64, 64).cuda()
+head = torch.nn.AdaptiveLogSoftmaxWithLoss(64, 1000, cutoffs=[100, 500]).cuda()
+optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.1)
+for step in range(3):
+    words = torch.randint(0, 1000, (128,), device="cuda")
+    head(body(torch.randn(128, 64, device="cuda")), words).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_clusters_of_an_adaptive_softmax_share_all_rows(tmp_path: Path) -> None:
+    """Of 128 words that are drawn evenly among 1,000: below 100, 500 and 1,000; none is left."""
+    found = recorded(tmp_path, ADAPTIVE)
+    rows = [call.outputs[0].shape[0] for call in calls(found, "aten::nonzero")]  # type: ignore[union-attr]
+    assert rows == [13, 64 - 13, 128 - 64]
+    tails = 2 * (51 * (64 * 16 + 16 * 400) + 64 * (64 * 4 + 4 * 500))
+    assert flops(found, Phase.FORWARD) == {"gemm": tails + 2 * 128 * (64 * 64 + 64 * 102)}
+
+
+def test_ranges_of_one_tensor_meet() -> None:
+    import torch
+
+    from mpisim.capture.drawn_ranges import Ranges
+
+    drawn, other = torch.empty(1000), torch.empty(1000)
+    ranges = Ranges()
+    masks = [torch.empty(1000) for _ in range(6)]
+    assert ranges.mark(masks[0], drawn, -5, 30, 100) == 0.3
+    assert ranges.mark(masks[1], drawn, 20, 50, 100) == 0.3
+    assert ranges.mark(masks[2], other, 20, 50, 100) == 0.3
+    assert ranges.meet(masks[3], masks[0], masks[1], either=False) == 0.1
+    assert ranges.meet(masks[4], masks[1], masks[0], either=True) == 0.5
+    assert (ranges.rows(masks[3]), ranges.rows(masks[4])) == (100, 500)
+    assert ranges.meet(masks[5], masks[0], masks[2], either=False) is None
+    assert ranges.rows(masks[5]) is None
+    drawn.zero_()  # now it is another
+    ranges.mark(masks[5], drawn, 0, 10, 100)
+    assert ranges.meet(masks[5], masks[5], masks[0], either=True) is None
+
+
 def without_examples() -> str:
     """The script of a pipeline, whose stages get no examples."""
     text = (SCRIPTS / "pipeline.py").read_text()
@@ -227,7 +302,7 @@ def test_stages_that_give_something_else(tmp_path: Path) -> None:
     assert model in text
     path.write_text(text.replace(model, narrow))
     with pytest.raises(InputError, match=r"stage 1 of the pipeline gives float32 4x128, and the"):
-        alone(script(path, "3", world=6), ranks=range(2))
+        alone(script(path, "3", world=6), ranks=range(3))
 
 
 def test_a_value_that_a_library_reads_is_given_by_its_line(tmp_path: Path) -> None:

@@ -62,11 +62,20 @@ def _widest_of_cudnn() -> int:
     return WIDEST_OF_CUDNN.get(torch.cuda.get_device_capability(), 128)
 
 
-def _takes_cudnn(query: Any, key: Any, value: Any) -> bool:
-    """Query, key and value in 16 bits → whether cuDNN's attention supports their shapes."""
+def _takes_cudnn(query: Any, key: Any, value: Any, mask: Any) -> bool:
+    """Query, key and value in 16 bits → whether cuDNN's attention supports them and the mask.
+
+    A mask that has a gradient, as a bias that is learned, it does not take, nor one of three
+    dimensions (check_attn_mask_shape of ``sdp_utils_cpp.h``, which PyTorch's wheels hold).
+    """
     widest = _widest_of_cudnn()
     sizes = query.shape[-1], value.shape[-1]
-    return key.shape[-2] > 1 and all(size <= widest and size % 8 == 0 for size in sizes)
+    takes = key.shape[-2] > 1 and all(size <= widest and size % 8 == 0 for size in sizes)
+    if not takes or mask is None:
+        return takes
+    scores = (*query.shape[:-1], key.shape[-2])[-mask.dim() :]
+    fits = all(size in (1, all_of) for size, all_of in zip(mask.shape, scores, strict=False))
+    return fits and mask.dim() in (2, 4) and not mask.requires_grad
 
 
 _asking: Any = (_allowed, _widest_of_cudnn)
@@ -93,7 +102,7 @@ def attention(
     size = query.shape[-1]
     aten = torch.ops.aten
     fitting = {
-        "cudnn": on_device and half and _takes_cudnn(query, key, value),
+        "cudnn": on_device and half and _takes_cudnn(query, key, value, attn_mask),
         "flash": fits and half and attn_mask is None and size <= WIDEST_HEAD,
         "mem_efficient": fits,
         "math": True,

@@ -14,13 +14,10 @@ from ..base.errors import InputError
 from ..operators import OperatorCall, TensorSpec
 from .recording import Completed, Item, ItemKind, Origin, Recording
 
-__all__ = ["CAPTURED", "KEPT_STEP", "kept_step", "recording_of"]
+__all__ = ["CAPTURED", "kept_step", "recording_of"]
 
 CAPTURED = "captured"
 """Attribute of a program: how many ranks of how many were captured."""
-
-KEPT_STEP = "captured step"
-"""Attribute of a program: the text."""
 
 VERSION = 1
 

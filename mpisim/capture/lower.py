@@ -28,11 +28,11 @@ from ..operators.pricing import MEASURED, Priced, as_measured
 from ..operators.recurrent import ONE_CALL
 from ..operators.table import kernels_of
 from ..operators.transformer_engine import looped
-from ..program import Program, ProgramBuilder, Table
+from ..program import KEPT_STEP, Program, ProgramBuilder, Table
 from ..program.builder import TableBuilder
 from ..workloads.pricing import NO_LAUNCH, Launching, Pricing
 from .device import FILE
-from .kept_step import CAPTURED, KEPT_STEP, kept_step
+from .kept_step import CAPTURED, kept_step
 from .recording import Item, ItemKind, Recording, Wait
 
 __all__ = ["Part", "program_of"]

@@ -117,15 +117,18 @@ def capture_parts(
         found |= _together(script, seconds, comm, update, first.for_others())
         _check_devices(script, found, first.for_others(), comm, update)
         return _parts(classes, found)
+    lacking = [members[0] for members in classes if not set(ranks) & set(members)]
+    if lacking:  # before minutes of others
+        add = ",".join(map(str, lacking[:MOST_CLASSES]))
+        add += ", …" * (len(lacking) > MOST_CLASSES)
+        raise InputError(
+            f"--ranks: no rank is captured of those that do as {'each of ' * (len(lacking) > 1)}"
+            f"rank{'s' * (len(lacking) > 1)} {add} does; add {'them' if lacking[1:] else 'it'}"
+        )
     found = {0: first} | _together(script, set(ranks) - {0}, comm, update, first.for_others())
     if 0 not in ranks:
         del found[0]
     _check_devices(script, found, first.for_others(), comm, update)
-    lacking = next((each for each in classes if not found.keys() & set(each)), None)
-    if lacking is not None:
-        raise InputError(
-            f"--ranks: no rank is captured of those that do as rank {lacking[0]} does; add it"
-        )
     return _parts(classes, found)
 
 

@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..base.kinds import Operation
+from .drawn_ranges import Ranges
 
 __all__ = ["Values"]
 
@@ -83,6 +84,7 @@ class Values:
         self._likely: Any = WeakIdKeyDictionary()
         self._spread: Any = WeakIdKeyDictionary()
         self._share: Any = WeakIdKeyDictionary()
+        self._ranges = Ranges()
         self._chosen: Any = WeakIdKeyDictionary()
         self._total: Any = WeakIdKeyDictionary()
         self._zeros: Any = WeakIdKeyDictionary()
@@ -114,8 +116,11 @@ class Values:
     def rows(self, mask: Any) -> int | None:
         """Return how many elements of a mask are true if what it is made of is spread evenly.
 
-        Of counts that are sums of a mask: their sum.
+        Of counts that are sums of a mask: their sum. Ranges that together hold all n have all rows.
         """
+        in_range = self._ranges.rows(mask)
+        if in_range is not None:
+            return in_range
         share = self._share.get(mask)
         return self._total.get(mask) if share is None else round(share * mask.numel())
 
@@ -290,7 +295,8 @@ class Values:
             elif args and isinstance(args[0], int):
                 self._spread[out] = args[0]
         elif name in _SAME_SPREAD and first is not None:
-            for kept in (self._spread, self._share, self._chosen, self._uniform):
+            kinds = self._spread, self._share, self._ranges.within, self._chosen, self._uniform
+            for kept in kinds:
                 if first in kept:
                     for each in results:
                         kept[each] = kept[first]
@@ -346,13 +352,16 @@ class Values:
         """Follow an operator of indices of which each of n is as frequent."""
         n = self._spread[first]
         other = args[1] if len(args) > 1 else None
-        if name == "eq":
+        if name == "eq" and isinstance(other, int):
+            self._share[out] = self._ranges.mark(out, first, other, other + 1, n)
+        elif name == "eq":
             self._share[out] = 1 / n
         elif name == "ne":
             self._share[out] = 1 - 1 / n
         elif name in ("lt", "le", "gt", "ge") and isinstance(other, int | float):
-            below = min(max((other + (name in ("le", "gt"))) / n, 0.0), 1.0)
-            self._share[out] = below if name in ("lt", "le") else 1 - below
+            border = math.ceil(other) if name in ("lt", "ge") else math.floor(other) + 1
+            low, high = (0, border) if name in ("lt", "le") else (border, n)
+            self._share[out] = self._ranges.mark(out, first, low, high, n)
         elif name == "one_hot":
             self._share[out] = 1 / n
         elif name in ("histc", "bincount") and out.numel() <= FEW:
@@ -373,12 +382,17 @@ class Values:
         share = self._share[first]
         other = args[1] if len(args) > 1 else None
         if name in ("logical_not", "bitwise_not"):
+            self._ranges.forget(out)
             self._share[out] = 1 - share
         elif name in ("bitwise_and", "logical_and", "mul", "bitwise_or", "logical_or"):
             second = self._share.get(other) if isinstance(other, torch.Tensor) else None
             if second is not None:
-                both = share * second
-                self._share[out] = both if "or" not in name else share + second - both
+                either = "or" in name
+                met = self._ranges.meet(out, first, other, either)
+                if met is None:  # as masks that are independent
+                    both = share * second
+                    met = share + second - both if either else both
+                self._share[out] = met
         elif name in ("sum", "count_nonzero"):
             if out.numel() <= FEW:
                 self._counts(out, share * first.numel(), out.numel())

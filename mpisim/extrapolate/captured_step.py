@@ -30,7 +30,7 @@ from pathlib import Path
 from ..base.errors import InputError
 from ..base.hdf5 import open_file, read_attributes
 from ..base.kinds import Operation, Phase
-from ..capture.kept_step import CAPTURED, KEPT_STEP, recording_of
+from ..capture.kept_step import CAPTURED, recording_of
 from ..capture.recording import ACCUMULATES, Item, ItemKind, Recording
 from ..kernels import find_gpu, gpu_name
 from ..kernels.analytical import analytical_model
@@ -41,6 +41,7 @@ from ..kernels.scaled import rated_gpu
 from ..operators import OperatorCall, TensorSpec
 from ..operators.table import kernels_of
 from ..operators.tensors import Launched, all_tensors
+from ..program import KEPT_STEP
 from ..program.store import FORMAT, VERSION
 from .optimizer_share import list_call
 from .roles import described

@@ -16,12 +16,13 @@ The vocabulary of rows (`Kind`, `Operation`, `Phase`, `Flag`) is that of `mpisim
 from ..base.kinds import Flag, Kind, Operation, Phase
 from .builder import Mark, ProgramBuilder, TableBuilder, columns_of
 from .matching import check_matching, signatures
-from .program import Communicators, Jitter, Names, Program, gather
+from .program import KEPT_STEP, Communicators, Jitter, Names, Program, gather
 from .store import load, save
 from .table import COLUMNS, UNPRICED, Table
 
 __all__ = [
     "COLUMNS",
+    "KEPT_STEP",
     "UNPRICED",
     "Communicators",
     "Flag",

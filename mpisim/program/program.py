@@ -19,7 +19,11 @@ from .table import Table
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["Communicators", "Jitter", "Names", "Program", "gather"]
+__all__ = ["KEPT_STEP", "Communicators", "Jitter", "Names", "Program", "gather"]
+
+KEPT_STEP = "captured step"
+"""Attribute of a program that was captured on one rank: its calls, with shapes, as a text that
+`mpisim.capture.kept_step` writes and `mpisim extrapolate` reads. Results leave it out."""
 
 PAIR_POSITIONS = ((Kind.SEND, 0), (Kind.RECV, 1))
 """Position of the sender and of the receiver in the communicator of a point-to-point pair."""

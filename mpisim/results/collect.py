@@ -17,7 +17,7 @@ from ..base.version import __version__
 from ..engine.flows import Flows
 from ..engine.run import Run
 from ..mpi.reductions import allreduce_any
-from ..program import Names, Operation, Program
+from ..program import KEPT_STEP, Names, Operation, Program
 from ..topo import Network
 from ..topo.network import ExplainedNetwork, bus_factor
 from .accounting import BREAKDOWN, Accounts, account, added_up
@@ -142,7 +142,7 @@ def collect(
         creator=f"mpisim {__version__}",
         versions=_versions(),
         attributes=dict(attributes or {}),
-        program=dict(program.attributes),
+        program={key: text for key, text in program.attributes.items() if key != KEPT_STEP},
         wall=dict(run.wall),
     )
     if stated is None:
