@@ -266,12 +266,12 @@ def test_a_rank_updates_its_share(plan: dict[str, object], updated: int) -> None
 @pytest.mark.parametrize(
     ("ranks", "plan", "parts"),
     [
-        # 28 elements at 0 and 100 at 64, of 256 with padding: shards of 256, 128 and 64 elements.
-        (1, {}, 2),
+        # 28 elements at 0 and 100 at 64, of 256 with padding: shards of 128 and 64 elements.
+        (1, {}, 1),
         (2, {}, 2),  # of the second both ranks hold a part: 3 parts on 2 ranks
         (4, {}, 1),  # ranks 0, 1 and 2 hold a part each
-        (1, {"zero": 0}, 1),
-        (1, {"precision_moments": "bf16"}, 1),  # the optimizer's own kernel
+        (2, {"zero": 0}, 1),
+        (2, {"precision_moments": "bf16"}, 1),  # the optimizer's own kernel
     ],
 )
 def test_the_distributed_optimizer_converts_parameters_one_by_one(

@@ -116,9 +116,11 @@ class Megatron(Strategy):
     def converted_tensors(self) -> int:
         """Parts of parameters in a rank's shards, the mean over the ranks, rounded up.
 
-        Those that are gathered in fp8 are quantised together (``quantize_param_shard``).
+        Those that are gathered in fp8 are quantised together (``quantize_param_shard``). One rank
+        alone counts as if it had no shards, as `plan.zero` then has no effect.
         """
-        if not self.plan.zero or self.plan.precision.moments != "fp32":
+        alone = self.shard_ranks(False) == 1
+        if not self.plan.zero or alone or self.plan.precision.moments != "fp32":
             return 1
         alignment = int(frameworks().megatron.parameter_alignment.si)
         parts = Fraction(0)
