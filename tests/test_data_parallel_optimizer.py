@@ -263,27 +263,6 @@ def test_a_rank_updates_its_share(plan: dict[str, object], updated: int) -> None
     assert found.updated_parameters == updated
 
 
-@pytest.mark.parametrize(
-    ("ranks", "plan", "parts"),
-    [
-        # 28 elements at 0 and 100 at 64, of 256 with padding: shards of 128 and 64 elements.
-        (1, {}, 1),
-        (2, {}, 2),  # of the second both ranks hold a part: 3 parts on 2 ranks
-        (4, {}, 1),  # ranks 0, 1 and 2 hold a part each
-        (2, {"zero": 0}, 1),
-        (2, {"precision_moments": "bf16"}, 1),  # the optimizer's own kernel
-    ],
-)
-def test_the_distributed_optimizer_converts_parameters_one_by_one(
-    ranks: int, plan: dict[str, object], parts: int
-) -> None:
-    # copy_group_params of megatron/core/optimizer/distrib_optimizer.py
-    keys = {"dp_style": "megatron", "zero": 1, "global_batch": ranks, "dp": ranks, **plan}
-    made = plan_of(**keys)  # type: ignore[arg-type]
-    found = make_strategy(made, [(layer("a", 100, 28),)], Groups(Grid.of(made, ranks)))
-    assert found.converted_tensors == parts
-
-
 def test_rows_belong_to_the_optimizer() -> None:
     table = stepped((layer("a", 40),), 2, dp_style="megatron").program.table_of(0)
     assert (table.phase[-4:] == Phase.OPTIMIZER).all()

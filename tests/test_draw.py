@@ -211,7 +211,7 @@ def test_rows_of_one_rank_have_names_and_partners(tmp_path: Path) -> None:
     assert main([*words, "--draw", str(path)]) == 0
     found = texts(path)
     assert "rank 3, table 0" in found
-    assert "rows 25 to 44 of 2,635" in found
+    assert "rows 25 to 44 of 2,798" in found
     assert "dp 0" in found
     assert main(["program", "show", str(program), "--draw", str(tmp_path / "all.svg")]) == 0
     found = texts(tmp_path / "all.svg")

@@ -317,6 +317,7 @@ def test_experiment(world: Intracomm, mode: str) -> None:
         "cluster.nodes=2",
         "plan.dp=8",
         "plan.global_batch=16",
+        "framework.fully_shard=false",  # its launches take longer than a step of so small a model
     ]
     text, experiment = load(None, changes)
     alone = simulate(experiment, text=text)

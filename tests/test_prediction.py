@@ -242,9 +242,13 @@ def test_it_can_be_simulated_all_the_same() -> None:
     assert "Any of these makes it fit:" in said["memory"]
 
 
+PLAN_OF_EVENTS = ("plan.tp=4", "plan.dp=2", "framework.fully_shard=false")
+"""A plan whose shared links passes of dataflow do not settle."""
+
+
 def test_communications_share_links_unless_told_otherwise() -> None:
     shared, alone = (
-        simulate(load(changes=["plan.tp=4", "plan.dp=2", f"network.contention={value}"])[1])
+        simulate(load(changes=[*PLAN_OF_EVENTS, f"network.contention={value}"])[1])
         for value in ("true", "false")
     )
     assert shared is not None

@@ -220,7 +220,7 @@ def test_auto_goes_with_other_keys() -> None:
 @pytest.mark.parametrize(
     ("limit", "said"),
     [
-        ("deadline=30 days", "did you mean 'job_time'?); allowed: step_time, gpus"),
+        ("deadline=30 days", "did you mean 'job_time'?); allowed: memory, step_time, gpus"),
         ("powr=2 MW", "did you mean 'power'?"),
         ("power", "not of the form NAME=MOST"),
         ("power=2 apples", "it must be a power above 0"),

@@ -281,8 +281,8 @@ def _update(block: BlockBuilder, plan: Plan, strategy: Strategy) -> None:
 def _convert(block: BlockBuilder, what: str, source: int, target: int, strategy: Strategy) -> None:
     """Copy gradients or weights from one format to another, if the two differ."""
     if source != target and strategy.updated_parameters:
-        kernel = Elementwise((source + target) * strategy.updated_parameters)
-        block.compute(Compute(f"convert {what}", kernel, launches=strategy.converted_tensors))
+        size = (source + target) * strategy.updated_parameters
+        block.compute(Compute(f"convert {what}", Elementwise(size)))
 
 
 def _quantise(block: BlockBuilder, plan: Plan, strategy: Strategy) -> None:

@@ -11,18 +11,13 @@ zero = 1 is the distributed optimizer: gradients are reduced to shards, each ran
 and the parameters are gathered, with overlap during the first forward of the next step: each bucket
 when the one before is waited for, or with interleaved chunks one chunk ahead
 (``--align-param-gather``), those of products in fp8 in that format (``--fp8-param-gather``,
-`Strategy.gathers_fp8`). What a rank holds of a parameter is converted by a kernel of its own
-(``copy_group_grads`` and ``copy_group_params``, megatron/core/optimizer/distrib_optimizer.py),
-unless moments are narrow: such an optimizer does it in its kernel
-(``use_precision_aware_optimizer``). With `zero_group` it is shared by so many ranks only
+`Strategy.gathers_fp8`). With `zero_group` it is shared by so many ranks only
 (``--num-distributed-optimizer-instances``): a shard is then reduced over the replicas besides.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
-from fractions import Fraction
 from functools import cached_property
 from operator import attrgetter
 from typing import ClassVar
@@ -33,7 +28,7 @@ from ...experiment.plan import Style
 from ...program import Operation
 from ..blocks import BlockBuilder
 from ..operators import Communicate, Compute
-from .buckets import Bucket, aligned_buckets, buckets_closed_after, of_kind, padded
+from .buckets import Bucket, aligned_buckets, buckets_closed_after, of_kind
 from .frameworks import frameworks
 from .strategy import PassPoint, Strategy, collective
 
@@ -111,29 +106,6 @@ class Megatron(Strategy):
     def optimizer_gradient_size(self) -> int:
         """Bytes of a gradient as the optimizer reads it."""
         return BYTES["fp32"]
-
-    @property
-    def converted_tensors(self) -> int:
-        """Parts of parameters in a rank's shards, the mean over the ranks, rounded up.
-
-        Those that are gathered in fp8 are quantised together (``quantize_param_shard``). One rank
-        alone counts as if it had no shards, as `plan.zero` then has no effect.
-        """
-        alone = self.shard_ranks(False) == 1
-        if not self.plan.zero or alone or self.plan.precision.moments != "fp32":
-            return 1
-        alignment = int(frameworks().megatron.parameter_alignment.si)
-        parts = Fraction(0)
-        for (chunk, expert, _), bucket in self.buckets.items():
-            ranks, begin = self.shard_ranks(expert), 0
-            shard = bucket.size // ranks
-            for each in bucket.parameters:
-                begin = padded(begin, alignment)
-                end = begin + each.size
-                if not (self.gathers_fp8 and self._is_fp8[chunk, each.layer]):
-                    parts += Fraction((end - 1) // shard - begin // shard + 1, ranks)
-                begin = end
-        return max(1, math.ceil(parts))
 
     @property
     def writes_in_first(self) -> bool:

@@ -252,11 +252,6 @@ class Strategy:
         return self.gradient_size
 
     @property
-    def converted_tensors(self) -> int:
-        """Kernels in which gradients, and weights, are copied between two formats: one for all."""
-        return 1
-
-    @property
     def norm_groups(self) -> tuple[str, ...]:
         """Groups over which squares of gradients are added up for their norm, one after another."""
         shared = (self.shard_group(False),) if self.plan.zero else ()
