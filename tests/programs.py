@@ -372,7 +372,7 @@ class _RoundWriter(ProgramWriter):
 def one_rank_a_table(
     *tables: TableBuilder, builder: ProgramBuilder, slots: list[list[int]]
 ) -> Program:
-    """Tables, communicators of each by slot → a program in which each table has one rank."""
+    """Table builders, and the communicators of each → a program with one rank for each table."""
     for number, (rows, bound) in enumerate(zip(tables, slots, strict=True)):
         builder.add_table(rows.build())
         builder.add_rank(number, bound)

@@ -1,4 +1,4 @@
-"""Kernel descriptions: shape, arithmetic and memory traffic of each family of kernels.
+"""Shape of a GPU kernel → its FLOP and its bytes of memory traffic, by families of kernels.
 
 A description says nothing about time. Workload generators make descriptions, kernel models
 (:mod:`mpisim.kernels.roofline` and others) say how long each takes on a GPU. Descriptions are

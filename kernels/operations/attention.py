@@ -1,4 +1,4 @@
-"""Fused attention."""
+"""Fused attention (FlashAttention and its like): shapes → FLOP and bytes of memory traffic."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ATTENTION_VARIANTS: Mapping[str, AttentionVariant | None] = {
     "flash-2": "flash_2",
     "triton": "triton",
 }
-"""Variants of attention by the names that experiments use (``framework.attention``)."""
+"""Value of ``framework.attention`` in an experiment → variant of `Attention`."""
 
 
 @frozen

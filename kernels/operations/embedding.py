@@ -1,4 +1,4 @@
-"""Lookups of rows of embedding tables, and additions to them."""
+"""Embedding tables: rows looked up, or gradients added → bytes of memory traffic."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Embedding(Kernel):
 
     @property
     def traffic(self) -> int:
-        """Rows read and outputs written; backward gradients read, rows read and written."""
+        """Bytes: rows read, outputs written; backward gradients read, rows read and written."""
         row = BYTES[self.dtype] * self.width
         outputs = self.outputs or -(-self.lookups // self.pooling)
         indices = 8 * self.lookups
@@ -86,5 +86,5 @@ class EmbeddingTables(Kernel):
 
     @property
     def traffic(self) -> int:
-        """Rows read and outputs written; backward gradients read, rows read and written."""
+        """Bytes: rows read, outputs written; backward gradients read, rows read and written."""
         return 8 * self.lookups + self.output_bytes + self.row_bytes * (2 if self.backward else 1)

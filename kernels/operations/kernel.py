@@ -50,7 +50,7 @@ class Kernel(ABC):
 
     @property
     def variant(self) -> str | None:
-        """The variant, in families that have some."""
+        """Which of the family's kernels it is, by name; None in families that have one alone."""
         return None
 
     @property

@@ -1,4 +1,4 @@
-"""Kernels that stream through memory once: element-wise ones, optimizers, copies."""
+"""Kernels that pass once over memory (elementwise, optimizer, copy): shapes → bytes moved."""
 
 from __future__ import annotations
 
@@ -95,5 +95,5 @@ class Copy(Kernel):
 
     @property
     def traffic(self) -> int:
-        """Twice the bytes inside the GPU, once otherwise."""
+        """Bytes moved: each read and written inside the GPU, moved once otherwise."""
         return self.bytes * (2 if self.path == "device" else 1)

@@ -1,4 +1,4 @@
-"""Matrix products and convolutions: Gemm, GroupedGemm, Convolution."""
+"""Matrix products and convolutions: shapes → FLOP and bytes of memory traffic."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ class Gemm(Kernel):
 
     @property
     def flops(self) -> int:
-        """2 m n k for each product."""
+        """FLOP of all products: 2 m n k for each."""
         return 2 * self.batch * self.m * self.n * self.k
 
     @property
     def traffic(self) -> int:
-        """Both operands once, the result once, or twice where it is added to."""
+        """Bytes: both operands read once, the result written once; with `accumulate` also read."""
         operands = operand_bytes(self.dtype, self.m * self.k + self.k * self.n)
         result = BYTES[self.output] * self.m * self.n * (2 if self.accumulate else 1)
         return self.batch * (operands + result)
@@ -120,7 +120,11 @@ class GroupedGemm(Kernel):
 
     @property
     def traffic(self) -> int:
-        """Tokens in and out, and one matrix an expert."""
+        """Bytes: rows read and written once, and the matrix of each group once.
+
+        With `weight` two sets of rows are read, and a matrix of each group is written; with
+        `accumulate` what is written is read before.
+        """
         matrices = self.groups * self.n * self.k
         times = 2 if self.accumulate else 1
         if self.weight:
@@ -164,13 +168,13 @@ class Convolution(Kernel):
 
     @property
     def flops(self) -> int:
-        """The same in all three directions."""
+        """FLOP: 2 for each filter element and pixel of the output, the same in all directions."""
         pixels = self.batch * self.height * self.width
         return 2 * pixels * self.outputs * (self.inputs // self.groups) * self.kernel**2
 
     @property
     def traffic(self) -> int:
-        """Input, filter and output, each once."""
+        """Bytes of input, filter and output (or their gradients), each read or written once."""
         image = self.batch * self.inputs * self.height * self.width * self.stride**2
         filters = self.outputs * (self.inputs // self.groups) * self.kernel**2
         result = self.batch * self.outputs * self.height * self.width

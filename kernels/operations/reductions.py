@@ -1,4 +1,4 @@
-"""Reductions along rows: softmax, norms, cross-entropy."""
+"""Reductions along rows (softmax, norms, cross-entropy): shapes → bytes of memory traffic."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ is the framework's choice, and for Megatron-LM's layer norms one of the width, t
 
 @frozen
 class Softmax(Kernel):
-    """Softmax over the last axis, with scale and mask fused in.
+    """Softmax over the last axis, in one kernel that also scales and masks.
 
     Attributes
     ----------
@@ -41,13 +41,13 @@ class Softmax(Kernel):
 
     @property
     def read(self) -> int:
-        """Bytes read for two elements: forward of the input, backward of output and gradient."""
+        """Bytes read for two elements: forward the input, backward the output and its gradient."""
         tensors = 2 if self.backward else 1
         return tensors * BYTES[self.dtype] * (1 if self.causal else 2)
 
     @property
     def traffic(self) -> int:
-        """Forward in and out; backward output, gradient in, gradient out."""
+        """Bytes: forward input and output; backward output and both gradients."""
         return (self.read + 2 * BYTES[self.dtype]) * self.rows * self.columns // 2
 
 
@@ -75,7 +75,7 @@ class Norm(Kernel):
 
     @property
     def traffic(self) -> int:
-        """Forward in and out; backward input, gradient in, gradient out.
+        """Bytes: forward input and output; backward input and both gradients.
 
         Batch statistics need the whole batch before the first output: one more pass over the input,
         and backward over input and gradient.
@@ -107,5 +107,5 @@ class CrossEntropy(Kernel):
 
     @property
     def traffic(self) -> int:
-        """Scores in and their softmax out in fp32; backward the reverse."""
+        """Bytes: scores read and their softmax in fp32 written; backward the reverse."""
         return (BYTES[self.dtype] + BYTES["fp32"]) * self.rows * self.columns

@@ -107,18 +107,17 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
     import torch
 
     from .autograd import install_engine
-    from .batch_norms import install as install_batch_norms
     from .checkpoints import install as install_checkpoints
     from .compiled import install as install_compiler
     from .cuda import install as install_cuda
     from .data_parallel import DistributedDataParallel
     from .dispatch import Dispatch
     from .distributed import Collectives
-    from .lazy_modules import install as install_lazy_modules
     from .pipelines import install as install_pipelines
     from .recurrent import install as install_recurrent
     from .stand_ins.install import install as install_libraries
     from .storages import install as install_storages
+    from .torch_modules import install as install_torch_modules
     from .triton_kernels import install as install_triton
 
     anything: Any = torch
@@ -140,13 +139,12 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
     _install_hooks(recorder, dispatch)
     install_storages(recorder, dispatch)
     install_recurrent()
-    install_batch_norms(dispatch)
     install_checkpoints(recorder)
     install_triton(dispatch)
     install_pipelines(recorder, job.received.stage_outputs)
     _install_sharding(dispatch)
     _install_conversions()
-    install_lazy_modules()
+    install_torch_modules(dispatch)
     _install_jagged()
     folder = os.getcwd() if job.module else str(Path(job.script).resolve().parent)
     install_libraries(dispatch, job.without, folder)

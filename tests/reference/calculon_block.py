@@ -1,4 +1,4 @@
-"""One block of a transformer, as Calculon counts it → seconds and bytes of a micro-batch."""
+"""Calculon's formulas: sizes of a transformer block → its seconds and bytes for a micro-batch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Layer:
             BYTES * (weights + kept + grads),
             BYTES * (weights + kept + grads) if weights else 0,
         ]
-        """Bytes of forward, gradients of inputs, of weights."""
+        """Bytes of memory traffic in three passes: forward, input gradient, weight gradient."""
         self.kept, self.grads, self.output = BYTES * kept, BYTES * grads, BYTES * outputs
         self.again, self.reused = again, reused
         self.stored, self.output_stored = stored, output_stored
@@ -57,14 +57,14 @@ FORWARD, INPUTS, WEIGHTS = range(3)
 
 
 class _Communication(NamedTuple):
-    """What tensor parallelism sends before or after an operator, without overlap."""
+    """A collective of tensor parallelism before or after an operator, which waits for it."""
 
     after: bool
     again: bool
 
 
 class _Overlapped(NamedTuple):
-    """The same beside the operator."""
+    """A collective of tensor parallelism that overlaps with its operator."""
 
     after: bool
     again: bool

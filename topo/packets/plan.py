@@ -351,7 +351,7 @@ class _Messages:
 
 
 def _equal_paths(topology: Topology, links: Sequence[int]) -> list[tuple[int, ...]]:
-    """Links of a route, in order → its paths, each from the first node to the last.
+    """Links of a route between two nodes → its shortest paths, as tuples of links in order.
 
     Where a flow is spread over parallel links, a route has the links of all of them; of the paths
     that these form the shortest are taken.

@@ -1,8 +1,14 @@
-"""Parameters of lazy modules (`torch.nn.LazyLinear`), whose shape the first forward pass tells.
+"""Modules of ``torch.nn`` that need values or memory to run → stand-ins without either.
 
-PyTorch keeps their device and type in an empty tensor on that device, which a tensor without values
-cannot stand for. Here that tensor stays on the CPU, and device and type are kept beside it until
-the parameter gets its shape.
+Batch norms over several ranks (`torch.nn.SyncBatchNorm`)
+    The forward pass gathers means, deviations and counts of all ranks, and leaves out the ranks
+    whose batch was empty, by a mask that the CPU waits for three times. Here every rank has
+    samples, as this one has.
+Lazy modules (`torch.nn.LazyLinear`)
+    The first forward pass tells the shape of their parameters. PyTorch keeps device and type of
+    these in an empty tensor on that device, which a tensor without values cannot stand for. Here
+    that tensor stays on the CPU, and device and type are kept beside it until the parameter gets
+    its shape.
 """
 
 from __future__ import annotations
@@ -14,8 +20,33 @@ from .storages import swap
 __all__ = ["install"]
 
 
-def install() -> None:
-    """Put stand-ins in the place of how such parameters are made, moved and given a shape."""
+def install(dispatch: Any) -> None:
+    """Put the stand-ins in the place of PyTorch's functions.
+
+    Parameters
+    ----------
+    dispatch : Dispatch
+    """
+    _install_batch_norms(dispatch)
+    _install_lazy_modules()
+
+
+def _install_batch_norms(dispatch: Any) -> None:
+    """Have masks of ranks with samples hold for every rank."""
+    from torch.nn.modules import _functions as functions
+
+    anything: Any = functions.SyncBatchNorm
+    forward = anything.forward
+
+    def of_all_ranks(ctx: Any, *args: Any) -> Any:
+        with dispatch.masks_hold():
+            return forward(ctx, *args)
+
+    anything.forward = staticmethod(of_all_ranks)
+
+
+def _install_lazy_modules() -> None:
+    """Replace how parameters without a shape are made, moved and given one."""
     import torch
     from torch.nn import parameter
 
