@@ -9,6 +9,8 @@ from execution_traces import MM, Writer, tensor
 from mpisim.base.errors import TraceError
 from mpisim.traces.et import is_execution_trace, read_et
 from mpisim.traces.et_communications import collective_name
+from mpisim.traces.et_operators import et_operators
+from mpisim.traces.show import overview
 
 SCHEMAS = ("1.0.1", "1.0.3-chakra.0.0.4", "1.1.1-chakra.0.0.4")
 
@@ -147,6 +149,18 @@ def test_communications_by_attributes_and_groups(tmp_path):
     assert found.collective == "all_gather"
     assert (found.in_bytes, found.out_bytes, found.ranks) == (20, 40, (1, 3))
     assert et.rank == 1
+
+
+def test_a_node_is_kept_whose_enclosing_operator_was_not_written(tmp_path):
+    writer = Writer()
+    outer = writer.add("aten::linear", [tensor(5)], [tensor(7)], "aten::linear(Tensor input)")
+    writer.add("aten::mm", [tensor(5)], [tensor(7)], MM, outer)
+    writer.nodes = [node for node in writer.nodes if node["id"] != outer]
+    et = read_et(writer.write(tmp_path / "et.json"), arguments=True)
+    assert et.n_orphans == 1
+    assert et.parent[et.name.index("aten::mm")] == -1
+    assert [each.name for each in et_operators(et)] == ["aten::mm"]
+    assert "the operators around 1 of them were not written" in overview(et)
 
 
 def test_gloo_is_read_from_its_operators(tmp_path):

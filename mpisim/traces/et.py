@@ -95,7 +95,7 @@ def read_et(path: Path | str, *, arguments: bool = False) -> ExecutionTrace:
     ------
     TraceError
         If the file cannot be read, is no execution trace, has another schema, or contradicts
-        itself: missing keys, an identity twice, a parent that is not there.
+        itself: missing keys, an identity twice, a parent that began later.
     """
     path = Path(path)
     text = open_text(path)
@@ -133,7 +133,10 @@ def _columns(path: Path, parsed: _File, size: int, arguments: bool) -> Execution
         id=np.array([node.id for node in nodes], np.int64),
         name=[node.name for node in nodes],
         parent=np.array(
-            [-1 if f["parent"] == n.id else position[f["parent"]] for n, f in zip(nodes, facts)],
+            [
+                -1 if f["parent"] == n.id else position.get(f["parent"], -1)
+                for n, f in zip(nodes, facts)
+            ],
             np.int32,
         ),
         fw_parent=np.array(
@@ -149,6 +152,7 @@ def _columns(path: Path, parsed: _File, size: int, arguments: bool) -> Execution
         inputs=tensor_columns(labels, [pair[0] for pair in values]),
         outputs=tensor_columns(labels, [pair[1] for pair in values]),
     )
+    et.n_orphans = sum(f["parent"] not in position for f in facts)
     raw_inputs = [pair[0] for pair in values]
     et.groups = process_groups(
         path,
@@ -203,7 +207,13 @@ def _facts(path: Path, node: _Node) -> dict[str, Any]:
 def _check(
     path: Path, nodes: list[_Node], facts: list[dict[str, Any]], position: dict[int, int]
 ) -> None:
-    """Refuse identities given twice, and parents that are missing or began later."""
+    """Refuse identities given twice, and parents that began later.
+
+    A parent that began before and is not in the file is no contradiction: PyTorch writes a node
+    when it ends, so none that is open when the observer stops, and none whose arguments it fails
+    to convert (it warns, and goes on); those inside are written all the same. chakra meets them
+    too: https://github.com/mlcommons/chakra/pull/190.
+    """
     for before, now in pairwise(nodes):
         if before.id == now.id:
             raise TraceError(
@@ -211,7 +221,7 @@ def _check(
             )
     for node, fact in zip(nodes, facts):
         parent = fact["parent"]
-        if parent not in position:
+        if parent not in position and parent > node.id:
             raise TraceError(
                 f"{path}: node {node.id} ({node.name!r}) has the parent {parent}, "
                 "which is not in the file"

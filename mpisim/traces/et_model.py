@@ -261,7 +261,7 @@ class ExecutionTrace:
         Identities of the nodes, ascending: they are given out as nodes begin, on all threads.
     name : list of str
     parent : int32
-        Position of the enclosing node; -1 for the process itself.
+        Position of the enclosing node; -1 for the process itself, and where the file lacks it.
     fw_parent : int32
         Of a node of the backward pass, the position of the forward node it belongs to; else -1.
     sequence : int64
@@ -281,6 +281,8 @@ class ExecutionTrace:
         In order of node, without the records of waiting for one.
     arguments : list of (Values, Values)
         Inputs and outputs of each node as recorded, if they were asked for.
+    n_orphans : int
+        Nodes whose enclosing node is not in the file.
     """
 
     path: Path
@@ -303,6 +305,7 @@ class ExecutionTrace:
     groups: dict[str, ProcessGroup] = field(default_factory=dict)
     communications: list[EtCommunication] = field(default_factory=list)
     arguments: list[tuple[Values, Values]] = field(default_factory=list)
+    n_orphans: int = 0
 
     def __len__(self) -> int:
         return len(self.name)

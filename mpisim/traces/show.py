@@ -171,6 +171,9 @@ def _et(et: ExecutionTrace) -> list[str]:
     world = max([group.size for group in et.groups.values()], default=0)
     data = data_dependencies(et)
     storages = np.unique(np.concatenate([et.inputs.storage, et.outputs.storage]))
+    nodes = f"{len(et):,} on {_distinct(et.thread[et.thread > 0])} threads"
+    if et.n_orphans:
+        nodes += f"; the operators around {et.n_orphans:,} of them were not written by PyTorch"
     lines = _fields(
         (
             "kind",
@@ -182,7 +185,7 @@ def _et(et: ExecutionTrace) -> list[str]:
         ("device", _listed(dict.fromkeys([*et.inputs.devices, *et.outputs.devices]))),
         ("rank", _of(et.rank, world or None)),
         ("steps", _listed(steps)),
-        ("nodes", f"{len(et):,} on {_distinct(et.thread[et.thread > 0])} threads"),
+        ("nodes", nodes),
         ("operators", f"{operators:,} with a declaration"),
         ("tensors", f"{len(et.inputs) + len(et.outputs):,} named, in {len(storages):,} storages"),
         ("data", f"{int(data.computes.sum()):,} nodes compute, {len(data):,} dependencies"),
