@@ -55,8 +55,14 @@ def test_presets_are_whole(name: str) -> None:
     for part in (node, fabric, measured):
         for field in dataclasses.fields(part) if part else ():
             number = getattr(part, field.name)
-            if isinstance(number, Quantity) and field.name != "clock":
-                # Only line rates and counts are exact; clocks where the CPU's is published.
+            if not isinstance(number, Quantity):
+                continue
+            if field.name == "clock":
+                # Exact where the model of the CPU is published, which its maker rates.
+                assert 1.5e9 < number.si < 4e9
+                assert number.error == 0 or "datasheet" not in number.source
+            else:
+                # Only line rates and counts are exact.
                 assert (number.error > 0) != (field.name in ("nic_bandwidth", "cores")), field.name
     links = [gpu.pcie.si] + ([gpu.nvlink.si] if gpu.nvlink else [])
     assert measured is not None
