@@ -43,7 +43,67 @@ def test_plans_are_those_that_are_generated(traced: tuple[str, TracedStep]) -> N
     for keys in loop.plans_of(name):
         found = loop.compare(loop.MODELS[name], step, keys)
         assert found.equal, keys  # bytes of every kind of communication, on every rank
-        assert abs(found.error) < 0.03, (keys, found)
+        assert abs(found.error) < 0.025, (keys, found)
+
+
+MORE = {
+    "qwen": 0.02,
+    "deepseek": 0.022,
+    "deepseek-v3": 0.015,
+    "nemotron-h": 0.01,
+    "gemma": 0.01,
+    "qwen-dense": 0.002,
+    "densenet": 0.001,
+}
+"""Model → by how much a step may differ. Most with experts and dp alone: DDP has one group of ranks
+where those that are generated have one more for experts."""
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_latents_scans_and_norms_of_heads(name: str, tmp_path: Path) -> None:
+    model = loop.MODELS[name]
+    step = loop.traced(model, tmp_path / "trace")
+    for keys in loop.plans_of(name):
+        found = loop.compare(model, step, keys)
+        assert found.equal, keys
+        assert abs(found.error) < MORE[name], (keys, found)
+    for grown in ((2, 1), (1, 2)):
+        _check_grown(model, step, *grown, rel=0.003)
+
+
+def _check_grown(
+    model: loop.Model, step: TracedStep, samples: int, length: int, *, rel: float
+) -> None:
+    """Compare a step of as many times the samples and tokens with the generated one."""
+    if length > 1 and step.sequence is None:
+        return
+    sequence = None if step.sequence is None else length * step.sequence
+    batch = samples * model.batch
+    found, _ = loop.stated(extrapolate(step, Target("dgx-a100", {}, batch, sequence=sequence)))
+    longer = model if sequence is None else model.longer(sequence)
+    prepared = loop.generated(longer, {"micro_batch": batch}, batch, 1)
+    ours = loop.engine.simulate(prepared.program, network=prepared.network).step_time / 1e12
+    assert found == pytest.approx(ours, rel=rel)
+
+
+def test_several_predictions_share_tables_and_scores(tmp_path: Path) -> None:
+    """Of DeepSeek-V3's second prediction all but one matrix is divided."""
+    model = loop.MODELS["deepseek-v3"]
+    step = loop.traced(model, tmp_path / "trace")
+    for keys in ({"tp": 4, "sp": True}, {"tp": 2, "dp": 4, "ep": 4, "sp": True}):
+        assert abs(loop.compare(model, step, keys).error) < 0.02, keys
+
+
+def test_a_cast_weight_is_no_input(tmp_path: Path) -> None:
+    """The first product of a U-Net is of four times of diffusion and a weight of 320 rows."""
+    model = loop.MODELS["stable-diffusion"]
+    step = loop.traced(model, tmp_path / "trace")
+    assert step.batch == 4
+    _check_grown(model, step, 2, 1, rel=0.02)
+    for keys in ({"dp": 8}, {"dp": 8, "zero": 3}):
+        found = loop.compare(model, step, keys)
+        assert found.equal, keys
+        assert abs(found.error) < 0.001, (keys, found)
 
 
 def test_a_vision_transformer_is_divided_between_its_ends(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ REDUCED = GPT.replace("zero = 1", "zero = 0")
 OVERLAPPED = GPT.replace("zero = 1", "zero = 1\noverlap.p2p = true")
 INTERLEAVED = GPT.replace("zero = 1", 'zero = 1\nvpp=2\npipeline.schedule = "interleaved"')
 BATCHED = INTERLEAVED.replace("zero = 1", "zero = 1\noverlap.p2p = false")
+GPIPE_IN_TURN = GPIPE.replace("overlap.p2p = true\n", "")
 EXPERTS = GPT.replace('"gpt3-350m"', '"mixtral-8x7b"\nlayers = 8').replace("tp = 2", "ep = 2")
 GATHERED_ONCE = f'{GPT.replace("zero = 1", "zero = 2")}[framework]\ndp_style = "fsdp"\n'
 
@@ -51,7 +52,7 @@ STAGES = {
     "DDP": (f'{REDUCED}[framework]\ndp_style = "ddp"\n', 2, (4,), 32),
     "GPipe": (GPIPE, 2, (3, 4), 32),
     "GPipe from four": (GPIPE, 4, (2, 8), 64),
-    "GPipe in batches": (GPIPE.replace("overlap.p2p = true\n", ""), 2, (4,), 32),
+    "GPipe in batches": (GPIPE_IN_TURN, 2, (4,), 32),
     "interleaved": (INTERLEAVED, 2, (4,), 32),
     "interleaved from four": (INTERLEAVED, 4, (2,), 64),
     "interleaved in batches": (BATCHED, 2, (4,), 32),
@@ -90,6 +91,8 @@ def test_stages_are_as_generated(name: str, tmp_path: Path) -> None:
 
 CHANGED = {
     "1F1B to GPipe": (OVERLAPPED, GPIPE, 4, 64, {"schedule": "gpipe"}),
+    "1F1B in batches to GPipe": (GPT, GPIPE, 4, 64, {"schedule": "gpipe"}),
+    "... with messages in turn": (GPT, GPIPE_IN_TURN, 2, 32, {"schedule": "gpipe"}),
     "GPipe to 1F1B": (GPIPE, OVERLAPPED, 2, 32, {"schedule": "1f1b"}),
     "1F1B to interleaved": (OVERLAPPED, INTERLEAVED, 2, 32, {"schedule": "interleaved"}),
     "... in batches": (GPT, BATCHED, 2, 32, {"schedule": "interleaved", "chunks": 2}),
@@ -106,7 +109,7 @@ def test_another_schedule_is_as_generated(name: str, tmp_path: Path) -> None:
     found = extrapolate_parallel(job, MPI.COMM_SELF, cluster=find_cluster("dgx-h100"), **change)
     expected = on_stages(after, stages, tmp_path, batch)
     step = float(expected.run.step_time) / 1e12
-    assert found.step == pytest.approx(step, rel=0.03), found.step / step
+    assert found.step == pytest.approx(step, rel=0.02), found.step / step
     assert traffic(found.program) == traffic(expected.run.program)
 
 

@@ -38,13 +38,13 @@ from ..kernels.model import KernelModel
 from ..kernels.operations import Copy, Kernel
 from ..kernels.recorded import Recorded, RecordedKernels
 from ..kernels.scaled import rated_gpu
-from ..operators import OperatorCall, TensorSpec
+from ..operators import OperatorCall
 from ..operators.table import kernels_of
 from ..operators.tensors import Launched, all_tensors
 from ..program import KEPT_STEP
 from ..program.store import FORMAT, VERSION
 from .optimizer_share import list_call
-from .roles import described
+from .roles import activations, described
 from .step import (
     TracedKernel,
     TracedOperator,
@@ -444,19 +444,7 @@ class _Reader:
             forward=tuple(each.forward),
             backward=tuple(each.backward),
             parameters=tuple(TracedParameter(one.shape, one.dtype) for one in reversed(specs)),
-            inputs=tuple(_activations(each.call, used)),
+            inputs=tuple(activations(each.call, used)),
             output=next(all_tensors(each.call.outputs), None),
             statistics=specs[0].elements if specs and "batch_norm" in each.call.name else 0,
         )
-
-
-def _activations(call: OperatorCall, used: Iterable[tuple[int, ...]]) -> list[TensorSpec]:
-    """Return the tensors that go into a call, without the parameters, turned or not."""
-    found = list(all_tensors(call.inputs))
-    for shape in used:
-        for wanted in (shape, tuple(reversed(shape))):
-            places = [i for i, each in enumerate(found) if each.shape == wanted]
-            if places:
-                del found[places[-1]]
-                break
-    return found

@@ -260,8 +260,7 @@ class ExpertShare:
         to = self._before.get(number)
         if to is not None:
             forward = (
-                *forward,
-                *self._tell_counts(to),
+                *self._with_counts(to, forward),
                 *self._there(to, ("dispatch", "probabilities")),
             )
             gradients = self._back(to, ("probabilities gradient", "dispatch gradient"))
@@ -296,18 +295,24 @@ class ExpertShare:
             for name in names
         ]
 
-    def _tell_counts(self, each: Experts) -> tuple[Task, ...]:
-        """All ranks' numbers of tokens for all experts, and what is made of them."""
+    def _with_counts(self, each: Experts, forward: tuple[Task, ...]) -> tuple[Task, ...]:
+        """Tasks before rows are exchanged → those with all ranks' numbers of tokens for experts.
+
+        These are exchanged first, and the CPU waits for them as it waited for one rank's: not for
+        the rows that are sorted meanwhile (``MoEAlltoAllTokenDispatcher`` of
+        megatron/core/transformer/moe/token_dispatcher.py).
+        """
         if not self._counts:
-            return ()
+            return forward
         size = self._ranks * each.count * COUNT_BYTES
         group = "-".join(axis for axis, n in (("etp", self._etp), ("ep", self._ep)) if n > 1)
         gather = Communicate("token counts all-gather", Operation.ALL_GATHER, group, size)
         sums = Compute("token count sums", Elementwise(size), launches=COUNT_KERNELS)
-        if each.waits:
-            return gather, sums
-        read = Compute("read token counts", Copy(size, "host"))
-        return gather, sums, read, Await("wait for token counts")
+        if not each.waits:
+            read = Compute("read token counts", Copy(size, "host"))
+            return (gather, sums, read, *forward, Await("wait for token counts", read.name))
+        waits = [replace(t, kernel=sums.name) if isinstance(t, Await) else t for t in forward]
+        return (gather, sums, *waits)
 
 
 def _exchange(name: str, operation: Operation, size: int) -> Communicate:

@@ -193,6 +193,8 @@ def _product(
             for name in ("m", "n", "k")
             if getattr(kernel, name) == growth.sequence
         }
+        if not sizes and _in_chunks(kernel, growth):
+            return with_sizes(kernel, {"batch": times(kernel.batch, growth.activations)})
         if not sizes:
             raise InputError(
                 "the length of sequences is changed, but how it changes a batched product of "
@@ -205,6 +207,22 @@ def with_sizes(kernel: Gemm, sizes: Mapping[str, int]) -> Gemm:
     """Return a product with other sizes, by name (``m``, ``n``, ``k``, ``batch``)."""
     given: dict[str, Any] = dict(sizes)
     return replace(kernel, **given)
+
+
+def _in_chunks(kernel: Gemm, growth: Growth) -> bool:
+    """Whether products are each of a chunk of the tokens, so that a longer sequence has more.
+
+    As of Mamba-2's scan, whose chunks keep their size (arXiv:2405.21060, section 6).
+    """
+    if not growth.sequence:
+        return False
+    samples = growth.tokens // growth.sequence
+    chunks = {
+        growth.sequence // size
+        for size in (kernel.m, kernel.n, kernel.k)
+        if 1 < size < growth.sequence and growth.sequence % size == 0
+    }
+    return any(kernel.batch % (samples * each) == 0 for each in chunks)
 
 
 def _streamed(kernel: Elementwise | Copy | Counted, factor: float) -> Kernel:

@@ -50,7 +50,7 @@ from ..traces.operator_calls import (
 from ..traces.read import read_source
 from .optimizer_share import list_call
 from .passes import ACCUMULATE, Passes
-from .roles import described
+from .roles import activations, described
 from .step import (
     TracedKernel,
     TracedOperator,
@@ -538,9 +538,6 @@ class _Reader:
 
     def _operator(self, each: _Forward, parameters: set[tuple[int, ...]]) -> TracedOperator:
         call = OperatorCall("copy", ()) if each.call is None else each.call.call
-        own = {one.shape for one in each.completed}
-        tensors = list(all_tensors(call.inputs))
-        inputs = [one for one in tensors if one.shape not in own]
         output = next(all_tensors(call.outputs), None)
         statistics = 0
         if "batch_norm" in call.name and each.completed:
@@ -551,7 +548,7 @@ class _Reader:
             forward=tuple(each.forward),
             backward=tuple(each.backward),
             parameters=tuple(reversed(each.completed)),
-            inputs=tuple(inputs),
+            inputs=tuple(activations(call, [one.shape for one in each.completed])),
             output=output,
             statistics=statistics,
         )

@@ -51,13 +51,21 @@ def with_tied(operators: Sequence[TracedOperator]) -> list[TracedOperator]:
     """Return the operators with the weight that an embedding and a matrix of scores share.
 
     Its gradient is accumulated once, when that of the embedding is there, so that the matrix shows
-    none of its own.
+    none of its own. One beside a matrix of scores that shows it shares it with that: predictions of
+    several tokens have one head.
     """
+    heads = {
+        one.shape
+        for each in operators
+        if any(isinstance(kernel, Gemm) for kernel in each.products())
+        for one in each.parameters
+    }
     tables = {
         (kernel.entries, kernel.width): i
         for i, each in enumerate(operators)
         for kernel in each.products()
         if isinstance(kernel, Embedding)
+        and (kernel.entries, kernel.width) not in heads
         and any(one.shape == (kernel.entries, kernel.width) for one in each.parameters)
     }
     found = list(operators)
@@ -69,6 +77,23 @@ def with_tied(operators: Sequence[TracedOperator]) -> list[TracedOperator]:
                 found[i] = replace(each, tied=shape)
                 first = tables[shape]
                 found[first] = replace(found[first], tied=shape)
+    return _with_lookups(found)
+
+
+def _with_lookups(operators: list[TracedOperator]) -> list[TracedOperator]:
+    """Return the operators with the table of each that looks up in one of another layer."""
+    found = list(operators)
+    tables: dict[tuple[int, int], int] = {}
+    for i, each in enumerate(operators):
+        for kernel in each.products():
+            if not isinstance(kernel, Embedding):
+                continue
+            shape = (kernel.entries, kernel.width)
+            if any(one.shape == shape for one in each.parameters):
+                tables.setdefault(shape, i)
+            elif shape in tables and not any(len(one.shape) > 1 for one in each.parameters):
+                for at in (tables[shape], i):
+                    found[at] = replace(found[at], tied=shape)
     return found
 
 

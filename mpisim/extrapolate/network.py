@@ -209,7 +209,7 @@ class _Writer:
             size = split.parameter(each.tied, self.tp)
             parameters = (Parameter(f"{each.name} (tied)", size, tied=True), *parameters)
         if self.adds and backward:
-            backward = (*backward, *_additions(each, parameters))
+            backward = (*backward, *_additions(self._element(each), parameters))
         frozen = each.frozen_weight(self.weights)
         if frozen is not None:
             # Counted in elements of the format that trained weights are gathered in.
@@ -233,6 +233,7 @@ class _Writer:
         if self.experts.holds(number):
             size, of_expert = self.experts.parameter(one.shape, number)
             return Parameter(name, size, expert=of_expert)
+        partial = partial or self._of_heads(split, one)
         return Parameter(
             name,
             split.parameter(one.shape, self.tp),
@@ -245,6 +246,16 @@ class _Writer:
         """Whether each rank sees its share of the tokens alone of what a parameter works on."""
         behind_row = split.kind == "row" and len(one.shape) == 1
         return self.sequence and (split is NOT_SPLIT or behind_row)
+
+    def _element(self, each: TracedOperator) -> int:
+        """Bytes of an element of an operator's gradients; of a shared weight's as it shows."""
+        shown = [*each.parameters, *(p for p in self.step.parameters if p.shape == each.tied)]
+        return max((element_bytes(one.dtype) for one in shown), default=FP32)
+
+    def _of_heads(self, split: Split, one: TracedParameter) -> bool:
+        """Whether each rank sees its heads alone of what a whole parameter works on."""
+        whole = split.parameter(one.shape, self.tp) == one.elements
+        return split.kind == "inside" and len(one.shape) == 1 and whole
 
     def _tasks(
         self,
@@ -298,6 +309,8 @@ class _Writer:
             and kernel.bytes in _copies(operator)
         ):
             return new  # the input is whole
+        if split.kind == "column" and gradient and _sums_input_gradient(kernel, operator):
+            return new
         return split_kernel(new, split, role, backward, of.role, self.tp)
 
     def _of_weights(self, kernel: Kernel) -> bool:
@@ -318,9 +331,8 @@ def _element(each: TracedOperator, shape: tuple[int, int]) -> int:
     return element_bytes(own[-1].dtype) if own else FP32
 
 
-def _additions(each: TracedOperator, parameters: tuple[Parameter, ...]) -> Iterator[Task]:
+def _additions(element: int, parameters: tuple[Parameter, ...]) -> Iterator[Task]:
     """Yield kernels that add gradients to those of micro-batches before, a kernel a parameter."""
-    element = max((element_bytes(one.dtype) for one in each.parameters), default=FP32)
     for one in parameters:
         kernel = Elementwise(3 * element * max(1, one.size))
         yield Compute("gradient accumulation", kernel, weight=True)
@@ -332,6 +344,16 @@ def passed_on(operators: Iterable[TracedOperator]) -> int:
         if each.inputs:
             return max(map(_bytes, each.inputs))
     return 0
+
+
+def _sums_input_gradient(kernel: Kernel, operator: TracedOperator) -> bool:
+    """Whether a kernel adds the gradient of an operator's input to what another made of it.
+
+    As of an encoder's output, which each layer of the decoder works on.
+    """
+    if not isinstance(kernel, Elementwise) or not operator.inputs:
+        return False
+    return kernel.bytes == 3 * _bytes(operator.inputs[0])
 
 
 def _copies(operator: TracedOperator) -> tuple[int, ...]:

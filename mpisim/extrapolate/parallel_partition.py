@@ -18,6 +18,7 @@ from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..kernels.operations import Gemm
 from ..program import Kind, Program
+from ..schedules import SCHEDULES as CATALOGUE
 from .parallel_order import Pass, PipelineOrder
 from .parallel_overlap import KernelsByName
 from .parallel_passes import recorded_stages
@@ -155,6 +156,16 @@ class StagePartition:
         return order
 
     @property
+    def drops_waits(self) -> bool:
+        """Whether the CPU, which waited for messages as recorded, does not in the new order.
+
+        It is Megatron-LM that waits for its batches (``batch_p2p_sync``); a schedule that this has
+        not is run by others, which do not.
+        """
+        old, new = (CATALOGUE[each.schedule].megatron for each in (self.before, self.order))
+        return old and not new
+
+    @property
     def said(self) -> str:
         """What was assumed."""
         each = self.layers // self.order.parts
@@ -167,6 +178,8 @@ class StagePartition:
             order += f" in place of {self.before.text}"
         if self.order.schedule == "gpipe" and self.before.schedule != "gpipe":
             order += " (the head's backward right behind its forward, from which it is not told)"
+        if self.drops_waits:
+            order += " (the CPU no longer waits for messages; Megatron-LM, which does, lacks it)"
         return (
             f"{stages}: {self.layers} layers, found as rows that repeat, {each} {where}, with "
             f"their recorded times, {order}; {self.gradients.how}; optimizer and gradients by each "

@@ -389,6 +389,8 @@ class RankRows:
         before = dict(self.at_pass if rows[0] in own.early else self.copies.latest)
         left = list(unit)
         for row in rows:
+            if self.partition.drops_waits and own.table.kind[row] == Kind.HOST_WAIT:
+                continue
             token = own.token.get(row)
             message = next((each for each in left if each.token == token), None)
             if message is not None:
@@ -420,7 +422,7 @@ class RankRows:
             for each in rows:
                 if table.kind[each] == Kind.HOST_WAIT:
                     host_wait = own, each
-        if host_wait is not None:
+        if host_wait is not None and not self.partition.drops_waits:
             self.copies.copy(*host_wait, {}, before=before)
 
     def _recorded_with(self, message: Message) -> tuple[RecordedStage, list[int]]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from ..base.errors import InputError
-from ..kernels.operations import Gemm, GroupedGemm, Kernel
+from ..kernels.operations import BYTES, Elementwise, Embedding, Gemm, GroupedGemm, Kernel
 from ..operators import OperatorCall, TensorSpec
 from ..operators.tensors import all_tensors
 from .layers import layer_names, with_tied
 from .step import Role, TracedKernel, TracedOperator, TracedTask
 
-__all__ = ["DescribedOperators", "described"]
+__all__ = ["DescribedOperators", "activations", "described"]
 
 
 class DescribedOperators(NamedTuple):
@@ -73,6 +74,26 @@ def described(
     layers, embedding, head = layer_names(found, paths)
     named = [replace(each, layer=layer) for each, layer in zip(found, layers, strict=True)]
     return DescribedOperators(tuple(with_tied(named)), samples, sequence, embedding, head)
+
+
+def activations(call: OperatorCall, parameters: Iterable[tuple[int, ...]]) -> list[TensorSpec]:
+    """Return the tensors that go into a call, without the parameters, turned or not.
+
+    Parameters
+    ----------
+    call : OperatorCall
+    parameters : iterable of tuple of int
+        Shapes of those that it works on. Of several tensors of such a shape the last is taken for
+        the parameter, as calls name them behind what they work on.
+    """
+    found = list(all_tensors(call.inputs))
+    for shape in parameters:
+        for wanted in (shape, tuple(reversed(shape))):
+            places = [i for i, each in enumerate(found) if each.shape == wanted]
+            if places:
+                del found[places[-1]]
+                break
+    return found
 
 
 def batch_of(
@@ -158,19 +179,41 @@ def with_roles(
             of_tokens = any(shape[0] == tokens for shape in shapes)
             if not (product or of_tokens) and shapes and weights.issuperset(shapes):
                 roles[number] = "weights"
-            elif shapes and all(s[-1] == s[-2] == sequence for s in shapes):
+            elif shapes and all(_are_scores(s, sequence, tokens) for s in shapes):
                 roles[number] = "scores"
         return roles[number]
 
-    def told(tasks: Iterable[TracedTask]) -> tuple[TracedTask, ...]:
-        return tuple(
-            replace(each, role=role(each.call))
-            if isinstance(each, TracedKernel) and each.call >= 0
-            else each
-            for each in tasks
-        )
+    def told(each: TracedTask, tables: Collection[int]) -> TracedTask:
+        if not isinstance(each, TracedKernel) or each.call < 0:
+            return each
+        fills = any(isinstance(k, Elementwise) and k.bytes in tables for k in each.kernels)
+        return replace(each, role="weights" if fills else role(each.call))
 
     return [
-        replace(each, forward=told(each.forward), backward=told(each.backward))
+        replace(
+            each,
+            forward=tuple(told(task, ()) for task in each.forward),
+            backward=tuple(told(task, _table_sizes(each)) for task in each.backward),
+        )
         for each in operators
     ]
+
+
+def _are_scores(shape: tuple[int, ...], sequence: int | None, tokens: int) -> bool:
+    """Whether a tensor is of queries × keys, not of tokens × as many features.
+
+    Scores have heads besides, or are of four dimensions.
+    """
+    if sequence is None or not shape[-1] == shape[-2] == sequence:
+        return False
+    return len(shape) > 3 or math.prod(shape[:-2]) > tokens // sequence
+
+
+def _table_sizes(operator: TracedOperator) -> set[int]:
+    """Bytes of the gradient of a table of embeddings, which is filled with zeros."""
+    return {
+        bytes_of * kernel.entries * kernel.width
+        for kernel in operator.products()
+        if isinstance(kernel, Embedding)
+        for bytes_of in (BYTES["bf16"], BYTES["fp32"])
+    }

@@ -73,8 +73,8 @@ class Split:
     kind : str
         A row of the table above; "none": every rank computes all of it.
     outputs, inputs : int
-        Features of its weight; of "inside" those out of the matrix before, of "scores" the entries
-        of the vocabulary; 0 where there are none.
+        Features of its weight; of "inside" those out of the matrix before, and those of one head
+        that a norm is over; of "scores" the entries of the vocabulary; 0 where there are none.
     vocabulary : bool
         Whether `outputs` are the entries of a vocabulary, which Megatron-LM pads to a multiple of
         128 for each rank.
@@ -88,6 +88,9 @@ class Split:
     first, last : bool
         Of "column": whether it is the first and the last of the matrices that share its input, as
         queries, keys and values do where each has a matrix. They are gathered and reduced together.
+    beside : int
+        Of "column": features that the matrix before made besides the input, as of the keys'
+        positions beside a latent, which go to all heads.
     """
 
     kind: SplitKind = "none"
@@ -99,6 +102,7 @@ class Split:
     sequence: bool = False
     first: bool = True
     last: bool = True
+    beside: int = 0
 
     def share(self, tp: int) -> int:
         """Return the features out, or entries of a vocabulary, that one rank has.
@@ -120,7 +124,9 @@ class Split:
         weight = len(shape) > 1
         if self.vocabulary and shape[0] == self.outputs:
             return size // shape[0] * self.share(tp)
-        if self.kind in ("inside", "scores"):
+        if self.kind == "inside":  # a number of each feature or head, but for norms of one head
+            return size if shape == (self.inputs,) or size % tp else size // tp
+        if self.kind == "scores":
             return size // tp if shape == (self.outputs,) else size
         divided = self.kind in (*_ON_OUTPUTS, "vocabulary") or (self.kind == "row" and weight)
         return size // tp if divided else size
@@ -173,13 +179,17 @@ def split_kernel(
             return kernel
         case "scores":
             if isinstance(kernel, Softmax | CrossEntropy):
-                return replace(kernel, columns=times(kernel.columns, 1 / tp))
+                own = kernel.columns == split.outputs
+                columns = split.share(tp) if own else times(kernel.columns, 1 / tp)
+                return replace(kernel, columns=columns)
             # What has a number for each token alone is not divided.
             large = isinstance(kernel, Elementwise) and kernel.bytes > split.small
             return _share(kernel, tp) if large else kernel
         case "vocabulary":
             if isinstance(kernel, Embedding):
                 return replace(kernel, entries=split.share(tp))
+            if isinstance(kernel, Elementwise) and role == "weights":  # its gradient, of zeros
+                return share_of(kernel, split.share(tp) / split.outputs)
             return _share(kernel, tp) if isinstance(kernel, Copy) else kernel
     if isinstance(kernel, Gemm) and product is not None:
         return _product(kernel, split, product, backward, tp)
@@ -311,6 +321,11 @@ def _column(
     gathers = _gathers(operator, forward) if sequence else None
     if gathers is not None and split.first:
         forward = (gathers, *forward)
+    after: tuple[Task, ...] = ()
+    if gathers is not None and split.beside:
+        size = gathers.bytes // split.inputs * split.beside
+        forward = (_collective(operator, Operation.ALL_GATHER, size, "rest of input"), *forward)
+        after = (_collective(operator, Operation.REDUCE_SCATTER, size, "rest of gradient"),)
     if gathers is not None and split.last:
         again = replace(gathers, weight=True, token="gathered")
         backward = (again, *(_behind(task, "gathered") for task in backward))
@@ -320,7 +335,7 @@ def _column(
         if isinstance(task, Compute) and not task.weight and _has_product(task)
     ]
     if not products or not split.first:  # the input is data, or reduced by another
-        return forward, backward
+        return forward, (*backward, *after)
     at = products[0] + 1
     kernel = backward[products[0]]
     assert isinstance(kernel, Compute)
@@ -332,7 +347,7 @@ def _column(
     reduced = _collective(operator, reduction, size, "input gradient")
     if beside:
         reduced = replace(reduced, token="reduced")
-    return forward, (*backward[:at], reduced, *backward[at:])
+    return forward, (*backward[:at], reduced, *backward[at:], *after)
 
 
 def _gathers(operator: TracedOperator, forward: Sequence[Task]) -> Communicate | None:

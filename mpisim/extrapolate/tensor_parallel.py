@@ -6,6 +6,12 @@ gate and value), something between them that works on features or heads alone (a
 activation), and a matrix back to the width they began with. Norms need all features, so that none
 lies between.
 
+Latent attention (arXiv:2405.04434, section 2.1) makes queries, or keys and values, in two steps: a
+matrix down to a latent, a norm of all its features, and a matrix up to the heads. What is up is
+split by columns, each with an input of its own; down and norm every rank computes whole, or of its
+share of the tokens (``q_down_proj``, ``linear_kv_down_proj`` of
+megatron/core/transformer/multi_latent_attention.py).
+
 An embedding whose table is split by entries, and scores of the same vocabulary, go together. All
 other layers, convolutions above all, divide their outputs, which are gathered: what TrioSim and its
 reference do with every layer. Around the pairs of a transformer they are few, and every rank
@@ -19,7 +25,7 @@ the sum (megatron/core/models/common/embeddings/language_model_embedding.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -35,11 +41,84 @@ _THIN = 4
 """Adapters are at least so many times narrower than what they stand beside."""
 
 
+_BESIDES_LOSS = (Gemm, Convolution, Embedding, Norm)
+"""Kernels that no loss has."""
+
+_NARROW = 2
+"""A latent has fewer features than what it is made from, divided by this."""
+
+
 class _Matrix(NamedTuple):
+    """Of a linear layer; `latent` is what it takes in, where another made that."""
+
     number: int
     inputs: int
     outputs: int
     rows: int
+    latent: _Matrix | None = None
+
+
+class _Open:
+    """Matrices of which none has gone back yet to the width that the first began with."""
+
+    def __init__(self) -> None:
+        self.matrices: list[_Matrix] = []
+        self._norms: list[tuple[int, int]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.matrices)
+
+    @property
+    def width(self) -> int:
+        """Features that all of them are made from."""
+        first = self.matrices[0]
+        return (first.latent or first).inputs
+
+    @property
+    def downs(self) -> list[_Matrix]:
+        """Those that make latents."""
+        return [each.latent for each in self.matrices if each.latent]
+
+    def add_norm(self, number: int, widths: Iterable[int]) -> None:
+        """Take an operator that normalises so many features."""
+        self._norms += [(number, width) for width in widths]
+
+    def with_latent(self, matrix: _Matrix) -> _Matrix:
+        """Matrix → the same, with that of `matrices` whose normalised output it takes in."""
+        for down in reversed(self.matrices):
+            narrow = _NARROW * matrix.inputs < down.inputs and matrix.inputs < matrix.outputs
+            normalised = any(
+                down.number < number < matrix.number and width == matrix.inputs
+                for number, width in self._norms
+            )
+            if not down.latent and narrow and normalised and down.outputs >= matrix.inputs:
+                return matrix._replace(latent=down)
+        return matrix
+
+    def add(self, matrix: _Matrix) -> None:
+        """Take one more, in place of what makes its latent."""
+        self.matrices = [each for each in self.matrices if each is not matrix.latent]
+        self.matrices.append(matrix)
+
+    def columns(self) -> dict[int, Split]:
+        """Return their splits; those that share an input are gathered and reduced together."""
+        found = {}
+        for each in self.matrices:
+            own = [one for one in self.matrices if one.latent is each.latent]
+            found[each.number] = Split(
+                "column",
+                each.outputs,
+                each.inputs,
+                first=each is own[0],
+                last=each is own[-1],
+                beside=each.latent.outputs - each.inputs if each.latent else 0,
+            )
+        return found
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.matrices.clear()
+        self._norms.clear()
 
 
 def splits_of(step: TracedStep, tp: int, *, sequence: bool = False) -> Mapping[int, Split]:
@@ -65,11 +144,11 @@ def splits_of(step: TracedStep, tp: int, *, sequence: bool = False) -> Mapping[i
     """
     _check_adapters(step, tp)
     found: dict[int, Split] = {}
-    pending: list[_Matrix] = []
+    pending = _Open()
     vocabulary = _vocabulary(step, found)
 
     def gather() -> None:
-        for each in pending:
+        for each in (*pending.downs, *pending.matrices):
             # Beside a divided vocabulary they are small: poolers, heads of classes.
             if not vocabulary and each.outputs % tp == 0:
                 found[each.number] = Split("gathered", each.outputs, each.inputs)
@@ -78,7 +157,12 @@ def splits_of(step: TracedStep, tp: int, *, sequence: bool = False) -> Mapping[i
     for number, operator in enumerate(step.operators):
         matrix = _matrix(operator, number)
         if matrix is None:
-            if _is_norm(operator) and not _inside_heads(operator, pending):
+            if number not in found and _looked_up(operator) & vocabulary:  # once more
+                found[number] = found[next(iter(found))]
+            widths = _normalised(operator)
+            if widths and pending and all(width < pending.width for width in widths):
+                pending.add_norm(number, widths)  # of heads' features, or of a latent
+            elif widths:
                 gather()
             if any(isinstance(each, Convolution) for each in operator.products()):
                 gather()
@@ -86,31 +170,34 @@ def splits_of(step: TracedStep, tp: int, *, sequence: bool = False) -> Mapping[i
                 if outputs:
                     found[number] = Split("gathered", outputs)
             continue
-        if pending and matrix.rows != pending[0].rows:
+        if pending and matrix.rows != pending.matrices[0].rows:
             gather()
+        matrix = pending.with_latent(matrix)
         if pending and _closes(matrix, pending, step.operators):
-            first = pending[0].number
-            for each in pending:
-                found[each.number] = Split(
-                    "column",
-                    each.outputs,
-                    each.inputs,
-                    first=each is pending[0],
-                    last=each is pending[-1],
-                )
-            for between in range(first + 1, number):
-                found.setdefault(between, Split("inside", pending[-1].outputs))
+            found |= pending.columns()
+            whole = {
+                n
+                for each in pending.matrices
+                if each.latent
+                for n in range(each.latent.number, each.number)
+            }
+            for between in range(pending.matrices[0].number + 1, number):
+                if between not in whole:
+                    outputs = pending.matrices[-1].outputs
+                    head = max(_normalised(step.operators[between]), default=0)
+                    found.setdefault(between, Split("inside", outputs, head))
             found[number] = Split("row", matrix.outputs, matrix.inputs)
             pending.clear()
             continue
-        if pending and matrix.inputs != pending[0].inputs:
+        if pending and not matrix.latent and matrix.inputs != pending.width:
             gather()
         if matrix.outputs in vocabulary:
             gather()
             found[number] = Split("column", matrix.outputs, matrix.inputs, vocabulary=True)
             rows = matrix.rows
-            for behind in range(number + 1, len(step.operators)):
-                # Of a number for each token there are no more bytes than this.
+            for behind, one in enumerate(step.operators[number + 1 :], number + 1):
+                if any(isinstance(each, _BESIDES_LOSS) for each in one.products()):
+                    break  # scores are made once more, of the next token but one
                 first = behind == number + 1
                 found[behind] = Split(
                     "scores",
@@ -119,8 +206,8 @@ def splits_of(step: TracedStep, tp: int, *, sequence: bool = False) -> Mapping[i
                     small=16 * rows,
                     rows=rows if first else 0,
                 )
-            break
-        pending.append(matrix)
+            continue
+        pending.add(matrix)
     gather()
     _keep_ends_whole(step, found)
     found = {number: split for number, split in found.items() if split is not NOT_SPLIT}
@@ -222,19 +309,21 @@ def _matrix(operator: TracedOperator, number: int) -> _Matrix | None:
     return None if operator.parameters else _Matrix(number, kernel.k, kernel.n, kernel.m)
 
 
-def _closes(matrix: _Matrix, pending: list[_Matrix], operators: tuple[TracedOperator, ...]) -> bool:
+def _closes(matrix: _Matrix, pending: _Open, operators: tuple[TracedOperator, ...]) -> bool:
     """Whether a matrix goes back to the width that those before it began with."""
-    between = operators[pending[-1].number + 1 : matrix.number]
+    between = operators[pending.matrices[-1].number + 1 : matrix.number]
     works = any(isinstance(task, TracedKernel) for each in between for task in each.forward)
-    fits = matrix.inputs <= sum(each.outputs for each in pending)
-    return works and fits and matrix.outputs == pending[0].inputs
+    fits = matrix.inputs <= sum(each.outputs for each in pending.matrices)
+    return works and fits and not matrix.latent and matrix.outputs == pending.width
 
 
-def _is_norm(operator: TracedOperator) -> bool:
-    return any(isinstance(each, Norm) for each in operator.products())
+def _looked_up(operator: TracedOperator) -> set[int]:
+    """Return how many entries the tables have that an operator looks up without a gradient."""
+    if operator.parameters:
+        return set()
+    return {each.entries for each in operator.products() if isinstance(each, Embedding)}
 
 
-def _inside_heads(operator: TracedOperator, pending: list[_Matrix]) -> bool:
-    """Whether a norm is over the features of one head: of queries or keys."""
-    widths = {each.columns for each in operator.products() if isinstance(each, Norm)}
-    return bool(pending) and all(width < pending[0].inputs for width in widths)
+def _normalised(operator: TracedOperator) -> set[int]:
+    """Return how many features the norms of an operator are over."""
+    return {each.columns for each in operator.products() if isinstance(each, Norm)}

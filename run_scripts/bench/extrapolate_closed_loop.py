@@ -62,6 +62,12 @@ MODELS = {
     "ssd": Model('preset = "ssd300-r50"', 16, "fp32"),
     "qwen": Model('preset = "qwen3-30b-a3b"\nlayers = 4\nseq_len = 2048', 1),
     "deepseek": Model('preset = "deepseek-v2-lite"\nlayers = 4\nseq_len = 2048', 1),
+    "deepseek-v3": Model('preset = "deepseek-v3"\nlayers = 4\nseq_len = 2048', 1),
+    "nemotron-h": Model('preset = "nemotron-h-8b"\nlayers = 8\nseq_len = 2048', 1),
+    "gemma": Model('preset = "gemma-2b"\nlayers = 4\nseq_len = 2048', 1),
+    "qwen-dense": Model('preset = "qwen3-0.6b"\nseq_len = 2048', 4),
+    "stable-diffusion": Model('preset = "stable-diffusion-2"', 4),
+    "densenet": Model('preset = "densenet-121"', 32),
 }
 
 PLANS: tuple[Mapping[str, Any], ...] = (
@@ -111,14 +117,18 @@ WITH_EXPERTS: tuple[Mapping[str, Any], ...] = (
 
 def plans_of(name: str) -> tuple[Mapping[str, Any], ...]:
     """Return the plans of a model."""
-    if name == "mixtral":
+    if name in ("mixtral", "qwen", "deepseek"):
         return WITH_EXPERTS
-    if name in ("qwen", "deepseek"):
-        return tuple(keys for keys in WITH_EXPERTS if "tp" not in keys and "cp" not in keys)
-    if name == "lora":  # adapters are not divided, and norms that are not trained do not show
+    if name == "deepseek-v3":  # the matrix of its second prediction stays whole with tp
+        return tuple(keys for keys in WITH_EXPERTS if "tp" not in keys)
+    if name in ("lora", "stable-diffusion", "densenet"):  # adapters are not divided
         return tuple(keys for keys in PLANS if "tp" not in keys)
     if name == "ssd":  # 486 channels of a convolution are not divisible by 4
         return tuple(keys for keys in PLANS if keys.get("tp") != 4)
+    if name == "gemma":  # its one head of keys is not divided, which gradients over dp show
+        return tuple(keys for keys in PLANS if not {"tp", "dp"} <= set(keys))
+    if name in ("nemotron-h", "qwen-dense"):
+        return (*PLANS, *WITH_SEQUENCES)
     if name in ("gpt2", "bert", "llama"):
         return (*PLANS, *WITH_SEQUENCES, *WITH_CONTEXT)
     return PLANS
