@@ -55,6 +55,7 @@ def test_each_kernel_of_a_row_has_one() -> None:
         pricing = Pricing(Times(gpu()), cuda_graphs=captured)
         assert pricing.gap_before(kernel) == gap
         assert pricing.gap_before(replace(kernel, launches=3)) == 3 * gap
+        assert pricing.gap_before(replace(kernel, calls=3)) == 4 * gap
         assert pricing.gap_before(experts) == gap  # on several streams
         # Of a part of a layer that is captured by itself, all but the first.
         assert pricing.gap_before(replace(kernel, launches=0)) == IN_GRAPH

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,12 +13,13 @@ from mpisim.base.errors import InputError
 from mpisim.base.text import percentage
 from mpisim.experiment import Experiment, load
 from mpisim.kernels import Roofline, find_gpu
-from mpisim.kernels.operations import Convolution, Gemm
+from mpisim.kernels.operations import Convolution, Elementwise, Gemm
 from mpisim.prediction.launches import launch_bound_statement, launch_share
 from mpisim.prediction.prepared import prepare
 from mpisim.results import Results
 from mpisim.simulate import simulate
-from mpisim.workloads.pricing import Pricing
+from mpisim.workloads.operators import Compute
+from mpisim.workloads.pricing import NO_LAUNCH, Pricing
 
 COMM = MPI.COMM_SELF
 CUDA_GRAPHS = "framework.cuda_graphs=true"
@@ -166,6 +168,21 @@ def test_a_compiled_loop_takes_the_framework_once() -> None:
     assert (python["host"] + python["launch_cost"]) / 1e12 == pytest.approx(8 * first)
     captured = Pricing(Roofline(gpu), cuda_graphs=True).launching_of(8, compiled_loop=True)
     assert captured["host"] + captured["launch_cost"] == 0
+
+
+def test_small_kernels_of_one_function_cost_a_call_each() -> None:
+    gpu = find_gpu("gb200")
+    kernel = Compute("cast", Elementwise(10))
+    for pricing, call in (
+        (Pricing(Roofline(gpu)), gpu.launch_call.si),
+        (Pricing(Roofline(gpu), cuda_graphs=True), 0),
+    ):
+        alone, beside = (pricing.launching_for(replace(kernel, calls=n)) for n in (0, 3))
+        assert beside["host"] == alone["host"]
+        assert beside["launch"] == alone["launch"]
+        assert (beside["launch_cost"] - alone["launch_cost"]) / 1e12 == pytest.approx(3 * call)
+        # In a graph of some modules they are launched with the kernel before.
+        assert pricing.launching_for(replace(kernel, launches=0, calls=3)) == NO_LAUNCH
 
 
 def test_a_loop_without_a_time_of_its_own_takes_that_of_launches() -> None:

@@ -58,8 +58,13 @@ class TestLaunches:
         into = operator(block(), "experts in")
         assert launches(into.forward) == [2]
         assert launches(into.backward) == [2, 2]
-        # With casts, of which each expert has its own.
-        assert launches(operator(block(precision="fp8"), "experts in").forward) == [2, 2]
+        # With casts, of which each expert has its own, but with delayed scaling.
+        for scaling, casts, calls in (("delayed", 1, 0), ("current", 2, 2 * 3), ("blocks", 2, 0)):
+            experts = operator(block(precision="fp8", fp8_scaling=scaling), "experts in")
+            for steps in (experts.forward, experts.backward):
+                assert launches(steps)[:2] == [casts, 2]
+                assert isinstance(steps[0], Compute)
+                assert steps[0].calls == calls
 
     def test_one_kernel_elsewhere(self) -> None:
         assert launches(operator(block(dp_style="ddp"), "experts in").forward) == [1]

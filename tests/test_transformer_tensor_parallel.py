@@ -309,11 +309,11 @@ def test_scores_of_the_vocabulary_in_fp8() -> None:
     [
         # Bytes an element to cast the input of a matrix split by columns, the gradient of its
         # output, and the gradient of what a matrix split by rows makes, which is gathered; then
-        # whether what was gathered is turned.
+        # whether what was gathered is turned. Of what is gathered the largest value is known.
         ({"fp8_scaling": "delayed"}, 0, 2 + 2, 2 + 1, True),
         ({"fp8_scaling": "delayed", "fp8_transposed": False}, 0, 2 + 1, 2 + 1, False),
-        ({"fp8_scaling": "current"}, 2 + 2 + 1, 2 + 2 + 2, 2 + 2 + 1, True),
-        ({"fp8_scaling": "current", "fp8_transposed": False}, 5, 5, 5, False),
+        ({"fp8_scaling": "current"}, 2 + 1, 2 + 2 + 2, 2 + 1, True),
+        ({"fp8_scaling": "current", "fp8_transposed": False}, 3, 5, 3, False),
         ({"fp8_scaling": "blocks", "fp8_transposed": False}, 4, 4, 4, False),
     ],
     ids=str,
@@ -338,13 +338,53 @@ def test_nvfp4_reads_three_times_to_cast() -> None:
     # For the largest values, to be written as it is, and transposed; 4 bits and a sixteenth of 8.
     nvfp4 = network(TINY, plan(tp=2, precision="nvfp4"))
     matrix = operator(nvfp4, "qkv")
+    assert lines(operator(nvfp4, "attention output").forward)[0] == (
+        f"attention output cast: {8 * 8 * 3 * 2 + 2 * 8 * 8 * 9 // 16} bytes"
+    )
     assert lines(matrix.forward) == [
-        f"qkv cast: {4 * 16 * 3 * 2 + 2 * 4 * 16 * 9 // 16} bytes",
+        f"qkv largest value: {4 * 16 * 2} bytes",
+        "qkv scale all-reduce: AR tp 4",
+        f"qkv cast: {4 * 16 * 2 * 2 + 2 * 4 * 16 * 9 // 16} bytes",
         f"qkv all-gather: AG tp {8 * 16 * 9 // 16}",
         "qkv: 8 x 24 x 16 nvfp4",
     ]
     assert matrix.saved == 4 * 16 * 9 // 16 + 2 * 8 * 24  # and queries, keys and values in bf16
     assert lines(operator(nvfp4, "logits").forward)[1].endswith("bf16")
+
+
+@pytest.mark.parametrize(
+    ("keys", "search", "alone"),
+    [
+        # Small kernels beside the search of a largest value that ranks share, beside the cast
+        # behind it, and beside a cast that finds the value itself.
+        ({"precision": "fp8", "fp8_scaling": "current"}, (1, 1), 3),
+        ({"precision": "nvfp4"}, (1, 0), 2),
+    ],
+    ids=str,
+)
+def test_one_scale_of_what_ranks_gather(
+    keys: dict[str, object], search: tuple[int, int], alone: int
+) -> None:
+    """`with_amax_reduction` of Transformer Engine's quantizers, with sequence parallelism."""
+    made = network(TINY, plan(tp=2, **keys))
+    columns, rows = operator(made, "qkv"), operator(made, "attention output")
+    for steps, name in ((columns.forward, "qkv"), (rows.backward, "attention output gradient")):
+        first, reduction, cast = steps[:3]
+        assert [first.name, reduction.name, cast.name] == [
+            f"{name} largest value",
+            f"{name} scale all-reduce",
+            f"{name} cast",
+        ]
+        assert isinstance(first, Compute)
+        assert isinstance(cast, Compute)
+        assert (first.calls, cast.calls) == search
+    for steps in (columns.backward, rows.forward):
+        assert isinstance(steps[0], Compute)
+        assert steps[0].name.endswith(" cast")
+        assert steps[0].calls == alone
+    for without in (plan(tp=2, sp=False, **keys), plan(**keys), plan(tp=2, precision="fp8")):
+        steps = (*operator(network(TINY, without), "qkv").forward,)
+        assert not [each for each in steps if each.name.endswith(("largest value", "all-reduce"))]
 
 
 def test_kernels_that_put_scales_of_nvfp4_in_order() -> None:

@@ -66,6 +66,10 @@ class Compute:
         captured in a CUDA graph with the kernel before. A gap lies before each part.
     compiled_loop : bool
         Whether that loop is in compiled code, so that the framework's time comes once.
+    calls : int
+        Small kernels beside it that the same function of compiled code launches, such as one that
+        makes a scale of a largest value: each costs a launching call and a gap, and no time of its
+        own.
     """
 
     name: str
@@ -74,6 +78,7 @@ class Compute:
     after: tuple[str, ...] = ()
     launches: int = 1
     compiled_loop: bool = False
+    calls: int = 0
 
 
 @frozen(slots=True)

@@ -80,6 +80,7 @@ class Pricing:
         gap, call = (0.0, 0.0) if cuda_graphs else (gpu.host_gap.si, gpu.launch_call.si)
         loop_gap = gap if cuda_graphs or gpu.loop_gap is None else gpu.loop_gap.si
         self._loop_launch = picoseconds(loop_gap + call)
+        self._call = picoseconds(call)
         self.launching = Launching(
             host=picoseconds(gap),
             launch=picoseconds(gpu.launch_latency.si),
@@ -104,20 +105,30 @@ class Pricing:
             if self.captured:
                 return Launching(host=0, launch=self.launching["launch"], launch_cost=0)
             return Launching(host=kernel.host, launch=kernel.launch, launch_cost=kernel.launch_cost)
-        return self.launching_of(task.launches, compiled_loop=task.compiled_loop)
+        found = self.launching_of(task.launches, compiled_loop=task.compiled_loop)
+        if task.calls and task.launches:
+            calls = task.calls * self._call
+            found = Launching(
+                host=found["host"],
+                launch=found["launch"],
+                launch_cost=found["launch_cost"] + calls,
+            )
+        return found
 
     def gap_before(self, task: Compute) -> int:
         """Return what lies between a kernel and what ended on the device before it, in ps.
 
-        As measured; else that of the GPU, for each of the kernels that the row stands for. Products
-        of experts that a loop launches run on several streams, and hide all but one.
+        As measured; else that of the GPU, for each of the kernels that the row stands for, small
+        ones beside them (`Compute.calls`) included. Products of experts that a loop launches run on
+        several streams, and hide all but one.
         """
         kernel = task.kernel
         if isinstance(kernel, Recorded) and not kernel.priced:
             return kernel.gap
         if task.launches == 0:
-            return self.graph_gap
-        return self.gap * (1 if isinstance(kernel, GroupedGemm) else task.launches)
+            return self.graph_gap * (1 + task.calls)
+        launches = 1 if isinstance(kernel, GroupedGemm) else task.launches
+        return self.gap * (launches + task.calls)
 
     def launching_of(self, launches: int, *, compiled_loop: bool = False) -> Launching:
         """Return the launch times of a row that represents so many launches.

@@ -19,7 +19,7 @@ from ..operators import Communicate, Compute, Operator, Parameter, Task
 from .feed_forward import activation, clamp_inputs, mlp
 from .module_options import capture_module, recompute_module
 from .pointwise import branch, dropout_add, elementwise, norm
-from .precision import accumulate_gradient, cast
+from .precision import accumulate_gradient, cast, casts_together
 from .router import load_balancing, router
 from .shapes import Shapes
 from .tensor_parallel import linear
@@ -223,7 +223,8 @@ def _pad_for_fp8(
 def _grouped_linear(s: Shapes, routing: Routing, name: str, k: int, n: int) -> Operator:
     """Rows (rows, k) → rows (rows, n): a matrix (k, n) for each expert of this rank, and its bias.
 
-    ``GroupedLinear`` of Transformer Engine (transformer_engine/pytorch/module/grouped_linear.py).
+    ``GroupedLinear`` of Transformer Engine (transformer_engine/pytorch/module/grouped_linear.py),
+    which casts the rows of one expert after the other unless scales are delayed.
     """
     rows, groups, experts = routing.rows, routing.local_experts, s.plan.experts
     loop = groups if experts == "loop" else 1
@@ -241,12 +242,15 @@ def _grouped_linear(s: Shapes, routing: Routing, name: str, k: int, n: int) -> O
         )
 
     def launched(step: Compute) -> Compute:
-        return replace(step, launches=loop, compiled_loop=True)
+        return replace(step, launches=loop, compiled_loop=True, calls=loop * step.calls)
 
-    forward: list[Task] = [launched(cast(s, name, rows * k))] if casts else []
+    def cast_rows(name: str, elements: int) -> Compute:
+        step = cast(s, name, elements)
+        return step if casts_together(s) else launched(step)
+
+    forward: list[Task] = [cast_rows(name, rows * k)] if casts else []
     forward.append(launched(Compute(name, gemm(n, k))))
-    gradient = cast(s, f"{name} gradient", rows * n)
-    backward: list[Task] = [launched(gradient)] if casts_back else []
+    backward: list[Task] = [cast_rows(f"{name} gradient", rows * n)] if casts_back else []
     backward.append(launched(Compute(f"{name} input gradient", gemm(k, n))))
     weights = f"{name} weight gradient"
     size = groups * n * k

@@ -91,7 +91,8 @@ def _replayed(parts: Iterable[tuple[Task, ...]]) -> list[tuple[Task, ...]]:
         written: list[Task] = []
         for step in steps:
             if isinstance(step, Compute):
-                step = replace(step, launches=launches)
+                calls = 0 if launches else step.calls  # the graph's launch costs no call more
+                step = replace(step, launches=launches, calls=calls)
                 launches = 0
             written.append(step)
         found.append(tuple(written))

@@ -8,6 +8,15 @@ Operands
     ("delayed") or from blocks of 32 elements ("blocks", MXFP8) once; from the whole operand
     ("current") once more.
 
+    With "current", as with NVFP4, Transformer Engine launches small kernels beside it: one that
+    sets the largest value to 0, with "current" one that makes the scale of it (``quantize_impl``
+    of transformer_engine/pytorch/csrc/quantizer.cpp; transformer_engine/common/recipe/
+    current_scaling.cu, hadamard_transform). Where ranks gather what each has of a sequence, all
+    need one scale: the largest value is all-reduced over the tp group (``with_amax_reduction`` of
+    inputs of matrices split by columns and gradients of those split by rows, in
+    ``_customize_quantizers_float8_current_scaling`` and ``_customize_quantizers_nvfp4`` of
+    transformer_engine/pytorch/module/linear.py).
+
     Transformer Engine (transformer_engine/pytorch/module) fuses a cast with delayed scaling into
     the norm before a matrix split by columns (``layernorm_fwd_fp8``; with others the norm's output
     is cast behind it), and transposes what was gathered or cast in one layout when the gradient of
@@ -40,27 +49,33 @@ from typing import Literal
 
 from mpisim.kernels.operations import BYTES, Elementwise, Gemm, GroupedGemm
 
-from ..operators import Compute, Operator, Task
+from ...program import Operation
+from ..operators import Communicate, Compute, Operator, Task
 from .autocast import autocast_copy
 from .shapes import Shapes
 
 __all__ = [
     "accumulate_gradient",
     "cast",
+    "cast_names",
     "cast_norm_output",
+    "cast_share",
     "cast_weight",
+    "casts_together",
     "split_accumulators",
     "transpose_column_input",
     "transpose_gathered",
     "weight_gradient",
 ]
 
+SEARCH_KERNELS = 2
+"""That find a largest value: one sets it to 0, one reads the operand."""
+SCALE_KERNELS = 1
+
 # --- casts of operands --------------------------------------------------------------------------
 
 
-def cast(
-    s: Shapes, name: str, elements: int, *, after_kernel: bool = False, gathered: bool = False
-) -> Compute:
+def cast(s: Shapes, name: str, elements: int, *, after_kernel: bool = False) -> Compute:
     """Operand in the storage format → operand in the format of the products, one kernel.
 
     To NVFP4 it is read three times: for the largest values as it is and after the random Hadamard
@@ -79,33 +94,92 @@ def cast(
         Whether an elementwise kernel has just made it, as most gradients: outside of Transformer
         Engine that kernel finds the largest value where operations are fused, and both layouts are
         written at once, not in passes of their own.
-    gathered : bool
-        Whether an all-gather follows: one layout is cast, the other made of what was gathered.
     """
-    reads, layouts = 1, 2
+    return _cast(s, name, elements, after_kernel=after_kernel)
+
+
+def _cast(
+    s: Shapes,
+    name: str,
+    elements: int,
+    *,
+    after_kernel: bool = False,
+    gathered: bool = False,
+    found: bool = False,
+) -> Compute:
+    """As `cast`; if `gathered`, one layout, as the other is made of what was gathered.
+
+    With `found` the largest value is known.
+    """
+    reads, layouts, calls = 1, 2, 0
     if _scales_blocks(s):
         traffic = s.element_size * elements + 2 * s.operand_bytes(elements)
         return Compute(f"{name} cast", Elementwise(traffic, variant="block_scales"))
     if s.linear_format == "nvfp4":
-        traffic = 3 * s.element_size * elements + layouts * s.operand_bytes(elements)
+        reads = 2 if found else 3
+        traffic = reads * s.element_size * elements + layouts * s.operand_bytes(elements)
         apart = s.plan.framework.scales_apart
         return Compute(
             f"{name} cast",
             Elementwise(traffic, transposes=True, variant="scales_apart" if apart else None),
             launches=1 + layouts if apart else 1,
+            calls=0 if found or not _by_transformer_engine(s) else SEARCH_KERNELS,
         )
     if _by_transformer_engine(s):
-        reads = 2 if s.plan.precision.fp8_scaling == "current" else 1
+        if s.plan.precision.fp8_scaling == "current":
+            reads = 1 if found else 2
+            calls = SCALE_KERNELS + (0 if found else SEARCH_KERNELS)
         layouts = 1 if _transposes_later(s, gathered) or not _needs_both_layouts(s) else 2
     elif s.plan.precision.fp8_scaling == "current" and not (
         after_kernel and s.plan.framework.fused
     ):
         reads = 3
     traffic = reads * s.element_size * elements + layouts * s.operand_bytes(elements)
-    return Compute(f"{name} cast", Elementwise(traffic, transposes=layouts == 2))
+    return Compute(f"{name} cast", Elementwise(traffic, transposes=layouts == 2), calls=calls)
 
 
-def cast_norm_output(s: Shapes, name: str, elements: int) -> Iterator[Compute]:
+def cast_share(
+    s: Shapes, name: str, elements: int, *, after_kernel: bool = False
+) -> Iterator[Task]:
+    """This rank's share of a sequence → operand that the tp group's ranks gather, in one scale.
+
+    Parameters
+    ----------
+    s : Shapes
+    name : str
+        Name of the operand.
+    elements : int
+        Of the share; without sequence parallelism, of all.
+    after_kernel : bool
+        As in `cast`.
+    """
+    scaled = s.linear_format == "nvfp4" or s.plan.precision.fp8_scaling == "current"
+    shared = s.sequence_parallel and scaled and _by_transformer_engine(s)
+    if shared:
+        search, reduction, _ = cast_names(name)
+        yield Compute(search, Elementwise(s.element_size * elements), calls=SEARCH_KERNELS - 1)
+        yield Communicate(reduction, Operation.ALL_REDUCE, "tp", BYTES["fp32"])
+    yield _cast(
+        s, name, elements, after_kernel=after_kernel, gathered=s.sequence_parallel, found=shared
+    )
+
+
+def cast_names(name: str) -> tuple[str, str, str]:
+    """Name of an operand → those of the steps that may cast it: search, reduction, cast."""
+    return f"{name} largest value", f"{name} scale all-reduce", f"{name} cast"
+
+
+def casts_together(s: Shapes) -> bool:
+    """Precision of a plan → whether one kernel casts the rows of all experts.
+
+    "Currently only have fused kernel for FP8 delayed scaling" (``multi_tensor_quantize_impl`` of
+    transformer_engine/pytorch/csrc/extensions/cast.cpp).
+    """
+    delayed = s.linear_format == "fp8" and s.plan.precision.fp8_scaling == "delayed"
+    return delayed and _by_transformer_engine(s)
+
+
+def cast_norm_output(s: Shapes, name: str, elements: int) -> Iterator[Task]:
     """Output of a norm → operand of a matrix split by columns; nothing where the norm casts.
 
     Parameters
@@ -117,7 +191,7 @@ def cast_norm_output(s: Shapes, name: str, elements: int) -> Iterator[Compute]:
         Of the operand on this rank.
     """
     if not _norm_casts(s):
-        yield cast(s, name, elements, gathered=s.sequence_parallel)
+        yield from cast_share(s, name, elements)
 
 
 def cast_weight(

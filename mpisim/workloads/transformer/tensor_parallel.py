@@ -39,7 +39,9 @@ from .pointwise import added_bias, branch
 from .precision import (
     accumulate_gradient,
     cast,
+    cast_names,
     cast_norm_output,
+    cast_share,
     cast_weight,
     transpose_column_input,
     transpose_gathered,
@@ -186,10 +188,8 @@ def row_linear(s: Shapes, name: str, k: int, n: int, *, keeps_input: bool = True
 
     backward: list[Task] = []
     if s.quantised:
-        gathers = s.sequence_parallel
-        backward.append(
-            cast(s, f"{name} gradient", s.sharded_tokens * n, after_kernel=True, gathered=gathers)
-        )
+        size = s.sharded_tokens * n
+        backward += cast_share(s, f"{name} gradient", size, after_kernel=True)
         backward += cast_weight(s, name, n * k, backward=True)
     gradient = f"{name} input gradient"
     if overlap:
@@ -319,7 +319,7 @@ def separate_linears(
             keeps_input=keeps_input and (copies or not i),
         )
         if i:  # the input has been cast for the first
-            forward = tuple(step for step in matrix.forward if step.name != f"{each} cast")
+            forward = tuple(step for step in matrix.forward if step.name not in cast_names(each))
             matrix = replace(matrix, forward=forward)
         if i and copies:  # the norm casts for the first
             size = s.sharded_tokens * hidden
