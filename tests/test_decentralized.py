@@ -153,6 +153,35 @@ def test_tokens_bound_the_gap(comm: Intracomm, max_gap: int) -> None:
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize(("skip", "done"), [(1, 2), (2, 3), (8, 4)])
+def test_a_slow_worker_skips_as_far_as_tokens_allow(comm: Intracomm, skip: int, done: int) -> None:
+    """Its neighbours are a gap of 4 ahead when it has finished: every second to fourth is done."""
+    speeds = [1 / 16, *[1.0] * 7]
+    protocol = Protocol(backup=1, max_gap=4, skip=skip)
+    found = simulated(comm, find_graph("ring-based", 8), protocol, 4 * done + 1, speeds)
+    executed = np.flatnonzero(found.entered[0] >= 0)
+    last = executed[executed + done < 4 * done]  # the end may cut the last jump
+    assert last.tolist() == list(range(0, 4 * done - done, done))
+    assert (np.diff(executed) <= done).all()
+    assert found.skipped.tolist() == [4 * done + 1 - len(executed), *[0] * 7]
+    # Between two of its own: averaging what has long come, and an iteration.
+    renewed = round(averaging(2) * 16)
+    own = round((FORWARD + BACKWARD + averaging(2) + UPDATE) * 16)
+    assert found.entered[0, done] == own + renewed
+    waiting = simulated(comm, find_graph("ring-based", 8), Protocol(1, 0, 4), 4 * done + 1, speeds)
+    assert found.iteration_times[0] < waiting.iteration_times[0]
+    assert found.largest_gap <= 4
+
+
+def test_nobody_skips_who_is_not_behind(comm: Intracomm) -> None:
+    protocol = Protocol(backup=1, max_gap=4, skip=3)
+    found = simulated(comm, find_graph("ring-based", 8), protocol, 6)
+    same = simulated(comm, find_graph("ring-based", 8), replace(protocol, skip=0), 6)
+    assert not found.skipped.any()
+    assert np.array_equal(found.ended, same.ended)
+
+
+@pytest.mark.mpi
 def test_stale_updates_hide_the_transfer(comm: Intracomm) -> None:
     found = simulated(comm, find_graph("ring", 4), Protocol(staleness=1), 4)
     computed = FORWARD + BACKWARD + UPDATE
@@ -170,16 +199,19 @@ def cases(draw: st.DrawFn) -> tuple[Graph, Protocol, list[float], int]:
     pairs = [(a, b) for a in range(workers) for b in range(workers) if a != b]
     ring = [(i, (i + 1) % workers) for i in range(workers)]
     graph = Graph.of(workers, [*ring, *draw(st.lists(st.sampled_from(pairs), max_size=12))])
+    backup = draw(st.integers(0, min(map(len, graph.senders)) - 1))
+    skip = draw(st.integers(0, 4)) if backup else 0
     protocol = Protocol(
-        draw(st.integers(0, min(map(len, graph.senders)) - 1)),
-        draw(st.integers(0, 2)),
-        draw(st.none() | st.integers(1, 3)),
+        backup,
+        0 if skip else draw(st.integers(0, 2)),
+        draw(st.integers(2, 5) if skip else st.none() | st.integers(1, 3)),
+        skip,
     )
     # Powers of two divide the durations without a rest.
     speeds = draw(
         st.lists(st.sampled_from([0.125, 0.5, 1.0, 2.0]), min_size=workers, max_size=workers)
     )
-    return graph, protocol, speeds, draw(st.integers(3, 6))
+    return graph, protocol, speeds, draw(st.integers(8, 12) if skip else st.integers(3, 6))
 
 
 @pytest.mark.mpi
@@ -208,6 +240,7 @@ def test_times_are_those_of_the_event_loop(
         backup=protocol.backup,
         staleness=protocol.staleness,
         max_gap=protocol.max_gap,
+        skip=protocol.skip,
     )
     assert found.entered.tolist() == entered
     assert found.ended.tolist() == ended
@@ -279,8 +312,10 @@ def test_slow_gpus_of_the_experiment_are_slow_workers(comm: Intracomm, shared_fo
 def test_same_on_any_number_of_processes(run_mpisim: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "hop.toml").write_text(EXPERIMENT)
     words = "decentralized hop.toml --graph ring-based --backup 1 --slow 1-10 --iterations 4"
+    words += " --max-gap 3 --skip 2 --set variation.speeds.3=0.3"
     printed = [run_mpisim(words.split(), processes).stdout for processes in (1, 3)]
     assert printed[0] == printed[1]
+    assert "skipped" in printed[0].splitlines()[5]
     assert "speed-up" in printed[0]
 
 
@@ -314,6 +349,8 @@ def test_experiments_that_are_none_of_it(
         (["--graph", "ring", "--backup", "2"], "allowed is 0 to 1"),
         (["--graph", "ring", "--backup", "-1"], "--backup is -1"),
         (["--graph", "ring", "--max-gap", "0"], "--max-gap is 0"),
+        (["--graph", "ring", "--skip", "1"], "--skip is 1; workers skip iterations with --backup"),
+        (["--graph", "ring", "--skip", "-1"], "--skip is -1; allowed is 0 and more"),
         (["--graph", "ring", "--iterations", "0"], "--iterations is 0"),
         (["--graph", "ring", "--staleness", "3", "--iterations", "3"], "more than the 3"),
         (["--graph", "ring", "--slow", "fast"], "--slow is 'fast'"),

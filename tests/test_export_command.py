@@ -316,7 +316,7 @@ REFUSED = [
     (["chakra", "-o", "folder"], "holds mine.json already"),
     (["chakra", "-o", "et", "--ranks", "0"], "--ranks: Chakra's traces are of all ranks"),
     (["simai", "-o", "there.csv"], "there.csv: exists already"),
-    (["simai", "-o", "x.txt", "--ranks", "0"], "--ranks: a SimAI workload has the layers of all"),
+    (["simai", "-o", "x.txt", "--ranks", "0,1"], "--ranks names 2 ranks; a SimAI workload has the"),
     (["otf", "-o", "x"], "'otf'"),
 ]
 

@@ -19,6 +19,7 @@ from mpisim import engine
 from mpisim.base.errors import InputError
 from mpisim.cli import main
 from mpisim.formats import import_program, read_simai, simai_program, write_simai
+from mpisim.formats.simai_layers import micro_batches
 from mpisim.program import Kind, Operation, Phase, Program, ProgramBuilder, load
 from mpisim.topo import AlphaBeta
 
@@ -298,6 +299,14 @@ def test_bad_files_are_one_line(tmp_path: Path, header: str, layers: list[str], 
     assert str(path) in str(caught.value)
 
 
+def test_messages_of_sequence_parallel_ranks(tmp_path: Path) -> None:
+    """The generator divides there, and so writes ``8388608.0``."""
+    header = HYBRID + " pp_comm: 8388608.0"
+    assert read_simai(written(tmp_path, header, ROW)).pipeline_bytes == 8388608
+    with pytest.raises(InputError, match=r"line 1: pp_comm is '8\.5'"):
+        read_simai(written(tmp_path, HYBRID + " pp_comm: 8.5", ROW))
+
+
 def test_micro_batches_that_differ(tmp_path: Path) -> None:
     header = HYBRID.replace(" pp: 1", " pp: 2").replace("ga: 1", "ga: 2")
     begin, block = layer("embedding_layer"), layer("attention")
@@ -362,6 +371,8 @@ def exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., l
         ("plan.tp=1", "plan.sp=false", "plan.dp=8"),
         ("plan.tp=8", "plan.dp=1", "plan.zero=0"),
         ("plan.tp=1", "plan.sp=false", "plan.dp=8", "plan.zero=3"),
+        ("plan.tp=2", "plan.pp=2", "model.layers=12"),
+        ("plan.tp=2", "plan.pp=2", "model.layers=12", "plan.vpp=2", "plan.pipeline=interleaved"),
     ],
 )
 def test_a_step_that_is_written_and_read_takes_as_long(
@@ -423,7 +434,11 @@ def test_what_simai_has_no_word_for_is_refused(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "gpt.toml").write_text(GPT)
     for change, says in (
-        (["plan.pp=2", "plan.tp=2"], "2 different things"),
+        (["plan.pp=2", "plan.tp=2", "plan.pipeline=zb-h1"], "1 times forward and 2 times backwa"),
+        (
+            ["plan.pp=2", "plan.cp=2", "plan.tp=2", "plan.dp=1"],
+            "rank 0 exchanges messages with ranks 2, 4; in",
+        ),
         (["plan.cp=2", "plan.tp=2"], "SimAI's layers have no send_recv"),
     ):
         given = [word for each in change for word in ("--set", each)]
@@ -434,6 +449,88 @@ def test_what_simai_has_no_word_for_is_refused(
         (line,) = capsys.readouterr().err.splitlines()
         assert says in line
         assert not (tmp_path / "x.txt").exists()
+
+
+def test_a_pipeline_is_one_stage_with_equal_micro_batches(
+    exported: Callable[..., list[float]], tmp_path: Path
+) -> None:
+    """As the generator writes it: sizes, messages, and micro-batches behind their embedding."""
+    exported("plan.tp=2", "plan.pp=2", "plan.pipeline=interleaved", "plan.vpp=2")
+    workload = read_simai(tmp_path / "step.txt")
+    sizes = (workload.tensor, workload.pipeline, workload.chunks, workload.micro_batches)
+    assert sizes == (2, 2, 2, 4)
+    assert workload.n_ranks == 8
+    assert workload.pipeline_bytes == 4 * 1024 * 1024 * 2 // 2  # a sequence-parallel rank's share
+    found = micro_batches(workload)
+    assert found.first + 4 * found.length == len(workload.layers)
+    assert len(found.chunks) == 3
+    assert main(["export", "run.h5", "--format", "simai", "-o", "first.txt", "--ranks", "1"]) == 0
+    names = [
+        {each.name for each in one.layers} for one in (read_simai(tmp_path / "first.txt"), workload)
+    ]
+    assert "embedding_all-reduce" in names[0] - names[1]
+    assert "loss_maximum_all-reduce" in names[1] - names[0]
+
+
+def test_waits_for_other_stages_are_not_in_the_text(tmp_path: Path) -> None:
+    """Two stages of a rank: the second one's kernels begin when the first has computed."""
+    builder = ProgramBuilder()
+    for stage, time in enumerate((1_000_000, 5_000_000)):
+        rows = builder.table(f"stage {stage}")
+        for batch in range(2):
+            rows.tags(phase=Phase.FORWARD, micro_batch=batch)
+            if stage:
+                ready = [rows.point_to_point(Kind.RECV, 0, 1, 4096)]
+                done = rows.kernel("layer", 0, time, waits=ready)
+            else:
+                done = rows.kernel("layer", 0, time)
+                rows.point_to_point(Kind.SEND, 0, 1, 4096, waits=[done])
+        for batch in range(2):
+            rows.tags(phase=Phase.BACKWARD, micro_batch=batch)
+            if stage:
+                done = rows.kernel("gradient", 0, 2 * time)
+                rows.point_to_point(Kind.SEND, 1, 2, 2048, waits=[done])
+            else:
+                ready = [rows.point_to_point(Kind.RECV, 1, 2, 2048)]
+                rows.kernel("gradient", 0, 2 * time, waits=ready)
+        builder.add_table(rows.build())
+        messages = [builder.communicator(pair, "message") for pair in ((0, 1), (1, 0))]
+        builder.add_rank(stage, messages)
+    two = builder.build({})
+    run = engine.simulate(two, network=priced())
+    rows_of = run.rows(0)
+    found = write_simai(two, tmp_path / "0.txt", np.stack([rows_of.begin, rows_of.end]), rank=0)
+    assert (found.stage, found.stages) == (0, 2)
+    lines = (tmp_path / "0.txt").read_text().splitlines()
+    assert lines[0].endswith(
+        "pp: 2 vpp: 1 ga: 2 all_gpus: 2 checkpoints: 0 checkpoint_initiates: 0 pp_comm 4096"
+    )
+    none = "-1 0 NONE 0 0 NONE 0 0 NONE 0 0"
+    batch = [
+        f"embedding_layer {none}",
+        f"chunk {none}",
+        "forward -1 1000 NONE 0 2000 NONE 0 0 NONE 0 0",
+    ]
+    assert [line.replace("\t", " ") for line in lines[2:]] == 2 * batch
+    assert write_simai(two, tmp_path / "1.txt").stage == 1  # the one that takes longest
+    again = simai_program(tmp_path / "1.txt")
+    assert took(again) == 3 * (5_000 + 10_000) + 2 * COST
+
+
+def test_stages_that_are_no_neighbours_are_refused(tmp_path: Path) -> None:
+    builder = ProgramBuilder()
+    for rank in range(4):
+        rows = builder.table(f"stage {rank}").tags(phase=Phase.FORWARD, micro_batch=0)
+        done = rows.kernel("layer", 0, 1000 * (rank + 1))
+        for slot in range(3):
+            rows.point_to_point(Kind.SEND, slot, 1 + slot, 4096, waits=[done])
+            rows.point_to_point(Kind.RECV, 3 + slot, 4 + slot, 4096)
+        builder.add_table(rows.build())
+        others = [other for other in range(4) if other != rank]
+        pairs = [*((rank, other) for other in others), *((other, rank) for other in others)]
+        builder.add_rank(rank, [builder.communicator(pair, "message") for pair in pairs])
+    with pytest.raises(InputError, match="rank 0 exchanges messages with ranks 1, 2, 3; in a Sim"):
+        write_simai(builder.build({}), tmp_path / "x.txt")
 
 
 def test_a_chain_by_hand(tmp_path: Path) -> None:

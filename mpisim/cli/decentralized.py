@@ -23,6 +23,7 @@ examples:
   mpisim decentralized mine.toml --graph ring-based --backup 1           ... of all senders but one
   mpisim decentralized mine.toml --graph double-ring --backup 1 --slow 1-10 --draws 8
   mpisim decentralized mine.toml --graph edges.txt --staleness 2 --max-gap 4
+  mpisim decentralized mine.toml --graph ring --backup 1 --max-gap 4 --skip 3
   mpisim decentralized mine.toml --graph ring -o ring.h5 && mpisim report ring.h5
   mpisim decentralized mine.toml --graph ring --save-program step.h5     ... then mpisim run step.h5
 """
@@ -35,8 +36,9 @@ def add_parser(subparsers: Any) -> None:
         help="simulate workers that exchange updates with neighbours alone (Hop)",
         description="Simulate iterations of decentralized training, in which every data-parallel "
         "replica of an experiment, a GPU, sends its update to its neighbours in a graph and waits "
-        "for theirs: with backup workers, bounded staleness and token queues, as in Hop. Print how "
-        "long an iteration takes, beside that in which every update is waited for.",
+        "for theirs: with backup workers, bounded staleness, token queues and skipped iterations, "
+        "as in Hop. Print how long an iteration takes, beside that in which every update is waited "
+        "for.",
         epilog=EXAMPLES,
     )
     add_experiment_options(parser)
@@ -67,6 +69,14 @@ def add_parser(subparsers: Any) -> None:
         metavar="N",
         help="iterations that a worker may be ahead of those it sends to, by token queues "
         "(default: without)",
+    )
+    parser.add_argument(
+        "--skip",
+        type=int,
+        default=0,
+        metavar="N",
+        help="iterations that a worker skips at once where all that it sends to are ahead; with "
+        "--backup and --max-gap (default: 0)",
     )
     parser.add_argument(
         "--iterations", type=int, default=20, metavar="N", help="of each worker (default: 20)"
@@ -102,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
     if args.draws > 1 and args.slow is None:
         raise UsageError(f"--draws is {args.draws}, but all draws are alike without --slow")
     slowdown = Slowdown(*_factors(args.slow), draws=args.draws, seed=args.seed)
-    protocol = Protocol(args.backup, args.staleness, args.max_gap)
+    protocol = Protocol(args.backup, args.staleness, args.max_gap, args.skip)
     comm = world()
     with collective_errors(comm):
         if comm.rank == 0:

@@ -59,7 +59,8 @@ def add_parser(subparsers: Any) -> None:
         "--ranks",
         metavar="RANKS",
         help="ranks to write, as 0,8-15, or all (default: one of each kind, as a "
-        "rank of each pipeline stage; chakra, simai: all)",
+        "rank of each pipeline stage; chakra: all; simai: a rank of the stage that is "
+        "written, by default of the one that takes longest)",
     )
     parser.add_argument(
         "--overwrite", action="store_true", help="replace an earlier export if there is one"

@@ -9,10 +9,12 @@ Read in this order.
 ``graphs``
     Who sends updates to whom.
 ``protocol``
-    What a worker waits for: backup workers, bounded staleness, token queues (Hop,
-    arXiv:1902.01064).
+    What a worker waits for: backup workers, bounded staleness, token queues, skipped iterations
+    (Hop, arXiv:1902.01064).
 ``program``
     A worker's step, graph and protocol → a `Program` of some iterations.
+``decisions``
+    The program → the same with what workers decided.
 ``simulation``
     The program → when each worker did what, exactly.
 ``comparison``

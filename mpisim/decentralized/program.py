@@ -5,14 +5,13 @@ one for each neighbour and direction, so that updates of different neighbours do
 other. Updates of one neighbour come one after another. Receives stand for the queues of a worker,
 which take an update whenever it comes: they are ready from the start, and no sender waits for them.
 
-Which updates an iteration waits for is open where there are backup workers: the program says it by
-the waits of the kernels that average, and `IterationProgram.with_awaited` exchanges them.
+Which updates an iteration waits for is open where there are backup workers, and which iterations
+workers skip: `mpisim.decentralized.decisions` changes the program to what is decided.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TypedDict
 
 import numpy as np
@@ -21,7 +20,6 @@ from numpy.typing import NDArray
 from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..program import Kind, Phase, Program, ProgramBuilder, Table, TableBuilder
-from ..program.table import COLUMNS
 from .graphs import Graph
 from .protocol import Protocol
 
@@ -95,11 +93,14 @@ class WorkerRows:
     ----------
     updates : int64, shape (iterations, senders)
         Rows that receive updates.
+    tokens : int64, shape (iterations, receivers)
+        Rows that receive tokens of iterations that receivers enter; -1 where none is needed.
     enters, averages, ends : int64, shape (iterations,)
         Rows with which an iteration begins, those that average, the last of each iteration.
     """
 
     updates: Ints
+    tokens: Ints
     enters: Ints
     averages: Ints
     ends: Ints
@@ -122,37 +123,6 @@ class IterationProgram:
     rows: tuple[WorkerRows, ...]
     graph: Graph
     protocol: Protocol
-
-    def with_awaited(self, awaited: Sequence[Ints]) -> IterationProgram:
-        """Return the same with other updates waited for.
-
-        Parameters
-        ----------
-        awaited : sequence of int64, shape (iterations - staleness, senders - backup)
-            Of each worker for each iteration from the `staleness`-th on: the senders, by their
-            position, whose updates of `staleness` iterations before are averaged.
-        """
-        tables: list[Table] = []
-        stale = self.protocol.staleness
-        for worker, (rows, chosen) in enumerate(zip(self.rows, awaited, strict=True)):
-            table = self.program.table_of(worker)
-            waits = table.wait_row.copy()
-            sources = np.take_along_axis(rows.updates[: len(chosen)], chosen, axis=1)
-            first = table.wait_index[rows.averages[stale:]]
-            waits[first[:, None] + np.arange(chosen.shape[1])] = np.sort(sources, axis=1)
-            tables.append(_with_waits(table, waits))
-        return replace(self, program=replace(self.program, tables=tuple(tables)))
-
-
-def _with_waits(table: Table, waits: NDArray[np.int32]) -> Table:
-    columns = {name: getattr(table, name) for name in COLUMNS}
-    return Table(
-        **columns,
-        wait_index=table.wait_index,
-        wait_row=waits,
-        queue_depth=table.queue_depth,
-        label=table.label,
-    )
 
 
 def decentralized_program(
@@ -223,7 +193,8 @@ class _Writer:
             self._slot(builder, "tokens", worker, each) for each in senders if tokens
         ]
         self._updates: list[list[int]] = []
-        self._tokens: dict[int, list[int]] = {}  # by the iteration at whose begin they are sent
+        self._tokens: list[list[int]] = []  # by the iteration at whose begin they are sent
+        self._receivers = len(receivers)
         self._enters: list[int] = []
         self._averages: list[int] = []
         self._ends: list[int] = []
@@ -232,6 +203,7 @@ class _Writer:
         """Return what the rows of the table are."""
         return WorkerRows(
             np.array(self._updates, np.int64),
+            np.array(self._tokens, np.int64).reshape(len(self._enters), -1),
             np.array(self._enters, np.int64),
             np.array(self._averages, np.int64),
             np.array(self._ends, np.int64),
@@ -243,9 +215,14 @@ class _Writer:
         return len(self.slots) - 1
 
     def _with_tokens(self, iterations: int) -> range:
-        """Return the iterations at whose begin tokens are sent: that far ahead of their use."""
+        """Return the iterations at whose begin tokens are sent: that far ahead of their use.
+
+        Where iterations are skipped, all: they tell how far receivers are.
+        """
         gap = self._protocol.max_gap
-        return range(0) if gap is None else range(1, iterations - gap)
+        if gap is None:
+            return range(0)
+        return range(1, iterations if self._protocol.skip else iterations - gap)
 
     def _send(self, what: str, slot: int, size: int, made: int, launching: Launching) -> None:
         """Append a send of what a row has made, on the stream of its slot."""
@@ -275,13 +252,15 @@ class _Writer:
         table, step, protocol = self.table, self._step, self._protocol
         table.tags(step=iteration, phase=Phase.NONE, layer=-1, micro_batch=-1)
         gap = protocol.max_gap
-        awaited = self._tokens.pop(iteration - gap, ()) if gap is not None else ()
+        awaited = self._tokens[iteration - gap] if gap is not None and iteration > gap else ()
         entered = table.kernel("enter iteration", 0, 0, waits=awaited)
         self._enters.append(entered)
         if iteration in self._with_tokens(iterations):
             for slot in self._tokens_to:
                 self._send("token", slot, TOKEN_BYTES, entered, NO_LAUNCH)
-            self._tokens[iteration] = self._receive("token", self._tokens_from, TOKEN_BYTES)
+            self._tokens.append(self._receive("token", self._tokens_from, TOKEN_BYTES))
+        else:
+            self._tokens.append([-1] * self._receivers)
         split = step.gradients
         number_of = self._copy(0, split, {})
         launch = self._launch(split - 1)

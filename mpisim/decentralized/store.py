@@ -1,7 +1,8 @@
 """Files of decentralized training: what the report says, and when every iteration ended.
 
 title, experiment, numbers   texts; numbers is the JSON of `mpisim.decentralized.text.as_json`
-draw0/, …                    factors; of baseline/ and protocol/ entered and ended (ps), by worker
+draw0/, …                    factors; of baseline/ and protocol/ entered and ended (ps), by worker;
+                             -1: a skipped iteration
 """
 
 from __future__ import annotations

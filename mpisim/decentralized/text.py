@@ -30,6 +30,7 @@ def as_json(found: Comparison) -> dict[str, Any]:
         "backup": found.protocol.backup,
         "staleness": found.protocol.staleness,
         "max_gap": found.protocol.max_gap,
+        "skip": found.protocol.skip,
         "update_bytes": found.update_bytes,
         "compute": found.compute / PICOSECONDS,
         "draws": [_draw(draw) for draw in found.draws],
@@ -50,6 +51,7 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
         "iteration_time": outcome.iteration_time / PICOSECONDS,
         "iteration_times": (outcome.iteration_times / PICOSECONDS).tolist(),
         "largest_gap": outcome.largest_gap,
+        "skipped": outcome.skipped.tolist(),
         "passes": outcome.passes,
         "digest": outcome.digest,
     }
@@ -95,14 +97,19 @@ def _described(numbers: Mapping[str, Any]) -> str:
         said.append("every update is waited for")
     if numbers["max_gap"] is not None:
         said.append(f"tokens for a gap of {numbers['max_gap']}")
+    if numbers.get("skip"):
+        said.append(f"up to {counted(int(numbers['skip']), 'iteration')} skipped at once")
     return ", ".join(said)
 
 
 def _table(draws: list[dict[str, Any]]) -> list[str]:
     """Return a line for each draw."""
+    skips = any(any(draw["protocol"].get("skipped", ())) for draw in draws)
     slowed = any(factor != 1 for draw in draws for factor in draw["factors"])
     heading = "bandwidth of each GPU divided by" if slowed else ""
-    cells = [("draw", "all updates", "protocol", "speed-up", "slowest worker", "gap", heading)]
+    skipped = ("skipped",) if skips else ()
+    columns = ("draw", "all updates", "protocol", "speed-up", "slowest worker", "gap")
+    cells = [(*columns, *skipped, heading)]
     for number, draw in enumerate(draws):
         baseline, protocol = draw["baseline"], draw["protocol"]
         slowest = max(baseline["iteration_times"]) / max(protocol["iteration_times"])
@@ -115,7 +122,8 @@ def _table(draws: list[dict[str, Any]]) -> list[str]:
                 f"{draw['speed_up']:.3f}",
                 f"{slowest:.3f}",
                 str(protocol["largest_gap"]),
+                *([str(sum(protocol["skipped"]))] if skips else []),
                 shortened(factors, MAX_DESCRIPTION) if slowed else "",
             )
         )
-    return aligned(cells, left=(6,))
+    return aligned(cells, left=(len(cells[0]) - 1,))

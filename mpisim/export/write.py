@@ -10,7 +10,7 @@ import numpy as np
 
 from ..base.errors import UsageError
 from ..base.files import check_output
-from ..formats import write_chakra, write_simai
+from ..formats import rank_to_write, write_chakra, write_simai
 from ..formats.chakra_write import check_folder
 from ..mpi.parallel import collective_errors
 from ..program import gather
@@ -100,7 +100,8 @@ def export_run(
     comm : mpi4py.MPI.Intracomm
         The processes of the run.
     chosen : Chosen
-        The ranks to write; ``chakra`` and ``simai`` write all.
+        The ranks to write; ``chakra`` writes all, ``simai`` the pipeline stage of one rank, or of
+        all the one that takes longest.
     overwrite : bool
         Whether earlier exports may be replaced.
 
@@ -202,21 +203,29 @@ def _write_chakra(
 def _write_simai(
     source: ResimulatedRun, output: str | Path, comm: Intracomm, chosen: Chosen, overwrite: bool
 ) -> str:
-    """Write the layers of rank 0 with the times between its communications. **Collective.**
+    """Write the layers of a pipeline stage with the times between its communications.
 
-    Returns what overlaps otherwise in SimAI, on process 0.
+    **Collective.** Returns what SimAI does otherwise, on process 0.
     """
     how = ""
     program = gather(source.run.program, comm) if source.recorded else source.run.program
-    events = EventsOfRanks(source, [0])
-    timelines = [source.run.rows(i) for i, _ in events.hosted()]
-    mine = [np.stack([rows.wire, rows.end]) for rows in timelines]
-    found = comm.gather(mine)
+    rank = -1
     with collective_errors(comm):
-        if len(chosen.ranks) < source.run.program.n_ranks:
-            raise UsageError("--ranks: a SimAI workload has the layers of all ranks; leave it out")
+        n = len(chosen.ranks)
+        if 1 < n < source.run.program.n_ranks:
+            raise UsageError(
+                f"--ranks names {n} ranks; a SimAI workload has the layers of one pipeline stage: "
+                "give one of its ranks, or leave it out"
+            )
+        if comm.rank == 0 and program is not None:
+            rank = rank_to_write(program, chosen.ranks[0] if n == 1 else None)
+    rank = comm.bcast(rank)
+    hosted = source.run.hosted.tolist()
+    mine = [source.run.rows(hosted.index(rank))] if rank in hosted else []
+    found = comm.gather([np.stack([rows.wire, rows.end]) for rows in mine])
+    with collective_errors(comm):
         if comm.rank == 0 and program is not None:
             assert found is not None  # on the root
             (times,) = (each for some in found for each in some)
-            how = write_simai(program, output, times, overwrite=overwrite).how
+            how = write_simai(program, output, times, rank=rank, overwrite=overwrite).how
     return how

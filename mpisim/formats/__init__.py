@@ -14,7 +14,7 @@ from .chakra_write import write_chakra
 from .recognise import FORMATS, import_program
 from .simai import SimaiWorkload, read_simai
 from .simai_program import simai_program
-from .simai_write import write_simai
+from .simai_write import rank_to_write, write_simai
 from .triosim import TriosimTrace, read_triosim, triosim_program
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "SimaiWorkload",
     "TriosimTrace",
     "import_program",
+    "rank_to_write",
     "read_chakra",
     "read_simai",
     "read_triosim",

@@ -197,8 +197,10 @@ def _header(path: Path, tokens: list[str]) -> tuple[str, dict[str, int], dict[st
         if at >= len(rest):
             raise InputError(f"{path}: line 1: {what!r} has no value")
         at += 1
-        most = _MOST_BYTES if what == "pp_comm" else _MOST_RANKS
-        return _whole(path, 1, what, rest[at - 1], least, most)
+        text = rest[at - 1]
+        if what == "pp_comm":  # with sequence parallelism the generator divides: 8388608.0
+            return _whole(path, 1, what, text.removesuffix(".0"), least, _MOST_BYTES)
+        return _whole(path, 1, what, text, least, _MOST_RANKS)
 
     while at < len(rest):
         key = rest[at].removesuffix(":")

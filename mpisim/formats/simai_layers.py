@@ -13,7 +13,7 @@ from ..base.errors import InputError
 from ..program import Operation, Phase
 from .simai import SimaiWorkload
 
-__all__ = ["Act", "Grid", "MicroBatches", "backward", "forward", "micro_batches"]
+__all__ = ["MICRO_BATCH", "Act", "Grid", "MicroBatches", "backward", "forward", "micro_batches"]
 
 Pass = Literal["forward", "input_gradient", "weight_gradient"]
 
@@ -126,7 +126,8 @@ class MicroBatches(NamedTuple):
     chunks: tuple[int, ...]
 
 
-_BEGIN = "embedding_layer"
+MICRO_BATCH = "embedding_layer"
+"""With this layer each micro-batch begins."""
 _BEHIND = ("cross_entropy", "optimizer")
 
 
@@ -142,7 +143,7 @@ def micro_batches(workload: SimaiWorkload) -> MicroBatches:
         If the layers do not repeat so.
     """
     names = [layer.name for layer in workload.layers]
-    begins = [i for i, name in enumerate(names) if name == _BEGIN]
+    begins = [i for i, name in enumerate(names) if name == MICRO_BATCH]
     count = workload.micro_batches
     last = len(names)
     while last and names[last - 1].startswith(_BEHIND):
@@ -150,7 +151,7 @@ def micro_batches(workload: SimaiWorkload) -> MicroBatches:
     if len(begins) != count:
         raise InputError(
             f"{workload.path}: a pipeline of {workload.pipeline} stages needs its micro-batches: "
-            f"'ga' is {count}, but {len(begins)} layers are called {_BEGIN!r}"
+            f"'ga' is {count}, but {len(begins)} layers are called {MICRO_BATCH!r}"
         )
     length = last - begins[-1]
     one = names[begins[-1] : last]

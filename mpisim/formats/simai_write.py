@@ -13,36 +13,41 @@ for, and a communication of weight gradients beside all that follows (`mpisim.fo
 - Forward pieces go into lines from first to last, backward pieces from last to first, the order in
   which SimAI works through them. Several micro-batches give as many lines; SimAI does all forward
   passes first, which takes as long.
+- Of a pipeline the text has one stage, as SimAI's generator writes it: what is outside of
+  micro-batches, then the micro-batches, each behind an ``embedding_layer`` and all with the same
+  lines. Waits for messages of other stages are no time of a piece: SimAI adds the bubble.
 
 What SimAI has no word for is left out: the CPU, launches, names of kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.errors import InputError
 from ..base.files import write_whole
 from ..base.quantity import PS_PER_NS
 from ..base.text import counted
 from ..program import Kind, Operation, Phase, Program, Table
+from .simai_groups import KINDS, StageGroups
+from .simai_layers import MICRO_BATCH
+from .simai_stages import (
+    OUTSIDE,
+    Passes,
+    busiest,
+    compute_stream,
+    find_stages,
+    message_bytes,
+    messages,
+    passes_of,
+)
 
-__all__ = ["SimaiText", "write_simai"]
-
-_KINDS = {
-    Operation.ALL_REDUCE: "ALLREDUCE",
-    Operation.ALL_GATHER: "ALLGATHER",
-    Operation.REDUCE_SCATTER: "REDUCESCATTER",
-    Operation.ALL_TO_ALL: "ALLTOALL",
-}
-
-MIN_BYTES = 1024
-"""Bytes below which a message is left out, as SimAI does with metadata and barriers."""
+__all__ = ["SimaiText", "rank_to_write", "write_simai"]
 
 POLICY = "HYBRID_TRANSFORMER_FWD_IN_BCKWD"
 """SimAI's generator writes it with and without checkpoints."""
@@ -77,21 +82,42 @@ class SimaiText(NamedTuple):
     ----------
     text : str
     layers : int
+    stage, stages : int
+        Which pipeline stage it is of, from 0, of how many.
     changed : int
         Communications that are waited for here and not in the program, or the other way round, or
         beside the backward pass in place of the forward pass.
+    left : int
+        Collective communications with ranks of other stages, which are left out.
     """
 
     text: str
     layers: int
+    stage: int
+    stages: int
     changed: int
+    left: int
 
     @property
     def how(self) -> str:
         """What SimAI does otherwise, in words; empty if nothing."""
-        if not self.changed:
-            return ""
-        return f"in SimAI {counted(self.changed, 'communication')} of a rank with another overlap"
+        said = []
+        if self.stages > 1:
+            said.append(f"layers of pipeline stage {self.stage} of {self.stages}, from 0")
+        if self.changed:
+            said.append(
+                f"in SimAI {counted(self.changed, 'communication')} of a rank with another overlap"
+            )
+        if self.left:
+            said.append(f"{counted(self.left, 'communication')} with other stages left out")
+        return "; ".join(said)
+
+
+class Pieces(NamedTuple):
+    """Forward and backward pieces of a pass in the order of the rows."""
+
+    forward: list[Piece]
+    backward: list[Piece]
 
 
 def write_simai(
@@ -99,6 +125,7 @@ def write_simai(
     path: str | Path,
     times: NDArray[np.int64] | None = None,
     *,
+    rank: int | None = None,
     overwrite: bool = False,
 ) -> SimaiText:
     """Write a program as SimAI's text workload, whole or not at all. Local.
@@ -106,10 +133,13 @@ def write_simai(
     Parameters
     ----------
     program : Program
-        Whole, of one pipeline stage.
+        Whole.
     path : str or Path
     times : int64, shape (2, n_rows), optional
         See `simai_text`.
+    rank : int, optional
+        A rank of the pipeline stage whose layers are written; by default of the one that takes
+        longest.
     overwrite : bool
         Whether a file of that name may be replaced.
 
@@ -120,58 +150,97 @@ def write_simai(
     OutputError
         If it cannot be written.
     """
-    found = simai_text(program, times)
+    found = simai_text(program, times, rank_to_write(program, rank))
     with write_whole(path, overwrite=overwrite) as file:
         file.write(found.text.encode())
     return found
 
 
-def simai_text(program: Program, times: NDArray[np.int64] | None = None) -> SimaiText:
-    """Program of one pipeline stage → text of SimAI's workload.
+def rank_to_write(program: Program, rank: int | None = None) -> int:
+    """A rank (default: one of the stage that takes longest) → the first rank of its stage.
+
+    Raises
+    ------
+    InputError
+        If ranks do different things, and are no pipeline stages.
+    """
+    stages = find_stages(program)
+    stage = busiest(program, stages) if rank is None else rank // stages.size
+    return stages.ranks(stage)[0]
+
+
+def simai_text(program: Program, times: NDArray[np.int64] | None, rank: int) -> SimaiText:
+    """Program, and the first rank of a pipeline stage → text of SimAI's workload.
 
     Parameters
     ----------
     program : Program
-    times : int64, shape (2, n_rows), optional
-        When each row of rank 0 began (communications: on the wire) and ended in a run, in ps:
+    times : int64, shape (2, n_rows), or None
+        When each row of the rank began (communications: on the wire) and ended in a run, in ps:
         pieces then take what lies between their communications, with launches that kernels waited
         for. Else what their kernels take.
+    rank : int
+        As `rank_to_write` returns it.
 
     Raises
     ------
     InputError
         If ranks do not all do the same, or communicate in groups or ways that SimAI does not have.
     """
-    if len(np.unique(program.table)) > 1:
-        raise InputError(
-            f"the ranks of this program do {len(np.unique(program.table))} different things "
-            "(pipeline stages, or GPUs of their own); a SimAI workload has one list of layers "
-            "for all"
-        )
-    table = program.table_of(0)
-    groups = _Groups(program)
-    forward, backward, changed = _pieces(program, table, groups, times)
-    count = max(len(forward), len(backward))
-    empty = Piece("empty", 0)
-    ahead = [*forward, *[empty] * (count - len(forward))]
-    back = [*[empty] * (count - len(backward)), *reversed(backward)]
-    batches = int(table.micro_batch.max(initial=0)) + 1
+    stages = find_stages(program)
+    table = program.table_of(rank)
+    groups = StageGroups(program, stages.ranks(rank // stages.size))
+    passes = passes_of(table, stages.count)
+    made, changed, left = _pieces(program, table, groups, times, passes, stages.count > 1)
+    lines = _lines(made, passes) if stages.count > 1 else _paired(made[0, 0])
     head = (
-        f"{POLICY} model_parallel_NPU_group: {groups.tensor} ep: {groups.expert} pp: 1 vpp: 1 "
-        f"ga: {batches} all_gpus: {program.n_ranks} checkpoints: 0 checkpoint_initiates: 0 "
-        "pp_comm 0"
+        f"{POLICY} model_parallel_NPU_group: {groups.tensor} ep: {groups.expert} "
+        f"pp: {stages.count} vpp: {passes.chunks} ga: {passes.micro_batches} "
+        f"all_gpus: {program.n_ranks} checkpoints: 0 checkpoint_initiates: 0 "
+        f"pp_comm {message_bytes(table)}"
     )
-    lines = [_line(one, other) for one, other in zip(ahead, back, strict=True)]
-    return SimaiText("\n".join([head, str(count), *lines]) + "\n", count, changed)
+    text = "\n".join([head, str(len(lines)), *lines]) + "\n"
+    return SimaiText(text, len(lines), rank // stages.size, stages.count, changed, left)
 
 
-def _line(forward: Piece, backward: Piece) -> str:
+def _paired(pieces: Pieces, count: int = 0, names: Sequence[str] = ()) -> list[str]:
+    """Pieces of a pass → its lines, at least so many, with names of their own or those given."""
+    count = max(count, *map(len, pieces))
+    empty = Piece("empty", 0)
+    ahead = [*pieces.forward, *[empty] * (count - len(pieces.forward))]
+    back = [*[empty] * (count - len(pieces.backward)), *reversed(pieces.backward)]
+    pairs = zip(ahead, back, names or [""] * count, strict=True)
+    return [_line(one, other, name) for one, other, name in pairs]
+
+
+def _lines(made: dict[tuple[int, int], Pieces], passes: Passes) -> list[str]:
+    """Pieces of all passes of a pipeline stage → lines, the same for each micro-batch.
+
+    Chunks are cut at the layer that comes behind the embedding (`simai_layers.micro_batches`).
+    """
+    begin, cut = (_line(Piece(name, 0), Piece(name, 0)) for name in (MICRO_BATCH, "chunk"))
+    lines = _paired(made[OUTSIDE])
+    batches = range(passes.micro_batches)
+    shown = []
+    for chunk in range(passes.chunks):
+        longest = max(
+            (made[batch, chunk] for batch in batches), key=lambda each: max(map(len, each))
+        )
+        shown.append([line.partition("\t")[0] for line in _paired(longest)])
+    for batch in batches:
+        lines.append(begin)
+        for chunk, names in enumerate(shown):
+            lines += [cut, *_paired(made[batch, chunk], len(names), names)]
+    return lines
+
+
+def _line(forward: Piece, backward: Piece, name: str = "") -> str:
     """A forward and a backward piece → a line of twelve fields."""
     none = ("0", "NONE", "0")
     one = (_ns(forward), forward.kind, str(forward.bytes))
     other = (_ns(backward), backward.kind, str(backward.bytes))
     parts = (one, other, none) if backward.waited else (one, none, other)
-    name = (forward if forward.name != "empty" else backward).name
+    name = name or (forward if forward.name != "empty" else backward).name
     return "\t".join([name, "-1", *(field for part in parts for field in part), "0"])
 
 
@@ -180,33 +249,46 @@ def _ns(piece: Piece) -> str:
 
 
 def _pieces(
-    program: Program, table: Table, groups: _Groups, times: NDArray[np.int64] | None
-) -> tuple[list[Piece], list[Piece], int]:
-    """Return forward and backward pieces in the order of the rows, and `SimaiText.changed`.
+    program: Program,
+    table: Table,
+    groups: StageGroups,
+    times: NDArray[np.int64] | None,
+    passes: Passes,
+    pipelined: bool,
+) -> tuple[dict[tuple[int, int], Pieces], int, int]:
+    """Return the pieces of each pass, `SimaiText.changed` and `SimaiText.left`.
 
-    Times are whole ns: what is cut off a piece is added to the next one.
+    Times are whole ns: what is cut off a piece is added to the next one of its pass.
     """
-    made: tuple[list[Piece], list[Piece]] = ([], [])
-    spent = [0, 0]
-    moved: list[Piece] = []
+    made: dict[tuple[int, int], Pieces] = defaultdict(lambda: Pieces([], []))
+    spent: dict[tuple[tuple[int, int], int], int] = defaultdict(int)
+    moved: dict[tuple[int, int], list[Piece]] = defaultdict(list)
     changed = 0
-    stream = _compute_stream(table)
+    stream = compute_stream(table)
     kernels = np.flatnonzero(table.is_device & ~table.is_communication & (table.stream == stream))
+    crossing = np.array([groups.crosses(table, row) for row in range(len(table))])
+    others = (messages(table) & pipelined) | crossing  # waiting for other stages is the bubble
     names, phase = program.names, table.phase
     back = since = 0
+    key = OUTSIDE
 
     def until(time: int) -> None:
         nonlocal since
-        spent[back] += max(0, time - since)
+        spent[key, back] += max(0, time - since)
         since = max(since, time)
 
-    for row in np.flatnonzero(table.is_device).tolist():
+    for row in np.flatnonzero(table.is_device | (table.kind == Kind.HOST_WAIT)).tolist():
+        if times is not None:
+            ends = [int(times[1, each]) for each in _awaited(table, row) if others[each]]
+            since = max([since, *ends])
+        if not table.is_device[row] or others[row]:
+            continue
         if not table.is_communication[row]:
             if table.stream[row] != stream:
                 continue
-            back = int(phase[row] != Phase.FORWARD)
+            back, key = int(phase[row] != Phase.FORWARD), passes.key(row)
             if times is None:
-                spent[back] += int(table.duration[row]) + max(0, int(table.gap[row]))
+                spent[key, back] += int(table.duration[row]) + max(0, int(table.gap[row]))
             else:
                 until(int(times[1, row]))
             continue
@@ -215,8 +297,8 @@ def _pieces(
             continue
         at = int(np.searchsorted(kernels, row))
         before = int(kernels[at - 1]) if at else -1
-        waited = _waits(table, row, before) and (
-            at == len(kernels) or _waits(table, int(kernels[at]), row)
+        waited = before in _awaited(table, row) and (
+            at == len(kernels) or row in _awaited(table, int(kernels[at]))
         )
         suffix, written = _as_written(member, groups, waited)
         changed += written != waited
@@ -224,49 +306,31 @@ def _pieces(
             until(int(times[0, row]))
             since = max(since, int(times[1, row]))
         name = _word(names[table.name[row]])
-        kind = _KINDS[Operation(table.operation[row])] + suffix
+        kind = KINDS[Operation(table.operation[row])] + suffix
         size = int(table.bytes[row])
         own = int(phase[row] != Phase.FORWARD) if phase[row] != Phase.NONE else back
+        place = passes.key(row)
         if not written and not own:
-            moved.append(Piece(name, 0, kind, size, False))
+            moved[place].append(Piece(name, 0, kind, size, False))
             continue
-        whole = spent[own] // PS_PER_NS * PS_PER_NS
-        spent[own] -= whole
-        made[own].append(Piece(name, whole, kind, size, written))
-    for own, what in enumerate(("forward", "backward")):
-        if spent[own] >= PS_PER_NS:
-            made[own].append(Piece(what, spent[own]))
-    made[1][:0] = moved[::-1]
-    return made[0], made[1], len(moved) + changed
+        whole = spent[place, own] // PS_PER_NS * PS_PER_NS
+        spent[place, own] -= whole
+        made[place][own].append(Piece(name, whole, kind, size, written))
+    for (place, own), time in spent.items():
+        if time >= PS_PER_NS:
+            made[place][own].append(Piece(("forward", "backward")[own], time))
+    for place, pieces in moved.items():
+        made[place].backward[:0] = pieces[::-1]
+    return made, changed + sum(map(len, moved.values())), int(crossing.sum())
 
 
-def _large(table: Table) -> NDArray[np.bool_]:
-    """Return which rows are communications that are not left out."""
-    return table.is_communication & (table.bytes >= MIN_BYTES)
+def _awaited(table: Table, row: int) -> list[int]:
+    """Return the rows that a row waits for itself."""
+    found: list[int] = table.wait_row[table.wait_index[row] : table.wait_index[row + 1]].tolist()
+    return found
 
 
-def _waits(table: Table, row: int, other: int) -> bool:
-    """Whether a row waits for another itself."""
-    waits = table.wait_row[table.wait_index[row] : table.wait_index[row + 1]]
-    return bool((waits == other).any())
-
-
-def _compute_stream(table: Table) -> int:
-    """Return the stream with most of the time of kernels.
-
-    Raises
-    ------
-    InputError
-        If there is none.
-    """
-    kernels = table.is_device & ~table.is_communication
-    if not kernels.any():
-        raise InputError("the ranks of this program compute nothing; SimAI's layers do")
-    totals = np.bincount(table.stream[kernels], weights=table.duration[kernels])
-    return int(totals.argmax())
-
-
-def _as_written(member: str, groups: _Groups, waited: bool) -> tuple[str, bool]:
+def _as_written(member: str, groups: StageGroups, waited: bool) -> tuple[str, bool]:
     """Group, and whether it is waited for → suffix of the kind, and whether it is in the text.
 
     A line's gradients of inputs have any group but the data-parallel one, and are waited for; those
@@ -284,75 +348,3 @@ def _as_written(member: str, groups: _Groups, waited: bool) -> tuple[str, bool]:
 def _word(name: str) -> str:
     """Name of a row → one word, which `simai_layers.micro_batches` does not look for."""
     return "_".join(name.split()) or "communication"
-
-
-class _Groups:
-    """Sizes of tensor and expert parallelism that the groups of rank 0 fit.
-
-    SimAI's ranks are ``tp + TP·dp``, of which `expert` data-parallel ones in a row share experts.
-    """
-
-    def __init__(self, program: Program) -> None:
-        table = program.table_of(0)
-        slots = sorted(set(table.slot[_large(table)].tolist()))
-        bound = program.slots_of(0)
-        self._members = {
-            slot: tuple(sorted(program.communicators.group(int(bound[slot])))) for slot in slots
-        }
-        n = program.n_ranks
-        wanted = {each for each in self._members.values() if len(each) > 1}
-        strange = wanted
-        for tensor, expert in _divisors(n):
-            kinds = {members: kind for kind, members in reversed(_groups_of(n, tensor, expert))}
-            left = wanted - set(kinds)
-            if not left:
-                self.tensor, self.expert, self._kinds = tensor, expert, kinds
-                return
-            strange = min(strange, left, key=len)
-        self._refuse(min(strange, key=len))
-
-    def _refuse(self, strange: tuple[int, ...]) -> NoReturn:
-        raise InputError(
-            f"ranks {', '.join(map(str, strange[:8]))}{', …' if len(strange) > 8 else ''} "
-            "communicate: with the other groups of this program they are no tensor-, expert- and "
-            "data-parallel groups as SimAI numbers ranks"
-        )
-
-    def kind(self, program: Program, table: Table, row: int) -> str | None:
-        """Return the group of a communication; None where there is nothing to send.
-
-        Raises
-        ------
-        InputError
-            For an operation that SimAI does not have.
-        """
-        operation = Operation(table.operation[row])
-        if table.bytes[row] < MIN_BYTES:
-            return None
-        members = self._members[int(table.slot[row])]
-        if len(members) == 1:
-            return None
-        if Kind(table.kind[row]) != Kind.COLLECTIVE or operation not in _KINDS:
-            name = program.names[table.name[row]]
-            raise InputError(
-                f"row {row} ({name}): SimAI's layers have no {operation.name.lower()}; "
-                f"allowed: {', '.join(each.name.lower() for each in _KINDS)}"
-            )
-        return self._kinds[members]
-
-
-def _divisors(n: int) -> Iterator[tuple[int, int]]:
-    """Yield sizes of tensor and expert parallelism, those without experts first."""
-    for expert in (each for each in range(1, n + 1) if n % each == 0):
-        for tensor in (each for each in range(1, n // expert + 1) if n // expert % each == 0):
-            yield tensor, expert
-
-
-def _groups_of(n: int, tensor: int, expert: int) -> Sequence[tuple[str, tuple[int, ...]]]:
-    """Ranks, and sizes → the groups of rank 0 by kind."""
-    return (
-        ("TP", tuple(range(tensor))),
-        ("EP", tuple(range(0, tensor * expert, tensor))),
-        ("DP", tuple(range(0, n, tensor))),
-        ("DP_EP", tuple(range(0, n, tensor * expert))),
-    )
