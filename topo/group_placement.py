@@ -20,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mpisim.base.distinct import distinct
+from mpisim.base.distinct import distinct, numbered
 
 from .algorithm_patterns import AlgorithmPatterns
 from .traffic.groups import arrangements, shapes_of
@@ -77,11 +77,18 @@ def _unlike_rows(limits: list[LimitArrays], n: int) -> tuple[Ints, Ints]:
     columns = [
         column for limit in limits for column in (limit.node_rate, limit.fabric_rate, limit.latency)
     ]
-    rows = np.stack(columns, axis=1) if columns else np.zeros((n, 0))
-    if (rows == rows[:1]).all():  # as a rule: all groups have links alike
+    differing = [] if n == 1 else [each for each in columns if (each != each[0]).any()]
+    if not differing:  # as a rule: all groups have links alike
         return np.zeros(1, np.int64), np.zeros(n, np.int64)
-    _, first, which = np.unique(rows, axis=0, return_index=True, return_inverse=True)
-    return first, which.reshape(-1)
+    if len(differing) == 1:
+        _, first, which = numbered(differing[0])
+        return first, which
+    order = np.lexsort(differing[::-1])
+    rows = np.stack(differing)[:, order]
+    new = np.concatenate([[True], (rows[:, 1:] != rows[:, :-1]).any(axis=0)])
+    which = np.empty(n, np.int64)
+    which[order] = np.cumsum(new) - 1
+    return order[new], which
 
 
 def _limits_at(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["dense", "distinct"]
+from ._core import distinct as _core
+
+__all__ = ["dense", "distinct", "numbered"]
 
 Number = TypeVar("Number", bound=np.generic)
 
@@ -40,9 +42,38 @@ def dense(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
     """
     end = int(keys.max(initial=-1)) + 1
     if end > 8 * len(keys) + 4096:
-        found, number = np.unique(keys, return_inverse=True)
-        return number.reshape(-1).astype(np.int64), len(found)
+        found, _, which = numbered(keys)
+        return which, len(found)
     present = np.zeros(end, bool)
     present[keys] = True
     number = np.cumsum(present) - 1
     return number[keys], int(present.sum())
+
+
+def numbered(
+    values: NDArray[np.integer[Any]],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Integers → the different ones, where each stands first, and which of them each entry is.
+
+    As `np.unique` does, in a fraction of its time for the small arrays that plans are full of.
+
+    Parameters
+    ----------
+    values : int, shape (n,)
+
+    Returns
+    -------
+    different : int64, shape (k,)
+        Ascending.
+    first : int64, shape (k,)
+        Where each stands first in `values`.
+    which : int64, shape (n,)
+        The entry of `different` that equals each value.
+
+    Examples
+    --------
+    >>> [each.tolist() for each in numbered(np.array([7, 3, 7]))]
+    [[3, 7], [1, 0], [1, 0, 1]]
+    """
+    different, first, which = _core.numbered(np.asarray(values, np.int64))
+    return different, first, which

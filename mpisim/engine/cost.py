@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.distinct import dense
+from ..base.distinct import dense, numbered
 from ..base.errors import InputError
 from ..program import UNPRICED, Kind, Operation, Program, Table
 from ..topo import Network, Price
@@ -352,7 +352,7 @@ class _Pricing:
     def _requested(self, table: Table, delay: NDArray[np.int64] | None) -> _Requests:
         """Work out what a table requests, all but `given_time`."""
         rows, which, first = requested_prices(table, delay)
-        slots, slot = np.unique(table.slot[first], return_inverse=True)
+        slots, _, slot = numbered(table.slot[first])
         return _Requests(
             duration=table.duration,
             no_price=np.full(len(table) if self._patterns else 0, -1, np.int32),
@@ -362,7 +362,7 @@ class _Pricing:
             operation=table.operation[first].tolist(),
             bytes=table.bytes[first].tolist(),
             slots=slots,
-            slot=slot.reshape(-1),
+            slot=slot,
             longer=[0] * len(first) if delay is None else delay[first].tolist(),
             n_rows=np.bincount(which, minlength=len(first)),
             given_time=0.0,

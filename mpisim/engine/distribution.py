@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.distinct import distinct
+from ..base.distinct import distinct, numbered
 from ..base.frozen import frozen
 from ..base.plain_integers import PlainInteger
 from ..program import UNPRICED, Flag, Program, Table
@@ -264,7 +264,7 @@ def _lowered_tables(
     program: Program, ranks: NDArray[np.int32], known: LoweredTables
 ) -> tuple[list[LoweredTable], NDArray[np.int32]]:
     """Ranks of this process → their distinct tables as instructions, and each rank's index."""
-    numbers, entry = np.unique(program.table[ranks], return_inverse=True)
+    numbers, _, entry = numbered(program.table[ranks])
     lowered = [lower(one, known.tables) for n in numbers if (one := program.tables[n]) is not None]
     return lowered, entry.astype(np.int32)
 

@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.array_keys import fingerprint
-from ..base.distinct import dense, distinct
+from ..base.distinct import dense, distinct, numbered
 from ..base.frozen import frozen
 from ..program import UNPRICED, Program
 from ..topo import Network
@@ -359,7 +359,7 @@ def _link_loads(routes: Routes) -> LinkLoads:
         group=routes.group[route],
         link=routes.link,
         kind=dense(routes.pattern[route] * n_weights + weight)[0],
-        label=np.unique(routes.capacity, return_inverse=True)[1].reshape(-1),
+        label=numbered(routes.capacity)[2],
     )
 
 
@@ -367,7 +367,7 @@ def _folded_routes(
     routes: Routes, group_label: NDArray[np.int64], link_label: NDArray[np.int64]
 ) -> Routes:
     """Routes of communicators → those of classes, with summed weights on one link of a class."""
-    _, first = np.unique(link_label, return_index=True)
+    _, first, _ = numbered(link_label)
     route = np.repeat(np.arange(len(routes)), np.diff(routes.index))
     at = np.flatnonzero(first[link_label[routes.link]] == routes.link)
     group, pattern = group_label[routes.group[route[at]]], routes.pattern[route[at]]
@@ -400,7 +400,7 @@ def _split_reasons(
     representative = classes.representative
     table = program.table[representative]
     order = np.lexsort((representative, -classes.count, table))
-    tables, first = np.unique(table[order], return_index=True)
+    tables, first, _ = numbered(table[order])
     largest = order[first[np.searchsorted(tables, table)]]
 
     def differs(values: NDArray[Any]) -> NDArray[np.bool_]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import numbered
 from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..base.machine_memory import capacity, peak, resident
@@ -143,7 +144,7 @@ def count(simulated: SimulatedRanks, hosted: NDArray[np.int32]) -> Counts:
     """
     program = simulated.program
     ranks = simulated.classes.representative[hosted]
-    numbers, entry = np.unique(program.table[ranks], return_inverse=True)
+    numbers, _, entry = numbered(program.table[ranks])
     held = [table for n in numbers.tolist() if (table := program.tables[n]) is not None]
     lengths = np.array([len(table) for table in held], np.int64)
     at, owner = ranges(simulated.slot_index, hosted.astype(np.int64))
@@ -152,7 +153,7 @@ def count(simulated: SimulatedRanks, hosted: NDArray[np.int32]) -> Counts:
     for i, table in enumerate(held):  # which need not use the last slots that a rank has
         used = np.arange(len(table.operations))
         mine[first[entry == i][:, None] + used] = table.operations
-    communicators, which = np.unique(simulated.slots[at], return_inverse=True)
+    communicators, _, which = numbered(simulated.slots[at])
     operations = np.zeros(len(communicators), np.int64)
     np.maximum.at(operations, which, mine)  # all members do as many
     structures = {table.structure: len(table) for table in held}

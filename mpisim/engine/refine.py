@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.distinct import dense
+from ..base.distinct import dense, numbered
 from ..base.frozen import frozen
 from . import _core
 
@@ -261,7 +261,7 @@ class _Side:
         of_part[part] = old
         # The largest part of a label comes first, and keeps it if all its items are examined.
         order = np.lexsort((-size, of_part))
-        labels, first = np.unique(of_part[order], return_index=True)
+        labels, first, _ = numbered(of_part[order])
         n_examined = np.add.reduceat(size[order], first) if len(labels) else size
         # Otherwise those that are not examined keep it.
         keeps = np.zeros(n_parts, bool)

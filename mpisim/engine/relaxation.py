@@ -48,6 +48,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import distinct, numbered
 from ..mpi.reductions import allreduce_any, allreduce_max, allreduce_min
 from ..topo import Network, Price, SharedNetwork
 from ._core.by_communication import mark_flows
@@ -123,7 +124,7 @@ class Relaxation:
         self._may_stop, self._until = True, 0
         self._passes = 0
         self.horizon = _NEVER
-        self._group, self._route_group = np.unique(routes.group, return_inverse=True)
+        self._group, _, self._route_group = numbered(routes.group)
         few = len(self._group) <= _FEW_GROUPS and not distribution.placement.any()
         self._has_few_groups = few and distribution.simulated.folded
         # Where the communications of each group begin on this process, and how many there are.
@@ -293,7 +294,7 @@ class Relaxation:
         """Let contended flows share links where any has changed; return whether all end."""
         touched = self._schedule.changed[:-1] != 0
         self._schedule.changed[:] = 0
-        domains = np.unique(self._domain[touched & (self._domain >= 0)])
+        domains = distinct(self._domain[touched & (self._domain >= 0)])
         if not len(domains):
             return True
         order = np.argsort(self._domain, kind="stable")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import numbered
 from ..engine.fold import EquivalenceClasses
 from ..engine.run import Run
 from ..mpi.reductions import allreduce_max, allreduce_sum_words
@@ -223,7 +224,7 @@ def retimed(
     classes = run.classes
     numbers, which = _numbered(program, classes, times, comm)
     home = run.placement[classes.representative]
-    first = np.unique(which, return_index=True)[1]
+    _, first, _ = numbered(which)
     whole = not is_spread(run, comm)
     here = {int(which[number]): number for number in times}
     tables: list[Table | None] = []
@@ -346,7 +347,7 @@ def longest_of_members(
     held = (counts > 0) & np.isin(members[:, 1], np.array(list(own), np.int64))
     held_by = members[held, 1]
     order = np.argsort(held_by, kind="stable")
-    numbers, begins = np.unique(held_by[order], return_index=True)
+    numbers, begins, _ = numbered(held_by[order])
     slot_of, low, count = (each[held][order] for each in (members[:, 2], first_of, counts))
     for number, some in zip(numbers.tolist(), np.split(np.arange(len(order)), begins[1:])):
         begin = index[number][slot_of[some]]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base._core.distinct import rows_as_array
 from ..base.errors import ProgramError
 from ..base.kinds import Flag, Kind, Operation, Phase
 from .program import Communicators, Names, Program
@@ -363,9 +364,9 @@ class TableBuilder:
         """
         n, n_tags = len(self._rows), len(self._tags)
         values = np.empty((n, len(COLUMNS)), np.int64)
-        values[:, :-n_tags] = _as_array(self._rows) if n else 0
+        values[:, :-n_tags] = rows_as_array(self._rows, len(COLUMNS) - n_tags)
         first = np.array([row for row, _ in self._tagged] + [n])
-        tags = np.array([each for _, each in self._tagged])
+        tags = rows_as_array([each for _, each in self._tagged], n_tags)
         values[:, -n_tags:] = np.repeat(tags, np.diff(first), axis=0)
         counts = np.array(self._counts, np.int64)
         awaited = np.array(self._awaited, np.int64)
@@ -394,15 +395,6 @@ class TableBuilder:
             queue_depth=queue_depth,
             label=self.label,
         )
-
-
-def _as_array(rows: Sequence[tuple[int, ...]]) -> NDArray[np.int64]:
-    """Rows, at least one → an array. Most are copies: each tuple is looked into once."""
-    _, first, which = np.unique(
-        np.fromiter(map(id, rows), np.int64, len(rows)), return_index=True, return_inverse=True
-    )
-    distinct = np.array([rows[i] for i in first.tolist()], np.int64)
-    return distinct[which]
 
 
 def columns_of(values: NDArray[np.int64], label: str = "") -> dict[str, Any]:

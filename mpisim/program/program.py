@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import numbered
 from ..base.errors import ProgramError
 from ..base.frozen import frozen
 from ..base.kinds import Kind
@@ -414,7 +415,7 @@ def _unpaired(program: Program) -> NDArray[np.intp]:
     groups, n_bound = program.communicators, np.diff(program.slot_index)
     bad = np.zeros(program.n_ranks, bool)
     order = np.argsort(program.table, kind="stable")
-    numbers, first = np.unique(program.table[order], return_index=True)
+    numbers, first, _ = numbered(program.table[order])
     for number, ranks in zip(numbers.tolist(), np.split(order, first[1:]), strict=True):
         table = program.tables[number]
         if table is None:

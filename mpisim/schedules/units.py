@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.distinct import dense
+from ..base.distinct import dense, numbered
 from ..program import Phase
 
 __all__ = ["ActionColumns", "Units"]
@@ -86,7 +86,7 @@ class Units(NamedTuple):
         # Steps: 0 is no unit.
         number = np.concatenate([[0], unit + 1, [0]])
         pairs = number[:-1] * (number.max() + 1) + number[1:]
-        _, example, step = np.unique(pairs, return_index=True, return_inverse=True)
+        _, example, step = numbered(pairs)
         order = np.argsort(example)
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
@@ -101,7 +101,7 @@ class Units(NamedTuple):
                     after.append([])
                 after[-1].append(i)
             steps.append((before, after))
-        return cls(edge, steps, place[step.reshape(-1)], np.concatenate([units[:1], units]))
+        return cls(edge, steps, place[step], np.concatenate([units[:1], units]))
 
 
 def edges(actions: ActionColumns) -> Flags:
@@ -111,7 +111,7 @@ def edges(actions: ActionColumns) -> Flags:
     for some, last in ((forward, False), (~forward & (actions.split == 0), True)):
         rows = np.flatnonzero(some)
         rows = rows[::-1] if last else rows
-        _, first = np.unique(actions.chunk[rows], return_index=True)
+        _, first, _ = numbered(actions.chunk[rows])
         found[rows[first]] = True
     return found
 

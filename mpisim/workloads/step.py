@@ -15,6 +15,7 @@ from dataclasses import field
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import numbered
 from ..base.frozen import frozen
 from ..base.numbered_texts import NumberedTexts
 from ..kernels import KernelModel
@@ -122,7 +123,7 @@ class _StepWriter:
         gpu = np.zeros(grid.world, int) if layout.gpu_of is None else layout.gpu_of
         shape = (len(layout.networks), grid.pp, len(layout.pipelines), len(self._pricings))
         kinds = np.ravel_multi_index((layout.network, grid.stage, pipeline, gpu), shape)
-        found, table = np.unique(kinds, return_inverse=True)
+        found, _, table = numbered(kinds)
         written: list[StageTable] = []
         for kind in found.tolist():
             network, stage, which, on = map(int, np.unravel_index(kind, shape))

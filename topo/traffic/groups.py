@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from mpisim.base.distinct import distinct
+from mpisim.base.distinct import distinct, numbered
 from mpisim.base.frozen import frozen
 
 from ..nccl.shape import NodeCounts, Shape
@@ -100,8 +100,7 @@ def _number_rows(rows: Ints) -> Ints:
     odd |= np.uint64(1)
     with np.errstate(over="ignore"):
         word = (rows * odd.view(np.int64)).sum(axis=1)
-    _, first, which = np.unique(word, return_index=True, return_inverse=True)
-    number: Ints = which.reshape(-1)
+    _, first, number = numbered(word)
     if not (rows == rows[first[number]]).all():  # two kinds of rows have one word: 1 in 10**10
         number = np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
     return number

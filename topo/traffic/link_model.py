@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpisim.base.array_keys import fingerprint, size_of
+from mpisim.base.distinct import numbered
 from mpisim.base.lru_cache import LruCache
 
 from ..network import WEIGHT_ONE, integer_rates
@@ -237,8 +238,8 @@ class LinkModel:
         lowest = max(0, -int(members.min()))
         first = base % shift
         first += -(np.minimum(first - lowest, 0) // shift) * shift
-        distinct, which = np.unique(first, return_inverse=True)
-        return distinct, which.reshape(-1)
+        distinct, _, which = numbered(first)
+        return distinct, which
 
     def _limits_of(self, members: Ints, base: Ints, pattern: Pattern) -> LimitArrays:
         n = len(base)

@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from mpisim.base.distinct import numbered
 from mpisim.base.errors import InputError
 from mpisim.base.frozen import frozen
 from mpisim.base.kinds import Operation
@@ -234,8 +235,8 @@ def members_by_node(group: Ranks, gpus_per_node: int) -> list[Ranks]:
         One array a node, its ranks in the group's order.
     """
     node = group // gpus_per_node
-    _, first, number = np.unique(node, return_index=True, return_inverse=True)
-    place = np.argsort(np.argsort(first))[number.reshape(-1)]
+    _, first, number = numbered(node)
+    place = np.argsort(np.argsort(first))[number]
     order = np.argsort(place, kind="stable")
     ends = [0, *np.cumsum(np.bincount(place)).tolist()]
     ordered = group[order]
