@@ -93,7 +93,32 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Attention of queries (…, heads, tokens, head size), by the kernel that a GPU would run."""
+    """Queries, keys, values → attention output, by the operator that PyTorch would choose on a GPU.
+
+    Stands in for ``torch.nn.functional.scaled_dot_product_attention``, whose own choice asks the
+    GPU that is there. The first backend that is allowed and takes the operands is recorded: cuDNN,
+    flash, memory-efficient, or the composition of elementary operators.
+
+    Parameters
+    ----------
+    query, key, value : torch.Tensor
+        (…, heads, tokens, head size); nested jagged tensors are lowered to variable-length kernels.
+    attn_mask : torch.Tensor, optional
+        Of a shape that broadcasts to (…, heads, query tokens, key tokens).
+    dropout_p : float
+        Probability of dropout on the scores.
+    is_causal : bool
+        Whether a query sees only the keys up to its own place.
+    scale : float, optional
+        Factor on the scores; 1/√(head size) if None.
+    enable_gqa : bool
+        Whether there may be fewer key and value heads than query heads.
+
+    Returns
+    -------
+    torch.Tensor
+        (…, heads, tokens, head size of the values).
+    """
     if query.is_nested and query.layout is torch.jagged:
         return _of_jagged(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     on_device = query.dim() == 4 and query.device.type == "cuda"

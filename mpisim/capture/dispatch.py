@@ -67,7 +67,16 @@ _ONE_KERNEL = {
 
 
 def is_fake(tensor: Any) -> bool:
-    """Whether a tensor has no values."""
+    """Tensor → whether it is fake: has a shape, but no values.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+
+    Returns
+    -------
+    bool
+    """
     return isinstance(tensor, FakeTensor)
 
 
@@ -93,7 +102,19 @@ def _is_mask(value: Any) -> bool:
 
 
 def spec_of(value: Any) -> Any:
-    """Argument of an operator → as an `OperatorCall` keeps it."""
+    """Argument of an operator → the form in which an `OperatorCall` keeps it.
+
+    Parameters
+    ----------
+    value : object
+        Tensor, list, number, text, type of elements, device, group, …
+
+    Returns
+    -------
+    TensorSpec, tuple, bool, int, float, str or None
+        A `TensorSpec` of a tensor, a tuple of a list. Text of what has no number: a device without
+        its index, and the class of anything else, so that ranks that do the same have equal calls.
+    """
     if isinstance(value, torch.Tensor):
         return TensorSpec(str(value.dtype)[6:], tuple(value.shape), tuple(value.stride()))
     if isinstance(value, list | tuple):

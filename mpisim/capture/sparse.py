@@ -34,7 +34,16 @@ _PRODUCTS = ("mm", "_sparse_mm", "addmm", "_sparse_addmm")
 
 
 def has_sparse(tensors: Any) -> bool:
-    """Whether there is a sparse tensor among tensors."""
+    """Tensors → whether one of them is sparse (COO).
+
+    Parameters
+    ----------
+    tensors : iterable of torch.Tensor
+
+    Returns
+    -------
+    bool
+    """
     return any(each.layout is torch.sparse_coo for each in tensors)
 
 

@@ -103,6 +103,11 @@ def swap(one: Any, other: Any) -> None:
     """Exchange two tensors as `torch.utils.swap_tensors` does.
 
     That one refuses tensors with weak references, which fake ones have.
+
+    Parameters
+    ----------
+    one, other : torch.Tensor
+        Changed in place: each takes the class, attributes, slots and storage of the other.
     """
     copying: Any = copyreg
     slots: list[str] = copying._slotnames(type(one))

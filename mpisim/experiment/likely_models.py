@@ -129,12 +129,22 @@ class _Candidate(NamedTuple):
 
 
 def parameters_of(value: object) -> float:
-    """Number of parameters as a number or a text (``7e9``, ``"7e9"``, ``"7B"``) → number.
+    """Number of parameters as a number or a text (``7e9``, ``"7e9"``, ``"7B"``) → float.
+
+    Parameters
+    ----------
+    value : object
+        As the file has it.
+
+    Returns
+    -------
+    float
+        1e6 to 1e15.
 
     Raises
     ------
     InputError
-        If it is none.
+        If it is no such number.
     """
     count = math.nan
     if isinstance(value, str):
@@ -152,9 +162,18 @@ def parameters_of(value: object) -> float:
 
 
 def size_in_name(name: str) -> float | None:
-    """Name of a model → the number of parameters it says; None if it says none.
+    """Name of a model → number of parameters that its name tells.
 
-    ``"Foo-7B"`` has 7e9, ``"Mixtral-like-8x7B"`` 8 × 7e9: less of what experts share.
+    ``"Foo-7B"`` has 7e9, ``"Mixtral-like-8x7B"`` 8 × 7e9, which counts shared parts 8 times.
+
+    Parameters
+    ----------
+    name : str
+
+    Returns
+    -------
+    float or None
+        None if the name tells none from 1e6 to 1e15.
     """
     found = SIZE.search(name.replace("_", "-"))
     if found is None:

@@ -180,10 +180,19 @@ def bulk_rows(table: Table, rows: NDArray[np.intp]) -> NDArray[np.intp]:
 def parse_layout(text: str) -> list[tuple[str, int]]:
     """``tp=2,dp=2,pp=2`` → names and sizes, the innermost axis first.
 
+    Parameters
+    ----------
+    text : str
+        As ``--layout`` takes it.
+
+    Returns
+    -------
+    list of (str, int)
+
     Raises
     ------
     InputError
-        Naming the entry.
+        If an entry is not AXIS=RANKS, its axis is none of `AXES`, or an axis is given twice.
 
     Examples
     --------

@@ -93,7 +93,16 @@ allocator's cache is emptied before the forward pass, and the arithmetic alone m
 
 
 def is_whole_models(path: str | Path) -> bool:
-    """Whether a file is a table of whole models; one that cannot be read is not."""
+    """Path → whether it is a table of whole models; one that cannot be read is not.
+
+    Parameters
+    ----------
+    path : str or Path
+
+    Returns
+    -------
+    bool
+    """
     headings: list[str] = []
     with suppress(InputError):
         read_table(path, headings.extend)

@@ -78,7 +78,19 @@ class _Shape(NamedTuple):
 
 
 def composition(path: str | Path) -> str:
-    """Return a table of how far composed steps are from rows of trust F.
+    """Table of published steps → table of errors of steps composed from times of layers.
+
+    Only rows of trust F are used: a formula made them, so that composition should reproduce them.
+
+    Parameters
+    ----------
+    path : str or Path
+        Table of steps, CSV.
+
+    Returns
+    -------
+    str
+        Lines by hidden size, degree of tensor parallelism and micro-batch.
 
     Raises
     ------
@@ -110,7 +122,18 @@ def composition(path: str | Path) -> str:
 
 
 def composed(rows: Sequence[Row]) -> list[Composed]:
-    """Compose steps from the times of each group of rows; rows that lack a number are left out."""
+    """Rows of steps → steps composed from the times that each group of rows implies for its layers.
+
+    Parameters
+    ----------
+    rows : sequence of Row
+        Those that lack one of `NEEDED` or a step time are left out.
+
+    Returns
+    -------
+    list of Composed
+        By group, in order of hidden size, degree of tensor parallelism and micro-batch.
+    """
     groups: dict[tuple[int, int, int], list[Row]] = {}
     for row in rows:
         known = row.integers

@@ -120,9 +120,17 @@ class Pair(NamedTuple):
 
 
 def pairs(rows: Sequence[Compared]) -> list[Pair]:
-    """Return all pairs of neighbours among rows that differ in one thing.
+    """Compared rows → pairs of neighbours that differ in one setting, by `KINDS`.
 
-    Rows of trust F are left out. Of rows that differ in nothing the first is taken.
+    Parameters
+    ----------
+    rows : sequence of Compared
+        Those of trust F are left out; of rows that differ in nothing the first is taken.
+
+    Returns
+    -------
+    list of Pair
+        Each with the next larger value of the setting.
     """
     measured = [each for each in rows if each.trust != "F"]
     found = []
@@ -144,10 +152,18 @@ def _place(each: Compared, column: str) -> tuple[float, str]:
 
 
 def pair_figures(found: Sequence[Pair]) -> dict[str, dict[str, Any]]:
-    """Return for each kind n, mean and median error of the ratio, share within 5 %, and the pairs.
+    """Pairs of rows → figures of the errors of their ratios, by kind.
 
-    Then the same of kinds taken together (`SUMMARIES`), and without pairs that have a suspect row
-    where there are some.
+    Parameters
+    ----------
+    found : sequence of Pair
+
+    Returns
+    -------
+    dict of str to dict
+        By kind: n, mean and median error of the ratio, share within 5 %, and the pairs. Then the
+        same of kinds taken together (`SUMMARIES`), and without pairs that have a suspect row where
+        there are some.
     """
     groups = {kind: [each for each in found if each.kind == kind] for kind in KINDS}
     for name, kinds in SUMMARIES.items():

@@ -67,7 +67,17 @@ class LayerTimes:
 
 
 def layer_times(groups: Sequence[Group]) -> list[LayerTimes]:
-    """Groups → what a layer takes, wherever enough plans differ in p and b alone."""
+    """Groups of plans → time of a layer, measured and predicted.
+
+    Parameters
+    ----------
+    groups : sequence of Group
+
+    Returns
+    -------
+    list of LayerTimes
+        For plans of a group, at least `MIN_PLANS`, that differ in pipeline and micro-batch alone.
+    """
     found = []
     for group in groups:
         alike: dict[str, list[MeasuredPlan]] = {}

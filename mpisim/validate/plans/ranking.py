@@ -220,13 +220,34 @@ def _beyond(group: Group) -> Iterator[int]:
 
 
 def gamma_of(signs: Sequence[int]) -> float:
-    """Pairs, 1 in the right and -1 in the wrong order → Goodman and Kruskal's gamma."""
+    """Pairs in right or wrong order → Goodman and Kruskal's gamma.
+
+    Parameters
+    ----------
+    signs : sequence of int
+        1 for a pair in the right order, -1 for one in the wrong, 0 for one that is undecided.
+
+    Returns
+    -------
+    float
+        -1 to 1; NaN if no pair is decided.
+    """
     decided = sum(map(abs, signs))
     return sum(signs) / decided if decided else math.nan
 
 
 def beyond_noise(groups: Sequence[Group]) -> list[int]:
-    """Groups → all their pairs that differ by more than noise: 1 right, -1 wrong, 0 undecided."""
+    """Groups of plans → order of all pairs that differ by more than noise.
+
+    Parameters
+    ----------
+    groups : sequence of Group
+
+    Returns
+    -------
+    list of int
+        1 right, -1 wrong, 0 undecided.
+    """
     return [sign for group in groups for sign in _beyond(group)]
 
 
@@ -258,7 +279,17 @@ class Dimension:
 
 
 def dimensions(groups: Sequence[Group]) -> list[Dimension]:
-    """Groups → how well each key of the plan is priced, those with the most pairs first."""
+    """Groups of plans → how well the effect of each key of the plan is predicted.
+
+    Parameters
+    ----------
+    groups : sequence of Group
+
+    Returns
+    -------
+    list of Dimension
+        Those with the most pairs first.
+    """
     rng = np.random.default_rng(0)
     shares: dict[str, list[float]] = {}
     weights: dict[str, list[Draws]] = {}
@@ -333,9 +364,17 @@ class Reliable:
 
 
 def reliability(groups: Sequence[Group]) -> list[Reliable]:
-    """Groups → how often the order of two plans is right, by how sure the prediction is of it.
+    """Groups of plans → how often the order of two plans is right, by the certainty stated for it.
 
-    Pairs that were measured, or are predicted, to take equally long are left out.
+    Parameters
+    ----------
+    groups : sequence of Group
+        Pairs that were measured, or are predicted, to take equally long are left out.
+
+    Returns
+    -------
+    list of Reliable
+        By rising certainty (`LIMITS`).
     """
     pairs = list(_pairs(groups))
     found = []
@@ -356,10 +395,19 @@ def _pairs(groups: Sequence[Group]) -> Iterator[tuple[float, bool]]:
 
 
 def unshared_error(groups: Sequence[Group]) -> float:
-    """Groups → error that plans do not share with which intervals hold 90 % of their differences.
+    """Groups of plans → error that plans do not share, from the spread of their differences.
 
-    What ``data/plans.toml`` states: the least share of the shorter step that has to be added to
-    what the inputs' errors make of a difference.
+    The smallest share of the shorter step that, added to the error from uncertain inputs, lets
+    intervals hold 90 % of the differences; ``data/plans.toml`` states it.
+
+    Parameters
+    ----------
+    groups : sequence of Group
+
+    Returns
+    -------
+    float
+        Relative, one standard deviation.
     """
     residuals, inputs = [], []
     for group in groups:

@@ -77,7 +77,20 @@ def render(found: Sweeps, least: int) -> str:
 
 
 def markdown(found: Sweeps, least: int, page: str) -> str:
-    """Return a page with the tables between the lines `BEGIN` and `END` written anew."""
+    """Results of sweeps, page → page with the tables between `BEGIN` and `END` replaced.
+
+    Parameters
+    ----------
+    found : Sweeps
+    least : int
+        Plans that a group must have to be listed.
+    page : str
+        Markdown.
+
+    Returns
+    -------
+    str
+    """
     return replace_between(page, BEGIN, END, "\n\n".join(_parts(found, least, markdown_table)))
 
 
