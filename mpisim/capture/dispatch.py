@@ -36,16 +36,16 @@ __all__ = ["Dispatch", "is_fake", "spec_of"]
 
 _empty, _empty_strided = torch.empty, torch.empty_strided  # programs put their own there
 
-LARGE = 1 << 20
+MAX_KEPT_BYTES = 1 << 20
 """Bytes of a tensor on the CPU above which its values are not kept."""
 
-ORDER = 1 << 30
-"""The same of a random order, as samplers make a list of numbers of one of a million samples."""
+MAX_KEPT_PERMUTATION_BYTES = 1 << 30
+"""The same of a random permutation: samplers read that of a million samples as a list."""
 
 _NO_DEVICE = ("CUDA driver", "NVIDIA driver")
 """What PyTorch says where it asks for a device."""
 
-_KNOWN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
+_TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
 _SILENT = {
     "aten::empty",
     "aten::empty_like",
@@ -174,7 +174,7 @@ class Dispatch(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False  # which needs a driver
-        if any(kind not in _KNOWN for kind in types):
+        if any(kind not in _TENSOR_TYPES for kind in types):
             return NotImplemented  # a subclass that is made of others, such as DTensor
         flat, _ = tree_flatten((args, kwargs))
         tensors = [each for each in flat if isinstance(each, torch.Tensor)]
@@ -216,7 +216,7 @@ class Dispatch(TorchDispatchMode):
             mask = next((each for each in args[1] if _is_mask(each)), None)
             if mask is not None:
                 return self._rows_by_value(func, short, args, kwargs, tensors, mask)
-        if short in sparse.MAKES or sparse.has_sparse(tensors):
+        if short in sparse.CONSTRUCTORS or sparse.has_sparse(tensors):
             out = self.sparse.run(func, short, args, kwargs)
             if out is not NotImplemented:
                 return out
@@ -287,7 +287,11 @@ class Dispatch(TorchDispatchMode):
                 return func(*args, **kwargs)
             with self.fake:
                 out = func(*args, **kwargs)
-            large = ORDER if func._schema.name == "aten::randperm" else LARGE
+            large = (
+                MAX_KEPT_PERMUTATION_BYTES
+                if func._schema.name == "aten::randperm"
+                else MAX_KEPT_BYTES
+            )
             if isinstance(out, torch.Tensor) and out.numel() * out.element_size() > large:
                 self.values.follow(func, func._schema.name[6:], args, kwargs, [], [out])
                 return out

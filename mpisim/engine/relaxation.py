@@ -66,7 +66,7 @@ __all__ = ["Relaxation"]
 
 Ints = NDArray[np.int64]
 
-_WINDOW = 12
+_PASSES_TO_HALVE = 12
 """Passes within which the number of flows that begin at other times must halve, or the time double
 up to which nothing changes."""
 
@@ -77,7 +77,7 @@ two or three dozen follow."""
 
 _NEVER = int(np.iinfo(np.int64).max)
 
-_WHOLE = 2
+_PASSES_WITHOUT_HORIZON = 2
 """The first passes, which have no horizon: most runs need no more than one besides."""
 
 _FIRST_HORIZON, _LAST_HORIZON = 1 / 8, 3 / 4
@@ -237,7 +237,11 @@ class Relaxation:
 
     def _next_horizon(self, changed: int) -> int:
         """When the earliest change begins, in ps → the horizon of the next pass."""
-        if len(self._changes) < _WHOLE or not self._may_stop or changed >= self.horizon:
+        if (
+            len(self._changes) < _PASSES_WITHOUT_HORIZON
+            or not self._may_stop
+            or changed >= self.horizon
+        ):
             return _NEVER
         self._until = max(self._until, int(self._start.max()))
         horizon = max(4 * changed, int(self._until * _FIRST_HORIZON))
@@ -246,9 +250,12 @@ class Relaxation:
     def _is_slow(self) -> bool:
         """Return whether the last passes have changed hardly less than those before them."""
         done = len(self._changes)
-        if done <= _WINDOW or 2 * self._changes[-1] <= self._changes[-1 - _WINDOW]:
+        if (
+            done <= _PASSES_TO_HALVE
+            or 2 * self._changes[-1] <= self._changes[-1 - _PASSES_TO_HALVE]
+        ):
             return False
-        return self._finals[-1] < 2 * self._finals[-1 - _WINDOW]
+        return self._finals[-1] < 2 * self._finals[-1 - _PASSES_TO_HALVE]
 
     def _contend(self) -> bool:
         """Find links that bind, and flows on them; return whether there are any not known yet."""

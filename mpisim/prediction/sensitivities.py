@@ -51,7 +51,7 @@ OF_KERNELS = ("hbm_bandwidth", "matrix_rate", "pcie_bandwidth")
 MIN_STRETCH = 1.05
 """Times its price that a communication takes at least where it counts as sharing links."""
 
-VARIED = 1.01
+VARIATION = 1.01
 """Factor of a number whose effect is looked for."""
 
 
@@ -169,10 +169,10 @@ class _PathParts:
                 continue
             varied = self._models.get((device, name))
             if varied is None:
-                varied = self._models[device, name] = model.scaled({name: VARIED})
+                varied = self._models[device, name] = model.scaled({name: VARIATION})
             after = varied.estimate(kernel).duration
             if after != before:
-                found[name] = (after / before - 1) / (1 - 1 / VARIED)
+                found[name] = (after / before - 1) / (1 - 1 / VARIATION)
         return found
 
     # --- communications ---------------------------------------------------------------------------

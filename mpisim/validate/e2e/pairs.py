@@ -12,7 +12,7 @@ from .compare import Compared
 
 __all__ = ["KINDS", "Pair", "pair_figures", "pairs"]
 
-SAME = (
+COMPARED_COLUMNS = (
     "model",
     "layers",
     "hidden",
@@ -75,7 +75,7 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 """Columns in which the rows of a pair may differ, the first of which they must."""
 
-TOLERANCE = 0.05
+PREDICTED_RATIO_ERROR = 0.05
 """Error of a ratio within which its effect counts as predicted."""
 
 SUMMARIES: dict[str, tuple[str, ...]] = {
@@ -138,7 +138,7 @@ def pairs(rows: Sequence[Compared]) -> list[Pair]:
         groups: dict[tuple[str, ...], dict[tuple[float, str], Compared]] = {}
         for each in measured:
             texts = each.row.texts
-            same = tuple(texts.get(name, "") for name in SAME if name not in varying)
+            same = tuple(texts.get(name, "") for name in COMPARED_COLUMNS if name not in varying)
             groups.setdefault(same, {}).setdefault(_place(each, varying[0]), each)
         for group in groups.values():
             ordered = [group[place] for place in sorted(group)]
@@ -181,7 +181,7 @@ def _figures(group: Sequence[Pair]) -> dict[str, Any]:
         "n": len(group),
         "mean": float(size.mean()),
         "median": float(np.median(size)),
-        "within_5": float((size <= TOLERANCE).mean()),
+        "within_5": float((size <= PREDICTED_RATIO_ERROR).mean()),
         "pairs": [
             {
                 "first": each.first.row.id,

@@ -48,7 +48,15 @@ from .one_hot_dispatch import one_hot_combine, one_hot_dispatch
 from .pointwise import elementwise
 from .shapes import Shapes
 
-__all__ = ["MAP_ENTRY_BYTES", "Routing", "combine", "dispatch", "expected_destinations"]
+__all__ = [
+    "COUNT_BYTES",
+    "COUNT_SUM_KERNELS",
+    "MAP_ENTRY_BYTES",
+    "Routing",
+    "combine",
+    "dispatch",
+    "expected_destinations",
+]
 
 FP32 = BYTES["fp32"]
 MAP_ENTRY_BYTES = 1
