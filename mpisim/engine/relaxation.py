@@ -1,4 +1,4 @@
-"""Relaxation: communications that share links, found by running dataflow again and again.
+"""Relaxation: end times of communications that share links, by passes of dataflow until none moves.
 
 Where communications share links, how long each takes depends on when all others run, and when they
 run depends on how long each takes. *Waveform relaxation* (Lelarasmee, Ruehli and

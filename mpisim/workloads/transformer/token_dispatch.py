@@ -429,12 +429,12 @@ def _gather_token_maps(size: int) -> tuple[Task, ...]:
 
 
 def _row_copies(name: str, traffic: int) -> Compute:
-    """Rows → the same at other places, each as often as it is needed; `traffic` bytes."""
+    """Copy rows to other places, some several times; `traffic` bytes."""
     return Compute(name, Elementwise(traffic, variant="row_copies"))
 
 
 def _row_sums(name: str, traffic: int) -> Compute:
-    """Rows → sums of those that belong to one token; `traffic` bytes."""
+    """Add up the rows of each token; `traffic` bytes."""
     return Compute(name, Elementwise(traffic, variant="row_sums"))
 
 
