@@ -30,9 +30,7 @@ STATIC_POWER_SHARE = number("static_power_share")
 POWER_EXPONENT = number("power_exponent")
 LEAST_VOLTAGE = number("least_voltage")
 
-EXPONENTIALS_PER_CLOCK = 16.0
-"""Of a multiprocessor of NVIDIA's GPUs, where a preset does not say (CUDA C++ programming guide,
-throughput of native instructions)."""
+EXPONENTIALS_PER_CLOCK = number("exponentials_per_clock")
 
 MIN_LANES_SHARED_ISSUE = 100
 """Lanes of a multiprocessor that tell 128 from 64: with 128 a scheduler feeds 32."""

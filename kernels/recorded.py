@@ -24,6 +24,7 @@ from mpisim.base.quantity import Quantity
 
 from .gpu import Gpu
 from .model import Estimate, KernelModel
+from .numbers import number
 from .operations import Attention, Convolution, Elementwise, Gemm, GroupedGemm, Kernel
 
 __all__ = ["MEASURED", "UNKNOWN_ERROR", "Recorded", "RecordedKernels"]
@@ -35,8 +36,8 @@ UNKNOWN = "kernels of unknown operators, scaled"
 
 BY_BYTES = "kernels of unknown operators"
 
-UNKNOWN_ERROR = 1.0
-"""Relative error bar of a kernel that is scaled by its bytes alone."""
+UNKNOWN_ERROR = number("unknown_kernel_error")
+"""Relative error bar of a kernel that is priced, or scaled, by its bytes alone."""
 
 SOURCE = "ratio of two estimates of the kernel model"
 

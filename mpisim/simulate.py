@@ -42,7 +42,7 @@ __all__ = ["Simulated", "simulate"]
 
 
 class Simulated(NamedTuple):
-    """What a result is of, as one process holds it.
+    """A finished run with the program that it was of, as one process holds it.
 
     Attributes
     ----------
@@ -208,7 +208,7 @@ def _prepared(
     seeds: int,
     progress: bool,
 ) -> PreparedExperiment | PreparedProgram | Program:
-    """Return what is to be run, ready for so many seeds. **Collective.**"""
+    """Experiment or program → the same, prepared, once its seeds are checked. **Collective.**"""
     label = "generating what every rank does" if progress else ""
     with show_progress(comm, label), collective_errors(comm):
         if isinstance(what, Experiment):
@@ -226,7 +226,7 @@ def _prepared(
 
 
 def _cost(prepared: PreparedExperiment, results: Results) -> dict[str, Any]:
-    """Return what the step costs, as attributes of its result."""
+    """Return power, energy and price of the step, as attributes of its result."""
     from .cost.step import step_cost
 
     try:
@@ -238,7 +238,7 @@ def _cost(prepared: PreparedExperiment, results: Results) -> dict[str, Any]:
 def _stated(
     prepared: PreparedExperiment | PreparedProgram, run: Run, overlap: OverlapSummary | None
 ) -> tuple[dict[str, Any], Sensitivities]:
-    """Return the statements of a prediction, and what its step time depends on.
+    """Return the statements of a prediction, and the sensitivities of its step time.
 
     Other processes need not even load what makes them.
     """

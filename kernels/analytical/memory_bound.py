@@ -50,9 +50,7 @@ CONSTANTS = (
 
 TRANSPOSED_RATE = number("transposed_stream_rate")
 INDEX_INSTRUCTIONS = number("index_instructions")
-INTEGERS_PER_CLOCK = 64.0
-"""32-bit integers that a multiprocessor adds or multiplies (CUDA C++ programming guide, throughput
-of native instructions)."""
+INTEGERS_PER_CLOCK = number("integers_per_clock")
 
 
 def _columns(kernel: Kernel) -> dict[str, float | int | str]:

@@ -18,21 +18,21 @@ import torch
 
 __all__ = ["attention", "flexible"]
 
-WIDEST_HEAD = 256
-"""Of FlashAttention."""
+MAX_FLASH_HEAD = 256
+"""Size of a head up to which FlashAttention has kernels (flash_api.cpp, ``mha_fwd``)."""
 
-HALF = (torch.float16, torch.bfloat16)
-"""Types of FlashAttention."""
+FLASH_TYPES = (torch.float16, torch.bfloat16)
+"""Types of elements that FlashAttention has kernels for (flash_api.cpp, ``mha_fwd``)."""
 
 
 PREFERS_CUDNN = ((9, 0), (10, 0), (10, 3))
 """Compute capabilities on which PyTorch tries cuDNN first (check_prefer_cudnn_attention)."""
 
-SINCE = (2, 11)
-"""PyTorch whose wheels have a cuDNN that it does so with, above 9.15
+MIN_TORCH_PREFERRING_CUDNN = (2, 11)
+"""First version of PyTorch whose wheels have a cuDNN, above 9.15, that it prefers
 (github:huggingface/transformers pull request 48163)."""
 
-WIDEST_OF_CUDNN = {(9, 0): 256}
+MAX_CUDNN_HEAD = {(9, 0): 256}
 """Largest head size that cuDNN's attention takes, by compute capability; 128 on others
 (check_cudnn_tensor_shapes)."""
 
@@ -48,7 +48,10 @@ def _allowed() -> tuple[str, ...]:
     anything: Any = torch
     order = [each for each in anything._C._get_sdp_priority_order() if each in _NAMES]
     version = tuple(int(each) for each in torch.__version__.split(".")[:2])
-    prefers = torch.cuda.get_device_capability() in PREFERS_CUDNN and version >= SINCE
+    prefers = (
+        torch.cuda.get_device_capability() in PREFERS_CUDNN
+        and version >= MIN_TORCH_PREFERRING_CUDNN
+    )
     if order == _UNLESS_ASKED and prefers and "TORCH_CUDNN_SDPA_DEPRIORITIZED" not in os.environ:
         order = [3, 1, 2, 0]
     names = (_NAMES[each] for each in order)
@@ -59,7 +62,7 @@ def _widest_of_cudnn() -> int:
     """GPU and the script's settings → largest head size that cuDNN takes; 0: it is not used."""
     if torch.are_deterministic_algorithms_enabled():
         return 0
-    return WIDEST_OF_CUDNN.get(torch.cuda.get_device_capability(), 128)
+    return MAX_CUDNN_HEAD.get(torch.cuda.get_device_capability(), 128)
 
 
 def _takes_cudnn(query: Any, key: Any, value: Any, mask: Any) -> bool:
@@ -93,17 +96,42 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Attention of queries (…, heads, tokens, head size), by the kernel that a GPU would run."""
+    """Queries, keys, values → attention output, by the operator that PyTorch would choose on a GPU.
+
+    Stands in for ``torch.nn.functional.scaled_dot_product_attention``, whose own choice asks the
+    GPU that is there. The first backend that is allowed and takes the operands is recorded: cuDNN,
+    flash, memory-efficient, or the composition of elementary operators.
+
+    Parameters
+    ----------
+    query, key, value : torch.Tensor
+        (…, heads, tokens, head size); nested jagged tensors are lowered to variable-length kernels.
+    attn_mask : torch.Tensor, optional
+        Of a shape that broadcasts to (…, heads, query tokens, key tokens).
+    dropout_p : float
+        Probability of dropout on the scores.
+    is_causal : bool
+        Whether a query sees only the keys up to its own place.
+    scale : float, optional
+        Factor on the scores; 1/√(head size) if None.
+    enable_gqa : bool
+        Whether there may be fewer key and value heads than query heads.
+
+    Returns
+    -------
+    torch.Tensor
+        (…, heads, tokens, head size of the values).
+    """
     if query.is_nested and query.layout is torch.jagged:
         return _of_jagged(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     on_device = query.dim() == 4 and query.device.type == "cuda"
     fits = on_device and query.shape[-1] == value.shape[-1]
-    half = query.dtype in HALF
+    half = query.dtype in FLASH_TYPES
     size = query.shape[-1]
     aten = torch.ops.aten
     fitting = {
         "cudnn": on_device and half and _takes_cudnn(query, key, value, attn_mask),
-        "flash": fits and half and attn_mask is None and size <= WIDEST_HEAD,
+        "flash": fits and half and attn_mask is None and size <= MAX_FLASH_HEAD,
         "mem_efficient": fits,
         "math": True,
     }
@@ -159,7 +187,7 @@ def _of_jagged(query: Any, *args: Any) -> Any:
     def chosen(query: Any, *args: Any) -> Any:
         backends = sdpa.SDPBackend
         allowed = _allowed()  # cuDNN's takes no such sequences
-        if query.dtype in HALF and query.shape[-1] <= WIDEST_HEAD and "flash" in allowed:
+        if query.dtype in FLASH_TYPES and query.shape[-1] <= MAX_FLASH_HEAD and "flash" in allowed:
             return backends.FLASH_ATTENTION
         return backends.EFFICIENT_ATTENTION if "mem_efficient" in allowed else backends.MATH
 
@@ -196,7 +224,7 @@ def flexible(noted: Callable[[str], None]) -> dict[str, Any]:
     ) -> Any:
         causal = block_mask is not None
         noted("flex_attention: taken for FlashAttention" + ", causal for its mask" * causal)
-        half = query.dtype if query.dtype in HALF else torch.bfloat16
+        half = query.dtype if query.dtype in FLASH_TYPES else torch.bfloat16
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention(
             *(each.to(half) for each in (query, key, value)), 0.0, causal, False, scale=scale
         )[:2]

@@ -122,7 +122,17 @@ class DeviceMemory:
 
 
 def has_storage(tensor: Any) -> bool:
-    """Whether a tensor has a storage of its own on the device; sparse ones have other tensors."""
+    """Tensor → whether it has a storage of its own on the device.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+
+    Returns
+    -------
+    bool
+        False on the host, and for sparse tensors, which hold other tensors.
+    """
     return tensor.device.type == "cuda" and tensor.layout is torch.strided
 
 

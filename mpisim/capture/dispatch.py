@@ -36,16 +36,16 @@ __all__ = ["Dispatch", "is_fake", "spec_of"]
 
 _empty, _empty_strided = torch.empty, torch.empty_strided  # programs put their own there
 
-LARGE = 1 << 20
+MAX_KEPT_BYTES = 1 << 20
 """Bytes of a tensor on the CPU above which its values are not kept."""
 
-ORDER = 1 << 30
-"""The same of a random order, as samplers make a list of numbers of one of a million samples."""
+MAX_KEPT_PERMUTATION_BYTES = 1 << 30
+"""The same of a random permutation: samplers read that of a million samples as a list."""
 
 _NO_DEVICE = ("CUDA driver", "NVIDIA driver")
 """What PyTorch says where it asks for a device."""
 
-_KNOWN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
+_TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
 _SILENT = {
     "aten::empty",
     "aten::empty_like",
@@ -67,7 +67,16 @@ _ONE_KERNEL = {
 
 
 def is_fake(tensor: Any) -> bool:
-    """Whether a tensor has no values."""
+    """Tensor → whether it is fake: has a shape, but no values.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+
+    Returns
+    -------
+    bool
+    """
     return isinstance(tensor, FakeTensor)
 
 
@@ -93,7 +102,19 @@ def _is_mask(value: Any) -> bool:
 
 
 def spec_of(value: Any) -> Any:
-    """Argument of an operator → as an `OperatorCall` keeps it."""
+    """Argument of an operator → the form in which an `OperatorCall` keeps it.
+
+    Parameters
+    ----------
+    value : object
+        Tensor, list, number, text, type of elements, device, group, …
+
+    Returns
+    -------
+    TensorSpec, tuple, bool, int, float, str or None
+        A `TensorSpec` of a tensor, a tuple of a list. Text of what has no number: a device without
+        its index, and the class of anything else, so that ranks that do the same have equal calls.
+    """
     if isinstance(value, torch.Tensor):
         return TensorSpec(str(value.dtype)[6:], tuple(value.shape), tuple(value.stride()))
     if isinstance(value, list | tuple):
@@ -153,7 +174,7 @@ class Dispatch(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False  # which needs a driver
-        if any(kind not in _KNOWN for kind in types):
+        if any(kind not in _TENSOR_TYPES for kind in types):
             return NotImplemented  # a subclass that is made of others, such as DTensor
         flat, _ = tree_flatten((args, kwargs))
         tensors = [each for each in flat if isinstance(each, torch.Tensor)]
@@ -195,7 +216,7 @@ class Dispatch(TorchDispatchMode):
             mask = next((each for each in args[1] if _is_mask(each)), None)
             if mask is not None:
                 return self._rows_by_value(func, short, args, kwargs, tensors, mask)
-        if short in sparse.MAKES or sparse.has_sparse(tensors):
+        if short in sparse.CONSTRUCTORS or sparse.has_sparse(tensors):
             out = self.sparse.run(func, short, args, kwargs)
             if out is not NotImplemented:
                 return out
@@ -266,7 +287,11 @@ class Dispatch(TorchDispatchMode):
                 return func(*args, **kwargs)
             with self.fake:
                 out = func(*args, **kwargs)
-            large = ORDER if func._schema.name == "aten::randperm" else LARGE
+            large = (
+                MAX_KEPT_PERMUTATION_BYTES
+                if func._schema.name == "aten::randperm"
+                else MAX_KEPT_BYTES
+            )
             if isinstance(out, torch.Tensor) and out.numel() * out.element_size() > large:
                 self.values.follow(func, func._schema.name[6:], args, kwargs, [], [out])
                 return out

@@ -26,7 +26,7 @@ from ..base.kinds import Operation, Phase
 from .autograd import set_phase
 from .recorder import Recorder
 from .recording import Broadcasts, ItemKind, Wait
-from .values import FEW_NUMBERS
+from .values import MAX_KEPT_NUMBERS
 
 if TYPE_CHECKING:
     from .values import Values
@@ -340,7 +340,7 @@ class Collectives:
         key = number, self._broadcasts[number]
         self._broadcasts[number] += 1
         found = [each for each in tree_leaves(tensors) if isinstance(each, torch.Tensor)]
-        if len(found) != 1 or found[0].numel() > FEW_NUMBERS:
+        if len(found) != 1 or found[0].numel() > MAX_KEPT_NUMBERS:
             return
         tensor = found[0]
         with _disable_current_modes():

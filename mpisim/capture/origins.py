@@ -23,8 +23,8 @@ from .recording import ACCUMULATES, Origin
 
 __all__ = ["Origins"]
 
-MOST = 1 << 62
-"""Above all numbers of nodes: nodes that accumulate gradients have the largest number there is."""
+MAX_NODE_NUMBER = 1 << 62
+"""Above the sequence numbers of nodes; those that accumulate gradients have the largest uint64."""
 
 
 class Origins:
@@ -113,8 +113,8 @@ class Origins:
         anything: Any = torch
         if anything._C._current_graph_task_id() >= 0:
             node = anything._C._current_autograd_node()
-            number = MOST if node is None else node._sequence_nr()
-            number = number if 0 <= number < MOST else ACCUMULATES
+            number = MAX_NODE_NUMBER if node is None else node._sequence_nr()
+            number = number if 0 <= number < MAX_NODE_NUMBER else ACCUMULATES
             return Origin(number, True, parameters=self._parameters(tensors))
         if self._recorder.phase != Phase.FORWARD:
             return Origin()

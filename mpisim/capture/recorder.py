@@ -40,14 +40,14 @@ _OWN = (str(Path(__file__).parent), "/torch/", "<frozen", "<string>")
 _STEPPING = (str(Path(__file__).parent), "/torch/_", "/torch/utils/", "/torch/distributed/tensor")
 """Parts of paths of files that pass on what a line asks for."""
 
-MOST_ALIKE = 4
-"""Times that a loop is told "true" by the same line."""
+MAX_TRUE_BY_LINE = 4
+"""Times in a row that one line of a loop that asks for a value is answered "true"."""
 
 MOST_WARM_UPS = 2
 """Steps that may warm up because another optimizer makes its first step in them."""
 
-MOST_CALLS = 1000
-"""Times that calls of a function, each another one, are told so: of a loop around them."""
+MAX_TRUE_BY_CALL = 1000
+"""Times in a row that a line is, in calls that are another one each: of a loop around them."""
 
 
 class Ended(BaseException):
@@ -391,10 +391,10 @@ class Recorder:
         self._alike = self._alike + 1 if again and same else 1
         self._in_a_row = self._in_a_row + 1 if again else 1
         self._last_asked = line
-        if self._in_a_row > MOST_CALLS:
+        if self._in_a_row > MAX_TRUE_BY_CALL:
             self._in_a_row = 0
             return True
-        return self._alike > MOST_ALIKE
+        return self._alike > MAX_TRUE_BY_LINE
 
     def asked(self) -> bool:
         """Return whether the user has given a value for the line that is being executed."""

@@ -20,21 +20,30 @@ from torch.utils.weak import WeakIdKeyDictionary
 from .recorder import Recorder
 from .values import Values
 
-__all__ = ["MAKES", "SparseTensors", "has_sparse"]
+__all__ = ["CONSTRUCTORS", "SparseTensors", "has_sparse"]
 
-MAKES = ("_sparse_coo_tensor_with_dims_and_tensors",)
+CONSTRUCTORS = ("_sparse_coo_tensor_with_dims_and_tensors",)
 """Operators that make a sparse tensor of indices and numbers."""
 
-_ASKED = ("_nnz", "is_coalesced", "sparse_dim", "dense_dim")
-_PARTS = ("_indices", "indices", "_values", "values")
-_SAME = ("clone", "_to_copy", "detach", "alias", "neg", "mul", "div", "sqrt", "pow", "abs")
+_SPARSE_QUERIES = ("_nnz", "is_coalesced", "sparse_dim", "dense_dim")
+_PART_ACCESSORS = ("_indices", "indices", "_values", "values")
+_KEEP_INDICES = ("clone", "_to_copy", "detach", "alias", "neg", "mul", "div", "sqrt", "pow", "abs")
 """Operators that make new numbers and leave the indices as they are."""
 
 _PRODUCTS = ("mm", "_sparse_mm", "addmm", "_sparse_addmm")
 
 
 def has_sparse(tensors: Any) -> bool:
-    """Whether there is a sparse tensor among tensors."""
+    """Tensors → whether one of them is sparse (COO).
+
+    Parameters
+    ----------
+    tensors : iterable of torch.Tensor
+
+    Returns
+    -------
+    bool
+    """
     return any(each.layout is torch.sparse_coo for each in tensors)
 
 
@@ -82,7 +91,7 @@ class SparseTensors:
             Its result; NotImplemented for operators that are run as all others are.
         """
         first = args[0]
-        if short in MAKES:
+        if short in CONSTRUCTORS:
             with self._fake:
                 out = func(*args, **kwargs)
             self._parts[out] = tuple(args[3:5])
@@ -108,14 +117,14 @@ class SparseTensors:
     def _of_sparse(self, func: Any, short: str, args: Any, kwargs: Any) -> Any:
         """Run an operator whose first operand is sparse."""
         first = args[0]
-        if short in _ASKED:
+        if short in _SPARSE_QUERIES:
             with self._fake:
                 return func(*args, **kwargs)
-        if short in _PARTS:
+        if short in _PART_ACCESSORS:
             return self._run(torch.ops.aten.alias.default, self._of(first)["values" in short])
         if short == "_coalesce":
             return self._coalesced(first)
-        if short in _SAME and not (len(args) > 1 and isinstance(args[1], torch.Tensor)):
+        if short in _KEEP_INDICES and not (len(args) > 1 and isinstance(args[1], torch.Tensor)):
             indices, numbers = self._of(first)
             dense = {key: value for key, value in kwargs.items() if key != "layout"}
             numbers = self._run(func, numbers, *args[1:], **dense)

@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 __all__ = ["install", "swap"]
 
-ALIGNED = 512
-"""Bytes, to whose multiples the caching allocator of PyTorch rounds."""
+ALLOCATION_MULTIPLE = 512
+"""Bytes to whose multiple PyTorch's caching allocator rounds a request (``kMinBlockSize``)."""
 
 
 def install(recorder: Any, dispatch: Any) -> None:
@@ -80,7 +80,7 @@ def _install_addresses() -> None:
         key = found._cdata
         if key not in addresses:
             addresses[key] = state["next"]
-            state["next"] += -(-found.nbytes() // ALIGNED) * ALIGNED
+            state["next"] += -(-found.nbytes() // ALLOCATION_MULTIPLE) * ALLOCATION_MULTIPLE
             weakref.finalize(found, addresses.pop, key, None)
         return addresses[key]
 
@@ -103,6 +103,11 @@ def swap(one: Any, other: Any) -> None:
     """Exchange two tensors as `torch.utils.swap_tensors` does.
 
     That one refuses tensors with weak references, which fake ones have.
+
+    Parameters
+    ----------
+    one, other : torch.Tensor
+        Changed in place: each takes the class, attributes, slots and storage of the other.
     """
     copying: Any = copyreg
     slots: list[str] = copying._slotnames(type(one))

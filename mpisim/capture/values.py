@@ -32,11 +32,11 @@ from .drawn_ranges import Ranges
 
 __all__ = ["Values"]
 
-FEW = 1 << 14
+MAX_KEPT_INTEGERS = 1 << 14
 """Elements of a tensor of integers above which its values are not kept."""
 
-FEW_NUMBERS = 64
-"""The same of other types."""
+MAX_KEPT_NUMBERS = 64
+"""Elements of a tensor of any other type above which its values are not kept."""
 
 _full = torch.full  # programs put functions of their own there
 
@@ -208,7 +208,7 @@ class Values:
         """Give few numbers their likely values, for what follows from them."""
         for each in results:
             spread = each in self._share or each in self._uniform
-            few = each.numel() <= FEW_NUMBERS and not spread
+            few = each.numel() <= MAX_KEPT_NUMBERS and not spread
             if few and (each.is_floating_point() or each.dtype is torch.bool) and not _real(each):
                 likely = self.likely(each)
                 values = _full(tuple(each.shape), likely, dtype=each.dtype)
@@ -227,7 +227,7 @@ class Values:
         for each in results:
             if each.layout is not torch.strided:
                 return False  # a sparse tensor has no storage
-            few = FEW if each.dtype in _INTEGERS else FEW_NUMBERS
+            few = MAX_KEPT_INTEGERS if each.dtype in _INTEGERS else MAX_KEPT_NUMBERS
             if each.numel() > few and each.untyped_storage().nbytes() > few * each.element_size():
                 return False
 
@@ -341,7 +341,11 @@ class Values:
         source = args[1] if short == "copy_" and len(args) > 1 else args[0] if args else None
         if short not in ("_to_copy", "copy_") or not isinstance(source, torch.Tensor):
             return
-        if not _real(source) or source.dtype not in _INTEGERS or source.numel() <= FEW:
+        if (
+            not _real(source)
+            or source.dtype not in _INTEGERS
+            or source.numel() <= MAX_KEPT_INTEGERS
+        ):
             return
         if source.dtype is torch.bool:
             self._share[results[0]] = int(source.sum()) / source.numel()
@@ -364,7 +368,7 @@ class Values:
             self._share[out] = self._ranges.mark(out, first, low, high, n)
         elif name == "one_hot":
             self._share[out] = 1 / n
-        elif name in ("histc", "bincount") and out.numel() <= FEW:
+        elif name in ("histc", "bincount") and out.numel() <= MAX_KEPT_INTEGERS:
             self._counts(out, first.numel(), out.numel())
         elif name in ("floor_divide", "div", "bitwise_right_shift") and isinstance(other, int):
             self._spread[out] = max(n // (other if name[0] != "b" else 1 << other), 1)
@@ -394,7 +398,7 @@ class Values:
                     met = share + second - both if either else both
                 self._share[out] = met
         elif name in ("sum", "count_nonzero"):
-            if out.numel() <= FEW:
+            if out.numel() <= MAX_KEPT_INTEGERS:
                 self._counts(out, share * first.numel(), out.numel())
             else:
                 self._total[out] = round(share * first.numel())
@@ -486,4 +490,4 @@ class Values:
         if tensor in self._likely:
             return bool(self._likely[tensor] == 0.0)
         known = self.of(tensor)
-        return known is not None and known.numel() <= FEW and not known.any()
+        return known is not None and known.numel() <= MAX_KEPT_INTEGERS and not known.any()

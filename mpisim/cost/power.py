@@ -43,9 +43,6 @@ FILE = "power.toml"
 STATES = ("idle", "matrix", "memory", "communication")
 """What a GPU does: nothing, products, other kernels, communications with nothing beside them."""
 
-PORTS = 64
-"""Ports of a switch, where the fabric does not say how many NICs a leaf has."""
-
 GIGABIT = 1e9 / 8
 """Bytes a second in one Gb/s."""
 
@@ -380,11 +377,12 @@ def switch_ports(cluster: Cluster, nodes: int) -> float:
         return 0.0
     if fabric.kind == "switch":
         return 1.0
-    leaf = fabric.leaf or PORTS
+    usual = round(number("network", "switch_ports").si)
+    leaf = fabric.leaf or usual
     leaves = ceil(nics / leaf)
     if leaves < 2:
         return 1.0
     up = 2.0 / fabric.oversubscription
-    if leaves <= (fabric.pod or max(2 * leaf, PORTS)):
+    if leaves <= (fabric.pod or max(2 * leaf, usual)):
         return 1.0 + up
     return 1.0 + up + up / fabric.core_oversubscription

@@ -192,7 +192,7 @@ def agreed(priced: Priced, comm: Intracomm | None) -> Priced:
 
 
 def varied(program: Program, hosted: NDArray[np.int32], priced: Priced) -> Priced:
-    """Apply what makes the hosted ranks differ from each other: speed and jitter.
+    """Apply speed and jitter of the hosted ranks to the durations of their rows.
 
     Kernels and copies are divided by the rank's speed, varied where there is jitter, and rounded to
     whole ps. Ranks that agree in both share one array.

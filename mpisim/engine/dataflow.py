@@ -291,7 +291,7 @@ def _advance(
     label: str,
     wall: dict[str, float],
 ) -> _Advanced:
-    """Run all ranks as far as they come: by passes, or else from event to event. **Collective**."""
+    """Run all ranks until they end or block: in passes, or event by event. **Collective**."""
     simulated, placement, shared = setup.simulated, setup.placement, setup.shared
     several = comm if comm.size > 1 else None
     distribution: Distribution | None = None
@@ -359,7 +359,7 @@ def _execute(
     label: str,
     steady: bool,
 ) -> int:
-    """Run all ranks as far as they come, showing progress under a label. **Collective**.
+    """Run all ranks until they end or block, with a label for progress. **Collective**.
 
     Returns the number of exchanges. Where ranks have not ended by then, none can move. Where
     communications share links equal numbers of rows do not take equal times: `steady` is False.

@@ -271,7 +271,7 @@ def _lowered_tables(
 
 @frozen(eq=False)
 class _UsedCommunicators:
-    """The communicators that one process has to do with, `l`, and the `s` slots bound to them.
+    """The `l` communicators that concern one process, and the `s` slots bound to them.
 
     Attributes
     ----------

@@ -77,7 +77,7 @@ def exchange(
     comm: Intracomm,
     note: NDArray[np.int64] | None = None,
 ) -> Progress:
-    """Exchange the messages of all cores, and how far each has come. **Collective**.
+    """Exchange messages and progress of the cores of all processes. **Collective**.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ def _outgoing(
 
 
 def _deliver(distribution: Distribution, core: Any, messages: NDArray[np.int64]) -> None:
-    """Hand the core what arrived."""
+    """Pass the messages received to the core."""
     if not len(messages):
         return
     index = np.searchsorted(distribution.communicators, messages[:, 0] >> _K_BITS)
@@ -192,7 +192,7 @@ def count_operations(
 
 
 def open_window(core: Any, earliest: int, comm: Intracomm, window: Window = _full_window) -> None:
-    """Let events happen that nothing can precede any more. **Collective** on `comm`.
+    """Release all events that no later message can precede. **Collective** on `comm`.
 
     Nothing may be able to move, on any process, and no message be under way.
 

@@ -121,7 +121,7 @@ def may_repeat(shorter: Program, longer: Program) -> bool:
 
 
 def first_of(found: NDArray[np.bool_]) -> int:
-    """Return the first index at which something is found; the length, if nowhere."""
+    """Booleans → index of the first True; their number if there is none."""
     return int(np.argmax(found)) if found.any() else len(found)
 
 
@@ -367,12 +367,12 @@ def _inputs_agree(a: Side, b: Side, low: int, high: int) -> bool:
 
 
 def _waits(table: Table, first: int, last: int) -> NDArray[np.int32]:
-    """Return what some rows of a table wait for, one after another."""
+    """Return the waits of some rows of a table, concatenated."""
     return table.wait_row[table.wait_index[first] : table.wait_index[last]]
 
 
 def busy(table: Table) -> Ints:
-    """Return for how long the CPU works on each row, in ps."""
+    """Return the CPU time of each row, in ps."""
     called = np.where(table.kind == Kind.HOST, 0, table.launch_cost)
     joined = (table.flags & Flag.JOINED) != 0
     return np.where(joined, 0, table.host + called)

@@ -1,4 +1,4 @@
-"""Relaxation: communications that share links, found by running dataflow again and again.
+"""Relaxation: end times of communications that share links, by passes of dataflow until none moves.
 
 Where communications share links, how long each takes depends on when all others run, and when they
 run depends on how long each takes. *Waveform relaxation* (Lelarasmee, Ruehli and
@@ -67,7 +67,7 @@ __all__ = ["Relaxation"]
 
 Ints = NDArray[np.int64]
 
-_WINDOW = 12
+_PASSES_TO_HALVE = 12
 """Passes within which the number of flows that begin at other times must halve, or the time double
 up to which nothing changes."""
 
@@ -78,7 +78,7 @@ two or three dozen follow."""
 
 _NEVER = int(np.iinfo(np.int64).max)
 
-_WHOLE = 2
+_PASSES_WITHOUT_HORIZON = 2
 """The first passes, which have no horizon: most runs need no more than one besides."""
 
 _FIRST_HORIZON, _LAST_HORIZON = 1 / 8, 3 / 4
@@ -238,7 +238,11 @@ class Relaxation:
 
     def _next_horizon(self, changed: int) -> int:
         """When the earliest change begins, in ps → the horizon of the next pass."""
-        if len(self._changes) < _WHOLE or not self._may_stop or changed >= self.horizon:
+        if (
+            len(self._changes) < _PASSES_WITHOUT_HORIZON
+            or not self._may_stop
+            or changed >= self.horizon
+        ):
             return _NEVER
         self._until = max(self._until, int(self._start.max()))
         horizon = max(4 * changed, int(self._until * _FIRST_HORIZON))
@@ -247,9 +251,12 @@ class Relaxation:
     def _is_slow(self) -> bool:
         """Return whether the last passes have changed hardly less than those before them."""
         done = len(self._changes)
-        if done <= _WINDOW or 2 * self._changes[-1] <= self._changes[-1 - _WINDOW]:
+        if (
+            done <= _PASSES_TO_HALVE
+            or 2 * self._changes[-1] <= self._changes[-1 - _PASSES_TO_HALVE]
+        ):
             return False
-        return self._finals[-1] < 2 * self._finals[-1 - _WINDOW]
+        return self._finals[-1] < 2 * self._finals[-1 - _PASSES_TO_HALVE]
 
     def _contend(self) -> bool:
         """Find links that bind, and flows on them; return whether there are any not known yet."""

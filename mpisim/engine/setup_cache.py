@@ -1,4 +1,4 @@
-"""What the setups of several programs have in common, kept by the values that it follows from.
+"""Cache of what the setups of several programs share, keyed by value.
 
 Plans that are compared differ in kernels, sizes and order, but many have the same communicators,
 tables on the same ranks, and communications of the same algorithms on them. Then they have the same

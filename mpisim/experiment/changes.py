@@ -73,6 +73,16 @@ def _written(change: str) -> str:
 def changed_key(change: str) -> list[str]:
     """``--set`` text → the parts of its key: ``plan.tp``, ``network.changes."links.a.b"``.
 
+    Parameters
+    ----------
+    change : str
+        As ``--set`` takes it, TABLE.KEY=VALUE; parts may be quoted as in TOML.
+
+    Returns
+    -------
+    list of str
+        From the table to the innermost key.
+
     Raises
     ------
     UsageError

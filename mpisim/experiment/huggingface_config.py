@@ -14,12 +14,21 @@ __all__ = ["Config", "read_config"]
 
 
 def read_config(file: Path) -> Config:
-    """Read a ``config.json``.
+    """Path of a ``config.json`` → its table.
+
+    Parameters
+    ----------
+    file : Path
+
+    Returns
+    -------
+    Config
+        With the file's path, for messages.
 
     Raises
     ------
     InputError
-        If it cannot be read, or holds no table.
+        If it cannot be read, is not JSON, or holds no table.
     """
     contents = read_text(file)
     try:

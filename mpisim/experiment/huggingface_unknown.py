@@ -30,6 +30,16 @@ OTHER_MIXERS = ("linear_", "mamba", "recurrent", "ssm", "rwkv", "conv", "delta",
 def like_known(config: Config) -> Keys:
     """File of an unknown `model_type` → keys of ``[model]``.
 
+    Parameters
+    ----------
+    config : Config
+        A ``config.json`` whose keys have the names that known kinds use.
+
+    Returns
+    -------
+    dict
+        Keys of ``[model]``, guessed from the keys that are there.
+
     Raises
     ------
     InputError

@@ -45,10 +45,10 @@ ACTIVE = re.compile(r"-a(\d+(?:\.\d+)?)b(?![a-z0-9])")
 MIXTURE = re.compile(r"(?<![a-z])moe(?![a-z])")
 """In the name of a model with experts."""
 
-SLIP = 0.85
+MIN_NAME_SIMILARITY = 0.85
 """Likeness of two names (difflib) above which one is the other, misspelt."""
 
-NEAR_SIZE = 0.1
+MISSPELT_SIZE_TOLERANCE = 0.1
 """Relative difference of sizes up to which that holds."""
 
 LEAST_COUNT, MOST_COUNT = 1e6, 1e15
@@ -56,7 +56,7 @@ LEAST_COUNT, MOST_COUNT = 1e6, 1e15
 
 PARAMETERS = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?)\s*([mbt]?)", re.IGNORECASE)
 
-SAME_SIZE = 0.15
+SIZE_TOLERANCE = 0.15
 """Logarithm of a ratio: within it models have the size that a name says. Llama-2-7B has 6.74e9
 parameters, Gemma-7B 8.5e9."""
 
@@ -93,7 +93,7 @@ KINDS = ("gpt", "llama", "moe")
 WIDTH_MULTIPLE = 128
 """Widths that are completed are rounded to a multiple of this, as those of published models are."""
 
-SEQUENCE = 4096
+COMPARED_LENGTH = 4096
 """Tokens of a sequence at which candidates are compared."""
 
 
@@ -124,17 +124,27 @@ class _Candidate(NamedTuple):
 
     @property
     def work(self) -> float:
-        """FLOPs of a sequence of `SEQUENCE` tokens."""
+        """FLOPs of a sequence of `COMPARED_LENGTH` tokens."""
         return float(model_counts.model_flops(self.model, 1)) / self.model.seq_len
 
 
 def parameters_of(value: object) -> float:
-    """Number of parameters as a number or a text (``7e9``, ``"7e9"``, ``"7B"``) → number.
+    """Number of parameters as a number or a text (``7e9``, ``"7e9"``, ``"7B"``) → float.
+
+    Parameters
+    ----------
+    value : object
+        As the file has it.
+
+    Returns
+    -------
+    float
+        1e6 to 1e15.
 
     Raises
     ------
     InputError
-        If it is none.
+        If it is no such number.
     """
     count = math.nan
     if isinstance(value, str):
@@ -152,9 +162,18 @@ def parameters_of(value: object) -> float:
 
 
 def size_in_name(name: str) -> float | None:
-    """Name of a model → the number of parameters it says; None if it says none.
+    """Name of a model → number of parameters that its name tells.
 
-    ``"Foo-7B"`` has 7e9, ``"Mixtral-like-8x7B"`` 8 × 7e9: less of what experts share.
+    ``"Foo-7B"`` has 7e9, ``"Mixtral-like-8x7B"`` 8 × 7e9, which counts shared parts 8 times.
+
+    Parameters
+    ----------
+    name : str
+
+    Returns
+    -------
+    float or None
+        None if the name tells none from 1e6 to 1e15.
     """
     found = SIZE.search(name.replace("_", "-"))
     if found is None:
@@ -229,7 +248,11 @@ def _is_slip(name: str) -> bool:
     for known in model_presets():
         matcher.set_seq2(known)
         *other, count = _numbers(known) or [0.0]
-        if matcher.ratio() > SLIP and version == other and abs(size - count) <= NEAR_SIZE * count:
+        if (
+            matcher.ratio() > MIN_NAME_SIMILARITY
+            and version == other
+            and abs(size - count) <= MISSPELT_SIZE_TOLERANCE * count
+        ):
             return True
     return False
 
@@ -241,7 +264,7 @@ def _numbers(name: str) -> list[float]:
 
 def _has_active(preset: ModelPreset, count: float) -> bool:
     active = model_counts.active_matrices(_model(preset.table))
-    return abs(math.log(active / count)) <= 2 * SAME_SIZE
+    return abs(math.log(active / count)) <= 2 * SIZE_TOLERANCE
 
 
 def complete(given: Mapping[str, Any], count: float | None) -> tuple[dict[str, Any], Guess]:
@@ -338,12 +361,12 @@ def _of_size(
 
     modern = [each for each in pool if each[1].table["family"] == "llama"]
     for entries in (*akin, *akin_mixed, modern, pool):
-        fitting = [each for each in measured(entries) if each.distance <= SAME_SIZE]
+        fitting = [each for each in measured(entries) if each.distance <= SIZE_TOLERANCE]
         if fitting:
             fitting.sort(key=lambda each: (each.work, each.name))
             best = fitting[(len(fitting) - 1) // 2]
             rivals = entries if entries in akin_mixed else pool
-            others = [each for each in measured(rivals) if each.distance <= SAME_SIZE]
+            others = [each for each in measured(rivals) if each.distance <= SIZE_TOLERANCE]
             note = f"taken as {best.name}, of the published ones of {_billions(count)} parameters"
             return dict(best.keys), Guess(best.name, (note,), _spread(others))
     best = min(measured([*chain(*akin)] or pool), key=lambda each: (each.distance, each.name))
@@ -444,7 +467,7 @@ def _size(model: Transformer, key: str) -> int:
 def _model(keys: Mapping[str, Any]) -> Transformer:
     """Return the model of keys, at the length at which candidates are compared."""
     common = FAMILIES[keys["family"]][1]
-    length = keys["seq_len"] if keys["family"] in ("vit", "t5") else SEQUENCE
+    length = keys["seq_len"] if keys["family"] in ("vit", "t5") else COMPARED_LENGTH
     merged = {**common, **keys, "seq_len": length}
     merged.pop("predicted", None)
     merged.pop("example_length", None)  # of the sequences that are trained on, not of these

@@ -140,9 +140,27 @@ def load(path: str | Path | None = None, changes: Sequence[str] = ()) -> tuple[s
 def load_any(
     path: str | Path | None = None, changes: Sequence[str] = ()
 ) -> tuple[str, Experiment | ProgramExperiment]:
-    """Load an experiment, of a model or of a program: a program file is one by itself.
+    """File or name → experiment, of a model or of a program; a program file is one by itself.
 
-    Parameters, result and errors are those of `load`.
+    Parameters
+    ----------
+    path : str or Path, optional
+        As for `load`, or a program file.
+    changes : sequence of str
+        As for `load`.
+
+    Returns
+    -------
+    text : str
+        The file's contents and the changes, to be kept with the results.
+    experiment : Experiment or ProgramExperiment
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read or understood.
+    UsageError
+        If a change is not of the form.
     """
     named = DEFAULT if path is None else str(path)
     if _is_hdf5(named):
@@ -157,9 +175,28 @@ def load_any(
 
 
 def load_tables(path: str | Path, changes: Sequence[str] = ()) -> tuple[str, dict[str, Any]]:
-    """File or name of an experiment, changes → what to call it in messages, and its tables.
+    """File or name of an experiment, changes → its name in messages, and its tables.
 
-    Parameters and errors are those of `load`; the tables are not checked.
+    The tables are parsed and changed, but not checked.
+
+    Parameters
+    ----------
+    path : str or Path
+        A file, or the name of a packaged experiment.
+    changes : sequence of str
+        TABLE.KEY=VALUE, as ``--set`` takes them.
+
+    Returns
+    -------
+    source : str
+    tables : dict
+
+    Raises
+    ------
+    InputError
+        If there is none, or it is not TOML.
+    UsageError
+        If a change is not of the form.
     """
     _, source, table = _read(str(path))
     return source, with_changes(table, source, changes)
@@ -257,7 +294,20 @@ def _several_values(changes: Sequence[str], said: str) -> str:
 
 
 def tables_with(key: str, given: str = "") -> str:
-    """Suggest the tables that have a key which was given in another, or in none; empty if none."""
+    """Unknown key → suggestion of the tables that have a key of its name.
+
+    Parameters
+    ----------
+    key : str
+        As given, without its table.
+    given : str
+        The table in which it was given; empty for the top level.
+
+    Returns
+    -------
+    str
+        `` (did you mean 'plan.tp'?)``, to be appended to a message; empty if no table has it.
+    """
     homes = [*TABLES.items(), *(("model", cls) for cls in (Transformer, Cnn, Dlrm))]
     tables = [name for name, cls in homes if key in (each.name for each in fields(cls))]
     tables = [] if key == PART_OF_PLAN else tables
@@ -282,14 +332,25 @@ def _check_cluster(table: Mapping[str, Any], source: str) -> None:
 def experiment_of(
     table: dict[str, Any], source: str, resolved: Mapping[str, Any] | None = None
 ) -> Experiment:
-    """Build an experiment from its parsed tables; errors as of `read`.
+    """Parsed tables → experiment.
 
     Parameters
     ----------
     table : dict
+        Parsed TOML, changes applied.
     source : str
+        The file, for messages and relative paths.
     resolved : mapping, optional
         All keys of the model, in place of the preset or config.json that ``[model]`` names.
+
+    Returns
+    -------
+    Experiment
+
+    Raises
+    ------
+    InputError
+        Naming the file and the key, what was found and what is allowed.
     """
     if not table:
         raise InputError(f"{source}: holds no key; 'mpisim new' writes an experiment to start from")
@@ -348,7 +409,24 @@ def experiment_of(
 
 
 def plan_of(tables: Mapping[str, Any], source: str) -> Plan:
-    """Tables ``[plan]`` and ``[framework]``, as `with_sub_tables` returns them → plan."""
+    """Tables ``[plan]`` and ``[framework]`` → plan.
+
+    Parameters
+    ----------
+    tables : mapping
+        As `with_sub_tables` returns them.
+    source : str
+        The file, for messages.
+
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    InputError
+        If a key is unknown, or values are wrong by themselves or together.
+    """
     plan, framework = (_part(tables, key, source) for key in ("plan", PART_OF_PLAN))
     try:
         return replace(plan, framework=framework)

@@ -101,9 +101,17 @@ def _matrices(model: Transformer, letter: str) -> int:
 
 
 def active_matrices(model: Transformer) -> int:
-    """Return the elements of matrices that one token is multiplied with, the vocabulary's included.
+    """Transformer → elements of the matrices that one token is multiplied with.
 
-    Of T5 those of encoder and decoder together; each token passes one of them.
+    Parameters
+    ----------
+    model : Transformer
+
+    Returns
+    -------
+    int
+        Those of the output layer included. Of T5 those of encoder and decoder together; each token
+        passes one of them.
     """
     h = model.hidden
     letters = Counter("".join(model.kinds))
@@ -140,7 +148,17 @@ def decoder_matrices(model: Transformer) -> int:
 
 
 def parameters(model: Transformer) -> int:
-    """Return the parameters of a model, those of multi-token prediction included."""
+    """Transformer → its number of parameters.
+
+    Parameters
+    ----------
+    model : Transformer
+
+    Returns
+    -------
+    int
+        Those of multi-token prediction included.
+    """
     h = model.hidden
     norm = 2 * h if model.norm == "layer" else h
     letters = Counter("".join(model.kinds[: model.layers]))
@@ -279,9 +297,18 @@ def matrix_flops(model: Transformer, batch: int) -> int:
 
 
 def patch_flops(model: Transformer, batch: int) -> int:
-    """FLOPs of making vectors of patches, forward; images need no gradient.
+    """ViT, batch → FLOP of the patch embedding, forward; images need no gradient.
 
-    Parameters and result as of `matrix_flops`; 0 unless it is a ViT.
+    Parameters
+    ----------
+    model : Transformer
+    batch : int
+        Images.
+
+    Returns
+    -------
+    int
+        0 unless the model is a ViT.
     """
     if model.family != "vit":
         return 0
@@ -289,10 +316,20 @@ def patch_flops(model: Transformer, batch: int) -> int:
 
 
 def attention_flops(model: Transformer, batch: int) -> int:
-    """FLOPs of scores and of their product with the values, forward.
+    """Transformer, batch → FLOP of attention scores and of their product with the values, forward.
 
-    2 × heads × (head size + value size) for each pair of tokens that see each other. Parameters and
-    result as of `matrix_flops`.
+    2 × heads × (head size + value size) for each pair of tokens that see each other.
+
+    Parameters
+    ----------
+    model : Transformer
+    batch : int
+        Sequences.
+
+    Returns
+    -------
+    int
+        FLOP of the whole model, not of one rank's share.
     """
     pair = 2 * model.heads * (model.head + model.value_head)
     s = model.seq_len
@@ -308,11 +345,21 @@ def attention_flops(model: Transformer, batch: int) -> int:
 
 
 def recurrence_flops(model: Transformer, batch: int) -> int:
-    """FLOPs of recurrences, forward: what the mathematics needs, token by token.
+    """Transformer, batch → FLOP of its recurrences, forward, counted token by token.
 
     As Megatron-LM counts them (`num_floating_point_operations` of megatron/training/training.py):
-    7 for each element of a Mamba-2 state, 8 of a gated delta rule's. Parameters and result as of
-    `matrix_flops`.
+    7 for each element of a Mamba-2 state, 8 of a gated delta rule's.
+
+    Parameters
+    ----------
+    model : Transformer
+    batch : int
+        Sequences.
+
+    Returns
+    -------
+    int
+        FLOP of the whole model; 0 without recurrent layers.
     """
     letters = Counter("".join(model.kinds))
     values = model.delta_value_heads * model.delta_value_size
@@ -322,10 +369,21 @@ def recurrence_flops(model: Transformer, batch: int) -> int:
 
 
 def model_flops(model: Transformer, batch: int) -> int:
-    """FLOPs of a batch of sequences, forward and backward; see `matrix_flops`.
+    """Transformer, batch → FLOP of a step, forward and backward.
 
     Three times the forward pass, 6 for each token and active matrix element; of patches twice.
     Matrices beside adapters are frozen: twice; the adapters' few are left out.
+
+    Parameters
+    ----------
+    model : Transformer
+    batch : int
+        Sequences.
+
+    Returns
+    -------
+    int
+        FLOP of the whole model, without recomputation.
     """
     matrices = matrix_flops(model, batch)
     if model.lora_rank:

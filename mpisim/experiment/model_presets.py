@@ -100,7 +100,22 @@ def find_model(name: str) -> dict[str, Any]:
 
 @cache
 def preset_name(name: str) -> str:
-    """Name or alias of a published model → the name it is listed by; errors as of `find_model`."""
+    """Name or alias of a published model → the name by which it is listed.
+
+    Parameters
+    ----------
+    name : str
+        Also with its organisation in front, or a checkpoint's suffix.
+
+    Returns
+    -------
+    str
+
+    Raises
+    ------
+    InputError
+        If there is no such model.
+    """
     tables, choices = _tables(), "'mpisim list models' shows them"
     try:
         return match_name(name, tables, "model", choices)

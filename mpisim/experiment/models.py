@@ -264,7 +264,17 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 
 
 def model_key(name: str) -> str | None:
-    """Name of a framework's argument → key of ``[model]`` that says the same; None if none does.
+    """Name of a framework's argument → the key of ``[model]`` with the same meaning.
+
+    Parameters
+    ----------
+    name : str
+        As in a config.json or on a command line.
+
+    Returns
+    -------
+    str or None
+        None if no key means the same.
 
     Examples
     --------

@@ -181,6 +181,15 @@ class Plan:
 def keys_of(plan: Plan) -> dict[str, object]:
     """Plan → its values by key, as `with_keys` takes them.
 
+    Parameters
+    ----------
+    plan : Plan
+
+    Returns
+    -------
+    dict of str to object
+        Keys of sub-tables as ``recompute.granularity``.
+
     Examples
     --------
     >>> keys = keys_of(Plan(global_batch=8))

@@ -133,9 +133,18 @@ AXES: Mapping[str, str] = {
 
 
 def argument_key(name: str) -> str | None:
-    """Name of a framework's argument → the key that says the same; None if none does.
+    """Name of a framework's argument → the key with the same meaning.
 
-    Of ``[plan]``, or with the name of its table in front.
+    Parameters
+    ----------
+    name : str
+        As in a framework's configuration.
+
+    Returns
+    -------
+    str or None
+        Key of ``[plan]``, or a key with the name of its table in front; None if none means the
+        same.
 
     Examples
     --------
@@ -158,7 +167,17 @@ def argument_key(name: str) -> str | None:
 
 
 def renamed(key: str) -> str | None:
-    """Full key → its name today, None where it is no key of an earlier version."""
+    """Key of an earlier version, with its table → its name today.
+
+    Parameters
+    ----------
+    key : str
+
+    Returns
+    -------
+    str or None
+        None if no earlier version had it.
+    """
     table, _, name = key.partition(".")
     if key == "calibration.framework":
         return "framework.name"
@@ -167,6 +186,15 @@ def renamed(key: str) -> str | None:
 
 def key_path(path: list[str]) -> list[str]:
     """Parts of a key as written → as tables have them: ``plan.precision`` is a key of a sub-table.
+
+    Parameters
+    ----------
+    path : list of str
+        Parts of a key, its table first.
+
+    Returns
+    -------
+    list of str
 
     Examples
     --------
@@ -180,6 +208,15 @@ def key_path(path: list[str]) -> list[str]:
 
 def short_key(key: str) -> str:
     """Key of a plan → as one writes it: a main key is that of its sub-table.
+
+    Parameters
+    ----------
+    key : str
+        With or without ``plan.`` in front.
+
+    Returns
+    -------
+    str
 
     Examples
     --------
@@ -227,7 +264,15 @@ def with_sub_tables(tables: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 
 def nested(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by full key → tables in tables.
+    """Values by full key → nested tables.
+
+    Parameters
+    ----------
+    keys : mapping of str to object
+
+    Returns
+    -------
+    dict
 
     Examples
     --------
@@ -245,7 +290,20 @@ def nested(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flattened(table: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the keys of a table by full name, with their values; sub-tables of ``[plan]`` too."""
+    """Table, its name → full keys with their values, as `nested` takes them.
+
+    Parameters
+    ----------
+    table : mapping
+        Sub-tables of ``[plan]`` are flattened, too; those of others are values.
+    path : str
+        Its name, put in front of each key.
+
+    Yields
+    ------
+    key : str
+    value : object
+    """
     for key, value in table.items():
         if path == "plan" and key in MAIN_KEYS and isinstance(value, dict):
             yield from flattened(value, f"{path}.{key}")

@@ -100,12 +100,17 @@ class Where:
 
 
 def check_conditions(where: Where) -> None:
-    """Refuse conditions that no experiment can be read by.
+    """Conditions of a profile's entry → nothing, if experiments can be tested by them.
+
+    Parameters
+    ----------
+    where : Where
+        As the file of a framework has them.
 
     Raises
     ------
     InputError
-        Naming the condition, with what is allowed.
+        Naming the condition, what was found and what is allowed.
     """
     for name in NUMBERS:
         _number_holds(getattr(where, name), 1)

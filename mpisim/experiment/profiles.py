@@ -233,12 +233,42 @@ class _Head:
 
 
 def profile_of(name: str, source: str) -> Profile:
-    """``framework.name`` of an experiment, its file → the profile; errors as of `find_profile`."""
+    """``framework.name`` of an experiment → profile of that framework.
+
+    Parameters
+    ----------
+    name : str
+        Name, alias, or path of a framework's file relative to the experiment.
+    source : str
+        The experiment's file.
+
+    Returns
+    -------
+    Profile
+
+    Raises
+    ------
+    InputError
+        As of `find_profile`.
+    """
     return find_profile(str(Path(source).parent / name) if name.endswith(SUFFIX) else name)
 
 
 def chosen_profile(chosen: Mapping[str, Any], source: str) -> tuple[Profile, Version]:
-    """Table ``[framework]`` with a name, its file → the profile, and the version as numbers.
+    """Table ``[framework]`` → profile of the framework, and its version as numbers.
+
+    Parameters
+    ----------
+    chosen : mapping
+        With ``name``.
+    source : str
+        The experiment's file.
+
+    Returns
+    -------
+    profile : Profile
+    version : tuple of int
+        The newest if the table names none.
 
     Raises
     ------
@@ -250,12 +280,20 @@ def chosen_profile(chosen: Mapping[str, Any], source: str) -> tuple[Profile, Ver
 
 
 def find_profile(name: str) -> Profile:
-    """Name, alias or path of a framework's file → its profile.
+    """Name, alias or path of a framework's file → profile.
+
+    Parameters
+    ----------
+    name : str
+
+    Returns
+    -------
+    Profile
 
     Raises
     ------
     InputError
-        If there is none of that name, or the file is not a framework's.
+        If there is none of that name, or the file does not describe a framework.
     """
     return _profile(name)
 
@@ -273,12 +311,22 @@ def profiles() -> Iterator[Profile]:
 
 
 def named_in(text: str) -> tuple[Profile, str] | None:
-    """Text that names a framework, with its version or without → its profile, and the version.
+    """Text that names a framework → its profile, and the version that the text tells.
 
-    Names, titles and aliases count as whole words. The first in the text is the one that ran, what
-    follows is what it stands on ("NeMo/Megatron-Core"); of those that begin there, the longest is
-    meant ("NeMo AutoModel" is not NeMo). PyTorch is what all stand on, wherever it is named
-    ("PyTorch 2.4 (FSDP)"); its version is that of its own parts.
+    Names, titles and aliases count as whole words. The first framework in the text is the one that
+    ran; those after it are what it is built on ("NeMo/Megatron-Core"). Of names that begin at one
+    place the longest is meant ("NeMo AutoModel" is not NeMo). PyTorch is what all are built on,
+    wherever it is named ("PyTorch 2.4 (FSDP)"); its version is that of its own parts.
+
+    Parameters
+    ----------
+    text : str
+        As publications describe their software.
+
+    Returns
+    -------
+    (Profile, str) or None
+        The version is empty where the text tells none; None if no framework is named.
     """
     found = [
         (name != PLATFORM, -match.start(), len(name), profile.name, match[1] or "")
@@ -360,6 +408,11 @@ def filled(
     tables : dict
     keys : dict of str to ProfileKey
         What the profile has set, by full key.
+
+    Raises
+    ------
+    InputError
+        If ``framework.name`` or ``framework.version`` is not known.
     """
     if not all(isinstance(tables.get(key, {}), dict) for key in ("plan", "framework")):
         return dict(tables), {}  # which is refused where these are read

@@ -55,7 +55,17 @@ NAMES_OR_PATHS = (
 
 
 def serialize(experiment: Experiment) -> str:
-    """Experiment → text from which `deserialize` makes it again. Local."""
+    """Experiment of a model → text from which `deserialize` makes it again. Local.
+
+    Parameters
+    ----------
+    experiment : Experiment
+
+    Returns
+    -------
+    str
+        JSON, with absolute paths.
+    """
     model = {key: value for key, value in asdict(experiment.model).items() if value is not None}
     tables = with_absolute_paths(experiment.given, experiment.source)
     if not list(experiment.published.figures()):
@@ -120,7 +130,17 @@ def deserialize(text: str, source: str, over: Tables | None = None) -> Experimen
 
 
 def serialize_any(experiment: Experiment | ProgramExperiment) -> str:
-    """Experiment, of a model or of a program file → text for `deserialize_any`. Local."""
+    """Experiment, of a model or of a program → text for `deserialize_any`. Local.
+
+    Parameters
+    ----------
+    experiment : Experiment or ProgramExperiment
+
+    Returns
+    -------
+    str
+        JSON, with absolute paths.
+    """
     if isinstance(experiment, Experiment):
         return serialize(experiment)
     folder = Path(experiment.source).parent

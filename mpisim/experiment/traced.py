@@ -54,5 +54,15 @@ class Traced:
 
 
 def weights_as_products(model: object) -> bool:
-    """Whether a model's weights have the format of its products; otherwise they are in fp32."""
+    """Model → whether its weights have the number format of its products; otherwise fp32.
+
+    Parameters
+    ----------
+    model : object
+        Model of an experiment, or `Traced`.
+
+    Returns
+    -------
+    bool
+    """
     return isinstance(model, Transformer) or (isinstance(model, Traced) and model.weights != "fp32")

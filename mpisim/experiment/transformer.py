@@ -29,7 +29,7 @@ USUAL_LENGTH = 8192
 """Tokens of the sequences that large language models are trained on, but for a last phase on longer
 ones: 8,192 of Llama 3 (arXiv:2407.21783, section 3.4), 4,096 of DeepSeek-V3 (arXiv:2412.19437)."""
 
-LETTERS = ("M", "G", "*", "-", "E")
+HYBRID_LETTERS = ("M", "G", "*", "-", "E")
 """Parts of layers of hybrids (megatron/core/ssm/mamba_hybrid_layer_allocation.py)."""
 
 TOKEN_TYPES = 2
@@ -349,10 +349,10 @@ class Transformer:
             raise InputError("pattern is empty; mtp_pattern needs it")
         for key in ("pattern", "mtp_pattern"):
             for letter in getattr(self, key):
-                if letter not in (*LETTERS, " "):
+                if letter not in (*HYBRID_LETTERS, " "):
                     raise InputError(
                         f"{key} is {getattr(self, key)!r}; {letter!r} is none of its letters: "
-                        f"{', '.join(LETTERS)}, and a blank"
+                        f"{', '.join(HYBRID_LETTERS)}, and a blank"
                     )
         used = {letter for layer in range(self.layers) for letter in self.kind(layer)}
         used |= set(self.mtp_pattern.replace(" ", ""))

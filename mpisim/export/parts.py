@@ -24,7 +24,7 @@ __all__ = ["Part", "write_parts"]
 Part = Callable[[], Iterable[bytes]]
 """Makes the pieces of a part."""
 
-LEVEL = 4
+COMPRESSION_LEVEL = 4
 """Of compression: higher ones take several times as long for a few percent."""
 
 
@@ -137,7 +137,7 @@ def _packed(path: str | Path, file: BinaryIO) -> Iterator[BinaryIO]:
         return
     with os_errors_reported(path):
         # Without name and time: equal files for equal runs.
-        packed = gzip.GzipFile("", "wb", LEVEL, file, mtime=0)
+        packed = gzip.GzipFile("", "wb", COMPRESSION_LEVEL, file, mtime=0)
         try:
             yield packed  # type: ignore[misc]
             packed.close()

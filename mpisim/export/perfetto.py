@@ -27,7 +27,7 @@ from .perfetto_schema import ChildOrdering, CounterUnit, EventType, SequenceFlag
 
 __all__ = ["head_part", "rank_part"]
 
-PACKETS = 4_000
+PACKETS_PER_PIECE = 4_000
 """Of one piece of a file: a few hundred kilobytes."""
 
 HEAD_PID = 1 << 30
@@ -313,7 +313,7 @@ class _Part:
         return packet
 
     def _complete(self) -> Iterator[bytes]:
-        if len(self._packet) >= PACKETS:
+        if len(self._packet) >= PACKETS_PER_PIECE:
             yield from self.rest()
 
     def rest(self) -> Iterator[bytes]:

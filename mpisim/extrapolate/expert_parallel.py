@@ -35,15 +35,11 @@ from ..kernels.operations import BYTES, Copy, Elementwise, GroupedGemm, Kernel
 from ..operators.tensors import element_bytes
 from ..program import Operation
 from ..workloads.operators import Await, Communicate, Compute, Task
+from ..workloads.transformer.token_dispatch import COUNT_BYTES, COUNT_SUM_KERNELS
 from .growth import Growth, share_of, times
 from .step import Role, TracedOperator, TracedStep, TracedWait
 
 __all__ = ["ExpertShare", "Experts", "check_experts", "experts_of"]
-
-COUNT_BYTES = 8
-"""Of a number of tokens."""
-COUNT_KERNELS = 5
-"""What each rank sends and gets, and what each of its experts does: four sums, and a copy."""
 
 
 @frozen
@@ -307,7 +303,7 @@ class ExpertShare:
         size = self._ranks * each.count * COUNT_BYTES
         group = "-".join(axis for axis, n in (("etp", self._etp), ("ep", self._ep)) if n > 1)
         gather = Communicate("token counts all-gather", Operation.ALL_GATHER, group, size)
-        sums = Compute("token count sums", Elementwise(size), launches=COUNT_KERNELS)
+        sums = Compute("token count sums", Elementwise(size), launches=COUNT_SUM_KERNELS)
         if not each.waits:
             read = Compute("read token counts", Copy(size, "host"))
             return (gather, sums, read, *forward, Await("wait for token counts", read.name))

@@ -70,7 +70,17 @@ class Growth:
 
 
 def times(size: int, factor: float) -> int:
-    """Size, factor → the product as a size: a whole number, 1 or more."""
+    """Size × factor, rounded to a whole number that is at least 1.
+
+    Parameters
+    ----------
+    size : int
+    factor : float
+
+    Returns
+    -------
+    int
+    """
     return max(1, round(size * factor))
 
 
@@ -204,7 +214,18 @@ def _product(
 
 
 def with_sizes(kernel: Gemm, sizes: Mapping[str, int]) -> Gemm:
-    """Return a product with other sizes, by name (``m``, ``n``, ``k``, ``batch``)."""
+    """Matrix product, sizes by name → the product with these sizes.
+
+    Parameters
+    ----------
+    kernel : Gemm
+    sizes : mapping of str to int
+        Of ``m``, ``n``, ``k``, ``batch`` those that change.
+
+    Returns
+    -------
+    Gemm
+    """
     given: dict[str, Any] = dict(sizes)
     return replace(kernel, **given)
 
@@ -238,7 +259,19 @@ def _streamed(kernel: Elementwise | Copy | Counted, factor: float) -> Kernel:
 
 
 def share_of(kernel: Kernel, share: float) -> Kernel:
-    """Return a kernel of the optimizer on a share of the parameters."""
+    """Kernel of the optimizer → the same kernel on a share of the parameters.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    share : float
+        Of the parameters, 0 to 1.
+
+    Returns
+    -------
+    Kernel
+        Unchanged where its work does not grow with the parameters.
+    """
     match kernel:
         case OptimizerStep():
             return replace(kernel, parameters=times(kernel.parameters, share))

@@ -48,11 +48,22 @@ def layer_names(operators: Sequence[TracedOperator], paths: Sequence[tuple[str, 
 
 
 def with_tied(operators: Sequence[TracedOperator]) -> list[TracedOperator]:
-    """Return the operators with the weight that an embedding and a matrix of scores share.
+    """Operators → operators, with the weight marked that embedding and output layer share.
 
-    Its gradient is accumulated once, when that of the embedding is there, so that the matrix shows
-    none of its own. One beside a matrix of scores that shows it shares it with that: predictions of
-    several tokens have one head.
+    The gradient of a tied weight is accumulated once, after that of the embedding, so that the
+    recorded backward pass of the output layer shows no parameter. An embedding beside a product that
+    does show the same parameter shares it with that: predictions of several tokens have one output layer.
+
+    Parameters
+    ----------
+    operators : sequence of TracedOperator
+        Of one step, in the order of the forward pass.
+
+    Returns
+    -------
+    list of TracedOperator
+        In the same order; ``tied`` is set on the embedding and on the product of its sizes that
+        follows it without a parameter of its own.
     """
     heads = {
         one.shape

@@ -32,11 +32,11 @@ __all__ = ["LiScaling", "Lines", "lines_of"]
 
 FILE = "extrapolation.toml"
 
-_LEAST_ROWS = 6
-"""Calls of a line, of which three numbers are fitted."""
+_MIN_FITTED_CALLS = 6
+"""Calls from which on a line, which has three numbers, is fitted to them."""
 
-_LEAST_SIZES = 3
-"""Different amounts of work among them."""
+_MIN_FITTED_SIZES = 3
+"""Different amounts of work that these calls have, at least: as many as numbers are fitted."""
 
 
 @frozen
@@ -93,7 +93,10 @@ def lines_of(step: TracedStep, gpu: Gpu) -> Lines:
     for (family, dtype), rows in sorted(groups.items()):
         features = np.array([_features(kernels, parameters, dtype) for kernels, _ in rows])
         seconds = np.array([duration for _, duration in rows]) * 1e-12
-        if len(rows) < _LEAST_ROWS or len({tuple(each) for each in features}) < _LEAST_SIZES:
+        if (
+            len(rows) < _MIN_FITTED_CALLS
+            or len({tuple(each) for each in features}) < _MIN_FITTED_SIZES
+        ):
             continue
         slopes, _ = nnls(features / seconds[:, None], np.ones(len(seconds)))
         if not slopes[1:].any():  # no dependence on the work: nothing to scale by

@@ -339,7 +339,18 @@ def _additions(element: int, parameters: tuple[Parameter, ...]) -> Iterator[Task
 
 
 def passed_on(operators: Iterable[TracedOperator]) -> int:
-    """Return the bytes that the operators of a layer get from the one before; 0 for none."""
+    """Operators of a layer → bytes of the activation that the layer before passes to them.
+
+    Parameters
+    ----------
+    operators : iterable of TracedOperator
+        In the order of the forward pass.
+
+    Returns
+    -------
+    int
+        Bytes of the largest input of the first operator that has inputs; 0 if none has.
+    """
     for each in operators:
         if each.inputs:
             return max(map(_bytes, each.inputs))

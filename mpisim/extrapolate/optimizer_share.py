@@ -26,7 +26,17 @@ __all__ = ["OptimizerShare", "list_call", "recorded"]
 
 
 def list_call(call: OperatorCall) -> OperatorCall | None:
-    """Return a call if it goes through lists of tensors, else None."""
+    """Call of an operator → the call, if it takes lists of tensors, as fused optimizers do.
+
+    Parameters
+    ----------
+    call : OperatorCall
+
+    Returns
+    -------
+    OperatorCall or None
+        None if no input is a list with a tensor.
+    """
     lists = (each for each in call.inputs if isinstance(each, tuple))
     return call if any(True for _ in all_tensors(tuple(lists))) else None
 

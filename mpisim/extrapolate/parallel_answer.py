@@ -19,7 +19,7 @@ from .parallel_structure import ParallelStructure, Traffic
 
 __all__ = ["Extrapolated"]
 
-SHOWN = 3
+MAX_KINDS_SHOWN = 3
 """Sorts of communications of an axis that are shown; the rest is counted."""
 
 
@@ -147,10 +147,10 @@ def _groups_of(structure: ParallelStructure, name: str) -> str:
 def _said(traffic: list[Traffic]) -> list[str]:
     """What groups carry, for people."""
     said = []
-    for each in sorted(traffic, key=lambda t: -t.bytes * t.count)[:SHOWN]:
+    for each in sorted(traffic, key=lambda t: -t.bytes * t.count)[:MAX_KINDS_SHOWN]:
         size = "unknown size" if each.bytes < 0 else _size(each.bytes)
         said.append(f"{each.count:,} {_word(each.operation)} of {size}")
-    more = len(traffic) - SHOWN
+    more = len(traffic) - MAX_KINDS_SHOWN
     return [*said, *([f"{more} smaller sorts"] if more > 0 else [])]
 
 

@@ -37,14 +37,14 @@ from .parallel_structure import Axis, ParallelStructure
 
 __all__ = ["Grown", "grow"]
 
-LARGE = 1 << 20
+MIN_BANDWIDTH_BYTES = 1 << 20
 """Messages from here on measure a rate: their ratios stand for those that were not measured."""
 
-FEW = 0.1
+MAX_UNSIZED_SHARE = 0.1
 """Share of the communications of a group up to which sizes may be missing: of those that were
 launched before the recording began."""
 
-ALIGNMENT = 4
+SHARD_PADDING = 4
 """Bytes to a multiple of which each rank's share of a sharded buffer is padded."""
 
 _SHARDED = (Operation.REDUCE_SCATTER, Operation.ALL_GATHER)
@@ -340,7 +340,10 @@ class _Prices:
         found: dict[tuple[str, int, int], list[float]] = defaultdict(list)
         for c, measured in enumerate(self._measured):
             for (operation, size), time in measured.items():
-                if size >= LARGE and operation not in (Operation.UNKNOWN, Operation.BARRIER):
+                if size >= MIN_BANDWIDTH_BYTES and operation not in (
+                    Operation.UNKNOWN,
+                    Operation.BARRIER,
+                ):
                     model = self._modelled(c, operation, size)
                     if model and time:
                         key = regime(self._before[c]), operation, size
@@ -370,7 +373,7 @@ class _Prices:
                 before = self._price(operation, known, self._before[c], old=True)
                 if before == after and padded == known and regime(group) == regime(self._before[c]):
                     continue
-            if padded < 0 and (sizes < 0).mean() <= FEW:
+            if padded < 0 and (sizes < 0).mean() <= MAX_UNSIZED_SHARE:
                 self.assumptions.append(
                     "single communications whose sizes are not on record keep their recorded times"
                 )
@@ -393,7 +396,7 @@ class _Prices:
 
     def _price(self, operation: int, size: int, group: Placement, old: bool = False) -> int:
         """Time by the model; of an unknown size that of a large one, which tells groups apart."""
-        size = LARGE if size < 0 else size
+        size = MIN_BANDWIDTH_BYTES if size < 0 else size
         return (self.old if old else self.new).price(Operation(operation), size, group).duration
 
     def _size(self, c: int, operation: int, size: int) -> int:
@@ -410,7 +413,7 @@ class _Prices:
         over_dp = self.along is not None and bool(self.structure.spans[c, self.along])
         if size < 0 or not (self._sharded and over_dp and operation in _SHARDED):
             return size
-        share = members * ALIGNMENT
+        share = members * SHARD_PADDING
         return size if size % members == 0 else -(-size // share) * share
 
     def _ratio(self, c: int, operation: int, recorded: int, size: int, group: Placement) -> float:
@@ -420,7 +423,7 @@ class _Prices:
         if time is not None and where == regime(self._before[c]):
             model = self._modelled(c, operation, size)
             return time / model if model and time else 1.0
-        if time is None and size >= LARGE and where in self._usual:
+        if time is None and size >= MIN_BANDWIDTH_BYTES and where in self._usual:
             self.assumptions.append(
                 "communications that were not measured take the model's time, times the median "
                 f"ratio of those measured {where} nodes"

@@ -28,7 +28,16 @@ Key = tuple[Operation, int, "Placement"]
 
 
 def regime(group: Placement) -> str:
-    """Whether a group stands ``inside`` a node or ``across`` nodes."""
+    """Placement of a group → ``inside`` one node or ``across`` nodes.
+
+    Parameters
+    ----------
+    group : Placement
+
+    Returns
+    -------
+    str
+    """
     return "inside" if group.nodes == 1 else "across"
 
 

@@ -22,7 +22,7 @@ from ..base.errors import InputError
 from ..program import Flag, Kind, Operation, Program, Table
 from .parallel_order import Pass, PipelineOrder, Unit, orders_of
 from .parallel_recorded import RecordedPass, RecordedStage, Signs
-from .parallel_structure import EMBEDDING, ParallelStructure, bulk_rows
+from .parallel_structure import MIN_EMBEDDING_BYTES, ParallelStructure, bulk_rows
 
 __all__ = ["recorded_stages"]
 
@@ -102,7 +102,11 @@ class _Reader:
         rows = np.flatnonzero((table.kind == Kind.COLLECTIVE) & over[table.slot])
         bulk = set(bulk_rows(table, rows).tolist())
         of_pp = np.array([name == "pp" for name in names])
-        ends = (table.kind == Kind.COLLECTIVE) & of_pp[table.slot] & (table.bytes >= EMBEDDING)
+        ends = (
+            (table.kind == Kind.COLLECTIVE)
+            & of_pp[table.slot]
+            & (table.bytes >= MIN_EMBEDDING_BYTES)
+        )
         self.found = RecordedStage(
             *(table, slots, names, peer, bulk),
             {row for row in bulk if table.operation[row] == Operation.ALL_GATHER},

@@ -27,14 +27,14 @@ BUFFER_ALIGNMENT = 64
 Megatron-LM pads to 64 elements and more (param_and_grad_buffer.py); in buckets of MiB neither
 shows."""
 
-ROUNDING = 1e-9
+EQUAL_SHARE_TOLERANCE = 1e-9
 """Relative: shares of bytes that differ by less are equal, in floating point."""
 
 OF_MESSAGE = ("kind", "bytes", "duration", "name", "flags")
 OF_LAUNCH = ("host", "launch", "launch_cost", "gap")
 """Columns of a message, and of the launch of a batch of them."""
 
-TENSOR_KERNELS = 4
+MIN_EQUAL_KERNELS = 4
 """Kernels of one name in a row, from which on they are taken for one a tensor (or a chunk of
 tensors, as of apex's multi_tensor_apply), so that their number goes with the parameters. An
 assumption: fewer are kept as they are, each with more or less work."""
@@ -268,7 +268,7 @@ class RankRows:
         count = chunk.gather_count
         if unit.micro_batch or not count:
             return []
-        share = upto / self.partition.part_bytes(chunk.part) * (1 - ROUNDING)
+        share = upto / self.partition.part_bytes(chunk.part) * (1 - EQUAL_SHARE_TOLERANCE)
         before = sum(each.gather_count for each in self.chunks[: unit.chunk])
         bucket = before + min(count - 1, int(share * count))
         self._gather_upto(bucket + self.source.ahead)
@@ -280,7 +280,7 @@ class RankRows:
         if unit.micro_batch < self.partition.order.micro_batches - 1:
             return
         source, count = chunk.source, len(chunk.reduces)
-        share = upto / self.partition.part_bytes(chunk.part) * (1 + ROUNDING)
+        share = upto / self.partition.part_bytes(chunk.part) * (1 + EQUAL_SHARE_TOLERANCE)
         while chunk.reduced < count and share >= chunk.reduces[chunk.reduced].upto:
             row, size, _, more = chunk.reduces[chunk.reduced]
             for run in _runs(source.table, source.helpers.get(row, [])):
@@ -353,7 +353,7 @@ class RankRows:
     ) -> dict[int, int]:
         """Write kernels of one name in a row: as many as a share has, if they are many."""
         count = len(rows)
-        kept = max(1, round(count * share)) if count >= TENSOR_KERNELS else count
+        kept = max(1, round(count * share)) if count >= MIN_EQUAL_KERNELS else count
         written: dict[int, int] = {}
         for k in range(kept):
             of = rows[k * count // kept]

@@ -15,7 +15,7 @@ from .parallel_order import Pass, PipelineOrder
 
 __all__ = ["RecordedPass", "RecordedStage", "Signs"]
 
-LEAST_BYTES = 4096
+MIN_PARAMETER_BYTES = 4096
 """Bytes from which on a collective inside a stage is of parameters, not of a norm or a flag."""
 
 Signs = NDArray[np.int64]
@@ -137,7 +137,7 @@ class RecordedStage:
     def is_inside(self, row: int) -> bool:
         """Whether a communication adds up what ranks of one layer have: gradients of norms."""
         axes = self.names[self.table.slot[row]].split("-")
-        return set(axes) <= {"tp", "cp"} and int(self.table.bytes[row]) >= LEAST_BYTES
+        return set(axes) <= {"tp", "cp"} and int(self.table.bytes[row]) >= MIN_PARAMETER_BYTES
 
     def is_of_experts(self, row: int) -> bool:
         """Whether a communication over replicas is of experts: over those of one share of them."""

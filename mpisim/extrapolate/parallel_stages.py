@@ -111,7 +111,18 @@ def with_stages(
 
 
 def repartitioned(partition: StagePartition) -> Program:
-    """Layers of each new stage → the program of all ranks of the new job. Local."""
+    """Layers of each new pipeline stage → program of all ranks of the new job. Local.
+
+    Parameters
+    ----------
+    partition : StagePartition
+        The recorded job, its axes with their new sizes, and the layers of each new stage.
+
+    Returns
+    -------
+    Program
+        A table for every rank; its speed and start are those of the recorded rank it is made from.
+    """
     recorded = partition.recorded
     groups: dict[tuple[Any, ...], list[int]] = {}
     world = math.prod(axis.size for axis in partition.axes)

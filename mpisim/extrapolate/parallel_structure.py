@@ -46,24 +46,24 @@ __all__ = [
 AXES = ("tp", "cp", "ep", "shard", "dp", "pp")
 """Names that an axis may have."""
 
-BULK = 0.01
+MIN_SHARE_OF_LARGEST = 0.01
 """Operations with less than this share of the largest message of a group say nothing of its axis:
 norms, losses, flags."""
 
-LAYERS_GATHERED = 4
+MIN_GATHERS_OF_LAYERS = 4
 """All-gathers in a row, with no reduce-scatter between, from which on a group gathers parameters
 (FSDP: those of each unit of the forward). Megatron-LM's sequence parallelism has three at most: the
 gradient of an output, the input once more, the next layer's."""
 
-LAYERS_REDUCED = 4
+MIN_REDUCTIONS_OF_LAYERS = 4
 """All-reduces of one size in a step, from which on they may be those of layers."""
 
-FIRST_SHARE = 1 / 12
+MIN_SHARE_BEFORE_GRADIENTS = 1 / 12
 """Share of a step's kernel time before which layers have reduced something. Gradients come a
 quarter of it or later: behind the forward, which takes a third, or a quarter where it is run
 twice."""
 
-EMBEDDING = 1 << 20
+MIN_EMBEDDING_BYTES = 1 << 20
 """Bytes from which on a group that spans stages and something else is taken for several, if only
 its ends have joined it: frameworks reduce nothing but norms and flags over such a group."""
 
@@ -157,7 +157,7 @@ class ParallelStructure:
         """Return what groups along an axis, and perhaps others, do but for small messages."""
         found = [each for each in self.traffic if name in each.axes.split("×")]
         most = max((each.bytes for each in found), default=0)
-        return {e.operation for e in found if e.bytes < 0 or e.bytes >= BULK * most}
+        return {e.operation for e in found if e.bytes < 0 or e.bytes >= MIN_SHARE_OF_LARGEST * most}
 
 
 def bulk_rows(table: Table, rows: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -171,19 +171,28 @@ def bulk_rows(table: Table, rows: NDArray[np.intp]) -> NDArray[np.intp]:
     Returns
     -------
     int, shape (m,)
-        Of `rows`, those of at least `BULK` of the most bytes.
+        Of `rows`, those of at least `MIN_SHARE_OF_LARGEST` of the most bytes.
     """
     size = table.bytes[rows]
-    return rows[size >= BULK * size.max(initial=0)]
+    return rows[size >= MIN_SHARE_OF_LARGEST * size.max(initial=0)]
 
 
 def parse_layout(text: str) -> list[tuple[str, int]]:
     """``tp=2,dp=2,pp=2`` → names and sizes, the innermost axis first.
 
+    Parameters
+    ----------
+    text : str
+        As ``--layout`` takes it.
+
+    Returns
+    -------
+    list of (str, int)
+
     Raises
     ------
     InputError
-        Naming the entry.
+        If an entry is not AXIS=RANKS, its axis is none of `AXES`, or an axis is given twice.
 
     Examples
     --------
@@ -252,7 +261,7 @@ def find_structure(
         pp = next((i for i, axis in enumerate(axes) if axis.name == "pp"), None)
         if not named and pp is not None and spans[c, pp] and spans[c].sum() > 1:
             size = finder.most_bytes(c)
-            if size >= EMBEDDING:
+            if size >= MIN_EMBEDDING_BYTES:
                 spans[c] = [i == pp for i in range(len(axes))]
                 notes.append(
                     f"{finder.said(members)}, which reduce {size / 2**20:.1f} MiB at one time "
@@ -502,15 +511,15 @@ def _role(table: Table, rows: NDArray[np.intp]) -> str:
         runs = [(kind, len(list(same))) for kind, same in groupby(halves)]
         gathered = max((n for kind, n in runs if kind is Operation.ALL_GATHER), default=0)
         steps = len(np.unique(table.step[rows]))
-        layered = len(runs) > 2 * steps + 1 and gathered < LAYERS_GATHERED
+        layered = len(runs) > 2 * steps + 1 and gathered < MIN_GATHERS_OF_LAYERS
         return "tp" if layered else "dp"
     of_step = rows[table.step[rows] == first]
     sizes = Counter(table.bytes[of_step].tolist())
-    if max(sizes.values()) >= max(LAYERS_REDUCED, 0.8 * len(of_step)):
+    if max(sizes.values()) >= max(MIN_REDUCTIONS_OF_LAYERS, 0.8 * len(of_step)):
         compute = np.cumsum(np.where(table.kind == Kind.KERNEL, table.duration, 0))
         inside = np.flatnonzero(table.step == first)
         before, until = compute[inside[0]], compute[inside[-1]]
-        if compute[of_step[0]] - before < FIRST_SHARE * (until - before):
+        if compute[of_step[0]] - before < MIN_SHARE_BEFORE_GRADIENTS * (until - before):
             return "tp"
     return "dp"
 

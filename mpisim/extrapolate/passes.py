@@ -96,7 +96,17 @@ class Passes:
 
 
 def of_engine(name: str) -> bool:
-    """Whether an operator's name is of autograd's backward pass."""
+    """Name of an operator → whether autograd's engine runs it in the backward pass.
+
+    Parameters
+    ----------
+    name : str
+        As the trace has it.
+
+    Returns
+    -------
+    bool
+    """
     return name == ACCUMULATE or name.startswith(EVALUATE) or is_backward(name)
 
 

@@ -83,18 +83,39 @@ def prepare_workload(experiment: ProgramExperiment) -> PreparedExperiment | Prep
 
 
 def trace_path(experiment: ProgramExperiment) -> Path:
-    """Return where the trace of an experiment lies."""
+    """Experiment of a trace → path of its trace, relative to the experiment's file.
+
+    Parameters
+    ----------
+    experiment : ProgramExperiment
+        With ``workload.trace``.
+
+    Returns
+    -------
+    Path
+    """
     assert experiment.trace is not None
     return Path(experiment.source).parent / str(experiment.trace.trace)
 
 
 def read_traced(experiment: ProgramExperiment) -> TracedStep:
-    """Read the trace of one GPU that an experiment names. Local.
+    """Experiment of a trace → the step of one GPU that it names. Local.
+
+    Parameters
+    ----------
+    experiment : ProgramExperiment
+        With ``workload.trace``.
+
+    Returns
+    -------
+    TracedStep
 
     Raises
     ------
     InputError
-        If it cannot be read, or is of several ranks.
+        If the trace cannot be read, or is of several ranks.
+    UsageError
+        If a key is given that only traces of several ranks have.
     """
     choice, path = experiment.trace, trace_path(experiment)
     assert choice is not None
@@ -120,7 +141,17 @@ def read_traced(experiment: ProgramExperiment) -> TracedStep:
 
 
 def read_other_traces(experiment: ProgramExperiment) -> dict[str, TracedStep]:
-    """Read the traces on other GPUs that an experiment of a trace names. Local.
+    """Experiment of a trace → steps recorded on other GPUs (``workload.trace_of``). Local.
+
+    Parameters
+    ----------
+    experiment : ProgramExperiment
+        With ``workload.trace``.
+
+    Returns
+    -------
+    dict of str to TracedStep
+        By name of the GPU; empty if none is given.
 
     Raises
     ------

@@ -18,7 +18,16 @@ HDF5 = b"\x89HDF"
 
 
 def is_of_mpisim(path: Path | str) -> bool:
-    """Whether a path is a file that mpisim has written, such as a captured program. Local."""
+    """Path → whether it is a file in HDF5, as mpisim writes captured programs. Local.
+
+    Parameters
+    ----------
+    path : str or Path
+
+    Returns
+    -------
+    bool
+    """
     return Path(path).is_file() and read_head(Path(path)).startswith(HDF5)
 
 

@@ -34,7 +34,7 @@ __all__ = [
     "taken_as_one_stream",
 ]
 
-OTHER_STREAMS = 0.01
+MAX_OTHER_STREAM_SHARE = 0.01
 """Share of the device's time that may be on other streams than the busiest."""
 
 
@@ -305,11 +305,11 @@ def taken_as_one_stream(times: Sequence[float], source: str) -> list[str]:
     Raises
     ------
     TraceError
-        If kernels run side by side for more than `OTHER_STREAMS` of the time.
+        If kernels run side by side for more than `MAX_OTHER_STREAM_SHARE` of the time.
     """
     total = sum(times)
     other = 1 - max(times) / total if total else 0.0
-    if other > OTHER_STREAMS:
+    if other > MAX_OTHER_STREAM_SHARE:
         raise TraceError(
             f"{source}: {percentage(other)} of the device's time is on other streams than the "
             "busiest; how kernels share the GPU at other sizes is not known"

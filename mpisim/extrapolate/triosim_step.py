@@ -43,7 +43,16 @@ _TYPES = {2: "float16", 4: "float32", 8: "float64"}
 
 
 def is_triosim(path: Path | str) -> bool:
-    """Whether a path is of TrioSim's tables: a ``trace.csv``, or a folder with one."""
+    """Path → whether it holds TrioSim's tables: a ``trace.csv``, or a folder with one.
+
+    Parameters
+    ----------
+    path : str or Path
+
+    Returns
+    -------
+    bool
+    """
     path = Path(path)
     if path.is_dir():
         return any((path / name).is_file() for name in ("trace.csv", "trace.csv.gz"))

@@ -13,7 +13,7 @@ from .passes import ACCUMULATE, Passes, of_engine
 
 __all__ = ["check_end", "check_whole", "nodes_without_forward"]
 
-_MOST_LOST = 0.02
+_MAX_UNPAIRED_SHARE = 0.02
 """Share of kernels or launches whose partner may be missing."""
 
 _LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "hipLaunchKernel", "hipModuleLaunchKernel")
@@ -93,7 +93,7 @@ def _check_dropped(trace: KinetoTrace) -> None:
         (launches, "launches have no kernel"),
     ):
         number, lost = len(found), found.count(False)
-        if lost > _MOST_LOST * number:
+        if lost > _MAX_UNPAIRED_SHARE * number:
             raise TraceError(
                 f"{trace.path}: {lost:,} of {number:,} {what} in it: events were dropped, or "
                 "samples taken; a recording of every event of a step is needed"
@@ -132,7 +132,7 @@ def check_end(passes: Passes, ops: Iterable[int], mark: str) -> None:
         if args is not None and args.correlation not in ran
     )
     total = lost + len(times)
-    if lost > _MOST_LOST * total:
+    if lost > _MAX_UNPAIRED_SHARE * total:
         raise TraceError(
             f"{trace.path}: the last {lost:,} of {total:,} launches have no kernel in it: the "
             "recording ended before the device did; torch.cuda.synchronize() belongs behind the "

@@ -43,7 +43,7 @@ PARTS = (
 COUNTS = ("failures", "planned", "nodes", "checkpoints written")
 """What is counted in a run: interruptions, nodes that left, checkpoints until the end."""
 
-DRAWS = 3
+DRAWS_PER_INTERRUPTION = 3
 """Random numbers of an interruption: time to a failure, to a planned interruption, node or not."""
 
 FACTORS = ("step", "detection", "restart", "rate")
@@ -51,7 +51,7 @@ FACTORS = ("step", "detection", "restart", "rate")
 
 EXACT = (0.0, 0.0, 0.0, 0.0)
 
-CHUNK = 1024
+RUNS_PER_CHUNK = 1024
 """Runs that go side by side: arrays that fit into the cache."""
 
 MOST_INTERRUPTIONS = 200_000
@@ -147,8 +147,8 @@ def simulate_runs(
     begin, end = runs * rank // size, runs * (rank + 1) // size
     chunks = []
     with nullcontext() if comm is None else collective_errors(comm):
-        for at in range(begin, end, CHUNK):
-            numbers = np.arange(at, min(at + CHUNK, end)) + first
+        for at in range(begin, end, RUNS_PER_CHUNK):
+            numbers = np.arange(at, min(at + RUNS_PER_CHUNK, end)) + first
             chunks.append(_simulate(models, numbers, seed, errors, expected))
     if chunks:
         parts = np.concatenate([each[0] for each in chunks], axis=1)
@@ -203,12 +203,12 @@ class _Draws:
         normal = [each.standard_normal(len(FACTORS)) for each in self._generators]
         self.normal: Floats = np.array(normal).reshape(len(runs), len(FACTORS))
         self._begin = self._end = 0
-        self._numbers: Floats = np.empty((len(runs), 0, DRAWS))
+        self._numbers: Floats = np.empty((len(runs), 0, DRAWS_PER_INTERRUPTION))
 
     def of(self, interruption: int, rows: NDArray[np.int64]) -> Floats:
-        """Return those of an interruption, in its order, for some of the runs: (rows, DRAWS)."""
+        """Interruption, runs → their numbers, (rows, DRAWS_PER_INTERRUPTION)."""
         while interruption >= self._end:
-            shape = (self._block, DRAWS)
+            shape = (self._block, DRAWS_PER_INTERRUPTION)
             self._numbers = 1.0 - np.array([each.random(shape) for each in self._generators])
             self._begin, self._end = self._end, self._end + self._block
         found: Floats = self._numbers[rows, interruption - self._begin]

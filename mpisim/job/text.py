@@ -11,7 +11,7 @@ from ..base.frozen import frozen
 from ..base.quantity import J_OF_A_KWH
 from ..base.text import WIDTH, aligned, percentage, quantity, shortened
 from ..report.drawing import PLAIN, Drawing
-from ..report.summary import BAR, HEIGHT
+from ..report.summary import BAR_WIDTH, REPORT_LINES
 from .outcome import SPARES, STATES, JobOutcome, Spread
 
 __all__ = ["JobReport", "as_json", "big_number", "duration_text"]
@@ -127,7 +127,7 @@ class JobReport:
             last = [f"--details prints {n} assumptions, all tables."]
             # Each section is followed by an empty line, the last one not.
             taken = sum(len(section) + 1 for section in sections) + len(last)
-            room = HEIGHT - taken - 2
+            room = REPORT_LINES - taken - 2
             sections += [self._changes(drawing, min(room, SHOWN_CHANGES)), last]
         kept = [section for section in sections if section]
         return "\n".join(line for section in kept for line in [*section, ""]).rstrip()
@@ -221,7 +221,7 @@ class JobReport:
             )
         return [
             drawing.bold(f"Where the time goes, {duration_text(whole)} in the mean"),
-            f"  {drawing.bar([round(each) for each in shown.values()], BAR)}",
+            f"  {drawing.bar([round(each) for each in shown.values()], BAR_WIDTH)}",
             *(f"  {line}" for line in aligned(cells)),
         ]
 

@@ -15,6 +15,12 @@ Read in this order:
     The rules: an operator's inputs → descriptions of its kernels.
 :mod:`.pricing`
     ``OperatorPricing``: these kernels → durations on a GPU.
+
+All rules have one signature, ``table.Rule``. A rule's parameter ``call`` is an ``OperatorCall``,
+whose inputs are in the order of the operator's schema. It returns the kernels in the order in which
+they are launched, an empty tuple where nothing runs on the GPU, and None where too little was
+recorded to tell the sizes; then ``kernels_of`` counts the bytes of the call's tensors. No rule
+raises.
 """
 
 from .call import FUSED, Argument, OperatorCall, TensorSpec

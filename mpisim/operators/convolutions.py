@@ -96,7 +96,8 @@ def _result_of(
     return TensorSpec(x.dtype, (x.shape[0], weight.shape[0], *sizes))
 
 
-_FEW_CHANNELS = 4
+_MAX_CHANNELS_AS_THEY_LIE = 4
+"""Channels up to which an image is not rearranged, as those of first layers, which have three."""
 
 
 def _layout_kernels(
@@ -108,7 +109,7 @@ def _layout_kernels(
     """
     steps = (like or image).strides
     channels_last = steps is not None and len(steps) > 2 and steps[1] == 1
-    few = len(image.shape) < 3 or image.shape[1] <= _FEW_CHANNELS
+    few = len(image.shape) < 3 or image.shape[1] <= _MAX_CHANNELS_AS_THEY_LIE
     if channels_last or few or _format(image, other) == "fp32" or not image.elements:
         return ()
     return (Elementwise(bytes=2 * touched(image), variant="layout"),)

@@ -29,9 +29,25 @@ Kind = Literal["layer", "rms", "batch"]
 def layer_norm(
     kind: Kind, *, backward: bool = False, at: int = 0, variant: NormVariant | None = None
 ) -> Callable[[OperatorCall], Kernels | None]:
-    """Return the rule of a norm over the last dimensions; the input at `at` has the width.
+    """Kind of norm, position of its input → rule of a norm over the last dimensions.
 
-    What is normalised is the whole width of a weight, where there is one, else the last dimension.
+    The normalised width is the given shape's (``normalized_shape``, after the input), where it was
+    recorded, else the last dimension.
+
+    Parameters
+    ----------
+    kind : Kind
+        ``layer``, ``rms`` or ``batch``.
+    backward : bool
+    at : int
+        Position among the inputs of the tensor that is normalised.
+    variant : NormVariant, optional
+        Implementation, where it is not PyTorch's own.
+
+    Returns
+    -------
+    callable
+        Rule: call → kernels.
     """
 
     def rule(call: OperatorCall) -> Kernels | None:
@@ -95,7 +111,17 @@ def gathered_statistics(call: OperatorCall) -> Kernels | None:
 
 
 def group_norm(*, backward: bool = False) -> Callable[[OperatorCall], Kernels | None]:
-    """Return the rule of ``native_group_norm``: a norm over channels and pixels of a group."""
+    """Direction → rule of ``native_group_norm``: a norm over channels and pixels of a group.
+
+    Parameters
+    ----------
+    backward : bool
+
+    Returns
+    -------
+    callable
+        Rule: call → kernels.
+    """
 
     def rule(call: OperatorCall) -> Kernels | None:
         x = tensor(call, 1 if backward else 0)

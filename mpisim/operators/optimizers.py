@@ -69,10 +69,18 @@ def each_norm(call: OperatorCall) -> Kernels | None:
 
 
 def fused(reads: int) -> Callable[[OperatorCall], Kernels | None]:
-    """Return the rule of a fused optimizer, by the number of lists that it reads.
+    """Number of lists that are read → rule of a fused optimizer.
 
-    Parameters, gradients, then the state; all but the gradients are written. Lists may differ in
-    type: each is counted with its own.
+    Parameters
+    ----------
+    reads : int
+        Lists of tensors at the head of the inputs: parameters, gradients, then the states. All but
+        the gradients are written as well; each list is counted with its own type of elements.
+
+    Returns
+    -------
+    callable
+        Rule: call → kernels.
     """
 
     def rule(call: OperatorCall) -> Kernels | None:

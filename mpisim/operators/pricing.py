@@ -13,20 +13,18 @@ from ..base.quantity import picoseconds
 from ..kernels import Estimate, Gpu
 from ..kernels.analytical import Analytical
 from ..kernels.operations import Elementwise, Kernel
+from ..kernels.recorded import UNKNOWN_ERROR
 from .call import OperatorCall
 from .measured import MeasuredOperators, MeasuredTime
 from .tensors import Launched
 
-__all__ = ["MEASURED", "UNKNOWN_ERROR", "OperatorPricing", "Priced", "as_measured"]
+__all__ = ["MEASURED", "OperatorPricing", "Priced", "as_measured"]
 
 MEASURED: Mapping[str, str] = {
     "exact": "measured operators",
     "interpolated": "operators between measured ones",
 }
 """Names of the numbers that measured times depend on, by how they were found."""
-
-UNKNOWN_ERROR = 1.0
-"""Relative error bar of an operator that is priced by its bytes alone: a factor of two or more."""
 
 
 @frozen

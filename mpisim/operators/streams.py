@@ -84,7 +84,19 @@ as long again as VGG-13's on an H100: not blind to that."""
 
 
 def stream(amount: int, *, indexed: int = 0) -> Kernels:
-    """Bytes, elements whose places are computed → the kernel that moves them; none for none."""
+    """Bytes → elementwise kernel that moves them; no kernel for no bytes.
+
+    Parameters
+    ----------
+    amount : int
+        Bytes read and written.
+    indexed : int
+        Elements whose addresses are computed from strides or indices.
+
+    Returns
+    -------
+    tuple of Kernel
+    """
     return (Elementwise(bytes=amount, indexed=indexed or None),) if amount > 0 else ()
 
 
@@ -439,10 +451,22 @@ def _selected(mask: TensorSpec, rows: int) -> Kernels:
 
 
 def sort_kernels(items: int, key: int, value: int) -> Kernels:
-    """Keys with values → the kernels of CUB's radix sort.
+    """Number and sizes of keys and values → kernels of CUB's radix sort.
 
     A histogram of all digits, then a pass for each digit that reads and writes keys and values;
     few items are sorted by one block. D. Merrill and M. Garland, "Onesweep" (arXiv:2206.01784).
+
+    Parameters
+    ----------
+    items : int
+        Keys, each with a value.
+    key, value : int
+        Bytes of one.
+
+    Returns
+    -------
+    tuple of Kernel
+        In order; none for no items.
     """
     if items < 1:
         return ()

@@ -448,7 +448,16 @@ _C10D = ("c10d::", "_c10d_functional::", "c10d_functional::", "symm_mem::")
 
 
 def is_collective(name: str) -> bool:
-    """Whether an operator communicates; it launches no kernel of this table."""
+    """Name of an operator → whether it communicates; such launch no kernel of this table.
+
+    Parameters
+    ----------
+    name : str
+
+    Returns
+    -------
+    bool
+    """
     return name.startswith(_C10D) or name in ("record_param_comms", "nccl:coalesced")
 
 

@@ -11,7 +11,7 @@ from .tensors import element_bytes, tensor
 
 __all__ = ["temporary_bytes"]
 
-_ROWS = 128
+_TOKEN_MULTIPLE = 128
 """Multiple to which FlashAttention's backward pass rounds the tokens of a sequence up."""
 
 
@@ -45,7 +45,7 @@ def _flash_backward(call: OperatorCall) -> int:
     batch, size = query.shape[0], query.shape[3]
     heads, tokens = query.shape[1:3] if heads_first else query.shape[2:0:-1]
     kv_heads, keys = key.shape[1:3] if heads_first else key.shape[2:0:-1]
-    rows = -(-tokens // _ROWS) * _ROWS
+    rows = -(-tokens // _TOKEN_MULTIPLE) * _TOKEN_MULTIPLE
     wide = -(-size // 32) * 32
     found = 4 * batch * heads * rows * (wide + 1)
     if kv_heads != heads:

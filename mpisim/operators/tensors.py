@@ -79,6 +79,16 @@ class Launched:
 def torch_dtype(written: str) -> str | None:
     """Type of elements as a trace writes it → PyTorch's name; None if it is none.
 
+    Parameters
+    ----------
+    written : str
+        In the spelling of a Kineto or execution trace.
+
+    Returns
+    -------
+    str or None
+        One of `DTYPES`.
+
     Examples
     --------
     >>> torch_dtype("c10::BFloat16"), torch_dtype("long int"), torch_dtype("ScalarList")
@@ -90,17 +100,49 @@ def torch_dtype(written: str) -> str | None:
 
 
 def element_bytes(dtype: str) -> int:
-    """Type of elements → bytes of one; 4 for types that are not known."""
+    """Type of elements → bytes of one element.
+
+    Parameters
+    ----------
+    dtype : str
+        PyTorch's name.
+
+    Returns
+    -------
+    int
+        4 for types that are not known.
+    """
     return _BYTES.get(dtype, 4)
 
 
 def format_of(spec: TensorSpec) -> Precision:
-    """Operand of a product → its number format; fp32 for what no matrix unit multiplies."""
+    """Operand of a product → its number format.
+
+    Parameters
+    ----------
+    spec : TensorSpec
+
+    Returns
+    -------
+    str
+        ``fp32`` for types that no matrix unit multiplies.
+    """
     return _FORMATS.get(spec.dtype, "fp32")
 
 
 def tensor(call: OperatorCall, position: int) -> TensorSpec | None:
-    """Return an input if there is one at the position, and it is a tensor."""
+    """Call, position → the tensor at that position of the inputs.
+
+    Parameters
+    ----------
+    call : OperatorCall
+    position : int
+
+    Returns
+    -------
+    TensorSpec or None
+        None if there is no such input, or it is no tensor.
+    """
     if position >= len(call.inputs):
         return None
     found = call.inputs[position]
@@ -108,20 +150,54 @@ def tensor(call: OperatorCall, position: int) -> TensorSpec | None:
 
 
 def tensor_list(call: OperatorCall, position: int) -> tuple[TensorSpec, ...]:
-    """Return the tensors of a list among the inputs; none if it was not recorded."""
+    """Call, position → tensors of the list at that position of the inputs.
+
+    Parameters
+    ----------
+    call : OperatorCall
+    position : int
+
+    Returns
+    -------
+    tuple of TensorSpec
+        Empty if it was not recorded.
+    """
     if position >= len(call.inputs):
         return ()
     return tuple(all_tensors((call.inputs[position],)))
 
 
 def number(call: OperatorCall, position: int, otherwise: int) -> int:
-    """Return a whole number among the inputs, or what to take where it was not recorded."""
+    """Call, position → whole number at that position of the inputs.
+
+    Parameters
+    ----------
+    call : OperatorCall
+    position : int
+    otherwise : int
+        Returned where no number was recorded there.
+
+    Returns
+    -------
+    int
+    """
     found = call.inputs[position] if position < len(call.inputs) else None
     return int(found) if isinstance(found, (int, float)) else otherwise
 
 
 def numbers(call: OperatorCall, position: int) -> tuple[int, ...] | None:
-    """Return a list of whole numbers among the inputs; None if it was not recorded."""
+    """Call, position → whole numbers of the list at that position of the inputs.
+
+    Parameters
+    ----------
+    call : OperatorCall
+    position : int
+
+    Returns
+    -------
+    tuple of int or None
+        One number for a scalar; None if it was not recorded.
+    """
     found = call.inputs[position] if position < len(call.inputs) else None
     if isinstance(found, (int, float)):
         return (int(found),)
@@ -131,7 +207,18 @@ def numbers(call: OperatorCall, position: int) -> tuple[int, ...] | None:
 
 
 def all_tensors(arguments: Iterable[Argument]) -> Iterator[TensorSpec]:
-    """Return all tensors of arguments, those in lists included."""
+    """Arguments → their tensors, those in lists included.
+
+    Parameters
+    ----------
+    arguments : iterable
+        Inputs of a call, or a list among them.
+
+    Yields
+    ------
+    TensorSpec
+        In order.
+    """
     for each in arguments:
         if isinstance(each, TensorSpec):
             yield each
@@ -140,7 +227,17 @@ def all_tensors(arguments: Iterable[Argument]) -> Iterator[TensorSpec]:
 
 
 def touched(spec: TensorSpec) -> int:
-    """Tensor → bytes of the elements in memory: what is broadcast (stride 0) counts once."""
+    """Tensor → bytes of its elements in memory.
+
+    Parameters
+    ----------
+    spec : TensorSpec
+
+    Returns
+    -------
+    int
+        A dimension that is broadcast (stride 0) counts once.
+    """
     elements = spec.elements
     if elements and spec.strides is not None and len(spec.strides) == len(spec.shape):
         elements = math.prod(n for n, step in zip(spec.shape, spec.strides) if step)
@@ -148,7 +245,17 @@ def touched(spec: TensorSpec) -> int:
 
 
 def is_dense(spec: TensorSpec) -> bool:
-    """Whether the elements lie in memory in the order of the shape; so if strides are not known."""
+    """Tensor → whether its elements lie in memory in row-major order, without holes.
+
+    Parameters
+    ----------
+    spec : TensorSpec
+
+    Returns
+    -------
+    bool
+        True if its strides are not known.
+    """
     if spec.strides is None:
         return True
     expected = 1
@@ -160,10 +267,18 @@ def is_dense(spec: TensorSpec) -> bool:
 
 
 def lie_alike(one: TensorSpec, other: TensorSpec) -> bool:
-    """Whether elements of two tensors are in the same places of memory that has no holes.
+    """Two tensors → whether they have the same layout in memory, without holes.
 
-    So are images whose channels are last: PyTorch goes through such operands in the order of memory
-    (``TensorIterator`` reorders and joins their dimensions), as through one dimension.
+    So have images whose channels are last: PyTorch goes through such operands in the order of
+    memory (``TensorIterator`` reorders and joins their dimensions), as through one dimension.
+
+    Parameters
+    ----------
+    one, other : TensorSpec
+
+    Returns
+    -------
+    bool
     """
     if is_dense(one) and is_dense(other):
         return one.elements == other.elements
@@ -178,7 +293,16 @@ def lie_alike(one: TensorSpec, other: TensorSpec) -> bool:
 
 
 def broadcast(shapes: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
-    """Shapes of operands → the shape of an elementwise result.
+    """Shapes of operands → shape of an elementwise result.
+
+    Parameters
+    ----------
+    shapes : iterable of tuple of int
+
+    Returns
+    -------
+    tuple of int
+        0 in a dimension where an operand is empty.
 
     Examples
     --------
@@ -190,9 +314,19 @@ def broadcast(shapes: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def promoted(operands: Iterable[TensorSpec]) -> str:
-    """Operands → the type of an elementwise result: the widest; floating before whole numbers.
+    """Operands → type of an elementwise result: floating before whole numbers, then the widest.
 
     Tensors without dimensions do not widen others, as in PyTorch.
+
+    Parameters
+    ----------
+    operands : iterable of TensorSpec
+        At least one.
+
+    Returns
+    -------
+    str
+        PyTorch's name.
     """
     operands = tuple(operands)
     ranked = [each for each in operands if each.shape] or list(operands)

@@ -19,9 +19,9 @@ __all__ = ["Columns"]
 
 AT_MOST_PLAIN = 48
 """Elements that an array may have to be written as a list of numbers."""
-LEVEL = 6
+COMPRESSION_LEVEL = 6
 """Of zlib; higher ones take twice as long for 1 % less."""
-SAMPLE = 1 << 15
+SAMPLED_ELEMENTS = 1 << 15
 """Elements by which it is decided whether differences are smaller than values."""
 
 
@@ -82,7 +82,7 @@ class Columns:
         if values.dtype.kind == "u":
             most = int(values.max()) if count else 0
             planes = planes[: max(1, (most.bit_length() + 7) // 8)]
-        packed = zlib.compress(np.ascontiguousarray(planes).tobytes(), LEVEL)
+        packed = zlib.compress(np.ascontiguousarray(planes).tobytes(), COMPRESSION_LEVEL)
         self.blocks.append(base64.b64encode(packed).decode())
         return {
             "$column": len(self.blocks) - 1,
@@ -94,7 +94,7 @@ class Columns:
 
 def _differences_are_smaller(values: NDArray[np.int64]) -> bool:
     """Integers[N] → whether a part of them deflates to fewer bytes as differences."""
-    part = values[:SAMPLE]
+    part = values[:SAMPLED_ELEMENTS]
     sizes = [
         len(zlib.compress(np.ascontiguousarray(each.view(np.uint8).reshape(-1, 8).T).tobytes(), 1))
         for each in (part, np.diff(part, prepend=np.int64(0)))

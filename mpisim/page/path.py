@@ -14,7 +14,7 @@ from ..report.comparison import WORDS
 from ..report.figures import path_by
 from ..results import Results
 from .rows import numbered
-from .timeline import AT_BEGIN
+from .timeline import SHARE_AT_BEGIN
 
 __all__ = ["MOST_PIECES", "path_of"]
 
@@ -55,7 +55,10 @@ def path_of(
     n = len(path.kind)
     which, cut = np.arange(n), ""
     if n > MOST_PIECES:
-        first, last = round(AT_BEGIN * MOST_PIECES), n - round((1 - AT_BEGIN) * MOST_PIECES)
+        first, last = (
+            round(SHARE_AT_BEGIN * MOST_PIECES),
+            n - round((1 - SHARE_AT_BEGIN) * MOST_PIECES),
+        )
         which = np.concatenate([which[:first], which[last:]])
         ends = (duration(int(path.begin[at]) - begin) for at in (first, last))
         cut = (

@@ -35,7 +35,7 @@ MAX_SAMPLE_ROWS = 20_000
 """Rows of a rank that tell how many bytes one takes."""
 PARTS_OF_STEP = 1_000
 """Where the middle of the step is left out, it begins and ends at one of these."""
-AT_BEGIN = 0.75
+SHARE_AT_BEGIN = 0.75
 """Share of the rows that are then of the begin of the step."""
 
 KINDS = ("kernel", "copy", "collective", "send", "recv", "host", "host wait")
@@ -183,7 +183,7 @@ def _that_fit(
     begun = np.sum([size.begun for size in sizes], axis=0)
     share = MOST_BYTES / max(sum(size.bytes for size in sizes), 1.0)
     most = min(most, int(share * begun[-1]))
-    first = int(np.searchsorted(begun, AT_BEGIN * most, side="right")) - 1
+    first = int(np.searchsorted(begun, SHARE_AT_BEGIN * most, side="right")) - 1
     last = int(np.searchsorted(-(begun[-1] - begun), -(most - begun[first])))
     edges = _edges(window)
     return list(range(len(sizes))), Gap(edges[first], edges[last])

@@ -1,4 +1,4 @@
-"""Program and network of circuits → program whose communications wait for circuits to be set up.
+"""Circuit switching: program → program whose communications wait for circuits to be set up.
 
 Where GPUs are joined by circuits (`mpisim.topo.circuits`), a communication that needs one that does
 not stand takes so much longer. Which do follows from the order of the program: communications are
@@ -52,7 +52,7 @@ def circuits_of(network: Network | None) -> Circuits | None:
 
 
 class _Plan(NamedTuple):
-    """What the communications of a program set up."""
+    """The communications of a program, and the circuits that they have to set up."""
 
     circuits: Circuits
     uses: list[Use]
@@ -88,7 +88,7 @@ def with_set_ups(program: Program, network: Network | None) -> Program:
 
 
 def set_up_notes(program: Program, network: Network | None) -> tuple[str, ...]:
-    """Program → what is assumed of its circuits, lines for people; none without circuits.
+    """Program → assumptions about its circuits, as lines; none without circuits.
 
     Parameters
     ----------
@@ -168,7 +168,7 @@ def uses_of(program: Program) -> Iterator[Use]:
 
 
 def _in_order(sequences: list[list[Use]], members: dict[int, tuple[int, ...]]) -> Iterator[Use]:
-    """Sequences of ranks → one that has the order of all of them."""
+    """Sequences of single ranks → one sequence in which each of them keeps its order."""
     at = [0] * len(sequences)
     level = [0] * len(sequences)  # communications before the next, along the longest way
     done: set[tuple[int, int]] = set()

@@ -144,7 +144,7 @@ def _pricings(
 
 
 def check_seeds(prepared: PreparedExperiment | PreparedProgram, count: int) -> None:
-    """Refuse a number of seeds that would all give the same.
+    """Refuse several seeds where nothing is random, so that all would give the same step.
 
     Parameters
     ----------

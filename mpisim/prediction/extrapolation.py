@@ -102,7 +102,7 @@ Ints = NDArray[np.int64]
 
 
 class _SteadyStep(NamedTuple):
-    """What is known of one shorter step.
+    """Time of one shorter step, and of each further micro-batch.
 
     Attributes
     ----------
@@ -117,7 +117,7 @@ class _SteadyStep(NamedTuple):
 
 
 class _ShorterSteps(NamedTuple):
-    """What is known of two shorter steps.
+    """Times and loads of two shorter steps.
 
     Attributes
     ----------
@@ -135,7 +135,7 @@ class _ShorterSteps(NamedTuple):
 
 
 class StepCache:
-    """The shorter steps that were simulated last, in full and at least, by all they depend on.
+    """Cache of shorter steps, their times and lower bounds, keyed by all that they depend on.
 
     Whoever compares steps with the same constants makes one and passes it down. Files that
     experiments name are taken not to change meanwhile. What is kept is bounded, by number.
@@ -146,7 +146,7 @@ class StepCache:
 
 
 class _Known:
-    """What is known of shorter steps, of one way to simulate them."""
+    """Cached shorter steps that were all simulated in one way."""
 
     def __init__(self) -> None:
         self.pairs: LruCache[_ShorterSteps] = LruCache(MOST_STEPS_KEPT, lambda value: 1)
@@ -301,7 +301,7 @@ def least_step_time(
     memory: Verdict,
     steps: StepCache | None = None,
 ) -> int:
-    """Return a time below which the step of an experiment cannot be, in ps. **Collective.**
+    """Return a lower bound of the step time of an experiment, in ps. **Collective.**
 
     It is that of a step in which nothing slows anything else, mostly a few percent less. Where it
     is extrapolated it is less by `MAX_EXTRAPOLATION_ERROR`.

@@ -124,7 +124,7 @@ def with_scale(cluster: Cluster, scale: ScaleChoice, model: str) -> Cluster:
 
 
 def link_excess(cluster: Cluster, gpu: Gpu) -> str | None:
-    """Cluster, its GPU → that a GPU sends more over its links than it can, in a line; None if not.
+    """Cluster, its GPU → warning that links are faster than the GPU can send; None if they are not.
 
     Data sheets add up both directions of NVLink: the 900 GB/s of an H100 are 450 each way.
 

@@ -1,4 +1,4 @@
-"""Whether a step waits for the CPU to launch kernels, how far, and what graphs would gain."""
+"""Launch-bound steps: the share that waits for the CPU, and what CUDA graphs would gain."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def with_hidden_launches(
     shares: Mapping[str, float],
     errors: Mapping[str, float],
 ) -> dict[str, float]:
-    """Lengths of a step by number → the same, where the CPU's launches count though hidden.
+    """Sensitivities along the path → the same, with launches that the path hides counted by half.
 
     Launch times are known to a half only, and where CPU and GPU are about equally long either may
     be critical: along the path a step would depend on launches altogether, or not at all. A step is

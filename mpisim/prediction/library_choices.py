@@ -1,4 +1,4 @@
-"""What NCCL does with each kind of communication of a program, in words."""
+"""NCCL's algorithm, protocol, channels and bottleneck for each kind of communication, as text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Chosen", "library_choices"]
 
 
 class Chosen(NamedTuple):
-    """What NCCL does with a communication, and what limits it then, in words."""
+    """NCCL's choice for a communication and its bottleneck, as text."""
 
     how: str
     limit: str

@@ -1,4 +1,4 @@
-"""Memory of a rank over the step: what its stage holds, at the times of a run.
+"""Memory of a rank over the step: sizes of its stage at the times of a run.
 
 From the first kernel of a pass to its last a stage holds what the memory model (`mpisim.memory`)
 says of the pass, and behind it what the pass leaves. The highest value is the total that reports

@@ -66,7 +66,7 @@ def assess_layout(layout: Layout, hardware: Hardware) -> tuple[Verdict, Evaluate
 def advice_for(
     experiment: Experiment, found: Verdict, evaluate: Evaluate | None
 ) -> tuple[str, ...]:
-    """Return what would make an experiment fit, lines for people; none if it does.
+    """Return changes that would make an experiment fit, as lines; none if it fits.
 
     Parameters
     ----------

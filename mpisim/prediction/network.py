@@ -128,7 +128,7 @@ class GivenKey(NamedTuple):
 
 @frozen
 class NetworkRequest:
-    """What an experiment or a command line says of the network: cluster, speeds, ``[network]``.
+    """Network settings of an experiment or a command line: cluster, speeds, ``[network]``.
 
     Attributes
     ----------

@@ -207,7 +207,7 @@ def _prepare_saved(
 
 
 def _of_gpus(scale: ScaleChoice) -> dict[str, float]:
-    """Return the factors that kernels depend on."""
+    """Return the factors of ``[scale]`` that change kernels."""
     names = ("hbm_bandwidth", "matrix_rate", "pcie_bandwidth")
     return {name: getattr(scale, name) for name in names}
 
@@ -259,7 +259,7 @@ def _with_other_pace(program: Program, old: PreparedExperiment, new: PreparedExp
 def _notes(
     program: Program, base: PreparedExperiment, before: Experiment, after: Experiment
 ) -> tuple[str, ...]:
-    """Say what of a saved program is not as the experiment would have it now."""
+    """Return notes on what a saved program has of another cluster than the experiment."""
     lines = []
     if after.cluster.preset != before.cluster.preset:
         lines.append(f"kernels' times are those of the program: {base.gpu.title}")
@@ -382,7 +382,7 @@ def _prepare_with_choices(experiment: ProgramExperiment, program: Program) -> Pr
 
 
 def _pricing(counted: PricedShares) -> Pricing | None:
-    """Return what the kernels of a program are, where it says so."""
+    """Return the prices of a program's kernels; None if its file does not describe them."""
     if not counted.kernels:
         return None
     pricing = Pricing(analytical_model(rated_gpu(find_gpu(counted.gpu))))

@@ -186,7 +186,7 @@ def _program_error_bar(
     shares: PathShares | None,
     overlap: OverlapSummary | None,
 ) -> dict[str, Any]:
-    """Return how far communications and kernels that were priced put the step time off."""
+    """Return the error bar of a step from the kernels and communications that were priced."""
     found = program_error_bar(prepared, run, shares, overlap)
     if found is None:
         return {}

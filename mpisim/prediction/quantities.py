@@ -1,4 +1,4 @@
-"""Quantities that a step depends on: names, the keys that change them, what they are now."""
+"""Quantities that a step depends on: names, keys that change them, current values."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _links_now(cluster: Cluster, ranks: int, plain: bool) -> dict[str, str]:
 
 
 def why_not(name: str, prepared: PreparedExperiment | PreparedProgram) -> str:
-    """Return why a quantity that `values_now` does not have has no effect on a step. Local."""
+    """Return the reason why a quantity that `values_now` leaves out has no effect. Local."""
     cluster, program = prepared.cluster, not isinstance(prepared, PreparedExperiment)
     if name == SPEEDS:
         return "kernels are described: see matrix_rate and hbm_bandwidth"

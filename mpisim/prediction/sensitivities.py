@@ -1,4 +1,4 @@
-"""How the step time answers to each number of the hardware, first order along the critical path.
+"""Sensitivity of the step to each number of the hardware, first order along the critical path.
 
 The path's pieces add up to the step. A number that is raised a little makes each piece shorter or
 longer by its elasticity: a kernel by what its model says of a GPU that is faster by a hundredth, a
@@ -51,7 +51,7 @@ OF_KERNELS = ("hbm_bandwidth", "matrix_rate", "pcie_bandwidth")
 MIN_STRETCH = 1.05
 """Times its price that a communication takes at least where it counts as sharing links."""
 
-VARIED = 1.01
+VARIATION = 1.01
 """Factor of a number whose effect is looked for."""
 
 
@@ -61,7 +61,7 @@ def path_sensitivities(
     overlap: OverlapSummary | None = None,
     shares: PathShares | None = None,
 ) -> Sensitivities:
-    """Return how a step answers to each quantity that applies, the most first. Local.
+    """Return the sensitivity of a step to each quantity that applies, the largest first. Local.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ def path_sensitivities(
 
 
 class _PathParts:
-    """What of a step is proportional to each quantity, in ps; below 0: inversely.
+    """Time of a step that is proportional to each quantity, in ps; negative: inversely.
 
     Attributes
     ----------
@@ -169,10 +169,10 @@ class _PathParts:
                 continue
             varied = self._models.get((device, name))
             if varied is None:
-                varied = self._models[device, name] = model.scaled({name: VARIED})
+                varied = self._models[device, name] = model.scaled({name: VARIATION})
             after = varied.estimate(kernel).duration
             if after != before:
-                found[name] = (after / before - 1) / (1 - 1 / VARIED)
+                found[name] = (after / before - 1) / (1 - 1 / VARIATION)
         return found
 
     # --- communications ---------------------------------------------------------------------------
@@ -350,7 +350,7 @@ class _PathParts:
 
 
 def _at_the_end(kernel_time: NDArray[np.object_]) -> float:
-    """Return how much more than all the class of kernels is slowed in which communications end.
+    """Return the slowdown of kernels in which communications end, over the mean of all classes.
 
     That is the one that takes most of the time beside them: the others are short, and begin where
     communications do.

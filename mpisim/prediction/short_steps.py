@@ -1,4 +1,4 @@
-"""Which shorter steps tell how long a step of many micro-batches is.
+"""Shorter steps from which the time of a step of many micro-batches follows.
 
 A short step must fill the pipeline, and end at the same point of a *round* as the whole step: a
 round is the micro-batches after which a schedule repeats. Its micro-batches must be equal, as those

@@ -179,7 +179,7 @@ def digits(number: float) -> str:
 
 
 def uncertainty_lines(found: Uncertainty) -> list[str]:
-    """Return what an error bar consists of, lines for people. Local."""
+    """Return the parts of an error bar, as lines. Local."""
     return [
         f"{each.name} ± {percentage(each.error)} on {percentage(each.share, 1)} of the step: "
         f"± {percentage(each.effect, 1)}"
@@ -204,7 +204,7 @@ def network_notes(
     networks: NetworkCache,
     setup: RunSetup | None = None,
 ) -> list[str]:
-    """Return what limits the NICs, notes of the network, and its keys without effect. Local.
+    """Return bottleneck of the NICs, notes of the network and its unused keys, as lines. Local.
 
     Parameters
     ----------
@@ -258,7 +258,7 @@ def _plan_assumptions(experiment: Experiment) -> list[str]:
 
 
 def _more_layers_than_there_are(experiment: Experiment) -> list[str]:
-    """Say that fewer layers are computed again than asked for, where no part has so many."""
+    """Say that fewer layers are recomputed than were asked for, where no part has so many."""
     plan, layers = experiment.plan, experiment.plan.recompute.layers
     if layers is None or not isinstance(experiment.model, Transformer):
         return []
@@ -361,7 +361,7 @@ def _rank_assumptions(prepared: PreparedExperiment) -> list[str]:
 
 
 def describe_random_factors(choice: VariationChoice) -> str | None:
-    """Return what random factors there are, a line for people; None if there are none. Local."""
+    """Return the random factors of a run as one line; None if there are none. Local."""
     if not choice.random:
         return None
     return (
@@ -377,7 +377,7 @@ def _input_lines(prepared: PreparedExperiment) -> list[str]:
 
 
 def _input_not_modelled(prepared: PreparedExperiment) -> list[str]:
-    """Say what is not modelled of the way of samples to the GPUs."""
+    """Say which parts of loading samples are not modelled."""
     experiment = prepared.experiment
     if prepared.input_pipeline is None:
         key = " ([data] images)" if image_side(experiment.model) is not None else ""
@@ -391,7 +391,7 @@ def _input_not_modelled(prepared: PreparedExperiment) -> list[str]:
 
 
 def _jitter_not_modelled(prepared: PreparedExperiment) -> list[str]:
-    """Say what is not modelled of how GPUs differ."""
+    """Say which differences between GPUs are not modelled."""
     choice = prepared.experiment.variation
     if choice.random or choice.speeds:
         return []
@@ -400,7 +400,7 @@ def _jitter_not_modelled(prepared: PreparedExperiment) -> list[str]:
 
 
 def scale_lines(prepared: PreparedExperiment | PreparedProgram) -> list[str]:
-    """Factors of ``[scale]`` → lines for people, which say where one has no effect. Local.
+    """Factors of ``[scale]`` → a line each; of one without effect it gives the reason. Local.
 
     Parameters
     ----------

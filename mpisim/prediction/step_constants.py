@@ -69,7 +69,7 @@ experts, recommendation models, and all others (networks for images)."""
 
 @frozen
 class ModelError:
-    """How far predicted steps are off beyond what the error bars of their inputs explain.
+    """Model error: how far predicted steps are off beyond the error bars of their inputs.
 
     Each is 1 with its error bar, by class of model.
 

@@ -1,4 +1,4 @@
-"""Uncertainty of a step time: how far it may be off, given how well its inputs are known.
+"""Uncertainty of a step time: error bars of its inputs, propagated along the critical path.
 
 First order, along the critical path: its pieces sum exactly to the step time, and each depends on a
 few numbers that have error bars. If a number is off by a relative error e, all pieces that are
@@ -89,7 +89,7 @@ ON_DEVICE = (PieceKind.COMPUTE, PieceKind.COPY, PieceKind.COMMUNICATION)
 
 @frozen
 class Effect:
-    """What the error of one number does to the step time.
+    """Error of the step time from the error of one number.
 
     Attributes
     ----------
@@ -404,7 +404,7 @@ def error_bar(
     overlap: OverlapSummary | None = None,
     shares: PathShares | None = None,
 ) -> Uncertainty:
-    """Return the error bar of a step time, and what it consists of. Local.
+    """Return the error bar of a step time, and its parts. Local.
 
     Parameters
     ----------
@@ -485,7 +485,7 @@ def difference_error(
 
 
 def unshared_share() -> float:
-    """Return what the model leaves out and two plans do not share, relative to the shorter step."""
+    """Return the model error that two plans do not share, relative to the shorter step."""
     return build(Quantity, packaged(PLANS_FILE)["unshared"], PLANS_FILE, "unshared").value
 
 
@@ -498,7 +498,7 @@ def _unnamed(prepared: PreparedExperiment) -> Quantity:
 
 
 def _compared(prepared: PreparedExperiment) -> bool:
-    """Whether steps of its framework, divided as its are, on its kinds of GPUs were compared.
+    """Whether measured steps of this framework, kind of plan and GPU were compared.
 
     Those of dense transformers: of other models the error of the model is that of few, unlike
     steps. A division counts that is part of one that was (`is_part`). Frameworks that run one
@@ -545,7 +545,7 @@ def design_name(gpu: Gpu) -> str:
 
 
 def _model_error(prepared: PreparedExperiment) -> tuple[str, Quantity] | None:
-    """Return the name and the size of what the model leaves out."""
+    """Return name and size of the model error."""
     applied, kind = prepared.constants, model_class(prepared.experiment.model)
     if applied is None:
         found = packaged_constants().model_error

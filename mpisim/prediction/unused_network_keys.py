@@ -81,7 +81,7 @@ def unused_network_keys(
 def same_communications(
     program: Program, one: NetworkRequest, other: NetworkRequest, networks: NetworkCache
 ) -> bool:
-    """Whether all communications of a program take the same, and load the same links. Local.
+    """Whether all communications of a program take equally long and load the same links. Local.
 
     Parameters
     ----------

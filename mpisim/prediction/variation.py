@@ -136,7 +136,7 @@ def _spread() -> Quantity:
 
 
 def slowest_factor(gpus: int) -> Quantity:
-    """Return how many times as long products take on the slowest of so many GPUs as on most."""
+    """Return the time of products on the slowest of `gpus` GPUs, relative to a typical one."""
     spread = _spread()
     normal = NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25)) if gpus > 1 else 0.0
     beyond = spread.si * normal

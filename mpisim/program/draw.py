@@ -38,10 +38,10 @@ MAX_MATRIX = (64, 48)
 MAX_ROWS = MAX_MATRIX[1]
 """Families of communicators that are shown; the rest is counted."""
 
-SAMPLE = 64
-"""Ranks of which it is shown in which communicator of a family they are."""
+MAX_RANKS_SAMPLED = 64
+"""Ranks whose membership in families of communicators is shown, at most."""
 
-POINTS = 1200
+MAX_LANE_POINTS = 1200
 """Points of a lane, at most."""
 
 LEFT, WIDE, LANE, GAP = 2.9, 10.5, 0.17, 0.16
@@ -252,7 +252,7 @@ class _Picture:
     ) -> None:
         """Draw what most rows are at each point of each lane."""
         n = len(lane)
-        columns = min(POINTS, max(n, 1))
+        columns = min(MAX_LANE_POINTS, max(n, 1))
         counts = np.zeros((n_lanes, columns, len(_CATEGORIES)), np.int64)
         np.add.at(counts, (lane, np.arange(n) * columns // max(n, 1), category), 1)
         colours = np.array([_rgb(each.colour) for each in _CATEGORIES])
@@ -348,7 +348,7 @@ class _Picture:
 
     def _communicators(self, y: float) -> float:
         program = self.program
-        shown = min(program.n_ranks, SAMPLE if self.by_family else MAX_MATRIX[0])
+        shown = min(program.n_ranks, MAX_RANKS_SAMPLED if self.by_family else MAX_MATRIX[0])
         title = "Communicators"
         if self.by_family:
             more = f" of the first {shown} ranks" if shown < program.n_ranks else ""

@@ -25,9 +25,10 @@ from ..base.quantity import Quantity
 from ..base.schema import build
 from ..base.text import percentage
 from ..kernels import Gpu, find_gpu, gpu_name
+from ..kernels.recorded import UNKNOWN_ERROR
 from ..mpi.parallel import collective_errors
 from ..operators.measured import MeasuredOperators
-from ..operators.pricing import UNKNOWN_ERROR, OperatorPricing
+from ..operators.pricing import OperatorPricing
 from ..program import Operation, Program, Table
 from .kernel_times import (
     HOST,

@@ -31,15 +31,15 @@ from .drawing import PLAIN, Drawing
 from .part_labels import CommunicatorKinds, part_label, part_labels
 from .text import recorded_facts, sampled_facts
 
-__all__ = ["BAR", "HEIGHT", "summarise"]
+__all__ = ["BAR_WIDTH", "REPORT_LINES", "summarise"]
 
-BAR = 92
+BAR_WIDTH = 92
 """Characters of the bar."""
 
 MIN_SHOWN, MAX_SHOWN = 2, 8
 """Parts with lines of their own, as there is room for them; the others are one."""
 
-HEIGHT = 30
+REPORT_LINES = 30
 """Lines of the report."""
 
 LEAST_SHOWN = 1e-3
@@ -55,7 +55,8 @@ MAX_REMEDIES = 3
 LEAST_EFFECT = 0.002
 """Relative change of the step by a tenth of a quantity, from which on it is named."""
 
-A_TENTH = 0.1
+REMEDY_CHANGE = 0.1
+"""Relative change of a quantity of which the effect is told."""
 
 NOT_WORK = (PieceKind.HOST, PieceKind.LAUNCH, PieceKind.GAP)
 """Pieces of the critical path in which the device waits for the CPU."""
@@ -96,7 +97,7 @@ def summarise(results: Results, drawing: Drawing = PLAIN) -> str:
         [*_warnings(results, drawing), *_more(results)],
     ]
     taken = sum(len(section) + 1 for section in (*above, *below) if section) - 1
-    room = HEIGHT - taken - 4  # a title, the bar, the others, an empty line
+    room = REPORT_LINES - taken - 4  # a title, the bar, the others, an empty line
     if room < MIN_SHOWN and "power" in results.attributes:  # the cost makes room for warnings
         above = [_head(results, drawing, cost=False)]
         room += 1
@@ -249,7 +250,7 @@ def _bar(results: Results, shares: list[Share], drawing: Drawing, most: int) -> 
     gpus = f"the mean of {results.n_ranks:,} GPUs" if results.n_ranks > 1 else "its GPU"
     return [
         drawing.bold(f"Where {what} goes, {duration(results.shown_ps)} in {gpus}"),
-        f"  {drawing.bar(times, BAR, blank)}",
+        f"  {drawing.bar(times, BAR_WIDTH, blank)}",
         *(f"  {row}" for row in rows),
     ]
 
@@ -332,12 +333,12 @@ def _remedies(results: Results) -> list[str]:
     for number in np.argsort(-np.abs(known.elasticity), kind="stable").tolist():
         name, key, now = known.names[number], known.keys[number], known.now[number]
         elasticity = known.elasticity[number]
-        factor = 1 + A_TENTH if elasticity < 0 else 1 - A_TENTH
+        factor = 1 + REMEDY_CHANGE if elasticity < 0 else 1 - REMEDY_CHANGE
         effect = -known.change(number, factor)
         if effect >= LEAST_EFFECT and len(lines) < MAX_REMEDIES:
             more = "more" if elasticity < 0 else "less"
             line = (
-                f"{100 * A_TENTH:.0f} % {more} {one_line(name)} would make the step about "
+                f"{100 * REMEDY_CHANGE:.0f} % {more} {one_line(name)} would make the step about "
                 f"{100 * effect:.1f} % shorter"
             )
             for about in (f"now {now}; {key}" if now and key else "", f"now {now}" if now else key):

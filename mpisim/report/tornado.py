@@ -17,7 +17,7 @@ from ..results.tornado import Bar, Effect, Tornado
 __all__ = ["draw_tornado", "render_tornado", "tornado_figures"]
 
 
-SIDE = 8
+BAR_WIDTH = 8
 """Characters of the longest bar."""
 
 
@@ -44,7 +44,7 @@ def render_tornado(found: Tornado) -> str:
         (abs(_change(e, found) or 0.0) for bar in found.bars for e in bar.effects), default=0
     )
     cells: list[tuple[str, ...]]
-    cells, ends = [(*HEAD, f"change, {small.name}")], [" " * (SIDE - 7) + "shorter|longer"]
+    cells, ends = [(*HEAD, f"change, {small.name}")], [" " * (BAR_WIDTH - 7) + "shorter|longer"]
     for bar in found.bars:
         rows = _rows(bar, found, small)
         cells += rows
@@ -96,9 +96,9 @@ def _drawn(change: float | None, most: float) -> str:
     """Return the bar of a change; empty where there is none."""
     if change is None:
         return ""
-    n = round(SIDE * abs(change) / most + 0.4) if most else 0
+    n = round(BAR_WIDTH * abs(change) / most + 0.4) if most else 0
     left, right = ("█" * n, "") if change < 0 else ("", "█" * n)
-    return f"{left:>{SIDE}}|{right}"
+    return f"{left:>{BAR_WIDTH}}|{right}"
 
 
 def _signed(number: float, digits: int) -> str:

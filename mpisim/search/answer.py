@@ -173,7 +173,19 @@ def _first_value(space: SearchSpace, of: Finalist) -> float:
 
 
 def answer_lines(space: SearchSpace, found: Answer, drawing: Drawing = PLAIN) -> list[str]:
-    """Search space, answer → lines of at most 100 characters."""
+    """Search space, answer → report as lines of at most 100 characters.
+
+    Parameters
+    ----------
+    space : SearchSpace
+    found : Answer
+    drawing : Drawing
+        Whether in colour, and with which characters.
+
+    Returns
+    -------
+    list of str
+    """
     counts = found.counts
     total = sum(counts.values())
     lines = [

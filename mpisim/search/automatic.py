@@ -141,7 +141,17 @@ OF_DLRMS = ("tables",)
 
 
 def automatic_keys(experiment: Experiment) -> tuple[str, ...]:
-    """Experiment → keys of ``[plan]`` that are varied where "auto" is said of the whole plan."""
+    """Experiment → keys of ``[plan]`` that ``plan = "auto"`` varies.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Its kind of model decides.
+
+    Returns
+    -------
+    tuple of str
+    """
     if isinstance(experiment.model, Transformer):
         return OF_TRANSFORMERS
     return OF_DLRMS if isinstance(experiment.model, Dlrm) else OF_CNNS

@@ -247,9 +247,19 @@ class Compared(Protocol):
 def difference_error(
     one: Compared, other: Compared, weights: tuple[float, float] = (1.0, 1.0)
 ) -> float:
-    """Two candidates → one standard deviation of the difference of their step times, in s.
+    """Two candidates → standard error of the difference of their step times, in s.
 
-    With weights, of what the steps cost: weight times step time.
+    Parameters
+    ----------
+    one, other : Compared
+        Errors of both from one number of the hardware are the same error, and cancel.
+    weights : tuple of (float, float)
+        Factors on the step times: 1 for times, dollars per second for costs.
+
+    Returns
+    -------
+    float
+        One standard deviation, in s, or in the unit of weight × s.
     """
     return uncertainty.difference_error(
         one.effects, one.step_time * weights[0], other.effects, other.step_time * weights[1]

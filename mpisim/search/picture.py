@@ -80,11 +80,16 @@ AXES: Mapping[str, Axis] = {
 
 
 def check_front(space: SearchSpace) -> None:
-    """Refuse to draw the front of a search that has none.
+    """Search space → nothing, if its search has a Pareto front to draw.
+
+    Parameters
+    ----------
+    space : SearchSpace
 
     Raises
     ------
     UsageError
+        If the search has one objective.
     """
     if len(space.choice.objectives) < 2:
         raise UsageError(

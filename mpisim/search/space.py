@@ -199,7 +199,18 @@ class SearchSpace:
 
 
 def read_search(tables: Mapping[str, Any], source: str) -> SearchSpace:
-    """Parsed tables of a file, ``[search]`` among them → the space of the search.
+    """Parsed tables of a file, ``[search]`` among them → search space.
+
+    Parameters
+    ----------
+    tables : mapping
+        Parsed TOML, changes of the command line applied.
+    source : str
+        The file, for messages and relative paths.
+
+    Returns
+    -------
+    SearchSpace
 
     Raises
     ------

@@ -83,12 +83,25 @@ def write_store(
 
 
 def read_store(path: str | Path) -> tuple[SearchSpace, Records, dict[str, Any] | None]:
-    """Store → the space, what is known of it, and the answer if the search has ended. Local.
+    """Store of a search → its space, the records of its candidates, and its answer. Local.
+
+    Parameters
+    ----------
+    path : str or Path
+        Written by ``mpisim search -o``.
+
+    Returns
+    -------
+    space : SearchSpace
+    records : Records
+        What is known of each candidate so far.
+    answer : dict or None
+        None if the search has not ended.
 
     Raises
     ------
     InputError
-        If it is no whole file of this format.
+        If the file is damaged, or not of this format and version.
     """
     with open_file(path, FORMAT, VERSION) as file:
         with reading_kept("search"):

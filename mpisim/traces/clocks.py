@@ -10,11 +10,11 @@ from ..base.quantity import PS_PER_US
 from .communications import Communication
 
 __all__ = [
-    "AGREE",
-    "LAG",
-    "SHORT",
-    "TIGHT",
-    "TOLERANCE",
+    "MAX_MEDIAN_SCATTER",
+    "MAX_RAW_DIFFERENCE",
+    "MAX_RECEIVE_LAG",
+    "MIN_AGREEING_SHARE",
+    "MIN_LINE_KERNELS",
     "Line",
     "Pair",
     "differences",
@@ -23,16 +23,16 @@ __all__ = [
     "stems",
 ]
 
-TOLERANCE = 150 * PS_PER_US
+MAX_RAW_DIFFERENCE = 150 * PS_PER_US
 """Ends of one operation differ by less, before clock offsets are known."""
-TIGHT = 25 * PS_PER_US
+MAX_MEDIAN_SCATTER = 25 * PS_PER_US
 """Ends of one synchronising operation differ by less, with clock offsets removed (median)."""
-AGREE = 0.4
+MIN_AGREEING_SHARE = 0.4
 """Share of the kernels of two lines that must agree: a clock that jumps spoils the rest."""
-SHORT = 4
+MIN_LINE_KERNELS = 4
 """A line with fewer kernels than this says little about clocks."""
 
-LAG = 400 * PS_PER_US
+MAX_RECEIVE_LAG = 400 * PS_PER_US
 """A send and its receive end within this."""
 
 Line = list[Communication]
@@ -71,17 +71,19 @@ def estimate_offsets(
     edges: list[Edge] = []
     for i, a in enumerate(lines):
         for b in lines[i + 1 :]:
-            if a[0].rank == b[0].rank or min(len(a), len(b)) < SHORT:
+            if a[0].rank == b[0].rank or min(len(a), len(b)) < MIN_LINE_KERNELS:
                 continue
             if (a[0].group, a[0].group_name) != (b[0].group, b[0].group_name):
                 continue
             wide = np.array(differences(a, b, none))
-            if len(wide) < AGREE * min(len(a), len(b)) or len(wide) < SHORT:
+            if len(wide) < MIN_AGREEING_SHARE * min(len(a), len(b)) or len(wide) < MIN_LINE_KERNELS:
                 continue
             middle = int(np.median(wide))
             scatter = int(np.median(np.abs(wide - middle)))
-            near = np.abs(wide - middle) <= TIGHT
-            if near.mean() >= AGREE and (is_named(a) or abs(middle) <= TOLERANCE):
+            near = np.abs(wide - middle) <= MAX_MEDIAN_SCATTER
+            if near.mean() >= MIN_AGREEING_SHARE and (
+                is_named(a) or abs(middle) <= MAX_RAW_DIFFERENCE
+            ):
                 middle = int(np.median(wide[near]))
                 edges.append((False, scatter, -len(wide), a[0].rank, b[0].rank, middle))
     edges += _between_pairs(pairs)
@@ -136,20 +138,24 @@ def _between_pairs(pairs: list[Pair]) -> list[Edge]:
         middles = [int(np.median(way)) for way in found]
         far = np.concatenate([abs(way - at) for way, at in zip(found, middles, strict=True)])
         middle = sum(middles) // len(middles)
-        telling = len(found) == 2 or abs(middle) > LAG
-        if telling and len(far) >= SHORT and (far <= TIGHT).mean() >= AGREE:
+        telling = len(found) == 2 or abs(middle) > MAX_RECEIVE_LAG
+        if (
+            telling
+            and len(far) >= MIN_LINE_KERNELS
+            and (far <= MAX_MEDIAN_SCATTER).mean() >= MIN_AGREEING_SHARE
+        ):
             edges.append((True, int(np.median(far)), -len(far), a, b, middle))
     return edges
 
 
 def _nearest(lines: list[Line], offset: dict[int, int]) -> int:
     """Sum over short lines of the distance to the nearest other that could be the same, in ps."""
-    short = [line for line in lines if len(line) < SHORT and not is_named(line)]
+    short = [line for line in lines if len(line) < MIN_LINE_KERNELS and not is_named(line)]
     total = 0
     for a in short:
         total += min(
             (
-                max((abs(d) for d in found), default=TOLERANCE)
+                max((abs(d) for d in found), default=MAX_RAW_DIFFERENCE)
                 for b in short
                 if b[0].rank != a[0].rank and stems(a) == stems(b)
                 for found in [differences(a, b, offset)]
@@ -188,15 +194,18 @@ def differences(a: Line, b: Line, offset: dict[int, int]) -> list[int]:
         by_order = np.array([x.end - y.end - shift for x, y in zip(a, b, strict=True)], np.int64)
         middle = int(np.median(by_order))
         # Windows cut at different times can hold equal numbers of equal kernels.
-        steady = is_named(a) and (np.abs(by_order - middle) <= TIGHT).mean() >= AGREE
-        if steady or abs(middle) <= TOLERANCE:
+        steady = (
+            is_named(a)
+            and (np.abs(by_order - middle) <= MAX_MEDIAN_SCATTER).mean() >= MIN_AGREEING_SHARE
+        )
+        if steady or abs(middle) <= MAX_RAW_DIFFERENCE:
             return by_order.tolist()
     found, at = [], 0
     for x in a:
-        while at < len(b) and b[at].end + shift < x.end - TOLERANCE:
+        while at < len(b) and b[at].end + shift < x.end - MAX_RAW_DIFFERENCE:
             at += 1
         for y in b[at : at + 4]:
-            if y.stem == x.stem and abs(x.end - y.end - shift) <= TOLERANCE:
+            if y.stem == x.stem and abs(x.end - y.end - shift) <= MAX_RAW_DIFFERENCE:
                 found.append(x.end - y.end - shift)
                 break
     return found

@@ -161,7 +161,7 @@ def best_offset(short: Sequence[Hashable], long: Sequence[Hashable]) -> int:
     return int(np.argmax(votes)) - len(short)
 
 
-_HOLDS = 0.9
+_MIN_AGREEING_SHARE = 0.9
 """Share of the smaller file's operators that must agree for identities to be trusted."""
 _MIN_MATCHED_SHARE = 0.5
 """Share below which two files are not of the same program."""
@@ -243,11 +243,11 @@ def link_traces(et: ExecutionTrace, trace: KinetoTrace) -> Link:
         0,
         _by_identity(et, nodes, events, events.record),
     )
-    if len(pairs) < _HOLDS * smaller:
+    if len(pairs) < _MIN_AGREEING_SHARE * smaller:
         method, constant = "external id", _constant(et, nodes, events)
         identity = np.where(events.external < 0, -1, events.external - constant)
         pairs, renamed = _by_identity(et, nodes, events, identity)
-    if len(pairs) < _HOLDS * smaller:
+    if len(pairs) < _MIN_AGREEING_SHARE * smaller:
         method, constant, renamed = "names", 0, 0
         pairs = _by_names(et, nodes, events)
     if len(pairs) < max(1.0, _MIN_MATCHED_SHARE * smaller):

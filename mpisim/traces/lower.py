@@ -29,9 +29,9 @@ in the ZeRO traces; the driver's channel has 1,024 entries)."""
 _FULL_QUEUE = 1000
 """Launches in flight from which on a queue counts as full: fewer than it holds, since which of them
 had ended is known to the clocks' error."""
-_BLOCKED = 100 * PS_PER_US
+_MIN_BLOCKED_CALL = 100 * PS_PER_US
 """A launching call that takes longer, with a full queue, has waited for room in it."""
-_STALL = 100 * PS_PER_US
+_MIN_LISTED_STALL = 100 * PS_PER_US
 """A blocking call that returns this long after the device was done is listed."""
 
 EmitCommunication = Callable[[TableBuilder, int, dict[str, int], list[int]], list[int]]
@@ -133,7 +133,7 @@ class _Writer:
 
     def wait(self, ops: list[int], host: int, tail: int, name: str, at: int, end: int) -> None:
         """Write a wait of the CPU for device operations."""
-        if tail > _STALL:
+        if tail > _MIN_LISTED_STALL:
             self.stalls.append(Stall(tail / 1e12, name, self.step, end))
         first = len(self.rows)
         self.rows.host_wait(self.waits_of(ops), host=host, tail=max(0, tail), name=name)
@@ -201,7 +201,7 @@ def lower(
         elif call.kind is CallKind.LAUNCH:
             blocking = inferred.blocking.get(position, [])
             cost = 0 if blocking else max(0, call.end - begin)
-            if cost > _BLOCKED and in_flight.count(call) > _FULL_QUEUE:
+            if cost > _MIN_BLOCKED_CALL and in_flight.count(call) > _FULL_QUEUE:
                 cost = min(cost, usual_cost.get(call.name, 0))
             for nth, op in enumerate(call.ops):
                 latency = int(timing.latency[op]) - (cost if nth else 0)
@@ -218,7 +218,7 @@ def lower(
             writer.wait(ops, host, call.end - max(begin, ended), call.name, begin, call.end)
         else:
             # Not a row: its time is CPU time before the next one.
-            if call.kind is CallKind.MEMORY and call.end - begin > _STALL:
+            if call.kind is CallKind.MEMORY and call.end - begin > _MIN_LISTED_STALL:
                 taken = (call.end - begin) / 1e12
                 writer.stalls.append(Stall(taken, call.name, call.step, call.end))
             continue

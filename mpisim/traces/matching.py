@@ -22,11 +22,11 @@ import numpy as np
 from ..base.quantity import PS_PER_US
 from ..program import Operation
 from .clocks import (
-    AGREE,
-    LAG,
-    SHORT,
-    TIGHT,
-    TOLERANCE,
+    MAX_MEDIAN_SCATTER,
+    MAX_RAW_DIFFERENCE,
+    MAX_RECEIVE_LAG,
+    MIN_AGREEING_SHARE,
+    MIN_LINE_KERNELS,
     Line,
     Pair,
     differences,
@@ -38,7 +38,7 @@ from .communications import Communication
 
 __all__ = ["Matched", "Matching", "match_communications"]
 
-_SHORT_TIGHT = 50 * PS_PER_US
+_MAX_SCATTER_OF_SHORT_LINES = 50 * PS_PER_US
 """The same for lines with very few kernels."""
 _SYNCHRONISING = (
     Operation.ALL_REDUCE,
@@ -178,14 +178,18 @@ def _same_line(a: Line, b: Line, offset: dict[int, int]) -> tuple[int, int] | No
     if not len(signed):
         return None
     found = np.abs(signed)
-    if min(len(a), len(b)) < SHORT:
-        if (found <= _SHORT_TIGHT).all() and len(found) == max(len(a), len(b)):
+    if min(len(a), len(b)) < MIN_LINE_KERNELS:
+        if (found <= _MAX_SCATTER_OF_SHORT_LINES).all() and len(found) == max(len(a), len(b)):
             return int(np.median(found)), -len(found)
         return None
-    middle = int(np.median(signed[found <= TOLERANCE])) if (found <= TOLERANCE).any() else 0
+    middle = (
+        int(np.median(signed[found <= MAX_RAW_DIFFERENCE]))
+        if (found <= MAX_RAW_DIFFERENCE).any()
+        else 0
+    )
     scatter = np.abs(signed - middle)
-    near = scatter <= TIGHT
-    if near.sum() < AGREE * min(len(a), len(b)):
+    near = scatter <= MAX_MEDIAN_SCATTER
+    if near.sum() < MIN_AGREEING_SHARE * min(len(a), len(b)):
         return None
     return int(np.median(scatter[near])), -int(near.sum())
 
@@ -214,7 +218,9 @@ def _in_step(a: Line, b: Line, offset: dict[int, int]) -> bool:
         return False
     apart = [(x.end - offset[x.rank]) - (y.end - offset[y.rank]) for x, y in zip(a, b, strict=True)]
     # A short line of a named communicator says nothing about clocks that may be far apart.
-    return abs(float(np.median(apart))) <= TOLERANCE or (is_named(a) and len(a) < SHORT)
+    return abs(float(np.median(apart))) <= MAX_RAW_DIFFERENCE or (
+        is_named(a) and len(a) < MIN_LINE_KERNELS
+    )
 
 
 def _align_by_time(group: list[Line], result: Matching) -> list[list[Communication]]:
@@ -232,7 +238,9 @@ def _align_by_time(group: list[Line], result: Matching) -> list[list[Communicati
         earliest, first = min(heads)
         stem = group[first][at[first]].stem
         together = [
-            i for end, i in heads if end - earliest <= TOLERANCE and group[i][at[i]].stem == stem
+            i
+            for end, i in heads
+            if end - earliest <= MAX_RAW_DIFFERENCE and group[i][at[i]].stem == stem
         ]
         aligned.append([group[i][at[i]] for i in together])
         for i in together:
@@ -319,7 +327,7 @@ def _choose_pairs(
             if a.group is not None and b.group is not None and b.rank not in a.group:
                 continue
             ends = (a.end - offset[a.rank]) - (b.end - offset[b.rank])
-            if abs(ends) <= LAG or (a.peer >= 0 and b.peer >= 0):
+            if abs(ends) <= MAX_RECEIVE_LAG or (a.peer >= 0 and b.peer >= 0):
                 candidates.append((abs(ends), a.rank, b.rank, a.op, b.op, a, b))
     candidates.sort(key=lambda c: c[:5])
     votes = Counter(abs(c[1] - c[2]) for c in candidates)
@@ -347,7 +355,9 @@ def _settle_pairs(lines: list[Line], pairs: list[Pair], first: int, result: Matc
         end = [i.end - result.offset[i.rank] for i in (a, b)]
         shortest = min(i.end - i.begin for i in (a, b))
         after = [e - max(begin) for e in end]
-        wire = [max(shortest, t) if abs(t - shortest) <= LAG else shortest for t in after]
+        wire = [
+            max(shortest, t) if abs(t - shortest) <= MAX_RECEIVE_LAG else shortest for t in after
+        ]
         between = tuple(line_of[i.rank, i.op, i.part] for i in (a, b))
         line = first + number.setdefault(between, len(number))
         result.operations.append(Matched([a, b], wire, [False, False], is_pair=True, line=line))

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.quantity import PS_PER_US
+from ..base.presets import packaged
+from ..base.quantity import PS_PER_US, Quantity, picoseconds
+from ..base.schema import build
 from .host import Call
 from .kineto import KERNEL, KinetoTrace
 from .waits import Inference
@@ -22,24 +24,23 @@ __all__ = ["DeviceTiming", "explain_late_starts", "measure_timing"]
 
 ALLOWANCE = 25 * PS_PER_US
 """A start later by more than this than all its known inputs is unexplained."""
-_QUEUED = 20 * PS_PER_US
+_MIN_QUEUED_TIME = 20 * PS_PER_US
 """Launched this long before its stream was free, an operation was bound by the stream."""
-_TIGHT = 25 * PS_PER_US
+_MAX_RELEASE_DELAY = 25 * PS_PER_US
 """An operation released by an event starts this soon after it."""
 _FULL_BLOCKS_PER_SM = 4.0
 """A kernel with this many blocks a streaming multiprocessor leaves no room for another's."""
-_DRAIN = 0.2
+_DRAIN_SHARE = 0.2
 """Share of such a kernel's time during which its last blocks leave room already."""
-_PERSISTENT = 0.75
+_MIN_PERSISTENT_BLOCKS = 0.75
 """A long kernel with about one block a multiprocessor (persistent) can fill the device too."""
 _MIN_PERSISTENT_LENGTH = 50 * PS_PER_US
 """A kernel with few blocks is taken for a persistent one only where it is longer than this."""
-_WINDOW = 400
+_LOOK_BACK = 400
 """How many operations before a late one are looked at."""
 _NEVER = np.iinfo(np.int64).min // 4
 
-_DEFAULT_LATENCY = 7 * PS_PER_US
-_DEFAULT_GAP = 1 * PS_PER_US
+FILE = "replay.toml"
 
 
 @dataclass
@@ -93,12 +94,13 @@ def measure_timing(trace: KinetoTrace, calls: list[Call], inferred: Inference) -
     device_free = np.maximum(stream_free, released)
     launched = call >= 0
     by_host = launched & (device_free < called)
-    by_device = (device_free > _NEVER) & (~launched | (called + _QUEUED < device_free))
+    by_device = (device_free > _NEVER) & (~launched | (called + _MIN_QUEUED_TIME < device_free))
     sort = np.where(device.kind == KERNEL, 0, 1)
     by_wait = by_device & (released > stream_free)
-    usual_latency = _usual(device.begin - called, by_host, sort, _DEFAULT_LATENCY)
-    usual_gap = _usual(device.begin - stream_free, by_device & ~by_wait, sort, _DEFAULT_GAP)
-    usual_release = _usual(device.begin - released, by_wait, sort * 0, _DEFAULT_GAP)
+    gap = _default("stream_gap")
+    usual_latency = _usual(device.begin - called, by_host, sort, _default("launch_latency"))
+    usual_gap = _usual(device.begin - stream_free, by_device & ~by_wait, sort, gap)
+    usual_release = _usual(device.begin - released, by_wait, sort * 0, gap)
     usual_gap = np.where(released > stream_free, usual_release, usual_gap)
     host_ready = np.where(launched, called + usual_latency, _NEVER)
     device_ready = np.where(device_free > _NEVER, device_free + usual_gap, _NEVER)
@@ -125,6 +127,11 @@ def _previous_on_stream(stream: NDArray[np.int32]) -> NDArray[np.int64]:
     same = stream[order][1:] == stream[order][:-1]
     previous[order[1:][same]] = order[:-1][same]
     return previous
+
+
+def _default(name: str) -> int:
+    """Name of a number of data/replay.toml → ps."""
+    return picoseconds(build(Quantity, packaged(FILE)[name], FILE, name).si)
 
 
 def _usual(
@@ -210,12 +217,12 @@ def _released_by(
     device = trace.device
     begin = int(device.begin[op])
     best = -1
-    for other in range(op - 1, max(-1, op - _WINDOW), -1):
+    for other in range(op - 1, max(-1, op - _LOOK_BACK), -1):
         if device.stream[other] == device.stream[op]:
             continue
         if timing is not None and timing.call[other] >= position:
             continue
-        fits = -3 * PS_PER_US <= begin - int(device.end[other]) <= _TIGHT
+        fits = -3 * PS_PER_US <= begin - int(device.end[other]) <= _MAX_RELEASE_DELAY
         if fits and (best < 0 or device.end[other] > device.end[best]):
             best = other
     return best
@@ -226,17 +233,22 @@ def _occupant(trace: KinetoTrace, op: int) -> int:
     device = trace.device
     begin = int(device.begin[op])
     best = -1
-    for other in range(op - 1, max(-1, op - _WINDOW), -1):
+    for other in range(op - 1, max(-1, op - _LOOK_BACK), -1):
         if device.stream[other] == device.stream[op]:
             continue
         length = int(device.end[other] - device.begin[other])
         early = int(device.end[other]) - begin
         if device.blocks_per_sm[other] >= _FULL_BLOCKS_PER_SM:
-            drain = max(_TIGHT, int(_DRAIN * length))
-        elif device.blocks_per_sm[other] >= _PERSISTENT and length > _MIN_PERSISTENT_LENGTH:
-            drain = max(_TIGHT, int(_DRAIN / 2 * length))
+            drain = max(_MAX_RELEASE_DELAY, int(_DRAIN_SHARE * length))
+        elif (
+            device.blocks_per_sm[other] >= _MIN_PERSISTENT_BLOCKS
+            and length > _MIN_PERSISTENT_LENGTH
+        ):
+            drain = max(_MAX_RELEASE_DELAY, int(_DRAIN_SHARE / 2 * length))
         else:
             continue
-        if -_TIGHT <= early <= drain and (best < 0 or device.end[other] > device.end[best]):
+        if -_MAX_RELEASE_DELAY <= early <= drain and (
+            best < 0 or device.end[other] > device.end[best]
+        ):
             best = other
     return best

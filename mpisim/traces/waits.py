@@ -24,11 +24,11 @@ _NOTIFY = re.compile(r"notify_dispatch|get_dispatch_layout")
 
 _TOLERANCE = 3 * PS_PER_US
 """Clock granularity: old files have whole µs, at both ends of an interval."""
-_PROMPT = 100 * PS_PER_US
+_MAX_RETURN_DELAY = 100 * PS_PER_US
 """A blocking call returns this soon after the device operation it waited for."""
 _MIN_WAIT = 50 * PS_PER_US
 """A call shorter than this is taken as CPU time, whatever it could have waited for."""
-_INTERNAL = 60 * PS_PER_US
+_MAX_NCCL_WAIT_DISTANCE = 60 * PS_PER_US
 """NCCL's own event waits lie this close to the launch of its kernel."""
 
 
@@ -261,7 +261,11 @@ def _event_wait(state: _State, position: int, call: Call) -> None:
             state.result.counts["internal to NCCL"] += 1
         else:
             state.before[thread] = dict(state.last)
-    elif just_launched is not None and call.begin - just_launched < _INTERNAL and call.params < 0:
+    elif (
+        just_launched is not None
+        and call.begin - just_launched < _MAX_NCCL_WAIT_DISTANCE
+        and call.params < 0
+    ):
         state.result.counts["internal to NCCL"] += 1
     else:
         is_work = call.params >= 0 or call.c10d >= 0
@@ -376,7 +380,7 @@ def _synchronise(state: _State, position: int, call: Call) -> None:
         own = last.get(state.current.get(call.thread, -1), -1)
         chosen = [own] if own in options else []
         late = call.end - max(call.begin, state.end[own] if chosen else 0)
-        if not chosen or late > _PROMPT:
+        if not chosen or late > _MAX_RETURN_DELAY:
             latest = max(options, key=lambda op: state.end[op], default=-1)
             if latest >= 0 and state.end[latest] > call.begin:
                 chosen = [latest]
@@ -387,7 +391,7 @@ def _synchronise(state: _State, position: int, call: Call) -> None:
         chosen = [latest] if latest >= 0 else []
     counts["sync"] += 1
     state.result.blocking[position] = chosen
-    if call.end - max([call.begin, *(state.end[op] for op in chosen)]) > _PROMPT:
+    if call.end - max([call.begin, *(state.end[op] for op in chosen)]) > _MAX_RETURN_DELAY:
         counts["sync: long after the device"] += 1
 
 
@@ -397,7 +401,7 @@ def _polled(state: _State, position: int, call: Call, previous: Call | None) -> 
         return
     op = previous.ops[-1]
     if _NOTIFY.search(state.trace.device.name[op]) and (
-        previous.end < state.end[op] <= call.begin < state.end[op] + _PROMPT
+        previous.end < state.end[op] <= call.begin < state.end[op] + _MAX_RETURN_DELAY
     ):
         state.result.gap_waits[position] = [op]
         state.result.counts["polled-wait"] += 1

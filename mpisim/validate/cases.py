@@ -41,7 +41,18 @@ class Case:
 
 
 def summary(errors: list[float]) -> dict[str, float | int | None]:
-    """Return n and the mean, median and 90th percentile of absolute errors (fractions)."""
+    """Relative errors → their number, and mean, median and 90th percentile of |error|.
+
+    Parameters
+    ----------
+    errors : list of float
+        Fractions, signed.
+
+    Returns
+    -------
+    dict
+        ``n``, ``mape``, ``median``, ``p90``; the last three None if there is no error.
+    """
     if not errors:
         return {"n": 0, "mape": None, "median": None, "p90": None}
     size = np.abs(errors)

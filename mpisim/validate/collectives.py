@@ -94,7 +94,13 @@ def compare(batches: Sequence[Batch], predict: Predictor) -> CollectiveErrors:
 
 
 def tabulate(found: CollectiveErrors) -> dict[str, dict[str, Figures]]:
-    """Return errors by side of 1 MiB, and there by grade, operation, platform, GPUs; by decade.
+    """Errors of collectives → tables by size, grade, operation, platform and number of GPUs.
+
+    All but the tables ``all`` and ``size`` (decades of bytes) distinguish sides of 1 MiB.
+
+    Parameters
+    ----------
+    found : CollectiveErrors
 
     Returns
     -------
@@ -134,7 +140,17 @@ def tabulate(found: CollectiveErrors) -> dict[str, dict[str, Figures]]:
 
 
 def as_cases(found: CollectiveErrors) -> list[dict[str, Any]]:
-    """Return every row with its prediction, as ``--json`` writes them; seconds."""
+    """Errors of collectives → every row with its prediction, as ``--json`` writes them.
+
+    Parameters
+    ----------
+    found : CollectiveErrors
+
+    Returns
+    -------
+    list of dict
+        Times in s, errors as fractions.
+    """
     cases = []
     for each in found.compared:
         batch = each.batch

@@ -213,7 +213,16 @@ def _figure(name: str, outcome: JobOutcome) -> _Predicted:
 
 
 def render(found: Sequence[Compared]) -> str:
-    """Return both tables, and what each figure is of, for people."""
+    """Compared jobs → report: interruptions by fleet, lengths of the jobs, and sources.
+
+    Parameters
+    ----------
+    found : sequence of Compared
+
+    Returns
+    -------
+    str
+    """
     fleets = fleet_names()
     head = ("run", "GPUs", "days", "counted", *(f"as {name}" for name in fleets))
     cells: list[tuple[str, ...]] = [head]
@@ -290,7 +299,17 @@ def _number(value: float) -> str:
 
 
 def as_json(found: Sequence[Compared]) -> dict[str, Any]:
-    """Return all figures."""
+    """Compared jobs → all figures, ready for JSON.
+
+    Parameters
+    ----------
+    found : sequence of Compared
+
+    Returns
+    -------
+    dict of str to dict
+        By name of the job; units are those of the published figures.
+    """
     return {
         each.name: {
             "interruptions": each.job.interruptions,

@@ -174,7 +174,11 @@ def operator(kernel: Kernel, op: str) -> str:
 
 
 def tabulate(found: KernelErrors) -> dict[str, dict[str, Figures]]:
-    """Return errors by operator, by operator and GPU, by format, and by decade of duration.
+    """Errors of kernels → tables by operator, operator and GPU, format, and decade of duration.
+
+    Parameters
+    ----------
+    found : KernelErrors
 
     Returns
     -------

@@ -103,12 +103,21 @@ class MemoryRow:
 
 
 def memory_rows(path: Path | None = None) -> list[MemoryRow]:
-    """Assess every row of a file, or of that which comes with mpisim. Local.
+    """File of published memory → each row with what the memory model predicts. Local.
 
     Parameters
     ----------
     path : Path, optional
-        A file of the same form.
+        TOML of the form of ``data/validation/memory.toml``, which is the default.
+
+    Returns
+    -------
+    list of MemoryRow
+
+    Raises
+    ------
+    InputError
+        Naming file, row and key.
     """
     if path is None:
         return [_assessed(name, table, FILE) for name, table in packaged(FILE).items()]
@@ -175,7 +184,16 @@ def figures(rows: Sequence[Figure]) -> dict[str, Any]:
 
 
 def judged(verdict: Verdict) -> str:
-    """Return what the model says of a run: fits, refused, or close (too close to call)."""
+    """Verdict of the memory model → ``fits``, ``refused``, or ``close`` (within its error).
+
+    Parameters
+    ----------
+    verdict : Verdict
+
+    Returns
+    -------
+    str
+    """
     if not verdict.certain:
         return "close"
     return "fits" if verdict.fits else "refused"

@@ -159,7 +159,11 @@ def _priced(path: Path, gpu: str | None) -> PricedTrace:
 
 
 def tabulate(traces: Sequence[PricedTrace]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Priced traces → figures by operator, by type and by GPU, of what named models price.
+    """Priced traces → errors by operator, by type and by GPU, of operators that the table knows.
+
+    Parameters
+    ----------
+    traces : sequence of PricedTrace
 
     Returns
     -------
@@ -186,9 +190,17 @@ def tabulate(traces: Sequence[PricedTrace]) -> dict[str, dict[str, dict[str, Any
 
 
 def by_job(traces: Sequence[PricedTrace]) -> dict[str, tuple[float, float]]:
-    """Priced traces → of each job, the median |error| of its traces, and the median share named.
+    """Priced traces → by job, medians over its traces of |error| and of the share priced by name.
 
-    The traces in one folder are of one job.
+    Parameters
+    ----------
+    traces : sequence of PricedTrace
+        Those in one folder are of one job.
+
+    Returns
+    -------
+    dict of str to (float, float)
+        By folder; fractions.
     """
     jobs: dict[str, list[PricedTrace]] = {}
     for each in traces:

@@ -40,8 +40,12 @@ from .traces import TraceResult
 
 __all__ = ["Perturbation", "perturb_traces"]
 
-DELAY = 0.05
-SHIFT = 1.0
+START_DELAY = 0.05
+"""Seconds by which one rank starts late."""
+
+CLOCK_SHIFT = 1.0
+"""Seconds by which half of one rank's file is moved."""
+
 CHANGES = (
     ("gpu and wire × 0.05", WhatIf(compute=0.05, comm=0.05)),
     ("kernels × 0.5", WhatIf(compute=0.5)),
@@ -153,16 +157,16 @@ def _data_order(job: TraceJob, moved: Replay, test: str, comm: Any) -> Perturbat
 def _delayed(job: TraceJob, base: Replay, comm: Any) -> Perturbation:
     """One rank starts late: the others must wait for it, but for the slack they have."""
     late = job.traces.ranks[1]
-    moved = replay(job, comm, WhatIf(delay={late: DELAY}))
+    moved = replay(job, comm, WhatIf(delay={late: START_DELAY}))
     before, after = base.run.rank_end, moved.run.rank_end
     others = np.array([i for i, rank in enumerate(job.traces.ranks) if rank != late])
     wait = float((after - before)[others].min()) / 1e12
     change, _ = _moved(base, moved)
-    note = f"other ranks end {wait * 1e3:.1f} ms later or more, of {DELAY * 1e3:.0f} ms"
+    note = f"other ranks end {wait * 1e3:.1f} ms later or more, of {START_DELAY * 1e3:.0f} ms"
     passed: bool | None = wait > 0
     if not _joined(job.program.communicators, 1).issuperset(others.tolist()):
         passed, note = None, "no communication joins all ranks in this recording"
-    return Perturbation(f"rank {late} {DELAY * 1e3:.0f} ms late", change, wait, note, passed)
+    return Perturbation(f"rank {late} {START_DELAY * 1e3:.0f} ms late", change, wait, note, passed)
 
 
 def _joined(communicators: Communicators, rank: int) -> set[int]:
@@ -183,7 +187,7 @@ def _shifted(job: TraceJob, base: Replay, comm: Any) -> Perturbation:
     moves by the shift at most; and it moves in one step, or in two where the gap lies between.
     """
     which = 1 if len(job.sources) > 1 else 0
-    moved = replay(reread_job(job, comm, shift=(which, SHIFT)), comm)
+    moved = replay(reread_job(job, comm, shift=(which, CLOCK_SHIFT)), comm)
     rank = job.traces.ranks[which]
     before = {each.step: each.replayed for each in base.steps if each.rank == rank}
     after = {each.step: each.replayed for each in moved.steps if each.rank == rank}
@@ -191,10 +195,10 @@ def _shifted(job: TraceJob, base: Replay, comm: Any) -> Perturbation:
     whole = float(moved.run.rank_end[which] - base.run.rank_end[which]) / 1e12
     change, _ = _moved(base, moved)
     note = (
-        f"rank {rank} ends {whole:+.4f} s later for a shift of {SHIFT:g} s, "
+        f"rank {rank} ends {whole:+.4f} s later for a shift of {CLOCK_SHIFT:g} s, "
         f"{len(touched)} of {len(before)} steps moved"
     )
-    passed = -0.01 * SHIFT <= whole <= 1.01 * SHIFT and len(touched) <= 2
+    passed = -0.01 * CLOCK_SHIFT <= whole <= 1.01 * CLOCK_SHIFT and len(touched) <= 2
     return Perturbation("half of a file shifted", change, whole, note, passed)
 
 

@@ -71,7 +71,16 @@ def published_runs(words: Sequence[str] = ()) -> list[Run]:
 
 
 def render(runs: Sequence[Run]) -> str:
-    """Return figures and their errors as a table for people."""
+    """Published runs, simulated → table of figures and errors.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+
+    Returns
+    -------
+    str
+    """
     return "\n".join([*aligned([HEAD, *_cells(runs)], left=(0, 1, 6)), "", *_summaries(runs)])
 
 
@@ -89,7 +98,18 @@ def markdown(runs: Sequence[Run], page: str) -> str:
 
 
 def as_json(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return all figures, and summaries of their errors."""
+    """Published runs, simulated → all figures and summaries of their errors, ready for JSON.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+
+    Returns
+    -------
+    dict
+        ``runs``; ``errors`` and ``errors_assumed``: as of `summary`, of runs as described and of
+        those that rest on assumptions.
+    """
     return {
         "runs": [
             {

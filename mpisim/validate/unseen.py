@@ -64,7 +64,11 @@ def compare_unseen(rows: Sequence[MeasuredKernels]) -> list[ChipErrors]:
 
 
 def tabulate_chips(chips: Sequence[ChipErrors]) -> dict[str, dict[str, Any]]:
-    """Return the errors of each chip, and of each of its operators.
+    """Errors on unseen chips → tables by chip, and by chip and operator.
+
+    Parameters
+    ----------
+    chips : sequence of ChipErrors
 
     Returns
     -------
@@ -86,7 +90,13 @@ def tabulate_chips(chips: Sequence[ChipErrors]) -> dict[str, dict[str, Any]]:
 
 
 def judge(chips: Sequence[ChipErrors], tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the figures of all chips, each counting the same.
+    """Errors on unseen chips → figures of all chips, each with equal weight.
+
+    Parameters
+    ----------
+    chips : sequence of ChipErrors
+    tables : mapping
+        As of `tabulate_chips`.
 
     Returns
     -------

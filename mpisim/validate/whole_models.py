@@ -80,10 +80,10 @@ MODELS: dict[str, dict[str, object]] = {
 of Python, which no framework for training does."""
 
 FP32 = BYTES["fp32"]
-MASK = 1 / FP32
+MASK_SHARE = 1 / FP32
 """Of the bytes of a tensor in fp32, those of one of truth values."""
 
-MAXIMUM_BACKWARD = (1 + MASK, 2, 3 + MASK, 1 + MASK, 2 + MASK)
+MAXIMUM_BACKWARD = (1 + MASK_SHARE, 2, 3 + MASK_SHARE, 1 + MASK_SHARE, 2 + MASK_SHARE)
 """Tensors that each kernel of the way back of ``maximum`` reads and writes: what is equal, half the
 gradient, the choice of the two, what is less, zeros there."""
 
@@ -93,7 +93,16 @@ allocator's cache is emptied before the forward pass, and the arithmetic alone m
 
 
 def is_whole_models(path: str | Path) -> bool:
-    """Whether a file is a table of whole models; one that cannot be read is not."""
+    """Path → whether it is a table of whole models; one that cannot be read is not.
+
+    Parameters
+    ----------
+    path : str or Path
+
+    Returns
+    -------
+    bool
+    """
     headings: list[str] = []
     with suppress(InputError):
         read_table(path, headings.extend)

@@ -231,7 +231,7 @@ def _checked(values: Ints, label: str) -> dict[str, Any]:
 
 
 def _ports(blocks: Sequence[RowBlock]) -> tuple[Any, ...]:
-    """Return what `port_waits` takes of blocks: kernels, what is pending, exports, ports."""
+    """Return the arguments of `port_waits` from blocks: kernels, pending waits, exports, ports."""
     ports: dict[str | int, int] = {LAST: 0, BEFORE: 1, PENDING: 2}
 
     def numbered(pairs: Sequence[Sequence[tuple[int, str | int]]]) -> tuple[Ints, Ints]:

@@ -1,4 +1,4 @@
-"""The input pipeline: what the host does so that the next step has its images.
+"""The input pipeline: the host's work on the images of the next step.
 
     [data], the node's CPUs ─► InputPipeline ─► rows of a step
 
@@ -215,7 +215,7 @@ def input_pipeline(experiment: Experiment, replicas_gpus: int) -> InputPipeline 
 
 
 def write_input(block: BlockBuilder, layout: Layout, images: int) -> None:
-    """Write what the host does for the next step, to be waited for as `NEXT_BATCH`.
+    """Write the host's work for the next step, awaited as `NEXT_BATCH`.
 
     Parameters
     ----------

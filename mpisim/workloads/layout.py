@@ -179,7 +179,7 @@ def lay_out(experiment: Experiment, gpus: int, gpu_of: NDArray[np.int64] | None 
 
 
 def check_layout(experiment: Experiment, grid: Grid) -> list[int]:
-    """Refuse what can be told without laying out; return the micro-batches of each replica.
+    """Refuse plans that no layout can have; return the micro-batches of each replica.
 
     What this takes depends on sizes alone; networks of layers do not.
 

@@ -242,7 +242,7 @@ class PipelineMessages:
 
 
 def _kinds_of(unit: Sequence[Action]) -> Kinds:
-    """Return what messages depend on of the actions of a unit."""
+    """Return the properties of a unit's actions that its messages depend on."""
     # No phases: their hashes are slow, and there are thousands of actions.
     return tuple([(each.phase is _FORWARD, each.phase is _WEIGHT, each.chunk) for each in unit])
 
@@ -252,7 +252,7 @@ _FORWARD, _WEIGHT = Phase.FORWARD, Phase.WEIGHT
 
 
 def _what(message: _Message) -> str:
-    """Return what a message holds: activation or gradient."""
+    """Return the content of a message: activation or gradient."""
     return message.slot.partition(":")[0].rstrip("+-")
 
 

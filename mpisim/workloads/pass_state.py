@@ -1,4 +1,4 @@
-"""`PassState`: what the next row of a pass has to wait for, while a block is written.
+"""`PassState`: the rows that the next row of a pass waits for, while a block is written.
 
 Kernels of one stream run in order anyway; waits are needed between kernels and communications. Each
 communication is awaited by the next kernel (`pending`), or, if it has a *token*, by the kernels
@@ -35,7 +35,7 @@ __all__ = ["PassState"]
 
 
 class PassState:
-    """State of one pass while a block is written: what its next rows have to wait for.
+    """State of one pass while a block is written: the rows that its next rows wait for.
 
     Attributes
     ----------

@@ -55,6 +55,11 @@ def takes_no_tensor_for_traced(module: Any) -> None:
     then gives attention a mask wherever there might be a packed or padded sequence
     (``transformers/masking_utils.py``): PyTorch has no FlashAttention with a mask. On a GPU it
     reads whether there is one, and a captured tensor answers (:mod:`mpisim.capture.values`).
+
+    Parameters
+    ----------
+    module : module
+        Changed in place.
     """
     if hasattr(module, "is_fake_tensor"):
         module.is_fake_tensor = lambda x: False

@@ -28,7 +28,7 @@ from .library import Contents, Library
 
 __all__ = ["LIBRARY"]
 
-LINKED = 8
+MAX_NVLINK_RANKS = 8
 """Ranks that one kernel reaches by NVLink (``NUM_MAX_NVL_PEERS``)."""
 
 MOST_CHOICES = MOST_SCALES = 128
@@ -76,18 +76,18 @@ class Config:
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """Bytes of the buffer that NVLink's peers write to."""
-        near, nodes = min(num_ranks, LINKED), max(num_ranks // LINKED, 1)
+        near, nodes = min(num_ranks, MAX_NVLINK_RANKS), max(num_ranks // MAX_NVLINK_RANKS, 1)
         lanes = self.num_sms // 2 * near
         size = lanes * ((2 * nodes + 3) * 4 + self.slots * (hidden_bytes + SLOT_BYTES))
         return -(-size // 128) * 128
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """Bytes of the buffer that other nodes write to."""
-        if num_ranks <= LINKED:
+        if num_ranks <= MAX_NVLINK_RANKS:
             return 0
-        lanes = self.num_sms // 2 * (num_ranks // LINKED) * 2
+        lanes = self.num_sms // 2 * (num_ranks // MAX_NVLINK_RANKS) * 2
         slots = self.far_slots * (hidden_bytes + SLOT_BYTES + 16)
-        size = lanes * ((LINKED * 2 + 2) * 4 + slots) + (1 << 20)
+        size = lanes * ((MAX_NVLINK_RANKS * 2 + 2) * 4 + slots) + (1 << 20)
         return -(-size // 128) * 128
 
 
@@ -151,7 +151,11 @@ class Buffer(LowLatency):
         def count(*shape: int, dtype: Any = torch.int32) -> Any:
             return launch.empty(shape, dtype, topk_idx.device)
 
-        to_nodes = count(self.group_size // LINKED) if self.group_size > LINKED else None
+        to_nodes = (
+            count(self.group_size // MAX_NVLINK_RANKS)
+            if self.group_size > MAX_NVLINK_RANKS
+            else None
+        )
         ranks, experts = count(self.group_size), count(num_experts)
         inside = count(topk_idx.shape[0], self.group_size, dtype=torch.bool)
         made = [each for each in (ranks, to_nodes, experts, inside) if each is not None]

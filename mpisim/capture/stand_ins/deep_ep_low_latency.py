@@ -21,10 +21,10 @@ from .deep_ep_streams import EventHandle, EventOverlap, OwnStream, launch
 
 __all__ = ["LowLatency"]
 
-CHANNELS = 128
+ELEMENTS_PER_SCALE = 128
 """Elements that share a scale of fp8 (``kNumPerChannels``)."""
 
-HEADER = 16
+HEADER_BYTES = 16
 """Bytes that say where a token is from (``sizeof(int4)``)."""
 
 
@@ -49,8 +49,8 @@ def size_hint(most_tokens: int, hidden: int, ranks: int, experts: int) -> int:
     ranks, experts : int
         In all; the first makes no difference.
     """
-    scales = hidden // CHANNELS
-    sent = HEADER + max(2 * hidden, hidden + 4 * scales)
+    scales = hidden // ELEMENTS_PER_SCALE
+    sent = HEADER_BYTES + max(2 * hidden, hidden + 4 * scales)
     returned = 4 * scales + 2 * hidden
     sending = max(most_tokens * sent, experts * most_tokens * returned)
     receiving = experts * most_tokens * max(sent, returned)
@@ -92,18 +92,23 @@ class LowLatency(OwnStream):
         received = made(own, rows, hidden, dtype=kind)
         scales: Any = None
         if use_fp8:
-            scales = made(own, hidden // CHANNELS, rows, dtype=torch.float32)
+            scales = made(own, hidden // ELEMENTS_PER_SCALE, rows, dtype=torch.float32)
         counts, info = made(own), made(own, rows)
         ranges = made(own, self.group_size, dtype=torch.int64)
         kept = [each for each in (received, scales, counts, info, ranges) if each is not None]
         launch.keep(kept)
-        size = kind.itemsize * hidden + (4 * (hidden // CHANNELS) if use_fp8 else 0)
+        size = kind.itemsize * hidden + (4 * (hidden // ELEMENTS_PER_SCALE) if use_fp8 else 0)
         copies = topk_idx.numel()
         arrived = launch.empty((copies, size), torch.uint8, x.device)
         first = ("deep_ep::low_latency_dispatch", [x, topk_idx], [arrived])
         second = ("deep_ep::low_latency_receive", [arrived], [arrived, info, counts])
         after, hook = self._in_two_phases(
-            "dispatch", first, copies * (HEADER + size), second, async_finish, return_recv_hook
+            "dispatch",
+            first,
+            copies * (HEADER_BYTES + size),
+            second,
+            async_finish,
+            return_recv_hook,
         )
         found = (received, scales.transpose(1, 2)) if use_fp8 else received
         given = LowLatencyHandle(

@@ -30,7 +30,15 @@ kernels = MultiTensor(launch)
 
 
 def record_operators(builders: Any) -> None:
-    """Module of DeepSpeed's builders → its CUDA operators are recorded instead of compiled."""
+    """Module of DeepSpeed's builders → its CUDA operators are recorded instead of compiled.
+
+    Loading one that has no stand-in raises `InputError`.
+
+    Parameters
+    ----------
+    builders : module
+        `BUILDERS`; changed in place.
+    """
     load: Callable[..., Any] = builders.OpBuilder.load
     compiled = builders.CUDAOpBuilder
 

@@ -38,12 +38,12 @@ _SCHEMAS = (
     f"Tensor softmax_lse, Tensor(a!)? dq, Tensor(b!)? dk, Tensor(c!)? dv, {_BEGINS}, {_FORWARD}, "
     "bool deterministic, Tensor? rng_state, bool zero_tensors) -> Tensor",
 )
-_ROWS = 128
-"""Rows that sums are rounded up to."""
+_ROW_MULTIPLE = 128
+"""Multiple to which rows of queries are rounded up in buffers of sums (``round_multiple``)."""
 
 
 def _up(number: int) -> int:
-    return -(-number // _ROWS) * _ROWS
+    return -(-number // _ROW_MULTIPLE) * _ROW_MULTIPLE
 
 
 def _forward_shapes(q: Any, k: Any, v: Any, *rest: Any) -> Any:
@@ -66,7 +66,7 @@ def _backward_shapes(dout: Any, q: Any, k: Any, v: Any, *rest: Any) -> Any:
 
 def _varlen_backward_shapes(dout: Any, q: Any, k: Any, v: Any, *rest: Any) -> Any:
     sequences = rest[5].shape[0] - 1
-    return q.new_empty((q.shape[1], q.shape[0] + _ROWS * sequences), dtype=torch.float32)
+    return q.new_empty((q.shape[1], q.shape[0] + _ROW_MULTIPLE * sequences), dtype=torch.float32)
 
 
 _SHAPES = {

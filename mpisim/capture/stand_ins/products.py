@@ -131,7 +131,11 @@ def _operand(tensor: Any, columns: bool) -> Any:
 def general_gemm(A: Any, B: Any, workspace: Any = None, out_dtype: Any = None,
                  layout: str = "TN", out: Any = None, accumulate: bool = False,
                  **rest: Any) -> Any:  # fmt: skip
-    """Product as cuBLAS takes it: layouts of both matrices by letters, T or N."""
+    """Product as cuBLAS takes it: layouts of both matrices by letters, T or N.
+
+    Parameters and result are those of ``transformer_engine.pytorch.cpp_extensions.general_gemm``,
+    of which the stand-in needs these; what it returns beside the product is None.
+    """
     transposes_a, transposes_b = layout[0] == "T", layout[1] == "T"
     k, n = (A.shape[-1], A.shape[0]) if transposes_a else (A.shape[0], A.shape[-1])
     m = B.shape[-1] if transposes_b else B.numel() // B.shape[-1]
@@ -141,7 +145,18 @@ def general_gemm(A: Any, B: Any, workspace: Any = None, out_dtype: Any = None,
 
 
 def no_gradient(weight: Any) -> Any:
-    """Return what stands for a gradient that went to ``main_grad``: made once for a shape."""
+    """Weight → tensor that autograd gets in place of a gradient added to ``main_grad``.
+
+    Parameters
+    ----------
+    weight : torch.Tensor
+
+    Returns
+    -------
+    torch.Tensor
+        Of the weight's shape and type, the same memory for all weights that share these, as in
+        Transformer Engine (``get_dummy_wgrad``).
+    """
     key = tuple(weight.shape), weight.dtype
     if key not in _dummies:
         _dummies[key] = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
@@ -149,16 +164,54 @@ def no_gradient(weight: Any) -> Any:
 
 
 def softmax_statistics(q: Any) -> Any:
-    """Queries → a tensor for what attention's backward pass needs of the softmax."""
+    """Queries → tensor of the softmax's statistics, which attention's backward pass reads.
+
+    Parameters
+    ----------
+    q : torch.Tensor
+        (…, head size).
+
+    Returns
+    -------
+    torch.Tensor
+        fp32, one number for each query: the log-sum-exp of its scores.
+    """
     return launch.empty(q.shape[:-1], torch.float32, q.device)
 
 
 def group_size(group: Any) -> int:
+    """Process group → its number of ranks.
+
+    Parameters
+    ----------
+    group : torch.distributed.ProcessGroup or None
+
+    Returns
+    -------
+    int
+        1 for None.
+    """
     return 1 if group is None else dist.get_world_size(group)
 
 
 def gather(tensor: Any, group: Any, *, later: bool = False) -> tuple[Any, Any]:
-    """Rows of this rank → those of all, and what is to be waited for."""
+    """All-gather: rows of this rank → rows of all ranks.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor or Quantized
+        (rows of this rank, …); of a quantized one the bytes of a single form are sent.
+    group : torch.distributed.ProcessGroup or None
+    later : bool
+        Whether the result is waited for later.
+
+    Returns
+    -------
+    whole : torch.Tensor or Quantized
+        (rows of all ranks, …), in the order of ranks.
+    handle : torch.distributed.Work or None
+        To be waited for; None unless `later`, and for one rank.
+    """
     ranks = group_size(group)
     if ranks == 1:
         return tensor, None
@@ -181,7 +234,23 @@ def gather(tensor: Any, group: Any, *, later: bool = False) -> tuple[Any, Any]:
 
 
 def scatter(tensor: Any, group: Any, *, later: bool = False) -> tuple[Any, Any]:
-    """Sums over ranks → this rank's rows of them, and what is to be waited for."""
+    """Reduce-scatter: rows of all ranks → this rank's rows of their sum.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        (rows of all ranks, …).
+    group : torch.distributed.ProcessGroup or None
+    later : bool
+        Whether the result is waited for later.
+
+    Returns
+    -------
+    part : torch.Tensor
+        (rows of this rank, …).
+    handle : torch.distributed.Work or None
+        To be waited for; None unless `later`, and for one rank.
+    """
     ranks = group_size(group)
     if ranks == 1:
         return tensor, None
@@ -192,7 +261,14 @@ def scatter(tensor: Any, group: Any, *, later: bool = False) -> tuple[Any, Any]:
 
 
 def save(ctx: Any, *operands: Any) -> None:
-    """Save tensors and operands that were cast."""
+    """Save operands for the backward pass, quantized ones by the forms they have.
+
+    Parameters
+    ----------
+    ctx : torch.autograd.function.FunctionCtx
+        `restore` takes them from it.
+    *operands : torch.Tensor or Quantized
+    """
     tensors: list[Any] = []
     forms: list[Any] = []
     for each in operands:
@@ -207,6 +283,17 @@ def save(ctx: Any, *operands: Any) -> None:
 
 
 def restore(ctx: Any) -> list[Any]:
+    """Context of a backward pass → the operands that `save` was given.
+
+    Parameters
+    ----------
+    ctx : torch.autograd.function.FunctionCtx
+
+    Returns
+    -------
+    list of torch.Tensor or Quantized
+        In the order in which they were saved.
+    """
     tensors, found = list(ctx.saved_tensors), []
     for form in ctx.forms:
         if form is None:

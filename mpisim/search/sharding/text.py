@@ -16,7 +16,16 @@ __all__ = ["chosen_figures", "chosen_lines", "placement_tables"]
 
 
 def chosen_lines(found: Chosen) -> list[str]:
-    """Return what a choice found, lines for people."""
+    """Result of ``mpisim shard`` → its report as lines.
+
+    Parameters
+    ----------
+    found : Chosen
+
+    Returns
+    -------
+    list of str
+    """
     best = found.best
     rows: list[tuple[str, ...]] = [("sharder", "rule or cost", "step", "over best", *LOADS, "GiB")]
     for each in found.found:
@@ -73,7 +82,11 @@ def _kinds(found: SimulatedPlacement) -> dict[str, int]:
 
 
 def chosen_figures(found: Chosen) -> dict[str, Any]:
-    """Return what a choice found, ready for JSON.
+    """Result of ``mpisim shard`` → its figures, ready for JSON.
+
+    Parameters
+    ----------
+    found : Chosen
 
     Returns
     -------

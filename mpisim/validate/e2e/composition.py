@@ -33,13 +33,14 @@ from .rows import Row, read
 
 __all__ = ["Composed", "composed", "composition"]
 
-TOLERANCE = 0.01
+REPRODUCED_ERROR = 0.01
+"""Relative error within which a step counts as the composition of its layers."""
 
-FORWARD = 0.25
+FORWARD_SHARE = 0.25
 """Share of a stage's work that the forward pass takes: it is recomputed, and the backward pass does
 twice its work. Where 1F1B is full the sum alone matters."""
 
-COMPUTE, AHEAD, BACK = 0, 1, 3
+KERNEL_STREAM, ACTIVATION_STREAM, GRADIENT_STREAM = 0, 1, 3
 """Streams: kernels; sends and receives, two each, of activations and of gradients."""
 
 NEEDED = ("layers", "hidden", "tp", "pp", "dp", "micro_batch", "global_batch")
@@ -78,7 +79,19 @@ class _Shape(NamedTuple):
 
 
 def composition(path: str | Path) -> str:
-    """Return a table of how far composed steps are from rows of trust F.
+    """Table of published steps → table of errors of steps composed from times of layers.
+
+    Only rows of trust F are used: a formula made them, so that composition should reproduce them.
+
+    Parameters
+    ----------
+    path : str or Path
+        Table of steps, CSV.
+
+    Returns
+    -------
+    str
+        Lines by hidden size, degree of tensor parallelism and micro-batch.
 
     Raises
     ------
@@ -103,14 +116,25 @@ def composition(path: str | Path) -> str:
                 percentage(errors.mean(), 2),
                 percentage(np.quantile(errors, 0.9), 2),
                 percentage(errors.max(), 2),
-                percentage((errors <= TOLERANCE).mean()),
+                percentage((errors <= REPRODUCED_ERROR).mean()),
             )
         )
     return "\n".join(aligned(cells)) + "\nof |composed / row - 1|; times of layers from the rows"
 
 
 def composed(rows: Sequence[Row]) -> list[Composed]:
-    """Compose steps from the times of each group of rows; rows that lack a number are left out."""
+    """Rows of steps → steps composed from the times that each group of rows implies for its layers.
+
+    Parameters
+    ----------
+    rows : sequence of Row
+        Those that lack one of `NEEDED` or a step time are left out.
+
+    Returns
+    -------
+    list of Composed
+        By group, in order of hidden size, degree of tensor parallelism and micro-batch.
+    """
     groups: dict[tuple[int, int, int], list[Row]] = {}
     for row in rows:
         known = row.integers
@@ -166,21 +190,21 @@ def _program(shape: _Shape, work: float, last: float, after: float) -> Program:
         slots: list[int] = []
         for action in actions:
             forward = action.phase is Phase.FORWARD
-            share = FORWARD if forward else 1 - FORWARD
+            share = FORWARD_SHARE if forward else 1 - FORWARD_SHARE
             ahead, behind = stage < shape.stages - 1, stage > 0
             takes, gives = (behind, ahead) if forward else (ahead, behind)
-            stream = AHEAD if forward else BACK
+            stream = ACTIVATION_STREAM if forward else GRADIENT_STREAM
             step = 1 if forward else -1
             name = action.phase.name.lower()
             waits = []
             if takes:
                 pair = program.communicator((stage - step, stage), name)
                 waits = [_message(rows, Kind.RECV, _slot(slots, pair), stream, ())]
-            kernel = rows.kernel(name, COMPUTE, picoseconds(share * whole), waits=waits)
+            kernel = rows.kernel(name, KERNEL_STREAM, picoseconds(share * whole), waits=waits)
             if gives:
                 pair = program.communicator((stage, stage + step), name)
                 _message(rows, Kind.SEND, _slot(slots, pair), stream + 1, (kernel,))
-        rows.kernel("optimizer", COMPUTE, picoseconds(after))
+        rows.kernel("optimizer", KERNEL_STREAM, picoseconds(after))
         program.add_rank(program.add_table(rows.build()), slots)
     return program.build()
 

@@ -291,7 +291,17 @@ HEAD = """\
 
 
 def written(constants: StepConstants) -> str:
-    """Return the text of a file that `StepConstants.read` reads."""
+    """Fitted constants → text of a file that `StepConstants.read` reads.
+
+    Parameters
+    ----------
+    constants : StepConstants
+
+    Returns
+    -------
+    str
+        TOML.
+    """
     parts = [HEAD]
     if constants.model_error is not None:
         for name, table in vars(constants.model_error).items():

@@ -231,7 +231,19 @@ def _mapped(
 
 
 def shown(mapped: Mapped) -> str:
-    """Row as an experiment → the file that a user would write, with what was filled in."""
+    """Row as an experiment → the file that a user would write.
+
+    Parameters
+    ----------
+    mapped : Mapped
+        With a measured step time.
+
+    Returns
+    -------
+    str
+        TOML; comments at its head tell the measured time, what was filled in and what is
+        approximate.
+    """
     row = mapped.row
     part = ", without its optimizer" if row.without_optimizer else ""
     seconds = row.seconds

@@ -127,7 +127,11 @@ GROUPINGS: dict[str, Callable[[Compared], str]] = {
 
 
 def figures(rows: Sequence[Compared]) -> Figures:
-    """Return the errors of a group of rows.
+    """Compared rows → figures of their errors.
+
+    Parameters
+    ----------
+    rows : sequence of Compared
 
     Returns
     -------
@@ -148,12 +152,33 @@ def figures(rows: Sequence[Compared]) -> Figures:
 
 
 def headlines(rows: Sequence[Compared]) -> dict[str, Figures]:
-    """Return the errors of the sets that are stated by name (`mpisim.validate.e2e.figures`)."""
+    """Compared rows → figures of the named sets, by name (`named_sets`).
+
+    Parameters
+    ----------
+    rows : sequence of Compared
+
+    Returns
+    -------
+    dict of str to dict
+        As of `figures`.
+    """
     return {name: figures(group) for name, group in named_sets(rows).items()}
 
 
 def tables(rows: Iterable[Compared]) -> dict[str, dict[str, Figures]]:
-    """Return errors by each of `GROUPINGS`; rows of trust F, which follow a formula, left out."""
+    """Compared rows → figures by each of `GROUPINGS`.
+
+    Parameters
+    ----------
+    rows : iterable of Compared
+        Those of trust F, which follow a formula, are left out.
+
+    Returns
+    -------
+    dict of str to (dict of str to dict)
+        By grouping and group, as of `figures`.
+    """
     measured = [each for each in rows if each.trust != "F"]
     result: dict[str, dict[str, Figures]] = {}
     for grouping, key in GROUPINGS.items():
@@ -165,11 +190,15 @@ def tables(rows: Iterable[Compared]) -> dict[str, dict[str, Figures]]:
 
 
 def coverage(found: Comparison) -> dict[str, float]:
-    """Return the share of rows with a measured step time that were predicted.
+    """Comparison → shares of the rows with a measured step time that were predicted.
+
+    Parameters
+    ----------
+    found : Comparison
 
     Returns
     -------
-    dict
+    dict of str to float
         ``all``; ``transformers``: of trust A and B, rows whose layers have a shape or a preset.
     """
     done = [each for each in found.compared if each.trust in "AB"]
@@ -222,7 +251,16 @@ def as_json(found: Comparison, path: str) -> dict[str, Any]:
 
 
 def judged_by_memory(rows: Sequence[Compared]) -> dict[str, int]:
-    """Return how many rows, which all ran, have each of `VERDICTS`."""
+    """Compared rows → how often the memory model says each of `VERDICTS`; all of them ran.
+
+    Parameters
+    ----------
+    rows : sequence of Compared
+
+    Returns
+    -------
+    dict of str to int
+    """
     counts = dict.fromkeys(VERDICTS, 0)
     for each in rows:
         counts[each.mapped.judged(each.outcome.fits, each.outcome.certain)] += 1

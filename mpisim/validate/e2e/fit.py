@@ -76,7 +76,17 @@ class Linear(NamedTuple):
 
 
 def linear(each: Compared) -> Linear:
-    """Return a predicted row as the fit sees it."""
+    """Compared row → its measured time, prediction and parts that constants scale, for the fit.
+
+    Parameters
+    ----------
+    each : Compared
+
+    Returns
+    -------
+    Linear
+        Times in s. Without the optimizer where the row was measured without.
+    """
     outcome, experiment = each.outcome, each.mapped.experiment
     lengths = dict(outcome.lengths)
     if each.row.without_optimizer:

@@ -12,7 +12,7 @@ from .compare import Compared
 
 __all__ = ["KINDS", "Pair", "pair_figures", "pairs"]
 
-SAME = (
+COMPARED_COLUMNS = (
     "model",
     "layers",
     "hidden",
@@ -75,7 +75,7 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 """Columns in which the rows of a pair may differ, the first of which they must."""
 
-TOLERANCE = 0.05
+PREDICTED_RATIO_ERROR = 0.05
 """Error of a ratio within which its effect counts as predicted."""
 
 SUMMARIES: dict[str, tuple[str, ...]] = {
@@ -120,9 +120,17 @@ class Pair(NamedTuple):
 
 
 def pairs(rows: Sequence[Compared]) -> list[Pair]:
-    """Return all pairs of neighbours among rows that differ in one thing.
+    """Compared rows → pairs of neighbours that differ in one setting, by `KINDS`.
 
-    Rows of trust F are left out. Of rows that differ in nothing the first is taken.
+    Parameters
+    ----------
+    rows : sequence of Compared
+        Those of trust F are left out; of rows that differ in nothing the first is taken.
+
+    Returns
+    -------
+    list of Pair
+        Each with the next larger value of the setting.
     """
     measured = [each for each in rows if each.trust != "F"]
     found = []
@@ -130,7 +138,7 @@ def pairs(rows: Sequence[Compared]) -> list[Pair]:
         groups: dict[tuple[str, ...], dict[tuple[float, str], Compared]] = {}
         for each in measured:
             texts = each.row.texts
-            same = tuple(texts.get(name, "") for name in SAME if name not in varying)
+            same = tuple(texts.get(name, "") for name in COMPARED_COLUMNS if name not in varying)
             groups.setdefault(same, {}).setdefault(_place(each, varying[0]), each)
         for group in groups.values():
             ordered = [group[place] for place in sorted(group)]
@@ -144,10 +152,18 @@ def _place(each: Compared, column: str) -> tuple[float, str]:
 
 
 def pair_figures(found: Sequence[Pair]) -> dict[str, dict[str, Any]]:
-    """Return for each kind n, mean and median error of the ratio, share within 5 %, and the pairs.
+    """Pairs of rows → figures of the errors of their ratios, by kind.
 
-    Then the same of kinds taken together (`SUMMARIES`), and without pairs that have a suspect row
-    where there are some.
+    Parameters
+    ----------
+    found : sequence of Pair
+
+    Returns
+    -------
+    dict of str to dict
+        By kind: n, mean and median error of the ratio, share within 5 %, and the pairs. Then the
+        same of kinds taken together (`SUMMARIES`), and without pairs that have a suspect row where
+        there are some.
     """
     groups = {kind: [each for each in found if each.kind == kind] for kind in KINDS}
     for name, kinds in SUMMARIES.items():
@@ -165,7 +181,7 @@ def _figures(group: Sequence[Pair]) -> dict[str, Any]:
         "n": len(group),
         "mean": float(size.mean()),
         "median": float(np.median(size)),
-        "within_5": float((size <= TOLERANCE).mean()),
+        "within_5": float((size <= PREDICTED_RATIO_ERROR).mean()),
         "pairs": [
             {
                 "first": each.first.row.id,

@@ -373,13 +373,22 @@ def outcome_as_json(mapped: Mapped, outcome: Outcome, every: bool) -> dict[str, 
 
 
 def stored(path: str | Path) -> dict[str, Outcome]:
-    """Read the outcomes of a file, by digest.
+    """File of ``mpisim validate e2e --json`` → its simulated outcomes.
+
+    Parameters
+    ----------
+    path : str or Path
+        Written without ``--calibration``.
+
+    Returns
+    -------
+    dict of str to Outcome
+        By digest of the experiment.
 
     Raises
     ------
     InputError
-        If it cannot be read, or is not a file of ``mpisim validate e2e --json`` without constants
-        fitted to steps.
+        If it cannot be read, or is no such file.
     """
     try:
         table = json.loads(read_text(path))

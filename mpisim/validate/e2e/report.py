@@ -217,7 +217,7 @@ def _counted(title: str, counted: Counter[str], most: int) -> str:
     return "\n".join(lines)
 
 
-BAND = 0.1
+BAND_ERROR = 0.1
 """Errors that the grey band holds."""
 
 
@@ -246,10 +246,10 @@ def scatter(rows: Sequence[Compared], path: str | Path) -> None:
     ends = [min(each.measured for each in rows) / 2, max(each.measured for each in rows) * 2]
     axes.fill_between(
         ends,
-        [x * (1 - BAND) for x in ends],
-        [x * (1 + BAND) for x in ends],
+        [x * (1 - BAND_ERROR) for x in ends],
+        [x * (1 + BAND_ERROR) for x in ends],
         color="0.9",
-        label=f"within {percentage(BAND)}",
+        label=f"within {percentage(BAND_ERROR)}",
     )
     axes.plot(ends, ends, color="0.5", linewidth=0.8)
     for i, (name, group) in enumerate(groups.items()):

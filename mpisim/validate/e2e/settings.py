@@ -195,7 +195,18 @@ def settings() -> Settings:
 
 
 def assigned(assignment: str) -> tuple[str, Any]:
-    """Split ``key=value`` and read the value: TOML, or a text without quotes."""
+    """Text ``key=value`` → key and value.
+
+    Parameters
+    ----------
+    assignment : str
+        The value is TOML, or a text without quotes.
+
+    Returns
+    -------
+    key : str
+    value : object
+    """
     key, _, value = assignment.partition("=")
     try:
         return key, tomllib.loads(f"value = {value}")["value"]

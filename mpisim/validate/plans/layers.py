@@ -32,7 +32,7 @@ __all__ = ["LayerTimes", "layer_times"]
 MIN_PLANS = 6
 """Plans of a group from which the three times and their errors are found."""
 
-FREE = ("pp", "dp", "micro_batch")
+VARYING_KEYS = ("pp", "dp", "micro_batch")
 """Keys in which the plans of one fit may differ; dp takes up what pp leaves."""
 
 
@@ -67,12 +67,24 @@ class LayerTimes:
 
 
 def layer_times(groups: Sequence[Group]) -> list[LayerTimes]:
-    """Groups → what a layer takes, wherever enough plans differ in p and b alone."""
+    """Groups of plans → time of a layer, measured and predicted.
+
+    Parameters
+    ----------
+    groups : sequence of Group
+
+    Returns
+    -------
+    list of LayerTimes
+        For plans of a group, at least `MIN_PLANS`, that differ in pipeline and micro-batch alone.
+    """
     found = []
     for group in groups:
         alike: dict[str, list[MeasuredPlan]] = {}
         for plan in filter(_pipelined, group.plans):
-            same = {key: value for key, value in plan.keys.items() if short_key(key) not in FREE}
+            same = {
+                key: value for key, value in plan.keys.items() if short_key(key) not in VARYING_KEYS
+            }
             alike.setdefault(repr(sorted(same.items())), []).append(plan)
         for plans in alike.values():
             terms = np.array([_terms(each) for each in plans])
@@ -116,7 +128,9 @@ def _fitted(group: Group, plans: Sequence[MeasuredPlan], terms: NDArray[np.float
     as_measured, errors, scatter = _least_squares(terms, measured)
     as_predicted, _, _ = _least_squares(terms, predicted)
     apart = [
-        each for each in group.described(plans[0]).split(", ") if each.split(" ")[0] not in FREE
+        each
+        for each in group.described(plans[0]).split(", ")
+        if each.split(" ")[0] not in VARYING_KEYS
     ]
     return LayerTimes(
         group=group.name,

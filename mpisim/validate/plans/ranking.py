@@ -32,9 +32,8 @@ from ..e2e.cross_validation import sufficient_error
 from .groups import Group, MeasuredPlan
 
 __all__ = [
-    "BEYOND",
-    "CLEAR",
-    "LIMITS",
+    "MIN_CLEAR_DIFFERENCE",
+    "MIN_NOISE_DEVIATIONS",
     "Dimension",
     "Expected",
     "Ranking",
@@ -46,24 +45,24 @@ __all__ = [
     "unshared_error",
 ]
 
-CLEAR = 0.05
+MIN_CLEAR_DIFFERENCE = 0.05
 """Difference of two measured times from which their order counts as told: releases of one
 framework, and repetitions on busy clusters, differ by up to this."""
 
-BEYOND = 2.0
+MIN_NOISE_DEVIATIONS = 2.0
 """Standard deviations of the difference of two measurements from which on it is beyond noise."""
 
 Draws = NDArray[np.int64]
 """How often something is in each of the draws."""
 
-DRAWS = 1000
+BOOTSTRAP_DRAWS = 1000
 """Of times measured again, for `Ranking.ceiling`; of errors, for `Expected`; of plans, for
 `Dimension.low`."""
 
-SIDE = 0.05
+TAIL_SHARE = 0.05
 """Share of the draws on each side of the intervals of `Dimension.priced` and `Expected`."""
 
-LIMITS = (0.0, 0.5, 1.0, 2.0, 4.0, math.inf)
+Z_BOUNDS = (0.0, 0.5, 1.0, 2.0, 4.0, math.inf)
 """Bounds of z, size of a predicted difference over its standard deviation, for `reliability`."""
 
 
@@ -82,7 +81,7 @@ class Ranking:
     spearman, kendall : float
         Rank correlations of measured and predicted times; NaN where all are equal.
     clear : int
-        Pairs whose measured times differ by more than `CLEAR`.
+        Pairs whose measured times differ by more than `MIN_CLEAR_DIFFERENCE`.
     right : int
         Those of them whose order is predicted.
     ceiling : float
@@ -121,7 +120,8 @@ class Ranking:
         clear = [
             (one, other)
             for one, other in combinations(plans, 2)
-            if max(one.measured, other.measured) > (1 + CLEAR) * min(one.measured, other.measured)
+            if max(one.measured, other.measured)
+            > (1 + MIN_CLEAR_DIFFERENCE) * min(one.measured, other.measured)
         ]
         return cls(
             plans=len(plans),
@@ -141,7 +141,7 @@ class Ranking:
 
 def _ceiling(measured: Sequence[float], noise: float) -> float:
     """Return the mean rank correlation of times with the same times and their noise once more."""
-    draws = np.random.default_rng(0).standard_normal((DRAWS, len(measured)))
+    draws = np.random.default_rng(0).standard_normal((BOOTSTRAP_DRAWS, len(measured)))
     return float(_rank_correlations(measured, noise * draws).mean())
 
 
@@ -181,7 +181,7 @@ class Expected:
         if not known:
             return cls(math.nan, math.nan, math.nan)
         means = np.mean(known, axis=0)
-        low, high = np.quantile(means, (SIDE, 1 - SIDE))
+        low, high = np.quantile(means, (TAIL_SHARE, 1 - TAIL_SHARE))
         return cls(float(means.mean()), float(low), float(high))
 
 
@@ -197,13 +197,13 @@ def _expected_correlations(group: Group, rng: np.random.Generator) -> NDArray[np
     names = sorted({name for each in group.plans for name in each.effects})
     effects = np.array([[each.effects.get(name, 0.0) for name in names] for each in group.plans])
     own = math.hypot(unshared_share() / math.sqrt(2), group.noise)
-    errors = rng.standard_normal((DRAWS, len(names))) @ effects.T
+    errors = rng.standard_normal((BOOTSTRAP_DRAWS, len(names))) @ effects.T
     return _rank_correlations(measured, errors + own * rng.standard_normal(errors.shape))
 
 
 def _differ(group: Group) -> Iterator[tuple[MeasuredPlan, MeasuredPlan]]:
     """Yield pairs of plans whose measured times differ by more than noise."""
-    least = BEYOND * math.sqrt(2) * group.noise
+    least = MIN_NOISE_DEVIATIONS * math.sqrt(2) * group.noise
     for one, other in combinations(group.plans, 2):
         if abs(math.log(one.measured / other.measured)) > least:
             yield one, other
@@ -220,13 +220,34 @@ def _beyond(group: Group) -> Iterator[int]:
 
 
 def gamma_of(signs: Sequence[int]) -> float:
-    """Pairs, 1 in the right and -1 in the wrong order → Goodman and Kruskal's gamma."""
+    """Pairs in right or wrong order → Goodman and Kruskal's gamma.
+
+    Parameters
+    ----------
+    signs : sequence of int
+        1 for a pair in the right order, -1 for one in the wrong, 0 for one that is undecided.
+
+    Returns
+    -------
+    float
+        -1 to 1; NaN if no pair is decided.
+    """
     decided = sum(map(abs, signs))
     return sum(signs) / decided if decided else math.nan
 
 
 def beyond_noise(groups: Sequence[Group]) -> list[int]:
-    """Groups → all their pairs that differ by more than noise: 1 right, -1 wrong, 0 undecided."""
+    """Groups of plans → order of all pairs that differ by more than noise.
+
+    Parameters
+    ----------
+    groups : sequence of Group
+
+    Returns
+    -------
+    list of int
+        1 right, -1 wrong, 0 undecided.
+    """
     return [sign for group in groups for sign in _beyond(group)]
 
 
@@ -258,13 +279,23 @@ class Dimension:
 
 
 def dimensions(groups: Sequence[Group]) -> list[Dimension]:
-    """Groups → how well each key of the plan is priced, those with the most pairs first."""
+    """Groups of plans → how well the effect of each key of the plan is predicted.
+
+    Parameters
+    ----------
+    groups : sequence of Group
+
+    Returns
+    -------
+    list of Dimension
+        Those with the most pairs first.
+    """
     rng = np.random.default_rng(0)
     shares: dict[str, list[float]] = {}
     weights: dict[str, list[Draws]] = {}
     for group in groups:
         number = len(group.plans)
-        drawn = rng.multinomial(number, [1 / number] * number, DRAWS) if number else None
+        drawn = rng.multinomial(number, [1 / number] * number, BOOTSTRAP_DRAWS) if number else None
         times = {id(each): i for i, each in enumerate(group.plans)}
         for one, other in _differ(group):
             mine, its = ({**each.keys, "dp": 0} for each in (one, other))
@@ -302,7 +333,7 @@ def _interval(shares: Sequence[float], weights: Sequence[Draws]) -> tuple[float,
     if not len(sums):
         return math.nan, math.nan
     middle = (2 * sums >= sums[:, -1:]).argmax(axis=1)
-    low, high = np.quantile(np.asarray(shares)[order][middle], (SIDE, 1 - SIDE))
+    low, high = np.quantile(np.asarray(shares)[order][middle], (TAIL_SHARE, 1 - TAIL_SHARE))
     return float(low), float(high)
 
 
@@ -333,13 +364,21 @@ class Reliable:
 
 
 def reliability(groups: Sequence[Group]) -> list[Reliable]:
-    """Groups → how often the order of two plans is right, by how sure the prediction is of it.
+    """Groups of plans → how often the order of two plans is right, by the certainty stated for it.
 
-    Pairs that were measured, or are predicted, to take equally long are left out.
+    Parameters
+    ----------
+    groups : sequence of Group
+        Pairs that were measured, or are predicted, to take equally long are left out.
+
+    Returns
+    -------
+    list of Reliable
+        By rising certainty (`Z_BOUNDS`).
     """
     pairs = list(_pairs(groups))
     found = []
-    for low, high in pairwise(LIMITS):
+    for low, high in pairwise(Z_BOUNDS):
         own = [(z, right) for z, right in pairs if low <= z < high]
         if own:
             stated = sum(0.5 * (1 + math.erf(z / math.sqrt(2))) for z, _ in own) / len(own)
@@ -356,10 +395,19 @@ def _pairs(groups: Sequence[Group]) -> Iterator[tuple[float, bool]]:
 
 
 def unshared_error(groups: Sequence[Group]) -> float:
-    """Groups → error that plans do not share with which intervals hold 90 % of their differences.
+    """Groups of plans → error that plans do not share, from the spread of their differences.
 
-    What ``data/plans.toml`` states: the least share of the shorter step that has to be added to
-    what the inputs' errors make of a difference.
+    The smallest share of the shorter step that, added to the error from uncertain inputs, lets
+    intervals hold 90 % of the differences; ``data/plans.toml`` states it.
+
+    Parameters
+    ----------
+    groups : sequence of Group
+
+    Returns
+    -------
+    float
+        Relative, one standard deviation.
     """
     residuals, inputs = [], []
     for group in groups:

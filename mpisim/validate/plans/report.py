@@ -10,8 +10,8 @@ from ...base.text import aligned, markdown_table, percentage, replace_between
 from .groups import Group, Noise, Sweeps
 from .layers import LayerTimes, layer_times
 from .ranking import (
-    BEYOND,
-    CLEAR,
+    MIN_CLEAR_DIFFERENCE,
+    MIN_NOISE_DEVIATIONS,
     Expected,
     Ranking,
     Reliable,
@@ -29,12 +29,14 @@ BEGIN, END = "<!-- figures: mpisim validate plans --markdown -->", "<!-- end of 
 NOTE = f"""\
 regret: measured time of the plan that is predicted to be the fastest, over that of the fastest
 measured, less one; blind: the mean of that over all plans; pairs: of those whose measured times
-differ by more than {percentage(CLEAR)}, how many are put in the right order; ceiling: Spearman's
+differ by more than {percentage(MIN_CLEAR_DIFFERENCE)}, how many are put in the right order; \
+ceiling: Spearman's
 correlation of what was measured with the same and the noise of a measurement once more, which a
 perfect prediction would have; expected: the correlation that predictions with the errors they
 state would have, in the mean, and where 90 % of such would lie (errors of inputs, each plan's own,
 noise; rows that are suspect have no more of them); gamma: of pairs that differ by more than noise
-({BEYOND:g} standard deviations of the difference), those in the right order less those in the wrong
+({MIN_NOISE_DEVIATIONS:g} standard deviations of the difference), those in the right order less \
+those in the wrong
 one, over both; that of several groups is of all their pairs together."""
 
 NOTE_NOISE = """\
@@ -77,7 +79,20 @@ def render(found: Sweeps, least: int) -> str:
 
 
 def markdown(found: Sweeps, least: int, page: str) -> str:
-    """Return a page with the tables between the lines `BEGIN` and `END` written anew."""
+    """Results of sweeps, page → page with the tables between `BEGIN` and `END` replaced.
+
+    Parameters
+    ----------
+    found : Sweeps
+    least : int
+        Plans that a group must have to be listed.
+    page : str
+        Markdown.
+
+    Returns
+    -------
+    str
+    """
     return replace_between(page, BEGIN, END, "\n\n".join(_parts(found, least, markdown_table)))
 
 

@@ -89,7 +89,7 @@ def chunk_parameters(
 
 
 def of_kind(parameters: Iterable[ChunkParameter], expert: bool) -> list[ChunkParameter]:
-    """Parameters → the dense ones among them, or those of experts.
+    """Parameters → those of dense layers, or those of experts.
 
     Parameters
     ----------

@@ -59,7 +59,7 @@ class _PipelinedFsdp(Fsdp):
 
 
 class FsdpPipeline(_PipelinedFsdp):
-    """Gathers ahead of what is at work, over model chunks; reduces beside what follows."""
+    """FSDP that gathers units ahead across model chunks, and reduces beside later work."""
 
     def _prepare(self) -> None:
         super()._prepare()
@@ -138,7 +138,7 @@ class FsdpPipeline(_PipelinedFsdp):
 
 
 class PyTorchPipeline(_PipelinedFsdp):
-    """Gathers what a chunk has in its first forward; reduces after its last backward, and waits."""
+    """FSDP that gathers a chunk in its first forward and reduces it after its last backward."""
 
     def before_forward(self, at: PassPoint) -> None:
         """In the first forward alone, gather as `Fsdp` does in every one."""

@@ -52,7 +52,7 @@ class PassPoint(NamedTuple):
 
 
 class Strategy:
-    """What a framework does for data parallelism besides the passes; this base class does nothing.
+    """Hooks of a data-parallel strategy, called during passes; this base class does nothing.
 
     A stage calls the hooks while it writes its blocks, at each point of a pass. A chunk's
     first forward and its last backward of the step are written by themselves; another pass is

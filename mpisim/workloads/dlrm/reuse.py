@@ -1,4 +1,4 @@
-"""How often rows of a table are looked up in a batch, and what caches miss of that.
+"""How often a batch looks up each row of a table, and how many lookups miss the caches.
 
 **Reuse factors** (Lin et al., arXiv:2404.12674, section on embedding lookups): rows of a batch are
 sorted by the number of their lookups into 17 bins, (0, 1], (1, 2], (2, 4], … (16384, 32768] and
@@ -238,7 +238,7 @@ def zipf_lookups(
 
 
 def fitted_skew(entries: int, lookups: float, distinct: float) -> float:
-    """Lookups and distinct rows of a batch → the skew that has them on average.
+    """Lookups and distinct rows of a batch → skew at which that many are distinct on average.
 
     Parameters
     ----------

@@ -256,7 +256,7 @@ def pytorch_ring_attention(one: SpreadAttention) -> Passes:
 
 
 def all_to_all_attention(one: SpreadAttention) -> Passes:
-    """As `ring_attention`, with heads shared by the ranks in place of tokens.
+    """As `ring_attention`, but ranks split heads, not tokens.
 
     Parameters
     ----------

@@ -48,7 +48,15 @@ from .one_hot_dispatch import one_hot_combine, one_hot_dispatch
 from .pointwise import elementwise
 from .shapes import Shapes
 
-__all__ = ["MAP_ENTRY_BYTES", "Routing", "combine", "dispatch", "expected_destinations"]
+__all__ = [
+    "COUNT_BYTES",
+    "COUNT_SUM_KERNELS",
+    "MAP_ENTRY_BYTES",
+    "Routing",
+    "combine",
+    "dispatch",
+    "expected_destinations",
+]
 
 FP32 = BYTES["fp32"]
 MAP_ENTRY_BYTES = 1
@@ -421,12 +429,12 @@ def _gather_token_maps(size: int) -> tuple[Task, ...]:
 
 
 def _row_copies(name: str, traffic: int) -> Compute:
-    """Rows → the same at other places, each as often as it is needed; `traffic` bytes."""
+    """Copy rows to other places, some several times; `traffic` bytes."""
     return Compute(name, Elementwise(traffic, variant="row_copies"))
 
 
 def _row_sums(name: str, traffic: int) -> Compute:
-    """Rows → sums of those that belong to one token; `traffic` bytes."""
+    """Add up the rows of each token; `traffic` bytes."""
     return Compute(name, Elementwise(traffic, variant="row_sums"))
 
 
