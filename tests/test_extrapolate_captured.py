@@ -29,13 +29,15 @@ from mpisim.capture.recording import (
 )
 from mpisim.cli import main
 from mpisim.experiment import ProgramExperiment
-from mpisim.extrapolate import Target, extrapolate, read_step
+from mpisim.export.captured_operators import captured_operators_around
+from mpisim.extrapolate import Target, TracedStep, extrapolate, read_step
 from mpisim.kernels import find_gpu
 from mpisim.kernels.analytical import analytical_model
 from mpisim.operators import OperatorCall, TensorSpec
 from mpisim.prediction.prepared_program import prepare_captured
 from mpisim.program import Program, load, save
 from mpisim.simulate import simulate
+from mpisim.traces.export import Added, export_kineto
 
 ROWS, WIDTH, LAYERS = 256, 512, 4
 GPU = "h100-sxm"
@@ -144,6 +146,35 @@ def test_a_captured_step_takes_its_own_time(tmp_path: Path) -> None:
     found = extrapolate(step, Target("dgx-h100", {}))
     assert length(found.program) == length(program)
     assert any("no kernel was measured" in line for line in found.assumptions)
+
+
+def test_an_exported_run_is_read_as_the_captured_step(tmp_path: Path) -> None:
+    """Kineto's file has the operators, nodes, modules and gradients, and times besides."""
+    path = tmp_path / "one.h5"
+    program = saved(Written().step(), path)
+    run = engine.simulate(program)
+    around = captured_operators_around(program)
+    export_kineto(
+        program, run, tmp_path / "traces", added=lambda _, rank: Added(step=0, around=around)
+    )
+    steps = read_step(path), read_step(tmp_path / "traces", gpu=GPU)
+    assert [each.batch for each in steps] == [ROWS, ROWS]
+
+    def told(step: TracedStep) -> list[object]:
+        names = [(each.name, each.layer, each.parameters) for each in step.operators]
+        counts = [(len(each.forward), len(each.backward)) for each in step.operators]
+        return [*names, *counts, len(step.optimizer), step.accumulates]
+
+    assert told(steps[0]) == told(steps[1])
+    for plan in ({}, {"dp": 8}, {"dp": 8, "zero": 3}, {"tp": 2}, {"pp": 2}):
+        first, second = (extrapolate(step, Target("dgx-h100", plan)).program for step in steps)
+        assert sent(first) == sent(second), plan
+        assert predicted(second) == pytest.approx(predicted(first), rel=0.005), plan
+
+
+def test_a_program_without_its_step_has_no_operators(tmp_path: Path) -> None:
+    program = saved(Written(world=8).step(), tmp_path / "eight.h5")
+    assert captured_operators_around(program) == {}
 
 
 def test_another_gpu_is_priced_anew(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from ..traces.export import Added, rank_run
 from ..traces.export_communications import Event, RankRun
 from ..traces.export_events import GPU, stream_number
 from ..traces.export_host import batch_ends, first_of_batch
+from .captured_operators import captured_operators_around
 from .operators import operators_around
 from .resimulate import ResimulatedRun
 from .row_arguments import Communications, RowArguments
@@ -203,9 +204,9 @@ class EventsOfRanks:
         # A prediction is one step; recordings name their own.
         if self._source.recorded:
             return Added(arguments)
-        around = (
-            {} if self._source.prepared is None else operators_around(self._source.prepared, rank)
-        )
+        if self._source.prepared is None:
+            return Added(arguments, 0, around=captured_operators_around(self._source.program))
+        around = operators_around(self._source.prepared, rank)
         return Added(arguments, 0, around=around)
 
     def memory(self, i: int) -> Counter | None:

@@ -43,6 +43,8 @@ __all__ = ["operators_around"]
 
 EVALUATE = "autograd::engine::evaluate_function: "
 ACCUMULATE = "torch::autograd::AccumulateGrad"
+OPTIMIZER = "Optimizer.step#Optimizer.step"
+"""Names of autograd's nodes, of gradients that are complete, and of the optimizer's step."""
 
 _TYPES = {"fp32": "float", "tf32": "float", "fp16": "c10::Half", "bf16": "c10::BFloat16"}
 
@@ -147,7 +149,7 @@ class _Writer:
         for row in rest:
             self._call(row)
         if rest:
-            step = Around("user_annotation", "Optimizer.step#Optimizer.step", {}, rest[-1])
+            step = Around("user_annotation", OPTIMIZER, {}, rest[-1])
             self._open(rest[0], step, outermost=True)
         return self.around
 

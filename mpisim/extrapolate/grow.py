@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..base.presets import packaged
-from ..base.quantity import Z_90, Quantity
+from ..base.quantity import Z_90, Quantity, picoseconds
 from ..base.schema import build
 from ..experiment import ClusterChoice, Experiment, Plan, with_keys
 from ..experiment.load import plan_of
@@ -356,7 +356,12 @@ def _stages(step: TracedStep, parts: int, share: float) -> tuple[int, ...]:
         found[-1] += sum(times[name] for name in step.head)
         return found
 
-    kernels, cpu = blocks(lambda one: share * one.duration), blocks(lambda one: one.cpu)
+    launch = 0
+    if step.priced:  # nobody measured its launches, which are those of the GPU's machine
+        gpu = find_gpu(step.gpu)
+        launch = picoseconds(gpu.host_gap.si + gpu.launch_call.si)
+    kernels = blocks(lambda one: share * one.duration)
+    cpu = blocks(lambda one: one.cpu + launch * one.launches)
     longer = [max(both) for both in zip(kernels, cpu, strict=True)]
 
     def longest(counts: tuple[int, ...]) -> int:

@@ -180,6 +180,12 @@ class TracedOperator:
         launches = [each for each in tasks if isinstance(each, TracedKernel)]
         return sum(each.host - each.loading + each.launch_cost for each in launches)
 
+    @property
+    def launches(self) -> int:
+        """Of kernels, in both passes."""
+        tasks = (*self.forward, *self.backward)
+        return sum(each.launches for each in tasks if isinstance(each, TracedKernel))
+
     def products(self) -> Iterator[Kernel]:
         """Go through the kernels of its forward pass, each call once."""
         seen: set[int] = set()

@@ -49,6 +49,13 @@ _WRITTEN = {
 }  # fmt: skip
 """What Kineto traces and execution traces call types of elements, in small letters."""
 
+_KINETO = {
+    "float16": "c10::Half", "bfloat16": "c10::BFloat16", "float32": "float", "float64": "double",
+    "int8": "signed char", "uint8": "unsigned char", "int16": "short int", "int32": "int",
+    "int64": "long int",
+}  # fmt: skip
+"""PyTorch's names → Kineto's, where they differ."""
+
 _FORMATS: dict[str, Precision] = {
     "float32": "fp32",
     "float16": "fp16",
@@ -97,6 +104,17 @@ def torch_dtype(written: str) -> str | None:
     small = written.strip().lower()
     name = _WRITTEN.get(small, small.removeprefix("c10::").removeprefix("torch."))
     return name if name in _BYTES else None
+
+
+def kineto_type(dtype: str) -> str:
+    """PyTorch's name of a type of elements → Kineto's.
+
+    Examples
+    --------
+    >>> kineto_type("int64"), kineto_type("bool")
+    ('long int', 'bool')
+    """
+    return _KINETO.get(dtype, dtype)
 
 
 def element_bytes(dtype: str) -> int:
