@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["attention", "flexible"]
+__all__ = ["PACKED", "attention", "flexible", "of_packed"]
 
 WIDEST_HEAD = 256
 """Of FlashAttention."""
@@ -166,6 +166,45 @@ def _of_jagged(query: Any, *args: Any) -> Any:
     anything: Any = sdpa
     anything._select_sdp_backend = chosen
     return sdpa.jagged_scaled_dot_product_attention(query, *args)
+
+
+PACKED = ("torch_attn::_varlen_attn", "torch_attn::_varlen_attn_backward")
+"""Operators of ``torch.nn.attention.varlen``, for sequences that follow one another."""
+
+
+def of_packed(func: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
+    """Operator of `PACKED` and its arguments → the operator that it runs on a GPU, and its own.
+
+    cuDNN's or FlashAttention, by PyTorch's own choice; those before 2.11 have the latter alone.
+    """
+    from torch.nn.attention import varlen
+
+    known: Any = varlen
+    given = {each.name: each.default_value for each in func._schema.arguments}
+    given |= dict(zip(given, args)) | kwargs
+    window = list(given.get("window_size") or (-1, -1))
+    tensors = [given[name] for name in ("query", "key", "value")]
+    starts = [given["cu_seq_q"], given["cu_seq_k"], given["max_q"], given["max_k"]]
+    scale, causal = given.get("scale"), given["is_causal"]
+    backward = "grad_out" in given
+    asked = () if backward else ("enable_gqa", "seqused_k", "block_table", "num_splits")
+    asked = tuple(given[name] for name in asked if name in given)
+    chosen = getattr(known, "_can_use_cudnn", None)
+    by_cudnn = chosen is not None and chosen(*tensors, given["max_q"], window, *asked)
+    aten = torch.ops.aten
+    if not backward and by_cudnn:
+        last = (True, 0.0, causal, False, scale)
+        return aten._cudnn_attention_forward.default, [*tensors, None, *starts, *last]
+    if not backward:
+        last = (0.0, causal, False, scale, *window)
+        return aten._flash_attention_forward.default, [*tensors, *starts, *last]
+    tensors = [given["grad_out"], *tensors, given["out"], given["lse"]]
+    draws = given["rng_state"]
+    if by_cudnn:
+        last = (draws, draws, None, *starts, 0.0, causal, scale)
+        return aten._cudnn_attention_backward.default, [*tensors, *last]
+    last = (*starts, 0.0, causal, draws, None, scale, *window)
+    return aten._flash_attention_backward.default, [*tensors, *last]
 
 
 attention.__name__ = "scaled_dot_product_attention"  # by which context parallelism exchanges it

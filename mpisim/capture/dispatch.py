@@ -25,6 +25,7 @@ from ..base.errors import InputError
 from ..base.kinds import Phase
 from ..operators import OperatorCall, TensorSpec
 from . import sparse
+from .attention import PACKED, of_packed
 from .autograd import set_phase
 from .device_memory import DeviceMemory
 from .origins import Origins
@@ -200,6 +201,10 @@ class Dispatch(TorchDispatchMode):
             if out is not NotImplemented:
                 return out
         out = self._run(func, args, kwargs)
+        if name in PACKED:
+            func, args = of_packed(func, args, kwargs)
+            name, kwargs = func._schema.name, {}
+            short = name.partition("::")[2]
         self._note(func, name, short, args, kwargs, tensors, out)
         if short.strip("_").startswith("index_put") and self._waits_for_rows(args):
             self.recorder.copy(8, "copy to the host", blocking=True)

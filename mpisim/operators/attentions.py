@@ -28,7 +28,7 @@ def attention(
     begins: int | None = None,
     backward: bool = False,
     variant: AttentionVariant | None = None,
-    windows: bool = False,
+    window: int | None = None,
 ) -> Callable[[OperatorCall], Kernels | None]:
     """Return the rule of an operator of attention.
 
@@ -43,8 +43,9 @@ def attention(
         Which input holds the beginnings of sequences, if they follow one another.
     backward : bool
     variant : str, optional
-    windows : bool
-        Whether the input behind `causal` is how many tokens before its own a token sees, -1: all.
+    window : int, optional
+        Which input is how many tokens before its own a token sees, -1: all; how many behind it
+        follows, of which none make the mask causal.
     """
 
     def rule(call: OperatorCall) -> Kernels | None:
@@ -52,8 +53,10 @@ def attention(
         if q is None or k is None or v is None:
             return None
         starts = None if begins is None else tensor(call, begins)
-        masked = bool(number(call, causal, 1))
-        before = number(call, causal + 1, -1) if windows else -1
+        masked, before = bool(number(call, causal, 1)), -1
+        if window is not None:
+            before = number(call, window, -1)
+            masked = masked or number(call, window + 1, -1) == 0
         return _attention(q, k, v, layout, starts, masked, backward, variant, before + 1)
 
     return rule
