@@ -60,6 +60,59 @@ def test_windows_of_packed_attention(
     assert (kernel.batch, kernel.queries, kernel.causal, kernel.window) == (2, 512, causal, seen)
 
 
+FLEXIBLE = """
+import torch
+from torch.nn.attention.flex_attention import and_masks, create_block_mask, flex_attention
+layer = torch.nn.Linear(64, 192).cuda().bfloat16()
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+documents = (torch.arange(1024) // 256).cuda()
+def causal(b, h, q, k):
+    return q >= k
+def near(b, h, q, k):
+    return q - k <= 255
+MASK
+attend = torch.compile(flex_attention)
+for _ in range(3):
+    mask = create_block_mask(holds, None, None, 1024, 1024)
+    x = torch.randn(2, 1024, 64, device="cuda", dtype=torch.bfloat16)
+    q, k, v = layer(x).view(2, 1024, 3, 64).split(1, 2)
+    attend(*(each.transpose(1, 2) for each in (q, k, v)), block_mask=mask).sum().backward()
+    optimizer.step()
+"""
+HALF_OF_ALL = 512
+
+
+@pytest.mark.parametrize(
+    ("mask", "visited"),
+    [
+        # Of 8 rows of blocks of 128 the first sees one, the second two, all others three.
+        ("holds = and_masks(causal, near)", 128 * (1 + 2 + 6 * 3) // 8),
+        # Two blocks to a document.
+        ("holds = lambda b, h, q, k: documents[q] == documents[k]", 256),
+        # Its values are not known: as causal.
+        (
+            "seed = torch.rand(1024).cuda()\nholds = lambda b, h, q, k: seed[q] < seed[k]",
+            HALF_OF_ALL,
+        ),
+    ],
+)
+def test_blocks_that_a_mask_leaves(tmp_path: Path, mask: str, visited: int) -> None:
+    found = captured(tmp_path, FLEXIBLE.replace("MASK", mask))
+    forward = 2 * 2 * 1024 * visited * (64 + 64)
+    assert flops(found, Phase.FORWARD)["attention"] == forward
+    assert flops(found, Phase.BACKWARD)["attention"] == 2.5 * forward
+
+
+def test_flexible_attention_that_is_not_compiled_writes_all_scores(tmp_path: Path) -> None:
+    text = FLEXIBLE.replace("MASK", "holds = causal").replace(
+        "torch.compile(flex_attention)", "flex_attention"
+    )
+    found = captured(tmp_path, text)
+    products = 2 * 2 * 2 * 1024 * 1024 * 64  # scores and output, of two sequences
+    assert flops(found, Phase.FORWARD) == {"gemm": products + 2 * 2 * 1024 * 64 * 192}
+    assert all(kernels_of(call).known for call in found.calls)
+
+
 JAGGED = """
 import torch
 layer = torch.nn.Linear(64, 64).cuda()

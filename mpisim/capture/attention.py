@@ -3,20 +3,18 @@
 The choice asks the driver, so it is made here: cuDNN's kernel for 16-bit tensors on Hopper and
 Blackwell since PyTorch 2.11, FlashAttention for those without a mask, the memory-efficient kernel
 for others that fit, else products and a softmax; or in the order that the script sets
-(``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``). ``flex_attention``, which is
-compiled for its mask, is taken for FlashAttention of the same shape, causal if there is a mask.
+(``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``).
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-__all__ = ["PACKED", "attention", "flexible", "of_packed"]
+__all__ = ["HALF", "PACKED", "attention", "of_packed"]
 
 WIDEST_HEAD = 256
 """Of FlashAttention."""
@@ -208,65 +206,3 @@ def of_packed(func: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
 
 
 attention.__name__ = "scaled_dot_product_attention"  # by which context parallelism exchanges it
-
-
-def flexible(noted: Callable[[str], None]) -> dict[str, Any]:
-    """Return the stand-ins of ``torch.nn.attention.flex_attention``, by name.
-
-    Parameters
-    ----------
-    noted : callable
-        Told what is done in their place.
-    """
-    from torch.nn.attention import flex_attention as module
-
-    def flex_attention(
-        query: Any,
-        key: Any,
-        value: Any,
-        score_mod: Any = None,
-        block_mask: Any = None,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-        return_lse: bool = False,
-        kernel_options: Any = None,
-        *,
-        return_aux: Any = None,
-    ) -> Any:
-        causal = block_mask is not None
-        noted("flex_attention: taken for FlashAttention" + ", causal for its mask" * causal)
-        half = query.dtype if query.dtype in HALF else torch.bfloat16
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention(
-            *(each.to(half) for each in (query, key, value)), 0.0, causal, False, scale=scale
-        )[:2]
-        out = out.to(query.dtype)
-        if return_aux is not None:
-            asked = return_aux.lse
-            return out, module.AuxOutput(lse=lse if asked else None, max_scores=None)
-        return (out, lse) if return_lse else out
-
-    def create_block_mask(
-        mask_mod: Any,
-        B: int | None,
-        H: int | None,
-        Q_LEN: int,
-        KV_LEN: int,
-        device: Any = None,
-        BLOCK_SIZE: int | tuple[int, int] = 128,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        noted("create_block_mask: left out, every block is in it")
-        size = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else BLOCK_SIZE
-        rows, columns = -(-Q_LEN // size[0]), -(-KV_LEN // size[1])
-        counts = torch.full((B or 1, H or 1, rows), columns, dtype=torch.int32, device=device)
-        indices = torch.arange(columns, dtype=torch.int32, device=device)
-        return module.BlockMask.from_kv_blocks(
-            counts,
-            indices.expand(B or 1, H or 1, rows, columns).contiguous(),
-            BLOCK_SIZE=size,
-            mask_mod=mask_mod,
-            seq_lengths=(Q_LEN, KV_LEN),
-        )
-
-    return {"flex_attention": flex_attention, "create_block_mask": create_block_mask}

@@ -134,7 +134,7 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
     install_engine(recorder)
     install_cuda(recorder, device, job.local_rank, job.per_node)
     collectives.install()
-    _install_attention(recorder)
+    _install_attention(recorder, dispatch)
     anything.nn.parallel.DistributedDataParallel = DistributedDataParallel
     anything.nn.parallel.distributed.DistributedDataParallel = DistributedDataParallel
     install_compiler(recorder, dispatch)
@@ -157,19 +157,22 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
     return dispatch
 
 
-def _install_attention(recorder: Recorder) -> None:
+def _install_attention(recorder: Recorder, dispatch: Any) -> None:
     """Stand-ins of attention, whose kernel is chosen as on a GPU."""
     import torch
     from torch.nn.attention import flex_attention
 
-    from .attention import attention, flexible
+    from .attention import attention
+    from .flexible_attention import flexible
 
-    def noted(text: str) -> None:
+    def note(text: str) -> None:
         recorder.replaced[text] += 1
 
+    noted: Any = note
+    noted._dynamo_marked_constant = True  # else it is compiled again whenever the count differs
     anything: Any = torch
     anything.nn.functional.scaled_dot_product_attention = attention
-    for name, stand in flexible(noted).items():
+    for name, stand in flexible(noted, dispatch.values).items():
         setattr(flex_attention, name, stand)
 
 

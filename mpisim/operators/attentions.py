@@ -14,10 +14,19 @@ from ..kernels.operations import Attention, AttentionVariant, Kernel
 from .call import OperatorCall, TensorSpec
 from .tensors import all_tensors, format_of, number, tensor
 
-__all__ = ["attention", "autograd_attention", "autograd_attention_backward"]
+__all__ = [
+    "CAUSAL",
+    "attention",
+    "autograd_attention",
+    "autograd_attention_backward",
+    "visiting_attention",
+]
 
 Kernels = tuple[Kernel, ...]
 Layout = Literal["heads first", "tokens first"]
+
+CAUSAL = -1
+"""What stands there in the place of a number where a mask is taken to be causal."""
 
 
 def attention(
@@ -58,6 +67,27 @@ def attention(
             before = number(call, window, -1)
             masked = masked or number(call, window + 1, -1) == 0
         return _attention(q, k, v, layout, starts, masked, backward, variant, before + 1)
+
+    return rule
+
+
+def visiting_attention(*, backward: bool = False) -> Callable[[OperatorCall], Kernels | None]:
+    """Return the rule of attention whose last input says how many keys a row of queries visits.
+
+    Parameters
+    ----------
+    backward : bool
+    """
+
+    def rule(call: OperatorCall) -> Kernels | None:
+        q, k, v = (tensor(call, i + backward) for i in range(3))
+        if q is None or k is None or v is None:
+            return None
+        keys = number(call, len(call.inputs) - 1, CAUSAL)
+        if keys == CAUSAL:
+            return _attention(q, k, v, "heads first", None, True, backward, "flash_2")
+        k, v = (TensorSpec(each.dtype, (*each.shape[:-2], keys, each.shape[-1])) for each in (k, v))
+        return _attention(q, k, v, "heads first", None, False, backward, "flash_2")
 
     return rule
 

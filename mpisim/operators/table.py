@@ -250,6 +250,8 @@ TABLE: Mapping[str, Rule] = {
             "tokens first", 15, first=1, begins=9, backward=True, variant="flash_2", window=16
         ),
     ),
+    **_served("flex_attention::forward", attentions.visiting_attention()),
+    **_served("flex_attention::backward", attentions.visiting_attention(backward=True)),
     **_served("flash_attn_3::fwd", attentions.attention("tokens first", 99)),
     **_served(
         "flash_attn_triton::forward",
