@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from ..base.errors import InputError
 from ..base.kinds import Phase
 from ..operators import OperatorCall, TensorSpec
-from . import sparse
+from . import sparse, sparse_compressed
 from .attention import PACKED, of_packed
 from .autograd import set_phase
 from .device_memory import DeviceMemory
@@ -138,6 +138,9 @@ class Dispatch(TorchDispatchMode):
         self.sparse = sparse.SparseTensors(
             recorder, self.values, self.fake, self.__torch_dispatch__, self.launch
         )
+        self.compressed = sparse_compressed.CompressedTensors(
+            recorder, self.fake, self.__torch_dispatch__, self.launch
+        )
         self._unrecorded = False
         self._masks_hold = False
         lifting: Any = torch._C
@@ -196,6 +199,11 @@ class Dispatch(TorchDispatchMode):
             mask = next((each for each in args[1] if _is_mask(each)), None)
             if mask is not None:
                 return self._rows_by_value(func, short, args, kwargs, tensors, mask)
+        compresses = short in sparse_compressed.MAKES or short == sparse_compressed.CONVERTS
+        if compresses or sparse_compressed.has_compressed(tensors):
+            out = self.compressed.run(short, func, args, kwargs)
+            if out is not NotImplemented:
+                return out
         if short in sparse.MAKES or sparse.has_sparse(tensors):
             out = self.sparse.run(func, short, args, kwargs)
             if out is not NotImplemented:

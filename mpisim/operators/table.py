@@ -150,6 +150,7 @@ _FUSED_SOFTMAX = """
 _STREAMING_LIBRARIES = """
     fbgemm::bounds_check_indices fbgemm::jagged_to_padded_dense fbgemm::dense_to_jagged
     _jagged_to_padded_dense_forward _padded_dense_to_jagged_forward
+    _convert_indices_from_coo_to_csr _convert_indices_from_csr_to_coo
     fbgemm::block_bucketize_sparse_features
     xentropy::forward xentropy::backward
     flash_attn::apply_rotary flash_attn::cross_entropy_fwd flash_attn::cross_entropy_bwd
@@ -395,6 +396,7 @@ TABLE: Mapping[str, Rule] = {
     **_served("sort argsort msort unique _unique2 unique_consecutive", streams.sort),
     **_served("_coalesce", embeddings.sparse_coalesced),
     **_served("_sparse_mm", embeddings.sparse_product),
+    **_served("cusparse::spmm", embeddings.compressed_product),
     **_served("topk kthvalue", streams.topk),
     **_served(_POOLED, streams.pooling),
     **dict.fromkeys([f"{name}_backward" for name in _names(_POOLED)], streams.pooling_backward),
