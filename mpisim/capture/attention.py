@@ -3,20 +3,18 @@
 The choice asks the driver, so it is made here: cuDNN's kernel for 16-bit tensors on Hopper and
 Blackwell since PyTorch 2.11, FlashAttention for those without a mask, the memory-efficient kernel
 for others that fit, else products and a softmax; or in the order that the script sets
-(``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``). ``flex_attention``, which is
-compiled for its mask, is taken for FlashAttention of the same shape, causal if there is a mask.
+(``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``).
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-__all__ = ["attention", "flexible"]
+__all__ = ["FLASH_TYPES", "PACKED", "attention", "of_packed"]
 
 MAX_FLASH_HEAD = 256
 """Size of a head up to which FlashAttention has kernels (flash_api.cpp, ``mha_fwd``)."""
@@ -196,66 +194,43 @@ def _of_jagged(query: Any, *args: Any) -> Any:
     return sdpa.jagged_scaled_dot_product_attention(query, *args)
 
 
-attention.__name__ = "scaled_dot_product_attention"  # by which context parallelism exchanges it
+PACKED = ("torch_attn::_varlen_attn", "torch_attn::_varlen_attn_backward")
+"""Operators of ``torch.nn.attention.varlen``, for sequences that follow one another."""
 
 
-def flexible(noted: Callable[[str], None]) -> dict[str, Any]:
-    """Return the stand-ins of ``torch.nn.attention.flex_attention``, by name.
+def of_packed(func: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
+    """Operator of `PACKED` and its arguments → the operator that it runs on a GPU, and its own.
 
-    Parameters
-    ----------
-    noted : callable
-        Told what is done in their place.
+    cuDNN's or FlashAttention, by PyTorch's own choice; those before 2.11 have the latter alone.
     """
-    from torch.nn.attention import flex_attention as module
+    from torch.nn.attention import varlen
 
-    def flex_attention(
-        query: Any,
-        key: Any,
-        value: Any,
-        score_mod: Any = None,
-        block_mask: Any = None,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-        return_lse: bool = False,
-        kernel_options: Any = None,
-        *,
-        return_aux: Any = None,
-    ) -> Any:
-        causal = block_mask is not None
-        noted("flex_attention: taken for FlashAttention" + ", causal for its mask" * causal)
-        half = query.dtype if query.dtype in FLASH_TYPES else torch.bfloat16
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention(
-            *(each.to(half) for each in (query, key, value)), 0.0, causal, False, scale=scale
-        )[:2]
-        out = out.to(query.dtype)
-        if return_aux is not None:
-            asked = return_aux.lse
-            return out, module.AuxOutput(lse=lse if asked else None, max_scores=None)
-        return (out, lse) if return_lse else out
+    known: Any = varlen
+    given = {each.name: each.default_value for each in func._schema.arguments}
+    given |= dict(zip(given, args)) | kwargs
+    window = list(given.get("window_size") or (-1, -1))
+    tensors = [given[name] for name in ("query", "key", "value")]
+    starts = [given["cu_seq_q"], given["cu_seq_k"], given["max_q"], given["max_k"]]
+    scale, causal = given.get("scale"), given["is_causal"]
+    backward = "grad_out" in given
+    asked = () if backward else ("enable_gqa", "seqused_k", "block_table", "num_splits")
+    asked = tuple(given[name] for name in asked if name in given)
+    chosen = getattr(known, "_can_use_cudnn", None)
+    by_cudnn = chosen is not None and chosen(*tensors, given["max_q"], window, *asked)
+    aten = torch.ops.aten
+    if not backward and by_cudnn:
+        last = (True, 0.0, causal, False, scale)
+        return aten._cudnn_attention_forward.default, [*tensors, None, *starts, *last]
+    if not backward:
+        last = (0.0, causal, False, scale, *window)
+        return aten._flash_attention_forward.default, [*tensors, *starts, *last]
+    tensors = [given["grad_out"], *tensors, given["out"], given["lse"]]
+    draws = given["rng_state"]
+    if by_cudnn:
+        last = (draws, draws, None, *starts, 0.0, causal, scale)
+        return aten._cudnn_attention_backward.default, [*tensors, *last]
+    last = (*starts, 0.0, causal, draws, None, scale, *window)
+    return aten._flash_attention_backward.default, [*tensors, *last]
 
-    def create_block_mask(
-        mask_mod: Any,
-        B: int | None,
-        H: int | None,
-        Q_LEN: int,
-        KV_LEN: int,
-        device: Any = None,
-        BLOCK_SIZE: int | tuple[int, int] = 128,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        noted("create_block_mask: left out, every block is in it")
-        size = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else BLOCK_SIZE
-        rows, columns = -(-Q_LEN // size[0]), -(-KV_LEN // size[1])
-        counts = torch.full((B or 1, H or 1, rows), columns, dtype=torch.int32, device=device)
-        indices = torch.arange(columns, dtype=torch.int32, device=device)
-        return module.BlockMask.from_kv_blocks(
-            counts,
-            indices.expand(B or 1, H or 1, rows, columns).contiguous(),
-            BLOCK_SIZE=size,
-            mask_mod=mask_mod,
-            seq_lengths=(Q_LEN, KV_LEN),
-        )
 
-    return {"flex_attention": flex_attention, "create_block_mask": create_block_mask}
+attention.__name__ = "scaled_dot_product_attention"  # by which context parallelism exchanges it

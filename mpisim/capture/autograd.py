@@ -54,10 +54,12 @@ class Engine:
         self._depth = 0
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run a backward pass, or one inside another."""
+        """Run a backward pass, or one inside another, or one that a compiler traces."""
         before: dict[tuple[Any, str], Any] = {}
+        traced = torch._guards.TracingContext.try_get() is not None
         if not self._depth:
-            self._recorder.backward_begins()
+            if not traced:
+                self._recorder.backward_begins()
             before = _by_number()
         self._depth += 1
         self._write(NONE)
@@ -71,7 +73,8 @@ class Engine:
                 self._write(CUDA)
                 for (owner, name), function in before.items():
                     setattr(owner, name, function)
-                self._recorder.backward_ends()
+                if not traced:
+                    self._recorder.backward_ends()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)

@@ -24,7 +24,8 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from ..base.errors import InputError
 from ..base.kinds import Phase
 from ..operators import OperatorCall, TensorSpec
-from . import sparse
+from . import sparse, sparse_compressed
+from .attention import PACKED, of_packed
 from .autograd import set_phase
 from .device_memory import DeviceMemory
 from .origins import Origins
@@ -158,6 +159,9 @@ class Dispatch(TorchDispatchMode):
         self.sparse = sparse.SparseTensors(
             recorder, self.values, self.fake, self.__torch_dispatch__, self.launch
         )
+        self.compressed = sparse_compressed.CompressedTensors(
+            recorder, self.fake, self.__torch_dispatch__, self.launch
+        )
         self._unrecorded = False
         self._masks_hold = False
         lifting: Any = torch._C
@@ -216,11 +220,20 @@ class Dispatch(TorchDispatchMode):
             mask = next((each for each in args[1] if _is_mask(each)), None)
             if mask is not None:
                 return self._rows_by_value(func, short, args, kwargs, tensors, mask)
+        compresses = short in sparse_compressed.MAKES or short == sparse_compressed.CONVERTS
+        if compresses or sparse_compressed.has_compressed(tensors):
+            out = self.compressed.run(short, func, args, kwargs)
+            if out is not NotImplemented:
+                return out
         if short in sparse.CONSTRUCTORS or sparse.has_sparse(tensors):
             out = self.sparse.run(func, short, args, kwargs)
             if out is not NotImplemented:
                 return out
         out = self._run(func, args, kwargs)
+        if name in PACKED:
+            func, args = of_packed(func, args, kwargs)
+            name, kwargs = func._schema.name, {}
+            short = name.partition("::")[2]
         self._note(func, name, short, args, kwargs, tensors, out)
         if short.strip("_").startswith("index_put") and self._waits_for_rows(args):
             self.recorder.copy(8, "copy to the host", blocking=True)

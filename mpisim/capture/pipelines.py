@@ -1,5 +1,6 @@
-"""Stages of ``torch.distributed.pipelining`` without examples: what is sent between them.
+"""Stages of ``torch.distributed.pipelining``: what is sent between them without examples.
 
+Stages that `pipeline` has cut are moved to the device although their parameters are fake tensors.
 Stages that were given no examples of their inputs and outputs run once, in order, and tell the next
 the shapes of what they give, and the one before those of the gradients. Other ranks are not there
 to tell. Each stage is taken to give what the first one does, which rank 0 finds, and a gradient to
@@ -33,7 +34,14 @@ def install(recorder: Recorder, received: StageOutputs) -> None:
         What it gives, as rank 0 found.
     """
 
+    def moved(stage: Any) -> None:
+        if not any(each.is_meta for each in stage.submod.parameters()):
+            stage.submod.to(stage.device)
+
     def of_stages(module: Any) -> None:
+        cut: Any = getattr(module, "_PipelineStage", None)
+        if hasattr(cut, "_move_submod_to_device"):  # which leaves fake tensors where they are
+            cut._move_submod_to_device = moved
         stage: Any = getattr(module, "PipelineStage", None)
         if not hasattr(stage, "_recv_meta"):  # a version that asks in another way
             return

@@ -99,6 +99,12 @@ def _described(job: Job, error: BaseException) -> MpisimError:
     if job.show:
         traceback.print_exception(error)
     text = " ".join(str(error).split())
+    cause = error.__cause__
+    while cause is not None and cause.__cause__ is not None:
+        cause = cause.__cause__
+    if cause is not None and str(cause) not in str(error):  # a library says where, the first what
+        why = " ".join(str(cause).split())
+        text = f"{text[:250]}, since {type(cause).__name__}: {why}"
     return MpisimError(f"{where}: {type(error).__name__}: {text[:500]}{inside}")
 
 
@@ -128,7 +134,7 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
     install_engine(recorder)
     install_cuda(recorder, device, job.local_rank, job.per_node)
     collectives.install()
-    _install_attention(recorder)
+    _install_attention(recorder, dispatch)
     anything.nn.parallel.DistributedDataParallel = DistributedDataParallel
     anything.nn.parallel.distributed.DistributedDataParallel = DistributedDataParallel
     install_compiler(recorder, dispatch)
@@ -151,19 +157,22 @@ def _install(recorder: Recorder, device: Device, job: Job) -> Any:
     return dispatch
 
 
-def _install_attention(recorder: Recorder) -> None:
+def _install_attention(recorder: Recorder, dispatch: Any) -> None:
     """Stand-ins of attention, whose kernel is chosen as on a GPU."""
     import torch
     from torch.nn.attention import flex_attention
 
-    from .attention import attention, flexible
+    from .attention import attention
+    from .flexible_attention import flexible
 
-    def noted(text: str) -> None:
+    def note(text: str) -> None:
         recorder.replaced[text] += 1
 
+    noted: Any = note
+    noted._dynamo_marked_constant = True  # else it is compiled again whenever the count differs
     anything: Any = torch
     anything.nn.functional.scaled_dot_product_attention = attention
-    for name, stand in flexible(noted).items():
+    for name, stand in flexible(noted, dispatch.values).items():
         setattr(flex_attention, name, stand)
 
 
@@ -299,26 +308,30 @@ def _install_jagged() -> None:
     """Have nested tensors of jagged layout, whose ragged size stands for their offsets, fake ones.
 
     PyTorch makes a symbol of it only where it traces. Here each tensor of offsets gets a number of
-    its own, as real ones do.
+    its own, as real ones do. Copied to the device and back it keeps that of the one before, where
+    PyTorch takes both for real, or both for fake (`to_copy_default` of nested/_internal/ops.py).
     """
-    import itertools
-
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
+    from torch.nested._internal import nested_tensor as jagged
     from torch.nested._internal.nested_int import NestedIntNode
 
     fake: Any = FakeTensor
-    original, numbers = fake.get_nested_int, itertools.count()
+    real: Any = torch.Tensor
+    original, symbols = fake.get_nested_int, jagged._tensor_symint_registry
 
     def ragged_size(self: Any, *, coeff: Any = 1) -> Any:
         if self.fake_mode.enter_stack:  # it is being traced
             return original(self, coeff=coeff)
         if self.nested_int_memo is None:
             anything: Any = torch
-            self.nested_int_memo = anything.SymInt(NestedIntNode(next(numbers), 1))
+            self.nested_int_memo = anything.SymInt(NestedIntNode(jagged._tensor_id_counter, 1))
+            jagged._tensor_id_counter += 1
+        symbols[self] = self.nested_int_memo
         return self.nested_int_memo * coeff
 
     fake.get_nested_int = ragged_size
+    real.nested_int_memo = property(jagged.get_tensor_symint)
 
 
 def _install_values(recorder: Recorder, dispatch: Any) -> None:
@@ -414,6 +427,9 @@ def _install_hooks(recorder: Recorder, dispatch: Any) -> None:
 
     def ended(optimizer: Any, args: Any, kwargs: Any) -> None:
         recorder.phase = int(Phase.NONE)
+        if any(each.is_cpu for group in optimizer.param_groups for each in group["params"]):
+            name = type(optimizer).__name__
+            recorder.replaced[f"{name} of parameters on the CPU: takes it no time"] = 1
         recorder.optimizer_stepped(optimizer)
 
     optimizers.register_optimizer_step_pre_hook(begins)

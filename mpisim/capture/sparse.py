@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -127,6 +128,9 @@ class SparseTensors:
         if short in _KEEP_INDICES and not (len(args) > 1 and isinstance(args[1], torch.Tensor)):
             indices, numbers = self._of(first)
             dense = {key: value for key, value in kwargs.items() if key != "layout"}
+            if short == "_to_copy" and dense.get("device") is not None:
+                where = {key: dense[key] for key in dense if key in ("device", "non_blocking")}
+                indices = self._run(func, indices, **where)
             numbers = self._run(func, numbers, *args[1:], **dense)
             return self._made(first, indices, numbers, first.is_coalesced())
         if short in ("t", "transpose") and first.sparse_dim() == 2 and not first.dense_dim():
@@ -169,6 +173,9 @@ class SparseTensors:
         found: tuple[Any, Any] | None = self._parts.get(tensor)
         if found is not None:
             return found
+        if not isinstance(tensor, FakeTensor):
+            with _disable_current_modes():
+                return tensor._indices(), tensor._values()
         with self._fake:
             return tensor._indices(), tensor._values()
 

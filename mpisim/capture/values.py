@@ -208,7 +208,7 @@ class Values:
         """Give few numbers their likely values, for what follows from them."""
         for each in results:
             spread = each in self._share or each in self._uniform
-            few = each.numel() <= MAX_KEPT_NUMBERS and not spread
+            few = each.numel() <= MAX_KEPT_NUMBERS and not spread and self.of(each) is None
             if few and (each.is_floating_point() or each.dtype is torch.bool) and not _real(each):
                 likely = self.likely(each)
                 values = _full(tuple(each.shape), likely, dtype=each.dtype)

@@ -51,8 +51,9 @@ def with_tied(operators: Sequence[TracedOperator]) -> list[TracedOperator]:
     """Operators → operators, with the weight marked that embedding and output layer share.
 
     The gradient of a tied weight is accumulated once, after that of the embedding, so that the
-    recorded backward pass of the output layer shows no parameter. An embedding beside a product that
-    does show the same parameter shares it with that: predictions of several tokens have one output layer.
+    recorded backward pass of the output layer shows no parameter. An embedding beside a product
+    that does show the same parameter shares it with that: predictions of several tokens have one
+    output layer.
 
     Parameters
     ----------

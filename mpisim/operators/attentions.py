@@ -14,10 +14,19 @@ from ..kernels.operations import Attention, AttentionVariant, Kernel
 from .call import OperatorCall, TensorSpec
 from .tensors import all_tensors, format_of, number, tensor
 
-__all__ = ["attention", "autograd_attention", "autograd_attention_backward"]
+__all__ = [
+    "CAUSAL",
+    "attention",
+    "autograd_attention",
+    "autograd_attention_backward",
+    "visiting_attention",
+]
 
 Kernels = tuple[Kernel, ...]
 Layout = Literal["heads first", "tokens first"]
+
+CAUSAL = -1
+"""What stands there in the place of a number where a mask is taken to be causal."""
 
 
 def attention(
@@ -28,7 +37,7 @@ def attention(
     begins: int | None = None,
     backward: bool = False,
     variant: AttentionVariant | None = None,
-    windows: bool = False,
+    window: int | None = None,
 ) -> Callable[[OperatorCall], Kernels | None]:
     """Return the rule of an operator of attention.
 
@@ -43,8 +52,9 @@ def attention(
         Which input holds the beginnings of sequences, if they follow one another.
     backward : bool
     variant : str, optional
-    windows : bool
-        Whether the input behind `causal` is how many tokens before its own a token sees, -1: all.
+    window : int, optional
+        Which input is how many tokens before its own a token sees, -1: all; how many behind it
+        follows, of which none make the mask causal.
     """
 
     def rule(call: OperatorCall) -> Kernels | None:
@@ -52,9 +62,32 @@ def attention(
         if q is None or k is None or v is None:
             return None
         starts = None if begins is None else tensor(call, begins)
-        masked = bool(number(call, causal, 1))
-        before = number(call, causal + 1, -1) if windows else -1
+        masked, before = bool(number(call, causal, 1)), -1
+        if window is not None:
+            before = number(call, window, -1)
+            masked = masked or number(call, window + 1, -1) == 0
         return _attention(q, k, v, layout, starts, masked, backward, variant, before + 1)
+
+    return rule
+
+
+def visiting_attention(*, backward: bool = False) -> Callable[[OperatorCall], Kernels | None]:
+    """Return the rule of attention whose last input says how many keys a row of queries visits.
+
+    Parameters
+    ----------
+    backward : bool
+    """
+
+    def rule(call: OperatorCall) -> Kernels | None:
+        q, k, v = (tensor(call, i + backward) for i in range(3))
+        if q is None or k is None or v is None:
+            return None
+        keys = number(call, len(call.inputs) - 1, CAUSAL)
+        if keys == CAUSAL:
+            return _attention(q, k, v, "heads first", None, True, backward, "flash_2")
+        k, v = (TensorSpec(each.dtype, (*each.shape[:-2], keys, each.shape[-1])) for each in (k, v))
+        return _attention(q, k, v, "heads first", None, False, backward, "flash_2")
 
     return rule
 

@@ -24,6 +24,7 @@ from .tensors import (
 __all__ = [
     "bag",
     "bag_backward",
+    "compressed_product",
     "embedding",
     "embedding_backward",
     "sparse_coalesced",
@@ -178,17 +179,30 @@ def sparse_product(call: OperatorCall) -> Kernels | None:
 
     Rows are found by a compressed form of the indices, made first.
     """
-    indices, elements, dense = (tensor(call, i) for i in range(3))
+    indices, elements, to = tensor(call, 0), tensor(call, 1), result(call)
+    if indices is None or elements is None or to is None or not to.shape:
+        return None
+    form = stream(touched(indices) + 4 * (to.shape[0] + 2 * elements.elements))
+    product = _product_of_rows(elements, tensor(call, 2), to, touched(indices) // 2)
+    return None if product is None else (*form, *product)
+
+
+def compressed_product(call: OperatorCall) -> Kernels | None:
+    """``spmm(begins, columns, numbers, dense)`` of cuSPARSE → the same in one kernel.
+
+    The compressed form is there: where each row begins, and the column of each element.
+    """
+    begins, columns, elements = (tensor(call, i) for i in range(3))
     to = result(call)
-    if (
-        indices is None
-        or elements is None
-        or dense is None
-        or to is None
-        or not dense.shape
-        or not to.shape
-    ):
+    if begins is None or columns is None or elements is None or to is None:
+        return None
+    return _product_of_rows(elements, tensor(call, 3), to, touched(begins) + touched(columns))
+
+
+def _product_of_rows(
+    elements: TensorSpec, dense: TensorSpec | None, to: TensorSpec, indices: int
+) -> Kernels | None:
+    if dense is None or not dense.shape:
         return None
     rows = elements.elements * dense.shape[-1] * element_bytes(dense.dtype)
-    form = stream(touched(indices) + 4 * (to.shape[0] + 2 * elements.elements))
-    return (*form, *stream(rows + touched(elements) + touched(indices) // 2 + touched(to)))
+    return stream(rows + touched(elements) + indices + touched(to))

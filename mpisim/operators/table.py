@@ -65,7 +65,7 @@ _POINTWISE = """
     mish elu selu celu leaky_relu hardtanh hardswish hardsigmoid softplus softshrink hardshrink
     threshold clamp clamp_min clamp_max clip minimum maximum fmin fmax lerp addcmul addcdiv lgamma
     digamma xlogy hypot copysign nan_to_num bitwise_and bitwise_or bitwise_xor bitwise_not
-    __and__ __or__ __xor__
+    __and__ __or__ __xor__ diff
     bitwise_left_shift bitwise_right_shift square
     threshold_backward gelu_backward silu_backward sigmoid_backward tanh_backward elu_backward
     leaky_relu_backward hardtanh_backward hardswish_backward hardsigmoid_backward mish_backward
@@ -149,6 +149,8 @@ _FUSED_SOFTMAX = """
 
 _STREAMING_LIBRARIES = """
     fbgemm::bounds_check_indices fbgemm::jagged_to_padded_dense fbgemm::dense_to_jagged
+    _jagged_to_padded_dense_forward _padded_dense_to_jagged_forward
+    _convert_indices_from_coo_to_csr _convert_indices_from_csr_to_coo
     fbgemm::block_bucketize_sparse_features
     xentropy::forward xentropy::backward
     flash_attn::apply_rotary flash_attn::cross_entropy_fwd flash_attn::cross_entropy_bwd
@@ -203,13 +205,21 @@ TABLE: Mapping[str, Rule] = {
     ),
     **_served(
         "_flash_attention_forward",
-        attentions.attention("tokens first", 8, begins=3, variant="flash_2"),
+        attentions.attention("tokens first", 8, begins=3, variant="flash_2", window=11),
     ),
     **_served(
         "_flash_attention_backward",
         attentions.attention(
-            "tokens first", 11, first=1, begins=6, backward=True, variant="flash_2"
+            "tokens first", 11, first=1, begins=6, backward=True, variant="flash_2", window=15
         ),
+    ),
+    **_served(
+        "_cudnn_attention_forward",
+        attentions.attention("tokens first", 10, begins=4, variant="cudnn"),
+    ),
+    **_served(
+        "_cudnn_attention_backward",
+        attentions.attention("tokens first", 14, first=1, begins=9, backward=True, variant="cudnn"),
     ),
     **_served(
         "_efficient_attention_forward",
@@ -223,24 +233,26 @@ TABLE: Mapping[str, Rule] = {
     ),
     **_served(
         "flash_attn::_flash_attn_forward",
-        attentions.attention("tokens first", 5, variant="flash_2", windows=True),
+        attentions.attention("tokens first", 5, variant="flash_2", window=6),
     ),
     **_served(
         "flash_attn::_flash_attn_varlen_forward",
-        attentions.attention("tokens first", 9, begins=3, variant="flash_2", windows=True),
+        attentions.attention("tokens first", 9, begins=3, variant="flash_2", window=10),
     ),
     **_served(
         "flash_attn::_flash_attn_backward",
         attentions.attention(
-            "tokens first", 11, first=1, backward=True, variant="flash_2", windows=True
+            "tokens first", 11, first=1, backward=True, variant="flash_2", window=12
         ),
     ),
     **_served(
         "flash_attn::_flash_attn_varlen_backward",
         attentions.attention(
-            "tokens first", 15, first=1, begins=9, backward=True, variant="flash_2", windows=True
+            "tokens first", 15, first=1, begins=9, backward=True, variant="flash_2", window=16
         ),
     ),
+    **_served("flex_attention::forward", attentions.visiting_attention()),
+    **_served("flex_attention::backward", attentions.visiting_attention(backward=True)),
     **_served("flash_attn_3::fwd", attentions.attention("tokens first", 99)),
     **_served(
         "flash_attn_triton::forward",
@@ -384,6 +396,7 @@ TABLE: Mapping[str, Rule] = {
     **_served("sort argsort msort unique _unique2 unique_consecutive", streams.sort),
     **_served("_coalesce", embeddings.sparse_coalesced),
     **_served("_sparse_mm", embeddings.sparse_product),
+    **_served("cusparse::spmm", embeddings.compressed_product),
     **_served("topk kthvalue", streams.topk),
     **_served(_POOLED, streams.pooling),
     **dict.fromkeys([f"{name}_backward" for name in _names(_POOLED)], streams.pooling_backward),
