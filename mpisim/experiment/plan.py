@@ -22,6 +22,7 @@ from .models import Count, Large
 from .plan_options import (
     MAIN_KEYS,
     Format,
+    OffloadOptions,
     OverlapOptions,
     PipelineOptions,
     PrecisionOptions,
@@ -81,6 +82,7 @@ class Plan:
     recompute : RecomputeOptions
     pipeline : PipelineOptions
     overlap : OverlapOptions
+    offload : OffloadOptions
     tables : TableOptions
     framework : FrameworkOptions
         How a framework does its part: the table ``[framework]`` of files.
@@ -107,12 +109,14 @@ class Plan:
     recompute: RecomputeOptions = RecomputeOptions()
     pipeline: PipelineOptions = PipelineOptions()
     overlap: OverlapOptions = OverlapOptions()
+    offload: OffloadOptions = OffloadOptions()
     tables: TableOptions = TableOptions()
     framework: FrameworkOptions = FrameworkOptions()
 
     def __post_init__(self) -> None:
         _check_sizes(self)
         _check_data_parallel(self)
+        _check_offload(self)
         _check_replicas(self)
 
     def division(self, dp: int) -> str:
@@ -310,6 +314,53 @@ def _check_data_parallel(plan: Plan) -> None:
         )
     if plan.zero_group is not None and not plan.zero:
         raise InputError("zero_group is given, but zero is 0: nothing is sharded")
+
+
+OFFLOADED_OPTIMIZERS: Mapping[Style, tuple[str, ...]] = {
+    "deepspeed": ("adam", "adagrad"),
+    "megatron": ("adam", "momentum", "sgd"),
+}
+"""Frameworks that offload an optimizer, and those that they have for the CPU: deepspeed/ops, and
+``optimizer_cpu_offload`` in megatron/core/optimizer/__init__.py."""
+
+
+def _check_offload(plan: Plan) -> None:
+    """Refuse what a framework does not offload, once it is known which one it is."""
+    share, style = plan.offload.optimizer, plan.framework.dp_style
+    if not share or style is None:
+        return
+    optimizers = OFFLOADED_OPTIMIZERS.get(style)
+    if optimizers is None:
+        choices = ", ".join(map(repr, OFFLOADED_OPTIMIZERS))
+        raise InputError(
+            f"offload.optimizer is {share:g} with framework.dp_style = {style!r}; its optimizer "
+            f"works where its parameters are; allowed: {choices}"
+        )
+    if not plan.zero:
+        raise InputError(
+            f"offload.optimizer is {share:g}, but zero is 0: only states that ranks share are "
+            "offloaded; set zero = 1"
+        )
+    if plan.optimizer not in optimizers:
+        raise InputError(
+            f"optimizer is {plan.optimizer!r}, which framework.dp_style = {style!r} does not run "
+            f"on the CPU (offload.optimizer is {share:g}); allowed: {', '.join(optimizers)}"
+        )
+    if style == "deepspeed" and plan.zero < 3 and share < 1:
+        raise InputError(
+            f"offload.optimizer is {share:g} with zero = {plan.zero}: DeepSpeed offloads a share "
+            "(its ratio) with zero = 3 alone; allowed: 0, 1"
+        )
+    if style == "megatron" and plan.precision.fp8_params:
+        raise InputError(
+            "offload.optimizer is given with precision.fp8_params: weights come from the CPU in 16 "
+            "bits"
+        )
+    if style == "deepspeed" and plan.offload.overlap:
+        raise InputError(
+            "offload.overlap is true; framework.dp_style = 'deepspeed' copies weights once all are "
+            "updated"
+        )
 
 
 def _check_replicas(plan: Plan) -> None:

@@ -28,6 +28,7 @@ from ..memory import Evaluate, Verdict
 from ..program import Program
 from ..topo import Cluster, Network
 from ..workloads import Workload, lay_out, training_step
+from ..workloads.host import Host, host_of
 from ..workloads.input_pipeline import InputPipeline, input_pipeline
 from .calibrated import CalibratedKernels, CalibratedNetwork
 from .hardware import Hardware, gpu_kinds, hardware_of, with_convolutions
@@ -101,6 +102,13 @@ class PreparedExperiment:
         """How fast the host prepares images; None if that costs nothing."""
         grid = self.workload.layout.grid
         return input_pipeline(self.experiment, grid.world // grid.pp)
+
+    @cached_property
+    def host(self) -> Host | None:
+        """The host that updates parameters; None if the GPUs update all."""
+        if not self.experiment.plan.offload.optimizer:
+            return None
+        return host_of(self.experiment, self.workload.layout.grid.world)
 
     @property
     def peak(self) -> float:

@@ -191,6 +191,7 @@ EFFECTIVE_KEYS: dict[str, Condition] = {
             "plan.precision.gradients",
             "plan.optimizer",
             "plan.clip",
+            "plan.offload.optimizer",
             "framework.fused",
             "framework.cuda_graphs",
             "framework.launch_blocking",

@@ -42,6 +42,7 @@ from .block_rows import RowBlock
 from .blocks import BlockBuilder
 from .data_parallel import PassPoint, make_strategy
 from .grid import Groups
+from .host import host_of
 from .input_pipeline import loads_images, write_input, write_wait
 from .layout import Layout, ModelChunk
 from .messages import PipelineMessages, messages_of_stage, streams
@@ -141,6 +142,7 @@ class StageWriter:
             stage=stage,
             transformer=weights_as_products(layout.experiment.model),
             order=_forward_order(pipeline.actions[stage]),
+            link_sharers=host_of(layout.experiment, layout.grid.world).sharers,
         )
         self._slots = Slots(groups.sizes, {**streams(plan.overlaps_p2p), **self._strategy.streams})
         # No method of this object: in a cycle its blocks would be kept until garbage is looked for.

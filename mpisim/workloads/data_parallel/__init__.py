@@ -50,6 +50,7 @@ def make_strategy(
     stage: int = 0,
     transformer: bool = True,
     order: Sequence[int] | None = None,
+    link_sharers: int = 1,
 ) -> Strategy:
     """Plan and model chunks → the strategy of one stage of the pipeline.
 
@@ -64,6 +65,8 @@ def make_strategy(
         Whether the model is a transformer, see `Plan.resolved`.
     order : sequence of int, optional
         Chunks as they first come forward; as they are numbered if not given.
+    link_sharers : int
+        GPUs that copy to and from the host over one link.
 
     Raises
     ------
@@ -71,7 +74,8 @@ def make_strategy(
         If the framework knows no such sharding.
     """
     plan = plan.resolved(transformer=transformer)
-    return _kind(plan)(plan, chunks, groups, stage=stage, order=order)
+    kind = _kind(plan)
+    return kind(plan, chunks, groups, stage=stage, order=order, link_sharers=link_sharers)
 
 
 def _kind(plan: Plan) -> type[Strategy]:

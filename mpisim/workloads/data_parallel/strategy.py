@@ -69,6 +69,8 @@ class Strategy:
         Of the pipeline.
     order : sequence of int, optional
         Chunks as they first come forward; as they are numbered if not given.
+    link_sharers : int
+        GPUs that copy to and from the host over one link (`mpisim.workloads.host`).
 
     Attributes
     ----------
@@ -97,7 +99,9 @@ class Strategy:
         *,
         stage: int = 0,
         order: Sequence[int] | None = None,
+        link_sharers: int = 1,
     ) -> None:
+        self.link_sharers = link_sharers
         self.order = tuple(range(len(chunks)) if order is None else order)
         self.plan, self.chunks, self.groups, self.stage = plan, chunks, groups, stage
         self.parameters = tuple(chunk_parameters(layers) for layers in chunks)

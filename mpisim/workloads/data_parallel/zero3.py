@@ -274,7 +274,9 @@ class Zero3(DeepSpeed):
             step = collective(
                 Operation.ALL_REDUCE, self.replica_group(expert), size // ranks, "gradient shard"
             )
-            self.run(block, step, waits=None if row is None else [row])
+            row = self.run(block, step, waits=None if row is None else [row])
+        if self.plan.offload.optimizer:
+            self.offload(block, size // ranks // self.gradient_size, group, row, last)
 
     def after_optimizer(self, block: BlockBuilder) -> None:
         """Gather the parameters that are kept whole."""
