@@ -326,6 +326,7 @@ OFFLOADED_OPTIMIZERS: Mapping[Style, tuple[str, ...]] = {
 
 def _check_offload(plan: Plan) -> None:
     """Refuse what a framework does not offload, once it is known which one it is."""
+    _check_offloaded_activations(plan)
     share, style = plan.offload.optimizer, plan.framework.dp_style
     if not share or style is None:
         return
@@ -360,6 +361,28 @@ def _check_offload(plan: Plan) -> None:
         raise InputError(
             "offload.overlap is true; framework.dp_style = 'deepspeed' copies weights once all are "
             "updated"
+        )
+
+
+def _check_offloaded_activations(plan: Plan) -> None:
+    """Refuse what Megatron-LM refuses with ``cpu_offloading`` (transformer_config.py)."""
+    if not plan.offload.activations:
+        return
+    given = f"offload.activations is {plan.offload.activations}"
+    if plan.pp > 1:
+        raise InputError(
+            f"{given} with pp = {plan.pp}; Megatron-LM offloads them with pp = 1 alone"
+        )
+    if plan.recompute.granularity != "none":
+        raise InputError(
+            f"{given} with recompute = {plan.recompute.granularity!r}: Megatron-LM does one or the "
+            "other; set recompute = 'none'"
+        )
+    if plan.overlap.ep:
+        raise InputError(f"{given} with overlap.ep = true, whose passes take turns; allowed: false")
+    if plan.framework.cuda_graphs:
+        raise InputError(
+            f"{given} with framework.cuda_graphs = true, which hold no such copies; allowed: false"
         )
 
 

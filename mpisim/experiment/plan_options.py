@@ -286,12 +286,16 @@ class OffloadOptions:
         Share of the parameters whose main copy and optimizer states lie there, and which the CPU
         updates: DeepSpeed's ``offload_optimizer`` (with `zero` = 3 also a share of them, its
         ``ratio``), Megatron-LM's ``--optimizer-cpu-offload`` and ``--optimizer-offload-fraction``.
+    activations : int
+        Layers of a transformer, the first ones, whose activations lie there between the passes
+        (Megatron-LM's ``--cpu-offloading-num-layers``).
     overlap : bool
         Whether gradients come and weights go while the CPU updates other parameters (Megatron-LM's
         ``--overlap-cpu-optimizer-d2h-h2d``).
     """
 
     optimizer: Annotated[float, Limits(least=0, most=1)] = 0.0
+    activations: OptionalCount = 0
     overlap: bool = False
 
     def __post_init__(self) -> None:

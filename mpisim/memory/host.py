@@ -1,4 +1,4 @@
-"""The host's memory that a rank takes where its optimizer is offloaded.
+"""The host's memory that a rank takes for what is offloaded.
 
 Bytes of a parameter of a rank's share, as DeepSpeed's documentation counts them
 (docs/code-docs/source/memory.rst): 4 of the main parameter, 4 of its gradient, 8 of Adam's moments.
@@ -29,16 +29,19 @@ class HostMemory:
         Gradients in fp32; main parameters with the optimizer's states.
     buffers : int
         What is on its way from or to the GPU.
+    activations : int
+        What is kept there for the backward.
     """
 
     gradients: int = 0
     optimizer: int = 0
     buffers: int = 0
+    activations: int = 0
 
     @property
     def total(self) -> int:
         """Bytes of all parts."""
-        return self.gradients + self.optimizer + self.buffers
+        return self.gradients + self.optimizer + self.buffers + self.activations
 
 
 def host_memory(

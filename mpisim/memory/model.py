@@ -11,7 +11,7 @@ parameters are freed.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import NamedTuple
 
 from ..base.frozen import frozen
@@ -286,7 +286,7 @@ class _MemoryModel:
             fragmentation=round(fragmentation),
             error=round(sum(error**2 for error in errors) ** 0.5),
             moment=moment,
-            host=found.host,
+            host=replace(found.host, activations=sum(each.offloaded for each in passes)),
         )
 
     def moments(self, stage: int) -> StageMoments:

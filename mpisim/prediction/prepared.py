@@ -104,10 +104,8 @@ class PreparedExperiment:
         return input_pipeline(self.experiment, grid.world // grid.pp)
 
     @cached_property
-    def host(self) -> Host | None:
-        """The host that updates parameters; None if the GPUs update all."""
-        if not self.experiment.plan.offload.optimizer:
-            return None
+    def host(self) -> Host:
+        """The host of the GPUs, which has what is offloaded."""
         return host_of(self.experiment, self.workload.layout.grid.world)
 
     @property

@@ -143,7 +143,7 @@ def statements(
             *_profile_lines(prepared.experiment),
             *_rank_assumptions(prepared),
             *_input_lines(prepared),
-            *([] if prepared.host is None else [prepared.host.text]),
+            *prepared.host.lines(prepared.experiment.plan),
             *network_notes(
                 prepared.cluster,
                 prepared.program,

@@ -253,9 +253,8 @@ class PathShares:
         if kind is PieceKind.COPY and self.prepares_batch(piece):
             assert prepared.input_pipeline is not None
             return dict.fromkeys(prepared.input_pipeline.numbers, 1.0)
-        host = prepared.host
-        if kind is PieceKind.COPY and host is not None and self._name(piece) == CPU_OPTIMIZER:
-            return dict.fromkeys(host.numbers, 1.0)
+        if kind is PieceKind.COPY and self._name(piece) == CPU_OPTIMIZER:
+            return dict.fromkeys(prepared.host.numbers, 1.0)
         if kind is not PieceKind.COMPUTE:
             return {}
         pricing = prepared.workload.pricing_of(int(path.rank[piece]))
@@ -441,8 +440,7 @@ def error_bar(
         lengths = {**lengths, **overlap.lengths()}
     if prepared.input_pipeline is not None:
         numbers |= prepared.input_pipeline.numbers
-    if prepared.host is not None:
-        numbers |= prepared.host.numbers
+    numbers |= prepared.host.numbers
     guess = prepared.experiment.guess
     if guess is not None:
         numbers[GUESSED] = Quantity(1, "1", guess.error, "published models of such sizes")

@@ -192,6 +192,7 @@ EFFECTIVE_KEYS: dict[str, Condition] = {
             "plan.optimizer",
             "plan.clip",
             "plan.offload.optimizer",
+            "plan.offload.activations",
             "framework.fused",
             "framework.cuda_graphs",
             "framework.launch_blocking",

@@ -39,6 +39,8 @@ To be read in this order; each module uses only those above it:
     CPUs with their memory; what they update of the parameters.
 `optimizer`
     The end of a step.
+`offloaded_activations`
+    Copies of activations to the host and back, beside the passes.
 `stage_writer`
     Schedule, blocks → table of a stage.
 `step`

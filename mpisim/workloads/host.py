@@ -14,7 +14,7 @@ from ..base.frozen import frozen
 from ..base.presets import packaged
 from ..base.quantity import Quantity, picoseconds
 from ..base.schema import build
-from ..experiment import Experiment
+from ..experiment import Experiment, Plan
 from ..topo import find_cluster
 
 __all__ = ["Host", "host_of"]
@@ -68,14 +68,26 @@ class Host:
             "share of it that the CPU's optimizer reaches": self.share,
         }
 
-    @property
-    def text(self) -> str:
-        """How fast it updates, a line for people."""
+    def lines(self, plan: Plan) -> list[str]:
+        """Plan → what is assumed of the host if anything is offloaded, lines for people."""
+        found = []
+        if plan.offload.optimizer:
+            found.append(self._update())
+        if plan.offload.optimizer or plan.offload.activations:
+            link = (
+                f"{self.sharers} GPUs share a link to the host"
+                if self.sharers > 1
+                else ("each GPU has a link of its own to the host")
+            )
+            found.append(f"offload: {link}, whose memory is pinned")
+        return found
+
+    def _update(self) -> str:
         guess = "" if self.known else " (a guess: [node] memory_bandwidth says)"
         most = self.bandwidth.si / 1e9
         return (
             f"offload: the CPUs update parameters at {most * self.share.value:,.0f} GB/s of "
-            f"{most:,.0f}{guess} for {self.ranks} GPUs, with threads enough; host memory is pinned"
+            f"{most:,.0f}{guess} for {self.ranks} GPUs, with threads enough"
         )
 
     def duration(self, size: int) -> int:
