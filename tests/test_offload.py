@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plans import changed, plan_of
+from plans import GPT_STEP, changed, plan_of
 from sharing import layer, stepped, told
 from toys import Free, Times, layout
 
@@ -82,6 +83,22 @@ def test_states_as_deepspeed_documents_them(n: int) -> None:
     # 2 * params / total_gpus; 16 * params on the host of one node, without its factor of 1.5.
     assert states(2, n) == (2, 16)
     assert states(3, n) == (2 / n, 16)
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_parameters_on_the_host_as_deepspeed_documents_them(n: int) -> None:
+    # The same page: nothing but what is gathered on a GPU, 18 * params on the host of one node.
+    plan = plan_of(
+        global_batch=64,
+        dp_style="deepspeed",
+        zero=3,
+        offload_optimizer=1.0,
+        offload_parameters=True,
+    )
+    counts, sizes = parameter_counts([layer("a", 6400)]), ALONE | {"shard": n, "dp": n}
+    assert sum(vars(model_states(counts, plan, sizes)).values()) == 0
+    found = host_memory(counts, plan, sizes, accumulates=False)
+    assert n * found.total / 6400 == 18
 
 
 def test_the_documented_example_of_t5_3b() -> None:
@@ -185,6 +202,73 @@ def test_gradients_of_micro_batches_are_added_up_on_the_gpu() -> None:
         f"{waits}{added}, gradients to host",
         "convert gradients",
     ]
+
+
+def test_parameters_come_before_they_are_gathered() -> None:
+    keys = {"dp_style": "deepspeed", "zero": 3, "offload_optimizer": 1.0}
+    net = (layer("a", 10**6),)
+    found = rows_of(stepped(net, 2, offload_parameters=True, **keys), "parameter", "weights")
+    come = ["parameters from host", "wait for parameters < parameters from host"]
+    gathered = "parameter all-gather [dp 2000000] < parameters from host"
+    assert found[:3] == [*come, gathered]
+    assert not any("weights" in row for row in found)
+    plain = rows_of(stepped(net, 2, **keys), "parameter", "weights")
+    assert plain == ["parameter all-gather [dp 2000000]", found[3], "weights from host"]
+
+
+def test_parameters_come_to_one_gpu() -> None:
+    keys = {"dp_style": "deepspeed", "zero": 3, "offload_optimizer": 1.0, "global_batch": 1}
+    program = stepped((layer("a", 10**6),), 1, offload_parameters=True, **keys).program
+    table = program.table_of(0)
+    names = [program.names[name] for name in table.name]
+    first = names.index("a forward")
+    awaited = table.wait_row[table.wait_index[first] : table.wait_index[first + 1]].tolist()
+    assert "parameters from host" in [names[row] for row in awaited]
+
+
+FSDP = {"dp_style": "fsdp", "zero": 3, "offload_optimizer": 1.0, "offload_parameters": True}
+
+
+def test_fsdp_works_on_the_host() -> None:
+    found = rows_of(stepped((layer("a", 40),), 2, **FSDP), *OFFLOADED, "reduce", "all-gather [")
+    assert found == [
+        "parameters from host",
+        "parameter all-gather [dp 80] < parameters from host",
+        "parameters from host",
+        "parameter all-gather [dp 80] < parameters from host",
+        "gradient reduce-scatter [dp 80] < copy gradients in",
+        "gradients to host < gradient reduce-scatter",
+        "wait for gradients < gradient reduce-scatter, gradients to host",
+        "optimizer on CPU < gradient reduce-scatter",
+        "wait for optimizer on CPU < optimizer on CPU",
+    ]
+
+
+def test_the_cpu_adds_gradients_of_micro_batches() -> None:
+    found = rows_of(stepped((layer("a", 40),), 2, global_batch=4, **FSDP), "added", "add ")
+    assert found == [
+        "add gradients on CPU",
+        "wait for gradients added on CPU < add gradients on CPU",
+    ]
+
+
+def test_all_of_fsdp_is_on_the_host() -> None:
+    plan = plan_of(global_batch=64, **FSDP)
+    counts, sizes = parameter_counts([layer("a", 6400)]), ALONE | {"shard": 4, "dp": 4}
+    assert sum(vars(model_states(counts, plan, sizes)).values()) == 0
+    found = host_memory(counts, plan, sizes, accumulates=True)
+    assert (found.parameters, found.gradients, found.optimizer) == (6400, 6400, 12800)
+
+
+def test_a_loop_of_operations_on_the_cpu_as_zero_offload_measured_it() -> None:
+    # Table 4 of the paper: PyTorch's Adam on the CPU.
+    host = host_of(gpt_13b(1.0), 1)
+    plan = plan_of(global_batch=64, fused=False, **FSDP)
+    for billions, seconds in ((1, 1.39), (2, 2.75), (4, 5.71), (8, 11.93), (10, 14.76)):
+        found = host.duration(cpu_bytes(2, 4, scales=False) * billions * 10**9, plan) / 1e12
+        assert found == pytest.approx(seconds, rel=0.1)
+    fused = plan_of(global_batch=64, fused=True, **FSDP)
+    assert host.duration(10**9, fused) == host.duration(10**9)
 
 
 def test_one_gpu_offloads_too() -> None:
@@ -350,6 +434,36 @@ def rows(experiment: Experiment, name: str) -> list[int]:
     ]
 
 
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"dp_style": "megatron", "zero": 1, "offload_optimizer": 0.5},
+        {"dp_style": "megatron", "zero": 1, "offload_optimizer": 1.0, "offload_overlap": True},
+        {"dp_style": "megatron", "zero": 1, "offload_activations": 3, "tp": 2},
+        {"dp_style": "deepspeed", "zero": 1, "offload_optimizer": 1.0},
+        {"dp_style": "deepspeed", "zero": 2, "offload_optimizer": 1.0, "offload_activations": 3},
+        {"dp_style": "deepspeed", "zero": 3, "offload_optimizer": 0.5},
+        {"dp_style": "deepspeed", "zero": 3, "offload_optimizer": 1.0, "offload_parameters": True},
+        {"dp_style": "fsdp", "zero": 2, "offload_optimizer": 1.0, "offload_parameters": True},
+        {"dp_style": "fsdp", "zero": 3, "offload_optimizer": 1.0, "offload_parameters": True},
+    ],
+)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_transformer_takes_longer_in_less_memory(plan: dict[str, Any], overlap: bool) -> None:
+    keys = {"global_batch": 16, "micro_batch": 1, "overlap_dp": overlap, **plan}
+    text = GPT_STEP.format(model="", plan="[plan]\nglobal_batch = 16")
+    experiment = read(text, "mine.toml")
+    prepared = prepare(replace(experiment, plan=plan_of(**keys)))
+    kept = {key: value for key, value in keys.items() if not key.startswith("offload")}
+    plain = prepare(replace(experiment, plan=plan_of(**kept)))
+    assert prepared.memory.peak < plain.memory.peak
+    assert prepared.memory.host_peak > 0 == plain.memory.host_peak
+    times = [
+        engine.simulate(each.program, network=each.network).step_time for each in (plain, prepared)
+    ]
+    assert times[0] < times[1]
+
+
 def test_ranks_of_a_node_share_memory_and_links() -> None:
     one = gpt_13b(1.0, cluster="dgx-a100")
     eight = gpt_13b(1.0, gpus=8, cluster="dgx-a100")
@@ -375,14 +489,17 @@ def test_a_cluster_that_does_not_say_is_guessed() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"dp_style": "fsdp", "zero": 3}, "dp_style = 'fsdp'.*'deepspeed', 'megatron'"),
-        ({"dp_style": "ddp"}, "dp_style = 'ddp'"),
+        ({"dp_style": "fsdp", "zero": 3}, "set offload.parameters = true"),
+        ({"dp_style": "ddp"}, "dp_style = 'ddp'.*'deepspeed', 'fsdp', 'megatron'"),
         ({"dp_style": "megatron"}, "zero is 0.*set zero = 1"),
         ({"dp_style": "deepspeed"}, "zero is 0"),
         ({"dp_style": "deepspeed", "zero": 2, "optimizer": "lamb"}, "allowed: adam, adagrad"),
         ({"dp_style": "deepspeed", "zero": 2, "offload_optimizer": 0.5}, "ratio.*allowed: 0, 1"),
         ({"dp_style": "deepspeed", "zero": 2, "offload_overlap": True}, "offload.overlap is true"),
         ({"dp_style": "megatron", "zero": 1, "fp8_params": True}, "precision.fp8_params"),
+        ({"dp_style": "deepspeed", "zero": 2, "offload_parameters": True}, "'deepspeed' with"),
+        ({"dp_style": "fsdp", "zero": 2, "pp": 2, "offload_parameters": True}, "pp = 2.*pp = 1"),
+        ({"offload_optimizer": 0, "offload_parameters": True}, "set optimizer = 1"),
     ],
 )
 def test_what_no_framework_offloads(keys: dict[str, Any], message: str) -> None:

@@ -318,10 +318,11 @@ def _check_data_parallel(plan: Plan) -> None:
 
 OFFLOADED_OPTIMIZERS: Mapping[Style, tuple[str, ...]] = {
     "deepspeed": ("adam", "adagrad"),
+    "fsdp": ("adam", "adagrad", "momentum", "sgd"),
     "megatron": ("adam", "momentum", "sgd"),
 }
-"""Frameworks that offload an optimizer, and those that they have for the CPU: deepspeed/ops, and
-``optimizer_cpu_offload`` in megatron/core/optimizer/__init__.py."""
+"""Frameworks that offload an optimizer, and those that they have for the CPU: deepspeed/ops,
+torch.optim, ``optimizer_cpu_offload`` in megatron/core/optimizer/__init__.py."""
 
 
 def _check_offload(plan: Plan) -> None:
@@ -352,15 +353,30 @@ def _check_offload(plan: Plan) -> None:
             f"offload.optimizer is {share:g} with zero = {plan.zero}: DeepSpeed offloads a share "
             "(its ratio) with zero = 3 alone; allowed: 0, 1"
         )
+    if plan.offload.parameters and style != "fsdp" and (style, plan.zero) != ("deepspeed", 3):
+        raise InputError(
+            f"offload.parameters is true with framework.dp_style = {style!r}, "
+            f"zero = {plan.zero}; allowed: 'deepspeed' with zero = 3, 'fsdp'"
+        )
+    if style == "fsdp" and not plan.offload.parameters:
+        raise InputError(
+            f"offload.optimizer is {share:g} with framework.dp_style = 'fsdp', whose optimizer "
+            "works where its parameters are; set offload.parameters = true"
+        )
+    if style == "fsdp" and plan.pp > 1:
+        raise InputError(
+            f"offload.parameters is true with framework.dp_style = 'fsdp' and pp = {plan.pp}; "
+            "allowed: pp = 1"
+        )
     if style == "megatron" and plan.precision.fp8_params:
         raise InputError(
             "offload.optimizer is given with precision.fp8_params: weights come from the CPU in 16 "
             "bits"
         )
-    if style == "deepspeed" and plan.offload.overlap:
+    if style != "megatron" and plan.offload.overlap:
         raise InputError(
-            "offload.overlap is true; framework.dp_style = 'deepspeed' copies weights once all are "
-            "updated"
+            f"offload.overlap is true; framework.dp_style = {style!r} goes on once all are "
+            "updated; allowed: 'megatron'"
         )
 
 

@@ -286,6 +286,10 @@ class OffloadOptions:
         Share of the parameters whose main copy and optimizer states lie there, and which the CPU
         updates: DeepSpeed's ``offload_optimizer`` (with `zero` = 3 also a share of them, its
         ``ratio``), Megatron-LM's ``--optimizer-cpu-offload`` and ``--optimizer-offload-fraction``.
+    parameters : bool
+        Whether the parameters that passes gather lie there, too, with the whole optimizer:
+        DeepSpeed's ``offload_param`` with `zero` = 3; FSDP's ``CPUOffload`` and
+        ``CPUOffloadPolicy``.
     activations : int
         Layers of a transformer, the first ones, whose activations lie there between the passes
         (Megatron-LM's ``--cpu-offloading-num-layers``).
@@ -295,12 +299,18 @@ class OffloadOptions:
     """
 
     optimizer: Annotated[float, Limits(least=0, most=1)] = 0.0
+    parameters: bool = False
     activations: OptionalCount = 0
     overlap: bool = False
 
     def __post_init__(self) -> None:
         if self.overlap and not self.optimizer:
             raise InputError("overlap is true, but optimizer is 0: the CPU updates nothing")
+        if self.parameters and self.optimizer < 1:
+            raise InputError(
+                f"parameters is true, but optimizer is {self.optimizer:g}: what is on the host is "
+                "updated there; set optimizer = 1"
+            )
 
 
 @frozen

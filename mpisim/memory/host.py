@@ -4,7 +4,8 @@ Bytes of a parameter of a rank's share, as DeepSpeed's documentation counts them
 (docs/code-docs/source/memory.rst): 4 of the main parameter, 4 of its gradient, 8 of Adam's moments.
 DeepSpeed has besides the gradient in the format of the passes where several micro-batches are added
 up (``accumulated_grads_in_cpu``, ``grad_partitions_flat_buffer``), and with stages 1 and 2 the new
-weight in that format (``param_buffer_of_bit16_for_cpu_offload_groups``).
+weight in that format (``param_buffer_of_bit16_for_cpu_offload_groups``). FSDP has its parameters on
+the host, and no other copy of them.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class HostMemory:
     ----------
     gradients, optimizer : int
         Gradients in fp32; main parameters with the optimizer's states.
+    parameters : int
+        Parameters in the format of the passes.
     buffers : int
         What is on its way from or to the GPU.
     activations : int
@@ -35,13 +38,15 @@ class HostMemory:
 
     gradients: int = 0
     optimizer: int = 0
+    parameters: int = 0
     buffers: int = 0
     activations: int = 0
 
     @property
     def total(self) -> int:
         """Bytes of all parts."""
-        return self.gradients + self.optimizer + self.buffers + self.activations
+        states = self.gradients + self.optimizer + self.parameters
+        return states + self.buffers + self.activations
 
 
 def host_memory(
@@ -67,5 +72,11 @@ def host_memory(
     if framework(plan) == "deepspeed":
         buffers += rates(plan).gradient * share if accumulates and plan.zero >= 2 else 0
         buffers += rates(plan).weight * share if plan.zero < 3 else 0
+    if framework(plan) == "fsdp":
+        each, held = rates(plan), share + counts.frozen_share(sizes)
+        return HostMemory(each.gradient * share, each.optimizer * share, each.weight * held)
     states = FP32 * (1 + OPTIMIZER_STATES[plan.optimizer])
-    return HostMemory(FP32 * updated, states * updated, buffers)
+    held = 0
+    if plan.offload.parameters:
+        held = rates(plan).weight * (share + counts.frozen_share(sizes))
+    return HostMemory(FP32 * updated, states * updated, held, buffers)

@@ -326,6 +326,8 @@ def model_states(counts: ParameterCounts, plan: Plan, sizes: Mapping[str, int]) 
     frozen = _weight_bytes(plan) * counts.frozen
     if sharding(plan)[0]:
         frozen = each.weight * counts.frozen_share(sizes)
+    if plan.offload.parameters:
+        of_parameters = frozen = of_gradients = 0
     own = frozen + _weight_bytes(plan) * counts.local
     of_optimizer -= round(plan.offload.optimizer * of_optimizer)
     if plan.offload.optimizer and framework(plan) == "deepspeed" and plan.zero >= 2:
@@ -464,6 +466,8 @@ def optimizer_buffers(counts: ParameterCounts, plan: Plan, sizes: Mapping[str, i
     sizes : mapping of str to int
         Members of groups of ranks: ``shard`` and ``eshard`` (experts) shard states.
     """
+    if plan.offload.parameters:
+        return 0
     if framework(plan) == "megatron":
         if rates(plan).gradient == FP32:
             return 0

@@ -254,7 +254,7 @@ class PathShares:
             assert prepared.input_pipeline is not None
             return dict.fromkeys(prepared.input_pipeline.numbers, 1.0)
         if kind is PieceKind.COPY and self._name(piece) == CPU_OPTIMIZER:
-            return dict.fromkeys(prepared.host.numbers, 1.0)
+            return dict.fromkeys(prepared.host.numbers(prepared.experiment.plan), 1.0)
         if kind is not PieceKind.COMPUTE:
             return {}
         pricing = prepared.workload.pricing_of(int(path.rank[piece]))
@@ -440,7 +440,7 @@ def error_bar(
         lengths = {**lengths, **overlap.lengths()}
     if prepared.input_pipeline is not None:
         numbers |= prepared.input_pipeline.numbers
-    numbers |= prepared.host.numbers
+    numbers |= prepared.host.numbers(prepared.experiment.plan)
     guess = prepared.experiment.guess
     if guess is not None:
         numbers[GUESSED] = Quantity(1, "1", guess.error, "published models of such sizes")

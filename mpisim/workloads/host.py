@@ -25,6 +25,7 @@ FILE = "offload.toml"
 @frozen
 class _Figures:
     bandwidth_share: Quantity
+    loop_bandwidth_share: Quantity
     memory_bandwidth: dict[str, Quantity]
 
 
@@ -43,8 +44,8 @@ class Host:
         What there is of it, where the cluster says so.
     bandwidth : Quantity
         Of that memory.
-    share : Quantity
-        What an optimizer on the CPUs reaches of it.
+    share, loop_share : Quantity
+        What an optimizer on the CPUs reaches of it that is one kernel, or a loop of operations.
     known : bool
         Whether the cluster says what the bandwidth is.
     ranks : int
@@ -56,23 +57,27 @@ class Host:
     memory: Quantity | None
     bandwidth: Quantity
     share: Quantity
+    loop_share: Quantity
     known: bool
     ranks: int
     sharers: int
 
-    @property
-    def numbers(self) -> dict[str, Quantity]:
-        """What the rate of an optimizer on the CPUs is proportional to."""
+    def numbers(self, plan: Plan) -> dict[str, Quantity]:
+        """Plan → what the rate of its optimizer on the CPUs is proportional to."""
         return {
             "bandwidth of the host's memory": self.bandwidth,
-            "share of it that the CPU's optimizer reaches": self.share,
+            "share of it that the CPU's optimizer reaches": self._share(plan),
         }
+
+    def _share(self, plan: Plan) -> Quantity:
+        loops = plan.offload.parameters and plan.style(transformer=True) == "fsdp"
+        return self.loop_share if loops and not plan.framework.fuses_optimizer else self.share
 
     def lines(self, plan: Plan) -> list[str]:
         """Plan → what is assumed of the host if anything is offloaded, lines for people."""
         found = []
         if plan.offload.optimizer:
-            found.append(self._update())
+            found.append(self._update(plan))
         if plan.offload.optimizer or plan.offload.activations:
             link = (
                 f"{self.sharers} GPUs share a link to the host"
@@ -82,17 +87,26 @@ class Host:
             found.append(f"offload: {link}, whose memory is pinned")
         return found
 
-    def _update(self) -> str:
+    def _update(self, plan: Plan) -> str:
         guess = "" if self.known else " (a guess: [node] memory_bandwidth says)"
         most = self.bandwidth.si / 1e9
         return (
-            f"offload: the CPUs update parameters at {most * self.share.value:,.0f} GB/s of "
+            f"offload: the CPUs update parameters at {most * self._share(plan).value:,.0f} GB/s of "
             f"{most:,.0f}{guess} for {self.ranks} GPUs, with threads enough"
         )
 
-    def duration(self, size: int) -> int:
-        """Bytes that the CPU reads and writes for one rank, while it does for all → ps."""
-        return picoseconds(size * self.ranks / (self.bandwidth.si * self.share.value))
+    def duration(self, size: int, plan: Plan | None = None) -> int:
+        """Bytes that the CPU reads and writes for one rank, while it does for all → ps.
+
+        Parameters
+        ----------
+        size : int
+            Of an optimizer what one kernel would read and write.
+        plan : Plan, optional
+            Whose optimizer it is; if not given, each operation is one kernel.
+        """
+        share = self.share if plan is None else self._share(plan)
+        return picoseconds(size * self.ranks / (self.bandwidth.si * share.value))
 
 
 def host_of(experiment: Experiment, world: int) -> Host:
@@ -119,6 +133,7 @@ def host_of(experiment: Experiment, world: int) -> Host:
         memory=None if node is None else node.memory,
         bandwidth=bandwidth,
         share=figures.bandwidth_share,
+        loop_share=figures.loop_bandwidth_share,
         known=known,
         ranks=min(of_host, world),
         sharers=min(sharers, world),

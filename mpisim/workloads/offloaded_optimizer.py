@@ -3,13 +3,17 @@
 DeepSpeed (``stage_1_and_2.py`` and ``stage3.py`` in deepspeed/runtime/zero): reduced gradients have
 gone to the host during the backward (`DeepSpeed.offload`). The CPU scales them, updates the main
 parameters and converts them to the format of the passes; then they go to the GPU, which waits for
-all that.
+all that, unless parameters are offloaded, too.
 
 Megatron-LM (`HybridDeviceOptimizer`, megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py):
 gradients, which the GPU has clipped, go to the host after the last backward. The GPU updates its
 own part while the CPU does the other, which is converted and goes to the GPU. With
 ``offload.overlap`` each parameter has a CPU optimizer of its own, and copies of others run beside
 it.
+
+FSDP (``CPUOffload``, ``CPUOffloadPolicy``): all parameters are on the host, where an optimizer of
+torch.optim updates them: all in one kernel with ``fused``, otherwise one operation after the other
+(``_single_tensor_adam``), and ``clip_grad_norm_`` works there as well.
 
 The CPU reads and writes all numbers once (``data/offload.toml`` has how fast). Where tensors of two
 formats are copied between devices, PyTorch converts before the copy if that goes to the GPU
@@ -93,6 +97,8 @@ def write_cpu_optimizer(
     host: Host,
     states: int,
     gradients: Sequence[int],
+    *,
+    clips: bool = False,
 ) -> None:
     """Append the update of offloaded parameters by the CPU, and their way to the GPU.
 
@@ -107,8 +113,13 @@ def write_cpu_optimizer(
         Numbers that the optimizer keeps of a parameter.
     gradients : sequence of int
         What `write_gradients_to_host` has returned.
+    clips : bool
+        Whether gradients are clipped by their norm, which FSDP does on the CPU.
     """
     parameters = offloaded_parameters(plan, strategy)
+    if strategy.style == "fsdp":
+        _write_torch(block, plan, host, states, parameters, gradients, clips=clips)
+        return
     each = cpu_bytes(states, strategy.weight_size, scales=strategy.style == "deepspeed")
     pieces = _pieces(plan, strategy)
     if pieces > 1:
@@ -116,8 +127,28 @@ def write_cpu_optimizer(
         return
     done = block.host_work(CPU_OPTIMIZER, host.duration(each * parameters), waits=gradients)
     block.host_wait([done], WAIT)
+    if plan.offload.parameters:  # they stay where they are until they are gathered
+        return
     size = strategy.weight_size * parameters
     block.compute(Compute(FROM_HOST, Copy(size, "host", host.sharers)))
+
+
+def _write_torch(
+    block: BlockBuilder,
+    plan: Plan,
+    host: Host,
+    states: int,
+    parameters: int,
+    gradients: Sequence[int],
+    *,
+    clips: bool,
+) -> None:
+    """Append the step of an optimizer of torch.optim, whose parameters are on the host."""
+    update = cpu_bytes(states, FP32, scales=False) * parameters
+    duration = host.duration(update, plan)
+    if clips:  # the norm reads, clipping reads and writes
+        duration += host.duration(3 * FP32 * parameters)
+    block.host_wait([block.host_work(CPU_OPTIMIZER, duration, waits=gradients)], WAIT)
 
 
 def write_gradients_to_host(

@@ -168,14 +168,16 @@ def write_optimizer(
         block.compute(Compute("flatten gradients", Elementwise(2 * size)))
     elif plan.precision.products == "fp16" and (strategy.norm_groups or plan.clip):
         _check_overflow(block, strategy, scaled)
-    if one_by_one or (plan.clip if plan.clip is not None else strategy.norm_groups):
+    clips = bool(plan.clip if plan.clip is not None else strategy.norm_groups)
+    on_host = strategy.style == "fsdp" and plan.offload.parameters
+    if one_by_one or (clips and not on_host):
         _clip(block, layout, strategy, scaled)
     if offloaded:
         host = host_of(layout.experiment, layout.grid.world)
         copied = write_gradients_to_host(block, plan, strategy, host)
         _update(block, plan, strategy, own)
         states = OPTIMIZER_STATES[plan.optimizer]
-        write_cpu_optimizer(block, plan, strategy, host, states, copied)
+        write_cpu_optimizer(block, plan, strategy, host, states, copied, clips=clips)
     else:
         _update(block, plan, strategy, own)
     if converts:

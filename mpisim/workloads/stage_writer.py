@@ -136,9 +136,11 @@ class StageWriter:
         self._chunks = layout.chunks(stage, network)
         self._first_block = _first_block(self._chunks)
         self._recomputes = [recomputed_layers(plan, chunk.numbers) for chunk in self._chunks]
-        sharers = host_of(layout.experiment, layout.grid.world).sharers
+        host = host_of(layout.experiment, layout.grid.world)
         count = plan.offload.activations  # where there is no pipeline, so of the only chunk
-        self._offload = ActivationOffload(self._chunks[0].layers, count, sharers) if count else None
+        self._offload = (
+            ActivationOffload(self._chunks[0].layers, count, host.sharers) if count else None
+        )
         self._strategy = make_strategy(
             plan,
             [chunk.layers for chunk in self._chunks],
@@ -146,7 +148,7 @@ class StageWriter:
             stage=stage,
             transformer=weights_as_products(layout.experiment.model),
             order=_forward_order(pipeline.actions[stage]),
-            link_sharers=sharers,
+            host=host,
         )
         self._slots = Slots(groups.sizes, {**streams(plan.overlaps_p2p), **self._strategy.streams})
         # No method of this object: in a cycle its blocks would be kept until garbage is looked for.

@@ -36,6 +36,7 @@ from collections.abc import Sequence
 
 from ...experiment.plan import Plan
 from ..grid import Groups
+from ..host import Host
 from ..operators import Layer
 from .strategy import PassPoint, Strategy
 
@@ -50,7 +51,7 @@ def make_strategy(
     stage: int = 0,
     transformer: bool = True,
     order: Sequence[int] | None = None,
-    link_sharers: int = 1,
+    host: Host | None = None,
 ) -> Strategy:
     """Plan and model chunks → the strategy of one stage of the pipeline.
 
@@ -65,8 +66,8 @@ def make_strategy(
         Whether the model is a transformer, see `Plan.resolved`.
     order : sequence of int, optional
         Chunks as they first come forward; as they are numbered if not given.
-    link_sharers : int
-        GPUs that copy to and from the host over one link.
+    host : Host, optional
+        Of the GPUs, for what is offloaded to it.
 
     Raises
     ------
@@ -75,7 +76,7 @@ def make_strategy(
     """
     plan = plan.resolved(transformer=transformer)
     kind = _kind(plan)
-    return kind(plan, chunks, groups, stage=stage, order=order, link_sharers=link_sharers)
+    return kind(plan, chunks, groups, stage=stage, order=order, host=host)
 
 
 def _kind(plan: Plan) -> type[Strategy]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from mpisim.kernels.operations import BYTES, Copy, Elementwise
+from mpisim.kernels.operations import BYTES, Elementwise
 
 from ...base.errors import InputError
 from ...experiment.plan import Style
@@ -211,13 +211,13 @@ class DeepSpeed(Strategy):
         size, tasks = self.gradient_size * share, []
         if self._accumulates:
             tasks += [
-                Compute("gradients from host", Copy(size, "host", self.link_sharers)),
+                self.host_copy("gradients from host", size),
                 Compute("add gradients", Elementwise(3 * size)),
-                Compute("gradients to host", Copy(size, "host", self.link_sharers)),
+                self.host_copy("gradients to host", size),
             ]
         if last:
             size = BYTES["fp32"] * round(self.plan.offload.optimizer * share)
-            tasks.append(Compute("gradients to host", Copy(size, "host", self.link_sharers)))
+            tasks.append(self.host_copy("gradients to host", size))
         for task in tasks:
             if self.plan.overlap.dp:
                 row = block.compute_beside(task, group, waits=None if row is None else [row])
