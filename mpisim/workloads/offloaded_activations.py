@@ -50,7 +50,7 @@ def windows(layers: int, offloaded: int) -> tuple[int, ...]:
     if offloaded >= layers:
         raise InputError(
             f"plan.offload.activations is {offloaded}; the model has {layers} layers, of which one "
-            f"at least stays on the GPU; allowed: 0 to {layers - 1}"
+            f"at least stays on the GPU; allowed: 0 to {max(layers - 1, 0)}"
         )
     even, longer = divmod(layers, offloaded)
     return tuple(even * (i + 1) - 1 + min(i + 1, longer) for i in range(offloaded))
