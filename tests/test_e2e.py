@@ -298,7 +298,6 @@ def test_convolutions(row: Any) -> None:
     ("changes", "reason"),
     [
         ({"step_time_ms": ""}, "no measured step time"),
-        ({"cpu_offload": "True"}, "offloading to the CPU is not modelled"),
         ({"model": "Jasper 10x5", "heads": ""}, "no such model: Jasper 10x5"),
         ({"micro_batch": ""}, "micro_batch is not stated"),
         ({"micro_batch": 0.5}, "micro_batch is not whole"),

@@ -55,6 +55,8 @@ class Node:
         CPUs of a node, or of a tray; GPUs and NICs are spread over them evenly.
     cores, clock : Quantity, optional
         Cores of all CPUs of a node, or of a tray, and their base clock, where known.
+    memory, memory_bandwidth : Quantity, optional
+        Of the memory of all CPUs of a node, or of a tray, and of its channels together.
     socket_bandwidth : Quantity, optional
         Between two of the CPUs, one direction, usable. Needed where there are several.
     tray : int, optional
@@ -86,6 +88,8 @@ class Node:
     numa_nodes: Count = 1
     cores: Quantity | None = None
     clock: Quantity | None = None
+    memory: Quantity | None = None
+    memory_bandwidth: Quantity | None = None
     socket_bandwidth: Quantity | None = None
     tray: Count | None = None
     pcie_switches: Annotated[int, Limits(least=0)] | None = None
@@ -121,10 +125,18 @@ class Node:
             number = getattr(self, f"{key}_bandwidth")
             if number is not None and not number.value:
                 raise InputError(f"'{key}_bandwidth' is 0; it must be above 0")
-        for key in ("cores", "clock"):
+        for key in ("cores", "clock", "memory", "memory_bandwidth"):
             number = getattr(self, key)
             if number is not None and not number.value:
                 raise InputError(f"{key!r} is 0; it must be above 0")
+
+    def switches(self, gpus: int) -> int:
+        """GPUs of a node → PCIe switches between them and the CPUs, of the node or of a tray."""
+        if self.pcie_switches is not None:
+            return self.pcie_switches
+        tray = self.tray or gpus
+        nics = min(self.nics, gpus) // (gpus // tray)
+        return -(-tray // 2) if nics and self.nic_path in ("pix", "pxb") else 0
 
 
 class GraphBuilder:
@@ -371,10 +383,7 @@ def _add_hosts(
     tray = node.tray or gpus
     trays = gpus // tray
     nics_of_tray = min(node.nics, gpus) // trays  # ports of a tray
-    switched = nics_of_tray > 0 and node.nic_path in ("pix", "pxb")
-    switches = (
-        (-(-tray // 2) if switched else 0) if node.pcie_switches is None else (node.pcie_switches)
-    )
+    switches = node.switches(gpus)
     above: dict[int, int] = {}
     ports: list[int] = []
     nearest = np.zeros(gpus, np.int64)

@@ -87,13 +87,19 @@ class Copy(Kernel):
         Copied; a copy reads and writes each.
     path : {"device", "fill", "host"}
         Inside the GPU's memory, filling it, or between the host's memory and the GPU's.
+    sharers : int
+        GPUs that copy over one link to the host at the same time, as those behind a PCIe switch.
     """
 
     family: ClassVar[str] = "copy"
     bytes: int
     path: Literal["device", "fill", "host"] = "device"
+    sharers: int = 1
 
     @property
     def traffic(self) -> int:
-        """Bytes moved: each read and written inside the GPU, moved once otherwise."""
-        return self.bytes * (2 if self.path == "device" else 1)
+        """Bytes moved: each read and written inside the GPU, moved once otherwise.
+
+        Those of others count where a link is shared.
+        """
+        return self.bytes * (2 if self.path == "device" else self.sharers)

@@ -47,6 +47,7 @@ from .load import DEFAULT, defaulted, load, load_any, read
 from .models import FAMILIES, USUAL_LENGTH, Cnn, Dlrm, Model, Transformer
 from .plan import Plan, keys_of, with_keys
 from .plan_options import (
+    OffloadOptions,
     OverlapOptions,
     PipelineOptions,
     PrecisionOptions,
@@ -69,6 +70,7 @@ __all__ = [
     "KernelChoice",
     "Model",
     "NetworkChoice",
+    "OffloadOptions",
     "OverlapChoice",
     "OverlapOptions",
     "PipelineOptions",

@@ -22,6 +22,7 @@ from .models import Count, Large
 from .plan_options import (
     MAIN_KEYS,
     Format,
+    OffloadOptions,
     OverlapOptions,
     PipelineOptions,
     PrecisionOptions,
@@ -81,6 +82,7 @@ class Plan:
     recompute : RecomputeOptions
     pipeline : PipelineOptions
     overlap : OverlapOptions
+    offload : OffloadOptions
     tables : TableOptions
     framework : FrameworkOptions
         How a framework does its part: the table ``[framework]`` of files.
@@ -107,12 +109,14 @@ class Plan:
     recompute: RecomputeOptions = RecomputeOptions()
     pipeline: PipelineOptions = PipelineOptions()
     overlap: OverlapOptions = OverlapOptions()
+    offload: OffloadOptions = OffloadOptions()
     tables: TableOptions = TableOptions()
     framework: FrameworkOptions = FrameworkOptions()
 
     def __post_init__(self) -> None:
         _check_sizes(self)
         _check_data_parallel(self)
+        _check_offload(self)
         _check_replicas(self)
 
     def division(self, dp: int) -> str:
@@ -319,6 +323,92 @@ def _check_data_parallel(plan: Plan) -> None:
         )
     if plan.zero_group is not None and not plan.zero:
         raise InputError("zero_group is given, but zero is 0: nothing is sharded")
+
+
+OFFLOADED_OPTIMIZERS: Mapping[Style, tuple[str, ...]] = {
+    "deepspeed": ("adam", "adagrad"),
+    "fsdp": ("adam", "adagrad", "momentum", "sgd"),
+    "megatron": ("adam", "momentum", "sgd"),
+}
+"""Frameworks that offload an optimizer, and those that they have for the CPU: deepspeed/ops,
+torch.optim, ``optimizer_cpu_offload`` in megatron/core/optimizer/__init__.py."""
+
+
+def _check_offload(plan: Plan) -> None:
+    """Refuse what a framework does not offload, once it is known which one it is."""
+    _check_offloaded_activations(plan)
+    share, style = plan.offload.optimizer, plan.framework.dp_style
+    if not share or style is None:
+        return
+    optimizers = OFFLOADED_OPTIMIZERS.get(style)
+    if optimizers is None:
+        choices = ", ".join(map(repr, OFFLOADED_OPTIMIZERS))
+        raise InputError(
+            f"offload.optimizer is {share:g} with framework.dp_style = {style!r}; its optimizer "
+            f"works where its parameters are; allowed: {choices}"
+        )
+    if not plan.zero:
+        raise InputError(
+            f"offload.optimizer is {share:g}, but zero is 0: only states that ranks share are "
+            "offloaded; set zero = 1"
+        )
+    if plan.optimizer not in optimizers:
+        raise InputError(
+            f"optimizer is {plan.optimizer!r}, which framework.dp_style = {style!r} does not run "
+            f"on the CPU (offload.optimizer is {share:g}); allowed: {', '.join(optimizers)}"
+        )
+    if style == "deepspeed" and plan.zero < 3 and share < 1:
+        raise InputError(
+            f"offload.optimizer is {share:g} with zero = {plan.zero}: DeepSpeed offloads a share "
+            "(its ratio) with zero = 3 alone; allowed: 0, 1"
+        )
+    if plan.offload.parameters and style != "fsdp" and (style, plan.zero) != ("deepspeed", 3):
+        raise InputError(
+            f"offload.parameters is true with framework.dp_style = {style!r}, "
+            f"zero = {plan.zero}; allowed: 'deepspeed' with zero = 3, 'fsdp'"
+        )
+    if style == "fsdp" and not plan.offload.parameters:
+        raise InputError(
+            f"offload.optimizer is {share:g} with framework.dp_style = 'fsdp', whose optimizer "
+            "works where its parameters are; set offload.parameters = true"
+        )
+    if style == "fsdp" and plan.pp > 1:
+        raise InputError(
+            f"offload.parameters is true with framework.dp_style = 'fsdp' and pp = {plan.pp}; "
+            "allowed: pp = 1"
+        )
+    if style == "megatron" and plan.precision.fp8_params:
+        raise InputError(
+            "offload.optimizer is given with precision.fp8_params: weights come from the CPU in 16 "
+            "bits"
+        )
+    if style != "megatron" and plan.offload.overlap:
+        raise InputError(
+            f"offload.overlap is true; framework.dp_style = {style!r} goes on once all are "
+            "updated; allowed: 'megatron'"
+        )
+
+
+def _check_offloaded_activations(plan: Plan) -> None:
+    """Refuse what Megatron-LM refuses with ``cpu_offloading`` (transformer_config.py)."""
+    if not plan.offload.activations:
+        return
+    given = f"offload.activations is {plan.offload.activations}"
+    if plan.pp > 1:
+        raise InputError(
+            f"{given} with pp = {plan.pp}; Megatron-LM offloads them with pp = 1 alone"
+        )
+    if plan.recompute.granularity != "none":
+        raise InputError(
+            f"{given} with recompute = {plan.recompute.granularity!r}: Megatron-LM does one or the "
+            "other; set recompute = 'none'"
+        )
+    if plan.overlap.ep:
+        raise InputError(f"{given} with overlap.ep = true, whose passes take turns; allowed: false")
+    if plan.framework.cuda_graphs:
+        raise InputError(
+            f"{given} with framework.cuda_graphs = true, which hold no such copies; allowed: false"
+        )
 
 
 def _check_replicas(plan: Plan) -> None:

@@ -16,6 +16,7 @@ from .transformer import Count, OptionalCount
 
 __all__ = [
     "MAIN_KEYS",
+    "OffloadOptions",
     "OverlapOptions",
     "PipelineOptions",
     "PrecisionOptions",
@@ -28,6 +29,7 @@ MAIN_KEYS = {
     "recompute": "granularity",
     "precision": "products",
     "overlap": "",
+    "offload": "",
     "tables": "sharder",
 }
 """Sub-tables of ``[plan]``, with the key that a value in place of the table is; empty: none."""
@@ -272,6 +274,43 @@ class OverlapOptions:
     dgrad: bool = True
     ep: bool = False
     moe: bool = False
+
+
+@frozen
+class OffloadOptions:
+    """What lies in the memory of the host, from where it is copied to the GPU and back.
+
+    Attributes
+    ----------
+    optimizer : float
+        Share of the parameters whose main copy and optimizer states lie there, and which the CPU
+        updates: DeepSpeed's ``offload_optimizer`` (with `zero` = 3 also a share of them, its
+        ``ratio``), Megatron-LM's ``--optimizer-cpu-offload`` and ``--optimizer-offload-fraction``.
+    parameters : bool
+        Whether the parameters that passes gather lie there, too, with the whole optimizer:
+        DeepSpeed's ``offload_param`` with `zero` = 3; FSDP's ``CPUOffload`` and
+        ``CPUOffloadPolicy``.
+    activations : int
+        Layers of a transformer, the first ones, whose activations lie there between the passes
+        (Megatron-LM's ``--cpu-offloading-num-layers``).
+    overlap : bool
+        Whether gradients come and weights go while the CPU updates other parameters (Megatron-LM's
+        ``--overlap-cpu-optimizer-d2h-h2d``).
+    """
+
+    optimizer: Annotated[float, Limits(least=0, most=1)] = 0.0
+    parameters: bool = False
+    activations: OptionalCount = 0
+    overlap: bool = False
+
+    def __post_init__(self) -> None:
+        if self.overlap and not self.optimizer:
+            raise InputError("overlap is true, but optimizer is 0: the CPU updates nothing")
+        if self.parameters and self.optimizer < 1:
+            raise InputError(
+                f"parameters is true, but optimizer is {self.optimizer:g}: what is on the host is "
+                "updated there; set optimizer = 1"
+            )
 
 
 @frozen

@@ -10,6 +10,8 @@ To be read in this order; each module uses only those above it:
     What a pass of a layer, and of a model chunk, holds.
 `schedule_peak`
     What the passes of a stage hold together, at the worst moment of a step.
+`host`
+    What lies in the memory of the host, where it is offloaded.
 `communicators`
     Buffers of NCCL, DeepEP and HybridEP.
 `model`

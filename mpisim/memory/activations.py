@@ -16,7 +16,7 @@ that is why a layer is worked out once for all micro-batches and chunks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..base.frozen import frozen
 from ..experiment.plan import Plan
@@ -37,6 +37,7 @@ from ..kernels.operations import (
 )
 from ..program import Operation
 from ..workloads.layout import ModelChunk
+from ..workloads.offloaded_activations import windows
 from ..workloads.operators import Await, Communicate, Compute, Layer, Operator, Task
 from ..workloads.recomputation import kept_bytes, recomputed_layers
 
@@ -222,6 +223,8 @@ class ChunkMemory:
     forward_by_layer, backward_by_layer : tuple of int
         The most that is held while the forward is in each layer, and the whole backward, which
         begins with the last layer; beyond what the stage holds before them.
+    offloaded : int
+        What lies in the host's memory between the passes.
     """
 
     kept: int
@@ -232,6 +235,7 @@ class ChunkMemory:
     weights: int
     forward_by_layer: tuple[int, ...]
     backward_by_layer: tuple[int, ...]
+    offloaded: int = 0
 
 
 def kept(layer: Layer, plan: Plan, whole: bool) -> int:
@@ -333,14 +337,17 @@ def chunk_memory(
         each.append(found)
         keeps.append(left)
 
+    moved = _moved(chunk, plan, keeps)
     held, forward_by_layer, backward_by_layer = 0, [], []
-    for found, left in zip(each, keeps, strict=True):
+    for found, left, away in zip(each, keeps, moved, strict=True):
         forward_by_layer.append(held + found.forward)
-        held += left
+        held += left - away
     # Backward: what is held changes by the layers behind, which are done.
     inputs = weights = 0
     done = done_inputs = done_weights = 0
-    for found, left in zip(reversed(each), reversed(keeps), strict=True):
+    for found, left, back in zip(reversed(each), reversed(keeps), reversed(moved), strict=True):
+        done += back
+        done_inputs += back
         backward_by_layer.append(done + found.backward)
         inputs = max(inputs, done_inputs + found.inputs)
         weights = max(weights, done_weights + found.weights)
@@ -356,4 +363,19 @@ def chunk_memory(
         weights=weights,
         forward_by_layer=tuple(forward_by_layer),
         backward_by_layer=tuple(backward_by_layer),
+        offloaded=sum(moved),
     )
+
+
+def _moved(chunk: ModelChunk, plan: Plan, keeps: Sequence[int]) -> list[int]:
+    """Return the bytes that are on the host from the end of each layer to its backward.
+
+    They are those of an earlier layer (`windows`), on its way until then, and asked for again from
+    then on.
+    """
+    moved = [0] * len(keeps)
+    if plan.offload.activations:
+        blocks = [i for i, layer in enumerate(chunk.layers) if layer.role == "block"]
+        for i, end in enumerate(windows(len(blocks), plan.offload.activations)):
+            moved[blocks[end]] = keeps[blocks[i]]
+    return moved

@@ -11,7 +11,7 @@ parameters are freed.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import NamedTuple
 
 from ..base.frozen import frozen
@@ -25,6 +25,7 @@ from ..workloads.recomputation import recomputed_layers
 from .activations import ChunkMemory, LayerMemories, chunk_memory
 from .communicators import Connections, own_connections, with_neighbours
 from .constants import constants
+from .host import HostMemory, host_memory
 from .schedule_peak import Moment, peak
 from .states import (
     ModelStates,
@@ -82,6 +83,8 @@ class StageMemory:
         One standard deviation of the total.
     moment : str
         Description of the worst moment.
+    host : HostMemory
+        What it takes of the host's memory, which is no part of the total.
     """
 
     stage: int
@@ -98,6 +101,7 @@ class StageMemory:
     fragmentation: int
     error: int
     moment: str
+    host: HostMemory = HostMemory()
 
     @property
     def parts(self) -> Mapping[str, int]:
@@ -121,7 +125,9 @@ class StageMemory:
 
 
 PARTS = tuple(
-    field.name for field in fields(StageMemory) if field.name not in ("stage", "error", "moment")
+    field.name
+    for field in fields(StageMemory)
+    if field.name not in ("stage", "error", "moment", "host")
 )
 """Names of the parts that add up to the total."""
 
@@ -212,6 +218,7 @@ class _OfLayers(NamedTuple):
     buckets: int
     update: int
     connections: Connections
+    host: HostMemory
 
 
 class _MemoryModel:
@@ -279,6 +286,7 @@ class _MemoryModel:
             fragmentation=round(fragmentation),
             error=round(sum(error**2 for error in errors) ** 0.5),
             moment=moment,
+            host=replace(found.host, activations=sum(each.offloaded for each in passes)),
         )
 
     def moments(self, stage: int) -> StageMoments:
@@ -313,6 +321,7 @@ class _MemoryModel:
                 gradient_buckets(counts, plan, sizes),
                 optimizer_buffers(counts, plan, sizes),
                 own_connections(layers, plan, self._grid, sizes, self._node),
+                host_memory(counts, plan, sizes, accumulates=self._pipeline.micro_batches > 1),
             )
         return self._layers[key]
 

@@ -15,8 +15,9 @@ Megatron-LM keeps gradients in fp32 (``megatron/training/theoretical_memory_usag
 shards fp32 parameters and gathers copies in 16 bits, which are buffers (`gathered_parameters`).
 Models in fp32 have no master copy, and those whose weights are what the optimizer updates
 (``precision.main_parameters``) none either: FSDP keeps their parameters and gradients in 16 bits.
-Other optimizers keep less: momentum and Adagrad one number a parameter, SGD none. Weights of
-products in fp8 and NVFP4 have copies in that format besides, on Megatron-LM.
+What is offloaded lies in the memory of the host (:mod:`.host`). Other optimizers keep less:
+momentum and Adagrad one number a parameter, SGD none. Weights of products in fp8 and NVFP4 have
+copies in that format besides, on Megatron-LM.
 
 Everything here is a function of how many parameters a rank holds, which are counted once
 (`parameter_counts`), of the plan, and of the sizes of groups.
@@ -325,7 +326,12 @@ def model_states(counts: ParameterCounts, plan: Plan, sizes: Mapping[str, int]) 
     frozen = _weight_bytes(plan) * counts.frozen
     if sharding(plan)[0]:
         frozen = each.weight * counts.frozen_share(sizes)
+    if plan.offload.parameters:
+        of_parameters = frozen = of_gradients = 0
     own = frozen + _weight_bytes(plan) * counts.local
+    of_optimizer -= round(plan.offload.optimizer * of_optimizer)
+    if plan.offload.optimizer and framework(plan) == "deepspeed" and plan.zero >= 2:
+        of_gradients = 0  # each goes to the host once it is reduced
     return ModelStates(
         each.weight * of_parameters + own + _quantised_copies(counts, plan),
         each.gradient * of_gradients,
@@ -404,10 +410,11 @@ def gradient_buckets(counts: ParameterCounts, plan: Plan, sizes: Mapping[str, in
         Of the rank, before sharding.
     plan : Plan
     sizes : mapping of str to int
-        Members of each group of ranks; ``dp`` is read: alone, a rank reduces nothing.
+        Members of each group of ranks; ``dp`` is read: alone, a rank reduces nothing, but offloads
+        from its buckets.
     """
     style = framework(plan)
-    if sizes["dp"] == 1 or style == "megatron":
+    if (sizes["dp"] == 1 and not plan.offload.optimizer) or style == "megatron":
         return 0
     weight, gradient = _weight_bytes(plan), _gradient_bytes(plan)
     everything = counts.total
@@ -459,6 +466,8 @@ def optimizer_buffers(counts: ParameterCounts, plan: Plan, sizes: Mapping[str, i
     sizes : mapping of str to int
         Members of groups of ranks: ``shard`` and ``eshard`` (experts) shard states.
     """
+    if plan.offload.parameters:
+        return 0
     if framework(plan) == "megatron":
         if rates(plan).gradient == FP32:
             return 0

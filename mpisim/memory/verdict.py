@@ -13,6 +13,7 @@ from ..base.text import WIDTH, aligned, apportioned, percent
 from ..experiment import Experiment, Plan, Transformer
 from ..kernels import Gpu
 from ..workloads import Layout, lay_out
+from ..workloads.host import Host, host_of
 from .constants import capacity
 from .model import PARTS, StageMemory, memory
 
@@ -36,11 +37,14 @@ class Verdict:
         Bytes a program can have (:func:`mpisim.memory.capacity`).
     gpu : str
         Name of the GPU.
+    host : Host, optional
+        Which has what is offloaded.
     """
 
     stages: tuple[StageMemory, ...]
     capacity: int
     gpu: str
+    host: Host | None = None
 
     @property
     def worst(self) -> StageMemory:
@@ -58,9 +62,22 @@ class Verdict:
         return self.capacity - self.peak
 
     @property
+    def host_peak(self) -> int:
+        """Bytes of a host's memory, if all its GPUs were of the stage that takes most of it."""
+        ranks = 0 if self.host is None else self.host.ranks
+        return ranks * max(each.host.total for each in self.stages)
+
+    @property
+    def host_fits(self) -> bool:
+        """Whether the host has that, as far as it is known."""
+        if self.host is None or self.host.memory is None:
+            return True
+        return self.host_peak <= self.host.memory.si
+
+    @property
     def fits(self) -> bool:
-        """Whether every stage fits into what its GPUs have."""
-        return self.headroom >= 0
+        """Whether every stage fits into what its GPUs have, and what is offloaded into the host."""
+        return self.headroom >= 0 and self.host_fits
 
     @property
     def certain(self) -> bool:
@@ -73,7 +90,12 @@ class Verdict:
         errors = [2 * each.error for each in self.stages]
         surely_not = any(more > error for more, error in zip(over, errors, strict=True))
         surely = all(-more > error for more, error in zip(over, errors, strict=True))
-        return surely_not or surely
+        return surely_not or surely or not self.host_fits
+
+    @property
+    def offloads(self) -> bool:
+        """Whether anything lies in the host's memory."""
+        return self.host_peak > 0
 
     def sentence(self) -> str:
         """Return the verdict in one line."""
@@ -82,9 +104,23 @@ class Verdict:
         many = len(self.stages) > 1
         where = f"stage {worst.stage} of {len(self.stages)}" if many else "every GPU"
         needs = f"{_gib(worst.total)} ± {worst.error / GIB:,.1f} of {_gib(self.capacity)}"
-        left = f"{_gib(abs(self.headroom))} {'free' if self.fits else 'missing'}"
+        left = f"{_gib(abs(self.headroom))} {'free' if self.headroom >= 0 else 'missing'}"
         uncertain = "" if self.certain else "; too close to call"
+        if not self.host_fits:
+            uncertain = f"; {self._host_sentence()}"
         return f"{what} into {self.gpu}: {where} needs {needs}, {left}{uncertain}"
+
+    def _host_sentence(self) -> str:
+        """Return what the host's memory has to hold, and whether it can."""
+        assert self.host is not None
+        if self.host.memory is None:
+            has = "the cluster does not say how much there is ([node] memory)"
+        else:
+            has = f"of {_gib(round(self.host.memory.si))}{'' if self.host_fits else ', too little'}"
+        of = f"{self.host.ranks} GPUs" if self.host.ranks > 1 else "a GPU"
+        return (
+            f"the memory of a host of {of} holds {_gib(self.host_peak)} that are offloaded, {has}"
+        )
 
     def text(self) -> str:
         """Return the sentence, and a table of the stages by part, in GiB, whose rows add up."""
@@ -107,6 +143,11 @@ class Verdict:
             *(f"  {line}" for line in aligned(rows)),
             *([f"  ... {rest:,} more stages that need less"] if rest else []),
             f"  worst moment: {self.worst.moment}",
+            *(
+                [f"  {line}" for line in wrap(self._host_sentence(), WIDTH)]
+                if self.offloads
+                else []
+            ),
         ]
         return "\n".join(lines)
 
@@ -119,6 +160,7 @@ class Verdict:
             "headroom": self.headroom,
             "fits": self.fits,
             "certain": self.certain,
+            **({"host": self._host_dict()} if self.offloads else {}),
             "stages": [
                 {
                     "stage": each.stage,
@@ -129,6 +171,16 @@ class Verdict:
                 }
                 for each in self.stages
             ],
+        }
+
+    def _host_dict(self) -> dict[str, Any]:
+        assert self.host is not None
+        memory = self.host.memory
+        return {
+            "capacity": None if memory is None else round(memory.si),
+            "peak": self.host_peak,
+            "ranks": self.host.ranks,
+            "fits": self.host_fits,
         }
 
 
@@ -165,7 +217,8 @@ def assess(layout: Layout, gpu: Gpu, *, node: int = 8) -> Verdict:
     stages = tuple(
         max(stage, key=lambda each: each.total) for stage in zip(*by_network, strict=True)
     )
-    return Verdict(stages, capacity(gpu), gpu.title)
+    host = host_of(experiment, layout.grid.world)
+    return Verdict(stages, capacity(gpu), gpu.title, host)
 
 
 def evaluator(experiment: Experiment, gpus: int, gpu: Gpu, *, node: int = 8) -> Evaluate:

@@ -28,6 +28,7 @@ from ..memory import Evaluate, Verdict
 from ..program import Program
 from ..topo import Cluster, Network
 from ..workloads import Workload, lay_out, training_step
+from ..workloads.host import Host, host_of
 from ..workloads.input_pipeline import InputPipeline, input_pipeline
 from .calibrated import CalibratedKernels, CalibratedNetwork
 from .hardware import Hardware, gpu_kinds, hardware_of, with_convolutions
@@ -101,6 +102,11 @@ class PreparedExperiment:
         """How fast the host prepares images; None if that costs nothing."""
         grid = self.workload.layout.grid
         return input_pipeline(self.experiment, grid.world // grid.pp)
+
+    @cached_property
+    def host(self) -> Host:
+        """The host of the GPUs, which has what is offloaded."""
+        return host_of(self.experiment, self.workload.layout.grid.world)
 
     @property
     def peak(self) -> float:

@@ -143,6 +143,7 @@ def statements(
             *_profile_lines(prepared.experiment),
             *_rank_assumptions(prepared),
             *_input_lines(prepared),
+            *prepared.host.lines(prepared.experiment.plan),
             *network_notes(
                 prepared.cluster,
                 prepared.program,

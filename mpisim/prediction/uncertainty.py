@@ -36,6 +36,7 @@ from ..kernels.scaled import rated_gpu
 from ..program import UNPRICED, Operation
 from ..topo.circuits import SETUP
 from ..workloads.input_pipeline import PREPARE
+from ..workloads.offloaded_optimizer import CPU_OPTIMIZER
 from .circuits import with_set_ups
 from .prepared import PreparedExperiment
 from .step_constants import model_class, packaged_constants
@@ -252,6 +253,8 @@ class PathShares:
         if kind is PieceKind.COPY and self.prepares_batch(piece):
             assert prepared.input_pipeline is not None
             return dict.fromkeys(prepared.input_pipeline.numbers, 1.0)
+        if kind is PieceKind.COPY and self._name(piece) == CPU_OPTIMIZER:
+            return dict.fromkeys(prepared.host.numbers(prepared.experiment.plan), 1.0)
         if kind is not PieceKind.COMPUTE:
             return {}
         pricing = prepared.workload.pricing_of(int(path.rank[piece]))
@@ -262,9 +265,13 @@ class PathShares:
 
     def prepares_batch(self, piece: int) -> bool:
         """Whether a piece is the host's work for the next step."""
+        return self._name(piece) == PREPARE
+
+    def _name(self, piece: int) -> str:
+        """Return the name of a piece's row."""
         rank, row = int(self.path.rank[piece]), int(self.path.row[piece])
         program = self.prepared.program
-        return program.names[program.table_of(rank).name[row]] == PREPARE
+        return program.names[program.table_of(rank).name[row]]
 
     def _gap_length(self, piece: int) -> int:
         """Return what lies before the kernel of a piece, in ps."""
@@ -433,6 +440,7 @@ def error_bar(
         lengths = {**lengths, **overlap.lengths()}
     if prepared.input_pipeline is not None:
         numbers |= prepared.input_pipeline.numbers
+    numbers |= prepared.host.numbers(prepared.experiment.plan)
     guess = prepared.experiment.guess
     if guess is not None:
         numbers[GUESSED] = Quantity(1, "1", guess.error, "published models of such sizes")

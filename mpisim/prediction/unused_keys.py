@@ -191,6 +191,8 @@ EFFECTIVE_KEYS: dict[str, Condition] = {
             "plan.precision.gradients",
             "plan.optimizer",
             "plan.clip",
+            "plan.offload.optimizer",
+            "plan.offload.activations",
             "framework.fused",
             "framework.cuda_graphs",
             "framework.launch_blocking",

@@ -35,8 +35,12 @@ To be read in this order; each module uses only those above it:
     Which layers and operators run again, and what they keep nonetheless.
 `data_parallel`
     What frameworks add to the passes to share gradients, states and parameters.
+`host`, `offloaded_optimizer`
+    CPUs with their memory; what they update of the parameters.
 `optimizer`
     The end of a step.
+`offloaded_activations`
+    Copies of activations to the host and back, beside the passes.
 `stage_writer`
     Schedule, blocks → table of a stage.
 `step`

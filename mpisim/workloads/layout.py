@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..experiment import Cnn, Experiment, Plan, Transformer
-from ..experiment.plan_options import PipelineOptions
+from ..experiment.plan_options import OffloadOptions, PipelineOptions
 from ..experiment.traced import Traced
 from ..schedules import Pipeline, check_schedule, pipeline
 from .grid import Grid
@@ -301,6 +301,7 @@ def _plan_of_layers(model: Transformer, plan: Plan, grid: Grid) -> Plan:
         replica_batch=(),
         zero=zero,
         zero_group=plan.zero_group if zero else None,
+        offload=OffloadOptions(),
         # With two micro-batches that take turns a plan says which schedule has them.
         vpp=plan.vpp if plan.overlap.ep else 1,
         pipeline=plan.pipeline if plan.overlap.ep else PipelineOptions(),

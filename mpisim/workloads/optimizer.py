@@ -32,7 +32,13 @@ from ..experiment.plan import Plan
 from ..program import Operation
 from .blocks import BlockBuilder
 from .data_parallel import Strategy
+from .host import host_of
 from .layout import Layout
+from .offloaded_optimizer import (
+    offloaded_parameters,
+    write_cpu_optimizer,
+    write_gradients_to_host,
+)
 from .operators import Communicate, Compute
 
 __all__ = ["OPTIMIZER_STATES", "optimizer_bytes", "write_optimizer"]
@@ -150,21 +156,33 @@ def write_optimizer(
     one_by_one = _checks_one_by_one(plan, strategy)
     if one_by_one:
         _check_each(block, strategy)
+    offloaded = offloaded_parameters(plan, strategy)
+    own = strategy.updated_parameters - offloaded  # of the GPU
+    # DeepSpeed's CPU scales the gradients that it has; Megatron-LM's gets them scaled.
+    scaled = own if strategy.style == "deepspeed" else strategy.updated_parameters
     if converts:
-        _convert(
-            block, "gradients", strategy.gradient_size, strategy.optimizer_gradient_size, strategy
-        )
+        source, target = strategy.gradient_size, strategy.optimizer_gradient_size
+        _convert(block, "gradients", source, target, strategy.updated_parameters)
     if one_by_one:
         size = strategy.optimizer_gradient_size * strategy.updated_parameters
         block.compute(Compute("flatten gradients", Elementwise(2 * size)))
     elif plan.precision.products == "fp16" and (strategy.norm_groups or plan.clip):
-        _check_overflow(block, strategy)
-    if one_by_one or (plan.clip if plan.clip is not None else strategy.norm_groups):
-        _clip(block, layout, strategy)
-    _update(block, plan, strategy)
+        _check_overflow(block, strategy, scaled)
+    clips = bool(plan.clip if plan.clip is not None else strategy.norm_groups)
+    on_host = strategy.style == "fsdp" and plan.offload.parameters
+    if one_by_one or (clips and not on_host):
+        _clip(block, layout, strategy, scaled)
+    if offloaded:
+        host = host_of(layout.experiment, layout.grid.world)
+        copied = write_gradients_to_host(block, plan, strategy, host)
+        _update(block, plan, strategy, own)
+        states = OPTIMIZER_STATES[plan.optimizer]
+        write_cpu_optimizer(block, plan, strategy, host, states, copied, clips=clips)
+    else:
+        _update(block, plan, strategy, own)
     if converts:
         main = BYTES[plan.precision.main_parameters]
-        _convert(block, "weights", main, strategy.weight_size, strategy)
+        _convert(block, "weights", main, strategy.weight_size, own)
     strategy.after_optimizer(block)
     if strategy.style == "megatron":
         _quantise(block, layout.experiment.plan, strategy)
@@ -195,11 +213,11 @@ def _reduce_further(block: BlockBuilder, layout: Layout, stage: int, strategy: S
                 block.communicate(_all_reduce("embedding", size, "embedding gradient"))
 
 
-def _check_overflow(block: BlockBuilder, strategy: Strategy) -> None:
-    """Unscale fp16 gradients; the CPU reads whether one is not finite."""
+def _check_overflow(block: BlockBuilder, strategy: Strategy, scaled: int) -> None:
+    """Unscale fp16 gradients of some parameters; the CPU reads whether one of all is not finite."""
     if strategy.updated_parameters:
-        size = strategy.optimizer_gradient_size * strategy.updated_parameters
-        block.compute(Compute("unscale gradients", Elementwise(2 * size)))
+        size = strategy.optimizer_gradient_size * (strategy.updated_parameters + scaled)
+        block.compute(Compute("unscale gradients", Elementwise(size)))
     for group in strategy.norm_groups:
         block.communicate(_all_reduce(group, FP32, "overflow"))
     _read(block, "overflow")
@@ -226,8 +244,8 @@ def _check_each(block: BlockBuilder, strategy: Strategy) -> None:
     _read(block, "overflow")
 
 
-def _clip(block: BlockBuilder, layout: Layout, strategy: Strategy) -> None:
-    """Scale gradients by their norm over the whole model."""
+def _clip(block: BlockBuilder, layout: Layout, strategy: Strategy, scaled: int) -> None:
+    """Scale gradients of some parameters by the norm of all, over the whole model."""
     sums: list[tuple[int, Sequence[str]]] = [(strategy.updated_parameters, strategy.norm_groups)]
     if strategy.norm_groups == ("model",) and _has_experts(layout):
         # Megatron-LM has a second optimizer for experts, over other groups of ranks.
@@ -247,8 +265,8 @@ def _clip(block: BlockBuilder, layout: Layout, strategy: Strategy) -> None:
             block.communicate(_all_reduce(group, FP32, "gradient norm"))
         if strategy.style != "fsdp":
             _read(block, "gradient norm")
-    if strategy.updated_parameters:
-        for each in _loop(layout.experiment.plan, strategy) or (strategy.updated_parameters,):
+    if scaled:
+        for each in _loop(layout.experiment.plan, strategy) or (scaled,):
             size = strategy.optimizer_gradient_size * each
             block.compute(Compute("clip gradients", Elementwise(2 * size)))
 
@@ -260,28 +278,29 @@ def _loop(plan: Plan, strategy: Strategy) -> tuple[int, ...]:
     return tuple(each.size for chunk in strategy.parameters for each in chunk)
 
 
-def _update(block: BlockBuilder, plan: Plan, strategy: Strategy) -> None:
-    if not strategy.updated_parameters:
+def _update(block: BlockBuilder, plan: Plan, strategy: Strategy, parameters: int) -> None:
+    """Update parameters on the GPU."""
+    if not parameters:
         return
     torch = strategy.style in ("ddp", "fsdp") or plan.framework.fused_optimizer is False
     if plan.framework.fuses_optimizer or not torch:
         each = optimizer_bytes(plan, strategy)
-        block.compute(Compute(plan.optimizer, OptimizerStep(strategy.updated_parameters, each)))
+        block.compute(Compute(plan.optimizer, OptimizerStep(parameters, each)))
         return
     kernels = FOREACH_KERNELS[plan.optimizer]
     if plan.optimizer in plan.framework.primitive:
         kernels = PRIMITIVE_KERNELS[plan.optimizer]
     number = BYTES[plan.precision.main_parameters]
-    for size in _loop(plan, strategy) or (strategy.updated_parameters,):
+    for size in _loop(plan, strategy) or (parameters,):
         for name, numbers in kernels:
             step = OptimizerStep(size, number * numbers) if numbers else Elementwise(2 * FP32)
             block.compute(Compute(name, step))
 
 
-def _convert(block: BlockBuilder, what: str, source: int, target: int, strategy: Strategy) -> None:
+def _convert(block: BlockBuilder, what: str, source: int, target: int, parameters: int) -> None:
     """Copy gradients or weights from one format to another, if the two differ."""
-    if source != target and strategy.updated_parameters:
-        size = (source + target) * strategy.updated_parameters
+    if source != target and parameters:
+        size = (source + target) * parameters
         block.compute(Compute(f"convert {what}", Elementwise(size)))
 
 

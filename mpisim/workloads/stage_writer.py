@@ -42,9 +42,11 @@ from .block_rows import RowBlock
 from .blocks import BlockBuilder
 from .data_parallel import PassPoint, make_strategy
 from .grid import Groups
+from .host import host_of
 from .input_pipeline import loads_images, write_input, write_wait
 from .layout import Layout, ModelChunk
 from .messages import PipelineMessages, messages_of_stage, streams
+from .offloaded_activations import ActivationOffload
 from .operators import BackwardPart, Operator
 from .optimizer import write_optimizer
 from .pricing import MAX_DURATION, Pricing
@@ -134,6 +136,11 @@ class StageWriter:
         self._chunks = layout.chunks(stage, network)
         self._first_block = _first_block(self._chunks)
         self._recomputes = [recomputed_layers(plan, chunk.numbers) for chunk in self._chunks]
+        host = host_of(layout.experiment, layout.grid.world)
+        count = plan.offload.activations  # where there is no pipeline, so of the only chunk
+        self._offload = (
+            ActivationOffload(self._chunks[0].layers, count, host.sharers) if count else None
+        )
         self._strategy = make_strategy(
             plan,
             [chunk.layers for chunk in self._chunks],
@@ -141,6 +148,7 @@ class StageWriter:
             stage=stage,
             transformer=weights_as_products(layout.experiment.model),
             order=_forward_order(pipeline.actions[stage]),
+            host=host,
         )
         self._slots = Slots(groups.sizes, {**streams(plan.overlaps_p2p), **self._strategy.streams})
         # No method of this object: in a cycle its blocks would be kept until garbage is looked for.
@@ -316,8 +324,10 @@ class StageWriter:
         return replace(block, first_layer=first)
 
     def _is_written_into(self, what: Pass) -> bool:
-        """Whether data parallelism may write into a pass."""
+        """Whether data parallelism, or the offload of activations, may write into a pass."""
         strategy = self._strategy
+        if self._offload is not None:
+            return True
         if not strategy.first_and_last_only:
             return True
         forward = what.phase is Phase.FORWARD
@@ -356,6 +366,7 @@ class StageWriter:
 
         def kind(layer: int) -> Hashable:
             writes = into and self._strategy.writes_in_layer(what.chunk, layer, forward=forward)
+            writes = writes or (self._offload is not None and self._offload.writes(layer))
             return layers[layer].operators, recomputes[layer], layer if writes else -1
 
         order = range(len(layers)) if forward else reversed(range(len(layers)))
@@ -374,6 +385,8 @@ class StageWriter:
         else:
             yield from builder.write_operators(operators, "forward")
         strategy.after_forward(at)
+        if self._offload is not None:
+            self._offload.after_forward(builder, layer)
 
     def _backward(self, builder: BlockBuilder, what: Pass, layer: int) -> Iterator[None]:
         """Write the backward of a layer of a pass's chunk, or the part of it that the pass is."""
@@ -382,6 +395,8 @@ class StageWriter:
         at = PassPoint(builder, what.chunk, layer, what.edge)
         recomputes = self._recomputes[what.chunk][layer]
         if inputs:
+            if self._offload is not None:
+                self._offload.before_backward(builder, layer)
             strategy.before_backward(at)
             if recomputes:
                 yield from self._recompute(builder, recomputed_operators(self._plan, operators))

@@ -36,6 +36,7 @@ from collections.abc import Sequence
 
 from ...experiment.plan import Plan
 from ..grid import Groups
+from ..host import Host
 from ..operators import Layer
 from .strategy import PassPoint, Strategy
 
@@ -50,6 +51,7 @@ def make_strategy(
     stage: int = 0,
     transformer: bool = True,
     order: Sequence[int] | None = None,
+    host: Host | None = None,
 ) -> Strategy:
     """Plan and model chunks → the strategy of one stage of the pipeline.
 
@@ -64,6 +66,8 @@ def make_strategy(
         Whether the model is a transformer, see `Plan.resolved`.
     order : sequence of int, optional
         Chunks as they first come forward; as they are numbered if not given.
+    host : Host, optional
+        Of the GPUs, for what is offloaded to it.
 
     Raises
     ------
@@ -71,7 +75,8 @@ def make_strategy(
         If the framework knows no such sharding.
     """
     plan = plan.resolved(transformer=transformer)
-    return _kind(plan)(plan, chunks, groups, stage=stage, order=order)
+    kind = _kind(plan)
+    return kind(plan, chunks, groups, stage=stage, order=order, host=host)
 
 
 def _kind(plan: Plan) -> type[Strategy]:

@@ -103,7 +103,7 @@ class DeepSpeed(Strategy):
         if not self._reduces(at.edge):
             return
         for each in self.of_operator[at.operator_key]:
-            if self.unreplicated(each.expert):
+            if self.unreplicated(each.expert) and not self.plan.offload.optimizer:
                 continue
             if (at.chunk, each) in self._full:
                 self._reduce(at.block, self._full[at.chunk, each], at.edge)
@@ -125,12 +125,13 @@ class DeepSpeed(Strategy):
             return
         for buckets in self.buckets:
             for bucket in buckets:
-                if self.unreplicated(bucket.expert):
+                if self.unreplicated(bucket.expert) and not self.plan.offload.optimizer:
                     continue
                 self.write_copies(
                     block, "copy gradient into bucket", bucket.parameters, self.gradient_size
                 )
                 block.communicate(self.reduction(bucket))
+                self._offload_share(block, bucket, None, True)
                 if not self.plan.zero:
                     size = self.gradient_size * bucket.size
                     block.compute(Compute("scale gradients", Elementwise(2 * size)))
@@ -166,7 +167,63 @@ class DeepSpeed(Strategy):
         return collective(Operation.ALL_REDUCE, self.data_group(bucket.expert), size, "gradient")
 
     def _reduce(self, block: BlockBuilder, bucket: Bucket, last: bool) -> None:
-        self.run(block, self.reduction(bucket))
+        row = self.run(block, self.reduction(bucket))
+        self._offload_share(block, bucket, row, last)
+
+    def _offload_share(
+        self, block: BlockBuilder, bucket: Bucket, row: int | None, last: bool
+    ) -> None:
+        """Copy this rank's share of a reduced bucket to the host, if gradients go there."""
+        if self.plan.offload.optimizer:
+            share = -(-bucket.size // self.shard_ranks(bucket.expert))
+            self.offload(block, share, self.data_group(bucket.expert), row, last)
+
+    @property
+    def _accumulates(self) -> bool:
+        """Whether gradients of several micro-batches are added up as they are reduced."""
+        plan = self.plan
+        return plan.zero >= 2 and plan.global_batch > plan.micro_batch * self.groups.grid.dp
+
+    def offload(
+        self, block: BlockBuilder, share: int, group: str, row: int | None, last: bool
+    ) -> None:
+        """Copy this rank's share of reduced gradients to the host.
+
+        Each micro-batch adds to what is there, on the GPU, to which it comes and from which it
+        goes back (``async_accumulate_grad_in_cpu_via_gpu``, ``partition_grads`` in stage3.py); the
+        first would not have to fetch it. After the last it goes to the host in fp32, too
+        (``async_inplace_copy_grad_to_fp32_buffer_from_gpu``). All that is in the stream of the
+        reductions, where these overlap.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Open block; copies are written at its end.
+        share : int
+            Gradients, those of the mean rank: buckets go to few ranks each.
+        group : str
+            Of the reduction.
+        row : int, optional
+            The reduction, in the block.
+        last : bool
+            Whether it is the last micro-batch.
+        """
+        size, tasks = self.gradient_size * share, []
+        if self._accumulates:
+            tasks += [
+                self.host_copy("gradients from host", size),
+                Compute("add gradients", Elementwise(3 * size)),
+                self.host_copy("gradients to host", size),
+            ]
+        if last:
+            size = BYTES["fp32"] * round(self.plan.offload.optimizer * share)
+            tasks.append(self.host_copy("gradients to host", size))
+        for task in tasks:
+            if self.plan.overlap.dp:
+                row = block.compute_beside(task, group, waits=None if row is None else [row])
+                self._rows.append(row)
+            else:
+                block.compute(task)
 
     def run(
         self, block: BlockBuilder, step: Communicate, waits: Sequence[int] | None = None

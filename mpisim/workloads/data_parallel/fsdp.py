@@ -36,6 +36,11 @@ kernels of the current one are launched, so before its gradients are reduced
 ``set_modules_to_forward_prefetch``). Kernels wait for the gradients of the unit before last, whose
 buffer is needed again (``post_backward``). Collectives of a group run one after another.
 
+With ``offload.parameters`` (``CPUOffloadPolicy``) shards lie on the host: they are copied from
+there on the stream on which they are cast and copied in, and reduced gradients go there on the
+stream of their reduction. The CPU waits for these at the end of a backward, or where it adds them
+to those of other micro-batches at once (``foreach_reduce``).
+
 Frozen parameters, those beside adapters, are gathered like others, and have no gradients to reduce
 (``FSDPParamGroup.post_backward`` takes what has a gradient).
 
@@ -64,6 +69,9 @@ from .buckets import ChunkParameter, chunk_parameters, padded
 from .strategy import PassPoint, Strategy, collective
 
 __all__ = ["Fsdp", "GatherState", "ReduceState", "Unit"]
+
+ADD_ON_CPU = "add gradients on CPU"
+"""Name of rows of what the CPU does."""
 
 COPY_IN = "all-gather copy-in"
 """Stream on which shards are brought to where they are gathered (``all_gather_copy_in_stream``)."""
@@ -274,19 +282,24 @@ class Fsdp(Strategy):
                 block.communicate(step)
                 continue
             row = block.launch(step, waits=copied)
-            state.gathered[unit] += [] if row is None else [row]
+            if row is not None:
+                state.gathered[unit].append(row)
+            elif self.plan.offload.parameters:
+                state.gathered[unit] += copied or []
 
     def _copy_in(
         self, block: BlockBuilder, expert: bool, size: int, waits: Sequence[int] | None
     ) -> Sequence[int] | None:
         """Bring shards to where they are gathered; return what the all-gather waits for."""
         ranks = self.shard_ranks(expert)
-        if ranks == 1 or not self.plan.framework.fully_shard:
-            return waits
         source, target, shard = self.optimizer_gradient_size, self.weight_size, size // ranks
-        tasks = [Compute("copy shards in", Elementwise(2 * target * shard))]
-        if source != target:
-            tasks.insert(0, Compute("cast shards", Elementwise((source + target) * shard)))
+        tasks = []
+        if self.plan.offload.parameters:
+            tasks.append(self.host_copy("parameters from host", source * shard))
+        if ranks > 1 and self.plan.framework.fully_shard:
+            if source != target:
+                tasks.append(Compute("cast shards", Elementwise((source + target) * shard)))
+            tasks.append(Compute("copy shards in", Elementwise(2 * target * shard)))
         for task in tasks:
             if self.plan.overlap.dp:
                 waits = [block.compute_beside(task, COPY_IN, waits=waits)]
@@ -317,6 +330,8 @@ class Fsdp(Strategy):
                 self._reduce(at.block, state, unit, adds=not at.edge)
         if at.layer == 0:
             at.block.await_next(state.all)
+            if self.plan.offload.parameters and state.all:
+                at.block.host_wait(state.all, "wait for gradients")
             self._reducing[chunk] = ReduceState()
 
     def _reduce(
@@ -360,25 +375,36 @@ class Fsdp(Strategy):
                     waits = [block.compute_beside(task, steps[-1].group, waits=waits)]
                     state.all.append(waits[0])
                 else:
-                    block.compute(task)
+                    waits = [block.compute(task)]
+            if adds and self.plan.offload.parameters:
+                self._add_on_host(block, size // self.shard_ranks(expert), waits or [])
         if in_parts:  # the backward pass of the last part ends, which waits for its reductions
             block.await_next(state.all)
 
+    def _add_on_host(self, block: BlockBuilder, shard: int, waits: Sequence[int]) -> None:
+        """Let the CPU wait for gradients and add them to those of other micro-batches."""
+        if self.host is not None:
+            size = 3 * self.optimizer_gradient_size * shard
+            done = block.host_work(ADD_ON_CPU, self.host.duration(size), waits=waits)
+            block.host_wait([done], "wait for gradients added on CPU")
+
     def _of_shards(self, unit: Unit, expert: bool, size: int, *, adds: bool) -> list[Compute]:
-        """Return what ``fully_shard`` does with the shards of reduced gradients."""
-        if not self.plan.framework.fully_shard:
-            return []
+        """Return what is done with the shards of reduced gradients, by ``fully_shard`` or both."""
         reduced, main = self.gradient_size, self.optimizer_gradient_size
         ranks = self.shard_ranks(expert)
         shard, found = size // ranks, []
+        offloads = self.plan.offload.parameters
+        to_host = [self.host_copy("gradients to host", main * shard)] if offloads else []
+        if not self.plan.framework.fully_shard:
+            return to_host
         if ranks == 1:
             found.append(Compute("copy gradients", Elementwise(2 * reduced * size)))
         if reduced != main:
             found.append(Compute("cast gradient shards", Elementwise((reduced + main) * shard)))
-        if adds:
+        if adds and not offloads:
             kernel, launches = Elementwise(3 * main * shard), unit.tensors[expert]
             found.append(Compute("add gradient shards", kernel, launches=launches))
-        return found
+        return found + to_host
 
     @property
     def optimizer_gradient_size(self) -> int:

@@ -8,12 +8,13 @@ from functools import cached_property
 from itertools import groupby
 from typing import ClassVar, NamedTuple
 
-from mpisim.kernels.operations import BYTES, Elementwise, Gemm, GroupedGemm
+from mpisim.kernels.operations import BYTES, Copy, Elementwise, Gemm, GroupedGemm
 
 from ...experiment.plan import Plan, Style
 from ...program import Operation
 from ..blocks import BlockBuilder
 from ..grid import Groups
+from ..host import Host
 from ..operators import Communicate, Compute, Layer
 from .buckets import ChunkParameter, chunk_parameters
 
@@ -69,6 +70,8 @@ class Strategy:
         Of the pipeline.
     order : sequence of int, optional
         Chunks as they first come forward; as they are numbered if not given.
+    host : Host, optional
+        Of the GPUs, for what is offloaded to it.
 
     Attributes
     ----------
@@ -97,7 +100,9 @@ class Strategy:
         *,
         stage: int = 0,
         order: Sequence[int] | None = None,
+        host: Host | None = None,
     ) -> None:
+        self.host = host
         self.order = tuple(range(len(chunks)) if order is None else order)
         self.plan, self.chunks, self.groups, self.stage = plan, chunks, groups, stage
         self.parameters = tuple(chunk_parameters(layers) for layers in chunks)
@@ -258,6 +263,10 @@ class Strategy:
         return (*shared, "model")
 
     # --- helpers of subclasses --------------------------------------------------------------------
+
+    def host_copy(self, name: str, size: int) -> Compute:
+        """Return a copy of so many bytes to or from the host."""
+        return Compute(name, Copy(size, "host", 1 if self.host is None else self.host.sharers))
 
     def shard_group(self, expert: bool) -> str:
         """Return the group that shares what is sharded, of dense parameters or of experts."""

@@ -10,6 +10,9 @@ them (``PartitionedParameterCoordinator``, deepspeed/runtime/zero/partitioned_pa
 a module's parameters are freed after it unless they are used again soon. `fetches` plays the
 coordinator through for one micro-batch; `Zero3` writes what it gathers.
 
+With ``offload.parameters`` shards lie on the host, from where they are copied before they are
+gathered. Small parameters stay on the GPU.
+
 Frozen parameters, those beside adapters, are spread and gathered like others, and in no bucket.
 
 With `zero_group` it is MiCS (deepspeed/runtime/zero/mics.py, arXiv:2205.00119): everything is
@@ -252,11 +255,28 @@ class Zero3(DeepSpeed):
             if not size:
                 continue
             step = collective(Operation.ALL_GATHER, self.shard_group(expert), size, "parameter")
+            copied = self._from_host(block, size // self.shard_ranks(expert))
             if self.plan.overlap.dp:
-                row = block.launch(step, waits=())
-                self._latest += [] if row is None else [row]
+                row = block.launch(step, waits=copied)
+                self._latest += copied if row is None else [row]
             else:
                 block.communicate(step)
+
+    def _from_host(self, block: BlockBuilder, size: int) -> list[int]:
+        """Copy shards that lie on the host to the GPU, and return the rows to wait for.
+
+        The CPU waits for it, since it copies without ``non_blocking`` (``_all_gather_dtype`` in
+        deepspeed/runtime/zero/partition_parameters.py).
+        """
+        if not self.plan.offload.parameters:
+            return []
+        task = self.host_copy("parameters from host", size)
+        if self.plan.overlap.dp:
+            row = block.compute_beside(task, task.name, waits=())
+        else:
+            row = block.compute(task)
+        block.host_wait([row], "wait for parameters")
+        return [row]
 
     def _spread(self, parameters: Sequence[ChunkParameter], expert: bool) -> int:
         """Elements of parameters, each padded to a multiple of the ranks."""
@@ -274,7 +294,9 @@ class Zero3(DeepSpeed):
             step = collective(
                 Operation.ALL_REDUCE, self.replica_group(expert), size // ranks, "gradient shard"
             )
-            self.run(block, step, waits=None if row is None else [row])
+            row = self.run(block, step, waits=None if row is None else [row])
+        if self.plan.offload.optimizer:
+            self.offload(block, size // ranks // self.gradient_size, group, row, last)
 
     def after_optimizer(self, block: BlockBuilder) -> None:
         """Gather the parameters that are kept whole."""

@@ -1,0 +1,82 @@
+"""The host's memory that a rank takes for what is offloaded.
+
+Bytes of a parameter of a rank's share, as DeepSpeed's documentation counts them
+(docs/code-docs/source/memory.rst): 4 of the main parameter, 4 of its gradient, 8 of Adam's moments.
+DeepSpeed has besides the gradient in the format of the passes where several micro-batches are added
+up (``accumulated_grads_in_cpu``, ``grad_partitions_flat_buffer``), and with stages 1 and 2 the new
+weight in that format (``param_buffer_of_bit16_for_cpu_offload_groups``). FSDP has its parameters on
+the host, and no other copy of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..base.frozen import frozen
+from ..experiment.plan import Plan
+from ..workloads.optimizer import OPTIMIZER_STATES
+from .states import FP32, ParameterCounts, framework, rates
+
+__all__ = ["HostMemory", "host_memory"]
+
+
+@frozen
+class HostMemory:
+    """Bytes of the host's memory that one rank takes.
+
+    Attributes
+    ----------
+    gradients, optimizer : int
+        Gradients in fp32; main parameters with the optimizer's states.
+    parameters : int
+        Parameters in the format of the passes.
+    buffers : int
+        What is on its way from or to the GPU.
+    activations : int
+        What is kept there for the backward.
+    """
+
+    gradients: int = 0
+    optimizer: int = 0
+    parameters: int = 0
+    buffers: int = 0
+    activations: int = 0
+
+    @property
+    def total(self) -> int:
+        """Bytes of all parts."""
+        states = self.gradients + self.optimizer + self.parameters
+        return states + self.buffers + self.activations
+
+
+def host_memory(
+    counts: ParameterCounts, plan: Plan, sizes: Mapping[str, int], *, accumulates: bool
+) -> HostMemory:
+    """Parameters of a rank → bytes of the host's memory.
+
+    Parameters
+    ----------
+    counts : ParameterCounts
+        Before sharding.
+    plan : Plan
+    sizes : mapping of str to int
+        Members of groups of ranks: ``shard`` and ``eshard`` (experts) shard states.
+    accumulates : bool
+        Whether a step has several micro-batches.
+    """
+    share = counts.sharded(sizes)
+    updated = round(plan.offload.optimizer * share)
+    if not updated:
+        return HostMemory()
+    buffers = 0
+    if framework(plan) == "deepspeed":
+        buffers += rates(plan).gradient * share if accumulates and plan.zero >= 2 else 0
+        buffers += rates(plan).weight * share if plan.zero < 3 else 0
+    if framework(plan) == "fsdp":
+        each, held = rates(plan), share + counts.frozen_share(sizes)
+        return HostMemory(each.gradient * share, each.optimizer * share, each.weight * held)
+    states = FP32 * (1 + OPTIMIZER_STATES[plan.optimizer])
+    held = 0
+    if plan.offload.parameters:
+        held = rates(plan).weight * (share + counts.frozen_share(sizes))
+    return HostMemory(FP32 * updated, states * updated, held, buffers)

@@ -1,0 +1,140 @@
+"""The host of some GPUs: its memory, how fast its CPUs update parameters, its links to the GPUs.
+
+experiment, ranks ─► `Host` ─► bytes that a rank's CPU reads and writes → ps
+
+Ranks of a node are alike and work at the same time: each has an equal share of the bandwidth of the
+CPUs' memory, and of a link that GPUs behind one PCIe switch have in common.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from ..base.frozen import frozen
+from ..base.presets import packaged
+from ..base.quantity import Quantity, picoseconds
+from ..base.schema import build
+from ..experiment import Experiment, Plan
+from ..topo import find_cluster
+
+__all__ = ["Host", "host_of"]
+
+FILE = "offload.toml"
+
+
+@frozen
+class _Figures:
+    bandwidth_share: Quantity
+    loop_bandwidth_share: Quantity
+    memory_bandwidth: dict[str, Quantity]
+
+
+@cache
+def _figures() -> _Figures:
+    return build(_Figures, packaged(FILE), FILE)
+
+
+@frozen
+class Host:
+    """The CPUs of a node, or of a tray, with their memory.
+
+    Attributes
+    ----------
+    memory : Quantity, optional
+        What there is of it, where the cluster says so.
+    bandwidth : Quantity
+        Of that memory.
+    share, loop_share : Quantity
+        What an optimizer on the CPUs reaches of it that is one kernel, or a loop of operations.
+    known : bool
+        Whether the cluster says what the bandwidth is.
+    ranks : int
+        GPUs of the job that share it.
+    sharers : int
+        Those of them behind one link to it.
+    """
+
+    memory: Quantity | None
+    bandwidth: Quantity
+    share: Quantity
+    loop_share: Quantity
+    known: bool
+    ranks: int
+    sharers: int
+
+    def numbers(self, plan: Plan) -> dict[str, Quantity]:
+        """Plan → what the rate of its optimizer on the CPUs is proportional to."""
+        return {
+            "bandwidth of the host's memory": self.bandwidth,
+            "share of it that the CPU's optimizer reaches": self._share(plan),
+        }
+
+    def _share(self, plan: Plan) -> Quantity:
+        loops = plan.offload.parameters and plan.style(transformer=True) == "fsdp"
+        return self.loop_share if loops and not plan.framework.fuses_optimizer else self.share
+
+    def lines(self, plan: Plan) -> list[str]:
+        """Plan → what is assumed of the host if anything is offloaded, lines for people."""
+        found = []
+        if plan.offload.optimizer:
+            found.append(self._update(plan))
+        if plan.offload.optimizer or plan.offload.activations:
+            link = (
+                f"{self.sharers} GPUs share a link to the host"
+                if self.sharers > 1
+                else ("each GPU has a link of its own to the host")
+            )
+            found.append(f"offload: {link}, whose memory is pinned")
+        return found
+
+    def _update(self, plan: Plan) -> str:
+        guess = "" if self.known else " (a guess: [node] memory_bandwidth says)"
+        most = self.bandwidth.si / 1e9
+        return (
+            f"offload: the CPUs update parameters at {most * self._share(plan).value:,.0f} GB/s of "
+            f"{most:,.0f}{guess} for {self.ranks} GPUs, with threads enough"
+        )
+
+    def duration(self, size: int, plan: Plan | None = None) -> int:
+        """Bytes that the CPU reads and writes for one rank, while it does for all → ps.
+
+        Parameters
+        ----------
+        size : int
+            Of an optimizer what one kernel would read and write.
+        plan : Plan, optional
+            Whose optimizer it is; if not given, each operation is one kernel.
+        """
+        share = self.share if plan is None else self._share(plan)
+        return picoseconds(size * self.ranks / (self.bandwidth.si * share.value))
+
+
+def host_of(experiment: Experiment, world: int) -> Host:
+    """Experiment → the host of its GPUs.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    world : int
+        GPUs of the job.
+    """
+    node, figures = find_cluster(experiment.cluster.preset).node, _figures()
+    gpus = experiment.cluster.node_gpus
+    of_host = node.tray if node is not None and node.tray else gpus
+    switches = 0 if node is None else node.switches(gpus)
+    sharers = -(-of_host // switches) if switches else 1
+    bandwidth = None if node is None else node.memory_bandwidth
+    known = bandwidth is not None
+    if bandwidth is None:
+        each = figures.memory_bandwidth["intel" if node is None else node.cpu]
+        cpus = 1 if node is None else node.numa_nodes
+        bandwidth = Quantity(each.value * cpus, each.unit, each.error, each.source)
+    return Host(
+        memory=None if node is None else node.memory,
+        bandwidth=bandwidth,
+        share=figures.bandwidth_share,
+        loop_share=figures.loop_bandwidth_share,
+        known=known,
+        ranks=min(of_host, world),
+        sharers=min(sharers, world),
+    )

@@ -1,0 +1,128 @@
+"""Activations that lie in the host's memory between the passes: `plan.offload.activations`.
+
+Transformer Engine's ``AsyncDoubleBufferGroupOffloadHandler`` (``cpu_offload.py`` in
+transformer_engine/pytorch), which Megatron-LM's ``--cpu-offloading-num-layers`` uses: of the first
+layers of a transformer, what they keep for the backward goes to the host one layer after another,
+beside the kernels of later layers. The layers of the forward are divided into as many windows. At
+the end of each the kernels wait for the layer that was on its way, whose memory is freed, and the
+next one starts. The backward goes the same way back: as it comes to the end of a window, its
+kernels wait for the layer that was asked for last, and the one of this window is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mpisim.kernels.operations import Copy
+
+from ..base.errors import InputError
+from .blocks import BlockBuilder
+from .operators import Compute, Layer
+
+__all__ = ["ActivationOffload", "windows"]
+
+TO_HOST, FROM_HOST = "activations to host", "activations from host"
+DOWN, UP = "activations down", "activations up"
+"""Streams of the copies (``d2h_stream``, ``h2d_stream``)."""
+
+
+def windows(layers: int, offloaded: int) -> tuple[int, ...]:
+    """Layers, how many are offloaded → the last layer of the window of each of these.
+
+    As ``layer_window_map``: windows of equal length, the first ones longer by a layer if need be.
+
+    Parameters
+    ----------
+    layers : int
+        Blocks of the transformer.
+    offloaded : int
+
+    Raises
+    ------
+    InputError
+        If all are offloaded, or more than there are.
+
+    Examples
+    --------
+    >>> windows(8, 2), windows(8, 3), windows(4, 3)
+    ((3, 7), (2, 5, 7), (1, 2, 3))
+    """
+    if offloaded >= layers:
+        raise InputError(
+            f"plan.offload.activations is {offloaded}; the model has {layers} layers, of which one "
+            f"at least stays on the GPU; allowed: 0 to {max(layers - 1, 0)}"
+        )
+    even, longer = divmod(layers, offloaded)
+    return tuple(even * (i + 1) - 1 + min(i + 1, longer) for i in range(offloaded))
+
+
+class ActivationOffload:
+    """Write the copies of a model chunk's activations into its passes.
+
+    Parameters
+    ----------
+    layers : sequence of Layer
+        Of the chunk.
+    offloaded : int
+        Of its blocks, the first so many.
+    sharers : int
+        GPUs that copy over one link to the host.
+    """
+
+    def __init__(self, layers: Sequence[Layer], offloaded: int, sharers: int) -> None:
+        blocks = [i for i, layer in enumerate(layers) if layer.role == "block"]
+        ends = windows(len(blocks), offloaded)
+        sizes = [layers[blocks[i]].saved for i in range(offloaded)]
+        self._tasks = [Copy(size, "host", sharers) for size in sizes]
+        self._first = blocks[0]
+        self._window = {blocks[end]: i for i, end in enumerate(ends)}
+        self._row: int | None = None
+
+    def writes(self, layer: int) -> bool:
+        """Return whether anything is written after the forward of a layer, or before its backward.
+
+        Parameters
+        ----------
+        layer : int
+            Of the chunk.
+        """
+        return layer == self._first or layer in self._window
+
+    def after_forward(self, block: BlockBuilder, layer: int) -> None:
+        """After a layer's forward: start the first copy, or wait for one and start the next.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+        layer : int
+            Of the chunk.
+        """
+        if layer == self._first:
+            self._row = self._copy(block, 0, TO_HOST, DOWN)
+        i = self._window.get(layer)
+        if i is not None:
+            assert self._row is not None
+            block.await_next([self._row])
+            if i + 1 < len(self._tasks):
+                self._row = self._copy(block, i + 1, TO_HOST, DOWN)
+
+    def before_backward(self, block: BlockBuilder, layer: int) -> None:
+        """Before a layer's backward: wait for the copy asked for last, and ask for the next.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+        layer : int
+            Of the chunk.
+        """
+        i = self._window.get(layer)
+        if i is not None:
+            before = self._row if i + 1 < len(self._tasks) else None
+            self._row = self._copy(block, i, FROM_HOST, UP)
+            block.await_next([] if before is None else [before])
+        if layer == self._first:
+            assert self._row is not None
+            block.await_next([self._row])
+
+    def _copy(self, block: BlockBuilder, i: int, name: str, stream: str) -> int:
+        return block.compute_beside(Compute(name, self._tasks[i]), stream)

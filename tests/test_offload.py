@@ -1,0 +1,531 @@
+"""Offload to the host: what is copied when, what the CPU does, and whose memory it takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plans import GPT_STEP, changed, plan_of
+from sharing import layer, stepped, told
+from toys import Free, Times, layout
+
+from mpisim import engine
+from mpisim.base.errors import InputError
+from mpisim.experiment import Experiment, read
+from mpisim.kernels import Estimate, find_gpu
+from mpisim.kernels.operations import Copy, Elementwise, Kernel
+from mpisim.memory import assess
+from mpisim.memory.activations import chunk_memory
+from mpisim.memory.host import host_memory
+from mpisim.memory.states import model_states, parameter_counts
+from mpisim.prediction.prepared import prepare
+from mpisim.workloads import Workload, lay_out, training_step
+from mpisim.workloads.host import host_of
+from mpisim.workloads.layout import ModelChunk
+from mpisim.workloads.offloaded_activations import windows
+from mpisim.workloads.offloaded_optimizer import CPU_OPTIMIZER, cpu_bytes
+from mpisim.workloads.operators import Compute, Layer, Network, Operator
+
+ALONE = dict.fromkeys(("tp", "cp", "dp", "ep", "pp", "shard", "eshard", "model", "embedding"), 1)
+
+GPT_13B = """
+[model]
+family = "gpt"
+layers = 40
+hidden = 5120
+heads = 40
+seq_len = 1024
+vocab = 50257
+[plan]
+global_batch = {batch}
+micro_batch = {micro}
+zero = 2
+recompute = "full"
+precision = "fp16"
+[plan.offload]
+optimizer = {share}
+[framework]
+name = "deepspeed"
+[cluster]
+preset = "{cluster}"
+nodes = 1
+gpus_per_node = {gpus}
+[run]
+allow_oom = true
+"""
+
+
+def gpt_13b(share: float, gpus: int = 1, micro: int = 1, cluster: str = "dgx-2") -> Experiment:
+    """The 13 billion parameters that ZeRO-Offload's abstract speaks of."""
+    text = GPT_13B.format(share=share, batch=gpus * micro, micro=micro, gpus=gpus, cluster=cluster)
+    return read(text, "mine.toml")
+
+
+def states(zero: int, n: int, **keys: object) -> tuple[float, float]:
+    """Bytes a parameter of the model: on one GPU, and on the host of `n` GPUs."""
+    plan = plan_of(global_batch=64, dp_style="deepspeed", zero=zero, offload_optimizer=1.0, **keys)
+    counts, sizes = parameter_counts([layer("a", 6400)]), ALONE | {"shard": n, "dp": n}
+    on_gpu = model_states(counts, changed(plan), sizes)
+    on_host = host_memory(counts, plan, sizes, accumulates=False)
+    states = on_host.gradients + on_host.optimizer
+    return sum(vars(on_gpu).values()) / 6400, n * states / 6400
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1, 4, 16])
+def test_states_as_deepspeed_documents_them(n: int) -> None:
+    # docs/code-docs/source/memory.rst: ZeRO-2 2 * params on a GPU, ZeRO-3 without what it gathers
+    # 2 * params / total_gpus; 16 * params on the host of one node, without its factor of 1.5.
+    assert states(2, n) == (2, 16)
+    assert states(3, n) == (2 / n, 16)
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_parameters_on_the_host_as_deepspeed_documents_them(n: int) -> None:
+    # The same page: nothing but what is gathered on a GPU, 18 * params on the host of one node.
+    plan = plan_of(
+        global_batch=64,
+        dp_style="deepspeed",
+        zero=3,
+        offload_optimizer=1.0,
+        offload_parameters=True,
+    )
+    counts, sizes = parameter_counts([layer("a", 6400)]), ALONE | {"shard": n, "dp": n}
+    assert sum(vars(model_states(counts, plan, sizes)).values()) == 0
+    found = host_memory(counts, plan, sizes, accumulates=False)
+    assert n * found.total / 6400 == 18
+
+
+def test_the_documented_example_of_t5_3b() -> None:
+    # The same page: 2,851 million parameters on 8 GPUs, 5.31 GB a GPU, of the host 63.72 GB with
+    # 1.5 times what is needed (offload_param=none, zero_init=1).
+    on_gpu, _ = states(2, 8)
+    _, on_host = states(3, 8)
+    assert round(on_gpu * 2851e6 / 2**30, 2) == 5.31
+    assert round(1.5 * on_host * 2851e6 / 2**30, 2) == 63.72
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5])
+def test_megatron_leaves_gradients_on_the_gpu(share: float) -> None:
+    plan = plan_of(global_batch=64, dp_style="megatron", zero=1, offload_optimizer=share)
+    counts, sizes = parameter_counts([layer("a", 6400)]), ALONE | {"shard": 4, "dp": 4}
+    on_gpu = model_states(counts, plan, sizes)
+    assert (on_gpu.parameters, on_gpu.gradients) == (2 * 6400, 4 * 6400)
+    assert on_gpu.optimizer == 12 * 1600 * (1 - share)
+    on_host = host_memory(counts, plan, sizes, accumulates=True)
+    assert (on_host.gradients, on_host.optimizer) == (4 * 1600 * share, 12 * 1600 * share)
+    assert on_host.buffers == 0
+
+
+def test_deepspeed_keeps_buffers_on_the_host() -> None:
+    counts, sizes = parameter_counts([layer("a", 6400)]), ALONE | {"shard": 4, "dp": 4}
+
+    def buffers(zero: int, accumulates: bool) -> int:
+        plan = plan_of(global_batch=64, dp_style="deepspeed", zero=zero, offload_optimizer=1.0)
+        return host_memory(counts, plan, sizes, accumulates=accumulates).buffers // 1600
+
+    assert [buffers(zero, accumulates=False) for zero in (1, 2, 3)] == [2, 2, 0]
+    assert [buffers(zero, accumulates=True) for zero in (1, 2, 3)] == [2, 4, 2]
+
+
+def test_13_billion_parameters_train_on_one_v100() -> None:
+    # ZeRO-Offload (arXiv:2101.06840): 13B on a V100 of 32 GB, where PyTorch alone trains 1.4B.
+    gpu = find_gpu("v100-sxm3-32gb")
+    with_it, without = (assess(lay_out(gpt_13b(share), 1), gpu, node=1) for share in (1.0, 0.0))
+    assert with_it.fits
+    assert not without.fits
+    assert without.certain
+    assert 12.5e9 < with_it.stages[0].parameters / 2 < 13.5e9
+
+
+def test_a_host_that_has_too_little() -> None:
+    experiment = gpt_13b(1.0, gpus=8, cluster="dgx-v100")
+    found = assess(lay_out(experiment, 8), find_gpu("v100-sxm3-32gb"), node=8)
+    assert found.host_fits
+    assert found.host_peak == pytest.approx(18 * found.stages[0].parameters / 2, rel=1e-6)
+    assert "of 476.8 GiB" in found.text()
+    text = GPT_13B.format(share=1.0, batch=8, micro=1, gpus=8, cluster="dgx-v100")
+    larger = read(text.replace("layers = 40", "layers = 120"), "mine.toml")
+    found = assess(lay_out(larger, 8), find_gpu("h200"), node=8)
+    assert found.headroom > 0
+    assert not found.fits
+    assert found.certain
+    assert "too little" in found.sentence()
+    assert found.as_dict()["host"]["fits"] is False
+
+
+def test_nothing_is_said_without_offload() -> None:
+    found = assess(lay_out(gpt_13b(0.0), 1), find_gpu("h200"), node=1)
+    assert "host" not in found.as_dict()
+    assert "offload" not in found.text()
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+def rows_of(workload: Workload, *words: str) -> list[str]:
+    return [row for row in told(workload.program) if any(word in row for word in words)]
+
+
+OFFLOADED = ("host", "CPU", "adam", "convert weights", "clip")
+
+
+def test_deepspeed_copies_in_the_backward_and_updates_on_the_cpu() -> None:
+    net = (layer("a", 40), layer("b", 40))
+    keys = {"dp_style": "deepspeed", "zero": 2, "offload_optimizer": 1.0}
+    assert rows_of(stepped(net, 2, **keys), *OFFLOADED) == [
+        "gradients to host < gradient all-reduce",
+        "wait for gradients < gradient all-reduce, gradients to host",
+        "optimizer on CPU",
+        "wait for optimizer on CPU < optimizer on CPU",
+        "weights from host",
+        "parameter all-gather [dp 160] < weights from host",
+    ]
+
+
+def test_gradients_of_micro_batches_are_added_up_on_the_gpu() -> None:
+    keys = {"dp_style": "deepspeed", "zero": 3, "offload_optimizer": 1.0, "global_batch": 4}
+    found = rows_of(stepped((layer("a", 10**6),), 2, **keys), "gradients")
+    each = ["gradients from host < gradient reduce-scatter", "add gradients", "gradients to host"]
+    waits = "wait for gradients < gradient reduce-scatter, "
+    added = "gradients from host, add gradients, gradients to host"
+    assert found == [
+        *each,
+        waits + added,
+        *each,
+        "gradients to host",
+        f"{waits}{added}, gradients to host",
+        "convert gradients",
+    ]
+
+
+def test_parameters_come_before_they_are_gathered() -> None:
+    keys = {"dp_style": "deepspeed", "zero": 3, "offload_optimizer": 1.0}
+    net = (layer("a", 10**6),)
+    found = rows_of(stepped(net, 2, offload_parameters=True, **keys), "parameter", "weights")
+    come = ["parameters from host", "wait for parameters < parameters from host"]
+    gathered = "parameter all-gather [dp 2000000] < parameters from host"
+    assert found[:3] == [*come, gathered]
+    assert not any("weights" in row for row in found)
+    plain = rows_of(stepped(net, 2, **keys), "parameter", "weights")
+    assert plain == ["parameter all-gather [dp 2000000]", found[3], "weights from host"]
+
+
+def test_parameters_come_to_one_gpu() -> None:
+    keys = {"dp_style": "deepspeed", "zero": 3, "offload_optimizer": 1.0, "global_batch": 1}
+    program = stepped((layer("a", 10**6),), 1, offload_parameters=True, **keys).program
+    table = program.table_of(0)
+    names = [program.names[name] for name in table.name]
+    first = names.index("a forward")
+    awaited = table.wait_row[table.wait_index[first] : table.wait_index[first + 1]].tolist()
+    assert "parameters from host" in [names[row] for row in awaited]
+
+
+FSDP = {"dp_style": "fsdp", "zero": 3, "offload_optimizer": 1.0, "offload_parameters": True}
+
+
+def test_fsdp_works_on_the_host() -> None:
+    found = rows_of(stepped((layer("a", 40),), 2, **FSDP), *OFFLOADED, "reduce", "all-gather [")
+    assert found == [
+        "parameters from host",
+        "parameter all-gather [dp 80] < parameters from host",
+        "parameters from host",
+        "parameter all-gather [dp 80] < parameters from host",
+        "gradient reduce-scatter [dp 80] < copy gradients in",
+        "gradients to host < gradient reduce-scatter",
+        "wait for gradients < gradient reduce-scatter, gradients to host",
+        "optimizer on CPU < gradient reduce-scatter",
+        "wait for optimizer on CPU < optimizer on CPU",
+    ]
+
+
+def test_the_cpu_adds_gradients_of_micro_batches() -> None:
+    found = rows_of(stepped((layer("a", 40),), 2, global_batch=4, **FSDP), "added", "add ")
+    assert found == [
+        "add gradients on CPU",
+        "wait for gradients added on CPU < add gradients on CPU",
+    ]
+
+
+def test_all_of_fsdp_is_on_the_host() -> None:
+    plan = plan_of(global_batch=64, **FSDP)
+    counts, sizes = parameter_counts([layer("a", 6400)]), ALONE | {"shard": 4, "dp": 4}
+    assert sum(vars(model_states(counts, plan, sizes)).values()) == 0
+    found = host_memory(counts, plan, sizes, accumulates=True)
+    assert (found.parameters, found.gradients, found.optimizer) == (6400, 6400, 12800)
+
+
+def test_a_loop_of_operations_on_the_cpu_as_zero_offload_measured_it() -> None:
+    # Table 4 of the paper: PyTorch's Adam on the CPU.
+    host = host_of(gpt_13b(1.0), 1)
+    plan = plan_of(global_batch=64, fused=False, **FSDP)
+    for billions, seconds in ((1, 1.39), (2, 2.75), (4, 5.71), (8, 11.93), (10, 14.76)):
+        found = host.duration(cpu_bytes(2, 4, scales=False) * billions * 10**9, plan) / 1e12
+        assert found == pytest.approx(seconds, rel=0.1)
+    fused = plan_of(global_batch=64, fused=True, **FSDP)
+    assert host.duration(10**9, fused) == host.duration(10**9)
+
+
+def test_one_gpu_offloads_too() -> None:
+    keys = {"dp_style": "deepspeed", "zero": 2, "offload_optimizer": 1.0, "global_batch": 1}
+    assert "gradients to host" in rows_of(stepped((layer("a", 40),), 1, **keys), "host")
+
+
+def test_megatron_copies_after_the_backward_and_updates_its_part_meanwhile() -> None:
+    keys = {"dp_style": "megatron", "zero": 1, "offload_optimizer": 0.5}
+    assert rows_of(stepped((layer("a", 80),), 2, **keys), *OFFLOADED) == [
+        "clip gradients",
+        "gradients to host",
+        "adam",
+        "optimizer on CPU",
+        "wait for optimizer on CPU < optimizer on CPU",
+        "weights from host",
+        "convert weights",
+    ]
+
+
+def test_parts_on_the_cpu_overlap_with_copies_of_others() -> None:
+    keys = {"dp_style": "megatron", "zero": 1, "offload_optimizer": 1.0, "offload_overlap": True}
+    net = tuple(layer(name, 80) for name in "abcdef")
+    found = rows_of(stepped(net, 2, **keys), "host", "CPU")
+    step = ["optimizer on CPU", "wait for optimizer on CPU < optimizer on CPU", "weights from host"]
+    assert found == ["gradients to host"] * 3 + step * 3
+
+
+def test_what_is_not_offloaded_changes_nothing() -> None:
+    net = (layer("a", 40),)
+    plain = stepped(net, 2, dp_style="deepspeed", zero=2)
+    assert not rows_of(plain, "host", "CPU")
+    assert plain.program.tables[0].duration.sum() > 0
+
+
+# --- activations ----------------------------------------------------------------------------------
+
+
+def copying(name: str, forward: int, backward: int, saved: int) -> Layer:
+    """A layer of one kernel in each pass, in ns of `Times`, and what it keeps."""
+    operator = Operator(
+        name,
+        forward=(Compute(f"{name} forward", Elementwise(forward)),),
+        backward=(Compute(f"{name} backward", Elementwise(backward)),),
+        saved=saved,
+    )
+    return Layer(name, (operator,), "block", output=16, checkpoint=8)
+
+
+class CopyTimes(Times):
+    """Copies take as many picoseconds as they have bytes, too."""
+
+    def estimate(self, kernel: Kernel) -> Estimate:
+        """Return bytes as picoseconds."""
+        return (
+            Estimate(kernel.traffic, {}) if isinstance(kernel, Copy) else super().estimate(kernel)
+        )
+
+
+FOUR = tuple(copying(name, 10, 20, 100) for name in "abcd")
+
+
+def test_windows_are_those_of_transformer_engine() -> None:
+    # layer_window_map of AsyncDoubleBufferGroupOffloadHandler: N // K layers each, the first N % K
+    # longer by one.
+    assert windows(80, 20) == tuple(range(3, 80, 4))
+    assert windows(80, 30) == (*range(2, 62, 3), *range(61, 80, 2))
+    assert windows(4, 3) == (1, 2, 3)
+
+
+@given(st.integers(2, 40).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n - 1))))
+def test_a_window_ends_after_its_layer(sizes: tuple[int, int]) -> None:
+    ends = windows(*sizes)
+    assert len(ends) == sizes[1]
+    assert all(i < end for i, end in enumerate(ends))
+    assert ends[-1] == sizes[0] - 1
+
+
+def test_copies_go_beside_the_passes() -> None:
+    found = told(stepped(FOUR, 1, offload_activations=2, global_batch=1, dp_style="ddp").program)
+    assert [row for row in found if "host" in row or "backward" in row or "forward" in row] == [
+        "a forward",
+        "activations to host",
+        "b forward",
+        "activations to host",
+        "c forward",
+        "d forward",
+        "activations from host",
+        "d backward",
+        "c backward",
+        "activations from host",
+        "b backward",
+        "a backward",
+    ]
+
+
+@pytest.mark.parametrize("copy", [5, 10, 25, 100])
+def test_the_time_of_windows(copy: int) -> None:
+    """Layers of 10 forward and 20 back, windows of two layers: in closed form."""
+    layers = tuple(copying(name, 10, 20, copy) for name in "abcd")
+    keys = {"offload_activations": 2, "global_batch": 1, "dp_style": "ddp", "clip": False}
+    done = training_step(layout(Network(layers, 6, 1), 1, **keys), CopyTimes())
+    # Forward: the first copy runs from 10, and is awaited at 20; the second from there, at 40.
+    first = max(20, 10 + copy)
+    forward = first + max(20, copy)
+    # Backward: the second layer's is asked for at once, and awaited two layers later, when the
+    # first's is asked for, which is awaited before the first layer.
+    asked = forward + max(40, copy)
+    backward = asked + max(20, copy) + 20
+    table = done.program.table_of(0)
+    names = [done.program.names[name] for name in table.name]
+    run = engine.simulate(done.program, network=Free())
+    assert int(run.rows(0).end[names.index("a backward")]) == backward
+
+
+@given(st.integers(2, 12).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n - 1))))
+def test_memory_follows_the_copies(sizes: tuple[int, int]) -> None:
+    """Beside what one layer works with, all is counted that is on the GPU at each layer."""
+    n, offloaded = sizes
+    ends = dict(enumerate(windows(n, offloaded)))
+    chunk = ModelChunk(tuple(copying("a", 10, 20, 100) for _ in range(n)), tuple(range(n)))
+    found = chunk_memory(chunk, plan_of(global_batch=1, offload_activations=offloaded), ALONE)
+    plain = chunk_memory(chunk, plan_of(global_batch=1), ALONE)
+    assert (plain.kept, found.kept, found.offloaded) == (
+        100 * n,
+        100 * (n - offloaded),
+        100 * offloaded,
+    )
+    # Of layers up to the one at work, those that stay, and those of windows that have not ended.
+    before = [sum(100 for i in range(g) if ends.get(i, n) >= g) for g in range(n)]
+    own = plain.forward_by_layer[0]
+    assert found.forward_by_layer == tuple(each + own for each in before)
+    held = [sum(100 for i in range(g + 1) if ends.get(i, n) >= g) for g in range(n)]
+    own = plain.backward_by_layer[0]
+    assert found.backward_by_layer == tuple(each + own - found.kept for each in reversed(held))
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+def test_bytes_that_the_cpu_moves() -> None:
+    assert cpu_bytes(2, 4, scales=False) == 4 * (1 + 2 * 3)
+    assert cpu_bytes(2, 2, scales=False) == 28 + 4 + 2
+    assert cpu_bytes(2, 2, scales=True) == 28 + 4 + 2 + 8
+    assert cpu_bytes(0, 4, scales=False) == 4 * 3
+
+
+def test_cpu_adam_as_zero_offload_measured_it() -> None:
+    # Table 4 of the paper, on a DGX-2: 0.22 to 2.57 s for 1 to 10 billion parameters.
+    host = host_of(gpt_13b(1.0), 1)
+    for billions, seconds in ((1, 0.22), (2, 0.51), (4, 1.03), (8, 2.41), (10, 2.57)):
+        found = host.duration(cpu_bytes(2, 4, scales=False) * billions * 10**9) / 1e12
+        assert found == pytest.approx(seconds, rel=0.2)
+
+
+def rows(experiment: Experiment, name: str) -> list[int]:
+    program = prepare(experiment).program
+    table = program.table_of(0)
+    return [
+        int(duration)
+        for row, duration in zip(table.name, table.duration, strict=True)
+        if program.names[row] == name
+    ]
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"dp_style": "megatron", "zero": 1, "offload_optimizer": 0.5},
+        {"dp_style": "megatron", "zero": 1, "offload_optimizer": 1.0, "offload_overlap": True},
+        {"dp_style": "megatron", "zero": 1, "offload_activations": 3, "tp": 2},
+        {"dp_style": "deepspeed", "zero": 1, "offload_optimizer": 1.0},
+        {"dp_style": "deepspeed", "zero": 2, "offload_optimizer": 1.0, "offload_activations": 3},
+        {"dp_style": "deepspeed", "zero": 3, "offload_optimizer": 0.5},
+        {"dp_style": "deepspeed", "zero": 3, "offload_optimizer": 1.0, "offload_parameters": True},
+        {"dp_style": "fsdp", "zero": 2, "offload_optimizer": 1.0, "offload_parameters": True},
+        {"dp_style": "fsdp", "zero": 3, "offload_optimizer": 1.0, "offload_parameters": True},
+    ],
+)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_transformer_takes_longer_in_less_memory(plan: dict[str, Any], overlap: bool) -> None:
+    keys = {"global_batch": 16, "micro_batch": 1, "overlap_dp": overlap, **plan}
+    text = GPT_STEP.format(model="", plan="[plan]\nglobal_batch = 16")
+    experiment = read(text, "mine.toml")
+    prepared = prepare(replace(experiment, plan=plan_of(**keys)))
+    kept = {key: value for key, value in keys.items() if not key.startswith("offload")}
+    plain = prepare(replace(experiment, plan=plan_of(**kept)))
+    assert prepared.memory.peak < plain.memory.peak
+    assert prepared.memory.host_peak > 0 == plain.memory.host_peak
+    times = [
+        engine.simulate(each.program, network=each.network).step_time for each in (plain, prepared)
+    ]
+    assert times[0] < times[1]
+
+
+def test_ranks_of_a_node_share_memory_and_links() -> None:
+    one = gpt_13b(1.0, cluster="dgx-a100")
+    eight = gpt_13b(1.0, gpus=8, cluster="dgx-a100")
+    assert rows(eight, CPU_OPTIMIZER) == pytest.approx(rows(one, CPU_OPTIMIZER), rel=1e-6)
+    host = host_of(eight, 8)
+    assert (host.ranks, host.sharers, host.known) == (8, 2, True)
+    # An eighth of the weights by half of a link.
+    (alone,), (shared,) = rows(one, "weights from host"), rows(eight, "weights from host")
+    assert shared / alone == pytest.approx(2 / 8, rel=0.01)
+
+
+def test_a_cluster_that_does_not_say_is_guessed() -> None:
+    host = host_of(gpt_13b(1.0, cluster="h100-roce"), 8)
+    assert (host.known, host.memory) == (False, None)
+    assert host.bandwidth.error >= 0.15
+    assert "guess" in host.lines(gpt_13b(1.0).plan)[0]
+    assert not host.lines(gpt_13b(0.0).plan)
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"dp_style": "fsdp", "zero": 3}, "set offload.parameters = true"),
+        ({"dp_style": "ddp"}, "dp_style = 'ddp'.*'deepspeed', 'fsdp', 'megatron'"),
+        ({"dp_style": "megatron"}, "zero is 0.*set zero = 1"),
+        ({"dp_style": "deepspeed"}, "zero is 0"),
+        ({"dp_style": "deepspeed", "zero": 2, "optimizer": "lamb"}, "allowed: adam, adagrad"),
+        ({"dp_style": "deepspeed", "zero": 2, "offload_optimizer": 0.5}, "ratio.*allowed: 0, 1"),
+        ({"dp_style": "deepspeed", "zero": 2, "offload_overlap": True}, "offload.overlap is true"),
+        ({"dp_style": "megatron", "zero": 1, "fp8_params": True}, "precision.fp8_params"),
+        ({"dp_style": "deepspeed", "zero": 2, "offload_parameters": True}, "'deepspeed' with"),
+        ({"dp_style": "fsdp", "zero": 2, "pp": 2, "offload_parameters": True}, "pp = 2.*pp = 1"),
+        ({"offload_optimizer": 0, "offload_parameters": True}, "set optimizer = 1"),
+    ],
+)
+def test_what_no_framework_offloads(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        plan_of(**{"global_batch": 8, "offload_optimizer": 1.0, **keys})
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"pp": 2}, "pp = 2.*pp = 1 alone"),
+        ({"recompute": "full"}, "set recompute = 'none'"),
+        ({"cuda_graphs": True}, "framework.cuda_graphs = true"),
+        ({"overlap_ep": True}, "overlap.ep = true"),
+    ],
+)
+def test_what_does_not_go_with_offloaded_activations(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        plan_of(**{"global_batch": 8, "offload_activations": 1, **keys})
+
+
+def test_one_layer_stays_on_the_gpu() -> None:
+    with pytest.raises(InputError, match=r"2 layers.*allowed: 0 to 1"):
+        stepped((layer("a", 40), layer("b", 40)), 1, offload_activations=2)
+
+
+def test_overlap_of_nothing() -> None:
+    with pytest.raises(InputError, match="optimizer is 0"):
+        plan_of(global_batch=8, offload_overlap=True)
