@@ -56,11 +56,11 @@ class LruCache(Generic[Value]):
             no copy.
         """
         try:
-            found = self._values[key]
+            # Out and in again: to move it to the end would compare keys, which may be deep, twice.
+            found = self._values[key] = self._values.pop(key)
         except KeyError:
             pass
         else:
-            self._values.move_to_end(key)
             return found
         found = self._values[key] = compute()
         self._bytes += self._size_of(found)

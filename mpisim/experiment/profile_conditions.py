@@ -6,6 +6,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping
+from functools import cache, cached_property
 from typing import Any
 
 from ..base.errors import InputError, one_of
@@ -31,6 +32,15 @@ COMPARISON = re.compile(r"(>=|<=|>|<)\s*(\S+)")
 """A comparison in a text: its sign, and what is compared with."""
 
 OF_MODELS = ("hidden", "seq_len", "memory", "lora_rank")
+
+WORDS = ("precision", "recompute", "fp8_scaling", "kernels", "style", "main_parameters")
+
+OF_PRECISION = {
+    "precision": ("products", "bf16"),
+    "fp8_scaling": ("fp8_scaling", "delayed"),
+    "main_parameters": ("main_parameters", "fp32"),
+}
+"""Words that are keys of ``plan.precision``: which, and what it is if not given."""
 
 NUMBERS = ("tp", "pp", "vpp", "cp", "ep", "zero", *OF_MODELS, "gpus", "states")
 
@@ -98,6 +108,18 @@ class Where:
     gpus: str = ""
     states: str = ""
 
+    @cached_property
+    def words(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """The conditions of `WORDS` that there are, each with what is allowed."""
+        given = ((name, getattr(self, name)) for name in WORDS)
+        return tuple((name, tuple(text.split("|"))) for name, text in given if text)
+
+    @cached_property
+    def numbers(self) -> tuple[tuple[str, str], ...]:
+        """The conditions of `NUMBERS` that there are."""
+        given = ((name, getattr(self, name)) for name in NUMBERS)
+        return tuple((name, text) for name, text in given if text)
+
 
 def check_conditions(where: Where) -> None:
     """Conditions of a profile's entry → nothing, if experiments can be tested by them.
@@ -130,49 +152,64 @@ def holds(where: Where, tables: Mapping[str, Any], model: Model) -> bool:
         Of the experiment, with what entries before have set.
     model : Model
     """
-    plan = _table(tables, "plan")
-    experts = isinstance(model, Transformer) and model.experts > 0
+    # Every candidate of a search comes here for every entry: nothing is looked up for a condition
+    # that there is not.
     if where.family and _family(model) not in where.family.split("|"):
         return False
     if where.kind and getattr(model, "family", "") not in where.kind.split("|"):
         return False
-    if where.experts is not None and where.experts != experts:
-        return False
-    if where.sp is not None and where.sp != plan.get("sp", plan.get("tp", 1) != 1):
-        return False
-    blocking = _table(tables, "framework").get("launch_blocking", False)
-    if where.blocking is not None and where.blocking != blocking:
-        return False
+    if where.experts is not None:
+        experts = isinstance(model, Transformer) and model.experts > 0
+        if where.experts != experts:
+            return False
+    if where.sp is not None:
+        plan = _table(tables, "plan")
+        if where.sp != plan.get("sp", plan.get("tp", 1) != 1):
+            return False
+    if where.blocking is not None:
+        framework = _table(tables, "framework")
+        if where.blocking != framework.get("launch_blocking", False):
+            return False
     if where.model and not _is_model(where.model, tables):
         return False
     if where.gpu and not _is_gpu(where.gpu, tables):
         return False
-    precision, recompute = _table(plan, "precision"), _table(plan, "recompute")
-    words = {
-        "precision": precision.get("products", "bf16"),
-        "recompute": recompute.get("granularity", "unset"),
-        "fp8_scaling": precision.get("fp8_scaling", "delayed"),
-        "kernels": _table(tables, "framework").get("kernels", "flash"),
-        "style": _style(tables, model),
-        "main_parameters": precision.get("main_parameters", "fp32"),
-    }
-    if any(
-        getattr(where, name) and value not in getattr(where, name).split("|")
-        for name, value in words.items()
-    ):
-        return False
-    numbers = {name: plan.get(name, 1) for name in ("tp", "pp", "vpp", "cp", "ep")}
+    for name, allowed in where.words:
+        if _word(name, tables, model) not in allowed:
+            return False
     if where.replicas is not None:
-        axes = (numbers["tp"], numbers["pp"], numbers["cp"], numbers["ep"])
+        plan = _table(tables, "plan")
+        axes = tuple(plan.get(name, 1) for name in ("tp", "pp", "cp", "ep"))
         if where.replicas != (axes == (1, 1, 1, 1)):
             return False
-    numbers["zero"] = plan.get("zero", 0)
-    numbers |= {name: getattr(model, name, 0) for name in OF_MODELS}
-    if where.gpus:
-        numbers["gpus"] = _gpus(tables)
-    if where.states:
-        numbers["states"] = _states(tables, model)
-    return all(_number_holds(getattr(where, name), value) for name, value in numbers.items())
+    if not where.numbers:
+        return True
+    numbers = [(text, _number(name, tables, model)) for name, text in where.numbers]
+    return all(_number_holds(text, value) for text, value in numbers)
+
+
+def _word(name: str, tables: Mapping[str, Any], model: Model) -> object:
+    """Return what an experiment has for one of `WORDS`."""
+    plan = _table(tables, "plan")
+    if name == "recompute":
+        return _table(plan, "recompute").get("granularity", "unset")
+    if name == "kernels":
+        return _table(tables, "framework").get("kernels", "flash")
+    if name == "style":
+        return _style(tables, model)
+    key, default = OF_PRECISION[name]
+    return _table(plan, "precision").get(key, default)
+
+
+def _number(name: str, tables: Mapping[str, Any], model: Model) -> object:
+    """Return what an experiment has for one of `NUMBERS`."""
+    if name in OF_MODELS:
+        return getattr(model, name, 0)
+    if name == "gpus":
+        return _gpus(tables)
+    if name == "states":
+        return _states(tables, model)
+    return _table(tables, "plan").get(name, 0 if name == "zero" else 1)
 
 
 def _family(model: Model) -> str:
@@ -255,10 +292,16 @@ def _number_holds(text: str, value: object) -> bool:
         return True
     if not isinstance(value, int):  # bad input, which is refused where the plan is built
         return False
+    return any(compare(value, limit) for compare, limit in _comparisons(text))
+
+
+@cache
+def _comparisons(text: str) -> tuple[tuple[Callable[[Any, Any], bool], int], ...]:
+    """``"2|4"`` or ``">1"`` → comparisons, one of which must hold, and with what."""
     match = COMPARISON.fullmatch(text)
     try:
         if match is not None:
-            return COMPARISONS[match[1]](value, int(match[2]))
-        return value in [int(each) for each in text.split("|")]
+            return ((COMPARISONS[match[1]], int(match[2])),)
+        return tuple((operator.eq, int(each)) for each in text.split("|"))
     except ValueError as error:
         raise InputError(f"where: {text!r} is no number; allowed: '2|4', '>1'") from error

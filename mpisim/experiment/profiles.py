@@ -373,7 +373,7 @@ def _built(name: str, contents: Mapping[str, Any], source: str) -> Profile:
             raise InputError(f"{source}: key '{where}.set' must be a table of keys with values")
         entry = build(Entry, rest, source, where)
         try:
-            list(_conditions(entry.versions))
+            _conditions(entry.versions)
             check_conditions(entry.where)
         except InputError as error:
             raise InputError(f"{source}: [{where}] {error}") from error
@@ -482,12 +482,16 @@ def _version(text: str, key: str = "version") -> Version:
     return tuple(map(int, re.split(r"[.-]", numbers[1])))
 
 
-def _conditions(versions: str) -> Iterator[tuple[Callable[[Any, Any], bool], Version]]:
+@cache
+def _conditions(versions: str) -> tuple[tuple[Callable[[Any, Any], bool], Version], ...]:
+    """``">=24.03,<25.04"`` → comparisons, all of which must hold, and with what."""
+    found = []
     for each in filter(None, (part.strip() for part in versions.split(","))):
         match = COMPARISON.fullmatch(each)
         if match is None:
             raise InputError(f"versions is {versions!r}; it must be as '>=24.03,<25.04'")
-        yield COMPARISONS[match[1]], _version(match[2])
+        found.append((COMPARISONS[match[1]], _version(match[2])))
+    return tuple(found)
 
 
 def _holds_version(versions: str, version: Version) -> bool:
