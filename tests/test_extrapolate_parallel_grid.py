@@ -17,8 +17,9 @@ from parallel_jobs import (
 from mpisim.base.errors import InputError, UsageError
 from mpisim.experiment import load
 from mpisim.extrapolate.parallel import extrapolate_parallel
+from mpisim.extrapolate.parallel_axes import parse_layout
 from mpisim.extrapolate.parallel_growth import grow
-from mpisim.extrapolate.parallel_structure import find_structure, parse_layout
+from mpisim.extrapolate.parallel_structure import find_structure
 from mpisim.prediction.network import network_of
 from mpisim.prediction.prepared import prepare
 from mpisim.program import Kind, Operation, Program, ProgramBuilder

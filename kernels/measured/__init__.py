@@ -23,7 +23,7 @@ Read :mod:`.rows` first, then :mod:`.formats`, how rows of each publisher are re
 :mod:`.reading`, which makes the one from the other.
 """
 
-from .reading import gpu_name, read, select
+from .reading import gpu_name, read, read_all, select
 from .rows import ASIDE, TEST, TRAIN, MeasuredKernels
 
-__all__ = ["ASIDE", "TEST", "TRAIN", "MeasuredKernels", "gpu_name", "read", "select"]
+__all__ = ["ASIDE", "TEST", "TRAIN", "MeasuredKernels", "gpu_name", "read", "read_all", "select"]

@@ -22,7 +22,7 @@ from ..operations import Kernel
 from .formats import FORMATS, TableFormat
 from .rows import TEST, TRAIN, MeasuredKernel, MeasuredKernels
 
-__all__ = ["gpu_name", "read", "select"]
+__all__ = ["gpu_name", "read", "read_all", "select"]
 
 GPU_ALIASES = {
     "A100-80GB": "a100-sxm",
@@ -95,6 +95,35 @@ def read(path: str | Path) -> tuple[list[MeasuredKernels], dict[str, int]]:
         key = (formula, gpu, dtype, each.calls * table_format.launched)
         found.setdefault(key, []).append((line, each))
     return [_gathered(path.name, key, rows, table_format) for key, rows in found.items()], skipped
+
+
+def read_all(
+    paths: Iterable[str | Path],
+) -> tuple[list[MeasuredKernels], dict[str | Path, dict[str, int]]]:
+    """Files of measured kernels → their rows together, and those left out.
+
+    Parameters
+    ----------
+    paths : iterable of str or Path
+
+    Returns
+    -------
+    rows : list of MeasuredKernels
+        In the order of the files.
+    left_out : dict of (str or Path) to (dict of str to int)
+        By file, how many rows by reason.
+
+    Raises
+    ------
+    InputError
+        As of `read`.
+    """
+    rows: list[MeasuredKernels] = []
+    left_out = {}
+    for path in paths:
+        found, left_out[path] = read(path)
+        rows += found
+    return rows, left_out
 
 
 def _format_of(path: Path, header: Sequence[str]) -> TableFormat:

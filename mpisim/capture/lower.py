@@ -16,7 +16,6 @@ from typing import NamedTuple
 from ..base.errors import InputError
 from ..base.kinds import Flag, Kind, Operation
 from ..base.presets import packaged
-from ..base.text import percentage
 from ..kernels import gpu_names
 from ..kernels.alternatives.database import EXACT, INTERPOLATED
 from ..kernels.counted import COUNTED, kept_kernels
@@ -24,7 +23,7 @@ from ..kernels.gpu_parameters import GpuParameters
 from ..kernels.model import KernelModel
 from ..kernels.operations import Copy
 from ..operators.measured import MeasuredOperators
-from ..operators.pricing import MEASURED, Priced, as_measured
+from ..operators.pricing import MEASURED, Priced, as_measured, measured_share
 from ..operators.recurrent import ONE_CALL
 from ..operators.table import kernels_of
 from ..operators.transformer_engine import looped
@@ -316,7 +315,7 @@ def _attributes(
         "as the one of them that has their place in their groups",
         f"kernels priced for {gpu.title} by the shapes of their tensors; each takes the CPU "
         f"{(gpu.host_gap.si + gpu.launch_call.si) * 1e6:.0f} µs to launch, views none",
-        *_measured_share(by_how),
+        *measured_share(by_how),
         *(f"not as in the script: {line}" for line in _united(parts, "replaced")),
         *(f"value not known: {line}" for line in _united(parts, "values")),
         *(
@@ -344,17 +343,6 @@ def _attributes(
     kept = {KEPT_STEP: kept_step(first)} if first.world == 1 else {}
     captured = f"{len(parts)} of {first.world} ranks"
     return {COUNTED: json.dumps(text), CAPTURED: captured, **kept}
-
-
-def _measured_share(by_how: Counter[str]) -> list[str]:
-    """Say which share of kernel time is measured, if some is."""
-    exact, between, whole = by_how["exact"], by_how["interpolated"], by_how.total()
-    if not exact + between:
-        return []
-    return [
-        f"of kernel time {percentage(exact / whole, 1)} as measured, "
-        f"{percentage(between / whole, 1)} between measured operators"
-    ]
 
 
 def _united(parts: Sequence[Part], which: str) -> list[str]:

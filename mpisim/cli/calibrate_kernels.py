@@ -11,7 +11,6 @@ from .output import add_monitor_option
 
 if TYPE_CHECKING:
     from ..kernels.analytical.calibration import FittedConstants
-    from ..kernels.measured import MeasuredKernels
 
 __all__ = ["add_kind"]
 
@@ -51,16 +50,16 @@ def add_kind(kinds: Any) -> None:
 def _fit(args: argparse.Namespace) -> str:
     """Fit, print a line a table as it is done, and return the calibration."""
     from ..kernels.fitting import calibrate, write
-    from ..kernels.measured import read, select
+    from ..kernels.measured import read_all, select
     from ..mpi.parallel import progress
     from ..mpi.phases import phases
 
-    rows: list[MeasuredKernels] = []
-    skipped: dict[str, int] = {}
-    for path in args.paths:
-        found, left = read(path)
-        rows += found
-        skipped |= {f"{path}: {reason}": count for reason, count in left.items()}
+    rows, left_out = read_all(args.paths)
+    skipped = {
+        f"{path}: {reason}": count
+        for path, left in left_out.items()
+        for reason, count in left.items()
+    }
     chosen = select(rows, gpus=args.gpus, splits=args.train)
     if not chosen:
         raise InputError(

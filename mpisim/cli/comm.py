@@ -8,7 +8,14 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UsageError
-from .comm_arguments import add_place_options, members_of, operation_of, settings_of, sizes_of
+from .comm_arguments import (
+    add_place_options,
+    gpus_of_a_node,
+    members_of,
+    operation_of,
+    settings_of,
+    sizes_of,
+)
 from .comm_table import NOTE, TYPES, Line, better_object, notes, table
 from .output import add_file_options, check_files, check_outputs
 from .speeds import add_speed_options, given_speeds, with_speed_options
@@ -117,12 +124,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("speeds of links are for --model nccl; [alpha_beta] has its own")
     with expected([args.cluster], ("cluster",)):
         cluster = with_speed_options(find_cluster(args.cluster), args)
-    per_node = cluster.gpus_per_node if args.gpus_per_node is None else args.gpus_per_node
-    if args.nodes < 1 or not 1 <= per_node <= cluster.gpus_per_node:
-        raise UsageError(
-            f"{args.nodes} nodes of {per_node} GPUs: there must be at least 1 node, of 1 to "
-            f"{cluster.gpus_per_node} GPUs"
-        )
+    per_node = gpus_of_a_node(args, cluster)
     members = members_of(args, cluster.gpus_per_node, per_node)
     ranks = len(members)
     network = None

@@ -11,9 +11,11 @@ from ..base.errors import InputError, UsageError, nearest
 
 if TYPE_CHECKING:
     from ..program import Operation
+    from ..topo import Cluster
 
 __all__ = [
     "add_place_options",
+    "gpus_of_a_node",
     "members_of",
     "operation_of",
     "settings_of",
@@ -41,6 +43,33 @@ def add_place_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpus-per-node", type=int, metavar="N", help="of each node (default: all it has)"
     )
+
+
+def gpus_of_a_node(args: argparse.Namespace, cluster: Cluster) -> int:
+    """Options of `add_place_options`, cluster → GPUs that are used of each node.
+
+    Parameters
+    ----------
+    args : argparse.Namespace
+        With ``nodes`` and ``gpus_per_node``, which is None for all that a node has.
+    cluster : Cluster
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    UsageError
+        If there is no node, or a node has not so many GPUs.
+    """
+    per_node = cluster.gpus_per_node if args.gpus_per_node is None else args.gpus_per_node
+    if args.nodes < 1 or not 1 <= per_node <= cluster.gpus_per_node:
+        raise UsageError(
+            f"{args.nodes} nodes of {per_node} GPUs: there must be at least 1 node, of 1 to "
+            f"{cluster.gpus_per_node} GPUs"
+        )
+    return per_node
 
 
 def operation_of(name: str) -> Operation:

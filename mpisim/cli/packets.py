@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import InputError, UsageError
-from .comm_arguments import add_place_options, members_of, operation_of, settings_of, size_of
+from .comm_arguments import (
+    add_place_options,
+    gpus_of_a_node,
+    members_of,
+    operation_of,
+    settings_of,
+    size_of,
+)
 from .output import add_json_option, add_overwrite_option, check_files, check_outputs
 from .speeds import add_speed_options, given_speeds, with_speed_options
 
@@ -254,12 +261,7 @@ def _flows(
     from ..topo.nccl_network import NcclNetwork
     from ..topo.packets import flows_of_list, read_flows
 
-    per_node = cluster.gpus_per_node if args.gpus_per_node is None else args.gpus_per_node
-    if args.nodes < 1 or not 1 <= per_node <= cluster.gpus_per_node:
-        raise UsageError(
-            f"{args.nodes} nodes of {per_node} GPUs: there must be at least 1 node, of 1 to "
-            f"{cluster.gpus_per_node} GPUs"
-        )
+    per_node = gpus_of_a_node(args, cluster)
     table = args.what.lower().endswith(".csv")
     if table:
         for option in ("size", "ranks", "gpus_per_node"):

@@ -89,7 +89,9 @@ def _priced(args: argparse.Namespace) -> tuple[PricedJob, Cluster]:
 
 
 def _statements(job: PricedJob, args: argparse.Namespace) -> dict[str, Any]:
-    """What the results say of themselves: error, assumptions, what could not be modelled."""
+    """Statements of the results: error, assumptions, and what could not be modelled."""
+    from ..operators.pricing import measured_share
+
     unknown = job.unknown / ((job.named + job.unknown) or 1.0)
     names = ", ".join(name for name, _ in job.unknown_names.most_common(5))
     return {
@@ -101,7 +103,7 @@ def _statements(job: PricedJob, args: argparse.Namespace) -> dict[str, Any]:
             f"{args.gpu or f'the GPU of {args.cluster}'}",
             "CPU times between and in operators: Lin et al.'s five overheads, medians of other "
             "jobs (data/host_overheads.toml)",
-            *_measured_share(job),
+            *measured_share(job.by_how),
             "one stream of computation, one for each process group; kernels wait for a "
             "communication where the program did, or where its thread is left",
             "all ranks begin together",
@@ -118,18 +120,6 @@ def _statements(job: PricedJob, args: argparse.Namespace) -> dict[str, Any]:
             "other Python",
         ],
     }
-
-
-def _measured_share(job: PricedJob) -> list[str]:
-    """Say which share of kernel time is measured, if some is."""
-    whole = sum(job.by_how.values())
-    exact, between = (job.by_how.get(how, 0.0) for how in ("exact", "interpolated"))
-    if not exact + between:
-        return []
-    return [
-        f"of kernel time {percentage(exact / whole, 1)} as measured, "
-        f"{percentage(between / whole, 1)} between measured operators"
-    ]
 
 
 def _figures(job: PricedJob) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from .output import add_file_options, write_figures
 
 if TYPE_CHECKING:
     from ..kernels.analytical import KernelCalibration
-    from ..kernels.measured import MeasuredKernels
 
 __all__ = ["add_kind", "run"]
 
@@ -112,15 +111,13 @@ def _refuse_beside_unseen(args: argparse.Namespace) -> None:
 
 def _unseen(args: argparse.Namespace) -> dict[str, Any]:
     """Leave out each chip once, predict it by the others, and print errors and summary."""
-    from ..kernels.measured import TEST, TRAIN, read, select
+    from ..kernels.measured import TEST, TRAIN, read_all, select
     from ..mpi.parallel import progress
     from ..validate.unseen import compare_unseen, judge, tabulate_chips
 
-    rows: list[MeasuredKernels] = []
+    rows, left_out = read_all(args.paths)
     skipped: dict[str, int] = {}
-    for path in args.paths:
-        found, left = read(path)
-        rows += found
+    for left in left_out.values():
         skipped |= left
     rows = select(rows, splits=[TRAIN, TEST])
     with progress(None, "leaving out chips"):
@@ -157,14 +154,12 @@ def _unseen(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _kernels(args: argparse.Namespace, calibration: KernelCalibration | None) -> dict[str, Any]:
-    from ..kernels.measured import TRAIN, read, select
+    from ..kernels.measured import TRAIN, read_all, select
     from ..validate.kernels import compare, model_maker, tabulate
 
-    rows: list[MeasuredKernels] = []
+    rows, left_out = read_all(args.paths)
     skipped: dict[str, int] = {}
-    for path in args.paths:
-        found, left = read(path)
-        rows += found
+    for left in left_out.values():
         skipped |= left
     wanted = select(rows, gpus=args.test_gpus, splits=args.split)
     if not wanted:

@@ -12,7 +12,6 @@ workers skip: `mpisim.decentralized.decisions` changes the program to what is de
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..program import Kind, Phase, Program, ProgramBuilder, Table, TableBuilder
+from ..workloads.pricing import NO_LAUNCH, Launching
 from .graphs import Graph
 from .protocol import Protocol
 
@@ -33,17 +33,6 @@ LONG_BEFORE = -(10**16)
 
 GRADIENT_PHASES = (Phase.BACKWARD, Phase.WEIGHT)
 TAGS = ("phase", "layer", "micro_batch")
-
-
-class Launching(TypedDict):
-    """Columns of a row that say what launching it takes, in ps."""
-
-    host: int
-    launch: int
-    launch_cost: int
-
-
-NO_LAUNCH = Launching(host=0, launch=0, launch_cost=0)
 
 
 @frozen(eq=False)

@@ -7,7 +7,7 @@ versions are refused with the new one.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..base.errors import InputError
@@ -21,6 +21,7 @@ __all__ = [
     "key_path",
     "nested",
     "renamed",
+    "set_key",
     "short_key",
     "with_sub_tables",
 ]
@@ -261,6 +262,25 @@ def with_sub_tables(tables: Mapping[str, Any], source: str) -> dict[str, Any]:
             for key, value in found["plan"].items()
         }
     return found
+
+
+def set_key(tables: dict[str, Any], path: Sequence[str], value: object) -> None:
+    """Set a key of tables; sub-tables are copied on the way, since others may share them.
+
+    Parameters
+    ----------
+    tables : dict
+        Changed in place; what it holds is not.
+    path : sequence of str
+        Parts of the key, the table first.
+    value : object
+    """
+    *outer, last = path
+    for name in outer:
+        inner = tables.get(name)
+        tables[name] = dict(inner) if isinstance(inner, dict) else {}
+        tables = tables[name]
+    tables[last] = value
 
 
 def nested(keys: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from ..base.presets import SUFFIX, find_file, packaged
 from ..base.schema import build
 from ..data import names
 from .models import Model
-from .plan_keys import key_path
+from .plan_keys import key_path, set_key
 from .profile_conditions import COMPARISON, COMPARISONS, Where, check_conditions, holds
 from .traced import Traced
 
@@ -443,7 +443,7 @@ def filled(
             if not with_model and key.startswith("model."):
                 continue
             if key in set_by or not _has(tables, key):
-                _put(found, key, value)
+                set_key(found, key.split("."), value)
                 set_by[key] = ProfileKey(value, entry.source, entry.analogy)
     return found, set_by
 
@@ -456,17 +456,6 @@ def _has(tables: Mapping[str, Any], key: str) -> bool:
             return False
         within = within[name]
     return True
-
-
-def _put(tables: dict[str, Any], key: str, value: object) -> None:
-    """Set a key of tables, which are copied on the way: others share them."""
-    *path, last = key.split(".")
-    within = tables
-    for name in path:
-        inner = within.get(name)
-        within[name] = dict(inner) if isinstance(inner, dict) else {}
-        within = within[name]
-    within[last] = value
 
 
 # --- versions -------------------------------------------------------------------------------------

@@ -40,8 +40,8 @@ To be read in this order:
 
 Traces of several ranks have a parallel plan already, and grow along its axes:
 
-`parallel_structure`
-    Which communicators a job has, and the grid of axes that they form.
+`parallel_axes`, `parallel_structure`
+    Communicators of a job → axes with names; the grid that they form, and what each carries.
 `parallel_network`
     NCCL's model, calibrated by what the recording measured.
 `parallel_growth`

@@ -28,6 +28,7 @@ from ..replay import Repriced, Repricing, replay, reprice
 from ..replay.error import differences
 from ..results.step_times import step_of_job
 from .parallel_answer import Extrapolated
+from .parallel_axes import parse_layout
 from .parallel_growth import Grown, grow
 from .parallel_optimizer import with_distributed_optimizer
 from .parallel_overlap import KernelsByName, KernelSlowdown, kernels_by_name
@@ -37,7 +38,6 @@ from .parallel_stages import with_stages
 from .parallel_structure import (
     ParallelStructure,
     find_structure,
-    parse_layout,
     with_traffic_of,
 )
 

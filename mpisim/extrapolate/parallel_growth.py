@@ -31,9 +31,10 @@ from ..base.quantity import Quantity
 from ..program import UNPRICED, Communicators, Operation, Program, Table
 from ..topo.nccl_network import NcclNetwork
 from ..topo.traffic.link_limits import Placement
+from .parallel_axes import Axis
 from .parallel_network import Key, MeasuredNetwork, regime
 from .parallel_shards import scaled_optimizers
-from .parallel_structure import Axis, ParallelStructure
+from .parallel_structure import ParallelStructure
 
 __all__ = ["Grown", "grow"]
 

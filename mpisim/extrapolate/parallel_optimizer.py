@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from ..base.errors import InputError
 from ..program import COLUMNS, UNPRICED, Kind, Operation, Program, Table
+from .parallel_axes import bulk_rows
 from .parallel_shards import sharded_rows, share_of_time
-from .parallel_structure import ParallelStructure, bulk_rows
+from .parallel_structure import ParallelStructure
 
 __all__ = ["with_distributed_optimizer"]
 

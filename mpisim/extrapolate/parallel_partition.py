@@ -19,11 +19,12 @@ from ..base.frozen import frozen
 from ..kernels.operations import Gemm
 from ..program import Kind, Program
 from ..schedules import SCHEDULES as CATALOGUE
+from .parallel_axes import Axis
 from .parallel_order import Pass, PipelineOrder
 from .parallel_overlap import KernelsByName
 from .parallel_passes import recorded_stages
 from .parallel_recorded import RecordedStage
-from .parallel_structure import Axis, ParallelStructure
+from .parallel_structure import ParallelStructure
 
 __all__ = ["GradientBytes", "StagePartition"]
 

@@ -20,9 +20,10 @@ import numpy as np
 
 from ..base.errors import InputError
 from ..program import Flag, Kind, Operation, Program, Table
+from .parallel_axes import bulk_rows
 from .parallel_order import Pass, PipelineOrder, Unit, orders_of
 from .parallel_recorded import RecordedPass, RecordedStage, Signs
-from .parallel_structure import MIN_EMBEDDING_BYTES, ParallelStructure, bulk_rows
+from .parallel_structure import MIN_EMBEDDING_BYTES, ParallelStructure
 
 __all__ = ["recorded_stages"]
 

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..program import Kind, Operation, Program, Table
-from .parallel_structure import ParallelStructure, bulk_rows
+from .parallel_axes import bulk_rows
+from .parallel_structure import ParallelStructure
 
 __all__ = ["scaled_optimizers", "sharded_rows", "share_of_time"]
 

@@ -10,6 +10,7 @@ from typing import Literal
 from ..base.errors import InputError
 from ..base.frozen import frozen
 from ..base.quantity import picoseconds
+from ..base.text import percentage
 from ..kernels import Estimate, Gpu
 from ..kernels.analytical import Analytical
 from ..kernels.operations import Elementwise, Kernel
@@ -18,7 +19,7 @@ from .call import OperatorCall
 from .measured import MeasuredOperators, MeasuredTime
 from .tensors import Launched
 
-__all__ = ["MEASURED", "OperatorPricing", "Priced", "as_measured"]
+__all__ = ["MEASURED", "OperatorPricing", "Priced", "as_measured", "measured_share"]
 
 MEASURED: Mapping[str, str] = {
     "exact": "measured operators",
@@ -149,3 +150,25 @@ def _without_tf32(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
         for each in kernels
         if not (isinstance(each, Elementwise) and each.variant == "layout")
     )
+
+
+def measured_share(by_how: Mapping[str, float]) -> list[str]:
+    """Kernel time by how it was found → a line on the share that is measured; none if nothing is.
+
+    Parameters
+    ----------
+    by_how : mapping of str to float
+        Time in any one unit, by `Priced.how`.
+
+    Returns
+    -------
+    list of str
+    """
+    whole = sum(by_how.values())
+    exact, between = (by_how.get(how, 0.0) for how in MEASURED)
+    if not exact + between:
+        return []
+    return [
+        f"of kernel time {percentage(exact / whole, 1)} as measured, "
+        f"{percentage(between / whole, 1)} between measured operators"
+    ]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,20 @@ from .table import Table
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["KEPT_STEP", "Communicators", "Jitter", "Names", "Program", "gather"]
+__all__ = ["KEPT_STEP", "RANK_COLUMNS", "Communicators", "Jitter", "Names", "Program", "gather"]
 
 KEPT_STEP = "captured step"
 """Attribute of a program that was captured on one rank: its calls, with shapes, as a text that
 `mpisim.capture.kept_step` writes and `mpisim extrapolate` reads. Results leave it out."""
+
+RANK_COLUMNS: dict[str, type] = {
+    "table": np.int32,
+    "slot_index": np.int64,
+    "slots": np.int32,
+    "speed": np.float64,
+    "start": np.int64,
+}
+"""Arrays of a `Program` that bind ranks to tables and communicators, with their types."""
 
 PAIR_POSITIONS = ((Kind.SEND, 0), (Kind.RECV, 1))
 """Position of the sender and of the receiver in the communicator of a point-to-point pair."""
@@ -196,15 +205,8 @@ class Program:
     checked: InitVar[Program | None] = None
 
     def __post_init__(self, checked: Program | None) -> None:
-        dtypes = {
-            "table": np.int32,
-            "slot_index": np.int64,
-            "slots": np.int32,
-            "speed": np.float64,
-            "start": np.int64,
-        }
-        for column, dtype in dtypes.items():
-            values = np.ascontiguousarray(getattr(self, column), dtype=dtype)
+        for column, dtype in RANK_COLUMNS.items():
+            values: NDArray[Any] = np.ascontiguousarray(getattr(self, column), dtype=dtype)
             values.setflags(write=False)
             object.__setattr__(self, column, values)
         object.__setattr__(self, "names", tuple(self.names))

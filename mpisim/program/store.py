@@ -34,7 +34,7 @@ from ..base.hdf5 import (
     write_column,
     write_texts,
 )
-from .program import Communicators, Jitter, Program
+from .program import RANK_COLUMNS, Communicators, Jitter, Program
 from .table import COLUMNS, Table
 
 if TYPE_CHECKING:
@@ -49,13 +49,6 @@ UNITS = dict.fromkeys(("host", "launch", "launch_cost", "gap", "duration", "star
     "bytes": "bytes"
 }
 N_ROWS, QUEUE_DEPTH, N_WAITS = "n_rows", "queue_depth", "n_waits"
-RANK_COLUMNS: dict[str, type] = {
-    "table": np.int32,
-    "slot_index": np.int64,
-    "slots": np.int32,
-    "speed": np.float64,
-    "start": np.int64,
-}
 
 
 def save(program: Program, path: str | Path, *, overwrite: bool = False) -> None:

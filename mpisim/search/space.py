@@ -27,7 +27,7 @@ from ..base.schema import check_value
 from ..base.text import in_words
 from ..experiment import Experiment
 from ..experiment.load import TABLES, experiment_of, tables_with
-from ..experiment.plan_keys import key_path, renamed, short_key, with_sub_tables
+from ..experiment.plan_keys import key_path, renamed, set_key, short_key, with_sub_tables
 from .automatic import AUTOMATIC, automatic_keys, automatic_values
 from .balance import BALANCED, EVEN, SHARES, balanced_shares
 from .choice import Choice, read_choice
@@ -162,13 +162,7 @@ class SearchSpace:
             for name, table in self.tables.items()
         }
         for key, value in zip(self.keys, assignment, strict=True):
-            *path, last = key_path(key.split("."))
-            within = tables
-            for name in path:
-                inner = within.get(name)
-                within[name] = dict(inner) if isinstance(inner, dict) else {}
-                within = within[name]
-            within[last] = value
+            set_key(tables, key_path(key.split(".")), value)
         plan = tables.get("plan", {})
         pipeline = plan["pipeline"] = dict(plan.get("pipeline", {}))
         homes = {"pipeline.stages": pipeline, "replica_batch": plan}
