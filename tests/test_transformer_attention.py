@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from transformers import communications, lines, model, network, operator, plan
 
 from mpisim.kernels.operations import ATTENTION_VARIANTS, Attention
-from mpisim.workloads.operators import Compute
+from mpisim.workloads.operators import Compute, Task
 
 SIZES: dict[str, Any] = {"layers": 1, "hidden": 16, "heads": 4, "seq_len": 8, "vocab": 256}
 
@@ -295,6 +296,24 @@ def test_latent_rotary_puts_the_heads_together() -> None:
         f"key concatenation: {2 * 2 * 8 * 4 * 6} bytes",
         f"value copy: {2 * 2 * 8 * 4 * 3} bytes",
     ]
+
+
+def test_latent_rotary_operation_by_operation() -> None:
+    """As Megatron-Core before 0.13: sines of each call, features in order, part that is turned."""
+    rotary = operator(network(LATENT, plan(rotary="operations")), "rotary")
+    separate = operator(network(LATENT, plan(fused=False)), "rotary")
+    forward = [step.name for step in rotary.forward]
+    assert forward[:2] == ["query rotary sines", "query rotary order"]
+    assert forward[7:9] == ["query rotary copy", "key rotary sines"]
+    assert forward[-3:] == ["query concatenation", "key concatenation", "value copy"]
+    more = {"sines": 6, "order": 1, "copy": 1}
+    assert launches(rotary.forward) == launches(separate.forward) + 2 * sum(more.values())
+    assert launches(rotary.backward) == launches(separate.backward) + 2 * (3 + 2 + 2)
+
+
+def launches(steps: Iterable[Task]) -> int:
+    """Steps → kernels that they start."""
+    return sum(step.launches for step in steps if isinstance(step, Compute))
 
 
 @pytest.mark.parametrize(

@@ -129,9 +129,10 @@ class FrameworkOptions:
     repeats_heads : bool
         Whether keys and values of fewer heads than queries are copied for each of these before
         fused attention (``repeat_kv`` of Llama's reference code).
-    rotary : {"real", "complex"}
+    rotary : {"real", "complex", "operations"}
         How rotary positions are computed: by sines and cosines, or as products of complex numbers
-        in fp32, which torch.compile does not fuse (Llama's reference code).
+        in fp32, which torch.compile does not fuse (Llama's reference code). Or, also with `fused`,
+        operation by operation, as in Megatron-Core's latent attention before 0.13.
     fused : bool
         Whether norms, rotary positions, activations, dropout-add and cross-entropy are one kernel
         each; otherwise each elementary operation is.
@@ -251,7 +252,7 @@ class FrameworkOptions:
     scores_softmax: Literal["whole", "causal", "operations"] = "whole"
     attention: Literal["newest", "cudnn", "cudnn-9.13", "flash-2", "triton"] = "newest"
     repeats_heads: bool = False
-    rotary: Literal["real", "complex"] = "real"
+    rotary: Literal["real", "complex", "operations"] = "real"
 
     # Elementwise work, norms, images.
     fused: bool = True

@@ -12,12 +12,14 @@ What is between projections and output projection: :mod:`.core_attention`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from ...experiment import with_keys
 from ...experiment.transformer import RELATIVE_BUCKETS
+from ...kernels.operations import BYTES, Elementwise
 from ...program import Operation
-from ..operators import Operator, Parameter, Task
+from ..operators import Compute, Operator, Parameter, Task
 from .core_attention import core_attention
 from .module_options import recompute_module
 from .pointwise import branch, broadcast, dropout_add, elementwise, norm, rotary_kernels
@@ -26,6 +28,8 @@ from .shapes import AttentionShape, Shapes
 from .tensor_parallel import column_linear, linear, row_linear, separate_linears, tp_collective
 
 __all__ = ["cross_attention", "relative_bias", "self_attention"]
+
+FP32 = BYTES["fp32"]
 
 
 def self_attention(s: Shapes, *, causal: bool | None = None) -> tuple[Operator, ...]:
@@ -304,7 +308,13 @@ def _rotary(s: Shapes, shape: AttentionShape) -> Operator:
 
 
 def _latent_rotary(s: Shapes, shape: AttentionShape) -> Operator:
-    """Both parts of queries and keys → heads with rotary positions (latent attention)."""
+    """Both parts of queries and keys → heads with rotary positions (latent attention).
+
+    With ``framework.rotary = "operations"`` as Megatron-Core before 0.13, whose Triton kernels
+    (``megatron/core/fusions/fused_mla_yarn_rope_apply.py``) came then, does it in
+    ``rope_utils.py``, `_apply_rotary_pos_emb_bshd` with ``multi_latent_attention``: sines and
+    cosines are made of angles by each call, even and odd features put together first.
+    """
     m, e = s.model, s.element_size
     rope = m.qk_rope_head_size
     rotated = {
@@ -315,14 +325,18 @@ def _latent_rotary(s: Shapes, shape: AttentionShape) -> Operator:
     up = s.tokens * (shape.heads * (m.qk_nope_head_size + m.v_head_size) + rope)
 
     def steps(suffix: str) -> tuple[Task, ...]:
-        if s.plan.framework.fused:
+        if s.plan.framework.fused and s.plan.framework.rotary != "operations":
             return (
                 *rotary_kernels(s, [(f"query rotary{suffix}", rotated["query rotary"])]),
                 elementwise(f"key-value rotary{suffix}", e * (up + pairs)),
             )
         queries = s.tokens * shape.query_width
         return (
-            *rotary_kernels(s, [(f"{name}{suffix}", size) for name, size in rotated.items()]),
+            *(
+                step
+                for name, size in rotated.items()
+                for step in _latent_rotary_kernels(s, name, suffix, size)
+            ),
             elementwise(f"query concatenation{suffix}", 2 * e * queries),
             elementwise(
                 f"key concatenation{suffix}", 2 * e * s.tokens * shape.kv_heads * shape.head_size
@@ -333,6 +347,24 @@ def _latent_rotary(s: Shapes, shape: AttentionShape) -> Operator:
         )
 
     return Operator("rotary", steps(""), steps(" backward"))
+
+
+def _latent_rotary_kernels(s: Shapes, name: str, suffix: str, size: int) -> Iterator[Task]:
+    """The kernels of rotary positions of one tensor of `size` elements."""
+    e, operations = s.element_size, s.plan.framework.rotary == "operations"
+    if operations and not suffix:
+        # Cosine, product with YaRN's scale, cast; the same of the sine.
+        angles = 2 * s.length * s.model.qk_rope_head_size * (5 * FP32 + e)
+        yield Compute(f"{name} sines", Elementwise(angles), launches=6)
+        yield elementwise(f"{name} order", 2 * e * size)
+    yield from rotary_kernels(s, [(f"{name}{suffix}", size)])
+    if operations and suffix:
+        # Of every second feature, twice, and of the part that is turned, which is all of it.
+        yield Compute(f"{name} zeros", Elementwise(3 * e * size), launches=3)
+        yield Compute(f"{name} order backward", Elementwise(2 * e * size), launches=2)
+        yield Compute(f"{name} gradient sum", Elementwise(2 * 3 * e * size), launches=2)
+    elif operations:
+        yield elementwise(f"{name} copy", 2 * e * size)
 
 
 def relative_bias(s: Shapes, name: str) -> Operator:

@@ -347,7 +347,7 @@ def rotary_kernels(s: Shapes, parts: Iterable[tuple[str, int]]) -> Iterator[Comp
             yield elementwise(f"{name} cast", (e + FP32) * size)
             yield elementwise(f"{name} product", 2 * FP32 * size)
             yield elementwise(f"{name} round", (FP32 + e) * size)
-        elif s.plan.framework.fused:
+        elif s.plan.framework.fused and s.plan.framework.rotary == "real":
             yield elementwise(name, 2 * e * size)
         else:
             wide = s.stream_size  # of sines, and of what is multiplied by them
