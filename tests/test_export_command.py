@@ -350,6 +350,24 @@ def test_the_same_on_two_processes(run_mpisim: Callable[..., Any], saved: Path) 
     assert done.stderr.count("names rank 8; there are ranks 0-7, or 'all'") == 1
 
 
+def test_stages_that_processes_share(
+    run_mpisim: Callable[..., Any], comm: Intracomm, tmp_path: Path
+) -> None:
+    """Each process holds the tables of its own ranks; an export of all has those of others."""
+    saved_run(comm, tmp_path / "run.h5", *PIPELINE)
+    for n in (1, 2):
+        for format_ in ("simai", "chakra"):
+            output = f"{format_}{n}"
+            done = run_mpisim(["export", "run.h5", "--format", format_, "-o", output], n)
+            assert done.rc == 0, done.stderr
+    assert (tmp_path / "simai1").read_bytes() == (tmp_path / "simai2").read_bytes()
+    names = sorted(each.name for each in (tmp_path / "chakra1").iterdir())
+    assert len(names) == 8 + 1
+    for name in names:
+        one, two = ((tmp_path / f"chakra{n}" / name).read_bytes() for n in (1, 2))
+        assert one == two
+
+
 def test_a_full_disk(saved: Path, comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is left of a file that cannot be written, compressed or not."""
     from mpisim.base.errors import OutputError

@@ -98,6 +98,57 @@ def test_stored_packets_take_a_packet_more_for_each_switch() -> None:
     assert runs[1].duration - runs[0].duration == pytest.approx(more * 1e12, rel=0.01)
 
 
+@pytest.mark.parametrize("packets", [1, 2, 3])
+def test_a_window_has_its_packets_under_way_each_round_trip(packets: int) -> None:
+    """Packet and acknowledgement go to and fro: so many packets in that time, or at the rate."""
+    topology, count = star(2), 30
+    bytes = count * PLAIN.mtu
+    windowed = replace(PLAIN, window=packets * PLAIN.mtu)
+    free = simulate_packets(topology, [flow(topology, 0, 1, bytes)], PLAIN)
+    found = simulate_packets(topology, [flow(topology, 0, 1, bytes)], windowed)
+    plan = found.plan
+    single = simulate_packets(topology, [flow(topology, 0, 1, PLAIN.mtu)], PLAIN)
+    trip = int(single.duration - plan.pair_delay[0] + plan.pair_return[0])
+    takes = math.ceil(PLAIN.mtu / plan.rate[plan.path_link[0]])
+    assert packets * takes < trip  # the window holds it back
+    last = (count - 1) // packets * trip + (count - 1) % packets * takes
+    assert found.duration == single.duration + last
+    assert found.duration > 1.2 * free.duration
+
+
+def test_a_window_of_a_round_trip_costs_nothing_alone_and_bounds_an_incast() -> None:
+    topology, senders = star(9), 8
+    alone = [flow(topology, 0, 8)]
+    windowed = replace(PLAIN, window_rtts=1)
+    times = [simulate_packets(topology, alone, each).duration for each in (PLAIN, windowed)]
+    assert times[1] == pytest.approx(times[0], rel=2e-3)
+    flows = [flow(topology, a, 8) for a in range(senders)]
+    found, free = (simulate_packets(topology, flows, each) for each in (windowed, PLAIN))
+    assert found.duration == pytest.approx(free.duration, rel=2e-3)
+    windows = found.plan.window.sum() + senders * PLAIN.mtu
+    assert found.queue_max.max() <= windows < free.queue_max.max() / 10
+
+
+@pytest.mark.parametrize("control", ["none", "dcqcn"])
+def test_windows_shrink_with_rates_alone(control: Any) -> None:
+    """Scaled windows are whole as long as senders keep the line's rate."""
+    topology, senders = star(9), 8
+    flows = [flow(topology, a, 8, 4 * BYTES) for a in range(senders)]
+    fixed, scaled = (
+        simulate_packets(
+            topology,
+            flows,
+            packet_settings(
+                changes={"window_rtts": "4", "window_scales": scales}, congestion=control
+            ),
+        )
+        for scales in ("0", "1")
+    )
+    assert np.array_equal(fixed.message_end, scaled.message_end) == (control == "none")
+    for found in (fixed, scaled):
+        assert found.queue_max.max() <= found.plan.window.sum() + senders * PLAIN.mtu
+
+
 @pytest.mark.parametrize("control", ["none", "dcqcn"])
 def test_two_flows_into_one_port_share_it(control: Any) -> None:
     topology = star(3)
@@ -168,6 +219,7 @@ def test_a_flow_begins_when_it_is_said_to() -> None:
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_ends_are_those_of_plain_python(data: st.DataObject) -> None:
+    """With windows, from one packet to more than a round trip, and without."""
     topology = leaves(8, 2, 3)
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     changed = replace(
@@ -180,7 +232,10 @@ def test_ends_are_those_of_plain_python(data: st.DataObject) -> None:
         a, b = rng.choice(8, 2, replace=False)
         size, start = int(rng.integers(1, 200_000)), int(rng.integers(0, 30 * US))
         flows.append(flow(changed, int(a), int(b), size, str(i), start=start))
-    plain = replace(PLAIN, switching="store-and-forward", seed=int(rng.integers(2**31)))
+    window = data.draw(st.sampled_from([0, 1, 5_000, 20_000, 100_000]))
+    plain = replace(
+        PLAIN, switching="store-and-forward", seed=int(rng.integers(2**31)), window=window
+    )
     found = simulate_packets(changed, flows, plain)
     plan = found.plan
     messages = []
@@ -192,7 +247,9 @@ def test_ends_are_those_of_plain_python(data: st.DataObject) -> None:
         messages.append((links, int(plan.message_bytes[number]), start))
     capped = plan.cap[plan.message_pair] < plan.rate[[links[0] for links, _, _ in messages]]
     assert not capped.any()  # the reference has no links inside of senders' nodes
-    expected = ends(plan.rate.tolist(), plan.latency.tolist(), messages, plain.mtu)
+    windows, back = (array[plan.message_pair].tolist() for array in (plan.window, plan.pair_return))
+    given = (windows, back) if window else ()
+    expected = ends(plan.rate.tolist(), plan.latency.tolist(), messages, plain.mtu, *given)
     assert found.message_end.tolist() == expected
     assert found.link_bytes.sum() == sum(
         len(links) * bytes for links, bytes, _ in messages

@@ -29,6 +29,8 @@ def settings_line(found: PacketRun) -> str:
     settings = found.settings
     many = found.plan.most_paths
     control = "DCQCN" if settings.congestion == "dcqcn" else "no congestion control"
+    if settings.window or settings.window_rtts:
+        control += ", windows"
     pfc = "PFC" if settings.pfc else "no PFC, endless buffers"
     packets = int(found.link_packets[_first_links(found)].sum())
     how = f"ECMP over up to {many} paths"

@@ -189,7 +189,7 @@ def _write_chakra(
     source: ResimulatedRun, output: str | Path, comm: Intracomm, chosen: Chosen, overwrite: bool
 ) -> None:
     """Write the program of a run, with the durations that its kernels took. **Collective.**"""
-    program = gather(source.run.program, comm) if source.recorded else source.run.program
+    program = gather(source.run.program, comm)
     with collective_errors(comm):
         if len(chosen.ranks) < source.run.program.n_ranks:
             raise UsageError(
@@ -208,7 +208,7 @@ def _write_simai(
     **Collective.** Returns what SimAI does otherwise, on process 0.
     """
     how = ""
-    program = gather(source.run.program, comm) if source.recorded else source.run.program
+    program = gather(source.run.program, comm)
     rank = -1
     with collective_errors(comm):
         n = len(chosen.ranks)

@@ -1,7 +1,8 @@
 """Packets through links and queues, in plain Python: paths and messages → when messages end.
 
 Store-and-forward, endless queues, no congestion control; each message is a queue pair of its own,
-and those that begin with the same link take turns. `heapq` and dictionaries, nothing compiled.
+and those that begin with the same link and have room in their windows take turns. `heapq` and
+dictionaries, nothing compiled.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ def ends(
     latency: Sequence[int],
     messages: Sequence[tuple[Sequence[int], int, int]],
     mtu: int,
+    windows: Sequence[float] = (),
+    back: Sequence[int] = (),
 ) -> list[int]:
     """Rates (bytes per ps) and latencies (ps) of links, messages → the end of each message, ps.
 
@@ -28,12 +31,17 @@ def ends(
     rate, latency : sequences, one entry a link
     messages : sequence of (path, bytes, start)
     mtu : int
+    windows : sequence of float, optional
+        Bytes of each message that may be under way.
+    back : sequence of int, optional
+        What its acknowledgements take, ps.
     """
     queues: list[deque[Any]] = [deque() for _ in rate]  # of (message, hop, size)
     feeds: list[deque[int]] = [deque() for _ in rate]  # messages that begin here, in turn
     free_at = [0] * len(rate)
     left = [bytes for _, bytes, _ in messages]
     to_come = list(left)
+    under_way = [0] * len(messages)
     found = [0] * len(messages)
     after_queue = [False] * len(rate)
     events: list[tuple[int, int, str, Any]] = []
@@ -47,13 +55,16 @@ def ends(
     def look(link: int, now: int) -> None:
         if now < free_at[link]:
             return
-        if feeds[link] and (not queues[link] or after_queue[link]):
+        may = [not windows or under_way[message] < windows[message] for message in feeds[link]]
+        if any(may) and (not queues[link] or after_queue[link]):
             after_queue[link] = False
-            message = feeds[link].popleft()
+            feeds[link].rotate(-may.index(True) - 1)
+            message = feeds[link][-1]
             size = min(mtu, left[message])
             left[message] -= size
-            if left[message]:
-                feeds[link].append(message)
+            under_way[message] += size
+            if not left[message]:
+                feeds[link].pop()
             packet = (message, 0, size)
         elif queues[link]:
             after_queue[link] = True
@@ -74,11 +85,17 @@ def ends(
             look(link, now)
         elif what == "free":
             look(item, now)
+        elif what == "acknowledged":
+            message, size = item
+            under_way[message] -= size
+            look(messages[message][0][0], now)
         else:
             message, hop, size = item
             path = messages[message][0]
             if hop + 1 == len(path):
                 to_come[message] -= size
+                if windows:
+                    push(now + back[message], "acknowledged", (message, size))
                 if not to_come[message]:
                     found[message] = now
                 continue

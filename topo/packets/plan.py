@@ -60,7 +60,9 @@ class PacketInput:
         Paths of each queue pair, all with one first link; ECMP has left it a single one.
     cap, pair_delay, pair_return : arrays, shape (n_pairs,)
         Highest rate of its sender, what it takes to reach the first link, and what a notification
-        takes back.
+        or an acknowledgement takes back.
+    window : float64, shape (n_pairs,)
+        Bytes that may be under way; infinite without windows.
     message_pair, message_bytes, message_start, message_flow : arrays, shape (n_messages,)
         Queue pair, bytes, earliest time and number of the flow of each message.
     message_gate, message_opens : int32, shape (n_messages,)
@@ -91,6 +93,7 @@ class PacketInput:
     cap: Floats
     pair_delay: Ints
     pair_return: Ints
+    window: Floats
     message_pair: NDArray[np.int32]
     message_bytes: Ints
     message_start: Ints
@@ -171,6 +174,7 @@ def packet_input(
         cap=np.array([_cap(topology, pair.before) for pair in pairs]) / PICOSECONDS,
         pair_delay=np.array([int(latency[list(pair.before)].sum()) for pair in pairs], np.int64),
         pair_return=np.array([int(latency[list(pair.paths[0])].sum()) for pair in pairs], np.int64),
+        window=np.array([_window(topology, pair, settings) for pair in pairs]),
         message_pair=np.array(messages.pair, np.int32),
         message_bytes=np.array(messages.bytes, np.int64),
         message_start=np.array(messages.start, np.int64),
@@ -269,6 +273,22 @@ def _hash(topology: Topology, links: tuple[int, ...], channel: int, seed: int, m
 def _cap(topology: Topology, before: tuple[int, ...]) -> float:
     """Links before the NIC → the rate that they leave a sender, bytes per second."""
     return float(topology.bandwidth[list(before)].min()) if before else np.inf
+
+
+def _window(topology: Topology, pair: _Pair, settings: PacketSettings) -> float:
+    """Queue pair → bytes that it may have under way; infinite without windows.
+
+    A round trip is latencies there and back, and a packet's time on each link of the way there.
+    """
+    bounds = [float(settings.window)] if settings.window else []
+    if settings.window_rtts:
+        each = []
+        for path in map(list, pair.paths):
+            rates = topology.bandwidth[path]
+            trip = 2 * topology.latency[path].sum() + (settings.mtu / rates).sum()
+            each.append(float(trip * rates.min()) * settings.window_rtts)
+        bounds.append(max(each))
+    return min(bounds, default=np.inf)
 
 
 def _offsets(counts: Sequence[int]) -> Ints:

@@ -107,6 +107,12 @@ class PacketSettings:
         Bytes in a queue from which packets are marked, and above which all are.
     pmax : float
         Share of packets that is marked at `kmax`.
+    window : int
+        Bytes of a queue pair that are under way at most, not acknowledged; 0 for no such bound.
+    window_rtts : float
+        The same as round trips of its path at the rate of its slowest link; 0 for no such bound.
+    window_scales : bool
+        Whether windows shrink with the rate of their queue pair.
     reference_rate : float
         Bytes per second of the links for which thresholds, increments and the least rate hold; on
         others they are in proportion.
@@ -132,6 +138,9 @@ class PacketSettings:
     kmax: int
     pmax: float
     reference_rate: float
+    window: int = 0
+    window_rtts: float = 0
+    window_scales: bool = False
     routing: Routing = "ecmp"
     congestion: Congestion = "dcqcn"
     pfc: bool = True
@@ -157,6 +166,8 @@ class PacketSettings:
             ("kmin", self.kmin, 0, self.kmax),
             ("pmax", self.pmax, 0, 1),
             ("pfc_share", self.pfc_share, 1e-6, 1e3),
+            ("window", self.window, 0, MAX_BUFFER),
+            ("window_rtts", self.window_rtts, 0, 1e6),
             ("byte_counter", self.control.bytes, 0, MAX_BUFFER),
             ("gain", self.control.gain, 0, 1),
             ("fast_recovery", self.control.fast, 0, 1000),
@@ -189,6 +200,9 @@ class PacketSettings:
             "kmin": self.kmin,
             "kmax": self.kmax,
             "pmax": self.pmax,
+            "window": self.window,
+            "window_rtts": self.window_rtts,
+            "window_scales": int(self.window_scales),
             "gain": control.gain,
             "timer": control.timer / PICOSECONDS,
             "alpha_timer": control.alpha_timer / PICOSECONDS,
@@ -255,6 +269,9 @@ def packet_settings(
         kmax=round(given["kmax"]),
         pmax=given["pmax"],
         reference_rate=given["reference_rate"],
+        window=round(given["window"]),
+        window_rtts=given["window_rtts"],
+        window_scales=given["window_scales"] > 0,
         routing=routing,
         congestion=congestion,
         pfc=pfc,

@@ -13,7 +13,10 @@ in, first out.
    the sum over links that lead to it. A pause follows from a rise of `ingress`, a resumption from a
    fall, and at 0 always, so that every pause ends unless no packet of that link can ever leave:
    then packets wait for each other in a circle, and `run` returns with messages that have no end.
-3. Events of one time happen in the order in which they were pushed, and random numbers are drawn in
+3. A queue pair with a window sends no packet while that many bytes are under way, not acknowledged.
+   An acknowledgement follows every packet that arrives and looks at its first link, so that no pair
+   waits for one that does not come.
+4. Events of one time happen in the order in which they were pushed, and random numbers are drawn in
    that order: one input has one result.
 
 Times are int64 ps; rates are bytes per ps. Callers are trusted: no index is checked.
@@ -30,7 +33,7 @@ include "heap.pxi"
 include "dcqcn.pxi"
 
 cdef enum:
-    ARRIVE, DELIVER, WAKE, RELEASE, PAUSE, RESUME, NOTIFY, TIMER
+    ARRIVE, DELIVER, WAKE, RELEASE, PAUSE, RESUME, NOTIFY, ACKNOWLEDGE, TIMER
     # All but timers keep the simulation going.
 
 cdef struct Packet:
@@ -47,7 +50,7 @@ cdef struct Packet:
 cdef class Simulator:
     """See the module and `mpisim.topo.packets.run.PacketInput`, whose arrays it takes."""
 
-    cdef const double[::1] rate, cap, low, high
+    cdef const double[::1] rate, cap, low, high, window
     cdef const int64_t[::1] latency, message_bytes, message_start, pair_delay, pair_return
     cdef const int64_t[::1] path_first, pair_first, gate_first
     cdef const int32_t[::1] path_link, target, message_pair, message_opens, gate_next
@@ -72,9 +75,9 @@ cdef class Simulator:
     # none; `last`: the last message that waits; `ring_next`, `ring_before`: its neighbours in the
     # ring of its first link, a doubly linked list in which it stands while it has a message;
     # `next_time`: before which its rate allows no packet; `next_feedback`: before which no mark is
-    # reported; `next_timer`: when its timer runs out.
+    # reported; `next_timer`: when its timer runs out; `under_way`: bytes not acknowledged.
     cdef int32_t[::1] current, last, ring_next, ring_before
-    cdef int64_t[::1] left, next_time, next_feedback, next_timer, cuts_of
+    cdef int64_t[::1] left, next_time, next_feedback, next_timer, cuts_of, under_way
     cdef readonly object pair_cuts
     cdef Rate* rates
     # Of messages and gates. `message_next`: behind it in its queue pair; `to_come`: bytes that have
@@ -90,7 +93,7 @@ cdef class Simulator:
     cdef uint64_t random_state
     cdef Control control
     cdef int32_t mtu
-    cdef bint cut_through, controlled, pausing
+    cdef bint cut_through, controlled, pausing, windowed, scaling
     cdef double most_marked, buffer, share
     cdef int64_t resume_offset
     cdef bint failed  # to get memory
@@ -103,6 +106,8 @@ cdef class Simulator:
         self.path_first, self.path_link = given.path_first, given.path_link
         self.pair_first, self.cap = given.pair_first, given.cap
         self.pair_delay, self.pair_return = given.pair_delay, given.pair_return
+        self.window, self.under_way = given.window, np.zeros(k, np.int64)
+        self.windowed, self.scaling = np.isfinite(given.window).any(), settings.window_scales
         self.message_bytes, self.message_pair = given.message_bytes, given.message_pair
         self.message_start, self.message_opens = given.message_start, given.message_opens
         self.gate_next, self.gate_first = given.gate_next, given.gate_first
@@ -228,6 +233,8 @@ cdef class Simulator:
             cut(&self.rates[item], &self.control, self.now)
             self.cuts_of[item] += 1
             self.start_timer(item)
+        elif kind == ACKNOWLEDGE:
+            self.acknowledge(item)
         else:
             self.tick(item)
 
@@ -332,19 +339,27 @@ cdef class Simulator:
             self.wake_at(link, self.busy[link])
 
     cdef int32_t next_ready_pair(self, int32_t link, int64_t* soonest) noexcept nogil:
-        """Return the first queue pair of a link's ring, from `turn` on, whose rate lets it send.
+        """Return the first queue pair of a link's ring, from `turn` on, that may send now.
 
-        If none may send now: -1, and `soonest` is when the first of them may. One round of the ring
-        is enough for either, and only rates below the line's make it go beyond the first pair.
+        If none may: -1, and `soonest` is when the rate of the first of them lets it. One round of
+        the ring is enough for either, and only rates below the line's and full windows make it go
+        beyond the first pair.
         """
         cdef int32_t first = self.turn[link], pair = first
         while True:
-            if self.next_time[pair] <= self.now:
+            if self.next_time[pair] > self.now:
+                soonest[0] = min(soonest[0], self.next_time[pair])
+            elif not self.windowed or self.under_way[pair] < self.window_now(pair):
                 return pair
-            soonest[0] = min(soonest[0], self.next_time[pair])
             pair = self.ring_next[pair]
             if pair == first:
                 return -1
+
+    cdef double window_now(self, int32_t pair) noexcept nogil:
+        """Return the bytes that a queue pair may have under way; above 0."""
+        if not self.scaling:
+            return self.window[pair]
+        return max(1.0, self.window[pair] * self.rates[pair].current / self.rates[pair].line)
 
     cdef int32_t packet_of(self, int32_t pair, int32_t link) noexcept nogil:
         """Make the next packet of a queue pair."""
@@ -364,6 +379,7 @@ cdef class Simulator:
         if self.begin_of[message] < 0:
             self.begin_of[message] = self.now
         self.left[pair] -= packet.size
+        self.under_way[pair] += packet.size
         # At the line's rate the link itself is what holds it back, but not below.
         self.next_time[pair] = self.now + <int64_t>(packet.size / rate.current)
         if rate.limited and self.control.bytes:
@@ -429,8 +445,11 @@ cdef class Simulator:
             self.next_feedback[pair] = self.now + self.control.feedback
             self.push(self.now + self.pair_return[pair], NOTIFY, pair)
         self.to_come[message] -= packet.size
-        packet.next = self.unused
-        self.unused = number
+        if self.windowed:
+            self.push(self.now + self.pair_return[pair], ACKNOWLEDGE, number)
+        else:
+            packet.next = self.unused
+            self.unused = number
         if self.to_come[message]:
             return
         self.end_of[message] = self.now
@@ -440,6 +459,16 @@ cdef class Simulator:
             self.gate_left[gate] -= 1
             if not self.gate_left[gate]:
                 self.open_messages(gate)
+
+    cdef void acknowledge(self, int32_t number) noexcept nogil:
+        """Take a packet off what its queue pair has under way, and let the pair go on."""
+        cdef Packet* packet = &self.packets[number]
+        cdef int32_t pair = self.message_pair[packet.message]
+        self.under_way[pair] -= packet.size
+        packet.next = self.unused
+        self.unused = number
+        if self.current[pair] >= 0:
+            self.send(self.first_link(pair))
 
     # --- what is counted ------------------------------------------------------------------------
 
