@@ -1,0 +1,34 @@
+"""Different values of arrays, beside numpy's."""
+
+import numpy as np
+import pytest
+
+from mpisim.base._core.distinct import rows_as_array
+from mpisim.base.distinct import dense, numbered
+
+
+@pytest.mark.parametrize("highest", [1, 8, 200, 2**62])
+@pytest.mark.parametrize("n", [0, 1, 2, 25, 300])
+def test_numbers_are_those_of_numpy(n, highest):
+    values = np.random.default_rng(n).integers(-highest, highest, n)
+    expected = np.unique(values, return_index=True, return_inverse=True)
+    for one, other in zip(numbered(values), expected, strict=True):
+        assert one.dtype == np.int64
+        np.testing.assert_array_equal(one, other)
+
+
+def test_other_integers_and_views_are_numbered():
+    values = np.array([[5, 0], [3, 0], [5, 0]], np.int32)[::-1, 0]
+    assert [each.tolist() for each in numbered(values)] == [[3, 5], [1, 0], [1, 0, 1]]
+
+
+def test_numbers_far_apart_are_dense():
+    number, n = dense(np.array([2**60, 7, 2**60]))
+    assert (number.tolist(), n) == ([1, 0, 1], 2)
+
+
+def test_rows_become_an_array():
+    row = (1, -2, 2**62)
+    found = rows_as_array([row, (0, 0, 0), row], 3)
+    np.testing.assert_array_equal(found, [row, (0, 0, 0), row])
+    assert rows_as_array([], 3).shape == (0, 3)
