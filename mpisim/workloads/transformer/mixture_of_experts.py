@@ -224,7 +224,7 @@ def _grouped_linear(s: Shapes, routing: Routing, name: str, k: int, n: int) -> O
     """Rows (rows, k) → rows (rows, n): a matrix (k, n) for each expert of this rank, and its bias.
 
     ``GroupedLinear`` of Transformer Engine (transformer_engine/pytorch/module/grouped_linear.py),
-    which casts the rows of one expert after the other unless scales are delayed.
+    which casts the rows of one expert after the other unless one kernel does (`casts_together`).
     """
     rows, groups, experts = routing.rows, routing.local_experts, s.plan.experts
     loop = groups if experts == "loop" else 1

@@ -173,10 +173,12 @@ def casts_together(s: Shapes) -> bool:
     """Precision of a plan → whether one kernel casts the rows of all experts.
 
     "Currently only have fused kernel for FP8 delayed scaling" (``multi_tensor_quantize_impl`` of
-    transformer_engine/pytorch/csrc/extensions/cast.cpp).
+    transformer_engine/pytorch/csrc/extensions/cast.cpp). To NVFP4, grouped kernels find the largest
+    values and cast since Transformer Engine 2.11 and 2.12 (January and February 2026; its pull
+    requests 2351 and 2411, ``split_quantize_nvfp4_impl``); releases before are not told apart.
     """
     delayed = s.linear_format == "fp8" and s.plan.precision.fp8_scaling == "delayed"
-    return delayed and _by_transformer_engine(s)
+    return (delayed or s.linear_format == "nvfp4") and _by_transformer_engine(s)
 
 
 def cast_norm_output(s: Shapes, name: str, elements: int) -> Iterator[Task]:
