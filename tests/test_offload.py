@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mpi4py import MPI
 from plans import GPT_STEP, changed, plan_of
 from sharing import layer, stepped, told
 from toys import Free, Times, layout
@@ -21,8 +22,11 @@ from mpisim.memory import assess
 from mpisim.memory.activations import chunk_memory
 from mpisim.memory.host import host_memory
 from mpisim.memory.states import model_states, parameter_counts
+from mpisim.prediction.execution import execute
 from mpisim.prediction.prepared import prepare
+from mpisim.prediction.uncertainty import PathShares
 from mpisim.workloads import Workload, lay_out, training_step
+from mpisim.workloads.data_parallel.fsdp import ADD_ON_CPU
 from mpisim.workloads.host import host_of
 from mpisim.workloads.layout import ModelChunk
 from mpisim.workloads.offloaded_activations import windows
@@ -473,6 +477,20 @@ def test_ranks_of_a_node_share_memory_and_links() -> None:
     # An eighth of the weights by half of a link.
     (alone,), (shared,) = rows(one, "weights from host"), rows(eight, "weights from host")
     assert shared / alone == pytest.approx(2 / 8, rel=0.01)
+
+
+def test_what_the_cpu_does_has_the_error_bar_of_its_memory() -> None:
+    keys = {"global_batch": 16, "micro_batch": 1, **FSDP}
+    experiment = read(GPT_STEP.format(model="", plan="[plan]\nglobal_batch = 16"), "mine.toml")
+    prepared = prepare(replace(experiment, plan=plan_of(**keys)))
+    run = execute(prepared, MPI.COMM_SELF, critical_path=True)[0]
+    path, shares = run.critical_path, PathShares(prepared, run)
+    assert path is not None
+    found, table = set(), prepared.program.tables[0]
+    for piece, row in enumerate(path.row.tolist()):
+        if set(shares(piece)) == set(prepared.host.numbers(prepared.experiment.plan)):
+            found.add(prepared.program.names[table.name[row]])
+    assert found == {CPU_OPTIMIZER, ADD_ON_CPU}
 
 
 def test_a_cluster_that_does_not_say_is_guessed() -> None:

@@ -35,6 +35,7 @@ from ..kernels.operations import Attention, Convolution, Gemm, GroupedGemm
 from ..kernels.scaled import rated_gpu
 from ..program import UNPRICED, Operation
 from ..topo.circuits import SETUP
+from ..workloads.data_parallel.fsdp import ADD_ON_CPU
 from ..workloads.input_pipeline import PREPARE
 from ..workloads.offloaded_optimizer import CPU_OPTIMIZER
 from .circuits import with_set_ups
@@ -253,7 +254,7 @@ class PathShares:
         if kind is PieceKind.COPY and self.prepares_batch(piece):
             assert prepared.input_pipeline is not None
             return dict.fromkeys(prepared.input_pipeline.numbers, 1.0)
-        if kind is PieceKind.COPY and self._name(piece) == CPU_OPTIMIZER:
+        if kind is PieceKind.COPY and self._name(piece) in (CPU_OPTIMIZER, ADD_ON_CPU):
             return dict.fromkeys(prepared.host.numbers(prepared.experiment.plan), 1.0)
         if kind is not PieceKind.COMPUTE:
             return {}
