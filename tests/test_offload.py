@@ -16,6 +16,7 @@ from toys import Free, Times, layout
 from mpisim import engine
 from mpisim.base.errors import InputError
 from mpisim.experiment import Experiment, read
+from mpisim.job.checkpoint import checkpoint_of
 from mpisim.kernels import Estimate, find_gpu
 from mpisim.kernels.operations import Copy, Elementwise, Kernel
 from mpisim.memory import assess
@@ -466,6 +467,28 @@ def test_a_transformer_takes_longer_in_less_memory(plan: dict[str, Any], overlap
         engine.simulate(each.program, network=each.network).step_time for each in (plain, prepared)
     ]
     assert times[0] < times[1]
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"dp_style": "megatron", "zero": 1},
+        {"dp_style": "deepspeed", "zero": 2},
+        {"dp_style": "deepspeed", "zero": 3, "offload_parameters": True},
+        {"dp_style": "fsdp", "zero": 3, "offload_parameters": True},
+    ],
+)
+def test_checkpoints_have_what_is_offloaded(plan: dict[str, Any]) -> None:
+    experiment = read(GPT_STEP.format(model="", plan="[plan]\nglobal_batch = 16"), "mine.toml")
+    kept, moved = (
+        checkpoint_of(lay_out(replace(experiment, plan=plan_of(global_batch=16, **keys)), 4))
+        for keys in (
+            {key: value for key, value in plan.items() if not key.startswith("offload")},
+            {"offload_optimizer": 1.0, **plan},
+        )
+    )
+    assert kept == moved
+    assert moved.load >= moved.gpu > 0
 
 
 def test_ranks_of_a_node_share_memory_and_links() -> None:
