@@ -98,6 +98,22 @@ def test_in_a_graph_gaps_of_a_row_of_several_kernels_are_its_own() -> None:
     assert shares["graph_gap"] > 0
 
 
+def test_small_kernels_beside_others_in_the_graph_of_a_module_have_its_gaps() -> None:
+    """Casts with current scaling launch three of them; the graph holds those as well."""
+    prepared, run = step(
+        'framework.cuda_graph_modules=["attn"]',
+        "plan.precision.products=fp8",
+        "plan.precision.fp8_scaling=current",
+    )
+    path, table = run.critical_path, prepared.program.table_of(0)
+    replayed = table.launch == 0
+    gap = round(prepared.gpu.graph_gap.si * 1e12)
+    assert {gap, 4 * gap} == set(table.gap[replayed & (table.kind == Kind.KERNEL)])
+    gaps = (path.kind == PieceKind.GAP) & replayed[path.row]
+    shares = PathShares(prepared, run).lengths()
+    assert shares["graph_gap"] == path.lengths[gaps].sum() > 0
+
+
 def test_every_gpu_has_gaps_of_about_a_microsecond() -> None:
     found = np.array([[find_gpu(n).kernel_gap.si, find_gpu(n).graph_gap.si] for n in gpu_names()])
     assert (found > 0.3e-6).all()

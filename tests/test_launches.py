@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from mpisim.base.errors import InputError
 from mpisim.base.text import percentage
-from mpisim.experiment import Experiment, load
+from mpisim.experiment import Experiment, load, read
 from mpisim.kernels import Roofline, find_gpu
 from mpisim.kernels.operations import Convolution, Elementwise, Gemm
 from mpisim.prediction.launches import launch_bound_statement, launch_share
@@ -49,6 +49,32 @@ def test_what_graphs_gain_is_what_they_give() -> None:
     # Waiting for launches is no compute.
     of_kernels = bound.ranks["compute"].mean() / captured.ranks["compute"].mean()
     assert of_kernels == pytest.approx(1, rel=0.05)
+
+
+SMALL = """
+[model]
+family = "gpt"
+layers = 4
+hidden = 256
+heads = 4
+seq_len = 128
+vocab = 1024
+[cluster]
+preset = "dgx-h100"
+nodes = 1
+[plan]
+global_batch = 8
+recompute = "none"
+offload = {{ activations = {} }}
+"""
+
+
+@pytest.mark.parametrize("offloaded", [0, 1])
+def test_nothing_is_said_of_graphs_that_a_plan_cannot_have(offloaded: int) -> None:
+    """Copies to the host are in no graph; the step is simulated all the same."""
+    found = simulate(read(SMALL.format(offloaded), "mine.toml"), COMM)
+    assert found is not None
+    assert ("launch_bound" in found.attributes) == (not offloaded)
 
 
 @pytest.mark.parametrize(

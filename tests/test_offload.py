@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mpi4py import MPI
 from plans import GPT_STEP, changed, plan_of
 from sharing import layer, stepped, told
 from toys import Free, Times, layout
@@ -15,14 +16,18 @@ from toys import Free, Times, layout
 from mpisim import engine
 from mpisim.base.errors import InputError
 from mpisim.experiment import Experiment, read
+from mpisim.job.checkpoint import checkpoint_of
 from mpisim.kernels import Estimate, find_gpu
 from mpisim.kernels.operations import Copy, Elementwise, Kernel
 from mpisim.memory import assess
 from mpisim.memory.activations import chunk_memory
 from mpisim.memory.host import host_memory
 from mpisim.memory.states import model_states, parameter_counts
+from mpisim.prediction.execution import execute
 from mpisim.prediction.prepared import prepare
+from mpisim.prediction.uncertainty import PathShares
 from mpisim.workloads import Workload, lay_out, training_step
+from mpisim.workloads.data_parallel.fsdp import ADD_ON_CPU
 from mpisim.workloads.host import host_of
 from mpisim.workloads.layout import ModelChunk
 from mpisim.workloads.offloaded_activations import windows
@@ -464,6 +469,28 @@ def test_a_transformer_takes_longer_in_less_memory(plan: dict[str, Any], overlap
     assert times[0] < times[1]
 
 
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"dp_style": "megatron", "zero": 1},
+        {"dp_style": "deepspeed", "zero": 2},
+        {"dp_style": "deepspeed", "zero": 3, "offload_parameters": True},
+        {"dp_style": "fsdp", "zero": 3, "offload_parameters": True},
+    ],
+)
+def test_checkpoints_have_what_is_offloaded(plan: dict[str, Any]) -> None:
+    experiment = read(GPT_STEP.format(model="", plan="[plan]\nglobal_batch = 16"), "mine.toml")
+    kept, moved = (
+        checkpoint_of(lay_out(replace(experiment, plan=plan_of(global_batch=16, **keys)), 4))
+        for keys in (
+            {key: value for key, value in plan.items() if not key.startswith("offload")},
+            {"offload_optimizer": 1.0, **plan},
+        )
+    )
+    assert kept == moved
+    assert moved.load >= moved.gpu > 0
+
+
 def test_ranks_of_a_node_share_memory_and_links() -> None:
     one = gpt_13b(1.0, cluster="dgx-a100")
     eight = gpt_13b(1.0, gpus=8, cluster="dgx-a100")
@@ -473,6 +500,20 @@ def test_ranks_of_a_node_share_memory_and_links() -> None:
     # An eighth of the weights by half of a link.
     (alone,), (shared,) = rows(one, "weights from host"), rows(eight, "weights from host")
     assert shared / alone == pytest.approx(2 / 8, rel=0.01)
+
+
+def test_what_the_cpu_does_has_the_error_bar_of_its_memory() -> None:
+    keys = {"global_batch": 16, "micro_batch": 1, **FSDP}
+    experiment = read(GPT_STEP.format(model="", plan="[plan]\nglobal_batch = 16"), "mine.toml")
+    prepared = prepare(replace(experiment, plan=plan_of(**keys)))
+    run = execute(prepared, MPI.COMM_SELF, critical_path=True)[0]
+    path, shares = run.critical_path, PathShares(prepared, run)
+    assert path is not None
+    found, table = set(), prepared.program.tables[0]
+    for piece, row in enumerate(path.row.tolist()):
+        if set(shares(piece)) == set(prepared.host.numbers(prepared.experiment.plan)):
+            found.add(prepared.program.names[table.name[row]])
+    assert found == {CPU_OPTIMIZER, ADD_ON_CPU}
 
 
 def test_a_cluster_that_does_not_say_is_guessed() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mpisim.base.errors import InputError
 from mpisim.base.schema import check_value, field_of
 from mpisim.data import names
 from mpisim.experiment import Experiment, load, read
@@ -165,6 +166,12 @@ def test_bad_tables_are_refused_where_they_are_read() -> None:
     ):
         with pytest.raises(Exception, match=message):
             prepare(made(change))
+
+
+def test_an_error_about_what_was_filled_in_says_so() -> None:
+    with pytest.raises(InputError, match="dp_style is common practice where no") as error:
+        made(SMALL, "plan.zero=0", "plan.offload.optimizer=1")
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", names("experiments"))

@@ -199,9 +199,21 @@ PACKED = ("torch_attn::_varlen_attn", "torch_attn::_varlen_attn_backward")
 
 
 def of_packed(func: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
-    """Operator of `PACKED` and its arguments → the operator that it runs on a GPU, and its own.
+    """Call of an operator of `PACKED` → the operator that it runs on a GPU, and its arguments.
 
     cuDNN's or FlashAttention, by PyTorch's own choice; those before 2.11 have the latter alone.
+
+    Parameters
+    ----------
+    func : OpOverload
+    args, kwargs
+        Of the call.
+
+    Returns
+    -------
+    func : OpOverload
+    args : list
+        In the order of its schema.
     """
     from torch.nn.attention import varlen
 

@@ -220,7 +220,7 @@ class Dispatch(TorchDispatchMode):
             mask = next((each for each in args[1] if _is_mask(each)), None)
             if mask is not None:
                 return self._rows_by_value(func, short, args, kwargs, tensors, mask)
-        compresses = short in sparse_compressed.MAKES or short == sparse_compressed.CONVERTS
+        compresses = short in sparse_compressed.CONSTRUCTORS or short == sparse_compressed.CONVERTS
         if compresses or sparse_compressed.has_compressed(tensors):
             out = self.compressed.run(short, func, args, kwargs)
             if out is not NotImplemented:

@@ -23,8 +23,8 @@ from .values import Values
 
 __all__ = ["flexible"]
 
-MOST = 32
-"""Rows of blocks, batches and heads of a mask that are looked at, evenly spaced."""
+MAX_SAMPLED = 32
+"""Rows of blocks, and batches, and heads of a mask that are looked at, evenly spaced."""
 
 _VISITED = "_mpisim_visited"
 """Attribute of a mask: keys in the blocks that a row of queries visits, on average."""
@@ -194,7 +194,7 @@ def _visited(
 
 
 def _spaced(size: int) -> range:
-    return range(0, size, -(-size // MOST))
+    return range(0, size, -(-size // MAX_SAMPLED))
 
 
 def _with_values(value: Any, values: Values, done: dict[int, Any]) -> Any:

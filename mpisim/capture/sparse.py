@@ -21,14 +21,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 from .recorder import Recorder
 from .values import Values
 
-__all__ = ["CONSTRUCTORS", "SparseTensors", "has_sparse"]
+__all__ = ["CONSTRUCTORS", "KEEP_INDICES", "SparseTensors", "has_sparse"]
 
 CONSTRUCTORS = ("_sparse_coo_tensor_with_dims_and_tensors",)
 """Operators that make a sparse tensor of indices and numbers."""
 
 _SPARSE_QUERIES = ("_nnz", "is_coalesced", "sparse_dim", "dense_dim")
 _PART_ACCESSORS = ("_indices", "indices", "_values", "values")
-_KEEP_INDICES = ("clone", "_to_copy", "detach", "alias", "neg", "mul", "div", "sqrt", "pow", "abs")
+KEEP_INDICES = ("clone", "_to_copy", "detach", "alias", "neg", "mul", "div", "sqrt", "pow", "abs")
 """Operators that make new numbers and leave the indices as they are."""
 
 _PRODUCTS = ("mm", "_sparse_mm", "addmm", "_sparse_addmm")
@@ -125,7 +125,7 @@ class SparseTensors:
             return self._run(torch.ops.aten.alias.default, self._of(first)["values" in short])
         if short == "_coalesce":
             return self._coalesced(first)
-        if short in _KEEP_INDICES and not (len(args) > 1 and isinstance(args[1], torch.Tensor)):
+        if short in KEEP_INDICES and not (len(args) > 1 and isinstance(args[1], torch.Tensor)):
             indices, numbers = self._of(first)
             dense = {key: value for key, value in kwargs.items() if key != "layout"}
             if short == "_to_copy" and dense.get("device") is not None:

@@ -19,22 +19,21 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..base.errors import InputError
 from .recorder import Recorder
+from .sparse import KEEP_INDICES
 
-__all__ = ["CONVERTS", "MAKES", "CompressedTensors", "has_compressed"]
+__all__ = ["CONSTRUCTORS", "CONVERTS", "CompressedTensors", "has_compressed"]
 
-MAKES = ("sparse_compressed_tensor", "_sparse_compressed_tensor_unsafe")
+CONSTRUCTORS = ("sparse_compressed_tensor", "_sparse_compressed_tensor_unsafe")
 """Operators that make a compressed tensor of its parts."""
 
 CONVERTS = "_to_sparse_csr"
 """The operator that compresses a sparse tensor of another layout."""
 
 _LAYOUTS = (torch.sparse_csr, torch.sparse_csc)
-_PARTS = {
+_PART_ACCESSORS = {
     "crow_indices": 0, "ccol_indices": 0, "col_indices": 1, "row_indices": 1, "values": 2,
 }  # fmt: skip
-_ASKED = ("device", "sparse_dim", "dense_dim")
-_SAME = ("clone", "_to_copy", "detach", "alias", "neg", "mul", "div", "sqrt", "pow", "abs")
-"""Operators that make new numbers and leave the indices as they are."""
+_SPARSE_QUERIES = ("device", "sparse_dim", "dense_dim")
 
 _PRODUCTS = {"mm": 0, "_sparse_mm": 0, "addmm": 1, "_sparse_addmm": 1}
 """Products of a sparse and a dense matrix → which argument the first of them is."""
@@ -49,7 +48,16 @@ class _Parts(NamedTuple):
 
 
 def has_compressed(tensors: Any) -> bool:
-    """Whether there is a compressed tensor among tensors."""
+    """Tensors → whether one of them is compressed (CSR, CSC).
+
+    Parameters
+    ----------
+    tensors : iterable of torch.Tensor
+
+    Returns
+    -------
+    bool
+    """
     return any(each.layout in _LAYOUTS for each in tensors)
 
 
@@ -99,7 +107,7 @@ class CompressedTensors:
             If the operator is none of those that are known of such tensors.
         """
         aten, first = torch.ops.aten, args[0]
-        if short in MAKES:
+        if short in CONSTRUCTORS:
             return self._made(_Parts(*args[:3]), tuple(args[3]), kwargs["layout"])
         if short == CONVERTS and first.layout is torch.sparse_coo:
             return self._of_elements(first)
@@ -123,14 +131,14 @@ class CompressedTensors:
     def _operated(self, short: str, func: Any, sparse: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator of a compressed tensor."""
         parts = self._of(sparse)
-        if short in _PARTS:
-            return self._run(torch.ops.aten.alias.default, parts[_PARTS[short]])
+        if short in _PART_ACCESSORS:
+            return self._run(torch.ops.aten.alias.default, parts[_PART_ACCESSORS[short]])
         if short == "_nnz":
             return parts.numbers.shape[0]
-        if short in _ASKED:
+        if short in _SPARSE_QUERIES:
             with self._fake:
                 return func(*args, **kwargs)
-        if short in _SAME and not (len(args) > 1 and isinstance(args[1], torch.Tensor)):
+        if short in KEEP_INDICES and not (len(args) > 1 and isinstance(args[1], torch.Tensor)):
             return self._renewed(short, func, sparse, parts, args, kwargs)
         if short in ("t", "transpose") and sparse.dim() == 2:
             other = next(each for each in _LAYOUTS if each is not sparse.layout)

@@ -449,7 +449,7 @@ def _part(tables: Mapping[str, Any], name: str, source: str) -> Any:
 
 
 def _set_by(keys: Mapping[str, ProfileKey], message: str, table: Mapping[str, Any]) -> str:
-    """Say which keys that an error names are the framework's, not the user's; empty if none."""
+    """Say which keys that an error names were filled in, and by what; empty if none."""
     named = [
         short_key(key)
         for key in keys
@@ -458,9 +458,13 @@ def _set_by(keys: Mapping[str, ProfileKey], message: str, table: Mapping[str, An
     if not named:
         return ""
     verb = "is" if len(named) == 1 else "are"
-    return (
-        f"; {' and '.join(named)} {verb} what framework.name = {table[PART_OF_PLAN]['name']!r} sets"
+    name = table.get(PART_OF_PLAN, {}).get("name")
+    sets = (
+        "common practice where no framework is named; [framework] name tells"
+        if name is None
+        else f"what framework.name = {name!r} sets"
     )
+    return f"; {' and '.join(named)} {verb} {sets}"
 
 
 def defaulted(text: str, changes: Sequence[str] = ()) -> dict[str, object]:

@@ -45,8 +45,9 @@ below hidden sizes (arXiv:2106.09685 has 1 to 64)."""
 _BESIDES_LOSS = (Gemm, Convolution, Embedding, Norm)
 """Kernels that no loss has."""
 
-_NARROW = 2
-"""A latent has fewer features than what it is made from, divided by this."""
+_MIN_LATENT_RATIO = 2
+"""Times that a latent is narrower, at least, than what it is made from: 4.7 and 14 in DeepSeek-V3
+(arXiv:2412.19437, section 4.2: 1,536 and 512 of 7,168)."""
 
 
 class _Matrix(NamedTuple):
@@ -87,7 +88,8 @@ class _Open:
     def with_latent(self, matrix: _Matrix) -> _Matrix:
         """Matrix → the same, with that of `matrices` whose normalised output it takes in."""
         for down in reversed(self.matrices):
-            narrow = _NARROW * matrix.inputs < down.inputs and matrix.inputs < matrix.outputs
+            narrow = _MIN_LATENT_RATIO * matrix.inputs < down.inputs
+            narrow = narrow and matrix.inputs < matrix.outputs
             normalised = any(
                 down.number < number < matrix.number and width == matrix.inputs
                 for number, width in self._norms

@@ -89,7 +89,15 @@ class StageGroups:
         )
 
     def kind(self, program: Program, table: Table, row: int) -> str | None:
-        """Return the group of a communication; None where there is nothing to send.
+        """Communication → what SimAI calls its group; None where there is nothing to send.
+
+        Parameters
+        ----------
+        program : Program
+        table : Table
+            Of the stage's first rank.
+        row : int
+            Of the communication.
 
         Raises
         ------
@@ -109,7 +117,14 @@ class StageGroups:
         return None if len(members) == 1 else self._kinds[members]
 
     def crosses(self, table: Table, row: int) -> bool:
-        """Whether a collective communication is with ranks of other stages."""
+        """Row → whether it is a collective communication with ranks of other stages.
+
+        Parameters
+        ----------
+        table : Table
+            Of the stage's first rank.
+        row : int
+        """
         members = self._members.get(int(table.slot[row]))
         large = table.kind[row] == Kind.COLLECTIVE and table.bytes[row] >= MIN_BYTES
         return bool(large and members is not None and not self._within(members))

@@ -119,7 +119,14 @@ def _peers(program: Program, rank: int) -> list[int]:
 
 
 def busiest(program: Program, stages: Stages) -> int:
-    """Return the stage whose kernels take longest: the one that the others wait for."""
+    """Program, its stages → the one whose kernels take longest, which the others wait for.
+
+    Parameters
+    ----------
+    program : Program
+    stages : Stages
+        Of the program.
+    """
 
     def work(stage: int) -> int:
         table = program.table_of(stages.ranks(stage)[0])
@@ -156,6 +163,13 @@ def message_bytes(table: Table) -> int:
 
 def passes_of(table: Table, stages: int) -> Passes:
     """Table of a stage → the pass of each row; without a pipeline all rows are in one.
+
+    Parameters
+    ----------
+    table : Table
+        Of any rank of the stage.
+    stages : int
+        Pipeline stages of the program.
 
     Raises
     ------

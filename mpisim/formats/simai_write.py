@@ -157,7 +157,13 @@ def write_simai(
 
 
 def rank_to_write(program: Program, rank: int | None = None) -> int:
-    """A rank (default: one of the stage that takes longest) → the first rank of its stage.
+    """Program, a rank → the first rank of the pipeline stage that is written.
+
+    Parameters
+    ----------
+    program : Program
+    rank : int, optional
+        A rank of the stage; by default the stage is that whose kernels take longest.
 
     Raises
     ------

@@ -9,9 +9,10 @@ again from those in 16 bits.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from ..base.frozen import frozen
-from ..experiment import Transformer
+from ..experiment import OffloadOptions, Transformer
 from ..memory.states import model_states, parameter_counts, rates
 from ..workloads import Layout
 from ..workloads.grid import Groups
@@ -56,6 +57,8 @@ def checkpoint_of(layout: Layout) -> Checkpoint:
     plan = layout.experiment.plan.resolved(
         transformer=isinstance(layout.experiment.model, Transformer)
     )
+    # What lies in the host's memory is written and read as well.
+    plan = replace(plan, offload=OffloadOptions())
     grid = layout.grid
     sizes = dict(Groups(grid, plan.zero_group).sizes)
     each = rates(plan)

@@ -68,15 +68,15 @@ def host_memory(
     updated = round(plan.offload.optimizer * share)
     if not updated:
         return HostMemory()
+    each = rates(plan)
+    parameters = (
+        each.weight * (share + counts.frozen_share(sizes)) if plan.offload.parameters else 0
+    )
+    if framework(plan) == "fsdp":
+        return HostMemory(each.gradient * share, each.optimizer * share, parameters)
     buffers = 0
     if framework(plan) == "deepspeed":
-        buffers += rates(plan).gradient * share if accumulates and plan.zero >= 2 else 0
-        buffers += rates(plan).weight * share if plan.zero < 3 else 0
-    if framework(plan) == "fsdp":
-        each, held = rates(plan), share + counts.frozen_share(sizes)
-        return HostMemory(each.gradient * share, each.optimizer * share, each.weight * held)
+        buffers += each.gradient * share if accumulates and plan.zero >= 2 else 0
+        buffers += each.weight * share if plan.zero < 3 else 0
     states = FP32 * (1 + OPTIMIZER_STATES[plan.optimizer])
-    held = 0
-    if plan.offload.parameters:
-        held = rates(plan).weight * (share + counts.frozen_share(sizes))
-    return HostMemory(FP32 * updated, states * updated, held, buffers)
+    return HostMemory(FP32 * updated, states * updated, parameters, buffers)

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import numbered
 from ..base.text import duration
 from ..engine.critical_path import CriticalPath, PieceKind
 from ..report.comparison import WORDS
 from ..report.figures import path_by
 from ..results import Results
-from .rows import numbered
 from .timeline import SHARE_AT_BEGIN
 
 __all__ = ["MOST_PIECES", "path_of"]
@@ -65,7 +65,7 @@ def path_of(
             f"{MOST_PIECES:,} of {n:,} pieces are shown one by one: those from {' to '.join(ends)} "
             "are left out; sums are of all."
         )
-    used, name = numbered(path.name[which])
+    used, _, name = numbered(path.name[which])
     return {
         **sums,
         "names": [path.names[i] if i >= 0 else "" for i in used.tolist()],
@@ -75,7 +75,7 @@ def path_of(
             "end": path.end[which] - begin,
             "rank": np.array(numbers, np.int32)[path.rank[which]],
             "kind": path.kind[which],
-            "name": name,
+            "name": name.astype(np.int32),
             "row": _rows(path, which, place or {}),
         },
         "cut": cut,

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import numbered
 from ..program import Flag, Kind, Program, Table
 from ..results.step_parts import kind_name
 from .shown import ShownRun
 
-__all__ = ["Gap", "RankRows", "begun_before", "numbered", "rank_rows"]
+__all__ = ["Gap", "RankRows", "begun_before", "rank_rows"]
 
 Ints = NDArray[np.int64]
 
@@ -183,7 +184,7 @@ def rank_rows(
     )
     slot = np.where(table.is_communication, table.slot, -1)
     group = np.append(program.slots_of(rank), -1)[slot]
-    used, name = numbered(table.name[row])
+    used, _, name = numbered(table.name[row])
     counts = np.bincount(lane, minlength=len(lanes)).tolist()
     return RankRows(
         rank,
@@ -192,7 +193,7 @@ def rank_rows(
             "begin": starts,
             "duration": ends - starts,
             "wait": np.where(table.is_communication[row], wire - starts, 0),
-            "name": name,
+            "name": name.astype(np.int32),
             "kind": table.kind[row],
             "phase": table.phase[row],
             "layer": table.layer[row],
@@ -203,20 +204,6 @@ def rank_rows(
         tuple(program.names[i] for i in used.tolist()),
         whole.number[here],
     )
-
-
-def numbered(values: NDArray[np.signedinteger[Any]]) -> tuple[Ints, NDArray[np.int32]]:
-    """Return the different values, ascending, and which of them each is; none is below -1.
-
-    Parameters
-    ----------
-    values : integers, shape (n,)
-        Small ones: the largest counts.
-    """
-    there = np.zeros(int(values.max(initial=-1)) + 2, bool)
-    there[values + 1] = True
-    number = np.cumsum(there, dtype=np.int32) - 1
-    return np.flatnonzero(there) - 1, number[values + 1]
 
 
 def _lanes(program: Program, rank: int, table: Table) -> tuple[Ints, list[str]]:
@@ -231,7 +218,7 @@ def _lanes(program: Program, rank: int, table: Table) -> tuple[Ints, list[str]]:
     streams = table.n_streams
     key = np.where(table.stream < 0, streams, table.stream) + (streams + 1) * place
     computes = np.bincount(table.stream[table.kind == Kind.KERNEL], minlength=streams + 1) > 0
-    found, lane = numbered(key)
+    found, _, lane = numbered(key)
     found_place, found_stream = np.divmod(found, streams + 1)
     # Streams that compute come first, the CPU last; those of a batch follow each other.
     order = np.lexsort(

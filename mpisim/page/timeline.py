@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.distinct import numbered
 from ..base.text import duration
 from ..mpi.parallel import collective_errors
 from ..program import Phase, Program
-from .rows import Gap, RankRows, begun_before, numbered, rank_rows
+from .rows import Gap, RankRows, begun_before, rank_rows
 from .shown import RankGroups, ShownRun
 
 if TYPE_CHECKING:
@@ -258,9 +259,9 @@ def _joined(
             }
         )
     rows = {name: np.concatenate(column) for name, column in columns.items()}
-    used, communicator = numbered(rows["communicator"])
+    used, _, communicator = numbered(rows["communicator"])
     known = used[used >= 0]
-    rows["communicator"] = communicator - np.int32(len(used) - len(known))  # -1 stays
+    rows["communicator"] = (communicator - (len(used) - len(known))).astype(np.int32)  # -1 stays
     section = {
         "names": list(names),
         "phases": [phase.name.lower() for phase in Phase],

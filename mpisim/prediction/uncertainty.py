@@ -35,6 +35,7 @@ from ..kernels.operations import Attention, Convolution, Gemm, GroupedGemm
 from ..kernels.scaled import rated_gpu
 from ..program import UNPRICED, Operation
 from ..topo.circuits import SETUP
+from ..workloads.data_parallel.fsdp import ADD_ON_CPU
 from ..workloads.input_pipeline import PREPARE
 from ..workloads.offloaded_optimizer import CPU_OPTIMIZER
 from .circuits import with_set_ups
@@ -253,7 +254,7 @@ class PathShares:
         if kind is PieceKind.COPY and self.prepares_batch(piece):
             assert prepared.input_pipeline is not None
             return dict.fromkeys(prepared.input_pipeline.numbers, 1.0)
-        if kind is PieceKind.COPY and self._name(piece) == CPU_OPTIMIZER:
+        if kind is PieceKind.COPY and self._name(piece) in (CPU_OPTIMIZER, ADD_ON_CPU):
             return dict.fromkeys(prepared.host.numbers(prepared.experiment.plan), 1.0)
         if kind is not PieceKind.COMPUTE:
             return {}
@@ -280,9 +281,11 @@ class PathShares:
 
     def _gap(self, piece: int) -> Mapping[str, float]:
         assert isinstance(self.prepared, PreparedExperiment)
-        pricing = self.prepared.workload.pricing_of(int(self.path.rank[piece]))
+        rank, row = int(self.path.rank[piece]), int(self.path.row[piece])
         # A row of several kernels has as many gaps; in a graph all of them are those of graphs.
-        in_graph = pricing.captured or self._gap_length(piece) == pricing.graph_gap
+        # In that of a module all rows but the first have no launch of their own.
+        replayed = self.prepared.program.table_of(rank).launch[row] == 0
+        in_graph = self.prepared.workload.pricing_of(rank).captured or replayed
         return {"graph_gap" if in_graph else "kernel_gap": 1.0}
 
     def _kernel(self, piece: int, known: Mapping[tuple[str, int], Any]) -> Any:
@@ -327,8 +330,9 @@ class PathShares:
     def equal_pieces(self) -> list[tuple[int, Ints]]:
         """Return one piece of each kind, and all pieces of that kind.
 
-        Kernels are equal by name and duration, communications by operation, size and what they
-        wait for circuits, over groups of one class.
+        Kernels are equal by name and duration, what lies between them by its length and whether it
+        is in the graph of a module, communications by operation, size and what they wait for
+        circuits, over groups of one class.
         """
         if self._equal is None:
             self._equal = self._sorted_pieces()
@@ -344,7 +348,8 @@ class PathShares:
         for number in distinct(of_piece[gaps]).tolist():
             pieces = np.flatnonzero(gaps & (of_piece == number))
             table = program.table_of(int(path.rank[pieces[0]]))
-            keys[1, pieces] = table.gap[path.row[pieces]]
+            row = path.row[pieces]
+            keys[1, pieces], keys[2, pieces] = table.gap[row], table.launch[row] == 0
         for number in distinct(of_piece[on_device]).tolist():
             pieces = np.flatnonzero(on_device & (of_piece == number))
             rank, row = path.rank[pieces], path.row[pieces]

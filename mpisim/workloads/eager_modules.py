@@ -109,6 +109,11 @@ class EagerModules:
             )
         if plan.overlap.tp:
             raise InputError("plan.overlap.tp is true; only transformers overlap in this way")
+        if plan.offload.activations:
+            raise InputError(
+                f"plan.offload.activations is {plan.offload.activations}; only transformers have "
+                "layers whose activations are offloaded; allowed here: 0"
+            )
         for key in ("cp", "ep"):
             if getattr(plan, key) > 1:
                 raise InputError(

@@ -68,7 +68,7 @@ from ..operators import Communicate, Compute
 from .buckets import ChunkParameter, chunk_parameters, padded
 from .strategy import PassPoint, Strategy, collective
 
-__all__ = ["Fsdp", "GatherState", "ReduceState", "Unit"]
+__all__ = ["ADD_ON_CPU", "Fsdp", "GatherState", "ReduceState", "Unit"]
 
 ADD_ON_CPU = "add gradients on CPU"
 """Name of rows of what the CPU does."""

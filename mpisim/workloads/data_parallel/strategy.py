@@ -265,7 +265,14 @@ class Strategy:
     # --- helpers of subclasses --------------------------------------------------------------------
 
     def host_copy(self, name: str, size: int) -> Compute:
-        """Return a copy of so many bytes to or from the host."""
+        """Bytes → their copy to or from the host, over a link that GPUs may share.
+
+        Parameters
+        ----------
+        name : str
+            Of the copy's row.
+        size : int
+        """
         return Compute(name, Copy(size, "host", 1 if self.host is None else self.host.sharers))
 
     def shard_group(self, expert: bool) -> str:

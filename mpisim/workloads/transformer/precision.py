@@ -70,7 +70,9 @@ __all__ = [
 
 SEARCH_KERNELS = 2
 """That find a largest value: one sets it to 0, one reads the operand."""
+
 SCALE_KERNELS = 1
+"""That make a scale of it."""
 
 # --- casts of operands --------------------------------------------------------------------------
 
