@@ -507,6 +507,16 @@ def test_what_no_framework_offloads(keys: dict[str, Any], message: str) -> None:
         plan_of(**{"global_batch": 8, "offload_optimizer": 1.0, **keys})
 
 
+def test_errors_tell_the_two_optimizers_apart() -> None:
+    """What a framework sets is `plan.optimizer`, not the one of the table that an error is of."""
+    text = GPT_13B.format(batch=8, micro=1, share=0, cluster="dgx-a100", gpus=8)
+    with pytest.raises(InputError, match=r"set optimizer = 1$"):
+        read(text, "a.toml", ["plan.offload.parameters=true"])
+    fsdp = ["plan.offload.optimizer=1", "framework.name=fsdp", "plan.zero=3"]
+    with pytest.raises(InputError, match=r"; framework.dp_style is what framework.name = 'fsdp'"):
+        read(text, "a.toml", fsdp)
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
