@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from mpisim.base.errors import InputError
 from mpisim.base.text import percentage
-from mpisim.experiment import Experiment, load
+from mpisim.experiment import Experiment, load, read
 from mpisim.kernels import Roofline, find_gpu
 from mpisim.kernels.operations import Convolution, Elementwise, Gemm
 from mpisim.prediction.launches import launch_bound_statement, launch_share
@@ -61,6 +61,22 @@ def test_what_graphs_gain_is_what_they_give() -> None:
 )
 def test_others_say_nothing(name: str, changes: tuple[str, ...]) -> None:
     assert not {"launch_bound", "launch_share"} & result(name, *changes).attributes.keys()
+
+
+def test_what_cannot_be_captured_runs_all_the_same() -> None:
+    """Graphs hold no copies of offloaded activations: nothing is said of them."""
+    text = (
+        '[model]\npreset = "gpt2"\n[plan]\nglobal_batch = 1\n'
+        '[cluster]\npreset = "dgx-h100"\nnodes = 1\ngpus_per_node = 1\n'
+    )
+    plain, offloads = (
+        simulate(read(text, "a.toml", changes), COMM)
+        for changes in ([], ["plan.offload.activations=1"])
+    )
+    assert plain is not None
+    assert offloads is not None
+    assert plain.attributes["launch_share"] > 0.5
+    assert "launch_bound" not in offloads.attributes
 
 
 @pytest.mark.mpi
