@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from toys import Free, Times, layout
 
 from mpisim import engine
 from mpisim.base.errors import InputError
+from mpisim.cli import main
 from mpisim.experiment import Experiment, read
 from mpisim.kernels import Estimate, find_gpu
 from mpisim.kernels.operations import Copy, Elementwise, Kernel
@@ -481,6 +485,24 @@ def test_a_cluster_that_does_not_say_is_guessed() -> None:
     assert host.bandwidth.error >= 0.15
     assert "guess" in host.lines(gpt_13b(1.0).plan)[0]
     assert not host.lines(gpt_13b(0.0).plan)
+
+
+def test_a_search_leaves_out_what_the_host_has_no_room_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run refuses it, too; both say whose memory it is."""
+    cluster = resources.files("mpisim.data").joinpath("clusters/dgx-a100.toml").read_text()
+    small = re.sub(r"(?m)^memory = \{ value = \d+", "memory = { value = 64", cluster)
+    (tmp_path / "small.toml").write_text(small)
+    text = GPT_13B.format(batch=8, micro=1, share=1, cluster=tmp_path / "small.toml", gpus=8)
+    (tmp_path / "gpt.toml").write_text(text.partition("[run]")[0])
+    file = str(tmp_path / "gpt.toml")
+    assert main(["run", file]) == 2
+    assert "offloaded, of 59.6 GiB, too little" in capsys.readouterr().err
+    main(["search", file, "--vary", "plan.offload.optimizer=1"])
+    said = capsys.readouterr().out
+    assert "1  too large for memory" in said
+    assert "or of its host, which the nearest lacks" in " ".join(said.split())
 
 
 # --- bad input ------------------------------------------------------------------------------------
