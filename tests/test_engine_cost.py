@@ -130,7 +130,7 @@ def test_no_network() -> None:
         simulate(sums([8], [[0, 1]]))
     assert str(caught.value) == (
         "rank 0, row 1 (all_reduce) of table 'sums': the communication has no duration; give one, "
-        "or a network"
+        "or a network (mpisim run --set cluster.preset=NAME)"
     )
 
 

@@ -212,6 +212,7 @@ BAD = [
     (SMALL, "[plan]", "[plan]\ntensor_parallel_size = 2", "[plan] (did you mean 'tp'?)"),
     (SMALL, "[plan]", "[plan]\ntp_size = 2", "[plan] (did you mean 'tp'?)"),
     (SMALL, "[plan]", "[plan]\nmbs = 2", "[plan] (did you mean 'micro_batch'?)"),
+    (SMALL, "[plan]", "[plan]\noffload_param = true", "(did you mean 'plan.offload.parameters'?)"),
     (SMALL, "[plan]", "[plan]\nfsdp = true", "[plan] (did you mean 'framework.dp_style'?)"),
     (SMALL, "[plan]", "[plans]", "unknown key 'plans' at the top level (did you mean 'plan'?)"),
     (SMALL, '[cluster]\npreset = "dgx-h100"', "", "key 'cluster' is missing"),

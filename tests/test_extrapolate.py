@@ -386,7 +386,9 @@ def test_the_command(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     capsys.readouterr()
     several = str(shared / "traces/megatron_gpt_tp2pp2dp2_a800_8rank")
     assert main(["extrapolate", several, "--plan", "dp=4"]) == 2
-    assert "--plan is for traces of one GPU" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "--plan is for traces of one GPU" in error
+    assert error.endswith("is of several ranks; --dp, --pp, --vpp are for these\n")
     assert main(["extrapolate", trace, "--micro-batches", "4"]) == 2
     assert "--micro-batches is for traces of several ranks" in capsys.readouterr().err
     assert main(["extrapolate", trace, "--dp", "4"]) == 2

@@ -360,6 +360,7 @@ def test_processes_agree(gpt: Job, run_mpisim: Callable[..., Finished]) -> None:
     [
         (("--dp", "4"), "--cluster says on which network"),
         (("--dp", "0", "--cluster", "dgx-h100"), "--dp is 0; allowed is 1 or more"),
+        (("--micro-batches", "0", "--cluster", "dgx-h100"), "--micro-batches is 0; allowed is 1"),
         (("--layout", "tp=3"), "are 3 ranks, but the job has 8"),
         (
             ("--dp", "4", "--cluster", "dgx-h100", "--layout", "tp=4,dp=2"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -259,6 +260,51 @@ def test_changes_are_combined_where_one_is_enough_but_dear() -> None:
     assert advice(plan, fits(plan, 1), fits, node=8)[0] == "Any of these makes it fit:"
     # Where nodes have room for 16, one change is enough.
     assert all(remedy.together == 1 for remedy in remedies(plan, fits, node=16))
+
+
+@pytest.mark.parametrize(
+    ("keys", "change"),
+    [
+        ({"dp_style": "deepspeed", "zero": 2}, "offload.optimizer = 1"),
+        ({"dp_style": "megatron", "zero": 0}, "zero = 1, offload.optimizer = 1"),
+        ({"dp_style": "fsdp", "zero": 3}, "offload.optimizer = 1, offload.parameters = true"),
+    ],
+)
+def test_what_the_host_has_room_for(keys: dict[str, object], change: str) -> None:
+    """What fits on the host, and else on four times the nodes alone; nothing where it is there."""
+
+    def peak(changed: Plan, times: int) -> int:
+        if changed.tp > 1 or changed.pp > 1 or changed.cp > 1 or changed.ep > 1:
+            raise InputError("no")
+        return (160 if changed.offload.optimizer else 320) // times
+
+    plan = plan_of(global_batch=64, **keys)  # type: ignore[arg-type]
+    changes = [remedy.change for remedy in remedies(plan, limited(peak, 160))]
+    assert changes == [change, "2 times the nodes"]
+    # What fits without is told alone.
+    (batch,) = remedies(replace(plan, micro_batch=2), limited(by_batch, 80))
+    assert batch.change == "micro_batch = 1"
+
+    def with_half(changed: Plan, times: int) -> int:
+        return peak(changed, 1) // (2 if changed.recompute.granularity == "full" else 1)
+
+    (first, *_) = remedies(plan, limited(with_half, 80))
+    assert (first.change, first.together) == (f'{change}, recompute = "full"', 2)
+
+
+def by_batch(changed: Plan, times: int) -> int:
+    """GiB of a plan that needs as much as its micro-batch asks for."""
+    return 80 * changed.micro_batch
+
+
+def test_deepspeed_leaves_parameters_on_the_host_where_the_optimizer_is_not_enough() -> None:
+    def peak(changed: Plan, times: int) -> int:
+        return 40 if changed.offload.parameters else 160
+
+    plan = plan_of(global_batch=64, dp_style="deepspeed", zero=3)
+    (found,) = remedies(plan, limited(peak, 80))
+    assert found.change == "offload.optimizer = 1, offload.parameters = true"
+    assert remedies(replace(plan, offload=found.plan.offload), limited(lambda p, t: 160, 80)) == []
 
 
 def test_an_experiment_that_is_laid_out() -> None:

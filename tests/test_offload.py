@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from toys import Free, Times, layout
 
 from mpisim import engine
 from mpisim.base.errors import InputError
+from mpisim.cli import main
 from mpisim.experiment import Experiment, read
 from mpisim.job.checkpoint import checkpoint_of
 from mpisim.kernels import Estimate, find_gpu
@@ -524,6 +528,24 @@ def test_a_cluster_that_does_not_say_is_guessed() -> None:
     assert not host.lines(gpt_13b(0.0).plan)
 
 
+def test_a_search_leaves_out_what_the_host_has_no_room_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run refuses it, too; both say whose memory it is."""
+    cluster = resources.files("mpisim.data").joinpath("clusters/dgx-a100.toml").read_text()
+    small = re.sub(r"(?m)^memory = \{ value = \d+", "memory = { value = 64", cluster)
+    (tmp_path / "small.toml").write_text(small)
+    text = GPT_13B.format(batch=8, micro=1, share=1, cluster=tmp_path / "small.toml", gpus=8)
+    (tmp_path / "gpt.toml").write_text(text.partition("[run]")[0])
+    file = str(tmp_path / "gpt.toml")
+    assert main(["run", file]) == 2
+    assert "offloaded, of 59.6 GiB, too little" in capsys.readouterr().err
+    main(["search", file, "--vary", "plan.offload.optimizer=1"])
+    said = capsys.readouterr().out
+    assert "1  too large for memory" in said
+    assert "or of its host, which the nearest lacks" in " ".join(said.split())
+
+
 # --- bad input ------------------------------------------------------------------------------------
 
 
@@ -546,6 +568,16 @@ def test_a_cluster_that_does_not_say_is_guessed() -> None:
 def test_what_no_framework_offloads(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         plan_of(**{"global_batch": 8, "offload_optimizer": 1.0, **keys})
+
+
+def test_errors_tell_the_two_optimizers_apart() -> None:
+    """What a framework sets is `plan.optimizer`, not the one of the table that an error is of."""
+    text = GPT_13B.format(batch=8, micro=1, share=0, cluster="dgx-a100", gpus=8)
+    with pytest.raises(InputError, match=r"set optimizer = 1$"):
+        read(text, "a.toml", ["plan.offload.parameters=true"])
+    fsdp = ["plan.offload.optimizer=1", "framework.name=fsdp", "plan.zero=3"]
+    with pytest.raises(InputError, match=r"; framework.dp_style is what framework.name = 'fsdp'"):
+        read(text, "a.toml", fsdp)
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,8 @@ def test_results_that_are_kept_are_named(files: Path, capsys: pytest.CaptureFixt
         (["run", "--model", "gpt2"], "(did you mean --set model.preset=…?)"),
         (["run", "--seq-len=8"], "(did you mean --set model.seq_len=…?)"),
         (["job", "x", "--tokens", "1T"], "(did you mean --set job.tokens=…?)"),
+        (["extrapolate", "x", "--tp=8"], "unknown option '--tp' (did you mean --plan tp=…?)"),
+        (["extrapolate", "x", "--nodes=8"], "unknown option '--nodes'"),
         (["run", "--detials"], "(did you mean '--details'?)"),
         (["compare", "--tp"], "unknown option '--tp'"),
         (["run", "llama-3-8b"], "'mpisim new mine.toml --model llama-3-8b' writes an experiment"),

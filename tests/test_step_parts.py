@@ -118,6 +118,27 @@ def test_what_counts_of_several(comm: Intracomm) -> None:
     assert parts.mean(np.array([1])).tolist() == [40, 60, 50]
 
 
+def test_an_optimizer_on_the_cpu_is_the_optimizer(comm: Intracomm) -> None:
+    """Of copies those count for it that its phase has, among them what the CPU updates."""
+    if comm.size > 1:
+        pytest.skip("in one process")
+    builder = ProgramBuilder()
+    table = builder.table()
+    table.tags(phase=Phase.FORWARD)
+    waits = [table.kernel("f", 0, 50)]
+    table.tags(phase=Phase.BACKWARD)
+    waits = [table.kernel("gradients to host", 1, 20, kind=Kind.COPY, waits=waits)]
+    table.tags(phase=Phase.OPTIMIZER)
+    waits = [table.kernel("optimizer on CPU", 2, 200, kind=Kind.COPY, waits=waits)]
+    table.kernel("adam", 0, 10, waits=waits)
+    builder.add_rank(builder.add_table(table.build()), [])
+    results = collect(simulate(builder.build()), comm=comm)
+    assert results is not None
+    parts = check_columns(results)
+    assert parts.names == ("forward", "optimizer", "copies")
+    assert parts.times.tolist() == [[50, 210, 20]]
+
+
 def test_the_host_alone(comm: Intracomm) -> None:
     """What prepares the next batch counts where neither kernels nor communications are."""
     if comm.size > 1:

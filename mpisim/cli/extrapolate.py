@@ -228,6 +228,7 @@ def run(args: argparse.Namespace) -> int:
                 + ("one GPU" if several else "several ranks")
                 + f", and {args.paths[0]} is of "
                 + ("several ranks" if several else "one GPU")
+                + ("; --dp, --pp, --vpp are for these" if several and option == "plan" else "")
                 + ("" if several or option not in IN_PLAN else f"; --plan {option}=… is for these")
             )
     if several:

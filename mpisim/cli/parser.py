@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Container
 from typing import Any
 
 from mpisim.base.errors import UsageError, nearest
@@ -56,8 +57,8 @@ class Parser(argparse.ArgumentParser):
         """Raise :class:`UsageError`, with the nearest name, if there is no such option."""
         if name not in self._option_string_actions:
             near = nearest(name, self._option_string_actions)
-            if "--set" in self._option_string_actions and f"'{name}" not in near:
-                near = _as_key(name) or near
+            if f"'{name}" not in near:
+                near = _as_key(name, self._option_string_actions) or near
             self.error(f"unknown option '{name}'{near}")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -81,8 +82,10 @@ class Parser(argparse.ArgumentParser):
         return self
 
 
-def _as_key(option: str) -> str:
-    """Say how ``--set`` sets what an unknown option names; empty if it names no key."""
+def _as_key(option: str, options: Container[str]) -> str:
+    """Say how ``--set`` or ``--plan`` sets what an unknown option names; empty if none does."""
+    if "--set" not in options and "--plan" not in options:
+        return ""
     from mpisim.experiment.job_choice import JobChoice
     from mpisim.experiment.load import NAMED_BY, tables_with
 
@@ -90,6 +93,9 @@ def _as_key(option: str) -> str:
     keys = [key for key in NAMED_BY if key.startswith(f"{name}.")]
     keys = keys or tables_with(name).split("'")[1::2]
     keys = keys or [f"job.{name}"] * (name in JobChoice.__dataclass_fields__)
+    if "--set" not in options:  # keys of the plan alone, without its name
+        of_plan = [key.removeprefix("plan.") for key in keys if key.startswith("plan.")]
+        return f" (did you mean --plan {of_plan[0]}=…?)" if of_plan else ""
     return f" (did you mean --set {keys[0]}=…?)" if keys else ""
 
 

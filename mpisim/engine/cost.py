@@ -322,7 +322,7 @@ class _Pricing:
             if len(requests.rows) and self.network is None:
                 raise InputError(
                     f"{self._where(first_rank, int(requests.rows[0]))}: the communication has no "
-                    "duration; give one, or a network"
+                    "duration; give one, or a network (mpisim run --set cluster.preset=NAME)"
                 )
             bound = program.slots[program.slot_index[hosted[ranks]][:, None] + requests.slots]
             labels = self._label[bound]

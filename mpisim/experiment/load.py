@@ -450,10 +450,12 @@ def _part(tables: Mapping[str, Any], name: str, source: str) -> Any:
 
 def _set_by(keys: Mapping[str, ProfileKey], message: str, table: Mapping[str, Any]) -> str:
     """Say which keys that an error names were filled in, and by what; empty if none."""
+    inside = re.search(r": \[(plan\.\w+)\] ", message)  # whose keys have bare names there
+    prefix = f"{inside[1] if inside else 'plan'}."
     named = [
         short_key(key)
         for key in keys
-        if re.search(rf"(?<![\w.]){re.escape(key.removeprefix('plan.'))}(?![\w.])", message)
+        if re.search(rf"(?<![\w.]){re.escape(key.removeprefix(prefix))}(?![\w.])", message)
     ]
     if not named:
         return ""

@@ -344,8 +344,8 @@ def _check_offload(plan: Plan) -> None:
     if optimizers is None:
         choices = ", ".join(map(repr, OFFLOADED_OPTIMIZERS))
         raise InputError(
-            f"offload.optimizer is {share:g} with framework.dp_style = {style!r}; its optimizer "
-            f"works where its parameters are; allowed: {choices}"
+            f"offload.optimizer is {share:g} with framework.dp_style = {style!r}, which updates "
+            f"parameters where they are; allowed: {choices}"
         )
     if not plan.zero:
         raise InputError(
@@ -369,8 +369,8 @@ def _check_offload(plan: Plan) -> None:
         )
     if style == "fsdp" and not plan.offload.parameters:
         raise InputError(
-            f"offload.optimizer is {share:g} with framework.dp_style = 'fsdp', whose optimizer "
-            "works where its parameters are; set offload.parameters = true"
+            f"offload.optimizer is {share:g} with framework.dp_style = 'fsdp', which updates "
+            "parameters where they are; set offload.parameters = true"
         )
     if style == "fsdp" and plan.pp > 1:
         raise InputError(

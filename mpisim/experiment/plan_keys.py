@@ -117,6 +117,13 @@ ARGUMENTS: Mapping[str, str] = {
     "fsdp": "framework.dp_style",
     "dtype": "precision",
     "world_size": "cluster.gpus",
+    "offload_optimizer": "plan.offload.optimizer",
+    "optimizer_cpu_offload": "plan.offload.optimizer",
+    "optimizer_offload_fraction": "plan.offload.optimizer",
+    "overlap_cpu_optimizer_d2h_h2d": "plan.offload.overlap",
+    "offload_param": "plan.offload.parameters",
+    "cpu_offload": "plan.offload.parameters",
+    "cpu_offloading_num_layers": "plan.offload.activations",
 }
 """Further arguments of frameworks, and the keys that say the same."""
 

@@ -309,6 +309,8 @@ class _Changed:
         replicas = size if self.dp is None else self.dp
         if replicas < 1:
             raise UsageError(f"--dp is {replicas}; allowed is 1 or more")
+        if self.micro_batches is not None and self.micro_batches < 1:
+            raise UsageError(f"--micro-batches is {self.micro_batches}; allowed is 1 or more")
         missing = any(axis.unseen for axis in structure.axes)
         if cluster is None:
             if replicas == size and not missing:

@@ -1,7 +1,7 @@
 """Plan that does not fit → changes that make it fit, each tried by the memory model.
 
 Single changes first, in the order of what they usually cost a step. Where none is enough, two or
-three together.
+three together. Where the same GPUs are not enough, what its framework can leave on the host.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def remedies(
     micro-batches, tensor and expert parallelism inside a node, more stages, recomputation of
     everything, sharded parameters, context parallelism, tensor and expert parallelism across nodes,
     and more GPUs. Of each kind the smallest change that fits is returned. Where no single one fits,
-    or only one of the last two kinds, combinations of two are tried, then of three.
+    or only one of the last two kinds, combinations of two are tried, then of three; and offload to
+    the host, with others only where nothing else fits at all.
 
     Parameters
     ----------
@@ -107,11 +108,21 @@ def remedies(
             kind for kind in useful if any(_is_expensive(each, plan, node) for each in kind(plan))
         ]
         useful = [kind for kind in useful if kind not in expensive]
+    offloaded = _first(_offloaded(plan, which), evaluated)
+    found = found if offloaded is None else [offloaded, *found]
     for together in range(2, MAX_COMBINED + 1):
         several = _combined(plan, useful, together, evaluated)
         if several:
             return several + found
-    return found
+    if found or not _offloaded(plan, which):
+        return found
+    # Those without offload have been tried, and do not fit.
+    kinds = [lambda p: _offloaded(p, which), *useful]
+    for together in range(2, MAX_COMBINED + 1):
+        several = _combined(plan, kinds, together, evaluated)
+        if several:
+            return several
+    return []
 
 
 def advice(
@@ -290,6 +301,23 @@ def _more_nodes(plan: Plan, times: int) -> Candidate:
     """Take more nodes; the new ranks are data parallel."""
     changed = plan if plan.dp is None else replace(plan, dp=plan.dp * times)
     return f"{times} times the nodes", changed, times
+
+
+def _offloaded(plan: Plan, which: str) -> list[Candidate]:
+    """Leave on the host what the framework can, the optimizer before the parameters."""
+    if plan.offload.optimizer:
+        return []
+    optimizer = {"offload.optimizer": 1}
+    everything = optimizer | {"offload.parameters": True}
+    sharded = {"zero": 1} if not plan.zero else {}  # states that ranks share are offloaded
+    if which == "fsdp":
+        return _keys(plan, everything)
+    if which == "megatron" and plan.zero <= 1:
+        return _keys(plan, sharded | optimizer)
+    if which == "deepspeed":
+        more = _keys(plan, everything) if plan.zero == 3 else []
+        return _keys(plan, sharded | optimizer) + more
+    return []
 
 
 def _powers_of_two() -> list[int]:

@@ -128,12 +128,12 @@ def launch_bound_statement(
     plan = prepared.experiment.plan
     if share < MIN_LAUNCH_SHARE or plan.framework.cuda_graphs or plan.framework.launch_blocking:
         return {}
-    captured = prepared.experiment
     memory, networks = prepared.memory, prepared.networks
     short = prepared.workload.layout.pipeline.micro_batches if long else None
     with collective_errors(comm):
         try:
-            captured = replace(captured, plan=with_keys(plan, {"framework.cuda_graphs": True}))
+            graphs = with_keys(plan, {"framework.cuda_graphs": True})
+            captured = replace(prepared.experiment, plan=graphs)
             other = prepare(captured, None, memory, networks, short)
         except InputError:  # what this plan does cannot be captured
             other = None

@@ -2,8 +2,9 @@
 
 Every moment of a step counts for one part, the first of these that is under way on the device:
 
-1. a kernel, by its phase: forward, backward, weight, recompute, optimizer, other compute;
-2. copies;
+1. a kernel, by its phase: forward, backward, weight, recompute, optimizer, other compute; of the
+   optimizer copies, too, among which is what the CPU updates of an optimizer that is offloaded;
+2. other copies;
 3. a communication that moves bytes, by the name of its communicator without the number, in
    alphabetical order ("dp" for "dp 0");
 4. a communication that waits for another member, likewise;
@@ -196,7 +197,8 @@ class PartLayout:
         for number, phase in enumerate(COMPUTE_PARTS.values()):
             of_phase[phase] = number
         part = of_phase[structure.phase]
-        part[structure.kind == Kind.COPY] = len(COMPUTE_PARTS)
+        copies = (structure.kind == Kind.COPY) & (structure.phase != Phase.OPTIMIZER)
+        part[copies] = len(COMPUTE_PARTS)
         part[structure.phase == Phase.INPUT] = self.n_device
         waiting = np.zeros(len(part), np.uint8)
         rows = structure.is_communication

@@ -288,7 +288,7 @@ class _Rounds:
         """Judge the memory of a candidate, and bound its step by all passes of its pipeline."""
         experiment, hardware = self._candidates.experiment(number)
         memory = verdict(experiment, hardware)
-        if memory.peak > self._space.choice.room(memory.capacity):
+        if memory.peak > self._space.choice.room(memory.capacity) or not memory.host_fits:
             return Found(number, Status.TOO_LARGE, {"peak": memory.peak})
         least = self._bounds.closer(experiment, hardware)
         return self._bounded(number, least, {"peak": memory.peak})

@@ -124,7 +124,9 @@ def limit_line(space: SearchSpace, broken: BrokenLimit) -> str:
     broken : BrokenLimit
     """
     value, allowed = (_in_words(broken.limit, each) for each in (broken.value, broken.allowed))
-    if broken.limit == "memory":
+    if broken.limit == "memory" and broken.value <= broken.allowed:
+        name = "memory of a GPU, or of its host, which the nearest lacks"
+    elif broken.limit == "memory":
         kept, most = space.choice.memory_headroom, space.choice.max_memory
         left = f", of which memory_headroom leaves {allowed}" if kept else ""
         name = f"memory of {_in_words('memory', broken.allowed + kept * GIB)} a GPU{left}"

@@ -177,8 +177,7 @@ def _et(et: ExecutionTrace) -> list[str]:
     lines = _fields(
         (
             "kind",
-            "PyTorch execution trace (no times: replay prices it with --cluster, or takes those of "
-            "the rank's Kineto trace)",
+            "PyTorch execution trace (no times: replay takes a Kineto trace's, or --cluster)",
         ),
         ("schema", et.schema),
         ("size", f"{et.size:,} bytes of JSON"),

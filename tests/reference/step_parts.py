@@ -30,7 +30,7 @@ def parts_of_rank(run: Run, i: int, begin: int, end: int) -> Counter[tuple[str, 
         kind = Kind(int(table.kind[row]))
         if table.phase[row] == Phase.INPUT:
             host.append(min(last, end))
-        elif kind == Kind.KERNEL:
+        elif kind == Kind.KERNEL or (kind == Kind.COPY and table.phase[row] == Phase.OPTIMIZER):
             phase = Phase(int(table.phase[row])).name.lower()
             name = "other compute" if phase == "none" else phase
             work.append((middle, last, (0, PHASES.index(phase), ""), ("compute", name)))
