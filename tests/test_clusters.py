@@ -280,6 +280,8 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
     ("key", "old", "new", "message"),
     [
         ("link_bandwidth", "GB/s", "us", "'node.link_bandwidth' has the unit 'us'; allowed: B/s"),
+        ("memory", "GB", "GB/s", "'node.memory' has the unit 'GB/s'; allowed: B, MB, GB"),
+        ("clock", "MHz", "us", "'node.clock' has the unit 'us'; allowed: MHz"),
         ("nic_efficiency", "1", "GB/s", "'nic_efficiency' has the unit 'GB/s'; allowed: 1"),
     ],
 )

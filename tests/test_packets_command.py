@@ -215,6 +215,7 @@ def test_a_table_must_be_called_csv(folder: Path, capsys: pytest.CaptureFixture[
         ({"timer": "1e5 s"}, "it must be at most 1000 s"),
         ({"timer": "-3"}, r"timer is '-3'; .* in ns or us or ms or s \(us if none is given\)"),
         ({"kmin": "1 GB"}, "kmin is 1,000,000,000; it must be 0 to 200,000, which is kmax"),
+        ({"window_scales": "2"}, r"window_scales is 2; it must be 0 \(no\) or 1 \(yes\)"),
         ({"kmax": "1e400"}, "kmax is '1e400', which is too large"),
         ({"gain": "2"}, "gain is 2.0; it must be 0 to 1"),
         ({"pmax": "10%"}, "pmax is '10%'; it must be a number from 0 on, without a unit"),

@@ -31,9 +31,11 @@ MAX_GPUS_PER_NODE = 4096
 """GPUs of a node: the ways between each two of them are held in memory."""
 
 UNITS_OF = {
-    "bandwidth": ("B/s", "MB/s", "GB/s", "TB/s", "Gb/s"),
-    "latency": ("s", "ms", "us", "ns"),
+    "bandwidth": ("B/s", "GB/s", "TB/s", "Gb/s"),
+    "latency": ("s", "ms", "us"),
     "buffer": ("B", "MB", "GB"),
+    "memory": ("B", "MB", "GB"),
+    "clock": ("MHz",),
 }
 """Units that numbers may have, by the last word of their keys."""
 

@@ -258,6 +258,9 @@ def packet_settings(
                 f"unknown parameter {name!r}{nearest(name, numbers)}; allowed: {', '.join(numbers)}"
             )
         given[name] = _value(name, text, numbers[name])
+    for name in ("clamp_target", "window_scales"):
+        if given[name] not in (0, 1):
+            raise InputError(f"{name} is {given[name]:g}; it must be 0 (no) or 1 (yes)")
     return PacketSettings(
         _rate_control(given),
         mtu=round(given["mtu"]),
