@@ -30,6 +30,7 @@ from mpisim.memory.states import model_states, parameter_counts
 from mpisim.prediction.execution import execute
 from mpisim.prediction.prepared import prepare
 from mpisim.prediction.uncertainty import PathShares
+from mpisim.topo import find_cluster
 from mpisim.workloads import Workload, lay_out, training_step
 from mpisim.workloads.data_parallel.fsdp import ADD_ON_CPU
 from mpisim.workloads.host import host_of
@@ -504,6 +505,14 @@ def test_ranks_of_a_node_share_memory_and_links() -> None:
     # An eighth of the weights by half of a link.
     (alone,), (shared,) = rows(one, "weights from host"), rows(eight, "weights from host")
     assert shared / alone == pytest.approx(2 / 8, rel=0.01)
+
+
+def test_a_grace_has_a_link_of_its_own_to_each_gpu() -> None:
+    """The switches of GB300's trays lead to their NICs, NVLink-C2C to the CPU."""
+    node = find_cluster("gb300-nvl72").node
+    assert node is not None
+    assert node.switches(72) > 0
+    assert host_of(gpt_13b(1.0, gpus=8, cluster="gb300-nvl72"), 8).sharers == 1
 
 
 def test_what_the_cpu_does_has_the_error_bar_of_its_memory() -> None:
