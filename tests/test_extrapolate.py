@@ -360,6 +360,7 @@ def test_plans_that_do_not_fit(kineto: TracedStep) -> None:
         ({"ep": 2}, "ep"),
         ({"tp": 3}, "tp is 3"),
         ({"tp": 2, "sp": True}, "sp"),
+        ({"offload.activations": 2}, "offload.activations is given"),
     ):
         with pytest.raises(InputError, match=said):
             grown(kineto, plan)

@@ -278,6 +278,12 @@ def plan_for(step: TracedStep, target: Target) -> Plan:
         raise InputError(
             f"{target.source}: global_batch is given; --batch says how many samples a step has"
         )
+    offloads = sorted(key for key in keys if key.startswith("offload."))
+    if offloads:
+        raise InputError(
+            f"{target.source}: {offloads[0]} is given; states and activations of a trace stay on "
+            "the GPU"
+        )
     if target.threads:
         axes = ("pp", "tp", "cp", "ep", "etp")
         others = [key for key in (*axes, "zero", "framework.dp_style") if key in keys]
