@@ -11,6 +11,9 @@ from mpisim.experiment import Plan, keys_of, with_keys
 from mpisim.experiment.plan_keys import nested
 from mpisim.experiment.plan_options import MAIN_KEYS
 
+ALONE = dict.fromkeys(("tp", "cp", "dp", "ep", "pp", "shard", "eshard", "model", "embedding"), 1)
+"""Sizes of all groups of ranks of one GPU: 1."""
+
 GPT_STEP = """
 [model]
 family = "gpt"

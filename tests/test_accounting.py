@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from straggler import BREAKDOWN, LAST, OTHERS, STEP, US, straggler
+from toys import Free
 
 from mpisim.base.errors import InputError
 from mpisim.engine import Run, simulate
@@ -246,21 +247,11 @@ def test_rows_of_one_pair_are_added_up(rows: list[tuple[int, int, int]], far: in
     assert added_up(added_up(given_rows)).tolist() == expected
 
 
-class Explained:
+class Explained(Free):
     """A network that says of a communication all that it is told of it."""
-
-    @property
-    def numbers(self) -> dict[str, Any]:
-        return {}
 
     def group_classes(self, index: Any, members: Any, operations: Any = None) -> Any:
         return np.diff(index) % 2, ["even", "odd"]
-
-    def price(self, operation: Operation, bytes: int, group: Any) -> Any:
-        raise NotImplementedError
-
-    def shares(self, operation: Operation, bytes: int, group: Any) -> dict[str, float]:
-        raise NotImplementedError
 
     def limit_of(self, operation: Operation, bytes: int, group: Any) -> str:
         return f"{operation.name} {bytes} {group}"

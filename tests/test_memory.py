@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plans import changed, plan_of
+from plans import ALONE, changed, plan_of
 from published_formulas import zero_states
 
 from mpisim.base.errors import InputError
@@ -46,8 +46,6 @@ from mpisim.workloads import lay_out
 from mpisim.workloads.grid import Grid, Groups
 from mpisim.workloads.layout import ModelChunk
 from mpisim.workloads.operators import Communicate, Compute, Layer, Operator, Parameter
-
-ALONE = dict.fromkeys(("tp", "cp", "dp", "ep", "pp", "shard", "eshard", "model", "embedding"), 1)
 
 
 def plan(**keys: object) -> Plan:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from types import CellType, FunctionType
 from typing import Any
 
@@ -42,7 +43,8 @@ def flexible(noted: Callable[[str], None], values: Values) -> dict[str, Any]:
     """
     from torch.nn.attention import flex_attention as module
 
-    fused = _fused()
+    _registered()
+    fused = torch.ops.flex_attention.forward
 
     def flex_attention(
         query: Any,
@@ -109,40 +111,46 @@ def flexible(noted: Callable[[str], None], values: Values) -> dict[str, Any]:
     return {"flex_attention": flex_attention, "create_block_mask": create_block_mask}
 
 
-def _fused() -> Any:
-    """Return the operator of the compiled kernel: query, key, value and keys that a row visits."""
+_NAMESPACE = "flex_attention"
+_SCHEMAS = (
+    "forward(Tensor query, Tensor key, Tensor value, int visited) -> (Tensor, Tensor)",
+    "backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, Tensor lse, "
+    "int visited) -> (Tensor, Tensor, Tensor)",
+)
+"""The compiled kernel's two passes; ``visited``: keys that a row of queries goes through."""
 
-    @torch.library.custom_op("flex_attention::forward", mutates_args=())
-    def forward(
-        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visited: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        raise NotImplementedError  # tensors have no values
 
-    @torch.library.custom_op("flex_attention::backward", mutates_args=())
-    def backward(
-        grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-        out: torch.Tensor, lse: torch.Tensor, visited: int,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-        raise NotImplementedError
+def _forward_shapes(query: Any, key: Any, value: Any, visited: int) -> Any:
+    out = query.new_empty((*query.shape[:-1], value.shape[-1]))
+    return out, query.new_empty(query.shape[:-1], dtype=torch.float32)
 
-    @forward.register_fake
-    def _(query: Any, key: Any, value: Any, visited: Any) -> Any:
-        out = query.new_empty((*query.shape[:-1], value.shape[-1]))
-        return out, query.new_empty(query.shape[:-1], dtype=torch.float32)
 
-    @backward.register_fake
-    def _(grad: Any, query: Any, key: Any, value: Any, out: Any, lse: Any, visited: Any) -> Any:
-        return tuple(torch.empty_like(each) for each in (query, key, value))
+def _backward_shapes(grad: Any, query: Any, key: Any, value: Any, *rest: Any) -> Any:
+    return tuple(torch.empty_like(each) for each in (query, key, value))
 
-    def save(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs[:3], *output)
-        ctx.visited = inputs[3]
 
-    def gradients(ctx: Any, grad: Any, *unused: Any) -> Any:
-        return (*backward(grad, *ctx.saved_tensors, ctx.visited), None)
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs[:3], *output)
+    ctx.visited = inputs[3]
 
-    forward.register_autograd(gradients, setup_context=save)
-    return forward
+
+def _gradients(ctx: Any, grad: Any, *unused: Any) -> Any:
+    backward = torch.ops.flex_attention.backward
+    return (*backward(grad, *ctx.saved_tensors, ctx.visited), None)
+
+
+@cache
+def _registered() -> torch.library.Library:
+    """Register both passes with the results that they have for fake tensors, and gradients."""
+    library = torch.library.Library(_NAMESPACE, "FRAGMENT")
+    for schema in _SCHEMAS:
+        library.define(schema)
+    for name, shapes in (("forward", _forward_shapes), ("backward", _backward_shapes)):
+        torch.library.register_fake(f"{_NAMESPACE}::{name}", shapes, lib=library)
+    torch.library.register_autograd(
+        f"{_NAMESPACE}::forward", _gradients, setup_context=_save, lib=library
+    )
+    return library
 
 
 def _unfused(query: Any, key: Any, value: Any, score: Any, mask: Any, scale: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Stages of ``torch.distributed.pipelining``: what is sent between them without examples.
+"""Stages of ``torch.distributed.pipelining`` → shapes of what they send, if no examples are given.
 
 Stages that `pipeline` has cut are moved to the device although their parameters are fake tensors.
 Stages that were given no examples of their inputs and outputs run once, in order, and tell the next

@@ -118,7 +118,7 @@ def kineto_type(dtype: str) -> str:
 
 
 def element_bytes(dtype: str) -> int:
-    """Type of elements → bytes of one element.
+    """Name of a dtype → bytes of one element.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ def format_of(spec: TensorSpec) -> Precision:
 
 
 def tensor(call: OperatorCall, position: int) -> TensorSpec | None:
-    """Call, position → the tensor at that position of the inputs.
+    """Operator call, position of an argument → the tensor given there, or None.
 
     Parameters
     ----------
@@ -168,7 +168,7 @@ def tensor(call: OperatorCall, position: int) -> TensorSpec | None:
 
 
 def tensor_list(call: OperatorCall, position: int) -> tuple[TensorSpec, ...]:
-    """Call, position → tensors of the list at that position of the inputs.
+    """Operator call, position of an argument → the tensors of the list given there.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ def tensor_list(call: OperatorCall, position: int) -> tuple[TensorSpec, ...]:
 
 
 def number(call: OperatorCall, position: int, otherwise: int) -> int:
-    """Call, position → whole number at that position of the inputs.
+    """Operator call, position of an argument → the whole number given there, or a default.
 
     Parameters
     ----------
@@ -204,7 +204,7 @@ def number(call: OperatorCall, position: int, otherwise: int) -> int:
 
 
 def numbers(call: OperatorCall, position: int) -> tuple[int, ...] | None:
-    """Call, position → whole numbers of the list at that position of the inputs.
+    """Operator call, position of an argument → the whole numbers of the list given there.
 
     Parameters
     ----------
@@ -225,7 +225,7 @@ def numbers(call: OperatorCall, position: int) -> tuple[int, ...] | None:
 
 
 def all_tensors(arguments: Iterable[Argument]) -> Iterator[TensorSpec]:
-    """Arguments → their tensors, those in lists included.
+    """Arguments of an operator → the tensors among them and in lists among them.
 
     Parameters
     ----------

@@ -15,7 +15,8 @@ from libc.stdint cimport int64_t, uint64_t
 cdef uint64_t GOLDEN = <uint64_t>0x9E3779B97F4A7C15
 
 cdef enum:
-    FEW = 24  # values, of which sorting by insertion takes less time than a call of numpy
+    # Values that are sorted by insertion in less time than a call of numpy takes.
+    MAX_INSERTION_SORT = 24
 
 
 def numbered(const int64_t[:] values):
@@ -55,7 +56,7 @@ def numbered(const int64_t[:] values):
                 k += 1
             which[i] = number[at]
     cdef int64_t[::1] order
-    if k <= FEW:
+    if k <= MAX_INSERTION_SORT:
         order_array = np.empty(k, np.int64)
         order = order_array
         for i in range(k):

@@ -39,7 +39,8 @@ _SCHEMAS = (
     "bool deterministic, Tensor? rng_state, bool zero_tensors) -> Tensor",
 )
 _ROW_MULTIPLE = 128
-"""Multiple to which rows of queries are rounded up in buffers of sums (``round_multiple``)."""
+"""FlashAttention pads the rows of its softmax buffers to a multiple of this (``round_multiple`` of
+flash_api.cpp)."""
 
 
 def _up(number: int) -> int:

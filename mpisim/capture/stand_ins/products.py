@@ -145,7 +145,7 @@ def general_gemm(A: Any, B: Any, workspace: Any = None, out_dtype: Any = None,
 
 
 def no_gradient(weight: Any) -> Any:
-    """Weight → tensor that autograd gets in place of a gradient added to ``main_grad``.
+    """Weight → the dummy gradient returned to autograd when the real one went to ``main_grad``.
 
     Parameters
     ----------
@@ -180,7 +180,7 @@ def softmax_statistics(q: Any) -> Any:
 
 
 def group_size(group: Any) -> int:
-    """Process group → its number of ranks.
+    """Process group → how many ranks it has; 1 if it is None.
 
     Parameters
     ----------

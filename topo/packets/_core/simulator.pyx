@@ -356,7 +356,7 @@ cdef class Simulator:
                 return -1
 
     cdef double window_now(self, int32_t pair) noexcept nogil:
-        """Return the bytes that a queue pair may have under way; above 0."""
+        """Queue pair → its window now: bytes that may be sent and not acknowledged; 1 or more."""
         if not self.scaling:
             return self.window[pair]
         return max(1.0, self.window[pair] * self.rates[pair].current / self.rates[pair].line)

@@ -1,0 +1,148 @@
+"""Activations offloaded to the host: their copies beside the passes, and the memory they free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plans import ALONE, plan_of
+from sharing import layer, stepped, told
+from toys import Free, Times, layout
+
+from mpisim import engine
+from mpisim.base.errors import InputError
+from mpisim.kernels import Estimate
+from mpisim.kernels.operations import Copy, Elementwise, Kernel
+from mpisim.memory.activations import chunk_memory
+from mpisim.workloads import training_step
+from mpisim.workloads.layout import ModelChunk
+from mpisim.workloads.offloaded_activations import windows
+from mpisim.workloads.operators import Compute, Layer, Network, Operator
+
+
+def copying(name: str, forward: int, backward: int, saved: int) -> Layer:
+    """A layer of one kernel in each pass, in ns of `Times`, and what it keeps."""
+    operator = Operator(
+        name,
+        forward=(Compute(f"{name} forward", Elementwise(forward)),),
+        backward=(Compute(f"{name} backward", Elementwise(backward)),),
+        saved=saved,
+    )
+    return Layer(name, (operator,), "block", output=16, checkpoint=8)
+
+
+class CopyTimes(Times):
+    """Copies take as many picoseconds as they have bytes, too."""
+
+    def estimate(self, kernel: Kernel) -> Estimate:
+        """Return bytes as picoseconds."""
+        return (
+            Estimate(kernel.traffic, {}) if isinstance(kernel, Copy) else super().estimate(kernel)
+        )
+
+
+FOUR = tuple(copying(name, 10, 20, 100) for name in "abcd")
+
+
+def test_windows_are_those_of_transformer_engine() -> None:
+    # layer_window_map of AsyncDoubleBufferGroupOffloadHandler: N // K layers each, the first N % K
+    # longer by one.
+    assert windows(80, 20) == tuple(range(3, 80, 4))
+    assert windows(80, 30) == (*range(2, 62, 3), *range(61, 80, 2))
+    assert windows(4, 3) == (1, 2, 3)
+
+
+@given(st.integers(2, 40).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n - 1))))
+def test_a_window_ends_after_its_layer(sizes: tuple[int, int]) -> None:
+    ends = windows(*sizes)
+    assert len(ends) == sizes[1]
+    assert all(i < end for i, end in enumerate(ends))
+    assert ends[-1] == sizes[0] - 1
+
+
+def test_copies_go_beside_the_passes() -> None:
+    found = told(stepped(FOUR, 1, offload_activations=2, global_batch=1, dp_style="ddp").program)
+    assert [row for row in found if "host" in row or "backward" in row or "forward" in row] == [
+        "a forward",
+        "activations to host",
+        "b forward",
+        "activations to host",
+        "c forward",
+        "d forward",
+        "activations from host",
+        "d backward",
+        "c backward",
+        "activations from host",
+        "b backward",
+        "a backward",
+    ]
+
+
+@pytest.mark.parametrize("copy", [5, 10, 25, 100])
+def test_the_time_of_windows(copy: int) -> None:
+    """Layers of 10 forward and 20 back, windows of two layers: in closed form."""
+    layers = tuple(copying(name, 10, 20, copy) for name in "abcd")
+    keys = {"offload_activations": 2, "global_batch": 1, "dp_style": "ddp", "clip": False}
+    done = training_step(layout(Network(layers, 6, 1), 1, **keys), CopyTimes())
+    # Forward: the first copy runs from 10, and is awaited at 20; the second from there, at 40.
+    first = max(20, 10 + copy)
+    forward = first + max(20, copy)
+    # Backward: the second layer's is asked for at once, and awaited two layers later, when the
+    # first's is asked for, which is awaited before the first layer.
+    asked = forward + max(40, copy)
+    backward = asked + max(20, copy) + 20
+    table = done.program.table_of(0)
+    names = [done.program.names[name] for name in table.name]
+    run = engine.simulate(done.program, network=Free())
+    assert int(run.rows(0).end[names.index("a backward")]) == backward
+
+
+@given(st.integers(2, 12).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n - 1))))
+def test_memory_follows_the_copies(sizes: tuple[int, int]) -> None:
+    """Beside what one layer works with, all is counted that is on the GPU at each layer."""
+    n, offloaded = sizes
+    ends = dict(enumerate(windows(n, offloaded)))
+    chunk = ModelChunk(tuple(copying("a", 10, 20, 100) for _ in range(n)), tuple(range(n)))
+    found = chunk_memory(chunk, plan_of(global_batch=1, offload_activations=offloaded), ALONE)
+    plain = chunk_memory(chunk, plan_of(global_batch=1), ALONE)
+    assert (plain.kept, found.kept, found.offloaded) == (
+        100 * n,
+        100 * (n - offloaded),
+        100 * offloaded,
+    )
+    # Of layers up to the one at work, those that stay, and those of windows that have not ended.
+    before = [sum(100 for i in range(g) if ends.get(i, n) >= g) for g in range(n)]
+    own = plain.forward_by_layer[0]
+    assert found.forward_by_layer == tuple(each + own for each in before)
+    held = [sum(100 for i in range(g + 1) if ends.get(i, n) >= g) for g in range(n)]
+    own = plain.backward_by_layer[0]
+    assert found.backward_by_layer == tuple(each + own - found.kept for each in reversed(held))
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"pp": 2}, "pp = 2.*pp = 1 alone"),
+        ({"recompute": "full"}, "set recompute = 'none'"),
+        ({"cuda_graphs": True}, "framework.cuda_graphs = true"),
+        ({"overlap_ep": True}, "overlap.ep = true"),
+    ],
+)
+def test_what_does_not_go_with_offloaded_activations(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        plan_of(**{"global_batch": 8, "offload_activations": 1, **keys})
+
+
+def test_one_layer_stays_on_the_gpu() -> None:
+    with pytest.raises(InputError, match=r"2 layers.*allowed: 0 to 1"):
+        stepped((layer("a", 40), layer("b", 40)), 1, offload_activations=2)
+
+
+def test_overlap_of_nothing() -> None:
+    with pytest.raises(InputError, match="optimizer is 0"):
+        plan_of(global_batch=8, offload_overlap=True)
