@@ -3,7 +3,8 @@
 In one process every test runs, those marked ``mpi`` included. Under ``mpirun -n 2`` and more only
 those marked ``mpi`` run, on all ranks in the same order; the first failure on any rank is printed
 by that rank and ends all of them, since the others may be waiting for it. Tests that start
-``mpirun`` themselves (fixture ``run_mpisim``) run in one process only.
+``mpirun`` themselves (fixture ``run_mpisim``), or call the command line (``call_mpisim``), run in
+one process only.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import hypothesis
 import pytest
 
+from mpisim.cli import main
 from mpisim.cli.launch import launched_rank, launched_size, without_launcher
 from mpisim.mpi.library import no_transports
 
@@ -59,6 +61,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.verbose = -2
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Under a launcher, leave unread the files that have no test of several processes."""
+    if launched_size() == 1 or collection_path.suffix != ".py":
+        return None
+    return "mark.mpi" not in collection_path.read_text(encoding="utf-8") or None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # pytest-mpi skips tests marked mpi unless it is told this; they are meant for one process too.
@@ -70,7 +79,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _launches(item: pytest.Item) -> bool:
-    return "run_mpisim" in getattr(item, "fixturenames", ())
+    return not {"run_mpisim", "call_mpisim"}.isdisjoint(getattr(item, "fixturenames", ()))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -208,6 +217,30 @@ def run_mpisim(launch_environment: dict[str, str], tmp_path: Path) -> Callable[.
         return Finished(done.returncode, stdout, stderr)
 
     return run
+
+
+@pytest.fixture
+def call_mpisim(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., Finished]:
+    """Run the command line in this process: half a second less a call than ``run_mpisim``.
+
+    For what is said and written; ``run_mpisim`` is for how processes start, print and end, of which
+    tests/test_cli.py, test_run.py, test_launched.py and test_faults.py have every kind.
+
+    Call it as ``call_mpisim(args, *, cwd=None)``; the working folder is the test's own unless `cwd`
+    is given.
+    """
+
+    def call(args: list[str], *, cwd: Path | None = None) -> Finished:
+        with monkeypatch.context() as patch:
+            patch.chdir(cwd or tmp_path)
+            patch.setenv("MPISIM_PROGRESS", "0")
+            capfd.readouterr()
+            code = main([*map(str, args)])
+            return Finished(code, *capfd.readouterr())
+
+    return call
 
 
 @pytest.fixture(scope="session")
