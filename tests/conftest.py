@@ -32,6 +32,35 @@ if TYPE_CHECKING:
     from mpisim.replay import TraceJob
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+LONGEST = {
+    name: place
+    for place, name in enumerate(
+        (
+            "test_docs.py",
+            "test_launched.py",
+            "test_capture.py",
+            "test_capture_tensors.py",
+            "test_capture_scripts.py",
+            "test_capture_stand_ins.py",
+            "test_capture_ranks.py",
+            "test_capture_compiled.py",
+            "test_extrapolate_captured.py",
+            "test_extrapolate_parallel.py",
+            "test_capture_sequences.py",
+            "test_capture_stand_ins_attention.py",
+            "test_fuzz.py",
+            "test_page_browser.py",
+            "test_batch_systems.py",
+            "test_search.py",
+            "test_capture_memory.py",
+            "test_faults.py",
+            "test_run.py",
+            "test_decentralized.py",
+        )
+    )
+}
+"""Files that come first: one of them, begun last, would keep one of two workers busy alone."""
+
 LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PRTE_", "PMI_")
 
 # Examples must be the same on all ranks, and a rank that shrinks its failure leaves the others
@@ -51,6 +80,9 @@ hypothesis.settings.load_profile("mpi" if launched_size() > 1 else "serial")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Containers often have Python keep nothing that it compiles (PYTHONDONTWRITEBYTECODE): every
+    # process of every run of the tests would compile all of them again.
+    sys.dont_write_bytecode = False
     if without_launcher():
         with no_transports():  # else each run of the tests leaves a segment in /dev/shm
             import mpi4py.MPI  # noqa: F401
@@ -76,6 +108,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = [item for item in items if item.get_closest_marker("mpi") and not _launches(item)]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
+    items.sort(key=lambda item: LONGEST.get(item.path.name, len(LONGEST)))
 
 
 def _launches(item: pytest.Item) -> bool:
