@@ -22,7 +22,8 @@ what is special about a block, need comments on the lines above it:
     <!-- test: keys -->                     the block is part of an experiment, and is read as such
     <!-- test: keys: TABLE -->              it is keys of this table
     <!-- test: output -->                   lines of what the block of commands before printed
-    <!-- test: output: COMMAND -->          lines of what this command prints
+    <!-- test: output: COMMAND -->          lines of what this command prints; if it has run since
+                                            anything else did, it does not run again
 
 and for a paragraph or a table
 
@@ -187,6 +188,8 @@ class Session:
         self.shared = shared_folder()
         self.printed = ""
         """By the last commands that ran."""
+        self._said: dict[str, str] = {}
+        """What commands printed, by their text, since the last that may have changed a file."""
         self._typed: list[str] = []  # blocks of Python that ran
 
     def run(self) -> Iterator[Outcome]:
@@ -233,21 +236,24 @@ class Session:
         """
         for kind, value in block.marks:
             if kind == "setup":
+                self._said.clear()
                 self._bash(value, folder)
         kinds, action = block.kinds, block.action.removeprefix("slow ").partition(", slow")[0]
+        if action in ("run", "file"):
+            self._said.clear()
         if action == "run":
             text = block.text if self.slow else block.quick
             if block.language == "python":
                 self.printed = self._python(text, folder)
             else:
-                self.printed = self._bash(text, folder)
+                self.printed = self._output(text, folder)
         elif action == "file":
             (folder / kinds["file"]).write_text(block.text + "\n", encoding="utf-8")
         elif action == "keys":
             _check_keys(block.text, kinds["keys"])
         elif action == "output":
             if kinds["output"]:
-                self.printed = self._bash(kinds["output"], folder)
+                self.printed = self._output(kinds["output"], folder)
             missing = [old for old, new in aligned(block.text, self.printed) if old != new]
             assert not missing, "not in the output:\n" + "\n".join(missing)
         elif action == "figures":
@@ -260,6 +266,13 @@ class Session:
                 f"without a mark; give it a language of {', '.join(RUN)}, or a comment above it: "
                 "python run_scripts/documents.py --help"
             )
+
+    def _output(self, commands: str, folder: Path) -> str:
+        """Commands → what they print; those that ran a moment ago do not run again."""
+        key = commands.strip()
+        if key not in self._said:
+            self._said[key] = self._bash(commands, folder)
+        return self._said[key]
 
     def _bash(self, commands: str, folder: Path) -> str:
         head = f'set -euo pipefail\nsource "{REPOSITORY}/run_scripts/env.sh"\n'
@@ -289,7 +302,7 @@ class Session:
         source, _, items = mark.partition(" => ")
         assert items, f"figures without ' => ': {mark}"
         table = thresholds() if source == "thresholds" else {}
-        lines = [] if table else self._bash(source, folder).splitlines()
+        lines = [] if table else self._output(source, folder).splitlines()
         flat = " ".join(text.split())
         for item in filter(None, map(str.strip, items.split(";"))):
             figure, _, where = (part.strip() for part in item.partition(" = " if table else " @ "))

@@ -21,7 +21,7 @@ part() {
 }
 
 # Twice as long as without: Python 3.11 has no cheap way to count lines.
-part "coverage of Python lines" pytest -n 2 --dist loadfile --cov --cov-report=term
+part "coverage of Python lines" pytest -n 2 --dist loadfile --no-loadscope-reorder --cov --cov-report=term
 part "fault table" python run_scripts/fault_table.py --check
 part "damaged files" env MPISIM_FUZZ_EXAMPLES=600 pytest -q tests/test_fuzz.py
 bash run_scripts/get_torch.sh

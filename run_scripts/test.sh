@@ -2,7 +2,7 @@
 # Every check of a change: set up, lint, types, the tests in one process, then those that are about
 # several processes on 2 and on 4 with Open MPI 5, on 2 with Open MPI 4.1 and with MPICH, how runs
 # end under the launchers of these two, the digests of all three, and headline errors against
-# measured data (4 minutes; without arguments only). Exits with an error if any part fails, after
+# measured data (without arguments only). Exits with an error if any part fails, after
 # running them all. An MPI (with_mpi.sh) or PyTorch that cannot be had here is said and left out; of an MPI
 # that is an error, too, where CI is set. What takes longer runs in nightly.sh. As root on Debian or Ubuntu, packages that
 # some tests need are installed by apt-get: Slurm and munge (get_slurm.sh), Chromium (get_browser.sh),
@@ -31,6 +31,8 @@ bash run_scripts/get_browser.sh
 part "lint" ruff check .
 part "format" ruff format --check .
 part "types" bash run_scripts/typecheck.sh
+# While PyTorch is fetched, which is mostly waiting.
+[ "$#" -gt 0 ] || part "headline errors" python run_scripts/headline_errors.py
 skipped=()
 wait "$torch"
 case "$?" in
@@ -38,14 +40,13 @@ case "$?" in
 77) echo "skipped: captured scripts, which need PyTorch" ;;
 *) failed+=("setting up PyTorch") ;;
 esac
-# Two at a time, the tests of a file one after another.
-part "tests, one process each" pytest -n 2 --dist loadfile "$@"
+# Two at a time, the tests of a file one after another, files in the order that conftest.py gives.
+part "tests, one process each" pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
 # Ranks share the folder of pytest's cache, and a terminal's colours reach nobody.
 quiet=(--color=no -p no:cacheprovider)
 for processes in 2 4; do
     part "tests, $processes processes" mpirun -n "$processes" pytest "${quiet[@]}" "$@"
 done
-[ "$#" -gt 0 ] || part "headline errors" python run_scripts/headline_errors.py
 
 for mpi in openmpi4 mpich; do
     with=(bash run_scripts/with_mpi.sh "$mpi")
@@ -53,7 +54,8 @@ for mpi in openmpi4 mpich; do
     case "$?" in
     0)
         part "tests, $mpi, 2 processes" "${with[@]}" mpirun -n 2 pytest "${quiet[@]}" "$@"
-        part "ends of runs, $mpi" "${with[@]}" pytest "${quiet[@]}" tests/test_launched.py \
+        # Mostly waiting, too.
+        part "ends of runs, $mpi" "${with[@]}" pytest "${quiet[@]}" -n 2 tests/test_launched.py \
             -k "ends or terminated or four or prints" "$@"
         ;;
     77)

@@ -3,7 +3,8 @@
 In one process every test runs, those marked ``mpi`` included. Under ``mpirun -n 2`` and more only
 those marked ``mpi`` run, on all ranks in the same order; the first failure on any rank is printed
 by that rank and ends all of them, since the others may be waiting for it. Tests that start
-``mpirun`` themselves (fixture ``run_mpisim``) run in one process only.
+``mpirun`` themselves (fixture ``run_mpisim``), or call the command line (``call_mpisim``), run in
+one process only.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import hypothesis
 import pytest
 
+from mpisim.cli import main
 from mpisim.cli.launch import launched_rank, launched_size, without_launcher
 from mpisim.mpi.library import no_transports
 
@@ -30,6 +32,35 @@ if TYPE_CHECKING:
     from mpisim.replay import TraceJob
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+LONGEST = {
+    name: place
+    for place, name in enumerate(
+        (
+            "test_docs.py",
+            "test_launched.py",
+            "test_capture.py",
+            "test_capture_tensors.py",
+            "test_capture_scripts.py",
+            "test_capture_stand_ins.py",
+            "test_capture_ranks.py",
+            "test_capture_compiled.py",
+            "test_extrapolate_captured.py",
+            "test_extrapolate_parallel.py",
+            "test_capture_sequences.py",
+            "test_capture_stand_ins_attention.py",
+            "test_fuzz.py",
+            "test_page_browser.py",
+            "test_batch_systems.py",
+            "test_search.py",
+            "test_capture_memory.py",
+            "test_faults.py",
+            "test_run.py",
+            "test_decentralized.py",
+        )
+    )
+}
+"""Files that come first: one of them, begun last, would keep one of two workers busy alone."""
+
 LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PRTE_", "PMI_")
 
 # Examples must be the same on all ranks, and a rank that shrinks its failure leaves the others
@@ -49,6 +80,9 @@ hypothesis.settings.load_profile("mpi" if launched_size() > 1 else "serial")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Containers often have Python keep nothing that it compiles (PYTHONDONTWRITEBYTECODE): every
+    # process of every run of the tests would compile all of them again.
+    sys.dont_write_bytecode = False
     if without_launcher():
         with no_transports():  # else each run of the tests leaves a segment in /dev/shm
             import mpi4py.MPI  # noqa: F401
@@ -59,6 +93,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.verbose = -2
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Under a launcher, leave unread the files that have no test of several processes."""
+    if launched_size() == 1 or collection_path.suffix != ".py":
+        return None
+    return "mark.mpi" not in collection_path.read_text(encoding="utf-8") or None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # pytest-mpi skips tests marked mpi unless it is told this; they are meant for one process too.
@@ -67,10 +108,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = [item for item in items if item.get_closest_marker("mpi") and not _launches(item)]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
+    items.sort(key=lambda item: LONGEST.get(item.path.name, len(LONGEST)))
 
 
 def _launches(item: pytest.Item) -> bool:
-    return "run_mpisim" in getattr(item, "fixturenames", ())
+    return not {"run_mpisim", "call_mpisim"}.isdisjoint(getattr(item, "fixturenames", ()))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -208,6 +250,30 @@ def run_mpisim(launch_environment: dict[str, str], tmp_path: Path) -> Callable[.
         return Finished(done.returncode, stdout, stderr)
 
     return run
+
+
+@pytest.fixture
+def call_mpisim(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., Finished]:
+    """Run the command line in this process: half a second less a call than ``run_mpisim``.
+
+    For what is said and written; ``run_mpisim`` is for how processes start, print and end, of which
+    tests/test_cli.py, test_run.py, test_launched.py and test_faults.py have every kind.
+
+    Call it as ``call_mpisim(args, *, cwd=None)``; the working folder is the test's own unless `cwd`
+    is given.
+    """
+
+    def call(args: list[str], *, cwd: Path | None = None) -> Finished:
+        with monkeypatch.context() as patch:
+            patch.chdir(cwd or tmp_path)
+            patch.setenv("MPISIM_PROGRESS", "0")
+            capfd.readouterr()
+            code = main([*map(str, args)])
+            return Finished(code, *capfd.readouterr())
+
+    return call
 
 
 @pytest.fixture(scope="session")

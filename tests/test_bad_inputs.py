@@ -18,10 +18,10 @@ from bad_inputs import TABLE, check, prepared
 
 
 @pytest.mark.parametrize("bad", TABLE, ids=lambda bad: bad.name)
-def test_one_process(run_mpisim, tmp_path, bad):
+def test_one_process(call_mpisim, tmp_path, bad):
     args = prepared(bad, tmp_path / "in")
     before = listing(tmp_path)
-    done = run_mpisim(args, timeout=30)
+    done = call_mpisim(args)
     lines = done.stderr.splitlines()
     assert len(lines) == 1, done
     assert lines[0].startswith("mpisim: error: ")

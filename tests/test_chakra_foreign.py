@@ -367,26 +367,26 @@ def test_memory_of_the_host_is_as_far_as_its_link(chakra: Any, tmp_path: Path) -
 
 
 def test_the_command_line_prices_and_says_so(
-    chakra: Any, run_mpisim: Callable[..., Any], tmp_path: Path
+    chakra: Any, call_mpisim: Callable[..., Any], tmp_path: Path
 ) -> None:
     (tmp_path / "et").mkdir()
     for rank in range(2):
         write(chakra, tmp_path / "et" / f"t.{rank}.et", counted(1, **COUNTS), reduce(2, 1))
     ask = ["program", "import", "et", "-o", "t.h5"]
-    refused = run_mpisim(ask)
+    refused = call_mpisim(ask)
     assert refused.rc == 2
     assert len(refused.errors) == 1
-    done = run_mpisim([*ask, "--gpu", "h100-sxm", "--overwrite"])
+    done = call_mpisim([*ask, "--gpu", "h100-sxm", "--overwrite"])
     assert done.rc == 0, done.stderr
     here = ["--set", "cluster.preset=dgx-h100"]
     here.append("--details")
-    ran = run_mpisim(["run", "t.h5", *here, "--json", "t.json", "--save-program", "again.h5"])
+    ran = call_mpisim(["run", "t.h5", *here, "--json", "t.json", "--save-program", "again.h5"])
     assert ran.rc == 0, ran.stderr
     assert "priced by roofline" in ran.stdout
     found = json.loads((tmp_path / "t.json").read_text())
     assert found["step_time_ps"] > 10**9
     assert "gemm_fraction" in ran.stdout
-    assert run_mpisim(["run", "again.h5", *here]).stdout == ran.stdout
+    assert call_mpisim(["run", "again.h5", *here]).stdout == ran.stdout
 
 
 def test_a_gpu_is_for_chakra_alone(tmp_path: Path) -> None:

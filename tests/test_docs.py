@@ -135,6 +135,20 @@ def test_blocks_share_a_folder_and_leave_out_what_is_slow() -> None:
     assert [bool(each.error) for each in run(text, slow=True)] == [False, True, True, True, False]
 
 
+def test_what_has_just_run_is_not_run_again() -> None:
+    """Unless something else has run since, which may have changed what it prints."""
+    count = "echo run >> runs; wc -l < runs"
+    text = (
+        fenced(count)
+        + fenced("1", "", f"output: {count}")
+        + f"<!-- test: figures: {count} => 1 -->\nThere is 1.\n\n"
+        + fenced("true")
+        + fenced("2", "", f"output: {count}")
+        + fenced("3", "", "setup: true", f"output: {count}")
+    )
+    assert [each.error for each in run(text)] == [""] * 6
+
+
 def test_measured_data_may_be_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MPISIM_SHARED", str(tmp_path))
     (outcome,) = run(fenced("false", "sh", "needs shared"))

@@ -476,17 +476,17 @@ def test_processes_share_the_rows(tmp_path_factory: pytest.TempPathFactory) -> N
         assert outcomes == [each.outcome for each in alone.compared]
 
 
-def test_the_command(tmp_path: Path, run_mpisim: Any) -> None:
+def test_the_command(tmp_path: Path, call_mpisim: Any) -> None:
     file = table(tmp_path / "t.csv", VTRAIN, NEUSIGHT)
     out = tmp_path / "out.json"
     picture = tmp_path / "out.png"
     arguments = ["validate", "e2e", str(file), "--where", "source=vtrain", "--json", str(out)]
-    done = run_mpisim([*arguments, "--plot", str(picture)])
+    done = call_mpisim([*arguments, "--plot", str(picture)])
     assert done.rc == 0, done.stderr
     assert "1 rows" in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert json.loads(out.read_text())["predicted"] == 1
-    bad = run_mpisim(["validate", "e2e", str(file), "--where", "vtrain"])
+    bad = call_mpisim(["validate", "e2e", str(file), "--where", "vtrain"])
     assert bad.rc == 2
     assert "not of the form COLUMN=VALUE" in bad.stderr
 

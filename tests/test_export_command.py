@@ -38,7 +38,7 @@ DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "export.md"
 # --- the run again ------------------------------------------------------------------------------
 
 
-def test_a_run_of_a_file_in_another_folder(run_mpisim: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_run_of_a_file_in_another_folder(call_mpisim: Callable[..., Any], tmp_path: Path) -> None:
     """Experiment, cluster and program are found from wherever the export is made."""
     (tmp_path / "there").mkdir()
     (tmp_path / "elsewhere").mkdir()
@@ -47,60 +47,60 @@ def test_a_run_of_a_file_in_another_folder(run_mpisim: Callable[..., Any], tmp_p
     )
     experiment += '[cluster]\npreset = "dgx-h100"\nnodes = 1\n'
     (tmp_path / "there" / "mine.toml").write_text(experiment)
-    done = run_mpisim(["run", "mine.toml", "-o", "a.h5"], cwd=tmp_path / "there")
+    done = call_mpisim(["run", "mine.toml", "-o", "a.h5"], cwd=tmp_path / "there")
     assert done.rc == 0, done.stderr
     # What the experiment says is in the file: it may be changed, or be gone.
     (tmp_path / "there" / "mine.toml").write_text("")
     for changes, name in ((["--set", "plan.tp=2", "--set", "plan.dp=4"], "b"), ([], "c")):
         (tmp_path / "there" / "mine.toml").write_text(experiment)
-        run_mpisim(
+        call_mpisim(
             ["run", "mine.toml", *changes, "--save-program", f"{name}p.h5"], cwd=tmp_path / "there"
         )
-        done = run_mpisim(
+        done = call_mpisim(
             ["run", f"there/{name}p.h5", "--set", "variation.speeds.3=0.9", "-o", f"{name}.h5"]
         )
         assert done.rc == 0, done.stderr
     for path, n in (("../there/a.h5", 1), ("../b.h5", 2), ("../c.h5", 2)):
         command = ["export", path, "--format", "csv", "-o", "rows.csv", "--overwrite"]
-        done = run_mpisim(command, cwd=tmp_path / "elsewhere")
+        done = call_mpisim(command, cwd=tmp_path / "elsewhere")
         assert done.rc == 0, done.stderr
         assert f"{n} of 8 ranks" in done.stdout  # rank 3 is slower in the others
 
 
-def test_a_replay_in_another_folder(run_mpisim: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_replay_in_another_folder(call_mpisim: Callable[..., Any], tmp_path: Path) -> None:
     from mpi4py import MPI
 
     run = simulate_program(recordable_program(4, n_ranks=3), MPI.COMM_SELF)
     with exported(run, MPI.COMM_SELF) as folder:
         relative = os.path.relpath(folder, tmp_path)
-        done = run_mpisim(
+        done = call_mpisim(
             ["replay", relative, "--scale-comm", "0.5", "--cap-host-gap", "1:0.0001", "-o", "r.h5"]
         )
         assert done.rc == 0, done.stderr
         (tmp_path / "elsewhere").mkdir()
         command = ["export", "../r.h5", "--format", "perfetto", "-o", "r.pftrace"]
-        done = run_mpisim(command, cwd=tmp_path / "elsewhere")
+        done = call_mpisim(command, cwd=tmp_path / "elsewhere")
         assert done.rc == 0, done.stderr
         assert done.stdout == "r.pftrace: a Perfetto trace; all 3 ranks\n"
     (tmp_path / "elsewhere" / "r.pftrace").unlink()
-    done = run_mpisim(command, cwd=tmp_path / "elsewhere")
+    done = call_mpisim(command, cwd=tmp_path / "elsewhere")
     assert done.rc == 2
     assert done.stderr.startswith("mpisim: error: ../r.h5: ")
     assert "no such file" in done.stderr
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_a_recording_is_not_written_over(run_mpisim: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_recording_is_not_written_over(call_mpisim: Callable[..., Any], tmp_path: Path) -> None:
     from mpi4py import MPI
 
     run = simulate_program(recordable_program(4, n_ranks=3), MPI.COMM_SELF)
     with exported(run, MPI.COMM_SELF) as folder:
         relative = os.path.relpath(folder, tmp_path)
-        assert run_mpisim(["replay", relative, "-o", "r.h5"]).rc == 0
+        assert call_mpisim(["replay", relative, "-o", "r.h5"]).rc == 0
         before = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
         for form, output in (("chrome", relative), ("csv", f"{relative}/{min(before)}")):
             command = ["export", "r.h5", "--format", form, "-o", output, "--overwrite"]
-            done = run_mpisim(command)
+            done = call_mpisim(command)
             assert done.rc == 2
             assert "would write over what r.h5 was made of" in done.stderr
         assert {path.name: path.read_bytes() for path in Path(folder).iterdir()} == before
@@ -122,13 +122,13 @@ def test_a_step_that_was_not_simulated_whole(comm: Intracomm, tmp_path: Path) ->
     assert max(int(row["end_ps"]) for row in rows) == again.run.step_time
 
 
-def test_a_changed_input_is_noticed(run_mpisim: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_changed_input_is_noticed(call_mpisim: Callable[..., Any], tmp_path: Path) -> None:
     for layers in (2, 3):
         changes = ["--set", f"model.layers={layers}", "--save-program", "p.h5", "--overwrite"]
-        run_mpisim(["run", *changes, "-o", "whole.h5"])
+        call_mpisim(["run", *changes, "-o", "whole.h5"])
         if layers == 2:
-            run_mpisim(["run", "p.h5", "-o", "run.h5"])
-    done = run_mpisim(["export", "run.h5", "--format", "csv", "-o", "rows.csv"])
+            call_mpisim(["run", "p.h5", "-o", "run.h5"])
+    done = call_mpisim(["export", "run.h5", "--format", "csv", "-o", "rows.csv"])
     assert done.rc == 2
     assert done.stderr.count("\n") == 1
     assert re.search(
@@ -138,18 +138,18 @@ def test_a_changed_input_is_noticed(run_mpisim: Callable[..., Any], tmp_path: Pa
 
 
 def test_a_file_that_does_not_say_of_what(
-    run_mpisim: Callable[..., Any], comm: Intracomm, tmp_path: Path
+    call_mpisim: Callable[..., Any], comm: Intracomm, tmp_path: Path
 ) -> None:
     saved_run(comm, tmp_path / "run.h5", *DENSE)
     with h5py.File(tmp_path / "run.h5", "r+") as file:
         origin = file.attrs.pop("origin")
-    done = run_mpisim(["export", "run.h5", "--format", "csv", "-o", "rows.csv"])
+    done = call_mpisim(["export", "run.h5", "--format", "csv", "-o", "rows.csv"])
     assert (done.rc, done.stderr.count("\n")) == (2, 1)
     assert "run.h5: does not say what it was made of" in done.stderr
     for damage in ("{", "[]", '{"replay": 3}', '{"program": 3}', origin[:-9]):
         with h5py.File(tmp_path / "run.h5", "r+") as file:
             file.attrs["origin"] = damage
-        done = run_mpisim(["export", "run.h5", "--format", "csv", "-o", "rows.csv"])
+        done = call_mpisim(["export", "run.h5", "--format", "csv", "-o", "rows.csv"])
         assert (done.rc, done.stderr.count("\n")) == (2, 1), done.stderr
         assert "run.h5" in done.stderr
 
@@ -323,10 +323,10 @@ REFUSED = [
 
 @pytest.mark.parametrize(("arguments", "said"), REFUSED, ids=lambda value: str(value)[:40])
 def test_refused(
-    run_mpisim: Callable[..., Any], saved: Path, arguments: list[str], said: str
+    call_mpisim: Callable[..., Any], saved: Path, arguments: list[str], said: str
 ) -> None:
     before = sorted(saved.parent.rglob("*"))
-    done = run_mpisim(["export", saved.name, "--format", *arguments])
+    done = call_mpisim(["export", saved.name, "--format", *arguments])
     assert (done.rc, done.stdout) == (2, "")
     assert said in done.stderr.splitlines()[-1]
     assert sorted(saved.parent.rglob("*")) == before

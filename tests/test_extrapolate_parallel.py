@@ -309,12 +309,12 @@ def test_jobs_of_several_ranks_are_told_apart(gpt: Job, shared: Path) -> None:
 # --- the command ---------------------------------------------------------------------------------
 
 
-def test_command(gpt: Job, run_mpisim: Callable[..., Finished], tmp_path: Path) -> None:
+def test_command(gpt: Job, call_mpisim: Callable[..., Finished], tmp_path: Path) -> None:
     traces, figures = str(gpt.folder / "traces"), tmp_path / "f.json"
     saved = tmp_path / "p.h5"
     options = ["--dp", "4", "--cluster", "dgx-h100", "--json", str(figures), "--details"]
     options += ["--calibration", str(calibration_file(tmp_path))]
-    done = run_mpisim(["extrapolate", traces, *options, "--save-program", str(saved)])
+    done = call_mpisim(["extrapolate", traces, *options, "--save-program", str(saved)])
     assert done.rc == 0, done.stderr
     assert "parallel structure  tp=2,dp=2,pp=2" in done.stdout
     assert "tp=2,dp=4,pp=2, 16 ranks" in done.stdout
@@ -322,7 +322,7 @@ def test_command(gpt: Job, run_mpisim: Callable[..., Finished], tmp_path: Path) 
     found = json.loads(figures.read_text())
     assert found["new_axes"] == {"tp": 2, "dp": 4, "pp": 2}
     assert found["repriced"]["dp"] > 0
-    again = run_mpisim(["run", str(saved)])
+    again = call_mpisim(["run", str(saved)])
     assert again.rc == 0, again.stderr
 
 
@@ -370,9 +370,9 @@ def test_processes_agree(gpt: Job, run_mpisim: Callable[..., Finished]) -> None:
     ],
 )
 def test_command_refuses(
-    options: tuple[str, ...], said: str, gpt: Job, run_mpisim: Callable[..., Finished]
+    options: tuple[str, ...], said: str, gpt: Job, call_mpisim: Callable[..., Finished]
 ) -> None:
-    done = run_mpisim(["extrapolate", str(gpt.folder / "traces"), *options])
+    done = call_mpisim(["extrapolate", str(gpt.folder / "traces"), *options])
     assert done.rc == 2
     assert said in done.stderr
     assert done.stderr.count("\n") == 1

@@ -112,13 +112,13 @@ def test_reports_give_reasons_for_separate_classes(comm: Intracomm) -> None:
     assert figures(results)["n_classes"] == 4
 
 
-def test_command(run_mpisim: Callable[..., Any], comm: Intracomm, tmp_path: Path) -> None:
+def test_command(call_mpisim: Callable[..., Any], comm: Intracomm, tmp_path: Path) -> None:
     if comm.size > 1:
         pytest.skip("starts processes of its own")
     save(grid(4, 6).replace(attributes={}), tmp_path / "grid.h5")
     texts = []
     for option in ([], ["--no-fold"]):
-        done = run_mpisim(
+        done = call_mpisim(
             [
                 *("program", "run", "grid.h5", "--cluster", "dgx-h100"),
                 *("--json", "a.json", "--overwrite", "--details", *option),

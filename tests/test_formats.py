@@ -27,21 +27,22 @@ def program(tmp_path: Path) -> Path:
     return tmp_path / "step.h5"
 
 
-def test_there_and_back(run_mpisim: Run, program: Path, tmp_path: Path) -> None:
-    done = run_mpisim(["program", "export", program, "-o", "et", "--format", "chakra"])
+def test_there_and_back(call_mpisim: Run, program: Path, tmp_path: Path) -> None:
+    done = call_mpisim(["program", "export", program, "-o", "et", "--format", "chakra"])
     assert (done.rc, done.stderr) == (0, "")
     assert sorted(p.name for p in (tmp_path / "et").iterdir())[-1] == "step.json"
-    done = run_mpisim(["program", "import", "et", "-o", "back.h5"])
+    done = call_mpisim(["program", "import", "et", "-o", "back.h5"])
     assert done.rc == 0
     assert "ranks" in done.stdout
     shown = [
-        run_mpisim(["program", "show", name, "--rank", 0]).stdout for name in ("step.h5", "back.h5")
+        call_mpisim(["program", "show", name, "--rank", 0]).stdout
+        for name in ("step.h5", "back.h5")
     ]
     assert shown[0] == shown[1]
     digests = [
         line
         for name in ("step.h5", "back.h5")
-        for line in run_mpisim(["program", "run", name]).stdout.splitlines()
+        for line in call_mpisim(["program", "run", name]).stdout.splitlines()
         if line.startswith("digest")
     ]
     assert digests[0] == digests[1]
@@ -61,7 +62,7 @@ def test_a_cluster_prices_what_has_no_duration(run_mpisim: Run, tmp_path: Path) 
     assert "did you mean 'dgx-h100'?" in wrong.errors[0]
 
 
-def test_outputs_are_whole_or_absent(run_mpisim: Run, program: Path, tmp_path: Path) -> None:
+def test_outputs_are_whole_or_absent(call_mpisim: Run, program: Path, tmp_path: Path) -> None:
     (tmp_path / "w.txt").write_text(WORKLOAD)
     before = program.read_bytes()
     for args, says in (
@@ -73,12 +74,12 @@ def test_outputs_are_whole_or_absent(run_mpisim: Run, program: Path, tmp_path: P
         (["export", "step.h5", "-o", ".", "--overwrite"], "step.h5, which is no Chakra file"),
         (["export", "w.txt", "-o", "et"], "w.txt"),
     ):
-        done = run_mpisim(["program", *args])
+        done = call_mpisim(["program", *args])
         assert (done.rc != 0, len(done.errors)) == (True, 1), args
         assert says in done.errors[0]
     assert program.read_bytes() == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step.h5", "w.txt"]
-    assert run_mpisim(["program", "import", "w.txt", "-o", "step.h5", "--overwrite"]).rc == 0
+    assert call_mpisim(["program", "import", "w.txt", "-o", "step.h5", "--overwrite"]).rc == 0
     assert load(program).n_ranks == 4
 
 
@@ -103,10 +104,10 @@ def test_one_error_under_a_launcher(run_mpisim: Run, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_read(
-    run_mpisim: Run, tmp_path: Path, name: str, content: str, says: str
+    call_mpisim: Run, tmp_path: Path, name: str, content: str, says: str
 ) -> None:
     (tmp_path / name).write_text(content)
-    done = run_mpisim(["program", "import", name, "-o", "x.h5"])
+    done = call_mpisim(["program", "import", name, "-o", "x.h5"])
     assert (done.rc, len(done.errors)) == (2, 1)
     assert says in done.errors[0]
     assert not (tmp_path / "x.h5").exists()

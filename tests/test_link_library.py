@@ -375,11 +375,13 @@ def test_a_step_on_a_wafer(tmp_path: Path, run_mpisim: Callable[..., Any]) -> No
     assert "dimensions" in table.stdout
 
 
-def test_a_graph_without_nics_needs_no_node(tmp_path: Path, run_mpisim: Callable[..., Any]) -> None:
+def test_a_graph_without_nics_needs_no_node(
+    tmp_path: Path, call_mpisim: Callable[..., Any]
+) -> None:
     """From a to b the link between them is the way, from b to a the switch: 12.5 GB/s."""
     text = 'title = "Two"\ngpu = "h100-sxm"\ngpus_per_node = 2\ngraph = "net.toml"\n'
     path = written(tmp_path, text, "tp = 2\ndp = 1", nodes=1, batch=2)
-    found = run_mpisim(["run", str(path)])
+    found = call_mpisim(["run", str(path)])
     assert found.rc == 0, found.stderr
     net = network_of(find_cluster(tmp_path / "cluster.toml"), 1)
     assert isinstance(net, NcclNetwork)

@@ -22,14 +22,14 @@ def lines(text: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("what", LISTINGS)
-def test_every_listing_is_printed(run_mpisim: Run, what: str) -> None:
-    done = run_mpisim(["list", what])
+def test_every_listing_is_printed(call_mpisim: Run, what: str) -> None:
+    done = call_mpisim(["list", what])
     assert (done.rc, done.stderr) == (0, "")
     assert len(lines(done.stdout)) == len(LISTINGS[what].make().rows)
 
 
-def test_what_there_is_to_list(run_mpisim: Run) -> None:
-    done = run_mpisim(["list"])
+def test_what_there_is_to_list(call_mpisim: Run) -> None:
+    done = call_mpisim(["list"])
     assert (done.rc, done.stderr, list(lines(done.stdout))) == (0, "", list(LISTINGS))
 
 
@@ -47,46 +47,46 @@ def test_the_key_that_takes_a_name(capsys: pytest.CaptureFixture[str], what: str
     assert "unknown key" not in refusal
 
 
-def test_models_by_word(run_mpisim: Run) -> None:
-    done = run_mpisim(["list", "models", "llama", "8b"])
+def test_models_by_word(call_mpisim: Run) -> None:
+    done = call_mpisim(["list", "models", "llama", "8b"])
     assert lines(done.stdout) == {
         "llama-3-8b": "llama-3-8b  dense      8.03 B      32 × 4,096  8,192 tokens  Llama 3 8B"
     }
 
 
-def test_models_of_other_kinds(run_mpisim: Run) -> None:
-    listed = lines(run_mpisim(["list", "models", "resnet-50"]).stdout)
+def test_models_of_other_kinds(call_mpisim: Run) -> None:
+    listed = lines(call_mpisim(["list", "models", "resnet-50"]).stdout)
     # torchvision: 25,557,032 parameters.
     assert " ".join(listed["resnet-50"].split()[1:]) == "cnn 25.6 M depth 50 224 × 224 ResNet-50"
-    listed = lines(run_mpisim(["list", "models", "dlrm-default"]).stdout)
+    listed = lines(call_mpisim(["list", "models", "dlrm-default"]).stdout)
     # 8 tables of a million rows of 64, and 2.5 million in the layers.
     assert listed["dlrm-default"].split()[1:4] == ["dlrm", "514", "M"]
 
 
-def test_models_of_a_kind(run_mpisim: Run) -> None:
+def test_models_of_a_kind(call_mpisim: Run) -> None:
     """Whatever they are called: Mixtral has experts, and nothing but such a model is listed."""
-    listed = lines(run_mpisim(["list", "models", "moe"]).stdout)
+    listed = lines(call_mpisim(["list", "models", "moe"]).stdout)
     assert {"mixtral-8x7b", "deepseek-v3", "qwen1.5-moe-a2.7b"} <= listed.keys()
     assert {line.split()[1] for line in listed.values()} == {"moe"}
 
 
-def test_hybrids_are_found_with_and_without_experts(run_mpisim: Run) -> None:
-    listed = lines(run_mpisim(["list", "models", "hybrid"]).stdout)
+def test_hybrids_are_found_with_and_without_experts(call_mpisim: Run) -> None:
+    listed = lines(call_mpisim(["list", "models", "hybrid"]).stdout)
     kinds = {name: listed[name].split()[1] for name in ("nemotron-h-8b", "qwen3-next-80b-a3b")}
     assert kinds == {"nemotron-h-8b": "hybrid", "qwen3-next-80b-a3b": "moe"}
     assert "llama-3-8b" not in listed
 
 
-def test_other_names_are_found(run_mpisim: Run) -> None:
-    assert list(lines(run_mpisim(["list", "models", "mt-nlg"]).stdout)) == ["gpt3-530b"]
+def test_other_names_are_found(call_mpisim: Run) -> None:
+    assert list(lines(call_mpisim(["list", "models", "mt-nlg"]).stdout)) == ["gpt3-530b"]
 
 
 def test_under_a_launcher_one_process_prints(run_mpisim: Run) -> None:
     assert run_mpisim(["list", "schedules"], 2).stdout.count("zb-h1") == 1
 
 
-def test_the_experiments_are_the_files(run_mpisim: Run) -> None:
-    assert sorted(lines(run_mpisim(["list", "experiments"]).stdout)) == names("experiments")
+def test_the_experiments_are_the_files(call_mpisim: Run) -> None:
+    assert sorted(lines(call_mpisim(["list", "experiments"]).stdout)) == names("experiments")
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_the_experiments_are_the_files(run_mpisim: Run) -> None:
         (["modls"], "'modls' is not one of models, clusters, gpus, frameworks, schedules, "),
     ],
 )
-def test_nothing_found_is_one_line(run_mpisim: Run, args: list[str], message: str) -> None:
-    done = run_mpisim(["list", *args])
+def test_nothing_found_is_one_line(call_mpisim: Run, args: list[str], message: str) -> None:
+    done = call_mpisim(["list", *args])
     assert done.rc == 2
     assert len(done.errors) == 1
     assert message in done.errors[0]

@@ -291,16 +291,16 @@ def test_a_config_has_sequences_as_models_are_trained_on(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("option", ["--config", "--model"])
-def test_new_takes_a_config(run_mpisim: Run, tmp_path: Path, option: str) -> None:
+def test_new_takes_a_config(call_mpisim: Run, tmp_path: Path, option: str) -> None:
     config = checkpoint(tmp_path / "model")
     args = ["new", str(tmp_path / "mine.toml"), option, str(config), "--gpus", "16"]
-    done = run_mpisim(args)
+    done = call_mpisim(args)
     assert done.rc == 0
     assert "(max_position_embeddings)" in done.stderr
     text = (tmp_path / "mine.toml").read_text()
     assert prepare(read(text, str(tmp_path / "mine.toml"))).memory.fits
     config.write_text('{"model_type": "lama"}')
-    again = run_mpisim([*args, "--overwrite"])
+    again = call_mpisim([*args, "--overwrite"])
     assert again.rc == 2
     assert "key 'model_type' is 'lama' (did you mean 'llama'?)" in again.errors[0]
 
@@ -316,17 +316,17 @@ def test_a_relative_config_is_found_from_the_experiment(
     assert read(found.text, "runs/mine.toml").model.layers == 32  # type: ignore[union-attr]
 
 
-def test_sequences_of_a_config_that_are_too_long(run_mpisim: Run, tmp_path: Path) -> None:
+def test_sequences_of_a_config_that_are_too_long(call_mpisim: Run, tmp_path: Path) -> None:
     """Where the length comes from is said, and a shorter one that fits."""
     checkpoint(tmp_path / "model")
     text = '[model]\nhf_config = "model"\n[plan]\nglobal_batch = 8\ntp = 2\nzero = 1\n'
     (tmp_path / "mine.toml").write_text(text + '[cluster]\npreset = "dgx-h100"\n')
-    done = run_mpisim(["run", str(tmp_path / "mine.toml")])
+    done = call_mpisim(["run", str(tmp_path / "mine.toml")])
     assert done.rc == 2
     (line,) = done.errors
     assert "model.seq_len = 131072 is the longest that model allows (max_position_emb" in line
     assert "With model.seq_len = 16384 it fits (" in line
-    given = run_mpisim(["run", str(tmp_path / "mine.toml"), "--set", "model.seq_len=131072"])
+    given = call_mpisim(["run", str(tmp_path / "mine.toml"), "--set", "model.seq_len=131072"])
     assert "max_position_embeddings" not in given.errors[0]
 
 
@@ -409,8 +409,8 @@ def test_it_is_printed_or_written_and_never_over_a_file(run_mpisim: Run, tmp_pat
         (["--config", "c", "--model", "m"], "argument --model: not allowed with argument --config"),
     ],
 )
-def test_bad_arguments_are_one_line(run_mpisim: Run, args: list[str], message: str) -> None:
-    done = run_mpisim(["new", *args])
+def test_bad_arguments_are_one_line(call_mpisim: Run, args: list[str], message: str) -> None:
+    done = call_mpisim(["new", *args])
     assert done.rc == 2
     assert len(done.errors) == 1
     assert message in done.errors[0]

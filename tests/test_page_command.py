@@ -50,34 +50,34 @@ def without_network(path: Path) -> bool:
 # --- files ----------------------------------------------------------------------------------------
 
 
-def test_pages_of_all_commands(run_mpisim: Callable[..., Any], tmp_path: Path) -> None:
-    done = run_mpisim(["run", *SMALL, "--html", "run.html", "-o", "a.h5"])
+def test_pages_of_all_commands(call_mpisim: Callable[..., Any], tmp_path: Path) -> None:
+    done = call_mpisim(["run", *SMALL, "--html", "run.html", "-o", "a.h5"])
     assert (done.rc, done.stderr) == (0, "")
-    plain = run_mpisim(["run", *SMALL])
+    plain = call_mpisim(["run", *SMALL])
     # But for where it is kept.
     assert done.stdout == plain.stdout.replace("-o run.h5 keeps it", "a.h5 keeps it")
-    done = run_mpisim(["report", "a.h5", "--html", "report.html"])
+    done = call_mpisim(["report", "a.h5", "--html", "report.html"])
     assert (done.rc, done.stderr) == (0, "")
-    assert done.stdout == run_mpisim(["report", "a.h5"]).stdout
+    assert done.stdout == call_mpisim(["report", "a.h5"]).stdout
     # The run that is at hand and the one that is made again are the same, and so is the page.
     assert (tmp_path / "report.html").read_bytes() == (tmp_path / "run.html").read_bytes()
-    done = run_mpisim(["run", *SMALL, "--set", "plan.recompute=full", "-o", "b.h5"])
+    done = call_mpisim(["run", *SMALL, "--set", "plan.recompute=full", "-o", "b.h5"])
     assert done.rc == 0
-    done = run_mpisim(["compare", "a.h5", "b.h5", "--html", "diff.html"])
+    done = call_mpisim(["compare", "a.h5", "b.h5", "--html", "diff.html"])
     assert (done.rc, done.stderr) == (0, "")
     for name in ("run", "diff"):
         assert is_whole(tmp_path / f"{name}.html")
         assert without_network(tmp_path / f"{name}.html")
 
 
-def test_a_page_of_a_replay(run_mpisim: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_page_of_a_replay(call_mpisim: Callable[..., Any], tmp_path: Path) -> None:
     from mpi4py import MPI
 
     run = simulate_program(recordable_program(4, n_ranks=3), MPI.COMM_SELF)
     with exported(run, MPI.COMM_SELF) as folder:
-        done = run_mpisim(["replay", folder, "-o", "r.h5", "--html", "replay.html"])
+        done = call_mpisim(["replay", folder, "-o", "r.h5", "--html", "replay.html"])
         assert (done.rc, done.stderr) == (0, "")
-        done = run_mpisim(["report", "r.h5", "--html", "report.html"])
+        done = call_mpisim(["report", "r.h5", "--html", "report.html"])
         assert (done.rc, done.stderr) == (0, "")
         traces = sorted(Path(folder).iterdir())
         before = traces[0].read_bytes()
@@ -85,13 +85,13 @@ def test_a_page_of_a_replay(run_mpisim: Callable[..., Any], tmp_path: Path) -> N
             ["replay", folder, "--html", traces[0], "--overwrite"],
             ["report", "r.h5", "--html", traces[0], "--overwrite"],
         ):
-            done = run_mpisim(command)
+            done = call_mpisim(command)
             assert (done.rc, done.stderr.count("\n")) == (2, 1)
             assert "would write over" in done.stderr
         assert traces[0].read_bytes() == before
     assert is_whole(tmp_path / "replay.html")
     # The recording is not there any more: the page says so, and all else is on it.
-    done = run_mpisim(["report", "r.h5", "--html", "moved.html"])
+    done = call_mpisim(["report", "r.h5", "--html", "moved.html"])
     assert done.rc == 0
     assert done.stderr.startswith("mpisim: note: moved.html: without timeline and memory: r.h5: ")
     assert done.stderr.count("\n") == 1
@@ -99,34 +99,34 @@ def test_a_page_of_a_replay(run_mpisim: Callable[..., Any], tmp_path: Path) -> N
     assert is_whole(tmp_path / "moved.html")
 
 
-def test_a_page_of_a_program_file(run_mpisim: Callable[..., Any], tmp_path: Path) -> None:
-    assert run_mpisim(["run", *SMALL, "--save-program", "p.h5"]).rc == 0
-    done = run_mpisim(["program", "run", "p.h5", "--html", "p.html", "-o", "r.h5"])
+def test_a_page_of_a_program_file(call_mpisim: Callable[..., Any], tmp_path: Path) -> None:
+    assert call_mpisim(["run", *SMALL, "--save-program", "p.h5"]).rc == 0
+    done = call_mpisim(["program", "run", "p.h5", "--html", "p.html", "-o", "r.h5"])
     assert (done.rc, done.stderr) == (0, "")
     assert is_whole(tmp_path / "p.html")
-    done = run_mpisim(["run", "p.h5", "--html", "p.h5", "--overwrite"])
+    done = call_mpisim(["run", "p.h5", "--html", "p.h5", "--overwrite"])
     assert done.rc == 2
     assert "--html would write over the input" in done.stderr
     # What the run was made of is not written over either.
-    done = run_mpisim(["report", "r.h5", "--html", "p.h5", "--overwrite"])
+    done = call_mpisim(["report", "r.h5", "--html", "p.h5", "--overwrite"])
     assert (done.rc, done.stderr.count("\n")) == (2, 1)
     assert "would write over what r.h5 was made of" in done.stderr
     # It has changed: no row is shown that the results are not about.
     longer = ["--set", "model.layers=12"]
-    run_mpisim(["run", *SMALL, *longer, "--save-program", "p.h5", "--overwrite"])
-    done = run_mpisim(["report", "r.h5", "--html", "changed.html"])
+    call_mpisim(["run", *SMALL, *longer, "--save-program", "p.h5", "--overwrite"])
+    done = call_mpisim(["report", "r.h5", "--html", "changed.html"])
     assert done.rc == 0
     assert re.search(r"without timeline and memory: r\.h5: .* its digest is now", done.stderr)
     assert done.stderr.count("\n") == 1
 
 
 def test_results_that_do_not_say_of_what(
-    run_mpisim: Callable[..., Any], comm: Intracomm, tmp_path: Path
+    call_mpisim: Callable[..., Any], comm: Intracomm, tmp_path: Path
 ) -> None:
     saved_run(comm, tmp_path / "run.h5", *DENSE)
     with h5py.File(tmp_path / "run.h5", "r+") as file:
         del file.attrs["origin"]
-    done = run_mpisim(["report", "run.h5", "--html", "run.html"])
+    done = call_mpisim(["report", "run.h5", "--html", "run.html"])
     assert done.rc == 0
     assert "without timeline and memory: run.h5: does not say what it was made of" in done.stderr
     assert done.stderr.count("\n") == 1
@@ -146,7 +146,6 @@ REFUSED = [
     (["run", "--html", "there.html"], "there.html: exists already"),
     (["report", "a.h5", "--html", "no/a.html"], "there is no folder"),
     (["report", "a.h5", "--html", "."], "is a folder"),
-    (["run", "--html", "/dev/stdout"], "is not a regular file"),
     (["report", "a.h5", "--html", "a.h5", "--overwrite"], "--html would write over the input"),
     (
         ["compare", "a.h5", "b.h5", "--html", "b.h5", "--overwrite"],
@@ -177,22 +176,30 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("words", "message"), REFUSED, ids=lambda each: " ".join(each)[:40])
 def test_refused(
-    run_mpisim: Callable[..., Any], folder: Path, words: list[str], message: str
+    call_mpisim: Callable[..., Any], folder: Path, words: list[str], message: str
 ) -> None:
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    done = run_mpisim(words, cwd=folder)
+    done = call_mpisim(words, cwd=folder)
     assert (done.rc, done.stderr.count("\n")) == (2, 1), done.stderr
     assert message in done.stderr
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_a_page_is_replaced_if_asked(run_mpisim: Callable[..., Any], folder: Path) -> None:
+def test_standard_output_is_refused(run_mpisim: Callable[..., Any]) -> None:
+    done = run_mpisim(["run", "--html", "/dev/stdout"])
+    assert (done.rc, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "is not a regular file" in done.stderr
+
+
+def test_a_page_is_replaced_if_asked(call_mpisim: Callable[..., Any], folder: Path) -> None:
     target = folder / "mine.html"
     target.write_text("mine")
-    done = run_mpisim(["report", "a.h5", "--html", "mine.html", "--overwrite"], cwd=folder)
+    done = call_mpisim(["report", "a.h5", "--html", "mine.html", "--overwrite"], cwd=folder)
     assert (done.rc, done.stderr) == (0, "")
     assert is_whole(target)
-    done = run_mpisim(["compare", "a.h5", "b.h5", "--html", "mine.html", "--overwrite"], cwd=folder)
+    done = call_mpisim(
+        ["compare", "a.h5", "b.h5", "--html", "mine.html", "--overwrite"], cwd=folder
+    )
     assert (done.rc, done.stderr) == (0, "")
     assert is_whole(target)
     target.unlink()

@@ -256,11 +256,11 @@ def test_the_command_line(run_mpisim: Run, tmp_path: Path, nprocs: int) -> None:
     assert run_mpisim(["report", "kept.h5"]).stdout == done.stdout
 
 
-def test_an_experiment_of_a_program(run_mpisim: Run, small: Path, tmp_path: Path) -> None:
+def test_an_experiment_of_a_program(call_mpisim: Run, small: Path, tmp_path: Path) -> None:
     (tmp_path / "w.toml").write_text(
         f'title = "slow"\n[workload]\nprogram = "{small}"\n[variation]\nspeeds = {{"3" = 0.5}}\n'
     )
-    done = run_mpisim(["run", "w.toml", "--json", "w.json"])
+    done = call_mpisim(["run", "w.toml", "--json", "w.json"])
     assert done.rc == 0, done.stderr
     found = json.loads((tmp_path / "w.json").read_text())
     assert found["digest"] == digest(again(small, "variation.speeds.3=0.5"))
@@ -365,8 +365,8 @@ def test_what_a_bare_program_has_no_use_for_is_refused(
     assert "\n" not in str(error.value)
 
 
-def test_keys_need_a_cluster(run_mpisim: Run, bare: Path) -> None:
-    done = run_mpisim(["program", "run", str(bare), "--set", "network.contention=false"])
+def test_keys_need_a_cluster(call_mpisim: Run, bare: Path) -> None:
+    done = call_mpisim(["program", "run", str(bare), "--set", "network.contention=false"])
     assert done.rc == 2
     assert done.errors == [
         f"mpisim: error: {bare}: network.contention needs a network: --cluster NAME"

@@ -229,9 +229,9 @@ def test_other_programs_have_one_step(tmp_path: Path) -> None:
     assert results.shown_ps == results.step_time_ps == run.step_time
 
 
-def test_a_change_without_effect_is_named(tmp_path: Path, run_mpisim: Callable[..., Any]) -> None:
+def test_a_change_without_effect_is_named(tmp_path: Path, call_mpisim: Callable[..., Any]) -> None:
     made = HandMade()
     made.launch(0, 5, 10, 100)
-    done = run_mpisim(["replay", made.write(tmp_path), "--scale-comm", "0.5"])
+    done = call_mpisim(["replay", made.write(tmp_path), "--scale-comm", "0.5"])
     assert done.rc == 0
     assert "--scale-comm changes nothing: this recording has no communications" in done.stdout

@@ -116,12 +116,12 @@ def test_prices_of_other_gpus_are_off_independently():
     assert f"difference): {other + 1}" in said or f", {other + 1}" in said
 
 
-def test_the_front_is_drawn(tmp_path, run_mpisim):
+def test_the_front_is_drawn(tmp_path, call_mpisim):
     pytest.importorskip("matplotlib")
     words = ["search", "llama3-8b-8-h100", "--vary", "plan.tp=1,2,4", "--vary", "plan.zero=1,3"]
     words += ["--objective", "usd_per_token", "--objective", "memory"]
     for name, begins in (("f.svg", b"<?xml"), ("f.png", b"\x89PNG"), ("f.pdf", b"%PDF")):
-        found = run_mpisim([*words, "--draw", tmp_path / name])
+        found = call_mpisim([*words, "--draw", tmp_path / name])
         assert found.rc == 0, found.stderr
         assert found.stdout.endswith(f"\n{tmp_path / name} is written\n")
         assert (tmp_path / name).read_bytes().startswith(begins)
@@ -130,11 +130,11 @@ def test_the_front_is_drawn(tmp_path, run_mpisim):
     assert "memory of the fullest GPU (GiB)" in text
     rows = found.stdout.split("The front:")[1].splitlines()
     assert f"1: {rows[2].split('  ')[-1].strip()}" in text
-    again = run_mpisim([*words, "--draw", tmp_path / "f.svg"])
+    again = call_mpisim([*words, "--draw", tmp_path / "f.svg"])
     assert again.rc != 0
     assert "f.svg" in again.stderr
     before = (tmp_path / "f.svg").read_bytes()
-    again = run_mpisim([*words, "--draw", tmp_path / "f.svg", "--overwrite"])
+    again = call_mpisim([*words, "--draw", tmp_path / "f.svg", "--overwrite"])
     assert again.rc == 0
     assert (tmp_path / "f.svg").read_bytes() == before
 
@@ -212,8 +212,8 @@ def test_limits_that_only_simulated_candidates_break():
         (["--set", "prices.gpu_hours.h100-smx=1"], "did you mean 'h100-sxm'"),
     ],
 )
-def test_bad_costs_are_one_line(more, said, run_mpisim):
-    found = run_mpisim(["search", "llama3-8b-8-h100", "--vary", "plan.tp=1,2", *more])
+def test_bad_costs_are_one_line(more, said, call_mpisim):
+    found = call_mpisim(["search", "llama3-8b-8-h100", "--vary", "plan.tp=1,2", *more])
     assert found.rc == 2
     assert said in found.stderr
     assert len(found.stderr.strip().splitlines()) == 1
@@ -488,25 +488,25 @@ def test_the_command_searches_keeps_and_goes_on(tmp_path, run_mpisim):
         (["search", "FILE", "--top", "0"], "search.top"),
     ],
 )
-def test_bad_options_are_one_line(tmp_path, arguments, said, run_mpisim):
+def test_bad_options_are_one_line(tmp_path, arguments, said, call_mpisim):
     file = tmp_path / "mine.toml"
     file.write_text(TOML)
-    found = run_mpisim([str(file) if each == "FILE" else each for each in arguments])
+    found = call_mpisim([str(file) if each == "FILE" else each for each in arguments])
     assert found.rc == 2, found.stderr
     assert said in found.stderr
     assert len(found.stderr.strip().splitlines()) == 1
 
 
-def test_stores_that_are_none_are_refused(tmp_path: Path, run_mpisim):
+def test_stores_that_are_none_are_refused(tmp_path: Path, call_mpisim):
     bad = tmp_path / "s.h5"
     bad.write_bytes(b"no")
-    found = run_mpisim(["search", "-o", str(bad), "--resume"])
+    found = call_mpisim(["search", "-o", str(bad), "--resume"])
     assert found.rc == 2
     assert str(bad) in found.stderr
 
 
 def test_a_search_that_is_interrupted_while_it_screens_goes_on(
-    tmp_path: Path, run_mpisim: Any, launch_environment: dict[str, str]
+    tmp_path: Path, call_mpisim: Any, launch_environment: dict[str, str]
 ) -> None:
     """Ctrl-C in a process of its own: what was screened is kept, and the answer is the same."""
     file, store = tmp_path / "mine.toml", tmp_path / "s.h5"
@@ -528,9 +528,9 @@ def test_a_search_that_is_interrupted_while_it_screens_goes_on(
     space, records, said = read_store(store)
     assert said is None
     assert 0 < records.count(Status.UNKNOWN) < len(space)
-    told = run_mpisim(["report", store])
+    told = call_mpisim(["report", store])
     assert (told.rc, f"{records.count(Status.UNKNOWN):,}" in told.stdout) == (0, True), told.stdout
-    resumed = run_mpisim(["search", "-o", store, "--resume"])
-    whole = run_mpisim(["search", file, *vary])
+    resumed = call_mpisim(["search", "-o", store, "--resume"])
+    whole = call_mpisim(["search", file, *vary])
     assert (resumed.rc, whole.rc) == (0, 0), resumed.stderr
     assert resumed.stdout == whole.stdout

@@ -275,8 +275,8 @@ def test_a_terminal_gets_colours(comm: Any) -> None:
     assert "\x1b" not in on_a_terminal("run", "--details")
 
 
-def test_a_replay(folder: Path, run_mpisim: Callable[..., Any]) -> None:  # noqa: F811
-    done = run_mpisim(["replay", folder, "--allow-missing-ranks"])
+def test_a_replay(folder: Path, call_mpisim: Callable[..., Any]) -> None:  # noqa: F811
+    done = call_mpisim(["replay", folder, "--allow-missing-ranks"])
     assert done.rc == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) <= 36  # with the measured times of some steps
@@ -285,7 +285,7 @@ def test_a_replay(folder: Path, run_mpisim: Callable[..., Any]) -> None:  # noqa
     assert any("mean of 3 recorded steps: 4 400.000 µs" in line for line in lines)
     headline = next(line for line in lines if line.startswith("step time"))
     assert "±" not in headline
-    details = run_mpisim(["replay", folder, "--allow-missing-ranks", "--details"])
+    details = call_mpisim(["replay", folder, "--allow-missing-ranks", "--details"])
     assert "How the traces were read" in details.stdout
     assert "Slowest ranks" in details.stdout
 

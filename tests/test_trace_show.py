@@ -6,7 +6,7 @@ import pytest
 from execution_traces import MM, Writer, tensor
 
 
-def test_an_execution_trace(run_mpisim, tmp_path):
+def test_an_execution_trace(call_mpisim, tmp_path):
     writer = Writer()
     config = [
         {
@@ -24,7 +24,7 @@ def test_an_execution_trace(run_mpisim, tmp_path):
     whole = [[tensor(3)], 5, ["0", "default_pg"], 1, "allreduce", [], [], 0, 1, 2]
     writer.add("record_param_comms", whole, [[tensor(3)]])
     writer.write(tmp_path / "et.json")
-    done = run_mpisim(["trace", "show", "et.json"])
+    done = call_mpisim(["trace", "show", "et.json"])
     assert (done.rc, done.stderr) == (0, "")
     lines = [line.split() for line in done.stdout.splitlines()]
     for expected in (

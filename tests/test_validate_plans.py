@@ -315,10 +315,10 @@ def test_the_command(tmp_path: Path, run_mpisim: Any) -> None:
     ],
 )
 def test_bad_options_are_one_line(
-    tmp_path: Path, arguments: list[str], said: str, run_mpisim: Any
+    tmp_path: Path, arguments: list[str], said: str, call_mpisim: Any
 ) -> None:
     file = table(tmp_path / "t.csv", *rows_of())
-    found = run_mpisim(["validate", "plans", file, *arguments])
+    found = call_mpisim(["validate", "plans", file, *arguments])
     assert found.rc == 2, found.stderr
     assert said in found.stderr
     assert len(found.stderr.strip().splitlines()) == 1

@@ -51,13 +51,13 @@ def test_an_export_of_two_processes(folder: Path, run_mpisim: Callable[..., Any]
     assert (found["not_replayed"], found["failed"]) == ({}, {})
 
 
-def test_what_cannot_be_replayed_is_a_row(folder: Path, run_mpisim: Callable[..., Any]) -> None:
+def test_what_cannot_be_replayed_is_a_row(folder: Path, call_mpisim: Callable[..., Any]) -> None:
     (folder / "c_et").mkdir()
     EtWriter().write(folder / "c_et" / "et.json")
     (folder / "d_broken").mkdir()
     (folder / "d_broken" / "run.sqlite").write_bytes(b"SQLite format 3\0" + b"x" * 200)
     (folder / "a_empty").mkdir()
-    done = run_mpisim(["validate", "traces", folder, *TESTS, "--json", folder / "x.out"])
+    done = call_mpisim(["validate", "traces", folder, *TESTS, "--json", folder / "x.out"])
     assert done.rc == 2
     assert "Traceback" not in done.stderr
     starts = ("a_", "b_", "c_", "d_")
@@ -70,20 +70,20 @@ def test_what_cannot_be_replayed_is_a_row(folder: Path, run_mpisim: Callable[...
 
 
 def test_ranks_that_do_not_communicate_need_not_wait(
-    tmp_path: Path, run_mpisim: Callable[..., Any]
+    tmp_path: Path, call_mpisim: Callable[..., Any]
 ) -> None:
     for rank in (0, 1):
         made = kineto(1000 + rank)
         made.top = {"distributedInfo": {"rank": rank, "world_size": 2}}
         made.write(tmp_path, f"rank{rank}.json")
-    done = run_mpisim(["validate", "traces", tmp_path, "--perturb"])
+    done = call_mpisim(["validate", "traces", tmp_path, "--perturb"])
     assert done.rc == 0, done.stdout
     assert "no communication joins all ranks" in done.stdout
     assert "FAILS" not in done.stdout
 
 
-def test_an_export_is_shown(folder: Path, run_mpisim: Callable[..., Any]) -> None:
-    done = run_mpisim(["trace", "show", folder / "a_export"])
+def test_an_export_is_shown(folder: Path, call_mpisim: Callable[..., Any]) -> None:
+    done = call_mpisim(["trace", "show", folder / "a_export"])
     assert (done.rc, done.errors) == (0, [])
     assert done.stdout.count("one process of an Nsight Systems export") == 2
     assert "ncclDevKernel_AllReduce" in done.stdout
