@@ -98,7 +98,7 @@ def test_parameters_on_the_host_as_deepspeed_documents_them(n: int) -> None:
     counts, sizes = parameter_counts([layer("a", 6400)]), ALONE | {"shard": n, "dp": n}
     assert sum(vars(model_states(counts, plan, sizes)).values()) == 0
     found = host_memory(counts, plan, sizes, accumulates=False)
-    assert n * found.total / 6400 == 18
+    assert n * (found.total - found.buffers) / 6400 == 18
 
 
 def test_the_documented_example_of_t5_3b() -> None:
@@ -129,8 +129,22 @@ def test_deepspeed_keeps_buffers_on_the_host() -> None:
         plan = plan_of(global_batch=64, dp_style="deepspeed", zero=zero, offload_optimizer=1.0)
         return host_memory(counts, plan, sizes, accumulates=accumulates).buffers // 1600
 
-    assert [buffers(zero, accumulates=False) for zero in (1, 2, 3)] == [2, 2, 0]
+    assert [buffers(zero, accumulates=False) for zero in (1, 2, 3)] == [2, 2, 2]
     assert [buffers(zero, accumulates=True) for zero in (1, 2, 3)] == [2, 4, 2]
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5])
+def test_what_deepspeed_leaves_on_the_gpu_of_a_share(share: float) -> None:
+    # initialize_optimizer_states of stage3.py: each sub-group's gradient, in fp32, lies where its
+    # states do (subgroup_to_device); grad_partitions_flat_buffer, of all, on the host.
+    plan = plan_of(global_batch=64, dp_style="deepspeed", zero=3, offload_optimizer=share)
+    counts, sizes = parameter_counts([layer("a", 6400)]), ALONE | {"shard": 4, "dp": 4}
+    on_gpu = model_states(counts, plan, sizes)
+    kept = 1600 * (1 - share)
+    assert (on_gpu.gradients, on_gpu.optimizer) == (4 * kept, 12 * kept)
+    on_host = host_memory(counts, plan, sizes, accumulates=False)
+    assert (on_host.gradients, on_host.buffers) == (4 * 1600 * share, 2 * 1600)
+    assert any("sub-groups" in line for line in host_of(gpt_13b(1.0), 1).lines(plan))
 
 
 def test_13_billion_parameters_train_on_one_v100() -> None:
@@ -201,6 +215,16 @@ def test_gradients_of_micro_batches_are_added_up_on_the_gpu() -> None:
         "gradients to host",
         f"{waits}{added}, gradients to host",
         "convert gradients",
+    ]
+
+
+def test_stage_3_copies_gradients_there_and_back() -> None:
+    keys = {"dp_style": "deepspeed", "zero": 3, "offload_optimizer": 1.0, "global_batch": 2}
+    found = rows_of(stepped((layer("a", 10**6),), 2, **keys), "host")
+    assert [row.partition(" <")[0] for row in found[:3]] == [
+        "gradients to host",
+        "gradients from host",
+        "gradients to host",
     ]
 
 

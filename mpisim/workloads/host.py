@@ -78,6 +78,11 @@ class Host:
         found = []
         if plan.offload.optimizer:
             found.append(self._update(plan))
+        if plan.style(transformer=True) == "deepspeed" and 0 < plan.offload.optimizer < 1:
+            found.append(
+                f"offload: the CPU has {plan.offload.optimizer:.0%} of each GPU's parameters; "
+                "DeepSpeed gives it whole sub-groups (sub_group_size, 10^9 by default), of one all"
+            )
         if plan.offload.optimizer or plan.offload.activations:
             link = (
                 f"{self.sharers} GPUs share a link to the host"
