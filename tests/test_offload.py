@@ -427,6 +427,24 @@ def test_a_grace_has_a_link_of_its_own_to_each_gpu() -> None:
     assert host_of(gpt_13b(1.0, gpus=8, cluster="gb300-nvl72"), 8).sharers == 1
 
 
+@pytest.mark.parametrize(
+    ("cluster", "gpus", "sharers"),
+    [
+        ("dgx-a100", 8, 2),
+        ("dgx-h100", 8, 1),
+        ("p5", 8, 1),
+        ("frontier", 8, 1),
+        ("dgx-2", 16, 2),
+        ("summit", 6, 1),
+    ],
+)
+def test_who_shares_a_link_to_the_host(cluster: str, gpus: int, sharers: int) -> None:
+    """As ``nvidia-smi topo -m`` and user guides show it; sources in the clusters' files."""
+    node = find_cluster(cluster).node
+    assert node is not None
+    assert node.host_sharers(gpus) == sharers
+
+
 def test_what_the_cpu_does_has_the_error_bar_of_its_memory() -> None:
     keys = {"global_batch": 16, "micro_batch": 1, **FSDP}
     experiment = read(GPT_STEP.format(model="", plan="[plan]\nglobal_batch = 16"), "mine.toml")

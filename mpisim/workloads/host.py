@@ -126,9 +126,7 @@ def host_of(experiment: Experiment, world: int) -> Host:
     node, figures = find_cluster(experiment.cluster.preset).node, _figures()
     gpus = experiment.cluster.node_gpus
     of_host = node.tray if node is not None and node.tray else gpus
-    # A Grace's GPUs have NVLink-C2C to it; switches are between them and the NICs alone.
-    switches = 0 if node is None or node.cpu == "grace" else node.switches(gpus)
-    sharers = -(-of_host // switches) if switches else 1
+    sharers = 1 if node is None else node.host_sharers(gpus)
     bandwidth = None if node is None else node.memory_bandwidth
     known = bandwidth is not None
     if bandwidth is None:
