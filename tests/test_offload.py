@@ -13,7 +13,7 @@ from mpi4py import MPI
 from plans import ALONE, GPT_STEP, changed, plan_of
 from sharing import layer, stepped, told
 
-from mpisim import engine
+from mpisim import engine, simulate
 from mpisim.base.errors import InputError
 from mpisim.cli import main
 from mpisim.experiment import Experiment, read
@@ -24,6 +24,7 @@ from mpisim.memory.host import host_memory
 from mpisim.memory.states import model_states, parameter_counts
 from mpisim.prediction.execution import execute
 from mpisim.prediction.prepared import prepare
+from mpisim.prediction.quantities import values_now, why_not
 from mpisim.prediction.uncertainty import PathShares
 from mpisim.topo import find_cluster
 from mpisim.workloads import Workload, lay_out
@@ -457,6 +458,28 @@ def test_what_the_cpu_does_has_the_error_bar_of_its_memory() -> None:
         if set(shares(piece)) == set(prepared.host.numbers(prepared.experiment.plan)):
             found.add(prepared.program.names[table.name[row]])
     assert found == {CPU_OPTIMIZER, ADD_ON_CPU}
+
+
+@pytest.mark.parametrize("name", ["host_memory_bandwidth", "pcie_bandwidth"])
+def test_the_step_answers_to_the_host_as_the_path_says(name: str) -> None:
+    """One GPU, whose CPU and copies nothing hides: the first order is the simulation's answer."""
+    text = GPT_13B.format(batch=1, micro=1, share=1, gpus=1, cluster="dgx-2")
+    text = text.replace("layers = 40", "layers = 2")
+    found = simulate(read(text, "a.toml"))
+    assert found is not None
+    assert found.sensitivities is not None
+    of = dict(zip(found.sensitivities.keys, found.sensitivities.elasticity.tolist(), strict=True))
+    assert of[f"scale.{name}"] < -0.05
+    faster = simulate(read(text, "a.toml", [f"scale.{name}=1.25"]))
+    assert faster is not None
+    change = faster.step_time / found.step_time - 1
+    assert change == pytest.approx(of[f"scale.{name}"] * (1 - 1 / 1.25), rel=0.05)
+
+
+def test_what_is_not_offloaded_answers_to_no_host() -> None:
+    prepared = prepare(gpt_13b(0.0))
+    assert "host_memory_bandwidth" not in values_now(prepared)
+    assert "no optimizer is offloaded" in why_not("host_memory_bandwidth", prepared)
 
 
 def test_a_cluster_that_does_not_say_is_guessed() -> None:

@@ -8,6 +8,7 @@ CPUs' memory, and of a link that GPUs behind one PCIe switch have in common.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 from ..base.frozen import frozen
@@ -133,6 +134,8 @@ def host_of(experiment: Experiment, world: int) -> Host:
         each = figures.memory_bandwidth["intel" if node is None else node.cpu]
         cpus = 1 if node is None else node.numa_nodes
         bandwidth = Quantity(each.value * cpus, each.unit, each.error, each.source)
+    faster = experiment.scale.host_memory_bandwidth
+    bandwidth = replace(bandwidth, value=bandwidth.value * faster)
     return Host(
         memory=None if node is None else node.memory,
         bandwidth=bandwidth,
