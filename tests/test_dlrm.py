@@ -431,7 +431,7 @@ def test_a_whole_step_matches() -> None:
         ({"precision": "fp8"}, "plan.precision is 'fp8', which only transformers have"),
         ({"optimizer": "adam"}, "plan.optimizer is 'adam'; rows of tables are updated by sgd"),
         ({"recompute": "full"}, "plan.recompute is 'full'; a DLRM keeps everything"),
-        ({"zero": 1}, "plan.zero is 1 and framework.dp_style None; the matrices of a DLRM"),
+        ({"zero": 1}, "plan.zero is 1; the matrices of a DLRM"),
         ({"global_batch": 8}, "plan.global_batch is 8; a DLRM does it in one micro-batch"),
     ],
 )

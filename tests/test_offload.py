@@ -13,7 +13,7 @@ from mpi4py import MPI
 from plans import ALONE, GPT_STEP, changed, plan_of
 from sharing import layer, stepped, told
 
-from mpisim import engine
+from mpisim import engine, simulate
 from mpisim.base.errors import InputError
 from mpisim.cli import main
 from mpisim.experiment import Experiment, read
@@ -24,6 +24,7 @@ from mpisim.memory.host import host_memory
 from mpisim.memory.states import model_states, parameter_counts
 from mpisim.prediction.execution import execute
 from mpisim.prediction.prepared import prepare
+from mpisim.prediction.quantities import values_now, why_not
 from mpisim.prediction.uncertainty import PathShares
 from mpisim.topo import find_cluster
 from mpisim.workloads import Workload, lay_out
@@ -98,7 +99,7 @@ def test_parameters_on_the_host_as_deepspeed_documents_them(n: int) -> None:
     counts, sizes = parameter_counts([layer("a", 6400)]), ALONE | {"shard": n, "dp": n}
     assert sum(vars(model_states(counts, plan, sizes)).values()) == 0
     found = host_memory(counts, plan, sizes, accumulates=False)
-    assert n * found.total / 6400 == 18
+    assert n * (found.total - found.buffers) / 6400 == 18
 
 
 def test_the_documented_example_of_t5_3b() -> None:
@@ -129,8 +130,22 @@ def test_deepspeed_keeps_buffers_on_the_host() -> None:
         plan = plan_of(global_batch=64, dp_style="deepspeed", zero=zero, offload_optimizer=1.0)
         return host_memory(counts, plan, sizes, accumulates=accumulates).buffers // 1600
 
-    assert [buffers(zero, accumulates=False) for zero in (1, 2, 3)] == [2, 2, 0]
+    assert [buffers(zero, accumulates=False) for zero in (1, 2, 3)] == [2, 2, 2]
     assert [buffers(zero, accumulates=True) for zero in (1, 2, 3)] == [2, 4, 2]
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5])
+def test_what_deepspeed_leaves_on_the_gpu_of_a_share(share: float) -> None:
+    # initialize_optimizer_states of stage3.py: each sub-group's gradient, in fp32, lies where its
+    # states do (subgroup_to_device); grad_partitions_flat_buffer, of all, on the host.
+    plan = plan_of(global_batch=64, dp_style="deepspeed", zero=3, offload_optimizer=share)
+    counts, sizes = parameter_counts([layer("a", 6400)]), ALONE | {"shard": 4, "dp": 4}
+    on_gpu = model_states(counts, plan, sizes)
+    kept = 1600 * (1 - share)
+    assert (on_gpu.gradients, on_gpu.optimizer) == (4 * kept, 12 * kept)
+    on_host = host_memory(counts, plan, sizes, accumulates=False)
+    assert (on_host.gradients, on_host.buffers) == (4 * 1600 * share, 2 * 1600)
+    assert any("sub-groups" in line for line in host_of(gpt_13b(1.0), 1).lines(plan))
 
 
 def test_13_billion_parameters_train_on_one_v100() -> None:
@@ -201,6 +216,16 @@ def test_gradients_of_micro_batches_are_added_up_on_the_gpu() -> None:
         "gradients to host",
         f"{waits}{added}, gradients to host",
         "convert gradients",
+    ]
+
+
+def test_stage_3_copies_gradients_there_and_back() -> None:
+    keys = {"dp_style": "deepspeed", "zero": 3, "offload_optimizer": 1.0, "global_batch": 2}
+    found = rows_of(stepped((layer("a", 10**6),), 2, **keys), "host")
+    assert [row.partition(" <")[0] for row in found[:3]] == [
+        "gradients to host",
+        "gradients from host",
+        "gradients to host",
     ]
 
 
@@ -403,6 +428,24 @@ def test_a_grace_has_a_link_of_its_own_to_each_gpu() -> None:
     assert host_of(gpt_13b(1.0, gpus=8, cluster="gb300-nvl72"), 8).sharers == 1
 
 
+@pytest.mark.parametrize(
+    ("cluster", "gpus", "sharers"),
+    [
+        ("dgx-a100", 8, 2),
+        ("dgx-h100", 8, 1),
+        ("p5", 8, 1),
+        ("frontier", 8, 1),
+        ("dgx-2", 16, 2),
+        ("summit", 6, 1),
+    ],
+)
+def test_who_shares_a_link_to_the_host(cluster: str, gpus: int, sharers: int) -> None:
+    """As ``nvidia-smi topo -m`` and user guides show it; sources in the clusters' files."""
+    node = find_cluster(cluster).node
+    assert node is not None
+    assert node.host_sharers(gpus) == sharers
+
+
 def test_what_the_cpu_does_has_the_error_bar_of_its_memory() -> None:
     keys = {"global_batch": 16, "micro_batch": 1, **FSDP}
     experiment = read(GPT_STEP.format(model="", plan="[plan]\nglobal_batch = 16"), "mine.toml")
@@ -415,6 +458,28 @@ def test_what_the_cpu_does_has_the_error_bar_of_its_memory() -> None:
         if set(shares(piece)) == set(prepared.host.numbers(prepared.experiment.plan)):
             found.add(prepared.program.names[table.name[row]])
     assert found == {CPU_OPTIMIZER, ADD_ON_CPU}
+
+
+@pytest.mark.parametrize("name", ["host_memory_bandwidth", "pcie_bandwidth"])
+def test_the_step_answers_to_the_host_as_the_path_says(name: str) -> None:
+    """One GPU, whose CPU and copies nothing hides: the first order is the simulation's answer."""
+    text = GPT_13B.format(batch=1, micro=1, share=1, gpus=1, cluster="dgx-2")
+    text = text.replace("layers = 40", "layers = 2")
+    found = simulate(read(text, "a.toml"))
+    assert found is not None
+    assert found.sensitivities is not None
+    of = dict(zip(found.sensitivities.keys, found.sensitivities.elasticity.tolist(), strict=True))
+    assert of[f"scale.{name}"] < -0.05
+    faster = simulate(read(text, "a.toml", [f"scale.{name}=1.25"]))
+    assert faster is not None
+    change = faster.step_time / found.step_time - 1
+    assert change == pytest.approx(of[f"scale.{name}"] * (1 - 1 / 1.25), rel=0.05)
+
+
+def test_what_is_not_offloaded_answers_to_no_host() -> None:
+    prepared = prepare(gpt_13b(0.0))
+    assert "host_memory_bandwidth" not in values_now(prepared)
+    assert "no optimizer is offloaded" in why_not("host_memory_bandwidth", prepared)
 
 
 def test_a_cluster_that_does_not_say_is_guessed() -> None:

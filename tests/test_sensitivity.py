@@ -193,7 +193,8 @@ def _as(kernel: Kernel, dtype: Any) -> Kernel:
 
 def test_every_key_of_the_table_scales_something() -> None:
     keys = set(ScaleChoice().__dataclass_fields__)
-    assert keys == {*GPU_SCALES, *LINK_SCALES, "communications", "data_loading"}
+    others = {"communications", "data_loading", "host_memory_bandwidth"}
+    assert keys == {*GPU_SCALES, *LINK_SCALES, *others}
     assert keys | {"speeds", "micro_batch"} == set(NAMES)
     gpu, cluster = find_gpu("h100-sxm"), find_cluster("dgx-h100")
     for key in keys:

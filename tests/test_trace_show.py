@@ -31,7 +31,7 @@ def test_an_execution_trace(call_mpisim, tmp_path):
         "schema 1.1.1-chakra.0.0.4",
         "rank 1 of 2",
         "steps ProfilerStep#5",
-        "nodes 6 on 1 threads",
+        "nodes 6 on 1 thread",
         "data 2 nodes compute, 1 dependencies",
         "all_reduce float 1 16 2 0",
         "0 2 0,1 default_pg cuda:nccl",

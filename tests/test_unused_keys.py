@@ -254,6 +254,7 @@ OTHER_TABLES = {
         "switch_bandwidth": 2.0,
         "latency": 2.0,
         "communications": 2.0,
+        "host_memory_bandwidth": 2.0,
         "data_loading": 2.0,
         "launch_time": 2.0,
         "memory": 0.9,

@@ -63,6 +63,9 @@ class Node:
         GPUs that share CPUs, where those of a rack have one NVLink domain but many hosts.
     pcie_switches : int, optional
         In a node; by default one for two GPUs if NICs are reached through switches, else none.
+    host_links : int, optional
+        Links by which its GPUs, or those of a tray, copy to and from the CPUs' memory; by default
+        one for each PCIe switch, and for each GPU where there is none.
     nics : int
         NICs of a node. 0: it is not connected, or is joined ``"direct"``.
     nic_bandwidth : Quantity, optional
@@ -93,6 +96,7 @@ class Node:
     socket_bandwidth: Quantity | None = None
     tray: Count | None = None
     pcie_switches: Annotated[int, Limits(least=0)] | None = None
+    host_links: Count | None = None
     nics: Annotated[int, Limits(least=0)] = 0
     nic_bandwidth: Quantity | None = None
     nic_path: Literal["pix", "pxb", "phb", "sys"] = "pxb"
@@ -137,6 +141,13 @@ class Node:
         tray = self.tray or gpus
         nics = min(self.nics, gpus) // (gpus // tray)
         return -(-tray // 2) if nics and self.nic_path in ("pix", "pxb") else 0
+
+    def host_sharers(self, gpus: int) -> int:
+        """GPUs of a node → how many of them copy to and from the CPUs' memory over one link."""
+        # A Grace's GPUs have NVLink-C2C to it; switches are between them and the NICs alone.
+        own = self.host_bandwidth is not None or self.cpu == "grace"
+        links = self.host_links or (0 if own else self.switches(gpus))
+        return -(-(self.tray or gpus) // links) if links else 1
 
 
 class GraphBuilder:

@@ -55,8 +55,9 @@ def add_parser(subparsers: Any) -> None:
         metavar="NAME,...",
         default="",
         help="of these quantities alone: hbm_bandwidth, matrix_rate, link_bandwidth, "
-        "nic_bandwidth, switch_bandwidth, pcie_bandwidth, data_loading, latency, launch_time, "
-        "memory, micro_batch; of a program speeds in place of the first two, and communications",
+        "nic_bandwidth, switch_bandwidth, pcie_bandwidth, host_memory_bandwidth, data_loading, "
+        "latency, launch_time, memory, micro_batch; of a program speeds in place of the first "
+        "two, and communications",
     )
     parser.add_argument(
         "--factors",

@@ -135,6 +135,8 @@ class ScaleChoice:
         longer.
     communications : float
         Speed of communications whose durations a program file has, as recordings do.
+    host_memory_bandwidth : float
+        Of the memory of the host's CPUs, which update what is offloaded.
     data_loading : float
         How fast the host prepares images (``[data]``).
     launch_time : float
@@ -152,6 +154,7 @@ class ScaleChoice:
     switch_bandwidth: Factor = 1.0
     latency: Factor = 1.0
     communications: Factor = 1.0
+    host_memory_bandwidth: Factor = 1.0
     data_loading: Factor = 1.0
     launch_time: Factor = 1.0
     memory: Factor = 1.0

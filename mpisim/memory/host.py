@@ -2,10 +2,12 @@
 
 Bytes of a parameter of a rank's share, as DeepSpeed's documentation counts them
 (docs/code-docs/source/memory.rst): 4 of the main parameter, 4 of its gradient, 8 of Adam's moments.
-DeepSpeed has besides the gradient in the format of the passes where several micro-batches are added
-up (``accumulated_grads_in_cpu``, ``grad_partitions_flat_buffer``), and with stages 1 and 2 the new
-weight in that format (``param_buffer_of_bit16_for_cpu_offload_groups``). FSDP has its parameters on
-the host, and no other copy of them.
+DeepSpeed has besides the gradient in the format of the passes: with stage 2 where several
+micro-batches are added up (``accumulated_grads_in_cpu``), with stage 3 always, and of all
+parameters even where a share of the states is offloaded (``grad_partitions_flat_buffer``). With
+stages 1 and 2 it has the new weight in that format
+(``param_buffer_of_bit16_for_cpu_offload_groups``). FSDP has its parameters on the host, and no
+other copy of them.
 """
 
 from __future__ import annotations
@@ -76,7 +78,8 @@ def host_memory(
         return HostMemory(each.gradient * share, each.optimizer * share, parameters)
     buffers = 0
     if framework(plan) == "deepspeed":
-        buffers += each.gradient * share if accumulates and plan.zero >= 2 else 0
+        kept = plan.zero == 3 or (plan.zero == 2 and accumulates)
+        buffers += each.gradient * share if kept else 0
         buffers += each.weight * share if plan.zero < 3 else 0
     states = FP32 * (1 + OPTIMIZER_STATES[plan.optimizer])
     return HostMemory(FP32 * updated, states * updated, parameters, buffers)

@@ -330,11 +330,13 @@ def model_states(counts: ParameterCounts, plan: Plan, sizes: Mapping[str, int]) 
         of_parameters = frozen = of_gradients = 0
     own = frozen + _weight_bytes(plan) * counts.local
     of_optimizer -= round(plan.offload.optimizer * of_optimizer)
+    gradients = each.gradient * of_gradients
     if plan.offload.optimizer and framework(plan) == "deepspeed" and plan.zero >= 2:
-        of_gradients = 0  # each goes to the host once it is reduced
+        # Each goes to the host once it is reduced; of what the GPU updates there is one in fp32.
+        gradients = FP32 * (of_gradients - round(plan.offload.optimizer * of_gradients))
     return ModelStates(
         each.weight * of_parameters + own + _quantised_copies(counts, plan),
-        each.gradient * of_gradients,
+        gradients,
         each.optimizer * of_optimizer + FP32 * OPTIMIZER_STATES[plan.optimizer] * counts.local,
     )
 

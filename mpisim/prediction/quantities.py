@@ -34,6 +34,7 @@ NAMES = {
     "nic_bandwidth": "NIC bandwidth",
     "switch_bandwidth": "switch bandwidth",
     "pcie_bandwidth": "PCIe bandwidth",
+    "host_memory_bandwidth": "bandwidth of the host's memory",
     "data_loading": "rate of data loading",
     "latency": "latency",
     "launch_time": "launch time",
@@ -76,6 +77,18 @@ def values_now(prepared: PreparedExperiment | PreparedProgram) -> dict[str, str]
         found |= dict.fromkeys(names, "as in the program")
     if cluster is not None and ranks > 1 and _looks_at_links(network):
         found |= _links_now(cluster, ranks, isinstance(network, AlphaBeta))
+    if isinstance(prepared, PreparedExperiment):
+        found |= _host_now(prepared)
+    return found
+
+
+def _host_now(prepared: PreparedExperiment) -> dict[str, str]:
+    """Return the bandwidths of the host, and of the link to it, if anything is offloaded."""
+    offload, found = prepared.experiment.plan.offload, {}
+    if offload.optimizer:
+        found["host_memory_bandwidth"] = _text(prepared.host.bandwidth)
+    if offload.optimizer or offload.activations:
+        found["pcie_bandwidth"] = _text(prepared.gpu.pcie)
     return found
 
 
@@ -119,6 +132,8 @@ def why_not(name: str, prepared: PreparedExperiment | PreparedProgram) -> str:
         return "the program does not say what its kernels do or need; see speeds"
     if name == "micro_batch":
         return "the program fixes it"
+    if name == "host_memory_bandwidth":
+        return "the program fixes it" if program else "no optimizer is offloaded ([plan.offload])"
     if name == "data_loading":
         return "the program fixes it" if program else "no images are prepared ([data] images)"
     if name == "communications":

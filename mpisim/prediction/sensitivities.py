@@ -151,6 +151,8 @@ class _PathParts:
             return {SPEEDS: -1.0}
         if self._shares.prepares_batch(piece):
             return {"data_loading": -1.0}
+        if self._shares.is_of_host_cpu(piece):
+            return {"host_memory_bandwidth": -1.0}
         rank, row = int(path.rank[piece]), int(path.row[piece])
         program, layout = prepared.program, prepared.workload.layout
         table = program.table_of(rank)

@@ -254,7 +254,7 @@ class PathShares:
         if kind is PieceKind.COPY and self.prepares_batch(piece):
             assert prepared.input_pipeline is not None
             return dict.fromkeys(prepared.input_pipeline.numbers, 1.0)
-        if kind is PieceKind.COPY and self._name(piece) in (CPU_OPTIMIZER, ADD_ON_CPU):
+        if kind is PieceKind.COPY and self.is_of_host_cpu(piece):
             return dict.fromkeys(prepared.host.numbers(prepared.experiment.plan), 1.0)
         if kind is not PieceKind.COMPUTE:
             return {}
@@ -267,6 +267,10 @@ class PathShares:
     def prepares_batch(self, piece: int) -> bool:
         """Whether a piece is the host's work for the next step."""
         return self._name(piece) == PREPARE
+
+    def is_of_host_cpu(self, piece: int) -> bool:
+        """Whether a piece is what the host's CPUs do with what is offloaded."""
+        return self._name(piece) in (CPU_OPTIMIZER, ADD_ON_CPU)
 
     def _name(self, piece: int) -> str:
         """Return the name of a piece's row."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ..base.errors import TraceError
-from ..base.text import WIDTH, aligned, one_line, shortened
+from ..base.text import WIDTH, aligned, counted, one_line, shortened
 from .communications import rank_communications
 from .dependencies import data_dependencies
 from .et import is_execution_trace, read_et
@@ -136,7 +136,7 @@ def _kineto(trace: KinetoTrace) -> list[str]:
         ("rank", _of(trace.rank, trace.world_size)),
         ("backend", trace.backend or "not recorded"),
         ("steps", _listed(dict.fromkeys(steps))),
-        ("operators", f"{len(trace.operators):,} on {_distinct(trace.operators.thread)} threads"),
+        ("operators", _on_threads(len(trace.operators), trace.operators.thread)),
         (
             "host calls",
             f"{len(trace.calls):,}, {sum(bool(c.ops) for c in calls):,} of them launches",
@@ -171,7 +171,7 @@ def _et(et: ExecutionTrace) -> list[str]:
     world = max([group.size for group in et.groups.values()], default=0)
     data = data_dependencies(et)
     storages = np.unique(np.concatenate([et.inputs.storage, et.outputs.storage]))
-    nodes = f"{len(et):,} on {_distinct(et.thread[et.thread > 0])} threads"
+    nodes = _on_threads(len(et), et.thread[et.thread > 0])
     if et.n_orphans:
         nodes += f"; the operators around {et.n_orphans:,} of them were not written by PyTorch"
     lines = _fields(
@@ -216,6 +216,11 @@ def _fields(*fields: tuple[str, str]) -> list[str]:
 def _of(rank: int | None, world: int | None) -> str:
     text = "not recorded" if rank is None else str(rank)
     return f"{text} of {world}" if world else text
+
+
+def _on_threads(number: int, threads: np.ndarray) -> str:
+    """Return how many there are, and on how many threads."""
+    return f"{number:,} on {counted(_distinct(threads), 'thread')}"
 
 
 def _distinct(values: np.ndarray) -> int:

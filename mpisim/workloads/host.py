@@ -8,6 +8,7 @@ CPUs' memory, and of a link that GPUs behind one PCIe switch have in common.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 from ..base.frozen import frozen
@@ -78,6 +79,11 @@ class Host:
         found = []
         if plan.offload.optimizer:
             found.append(self._update(plan))
+        if plan.style(transformer=True) == "deepspeed" and 0 < plan.offload.optimizer < 1:
+            found.append(
+                f"offload: the CPU has {plan.offload.optimizer:.0%} of each GPU's parameters; "
+                "DeepSpeed gives it whole sub-groups (sub_group_size, 10^9 by default), of one all"
+            )
         if plan.offload.optimizer or plan.offload.activations:
             link = (
                 f"{self.sharers} GPUs share a link to the host"
@@ -121,15 +127,15 @@ def host_of(experiment: Experiment, world: int) -> Host:
     node, figures = find_cluster(experiment.cluster.preset).node, _figures()
     gpus = experiment.cluster.node_gpus
     of_host = node.tray if node is not None and node.tray else gpus
-    # A Grace's GPUs have NVLink-C2C to it; switches are between them and the NICs alone.
-    switches = 0 if node is None or node.cpu == "grace" else node.switches(gpus)
-    sharers = -(-of_host // switches) if switches else 1
+    sharers = 1 if node is None else node.host_sharers(gpus)
     bandwidth = None if node is None else node.memory_bandwidth
     known = bandwidth is not None
     if bandwidth is None:
         each = figures.memory_bandwidth["intel" if node is None else node.cpu]
         cpus = 1 if node is None else node.numa_nodes
         bandwidth = Quantity(each.value * cpus, each.unit, each.error, each.source)
+    faster = experiment.scale.host_memory_bandwidth
+    bandwidth = replace(bandwidth, value=bandwidth.value * faster)
     return Host(
         memory=None if node is None else node.memory,
         bandwidth=bandwidth,

@@ -190,10 +190,11 @@ class DeepSpeed(Strategy):
         """Copy this rank's share of reduced gradients to the host.
 
         Each micro-batch adds to what is there, on the GPU, to which it comes and from which it
-        goes back (``async_accumulate_grad_in_cpu_via_gpu``, ``partition_grads`` in stage3.py); the
-        first would not have to fetch it. After the last it goes to the host in fp32, too
-        (``async_inplace_copy_grad_to_fp32_buffer_from_gpu``). All that is in the stream of the
-        reductions, where these overlap.
+        goes back (``async_accumulate_grad_in_cpu_via_gpu``, ``partition_grads`` in stage3.py). Of
+        the first, stages 1 and 2 would not have to fetch it; stage 3 copies it there and back even
+        where there is one (``grad_buffer.to(grad_partition.device)``). After the last the offloaded
+        part goes to the host in fp32, too (``async_inplace_copy_grad_to_fp32_buffer_from_gpu``).
+        All that is in the stream of the reductions, where these overlap.
 
         Parameters
         ----------
@@ -209,12 +210,11 @@ class DeepSpeed(Strategy):
             Whether it is the last micro-batch.
         """
         size, tasks = self.gradient_size * share, []
+        there, back = (self.host_copy(f"gradients {way} host", size) for way in ("to", "from"))
         if self._accumulates:
-            tasks += [
-                self.host_copy("gradients from host", size),
-                Compute("add gradients", Elementwise(3 * size)),
-                self.host_copy("gradients to host", size),
-            ]
+            tasks += [back, Compute("add gradients", Elementwise(3 * size)), there]
+        elif self.plan.zero == 3:
+            tasks += [there, back]
         if last:
             size = BYTES["fp32"] * round(self.plan.offload.optimizer * share)
             tasks.append(self.host_copy("gradients to host", size))

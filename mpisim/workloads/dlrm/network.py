@@ -116,11 +116,13 @@ def _check(plan: Plan, grid: Grid, placed: Sequence[Placement]) -> None:
         raise InputError(
             f"plan.recompute is {plan.recompute.granularity!r}; a DLRM keeps everything: none"
         )
-    if plan.zero or plan.framework.dp_style not in (None, "ddp"):
+    style = plan.framework.dp_style
+    if plan.zero or style not in (None, "ddp"):
+        given = [f"plan.zero is {plan.zero}"] if plan.zero else []
+        given += [] if style in (None, "ddp") else [f"framework.dp_style is {style!r}"]
         raise InputError(
-            f"plan.zero is {plan.zero} and framework.dp_style {plan.framework.dp_style!r}; the "
-            f"matrices of a DLRM "
-            "are on all ranks: zero = 0, dp_style = 'ddp'"
+            f"{' and '.join(given)}; the matrices of a DLRM are on all ranks: allowed: plan.zero = "
+            "0, framework.dp_style = 'ddp'"
         )
     if plan.global_batch != grid.dp * plan.micro_batch:
         raise InputError(

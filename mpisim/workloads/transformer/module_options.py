@@ -84,14 +84,18 @@ def capture_steps(s: Shapes, module: str, steps: Iterable[Task]) -> tuple[Task, 
 
 
 def _replayed(parts: Iterable[tuple[Task, ...]]) -> list[tuple[Task, ...]]:
-    """Steps of several operators → the same with all launches in the first kernel."""
-    launches = 1
+    """Steps of several operators → the same with all launches in the first kernel.
+
+    Small kernels beside the first cost no call more, and the gap that they are in the graph: before
+    its second kernel.
+    """
+    launches, waiting = 1, 0
     found = []
     for steps in parts:
         written: list[Task] = []
         for step in steps:
             if isinstance(step, Compute):
-                calls = 0 if launches else step.calls  # the graph's launch costs no call more
+                calls, waiting = (0, step.calls) if launches else (waiting + step.calls, 0)
                 step = replace(step, launches=launches, calls=calls)
                 launches = 0
             written.append(step)
