@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What takes too long for every change: every bad input on every MPI, ten minutes of damaged files, jobs
-# under Slurm, frameworks that are captured (get_frameworks.sh: 7 GB), the blocks of the documentation that
-# take minutes, the whole validation. Needs measured data (MPISIM_SHARED, or ../shared). Exits with an error
+# What takes too long for every change: every bad input and every test of several processes on every MPI,
+# ten minutes of damaged files, jobs under Slurm, frameworks that are captured (get_frameworks.sh: 7 GB),
+# the blocks of the documentation that take minutes, the whole validation. Needs measured data (MPISIM_SHARED, or ../shared). Exits with an error
 # if any part fails, after running them all.
 #
 #   bash run_scripts/nightly.sh
@@ -23,6 +23,10 @@ part() {
 # Twice as long as without: Python 3.11 has no cheap way to count lines.
 part "coverage of Python lines" pytest -n 2 --dist loadfile --no-loadscope-reorder --cov --cov-report=term
 part "fault table" python run_scripts/fault_table.py --check
+for mpi in openmpi4 mpich; do # test.sh leaves out what no MPI library can change
+    part "tests, $mpi, 2 processes" bash run_scripts/with_mpi.sh "$mpi" mpirun -n 2 \
+        pytest --color=no -p no:cacheprovider
+done
 part "damaged files" env MPISIM_FUZZ_EXAMPLES=600 pytest -q tests/test_fuzz.py
 bash run_scripts/get_torch.sh
 part "memory of captured programs" env MPISIM_SLOW=1 pytest -q tests/test_capture_memory.py -k torchtitan
