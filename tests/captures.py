@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import ExitStack
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +17,7 @@ import pytest
 from mpisim.base.kinds import Operation, Phase
 from mpisim.capture.device import device_of
 from mpisim.capture.lower import Part
+from mpisim.capture.rank_processes import RankProcesses
 from mpisim.capture.ranks import Script, capture_parts
 from mpisim.capture.recording import ItemKind, Recording
 from mpisim.kernels import find_gpu
@@ -59,12 +63,23 @@ def script(path: Path | str, *arguments: str, world: int = 1, **options: Any) ->
     return Script(str(path), arguments, world, 8, options.pop("steps", 1), device, **options)
 
 
-def alone(what: Script, ranks: Iterable[int] | None = None) -> list[Part]:
+@cache
+def rank_processes() -> RankProcesses:
+    """What runs the ranks of all captures of this process: PyTorch is loaded once."""
+    stack = ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(RankProcesses(show=False))
+
+
+def alone(
+    what: Script, ranks: Iterable[int] | None = None, processes: RankProcesses | None = None
+) -> list[Part]:
     """Its parts, by this process alone."""
     from mpi4py import MPI
 
     chosen = None if ranks is None else list(ranks)
-    return capture_parts(what, MPI.COMM_SELF, lambda done, said="": None, chosen)
+    processes = processes or rank_processes()
+    return capture_parts(what, MPI.COMM_SELF, lambda done, said="": None, processes, chosen)
 
 
 def written(folder: Path, text: str) -> Path:

@@ -6,15 +6,27 @@ says so.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from captures import ONE_GPU, SCRIPTS, alone, flops, needs_torch, script, sent, written
+from captures import (
+    ONE_GPU,
+    SCRIPTS,
+    alone,
+    flops,
+    needs_torch,
+    rank_processes,
+    script,
+    sent,
+    written,
+)
 
 from mpisim.base.errors import InputError
 from mpisim.base.kinds import Kind, Operation, Phase
@@ -287,10 +299,24 @@ SHOULD_SAY = {
 @needs_torch
 @pytest.mark.parametrize("case", SHOULD_SAY)
 def test_what_cannot_be_captured(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text, expected = SHOULD_SAY[case]
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    rank_processes()  # has a folder elsewhere
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    path = written(tmp_path, text)
+    with pytest.raises(InputError, match=re.escape(expected)) as raised:
+        alone(script(path))
+    assert "\n" not in str(raised.value)
+    assert [each.name for each in tmp_path.iterdir()] == ["train.py"]
+
+
+@needs_torch
+def test_nothing_is_left_of_what_cannot_be_captured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text, expected = next(iter(SHOULD_SAY.values()))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     path = written(tmp_path, text)
     assert (
         main(["capture", "--save-program", str(tmp_path / "p.h5"), "--", "python", str(path)]) == 2

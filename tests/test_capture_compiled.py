@@ -9,6 +9,7 @@ import pytest
 from captures import SCRIPTS, alone, flops, needs_torch, script, sent
 
 from mpisim.base.kinds import Phase
+from mpisim.capture.rank_processes import RankProcesses
 from mpisim.capture.recording import ItemKind, Recording
 from mpisim.operators import FUSED, OperatorCall, TensorSpec, kernels_of
 
@@ -173,7 +174,9 @@ def test_graph_breaks_are_listed(tmp_path: Path) -> None:
 @needs_torch
 def test_a_script_may_be_run_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
-    found = recorded("compile")
+    with RankProcesses(show=False) as processes:  # which have the variable when PyTorch is loaded
+        (part,) = alone(script(SCRIPTS / "compiled.py", "compile"), processes=processes)
+    found = part.recording
     assert not moved(found, Phase.FORWARD, 0)
     assert list(found.replaced) == ["torch.compile: run eagerly, as TORCH_COMPILE_DISABLE says"]
 

@@ -7,7 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from captures import ONE_GPU, SCRIPTS, alone, flops, needs_torch, script, sent, written
+from captures import (
+    ONE_GPU,
+    SCRIPTS,
+    alone,
+    flops,
+    needs_torch,
+    rank_processes,
+    script,
+    sent,
+    written,
+)
 from mpi4py import MPI
 
 from mpisim.base.errors import InputError
@@ -111,7 +121,7 @@ def test_functional_collectives_are_waited_for_where_they_are_used(tmp_path: Pat
 @pytest.mark.mpi
 def test_ranks_are_shared_by_processes(comm: Any) -> None:
     what = script(SCRIPTS / "pipeline.py", "2", world=4)
-    parts = capture_parts(what, comm, lambda done, said="": None)
+    parts = capture_parts(what, comm, lambda done, said="": None, rank_processes())
     shown = [(part.ranks, part.recording.digest()) for part in parts]
     assert comm.allgather(shown) == [shown] * comm.size
     assert [ranks for ranks, _ in shown] == [(0, 2), (1, 3)]
@@ -137,7 +147,9 @@ def test_stages_that_no_rank_is_given_of_are_named_before_others_are_captured() 
     said: list[str] = []
     what = script(SCRIPTS / "pipeline.py", "3", world=6)
     with pytest.raises(InputError, match=r"do as each of ranks 0,2 does; add them"):
-        capture_parts(what, MPI.COMM_SELF, lambda done, rank="": said.append(rank), [1])
+        capture_parts(
+            what, MPI.COMM_SELF, lambda done, rank="": said.append(rank), rank_processes(), [1]
+        )
     assert said == ["rank 0"]  # whose groups say which ranks differ
 
 

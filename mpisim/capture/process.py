@@ -1,7 +1,6 @@
 """The process of one captured rank: stand-ins in place, then the user's script, then its recording.
 
-``python -m mpisim.capture.process JOB`` with a file that `mpisim.capture.ranks` has written. It
-leaves a recording or the one line that says why there is none.
+It leaves a recording or the one line that says why there is none.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import runpy
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ..base.errors import InputError, MpisimError
 from ..base.kinds import Phase
@@ -20,14 +19,13 @@ from .device import Device
 from .job import Job
 from .recorder import Ended, Recorder
 
-__all__ = ["main"]
+__all__ = ["run_job"]
 
 _PREFIXES = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.", "module.")
 
 
-def main() -> None:
-    """Capture the rank of the job that the first argument names, and end."""
-    job = Job.load(Path(sys.argv[1]))
+def run_job(job: Job) -> NoReturn:
+    """Job → its recording, or its failure, as a file; ends the process."""
     code = 0
     try:
         capture_rank(job)
@@ -434,7 +432,3 @@ def _install_hooks(recorder: Recorder, dispatch: Any) -> None:
 
     optimizers.register_optimizer_step_pre_hook(begins)
     optimizers.register_optimizer_step_post_hook(ended)
-
-
-if __name__ == "__main__":
-    main()

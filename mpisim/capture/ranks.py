@@ -9,12 +9,9 @@ the rest is taken to do as it does.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import InputError
@@ -23,6 +20,7 @@ from ..mpi.parallel import Update, collective_errors
 from .device import Device
 from .job import Job
 from .lower import Part
+from .rank_processes import RankProcesses
 from .recording import FromRank0, ItemKind, Recording
 
 if TYPE_CHECKING:
@@ -32,9 +30,6 @@ __all__ = ["Script", "capture_parts"]
 
 MOST_CLASSES = 128
 """Classes of ranks that are captured without being asked for one by one."""
-
-_HIDDEN = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "SLURM_", "MV2_", "JSM_", "CUDA_VISIBLE_DEVICES")
-"""Beginnings of variables that scripts look at, of launchers and of this machine's GPUs."""
 
 
 @frozen
@@ -72,8 +67,63 @@ class Script:
     without: tuple[str, ...] = ()
 
 
+class _Runs:
+    """Runs of a script as ranks, which processes share.
+
+    Parameters
+    ----------
+    script, comm, update, processes
+        As `capture_parts` takes them.
+    """
+
+    def __init__(
+        self, script: Script, comm: Intracomm, update: Update, processes: RankProcesses
+    ) -> None:
+        self.script, self._comm, self._update, self._processes = script, comm, update, processes
+
+    def of(self, ranks: Iterable[int], received: FromRank0) -> dict[int, Recording]:
+        """Run the script as each of these ranks → their recordings. **Collective.**
+
+        Parameters
+        ----------
+        ranks : iterable of int
+        received : FromRank0
+            What rank 0 has sent to others.
+        """
+        mine: dict[int, Recording] = {}
+        with collective_errors(self._comm):
+            for rank in sorted(ranks)[self._comm.rank :: self._comm.size]:
+                with TemporaryDirectory(prefix="mpisim-capture-") as folder:
+                    mine[rank] = self._processes.record(self._job(rank, received, folder))
+                self._update(len(mine), f"rank {rank}")
+        return {rank: each for part in self._comm.allgather(mine) for rank, each in part.items()}
+
+    def _job(self, rank: int, received: FromRank0, folder: str) -> Job:
+        script = self.script
+        return Job(
+            script.path,
+            script.arguments,
+            script.module,
+            rank,
+            script.world,
+            script.per_node,
+            script.steps,
+            script.device,
+            Path(folder, "recording"),
+            Path(folder, "failure"),
+            dict(script.values),
+            script.show,
+            received,
+            script.without,
+        )
+
+
 def capture_parts(
-    script: Script, comm: Intracomm, update: Update, ranks: Sequence[int] | None = None
+    script: Script,
+    comm: Intracomm,
+    update: Update,
+    processes: RankProcesses,
+    ranks: Sequence[int] | None = None,
 ) -> list[Part]:
     """Capture as many ranks of a script as differ. **Collective.**
 
@@ -84,6 +134,8 @@ def capture_parts(
         The processes that share the ranks.
     update : Update
         Told how many ranks are captured.
+    processes : RankProcesses
+        In which those of this process run.
     ranks : sequence of int, optional
         To be captured; by default those that differ. Others do as the nearest captured one of
         their class.
@@ -98,7 +150,8 @@ def capture_parts(
     InputError
         On all processes, with the line in which a script failed.
     """
-    first = _captured(script, [0], comm, update, FromRank0({}))[0]
+    runs = _Runs(script, comm, update, processes)
+    first = runs.of([0], FromRank0({}))[0]
     classes = _classes(first)
     if ranks is None:
         if len(classes) > MOST_CLASSES:
@@ -108,14 +161,14 @@ def capture_parts(
                 "--ranks lists them"
             )
         ends = {rank for members in classes for rank in (members[0], members[-1])} - {0}
-        found = {0: first} | _together(script, ends, comm, update, first.for_others())
+        found = {0: first} | runs.of(ends, first.for_others())
         seconds = {
             members[1]
             for members in classes
             if len(members) > 2 and found[members[0]].digest() != found[members[-1]].digest()
         }
-        found |= _together(script, seconds, comm, update, first.for_others())
-        _check_devices(script, found, first.for_others(), comm, update)
+        found |= runs.of(seconds, first.for_others())
+        _check_devices(runs, found, first.for_others())
         return _parts(classes, found)
     lacking = [members[0] for members in classes if not set(ranks) & set(members)]
     if lacking:  # before minutes of others
@@ -125,25 +178,20 @@ def capture_parts(
             f"--ranks: no rank is captured of those that do as {'each of ' * (len(lacking) > 1)}"
             f"rank{'s' * (len(lacking) > 1)} {add} does; add {'them' if lacking[1:] else 'it'}"
         )
-    found = {0: first} | _together(script, set(ranks) - {0}, comm, update, first.for_others())
+    found = {0: first} | runs.of(set(ranks) - {0}, first.for_others())
     if 0 not in ranks:
         del found[0]
-    _check_devices(script, found, first.for_others(), comm, update)
+    _check_devices(runs, found, first.for_others())
     return _parts(classes, found)
 
 
-def _check_devices(
-    script: Script,
-    found: dict[int, Recording],
-    received: FromRank0,
-    comm: Intracomm,
-    update: Update,
-) -> None:
+def _check_devices(runs: _Runs, found: dict[int, Recording], received: FromRank0) -> None:
     """Refuse two ranks of a node that communicate from one device, as NCCL does. **Collective.**
 
     Where a rank has the device of its place in the node, so have the others; else all of its node
     are captured.
     """
+    script = runs.script
     size = script.per_node
     suspects = [
         rank
@@ -152,7 +200,7 @@ def _check_devices(
     ]
     for rank in suspects[:1]:
         node = range(rank - rank % size, min(rank - rank % size + size, script.world))
-        more = _together(script, set(node) - found.keys(), comm, update, received)
+        more = runs.of(set(node) - found.keys(), received)
         holders: dict[int, int] = {}
         for each in node:
             for device in (more.get(each) or found[each]).devices:
@@ -204,71 +252,3 @@ def _classes(first: Recording) -> list[list[int]]:
         )
         found.setdefault((sizes, places), []).append(rank)
     return list(found.values())
-
-
-def _together(
-    script: Script, ranks: set[int], comm: Intracomm, update: Update, received: FromRank0
-) -> dict[int, Recording]:
-    """Capture ranks, each process its share. **Collective.**"""
-    return _captured(script, sorted(ranks), comm, update, received)
-
-
-def _captured(
-    script: Script, ranks: Sequence[int], comm: Intracomm, update: Update, received: FromRank0
-) -> dict[int, Recording]:
-    mine: dict[int, Recording] = {}
-    with collective_errors(comm):
-        for rank in ranks[comm.rank :: comm.size]:
-            mine[rank] = _run(script, rank, received)
-            update(len(mine), f"rank {rank}")
-    return {rank: each for part in comm.allgather(mine) for rank, each in part.items()}
-
-
-def _run(script: Script, rank: int, received: FromRank0) -> Recording:
-    """Run the script as one rank, in a process of its own. Local."""
-    with tempfile.TemporaryDirectory(prefix="mpisim-capture-") as folder:
-        job = Job(
-            script.path,
-            script.arguments,
-            script.module,
-            rank,
-            script.world,
-            script.per_node,
-            script.steps,
-            script.device,
-            Path(folder, "recording"),
-            Path(folder, "failure"),
-            dict(script.values),
-            script.show,
-            received,
-            script.without,
-        )
-        path = Path(folder, "job")
-        job.save(path)
-        environment = {
-            key: value for key, value in os.environ.items() if not key.startswith(_HIDDEN)
-        }
-        output = None if script.show else subprocess.DEVNULL
-        ended = subprocess.run(
-            [sys.executable, "-m", "mpisim.capture.process", str(path)],
-            # Libraries make folders when they are loaded, used or not, as PyTorch's compiler does.
-            env={
-                "PYTHONHASHSEED": "0",  # sets of names are in the same order on all ranks
-                **environment,
-                "TMPDIR": folder,
-                "TORCHINDUCTOR_CACHE_DIR": folder,
-                "TORCHINDUCTOR_COMPILE_THREADS": "1",
-                **job.environment(),
-            },
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-        )
-        if job.failure.exists():
-            raise InputError(job.failure.read_text())
-        if ended.returncode or not job.recording.exists():
-            raise InputError(
-                f"{script.path}: the process of rank {rank} ended with code {ended.returncode} and "
-                "without a recording; --show-output shows what it wrote"
-            )
-        return Recording.load(job.recording)

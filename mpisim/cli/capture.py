@@ -139,6 +139,7 @@ def run(args: argparse.Namespace) -> int:
     parse_settings(args.conf, "--conf")
     from ..base.rank_ranges import parse_ranges
     from ..capture.device import device_of
+    from ..capture.rank_processes import RankProcesses
     from ..capture.ranks import Script, capture_parts
     from ..kernels import find_gpu
     from ..kernels.scaled import rated_gpu
@@ -169,8 +170,11 @@ def run(args: argparse.Namespace) -> int:
         module,
         without,
     )
-    with progress(comm, "running the script") as update:
-        parts = capture_parts(script, comm, update, ranks)
+    with (
+        progress(comm, "running the script") as update,
+        RankProcesses(show=args.show_output) as processes,
+    ):
+        parts = capture_parts(script, comm, update, processes, ranks)
     report, connected = _prediction(args, comm, parts, gpu, measured, path)
     if comm.rank == 0:
         print(report)
