@@ -15,12 +15,14 @@ from sharing import layer, stepped, told
 
 from mpisim import engine, simulate
 from mpisim.base.errors import InputError
+from mpisim.base.quantity import Quantity
 from mpisim.cli import main
-from mpisim.experiment import Experiment, read
+from mpisim.experiment import Experiment, Plan, read
 from mpisim.job.checkpoint import checkpoint_of
 from mpisim.kernels import find_gpu
-from mpisim.memory import assess
+from mpisim.memory import Verdict, assess
 from mpisim.memory.host import host_memory
+from mpisim.memory.remedies import advice
 from mpisim.memory.states import model_states, parameter_counts
 from mpisim.prediction.execution import execute
 from mpisim.prediction.prepared import prepare
@@ -215,6 +217,43 @@ def test_a_host_that_has_too_little() -> None:
     assert found.certain
     assert "too little" in found.sentence()
     assert found.as_dict()["host"]["fits"] is False
+
+
+def told_of(host: float, plan: dict[str, Any], **capacity: int) -> list[str]:
+    """Advice where the host of eight GPUs has so many GiB."""
+    experiment = gpt_13b(1.0, gpus=8, cluster="dgx-v100")
+    experiment = replace(experiment, plan=plan_of(global_batch=64, recompute="full", **plan))
+
+    def evaluate(changed: Plan, times: int) -> Verdict:
+        layout = lay_out(replace(experiment, plan=changed), 8 * times)
+        found = assess(layout, find_gpu("h200"), node=8)
+        assert found.host is not None
+        memory = Quantity(host * 1.0737, "GB", 0, "here")
+        return replace(found, host=replace(found.host, memory=memory), **capacity)
+
+    return advice(experiment.plan, evaluate(experiment.plan, 1), evaluate)
+
+
+MEGATRON = {"dp_style": "megatron", "zero": 1, "offload_optimizer": 1.0, "precision": "fp16"}
+
+
+def test_a_small_host_is_given_less() -> None:
+    """Megatron-LM has shares of 16 bytes of 13 billion parameters: 191 GiB."""
+    head, first, *others = told_of(150, MEGATRON)
+    assert head == "Any of these makes it fit:"
+    assert first.split("  ")[1] == "offload.optimizer = 0.75"
+    assert any("2 times the nodes" in each for each in others)
+    assert any("offload.optimizer = 0.25" in each for each in told_of(50, MEGATRON))
+    (found,) = (each for each in told_of(150, FSDP) if "offload.optimizer = 0" in each)
+    assert "offload.parameters = false" in found
+
+
+def test_what_nothing_fits_into_is_said() -> None:
+    """No GPU of 1 GiB holds a weight, nor a host of 1 GiB what would be left there."""
+    (line,) = told_of(1, {**MEGATRON, "optimizer": "adam"}, capacity=1 << 30)
+    assert re.search(
+        r"nor do 3 together; as it is, it takes GPUs of \d+ GiB and hosts of 19\d", line
+    )
 
 
 def test_nothing_is_said_without_offload() -> None:
