@@ -620,6 +620,8 @@ def test_errors_tell_the_two_optimizers_apart() -> None:
     text = GPT_13B.format(batch=8, micro=1, share=0, cluster="dgx-a100", gpus=8)
     with pytest.raises(InputError, match=r"set optimizer = 1$"):
         read(text, "a.toml", ["plan.offload.parameters=true"])
+    with pytest.raises(InputError, match=r"'optimiser'.*\(did you mean 'optimizer'.*overlap$"):
+        read(text, "a.toml", ["plan.offload.optimiser=1"])
     fsdp = ["plan.offload.optimizer=1", "framework.name=fsdp", "plan.zero=3"]
     with pytest.raises(InputError, match=r"; framework.dp_style is what framework.name = 'fsdp'"):
         read(text, "a.toml", fsdp)
