@@ -181,7 +181,8 @@ def test_advice_where_nothing_helps_and_where_none_is_needed() -> None:
     plan = plan_of(global_batch=32)
     full = Verdict((stage(0, 90 * GIB),), 80 * GIB, "a GPU")
     (line,) = advice(plan, full, lambda changed, times: full)
-    assert line == "No change of the plan makes it fit, nor do 3 together."
+    head = "No change of the plan makes it fit, nor do 3 together"
+    assert line == f"{head}; as it is, it takes GPUs of 90 GiB."
 
     def refuse(changed: Plan, times: int) -> Verdict:
         raise InputError("no")

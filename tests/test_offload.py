@@ -15,12 +15,14 @@ from sharing import layer, stepped, told
 
 from mpisim import engine, simulate
 from mpisim.base.errors import InputError
+from mpisim.base.quantity import Quantity
 from mpisim.cli import main
-from mpisim.experiment import Experiment, read
+from mpisim.experiment import Experiment, Plan, read
 from mpisim.job.checkpoint import checkpoint_of
 from mpisim.kernels import find_gpu
-from mpisim.memory import assess
+from mpisim.memory import Verdict, assess
 from mpisim.memory.host import host_memory
+from mpisim.memory.remedies import advice
 from mpisim.memory.states import model_states, parameter_counts
 from mpisim.prediction.execution import execute
 from mpisim.prediction.prepared import prepare
@@ -158,6 +160,49 @@ def test_13_billion_parameters_train_on_one_v100() -> None:
     assert 12.5e9 < with_it.stages[0].parameters / 2 < 13.5e9
 
 
+ONE_V100 = """
+[model]
+family = "gpt"
+layers = {layers}
+hidden = {hidden}
+heads = {heads}
+seq_len = 1024
+vocab = 50257
+[plan]
+global_batch = 512
+micro_batch = 8
+zero = {zero}
+recompute = "full"
+precision = "fp16"
+offload.optimizer = {share}
+[framework]
+name = "{framework}"
+kernels = "eager"
+fused = false
+[cluster]
+preset = "dgx-2"
+nodes = 1
+gpus_per_node = 1
+"""
+
+
+def test_10_billion_parameters_beside_what_pytorch_trains() -> None:
+    # The abstract: 40 TFLOP/s on a V100 for 10 billion parameters, 30 with PyTorch alone for 1.4
+    # billion, the most that fits (1.2 here). Batch of 512 and shapes are from memory; the ratio
+    # does not depend on whether recomputation counts.
+    large = ONE_V100.format(
+        layers=50, hidden=4096, heads=32, zero=2, share=1, framework="deepspeed"
+    )
+    small = ONE_V100.format(layers=40, hidden=1536, heads=16, zero=0, share=0, framework="ddp")
+    speeds = []
+    for text, parameters in ((large, 10.3e9), (small, 1.2e9)):
+        found = simulate(read(text, "a.toml"))
+        assert found is not None
+        speeds.append(6 * parameters * 512 * 1024 / found.step_time / 1e12)
+    assert speeds[0] / speeds[1] == pytest.approx(40 / 30, rel=0.15)
+    assert speeds[0] == pytest.approx(40, rel=0.2)
+
+
 def test_a_host_that_has_too_little() -> None:
     experiment = gpt_13b(1.0, gpus=8, cluster="dgx-v100")
     found = assess(lay_out(experiment, 8), find_gpu("v100-sxm3-32gb"), node=8)
@@ -172,6 +217,43 @@ def test_a_host_that_has_too_little() -> None:
     assert found.certain
     assert "too little" in found.sentence()
     assert found.as_dict()["host"]["fits"] is False
+
+
+def told_of(host: float, plan: dict[str, Any], **capacity: int) -> list[str]:
+    """Advice where the host of eight GPUs has so many GiB."""
+    experiment = gpt_13b(1.0, gpus=8, cluster="dgx-v100")
+    experiment = replace(experiment, plan=plan_of(global_batch=64, recompute="full", **plan))
+
+    def evaluate(changed: Plan, times: int) -> Verdict:
+        layout = lay_out(replace(experiment, plan=changed), 8 * times)
+        found = assess(layout, find_gpu("h200"), node=8)
+        assert found.host is not None
+        memory = Quantity(host * 1.0737, "GB", 0, "here")
+        return replace(found, host=replace(found.host, memory=memory), **capacity)
+
+    return advice(experiment.plan, evaluate(experiment.plan, 1), evaluate)
+
+
+MEGATRON = {"dp_style": "megatron", "zero": 1, "offload_optimizer": 1.0, "precision": "fp16"}
+
+
+def test_a_small_host_is_given_less() -> None:
+    """Megatron-LM has shares of 16 bytes of 13 billion parameters: 191 GiB."""
+    head, first, *others = told_of(150, MEGATRON)
+    assert head == "Any of these makes it fit:"
+    assert first.split("  ")[1] == "offload.optimizer = 0.75"
+    assert any("2 times the nodes" in each for each in others)
+    assert any("offload.optimizer = 0.25" in each for each in told_of(50, MEGATRON))
+    (found,) = (each for each in told_of(150, FSDP) if "offload.optimizer = 0" in each)
+    assert "offload.parameters = false" in found
+
+
+def test_what_nothing_fits_into_is_said() -> None:
+    """No GPU of 1 GiB holds a weight, nor a host of 1 GiB what would be left there."""
+    (line,) = told_of(1, {**MEGATRON, "optimizer": "adam"}, capacity=1 << 30)
+    assert re.search(
+        r"nor do 3 together; as it is, it takes GPUs of \d+ GiB and hosts of 19\d", line
+    )
 
 
 def test_nothing_is_said_without_offload() -> None:
@@ -364,7 +446,8 @@ def rows(experiment: Experiment, name: str) -> list[int]:
         {"dp_style": "megatron", "zero": 1, "offload_optimizer": 1.0, "offload_overlap": True},
         {"dp_style": "megatron", "zero": 1, "offload_activations": 3, "tp": 2},
         {"dp_style": "deepspeed", "zero": 1, "offload_optimizer": 1.0},
-        {"dp_style": "deepspeed", "zero": 2, "offload_optimizer": 1.0, "offload_activations": 3},
+        {"dp_style": "deepspeed", "zero": 2, "offload_optimizer": 1.0},
+        {"dp_style": "fsdp", "zero": 3, "recompute": "full", "offload_activations": 3},
         {"dp_style": "deepspeed", "zero": 3, "offload_optimizer": 0.5},
         {"dp_style": "deepspeed", "zero": 3, "offload_optimizer": 1.0, "offload_parameters": True},
         {"dp_style": "fsdp", "zero": 2, "offload_optimizer": 1.0, "offload_parameters": True},
@@ -537,6 +620,8 @@ def test_errors_tell_the_two_optimizers_apart() -> None:
     text = GPT_13B.format(batch=8, micro=1, share=0, cluster="dgx-a100", gpus=8)
     with pytest.raises(InputError, match=r"set optimizer = 1$"):
         read(text, "a.toml", ["plan.offload.parameters=true"])
+    with pytest.raises(InputError, match=r"'optimiser'.*\(did you mean 'optimizer'.*overlap$"):
+        read(text, "a.toml", ["plan.offload.optimiser=1"])
     fsdp = ["plan.offload.optimizer=1", "framework.name=fsdp", "plan.zero=3"]
     with pytest.raises(InputError, match=r"; framework.dp_style is what framework.name = 'fsdp'"):
         read(text, "a.toml", fsdp)

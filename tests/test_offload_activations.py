@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -121,6 +122,83 @@ def test_memory_follows_the_copies(sizes: tuple[int, int]) -> None:
     assert found.backward_by_layer == tuple(each + own - found.kept for each in reversed(held))
 
 
+# --- inputs of layers that are computed again -----------------------------------------------------
+
+CHECKPOINTS = {
+    "recompute": "full",
+    "offload_activations": 4,
+    "global_batch": 1,
+    "dp_style": "ddp",
+    "clip": False,
+}
+
+
+def inputs(copy: int) -> tuple[Layer, ...]:
+    """Four blocks of 10 ns forward and 20 back, with inputs of `copy` bytes, between two ends."""
+    ends = (replace(copying(name, 10, 20, 100), role="embedding") for name in "eh")
+    first, last = ends
+    blocks = (replace(copying(name, 10, 20, 100), checkpoint=copy) for name in "abcd")
+    return (first, *blocks, last)
+
+
+def ends_of(copy: int, **keys: Any) -> int:
+    done = training_step(layout(Network(inputs(copy), 6, 1), 1, **CHECKPOINTS, **keys), CopyTimes())
+    table = done.program.table_of(0)
+    names = [done.program.names[name] for name in table.name]
+    run = engine.simulate(done.program, network=Free())
+    return int(run.rows(0).end[names.index("e backward")])
+
+
+PLAIN = 6 * 10 + 6 * 20 + 4 * 10
+"""Of a step without offload: forward, backward, and four forwards again."""
+
+
+@pytest.mark.parametrize("copy", [2, 5, 30])
+def test_save_on_cpu_stands_between_kernels(copy: int) -> None:
+    """Every input goes and comes on the stream of the kernels, which do nothing meanwhile."""
+    assert ends_of(copy) == PLAIN + 2 * 4 * copy
+
+
+@pytest.mark.parametrize("copy", [2, 5, 10])
+def test_copies_of_torchtune_hide_behind_kernels(copy: int) -> None:
+    """A layer of 10 forward, and of 30 back, hides a copy that is not longer."""
+    assert ends_of(copy, offload_overlap=True) == PLAIN
+
+
+@pytest.mark.parametrize("copy", [35, 60])
+def test_long_copies_of_torchtune_set_the_pace(copy: int) -> None:
+    """In closed form: a stream of copies each way; the head hides a part of the first to come."""
+    # Forward: the first input is there at 10; the head ends once all four copies have.
+    forward = max(10 + 4 * copy, 50)
+    # Backward: the last kernel of the forward, the head's, runs before the copies are awaited.
+    begin = max(forward, 60)
+    # The head's backward takes 20, beside the last input; each layer 30, beside the next.
+    at = begin + 20
+    came = begin + copy
+    for _ in range(4):
+        start = max(at, came)
+        at, came = start + 30, start + copy
+    assert ends_of(copy, offload_overlap=True) == at + 20
+
+
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("offloaded", [1, 3, 6])
+def test_memory_without_inputs(offloaded: int, beside: bool) -> None:
+    chunk = ModelChunk(tuple(copying("a", 10, 20, 100) for _ in range(6)), tuple(range(6)))
+    keys = {"recompute": "full", "offload_activations": offloaded, "dp_style": "ddp"}
+    plan = plan_of(global_batch=1, offload_overlap=beside, **keys)
+    found = chunk_memory(chunk, plan, ALONE)
+    plain = chunk_memory(chunk, plan_of(global_batch=1, recompute="full"), ALONE)
+    assert plain.kept == 6 * 8  # each input has 8 bytes
+    assert (found.kept, found.offloaded) == (8 * (6 - offloaded), 8 * offloaded)
+    # The input of the layer at work is on the GPU, and beside kernels that of the one before it.
+    for at, (here, there) in enumerate(
+        zip(reversed(found.backward_by_layer), reversed(plain.backward_by_layer), strict=True)
+    ):
+        away = sum(i < at - beside for i in range(offloaded))
+        assert found.kept + here == plain.kept + there - 8 * away
+
+
 # --- bad input ------------------------------------------------------------------------------------
 
 
@@ -131,11 +209,19 @@ def test_memory_follows_the_copies(sizes: tuple[int, int]) -> None:
         ({"recompute": "full"}, "set recompute = 'none'"),
         ({"cuda_graphs": True}, "framework.cuda_graphs = true"),
         ({"overlap_ep": True}, "overlap.ep = true"),
+        ({"dp_style": "deepspeed", "zero": 2}, "cpu_checkpointing is not modelled"),
+        ({"dp_style": "fsdp", "zero": 3}, "PyTorch offloads the inputs.*recompute = 'full'"),
+        ({"dp_style": "ddp", "recompute": "selective"}, "allowed: 'none', 'full'"),
+        (
+            {"dp_style": "ddp", "recompute": "full", "recompute_layers": 2},
+            "recompute.layers is 2.*allowed: 0 to 2",
+        ),
+        ({"offload_overlap": True}, "offload.overlap is true.*leave it out"),
     ],
 )
 def test_what_does_not_go_with_offloaded_activations(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        plan_of(**{"global_batch": 8, "offload_activations": 1, **keys})
+        plan_of(**{"global_batch": 8, "offload_activations": 3, **keys})
 
 
 def test_one_layer_stays_on_the_gpu() -> None:

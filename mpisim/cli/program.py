@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..base.errors import UsageError
+from ..base.errors import InputError, UsageError
 from .other_files import expected
 from .output import add_overwrite_option, check_files, check_outputs
 from .run import add_run_options, run
@@ -214,7 +214,10 @@ def export_(args: argparse.Namespace) -> int:
     with expected([args.file], ("mpisim-program",)):
         program = load(args.file)
     if args.format == "simai":
-        found = write_simai(program, args.output, overwrite=args.overwrite)
+        try:
+            found = write_simai(program, args.output, overwrite=args.overwrite)
+        except InputError as error:
+            raise InputError(f"{args.file}: {error}") from error
         how = f"; {found.how}" if found.how else ""
         print(f"{args.output}: {found.layers:,} layers for {program.n_ranks:,} ranks{how}")
         return 0

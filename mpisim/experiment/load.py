@@ -450,6 +450,8 @@ def _part(tables: Mapping[str, Any], name: str, source: str) -> Any:
 
 def _set_by(keys: Mapping[str, ProfileKey], message: str, table: Mapping[str, Any]) -> str:
     """Say which keys that an error names were filled in, and by what; empty if none."""
+    if ": unknown key '" in message:
+        return ""
     inside = re.search(r": \[(plan\.\w+)\] ", message)  # whose keys have bare names there
     prefix = f"{inside[1] if inside else 'plan'}."
     named = [

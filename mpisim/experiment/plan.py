@@ -172,6 +172,11 @@ class Plan:
         return "megatron" if transformer else "ddp"
 
     @property
+    def offloads_checkpoints(self) -> bool:
+        """Whether what is offloaded of activations are the inputs of layers that run again."""
+        return bool(self.offload.activations) and self.recompute.granularity == "full"
+
+    @property
     def weight_format(self) -> Format:
         """The format in which the passes read weights and write activations."""
         return self.precision.weights
@@ -382,7 +387,7 @@ def _check_offload(plan: Plan) -> None:
             "offload.optimizer is given with precision.fp8_params: weights come from the CPU in 16 "
             "bits"
         )
-    if style != "megatron" and plan.offload.overlap:
+    if style != "megatron" and plan.offload.overlap and not plan.offloads_checkpoints:
         raise InputError(
             f"offload.overlap is true; framework.dp_style = {style!r} goes on once all are "
             "updated; allowed: 'megatron'"
@@ -390,7 +395,10 @@ def _check_offload(plan: Plan) -> None:
 
 
 def _check_offloaded_activations(plan: Plan) -> None:
-    """Refuse what Megatron-LM refuses with ``cpu_offloading`` (transformer_config.py)."""
+    """Refuse what neither Megatron-LM's ``cpu_offloading`` nor PyTorch's hooks do.
+
+    The former excludes more (transformer_config.py); the latter are modelled around checkpoints.
+    """
     if not plan.offload.activations:
         return
     given = f"offload.activations is {plan.offload.activations}"
@@ -398,10 +406,36 @@ def _check_offloaded_activations(plan: Plan) -> None:
         raise InputError(
             f"{given} with pp = {plan.pp}; Megatron-LM offloads them with pp = 1 alone"
         )
-    if plan.recompute.granularity != "none":
+    style, recompute = plan.style(transformer=True), plan.recompute
+    if style == "deepspeed" or plan.framework.stacked_layers:
+        who = "XLA's offload" if plan.framework.stacked_layers else "its cpu_checkpointing"
         raise InputError(
-            f"{given} with recompute = {plan.recompute.granularity!r}: Megatron-LM does one or the "
+            f"{given} with framework.dp_style = {style!r}: {who} is not modelled; allowed: "
+            "'megatron', 'fsdp', 'ddp'"
+        )
+    pytorch = style == "fsdp" and not plan.framework.flat_shards
+    if pytorch and recompute.granularity != "full":
+        raise InputError(
+            f"{given} with framework.dp_style = 'fsdp' and recompute = "
+            f"{recompute.granularity!r}: PyTorch offloads the inputs of layers that are computed "
+            "again; set recompute = 'full'"
+        )
+    if not pytorch and style != "ddp" and recompute.granularity != "none":
+        raise InputError(
+            f"{given} with recompute = {recompute.granularity!r}: Megatron-LM does one or the "
             "other; set recompute = 'none'"
+        )
+    if recompute.granularity == "selective":
+        raise InputError(f"{given} with recompute = 'selective'; allowed: 'none', 'full'")
+    if recompute.layers is not None and plan.offload.activations > recompute.layers:
+        raise InputError(
+            f"{given}, but recompute.layers is {recompute.layers}: only inputs of layers that are "
+            f"computed again are offloaded; allowed: 0 to {recompute.layers}"
+        )
+    if plan.offload.overlap and not plan.offload.optimizer and not plan.offloads_checkpoints:
+        raise InputError(
+            "offload.overlap is true, but offload.optimizer is 0: copies of activations run beside "
+            "the kernels in any case; leave it out"
         )
     if plan.overlap.ep:
         raise InputError(f"{given} with overlap.ep = true, whose passes take turns; allowed: false")

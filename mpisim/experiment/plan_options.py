@@ -292,10 +292,12 @@ class OffloadOptions:
         ``CPUOffloadPolicy``.
     activations : int
         Layers of a transformer, the first ones, whose activations lie there between the passes
-        (Megatron-LM's ``--cpu-offloading-num-layers``).
+        (Megatron-LM's ``--cpu-offloading-num-layers``), or whose inputs do, with `recompute` "full"
+        under "fsdp" and "ddp": PyTorch's ``save_on_cpu`` around checkpoints.
     overlap : bool
         Whether gradients come and weights go while the CPU updates other parameters (Megatron-LM's
-        ``--overlap-cpu-optimizer-d2h-h2d``).
+        ``--overlap-cpu-optimizer-d2h-h2d``), and inputs of layers beside kernels (torchtune's
+        ``enable_activation_offloading``).
     """
 
     optimizer: Annotated[float, Limits(least=0, most=1)] = 0.0
@@ -304,7 +306,7 @@ class OffloadOptions:
     overlap: bool = False
 
     def __post_init__(self) -> None:
-        if self.overlap and not self.optimizer:
+        if self.overlap and not self.optimizer and not self.activations:
             raise InputError("overlap is true, but optimizer is 0: the CPU updates nothing")
         if self.parameters and self.optimizer < 1:
             raise InputError(

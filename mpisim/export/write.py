@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..base.errors import UsageError
+from ..base.errors import InputError, UsageError
 from ..base.files import check_output
 from ..formats import rank_to_write, write_chakra, write_simai
 from ..formats.chakra_write import check_folder
@@ -218,7 +219,8 @@ def _write_simai(
                 "give one of its ranks, or leave it out"
             )
         if comm.rank == 0 and program is not None:
-            rank = rank_to_write(program, chosen.ranks[0] if n == 1 else None)
+            with _naming(source.kept.path):
+                rank = rank_to_write(program, chosen.ranks[0] if n == 1 else None)
     rank = comm.bcast(rank)
     hosted = source.run.hosted.tolist()
     mine = [source.run.rows(hosted.index(rank))] if rank in hosted else []
@@ -227,5 +229,17 @@ def _write_simai(
         if comm.rank == 0 and program is not None:
             assert found is not None  # on the root
             (times,) = (each for some in found for each in some)
-            how = write_simai(program, output, times, rank=rank, overwrite=overwrite).how
+            with _naming(source.kept.path):
+                how = write_simai(program, output, times, rank=rank, overwrite=overwrite).how
     return how
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name the file whose program a format cannot have."""
+    try:
+        yield
+    except InputError as error:
+        if isinstance(error, UsageError):
+            raise
+        raise InputError(f"{path}: {error}") from error

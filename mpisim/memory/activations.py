@@ -38,6 +38,7 @@ from ..kernels.operations import (
 from ..program import Operation
 from ..workloads.layout import ModelChunk
 from ..workloads.offloaded_activations import windows
+from ..workloads.offloaded_checkpoints import check_number
 from ..workloads.operators import Await, Communicate, Compute, Layer, Operator, Task
 from ..workloads.recomputation import kept_bytes, recomputed_layers
 
@@ -371,10 +372,18 @@ def _moved(chunk: ModelChunk, plan: Plan, keeps: Sequence[int]) -> list[int]:
     """Return the bytes that are on the host from the end of each layer to its backward.
 
     They are those of an earlier layer (`windows`), on its way until then, and asked for again from
-    then on.
+    then on. The input of a layer that is computed again goes as that begins, and comes back one
+    layer early where copies run beside kernels (torchtune frees it four layers later in the
+    forward, which is not where most is held).
     """
     moved = [0] * len(keeps)
-    if plan.offload.activations:
+    if plan.offloads_checkpoints:
+        blocks = [i for i, layer in enumerate(chunk.layers) if layer.role == "block"]
+        check_number(len(blocks), plan.offload.activations)
+        for i in range(plan.offload.activations):
+            end = min(i + plan.offload.overlap, len(blocks) - 1)
+            moved[blocks[end]] += chunk.layers[blocks[i]].checkpoint
+    elif plan.offload.activations:
         blocks = [i for i, layer in enumerate(chunk.layers) if layer.role == "block"]
         for i, end in enumerate(windows(len(blocks), plan.offload.activations)):
             moved[blocks[end]] = keeps[blocks[i]]

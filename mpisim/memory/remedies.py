@@ -1,7 +1,8 @@
 """Plan that does not fit → changes that make it fit, each tried by the memory model.
 
 Single changes first, in the order of what they usually cost a step. Where none is enough, two or
-three together. Where the same GPUs are not enough, what its framework can leave on the host.
+three together. Where the same GPUs are not enough, what its framework can leave on the host; where
+the host is too small, what it can leave on the GPUs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..experiment.plan import Plan, with_keys
 from ..experiment.plan_keys import RECOMPUTE, short_key
 from .verdict import Evaluate, Verdict
 
-__all__ = ["Remedy", "advice", "remedies"]
+__all__ = ["Remedy", "advice", "remedies", "shortage"]
 
 MAX_MULTIPLE = 64
 """Times that a size of the plan, or the cluster, is multiplied by at most."""
@@ -68,7 +69,8 @@ def remedies(
     everything, sharded parameters, context parallelism, tensor and expert parallelism across nodes,
     and more GPUs. Of each kind the smallest change that fits is returned. Where no single one fits,
     or only one of the last two kinds, combinations of two are tried, then of three; and offload to
-    the host, with others only where nothing else fits at all.
+    the host, with others only where nothing else fits at all. Where the host has too little memory,
+    less offload comes first. Changes that these GPUs are too few for are tried last, with more.
 
     Parameters
     ----------
@@ -94,11 +96,13 @@ def remedies(
 
     which = plan.style(transformer=transformer)
     kinds = _kinds(plan, which, node)
+    now = evaluated(("", plan, 1))
+    if now is not None and not now.host_fits and _less_offload(plan, which):
+        kinds = [lambda p: _less_offload(p, which), *kinds]
     found = [fitting for kind in kinds if (fitting := _first(kind(plan), evaluated)) is not None]
     if not all(_is_expensive((each.change, each.plan, each.nodes), plan, node) for each in found):
         return found
     # What helps by itself may be enough with others; more nodes help only what is shared.
-    now = evaluated(("", plan, 1))
     peak = UNBOUNDED if now is None else now.peak
     useful = [
         kind for kind in kinds if kind is kinds[-1] or _smallest(kind(plan), evaluated)[1] < peak
@@ -114,15 +118,32 @@ def remedies(
         several = _combined(plan, useful, together, evaluated)
         if several:
             return several + found
-    if found or not _offloaded(plan, which):
+    if found:
         return found
+    if not _offloaded(plan, which):
+        return _with_more_nodes(plan, kinds, evaluated)
     # Those without offload have been tried, and do not fit.
     kinds = [lambda p: _offloaded(p, which), *useful]
     for together in range(2, MAX_COMBINED + 1):
         several = _combined(plan, kinds, together, evaluated)
         if several:
             return several
-    return []
+    return _with_more_nodes(plan, _kinds(plan, which, node), evaluated)
+
+
+def shortage(verdict: Verdict) -> str:
+    """Verdict on a plan that nothing makes fit → a sentence with what memory would hold it.
+
+    Parameters
+    ----------
+    verdict : Verdict
+    """
+    needs = [] if verdict.headroom >= 0 else [f"GPUs of {verdict.peak / GIB:,.0f} GiB"]
+    needs += [] if verdict.host_fits else [f"hosts of {verdict.host_peak / GIB:,.0f} GiB"]
+    return (
+        f"No change of the plan makes it fit, nor do {MAX_COMBINED} together; as it is, it takes "
+        f"{' and '.join(needs)}."
+    )
 
 
 def advice(
@@ -136,7 +157,7 @@ def advice(
         return []
     found = remedies(plan, evaluate, transformer=transformer, node=node)
     if not found:
-        return [f"No change of the plan makes it fit, nor do {MAX_COMBINED} together."]
+        return [shortage(verdict)]
     width = max(len(remedy.change) for remedy in found)
     several = all(remedy.together > 1 for remedy in found)
     head = (
@@ -177,6 +198,14 @@ def _first(candidates: list[Candidate], evaluated: Evaluated) -> Remedy | None:
         if verdict is not None and verdict.fits:
             return Remedy(*candidate, verdict)
     return None
+
+
+def _with_more_nodes(plan: Plan, kinds: list[Changes], evaluated: Evaluated) -> list[Remedy]:
+    """Return combinations with more nodes of changes that cannot work on as many as there are."""
+    nodes = kinds[-1]
+    blocked = [kind for kind in kinds[:-1] if _smallest(kind(plan), evaluated)[1] == UNBOUNDED]
+    pairs = (_combined(plan, [kind, nodes], 2, evaluated) for kind in blocked)
+    return [each for several in pairs for each in several]
 
 
 def _combined(
@@ -301,6 +330,27 @@ def _more_nodes(plan: Plan, times: int) -> Candidate:
     """Take more nodes; the new ranks are data parallel."""
     changed = plan if plan.dp is None else replace(plan, dp=plan.dp * times)
     return f"{times} times the nodes", changed, times
+
+
+def _less_offload(plan: Plan, which: str) -> list[Candidate]:
+    """Leave less on the host: a smaller share where the framework has one, else parameters alone.
+
+    Then nothing of the optimizer, and of activations half, a quarter, …
+    """
+    offload, found = plan.offload, []
+    if which == "megatron" or (which == "deepspeed" and plan.zero == 3 and not offload.parameters):
+        shares = [share for share in (0.75, 0.5, 0.25) if share < offload.optimizer]
+        found += [each for share in shares for each in _keys(plan, {"offload.optimizer": share})]
+    if offload.parameters and which == "deepspeed":
+        found += _keys(plan, {"offload.parameters": False})
+    if offload.optimizer:
+        others = [key for key in ("parameters", "overlap") if getattr(offload, key)]
+        nothing: dict[str, Any] = {f"offload.{key}": False for key in others}
+        found += _keys(plan, {"offload.optimizer": 0, **nothing})
+    for times in _powers_of_two():
+        if times <= offload.activations:
+            found += _keys(plan, {"offload.activations": offload.activations // times})
+    return found
 
 
 def _offloaded(plan: Plan, which: str) -> list[Candidate]:

@@ -144,7 +144,7 @@ class Verdict:
             *([f"  ... {rest:,} more stages that need less"] if rest else []),
             f"  worst moment: {self.worst.moment}",
             *(
-                [f"  {line}" for line in wrap(self._host_sentence(), WIDTH)]
+                [f"  {line}" for line in wrap(self._host_sentence(), WIDTH - 2)]
                 if self.offloads
                 else []
             ),

@@ -99,7 +99,7 @@ def _remedy_arguments(experiment: Experiment) -> dict[str, Any]:
 
 def _refusal(experiment: Experiment, found: Verdict, evaluate: Evaluate) -> InputError:
     """Return the error for a plan that does not fit, with changes that would make it fit."""
-    from ..memory.remedies import remedies
+    from ..memory.remedies import remedies, shortage
 
     others = remedies(
         _with_even_batches(experiment).plan, evaluate, **_remedy_arguments(experiment)
@@ -111,7 +111,7 @@ def _refusal(experiment: Experiment, found: Verdict, evaluate: Evaluate) -> Inpu
         choice = "any of: " if len(others) > 1 else "" if single else "all of: "
         text = f"{head}It fits with {choice}{fits}. "
     else:
-        text = "No change of the plan makes it fit. "
+        text = f"{shortage(found)} "
     text += "".join(f"{line} " for line in _shorter_sequences(experiment))
     return InputError(f"the plan {found.sentence()}. {text}--allow-oom simulates it all the same")
 

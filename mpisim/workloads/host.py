@@ -98,7 +98,8 @@ class Host:
         most = self.bandwidth.si / 1e9
         return (
             f"offload: the CPUs update parameters at {most * self._share(plan).value:,.0f} GB/s of "
-            f"{most:,.0f}{guess} for {self.ranks} GPUs, with threads enough"
+            f"{most:,.0f}{guess} for {self.ranks} GPUs, with threads enough: torchrun starts one a "
+            "process, unless OMP_NUM_THREADS says more"
         )
 
     def duration(self, size: int, plan: Plan | None = None) -> int:

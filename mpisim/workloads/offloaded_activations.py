@@ -6,7 +6,8 @@ layers of a transformer, what they keep for the backward goes to the host one la
 beside the kernels of later layers. The layers of the forward are divided into as many windows. At
 the end of each the kernels wait for the layer that was on its way, whose memory is freed, and the
 next one starts. The backward goes the same way back: as it comes to the end of a window, its
-kernels wait for the layer that was asked for last, and the one of this window is asked for.
+kernels wait for the layer that was asked for last, and the one of this window is asked for. What
+PyTorch offloads around checkpoints is in :mod:`.offloaded_checkpoints`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from mpisim.kernels.operations import Copy
 
 from ..base.errors import InputError
+from ..experiment.plan_options import OffloadOptions
 from .blocks import BlockBuilder
 from .operators import Compute, Layer
 
@@ -63,13 +65,14 @@ class ActivationOffload:
     ----------
     layers : sequence of Layer
         Of the chunk.
-    offloaded : int
-        Of its blocks, the first so many.
+    offload : OffloadOptions
+        Which says of how many of its blocks, the first ones.
     sharers : int
         GPUs that copy over one link to the host.
     """
 
-    def __init__(self, layers: Sequence[Layer], offloaded: int, sharers: int) -> None:
+    def __init__(self, layers: Sequence[Layer], offload: OffloadOptions, sharers: int) -> None:
+        offloaded = offload.activations
         blocks = [i for i, layer in enumerate(layers) if layer.role == "block"]
         ends = windows(len(blocks), offloaded)
         sizes = [layers[blocks[i]].saved for i in range(offloaded)]
@@ -87,6 +90,9 @@ class ActivationOffload:
             Of the chunk.
         """
         return layer == self._first or layer in self._window
+
+    def before_forward(self, block: BlockBuilder, layer: int) -> None:
+        """Before a layer's forward: nothing."""
 
     def after_forward(self, block: BlockBuilder, layer: int) -> None:
         """After a layer's forward: start the first copy, or wait for one and start the next.

@@ -47,6 +47,7 @@ from .input_pipeline import loads_images, write_input, write_wait
 from .layout import Layout, ModelChunk
 from .messages import PipelineMessages, messages_of_stage, streams
 from .offloaded_activations import ActivationOffload
+from .offloaded_checkpoints import CheckpointOffload
 from .operators import BackwardPart, Operator
 from .optimizer import write_optimizer
 from .pricing import MAX_DURATION, Pricing
@@ -137,9 +138,11 @@ class StageWriter:
         self._first_block = _first_block(self._chunks)
         self._recomputes = [recomputed_layers(plan, chunk.numbers) for chunk in self._chunks]
         host = host_of(layout.experiment, layout.grid.world)
-        count = plan.offload.activations  # where there is no pipeline, so of the only chunk
-        self._offload = (
-            ActivationOffload(self._chunks[0].layers, count, host.sharers) if count else None
+        kind = CheckpointOffload if plan.offloads_checkpoints else ActivationOffload
+        self._offload = (  # where there is no pipeline, so of the only chunk
+            kind(self._chunks[0].layers, plan.offload, host.sharers)
+            if plan.offload.activations
+            else None
         )
         self._strategy = make_strategy(
             plan,
@@ -377,6 +380,8 @@ class StageWriter:
         """Write the forward of a layer of a pass's chunk."""
         operators, strategy = self._chunks[what.chunk].layers[layer].operators, self._strategy
         at = PassPoint(builder, what.chunk, layer, what.edge)
+        if self._offload is not None:
+            self._offload.before_forward(builder, layer)
         strategy.before_forward(at)
         if self._is_written_between(what, layer):
             for j, operator in enumerate(operators):
