@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from mpi4py import MPI
+from test_extrapolate_parallel import calibration_file
 
 from mpisim import engine
 from mpisim.base.errors import InputError
@@ -22,6 +23,7 @@ from mpisim.search import answer, explore, read_search
 from mpisim.search.answer import answer_lines
 from mpisim.search.records import Status
 from mpisim.search.space import SearchSpace
+from mpisim.search.traced import TracedCandidates, extrapolate_command
 from mpisim.topo import find_cluster
 
 MEGATRON = "traces/megatron_gpt_tp2pp2dp2_a800_8rank"
@@ -193,6 +195,31 @@ def test_a_job_of_several_ranks(shared: Path) -> None:
     said = answer_lines(space, found)
     assert said[-1].strip().startswith("mpisim extrapolate")
     assert "--dp 4 --traced-cluster a800-8gpu" in said[-1]
+
+
+def test_measured_collectives_of_a_job(shared: Path, tmp_path: Path) -> None:
+    """``[network] calibration``: as ``mpisim extrapolate --calibration``, and in its command."""
+    file = calibration_file(tmp_path, bandwidth_across=0.1)
+    space = read_search(
+        {
+            "workload": {"trace": str(shared / MEGATRON), "traced_cluster": "a800-8gpu"},
+            "cluster": {"preset": "dgx-h100"},
+            "network": {"calibration": file.name},
+            "search": {"vary": {"plan.dp": [4]}},
+        },
+        str(tmp_path / "x.toml"),
+    )
+    found = TracedCandidates(space).of(0)
+    alone = extrapolate_parallel(
+        read_job([shared / MEGATRON], MPI.COMM_SELF),
+        MPI.COMM_SELF,
+        dp=4,
+        cluster=find_cluster("dgx-h100"),
+        traced_cluster=find_cluster("a800-8gpu"),
+        calibration=str(file),
+    )
+    assert found.step_ps == round(alone.step * 1e12)
+    assert extrapolate_command(space, 0)[-2:] == ["--calibration", str(file)]
 
 
 def test_stages_of_a_job(shared: Path) -> None:

@@ -114,7 +114,18 @@ def assert_equal(found: list[tuple[Table, int]], wanted: list[tuple[Table, int]]
             np.testing.assert_array_equal(getattr(one, column), getattr(other, column), column)
 
 
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
+ONE_EACH = [
+    "global_batch = 8",
+    'global_batch = 8\ndp_style = "ddp"',
+    'global_batch = 8\nzero = 2\ndp_style = "deepspeed"',
+    "global_batch = 8\nzero = 3",
+]
+"""Plans with one micro-batch a replica, whose layers add no gradients up."""
+
+
+@pytest.mark.parametrize(
+    "plan", [*PLANS.values(), *ONE_EACH], ids=[*PLANS, "one", "ddp", "deepspeed", "fsdp"]
+)
 def test_a_longer_step_is_written_of_the_same_blocks(plan: str) -> None:
     short = workload(plan)
     replicas = short.layout.grid.dp

@@ -15,7 +15,16 @@ from ..kernels.gpu import Gpu, find_gpu
 from ..topo import find_cluster
 from .models import Cnn, Model, Transformer
 
-__all__ = ["COMPARISON", "COMPARISONS", "Where", "check_conditions", "holds"]
+__all__ = [
+    "COMPARISON",
+    "COMPARISONS",
+    "MAY_HOLD_BY",
+    "Where",
+    "check_conditions",
+    "keys_looked_at",
+    "may_hold",
+    "plan_holds",
+]
 
 STATES = 18
 """Bytes a parameter of weights, gradients and Adam's states where nothing is sharded
@@ -42,7 +51,21 @@ OF_PRECISION = {
 }
 """Words that are keys of ``plan.precision``: which, and what it is if not given."""
 
-NUMBERS = ("tp", "pp", "vpp", "cp", "ep", "zero", *OF_MODELS, "gpus", "states")
+MAY_HOLD_BY = ("model.preset", "cluster.", "kernels.")
+"""What the keys begin with that `may_hold` looks at, besides the model itself."""
+
+KEYS_OF_WORDS: Mapping[str, tuple[str, ...]] = {
+    "recompute": ("recompute",),
+    "kernels": (),
+    "style": ("zero",),
+    **dict.fromkeys(OF_PRECISION, ("precision",)),
+}
+"""The keys of ``[plan]`` behind each of `WORDS`."""
+
+NOT_OF_PLAN = (*OF_MODELS, "gpus", "states")
+"""Those of `NUMBERS` that are no keys of ``[plan]``."""
+
+NUMBERS = ("tp", "pp", "vpp", "cp", "ep", "zero", *NOT_OF_PLAN)
 
 
 @frozen
@@ -142,8 +165,31 @@ def check_conditions(where: Where) -> None:
             raise InputError(f"where.family is {each!r}{one_of(each, families)}")
 
 
-def holds(where: Where, tables: Mapping[str, Any], model: Model) -> bool:
-    """Conditions, an experiment → whether it is as they say.
+def may_hold(where: Where, tables: Mapping[str, Any], model: Model) -> bool:
+    """Conditions, an experiment → whether its model and GPU are as they say, whatever its plan is.
+
+    Parameters
+    ----------
+    where : Where
+    tables : mapping
+        Of the experiment: ``[model]``, ``[cluster]`` and ``[kernels]`` are looked at.
+    model : Model
+    """
+    if where.family and _family(model) not in where.family.split("|"):
+        return False
+    if where.kind and getattr(model, "family", "") not in where.kind.split("|"):
+        return False
+    if where.experts is not None:
+        experts = isinstance(model, Transformer) and model.experts > 0
+        if where.experts != experts:
+            return False
+    if where.model and not _is_model(where.model, tables):
+        return False
+    return not where.gpu or _is_gpu(where.gpu, tables)
+
+
+def plan_holds(where: Where, tables: Mapping[str, Any], model: Model) -> bool:
+    """Conditions of which `may_hold` is true, an experiment → whether the others hold, too.
 
     Parameters
     ----------
@@ -154,14 +200,6 @@ def holds(where: Where, tables: Mapping[str, Any], model: Model) -> bool:
     """
     # Every candidate of a search comes here for every entry: nothing is looked up for a condition
     # that there is not.
-    if where.family and _family(model) not in where.family.split("|"):
-        return False
-    if where.kind and getattr(model, "family", "") not in where.kind.split("|"):
-        return False
-    if where.experts is not None:
-        experts = isinstance(model, Transformer) and model.experts > 0
-        if where.experts != experts:
-            return False
     if where.sp is not None:
         plan = _table(tables, "plan")
         if where.sp != plan.get("sp", plan.get("tp", 1) != 1):
@@ -170,10 +208,6 @@ def holds(where: Where, tables: Mapping[str, Any], model: Model) -> bool:
         framework = _table(tables, "framework")
         if where.blocking != framework.get("launch_blocking", False):
             return False
-    if where.model and not _is_model(where.model, tables):
-        return False
-    if where.gpu and not _is_gpu(where.gpu, tables):
-        return False
     for name, allowed in where.words:
         if _word(name, tables, model) not in allowed:
             return False
@@ -186,6 +220,17 @@ def holds(where: Where, tables: Mapping[str, Any], model: Model) -> bool:
         return True
     numbers = [(text, _number(name, tables, model)) for name, text in where.numbers]
     return all(_number_holds(text, value) for text, value in numbers)
+
+
+def keys_looked_at(where: Where) -> frozenset[str]:
+    """Conditions → the keys of ``[plan]``, sub-tables as a whole, that `plan_holds` looks at."""
+    found = {"tp", "sp"} if where.sp is not None else set()
+    if where.replicas is not None:
+        found.update(("tp", "pp", "cp", "ep"))
+    for name, _ in where.words:
+        found.update(KEYS_OF_WORDS[name])
+    found.update(name for name, _ in where.numbers if name not in NOT_OF_PLAN)
+    return frozenset(found)
 
 
 def _word(name: str, tables: Mapping[str, Any], model: Model) -> object:

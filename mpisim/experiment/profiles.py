@@ -33,12 +33,22 @@ from ..base.schema import build
 from ..data import names
 from .models import Model
 from .plan_keys import key_path, set_key
-from .profile_conditions import COMPARISON, COMPARISONS, Where, check_conditions, holds
+from .profile_conditions import (
+    COMPARISON,
+    COMPARISONS,
+    MAY_HOLD_BY,
+    Where,
+    check_conditions,
+    keys_looked_at,
+    may_hold,
+    plan_holds,
+)
 from .traced import Traced
 
 __all__ = [
     "NO_FRAMEWORK",
     "Entry",
+    "Filler",
     "Profile",
     "ProfileKey",
     "chosen_profile",
@@ -414,38 +424,86 @@ def filled(
     InputError
         If ``framework.name`` or ``framework.version`` is not known.
     """
-    if not all(isinstance(tables.get(key, {}), dict) for key in ("plan", "framework")):
-        return dict(tables), {}  # which is refused where these are read
-    chosen = tables.get("framework", {})
-    name = chosen.get("name")
-    if name == NO_FRAMEWORK or isinstance(model, Traced):
-        return dict(tables), {}
-    if name is not None and not isinstance(name, str):
-        raise InputError(f"{source}: key 'framework.name' is {name!r}; it must be a text in quotes")
-    profile, version = common_practice(), NEWEST
-    try:
-        if name is not None:
-            profile, version = chosen_profile(chosen, source)
-    except InputError as error:
-        key = "" if str(error).startswith("framework.version") else "key 'framework.name': "
-        raise InputError(f"{source}: {key}{error}") from error
-    recipe = chosen.get("recipe", "none") == "performance"
-    found: dict[str, Any] = {
-        key: dict(value) if isinstance(value, dict) else value for key, value in tables.items()
-    }
-    set_by: dict[str, ProfileKey] = {}
-    for entry, values in profile.entries:
-        if (entry.recipe and not recipe) or not _holds_version(entry.versions, version):
-            continue
-        if not holds(entry.where, found, model):
-            continue
-        for key, value in values.items():
-            if not with_model and key.startswith("model."):
+    return Filler(tables, model, source, with_model=with_model).filled(tables)
+
+
+class Filler:
+    """What a framework's profile adds to experiments that differ in ``[plan]`` alone.
+
+    Entries that version, recipe, model or GPU rule out are looked at once, for all of them.
+
+    Parameters
+    ----------
+    tables, model, source, with_model
+        As for `filled`, of one of the experiments.
+
+    Raises
+    ------
+    InputError
+        As `filled`.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, Any],
+        model: Model | Traced,
+        source: str,
+        *,
+        with_model: bool = True,
+    ) -> None:
+        self._entries: list[tuple[Entry, dict[str, Any]]] = []
+        self._may_change = False
+        if isinstance(model, Traced):
+            return
+        self._model = model
+        chosen = tables.get("framework", {})
+        if not isinstance(chosen, dict):
+            return  # which is refused where it is read
+        name = chosen.get("name")
+        if name == NO_FRAMEWORK:
+            return
+        if name is not None and not isinstance(name, str):
+            raise InputError(
+                f"{source}: key 'framework.name' is {name!r}; it must be a text in quotes"
+            )
+        profile, version = common_practice(), NEWEST
+        try:
+            if name is not None:
+                profile, version = chosen_profile(chosen, source)
+        except InputError as error:
+            key = "" if str(error).startswith("framework.version") else "key 'framework.name': "
+            raise InputError(f"{source}: {key}{error}") from error
+        recipe = chosen.get("recipe", "none") == "performance"
+        set_keys = [key for _, values in profile.entries for key in values]
+        self._may_change = any(key.startswith(MAY_HOLD_BY) for key in set_keys)
+        for entry, values in profile.entries:
+            if (entry.recipe and not recipe) or not _holds_version(entry.versions, version):
                 continue
-            if key in set_by or not _has(tables, key):
-                set_key(found, key.split("."), value)
-                set_by[key] = ProfileKey(value, entry.source, entry.analogy)
-    return found, set_by
+            if self._may_change or may_hold(entry.where, tables, model):
+                own = {k: v for k, v in values.items() if with_model or not k.startswith("model.")}
+                self._entries.append((entry, own))
+
+    @property
+    def looks_at(self) -> frozenset[str]:
+        """Keys of ``[plan]``, sub-tables as a whole, by whose values entries hold or not."""
+        return frozenset[str]().union(*(keys_looked_at(each.where) for each, _ in self._entries))
+
+    def filled(self, tables: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, ProfileKey]]:
+        """Tables of one of the experiments → the tables and keys that `filled` returns."""
+        found: dict[str, Any] = dict(tables)
+        set_by: dict[str, ProfileKey] = {}
+        if not isinstance(tables.get("plan", {}), dict):
+            return found, set_by  # which is refused where it is read
+        for entry, values in self._entries:
+            if self._may_change and not may_hold(entry.where, found, self._model):
+                continue
+            if not plan_holds(entry.where, found, self._model):
+                continue
+            for key, value in values.items():
+                if key in set_by or not _has(tables, key):
+                    set_key(found, key.split("."), value)
+                    set_by[key] = ProfileKey(value, entry.source, entry.analogy)
+        return found, set_by
 
 
 def _has(tables: Mapping[str, Any], key: str) -> bool:

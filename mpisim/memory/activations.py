@@ -17,6 +17,8 @@ that is why a layer is worked out once for all micro-batches and chunks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 from ..base.frozen import frozen
 from ..experiment.plan import Plan
@@ -39,12 +41,19 @@ from ..program import Operation
 from ..workloads.layout import ModelChunk
 from ..workloads.offloaded_activations import windows
 from ..workloads.offloaded_checkpoints import check_number
-from ..workloads.operators import Await, Communicate, Compute, Layer, Operator, Task
+from ..workloads.operators import (
+    Await,
+    BackwardPart,
+    Communicate,
+    Compute,
+    Layer,
+    Operator,
+    Task,
+)
 from ..workloads.recomputation import kept_bytes, recomputed_layers
 
 __all__ = [
     "ChunkMemory",
-    "LayerMemories",
     "chunk_memory",
     "kept",
     "output_bytes",
@@ -52,6 +61,9 @@ __all__ = [
     "weight_gradient_inputs",
     "working_bytes",
 ]
+
+MOST_LAYERS = 512
+"""Kinds of layers whose memory is kept: those of the last plans."""
 
 
 # --- operators ------------------------------------------------------------------------------------
@@ -254,41 +266,84 @@ def kept(layer: Layer, plan: Plan, whole: bool) -> int:
     return layer.saved_selective if plan.recompute.granularity == "selective" else layer.saved
 
 
-class LayerMemory:
-    """Bytes that the passes of one layer hold at most, beyond what was held before each."""
+class LayerMemory(NamedTuple):
+    """Bytes that the passes of one layer hold at most, beyond what was held before each.
 
-    def __init__(self, layer: Layer, plan: Plan, whole: bool, sizes: Mapping[str, int]) -> None:
-        self.for_weights = sum(weight_gradient_inputs(each, sizes) for each in layer.operators)
-        again = plan.recompute.granularity == "selective"
-        self.forward, held = 0, layer.checkpoint if whole else 0
-        for operator in layer.operators:
-            drops = whole or (again and operator.selective)
-            saved = 0 if drops else operator.saved
-            # What it saves are its inputs or its own results: besides these, only the last is new.
-            if operator.alive is None:
-                found = working_bytes(operator.forward, sizes)
-                own = max(found, saved + output_bytes(operator, sizes))
-            else:
-                own = operator.alive[0]
-            self.forward = max(self.forward, held + own)
-            held += saved
+    Attributes
+    ----------
+    for_weights, forward, backward, inputs, weights : int
+        As of `ChunkMemory`.
+    """
 
-        self.backward = self._back(layer, plan, whole, sizes, "all")
-        self.inputs = self._back(layer, plan, whole, sizes, "input")
-        self.weights, held = 0, 0
-        for operator in reversed(layer.operators):
-            tasks = [task for task in operator.backward if task.weight]
-            self.weights = max(self.weights, held + working_bytes(tasks, sizes))
-            held -= weight_gradient_inputs(operator, sizes)
+    for_weights: int
+    forward: int
+    backward: int
+    inputs: int
+    weights: int
 
-    def _back(
-        self, layer: Layer, plan: Plan, whole: bool, sizes: Mapping[str, int], part: str
-    ) -> int:
-        again = plan.recompute.granularity == "selective"
+
+def layer_memory(layer: Layer, plan: Plan, whole: bool, sizes: Mapping[str, int]) -> LayerMemory:
+    """Layer → what its passes hold.
+
+    Parameters
+    ----------
+    layer : Layer
+    plan : Plan
+    whole : bool
+        Whether it is recomputed as a whole.
+    sizes : mapping of str to int
+        Members of each group of ranks.
+    """
+    groups = {
+        task.group
+        for operator in layer.operators
+        for task in (*operator.forward, *operator.backward)
+        if isinstance(task, Communicate)
+    }
+    return _of_operators(
+        layer.operators,
+        layer.checkpoint,
+        whole,
+        plan.recompute.granularity == "selective",
+        tuple((name, sizes[name]) for name in sorted(groups) if name in sizes),
+    )
+
+
+@lru_cache(maxsize=MOST_LAYERS)
+def _of_operators(
+    operators: tuple[Operator, ...],
+    checkpoint: int,
+    whole: bool,
+    selective: bool,
+    sizes_of: tuple[tuple[str, int], ...],
+) -> LayerMemory:
+    """Return what the passes of a layer hold; plans of a search have most layers in common."""
+    sizes = dict(sizes_of)
+    forward, held = 0, checkpoint if whole else 0
+    for operator in operators:
+        drops = whole or (selective and operator.selective)
+        saved = 0 if drops else operator.saved
+        # What it saves are its inputs or its own results: besides these, only the last is new.
+        if operator.alive is None:
+            found = working_bytes(operator.forward, sizes)
+            own = max(found, saved + output_bytes(operator, sizes))
+        else:
+            own = operator.alive[0]
+        forward = max(forward, held + own)
+        held += saved
+    for_weights = [weight_gradient_inputs(each, sizes) for each in operators]
+    weights, held = 0, 0
+    for operator, inputs in zip(reversed(operators), reversed(for_weights), strict=True):
+        tasks = [task for task in operator.backward if task.weight]
+        weights = max(weights, held + working_bytes(tasks, sizes))
+        held -= inputs
+
+    def back(part: BackwardPart) -> int:
         # The input of a layer that is recomputed is the first thing its operators save.
-        held = most = max(layer.saved - layer.checkpoint, 0) if whole else 0
-        for operator in reversed(layer.operators):
-            if not whole and again and operator.selective:
+        everything = sum(operator.saved for operator in operators)
+        held = most = max(everything - checkpoint, 0) if whole else 0
+        for operator, inputs in zip(reversed(operators), reversed(for_weights), strict=True):
+            if not whole and selective and operator.selective:
                 held += operator.saved
             tasks = [task for task in operator.backward if part == "all" or not task.weight]
             if operator.alive is None:
@@ -298,19 +353,14 @@ class LayerMemory:
             most = max(most, held + found)
             held -= operator.saved
             if part == "input":
-                held += weight_gradient_inputs(operator, sizes)
+                held += inputs
                 most = max(most, held)
         return most
 
-
-LayerMemories = dict[tuple[tuple[Operator, ...], int, bool], "LayerMemory"]
-"""Layers' operators and checkpoint, and whether they are recomputed → what their passes hold; of
-one plan and one grid."""
+    return LayerMemory(sum(for_weights), forward, back("all"), back("input"), weights)
 
 
-def chunk_memory(
-    chunk: ModelChunk, plan: Plan, sizes: Mapping[str, int], known: LayerMemories | None = None
-) -> ChunkMemory:
+def chunk_memory(chunk: ModelChunk, plan: Plan, sizes: Mapping[str, int]) -> ChunkMemory:
     """Model chunk → what the passes of one micro-batch through it hold.
 
     Parameters
@@ -319,10 +369,7 @@ def chunk_memory(
     plan : Plan
     sizes : mapping of str to int
         Members of each group of ranks.
-    known : LayerMemories, optional
-        Layers of other chunks; those of this one are added.
     """
-    known = {} if known is None else known
     recomputes = recomputed_layers(plan, chunk.numbers)
     # By the operators themselves first: layers of one kind have one tuple, which is slow to hash.
     seen: dict[tuple[int, int, bool], tuple[LayerMemory, int]] = {}
@@ -330,10 +377,7 @@ def chunk_memory(
     for layer, whole in zip(chunk.layers, recomputes, strict=True):
         same = id(layer.operators), layer.checkpoint, whole
         if same not in seen:
-            key = layer.operators, layer.checkpoint, whole
-            if key not in known:
-                known[key] = LayerMemory(layer, plan, whole, sizes)
-            seen[same] = known[key], kept(layer, plan, whole)
+            seen[same] = layer_memory(layer, plan, whole, sizes), kept(layer, plan, whole)
         found, left = seen[same]
         each.append(found)
         keeps.append(left)

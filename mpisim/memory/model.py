@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from ..base.frozen import frozen
@@ -22,7 +23,7 @@ from ..workloads.grid import Grid, Groups
 from ..workloads.layout import ModelChunk
 from ..workloads.operators import Layer
 from ..workloads.recomputation import recomputed_layers
-from .activations import ChunkMemory, LayerMemories, chunk_memory
+from .activations import ChunkMemory, chunk_memory
 from .communicators import Connections, own_connections, with_neighbours
 from .constants import constants
 from .host import HostMemory, host_memory
@@ -48,6 +49,9 @@ PHASES = {
 
 ALWAYS = ("parameters", "gradients", "optimizer", "context", "communicators", "fragmentation")
 """Parts that are held through the whole step."""
+
+MOST_GRIDS = 256
+"""Grids of which the sizes of groups are kept."""
 
 PERMANENT_BUCKETS = ("ddp", "deepspeed")
 """Frameworks that allocate their buckets once and keep them through the whole step."""
@@ -234,8 +238,7 @@ class _MemoryModel:
     ) -> None:
         self._pipeline, self._chunks = pipeline, chunks
         self._plan, self._grid, self._node = plan, grid, node
-        self._sizes = dict(Groups(grid, plan.zero_group).sizes)
-        self._passes: LayerMemories = {}
+        self._sizes = _sizes_of(grid, plan.zero_group)
         # By the tuples of operators themselves, which the chunks hold: layers of one kind have one.
         self._layers: dict[tuple[tuple[int, str], ...], _OfLayers] = {}
         self._sums: dict[tuple[int, ...], int] = {}
@@ -339,9 +342,15 @@ class _MemoryModel:
         whole = recomputed_layers(self._plan, chunk.numbers)
         key = tuple([(id(each.operators), each.checkpoint) for each in chunk.layers]), tuple(whole)
         if key not in self._chunk_memories:
-            found = chunk_memory(chunk, self._plan, self._sizes, self._passes)
+            found = chunk_memory(chunk, self._plan, self._sizes)
             self._chunk_memories[key] = found
         return self._chunk_memories[key]
+
+
+@lru_cache(maxsize=MOST_GRIDS)
+def _sizes_of(grid: Grid, zero_group: int | None) -> dict[str, int]:
+    """Return the members of each group of ranks, kept since plans of a search share grids."""
+    return dict(Groups(grid, zero_group).sizes)
 
 
 def _messages(pipeline: Pipeline, stage: int, chunks: Sequence[ModelChunk]) -> int:

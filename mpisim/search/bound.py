@@ -259,7 +259,7 @@ class StepBounds:
         return self._networks.get(
             key,
             lambda: [
-                (network, [price.layer(plan, layer, classes) for layer in network.layers])
+                (network, price.layers(plan, network, classes))
                 for network in networks_of(experiment, hardware.gpus)
             ],
         )
@@ -340,7 +340,16 @@ class _Price:
         flat = members.reshape(-1).astype(np.int32)
         return tuple(self._network.group_classes(index, flat)[1])
 
-    def layer(self, plan: Plan, layer: Layer, classes: Classes) -> _LayerTimes:
+    def layers(self, plan: Plan, network: LayerStack, classes: Classes) -> list[_LayerTimes]:
+        """Return the times of each layer of a network."""
+        # By the tuple of operators itself first: layers of one kind have one, slow to hash.
+        known: dict[int, _LayerTimes] = {}
+        for layer in network.layers:
+            if id(layer.operators) not in known:
+                known[id(layer.operators)] = self._layer(plan, layer, classes)
+        return [known[id(layer.operators)] for layer in network.layers]
+
+    def _layer(self, plan: Plan, layer: Layer, classes: Classes) -> _LayerTimes:
         """Return the times of a layer."""
         operators = layer.operators
         again = recomputed_operators(plan, operators)

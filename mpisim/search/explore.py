@@ -21,19 +21,21 @@ exhaustive search, on any number of processes. Times of steps are to
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import InputError
+from ..base.lru_cache import LruCache
 from ..base.text import one_line
-from ..experiment import Experiment
-from ..experiment.load import plan_of
-from ..experiment.profiles import filled
+from ..experiment import Experiment, Plan
+from ..experiment.load import experiment_of, plan_of
+from ..experiment.profiles import Filler, ProfileKey
 from ..mpi.parallel import progress
 from ..prediction.extrapolation import (
     MAX_EXTRAPOLATION_ERROR,
@@ -64,6 +66,9 @@ others. On any number of processes, so that all of them simulate the same candid
 SCREENED_IN_ROUND = 4096
 """Candidates screened before all processes learn what was found, half a second's work."""
 
+MOST_PLANS = 4096
+"""Plans that are kept, for others that differ in sizes alone."""
+
 SLACK = 1 + 2 * MAX_EXTRAPOLATION_ERROR
 """By how much a candidate must be worse to be left out."""
 
@@ -78,8 +83,8 @@ class Candidates:
 
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
-        self._shared: dict[Hashable, Experiment] = {}
-        self._hardware: dict[Hashable, Hardware] = {}
+        self._shared: dict[str, _Shared] = {}
+        self._hardware: dict[str, Hardware] = {}
         self._others = [at for at, key in enumerate(space.keys) if not key.startswith("plan.")]
         self._peaks: set[tuple[str, str]] = set()  # formats that the GPUs are known to have
 
@@ -97,14 +102,13 @@ class Candidates:
         values = [assignment[at] for at in self._others]
         others = json.dumps(values, default=str) if values else ""
         shared = self._shared.get(others)
-        if shared is None or shared.profile is not None:  # a profile sets more than the plan
-            experiment = space.experiment(number)
+        if shared is None:
+            experiment = experiment_of(tables, space.source)
             experiment = replace(experiment, run=replace(experiment.run, allow_oom=True))
-            self._shared[others] = experiment
+            if experiment.profile is None:  # others set more than the plan
+                self._shared[others] = _Shared(experiment, space, tables)
         else:
-            full, set_by = filled(tables, shared.model, space.source)
-            plan = plan_of(full, space.source)
-            experiment = replace(shared, plan=plan, given=tables, set_by_profile=set_by)
+            experiment = shared.with_plan(tables)
         plan = experiment.plan
         hardware = self._hardware.get(others)
         if hardware is None:
@@ -114,6 +118,62 @@ class Candidates:
                 gpu.peak(plan.precision.products)
             self._peaks.add((others, plan.precision.products))
         return experiment, hardware
+
+
+class _Shared:
+    """An experiment, from which others follow that differ in ``[plan]`` alone.
+
+    *Sizes* are numbers of a plan by which nothing is filled in (`Filler`), as micro-batches: plans
+    that differ in these alone are made of one that was read.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Of a space whose framework is not named.
+    space : SearchSpace
+    tables : mapping
+        Of the experiment.
+    """
+
+    def __init__(
+        self, experiment: Experiment, space: SearchSpace, tables: Mapping[str, Any]
+    ) -> None:
+        self._experiment, self._source = experiment, space.source
+        self._filler = Filler(tables, experiment.model, space.source)
+        varied = {key.removeprefix("plan.") for key in space.keys if key.startswith("plan.")}
+        self._sizes = varied - self._filler.looks_at
+        # By all that tables say of a plan but sizes.
+        self._plans: LruCache[tuple[Plan, dict[str, ProfileKey]]] = LruCache(
+            MOST_PLANS, lambda plan: 1
+        )
+        self._read: set[tuple[str, int]] = set()  # sizes that plans were read with
+
+    def with_plan(self, tables: Mapping[str, Any]) -> Experiment:
+        """Tables of another experiment → that experiment.
+
+        Raises
+        ------
+        InputError
+            If values of its plan contradict each other.
+        """
+        given = tables["plan"]
+        sizes = {key: given[key] for key in self._sizes if type(given.get(key)) is int}
+        others = repr({key: value for key, value in given.items() if key not in sizes})
+        plan: Plan | None = None
+        if others in self._plans and self._read.issuperset(sizes.items()):
+            known, set_by = self._plans.get(others, lambda: self._made(tables))
+            with suppress(InputError):  # `_made` says of which file it is
+                plan = replace(known, **sizes)
+        if plan is None:
+            plan, set_by = made = self._made(tables)
+            self._plans.get(others, lambda: made)
+            self._read.update(sizes.items())
+        return replace(self._experiment, plan=plan, given=tables, set_by_profile=set_by)
+
+    def _made(self, tables: Mapping[str, Any]) -> tuple[Plan, dict[str, ProfileKey]]:
+        """Tables → the plan, and what was filled in."""
+        full, set_by = self._filler.filled(tables)
+        return plan_of(full, self._source), set_by
 
 
 def explore(

@@ -16,6 +16,7 @@ means the same on every process and in a store, and no list of them is ever made
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -161,8 +162,12 @@ class SearchSpace:
             name: dict(table) if isinstance(table, dict) else table
             for name, table in self.tables.items()
         }
-        for key, value in zip(self.keys, assignment, strict=True):
-            set_key(tables, key_path(key.split(".")), value)
+        for path, value in zip(self._paths, assignment, strict=True):
+            table = tables.get(path[0])
+            if len(path) == 2 and isinstance(table, dict):
+                table[path[1]] = value  # of the copy above
+            else:
+                set_key(tables, path, value)
         plan = tables.get("plan", {})
         pipeline = plan["pipeline"] = dict(plan.get("pipeline", {}))
         homes = {"pipeline.stages": pipeline, "replica_batch": plan}
@@ -184,6 +189,11 @@ class SearchSpace:
                     )
                 homes[name][name.rpartition(".")[2]] = share
         return tables
+
+    @cached_property
+    def _paths(self) -> tuple[tuple[str, ...], ...]:
+        """Where tables have each of the keys."""
+        return tuple(tuple(key_path(key.split("."))) for key in self.keys)
 
     def _varies(self, key: str, value: Any) -> bool:
         """Whether a value is among those of a key."""

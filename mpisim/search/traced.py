@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -214,6 +215,7 @@ class TracedCandidates:
             distributed_optimizer=choice.distributed_optimizer,
             micro_batches=choice.micro_batches,
             stages=stages,
+            calibration=_calibration(experiment),
         )
         ranks = found.program.n_ranks
         axes = found.structure.axes if found.grown is None else found.grown.axes
@@ -235,6 +237,19 @@ def _whole_number(experiment: ProgramExperiment, key: str) -> int | None:
     if value is not None and type(value) is not int:
         raise InputError(f"{experiment.source}: key 'plan.{key}' is {value!r}, no whole number")
     return value
+
+
+def _calibration(experiment: ProgramExperiment) -> str | None:
+    """Return the file of ``[network] calibration``, whose path is relative to the experiment."""
+    file = experiment.tables.get("network", {}).get("calibration")
+    if file is None:
+        return None
+    if not isinstance(file, str):
+        raise InputError(
+            f"{experiment.source}: key 'network.calibration' is {file!r}; it must be a text in "
+            "quotes"
+        )
+    return str(Path(experiment.source).parent / file)
 
 
 def _least_memory(layout: Layout, cluster: str, gpus: list[Gpu]) -> tuple[int, int]:
@@ -272,6 +287,7 @@ def extrapolate_command(space: SearchSpace, number: int) -> list[str]:
         ("--traced-cluster", choice.traced_cluster),
         ("--distributed-optimizer", shard),
         ("--layout", choice.layout),
+        ("--calibration", _calibration(experiment)),
     ):
         words += [] if value is None else [option, str(value)]
     return words

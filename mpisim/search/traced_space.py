@@ -223,6 +223,7 @@ def _check_grown(tables: Mapping[str, Any], experiment: ProgramExperiment, sourc
     allowed: Mapping[str, Collection[str]] = {
         "plan": ("dp", "pp"),
         "cluster": ("preset", "nodes", "gpus"),
+        "network": ("calibration",),
         "workload": (*OF_SEVERAL_RANKS, "trace", "traced_batch", "gpu"),
     }
     for name, table in tables.items():

@@ -113,12 +113,19 @@ class Layout:
         plan = replace(
             plan, global_batch=number * self.grid.dp * plan.micro_batch, replica_batch=()
         )
-        return replace(
+        experiment, grid = replace(self.experiment, plan=plan), self.grid
+        found = replace(
             self,
-            experiment=replace(self.experiment, plan=plan),
+            experiment=experiment,
             shorter=(),
             pipeline_of=None,
             pipeline=_pipeline(plan, number),
+        )
+        if _accumulates(plan, grid) == _accumulates(self.experiment.plan, grid):
+            return found
+        networks, network = _networks(experiment, grid)
+        return replace(
+            found, networks=tuple(networks), network=network, model_chunks=_chunks(networks, plan)
         )
 
     def chunks(self, stage: int, network: int = 0) -> tuple[ModelChunk, ...]:
@@ -162,7 +169,7 @@ def lay_out(experiment: Experiment, gpus: int, gpu_of: NDArray[np.int64] | None 
     counts = check_layout(experiment, grid)
     distinct = sorted(set(counts), reverse=True)
     networks, network = _networks(experiment, grid)
-    chunks = tuple(tuple(split_layers(each, plan, plan.pp * plan.vpp)) for each in networks)
+    chunks = _chunks(networks, plan)
     # Last, since it takes longest: callers try many plans whose sizes do not divide.
     longest, *shorter = (_pipeline(plan, each) for each in distinct)
     return Layout(
@@ -293,7 +300,7 @@ def _plan_of_layers(model: Transformer, plan: Plan, grid: Grid) -> Plan:
     A transformer's layers do not depend on how they are shared out to stages, and of the batch only
     on whether gradients are accumulated; of ZeRO on whether gradients are sharded, too.
     """
-    accumulates = plan.global_batch > grid.dp * plan.micro_batch
+    accumulates = _accumulates(plan, grid)
     zero = plan.zero if model.lora_rank else plan.zero - plan.zero % 2
     return replace(
         plan,
@@ -306,6 +313,16 @@ def _plan_of_layers(model: Transformer, plan: Plan, grid: Grid) -> Plan:
         vpp=plan.vpp if plan.overlap.ep else 1,
         pipeline=plan.pipeline if plan.overlap.ep else PipelineOptions(),
     )
+
+
+def _accumulates(plan: Plan, grid: Grid) -> bool:
+    """Whether gradients of several micro-batches are added up, which layers heed."""
+    return plan.global_batch > grid.dp * plan.micro_batch
+
+
+def _chunks(networks: Sequence[Network], plan: Plan) -> tuple[tuple[ModelChunk, ...], ...]:
+    """Return the model chunks of each network, as of `Layout.model_chunks`."""
+    return tuple(tuple(split_layers(each, plan, plan.pp * plan.vpp)) for each in networks)
 
 
 def split_layers(network: Network, plan: Plan, parts: int) -> list[ModelChunk]:

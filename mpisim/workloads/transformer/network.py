@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from typing import Literal
 
 from ...experiment.model_counts import model_flops, samples
@@ -39,6 +40,9 @@ from .shapes import Shapes
 __all__ = ["transformer_network"]
 
 Role = Literal["embedding", "block", "head"]
+
+MOST_LAYERS = 512
+"""Kinds of layers that are kept, of up to 30 KB each."""
 
 
 def transformer_network(model: Transformer, plan: Plan, grid: Grid) -> Network:
@@ -80,7 +84,8 @@ def _stack_of_blocks(s: Shapes) -> Iterator[Layer]:
         kind = letters, windowed, _ = model.kind(i), model.windowed(i), i in quantised
         if kind not in kinds:
             of_layer = s if i in quantised else s.wide()
-            kinds[kind] = _block(of_layer if windowed else of_layer.without_window(), letters)
+            shapes = of_layer if windowed else of_layer.without_window()
+            kinds[kind] = _one_of_equals(_block(shapes, letters))
         yield _layer(s, f"layer {i}", kinds[kind])
     further = s.wide("mtp")
     if not (model.mtp_pattern or model.windowed(model.layers - 1)):
@@ -113,6 +118,16 @@ def _block(s: Shapes, letters: str) -> tuple[Operator, ...]:
     }
     operators = tuple(operator for letter in letters for operator in parts[letter](s))
     return adapt(s, split_accumulators(s, operators))
+
+
+@lru_cache(maxsize=MOST_LAYERS)
+def _one_of_equals(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
+    """Operators of a layer → the first that were equal to them.
+
+    Networks of plans that differ in other layers, or in other things, then have one tuple: whatever
+    is kept of it is found without looking into it.
+    """
+    return operators
 
 
 def _encoder_decoder(s: Shapes) -> Iterator[Layer]:
@@ -178,6 +193,8 @@ def _layer(
         operators = freeze_embedding(operators)
     elif role != "block":
         operators = adapt(s, operators)
-    if role == "block":
+    if role != "block":
+        operators = _one_of_equals(operators)
+    else:
         operators = with_stack_writes(s.plan, operators, output)
     return Layer(name, operators, role, output + extra_output, output)
