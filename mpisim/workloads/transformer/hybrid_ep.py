@@ -7,6 +7,10 @@ expert of the rank a sum is made over all tokens of the group (``permute_process
 its experts, or add these up (``permute_kernel``, ``unpermute_kernel``): they look at each expert of
 the rank, of which few are the token's. With many experts on a rank, or short rows, that takes
 longer than memory does; how many instructions it is says ``data/hybrid_ep.toml``.
+
+Where two passes overlap (``plan.overlap.ep``) Megatron-LM runs them on its stream of communications
+(``megatron/core/models/gpt/fine_grained_callables.py``). Here they have the compute stream to
+themselves: how two kernels share multiprocessors is not modelled.
 """
 
 from __future__ import annotations
