@@ -350,6 +350,24 @@ def test_products_in_mxfp8_have_a_variant_of_their_own() -> None:
     assert found == {"blocks"}
 
 
+@pytest.mark.parametrize(("apart", "into", "weights"), [(False, 1, 0), (True, 2, 2)])
+def test_scales_of_blocks_are_put_in_order_before_products(
+    apart: bool, into: int, weights: int
+) -> None:
+    """Those of weights, and until Transformer Engine's pull request 2486 those of what was cast."""
+    layer = block(TINY, precision="fp8", fp8_scaling="blocks", scales_apart=apart)
+    for name in ("qkv", "experts in"):
+        found = operator(layer, name)
+        products = [
+            step
+            for step in (*found.forward, *found.backward)
+            if isinstance(step, Compute) and isinstance(step.kernel, Gemm | GroupedGemm)
+        ]
+        assert [step.calls for step in products] == [into, into, weights]
+    fused = operator(block(TINY, precision="fp8", fp8_scaling="blocks", moe_experts="fused"), name)
+    assert [step.calls for step in fused.forward if isinstance(step, Compute)] == [0, 0]
+
+
 def test_hybrid_ep_gathers_maps_and_sends_probabilities_of_all_experts() -> None:
     # Its kernels take 1.02 and 1.12 times as long as NCCL, to the experts and back.
     layer = block(TINY, ep=4, dp=4, etp=1, moe_dispatcher="hybrid-ep")
