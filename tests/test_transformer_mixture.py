@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import published_formulas
@@ -13,11 +14,14 @@ from mixtures import SHARED, TINY, block
 from transformers import communications, lines, operator, plan
 
 from mpisim.base.errors import InputError
-from mpisim.kernels.operations import Gemm, GroupedGemm
+from mpisim.kernels import find_gpu
+from mpisim.kernels.analytical import Analytical
+from mpisim.kernels.operations import Elementwise, Gemm, GroupedGemm
 from mpisim.workloads.grid import Grid
 from mpisim.workloads.operators import Await, Communicate, Compute, Layer, Task
 from mpisim.workloads.transformer import transformer_network
 from mpisim.workloads.transformer.exchange_rates import slowdown
+from mpisim.workloads.transformer.hybrid_ep import Exchange, copy_rows, sum_rows
 from mpisim.workloads.transformer.token_dispatch import expected_destinations
 
 
@@ -346,6 +350,24 @@ def test_products_in_mxfp8_have_a_variant_of_their_own() -> None:
     assert found == {"blocks"}
 
 
+@pytest.mark.parametrize(("apart", "into", "weights"), [(False, 1, 0), (True, 2, 2)])
+def test_scales_of_blocks_are_put_in_order_before_products(
+    apart: bool, into: int, weights: int
+) -> None:
+    """Those of weights, and until Transformer Engine's pull request 2486 those of what was cast."""
+    layer = block(TINY, precision="fp8", fp8_scaling="blocks", scales_apart=apart)
+    for name in ("qkv", "experts in"):
+        found = operator(layer, name)
+        products = [
+            step
+            for step in (*found.forward, *found.backward)
+            if isinstance(step, Compute) and isinstance(step.kernel, Gemm | GroupedGemm)
+        ]
+        assert [step.calls for step in products] == [into, into, weights]
+    fused = operator(block(TINY, precision="fp8", fp8_scaling="blocks", moe_experts="fused"), name)
+    assert [step.calls for step in fused.forward if isinstance(step, Compute)] == [0, 0]
+
+
 def test_hybrid_ep_gathers_maps_and_sends_probabilities_of_all_experts() -> None:
     # Its kernels take 1.02 and 1.12 times as long as NCCL, to the experts and back.
     layer = block(TINY, ep=4, dp=4, etp=1, moe_dispatcher="hybrid-ep")
@@ -354,11 +376,11 @@ def test_hybrid_ep_gathers_maps_and_sends_probabilities_of_all_experts() -> None
     dispatch = operator(layer, "dispatch")
     assert lines(dispatch.forward) == [
         f"token maps all-gather: AG ep {4 * 8 * 8}",
-        f"token maps: {4 * 8 * 8} bytes",
+        f"token maps: {2 * 4 * 8 * 8} bytes",
         f"read token counts: {8 * (1 + 2)} bytes",
         "wait for token counts: read token counts",
         f"dispatch all-to-all: A2A ep {math.ceil(1.02 * size)}",
-        f"token rows: {arrived * 2 * 25} bytes",
+        f"token rows: {arrived * 2 * 17} bytes",
         f"permutation: {16 * 2 * (arrived + 16)} bytes",
     ]
     gradient = f"dispatch gradient all-to-all: A2A ep {math.ceil(1.12 * size)}"
@@ -465,3 +487,39 @@ def test_gradients_of_experts_in_fp8_have_split_sums() -> None:
         for steps in (lambda each: each.forward, lambda each: each.backward)
     )
     assert (forward, backward) == ({None}, {"split"})
+
+
+@pytest.mark.parametrize(
+    ("experts", "topk", "copied", "added"),
+    [(32, 36, 393.6, 267.3), (32, 8, 257.2, 127.3), (16, 8, 153.8, 103.5)],
+)
+def test_hybrid_ep_goes_through_all_experts_of_a_rank_as_measured(
+    experts: int, topk: int, copied: float, added: float
+) -> None:
+    """8 B200, 8,192 tokens of 512: harryzhou2000/megatron-lm-moe-experiments, sparse-opt-new."""
+    tokens, ranks, row = 8192, 8, 2 * 512
+    needed = expected_destinations(ranks * experts, topk, ranks) / ranks
+    arrived = round(ranks * tokens * needed)
+    exchange = Exchange(ranks * tokens, ranks, arrived, tokens * topk, experts)
+    model = Analytical(find_gpu("b200"))
+    for step, microseconds in (
+        (copy_rows("rows", exchange, row), copied),
+        (sum_rows("rows", exchange, row), added),
+    ):
+        assert model.estimate(step.kernel).duration == pytest.approx(microseconds * 1e6, rel=0.15)
+
+
+def test_hybrid_ep_streams_long_rows_of_few_experts() -> None:
+    # DeepSeek-V3 on 64 ranks, 4 experts each: copies are as fast as memory, sums are not.
+    exchange = Exchange(64 * 4096, 64, 30_900, 8 * 4096, 4)
+    model = Analytical(find_gpu("gb200"))
+
+    def took(step: Compute) -> tuple[int, int]:
+        assert isinstance(step.kernel, Elementwise)
+        plain = replace(step.kernel, instructions=None)
+        return model.estimate(step.kernel).duration, model.estimate(plain).duration
+
+    loops, memory = took(copy_rows("rows", exchange, 2 * 7168))
+    assert loops == memory
+    loops, memory = took(sum_rows("rows", exchange, 2 * 7168))
+    assert loops > 1.5 * memory

@@ -25,7 +25,7 @@ from .convolution import CONVOLUTION
 from .embedding import EMBEDDING
 from .formula import ANY, Columns, Constant, Constants, Formula, where
 from .gemm import GEMM, GROUPED_GEMM
-from .memory_bound import MEMORY_BOUND
+from .memory_bound import MEMORY_BOUND, instructions_beyond
 from .reductions import NORM, SOFTMAX
 
 __all__ = [
@@ -64,6 +64,9 @@ class KernelVariant:
         architecture, ``any`` of those that are not named. None, if it is 1 throughout.
     keeps_floor : bool
         Whether the ratio is of the time beyond the floor: starting a kernel takes as long as ever.
+    waits : bool
+        Whether threads wait for what they read before they go on, so that their instructions are
+        not hidden behind memory.
     """
 
     base: str
@@ -73,6 +76,7 @@ class KernelVariant:
     constants: tuple[Constant, ...] = ()
     ratio: dict[str, Quantity] = field(default_factory=dict)
     keeps_floor: bool = False
+    waits: bool = False
 
     @property
     def by_pass(self) -> bool:
@@ -120,7 +124,34 @@ class KernelVariant:
                 for name, term in terms.items()
             }
 
-        return replace(base, columns=columns, seconds=seconds, shares=shares)
+        formula = replace(base, columns=columns, seconds=seconds, shares=shares)
+        return self._beside_instructions(formula) if self.base == MEMORY_BOUND.name else formula
+
+    def _beside_instructions(self, stretched: Formula) -> Formula:
+        """Formula of what memory takes → the same with instructions, which the ratio is not of."""
+
+        def bare(columns: Columns) -> Columns:
+            return {**columns, "instructions": 0 * columns["instructions"]}
+
+        def hidden(memory: Any) -> Any:
+            return 0.0 * memory if self.waits else memory
+
+        def seconds(columns: Columns, gpu: GpuParameters, constants: Constants) -> Any:
+            memory = stretched.seconds(bare(columns), gpu, constants)
+            return memory + _instructions(columns, gpu, hidden(memory))
+
+        def shares(columns: Columns, gpu: GpuParameters, constants: Constants) -> dict[str, Any]:
+            terms = stretched.shares(bare(columns), gpu, constants)
+            memory = stretched.seconds(bare(columns), gpu, constants)
+            more = _instructions(columns, gpu, hidden(memory))
+            return {**terms, "instructions": terms["instructions"] + more}
+
+        return replace(stretched, seconds=seconds, shares=shares)
+
+
+def _instructions(columns: Columns, gpu: GpuParameters, hidden: Any) -> Any:
+    """Return by how much `Elementwise.instructions` take longer than memory, in seconds."""
+    return instructions_beyond({"instructions": columns["instructions"]}, gpu, hidden)
 
 
 def _packaged_variants() -> dict[str, KernelVariant]:

@@ -16,6 +16,8 @@ a kernel takes at least
 
     elements × instructions / (integers a clock × multiprocessors × clock)
 
+as do those whose threads go through lists (`Elementwise.instructions`).
+
 The share of its datasheet bandwidth that a GPU's memory delivers is a matter of the memory and its
 controller: 0.75 on Pascal and on GDDR6 with error correction, 0.84 to 0.92 on HBM2 and later.
 """
@@ -29,7 +31,7 @@ from ..numbers import number
 from ..operations import Copy, Elementwise, Kernel
 from .formula import Columns, Constant, Constants, Formula, columns_as_floats, filled_like, where
 
-__all__ = ["MEMORY_BOUND"]
+__all__ = ["MEMORY_BOUND", "instructions_beyond"]
 
 MAX_MEMORY_SHARE = number("most_memory_share")
 
@@ -57,30 +59,31 @@ def _columns(kernel: Kernel) -> dict[str, float | int | str]:
     """Return the bytes moved, and as 0 or 1 whether by the host's link, whether transposed."""
     host = isinstance(kernel, Copy) and kernel.path == "host"
     transposes = isinstance(kernel, Elementwise) and kernel.transposes
-    indexed = kernel.indexed if isinstance(kernel, Elementwise) else None
+    found = kernel if isinstance(kernel, Elementwise) else None
     return {
         "bytes": kernel.traffic,
         "host": int(host),
         "transposes": int(transposes),
-        "indexed": indexed or 0,
+        "indexed": (found and found.indexed) or 0,
+        "instructions": (found and found.instructions) or 0,
     }
 
 
 def _seconds(columns: Columns, gpu: GpuParameters, constants: Constants) -> Any:
     """Return the duration of each kernel, in seconds."""
     memory, l2, link = _terms(columns, gpu, constants)
-    indices = _indices(columns, gpu, memory + l2)
-    return memory + l2 + link + indices + constants["floor"]
+    beyond = instructions_beyond(columns, gpu, memory + l2)
+    return memory + l2 + link + beyond + constants["floor"]
 
 
 def _shares(columns: Columns, gpu: GpuParameters, constants: Constants) -> dict[str, Any]:
-    """Return seconds by part: memory, L2 cache, link to the host, indices beyond these, fixed."""
+    """Return seconds by part: memory, L2 cache, link to the host, more instructions, fixed."""
     memory, l2, link = _terms(columns, gpu, constants)
     return {
         "memory": memory,
         "l2": l2,
         "host link": link,
-        "indices": _indices(columns, gpu, memory + l2),
+        "instructions": instructions_beyond(columns, gpu, memory + l2),
         "floor": filled_like(memory, constants["floor"]),
     }
 
@@ -99,9 +102,18 @@ def _terms(columns: Columns, gpu: GpuParameters, constants: Constants) -> tuple[
     )
 
 
-def _indices(columns: Columns, gpu: GpuParameters, hidden: Any) -> Any:
-    """Return by how much computing places takes longer than memory does, in seconds."""
-    instructions = columns.get("indexed", 0) * INDEX_INSTRUCTIONS
+def instructions_beyond(columns: Columns, gpu: GpuParameters, hidden: Any) -> Any:
+    """By how much instructions take longer than memory does, in seconds.
+
+    Parameters
+    ----------
+    columns : Columns
+    gpu : GpuParameters
+    hidden : float or float64 array, shape (kernels,)
+        Seconds that memory takes.
+    """
+    places = columns.get("indexed", 0) * INDEX_INSTRUCTIONS
+    instructions = places + columns.get("instructions", 0)
     seconds = instructions / (INTEGERS_PER_CLOCK * gpu.sms * gpu.clock)
     return where(seconds > hidden, seconds - hidden, 0.0)
 

@@ -41,6 +41,9 @@ class Elementwise(Kernel):
     indexed : int, optional
         Elements whose places in memory are divided out of their number, one by one: operands that
         are broadcast or not dense.
+    instructions : int, optional
+        Of integers, in all threads, of kernels whose threads have more to do than to move data:
+        loops over all experts, of which few are a token's.
     """
 
     family: ClassVar[str] = "elementwise"
@@ -48,6 +51,7 @@ class Elementwise(Kernel):
     transposes: bool = False
     variant: ElementwiseVariant | None = field(default=None, kw_only=True)
     indexed: int | None = None
+    instructions: int | None = field(default=None, kw_only=True)
 
     @property
     def traffic(self) -> int:

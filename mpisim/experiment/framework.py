@@ -98,8 +98,9 @@ class FrameworkOptions:
         Whether every pass casts weights to fp8 (torchao without its float8 all-gather); otherwise
         they are cast once a step, which counts with `dp_style` "megatron".
     scales_apart : bool
-        Whether two kernels behind each cast to NVFP4 put its scales into the order that products
-        read, as Transformer Engine's did until May 2026.
+        Whether kernels of their own put scales of what was cast into the order that products read:
+        two behind each cast to NVFP4, as Transformer Engine's until May 2026; one for each operand
+        in MXFP8 before each product, as its until December 2025.
     separate_projections : bool
         Whether queries, keys and values come from a matrix each, and so do gate and value of a
         gated feed-forward block; otherwise from one. With tp > 1 they count as one, unless

@@ -251,8 +251,11 @@ def _streamed(kernel: Elementwise | Copy | Counted, factor: float) -> Kernel:
     size = times(kernel.bytes, factor)
     match kernel:
         case Elementwise():
-            indexed = None if kernel.indexed is None else times(kernel.indexed, factor)
-            return replace(kernel, bytes=size, indexed=indexed)
+            indexed, instructions = (
+                None if each is None else times(each, factor)
+                for each in (kernel.indexed, kernel.instructions)
+            )
+            return replace(kernel, bytes=size, indexed=indexed, instructions=instructions)
         case Counted():
             return replace(kernel, operations=times(kernel.operations, factor), bytes=size)
     return replace(kernel, bytes=size)

@@ -152,8 +152,10 @@ def _fp8(experiment: Experiment) -> bool:
     return _transformer(experiment) and experiment.plan.precision.products == "fp8"
 
 
-def _nvfp4(experiment: Experiment) -> bool:
-    return _transformer(experiment) and experiment.plan.precision.products == "nvfp4"
+def _small_blocks(experiment: Experiment) -> bool:
+    precision = experiment.plan.precision
+    mxfp8 = precision.products == "fp8" and precision.fp8_scaling == "blocks"
+    return _transformer(experiment) and (mxfp8 or precision.products == "nvfp4")
 
 
 def _autocast(experiment: Experiment) -> bool:
@@ -225,7 +227,7 @@ EFFECTIVE_KEYS: dict[str, Condition] = {
     "framework.loss_chunks": _fsdp_head,
     **dict.fromkeys(("plan.overlap.tp_scatter", "plan.overlap.tp_pairs"), _tensor_overlap),
     **dict.fromkeys(("plan.precision.fp8_scaling", "framework.fp8_casts"), _fp8),
-    "framework.scales_apart": _nvfp4,
+    "framework.scales_apart": _small_blocks,
     **dict.fromkeys(
         (
             "framework.moe_experts",

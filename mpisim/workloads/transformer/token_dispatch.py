@@ -19,11 +19,12 @@ Flexible dispatcher
     node's) experts before it returns. The CPU waits for the number of tokens that arrive, as it
     does without. HybridEP gathers all ranks' maps of tokens to experts before, and sends with each
     token a probability for every expert of the node (``deep_ep/hybrid_ep_buffer.py`` and
-    ``csrc/hybrid_ep`` of its branch). What links inside a node carry beside the network is hidden
-    behind it, and left out. Their kernels are slower than NCCL's all-to-all: the bytes here are
-    those for which it takes as long (:mod:`.exchange_rates`). How many ranks or nodes have one of a
-    token's experts is that of a router without preference, which first chooses groups of experts
-    where the model has them (node-limited routing of DeepSeek-V3).
+    ``csrc/hybrid_ep`` of its branch); its other kernels are in :mod:`.hybrid_ep`. What links inside
+    a node carry beside the network is hidden behind it, and left out. Their kernels are slower than
+    NCCL's all-to-all: the bytes here are those for which it takes as long (:mod:`.exchange_rates`).
+    How many ranks or nodes have one of a token's experts is that of a router without preference,
+    which first chooses groups of experts where the model has them (node-limited routing of
+    DeepSeek-V3).
 
 One-hot dispatcher
     Products with masks: :mod:`.one_hot_dispatch`.
@@ -42,6 +43,7 @@ from ...base.frozen import frozen
 from ...program import Operation
 from ..operators import Await, Communicate, Compute, Operator, Task
 from .exchange_rates import Direction, slowdown
+from .hybrid_ep import Exchange, copy_rows, place_rows, scan_maps, sum_rows
 from .module_options import capture_steps
 from .multihot import Arrived, map_experts, map_experts_backward
 from .one_hot_dispatch import one_hot_combine, one_hot_dispatch
@@ -282,7 +284,9 @@ def _flexible_dispatch(s: Shapes, routing: Routing) -> Operator:
             forward.append(_small("dispatch layout", routing.tokens * s.grid.ep))
             forward.append(_small("dispatch notification", s.grid.ep * COUNT_BYTES))
     elif s.grid.ep > 1:
-        forward += _gather_token_maps(choices * s.grid.ep)
+        size = MAP_ENTRY_BYTES * choices * s.grid.ep
+        forward.append(Communicate("token maps all-gather", Operation.ALL_GATHER, "ep", size))
+        forward.append(scan_maps(_hybrid_exchange(s, routing), s.model.experts))
     forward.append(Compute(READ_COUNTS, Copy(COUNT_BYTES * (1 + routing.local_experts), "host")))
     if sent_size != e:
         forward.append(elementwise("dispatch cast", (e + sent_size) * h * routing.tokens))
@@ -301,9 +305,15 @@ def _flexible_dispatch(s: Shapes, routing: Routing) -> Operator:
     fused = s.plan.framework.moe_multihot_fusion
     if deep_ep:
         forward += map_experts(found, fused=fused)
-    forward.append(_token_rows(arrived, routing.local_experts))
-    forward.append(_row_copies("permutation", received_size * h * (arrived + routing.rows)))
-    backward.append(_row_sums("permutation backward", e * h * (arrived + routing.rows)))
+    if hybrid and s.grid.ep > 1:
+        exchange = _hybrid_exchange(s, routing)
+        forward.append(place_rows(exchange))
+        forward.append(copy_rows("permutation", exchange, received_size * h))
+        backward.append(sum_rows("permutation backward", exchange, e * h))
+    else:
+        forward.append(_token_rows(arrived, routing.local_experts))
+        forward.append(_row_copies("permutation", received_size * h * (arrived + routing.rows)))
+        backward.append(_row_sums("permutation backward", e * h * (arrived + routing.rows)))
     if deep_ep:
         backward += map_experts_backward(found, fused=fused)
         backward.append(_small("dispatch gradient notification", routing.tokens * s.grid.ep))
@@ -320,7 +330,14 @@ def _flexible_combine(s: Shapes, routing: Routing) -> Operator:
     arrived, exchanged = _arriving_tokens(s, routing)
     received_size = sent_size if s.dispatches_fp8 else e
 
-    forward: list[Task] = [_row_sums("unpermutation", e * h * (arrived + routing.rows))]
+    moved = arrived + routing.rows
+    added = _row_sums("unpermutation", e * h * moved)
+    copied = _row_copies("unpermutation backward", received_size * h * moved)
+    if s.plan.framework.moe_dispatcher == "hybrid-ep" and s.grid.ep > 1:
+        exchange = _hybrid_exchange(s, routing)
+        added = sum_rows("unpermutation", exchange, e * h)
+        copied = copy_rows("unpermutation backward", exchange, received_size * h)
+    forward: list[Task] = [added]
     backward: list[Task] = []
     if sent_size != e:
         backward.append(elementwise("combine gradient cast", (e + sent_size) * h * routing.tokens))
@@ -333,9 +350,7 @@ def _flexible_combine(s: Shapes, routing: Routing) -> Operator:
         backward.append(_flexible_all_to_all(s, "combine gradient", size, "dispatch"))
     if received_size != sent_size:
         backward.append(elementwise("combine gradient cast back", (e + sent_size) * h * arrived))
-    backward.append(
-        _row_copies("unpermutation backward", received_size * h * (arrived + routing.rows))
-    )
+    backward.append(copied)
     return Operator("combine", tuple(forward), tuple(backward))
 
 
@@ -417,12 +432,12 @@ def _arriving_tokens(s: Shapes, routing: Routing) -> tuple[int, int]:
     return tokens(grid.ep), tokens(nodes if nodes > 1 else grid.ep)
 
 
-def _gather_token_maps(size: int) -> tuple[Task, ...]:
-    """All ranks' maps of tokens to experts, `size` entries, and a kernel that reads them."""
-    gather = Communicate(
-        "token maps all-gather", Operation.ALL_GATHER, "ep", MAP_ENTRY_BYTES * size
-    )
-    return gather, Compute("token maps", Elementwise(MAP_ENTRY_BYTES * size))
+def _hybrid_exchange(s: Shapes, routing: Routing) -> Exchange:
+    """What HybridEP's kernels beside those that send go through."""
+    arrived, _ = _arriving_tokens(s, routing)
+    ranks = s.grid.ep // s.grid.nodes("ep")
+    tokens = routing.tokens * s.grid.ep
+    return Exchange(tokens, ranks, arrived, routing.rows, routing.local_experts)
 
 
 # --- kernels that move rows -----------------------------------------------------------------------
