@@ -30,7 +30,7 @@ from mpisim.validate.e2e import (
 from mpisim.validate.e2e import settings as declared
 from mpisim.validate.e2e.experiments import shown
 from mpisim.validate.e2e.pairs import pairs
-from mpisim.validate.e2e.predict import predict
+from mpisim.validate.e2e.predict import UNKNOWN_NETWORK, digest, predict
 from mpisim.validate.e2e.rows import COLUMNS
 
 
@@ -203,6 +203,49 @@ def test_nodes_without_nics_reach_no_other(row: Any) -> None:
     two = mapped(row(VTRAIN, **four | {"num_gpus": 8, "dp": 2}, gpu="A100-40GB", tp=4))
     assert two.experiment.cluster.preset == "juwels-booster"  # the first with 4 NICs of 200 Gb/s
     assert two.experiment.cluster.nodes == 2
+
+
+ON_V100 = {"gpu": "V100-SXM2-32GB", "gpus_per_node": 8, "num_gpus": 16, "dp": 4}
+
+
+def test_a_row_without_a_network_may_have_had_others(row: Any) -> None:
+    found = mapped(row({**VTRAIN, "source": "a blog"}, **ON_V100, node_network_gbps=""))
+    assert found.experiment.cluster.preset == "dgx-v100"
+    # Of the packaged clusters of 8 such GPUs a node two of three have 100 Gb/s.
+    ((other, share),) = found.others
+    assert (other.cluster.preset, other.cluster.nodes) == ("nd40rs-v2", 2)
+    assert share == pytest.approx(2 / 3)
+    assert replace(other, cluster=found.experiment.cluster, title=found.experiment.title) == (
+        found.experiment
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "changes"),
+    [
+        ("a blog", {"node_network_gbps": 400}),
+        ("a blog", {"node_network_gbps": "", "num_gpus": 8, "dp": 2}),
+        ("a blog", {"node_network_gbps": "", "cluster.preset": "dgx-v100"}),
+        ("NVIDIA/DeepLearningExamples", {"node_network_gbps": ""}),
+    ],
+    ids=["stated", "one node", "a cluster is named", "the source's machines are known"],
+)
+def test_networks_that_are_known(row: Any, source: str, changes: dict[str, Any]) -> None:
+    assert mapped(row({**VTRAIN, "source": source}, **(ON_V100 | changes))).others == ()
+
+
+def test_not_knowing_the_network_is_in_the_error_bar(row: Any) -> None:
+    """By how far steps on the other networks lie apart, as `run` predicts them."""
+    found = mapped(row({**VTRAIN, "source": "a blog"}, **ON_V100, node_network_gbps=""))
+    ((other, share),) = found.others
+    alone = replace(found, others=())
+    elsewhere = replace(found, experiment=other, others=())
+    unsure, sure, slow = predict([found, alone, elsewhere], MPI.COMM_SELF) or []
+    assert unsure.seconds == sure.seconds < slow.seconds
+    error = math.sqrt(share) * math.log(slow.seconds / sure.seconds)
+    assert unsure.effects[UNKNOWN_NETWORK] == pytest.approx(error)
+    assert unsure.inputs == pytest.approx(math.hypot(sure.inputs, error))
+    assert digest(found, every=False) != digest(alone, every=False)
 
 
 def test_columns_named_like_keys_of_experiments(row: Any) -> None:

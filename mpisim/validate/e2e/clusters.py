@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from ...kernels import gpu_name
 from .rows import Row
 from .settings import ClusterFor, Settings, assigned
 
-__all__ = ["Chosen", "choose"]
+__all__ = ["Chosen", "OtherNetwork", "choose"]
 
 ANY = "dgx-h100"
 """Where one GPU runs that no cluster has: nothing of it matters but the host."""
@@ -24,6 +25,20 @@ IN_PART = "xgmi-mesh"
 """Nodes of which a part may be used: a GPU then sends over the links to the others of that part."""
 
 
+class OtherNetwork(NamedTuple):
+    """Clusters of the same GPUs and nodes with another network, of which one stands for all.
+
+    Attributes
+    ----------
+    preset : str
+    share : float
+        Of the packaged clusters of such nodes, those with this network.
+    """
+
+    preset: str
+    share: float
+
+
 class Chosen(NamedTuple):
     """A cluster for a row.
 
@@ -33,10 +48,14 @@ class Chosen(NamedTuple):
         Keys of an experiment (``cluster.preset``, ``cluster.nodes``, ``kernels.gpu``, …).
     assumed : tuple of str
         What the row does not say, and where the cluster differs from what it says; for counting.
+    others : tuple of OtherNetwork
+        What it may be on as well, if it needs a network and neither the row nor its source says
+        which.
     """
 
     keys: Mapping[str, Any]
     assumed: tuple[str, ...]
+    others: tuple[OtherNetwork, ...] = ()
 
 
 def choose(row: Row, source: str, settings: Settings) -> Chosen:
@@ -101,7 +120,22 @@ def choose(row: Row, source: str, settings: Settings) -> Chosen:
     keys: dict[str, Any] = {"cluster.preset": best.preset, "cluster.nodes": nodes, **changes}
     if gpus != nodes * per_node:
         keys["cluster.gpus"] = gpus
+    open_network = nodes > 1 and network is None and named is None and not best.changes
+    if open_network and not settings.knows_network(row, source):
+        return Chosen(keys, tuple(assumed), _other_networks(best, _all_of(gpu)))
     return Chosen(keys, tuple(assumed))
+
+
+def _other_networks(best: ClusterFor, known: Sequence[ClusterFor]) -> tuple[OtherNetwork, ...]:
+    """Cluster that was chosen, those with its GPU → networks it may have as well."""
+    alike = [each for each in known if each.network and each.gpus_per_node == best.gpus_per_node]
+    counts = Counter(each.network for each in alike)
+    first = {each.network: each.preset for each in reversed(alike)}
+    return tuple(
+        OtherNetwork(first[network], counts[network] / len(alike))
+        for network in sorted(counts)
+        if network != best.network
+    )
 
 
 def _of_gpu(gpu: str, gpus: int, settings: Settings) -> list[ClusterFor]:
