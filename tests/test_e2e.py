@@ -210,11 +210,11 @@ ON_V100 = {"gpu": "V100-SXM2-32GB", "gpus_per_node": 8, "num_gpus": 16, "dp": 4}
 
 def test_a_row_without_a_network_may_have_had_others(row: Any) -> None:
     found = mapped(row({**VTRAIN, "source": "a blog"}, **ON_V100, node_network_gbps=""))
-    assert found.experiment.cluster.preset == "dgx-v100"
-    # Of the packaged clusters of 8 such GPUs a node two of three have 100 Gb/s.
+    # Of the packaged clusters of 8 such GPUs a node two of three have 100 Gb/s, one has 400.
+    assert found.experiment.cluster.preset == "nd40rs-v2"
     ((other, share),) = found.others
-    assert (other.cluster.preset, other.cluster.nodes) == ("nd40rs-v2", 2)
-    assert share == pytest.approx(2 / 3)
+    assert (other.cluster.preset, other.cluster.nodes) == ("dgx-v100", 2)
+    assert share == pytest.approx(1 / 3)
     assert replace(other, cluster=found.experiment.cluster, title=found.experiment.title) == (
         found.experiment
     )
@@ -234,15 +234,27 @@ def test_networks_that_are_known(row: Any, source: str, changes: dict[str, Any])
     assert mapped(row({**VTRAIN, "source": source}, **(ON_V100 | changes))).others == ()
 
 
+def test_a_network_in_the_middle_is_assumed(row: Any) -> None:
+    """The cluster that comes first, if it has such a network, else one that fits with it."""
+    many = {"num_gpus": 16, "dp": 4, "node_network_gbps": ""}
+    a100 = mapped(row({**VTRAIN, "source": "a blog"}, **many))
+    assert a100.experiment.cluster.preset == "a100-800g"  # of 100, 400, 400, 800, 1600 and 1600
+    h100 = mapped(row({**VTRAIN, "source": "a blog"}, **many, gpu="H100-SXM-80GB"))
+    assert h100.experiment.cluster.preset == "dgx-h100"
+    ours = mapped(row({**VTRAIN, "source": "NVIDIA/DeepLearningExamples"}, **many))
+    assert ours.experiment.cluster.preset == "dgx-a100"
+
+
 def test_not_knowing_the_network_is_in_the_error_bar(row: Any) -> None:
     """By how far steps on the other networks lie apart, as `run` predicts them."""
     found = mapped(row({**VTRAIN, "source": "a blog"}, **ON_V100, node_network_gbps=""))
     ((other, share),) = found.others
     alone = replace(found, others=())
     elsewhere = replace(found, experiment=other, others=())
-    unsure, sure, slow = predict([found, alone, elsewhere], MPI.COMM_SELF) or []
-    assert unsure.seconds == sure.seconds < slow.seconds
-    error = math.sqrt(share) * math.log(slow.seconds / sure.seconds)
+    unsure, sure, fast = predict([found, alone, elsewhere], MPI.COMM_SELF) or []
+    assert unsure.seconds == sure.seconds > fast.seconds
+    # A normal distribution's mean absolute deviation is √(2/π) of its standard deviation.
+    error = math.sqrt(math.pi / 2) * share * math.log(sure.seconds / fast.seconds)
     assert unsure.effects[UNKNOWN_NETWORK] == pytest.approx(error)
     assert unsure.inputs == pytest.approx(math.hypot(sure.inputs, error))
     assert digest(found, every=False) != digest(alone, every=False)

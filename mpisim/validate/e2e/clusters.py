@@ -105,6 +105,13 @@ def choose(row: Row, source: str, settings: Settings) -> Chosen:
         best = min(fitting, key=lambda each: abs(each.network - network))
     changes, per_node = _nodes(best)
     nodes = -(-gpus // per_node)
+    alike: list[ClusterFor] = []
+    is_open = nodes > 1 and network is None and named is None and not best.changes
+    if is_open and not settings.knows_network(row, source):
+        known = [each for each in _all_of(gpu) if each.gpus_per_node == per_node]
+        alike = sorted((each for each in known if each.network), key=lambda each: each.network)
+    if alike:
+        best = _middle(best, fitting, alike)
     if nodes > 1:
         if network is None:
             assumed.append(f"cluster.preset = {best.preset} (network not stated)")
@@ -120,15 +127,22 @@ def choose(row: Row, source: str, settings: Settings) -> Chosen:
     keys: dict[str, Any] = {"cluster.preset": best.preset, "cluster.nodes": nodes, **changes}
     if gpus != nodes * per_node:
         keys["cluster.gpus"] = gpus
-    open_network = nodes > 1 and network is None and named is None and not best.changes
-    if open_network and not settings.knows_network(row, source):
-        return Chosen(keys, tuple(assumed), _other_networks(best, _all_of(gpu)))
-    return Chosen(keys, tuple(assumed))
+    return Chosen(keys, tuple(assumed), _other_networks(best, alike))
 
 
-def _other_networks(best: ClusterFor, known: Sequence[ClusterFor]) -> tuple[OtherNetwork, ...]:
-    """Cluster that was chosen, those with its GPU → networks it may have as well."""
-    alike = [each for each in known if each.network and each.gpus_per_node == best.gpus_per_node]
+def _middle(
+    best: ClusterFor, fitting: Sequence[ClusterFor], alike: Sequence[ClusterFor]
+) -> ClusterFor:
+    """Cluster that comes first, those that fit, known ones by network → one in their middle.
+
+    It is the first where it has the network of the middle, then one that fits.
+    """
+    network = alike[len(alike) // 2].network
+    return next(each for each in (best, *fitting, *alike) if each.network == network)
+
+
+def _other_networks(best: ClusterFor, alike: Sequence[ClusterFor]) -> tuple[OtherNetwork, ...]:
+    """Cluster that was chosen, known ones with such nodes → networks it may have as well."""
     counts = Counter(each.network for each in alike)
     first = {each.network: each.preset for each in reversed(alike)}
     return tuple(

@@ -238,17 +238,19 @@ def predict(
 def _with_networks(outcome: Outcome, others: Sequence[tuple[Outcome, float]]) -> Outcome:
     """Outcome, those on other networks with their shares → with the error of not knowing which.
 
-    As far as the step would differ, in the root of the mean square of logarithms over the clusters
-    that are known; a network on which the step cannot be simulated is left out.
+    It is the standard deviation of the normal distribution whose logarithms of the step are as far
+    off in the mean as those on the clusters that are known: one that is many times slower counts by
+    how far off it is, not by the square of that. A network on which the step cannot be simulated is
+    left out.
     """
-    square = math.fsum(
-        share * math.log(other.seconds / outcome.seconds) ** 2
+    apart = math.fsum(
+        share * abs(math.log(other.seconds / outcome.seconds))
         for other, share in others
         if not (other.failed or outcome.failed)
     )
-    if not square:
+    if not apart:
         return outcome
-    error = math.sqrt(square)
+    error = math.sqrt(math.pi / 2) * apart
     effects = {**outcome.effects, UNKNOWN_NETWORK: error}
     return replace(outcome, inputs=math.hypot(outcome.inputs, error), effects=effects)
 
