@@ -212,9 +212,9 @@ def test_a_row_without_a_network_may_have_had_others(row: Any) -> None:
     found = mapped(row({**VTRAIN, "source": "a blog"}, **ON_V100, node_network_gbps=""))
     # Of the packaged clusters of 8 such GPUs a node two of three have 100 Gb/s, one has 400.
     assert found.experiment.cluster.preset == "nd40rs-v2"
-    ((other, share),) = found.others
-    assert (other.cluster.preset, other.cluster.nodes) == ("dgx-v100", 2)
-    assert share == pytest.approx(1 / 3)
+    (same, _), (other, share) = found.others
+    assert (same.cluster.preset, other.cluster.preset) == ("p3dn", "dgx-v100")
+    assert (other.cluster.nodes, share) == (2, pytest.approx(1 / 3))
     assert replace(other, cluster=found.experiment.cluster, title=found.experiment.title) == (
         found.experiment
     )
@@ -248,7 +248,8 @@ def test_a_network_in_the_middle_is_assumed(row: Any) -> None:
 def test_not_knowing_the_network_is_in_the_error_bar(row: Any) -> None:
     """By how far steps on the other networks lie apart, as `run` predicts them."""
     found = mapped(row({**VTRAIN, "source": "a blog"}, **ON_V100, node_network_gbps=""))
-    ((other, share),) = found.others
+    _, (other, share) = found.others
+    found = replace(found, others=((other, share),))
     alone = replace(found, others=())
     elsewhere = replace(found, experiment=other, others=())
     unsure, sure, fast = predict([found, alone, elsewhere], MPI.COMM_SELF) or []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from ...kernels import gpu_name
 from .rows import Row
 from .settings import ClusterFor, Settings, assigned
 
-__all__ = ["Chosen", "OtherNetwork", "choose"]
+__all__ = ["Chosen", "OtherCluster", "choose"]
 
 ANY = "dgx-h100"
 """Where one GPU runs that no cluster has: nothing of it matters but the host."""
@@ -25,14 +24,14 @@ IN_PART = "xgmi-mesh"
 """Nodes of which a part may be used: a GPU then sends over the links to the others of that part."""
 
 
-class OtherNetwork(NamedTuple):
-    """Clusters of the same GPUs and nodes with another network, of which one stands for all.
+class OtherCluster(NamedTuple):
+    """Another cluster of the same GPUs and nodes, with a network of its own.
 
     Attributes
     ----------
     preset : str
     share : float
-        Of the packaged clusters of such nodes, those with this network.
+        Probability that a row was run on it: all known clusters have the same.
     """
 
     preset: str
@@ -48,14 +47,14 @@ class Chosen(NamedTuple):
         Keys of an experiment (``cluster.preset``, ``cluster.nodes``, ``kernels.gpu``, …).
     assumed : tuple of str
         What the row does not say, and where the cluster differs from what it says; for counting.
-    others : tuple of OtherNetwork
+    others : tuple of OtherCluster
         What it may be on as well, if it needs a network and neither the row nor its source says
         which.
     """
 
     keys: Mapping[str, Any]
     assumed: tuple[str, ...]
-    others: tuple[OtherNetwork, ...] = ()
+    others: tuple[OtherCluster, ...] = ()
 
 
 def choose(row: Row, source: str, settings: Settings) -> Chosen:
@@ -127,7 +126,7 @@ def choose(row: Row, source: str, settings: Settings) -> Chosen:
     keys: dict[str, Any] = {"cluster.preset": best.preset, "cluster.nodes": nodes, **changes}
     if gpus != nodes * per_node:
         keys["cluster.gpus"] = gpus
-    return Chosen(keys, tuple(assumed), _other_networks(best, alike))
+    return Chosen(keys, tuple(assumed), _other_clusters(best, alike))
 
 
 def _middle(
@@ -141,15 +140,10 @@ def _middle(
     return next(each for each in (best, *fitting, *alike) if each.network == network)
 
 
-def _other_networks(best: ClusterFor, alike: Sequence[ClusterFor]) -> tuple[OtherNetwork, ...]:
-    """Cluster that was chosen, known ones with such nodes → networks it may have as well."""
-    counts = Counter(each.network for each in alike)
-    first = {each.network: each.preset for each in reversed(alike)}
-    return tuple(
-        OtherNetwork(first[network], counts[network] / len(alike))
-        for network in sorted(counts)
-        if network != best.network
-    )
+def _other_clusters(best: ClusterFor, alike: Sequence[ClusterFor]) -> tuple[OtherCluster, ...]:
+    """Cluster that was chosen, known ones with such nodes → those it may have been as well."""
+    others = [each.preset for each in alike if each.preset != best.preset]
+    return tuple(OtherCluster(preset, 1 / (1 + len(others))) for preset in others)
 
 
 def _of_gpu(gpu: str, gpus: int, settings: Settings) -> list[ClusterFor]:

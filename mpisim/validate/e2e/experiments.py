@@ -103,8 +103,8 @@ class Mapped:
     unjudged : str
         What saves memory and is not modelled, so that the row is not refused for memory.
     others : tuple of (Experiment, float)
-        The same on other networks that it may have had, with the share of clusters that have each
-        (`mpisim.validate.e2e.clusters.OtherNetwork`).
+        The same on other networks that it may have had, with the probability of each
+        (`mpisim.validate.e2e.clusters.OtherCluster`).
     """
 
     row: Row
