@@ -6,7 +6,9 @@
     python run_scripts/unnamed_framework.py all.csv named.json unnamed.json
 
 Writes ``data/calibration/unnamed_framework.toml``: how far predictions of the same rows lie apart,
-as the root of the mean square of their ratios' logarithms. No measured time enters.
+as the root of the mean square of their ratios' logarithms, of dense transformers on GPUs of before
+2022 apart. The rows on later ones are nearly all of one vendor's frameworks, which say less about
+others: there the spread of all GPUs counts. No measured time enters.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ from pathlib import Path
 
 from step_files import column_of, compared_cases
 
+from mpisim.kernels.gpu import find_gpu
+from mpisim.prediction.uncertainty import design_name, unnamed_class
+
 __all__ = ["FILE", "main", "spreads"]
 
 FILE = Path(__file__).resolve().parent.parent / "data" / "calibration" / "unnamed_framework.toml"
@@ -26,7 +31,7 @@ FILE = Path(__file__).resolve().parent.parent / "data" / "calibration" / "unname
 HEAD = """\
 # How far off a step is for an experiment that says nothing of its framework, written by:
 # run_scripts/unnamed_framework.py. Relative error bars (one standard deviation) by class of the
-# model; sharded: dense with zero = 2 or 3.
+# model; sharded: dense with zero = 2 or 3; before_2022: on GPUs of architectures that old.
 
 """
 KINDS = {
@@ -47,10 +52,14 @@ def spreads(
         other = without.get(case["id"])
         if other is None or case["trust"] not in ("A", "B"):
             continue
-        kind = KINDS[str(case["kind"])]
-        if kind == "dense" and zero[str(case["id"])] in ("2", "3"):
-            kind = "sharded"
-        apart[kind].append(math.log(float(other["predicted"]) / float(case["predicted"])))  # type: ignore[arg-type]
+        stage = int(zero[str(case["id"])] or 0)
+        model = KINDS[str(case["kind"])]
+        kinds = {
+            unnamed_class(model, stage, designs)
+            for designs in ([], [design_name(find_gpu(str(case["gpu"])))])
+        }
+        for kind in kinds:
+            apart[kind].append(math.log(float(other["predicted"]) / float(case["predicted"])))  # type: ignore[arg-type]
     return {
         kind: (math.sqrt(math.fsum(x * x for x in logs) / len(logs)), len(logs))
         for kind, logs in sorted(apart.items())

@@ -30,7 +30,7 @@ from mpisim.validate.e2e import (
 from mpisim.validate.e2e import settings as declared
 from mpisim.validate.e2e.experiments import shown
 from mpisim.validate.e2e.pairs import pairs
-from mpisim.validate.e2e.predict import predict
+from mpisim.validate.e2e.predict import UNKNOWN_NETWORK, digest, predict
 from mpisim.validate.e2e.rows import COLUMNS
 
 
@@ -203,6 +203,62 @@ def test_nodes_without_nics_reach_no_other(row: Any) -> None:
     two = mapped(row(VTRAIN, **four | {"num_gpus": 8, "dp": 2}, gpu="A100-40GB", tp=4))
     assert two.experiment.cluster.preset == "juwels-booster"  # the first with 4 NICs of 200 Gb/s
     assert two.experiment.cluster.nodes == 2
+
+
+ON_V100 = {"gpu": "V100-SXM2-32GB", "gpus_per_node": 8, "num_gpus": 16, "dp": 4}
+
+
+def test_a_row_without_a_network_may_have_had_others(row: Any) -> None:
+    found = mapped(row({**VTRAIN, "source": "a blog"}, **ON_V100, node_network_gbps=""))
+    # Of the packaged clusters of 8 such GPUs a node two of three have 100 Gb/s, one has 400.
+    assert found.experiment.cluster.preset == "nd40rs-v2"
+    (same, _), (other, share) = found.others
+    assert (same.cluster.preset, other.cluster.preset) == ("p3dn", "dgx-v100")
+    assert (other.cluster.nodes, share) == (2, pytest.approx(1 / 3))
+    assert replace(other, cluster=found.experiment.cluster, title=found.experiment.title) == (
+        found.experiment
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "changes"),
+    [
+        ("a blog", {"node_network_gbps": 400}),
+        ("a blog", {"node_network_gbps": "", "num_gpus": 8, "dp": 2}),
+        ("a blog", {"node_network_gbps": "", "cluster.preset": "dgx-v100"}),
+        ("NVIDIA/DeepLearningExamples", {"node_network_gbps": ""}),
+    ],
+    ids=["stated", "one node", "a cluster is named", "the source's machines are known"],
+)
+def test_networks_that_are_known(row: Any, source: str, changes: dict[str, Any]) -> None:
+    assert mapped(row({**VTRAIN, "source": source}, **(ON_V100 | changes))).others == ()
+
+
+def test_a_network_in_the_middle_is_assumed(row: Any) -> None:
+    """The cluster that comes first, if it has such a network, else one that fits with it."""
+    many = {"num_gpus": 16, "dp": 4, "node_network_gbps": ""}
+    a100 = mapped(row({**VTRAIN, "source": "a blog"}, **many))
+    assert a100.experiment.cluster.preset == "a100-800g"  # of 100, 400, 400, 800, 1600 and 1600
+    h100 = mapped(row({**VTRAIN, "source": "a blog"}, **many, gpu="H100-SXM-80GB"))
+    assert h100.experiment.cluster.preset == "dgx-h100"
+    ours = mapped(row({**VTRAIN, "source": "NVIDIA/DeepLearningExamples"}, **many))
+    assert ours.experiment.cluster.preset == "dgx-a100"
+
+
+def test_not_knowing_the_network_is_in_the_error_bar(row: Any) -> None:
+    """By how far steps on the other networks lie apart, as `run` predicts them."""
+    found = mapped(row({**VTRAIN, "source": "a blog"}, **ON_V100, node_network_gbps=""))
+    _, (other, share) = found.others
+    found = replace(found, others=((other, share),))
+    alone = replace(found, others=())
+    elsewhere = replace(found, experiment=other, others=())
+    unsure, sure, fast = predict([found, alone, elsewhere], MPI.COMM_SELF) or []
+    assert unsure.seconds == sure.seconds > fast.seconds
+    # A normal distribution's mean absolute deviation is √(2/π) of its standard deviation.
+    error = math.sqrt(math.pi / 2) * share * math.log(sure.seconds / fast.seconds)
+    assert unsure.effects[UNKNOWN_NETWORK] == pytest.approx(error)
+    assert unsure.inputs == pytest.approx(math.hypot(sure.inputs, error))
+    assert digest(found, every=False) != digest(alone, every=False)
 
 
 def test_columns_named_like_keys_of_experiments(row: Any) -> None:

@@ -16,7 +16,7 @@ from mpisim.validate.e2e import settings as declared
 
 TABLES = [
     read(Path(__file__).parents[1] / "data/validation" / name)
-    for name in ("steps.csv", "more_steps.csv", "third_steps.csv")
+    for name in ("steps.csv", "more_steps.csv", "third_steps.csv", "fourth_steps.csv")
 ]
 
 ROWS = [row for table in TABLES for row in table]

@@ -8,9 +8,17 @@ from pathlib import Path
 import pytest
 import unnamed_framework
 
+from mpisim.base.presets import packaged
 from mpisim.experiment import load
-from mpisim.prediction.uncertainty import UNNAMED
+from mpisim.prediction.uncertainty import UNNAMED, UNNAMED_FILE
 from mpisim.simulate import simulate
+
+OLDER = [
+    ("dgx-a100", 1, "dense_before_2022"),
+    ("dgx-a100", 3, "sharded_before_2022"),
+    ("dgx-h100", 1, "dense"),
+    ("dgx-h100", 3, "sharded"),
+]
 
 HERE = Path(__file__).parent
 PLAIN = HERE / "unnamed_framework.toml"
@@ -34,9 +42,25 @@ def test_the_error_bar_is_wide_until_a_framework_is_named() -> None:
 @pytest.mark.parametrize(("zero", "kind"), [("3", "sharded"), ("", "dense")])
 def test_spreads_are_of_ratios(zero: str, kind: str) -> None:
     def case(name: str, seconds: float, trust: str = "A") -> dict[str, object]:
-        return {"id": name, "predicted": seconds, "trust": trust, "kind": "dense transformer"}
+        model = {"kind": "dense transformer", "gpu": "A100" if name == "b" else "H100-SXM-80GB"}
+        return {"id": name, "predicted": seconds, "trust": trust, **model}
 
     named = [case("a", 1.0), case("b", 1.0), case("c", 1.0, "C"), case("d", 1.0)]
     unnamed = [case("a", 2.0), case("b", 0.5), case("c", 9.0, "C")]
     found = unnamed_framework.spreads(dict.fromkeys("abcd", zero), named, unnamed)
-    assert found == {kind: (pytest.approx(math.log(2)), 2)}
+    # An A100 is of 2020, so that its row also counts apart.
+    assert found == {
+        kind: (pytest.approx(math.log(2)), 2),
+        f"{kind}_before_2022": (pytest.approx(math.log(2)), 1),
+    }
+
+
+@pytest.mark.parametrize(("gpu", "zero", "key"), OLDER)
+def test_older_gpus_have_an_error_of_their_own(gpu: str, zero: int, key: str) -> None:
+    """A framework of their time had kernels that common practice of today has not."""
+    changes = [f"cluster.preset={gpu}", f"plan.zero={zero}", "run.allow_oom=true"]
+    shown = simulate(load(PLAIN, changes)[1])
+    assert shown is not None
+    (line,) = (x for x in shown.attributes["uncertainty_sources"] if x.startswith(UNNAMED))  # type: ignore[union-attr]
+    error = packaged(UNNAMED_FILE)[key]["error"]
+    assert f"± {100 * error:.0f} % on 100.0 %" in line

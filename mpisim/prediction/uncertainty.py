@@ -15,7 +15,7 @@ errors, and `error_bar` is both for a prepared experiment.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,7 @@ __all__ = [
     "error_bar",
     "is_part",
     "propagate",
+    "unnamed_class",
     "unshared_share",
 ]
 
@@ -76,6 +77,9 @@ OWN_KERNELS = "kernels of the framework's own"
 """Name of the error of norms and elementwise kernels that are not PyTorch's or NVIDIA's."""
 
 UNNAMED_FILE = "calibration/unnamed_framework.toml"
+
+BEFORE_2022 = ("pascal", "volta", "turing", "ampere", "cdna1", "cdna2")
+"""Architectures of GPUs that came before 2022."""
 
 UNCOMPARED = "framework, GPU or parallelism not compared with measured steps"
 """Name of the error of a framework, a division of the work and a design of GPUs of which together
@@ -508,10 +512,33 @@ def unshared_share() -> float:
 
 def _unnamed(prepared: PreparedExperiment) -> Quantity:
     """Return 1 with the error bar of not knowing the framework."""
-    kind = model_class(prepared.experiment.model)
-    if kind == "dense" and prepared.experiment.plan.zero >= 2:
-        kind = "sharded"
-    return build(Quantity, packaged(UNNAMED_FILE)[kind], UNNAMED_FILE, kind)
+    designs = [design_name(rated_gpu(each.model.gpu)) for each in prepared.workload.pricings]
+    experiment = prepared.experiment
+    kind = model_class(experiment.model)
+    key = unnamed_class(kind, experiment.plan.zero, designs)
+    return build(Quantity, packaged(UNNAMED_FILE)[key], UNNAMED_FILE, key)
+
+
+def unnamed_class(kind: str, zero: int, designs: Sequence[str]) -> str:
+    """Kind of model, stage of ZeRO, designs of GPUs → class of what a framework's name is worth.
+
+    Dense transformers whose states alone are sharded, or parameters, too; on GPUs of before 2022
+    apart, as frameworks of their time had kernels that those of today, for which common practice
+    stands, have not.
+
+    Parameters
+    ----------
+    kind : str
+        As `model_class` names it.
+    zero : int
+    designs : sequence of str
+        As `design_name` writes them.
+    """
+    if kind != "dense":
+        return kind
+    sharding = "sharded" if zero >= 2 else "dense"
+    older = any(each.split(",")[0] in BEFORE_2022 for each in designs)
+    return f"{sharding}_before_2022" if older else sharding
 
 
 def _compared(prepared: PreparedExperiment) -> bool:

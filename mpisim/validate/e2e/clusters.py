@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from ...kernels import gpu_name
 from .rows import Row
 from .settings import ClusterFor, Settings, assigned
 
-__all__ = ["Chosen", "choose"]
+__all__ = ["Chosen", "OtherCluster", "choose"]
 
 ANY = "dgx-h100"
 """Where one GPU runs that no cluster has: nothing of it matters but the host."""
@@ -24,6 +24,20 @@ IN_PART = "xgmi-mesh"
 """Nodes of which a part may be used: a GPU then sends over the links to the others of that part."""
 
 
+class OtherCluster(NamedTuple):
+    """Another cluster of the same GPUs and nodes, with a network of its own.
+
+    Attributes
+    ----------
+    preset : str
+    share : float
+        Probability that a row was run on it: all known clusters have the same.
+    """
+
+    preset: str
+    share: float
+
+
 class Chosen(NamedTuple):
     """A cluster for a row.
 
@@ -33,10 +47,14 @@ class Chosen(NamedTuple):
         Keys of an experiment (``cluster.preset``, ``cluster.nodes``, ``kernels.gpu``, …).
     assumed : tuple of str
         What the row does not say, and where the cluster differs from what it says; for counting.
+    others : tuple of OtherCluster
+        What it may be on as well, if it needs a network and neither the row nor its source says
+        which.
     """
 
     keys: Mapping[str, Any]
     assumed: tuple[str, ...]
+    others: tuple[OtherCluster, ...] = ()
 
 
 def choose(row: Row, source: str, settings: Settings) -> Chosen:
@@ -86,6 +104,13 @@ def choose(row: Row, source: str, settings: Settings) -> Chosen:
         best = min(fitting, key=lambda each: abs(each.network - network))
     changes, per_node = _nodes(best)
     nodes = -(-gpus // per_node)
+    alike: list[ClusterFor] = []
+    is_open = nodes > 1 and network is None and named is None and not best.changes
+    if is_open and not settings.knows_network(row, source):
+        known = [each for each in _all_of(gpu) if each.gpus_per_node == per_node]
+        alike = sorted((each for each in known if each.network), key=lambda each: each.network)
+    if alike:
+        best = _middle(best, fitting, alike)
     if nodes > 1:
         if network is None:
             assumed.append(f"cluster.preset = {best.preset} (network not stated)")
@@ -101,7 +126,24 @@ def choose(row: Row, source: str, settings: Settings) -> Chosen:
     keys: dict[str, Any] = {"cluster.preset": best.preset, "cluster.nodes": nodes, **changes}
     if gpus != nodes * per_node:
         keys["cluster.gpus"] = gpus
-    return Chosen(keys, tuple(assumed))
+    return Chosen(keys, tuple(assumed), _other_clusters(best, alike))
+
+
+def _middle(
+    best: ClusterFor, fitting: Sequence[ClusterFor], alike: Sequence[ClusterFor]
+) -> ClusterFor:
+    """Cluster that comes first, those that fit, known ones by network → one in their middle.
+
+    It is the first where it has the network of the middle, then one that fits.
+    """
+    network = alike[len(alike) // 2].network
+    return next(each for each in (best, *fitting, *alike) if each.network == network)
+
+
+def _other_clusters(best: ClusterFor, alike: Sequence[ClusterFor]) -> tuple[OtherCluster, ...]:
+    """Cluster that was chosen, known ones with such nodes → those it may have been as well."""
+    others = [each.preset for each in alike if each.preset != best.preset]
+    return tuple(OtherCluster(preset, 1 / (1 + len(others))) for preset in others)
 
 
 def _of_gpu(gpu: str, gpus: int, settings: Settings) -> list[ClusterFor]:

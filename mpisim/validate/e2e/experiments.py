@@ -102,6 +102,9 @@ class Mapped:
         Where the experiment is not what was run.
     unjudged : str
         What saves memory and is not modelled, so that the row is not refused for memory.
+    others : tuple of (Experiment, float)
+        The same on other networks that it may have had, with the probability of each
+        (`mpisim.validate.e2e.clusters.OtherCluster`).
     """
 
     row: Row
@@ -111,6 +114,7 @@ class Mapped:
     defaults: tuple[str, ...]
     approximations: tuple[str, ...]
     unjudged: str = ""
+    others: tuple[tuple[Experiment, float], ...] = ()
 
     def judged(self, fits: bool, certain: bool) -> str:
         """Return what the memory model says of the row: one of `VERDICTS`.
@@ -219,6 +223,10 @@ def _mapped(
     table = nested(dict(sorted(keys.items())))
     text = f"title = {toml_value(row.texts['model'])}\n" + toml_table(table)
     experiment = read_experiment(text, row.where, changes)
+    others = []
+    for other in chosen.others if "cluster.preset" not in row.keys else ():
+        elsewhere = nested(dict(sorted((keys | {"cluster.preset": other.preset}).items())))
+        others.append((read_experiment(toml_table(elsewhere), row.where, changes), other.share))
     filler = "practice" if experiment.profile is None else "profile"
     defaults += [
         f"{short_key(key)} = {toml_value(each.value)} ({filler})"
@@ -227,7 +235,16 @@ def _mapped(
     if experiment.guess is not None:
         approximations += experiment.guess.notes
     unjudged = settings.unjudged(row, source)
-    return Mapped(row, source, experiment, text, tuple(defaults), tuple(approximations), unjudged)
+    return Mapped(
+        row,
+        source,
+        experiment,
+        text,
+        tuple(defaults),
+        tuple(approximations),
+        unjudged,
+        tuple(others),
+    )
 
 
 def shown(mapped: Mapped) -> str:

@@ -47,7 +47,18 @@ from .experiments import Mapped
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["Outcome", "assign", "digest", "outcome_as_json", "predict", "stored"]
+__all__ = [
+    "UNKNOWN_NETWORK",
+    "Outcome",
+    "assign",
+    "digest",
+    "outcome_as_json",
+    "predict",
+    "stored",
+]
+
+UNKNOWN_NETWORK = "network not stated"
+"""Name of the error of a row that does not say what joins its nodes, on the whole step."""
 
 MIN_PIECES = 8
 """Least number of pieces of work for each process, so that their sizes even out."""
@@ -208,11 +219,55 @@ def predict(
     """
     tables = constants or [NO_CONSTANTS] * len(rows)
     jobs = [_Job(row.experiment, table) for row, table in zip(rows, tables, strict=True)]
-    ways: list[list[ShortenedRun | None]] = [
-        [*([] if every else shortened_runs(row.experiment)), None] for row in rows
+    # Behind the rows' own steps those on networks that they may have had as well.
+    jobs += [
+        _Job(other, table)
+        for row, table in zip(rows, tables, strict=True)
+        for other, _ in row.others
     ]
-    outcomes: list[Outcome | None] = [None] * len(rows)
-    left = list(range(len(rows)))
+    outcomes = _steps(jobs, comm, every)
+    if outcomes is None:
+        return None
+    elsewhere = iter(outcomes[len(rows) :])
+    return [
+        _with_networks(outcome, [(next(elsewhere), share) for _, share in row.others])
+        for row, outcome in zip(rows, outcomes[: len(rows)], strict=True)
+    ]
+
+
+def _with_networks(outcome: Outcome, others: Sequence[tuple[Outcome, float]]) -> Outcome:
+    """Outcome, those on other networks with their shares → with the error of not knowing which.
+
+    It is the standard deviation of the normal distribution whose logarithms of the step are as far
+    off in the mean as those on the clusters that are known: one that is many times slower counts by
+    how far off it is, not by the square of that. A network on which the step cannot be simulated is
+    left out.
+    """
+    apart = math.fsum(
+        share * abs(math.log(other.seconds / outcome.seconds))
+        for other, share in others
+        if not (other.failed or outcome.failed)
+    )
+    if not apart:
+        return outcome
+    error = math.sqrt(math.pi / 2) * apart
+    effects = {**outcome.effects, UNKNOWN_NETWORK: error}
+    return replace(outcome, inputs=math.hypot(outcome.inputs, error), effects=effects)
+
+
+def _steps(jobs: Sequence[_Job], comm: Intracomm, every: bool) -> list[Outcome] | None:
+    """Simulate steps, long ones by two shorter ones. **Collective.**
+
+    Returns
+    -------
+    list of Outcome or None
+        In the order of `jobs`, on process 0; None on the others.
+    """
+    ways: list[list[ShortenedRun | None]] = [
+        [*([] if every else shortened_runs(job.experiment)), None] for job in jobs
+    ]
+    outcomes: list[Outcome | None] = [None] * len(jobs)
+    left = list(range(len(jobs)))
     # Two shorter steps that do not determine a long one are followed by two longer, then by itself.
     while left:
         tried = [ways[i].pop(0) for i in left]
@@ -347,6 +402,8 @@ def digest(mapped: Mapped, every: bool) -> str:
         Whether every micro-batch is simulated.
     """
     text = f"{every} {replace(mapped.experiment, source='', title='')!r}"
+    for other, share in mapped.others:
+        text += f" {share} {replace(other, source='', title='')!r}"
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 

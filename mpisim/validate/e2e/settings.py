@@ -87,6 +87,23 @@ class Unjudged(_OfRows):
 
 
 @frozen
+class KnownNetwork(_OfRows):
+    """Rows that do not state their network, but were run on machines that are known.
+
+    Attributes
+    ----------
+    why : str
+        Which, and who says so.
+    sources, where
+        As of `Fact`.
+    """
+
+    why: str
+    sources: tuple[str, ...] = ()
+    where: dict[str, str] = field(default_factory=dict)
+
+
+@frozen
 class PrecisionName:
     """Our precision for one that is not modelled; `note` says so."""
 
@@ -165,6 +182,7 @@ class Settings:
     clusters: tuple[ClusterFor, ...]
     facts: tuple[Fact, ...]
     memory: tuple[Unjudged, ...] = ()
+    networks: tuple[KnownNetwork, ...] = ()
 
     def source(self, row: Row) -> str:
         """Return the short name of a row's source."""
@@ -186,6 +204,17 @@ class Settings:
             Short name of the row's source.
         """
         return next((each.why for each in self.memory if each.holds(row, source)), "")
+
+    def knows_network(self, row: Row, source: str) -> bool:
+        """Whether the machines are known on which a row was run that states no network.
+
+        Parameters
+        ----------
+        row : Row
+        source : str
+            Short name of the row's source.
+        """
+        return any(each.holds(row, source) for each in self.networks)
 
 
 @cache
