@@ -243,8 +243,10 @@ def test_the_same_capture_twice(tmp_path: Path) -> None:
             r"train.py:4: flash_attn.modules.mha.MHA is not part of what stands in",
         ),
         (
-            "import transformer_engine.pytorch as te\nwith te.fp8_model_init():\n    pass",
-            r"train.py:2: fp8_model_init\(enabled=True\)",
+            "import transformer_engine.pytorch as te\n"
+            "from transformer_engine.common.recipe import NVFP4BlockScaling\n"
+            "with te.fp8_model_init(recipe=NVFP4BlockScaling()):\n    te.Linear(32, 32)",
+            r"train.py:4: fp8_model_init with NVFP4BlockScaling is not part of what",
         ),
         (
             "from flash_attn import flash_attn_fanc",

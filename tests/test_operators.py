@@ -196,6 +196,19 @@ def test_tables_of_fbgemm() -> None:
     assert back[-1].backward
 
 
+def test_adam_of_8_bits_touches_all_state() -> None:
+    numbers, blocks = 1 << 20, 1 << 12  # a scale for 256 numbers of each state
+    weight, state, scales = half(numbers), TensorSpec("uint8", (numbers,)), (blocks,)
+    of_scales, code = TensorSpec("float32", scales), TensorSpec("float32", (256,))
+    (kernel,) = of(
+        "bitsandbytes::optimizer_update_8bit_blockwise",
+        *("adam", weight, weight, state, state, 0.9, 0.95, 0.0, 0.0, 1e-8, 1, 1e-3),
+        *(code, code, of_scales, of_scales, 0.0, 1.0, False),
+    )
+    once = numbers * 2 + 2 * numbers + 2 * 4 * (blocks + 256)  # parameter, states, scales, codes
+    assert kernel.traffic == 2 * once + 2 * numbers  # read and written; the gradient is read
+
+
 def test_fused_adam_touches_all_state() -> None:
     weights, moments = (half(1000), half(24)), (TensorSpec("float32", (1024,)),)
     kernels = of("aten::_fused_adamw_", weights, weights, moments, moments, (), ())

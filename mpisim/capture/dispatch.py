@@ -28,6 +28,7 @@ from . import sparse, sparse_compressed
 from .attention import PACKED, of_packed
 from .autograd import set_phase
 from .device_memory import DeviceMemory
+from .host_work import LEAST_BYTES, bytes_of, record_operator
 from .origins import Origins
 from .recorder import Recorder
 from .shapes import RESULTS
@@ -348,6 +349,9 @@ class Dispatch(TorchDispatchMode):
         self.values.follow(func, short, args, kwargs, tensors, results)
         everything = [*tensors, *results]
         if not any(each.device.type == "cuda" for each in everything):
+            if everything and name not in _SILENT and not self._is_view(func):
+                set_phase(self.recorder)
+                record_operator(self.recorder, short, everything)
             return
         self.memory.keep(results)
         self.origins.see(tensors)
@@ -358,16 +362,11 @@ class Dispatch(TorchDispatchMode):
         recorder.origin = self.origins.of(tensors)
         between = [each for each in everything if each.dim() and each.device.type == "cpu"]
         if between and short in ("_to_copy", "copy_", "copy"):
-            moved = results[0]
-            to_device = moved.device.type == "cuda"
             blocking = not (
                 kwargs.get("non_blocking") or (short == "copy_" and args[2:3] == (True,))
             )
-            recorder.copy(
-                moved.numel() * moved.element_size(),
-                "copy to the device" if to_device else "copy to the host",
-                blocking=blocking,
-            )
+            source = tensors[1] if short == "copy_" else tensors[0]
+            self._copied(source, results[0], blocking=blocking)
             return
         layer, where = self._where()
         label = f"{short} in {where}" if where else short
@@ -391,6 +390,32 @@ class Dispatch(TorchDispatchMode):
         call = OperatorCall(name, specs, tuple(spec_of(each) for each in results))
         recorder.call(call, layer, label)
         self.memory.inside(call)
+
+    def _copied(self, source: Any, result: Any, *, blocking: bool) -> None:
+        """Record a copy between host and device, with the conversion to another type.
+
+        The CPU converts where it waits for the copy, otherwise the device (``copy_kernel_cuda`` in
+        aten/src/ATen/native/cuda/Copy.cu).
+        """
+        recorder, to_device = self.recorder, result.device.type == "cuda"
+        converts = source.dtype != result.dtype
+        before = to_device == blocking  # it is converted where it comes from
+        kind = {True: result, False: source}[before or not converts]
+        size = result.numel() * kind.element_size()
+        name = "copy to the device" if to_device else "copy to the host"
+        both = (spec_of(source), spec_of(result))
+        conversion = OperatorCall("aten::_to_copy", both[:1], both[1:])
+        if converts and before:
+            self._converted(conversion, [source, result], on_cpu=blocking)
+        recorder.copy(size, name, blocking=blocking)
+        if converts and not before:
+            self._converted(conversion, [source, result], on_cpu=blocking)
+
+    def _converted(self, call: OperatorCall, tensors: list[Any], *, on_cpu: bool) -> None:
+        if not on_cpu:
+            self.recorder.call(call, *self._where())
+        elif sum(map(bytes_of, tensors)) >= LEAST_BYTES:
+            self.recorder.host_work(sum(map(bytes_of, tensors)), "conversion on CPU")
 
     def launched(self, call: OperatorCall, name: str) -> None:
         """Record a kernel that no operator of PyTorch stands for.

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from ..base.errors import InputError
 from ..base.kinds import Flag, Kind, Operation
 from ..base.presets import packaged
+from ..base.quantity import Quantity
 from ..kernels import gpu_names
 from ..kernels.alternatives.database import EXACT, INTERPOLATED
 from ..kernels.counted import COUNTED, kept_kernels
@@ -29,15 +30,19 @@ from ..operators.table import kernels_of
 from ..operators.transformer_engine import looped
 from ..program import KEPT_STEP, Program, ProgramBuilder, Table
 from ..program.builder import TableBuilder
+from ..workloads.host import BANDWIDTH, SHARE, Host
 from ..workloads.pricing import NO_LAUNCH, Launching, Pricing
 from .device import FILE
 from .kept_step import CAPTURED, kept_step
-from .recording import Item, ItemKind, Recording, Wait
+from .recording import HostWork, Item, ItemKind, Recording, Wait
 
 __all__ = ["Part", "program_of"]
 
 UNKNOWN = "kernels of unknown operators"
 """Name of the error of what is priced by its bytes alone."""
+
+ON_CPU = -2
+"""Number of the stream of what the CPU does in its memory."""
 
 Slot = tuple[int, int, int]
 """Place of a group among those of a rank; positions of sender and receiver, -1 for collectives."""
@@ -64,9 +69,12 @@ class _TableWriter:
         part: Recording,
         pricing: Pricing,
         builder: TableBuilder,
+        host: Host | None,
         measured: MeasuredOperators | None,
     ) -> None:
         self.recording, self.pricing, self.rows = part, pricing, builder
+        self.host = host
+        self.host_numbers: dict[str, Quantity] = {}
         self.by_how: Counter[str] = Counter()
         self.place = {number: i for i, number in enumerate(part.own_groups())}
         self.slots: dict[Slot, int] = {}
@@ -87,6 +95,9 @@ class _TableWriter:
                 waits = {row for wait in item.waits for row in self._before(wait)}
                 if waits:
                     self.rows.host_wait(sorted(waits), name=item.name)
+                continue
+            if item.kind is ItemKind.HOST_WORK:
+                self._host_work(item)
                 continue
             pending = self._pending.setdefault(item.stream, set())
             pending |= {row for wait in item.waits for row in self._before(wait)}
@@ -170,6 +181,17 @@ class _TableWriter:
             )
         ]
 
+    def _host_work(self, item: Item) -> None:
+        """Write what the CPU does in its memory, for which it takes all its time."""
+        assert self.host is not None
+        loops = item.number == HostWork.LOOP
+        duration = self.host.duration(item.bytes, loops=loops)
+        share = f"{SHARE}, in a loop of operations" if loops else SHARE
+        self.host_numbers[share] = self.host.share_of(loops=loops)
+        self.pricing.shares[item.name, duration] = {BANDWIDTH: 1.0, share: 1.0}
+        row = self.rows.kernel(item.name, self._stream(ON_CPU), duration, kind=Kind.COPY)
+        self.rows.host_wait([row], name=f"wait for {item.name}")
+
     def _gap(self, item: Item) -> int:
         """Return what lies between a kernel or a copy and what ended before it, in ps."""
         return self.pricing.graph_gap if item.graph else self.pricing.gap
@@ -220,7 +242,11 @@ class _TableWriter:
 
 
 def program_of(
-    parts: Sequence[Part], model: KernelModel, measured: MeasuredOperators | None = None
+    parts: Sequence[Part],
+    model: KernelModel,
+    measured: MeasuredOperators | None = None,
+    *,
+    host: Host | None = None,
 ) -> Program:
     """Recordings and the ranks that each stands for → the program of all ranks.
 
@@ -232,6 +258,8 @@ def program_of(
         Of the GPU.
     measured : MeasuredOperators, optional
         Times of operators on that GPU, which come first.
+    host : Host, optional
+        Of the GPUs of a node; recordings in which the CPU works in its memory need it.
 
     Raises
     ------
@@ -249,6 +277,7 @@ def program_of(
     bound: dict[int, tuple[int, list[int]]] = {}
     unknown: Counter[str] = Counter()
     by_how: Counter[str] = Counter()
+    of_host: dict[str, Quantity] = {}
     for recording, ranks in parts:
         if recording.groups != groups:
             raise InputError(
@@ -256,9 +285,11 @@ def program_of(
                 f"{parts[0].recording.rank}: {len(recording.groups)}, not {len(groups)}; all "
                 "ranks must call new_group alike"
             )
-        writer = _TableWriter(recording, pricing, builder.table(f"rank {recording.rank}"), measured)
+        rows = builder.table(f"rank {recording.rank}")
+        writer = _TableWriter(recording, pricing, rows, host, measured)
         table = builder.add_table(writer.table())
         unknown += writer.unknown
+        of_host |= writer.host_numbers
         for how, time in writer.by_how.items():
             by_how[how] += time * len(ranks)
         for rank in ranks:
@@ -266,7 +297,7 @@ def program_of(
     for rank in range(world):
         table, slots = bound[rank]
         builder.add_rank(table, slots)
-    return builder.build(attributes=_attributes(parts, pricing, unknown, by_how))
+    return builder.build(attributes=_attributes(parts, pricing, unknown, by_how, host, of_host))
 
 
 def _bindings(
@@ -289,7 +320,12 @@ def _bindings(
 
 
 def _attributes(
-    parts: Sequence[Part], pricing: Pricing, unknown: Counter[str], by_how: Counter[str]
+    parts: Sequence[Part],
+    pricing: Pricing,
+    unknown: Counter[str],
+    by_how: Counter[str],
+    host: Host | None,
+    of_host: dict[str, Quantity],
 ) -> dict[str, str]:
     """Return what the program says of itself: where it is from, and what its prices rest on."""
     first = parts[0].recording
@@ -303,6 +339,9 @@ def _attributes(
     for how, number in MEASURED.items():
         if by_how[how]:
             numbers[number] = (EXACT if how == "exact" else INTERPOLATED).error
+    if host is not None and of_host:
+        numbers[BANDWIDTH] = host.bandwidth.error
+        numbers |= {name: share.error for name, share in of_host.items()}
     if unknown:
         numbers[UNKNOWN] = packaged(FILE)["unknown"]["error"]
     shares = [[row, length, dict(rest)] for (row, length), rest in pricing.shares.items()]
@@ -316,6 +355,11 @@ def _attributes(
         f"kernels priced for {gpu.title} by the shapes of their tensors; each takes the CPU "
         f"{(gpu.host_gap.si + gpu.launch_call.si) * 1e6:.0f} µs to launch, views none",
         *measured_share(by_how),
+        *(
+            f"the CPUs work on parameters{name.removeprefix(SHARE)} at {host.rate(share)}"
+            for name, share in of_host.items()
+            if host is not None
+        ),
         *(f"not as in the script: {line}" for line in _united(parts, "replaced")),
         *(f"value not known: {line}" for line in _united(parts, "values")),
         *(
@@ -326,7 +370,8 @@ def _attributes(
     if not first.warm_up:
         assumptions.append("the first step is recorded: the script makes no second one")
     missing = [
-        "the CPU's own work: data loading, the script's Python beside launches",
+        "the CPU's own work but on parameters and gradients: data loading, the script's Python "
+        "beside launches",
         "values: work that depends on them is taken as said above",
     ]
     text = {

@@ -390,7 +390,10 @@ def _install_hooks(recorder: Recorder, dispatch: Any) -> None:
     from torch.optim import optimizer as optimizers
     from torch.utils.weak import WeakIdKeyDictionary
 
+    from .host_work import OptimizersOnCpu
+
     names: Any = WeakIdKeyDictionary()
+    on_cpu = OptimizersOnCpu(recorder)
 
     def path_of(module: Any) -> str:
         if module not in names:
@@ -421,13 +424,12 @@ def _install_hooks(recorder: Recorder, dispatch: Any) -> None:
     modules.register_module_forward_hook(left, always_call=True)
 
     def begins(optimizer: Any, args: Any, kwargs: Any) -> None:
+        on_cpu.begins()
         recorder.phase = int(Phase.OPTIMIZER)
 
     def ended(optimizer: Any, args: Any, kwargs: Any) -> None:
+        on_cpu.stepped(optimizer)
         recorder.phase = int(Phase.NONE)
-        if any(each.is_cpu for group in optimizer.param_groups for each in group["params"]):
-            name = type(optimizer).__name__
-            recorder.replaced[f"{name} of parameters on the CPU: takes it no time"] = 1
         recorder.optimizer_stepped(optimizer)
 
     optimizers.register_optimizer_step_pre_hook(begins)

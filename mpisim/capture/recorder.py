@@ -23,6 +23,7 @@ from .recording import (
     Allocation,
     Broadcasts,
     Completed,
+    HostWork,
     Item,
     ItemKind,
     Origin,
@@ -183,6 +184,23 @@ class Recorder:
         if waits:
             self._append(ItemKind.HOST_WAIT, -1, -1, waits, name=name)
 
+    def host_work(self, bytes: int, name: str, how: HostWork = HostWork.KERNEL) -> None:
+        """Record that the CPU works through its memory, and does nothing else meanwhile.
+
+        Parameters
+        ----------
+        bytes : int
+            That it reads and writes.
+        name : str
+        how : HostWork
+        """
+        self._append(ItemKind.HOST_WORK, int(how), -1, (), bytes=bytes, name=name)
+
+    def count(self, kind: ItemKind) -> int:
+        """Kind of item → how many have been recorded since the last step began."""
+        begin = self.ends[-1] if self.ends else 0
+        return sum(item.kind is kind for item in self._items[begin:])
+
     # --- what is issued ---------------------------------------------------------------------------
 
     def call(self, call: OperatorCall, layer: int, name: str) -> None:
@@ -302,7 +320,7 @@ class Recorder:
         self._graph = None
         found = []
         for item in self._items[begin:]:
-            if item.kind is not ItemKind.HOST_WAIT:
+            if item.stream >= 0:
                 waits = (Wait(each.stream, each.item - begin) for each in item.waits)
                 found.append(item._replace(waits=tuple(each for each in waits if each.item >= 0)))
             else:  # numbers of items stay what waits say

@@ -17,7 +17,7 @@ from ..base.errors import InputError
 from ..operators import OperatorCall, TensorSpec
 
 __all__ = ["ACCUMULATES", "GATHERED", "GRADIENTS", "NO_ORIGIN", "OUTSIDE", "STATES", "WEIGHTS",
-           "Allocation", "Completed", "Item", "ItemKind", "Origin", "Recording",
+           "Allocation", "Completed", "HostWork", "Item", "ItemKind", "Origin", "Recording",
            "Wait"]  # fmt: skip
 
 WEIGHTS, GRADIENTS, STATES = "weights", "gradients", "optimizer's states"
@@ -40,6 +40,17 @@ class ItemKind(IntEnum):
     RECV = 4
     HOST_WAIT = 5
     """The CPU waits for the device."""
+    HOST_WORK = 6
+    """The CPU works through its memory: `bytes` that it reads and writes; `number` is how."""
+
+
+class HostWork(IntEnum):
+    """How the CPU works through its memory."""
+
+    KERNEL = 0
+    """All in one vectorised kernel."""
+    LOOP = 1
+    """An operation after the other; bytes are those that one kernel would read and write."""
 
 
 class Wait(NamedTuple):
@@ -94,13 +105,13 @@ class Item(NamedTuple):
     ----------
     kind : ItemKind
     number : int
-        Of the call or the operation; -1 for others.
+        Of the call or the operation; of the CPU's work a `HostWork`; -1 for others.
     stream : int
-        -1 for a wait of the CPU.
+        -1 for a wait of the CPU and for its work.
     waits : tuple of Wait
         Besides the order of the stream.
     bytes : int
-        Of a communication, its largest buffer; of a copy. -1: none.
+        Of a communication, its largest buffer; of a copy; of the CPU's work. -1: none.
     group : int
         Of a communication: number of its group in `Recording.groups`.
     peer : int

@@ -203,10 +203,15 @@ def _prediction(
     from ..mpi.parallel import collective_errors, progress
     from ..prediction.prepared_program import prepare_captured
     from ..program import check_matching, save
+    from ..topo import find_cluster
+    from ..workloads.host import cluster_host
 
     with progress(comm, "simulating"):
         with collective_errors(comm):
-            program = program_of(parts, analytical_model(gpu), measured)
+            host = cluster_host(
+                args.cluster, find_cluster(args.cluster).gpus_per_node, args.world_size
+            )
+            program = program_of(parts, analytical_model(gpu), measured, host=host)
             check_matching(program)
             held = memory_of(parts, gpu, args.conf) if comm.rank == 0 else None
             if held is not None and args.save_snapshot is not None:

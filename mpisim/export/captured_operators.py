@@ -82,6 +82,9 @@ class _Writer:
             if item.kind is ItemKind.HOST_WAIT:
                 at += at < len(self.kinds) and self.kinds[at] is Kind.HOST_WAIT
                 continue
+            if item.kind is ItemKind.HOST_WORK:
+                at += 2
+                continue
             count = 0
             if item.kind is ItemKind.CALL:
                 count = len(kernels_of(self.recording.calls[item.number]).kernels)

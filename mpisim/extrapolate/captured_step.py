@@ -300,6 +300,12 @@ class _Reader:
         at, behind = -1, False
         completed = deque(self.recording.completed)
         for index, item in items:
+            if item.kind is ItemKind.HOST_WORK:
+                raise InputError(
+                    f"{self.source}: the CPU works on {item.bytes:,} bytes in the step "
+                    f"({item.name}), which other plans share in ways of their own: capture the "
+                    "script with --world-size"
+                )
             while completed and completed[0].item <= index:
                 if behind:
                     found[at].completed.append(completed[0].parameter)

@@ -8,7 +8,7 @@ from ..kernels.operations import Elementwise, Kernel
 from .call import OperatorCall, TensorSpec
 from .tensors import element_bytes, tensor_list
 
-__all__ = ["each", "each_norm", "fused", "multi_tensor"]
+__all__ = ["each", "each_norm", "fused", "multi_tensor", "of_one_tensor"]
 
 Kernels = tuple[Kernel, ...]
 
@@ -94,6 +94,19 @@ def fused(reads: int) -> Callable[[OperatorCall], Kernels | None]:
         return (Elementwise(bytes=max(1, -(-amount // count))),) * count
 
     return rule
+
+
+def of_one_tensor(call: OperatorCall) -> Kernels | None:
+    """bitsandbytes' ``optimizer_update_…`` (name, gradient, parameter, states, …) → one kernel.
+
+    It reads the gradient, and reads and writes all else; of 8 bits a number of a state, with a
+    scale for 256 of them (``optimizer_update_8bit_blockwise`` in bitsandbytes/_ops.py).
+    """
+    tensors = [each for each in call.inputs if isinstance(each, TensorSpec)]
+    sizes = [element_bytes(each.dtype) * each.elements for each in tensors]
+    if len(sizes) < 3:
+        return None
+    return (Elementwise(bytes=2 * sum(sizes) - sizes[0]),) if any(sizes) else ()
 
 
 def multi_tensor(call: OperatorCall) -> Kernels | None:

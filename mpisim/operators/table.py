@@ -154,6 +154,8 @@ _STREAMING_LIBRARIES = """
     fbgemm::block_bucketize_sparse_features
     xentropy::forward xentropy::backward
     flash_attn::apply_rotary flash_attn::cross_entropy_fwd flash_attn::cross_entropy_bwd
+    bitsandbytes::quantize_blockwise bitsandbytes::dequantize_blockwise
+    bitsandbytes::quantize_4bit bitsandbytes::dequantize_4bit
     _C::rotary_embedding _C::static_scaled_fp8_quant _C::silu_and_mul
 """
 """Kernels of libraries that go through their tensors once."""
@@ -417,6 +419,10 @@ TABLE: Mapping[str, Rule] = {
     **_served("_fused_adam_ _fused_adamw_", optimizers.fused(4)),
     **_served("_fused_sgd_ _fused_adagrad_", optimizers.fused(3)),
     **_served(_APEX, optimizers.multi_tensor),
+    **_served(
+        "bitsandbytes::optimizer_update_8bit_blockwise bitsandbytes::optimizer_update_32bit",
+        optimizers.of_one_tensor,
+    ),
     # Kernels of libraries.
     **_served(
         "fused_weight_gradient_mlp_cuda::wgrad_gemm_accum_fp32 "

@@ -242,6 +242,7 @@ _STREAMED = (
     "fused_rope_forward",
     "fused_rope_backward",
     "fused_amax_and_scale_update_after_reduction",
+    "dequantize",
     "online_softmax",
     "cross_entropy",
     "element_mul",

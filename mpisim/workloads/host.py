@@ -18,9 +18,13 @@ from ..base.schema import build
 from ..experiment import Experiment, Plan
 from ..topo import find_cluster
 
-__all__ = ["Host", "host_of"]
+__all__ = ["BANDWIDTH", "SHARE", "Host", "cluster_host", "host_of"]
 
 FILE = "offload.toml"
+
+BANDWIDTH = "bandwidth of the host's memory"
+SHARE = "share of it that the CPU's optimizer reaches"
+"""Names of the numbers that what the CPU does is proportional to."""
 
 
 @frozen
@@ -66,13 +70,13 @@ class Host:
     def numbers(self, plan: Plan) -> dict[str, Quantity]:
         """Plan → what the rate of its optimizer on the CPUs is proportional to."""
         return {
-            "bandwidth of the host's memory": self.bandwidth,
-            "share of it that the CPU's optimizer reaches": self._share(plan),
+            BANDWIDTH: self.bandwidth,
+            SHARE: self._share(plan),
         }
 
     def _share(self, plan: Plan) -> Quantity:
         loops = plan.offload.parameters and plan.style(transformer=True) == "fsdp"
-        return self.loop_share if loops and not plan.framework.fuses_optimizer else self.share
+        return self.share_of(loops=loops and not plan.framework.fuses_optimizer)
 
     def lines(self, plan: Plan) -> list[str]:
         """Plan → what is assumed of the host if anything is offloaded, lines for people."""
@@ -94,15 +98,18 @@ class Host:
         return found
 
     def _update(self, plan: Plan) -> str:
+        return f"offload: the CPUs update parameters at {self.rate(self._share(plan))}"
+
+    def rate(self, share: Quantity) -> str:
+        """Share of the memory's bandwidth → how fast the CPUs work, for people."""
         guess = "" if self.known else " (a guess: [node] memory_bandwidth says)"
         most = self.bandwidth.si / 1e9
         return (
-            f"offload: the CPUs update parameters at {most * self._share(plan).value:,.0f} GB/s of "
-            f"{most:,.0f}{guess} for {self.ranks} GPUs, with threads enough: torchrun starts one a "
-            "process, unless OMP_NUM_THREADS says more"
+            f"{most * share.value:,.0f} GB/s of {most:,.0f}{guess} for {self.ranks} GPUs, with "
+            "threads enough: torchrun starts one a process, unless OMP_NUM_THREADS says more"
         )
 
-    def duration(self, size: int, plan: Plan | None = None) -> int:
+    def duration(self, size: int, plan: Plan | None = None, *, loops: bool = False) -> int:
         """Bytes that the CPU reads and writes for one rank, while it does for all → ps.
 
         Parameters
@@ -110,10 +117,16 @@ class Host:
         size : int
             Of an optimizer what one kernel would read and write.
         plan : Plan, optional
-            Whose optimizer it is; if not given, each operation is one kernel.
+            Whose optimizer it is.
+        loops : bool
+            Without a plan: whether it is a loop of operations, not one kernel.
         """
-        share = self.share if plan is None else self._share(plan)
+        share = self._share(plan) if plan is not None else self.share_of(loops=loops)
         return picoseconds(size * self.ranks / (self.bandwidth.si * share.value))
+
+    def share_of(self, *, loops: bool) -> Quantity:
+        """Return what one kernel reaches of the memory's bandwidth, or a loop of operations."""
+        return self.loop_share if loops else self.share
 
 
 def host_of(experiment: Experiment, world: int) -> Host:
@@ -125,8 +138,25 @@ def host_of(experiment: Experiment, world: int) -> Host:
     world : int
         GPUs of the job.
     """
-    node, figures = find_cluster(experiment.cluster.preset).node, _figures()
-    gpus = experiment.cluster.node_gpus
+    cluster, faster = experiment.cluster, experiment.scale.host_memory_bandwidth
+    return cluster_host(cluster.preset, cluster.node_gpus, world, faster)
+
+
+def cluster_host(cluster: str, gpus: int, world: int, faster: float = 1) -> Host:
+    """Cluster → the host of its GPUs.
+
+    Parameters
+    ----------
+    cluster : str
+        Name of a preset, or a file.
+    gpus : int
+        Of a node, that the job uses.
+    world : int
+        GPUs of the job.
+    faster : float
+        Factor of the bandwidth of the host's memory.
+    """
+    node, figures = find_cluster(cluster).node, _figures()
     of_host = node.tray if node is not None and node.tray else gpus
     sharers = 1 if node is None else node.host_sharers(gpus)
     bandwidth = None if node is None else node.memory_bandwidth
@@ -135,7 +165,6 @@ def host_of(experiment: Experiment, world: int) -> Host:
         each = figures.memory_bandwidth["intel" if node is None else node.cpu]
         cpus = 1 if node is None else node.numa_nodes
         bandwidth = Quantity(each.value * cpus, each.unit, each.error, each.source)
-    faster = experiment.scale.host_memory_bandwidth
     bandwidth = replace(bandwidth, value=bandwidth.value * faster)
     return Host(
         memory=None if node is None else node.memory,

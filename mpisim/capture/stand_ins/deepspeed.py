@@ -1,8 +1,9 @@
 """DeepSpeed's own kernels: what its builders of operators would compile on the first use.
 
 DeepSpeed is Python but for these (deepspeed/ops/op_builder, version 0.19): where its builders are
-imported, those of fused optimizers give functions that record their kernels. Optimizers on the CPU
-are run by nobody, and take no time; the copies to and from the CPU are DeepSpeed's own.
+imported, those of fused optimizers give functions that record their kernels, and those of
+optimizers on the CPU functions that record what it reads and writes; the copies to and from the CPU
+are DeepSpeed's own.
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+
 from ...base.errors import InputError
+from ...workloads.offloaded_optimizer import CPU_OPTIMIZER
+from ..host_work import bytes_of
 from .library import Launcher
 from .multi_tensor import MultiTensor
 
@@ -59,8 +64,7 @@ def record_operators(builders: Any) -> None:
 def _recorded(name: str) -> Any:
     """Name of an operator → a module of functions; None for those that are not stood in for."""
     if name in ON_CPU:
-        launch.recorder.replaced[f"DeepSpeed's {name}: takes the CPU no time"] = 1
-        return _OnCpu()
+        return _OnCpu(name)
     if name not in ("fused_adam", "fused_lion"):
         return None
     short = name.removeprefix("fused_")
@@ -68,9 +72,23 @@ def _recorded(name: str) -> Any:
 
 
 class _OnCpu:
-    """Functions of an optimizer on the CPU, none of which does anything."""
+    """Functions of an optimizer on the CPU: each step is one vectorised kernel.
+
+    A step has parameters, their gradients and states among its arguments (csrc/adam/cpu_adam.cpp,
+    csrc/adagrad/cpu_adagrad.cpp, csrc/lion/cpu_lion.cpp). Gradients, the second of them, are read;
+    all others are read and written.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         if name.startswith("__"):
             raise AttributeError(name)
-        return lambda *args: 0
+        return self._step if name.endswith("_update") else lambda *args: 0
+
+    def _step(self, *args: Any) -> int:
+        tensors = [each for each in args if isinstance(each, torch.Tensor)]
+        size = sum(bytes_of(each) for each in tensors)
+        launch.recorder.host_work(2 * size - bytes_of(tensors[1]), CPU_OPTIMIZER)
+        return 0

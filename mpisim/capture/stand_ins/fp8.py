@@ -9,7 +9,7 @@ and only recipes with scales of blocks keep two (transformer_engine/pytorch/tens
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -196,6 +196,7 @@ class State:
     def __init__(self) -> None:
         self.enabled = False
         self.recipe: Recipe | None = None
+        self.of_weights: Recipe | None = None
         self.group: Any = None
         self.depth = 0
         self._first = False
@@ -369,7 +370,7 @@ class FP8GlobalStateManager:
     FP8_ENABLED = FP8_CALIBRATION = FP8_PARAMETERS = False
     is_fp8_enabled = staticmethod(lambda: state.enabled)
     is_fp8_calibration = staticmethod(lambda: False)
-    with_fp8_parameters = staticmethod(lambda: False)
+    with_fp8_parameters = staticmethod(lambda: state.of_weights is not None)
     fp8_graph_capturing = staticmethod(lambda: False)
     get_fp8_recipe = staticmethod(lambda: state.recipe or state.default_recipe())
     get_fp8_group = staticmethod(lambda: state.group)
@@ -407,9 +408,13 @@ def autocast(enabled: bool = True, calibrating: bool = False, recipe: Any = None
     return state.autocast(enabled, calibrating, recipe, amax_reduction_group)
 
 
+@contextmanager
 def fp8_model_init(enabled: bool = True, recipe: Any = None,
-                   preserve_high_precision_init_val: bool = False) -> Any:  # fmt: skip
-    """Weights in fp8, which the stand-in does not have, in a block."""
-    if enabled:
-        raise launch.refuse("fp8_model_init(enabled=True), weights in fp8,")
-    return nullcontext()
+                   preserve_high_precision_init_val: bool = False) -> Iterator[None]:  # fmt: skip
+    """Have matrices that are made in this block hold fp8, by a recipe."""
+    before = state.of_weights
+    state.of_weights = (recipe or state.default_recipe()) if enabled else None
+    try:
+        yield
+    finally:
+        state.of_weights = before

@@ -26,6 +26,7 @@ from .products import (
     save,
     scatter,
 )
+from .quantized_weights import QuantizedTensor, as_product_reads, plain, quantized
 
 __all__ = ["LayerNormLinear", "Linear", "TransformerEngineBaseModule", "initial"]
 
@@ -202,7 +203,6 @@ class TransformerEngineBaseModule(torch.nn.Module):
     ) -> None:  # fmt: skip
         """Register a parameter; `axis` is split over ranks."""
         parameter = torch.nn.Parameter(torch.empty(tuple(shape), dtype=dtype, device=device))
-        self.register_parameter(name, parameter)
         anything: Any = parameter
         if axis is not None:
             anything.tensor_model_parallel = True
@@ -210,13 +210,24 @@ class TransformerEngineBaseModule(torch.nn.Module):
         if method is not None and parameter.device.type != "meta":
             with torch.no_grad(), tracker().fork() if tracker else nullcontext():
                 method(parameter)
+        if len(shape) == 2 and state.of_weights is not None:
+            if parameter.device.type != "cuda":
+                raise launch.refuse("fp8_model_init of weights on another device")
+            if state.of_weights.nvfp4():
+                raise launch.refuse("fp8_model_init with NVFP4BlockScaling")
+            cast = torch.nn.Parameter(quantized(parameter, state.of_weights))
+            cast.__dict__.update(parameter.__dict__)
+            parameter = cast
+        self.register_parameter(name, parameter)
 
     def cast_weight(
         self, name: str, weight: Any, dtype: torch.dtype, first: bool | None, grads: bool
     ) -> Any:
         """Return a matrix as products take it: cast in each pass, or in the first of a step."""
         if not state.enabled:
-            return weight.to(dtype)
+            return plain(weight).to(dtype)
+        if isinstance(weight, QuantizedTensor):
+            return as_product_reads(weight, columns=grads)
         if first or first is None or name not in self._workspaces:
             cast = state.quantize(weight, columns=grads)
             if first is None:

@@ -175,10 +175,10 @@ class FusedAdam(FusedOptimizer):
     def initialize_state(self, parameter: Any, remainders: bool = False) -> None:
         """Make the moments, and the copy of a parameter."""
         _moving(self, parameter, ("exp_avg", "exp_avg_sq"), self._types)
-        if self.master_weights and parameter.dtype is not torch.float32:
-            self.state[parameter].setdefault(
-                "master_param", parameter.detach().to(self._master_type)
-            )
+        state = self.state[parameter]
+        copied = self.master_weights and parameter.dtype is not torch.float32
+        if copied and "master_param" not in state:
+            state["master_param"] = parameter.detach().to(self._master_type)
 
     def get_unscaled_state(self, parameter: Any, name: str) -> Any:
         """Return a state in its own type."""
@@ -205,12 +205,17 @@ class FusedAdam(FusedOptimizer):
                     continue
                 self.initialize_state(each, self.store_param_remainders)
                 state = self.state[each]
-                row = [grad.data, each.data, state["exp_avg"], state["exp_avg_sq"]]
+                # Of a weight in fp8 the kernel writes that, and no transposed copy of it.
+                weight = getattr(each, "_data", each.data)
+                row = [grad.data, weight, state["exp_avg"], state["exp_avg_sq"]]
                 row += [state["master_param"]] if "master_param" in state else []
-                columns = lists.setdefault((each.dtype, len(row)), [[] for _ in row])
+                columns = lists.setdefault((weight.dtype, len(row)), [[] for _ in row])
                 for column, tensor in zip(columns, row):
                     column.append(tensor)
             self._launch("multi_tensor_adam", lists.values())
+            for each in group["params"]:
+                if hasattr(each, "written") and each.grad is not None:
+                    each.written()
         return loss
 
 

@@ -25,6 +25,7 @@ from .library import Contents, Library
 from .linears import LayerNormLinear, Linear, TransformerEngineBaseModule
 from .multi_tensor import Applier, MultiTensor
 from .products import gather, general_gemm, scatter
+from .quantized_weights import CLASSES
 from .transformer_layers import (
     ACTIVATIONS,
     FusedRoPEFunc,
@@ -146,15 +147,11 @@ def get_cpu_offload_context(enabled: bool = False, *args: Any, **kwargs: Any) ->
 
 # --- the library ----------------------------------------------------------------------------------
 
-QUANTIZED = {
+QUANTIZED = CLASSES | {
     name: type(name, (), {})
     for name in (
-        "QuantizedTensor",
         "QuantizedTensorStorage",
         "Quantizer",
-        "Float8Tensor",
-        "MXFP8Tensor",
-        "Float8BlockwiseQTensor",
         "NVFP4Tensor",
         "Float8Quantizer",
         "Float8CurrentScalingQuantizer",
