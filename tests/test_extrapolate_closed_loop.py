@@ -10,8 +10,10 @@ from bench import extrapolate_closed_loop as loop
 
 from mpisim.base.errors import InputError
 from mpisim.extrapolate import Target, TracedStep, extrapolate
-from mpisim.extrapolate.step import TracedKernel, TracedTask
+from mpisim.extrapolate.roles import batch_of
+from mpisim.extrapolate.step import TracedKernel, TracedOperator, TracedParameter, TracedTask
 from mpisim.kernels.operations import Attention, Gemm
+from mpisim.operators import TensorSpec
 from mpisim.workloads.data_parallel.buckets import chunk_parameters
 
 
@@ -219,3 +221,18 @@ def test_twice_the_batch_and_another_gpu(traced: tuple[str, TracedStep]) -> None
     prepared = loop.generated(model, {"micro_batch": model.batch}, model.batch, 1, "dgx-h100")
     ours = loop.engine.simulate(prepared.program, network=prepared.network).step_time / 1e12
     assert abs(newer - ours) < error * newer
+
+
+def test_lookups_in_parts_of_a_vocabulary_are_no_samples() -> None:
+    """Of 8 x 384 tokens of Transformer-XL 2892 are in the first cluster of words."""
+
+    def operator(name: str, read: tuple[int, ...], weight: tuple[int, ...]) -> TracedOperator:
+        parameter, given = TracedParameter(weight, "float32"), TensorSpec("float32", read)
+        return TracedOperator(name, "", (), (), (parameter,), (given,))
+
+    lookup = operator("aten::embedding", (2892,), (19997, 1024))
+    matrix = operator("aten::mm", (3072, 1024), (3072, 1024))
+    packed = operator("aten::embedding", (3072,), (32000, 1024))
+    assert batch_of([lookup, matrix]) == (None, None)
+    assert batch_of([lookup, matrix], 8) == (8, None)
+    assert batch_of([packed, matrix]) == (3072, None)

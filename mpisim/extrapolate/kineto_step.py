@@ -23,9 +23,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -62,8 +63,11 @@ from .step import (
 )
 from .whole import check_end, check_whole, nodes_without_forward
 
-LOADER = "_SingleProcessDataLoaderIter.__next__"
-"""In the name of what a ``DataLoader`` without workers is annotated with."""
+LOADERS: Mapping[str, Literal["process", "workers"]] = {
+    "_SingleProcessDataLoaderIter.__next__": "process",
+    "_MultiProcessingDataLoaderIter.__next__": "workers",
+}
+"""In the names of what a ``DataLoader`` is annotated with, without workers and with them."""
 
 __all__ = ["read_kineto_step"]
 
@@ -212,6 +216,7 @@ class _Reader:
         self._bandwidth = 0.0
         self._zeroing: list[TracedTask] = []
         self._zeroing_at = 0
+        self._loader: Literal["", "process", "workers"] = ""
 
     # --- which step -------------------------------------------------------------------------------
 
@@ -317,6 +322,7 @@ class _Reader:
             embedding=known.embedding,
             head=known.head,
             notes=tuple(self.notes),
+            loader=self._loader,
         )
 
     def _check_one_pass(self, rows: np.ndarray) -> None:
@@ -448,10 +454,11 @@ class _Reader:
         return max(0, ahead)
 
     def _loading(self, op: int, host: int) -> int:
-        """Of the CPU's time before a launch, what a data loader of the process itself took, in ps.
+        """Of the CPU's time before a launch, what it was in a data loader, in ps.
 
         ``DataLoader`` without workers fetches and collates in the training process, sample by
-        sample, inside an annotation of its own (torch/utils/data/dataloader.py).
+        sample, and with workers waits for their next batch, inside an annotation of its own
+        (torch/utils/data/dataloader.py).
         """
         launched = self._launched.get(op)
         if launched is None:
@@ -459,9 +466,12 @@ class _Reader:
         found = 0
         for spans in (self.trace.operators, self.trace.annotations):
             for i, name in enumerate(spans.name):
-                if LOADER in name:
-                    begin, end = max(int(spans.begin[i]), launched - host), int(spans.end[i])
-                    found = max(found, min(end, launched) - begin)
+                kind = next((kind for each, kind in LOADERS.items() if each in name), None)
+                if kind is None:
+                    continue
+                begin, end = max(int(spans.begin[i]), launched - host), int(spans.end[i])
+                if min(end, launched) - begin > found:
+                    found, self._loader = min(end, launched) - begin, kind
         return found
 
     def _kernel(self, row: int, op: int, host: int, first: bool) -> TracedKernel:

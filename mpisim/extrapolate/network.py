@@ -66,6 +66,7 @@ def traced_network(
     sequence: int | None = None,
     splits: Mapping[int, Split] | None = None,
     upload: bool = False,
+    loads: bool = True,
 ) -> Network:
     """Return the network of a traced step in the shapes of one rank.
 
@@ -80,6 +81,8 @@ def traced_network(
         How tensor parallelism divides operators, by their number in `step.operators`.
     upload : bool
         Whether the first layer's input comes from the host, which the trace does not show.
+    loads : bool
+        Whether the CPU loads samples as traced.
     """
     growth = growth_of(step, plan, sequence)
     once = grid.pp == 1 and plan.global_batch == plan.micro_batch * grid.dp
@@ -97,6 +100,7 @@ def traced_network(
         outside=outside,
         zeroing=once,
         adds=adds,
+        loads=loads,
     ).network()
     return _with_upload(found, step, growth) if upload else found
 
@@ -128,6 +132,8 @@ class _Writer:
         a pass that is run for every micro-batch is no place for it.
     adds : bool
         Whether gradients of micro-batches are added up, which the traced step has no kernels for.
+    loads : bool
+        Whether the CPU loads samples as traced.
     """
 
     def __init__(
@@ -141,8 +147,9 @@ class _Writer:
         outside: Growth,
         zeroing: bool,
         adds: bool,
+        loads: bool,
     ) -> None:
-        self.adds = adds
+        self.adds, self.loads = adds, loads
         self.gathers = any(each.kind == "gathered" for each in splits.values())
         self.step, self.growth, self.splits = step, growth, splits
         self.plan, self.tp = plan, plan.tp
@@ -279,13 +286,19 @@ class _Writer:
             counts = each.call not in seen
             seen.add(each.call)
             if each.loading:
-                loaded = round(each.loading * self.growth.samples)
-                each = replace(each, host=each.host - each.loading + loaded)
+                each = replace(each, host=each.host - each.loading + self._loaded(each))
             weight = backward and bool(now) and not each.on_weight
             weight = weight and all(map(self._of_weights, each.kernels))
             kernel = recorded(each, now, counts)
             found.append(Compute(each.name, kernel, weight=weight, launches=each.launches))
         return tuple(found)
+
+    def _loaded(self, each: TracedKernel) -> int:
+        """Return how long the CPU is in the data loader before a kernel, in ps."""
+        if not self.loads:
+            return 0
+        own = self.step.loader == "process"  # sample by sample
+        return round(each.loading * self.growth.samples) if own else each.loading
 
     def _now(
         self,

@@ -14,7 +14,7 @@ from ..operators.tensors import all_tensors
 from .layers import layer_names, with_tied
 from .step import Role, TracedKernel, TracedOperator, TracedTask
 
-__all__ = ["DescribedOperators", "activations", "described"]
+__all__ = ["DescribedOperators", "activations", "described", "first_with_weight"]
 
 
 class DescribedOperators(NamedTuple):
@@ -116,12 +116,9 @@ def batch_of(
     samples : int or None
         None where it is not clear.
     tokens : int or None
-        None where the first layer looks up no embeddings.
+        None where the first layer looks up no embeddings, or not a sequence for each sample.
     """
-    first = next(
-        (o for o in operators if _is_trained(o) or ("embedding" in o.name and len(o.inputs) > 1)),
-        None,
-    )
+    first = first_with_weight(operators)
     inputs = () if first is None else first.inputs
     if first is not None and not _is_trained(first):
         inputs = inputs[1:]
@@ -135,7 +132,27 @@ def batch_of(
         return None, None
     if looks_up and len(largest.shape) == 2:
         return largest.shape[0], largest.shape[1]
+    if looks_up and not _is_shared(largest.shape[0], operators):
+        return None, None
     return largest.shape[0], None
+
+
+def _is_shared(count: int, operators: Sequence[TracedOperator]) -> bool:
+    """Whether layers with weights behind the lookups work on as many, too.
+
+    What a lookup in a part of the vocabulary is of, as of adaptive embeddings (arXiv:1809.10853),
+    is neither samples nor tokens.
+    """
+    others = [each for each in operators if _is_trained(each) and "embedding" not in each.name]
+    return any(count in one.shape for each in others for one in each.inputs)
+
+
+def first_with_weight(operators: Sequence[TracedOperator]) -> TracedOperator | None:
+    """Operators of the forward pass → the first with a weight, trained or not; None without any."""
+    return next(
+        (o for o in operators if _is_trained(o) or ("embedding" in o.name and len(o.inputs) > 1)),
+        None,
+    )
 
 
 def _is_trained(operator: TracedOperator) -> bool:
