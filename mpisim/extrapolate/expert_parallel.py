@@ -307,7 +307,9 @@ class ExpertShare:
         if not each.waits:
             read = Compute("read token counts", Copy(size, "host"))
             return (gather, sums, read, *forward, Await("wait for token counts", read.name))
-        waits = [replace(t, kernel=sums.name) if isinstance(t, Await) else t for t in forward]
+        waits = [
+            replace(t, kernel=sums.name, kept="") if isinstance(t, Await) else t for t in forward
+        ]
         return (gather, sums, *waits)
 
 

@@ -356,6 +356,7 @@ class _Reader:
         optimizer: list[TracedTask] = []
         begins: list[int] = []
         target: list[TracedTask] | None = None
+        launched: dict[int, tuple[list[TracedTask], int]] = {}
         early: list[TracedTask] = []
         host, behind, at = 0, False, -1
         table = self.table
@@ -377,7 +378,10 @@ class _Reader:
                 continue
             if op < 0:
                 task: TracedTask = TracedWait(
-                    self.names[table.name[row]], before, int(table.launch_cost[row])
+                    self.names[table.name[row]],
+                    before,
+                    int(table.launch_cost[row]),
+                    self._kept(row, launched),
                 )
                 (early if target is None else target).append(task)
                 host = 0
@@ -413,6 +417,7 @@ class _Reader:
             kernel = self._kernel(row, op, before, first)
             if len(found) == 1 and target is found[0].forward and not behind:
                 kernel = replace(kernel, loading=self._loading(op, before))
+            launched[row] = target, len(target)
             target.append(kernel)
             host = 0
         if not found:
@@ -422,6 +427,29 @@ class _Reader:
         if host and self._ends_on_host(number):
             (optimizer or found[0].backward).append(TracedWait("end of step", host, 0))
         return found, optimizer
+
+    def _kept(self, row: int, launched: Mapping[int, tuple[list[TracedTask], int]]) -> str:
+        """Name the kernel that a wait is for, if it is not the latest of those launched.
+
+        Parameters
+        ----------
+        row : int
+            Of the wait.
+        launched : mapping of int to (list of TracedTask, int)
+            Rows of kernels of the step so far → where their task is; that of the kernel gets the
+            name.
+        """
+        index = self.table.wait_index
+        waits = self.table.wait_row[index[row] : index[row + 1]].tolist()
+        awaited = max((each for each in waits if each in launched), default=None)
+        if awaited is None or awaited == max(launched):
+            return ""
+        tasks, place = launched[awaited]
+        kernel = tasks[place]
+        assert isinstance(kernel, TracedKernel)
+        name = kernel.kept or f"row {awaited}"
+        tasks[place] = replace(kernel, kept=name)
+        return name
 
     def _ends_on_host(self, number: int) -> bool:
         """Whether a step lasts until the CPU is done with it, too: the only one that is marked."""

@@ -277,7 +277,7 @@ class _Writer:
         seen: set[int] = set()
         for each in tasks:
             if isinstance(each, TracedWait):
-                found.append(Await(each.name, host=each.host, tail=each.tail))
+                found.append(Await(each.name, host=each.host, tail=each.tail, kept=each.kept))
                 continue
             now = tuple(
                 self.experts.kernel(self._now(kernel, each, split, backward, of), number, each.role)
@@ -290,7 +290,9 @@ class _Writer:
             weight = backward and bool(now) and not each.on_weight
             weight = weight and all(map(self._of_weights, each.kernels))
             kernel = recorded(each, now, counts)
-            found.append(Compute(each.name, kernel, weight=weight, launches=each.launches))
+            found.append(
+                Compute(each.name, kernel, weight=weight, launches=each.launches, kept=each.kept)
+            )
         return tuple(found)
 
     def _loaded(self, each: TracedKernel) -> int:

@@ -73,6 +73,8 @@ class TracedKernel:
         Whether its call is known to work on a parameter: a product is no weight's gradient then.
     lists : OperatorCall, optional
         Its call, if that goes through lists of tensors.
+    kept : str
+        What a later `TracedWait` calls it; empty: none waits for it alone.
     """
 
     name: str
@@ -91,11 +93,12 @@ class TracedKernel:
     launches: int = 1
     on_weight: bool = False
     lists: OperatorCall | None = None
+    kept: str = ""
 
 
 @frozen
 class TracedWait:
-    """The CPU waits for the kernels launched so far.
+    """The CPU waits for the kernels launched so far, or up to one of them.
 
     Attributes
     ----------
@@ -104,11 +107,14 @@ class TracedWait:
         CPU time before, in ps.
     tail : int
         CPU time after the last of them has ended, in ps.
+    kept : str
+        What the kernel is called that it waits for; empty: the latest.
     """
 
     name: str
     host: int
     tail: int
+    kept: str = ""
 
 
 TracedTask = TracedKernel | TracedWait
