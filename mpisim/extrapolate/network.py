@@ -21,7 +21,7 @@ from ..workloads.operators import Await, Compute, Layer, Network, Operator, Para
 from .context_parallel import with_context
 from .expert_parallel import ExpertShare, experts_of
 from .growth import Growth, grown, product_role
-from .optimizer_share import OptimizerShare, recorded
+from .optimizer_share import OptimizerShare, recorded, with_full_gradients
 from .split import NOT_SPLIT, Split, split_kernel, split_tasks
 from .step import (
     TracedKernel,
@@ -188,9 +188,17 @@ class _Writer:
             tuple(layers),
             flops * self.tp * self.plan.cp,
             round(tokens),
-            OptimizerShare(step.optimizer if self.zeroing else (*step.zeroing, *step.optimizer)),
+            OptimizerShare(self._optimizer()),
             sum(each.elements for each in step.parameters),
         )
+
+    def _optimizer(self) -> tuple[TracedTask, ...]:
+        """Return what a rank does behind the backward pass, on all parameters."""
+        step, plan = self.step, self.plan
+        tasks = step.optimizer if self.zeroing else (*step.zeroing, *step.optimizer)
+        if plan.framework.dp_style == "fsdp" and plan.zero >= 2 and step.format != "fp32":
+            tasks = with_full_gradients(tasks, sum(each.elements for each in step.parameters))
+        return tasks
 
     def _operator(self, each: TracedOperator, number: int) -> Operator:
         split = self.splits.get(number, NOT_SPLIT)
