@@ -210,10 +210,35 @@ def with_roles(
         replace(
             each,
             forward=tuple(told(task, ()) for task in each.forward),
-            backward=tuple(told(task, _table_sizes(each)) for task in each.backward),
+            backward=_with_input_gradient(
+                tuple(told(task, _table_sizes(each)) for task in each.backward), weights, tokens
+            ),
         )
         for each in operators
     ]
+
+
+def _with_input_gradient(
+    tasks: tuple[TracedTask, ...], weights: Collection[tuple[int, ...]], tokens: int
+) -> tuple[TracedTask, ...]:
+    """Tell the input's gradient of a matrix from the weight's, where both are of equal sizes.
+
+    So they are where a step has as many tokens as the matrix has features. The input's comes first,
+    as in ``AddmmBackward0`` (PyTorch's tools/autograd/derivatives.yaml).
+    """
+    found: dict[tuple[int, int, int], list[int]] = {}
+    for place, each in enumerate(tasks):
+        of_one = isinstance(each, TracedKernel) and len(each.kernels) == 1 and not each.on_weight
+        kernel = each.kernels[0] if of_one and isinstance(each, TracedKernel) else None
+        if isinstance(kernel, Gemm) and kernel.batch == 1 and kernel.k == tokens:
+            found.setdefault((kernel.m, kernel.n, kernel.k), []).append(place)
+    told = list(tasks)
+    for (m, n, k), places in found.items():
+        if len(places) == 2 and (m, n) in weights and (n, k) in weights:
+            first = told[places[0]]
+            assert isinstance(first, TracedKernel)
+            told[places[0]] = replace(first, on_weight=True)
+    return tuple(told)
 
 
 def _are_scores(shape: tuple[int, ...], sequence: int | None, tokens: int) -> bool:
