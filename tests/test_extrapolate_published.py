@@ -48,3 +48,12 @@ def test_series_differ_in_replicas_alone(shared: Path) -> None:
         assert gpus == sorted(set(gpus))
         shares = {row.integers["global_batch"] / row.integers["num_gpus"] for row in each}
         assert len(shares) == 1
+
+
+def test_a_part_of_a_vocabulary_does_not_tell_samples(shared: Path) -> None:
+    """Adaptive embeddings: the first lookup is of the tokens in the first cluster of words."""
+    rows = rows_of(shared, "DeepLearningExamples", "Transformer-XL-large", "PyTorch DDP")
+    of_one_node = [row for row in rows if row.texts["gpu"] == "A100-SXM-40GB"]
+    found = [each for each in published.points(of_one_node) if not isinstance(each, str)]
+    assert len(found) == 5
+    assert max(abs(each.error) for each in found) < 0.04

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..base.errors import UsageError
+from ..base.errors import UsageError, nearest
 from .extrapolate_parallel import add_parallel_options, run_parallel
 from .output import (
     add_monitor_option,
@@ -20,7 +20,7 @@ from .output import (
 )
 
 if TYPE_CHECKING:
-    from ..experiment import ProgramExperiment
+    from ..experiment import DataChoice, ProgramExperiment
     from ..extrapolate import Target
 
 __all__ = ["add_parser", "run"]
@@ -40,6 +40,8 @@ examples:
   mpisim extrapolate step.json.gz --cluster dgx-h100 --plan dp=16 \\
       --other-gpus 1=a100-sxm --trace-of a100-sxm=a100.json.gz
                                   ranks of the second node do as a trace of an A100 says
+  mpisim extrapolate step.json.gz --cluster dgx-h100 --plan dp=8 --set data.images=jpeg
+                                  ... images that the node's CPUs decode for all of its GPUs
   mpisim extrapolate captured.h5 --cluster dgx-h100 --plan dp=64
                                   a step that mpisim capture --save-program has kept, priced
   mpisim extrapolate step.json.gz --cluster dgx-h100      the traced step itself, as a check
@@ -66,8 +68,11 @@ OF_ONE_GPU = (
     "scaling",
     "upload",
     "trace_of",
+    "set",
 )
 """Options of traces of one GPU alone."""
+SETTABLE = ("data", "network", "scale", "overlap", "variation")
+"""Tables whose keys ``--set`` takes; other options stand for those of the others."""
 OF_SEVERAL = (
     *("dp", "traced_cluster", "distributed_optimizer", "micro_batches", "pp", "schedule", "vpp"),
     "layout",
@@ -105,6 +110,14 @@ def add_parser(subparsers: Any) -> None:
         help="write the traced step as TrioSim's trace.csv and tensor.csv",
     )
     parser.add_argument("--save-program", metavar="FILE", help="write what every rank does (HDF5)")
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help=f"set a key of [{'], ['.join(SETTABLE)}], as data.images=jpeg, by which the CPUs of "
+        "each node prepare images for all of its GPUs; may be repeated",
+    )
     add_parallel_options(parser, but=("--cluster", "--gpu"))
     add_result_options(parser)
     add_monitor_option(parser)
@@ -238,7 +251,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_of_one_gpu(args: argparse.Namespace) -> int:
     keys, trace_of = _keys(args.plan), _trace_of(args.trace_of)
-    cluster = args.cluster or DEFAULT_CLUSTER
+    cluster, own = args.cluster or DEFAULT_CLUSTER, _tables(args)
+    data = _data(own.pop("data", None))
     from ..experiment import ProgramExperiment
     from ..experiment.serialization import serialize_any
     from ..extrapolate import Target, extrapolate, read_step
@@ -285,13 +299,14 @@ def _run_of_one_gpu(args: argparse.Namespace) -> int:
                 scaling=args.scaling or "kernel-model",
                 upload=args.upload,
                 traces=traces,
+                data=data,
             )
             found = extrapolate(step, target)
             check_matching(found.program)
             if comm.rank == 0 and args.save_program is not None:
                 save(found.program, args.save_program, overwrite=args.overwrite)
             title = found.workload.layout.experiment.title
-            tables = {"cluster": {"preset": cluster, "nodes": found.nodes}} | _network(args)
+            tables = {"cluster": {"preset": cluster, "nodes": found.nodes}} | own
             experiment = ProgramExperiment("", tables, title, source=step.source)
             prepared = prepare_captured(experiment, found.program)
         results, shown = simulate_with_options(
@@ -330,19 +345,40 @@ def _as_experiment(args: argparse.Namespace, target: Target) -> ProgramExperimen
     # Paths of the command line start from the working directory.
     return ProgramExperiment(
         "",
-        {"cluster": cluster} | _network(args),
+        {"cluster": cluster} | {k: v for k, v in _tables(args).items() if k != "data"},
         None,
         "mpisim extrapolate",
         choice,
         {**target.plan, **batch},
+        target.data,
     )
 
 
-def _network(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Return the table [network] that the options stand for."""
-    if args.calibration is None:
-        return {}
-    return {"network": {"calibration": os.path.abspath(args.calibration)}}
+def _tables(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Return the tables of `SETTABLE` that the options stand for."""
+    from ..experiment.changes import changed_key, with_changes
+
+    for change in args.set:
+        table = changed_key(change)[0]
+        if table not in SETTABLE:
+            options = {"plan": "plan", "framework": "plan", "cluster": "cluster"}
+            why = f"--{options[table]} says this" if table in options else f"no table {table!r}"
+            raise UsageError(
+                f"--set {change}: {why}{nearest(table, SETTABLE)}; allowed: keys of "
+                f"{', '.join(SETTABLE)}"
+            )
+    found: dict[str, dict[str, Any]] = with_changes({}, "--set", args.set)
+    if args.calibration is not None:
+        found.setdefault("network", {})["calibration"] = os.path.abspath(args.calibration)
+    return found
+
+
+def _data(table: dict[str, Any] | None) -> DataChoice | None:
+    """Return the table [data] that ``--set`` stands for; None if it sets no key of it."""
+    from ..base.schema import build
+    from ..experiment import DataChoice
+
+    return None if table is None else build(DataChoice, table, "--set", "data")
 
 
 def _keys(given: list[str]) -> dict[str, Any]:

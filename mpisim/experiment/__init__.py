@@ -33,6 +33,7 @@ Read in this order.
 from .choices import (
     CalibrationChoice,
     ClusterChoice,
+    DataChoice,
     KernelChoice,
     NetworkChoice,
     OverlapChoice,
@@ -64,6 +65,7 @@ __all__ = [
     "CalibrationChoice",
     "ClusterChoice",
     "Cnn",
+    "DataChoice",
     "Dlrm",
     "Experiment",
     "FrameworkOptions",

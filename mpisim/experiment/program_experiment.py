@@ -16,6 +16,7 @@ from ..base.frozen import frozen
 from ..base.schema import Limits, build, defaults
 from .choices import (
     ClusterChoice,
+    DataChoice,
     NetworkChoice,
     OverlapChoice,
     RunChoice,
@@ -44,7 +45,7 @@ TABLES: dict[str, Any] = {
 }
 """Tables that an experiment of a program file may have besides ``[workload]``."""
 
-PLAN_TABLES = ("plan", "framework")
+PLAN_TABLES = ("plan", "framework", "data")
 """Tables besides, of an experiment of a trace."""
 
 FIXED_TABLES = ("model", "plan", "data", "kernels", "calibration")
@@ -148,6 +149,8 @@ class ProgramExperiment:
         The trace that is extrapolated.
     plan : mapping of str to object
         By which plan: keys of ``[plan]``, and those of ``[framework]`` with their table's name.
+    data : DataChoice, optional
+        Where samples of a trace come from; None: what it shows of its loader stays as it is.
     """
 
     program: str
@@ -156,6 +159,7 @@ class ProgramExperiment:
     source: str = "experiment"
     trace: WorkloadChoice | None = None
     plan: Mapping[str, Any] = field(default_factory=dict)
+    data: DataChoice | None = None
 
 
 @frozen
@@ -262,7 +266,8 @@ def program_experiment(table: Mapping[str, Any], source: str) -> ProgramExperime
         return ProgramExperiment(choice.program or "", tables, title, source)
     plan = dict(_flat(table.get("plan", {})))
     plan |= {f"framework.{key}": value for key, value in table.get("framework", {}).items()}
-    return ProgramExperiment("", tables, title, source, choice, plan)
+    data = build(DataChoice, table["data"], source, "data") if "data" in table else None
+    return ProgramExperiment("", tables, title, source, choice, plan, data)
 
 
 def _flat(plan: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..base.errors import InputError
 from ..base.presets import SUFFIX
+from .choices import DataChoice
 from .experiment import Experiment
 from .load import PUBLISHED, REQUIRED, experiment_of
 from .program_experiment import ProgramExperiment, WorkloadChoice
@@ -157,6 +158,8 @@ def serialize_any(experiment: Experiment | ProgramExperiment) -> str:
             gpu: str((folder / path).resolve()) for gpu, path in choice["trace_of"].items()
         }
         found |= {"trace": choice, "plan": experiment.plan}
+        if experiment.data is not None:
+            found["data"] = asdict(experiment.data)
     return json.dumps(found)
 
 
@@ -178,7 +181,7 @@ def deserialize_any(text: str, source: str) -> Experiment | ProgramExperiment:
         found = json.loads(text)
         if "program" not in found:
             return deserialize(text, source)
-        trace = found.get("trace")
+        trace, data = found.get("trace"), found.get("data")
         return ProgramExperiment(
             str(found["program"]),
             dict(found["tables"]),
@@ -186,6 +189,7 @@ def deserialize_any(text: str, source: str) -> Experiment | ProgramExperiment:
             source,
             None if trace is None else WorkloadChoice(**trace),
             dict(found.get("plan", {})),
+            None if data is None else DataChoice(**data),
         )
     except (LookupError, TypeError, ValueError) as error:
         raise InputError(f"{source}: the experiment kept in it is damaged: {error}") from error

@@ -37,6 +37,10 @@ class Traced:
         The same, of traces of the model on other GPUs.
     of_rank : int64, optional
         Which of these each rank has: 0, or ``1 + i`` for ``others[i]``; 0 if not given.
+    image : int, optional
+        Side of the images that it takes, in pixels; None if it takes none.
+    uploads : bool
+        Whether its rows have the copy of images to the GPU.
     """
 
     family: ClassVar[str] = "traced"
@@ -46,6 +50,8 @@ class Traced:
     network: Callable[..., Any] = field(compare=False, repr=False)
     others: tuple[Callable[..., Any], ...] = field(default=(), compare=False, repr=False)
     of_rank: NDArray[np.int64] | None = field(default=None, compare=False, repr=False)
+    image: int | None = None
+    uploads: bool = False
 
     @property
     def samples(self) -> str:

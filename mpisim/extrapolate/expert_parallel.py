@@ -35,7 +35,7 @@ from ..kernels.operations import BYTES, Copy, Elementwise, GroupedGemm, Kernel
 from ..operators.tensors import element_bytes
 from ..program import Operation
 from ..workloads.operators import Await, Communicate, Compute, Task
-from ..workloads.transformer.token_dispatch import COUNT_BYTES, COUNT_SUM_KERNELS
+from ..workloads.transformer.token_dispatch import COUNT_BYTES, COUNT_COPIES, COUNT_SUM_KERNELS
 from .growth import Growth, share_of, times
 from .step import Role, TracedOperator, TracedStep, TracedWait
 
@@ -296,7 +296,8 @@ class ExpertShare:
 
         These are exchanged first, and the CPU waits for them as it waited for one rank's: not for
         the rows that are sorted meanwhile (``MoEAlltoAllTokenDispatcher`` of
-        megatron/core/transformer/moe/token_dispatcher.py).
+        megatron/core/transformer/moe/token_dispatcher.py). What one rank alone copies to the CPU
+        are the counts of its experts; with others it copies what goes where, too.
         """
         if not self._counts:
             return forward
@@ -304,11 +305,14 @@ class ExpertShare:
         group = "-".join(axis for axis, n in (("etp", self._etp), ("ep", self._ep)) if n > 1)
         gather = Communicate("token counts all-gather", Operation.ALL_GATHER, group, size)
         sums = Compute("token count sums", Elementwise(size), launches=COUNT_SUM_KERNELS)
+        copies = COUNT_COPIES - 1 if each.waits else COUNT_COPIES
+        read = Compute("read counts of all ranks", Copy(size, "host"), launches=copies)
         if not each.waits:
-            read = Compute("read token counts", Copy(size, "host"))
             return (gather, sums, read, *forward, Await("wait for token counts", read.name))
-        waits = [replace(t, kernel=sums.name) if isinstance(t, Await) else t for t in forward]
-        return (gather, sums, *waits)
+        waits = [
+            replace(t, kernel=read.name, kept="") if isinstance(t, Await) else t for t in forward
+        ]
+        return (gather, sums, read, *waits)
 
 
 def _exchange(name: str, operation: Operation, size: int) -> Communicate:

@@ -24,7 +24,7 @@ from ..base.frozen import frozen
 from ..base.presets import packaged
 from ..base.quantity import Z_90, Quantity, picoseconds
 from ..base.schema import build
-from ..experiment import ClusterChoice, Experiment, Plan, with_keys
+from ..experiment import ClusterChoice, DataChoice, Experiment, Plan, with_keys
 from ..experiment.load import plan_of
 from ..experiment.plan_keys import nested, with_sub_tables
 from ..experiment.traced import Traced
@@ -32,7 +32,7 @@ from ..kernels import KernelModel, find_gpu, gpu_name, gpu_names
 from ..kernels.analytical import analytical_model
 from ..kernels.counted import COUNTED, kept_kernels
 from ..kernels.gpu_parameters import GpuParameters
-from ..kernels.operations import Copy, Kernel
+from ..kernels.operations import Kernel
 from ..kernels.recorded import Recorded, RecordedKernels
 from ..kernels.scaled import rated_gpu
 from ..prediction.hardware import gpu_kinds
@@ -43,6 +43,12 @@ from ..replay.error import differences
 from ..topo import find_cluster
 from ..workloads import Workload, lay_out, training_step
 from ..workloads.grid import Grid
+from ..workloads.input_pipeline import (
+    PREPARE,
+    InputPipeline,
+    input_pipeline,
+    preparation_times,
+)
 from ..workloads.operators import Network
 from ..workloads.pricing import Pricing
 from .assumptions import assumptions_of
@@ -52,12 +58,19 @@ from .expert_parallel import check_experts, experts_of
 from .gpu_traces import steps_by_gpu
 from .layers import balanced
 from .li_scaling import FILE, Lines, LiScaling, lines_of
-from .network import growth_of, passed_on, traced_network
+from .network import growth_of, traced_network
 from .split import Split
-from .step import TracedKernel, TracedOperator, TracedStep
+from .step import TracedOperator, TracedStep
 from .target import Target
 from .tensor_parallel import splits_of
 from .threads import as_threads
+from .traced_input import (
+    check_data,
+    input_lines,
+    input_not_modelled,
+    shows_upload,
+    side_of_images,
+)
 
 __all__ = ["Extrapolated", "Target", "extrapolate", "several_gpus"]
 
@@ -128,16 +141,23 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
         model=_traced(step, target, plan, tuple(gpus.values()), kinds),
         plan=plan,
         cluster=choice,
+        data=target.data or DataChoice(),
         title=f"{step.source} on {world} GPU{'s' if world > 1 else ''}",
         source=step.source,
     )
     workload = training_step(lay_out(experiment, world, kinds), *models)
+    pipeline = input_pipeline(experiment, world // plan.pp)
     assumptions = (
         *assumptions_of(step, target, plan, world, gpus),
+        *input_lines(step, target, pipeline, world),
         *(() if lines is None else lines.notes),
     )
     unchanged = world == 1 and plan.micro_batch == plan.global_batch == step.batch
-    unchanged = unchanged and not target.upload and target.sequence in (None, step.sequence)
+    unchanged = (
+        unchanged
+        and not (target.upload or target.data)
+        and target.sequence in (None, step.sequence)
+    )
     unchanged = unchanged and gpu_name(named_gpu) == step.gpu
     text = _counted(
         workload,
@@ -147,6 +167,7 @@ def extrapolate(step: TracedStep, target: Target) -> Extrapolated:
         splits_used=plan.tp > 1,
         unchanged=unchanged,
         alone=world == 1,
+        pipeline=pipeline,
         elsewhere=any(gpu_name(name) != each.gpu for name, each in gpus.items()),
     )
     added = {COUNTED: text, "extrapolated": step.source, SAMPLES: str(plan.global_batch)}
@@ -173,6 +194,7 @@ def _checked(step: TracedStep, target: Target, gpu: str) -> TracedStep:
         raise InputError("--scaling li fits lines to one trace; traces of several GPUs are given")
     if target.upload:
         _check_upload(step, target)
+    check_data(step, target.data)
     return step
 
 
@@ -223,22 +245,17 @@ def _traced(
         first,
         tuple(others),
         None if kinds is None else of_kind[kinds],
+        side_of_images(step),
+        target.upload or target.threads or bool(shows_upload(step)),
     )
 
 
 def _check_upload(step: TracedStep, target: Target) -> None:
     """Refuse to add an upload of the input where there is one."""
-    tasks = [task for one in step.operators for task in one.forward]
-    copies = [
-        kernel.bytes
-        for task in tasks
-        if isinstance(task, TracedKernel)
-        for kernel in task.kernels
-        if isinstance(kernel, Copy) and kernel.path == "host"
-    ]
-    if 2 * max(copies, default=0) >= passed_on(step.operators):
+    copied = shows_upload(step)
+    if copied:
         raise InputError(
-            f"--upload is given, but {step.source} has a copy of {max(copies):,} bytes from the "
+            f"--upload is given, but {step.source} has a copy of {copied:,} bytes from the "
             "host in its forward pass: the input is uploaded already"
         )
     if target.threads:
@@ -249,7 +266,13 @@ def _network(
     step: TracedStep, target: Target, splits: Mapping[int, Split], plan: Plan, grid: Grid
 ) -> Network:
     found = traced_network(
-        step, plan, grid, sequence=target.sequence, splits=splits, upload=target.upload
+        step,
+        plan,
+        grid,
+        sequence=target.sequence,
+        splits=splits,
+        upload=target.upload,
+        loads=target.data is None,
     )
     if not target.threads:
         return found
@@ -390,6 +413,7 @@ def _counted(
     unchanged: bool,
     alone: bool,
     elsewhere: bool,
+    pipeline: InputPipeline | None,
 ) -> str:
     """Return the attribute that says what the program's times depend on.
 
@@ -421,13 +445,18 @@ def _counted(
             numbers[name] = max(getattr(model.gpu, name).error for model in models)
         for pricing in workload.pricings:
             gaps += [(pricing.graph_gap, {"graph_gap": 1.0}), (pricing.gap, {"kernel_gap": 1.0})]
+    if pipeline is not None:
+        numbers |= {name: quantity.error for name, quantity in pipeline.numbers.items()}
+        depends = dict.fromkeys(pipeline.numbers, 1.0)
+        shares |= {(PREPARE, time): depends for time in preparation_times(workload.program)}
     missing = [
         "the CPU's work for what the plan adds, but for launches; the Python of the traced step is "
         "kept as recorded",
         "memory: whether the plan fits is not checked",
     ]
     if priced:
-        missing[0] = "the CPU's own work: data loading, the script's Python beside launches"
+        loading = "data loading, " if pipeline is None else ""
+        missing[0] = f"the CPU's own work: {loading}the script's Python beside launches"
     if splits_used:
         missing.append("layouts that a split changes: copies that make parts of tensors contiguous")
     return json.dumps(
@@ -439,7 +468,7 @@ def _counted(
             "gap": gaps,
             **(_kernels(workload.pricings) if priced else {}),
             "assumptions": list(assumptions),
-            "not_modelled": missing,
+            "not_modelled": [*missing, *input_not_modelled(workload.layout.experiment.data)],
             "left_out": 0.0 if alone else several_gpus().error,
         }
     )

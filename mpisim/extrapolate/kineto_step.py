@@ -23,9 +23,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -62,8 +63,11 @@ from .step import (
 )
 from .whole import check_end, check_whole, nodes_without_forward
 
-LOADER = "_SingleProcessDataLoaderIter.__next__"
-"""In the name of what a ``DataLoader`` without workers is annotated with."""
+LOADERS: Mapping[str, Literal["process", "workers"]] = {
+    "_SingleProcessDataLoaderIter.__next__": "process",
+    "_MultiProcessingDataLoaderIter.__next__": "workers",
+}
+"""In the names of what a ``DataLoader`` is annotated with, without workers and with them."""
 
 __all__ = ["read_kineto_step"]
 
@@ -212,6 +216,7 @@ class _Reader:
         self._bandwidth = 0.0
         self._zeroing: list[TracedTask] = []
         self._zeroing_at = 0
+        self._loader: Literal["", "process", "workers"] = ""
 
     # --- which step -------------------------------------------------------------------------------
 
@@ -317,6 +322,7 @@ class _Reader:
             embedding=known.embedding,
             head=known.head,
             notes=tuple(self.notes),
+            loader=self._loader,
         )
 
     def _check_one_pass(self, rows: np.ndarray) -> None:
@@ -350,6 +356,7 @@ class _Reader:
         optimizer: list[TracedTask] = []
         begins: list[int] = []
         target: list[TracedTask] | None = None
+        launched: dict[int, tuple[list[TracedTask], int]] = {}
         early: list[TracedTask] = []
         host, behind, at = 0, False, -1
         table = self.table
@@ -371,7 +378,10 @@ class _Reader:
                 continue
             if op < 0:
                 task: TracedTask = TracedWait(
-                    self.names[table.name[row]], before, int(table.launch_cost[row])
+                    self.names[table.name[row]],
+                    before,
+                    int(table.launch_cost[row]),
+                    self._kept(row, launched),
                 )
                 (early if target is None else target).append(task)
                 host = 0
@@ -407,6 +417,7 @@ class _Reader:
             kernel = self._kernel(row, op, before, first)
             if len(found) == 1 and target is found[0].forward and not behind:
                 kernel = replace(kernel, loading=self._loading(op, before))
+            launched[row] = target, len(target)
             target.append(kernel)
             host = 0
         if not found:
@@ -416,6 +427,29 @@ class _Reader:
         if host and self._ends_on_host(number):
             (optimizer or found[0].backward).append(TracedWait("end of step", host, 0))
         return found, optimizer
+
+    def _kept(self, row: int, launched: Mapping[int, tuple[list[TracedTask], int]]) -> str:
+        """Name the kernel that a wait is for, if it is not the latest of those launched.
+
+        Parameters
+        ----------
+        row : int
+            Of the wait.
+        launched : mapping of int to (list of TracedTask, int)
+            Rows of kernels of the step so far → where their task is; that of the kernel gets the
+            name.
+        """
+        index = self.table.wait_index
+        waits = self.table.wait_row[index[row] : index[row + 1]].tolist()
+        awaited = max((each for each in waits if each in launched), default=None)
+        if awaited is None or awaited == max(launched):
+            return ""
+        tasks, place = launched[awaited]
+        kernel = tasks[place]
+        assert isinstance(kernel, TracedKernel)
+        name = kernel.kept or f"row {awaited}"
+        tasks[place] = replace(kernel, kept=name)
+        return name
 
     def _ends_on_host(self, number: int) -> bool:
         """Whether a step lasts until the CPU is done with it, too: the only one that is marked."""
@@ -448,10 +482,11 @@ class _Reader:
         return max(0, ahead)
 
     def _loading(self, op: int, host: int) -> int:
-        """Of the CPU's time before a launch, what a data loader of the process itself took, in ps.
+        """Of the CPU's time before a launch, what it was in a data loader, in ps.
 
         ``DataLoader`` without workers fetches and collates in the training process, sample by
-        sample, inside an annotation of its own (torch/utils/data/dataloader.py).
+        sample, and with workers waits for their next batch, inside an annotation of its own
+        (torch/utils/data/dataloader.py).
         """
         launched = self._launched.get(op)
         if launched is None:
@@ -459,9 +494,12 @@ class _Reader:
         found = 0
         for spans in (self.trace.operators, self.trace.annotations):
             for i, name in enumerate(spans.name):
-                if LOADER in name:
-                    begin, end = max(int(spans.begin[i]), launched - host), int(spans.end[i])
-                    found = max(found, min(end, launched) - begin)
+                kind = next((kind for each, kind in LOADERS.items() if each in name), None)
+                if kind is None:
+                    continue
+                begin, end = max(int(spans.begin[i]), launched - host), int(spans.end[i])
+                if min(end, launched) - begin > found:
+                    found, self._loader = min(end, launched) - begin, kind
         return found
 
     def _kernel(self, row: int, op: int, host: int, first: bool) -> TracedKernel:

@@ -21,7 +21,7 @@ from ..workloads.operators import Await, Compute, Layer, Network, Operator, Para
 from .context_parallel import with_context
 from .expert_parallel import ExpertShare, experts_of
 from .growth import Growth, grown, product_role
-from .optimizer_share import OptimizerShare, recorded
+from .optimizer_share import OptimizerShare, recorded, with_full_gradients
 from .split import NOT_SPLIT, Split, split_kernel, split_tasks
 from .step import (
     TracedKernel,
@@ -66,6 +66,7 @@ def traced_network(
     sequence: int | None = None,
     splits: Mapping[int, Split] | None = None,
     upload: bool = False,
+    loads: bool = True,
 ) -> Network:
     """Return the network of a traced step in the shapes of one rank.
 
@@ -80,6 +81,8 @@ def traced_network(
         How tensor parallelism divides operators, by their number in `step.operators`.
     upload : bool
         Whether the first layer's input comes from the host, which the trace does not show.
+    loads : bool
+        Whether the CPU loads samples as traced.
     """
     growth = growth_of(step, plan, sequence)
     once = grid.pp == 1 and plan.global_batch == plan.micro_batch * grid.dp
@@ -97,6 +100,7 @@ def traced_network(
         outside=outside,
         zeroing=once,
         adds=adds,
+        loads=loads,
     ).network()
     return _with_upload(found, step, growth) if upload else found
 
@@ -128,6 +132,8 @@ class _Writer:
         a pass that is run for every micro-batch is no place for it.
     adds : bool
         Whether gradients of micro-batches are added up, which the traced step has no kernels for.
+    loads : bool
+        Whether the CPU loads samples as traced.
     """
 
     def __init__(
@@ -141,8 +147,9 @@ class _Writer:
         outside: Growth,
         zeroing: bool,
         adds: bool,
+        loads: bool,
     ) -> None:
-        self.adds = adds
+        self.adds, self.loads = adds, loads
         self.gathers = any(each.kind == "gathered" for each in splits.values())
         self.step, self.growth, self.splits = step, growth, splits
         self.plan, self.tp = plan, plan.tp
@@ -181,9 +188,17 @@ class _Writer:
             tuple(layers),
             flops * self.tp * self.plan.cp,
             round(tokens),
-            OptimizerShare(step.optimizer if self.zeroing else (*step.zeroing, *step.optimizer)),
+            OptimizerShare(self._optimizer()),
             sum(each.elements for each in step.parameters),
         )
+
+    def _optimizer(self) -> tuple[TracedTask, ...]:
+        """Return what a rank does behind the backward pass, on all parameters."""
+        step, plan = self.step, self.plan
+        tasks = step.optimizer if self.zeroing else (*step.zeroing, *step.optimizer)
+        if plan.framework.dp_style == "fsdp" and plan.zero >= 2 and step.format != "fp32":
+            tasks = with_full_gradients(tasks, sum(each.elements for each in step.parameters))
+        return tasks
 
     def _operator(self, each: TracedOperator, number: int) -> Operator:
         split = self.splits.get(number, NOT_SPLIT)
@@ -270,7 +285,7 @@ class _Writer:
         seen: set[int] = set()
         for each in tasks:
             if isinstance(each, TracedWait):
-                found.append(Await(each.name, host=each.host, tail=each.tail))
+                found.append(Await(each.name, host=each.host, tail=each.tail, kept=each.kept))
                 continue
             now = tuple(
                 self.experts.kernel(self._now(kernel, each, split, backward, of), number, each.role)
@@ -279,13 +294,21 @@ class _Writer:
             counts = each.call not in seen
             seen.add(each.call)
             if each.loading:
-                loaded = round(each.loading * self.growth.samples)
-                each = replace(each, host=each.host - each.loading + loaded)
+                each = replace(each, host=each.host - each.loading + self._loaded(each))
             weight = backward and bool(now) and not each.on_weight
             weight = weight and all(map(self._of_weights, each.kernels))
             kernel = recorded(each, now, counts)
-            found.append(Compute(each.name, kernel, weight=weight, launches=each.launches))
+            found.append(
+                Compute(each.name, kernel, weight=weight, launches=each.launches, kept=each.kept)
+            )
         return tuple(found)
+
+    def _loaded(self, each: TracedKernel) -> int:
+        """Return how long the CPU is in the data loader before a kernel, in ps."""
+        if not self.loads:
+            return 0
+        own = self.step.loader == "process"  # sample by sample
+        return round(each.loading * self.growth.samples) if own else each.loading
 
     def _now(
         self,

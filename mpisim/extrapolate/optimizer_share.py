@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from ..base.frozen import frozen
-from ..kernels.operations import Kernel
+from ..kernels.operations import BYTES, Copy, Elementwise, Kernel
 from ..kernels.recorded import Recorded
 from ..operators import Argument, OperatorCall, TensorSpec
 from ..operators.table import kernels_of
@@ -22,7 +22,7 @@ from ..workloads.operators import Await, Compute, Task
 from .growth import share_of, times
 from .step import TracedKernel, TracedTask, TracedWait
 
-__all__ = ["OptimizerShare", "list_call", "recorded"]
+__all__ = ["OptimizerShare", "list_call", "recorded", "with_full_gradients"]
 
 
 def list_call(call: OperatorCall) -> OperatorCall | None:
@@ -88,6 +88,52 @@ class OptimizerShare:
             else:
                 found += _of_calls(own, share)  # type: ignore[arg-type]
         return tuple(found)
+
+
+def with_full_gradients(tasks: Sequence[TracedTask], elements: int) -> tuple[TracedTask, ...]:
+    """Tasks of an optimizer of 16-bit weights → those of FSDP, whose shards are in fp32.
+
+    FSDP adds gradients up in fp32, and converts the weights of a unit before it gathers them
+    (PyTorch, ``MixedPrecision``): there are no 16-bit copies to write behind the optimizer, nor
+    16-bit gradients to convert before it. A call that goes through every weight with 6 bytes each
+    is taken for one of these. Where there is one alone the optimizer itself reads 16-bit gradients,
+    and goes through 2 bytes more of each, by which its time grows.
+
+    Parameters
+    ----------
+    tasks : sequence of TracedTask
+    elements : int
+        Of all trained weights.
+    """
+    groups = [list(group) for _, group in groupby(tasks, _call)]
+    sizes = [_streamed(group) for group in groups]
+    converts = (BYTES["fp32"] + BYTES["bf16"]) * elements
+    found = sizes.count(converts)
+    more = (BYTES["fp32"] - BYTES["bf16"]) * elements
+    largest = max(sizes, default=0)
+    kept: list[TracedTask] = []
+    for group, size in zip(groups, sizes, strict=True):
+        if size == converts:
+            continue
+        if found == 1 and size == largest > converts and len(group) == 1:
+            group = [_longer(group[0], 1 + more / size)]
+        kept += group
+    return tuple(kept)
+
+
+def _streamed(group: Sequence[TracedTask]) -> int:
+    """Return the bytes of a call that does nothing but go through them; 0 of any other."""
+    first = group[0]
+    kernels = first.kernels if isinstance(first, TracedKernel) else ()
+    sizes = [each.bytes for each in kernels if isinstance(each, Elementwise | Copy)]
+    return sum(sizes) if len(sizes) == len(kernels) else 0
+
+
+def _longer(task: TracedTask, factor: float) -> TracedTask:
+    """Return a kernel that goes through so many times the bytes, and takes as many the time."""
+    assert isinstance(task, TracedKernel)
+    kernels = tuple(share_of(each, factor) for each in task.kernels)
+    return replace(task, duration=round(task.duration * factor), kernels=kernels)
 
 
 def _call(task: TracedTask) -> object:

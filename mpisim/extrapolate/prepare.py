@@ -294,4 +294,5 @@ def _target(
         choice.scaling,
         choice.upload,
         traces,
+        experiment.data,
     )

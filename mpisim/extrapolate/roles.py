@@ -14,7 +14,7 @@ from ..operators.tensors import all_tensors
 from .layers import layer_names, with_tied
 from .step import Role, TracedKernel, TracedOperator, TracedTask
 
-__all__ = ["DescribedOperators", "activations", "described"]
+__all__ = ["DescribedOperators", "activations", "described", "first_with_weight"]
 
 
 class DescribedOperators(NamedTuple):
@@ -116,12 +116,9 @@ def batch_of(
     samples : int or None
         None where it is not clear.
     tokens : int or None
-        None where the first layer looks up no embeddings.
+        None where the first layer looks up no embeddings, or not a sequence for each sample.
     """
-    first = next(
-        (o for o in operators if _is_trained(o) or ("embedding" in o.name and len(o.inputs) > 1)),
-        None,
-    )
+    first = first_with_weight(operators)
     inputs = () if first is None else first.inputs
     if first is not None and not _is_trained(first):
         inputs = inputs[1:]
@@ -135,7 +132,27 @@ def batch_of(
         return None, None
     if looks_up and len(largest.shape) == 2:
         return largest.shape[0], largest.shape[1]
+    if looks_up and not _is_shared(largest.shape[0], operators):
+        return None, None
     return largest.shape[0], None
+
+
+def _is_shared(count: int, operators: Sequence[TracedOperator]) -> bool:
+    """Whether layers with weights behind the lookups work on as many, too.
+
+    What a lookup in a part of the vocabulary is of, as of adaptive embeddings (arXiv:1809.10853),
+    is neither samples nor tokens.
+    """
+    others = [each for each in operators if _is_trained(each) and "embedding" not in each.name]
+    return any(count in one.shape for each in others for one in each.inputs)
+
+
+def first_with_weight(operators: Sequence[TracedOperator]) -> TracedOperator | None:
+    """Operators of the forward pass → the first with a weight, trained or not; None without any."""
+    return next(
+        (o for o in operators if _is_trained(o) or ("embedding" in o.name and len(o.inputs) > 1)),
+        None,
+    )
 
 
 def _is_trained(operator: TracedOperator) -> bool:
@@ -193,10 +210,35 @@ def with_roles(
         replace(
             each,
             forward=tuple(told(task, ()) for task in each.forward),
-            backward=tuple(told(task, _table_sizes(each)) for task in each.backward),
+            backward=_with_input_gradient(
+                tuple(told(task, _table_sizes(each)) for task in each.backward), weights, tokens
+            ),
         )
         for each in operators
     ]
+
+
+def _with_input_gradient(
+    tasks: tuple[TracedTask, ...], weights: Collection[tuple[int, ...]], tokens: int
+) -> tuple[TracedTask, ...]:
+    """Tell the input's gradient of a matrix from the weight's, where both are of equal sizes.
+
+    So they are where a step has as many tokens as the matrix has features. The input's comes first,
+    as in ``AddmmBackward0`` (PyTorch's tools/autograd/derivatives.yaml).
+    """
+    found: dict[tuple[int, int, int], list[int]] = {}
+    for place, each in enumerate(tasks):
+        of_one = isinstance(each, TracedKernel) and len(each.kernels) == 1 and not each.on_weight
+        kernel = each.kernels[0] if of_one and isinstance(each, TracedKernel) else None
+        if isinstance(kernel, Gemm) and kernel.batch == 1 and kernel.k == tokens:
+            found.setdefault((kernel.m, kernel.n, kernel.k), []).append(place)
+    told = list(tasks)
+    for (m, n, k), places in found.items():
+        if len(places) == 2 and (m, n) in weights and (n, k) in weights:
+            first = told[places[0]]
+            assert isinstance(first, TracedKernel)
+            told[places[0]] = replace(first, on_weight=True)
+    return tuple(told)
 
 
 def _are_scores(shape: tuple[int, ...], sequence: int | None, tokens: int) -> bool:

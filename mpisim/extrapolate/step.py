@@ -63,7 +63,7 @@ class TracedKernel:
     host, launch, launch_cost, gap : int
         Of its row, in ps: see `mpisim.program.Table`.
     loading : int
-        Of `host`, what a data loader of the process itself takes, sample by sample.
+        Of `host`, what the CPU is in a data loader: at samples, or waiting for its workers.
     priced : bool
         Whether it was not measured: `duration` is what the kernel model says, and the rest of its
         row is the GPU's.
@@ -73,6 +73,8 @@ class TracedKernel:
         Whether its call is known to work on a parameter: a product is no weight's gradient then.
     lists : OperatorCall, optional
         Its call, if that goes through lists of tensors.
+    kept : str
+        What a later `TracedWait` calls it; empty: none waits for it alone.
     """
 
     name: str
@@ -91,11 +93,12 @@ class TracedKernel:
     launches: int = 1
     on_weight: bool = False
     lists: OperatorCall | None = None
+    kept: str = ""
 
 
 @frozen
 class TracedWait:
-    """The CPU waits for the kernels launched so far.
+    """The CPU waits for the kernels launched so far, or up to one of them.
 
     Attributes
     ----------
@@ -104,11 +107,14 @@ class TracedWait:
         CPU time before, in ps.
     tail : int
         CPU time after the last of them has ended, in ps.
+    kept : str
+        What the kernel is called that it waits for; empty: the latest.
     """
 
     name: str
     host: int
     tail: int
+    kept: str = ""
 
 
 TracedTask = TracedKernel | TracedWait
@@ -250,6 +256,9 @@ class TracedStep:
         How the trace was read; lines for people.
     priced : bool
         Whether its kernels are priced by the kernel model: of a captured job, which nobody has run.
+    loader : {"", "process", "workers"}
+        Where the data loader that the trace shows fetches samples: in the process itself, one by
+        one, or in workers that it waits for; empty where the trace shows none.
     """
 
     source: str
@@ -266,6 +275,19 @@ class TracedStep:
     head: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     priced: bool = False
+    loader: Literal["", "process", "workers"] = ""
+
+    @property
+    def loading(self) -> int:
+        """Of the CPU in the data loader, before kernels of the first operator, in ps."""
+        tasks = self.operators[0].forward
+        return sum(each.loading for each in tasks if isinstance(each, TracedKernel))
+
+    @property
+    def before(self) -> int:
+        """Of the CPU before the first kernel, in ps."""
+        first = next((each for one in self.operators for each in one.forward), None)
+        return 0 if first is None else first.host
 
     @property
     def parameters(self) -> tuple[TracedParameter, ...]:

@@ -7,6 +7,7 @@ from dataclasses import field
 from typing import Any, Literal
 
 from ..base.frozen import frozen
+from ..experiment import DataChoice
 from .step import TracedStep
 
 __all__ = ["Target"]
@@ -43,6 +44,8 @@ class Target:
     traces : mapping of str to TracedStep
         The same step as recorded on other GPUs of the job, by the GPU's name: ranks that have such
         a GPU do as its trace says.
+    data : DataChoice, optional
+        Where samples come from, in place of what the trace shows of its loader; None: as traced.
     """
 
     cluster: str
@@ -56,3 +59,4 @@ class Target:
     scaling: Literal["kernel-model", "li"] = "kernel-model"
     upload: bool = False
     traces: Mapping[str, TracedStep] = field(default_factory=dict)
+    data: DataChoice | None = None

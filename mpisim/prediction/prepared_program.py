@@ -35,6 +35,7 @@ from ..program import UNPRICED, Kind, Program, Table, load
 from ..topo import Cluster, Network, find_cluster
 from ..topo.scaled import LINK_SCALES
 from ..topo.speeds import with_speeds
+from ..workloads.input_pipeline import PREPARE, preparation_times, prepares
 from ..workloads.pricing import Pricing
 from .hardware import check_speeds, with_scale
 from .network import NetworkCache, NetworkRequest
@@ -52,7 +53,7 @@ FIXED_BY_PROGRAM = ("gpus", "other_gpus")
 
 CPU_COLUMNS = ("host", "launch", "launch_cost")
 
-OF_ROWS = ("launch_time", "communications")
+OF_ROWS = ("launch_time", "communications", "data_loading")
 """Keys of ``[scale]`` that change times of a program's rows."""
 
 
@@ -215,11 +216,12 @@ def _of_gpus(scale: ScaleChoice) -> dict[str, float]:
 def _with_scaled_rows(program: Program, before: ScaleChoice, after: ScaleChoice) -> Program:
     """Program written with one scale → the same as written with another.
 
-    The CPU's times and the durations of communications change.
+    The CPU's times, the durations of communications and the host's work for the next step change.
     """
     longer = after.launch_time / before.launch_time
     faster = after.communications / before.communications
-    if longer == faster == 1:
+    loading = after.data_loading / before.data_loading
+    if longer == faster == loading == 1:
         return program
 
     def times(values: NDArray[np.int64], factor: float) -> NDArray[np.int64]:
@@ -229,6 +231,8 @@ def _with_scaled_rows(program: Program, before: ScaleChoice, after: ScaleChoice)
         given = table.is_communication & (table.duration != UNPRICED)
         cpu: dict[str, Any] = {each: times(getattr(table, each), longer) for each in CPU_COLUMNS}
         duration = np.where(given, times(table.duration, 1 / faster), table.duration)
+        loads = prepares(program, table)
+        duration = np.where(loads, times(table.duration, 1 / loading), duration)
         return replace(table, **cpu, duration=duration, original=None)
 
     tables = (None if table is None else changed(table) for table in program.tables)
@@ -357,10 +361,15 @@ def _prepare_with_choices(experiment: ProgramExperiment, program: Program) -> Pr
                 f"{source}: key 'scale.{key}' has no effect: the program does not say what its "
                 "kernels do; their speed is variation.speeds"
             )
+    if choices.scale.data_loading != 1 and not preparation_times(program):
+        raise UsageError(
+            f"{source}: key 'scale.data_loading' has no effect: the program prepares no images"
+        )
     program = program.replace(attributes=attributes)
     try:
         program = with_variation(program, choices.variation)
         program = _with_scaled_rows(program, ScaleChoice(), choices.scale)
+        counted = _with_scaled_loading(counted, choices.scale.data_loading)
         if choices.variation.slowest:
             raise InputError(
                 "variation.slowest is true; the program does not say which kernels are products"
@@ -379,6 +388,17 @@ def _prepare_with_choices(experiment: ProgramExperiment, program: Program) -> Pr
     except InputError as error:
         raise type(error)(f"{source}: {error}") from error
     return prepared
+
+
+def _with_scaled_loading(counted: PricedShares, faster: float) -> PricedShares:
+    """Return what prices depend on, for images that are prepared so many times as fast."""
+    if faster == 1:
+        return counted
+    shares = {
+        (name, round(time / faster) if name == PREPARE else time): rest
+        for (name, time), rest in counted.shares.items()
+    }
+    return replace(counted, shares=shares)
 
 
 def _pricing(counted: PricedShares) -> Pricing | None:

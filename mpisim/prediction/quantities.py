@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ..base.quantity import Quantity
 from ..program import UNPRICED
 from ..topo.alpha_beta import AlphaBeta
+from ..workloads.input_pipeline import preparation_times
 from .prepared import PreparedExperiment
 
 if TYPE_CHECKING:
@@ -73,7 +74,13 @@ def values_now(prepared: PreparedExperiment | PreparedProgram) -> dict[str, str]
             for table in prepared.program.tables
             if table is not None
         )
-        names = (SPEEDS, *(["communications"] if timed else []), "launch_time")
+        prepares = bool(preparation_times(prepared.program))
+        names = (
+            SPEEDS,
+            *(["communications"] if timed else []),
+            *(["data_loading"] if prepares else []),
+            "launch_time",
+        )
         found |= dict.fromkeys(names, "as in the program")
     if cluster is not None and ranks > 1 and _looks_at_links(network):
         found |= _links_now(cluster, ranks, isinstance(network, AlphaBeta))
@@ -135,7 +142,8 @@ def why_not(name: str, prepared: PreparedExperiment | PreparedProgram) -> str:
     if name == "host_memory_bandwidth":
         return "the program fixes it" if program else "no optimizer is offloaded ([plan.offload])"
     if name == "data_loading":
-        return "the program fixes it" if program else "no images are prepared ([data] images)"
+        why = "no images are prepared"
+        return f"{why} by the program" if program else f"{why} ([data] images)"
     if name == "communications":
         return "no communication has a duration of its own; see the bandwidths"
     if cluster is None:

@@ -147,10 +147,10 @@ class _PathParts:
 
     def _of_kernel(self, piece: int) -> Mapping[str, float]:
         prepared, path = self._prepared, self._shares.path
-        if not isinstance(prepared, PreparedExperiment):
-            return {SPEEDS: -1.0}
         if self._shares.prepares_batch(piece):
             return {"data_loading": -1.0}
+        if not isinstance(prepared, PreparedExperiment):
+            return {SPEEDS: -1.0}
         if self._shares.is_of_host_cpu(piece):
             return {"host_memory_bandwidth": -1.0}
         rank, row = int(path.rank[piece]), int(path.row[piece])

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..base.errors import InputError, one_of
 from ..base.schema import build
-from ..experiment import ClusterChoice, Plan
+from ..experiment import ClusterChoice, DataChoice, Plan
 from ..experiment.framework import FrameworkOptions
 from ..experiment.program_experiment import (
     OF_ONE_GPU,
@@ -32,6 +32,7 @@ TABLES_OF_TRACES: Mapping[str, Any] = {
     "workload": WorkloadChoice,
     "plan": Plan,
     "framework": FrameworkOptions,
+    "data": DataChoice,
     **TABLES,
 }
 """Tables of an experiment of a trace, with their dataclasses."""

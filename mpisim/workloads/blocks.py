@@ -138,6 +138,7 @@ class BlockBuilder:
                 if not self.pricing.captured:
                     state = self._pass
                     row = state.kernels[task.kernel] if task.kernel else state.last
+                    row = state.kept.pop(task.kept, row)
                     self.host_wait([row], task.name, host=task.host, tail=task.tail)
             elif self.communicate(task) is not None and not task.token:
                 yield
@@ -277,6 +278,8 @@ class BlockBuilder:
         self._block_launches(state.last)
         state.pending = []
         state.kernels[task.name] = state.last
+        if task.kept:
+            state.kept[task.kept] = state.last
         self.flops += task.kernel.flops
         self.duration += estimate.duration
         return state.last

@@ -20,6 +20,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mpisim.kernels.operations import Copy
 
 from ..base.frozen import frozen
@@ -28,17 +31,20 @@ from ..base.quantity import Quantity, picoseconds
 from ..base.schema import build
 from ..experiment import Cnn, Dlrm, Experiment, Model, Transformer
 from ..experiment.traced import Traced
-from ..program import Phase
+from ..program import Phase, Program, Table
 from ..topo import find_cluster
 from .blocks import BlockBuilder
 from .layout import Layout
 
 __all__ = [
+    "CHANNELS",
     "PREPARE",
     "InputPipeline",
     "image_side",
     "input_pipeline",
     "loads_images",
+    "preparation_times",
+    "prepares",
     "write_input",
     "write_wait",
 ]
@@ -99,7 +105,7 @@ class InputPipeline:
     rate : float
         Images a second for each GPU of the node.
     upload : int
-        Bytes of an image that go to its GPU.
+        Bytes of an image that go to its GPU; 0 where rows of the step have that copy.
     gpus : int
         GPUs of the node that are fed.
     cores : float
@@ -143,7 +149,9 @@ def image_side(model: Model | Traced) -> int | None:
         return None if model.family == "unet" else model.image
     if isinstance(model, Transformer) and model.family == "vit":
         return model.image
-    assert isinstance(model, Transformer | Cnn | Dlrm | Traced)
+    if isinstance(model, Traced):
+        return model.image
+    assert isinstance(model, Transformer | Cnn | Dlrm)
     return None
 
 
@@ -203,9 +211,10 @@ def input_pipeline(experiment: Experiment, replicas_gpus: int) -> InputPipeline 
     if choice.megapixels is not None:
         of_file *= 1e6 * choice.megapixels / image.pixels.value
     pixels = CHANNELS * side**2
+    upload = round(loader.upload.value * pixels or of_file)
     return InputPipeline(
         rate=each * workers / gpus,
-        upload=round(loader.upload.value * pixels or of_file),
+        upload=0 if isinstance(experiment.model, Traced) and experiment.model.uploads else upload,
         gpus=gpus,
         cores=workers,
         known=known,
@@ -229,14 +238,32 @@ def write_input(block: BlockBuilder, layout: Layout, images: int) -> None:
     found = input_pipeline(layout.experiment, layout.grid.world // layout.grid.pp)
     assert found is not None
     block.tags(phase=Phase.INPUT, layer=-1)
-    upload = Copy(found.upload * images, "host")
-    rows = [
-        block.host_work(PREPARE, found.duration(images)),
-        block.host_work(
-            UPLOAD, block.pricing.estimate(UPLOAD, upload).duration, bytes=upload.bytes
-        ),
-    ]
+    rows = [block.host_work(PREPARE, found.duration(images))]
+    if found.upload:
+        upload = Copy(found.upload * images, "host")
+        time = block.pricing.estimate(UPLOAD, upload).duration
+        rows.append(block.host_work(UPLOAD, time, bytes=upload.bytes))
     block.export(NEXT_BATCH, rows)
+
+
+def prepares(program: Program, table: Table) -> NDArray[np.bool_]:
+    """Which rows of a table are the host's work for the next step.
+
+    Parameters
+    ----------
+    program : Program
+        Whose names the rows have.
+    table : Table
+    """
+    if PREPARE not in program.names:
+        return np.zeros(len(table), np.bool_)
+    return table.name == program.names.index(PREPARE)
+
+
+def preparation_times(program: Program) -> set[int]:
+    """Program → durations of the host's work for the next step, in ps; empty if there is none."""
+    tables = (table for table in program.tables if table is not None)
+    return {int(time) for each in tables for time in each.duration[prepares(program, each)]}
 
 
 def write_wait(block: BlockBuilder) -> None:

@@ -70,6 +70,8 @@ class Compute:
         Small kernels beside it that the same function of compiled code launches, such as one that
         makes a scale of a largest value: each costs a launching call and a gap, and no time of its
         own.
+    kept : str
+        What a later operator's `Await` calls it; empty: none waits for it.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Compute:
     launches: int = 1
     compiled_loop: bool = False
     calls: int = 0
+    kept: str = ""
 
 
 @frozen(slots=True)
@@ -134,12 +137,16 @@ class Await:
         Name of an earlier kernel of the same operator; empty: the latest, whichever it is.
     host, tail : int
         CPU time before it waits, and after the kernel has ended, in ps.
+    kept : str
+        In place of `kernel`, what an earlier operator calls one that it keeps; the latest where it
+        is not in the same block.
     """
 
     name: str
     kernel: str = ""
     host: int = 0
     tail: int = 0
+    kept: str = ""
     weight: ClassVar[bool] = False
 
 
@@ -247,9 +254,9 @@ class Operator:
 
     @cached_property
     def carries(self) -> bool:
-        """Whether it leaves a communication under way that later operators wait for."""
+        """Whether it leaves what later operators wait for, or waits for what earlier ones left."""
         tasks = self.forward + self.backward
-        return any(isinstance(task, Communicate) and task.carried for task in tasks)
+        return any(task.carried if isinstance(task, Communicate) else task.kept for task in tasks)
 
 
 @frozen

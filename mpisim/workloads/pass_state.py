@@ -51,6 +51,8 @@ class PassState:
         Tokens of the operator's all-to-alls.
     kernels : dict of str to int
         Kernels of the operator, by name.
+    kept : dict of str to int
+        Kernels that the CPU waits for in a later operator, by the name that it has for them.
     tags : dict of str to int
         Phase and layer of the rows.
     """
@@ -63,6 +65,7 @@ class PassState:
         self.awaited: set[str] = set()
         self.exchanges: set[str] = set()
         self.kernels: dict[str, int] = {}
+        self.kept: dict[str, int] = {}
         self.tags: dict[str, int] = {"phase": Phase.NONE, "layer": -1}
 
     def rows_of(self, tokens: Sequence[str]) -> list[int]:
@@ -76,8 +79,8 @@ class PassState:
 
     @property
     def idle(self) -> bool:
-        """Whether no communication with a token is under way."""
-        return not (self.tokens or self.carried or self.awaited)
+        """Whether no communication with a token is under way, and no kernel is kept."""
+        return not (self.tokens or self.carried or self.awaited or self.kept)
 
     def moved(self, by: int) -> PassState:
         """Return the state with each row so many rows further down; ports stay as they are."""
@@ -89,7 +92,8 @@ class PassState:
         found.last = self.last if self.last < 0 else self.last + by
         found.pending = [row if row < 0 else row + by for row in self.pending]
         found.tokens, found.carried = further(self.tokens), further(self.carried)
-        found.kernels, found.tags = further(self.kernels), dict(self.tags)
+        found.kernels, found.kept = further(self.kernels), further(self.kept)
+        found.tags = dict(self.tags)
         found.awaited, found.exchanges = set(self.awaited), set(self.exchanges)
         return found
 
@@ -109,6 +113,7 @@ class PassState:
         self.kernels.clear()
 
     def end_block(self) -> None:
-        """Let the next kernel wait for all that was carried."""
+        """Let the next kernel wait for all that was carried; no kernel is kept any longer."""
         self.pending += self.carried.values()
         self.carried.clear()
+        self.kept.clear()

@@ -55,6 +55,7 @@ MODELS = {
     "vgg-13": Model('preset = "vgg-13"', 32, "fp32"),
     "gpt2": Model('preset = "gpt2"', 8),
     "bert": Model('preset = "bert-base"', 16),
+    "bert-large": Model('preset = "bert-large"', 8),
     "mixtral": Model('preset = "mixtral-8x7b"\nlayers = 4\nseq_len = 2048', 1),
     "llama": Model('preset = "llama3.2-1b"\nseq_len = 2048', 1),
     "lora": Model('preset = "llama3.1-8b"\nlayers = 4\nseq_len = 1024\nlora_rank = 16', 2),

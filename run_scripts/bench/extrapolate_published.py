@@ -3,11 +3,13 @@
     python run_scripts/bench/extrapolate_published.py ../shared/groundtruth/e2e/all.csv
     python run_scripts/bench/extrapolate_published.py TABLE --details
     python run_scripts/bench/extrapolate_published.py TABLE --from 8    # from one node's GPUs on
+    python run_scripts/bench/extrapolate_published.py TABLE --data      # CPUs prepare the images
 
 A series are rows that differ in the number of data-parallel replicas alone. Its smallest step is
 generated with the row's own framework, written as a trace (of one GPU, or of all ranks of a job),
 and extrapolated to the other rows' scales. What is compared is the factor t(N) / t(smallest), in
 which the kernels' times cancel: measured over measured, extrapolated over the trace's own step.
+With ``--data`` an extrapolation from one GPU has the row's ``[data]``, for one GPU and for more.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import tempfile
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +40,7 @@ from mpisim.simulate import Simulated, simulate
 from mpisim.topo import find_cluster
 from mpisim.traces.export import Added, export_kineto
 from mpisim.validate.e2e import Mapped, Row, experiment_of, read, settings
+from mpisim.workloads.input_pipeline import loads_images
 
 SAME = (
     *("source", "source_version", "model", "gpu", "precision", "micro_batch", "framework"),
@@ -130,18 +134,23 @@ def preset_of(mapped: Mapped) -> str:
     return str(tomllib.loads(mapped.text)["cluster"]["preset"])
 
 
-def from_one_gpu(rows: Sequence[Mapped], folder: Path) -> list[float]:
-    """Return the extrapolated step of each row, in seconds, from a trace of one GPU."""
+def from_one_gpu(rows: Sequence[Mapped], folder: Path, *, images: bool) -> list[float]:
+    """Return the extrapolated step of each row, in seconds, from a trace of one GPU.
+
+    With `images` the CPUs prepare them, as the row says.
+    """
     base = generated(rows[0], once=True)
     run = engine.simulate(base.program, network=base.network)
     around = operators_around(base, 0)
     export_kineto(base.program, run, folder, added=lambda _i, _rank: Added(step=0, around=around))
-    step = read_step(folder, gpu=base.cluster.gpu)
+    samples = rows[0].experiment.plan.micro_batch  # lookups by parts of a vocabulary do not tell
+    step = read_step(folder, gpu=base.cluster.gpu, batch=samples)
     found = []
     for each in rows:
         plan = each.experiment.plan
         keys = plan_keys(each) | {"micro_batch": plan.micro_batch, "dp": row_gpus(each)}
-        target = Target(preset_of(each), keys, plan.global_batch)
+        data = each.experiment.data if images and loads_images(each.experiment) else None
+        target = Target(preset_of(each), keys, plan.global_batch, data=data)
         grown = extrapolate(step, target)
         experiment = ProgramExperiment("", dict(tables_of(each, grown.nodes)), source="trace")
         results = simulate(prepare_captured(experiment, grown.program), MPI.COMM_SELF)
@@ -184,8 +193,11 @@ def from_a_job(rows: Sequence[Mapped], folder: Path) -> list[float]:
     return found
 
 
-def points(rows: Sequence[Row]) -> Iterator[Point | str]:
-    """Yield the factors of all series, or why a series has none."""
+def points(rows: Sequence[Row], *, images: bool = False) -> Iterator[Point | str]:
+    """Yield the factors of all series, or why a series has none.
+
+    With `images` the CPUs prepare them, as the rows say.
+    """
     facts = settings()
     for each in series(rows):
         first = each[0]
@@ -201,7 +213,8 @@ def points(rows: Sequence[Row]) -> Iterator[Point | str]:
             continue
         with tempfile.TemporaryDirectory() as folder:
             try:
-                make = from_one_gpu if gpus == 1 else from_a_job
+                of_one = partial(from_one_gpu, images=images)
+                make = of_one if gpus == 1 else from_a_job
                 times = make(usable, Path(folder) / "traces")
             except MpisimError as error:
                 yield f"{name}: {error}"
@@ -229,6 +242,9 @@ def main() -> int:
     parser.add_argument(
         "--from", type=int, default=1, dest="least", help="leave out steps on fewer GPUs"
     )
+    parser.add_argument(
+        "--data", action="store_true", help="let the CPUs prepare images, as the rows say"
+    )
     args = parser.parse_args()
     rows = [
         row
@@ -237,7 +253,7 @@ def main() -> int:
         and row.integers.get("num_gpus", 0) >= args.least
     ]
     found: dict[tuple[str, str, str, str, str], list[Point]] = defaultdict(list)
-    for each in points(rows):
+    for each in points(rows, images=args.data):
         if isinstance(each, str):
             if args.details:
                 print(f"left out: {each}")

@@ -52,6 +52,7 @@ from .shapes import Shapes
 
 __all__ = [
     "COUNT_BYTES",
+    "COUNT_COPIES",
     "COUNT_SUM_KERNELS",
     "MAP_ENTRY_BYTES",
     "Routing",
