@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packet_flows import BYTES, PLAIN, RATE, US, flow, latency, leaves, star
 from reference.packets import ends
 
 from mpisim.base.errors import DeadlockError
@@ -23,47 +24,12 @@ from mpisim.topo import Topology, find_cluster
 from mpisim.topo.flows import flow_list
 from mpisim.topo.nccl_network import NcclNetwork
 from mpisim.topo.packets import (
-    PacketFlow,
     PacketRun,
     flows_of_list,
     packet_settings,
     simulate_packets,
 )
 from mpisim.topo.topology import LinkKind
-
-PLAIN = packet_settings(congestion="none", pfc=False)
-"""Queues alone."""
-
-RATE = fabrics.PORT
-"""Of a port, bytes per second: 10,000 bytes a µs."""
-
-BYTES = 1 << 22
-
-US = 1_000_000
-
-
-def star(gpus: int) -> Topology:
-    """GPUs with a NIC each on one switch."""
-    return fabrics.cluster(1, kind="switch").topology(gpus)
-
-
-def leaves(gpus: int, leaf: int, spines: int) -> Topology:
-    """GPUs with a NIC each below leaves, under spines."""
-    fabric: dict[str, Any] = {"kind": "fat-tree", "leaf": leaf, "spines": spines}
-    return fabrics.cluster(1, ecmp="adaptive", **fabric).topology(gpus)
-
-
-def flow(
-    topology: Topology, a: int, b: int, bytes: int = BYTES, channel: str = "0", **more: Any
-) -> PacketFlow:
-    given: dict[str, Any] = {"step": 0, "repeats": 1, "start": 0} | more
-    links = tuple(topology.route(a, b).tolist())
-    return PacketFlow(str(a), str(b), bytes, channel, links=links, **given)
-
-
-def latency(topology: Topology, a: int, b: int) -> float:
-    """Of all links of a way, ps."""
-    return float(topology.latency[topology.route(a, b)].sum()) * 1e12
 
 
 def outside(topology: Topology, a: int, b: int) -> int:

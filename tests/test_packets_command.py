@@ -87,6 +87,42 @@ def test_seeds_are_compared(folder: Path, capsys: pytest.CaptureFixture[str]) ->
         assert f"{alone['seconds'] * 1e3:.3f} ms" in line
 
 
+def test_losses_are_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = ["--cluster", "mine.toml", "--nodes", "4", "--spines", "2"]
+    many = ["packets", "incast.csv", *place, "--recovery", "selective-repeat"]
+    many += ["--congestion", "none"]
+    assert main([*many, "--set", "buffer=200kB", "--json", "run.json", "-o", "run.h5"]) == 0
+    text = capsys.readouterr().out
+    assert "losses, selective-repeat" in text
+    assert "paused" not in text
+    numbers = json.loads((folder / "run.json").read_text())["runs"][0]
+    assert f"lost              {numbers['dropped']:,} packets" in text
+    assert f"sent again        {numbers['resent']:,} packets" in text
+    assert numbers["dropped"] == sum(link["dropped"] for link in numbers["links"]) > 0
+    with h5py.File(folder / "run.h5") as file:
+        assert file["settings"].attrs["recovery"] == "selective-repeat"
+        assert file["links/dropped"][:].sum() == numbers["dropped"]
+    assert main([*many, "--draws", "2"]) == 0
+    assert "dropped" in capsys.readouterr().out
+    assert main([*many]) == 0
+    assert "lost              nothing" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--congestion", "hpcc"], "HPCC, PFC"),
+        (["--congestion", "timely"], "TIMELY, PFC"),
+        (["--routing", "adaptive"], "packets over the emptiest of up to 2 paths"),
+    ],
+)
+def test_controls_are_named(
+    folder: Path, capsys: pytest.CaptureFixture[str], options: list[str], says: str
+) -> None:
+    assert main([*COMMAND, "--spines", "2", *options]) == 0
+    assert says in capsys.readouterr().out
+
+
 def test_a_table_of_flows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["packets", "incast.csv", "--cluster", "mine.toml", "--nodes", "4"]) == 0
     text = capsys.readouterr().out
@@ -152,6 +188,17 @@ def test_processes_change_nothing(folder: Path, run_mpisim: Callable[..., Any]) 
         (["--size", "1M", "--set", "mtuu=1"], "unknown parameter 'mtuu' (did you mean 'mtu'?)"),
         (["--size", "1M", "--set", "mtu=9 s"], "mtu is '9 s'"),
         (["--size", "1M", "--set", "mtu=1"], "mtu is 1; it must be 64 to"),
+        (
+            ["--size", "1M", "--routing", "spray", "--congestion", "hpcc"],
+            "hpcc follows the links of one path",
+        ),
+        (
+            ["--size", "1M", "--recovery", "go-back-n", "--set", "buffer=1kB"],
+            "an empty queue takes",
+        ),
+        (["--size", "1M", "--set", "hpcc_target=2"], "hpcc_target is 2.0; it must be 0.01 to 1"),
+        (["--size", "1M", "--set", "timely_high=0"], "timely_high is 0 s; it must be above 0"),
+        (["--size", "1M", "--set", "timeout=2000 s"], "timeout is 2,000"),
         (["--size", "1M", "--draws", "2", "-o", "x.h5"], "give them without --draws"),
         (["--size", "1M", "--draws", "0"], "--draws is 0"),
         (["--size", "1G", "--max-hops", "10"], "are more than 10"),

@@ -1,4 +1,4 @@
-"""``mpisim packets``: flows as packets, with queues, ECN, DCQCN, PFC and ECMP."""
+"""``mpisim packets``: flows as packets, with queues, congestion control, PFC or losses, paths."""
 
 from __future__ import annotations
 
@@ -39,6 +39,8 @@ examples:
   mpisim packets all_reduce --cluster dgx-h100 --nodes 4 --size 64M --parameters simai
   mpisim packets incast.csv --cluster h100-roce --nodes 8 --set kmin=100000 --set mtu=9000
   mpisim packets incast.csv --cluster h100-roce --nodes 8 --no-pfc -o incast.h5
+  mpisim packets incast.csv --cluster h100-roce --nodes 8 --recovery go-back-n --set buffer=2MB
+  mpisim packets all_to_all --cluster mine.toml --nodes 8 --size 16M --congestion hpcc
 """
 
 MAX_DRAWS = 1000
@@ -48,10 +50,11 @@ def add_parser(subparsers: Any) -> None:
     """Add the parser of ``mpisim packets``."""
     parser = subparsers.add_parser(
         "packets",
-        help="simulate a communication packet by packet: queues, ECN, PFC, ECMP",
+        help="simulate a communication packet by packet: queues, ECN, PFC, losses, ECMP",
         description="Simulate the flows of a communication, or those of a table, packet by packet: "
-        "with queues at switches, ECN marks and DCQCN, pauses (PFC) and ECMP. Print how long that "
-        "takes beside what links alone take, and the flow model.",
+        "with queues at switches, senders that slow down (DCQCN, HPCC, TIMELY), pauses (PFC) or "
+        "losses, and ECMP, spraying or adaptive routing. Print how long that takes beside what "
+        "links alone take, and the flow model.",
         epilog=EXAMPLES,
     )
     parser.add_argument(
@@ -92,25 +95,35 @@ def _add_switch_options(parser: argparse.ArgumentParser) -> None:
     """Add what switches and NICs do with packets."""
     parser.add_argument(
         "--routing",
-        choices=("ecmp", "spray"),
+        choices=("ecmp", "spray", "adaptive"),
         default="ecmp",
-        help="ecmp: a hash gives each queue pair one path; spray: every packet takes any "
+        help="ecmp: a hash gives each queue pair one path; spray: every packet takes any; "
+        "adaptive: every switch sends a packet to the link that has the least to send "
         "(default: ecmp)",
     )
     parser.add_argument(
         "--congestion",
-        choices=("dcqcn", "none"),
+        choices=("dcqcn", "hpcc", "timely", "none"),
         default="dcqcn",
-        help="what senders do about marked packets (default: dcqcn)",
+        help="what senders slow down for. dcqcn: marked packets; hpcc: loads that switches report; "
+        "timely: long round trips (default: dcqcn)",
     )
     parser.add_argument(
         "--parameters",
         choices=("sigcomm2015", "simai"),
         default="sigcomm2015",
-        help="of ECN and DCQCN: of the paper, or of SimAI's configuration (default: sigcomm2015)",
+        help="of ECN, DCQCN and HPCC: of the papers, or of SimAI's configuration (default: "
+        "sigcomm2015)",
     )
     parser.add_argument(
         "--no-pfc", action="store_true", help="no pauses: buffers of switches have no end"
+    )
+    parser.add_argument(
+        "--recovery",
+        choices=("none", "go-back-n", "selective-repeat"),
+        default="none",
+        help="no pauses: switches drop what finds no room, and queue pairs send again all from a "
+        "gap on, or what is missing (default: none, as nothing is lost)",
     )
     parser.add_argument(
         "--store-and-forward",
@@ -205,7 +218,7 @@ def run(args: argparse.Namespace) -> int:
 def _note_without_effect(args: argparse.Namespace, found: PacketRun) -> None:
     """Say which options about paths changed nothing, on standard error."""
     given = [] if args.spines is None else [f"--spines {args.spines}"]
-    given += ["--routing spray"] if args.routing == "spray" else []
+    given += [f"--routing {args.routing}"] if args.routing != "ecmp" else []
     if given and found.plan.most_paths == 1:
         print(
             f"mpisim: note: {' and '.join(given)} changed nothing: every flow has one path "
@@ -223,7 +236,8 @@ def _settings(args: argparse.Namespace, changes: dict[str, str]) -> PacketSettin
             changes,
             routing=args.routing,
             congestion=args.congestion,
-            pfc=not args.no_pfc,
+            pfc=not args.no_pfc and args.recovery == "none",
+            recovery=args.recovery,
             switching="store-and-forward" if args.store_and_forward else "cut-through",
         )
     except InputError as error:

@@ -19,6 +19,13 @@ links, spread evenly: what the fullest link takes if every flow used all of its 
 latencies, as in the flow model.\
 """
 
+CONTROLS = {
+    "dcqcn": "DCQCN",
+    "hpcc": "HPCC",
+    "timely": "TIMELY",
+    "none": "no congestion control",
+}
+
 NOTE_HASHED = " links, as hashed: the same with the path that ECMP gave each."
 
 
@@ -28,16 +35,20 @@ def settings_line(found: PacketRun) -> str:
 
     settings = found.settings
     many = found.plan.most_paths
-    control = "DCQCN" if settings.congestion == "dcqcn" else "no congestion control"
+    control = CONTROLS[settings.congestion]
     if settings.window or settings.window_rtts:
         control += ", windows"
     pfc = "PFC" if settings.pfc else "no PFC, endless buffers"
+    if settings.recovery != "none":
+        pfc = f"losses, {settings.recovery}"
     packets = int(found.link_packets[_first_links(found)].sum())
     how = f"ECMP over up to {many} paths"
     if many == 1:
         how = "one path for each flow"
     elif settings.routing == "spray":
         how = f"packets sprayed over up to {many} paths"
+    elif settings.routing == "adaptive":
+        how = f"packets over the emptiest of up to {many} paths"
     return (
         f"{how}, {control}, {pfc}, {settings.switching}: "
         f"{counted(len(found.plan.cap), 'queue pair')}, {counted(packets, 'packet')} of up to "
@@ -86,7 +97,9 @@ def draw_lines(runs: list[PacketRun]) -> list[str]:
     from ..base.text import aligned
 
     hashed = _is_hashed(runs[0])
-    rows = [("seed", *(("links, as hashed",) * hashed), "packets", "of even", "marked", "pauses")]
+    lossy = runs[0].settings.recovery != "none"
+    last = "dropped" if lossy else "pauses"
+    rows = [("seed", *(("links, as hashed",) * hashed), "packets", "of even", "marked", last)]
     for found in runs:
         rows.append(
             (
@@ -95,7 +108,7 @@ def draw_lines(runs: list[PacketRun]) -> list[str]:
                 f"{found.duration / 1e9:.3f} ms",
                 f"{found.duration / found.even:.2f}",
                 f"{_marked(found):.1%}",
-                str(int(found.pauses.sum())),
+                str(int((found.dropped if lossy else found.pauses).sum())),
             )
         )
     ratio = np.array([found.duration / found.even for found in runs])
@@ -132,6 +145,9 @@ def as_json(found: PacketRun, price: int | None) -> dict[str, Any]:
         "notifications": int(found.notifications.sum()),
         "pauses": int(found.pauses.sum()),
         "paused_seconds": float(found.paused.max()) / 1e12,
+        "dropped": int(found.dropped.sum()),
+        "resent": int(found.resent.sum()),
+        "timeouts": int(found.timeouts.sum()),
         "flow_end_seconds": {
             str(share): float(np.quantile(found.flow_end, share / 100)) / 1e12
             for share in (0, 50, 99, 100)
@@ -144,6 +160,7 @@ def as_json(found: PacketRun, price: int | None) -> dict[str, Any]:
                 "queue_max": int(found.queue_max[link]),
                 "queue_mean": float(found.queue_mean[link]),
                 "marked": int(found.link_marked[link]),
+                "dropped": int(found.dropped[link]),
                 "pauses": int(found.pauses[link]),
                 "paused_seconds": float(found.paused[link]) / 1e12,
             }
@@ -202,6 +219,8 @@ def _waiting_lines(found: PacketRun) -> list[str]:
     lines = [f"marked (ECN)      {_marked(found):.2%} of packets in queues of switches; {notified}"]
     if found.settings.congestion == "dcqcn":
         lines += [f"marks             {_thresholds(found)}"]
+    if found.settings.recovery != "none":
+        return [*lines, *_loss_lines(found)]
     pauses = int(found.pauses.sum())
     if pauses:
         worst = int(found.paused.argmax())
@@ -214,6 +233,21 @@ def _waiting_lines(found: PacketRun) -> list[str]:
     return lines
 
 
+def _loss_lines(found: PacketRun) -> list[str]:
+    from ..base.text import counted
+
+    dropped = int(found.dropped.sum())
+    if not dropped and not found.resent.any():
+        return ["lost              nothing"]
+    worst = int(found.dropped.argmax())
+    where = f", {found.dropped[worst]:,} of them before {found.topology.link_name(worst)}"
+    timeouts = counted(int(found.timeouts.sum()), "timeout")
+    return [
+        f"lost              {counted(dropped, 'packet')}{where if dropped else ''}",
+        f"sent again        {counted(int(found.resent.sum()), 'packet')}; {timeouts}",
+    ]
+
+
 def _link_lines(found: PacketRun) -> list[str]:
     from ..base.text import aligned
 
@@ -222,7 +256,9 @@ def _link_lines(found: PacketRun) -> list[str]:
     shown = [link for link in order[:MAX_LINKS].tolist() if found.link_packets[link]]
     if not shown:
         return ["nothing went over a switch of the fabric"]
-    rows = [("busiest links", "used", "queue at most", "in the mean", "marked", "paused")]
+    lossy = found.settings.recovery != "none"
+    last = "dropped" if lossy else "paused"
+    rows = [("busiest links", "used", "queue at most", "in the mean", "marked", last)]
     for link in shown:
         rows.append(
             (
@@ -231,7 +267,7 @@ def _link_lines(found: PacketRun) -> list[str]:
                 f"{found.queue_max[link] / 1e3:,.0f} kB",
                 f"{found.queue_mean[link] / 1e3:,.1f} kB",
                 f"{found.link_marked[link] / found.link_packets[link]:.1%}",
-                f"{found.paused[link] / 1e9:.3f} ms",
+                f"{found.dropped[link]:,}" if lossy else f"{found.paused[link] / 1e9:.3f} ms",
             )
         )
     return aligned(rows)

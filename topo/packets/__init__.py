@@ -1,4 +1,4 @@
-"""Packets: queues, ECN, DCQCN, PFC and ECMP, where flows are not detail enough.
+"""Packets: queues, congestion control, PFC or losses, paths, where flows are not detail enough.
 
 Read ``settings`` (parameters, with their sources in ``data/packets.toml``), ``flows`` (what is
 sent, from a table or a communication), ``plan`` (flows → queue pairs with their paths, messages and

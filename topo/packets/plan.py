@@ -61,6 +61,9 @@ class PacketInput:
     cap, pair_delay, pair_return : arrays, shape (n_pairs,)
         Highest rate of its sender, what it takes to reach the first link, and what a notification
         or an acknowledgement takes back.
+    pair_trip, pair_timeout : int64, shape (n_pairs,)
+        A round trip of a packet without queues, and for how long nothing new may be acknowledged
+        before what is under way counts as lost.
     window : float64, shape (n_pairs,)
         Bytes that may be under way; infinite without windows.
     message_pair, message_bytes, message_start, message_flow : arrays, shape (n_messages,)
@@ -93,6 +96,8 @@ class PacketInput:
     cap: Floats
     pair_delay: Ints
     pair_return: Ints
+    pair_trip: Ints
+    pair_timeout: Ints
     window: Floats
     message_pair: NDArray[np.int32]
     message_bytes: Ints
@@ -159,6 +164,7 @@ def packet_input(
     paths = [path for pair in pairs for path in pair.paths]
     scale = topology.bandwidth / settings.reference_rate
     latency = np.rint(topology.latency * PICOSECONDS).astype(np.int64)
+    trips = [max(_trip(topology, path, settings) for path in pair.paths) for pair in pairs]
     switch = topology.node_kind == NodeKind.SWITCH
     return PacketInput(
         n_nodes=topology.n_nodes,
@@ -174,6 +180,14 @@ def packet_input(
         cap=np.array([_cap(topology, pair.before) for pair in pairs]) / PICOSECONDS,
         pair_delay=np.array([int(latency[list(pair.before)].sum()) for pair in pairs], np.int64),
         pair_return=np.array([int(latency[list(pair.paths[0])].sum()) for pair in pairs], np.int64),
+        pair_trip=np.array([round(trip * PICOSECONDS) for trip in trips], np.int64),
+        pair_timeout=np.array(
+            [
+                round(_timeout(topology, pair, trip, settings) * PICOSECONDS)
+                for pair, trip in zip(pairs, trips, strict=True)
+            ],
+            np.int64,
+        ),
         window=np.array([_window(topology, pair, settings) for pair in pairs]),
         message_pair=np.array(messages.pair, np.int32),
         message_bytes=np.array(messages.bytes, np.int64),
@@ -278,17 +292,30 @@ def _cap(topology: Topology, before: tuple[int, ...]) -> float:
 def _window(topology: Topology, pair: _Pair, settings: PacketSettings) -> float:
     """Queue pair → bytes that it may have under way; infinite without windows.
 
-    A round trip is latencies there and back, and a packet's time on each link of the way there.
+    HPCC's first window is a round trip at the rate of the slowest link.
     """
     bounds = [float(settings.window)] if settings.window else []
-    if settings.window_rtts:
-        each = []
-        for path in map(list, pair.paths):
-            rates = topology.bandwidth[path]
-            trip = 2 * topology.latency[path].sum() + (settings.mtu / rates).sum()
-            each.append(float(trip * rates.min()) * settings.window_rtts)
-        bounds.append(max(each))
+    trips = settings.window_rtts or int(settings.congestion == "hpcc")
+    if trips:
+        each = (
+            _trip(topology, path, settings) * float(topology.bandwidth[list(path)].min())
+            for path in pair.paths
+        )
+        bounds.append(max(each) * trips)
     return min(bounds, default=np.inf)
+
+
+def _trip(topology: Topology, path: tuple[int, ...], settings: PacketSettings) -> float:
+    """Path → latencies there and back, and a packet's time on each link of the way there, in s."""
+    links = list(path)
+    takes = (settings.mtu / topology.bandwidth[links]).sum()
+    return float(2 * topology.latency[links].sum() + takes)
+
+
+def _timeout(topology: Topology, pair: _Pair, trip: float, settings: PacketSettings) -> float:
+    """Queue pair and its round trip → after which time without news packets count as lost, in s."""
+    slowest = min(float(topology.bandwidth[list(path)].min()) for path in pair.paths)
+    return settings.timeout or trip + settings.buffer / slowest
 
 
 def _offsets(counts: Sequence[int]) -> Ints:

@@ -48,6 +48,10 @@ class PacketRun:
     queue_max : int64, shape (n_links,)
     queue_mean : float64, shape (n_links,)
         Bytes in its queue, over the whole time.
+    dropped : int64, shape (n_links,)
+        Packets that found no room in its queue.
+    resent, timeouts : int64, shape (n_pairs,)
+        Packets that each queue pair sent again, and how often it did so for want of news.
     pauses, paused : int64, shape (n_links,)
         How often and how long (ps) each link was paused.
     buffer_max : int64, shape (n_nodes,)
@@ -70,6 +74,9 @@ class PacketRun:
     link_marked: Ints
     queue_max: Ints
     queue_mean: NDArray[np.float64]
+    dropped: Ints
+    resent: Ints
+    timeouts: Ints
     pauses: Ints
     paused: Ints
     buffer_max: Ints
@@ -172,6 +179,9 @@ def _run_of(
         core.link_marks,
         core.link_most,
         core.link_area / max(1, int(flow_end.max())),
+        core.link_drops,
+        core.pair_resent,
+        core.pair_timeouts,
         core.link_pauses,
         core.link_paused,
         core.node_most,

@@ -17,18 +17,23 @@ __all__ = [
     "Congestion",
     "PacketSettings",
     "RateControl",
+    "Recovery",
     "Routing",
     "Switching",
+    "Watching",
     "packet_settings",
 ]
 
 FILE = "packets.toml"
 
-Routing = Literal["ecmp", "spray"]
-"""Where there are several paths: a hash of the queue pair takes one of them, or every packet takes
-any."""
+Routing = Literal["ecmp", "spray", "adaptive"]
+"""Where there are several paths: a hash of the queue pair takes one of them, every packet takes
+any, or every switch sends a packet to the link that has the least to send."""
 
-Congestion = Literal["dcqcn", "none"]
+Congestion = Literal["dcqcn", "hpcc", "timely", "none"]
+
+Recovery = Literal["none", "go-back-n", "selective-repeat"]
+"""What a queue pair does about lost packets; none are lost with ``"none"``."""
 
 Switching = Literal["cut-through", "store-and-forward"]
 
@@ -87,12 +92,40 @@ class RateControl:
 
 
 @frozen
+class Watching:
+    """HPCC and TIMELY at the sender; times in ps. Increments and the least rate: `RateControl`.
+
+    Attributes
+    ----------
+    target : float
+        HPCC's eta: load at which the fullest link is kept.
+    stages : int
+        HPCC's maxStage: increments after which a rate follows the load even if that is low.
+    filter, decrease : float
+        TIMELY's alpha and beta.
+    low, high : int
+        Round trips below which TIMELY's rates grow, and above which they shrink, in any case.
+    least_trip : int
+        TIMELY's unit of changes of round trips.
+    """
+
+    target: float
+    stages: int
+    filter: float
+    decrease: float
+    low: int
+    high: int
+    least_trip: int
+
+
+@frozen
 class PacketSettings:
     """What switches and NICs do with packets.
 
     Attributes
     ----------
     control : RateControl
+    watching : Watching
     mtu : int
         Payload of a packet at most, in bytes.
     buffer : int
@@ -101,6 +134,11 @@ class PacketSettings:
         Part of a switch's free buffer that one port may fill before it is paused.
     resume_offset : int
         Bytes below that at which it may go on.
+    drop_share : float
+        Where packets are dropped: part of a switch's free buffer that one egress queue may fill.
+    timeout : float
+        Seconds without a new acknowledgement after which a queue pair sends again what is under
+        way; 0: what its path takes, there and back, and a full buffer at its slowest link's rate.
     chunk : int
         Bytes of messages at most where later steps wait for them.
     kmin, kmax : int
@@ -117,11 +155,14 @@ class PacketSettings:
         Bytes per second of the links for which thresholds, increments and the least rate hold; on
         others they are in proportion.
     routing : str
-        ``"ecmp"`` or ``"spray"``.
+        ``"ecmp"``, ``"spray"`` or ``"adaptive"``.
     congestion : str
-        ``"dcqcn"``, or ``"none"``: senders do not slow down.
+        ``"dcqcn"``, ``"hpcc"``, ``"timely"``, or ``"none"``: senders do not slow down.
     pfc : bool
-        Whether a full port is paused; without it buffers have no end.
+        Whether a full port is paused; without it, and without `recovery`, buffers have no end.
+    recovery : str
+        ``"go-back-n"``, ``"selective-repeat"``: switches drop packets, and this is how queue pairs
+        send them again; ``"none"``: they do not.
     switching : str
         ``"cut-through"`` or ``"store-and-forward"``.
     seed : int
@@ -129,10 +170,13 @@ class PacketSettings:
     """
 
     control: RateControl
+    watching: Watching
     mtu: int
     buffer: int
     pfc_share: float
     resume_offset: int
+    drop_share: float
+    timeout: float
     chunk: int
     kmin: int
     kmax: int
@@ -144,6 +188,7 @@ class PacketSettings:
     routing: Routing = "ecmp"
     congestion: Congestion = "dcqcn"
     pfc: bool = True
+    recovery: Recovery = "none"
     switching: Switching = "cut-through"
     seed: int = 0
 
@@ -151,6 +196,7 @@ class PacketSettings:
         for name, allowed in (
             ("routing", get_args(Routing)),
             ("congestion", get_args(Congestion)),
+            ("recovery", get_args(Recovery)),
             ("switching", get_args(Switching)),
         ):
             if getattr(self, name) not in allowed:
@@ -166,6 +212,12 @@ class PacketSettings:
             ("kmin", self.kmin, 0, self.kmax),
             ("pmax", self.pmax, 0, 1),
             ("pfc_share", self.pfc_share, 1e-6, 1e3),
+            ("drop_share", self.drop_share, 1e-6, 1e3),
+            ("timeout", self.timeout, 0, MAX_TIME),
+            ("hpcc_target", self.watching.target, 0.01, 1),
+            ("hpcc_stages", self.watching.stages, 0, 1000),
+            ("timely_alpha", self.watching.filter, 0, 1),
+            ("timely_beta", self.watching.decrease, 0, 1),
             ("window", self.window, 0, MAX_BUFFER),
             ("window_rtts", self.window_rtts, 0, 1e6),
             ("byte_counter", self.control.bytes, 0, MAX_BUFFER),
@@ -178,6 +230,26 @@ class PacketSettings:
                     f"{name} is {value:,}; it must be {least:,} to {most:,}"
                     + (", which is kmax" if name == "kmin" else "")
                 )
+        if self.watching.low > self.watching.high:
+            raise InputError(
+                f"timely_low is {self.watching.low / PICOSECONDS:g} s; it must be at most "
+                f"timely_high, which is {self.watching.high / PICOSECONDS:g} s"
+            )
+        if self.recovery != "none":
+            if self.pfc:
+                raise InputError(
+                    f"with PFC nothing is lost; recovery is {self.recovery!r}: allowed: none"
+                )
+            if self.buffer < self.mtu or self.drop_share * self.buffer < self.mtu:
+                raise InputError(
+                    f"an empty queue takes {min(1, self.drop_share) * self.buffer:,.0f} B, less "
+                    f"than a packet (mtu is {self.mtu:,} B): a larger buffer or drop_share"
+                )
+        if self.congestion == "hpcc" and self.routing != "ecmp":
+            raise InputError(
+                f"hpcc follows the links of one path; routing is {self.routing!r}: allowed with "
+                "it: ecmp"
+            )
         rates = (self.control.least, self.control.additive, self.control.hyper)
         for name, rate in zip(("min_rate", "rate_ai", "rate_hai"), rates, strict=True):
             if rate > self.reference_rate / PICOSECONDS:
@@ -195,6 +267,8 @@ class PacketSettings:
             "buffer": self.buffer,
             "pfc_share": self.pfc_share,
             "resume_offset": self.resume_offset,
+            "drop_share": self.drop_share,
+            "timeout": self.timeout,
             "chunk": self.chunk,
             "reference_rate": self.reference_rate,
             "kmin": self.kmin,
@@ -213,6 +287,13 @@ class PacketSettings:
             "rate_hai": control.hyper * PICOSECONDS,
             "min_rate": control.least * PICOSECONDS,
             "cnp_interval": control.feedback / PICOSECONDS,
+            "hpcc_target": self.watching.target,
+            "hpcc_stages": self.watching.stages,
+            "timely_alpha": self.watching.filter,
+            "timely_beta": self.watching.decrease,
+            "timely_low": self.watching.low / PICOSECONDS,
+            "timely_high": self.watching.high / PICOSECONDS,
+            "timely_least_trip": self.watching.least_trip / PICOSECONDS,
         }
 
 
@@ -223,6 +304,7 @@ def packet_settings(
     routing: Routing = "ecmp",
     congestion: Congestion = "dcqcn",
     pfc: bool = True,
+    recovery: Recovery = "none",
     switching: Switching = "cut-through",
     seed: int = 0,
 ) -> PacketSettings:
@@ -235,7 +317,7 @@ def packet_settings(
     changes : mapping of str to str, optional
         By key of the file, a number in the file's unit, or with one: ``{"mtu": "9000"}``,
         ``{"timer": "300 us"}``.
-    routing, congestion, pfc, switching, seed
+    routing, congestion, pfc, recovery, switching, seed
         See `PacketSettings`.
 
     Raises
@@ -263,10 +345,13 @@ def packet_settings(
             raise InputError(f"{name} is {given[name]:g}; it must be 0 (no) or 1 (yes)")
     return PacketSettings(
         _rate_control(given),
+        _watching(given),
         mtu=round(given["mtu"]),
         buffer=round(given["buffer"]),
         pfc_share=given["pfc_share"],
         resume_offset=round(given["resume_offset"]),
+        drop_share=given["drop_share"],
+        timeout=given["timeout"],
         chunk=round(given["chunk"]),
         kmin=round(given["kmin"]),
         kmax=round(given["kmax"]),
@@ -278,6 +363,7 @@ def packet_settings(
         routing=routing,
         congestion=congestion,
         pfc=pfc,
+        recovery=recovery,
         switching=switching,
         seed=seed,
     )
@@ -309,6 +395,26 @@ def _rate_control(given: Mapping[str, float]) -> RateControl:
         feedback=ps("cnp_interval"),
         fast=round(given["fast_recovery"]),
         clamp=given["clamp_target"] > 0,
+    )
+
+
+def _watching(given: Mapping[str, float]) -> Watching:
+    """Parameters by name, in seconds → those of HPCC and TIMELY."""
+    times = ("timely_low", "timely_high", "timely_least_trip")
+    for name in times:
+        if not 0 < given[name] <= MAX_TIME:
+            raise InputError(
+                f"{name} is {given[name]:g} s; it must be above 0 and at most {MAX_TIME} s"
+            )
+    low, high, least_trip = (max(1, round(given[name] * PICOSECONDS)) for name in times)
+    return Watching(
+        target=given["hpcc_target"],
+        stages=round(given["hpcc_stages"]),
+        filter=given["timely_alpha"],
+        decrease=given["timely_beta"],
+        low=low,
+        high=high,
+        least_trip=least_trip,
     )
 
 

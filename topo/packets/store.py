@@ -2,11 +2,11 @@
 
 title                     text: what was sent, over what
 settings/                 attributes: parameters by key of data/packets.toml (in bytes, seconds and
-                          bytes per second), routing, congestion, switching, pfc, seed
+                          bytes per second), routing, congestion, recovery, switching, pfc, seed
 flows/                    sender, receiver, channel (texts); bytes (of all its steps), begin, end
                           (ps)
-links/                    name (texts); bytes, packets, marked, queue_max, queue_mean (B), pauses,
-                          paused (ps): of the links that anything went over
+links/                    name (texts); bytes, packets, marked, queue_max, queue_mean (B), dropped,
+                          pauses, paused (ps): of the links that anything went over
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def write_packets(
         write_texts(file, "title", [title])
         settings = found.settings
         group = file.create_group("settings")
-        for name in ("routing", "congestion", "switching", "pfc", "seed"):
+        for name in ("routing", "congestion", "recovery", "switching", "pfc", "seed"):
             group.attrs[name] = getattr(settings, name)
         for name, value in settings.parameters.items():
             group.attrs[name] = value
@@ -75,6 +75,7 @@ def write_packets(
             ("marked", found.link_marked, "1"),
             ("queue_max", found.queue_max, "B"),
             ("queue_mean", found.queue_mean, "B"),
+            ("dropped", found.dropped, "1"),
             ("pauses", found.pauses, "1"),
             ("paused", found.paused, "ps"),
         ):

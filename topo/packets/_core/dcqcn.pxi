@@ -19,6 +19,7 @@ cdef struct Rate:  # of a queue pair
     double target
     double line
     double scale  # of increments: the line's rate over that which they hold for
+    double least  # below which no rate is cut
     double alpha
     int64_t last_cut  # ps; -1: none yet
     int64_t sent  # since the byte counter's last step
@@ -27,9 +28,10 @@ cdef struct Rate:  # of a queue pair
     bint limited
 
 
-cdef inline void reset(Rate* rate, double line, double scale) noexcept nogil:
+cdef inline void reset(Rate* rate, double line, double scale, double least) noexcept nogil:
     rate.current = rate.target = rate.line = line
     rate.scale = scale
+    rate.least = least * scale
     rate.alpha = 1.0
     rate.sent = 0
     rate.last_cut = -1
@@ -43,7 +45,7 @@ cdef inline void cut(Rate* rate, const Control* control, int64_t now) noexcept n
         rate.alpha *= pow(1 - control.gain, (now - rate.last_cut) // control.alpha_timer)
     if control.clamp or rate.byte_steps or rate.timer_steps or not rate.limited:
         rate.target = rate.current
-    rate.current = max(control.least * rate.scale, rate.current * (1 - rate.alpha / 2))
+    rate.current = max(rate.least, rate.current * (1 - rate.alpha / 2))
     rate.alpha = (1 - control.gain) * rate.alpha + control.gain
     rate.last_cut = now
     rate.sent = 0

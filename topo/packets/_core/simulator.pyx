@@ -16,7 +16,9 @@ in, first out.
 3. A queue pair with a window sends no packet while that many bytes are under way, not acknowledged.
    An acknowledgement follows every packet that arrives and looks at its first link, so that no pair
    waits for one that does not come.
-4. Events of one time happen in the order in which they were pushed, and random numbers are drawn in
+4. With `recovering` a switch drops what is beyond an egress queue's part of its buffer, and packets
+   have a *position*: their first byte among all bytes of their queue pair (losses.pxi).
+5. Events of one time happen in the order in which they were pushed, and random numbers are drawn in
    that order: one input has one result.
 
 Times are int64 ps; rates are bytes per ps. Callers are trusted: no index is checked.
@@ -27,14 +29,21 @@ import numpy as np
 cimport cython
 from libc.math cimport ceil, pow
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint64_t
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport calloc, free, realloc
 
 include "heap.pxi"
 include "dcqcn.pxi"
+include "telemetry.pxi"
 
 cdef enum:
-    ARRIVE, DELIVER, WAKE, RELEASE, PAUSE, RESUME, NOTIFY, ACKNOWLEDGE, TIMER
+    ARRIVE, DELIVER, WAKE, RELEASE, PAUSE, RESUME, NOTIFY, ACKNOWLEDGE, EXPIRE, TIMER
     # All but timers keep the simulation going.
+
+cdef enum:
+    UNCONTROLLED, DCQCN, TIMELY, HPCC
+
+cdef enum:
+    LOSSLESS, GO_BACK_N, SELECTIVE_REPEAT
 
 cdef struct Packet:
     int32_t message
@@ -43,7 +52,16 @@ cdef struct Packet:
     int32_t size
     int32_t next  # behind it in the same queue, or among the unused
     int32_t ingress  # the link that it came by, -1 at its sender
+    int32_t path
+    int32_t stamps  # of HPCC's, so far
+    int64_t position  # of its first byte in its queue pair
+    int64_t sent  # when
+    int64_t answer  # of its acknowledgement: before which position all has arrived
     bint marked
+    bint refused  # its acknowledgement says that something before it is missing
+
+
+cdef class Losses
 
 
 @cython.final
@@ -52,6 +70,7 @@ cdef class Simulator:
 
     cdef const double[::1] rate, cap, low, high, window
     cdef const int64_t[::1] latency, message_bytes, message_start, pair_delay, pair_return
+    cdef const int64_t[::1] pair_trip, pair_timeout
     cdef const int64_t[::1] path_first, pair_first, gate_first
     cdef const int32_t[::1] path_link, target, message_pair, message_opens, gate_next
     cdef const int32_t[::1] gate_message
@@ -75,11 +94,18 @@ cdef class Simulator:
     # none; `last`: the last message that waits; `ring_next`, `ring_before`: its neighbours in the
     # ring of its first link, a doubly linked list in which it stands while it has a message;
     # `next_time`: before which its rate allows no packet; `next_feedback`: before which no mark is
-    # reported; `next_timer`: when its timer runs out; `under_way`: bytes not acknowledged.
+    # reported; `next_timer`: when its timer runs out; `under_way`: bytes not acknowledged;
+    # `offered`, `sent_to`: the position behind its last message, and of the next byte.
     cdef int32_t[::1] current, last, ring_next, ring_before
+    cdef int64_t[::1] offered, sent_to
     cdef int64_t[::1] left, next_time, next_feedback, next_timer, cuts_of, under_way
     cdef readonly object pair_cuts
     cdef Rate* rates
+    cdef Watch* watches
+    cdef Stamp* last_stamps  # `n_stamps` of each pair: of the last acknowledgement
+    cdef Stamp* stamps  # of packets
+    cdef int32_t n_stamps
+    cdef Losses lost
     # Of messages and gates. `message_next`: behind it in its queue pair; `to_come`: bytes that have
     # not arrived; `gate_left`: what a gate still waits for.
     cdef int32_t[::1] message_next, gate_left
@@ -92,8 +118,9 @@ cdef class Simulator:
     cdef readonly int64_t done, happened, now
     cdef uint64_t random_state
     cdef Control control
-    cdef int32_t mtu
-    cdef bint cut_through, controlled, pausing, windowed, scaling
+    cdef Watching watching
+    cdef int32_t mtu, congestion, recovering
+    cdef bint cut_through, pausing, windowed, scaling, acknowledging, adaptive
     cdef double most_marked, buffer, share
     cdef int64_t resume_offset
     cdef bint failed  # to get memory
@@ -107,7 +134,17 @@ cdef class Simulator:
         self.pair_first, self.cap = given.pair_first, given.cap
         self.pair_delay, self.pair_return = given.pair_delay, given.pair_return
         self.window, self.under_way = given.window, np.zeros(k, np.int64)
-        self.windowed, self.scaling = np.isfinite(given.window).any(), settings.window_scales
+        self.pair_trip, self.pair_timeout = given.pair_trip, given.pair_timeout
+        self.offered, self.sent_to = np.zeros(k, np.int64), np.zeros(k, np.int64)
+        self.congestion = {"none": UNCONTROLLED, "dcqcn": DCQCN, "timely": TIMELY, "hpcc": HPCC}[
+            settings.congestion]
+        self.recovering = {
+            "none": LOSSLESS, "go-back-n": GO_BACK_N, "selective-repeat": SELECTIVE_REPEAT}[
+            settings.recovery]
+        self.adaptive = settings.routing == "adaptive"
+        self.windowed = np.isfinite(given.window).any()
+        self.scaling = settings.window_scales or self.congestion == HPCC
+        self.acknowledging = self.windowed or self.recovering or self.congestion > DCQCN
         self.message_bytes, self.message_pair = given.message_bytes, given.message_pair
         self.message_start, self.message_opens = given.message_start, given.message_opens
         self.gate_next, self.gate_first = given.gate_next, given.gate_first
@@ -143,7 +180,7 @@ cdef class Simulator:
         self.message_begin, self.message_end = np.full(m, -1, np.int64), np.full(m, -1, np.int64)
         self.begin_of, self.end_of = self.message_begin, self.message_end
         self.mtu, self.cut_through = settings.mtu, settings.switching == "cut-through"
-        self.controlled, self.pausing = settings.congestion == "dcqcn", settings.pfc
+        self.pausing = settings.pfc
         self.most_marked, self.buffer = settings.pmax, settings.buffer
         self.share, self.resume_offset = settings.pfc_share, settings.resume_offset
         self.random_state = settings.seed
@@ -151,13 +188,24 @@ cdef class Simulator:
         self.control = Control(
             control.gain, control.additive, control.hyper, control.least, control.bytes,
             control.timer, control.alpha_timer, control.feedback, control.fast, control.clamp)
+        watching = settings.watching
+        self.watching = Watching(
+            watching.target, watching.stages, watching.filter, watching.decrease, watching.low,
+            watching.high, watching.least_trip)
+        self.lost = Losses(self.recovering, settings, given)
         self.unused = -1
         self.rates = <Rate*>realloc(NULL, max(k, 1) * sizeof(Rate))
-        if self.rates == NULL:
+        self.watches = <Watch*>calloc(max(k, 1), sizeof(Watch))
+        if self.congestion == HPCC:
+            self.n_stamps = max(1, int(np.diff(given.path_first).max(initial=1)))
+            self.last_stamps = <Stamp*>calloc(max(k, 1) * self.n_stamps, sizeof(Stamp))
+        if self.rates == NULL or self.watches == NULL or (
+                self.n_stamps and self.last_stamps == NULL):
             raise MemoryError
         for i in range(k):
             line = min(self.cap[i], self.rate[self.first_link(i)])
-            reset(&self.rates[i], line, line / settings.reference_rate * 1e12)
+            reset(&self.rates[i], line, line / settings.reference_rate * 1e12, control.least)
+            self.watches[i].reference = line
         for i in range(len(given.gate_count)):
             if given.gate_count[i] == 0:
                 self.open_messages(i)
@@ -169,6 +217,21 @@ cdef class Simulator:
         free(self.packets)
         free(self.events)
         free(self.rates)
+        free(self.watches)
+        free(self.stamps)
+        free(self.last_stamps)
+
+    @property
+    def link_drops(self):
+        return self.lost.link_drops
+
+    @property
+    def pair_resent(self):
+        return self.lost.pair_resent
+
+    @property
+    def pair_timeouts(self):
+        return self.lost.pair_timeouts
 
     def run(self, int64_t budget):
         """Let up to so many events happen; return whether there is more to come."""
@@ -235,6 +298,8 @@ cdef class Simulator:
             self.start_timer(item)
         elif kind == ACKNOWLEDGE:
             self.acknowledge(item)
+        elif kind == EXPIRE:
+            self.expire(item)
         else:
             self.tick(item)
 
@@ -273,15 +338,26 @@ cdef class Simulator:
 
     cdef void offer(self, int32_t message) noexcept nogil:
         """Append a message to its queue pair, and a pair that was idle to its first link's ring."""
-        cdef int32_t pair = self.message_pair[message], link, first, before
-        if self.current[pair] >= 0:
+        cdef int32_t pair = self.message_pair[message]
+        if self.last[pair] >= 0:
             self.message_next[self.last[pair]] = message
-            self.last[pair] = message
+        elif self.recovering:
+            self.lost.first(pair, message)
+        self.last[pair] = message
+        if self.recovering:
+            self.lost.message_at[message] = self.offered[pair]
+        self.offered[pair] += self.message_bytes[message]
+        if self.current[pair] >= 0:
             return
-        self.current[pair] = self.last[pair] = message
+        self.current[pair] = message
         self.left[pair] = self.message_bytes[message]
-        link = self.first_link(pair)
-        first = self.turn[link]
+        self.join_ring(pair)
+
+    cdef void join_ring(self, int32_t pair) noexcept nogil:
+        """Put a queue pair that has something to send last into its first link's ring."""
+        cdef int32_t link = self.first_link(pair), first = self.turn[link], before
+        if self.ring_next[pair] >= 0:
+            return
         if first < 0:
             self.turn[link] = self.ring_next[pair] = self.ring_before[pair] = pair
         else:  # last in the ring
@@ -292,6 +368,7 @@ cdef class Simulator:
 
     cdef void leave_ring(self, int32_t pair, int32_t link) noexcept nogil:
         cdef int32_t after = self.ring_next[pair], before = self.ring_before[pair]
+        self.ring_next[pair] = -1
         if after == pair:
             self.turn[link] = -1
             return
@@ -351,6 +428,8 @@ cdef class Simulator:
                 soonest[0] = min(soonest[0], self.next_time[pair])
             elif not self.windowed or self.under_way[pair] < self.window_now(pair):
                 return pair
+            elif self.recovering and self.lost.has_lost(self, pair):
+                return pair
             pair = self.ring_next[pair]
             if pair == first:
                 return -1
@@ -363,40 +442,56 @@ cdef class Simulator:
 
     cdef int32_t packet_of(self, int32_t pair, int32_t link) noexcept nogil:
         """Make the next packet of a queue pair."""
-        cdef int32_t number = self.new_packet(), message = self.current[pair]
-        cdef int64_t path = self.pair_first[pair], many = self.pair_first[pair + 1] - path
+        cdef int32_t number = self.new_packet(), message = self.current[pair], path = <int32_t>self.pair_first[pair]
+        cdef int32_t size
+        cdef int64_t many = self.pair_first[pair + 1] - path, position = -1
         cdef Packet* packet
         cdef Rate* rate = &self.rates[pair]
         if number < 0:
             return -1
+        if self.recovering == SELECTIVE_REPEAT:
+            position = self.lost.next_lost(self, pair, &message, &size)
+        if position < 0:
+            position = self.sent_to[pair]
+            size = <int32_t>min(<int64_t>self.mtu, self.left[pair])
         if many > 1:
-            path += self.random() % <uint64_t>many
+            path += <int32_t>(self.random() % <uint64_t>many)
         packet = &self.packets[number]
         packet.message, packet.ingress, packet.marked = message, -1, False
+        packet.path, packet.stamps, packet.refused = path, 0, False
+        packet.position, packet.sent = position, self.now
         packet.at = <int32_t>self.path_first[path]
         packet.end = <int32_t>self.path_first[path + 1]
-        packet.size = <int32_t>min(<int64_t>self.mtu, self.left[pair])
+        packet.size = size
         if self.begin_of[message] < 0:
             self.begin_of[message] = self.now
-        self.left[pair] -= packet.size
-        self.under_way[pair] += packet.size
+        if self.recovering:
+            self.lost.sending(self, pair, position, size)
+        self.turn[link] = self.ring_next[pair]
+        if position == self.sent_to[pair]:
+            self.advance(pair, size)
+        if self.current[pair] < 0 and not (self.recovering and self.lost.has_lost(self, pair)):
+            self.leave_ring(pair, link)
         # At the line's rate the link itself is what holds it back, but not below.
-        self.next_time[pair] = self.now + <int64_t>(packet.size / rate.current)
+        self.next_time[pair] = self.now + <int64_t>(size / rate.current)
         if rate.limited and self.control.bytes:
-            rate.sent += packet.size
+            rate.sent += size
             if rate.sent >= self.control.bytes:
                 rate.sent -= self.control.bytes
                 rate.byte_steps += 1
                 increase(rate, &self.control)
-        self.turn[link] = self.ring_next[pair]
-        if not self.left[pair]:
-            if message == self.last[pair]:
-                self.current[pair] = self.last[pair] = -1
-                self.leave_ring(pair, link)
-            else:
-                self.current[pair] = self.message_next[message]
-                self.left[pair] = self.message_bytes[self.current[pair]]
         return number
+
+    cdef void advance(self, int32_t pair, int32_t size) noexcept nogil:
+        """Count new bytes of a queue pair as sent."""
+        self.left[pair] -= size
+        self.sent_to[pair] += size
+        self.under_way[pair] += size
+        if self.left[pair]:
+            return
+        self.current[pair] = self.message_next[self.current[pair]]
+        if self.current[pair] >= 0:
+            self.left[pair] = self.message_bytes[self.current[pair]]
 
     cdef void start(self, int32_t link, int32_t number) noexcept nogil:
         """Put a packet on a link that is free."""
@@ -404,6 +499,8 @@ cdef class Simulator:
         cdef int64_t takes = <int64_t>ceil(packet.size / self.rate[link]), early = 0
         cdef int32_t after
         self.busy[link] = self.now + takes
+        if self.n_stamps and self.marking[link]:
+            self.stamp(link, number)
         self.n_bytes[link] += packet.size
         self.n_packets[link] += 1
         if packet.ingress >= 0:
@@ -420,8 +517,16 @@ cdef class Simulator:
     cdef void arrive(self, int32_t number) noexcept nogil:
         """Queue a packet for its next link: it has arrived at the node before it."""
         cdef Packet* packet = &self.packets[number]
-        cdef int32_t link = self.path_link[packet.at]
+        cdef int32_t link
+        if self.adaptive:
+            self.choose_path(packet)
+        link = self.path_link[packet.at]
         packet.ingress = self.path_link[packet.at - 1]
+        if self.recovering and self.marking[link] and self.lost.has_no_room(
+                self, link, self.target[packet.ingress], packet.size):
+            self.lost.drops[link] += 1
+            self.forget(number)
+            return
         if self.marking[link] and self.queued[link] > self.low[link] and not packet.marked:
             if self.queued[link] > self.high[link] or self.uniform() < self.most_marked * (
                     self.queued[link] - self.low[link]) / (self.high[link] - self.low[link]):
@@ -437,19 +542,62 @@ cdef class Simulator:
         self.count_queue(link, packet.size)
         self.send(link)
 
-    cdef void deliver(self, int32_t number) noexcept nogil:
-        """Count a packet that has arrived at its destination; the last one ends its message."""
+    cdef void choose_path(self, Packet* packet) noexcept nogil:
+        """Let a packet go on by the path whose next link has the least to send before it.
+
+        Of its pair's paths all are equally long, so that those that lead through the node where it
+        is have as many links behind it. Where several are alike chance decides.
+        """
+        cdef int32_t pair = self.message_pair[packet.message], link, i, path, best = packet.path
+        cdef int32_t first = <int32_t>self.pair_first[pair]
+        cdef int32_t many = <int32_t>(self.pair_first[pair + 1] - first), offset
+        cdef int64_t hop = packet.at - self.path_first[packet.path]
+        cdef int32_t here = self.target[self.path_link[packet.at - 1]]
+        cdef double waits, least = -1
+        if many == 1:
+            return
+        offset = <int32_t>(self.random() % <uint64_t>many)
+        for i in range(many):
+            path = first + (i + offset) % many
+            if self.target[self.path_link[self.path_first[path] + hop - 1]] != here:
+                continue
+            link = self.path_link[self.path_first[path] + hop]
+            waits = self.queued[link] / self.rate[link] + max(0, self.busy[link] - self.now)
+            if least < 0 or waits < least:
+                best, least = path, waits
+        packet.path = best
+        packet.at = <int32_t>(self.path_first[best] + hop)
+        packet.end = <int32_t>self.path_first[best + 1]
+
+    cdef void stamp(self, int32_t link, int32_t number) noexcept nogil:
+        """Write into a packet what HPCC's switches do as it leaves (INT)."""
         cdef Packet* packet = &self.packets[number]
-        cdef int32_t message = packet.message, pair = self.message_pair[message], gate
-        if packet.marked and self.controlled and self.now >= self.next_feedback[pair]:
+        cdef Stamp* stamp = &self.stamps[<int64_t>number * self.n_stamps + packet.stamps]
+        stamp.time, stamp.bytes = self.now, self.n_bytes[link]
+        stamp.queued = self.queued[link]
+        packet.stamps += 1
+
+    cdef void deliver(self, int32_t number) noexcept nogil:
+        """Take a packet at its destination, and acknowledge it where senders look at that."""
+        cdef Packet* packet = &self.packets[number]
+        cdef int32_t pair = self.message_pair[packet.message]
+        cdef bint taken = True, answered = self.acknowledging
+        if packet.marked and self.congestion == DCQCN and self.now >= self.next_feedback[pair]:
             self.next_feedback[pair] = self.now + self.control.feedback
             self.push(self.now + self.pair_return[pair], NOTIFY, pair)
-        self.to_come[message] -= packet.size
-        if self.windowed:
+        if self.recovering:
+            taken = self.lost.take(self, pair, packet, &answered)
+        if taken:
+            self.count_down(packet.message, packet.size)
+        if answered:
             self.push(self.now + self.pair_return[pair], ACKNOWLEDGE, number)
         else:
-            packet.next = self.unused
-            self.unused = number
+            self.forget(number)
+
+    cdef void count_down(self, int32_t message, int32_t size) noexcept nogil:
+        """Count bytes of a message that have arrived; the last ones end it."""
+        cdef int32_t gate
+        self.to_come[message] -= size
         if self.to_come[message]:
             return
         self.end_of[message] = self.now
@@ -460,15 +608,71 @@ cdef class Simulator:
             if not self.gate_left[gate]:
                 self.open_messages(gate)
 
+    cdef void forget(self, int32_t number) noexcept nogil:
+        self.packets[number].next = self.unused
+        self.unused = number
+
+    # --- acknowledgements -----------------------------------------------------------------------
+
     cdef void acknowledge(self, int32_t number) noexcept nogil:
         """Take a packet off what its queue pair has under way, and let the pair go on."""
         cdef Packet* packet = &self.packets[number]
         cdef int32_t pair = self.message_pair[packet.message]
-        self.under_way[pair] -= packet.size
-        packet.next = self.unused
-        self.unused = number
-        if self.current[pair] >= 0:
+        if not self.recovering:
+            packet.answer = packet.position + packet.size
+            self.under_way[pair] -= packet.size
+        else:
+            self.lost.answer(self, pair, packet)
+        if self.congestion > DCQCN:
+            self.watch(pair, number)
+        self.forget(number)
+        if self.ring_next[pair] >= 0:
             self.send(self.first_link(pair))
+
+    cdef void watch(self, int32_t pair, int32_t number) noexcept nogil:
+        """Let a sender learn from an acknowledgement: HPCC from each, TIMELY once a round trip."""
+        cdef Packet* packet = &self.packets[number]
+        cdef Watch* watch = &self.watches[pair]
+        cdef Rate* rate = &self.rates[pair]
+        cdef bint whole = packet.answer > watch.update_at, first = watch.update_at == 0
+        cdef int64_t trip = self.now - packet.sent, tau = 0
+        cdef double load
+        if self.congestion == TIMELY:
+            if whole and not first:
+                rate.current = timely_rate(watch, &self.watching, &self.control, rate, trip)
+            elif first:
+                watch.before = trip
+        else:
+            load = self.fullest(pair, number, &tau)
+            if tau and not first:
+                rate.current = hpcc_rate(
+                    watch, &self.watching, &self.control, rate, load, tau, self.pair_trip[pair],
+                    whole)
+        if whole:
+            watch.update_at = self.sent_to[pair]
+
+    cdef double fullest(self, int32_t pair, int32_t number, int64_t* tau) noexcept nogil:
+        """Acknowledgement → load of the fullest port since the one before, and that time."""
+        cdef Packet* packet = &self.packets[number]
+        cdef Stamp* new = &self.stamps[<int64_t>number * self.n_stamps]
+        cdef Stamp* old = &self.last_stamps[<int64_t>pair * self.n_stamps]
+        cdef int64_t link = self.path_first[packet.path], i = 0, passed
+        cdef double rate, load, most = 0
+        while i < packet.stamps:
+            if self.marking[self.path_link[link]]:
+                rate, passed = self.rate[self.path_link[link]], new[i].time - old[i].time
+                if passed > 0:
+                    load = (new[i].bytes - old[i].bytes) / (passed * rate) + min(
+                        new[i].queued, old[i].queued) / (rate * self.pair_trip[pair])
+                    if load > most or not tau[0]:
+                        most, tau[0] = load, passed
+                    old[i] = new[i]
+                i += 1
+            link += 1
+        return most
+
+    cdef void expire(self, int32_t pair) noexcept nogil:
+        self.lost.expire(self, pair)
 
     # --- what is counted ------------------------------------------------------------------------
 
@@ -503,6 +707,7 @@ cdef class Simulator:
     cdef int32_t new_packet(self) noexcept nogil:
         cdef int32_t number = self.unused, more
         cdef Packet* grown
+        cdef Stamp* stamps
         if number >= 0:
             self.unused = self.packets[number].next
             return number
@@ -515,6 +720,13 @@ cdef class Simulator:
             self.failed = True
             return -1
         self.packets = grown
+        if self.n_stamps:
+            stamps = <Stamp*>realloc(
+                self.stamps, (<int64_t>self.n_room + more) * self.n_stamps * sizeof(Stamp))
+            if stamps == NULL:
+                self.failed = True
+                return -1
+            self.stamps = stamps
         for number in range(self.n_room + more - 1, self.n_room, -1):
             self.packets[number].next = self.unused
             self.unused = number
@@ -533,3 +745,6 @@ cdef class Simulator:
 
     cdef double uniform(self) noexcept nogil:
         return (self.random() >> 11) * (1.0 / 9007199254740992.0)
+
+
+include "losses.pxi"
