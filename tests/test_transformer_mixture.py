@@ -355,7 +355,8 @@ def test_scales_of_blocks_are_put_in_order_before_products(
     apart: bool, into: int, weights: int
 ) -> None:
     """Those of weights, and until Transformer Engine's pull request 2486 those of what was cast."""
-    layer = block(TINY, precision="fp8", fp8_scaling="blocks", scales_apart=apart)
+    blocks = {"precision": "fp8", "fp8_scaling": "blocks", "fp8_transposed": False}
+    layer = block(TINY, **blocks, scales_apart=apart)
     for name in ("qkv", "experts in"):
         found = operator(layer, name)
         products = [
@@ -364,7 +365,7 @@ def test_scales_of_blocks_are_put_in_order_before_products(
             if isinstance(step, Compute) and isinstance(step.kernel, Gemm | GroupedGemm)
         ]
         assert [step.calls for step in products] == [into, into, weights]
-    fused = operator(block(TINY, precision="fp8", fp8_scaling="blocks", moe_experts="fused"), name)
+    fused = operator(block(TINY, **blocks, moe_experts="fused"), name)
     assert [step.calls for step in fused.forward if isinstance(step, Compute)] == [0, 0]
 
 

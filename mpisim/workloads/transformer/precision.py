@@ -342,6 +342,8 @@ def _product_of_blocks(s: Shapes, step: Task) -> Task:
     found = _fp8_variant(step, "blocks")
     if found is step or not isinstance(found, Compute) or not _by_transformer_engine(s):
         return found
+    if s.plan.framework.fp8_transposed:  # Hopper's products read scales of blocks as they are
+        return found
     if isinstance(found.kernel, GroupedGemm) and s.plan.experts == "fused":
         return found
     weights = 0 if found.weight else 1
