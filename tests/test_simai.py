@@ -7,7 +7,7 @@ import gzip
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,13 @@ from hypothesis import strategies as st
 from mpisim import engine
 from mpisim.base.errors import InputError
 from mpisim.cli import main
-from mpisim.formats import import_program, read_simai, simai_program, write_simai
+from mpisim.formats import (
+    import_program,
+    rank_to_write,
+    read_simai,
+    simai_program,
+    write_simai,
+)
 from mpisim.formats.simai_layers import micro_batches
 from mpisim.program import Kind, Operation, Phase, Program, ProgramBuilder, load
 from mpisim.topo import AlphaBeta
@@ -382,6 +388,19 @@ def test_a_step_that_is_written_and_read_takes_as_long(
     assert again == pytest.approx(first, rel=0.02)
 
 
+def test_few_micro_batches_on_many_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two on 16 stages, of which the last is the busiest, and sums up gradients before the rest."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "simai-llama3-405b-1024-h100", "-o", "run.h5", "--json", "a.json"]) == 0
+    assert main(["export", "run.h5", "--format", "simai", "-o", "step.txt"]) == 0
+    assert main(["program", "import", "step.txt", "-o", "step.h5"]) == 0
+    assert main(["run", "step.h5", "--set", "cluster.preset=dgx-h100", "--json", "b.json"]) == 0
+    first, again = (
+        json.loads((tmp_path / name).read_text())["step_time"] for name in ("a.json", "b.json")
+    )
+    assert again == pytest.approx(first, rel=0.05)
+
+
 def test_the_text_is_as_simai_writes_it(
     exported: Callable[..., list[float]], tmp_path: Path, shared: Path
 ) -> None:
@@ -515,6 +534,58 @@ def test_waits_for_other_stages_are_not_in_the_text(tmp_path: Path) -> None:
     assert write_simai(two, tmp_path / "1.txt").stage == 1  # the one that takes longest
     again = simai_program(tmp_path / "1.txt")
     assert took(again) == 3 * (5_000 + 10_000) + 2 * COST
+
+
+def pipeline(times: Sequence[int], batches: int, norm: bool = False) -> Program:
+    """Stages of a rank, forward passes of these times and backward ones of twice as much, in ps."""
+    builder = ProgramBuilder()
+    count = len(times)
+    for stage, time in enumerate(times):
+        rows = builder.table(f"stage {stage}")
+        bound = [builder.communicator(tuple(range(count)), "norm")] if norm else []
+        done = -1
+        for phase, step in ((Phase.FORWARD, 1), (Phase.BACKWARD, -1)):
+            before, after = stage - step, stage + step
+            slots = {}
+            for pair in ((before, stage), (stage, after)):
+                if min(pair) >= 0 and max(pair) < count:
+                    slots[pair] = len(bound)
+                    bound.append(builder.communicator(pair, "message"))
+            for batch in range(batches):
+                rows.tags(phase=phase, micro_batch=batch)
+                ready = []
+                if (before, stage) in slots:
+                    slot = slots[before, stage]
+                    ready = [rows.point_to_point(Kind.RECV, slot, 1 + slot, 4096)]
+                takes = time if step > 0 else 2 * time
+                done = rows.kernel("layer", 0, takes, waits=ready)
+                if (stage, after) in slots:
+                    slot = slots[stage, after]
+                    rows.point_to_point(Kind.SEND, slot, 1 + slot, 4096, waits=[done])
+        if norm:
+            rows.tags(phase=Phase.OPTIMIZER, micro_batch=-1)
+            summed = rows.collective(Operation.ALL_REDUCE, 0, 9, 4, waits=[done])
+            rows.kernel("update", 0, 1_000_000, waits=[summed])
+        builder.add_table(rows.build())
+        builder.add_rank(stage, bound)
+    return builder.build({})
+
+
+def test_waits_for_small_collectives_with_other_stages_are_not_in_the_text(tmp_path: Path) -> None:
+    """The norm of gradients waits for the slowest stage, which the bubble has already."""
+    two = pipeline((9_000_000, 1_000_000), 2, norm=True)
+    rows_of = engine.simulate(two, network=priced()).rows(1)
+    times = np.stack([rows_of.begin, rows_of.end])
+    write_simai(two, tmp_path / "1.txt", times, rank=1)
+    lines = (tmp_path / "1.txt").read_text().splitlines()
+    assert lines[2].replace("\t", " ") == "backward -1 0 NONE 0 1000 NONE 0 0 NONE 0 0"
+
+
+@pytest.mark.parametrize(("batches", "stage"), [(1, 0), (2, 0), (8, 3), (64, 3)])
+def test_the_stage_that_is_written_makes_as_long_a_step(batches: int, stage: int) -> None:
+    """Three short stages and a long one: of many micro-batches the long one says how long."""
+    four = pipeline((1_000_000, 1_000_000, 1_000_000, 10_000_000), batches)
+    assert rank_to_write(four) == stage
 
 
 def test_stages_that_are_no_neighbours_are_refused(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="RANKS",
         help="ranks to write, as 0,8-15, or all (default: one of each kind, as a "
         "rank of each pipeline stage; chakra: all; simai: a rank of the stage that is "
-        "written, by default of the one that takes longest)",
+        "written, by default of the one that stands best for all)",
     )
     parser.add_argument(
         "--overwrite", action="store_true", help="replace an earlier export if there is one"

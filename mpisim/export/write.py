@@ -102,7 +102,7 @@ def export_run(
         The processes of the run.
     chosen : Chosen
         The ranks to write; ``chakra`` writes all, ``simai`` the pipeline stage of one rank, or of
-        all the one that takes longest.
+        all the one that stands best for them.
     overwrite : bool
         Whether earlier exports may be replaced.
 

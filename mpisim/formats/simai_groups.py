@@ -10,7 +10,7 @@ import numpy as np
 from ..base.errors import InputError
 from ..program import Kind, Operation, Phase, Program, Table
 
-__all__ = ["KINDS", "StageGroups"]
+__all__ = ["KINDS", "MIN_BYTES", "StageGroups"]
 
 KINDS = {
     Operation.ALL_REDUCE: "ALLREDUCE",
@@ -47,17 +47,17 @@ class StageGroups:
     def __init__(self, program: Program, stage: range) -> None:
         first = stage[0]
         table = program.table_of(first)
-        large = (
-            table.is_communication & (table.bytes >= MIN_BYTES) & (table.kind == Kind.COLLECTIVE)
-        )
+        collective = table.is_communication & (table.kind == Kind.COLLECTIVE)
+        large = collective & (table.bytes >= MIN_BYTES)
         bound = program.slots_of(first)
         self._members = {
             slot: tuple(sorted(program.communicators.group(int(bound[slot]))))
-            for slot in sorted(set(table.slot[large].tolist()))
+            for slot in sorted(set(table.slot[collective].tolist()))
         }
         self._stage = stage
         n = len(stage)
-        wanted = {each for each in self._members.values() if len(each) > 1 and self._within(each)}
+        sending = {self._members[slot] for slot in set(table.slot[large].tolist())}
+        wanted = {each for each in sending if len(each) > 1 and self._within(each)}
         # What forward passes reduce are parts of results, of tensor-parallel ranks.
         reduces = large & (table.phase == Phase.FORWARD) & np.isin(table.operation, _REDUCTIONS)
         summing = {self._members[slot] for slot in set(table.slot[reduces].tolist())} & wanted
@@ -117,7 +117,7 @@ class StageGroups:
         return None if len(members) == 1 else self._kinds[members]
 
     def crosses(self, table: Table, row: int) -> bool:
-        """Row → whether it is a collective communication with ranks of other stages.
+        """Row → whether it is a collective communication, however small, with other stages' ranks.
 
         Parameters
         ----------
@@ -125,9 +125,9 @@ class StageGroups:
             Of the stage's first rank.
         row : int
         """
-        members = self._members.get(int(table.slot[row]))
-        large = table.kind[row] == Kind.COLLECTIVE and table.bytes[row] >= MIN_BYTES
-        return bool(large and members is not None and not self._within(members))
+        if table.kind[row] != Kind.COLLECTIVE:
+            return False
+        return not self._within(self._members[int(table.slot[row])])
 
 
 def _divisors(n: int) -> Iterator[tuple[int, int]]:

@@ -21,12 +21,12 @@ __all__ = [
     "OUTSIDE",
     "Passes",
     "Stages",
-    "busiest",
     "compute_stream",
     "find_stages",
     "message_bytes",
     "messages",
     "passes_of",
+    "representative",
 ]
 
 OUTSIDE = (-1, -1)
@@ -118,8 +118,12 @@ def _peers(program: Program, rank: int) -> list[int]:
     )
 
 
-def busiest(program: Program, stages: Stages) -> int:
-    """Program, its stages → the one whose kernels take longest, which the others wait for.
+def representative(program: Program, stages: Stages) -> int:
+    """Program, its stages → the one whose work, in every stage, makes a step that is about as long.
+
+    A step of m micro-batches on p stages that take t_s each, with v chunks, takes about
+    m max(t) + (sum(t) - max(t)) / v: the slowest stage is never idle but while the pipeline fills
+    and drains. With all stages alike that is t (m + (p - 1) / v).
 
     Parameters
     ----------
@@ -127,13 +131,20 @@ def busiest(program: Program, stages: Stages) -> int:
     stages : Stages
         Of the program.
     """
+    tables = [program.table_of(stages.ranks(stage)[0]) for stage in range(stages.count)]
+    passes = passes_of(tables[0], stages.count)
+    many, chunks = passes.micro_batches, max(1, passes.chunks)
+    work = np.array([_work(table) for table in tables]) / many
+    step = many * work.max() + (work.sum() - work.max()) / chunks
+    alike = work * (many + (stages.count - 1) / chunks)
+    return int(np.abs(alike - step).argmin())
 
-    def work(stage: int) -> int:
-        table = program.table_of(stages.ranks(stage)[0])
-        kernels = table.is_device & ~table.is_communication
-        return int(table.duration[kernels & (table.stream == compute_stream(table))].sum())
 
-    return max(range(stages.count), key=work)
+def _work(table: Table) -> int:
+    """Return what a stage's kernels take of all micro-batches, in ps."""
+    kernels = table.is_device & ~table.is_communication & (table.stream == compute_stream(table))
+    inside = kernels & (table.micro_batch >= 0)
+    return int(table.duration[inside if inside.any() else kernels].sum())
 
 
 def compute_stream(table: Table) -> int:

@@ -6,16 +6,18 @@ for, and a communication of weight gradients beside all that follows (`mpisim.fo
 
 - Rows of forward passes give *forward pieces*, all others, in their order, *backward pieces*: the
   time that kernels take, and the communication behind them.
-- A piece is waited for if its communication waits for the last kernel before it, and the next
-  kernel for it; else it runs beside what follows. SimAI has no such piece in a forward pass: one is
-  moved to the begin of the backward pass. Tensor-parallel communications are always waited for
-  there, and with experts those of all data-parallel ranks never.
+- A piece is waited for if its communication waits for the last kernel before it, and for it the
+  next kernel and the gradient that is sent to the stage before; else it runs beside what follows.
+  SimAI has no such piece in a forward pass: one is moved to the begin of the backward pass.
+  Tensor-parallel communications are always waited for there, and with experts those of all
+  data-parallel ranks never.
 - Forward pieces go into lines from first to last, backward pieces from last to first, the order in
   which SimAI works through them. Several micro-batches give as many lines; SimAI does all forward
   passes first, which takes as long.
 - Of a pipeline the text has one stage, as SimAI's generator writes it: what is outside of
   micro-batches, then the micro-batches, each behind an ``embedding_layer`` and all with the same
-  lines. Waits for messages of other stages are no time of a piece: SimAI adds the bubble.
+  lines. Waits for messages of other stages, and for collectives with them, are no time of a piece:
+  SimAI adds the bubble.
 
 What SimAI has no word for is left out: the CPU, launches, names of kernels.
 """
@@ -34,17 +36,17 @@ from ..base.files import write_whole
 from ..base.quantity import PS_PER_NS
 from ..base.text import counted
 from ..program import Kind, Operation, Phase, Program, Table
-from .simai_groups import KINDS, StageGroups
+from .simai_groups import KINDS, MIN_BYTES, StageGroups
 from .simai_layers import MICRO_BATCH
 from .simai_stages import (
     OUTSIDE,
     Passes,
-    busiest,
     compute_stream,
     find_stages,
     message_bytes,
     messages,
     passes_of,
+    representative,
 )
 
 __all__ = ["SimaiText", "rank_to_write", "write_simai"]
@@ -138,8 +140,8 @@ def write_simai(
     times : int64, shape (2, n_rows), optional
         See `simai_text`.
     rank : int, optional
-        A rank of the pipeline stage whose layers are written; by default of the one that takes
-        longest.
+        A rank of the pipeline stage whose layers are written; by default of the one whose
+        work, in all stages, makes about as long a step.
     overwrite : bool
         Whether a file of that name may be replaced.
 
@@ -163,7 +165,8 @@ def rank_to_write(program: Program, rank: int | None = None) -> int:
     ----------
     program : Program
     rank : int, optional
-        A rank of the stage; by default the stage is that whose kernels take longest.
+        A rank of the stage; by default the stage is that whose work, in all stages, makes
+        about as long a step (`representative`).
 
     Raises
     ------
@@ -171,7 +174,7 @@ def rank_to_write(program: Program, rank: int | None = None) -> int:
         If ranks do different things, and are no pipeline stages.
     """
     stages = find_stages(program)
-    stage = busiest(program, stages) if rank is None else rank // stages.size
+    stage = representative(program, stages) if rank is None else rank // stages.size
     return stages.ranks(stage)[0]
 
 
@@ -275,6 +278,7 @@ def _pieces(
     crossing = np.array([groups.crosses(table, row) for row in range(len(table))])
     others = (messages(table) & pipelined) | crossing  # waiting for other stages is the bubble
     names, phase = program.names, table.phase
+    sends = np.flatnonzero((table.kind == Kind.SEND) & pipelined)
     back = since = 0
     key = OUTSIDE
 
@@ -303,9 +307,13 @@ def _pieces(
             continue
         at = int(np.searchsorted(kernels, row))
         before = int(kernels[at - 1]) if at else -1
+        behind = int(kernels[at]) if at < len(kernels) else len(table)
         waited = before in _awaited(table, row) and (
-            at == len(kernels) or row in _awaited(table, int(kernels[at]))
+            behind == len(table) or row in _awaited(table, behind)
         )
+        if phase[row] != Phase.FORWARD:  # a gradient that goes on to the stage before
+            sent = sends[(sends > before) & (sends < behind)].tolist()
+            waited &= all(row in _awaited(table, each) for each in sent)
         suffix, written = _as_written(member, groups, waited)
         changed += written != waited
         if written and times is not None:
@@ -327,7 +335,8 @@ def _pieces(
             made[place][own].append(Piece(("forward", "backward")[own], time))
     for place, pieces in moved.items():
         made[place].backward[:0] = pieces[::-1]
-    return made, changed + sum(map(len, moved.values())), int(crossing.sum())
+    left = crossing & (table.bytes >= MIN_BYTES)
+    return made, changed + sum(map(len, moved.values())), int(left.sum())
 
 
 def _awaited(table: Table, row: int) -> list[int]:
