@@ -203,6 +203,42 @@ def test_10_billion_parameters_beside_what_pytorch_trains() -> None:
     assert speeds[0] == pytest.approx(40, rel=0.2)
 
 
+@pytest.mark.parametrize(
+    ("cluster", "tokens", "seconds"),
+    [
+        ("dgx-b200", 8192, 2.68),
+        ("dgx-b200", 32768, 4.62),
+        ("dgx-h200", 32768, 7.48),
+        ("dgx-b200", 131072, 23.71),
+    ],
+)
+def test_llama_with_stage_3_as_measured(cluster: str, tokens: int, seconds: float) -> None:
+    # github:stas00/ml-engineering, insights/when-to-upgrade-gpus: DeepSpeed 0.19, FlashAttention 3
+    # and 4, everything recomputed; step times from the TFLOP/s that it prints.
+    text = f"""
+[model]
+preset = "llama3-8b"
+seq_len = {tokens}
+[plan]
+zero = 3
+global_batch = 8
+recompute = "full"
+offload.optimizer = 1
+[framework]
+name = "deepspeed"
+version = "0.19"
+attention = "newest"
+[cluster]
+preset = "{cluster}"
+nodes = 1
+[run]
+allow_oom = true
+"""
+    found = simulate(read(text, "a.toml"))
+    assert found is not None
+    assert found.step_time == pytest.approx(seconds, rel=0.25)
+
+
 def test_a_host_that_has_too_little() -> None:
     experiment = gpt_13b(1.0, gpus=8, cluster="dgx-v100")
     found = assess(lay_out(experiment, 8), find_gpu("v100-sxm3-32gb"), node=8)
