@@ -16,7 +16,7 @@ from mpisim.base.schema import check_value, field_of
 from mpisim.cli import main
 from mpisim.data import names
 from mpisim.experiment import Experiment, Transformer, load, read
-from mpisim.experiment.load import TABLES
+from mpisim.experiment.tables import TABLES
 from mpisim.experiment.profiles import find_profile, named_in, profiles
 from mpisim.kernels.numbers import quantity
 from mpisim.prediction.execution import execute
