@@ -242,10 +242,10 @@ def _stated(
 
     Other processes need not even load what makes them.
     """
+    from .prediction.path_shares import PathShares
     from .prediction.program_statements import program_statements
     from .prediction.sensitivities import path_sensitivities
     from .prediction.statements import statements
-    from .prediction.uncertainty import PathShares
 
     shares = PathShares(prepared, run)
     if not isinstance(prepared, PreparedExperiment):  # the speed of kernels is one number there

@@ -17,9 +17,9 @@ from mpisim.kernels.operations import Elementwise, Gemm
 from mpisim.operators import OperatorCall, TensorSpec
 from mpisim.operators.measured import MeasuredOperators
 from mpisim.prediction.execution import execute
+from mpisim.prediction.path_shares import PathShares
 from mpisim.prediction.prepared_program import PreparedProgram, prepare_captured
 from mpisim.prediction.program_statements import program_error_bar
-from mpisim.prediction.uncertainty import PathShares
 from mpisim.program import Program
 
 SHAPES = (128, 1024), (1024, 4096), (128, 4096)

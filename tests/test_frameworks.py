@@ -16,12 +16,13 @@ from mpisim.base.schema import check_value, field_of
 from mpisim.cli import main
 from mpisim.data import names
 from mpisim.experiment import Experiment, Transformer, load, read
-from mpisim.experiment.load import TABLES
 from mpisim.experiment.profiles import find_profile, named_in, profiles
+from mpisim.experiment.tables import TABLES
 from mpisim.kernels.numbers import quantity
 from mpisim.prediction.execution import execute
+from mpisim.prediction.path_shares import OWN_KERNELS
 from mpisim.prediction.prepared import prepare
-from mpisim.prediction.uncertainty import OWN_KERNELS, Uncertainty, error_bar
+from mpisim.prediction.uncertainty import Uncertainty, error_bar
 from mpisim.report import summarise
 from mpisim.simulate import simulate
 

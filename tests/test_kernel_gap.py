@@ -17,8 +17,8 @@ from mpisim.kernels import find_gpu, gpu_names
 from mpisim.kernels.operations import Elementwise, GroupedGemm
 from mpisim.kernels.recorded import Recorded
 from mpisim.prediction.execution import execute
+from mpisim.prediction.path_shares import PathShares
 from mpisim.prediction.prepared import PreparedExperiment, prepare
-from mpisim.prediction.uncertainty import PathShares
 from mpisim.program import Kind
 from mpisim.workloads.operators import Compute
 from mpisim.workloads.pricing import Pricing

@@ -13,9 +13,9 @@ from mpisim.base.errors import InputError
 from mpisim.base.toml import toml_value
 from mpisim.experiment import FAMILIES, Transformer, read
 from mpisim.experiment.likely_models import complete, like_named, parameters_of, size_in_name
-from mpisim.experiment.load import model_of
 from mpisim.experiment.model_counts import parameters
 from mpisim.experiment.model_presets import model_presets
+from mpisim.experiment.model_table import model_of
 from mpisim.simulate import simulate
 
 NAMED = {

@@ -25,9 +25,9 @@ from mpisim.memory.host import host_memory
 from mpisim.memory.remedies import advice
 from mpisim.memory.states import model_states, parameter_counts
 from mpisim.prediction.execution import execute
+from mpisim.prediction.path_shares import PathShares
 from mpisim.prediction.prepared import prepare
 from mpisim.prediction.quantities import values_now, why_not
-from mpisim.prediction.uncertainty import PathShares
 from mpisim.topo import find_cluster
 from mpisim.workloads import Workload, lay_out
 from mpisim.workloads.data_parallel.fsdp import ADD_ON_CPU

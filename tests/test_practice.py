@@ -10,8 +10,8 @@ from mpisim.base.errors import InputError
 from mpisim.base.schema import check_value, field_of
 from mpisim.data import names
 from mpisim.experiment import Experiment, load, read
-from mpisim.experiment.load import TABLES
 from mpisim.experiment.profiles import NO_FRAMEWORK, common_practice
+from mpisim.experiment.tables import TABLES
 from mpisim.prediction.prepared import prepare
 from mpisim.prediction.statements import PRACTICE
 from mpisim.simulate import simulate

@@ -26,10 +26,10 @@ from mpisim.kernels.analytical import Analytical
 from mpisim.kernels.operations import Elementwise, Gemm, Kernel
 from mpisim.kernels.scaled import GPU_SCALES, rated_gpu, scaled_gpu
 from mpisim.prediction.execution import execute
+from mpisim.prediction.path_shares import PathShares
 from mpisim.prediction.prepared import prepare
 from mpisim.prediction.quantities import NAMES, key_of, values_now
 from mpisim.prediction.sensitivities import path_sensitivities
-from mpisim.prediction.uncertainty import PathShares
 from mpisim.program import Operation, Program, ProgramBuilder, save
 from mpisim.report.tornado import render_tornado, tornado_figures
 from mpisim.results.sensitivities import TIMES, first_order

@@ -12,6 +12,7 @@ from mpisim import engine
 from mpisim.base.errors import InputError
 from mpisim.base.quantity import Quantity
 from mpisim.experiment import CalibrationChoice, Cnn, Dlrm, Experiment, NetworkChoice, load
+from mpisim.prediction.path_shares import PathShares
 from mpisim.prediction.prepared import prepare
 from mpisim.prediction.statements import statements
 from mpisim.prediction.step_constants import (
@@ -22,7 +23,6 @@ from mpisim.prediction.step_constants import (
     model_class,
     packaged_constants,
 )
-from mpisim.prediction.uncertainty import PathShares
 
 UNNAMED = Path(__file__).parent / "unnamed_framework.toml"
 

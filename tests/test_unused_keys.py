@@ -11,8 +11,8 @@ from plans import NAMES
 
 from mpisim.base.errors import InputError
 from mpisim.experiment import Experiment, Plan, keys_of, read, with_keys
-from mpisim.experiment.load import TABLES
 from mpisim.experiment.plan_keys import short_key
+from mpisim.experiment.tables import TABLES
 from mpisim.prediction.prepared import PreparedExperiment, prepare
 from mpisim.prediction.statements import _worth_listing
 from mpisim.prediction.unused_keys import (

@@ -1,4 +1,4 @@
-"""What all packages build on: errors, files, text, schemas, quantities, presets, kinds of rows.
+"""Basics of all packages: errors, files, text, schemas, quantities, presets, kinds of rows.
 
 Read in this order. Nothing here imports another part of mpisim, and ``kernels`` and ``topo`` import
 nothing of mpisim but this package.

@@ -84,7 +84,7 @@ class Limits:
 
 @frozen
 class Example:
-    """What a text looks like that is no free choice, for messages: ``Annotated[str, Example(…)]``.
+    """Example of a text in a fixed form, for messages: ``Annotated[str, Example(…)]``.
 
     Examples
     --------

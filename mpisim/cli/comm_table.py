@@ -31,7 +31,7 @@ TYPES = {
 
 
 class Line(NamedTuple):
-    """What a communication of one size takes.
+    """Row of the table of ``mpisim comm``: time, error, NCCL's choice and bottleneck of one size.
 
     Attributes
     ----------

@@ -31,8 +31,8 @@ from ..experiment.choices import (
 )
 from ..experiment.framework import FrameworkOptions
 from ..experiment.huggingface import from_config
-from ..experiment.load import model_of
 from ..experiment.model_presets import find_model, model_presets
+from ..experiment.model_table import model_of
 from ..experiment.models import USUAL_LENGTH, Model, Transformer
 from ..experiment.plan import Plan, keys_of
 from ..experiment.plan_keys import nested, short_key

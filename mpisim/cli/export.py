@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _sentence(args: argparse.Namespace, chosen: Chosen, numbers: list[int]) -> str:
-    """What was written, and of which ranks."""
+    """File, format and exported ranks → the sentence that is printed."""
     from ..base.rank_ranges import ranges_text
     from ..export import FORMATS as DESCRIBED
 

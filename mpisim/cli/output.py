@@ -1,4 +1,4 @@
-"""What commands that end in a report share: where results go, and how much is printed."""
+"""Options and output of commands that end in a report: files, pages, how much is printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``mpisim packets`` prints and writes as JSON."""
+"""Packet simulation → the text and JSON of ``mpisim packets``."""
 
 from __future__ import annotations
 

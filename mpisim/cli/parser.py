@@ -87,7 +87,7 @@ def _as_key(option: str, options: Container[str]) -> str:
     if "--set" not in options and "--plan" not in options:
         return ""
     from mpisim.experiment.job_choice import JobChoice
-    from mpisim.experiment.load import NAMED_BY, tables_with
+    from mpisim.experiment.tables import NAMED_BY, tables_with
 
     name = option.removeprefix("--").replace("-", "_")
     keys = [key for key in NAMED_BY if key.startswith(f"{name}.")]

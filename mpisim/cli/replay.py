@@ -343,7 +343,7 @@ def _check_repriced(args: argparse.Namespace) -> None:
 def _statements(
     job: TraceJob, replayed: Replay, plain: Replay, repriced: PricedAgain | None
 ) -> dict[str, Any]:
-    """What the results say of themselves: error, assumptions, what could not be modelled."""
+    """Replay → attributes of its results: error, assumptions, what could not be modelled."""
     from ..replay.error import replay_error
 
     spread = None if repriced is None else repriced.result.spread

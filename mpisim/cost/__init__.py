@@ -1,4 +1,4 @@
-"""What a step costs: power, energy and money.
+"""Hardware and times of a step → power, energy and money.
 
 Read in this order:
 

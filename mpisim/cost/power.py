@@ -94,7 +94,7 @@ def number(table: str, name: str) -> Quantity:
 
 @frozen
 class GpuPower:
-    """What one GPU draws.
+    """Power of one GPU, in each state of its work.
 
     Attributes
     ----------
@@ -152,7 +152,7 @@ def gpu_power(gpu: Gpu) -> GpuPower:
 
 @frozen
 class ClusterPower:
-    """What a cluster draws.
+    """Power of a cluster: GPUs, hosts, NICs, switches, cooling.
 
     Attributes
     ----------

@@ -32,7 +32,7 @@ MILLION = 1e6
 
 
 class Busy(NamedTuple):
-    """What the mean GPU of a kind does in a step.
+    """Seconds that the mean GPU of a kind spends on each kind of work in a step.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class Busy(NamedTuple):
 
 @frozen
 class StepCost:
-    """What a step costs.
+    """Energy, mean power and price of a step.
 
     Attributes
     ----------

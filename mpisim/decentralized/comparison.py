@@ -82,7 +82,7 @@ class Slowdown:
 
 @frozen(eq=False)
 class Draw:
-    """What came out for one set of factors.
+    """Outcomes with and without the protocol, for one draw of slow workers.
 
     Attributes
     ----------

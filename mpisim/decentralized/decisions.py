@@ -44,7 +44,7 @@ _VOID = {
 
 @frozen(eq=False)
 class Decisions:
-    """What the workers decided.
+    """Decisions of the workers: whose updates were averaged, which iterations skipped.
 
     Attributes
     ----------

@@ -37,7 +37,7 @@ TAGS = ("phase", "layer", "micro_batch")
 
 @frozen(eq=False)
 class WorkerStep:
-    """What one worker computes in an iteration, and what it sends.
+    """One iteration of a worker: kernels, and the size and averaging of updates.
 
     Attributes
     ----------

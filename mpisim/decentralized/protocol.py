@@ -28,7 +28,7 @@ __all__ = ["Protocol"]
 
 @frozen
 class Protocol:
-    """What a worker waits for before it goes on.
+    """Rules by which a worker goes on: backup workers, staleness, token queues, skipping.
 
     Attributes
     ----------

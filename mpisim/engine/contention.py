@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.array_keys import fingerprint
-from ..base.distinct import dense
+from ..base.distinct import numbered
 from ..base.frozen import frozen
 from ..mpi.parallel import collective_errors
 from ..program import Operation, Program, Table
@@ -191,7 +191,7 @@ def _use(
     keys = (label[bound], program.table[owner].astype(np.int64), slot)
     span = [int(key.max(initial=0)) + 1 for key in keys]
     key = (keys[0] * span[1] + keys[1]) * span[2] + keys[2]
-    kinds, kind = _numbered(key)
+    kinds, _, kind = numbered(key)
     # Most communicators are bound by many ranks in one way: one of them says it for all.
     last = np.empty(len(groups), np.int64)
     last[bound] = np.arange(len(kind))
@@ -306,7 +306,7 @@ def _routes(program: Program, network: SharedNetwork, use: _Use) -> Routes:
     order = order[count[order] > 0]
     begin = np.concatenate([[0], np.cumsum(count)])
     at, _ = ranges(begin, order)
-    kept, pattern = _numbered(pattern[order])
+    kept, _, pattern = numbered(pattern[order])
     return Routes(
         group=group[order],
         pattern=pattern,
@@ -318,14 +318,6 @@ def _routes(program: Program, network: SharedNetwork, use: _Use) -> Routes:
         names=names,
         simulated_link=np.arange(len(names)),
     )
-
-
-def _numbered(keys: Ints) -> tuple[Ints, Ints]:
-    """Return the distinct keys, ascending, and the place of each key among them."""
-    number, n = dense(keys)
-    distinct = np.empty(n, np.int64)
-    distinct[number] = keys
-    return distinct, number
 
 
 # --- links that can saturate ----------------------------------------------------------------------

@@ -154,7 +154,7 @@ class CoreInput:
 
 @frozen(eq=False)
 class SharingInput:
-    """What the tiled core needs where communications share links.
+    """Input of the tiled core for contended runs, beside `CoreInput`.
 
     How long communications take that may flow, or that take other times for other ranks of the
     table, is *looked up*, communication by communication. In all else ranks of one table then
@@ -186,7 +186,7 @@ class SharingInput:
 
 @frozen(eq=False)
 class FlowInput:
-    """What the contended core needs beside the rest of a `CoreInput`.
+    """Input of the contended core, beside `CoreInput`: prices, flows and routes.
 
     `p` is the number of prices of which flows may be, `s` that of slots of all hosted ranks.
 

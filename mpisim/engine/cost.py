@@ -237,7 +237,7 @@ def _split(values: NDArray[np.int64], label: NDArray[np.int64]) -> list[NDArray[
 
 
 class _Requests(NamedTuple):
-    """What the rows of a table request of the network: see `requested_prices`.
+    """Prices that the rows of a table request of the network; see `requested_prices`.
 
     Attributes
     ----------

@@ -36,7 +36,7 @@ __all__ = ["CriticalPath", "PathCycle", "PathEnd", "PieceKind", "walk_back"]
 
 
 class PieceKind(IntEnum):
-    """What a piece of the critical path was spent on."""
+    """Kind of work, or of wait, that a piece of the critical path is."""
 
     COMPUTE = 0
     COPY = 1

@@ -24,6 +24,8 @@ Read in this order.
     experts or recurrences, types that are not known.
 ``profiles``, ``profile_conditions``
     What frameworks, and common practice, fill in; when an entry holds.
+``tables``, ``model_table``
+    The tables' names, and which has a key; keys of ``[model]`` → the model.
 ``changes``, ``load``
     ``--set`` → tables with changed keys; TOML → experiment.
 ``serialization``

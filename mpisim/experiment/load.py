@@ -12,51 +12,32 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..base.errors import InputError, nearest, one_of
 from ..base.files import read_text
 from ..base.presets import SUFFIX, packaged
-from ..base.schema import build, check_value, defaults, field_of, parse
+from ..base.schema import build, defaults, parse
 from ..base.toml import toml_value
 from ..topo import find_cluster
 from .changes import changed_key, with_changes
-from .choices import (
-    CalibrationChoice,
-    ClusterChoice,
-    DataChoice,
-    KernelChoice,
-    NetworkChoice,
-    OverlapChoice,
-    PriceChoice,
-    RunChoice,
-    ScaleChoice,
-    VariationChoice,
-)
 from .experiment import Experiment, Published
-from .framework import FrameworkOptions
-from .models import FAMILIES, Cnn, Dlrm, Model, Transformer, image_length, model_key
+from .model_table import model_and_guess, model_of
 from .plan import Plan
 from .plan_keys import argument_key, short_key, with_sub_tables
-from .plan_options import MAIN_KEYS
 from .profiles import ProfileKey, filled
 from .program_experiment import ProgramExperiment, program_experiment
-
-if TYPE_CHECKING:
-    from .likely_models import Guess
+from .tables import ALL_KEYS, PART_OF_PLAN, TABLES, table_of, tables_with
 
 __all__ = [
     "DEFAULT",
-    "TABLES",
     "defaulted",
     "experiment_of",
     "load",
     "load_any",
     "load_tables",
-    "model_of",
     "plan_of",
     "read",
-    "tables_with",
 ]
 
 DEFAULT = "llama3-8b-8-h100"
@@ -66,35 +47,6 @@ FOLDER = "experiments"
 
 HDF5_SIGNATURE = b"\x89HDF"
 """How program files begin."""
-
-ALL_KEYS = "docs/experiments.md and 'mpisim new --all' explain all keys"
-
-MODEL_SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "seq_len", "vocab", "experts")
-"""Keys of ``[model]`` that a model without a name is told by: whole numbers."""
-
-TABLES: dict[str, Any] = {
-    "plan": Plan,
-    "framework": FrameworkOptions,
-    "cluster": ClusterChoice,
-    "data": DataChoice,
-    "scale": ScaleChoice,
-    "kernels": KernelChoice,
-    "network": NetworkChoice,
-    "overlap": OverlapChoice,
-    "variation": VariationChoice,
-    "calibration": CalibrationChoice,
-    "prices": PriceChoice,
-    "run": RunChoice,
-}
-"""Tables of the file besides ``[model]``, whose dataclass depends on its family.
-
-``[framework]`` becomes a part of the plan.
-"""
-
-NAMED_BY = ("model.preset", "cluster.preset", "framework.name")
-"""Keys that name what a table is about."""
-
-PART_OF_PLAN = "framework"
 
 PUBLISHED = "published"
 """The table of published figures, which chooses nothing."""
@@ -293,35 +245,9 @@ def _several_values(changes: Sequence[str], said: str) -> str:
     return ""
 
 
-def tables_with(key: str, given: str = "") -> str:
-    """Unknown key → suggestion of the tables that have a key of its name.
-
-    Parameters
-    ----------
-    key : str
-        As given, without its table.
-    given : str
-        The table in which it was given; empty for the top level.
-
-    Returns
-    -------
-    str
-        `` (did you mean 'plan.tp'?)``, to be appended to a message; empty if no table has it.
-    """
-    homes = [*TABLES.items(), *(("model", cls) for cls in (Transformer, Cnn, Dlrm))]
-    tables = [name for name, cls in homes if key in (each.name for each in fields(cls))]
-    tables = [] if key == PART_OF_PLAN else tables
-    tables += [
-        f"plan.{group}" for group in MAIN_KEYS if field_of(Plan, f"{group}.{key}") is not None
-    ]
-    tables += ["model"] if key in ("preset", "hf_config") else []
-    found = [f"{name}.{key}" for name in dict.fromkeys(tables) if name != given]
-    return f" (did you mean {' or '.join(map(repr, found))}?)" if found else ""
-
-
 def _check_cluster(table: Mapping[str, Any], source: str) -> None:
     """Refuse a cluster that nobody knows, before profiles ask how many GPUs it has."""
-    preset = _table(table, "cluster", source).get("preset")
+    preset = table_of(table, "cluster", source).get("preset")
     if isinstance(preset, str) and preset:
         try:
             find_cluster(preset)
@@ -367,10 +293,10 @@ def experiment_of(
     title = table.get("title", Experiment.title)
     if not isinstance(title, str):
         raise InputError(f"{source}: key 'title' is {title!r}; it must be a text in quotes")
-    named = _table(table, "model", source)
-    model, guess = _model_and_guess(named if resolved is None else dict(resolved), source)
+    named = table_of(table, "model", source)
+    model, guess = model_and_guess(named if resolved is None else dict(resolved), source)
     if resolved is not None and "hf_config" not in named:
-        guess = _model_and_guess(named, source)[1]
+        guess = model_and_guess(named, source)[1]
     if resolved is None:
         _check_cluster(table, source)
     given = table
@@ -383,12 +309,12 @@ def experiment_of(
         parts["plan"] = plan_of(table, source)
     except InputError as error:
         raise InputError(f"{error}{_set_by(set_by, str(error), table)}") from error
-    published = build(Published, _table(table, PUBLISHED, source), source, PUBLISHED)
+    published = build(Published, table_of(table, PUBLISHED, source), source, PUBLISHED)
     job = None
     if JOB in table:
         from .job_choice import TIME_KEYS, JobChoice
 
-        of_job = dict(_table(table, JOB, source))
+        of_job = dict(table_of(table, JOB, source))
         for key in TIME_KEYS:  # without a unit, which the message about them asks for
             if type(of_job.get(key)) in (int, float):
                 of_job[key] = f"{of_job[key]}"
@@ -436,7 +362,7 @@ def plan_of(tables: Mapping[str, Any], source: str) -> Plan:
 
 def _part(tables: Mapping[str, Any], name: str, source: str) -> Any:
     """Build one of `TABLES`; a key that another table has is refused with its place."""
-    given, cls = _table(tables, name, source), TABLES[name]
+    given, cls = table_of(tables, name, source), TABLES[name]
     known = {each.name for each in fields(cls)} if given else ()
     for key in given:
         if key not in known and name == "plan" and (meant := argument_key(key)):
@@ -498,130 +424,3 @@ def _defaulted(table: Mapping[str, Any]) -> dict[str, object]:
         found |= defaults(cls, table.get(key, {}), key)
     inside = f"plan.{PART_OF_PLAN}."  # where the table does not stand in a file
     return {key: value for key, value in found.items() if not key.startswith(inside)}
-
-
-def _table(table: Mapping[str, Any], key: str, source: str) -> dict[str, Any]:
-    found = table.get(key, {})
-    if not isinstance(found, dict):
-        main = next((each for each in ("preset", "name") if f"{key}.{each}" in NAMED_BY), None)
-        suggestion = f" (did you mean '{key}.{main}'?)" if main and isinstance(found, str) else ""
-        raise InputError(
-            f"{source}: key {key!r} is {found!r}; it must be a table, [{key}]{suggestion}"
-        )
-    return found
-
-
-def model_of(table: Mapping[str, Any], source: str) -> Model:
-    """Resolve ``[model]``: defaults of the family, then preset or config.json, then given keys.
-
-    Parameters
-    ----------
-    table : mapping
-        The keys of ``[model]``.
-    source : str
-        The file they stand in, for messages and relative paths.
-    """
-    return _model_and_guess(table, source)[0]
-
-
-def _model_and_guess(table: Mapping[str, Any], source: str) -> tuple[Model, Guess | None]:
-    """Resolve ``[model]`` as `model_of`; return also what was guessed of it."""
-    given = dict(table)
-    base: dict[str, Any] = {}
-    guess = None
-    preset, config = given.pop("preset", None), given.pop("hf_config", None)
-    for key, value in (("preset", preset), ("hf_config", config)):
-        if value is not None and not isinstance(value, str):
-            raise InputError(f"{source}: key 'model.{key}' is {value!r}; it must be a text")
-    if preset is not None and config is not None:
-        raise InputError(f"{source}: [model] has both 'preset' and 'hf_config'; give one")
-    if preset is not None:
-        base, guess = _named(preset, given, source)
-    elif config is not None:
-        from .huggingface import from_config
-
-        try:
-            base, guess = from_config(Path(source).parent / config)
-        except InputError as error:
-            raise InputError(f"{source}: key 'model.hf_config': {error}") from error
-    if "seq_len" not in given:
-        given |= image_length(given, base)
-    if not base:
-        given, guess = _completed(given, source)
-    elif "parameters" in given:
-        known = "preset" if config is None else "hf_config"
-        raise InputError(f"{source}: [model] has both '{known}' and 'parameters'; give one")
-    family = given.get("family", base.get("family"))
-    if family is None:
-        raise InputError(
-            f"{source}: [model] needs one of 'preset', 'hf_config', 'family' and 'parameters', or "
-            "layers, hidden and heads"
-        )
-    if not isinstance(family, str) or family not in FAMILIES:
-        near = nearest(family, FAMILIES) if isinstance(family, str) else ""
-        raise InputError(
-            f"{source}: key 'model.family' is {family!r}{near}; allowed: {', '.join(FAMILIES)}"
-        )
-    cls, common = FAMILIES[family]
-    allowed = ("preset", "hf_config", "parameters", *(each.name for each in fields(cls)))
-    for key in given:
-        if key not in allowed:
-            meant = model_key(key)
-            near = f" (did you mean {meant!r}?); {ALL_KEYS}" if meant in allowed else ""
-            near = near or tables_with(key, "model") or one_of(key, allowed, ALL_KEYS)
-            raise InputError(f"{source}: unknown key {key!r} in [model]{near}")
-    model: Model = build(cls, {**common, **base, **given}, source, "model")
-    return model, guess
-
-
-def _named(name: str, given: Mapping[str, Any], source: str) -> tuple[dict[str, Any], Guess | None]:
-    """Return the keys of a published model, or of the likeliest for a name with a size."""
-    from .model_presets import find_model
-
-    try:
-        return find_model(name), None
-    except InputError as error:
-        unknown = error
-    from .likely_models import like_named
-
-    sizes = {key: given[key] for key in MODEL_SIZES if key in given}
-    _check_values(sizes, source)
-    try:
-        found = like_named(name, sizes)
-    except InputError as error:
-        raise InputError(f"{source}: key 'model.preset': {error}") from error
-    if found is None:
-        raise InputError(f"{source}: key 'model.preset': {unknown}") from unknown
-    return found
-
-
-def _check_values(keys: Mapping[str, Any], source: str) -> None:
-    """Refuse values that no transformer has, before others are taken to go with them."""
-    for key, value in keys.items():
-        check_value(Transformer, key, value, source, f"model.{key}")
-
-
-def _completed(given: dict[str, Any], source: str) -> tuple[dict[str, Any], Guess | None]:
-    """Return keys of a model that has no name, with those that it needs and that were not given."""
-    family, count = given.get("family"), given.pop("parameters", None)
-    if family is not None and (
-        not isinstance(family, str) or FAMILIES.get(family, (None,))[0] is not Transformer
-    ):
-        if count is not None:
-            raise InputError(f"{source}: key 'model.parameters' is for transformers")
-        return given, None
-    needs = ["family", "layers", "hidden", "heads", "seq_len"]
-    needs += [] if family == "vit" else ["vocab"]
-    shaped = {"layers", "hidden", "heads"} <= given.keys()
-    if count is None and not (shaped and any(key not in given for key in needs)):
-        return given, None
-    from .likely_models import complete, parameters_of
-
-    allowed = {each.name for each in fields(Transformer)}
-    known = {key: value for key, value in given.items() if key in allowed}
-    _check_values(known, source)
-    try:
-        keys, guess = complete(known, None if count is None else parameters_of(count))
-    except InputError as error:
-        raise InputError(f"{source}: [model]: {error}") from error
-    return {**keys, **given}, guess

@@ -106,7 +106,7 @@ def _send(part: Part, comm: Intracomm) -> None:
 
 
 class _Received:
-    """What other processes send by `_send`, part after part."""
+    """Receiver of the parts that other processes send by `_send`, in order."""
 
     def __init__(self, comm: Intracomm) -> None:
         self._comm = comm

@@ -42,7 +42,7 @@ __all__ = ["Kept", "ResimulatedRun", "kept_experiment", "read_kept", "resimulate
 
 
 class Kept(NamedTuple):
-    """What is taken from a results file.
+    """Contents of a results file that an export uses.
 
     Attributes
     ----------

@@ -31,7 +31,7 @@ __all__ = ["FORMATS", "check_destination", "export_run"]
 
 
 class Format(NamedTuple):
-    """What is written of a run, for people, and whether it is a folder."""
+    """A format of exported runs: its description, and whether it is a folder."""
 
     what: str
     is_folder: bool
@@ -155,7 +155,7 @@ def export_run(
 def _perfetto(
     source: ResimulatedRun, events: EventsOfRanks, entry: dict[int, int]
 ) -> tuple[Part, Callable[[int], Part]]:
-    """What makes the head of a Perfetto trace, and the part of each rank."""
+    """Run → writers of a Perfetto trace: of its head, and of the part of each rank."""
 
     def part(rank: int) -> Part:
         return lambda: rank_part(
@@ -171,7 +171,7 @@ def _perfetto(
 def _table(
     source: ResimulatedRun, events: EventsOfRanks, entry: dict[int, int]
 ) -> tuple[Part, Callable[[int], Part]]:
-    """What makes the first line of a table, and the lines of each rank."""
+    """Run → writers of a table: of its first line, and of the lines of each rank."""
     run, program, path = source.run, events.program, source.kept.critical_path
 
     def part(rank: int) -> Part:

@@ -108,7 +108,7 @@ class _Known(NamedTuple):
 
 
 class _Job:
-    """What the ranks of a job share."""
+    """State of reading a job, shared by its ranks: builder, groups, prices, counts."""
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ def is_whole(value: object) -> bool:
 
 
 class _Message(NamedTuple):
-    """What one half of a message says of its pair; None where it does not."""
+    """A send or receive, and the ranks it names; None for those that it leaves out."""
 
     sends: bool
     source: int | None
@@ -51,7 +51,7 @@ class _Message(NamedTuple):
 
 
 class Likeness(NamedTuple):
-    """What the rows of a rank depend on, and the references that are its own.
+    """Key of a rank's rows, equal for ranks with equal rows, and the rank's own references.
 
     Attributes
     ----------

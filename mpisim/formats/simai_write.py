@@ -102,7 +102,7 @@ class SimaiText(NamedTuple):
 
     @property
     def how(self) -> str:
-        """What SimAI does otherwise, in words; empty if nothing."""
+        """Differences of the written file from the run, in words; empty if there are none."""
         said = []
         if self.stages > 1:
             said.append(f"layers of pipeline stage {self.stage} of {self.stages}, from 0")

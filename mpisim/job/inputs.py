@@ -57,7 +57,7 @@ class Step:
 
 @frozen
 class JobCluster:
-    """What a job needs to know of its cluster and its plan.
+    """Size, checkpoints and host links of the cluster that a job runs on.
 
     Attributes
     ----------

@@ -226,7 +226,7 @@ class JobReport:
         ]
 
     def _energy(self, drawing: Drawing) -> list[str]:
-        """What draws the energy: part of the time, kWh, share, and W of a GPU in it."""
+        """Energy by part of the job's time: kWh, share, and W for each GPU."""
         n = self.numbers
         whole = sum(n["energy_parts"].values())
         if not whole:

@@ -26,7 +26,7 @@ UNLABELLED = -1
 
 
 class Action(IntEnum):
-    """What a row asks of the allocator."""
+    """Kind of request to the allocator."""
 
     ALLOCATE = 0
     """`bytes` for `block` on `stream`."""
@@ -42,7 +42,7 @@ class Action(IntEnum):
 
 @frozen
 class Allocations:
-    """What a program asks of one GPU's allocator, in order. All columns have one length.
+    """Requests of a program to one GPU's allocator, in order. All columns have one length.
 
     Attributes
     ----------
@@ -156,7 +156,7 @@ class Allocations:
         label: ArrayLike | None = None,
         labels: Sequence[str] = (),
     ) -> Allocations:
-        """What comes and goes, in order → the table.
+        """Allocations and frees of tensors, in order → the table.
 
         Parameters
         ----------
@@ -221,7 +221,7 @@ class Allocations:
 
 @frozen
 class Recorded:
-    """What a program asked of the allocator of one GPU, and what was recorded of the answer.
+    """Recorded requests to the allocator of one GPU, with what was recorded of its answers.
 
     Attributes
     ----------
@@ -247,7 +247,7 @@ class Recorded:
 
 @frozen
 class Usage:
-    """What the allocator did. The columns have a row for each row of the allocations, after it.
+    """State of the allocator after each request: one row for each row of the allocations.
 
     Attributes
     ----------
@@ -394,7 +394,7 @@ def replay(
 
 @frozen
 class Holder:
-    """What one label holds at a moment.
+    """Bytes and blocks that one label holds at a moment.
 
     Attributes
     ----------

@@ -56,7 +56,7 @@ PhaseStatus = Callable[[float], dict[str, Any]]
 
 @dataclass
 class _Run:
-    """What is simulated; None where nothing is, or where that is not known."""
+    """Sizes of the run that is simulated; None where they are not known."""
 
     ranks: int | None = None
     simulated: int | None = None

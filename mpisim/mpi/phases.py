@@ -1,4 +1,4 @@
-"""What this process is doing, phase within phase, as a line on a terminal or in a log.
+"""Phases of a command, one within another → a progress line on a terminal or in a log.
 
 All of a run is one line: the outermost phase whose end is known, or else the innermost, with its
 share, the time since the outermost began, and what is left of that phase (`time_left`). A thread
@@ -49,7 +49,7 @@ def progress_is_shown() -> bool:
 
 
 class Phase:
-    """What is being done.
+    """A phase of a command: its label, and how much of it is done.
 
     Parameters
     ----------

@@ -140,7 +140,7 @@ def time_text(seconds: float) -> str:
 
 
 def left_text(left: tuple[float, float] | None) -> str:
-    """What `TimeLeft.seconds` returns → text; empty where there is no estimate.
+    """Least and most seconds left (`TimeLeft.seconds`) → text; empty where there is no estimate.
 
     Examples
     --------

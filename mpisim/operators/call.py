@@ -15,7 +15,7 @@ FUSED = "inductor::"
 
 @frozen
 class TensorSpec:
-    """What is known of a tensor without its values.
+    """Format, shape and strides of a tensor.
 
     Attributes
     ----------

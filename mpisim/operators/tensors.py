@@ -68,7 +68,7 @@ _FORMATS: dict[str, Precision] = {
 
 @frozen
 class Launched:
-    """What a call of an operator launches.
+    """Kernels that a call of an operator launches.
 
     Attributes
     ----------

@@ -13,8 +13,9 @@ Read in this order, which is that of one prediction (`mpisim.simulate`).
 ``execution``, ``short_steps``, ``extrapolation``, ``long_steps``, ``launches``
     A run of the engine, or many; which shorter steps tell the time of a long one; that time from
     them, nearly or, with all else of its run, exactly; what CUDA graphs gain.
-``uncertainty``
-    How far a step time may be off, from the numbers its critical path depends on.
+``path_shares``, ``uncertainty``
+    The numbers that each piece of a critical path depends on; from their error bars that of the
+    step time.
 ``memory_course``
     Memory of a rank over the step, at the times of a run.
 ``quantities``, ``sensitivities``, ``library_choices``

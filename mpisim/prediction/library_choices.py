@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ..base.distinct import equal_columns
 from ..base.text import quantity
 from ..program import UNPRICED, Operation, Program
-from .uncertainty import equal_columns
 
 if TYPE_CHECKING:
     from ..topo.nccl import Nccl

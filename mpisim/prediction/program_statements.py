@@ -12,6 +12,7 @@ from ..base.quantity import PICOSECONDS, Quantity
 from ..engine.run import Run
 from ..kernels.counted import PRICED
 from .launches import with_hidden_launches
+from .path_shares import PathShares
 from .statements import (
     METHOD,
     OVERLAP_SLOWDOWN,
@@ -22,7 +23,7 @@ from .statements import (
     scale_lines,
     uncertainty_lines,
 )
-from .uncertainty import PathShares, Uncertainty, combine
+from .uncertainty import Uncertainty, combine
 from .unused_network_keys import needs_prices
 
 if TYPE_CHECKING:

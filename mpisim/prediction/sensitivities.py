@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.distinct import distinct
+from ..base.distinct import distinct, equal_columns
 from ..base.numbered_texts import NumberedTexts
 from ..engine.critical_path import PieceKind
 from ..engine.refine import ranges
@@ -32,9 +32,9 @@ from ..program import UNPRICED, Operation
 from ..results.sensitivities import Sensitivities
 from ..topo.alpha_beta import AlphaBeta
 from ..topo.network import WEIGHT_ONE
+from .path_shares import PathShares
 from .prepared import PreparedExperiment
 from .quantities import NAMES, SPEEDS, has_fast_links, key_of, values_now
-from .uncertainty import PathShares, equal_columns
 
 if TYPE_CHECKING:
     from ..overlap import OverlapSummary

@@ -27,11 +27,12 @@ from ..workloads.transformer.core_attention import MATRIX_UNIT_LOAD
 from .circuits import set_up_notes
 from .hardware import link_excess
 from .network import NetworkCache, NetworkRequest
+from .path_shares import PathShares
 from .prepared import PreparedExperiment, prepare
 from .published import compare_published
 from .quantities import values_now, why_not
 from .step_constants import model_class
-from .uncertainty import PathShares, Uncertainty, error_bar
+from .uncertainty import Uncertainty, error_bar
 from .unused_keys import equivalent, unused_keys
 from .unused_network_keys import same_communications, unused_network_keys
 

@@ -8,37 +8,25 @@ critical; the first order does not see that, nor what the model leaves out. For 
 model's own error, as predictions of measured steps have shown it
 (:mod:`mpisim.prediction.step_constants`).
 
-`PathShares` says how much of the path depends on each number, `combine` adds the effects of their
-errors, and `error_bar` is both for a prepared experiment.
+`combine` adds the effects of errors on a path whose dependence on each number is known
+(:mod:`.path_shares`), and `error_bar` does both for a prepared experiment.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ..base.distinct import dense, distinct
 from ..base.frozen import frozen
 from ..base.presets import packaged
 from ..base.quantity import Quantity
 from ..base.schema import build
-from ..engine.critical_path import PieceKind
 from ..engine.run import Run
 from ..kernels.gpu_parameters import GpuParameters
 from ..kernels.numbers import quantity
-from ..kernels.operations import Attention, Convolution, Gemm, GroupedGemm
 from ..kernels.scaled import rated_gpu
-from ..program import UNPRICED, Operation
-from ..topo.circuits import SETUP
-from ..workloads.data_parallel.fsdp import ADD_ON_CPU
-from ..workloads.input_pipeline import PREPARE
-from ..workloads.offloaded_optimizer import CPU_OPTIMIZER
-from .circuits import with_set_ups
+from .path_shares import OWN_KERNELS, PathShares
 from .prepared import PreparedExperiment
 from .step_constants import model_class, packaged_constants
 
@@ -46,24 +34,19 @@ if TYPE_CHECKING:
     from ..engine.critical_path import CriticalPath
     from ..kernels.gpu import Gpu
     from ..overlap import OverlapSummary
-    from .prepared_program import PreparedProgram
 
 __all__ = [
     "Effect",
-    "PathShares",
     "Uncertainty",
     "combine",
     "design_name",
     "difference_error",
-    "equal_columns",
     "error_bar",
     "is_part",
     "propagate",
     "unnamed_class",
     "unshared_share",
 ]
-
-Ints = NDArray[np.int64]
 
 PLANS_FILE = "plans.toml"
 
@@ -72,9 +55,6 @@ GUESSED = "what is not said of the model"
 
 UNNAMED = "framework not named"
 """Name of the error of an experiment that leaves its framework's ways open, on the whole step."""
-
-OWN_KERNELS = "kernels of the framework's own"
-"""Name of the error of norms and elementwise kernels that are not PyTorch's or NVIDIA's."""
 
 UNNAMED_FILE = "calibration/unnamed_framework.toml"
 
@@ -86,11 +66,6 @@ UNCOMPARED = "framework, GPU or parallelism not compared with measured steps"
 no predictions were compared with measured steps, on the whole step."""
 
 UNCOMPARED_FILE = "calibration/uncompared.toml"
-
-PRODUCTS = (Attention, Convolution, Gemm, GroupedGemm)
-"""Kernels of libraries that frameworks share."""
-
-ON_DEVICE = (PieceKind.COMPUTE, PieceKind.COPY, PieceKind.COMMUNICATION)
 
 
 @frozen
@@ -193,223 +168,6 @@ def combine(
     effects.sort(key=lambda each: (-each.effect, each.name))
     relative = math.sqrt(math.fsum(each.effect**2 for each in effects))
     return Uncertainty(relative, tuple(effects))
-
-
-# --- shares of the critical path ------------------------------------------------------------------
-
-
-class PathShares:
-    """The numbers each piece of a critical path depends on.
-
-    Called with the number of a piece it returns the share of its length that is proportional to
-    each number, by name. `equal_pieces` sorts them, so that each kind is looked up once.
-    """
-
-    def __init__(self, prepared: PreparedExperiment | PreparedProgram, run: Run) -> None:
-        assert run.critical_path is not None
-        self.prepared, self.path = prepared, run.critical_path
-        groups = prepared.program.communicators
-        self.label = np.zeros(len(groups), np.int64)
-        self._equal: list[tuple[int, Ints]] | None = None
-        if prepared.network is not None:
-            self.label, self.classes = prepared.network.group_classes(
-                groups.index, groups.members, prepared.program.operation_bits
-            )
-            self.communication = cache(prepared.network.shares)
-        self._own_kernels = (
-            isinstance(prepared, PreparedExperiment)
-            and (profile := prepared.experiment.profile) is not None
-            and profile.own_kernels
-        )
-        # With the durations of communications that wait for circuits to be set up.
-        self._waiting = with_set_ups(prepared.program, prepared.network)
-
-    def __call__(self, piece: int) -> Mapping[str, float]:
-        kind = PieceKind(int(self.path.kind[piece]))
-        if kind is PieceKind.COMMUNICATION:
-            return self._communicates(piece)
-        return self._works(piece, kind)
-
-    def _works(self, piece: int, kind: PieceKind) -> Mapping[str, float]:
-        path, prepared = self.path, self.prepared
-        if not isinstance(prepared, PreparedExperiment):  # what was recorded depends on nothing
-            counted = prepared.counted
-            if kind is PieceKind.HOST:
-                return counted.host
-            if kind is PieceKind.LAUNCH:
-                return counted.launch
-            if kind is PieceKind.GAP:
-                return counted.gap.get(self._gap_length(piece), {})
-            on_device = kind in (PieceKind.COMPUTE, PieceKind.COPY)
-            return self._kernel(piece, counted.shares) if on_device else {}
-        if kind is PieceKind.HOST:
-            shares = prepared.workload.pricing_of(int(path.rank[piece])).host_shares
-            if prepared.constants is None:
-                return shares
-            if prepared.constants.covers("host", prepared.constants.framework):
-                shares = {}
-            return {**shares, prepared.constants.host: 1.0}
-        if kind is PieceKind.LAUNCH:
-            return {"launch_latency": 1.0}
-        if kind is PieceKind.GAP:
-            return self._gap(piece)
-        if kind is PieceKind.START and prepared.constants is not None:
-            return {prepared.constants.overhead[0]: 1.0}
-        if kind is PieceKind.COPY and self.prepares_batch(piece):
-            assert prepared.input_pipeline is not None
-            return dict.fromkeys(prepared.input_pipeline.numbers, 1.0)
-        if kind is PieceKind.COPY and self.is_of_host_cpu(piece):
-            return dict.fromkeys(prepared.host.numbers(prepared.experiment.plan), 1.0)
-        if kind is not PieceKind.COMPUTE:
-            return {}
-        pricing = prepared.workload.pricing_of(int(path.rank[piece]))
-        shares = self._kernel(piece, pricing.shares)
-        if self._own_kernels and not isinstance(self._kernel(piece, pricing.kernels), PRODUCTS):
-            shares = {**shares, OWN_KERNELS: 1.0}
-        return shares
-
-    def prepares_batch(self, piece: int) -> bool:
-        """Whether a piece is the host's work for the next step."""
-        return self._name(piece) == PREPARE
-
-    def is_of_host_cpu(self, piece: int) -> bool:
-        """Whether a piece is what the host's CPUs do with what is offloaded."""
-        return self._name(piece) in (CPU_OPTIMIZER, ADD_ON_CPU)
-
-    def _name(self, piece: int) -> str:
-        """Return the name of a piece's row."""
-        rank, row = int(self.path.rank[piece]), int(self.path.row[piece])
-        program = self.prepared.program
-        return program.names[program.table_of(rank).name[row]]
-
-    def _gap_length(self, piece: int) -> int:
-        """Return what lies before the kernel of a piece, in ps."""
-        rank, row = int(self.path.rank[piece]), int(self.path.row[piece])
-        return int(self.prepared.program.table_of(rank).gap[row])
-
-    def _gap(self, piece: int) -> Mapping[str, float]:
-        assert isinstance(self.prepared, PreparedExperiment)
-        rank, row = int(self.path.rank[piece]), int(self.path.row[piece])
-        # A row of several kernels has as many gaps; in a graph all of them are those of graphs.
-        # In that of a module all rows but the first have no launch of their own.
-        replayed = self.prepared.program.table_of(rank).launch[row] == 0
-        in_graph = self.prepared.workload.pricing_of(rank).captured or replayed
-        return {"graph_gap" if in_graph else "kernel_gap": 1.0}
-
-    def _kernel(self, piece: int, known: Mapping[tuple[str, int], Any]) -> Any:
-        """Return what is known of a kernel by its name and duration; empty if nothing."""
-        rank, row = int(self.path.rank[piece]), int(self.path.row[piece])
-        table = self.prepared.program.table_of(rank)
-        name = self.prepared.program.names[table.name[row]]
-        return known.get((name, int(table.duration[row])), {})
-
-    def _communicates(self, piece: int) -> Mapping[str, float]:
-        rank, row = int(self.path.rank[piece]), int(self.path.row[piece])
-        program = self.prepared.program
-        table = program.table_of(rank)
-        if table.duration[row] != UNPRICED:
-            return {}
-        group = program.slots_of(rank)[table.slot[row]]
-        shares = self.communication(
-            Operation(int(table.operation[row])),
-            int(table.bytes[row]),
-            self.classes[self.label[group]],
-        )
-        waits = self.set_up_share(piece)
-        if not waits:
-            return shares
-        return {name: (1 - waits) * each for name, each in shares.items()} | {SETUP: waits}
-
-    def set_up_share(self, piece: int) -> float:
-        """Return the share of a communication's time in which it waits for circuits."""
-        program, network = self.prepared.program, self.prepared.network
-        rank, row = int(self.path.rank[piece]), int(self.path.row[piece])
-        waits = int(self._waiting.table_of(rank).duration[row])
-        table = program.table_of(rank)
-        if waits == table.duration[row]:
-            return 0.0
-        assert network is not None
-        group = self.classes[self.label[program.slots_of(rank)[table.slot[row]]]]
-        price = network.price(
-            Operation(int(table.operation[row])), max(int(table.bytes[row]), 0), group
-        )
-        return 1 - price.duration / waits
-
-    def equal_pieces(self) -> list[tuple[int, Ints]]:
-        """Return one piece of each kind, and all pieces of that kind.
-
-        Kernels are equal by name and duration, what lies between them by its length and whether it
-        is in the graph of a module, communications by operation, size and what they wait for
-        circuits, over groups of one class.
-        """
-        if self._equal is None:
-            self._equal = self._sorted_pieces()
-        return self._equal
-
-    def _sorted_pieces(self) -> list[tuple[int, Ints]]:
-        path, program = self.path, self.prepared.program
-        keys = np.zeros((5, len(path.kind)), np.int64)
-        keys[0] = path.kind
-        on_device = np.isin(path.kind, ON_DEVICE)
-        of_piece = program.table[path.rank]
-        gaps = path.kind == PieceKind.GAP
-        for number in distinct(of_piece[gaps]).tolist():
-            pieces = np.flatnonzero(gaps & (of_piece == number))
-            table = program.table_of(int(path.rank[pieces[0]]))
-            row = path.row[pieces]
-            keys[1, pieces], keys[2, pieces] = table.gap[row], table.launch[row] == 0
-        for number in distinct(of_piece[on_device]).tolist():
-            pieces = np.flatnonzero(on_device & (of_piece == number))
-            rank, row = path.rank[pieces], path.row[pieces]
-            table = program.table_of(int(rank[0]))
-            compute = path.kind[pieces] != PieceKind.COMMUNICATION
-            kernels, at = pieces[compute], row[compute]
-            keys[1, kernels], keys[2, kernels] = table.name[at], table.duration[at]
-            sends, at = pieces[~compute], row[~compute]
-            group = program.slots[program.slot_index[rank[~compute]] + table.slot[at]]
-            columns = table.operation[at], table.bytes[at] + 1, self.label[group]
-            for i, column in enumerate(columns, start=1):
-                keys[i, sends] = column
-            if self._waiting is not program:
-                keys[4, sends] = [
-                    self._waiting.table_of(a).duration[b] + 1
-                    for a, b in zip(path.rank[sends].tolist(), at.tolist(), strict=True)
-                ]
-        kind, n = equal_columns(keys)
-        order = np.argsort(kind, kind="stable")
-        ends = np.cumsum(np.bincount(kind, minlength=n))
-        return [(int(pieces[0]), pieces) for pieces in np.split(order, ends[:-1]) if len(pieces)]
-
-    def lengths(self) -> dict[str, float]:
-        """Return how much of the step depends on each number, in ps."""
-        length = self.path.lengths
-        found: dict[str, float] = {}
-        for piece, pieces in self.equal_pieces():
-            whole = int(length[pieces].sum())
-            for name, share in self(piece).items():
-                found[name] = found.get(name, 0.0) + share * whole
-        return found
-
-
-def equal_columns(columns: Ints) -> tuple[Ints, int]:
-    """Columns of several numbers, at least 0 → which are equal.
-
-    Parameters
-    ----------
-    columns : int64, shape (k, n)
-
-    Returns
-    -------
-    int64, shape (n,)
-        Equal numbers, from 0 on, for equal columns.
-    int
-        How many there are.
-    """
-    found, n = dense(columns[0])
-    for row in columns[1:]:
-        more, m = dense(row)
-        found, n = dense(found * max(m, 1) + more)
-    return found, n
 
 
 # --- of an experiment -----------------------------------------------------------------------------

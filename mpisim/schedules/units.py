@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.distinct import dense, numbered
+from ..base.distinct import dense, equal_columns, numbered
 from ..program import Phase
 
 __all__ = ["ActionColumns", "Units"]
@@ -75,7 +75,7 @@ class Units(NamedTuple):
         ends = np.append(units[1:], n)
         # Kinds of units: of their actions, each by a digit.
         described = np.stack([actions.chunk, actions.phase, actions.split, actions.paired, edge])
-        digit, kinds = _numbered(described)
+        digit, kinds = equal_columns(described)
         longest = int((ends - units).max(initial=0))
         assert (kinds + 1.0) ** longest < 2**63
         unit = np.zeros(len(units), np.int64)
@@ -124,11 +124,3 @@ def _joined(phase: Ints) -> Flags:
     # The only backward among forwards and backwards in a row is no steady state.
     before = np.concatenate([[False, False], behind])[: len(phase)]
     return behind & (before | forward[3:])
-
-
-def _numbered(columns: Ints) -> tuple[Ints, int]:
-    """Columns of numbers from 0 → a number for each distinct column of them, and how many."""
-    code = np.zeros(columns.shape[1], np.int64)
-    for row in columns:
-        code = code * (int(row.max(initial=0)) + 1) + row
-    return dense(code)

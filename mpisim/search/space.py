@@ -27,8 +27,9 @@ from ..base.frozen import frozen
 from ..base.schema import check_value
 from ..base.text import in_words
 from ..experiment import Experiment
-from ..experiment.load import TABLES, experiment_of, tables_with
+from ..experiment.load import experiment_of
 from ..experiment.plan_keys import key_path, renamed, set_key, short_key, with_sub_tables
+from ..experiment.tables import TABLES, tables_with
 from .automatic import AUTOMATIC, automatic_keys, automatic_values
 from .balance import BALANCED, EVEN, SHARES, balanced_shares
 from .choice import Choice, read_choice

@@ -38,9 +38,10 @@ from ...prediction.extrapolation import (
     with_micro_batches,
 )
 from ...prediction.network import NetworkCache
+from ...prediction.path_shares import PathShares
 from ...prediction.prepared import PreparedExperiment, prepare
 from ...prediction.step_constants import MULTIPLIERS, OVERHEAD, StepConstants, parse_constant_name
-from ...prediction.uncertainty import PathShares, error_bar
+from ...prediction.uncertainty import error_bar
 from ...program import Phase
 from .experiments import Mapped
 
