@@ -60,14 +60,10 @@ def read(path: Path = TABLE) -> dict[str, Figure | None]:
 
 def write(figures: Mapping[str, Figure], path: Path = TABLE) -> None:
     """Figures by command → the table, whole or not at all."""
-    from mpisim.base.files import write_whole
+    from mpisim.base.csv_files import write_table
 
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(COLUMNS)
-    rows.writerows((command, *figure) for command, figure in figures.items())
-    with write_whole(path, overwrite=True) as file:
-        file.write(text.getvalue().encode())
+    rows = ((command, *figure) for command, figure in figures.items())
+    write_table(path, COLUMNS, rows, overwrite=True)
 
 
 def wanted(table: Iterable[str]) -> list[str]:

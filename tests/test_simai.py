@@ -271,7 +271,6 @@ def test_the_all_reduce_benchmark(shared: Path) -> None:
 # --- bad files ----------------------------------------------------------------------------------
 
 ROW = layer()
-TAIL = " ga: 2 pp_comm: 8"
 BAD = [
     ("HYBRID_TRANSFORMR", [ROW], r"line 1: unknown parallelism policy .*HYBRID_TRANSFORMER"),
     ("DATA all_gpu: 4", [ROW], r"line 1: unknown key 'all_gpu' \(did you mean 'all_gpus'\?\)"),

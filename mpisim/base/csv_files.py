@@ -1,18 +1,18 @@
-"""Tables of comma-separated values: a line of headings, then rows; errors name the cell."""
+"""Tables of comma-separated values, read and written: a line of headings, then rows."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from .errors import InputError, nearest
-from .files import read_text
+from .files import read_text, write_whole
 
-__all__ = ["CsvRow", "CsvTable", "parse_table", "read_table"]
+__all__ = ["CsvRow", "CsvTable", "parse_table", "read_table", "write_table"]
 
 T = TypeVar("T")
 Check: TypeAlias = Callable[[list[str]], object]
@@ -155,3 +155,35 @@ def parse_table(contents: str, path: str | Path, check: Check | None = None) -> 
         texts = {name: cell.strip() for name, cell in zip(headings, cells, strict=True)}
         rows.append((line, CsvRow(texts)))
     return CsvTable(headings, rows)
+
+
+def write_table(
+    path: str | Path,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    overwrite: bool = False,
+) -> None:
+    """Headings and rows → a CSV file, which appears whole or not at all.
+
+    Parameters
+    ----------
+    path : str or Path
+    columns : sequence of str
+        Headings.
+    rows : iterable of sequence
+        A value for each column.
+    overwrite : bool
+        Whether a file of that name may be replaced.
+
+    Raises
+    ------
+    OutputError
+        If it cannot be written; nothing is left behind.
+    """
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(columns)
+    table.writerows(rows)
+    with write_whole(path, overwrite=overwrite) as file:
+        file.write(text.getvalue().encode())

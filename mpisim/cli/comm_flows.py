@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -108,13 +106,8 @@ def write_flows(path: str, found: FlowList, *, overwrite: bool) -> None:
     OutputError
         If it cannot be written; nothing is left behind.
     """
-    from ..base.files import write_whole
+    from ..base.csv_files import write_table
 
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(COLUMNS)
-    for flow in found.flows:
-        row = _row(found, flow)
-        table.writerow([*(row[column] for column in COLUMNS[:-1]), " ".join(row["links"])])
-    with write_whole(path, overwrite=overwrite) as file:
-        file.write(text.getvalue().encode())
+    rows = (_row(found, flow) for flow in found.flows)
+    lines = ([*(row[column] for column in COLUMNS[:-1]), " ".join(row["links"])] for row in rows)
+    write_table(path, COLUMNS, lines, overwrite=overwrite)

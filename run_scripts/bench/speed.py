@@ -25,7 +25,6 @@ from __future__ import annotations
 import argparse
 import csv
 import datetime
-import io
 import json
 import os
 import platform
@@ -238,14 +237,9 @@ def read(path: Path) -> dict[tuple[str, int], Row]:
 
 def write(rows: Iterable[Row], path: Path) -> None:
     """Rows → the table, whole or not at all."""
-    from mpisim.base.files import write_whole
+    from mpisim.base.csv_files import write_table
 
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Row._fields)
-    writer.writerows(rows)
-    with write_whole(path, overwrite=True) as file:
-        file.write(text.getvalue().encode())
+    write_table(path, Row._fields, rows, overwrite=True)
 
 
 def slower(row: Row, old: Row | None, an_operation: bool) -> list[str]:
