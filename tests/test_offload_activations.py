@@ -14,6 +14,7 @@ from toys import Free, Times, layout
 
 from mpisim import engine
 from mpisim.base.errors import InputError
+from mpisim.experiment import read
 from mpisim.kernels import Estimate
 from mpisim.kernels.operations import Copy, Elementwise, Kernel
 from mpisim.memory.activations import chunk_memory
@@ -232,3 +233,16 @@ def test_one_layer_stays_on_the_gpu() -> None:
 def test_overlap_of_nothing() -> None:
     with pytest.raises(InputError, match="optimizer is 0"):
         plan_of(global_batch=8, offload_overlap=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[plan]\nzero = 3\noffload.activations = 4\n[framework]\nname = "megatron-bridge"\n',
+        '[plan]\nrecompute = "full"\noffload.activations = 4\n[framework]\nname = "ddp"\n',
+    ],
+    ids=["Megatron-FSDP", "DDP"],
+)
+def test_what_offloads_is_the_frameworks(text: str) -> None:
+    plan = read(f'[model]\npreset = "llama3-8b"\n{text}', "mine.toml").plan
+    assert plan.offload.activations == 4

@@ -149,7 +149,12 @@ def _line_of(error: Exception, text: str) -> str:
 
 
 def build(
-    cls: type[T], values: Mapping[str, Any], source: str, path: str = "", listed: str = ""
+    cls: type[T],
+    values: Mapping[str, Any],
+    source: str,
+    path: str = "",
+    listed: str = "",
+    built: Mapping[str, Any] | None = None,
 ) -> T:
     """Build a dataclass from a parsed TOML table.
 
@@ -169,6 +174,8 @@ def build(
         Where in the file the table stands (``"model"``), for messages.
     listed : str
         Where a user finds all keys, for messages.
+    built : mapping, optional
+        Fields that are not in the table, as they are.
 
     Returns
     -------
@@ -187,12 +194,12 @@ def build(
     for key in values:
         if key not in fields:
             raise InputError(f"{source}: unknown key {key!r} {where}{one_of(key, fields, listed)}")
-    arguments = {}
+    arguments = dict(built or {})
     for key, (check, optional) in fields.items():
         full = f"{path}.{key}" if path else key
         if key in values:
             arguments[key] = check(values[key], source, full)
-        elif not optional:
+        elif not optional and key not in arguments:
             raise InputError(f"{source}: key {full!r} is missing")
     try:
         return cls(**arguments)

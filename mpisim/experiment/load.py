@@ -353,14 +353,14 @@ def plan_of(tables: Mapping[str, Any], source: str) -> Plan:
     InputError
         If a key is unknown, or values are wrong by themselves or together.
     """
-    plan, framework = (_part(tables, key, source) for key in ("plan", PART_OF_PLAN))
-    try:
-        return replace(plan, framework=framework)
-    except InputError as error:
-        raise InputError(f"{source}: [plan] {error}") from error
+    framework = _part(tables, PART_OF_PLAN, source)
+    plan: Plan = _part(tables, "plan", source, {PART_OF_PLAN: framework})
+    return plan
 
 
-def _part(tables: Mapping[str, Any], name: str, source: str) -> Any:
+def _part(
+    tables: Mapping[str, Any], name: str, source: str, built: Mapping[str, Any] | None = None
+) -> Any:
     """Build one of `TABLES`; a key that another table has is refused with its place."""
     given, cls = table_of(tables, name, source), TABLES[name]
     known = {each.name for each in fields(cls)} if given else ()
@@ -371,7 +371,7 @@ def _part(tables: Mapping[str, Any], name: str, source: str) -> Any:
             )
         if key not in known and (near := tables_with(key, name)):
             raise InputError(f"{source}: unknown key {key!r} in [{name}]{near}")
-    return build(cls, given, source, name, ALL_KEYS)
+    return build(cls, given, source, name, ALL_KEYS, built)
 
 
 def _set_by(keys: Mapping[str, ProfileKey], message: str, table: Mapping[str, Any]) -> str:
