@@ -244,5 +244,6 @@ def test_overlap_of_nothing() -> None:
     ids=["Megatron-FSDP", "DDP"],
 )
 def test_what_offloads_is_the_frameworks(text: str) -> None:
-    plan = read(f'[model]\npreset = "llama3-8b"\n{text}', "mine.toml").plan
+    tables = '[model]\npreset = "llama3-8b"\n[cluster]\npreset = "dgx-h100"\n'
+    plan = read(tables + text, "mine.toml").plan
     assert plan.offload.activations == 4
