@@ -238,12 +238,13 @@ def test_overlap_of_nothing() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        '[plan]\nzero = 3\noffload.activations = 4\n[framework]\nname = "megatron-bridge"\n',
-        '[plan]\nrecompute = "full"\noffload.activations = 4\n[framework]\nname = "ddp"\n',
+        'zero = 3\n[framework]\nname = "megatron-bridge"\n',
+        'recompute = "full"\n[framework]\nname = "ddp"\n',
     ],
     ids=["Megatron-FSDP", "DDP"],
 )
 def test_what_offloads_is_the_frameworks(text: str) -> None:
-    tables = '[model]\npreset = "llama3-8b"\n[cluster]\npreset = "dgx-h100"\n'
+    tables = '[model]\npreset = "llama3-8b"\n[cluster]\npreset = "dgx-h100"\n[plan]\n'
+    tables += "global_batch = 8\noffload.activations = 4\n"
     plan = read(tables + text, "mine.toml").plan
     assert plan.offload.activations == 4
