@@ -9,8 +9,9 @@ the rank, of which few are the token's. With many experts on a rank, or short ro
 longer than memory does; how many instructions it is says ``data/hybrid_ep.toml``.
 
 Where two passes overlap (``plan.overlap.ep``) Megatron-LM runs them on its stream of communications
-(``megatron/core/models/gpt/fine_grained_callables.py``). Here they have the compute stream to
-themselves: how two kernels share multiprocessors is not modelled.
+(``megatron/core/models/gpt/fine_grained_callables.py``), beside kernels of the other pass. What
+these lose is taken to be the time that memory needs for rows and maps, and that is all that is
+counted then (:mod:`.token_dispatch`): how two kernels share multiprocessors is not modelled.
 """
 
 from __future__ import annotations

@@ -287,7 +287,10 @@ def _flexible_dispatch(s: Shapes, routing: Routing) -> Operator:
     elif s.grid.ep > 1:
         size = MAP_ENTRY_BYTES * choices * s.grid.ep
         forward.append(Communicate("token maps all-gather", Operation.ALL_GATHER, "ep", size))
-        forward.append(scan_maps(_hybrid_exchange(s, routing), s.model.experts))
+        exchange = _hybrid_exchange(s, routing)
+        forward.append(
+            _token_maps(size) if exchange is None else scan_maps(exchange, s.model.experts)
+        )
     forward.append(Compute(READ_COUNTS, Copy(COUNT_BYTES * (1 + routing.local_experts), "host")))
     if sent_size != e:
         forward.append(elementwise("dispatch cast", (e + sent_size) * h * routing.tokens))
@@ -306,8 +309,8 @@ def _flexible_dispatch(s: Shapes, routing: Routing) -> Operator:
     fused = s.plan.framework.moe_multihot_fusion
     if deep_ep:
         forward += map_experts(found, fused=fused)
-    if hybrid and s.grid.ep > 1:
-        exchange = _hybrid_exchange(s, routing)
+    exchange = _hybrid_exchange(s, routing)
+    if exchange is not None:
         forward.append(place_rows(exchange))
         forward.append(copy_rows("permutation", exchange, received_size * h))
         backward.append(sum_rows("permutation backward", exchange, e * h))
@@ -334,8 +337,8 @@ def _flexible_combine(s: Shapes, routing: Routing) -> Operator:
     moved = arrived + routing.rows
     added = _row_sums("unpermutation", e * h * moved)
     copied = _row_copies("unpermutation backward", received_size * h * moved)
-    if s.plan.framework.moe_dispatcher == "hybrid-ep" and s.grid.ep > 1:
-        exchange = _hybrid_exchange(s, routing)
+    exchange = _hybrid_exchange(s, routing)
+    if exchange is not None:
         added = sum_rows("unpermutation", exchange, e * h)
         copied = copy_rows("unpermutation backward", exchange, received_size * h)
     forward: list[Task] = [added]
@@ -433,8 +436,20 @@ def _arriving_tokens(s: Shapes, routing: Routing) -> tuple[int, int]:
     return tokens(grid.ep), tokens(nodes if nodes > 1 else grid.ep)
 
 
-def _hybrid_exchange(s: Shapes, routing: Routing) -> Exchange:
-    """What HybridEP's kernels beside those that send go through."""
+def _token_maps(size: int) -> Compute:
+    """A kernel that reads all ranks' maps of tokens to experts, of `size` bytes."""
+    return Compute("token maps", Elementwise(size))
+
+
+def _hybrid_exchange(s: Shapes, routing: Routing) -> Exchange | None:
+    """What HybridEP's kernels beside those that send go through, where they keep others waiting.
+
+    None where two passes overlap: these kernels then run beside those of the other pass, which lose
+    what they take of the memory's bandwidth, not what their threads wait for one another.
+    """
+    framework = s.plan.framework
+    if framework.moe_dispatcher != "hybrid-ep" or s.grid.ep == 1 or s.plan.overlap.ep:
+        return None
     arrived, _ = _arriving_tokens(s, routing)
     ranks = s.grid.ep // s.grid.nodes("ep")
     tokens = routing.tokens * s.grid.ep
