@@ -160,49 +160,6 @@ def test_13_billion_parameters_train_on_one_v100() -> None:
     assert 12.5e9 < with_it.stages[0].parameters / 2 < 13.5e9
 
 
-ONE_V100 = """
-[model]
-family = "gpt"
-layers = {layers}
-hidden = {hidden}
-heads = {heads}
-seq_len = 1024
-vocab = 50257
-[plan]
-global_batch = 512
-micro_batch = 8
-zero = {zero}
-recompute = "full"
-precision = "fp16"
-offload.optimizer = {share}
-[framework]
-name = "{framework}"
-kernels = "eager"
-fused = false
-[cluster]
-preset = "dgx-2"
-nodes = 1
-gpus_per_node = 1
-"""
-
-
-def test_10_billion_parameters_beside_what_pytorch_trains() -> None:
-    # The abstract: 40 TFLOP/s on a V100 for 10 billion parameters, 30 with PyTorch alone for 1.4
-    # billion, the most that fits (1.2 here). Batch of 512 and shapes are from memory; the ratio
-    # does not depend on whether recomputation counts.
-    large = ONE_V100.format(
-        layers=50, hidden=4096, heads=32, zero=2, share=1, framework="deepspeed"
-    )
-    small = ONE_V100.format(layers=40, hidden=1536, heads=16, zero=0, share=0, framework="ddp")
-    speeds = []
-    for text, parameters in ((large, 10.3e9), (small, 1.2e9)):
-        found = simulate(read(text, "a.toml"))
-        assert found is not None
-        speeds.append(6 * parameters * 512 * 1024 / found.step_time / 1e12)
-    assert speeds[0] / speeds[1] == pytest.approx(40 / 30, rel=0.15)
-    assert speeds[0] == pytest.approx(40, rel=0.2)
-
-
 @pytest.mark.parametrize(
     ("cluster", "tokens", "seconds"),
     [

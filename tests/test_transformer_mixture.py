@@ -494,10 +494,14 @@ def test_gradients_of_experts_in_fp8_have_split_sums() -> None:
     ("experts", "topk", "copied", "added"),
     [(32, 36, 393.6, 267.3), (32, 8, 257.2, 127.3), (16, 8, 153.8, 103.5)],
 )
-def test_hybrid_ep_goes_through_all_experts_of_a_rank_as_measured(
+def test_hybrid_ep_goes_through_all_experts_of_a_rank(
     experts: int, topk: int, copied: float, added: float
 ) -> None:
-    """8 B200, 8,192 tokens of 512: harryzhou2000/megatron-lm-moe-experiments, sparse-opt-new."""
+    """8 B200, 8,192 tokens of 512: harryzhou2000/megatron-lm-moe-experiments, sparse-opt-new.
+
+    Instructions for each expert are from the second and third of these times: what they say of the
+    formula is that memory and instructions make them up; the first, of other choices, is a check.
+    """
     tokens, ranks, row = 8192, 8, 2 * 512
     needed = expected_destinations(ranks * experts, topk, ranks) / ranks
     arrived = round(ranks * tokens * needed)

@@ -37,12 +37,12 @@ def side_of_images(step: TracedStep) -> int | None:
     """
     first = first_with_weight(step.operators)
     for each in () if first is None else first.inputs:
-        if len(each.shape) == 4 and each.shape[1] == CHANNELS and "conv" in first_name(step):
+        if len(each.shape) == 4 and each.shape[1] == CHANNELS and "conv" in _first_name(step):
             return max(each.shape[2:])
     return None
 
 
-def first_name(step: TracedStep) -> str:
+def _first_name(step: TracedStep) -> str:
     """Step → name of its first operator with a weight; empty if there is none."""
     first = first_with_weight(step.operators)
     return "" if first is None else first.name
@@ -78,7 +78,7 @@ def check_data(step: TracedStep, data: DataChoice | None) -> None:
     if data is not None and data.images != "synthetic" and side_of_images(step) is None:
         raise InputError(
             f"data.images is {data.images!r}, but {step.source} takes no images: its first layer "
-            f"with a weight, {first_name(step) or 'none'}, has no input of samples × {CHANNELS} × "
+            f"with a weight, {_first_name(step) or 'none'}, has no input of samples × {CHANNELS} × "
             "height × width"
         )
 

@@ -7,13 +7,12 @@ those of kernels; the CPU has no place in the tables (:mod:`mpisim.formats.trios
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ..base.csv_files import write_table
 from ..base.errors import DestinationError
-from ..base.files import check_output, os_errors_reported, write_whole
+from ..base.files import check_output, os_errors_reported
 from ..formats.triosim import TENSOR_COLUMNS, TRACE_COLUMNS
 from ..operators.tensors import element_bytes
 from .step import TracedKernel, TracedOperator, TracedStep, TracedTask
@@ -77,12 +76,7 @@ def write_tables(step: TracedStep, folder: str | Path, *, overwrite: bool = Fals
         ("trace.csv", TRACE_COLUMNS, writer.rows),
         ("tensor.csv", TENSOR_COLUMNS, writer.tensors),
     ):
-        text = io.StringIO()
-        table = csv.writer(text, lineterminator="\n")
-        table.writerow(columns)
-        table.writerows(rows)
-        with write_whole(folder / name, overwrite=overwrite) as file:
-            file.write(text.getvalue().encode())
+        write_table(folder / name, columns, rows, overwrite=overwrite)
 
 
 class _Writer:

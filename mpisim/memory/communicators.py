@@ -6,7 +6,7 @@ the tokens of experts, have their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ..base.frozen import frozen
@@ -71,7 +71,7 @@ def connections(
     stage: int,
     plan: Plan,
     grid: Grid,
-    sizes: dict[str, int],
+    sizes: Mapping[str, int],
     node: int,
 ) -> Connections:
     """Layers of a stage → connections of its rank; communicators connect when they are first used.
@@ -111,7 +111,7 @@ def with_neighbours(own: Connections, stage: int, grid: Grid, node: int) -> Conn
 
 
 def own_connections(
-    layers: Sequence[Layer], plan: Plan, grid: Grid, sizes: dict[str, int], node: int
+    layers: Sequence[Layer], plan: Plan, grid: Grid, sizes: Mapping[str, int], node: int
 ) -> Connections:
     """Layers of a stage → connections of its rank, but for those with other stages.
 
@@ -154,7 +154,7 @@ def own_connections(
     )
 
 
-def _hybridep(layers: Sequence[Layer], sizes: dict[str, int]) -> int:
+def _hybridep(layers: Sequence[Layer], sizes: Mapping[str, int]) -> int:
     """Return the bytes of HybridEP's buffer: room for every token of all ranks, in 16 bits.
 
     Dispatch and combine share it (`max_num_of_tokens_for_experts`, csrc/hybrid_ep of DeepEP).
@@ -178,7 +178,7 @@ def _kinds(layers: Sequence[Layer]) -> Iterable[tuple[Operator, ...]]:
 
 
 def _data_parallel_groups(
-    layers: Sequence[Layer], plan: Plan, sizes: dict[str, int]
+    layers: Sequence[Layer], plan: Plan, sizes: Mapping[str, int]
 ) -> Iterator[str]:
     """Yield the groups on which gradients, parameters and the gradient's norm are exchanged."""
     held = (p for kind in _kinds(layers) for each in kind for p in each.parameters)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ..base.frozen import frozen
@@ -348,9 +349,9 @@ class _MemoryModel:
 
 
 @lru_cache(maxsize=MOST_GRIDS)
-def _sizes_of(grid: Grid, zero_group: int | None) -> dict[str, int]:
+def _sizes_of(grid: Grid, zero_group: int | None) -> Mapping[str, int]:
     """Return the members of each group of ranks, kept since plans of a search share grids."""
-    return dict(Groups(grid, zero_group).sizes)
+    return MappingProxyType(dict(Groups(grid, zero_group).sizes))
 
 
 def _messages(pipeline: Pipeline, stage: int, chunks: Sequence[ModelChunk]) -> int:

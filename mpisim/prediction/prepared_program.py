@@ -213,6 +213,11 @@ def _of_gpus(scale: ScaleChoice) -> dict[str, float]:
     return {name: getattr(scale, name) for name in names}
 
 
+def _scaled(times: NDArray[np.int64], factor: float) -> NDArray[np.int64]:
+    """Times → those that are so many times as long, in whole ps."""
+    return np.rint(times * factor).astype(np.int64)
+
+
 def _with_scaled_rows(program: Program, before: ScaleChoice, after: ScaleChoice) -> Program:
     """Program written with one scale → the same as written with another.
 
@@ -224,15 +229,12 @@ def _with_scaled_rows(program: Program, before: ScaleChoice, after: ScaleChoice)
     if longer == faster == loading == 1:
         return program
 
-    def times(values: NDArray[np.int64], factor: float) -> NDArray[np.int64]:
-        return np.rint(values * factor).astype(np.int64)
-
     def changed(table: Table) -> Table:
         given = table.is_communication & (table.duration != UNPRICED)
-        cpu: dict[str, Any] = {each: times(getattr(table, each), longer) for each in CPU_COLUMNS}
-        duration = np.where(given, times(table.duration, 1 / faster), table.duration)
+        cpu: dict[str, Any] = {each: _scaled(getattr(table, each), longer) for each in CPU_COLUMNS}
+        duration = np.where(given, _scaled(table.duration, 1 / faster), table.duration)
         loads = prepares(program, table)
-        duration = np.where(loads, times(table.duration, 1 / loading), duration)
+        duration = np.where(loads, _scaled(table.duration, 1 / loading), duration)
         return replace(table, **cpu, duration=duration, original=None)
 
     tables = (None if table is None else changed(table) for table in program.tables)
@@ -394,9 +396,12 @@ def _with_scaled_loading(counted: PricedShares, faster: float) -> PricedShares:
     """Return what prices depend on, for images that are prepared so many times as fast."""
     if faster == 1:
         return counted
+    times = np.array([time for _, time in counted.shares], np.int64)
     shares = {
-        (name, round(time / faster) if name == PREPARE else time): rest
-        for (name, time), rest in counted.shares.items()
+        (name, shorter if name == PREPARE else time): rest
+        for ((name, time), rest), shorter in zip(
+            counted.shares.items(), _scaled(times, 1 / faster).tolist(), strict=True
+        )
     }
     return replace(counted, shares=shares)
 

@@ -35,7 +35,7 @@ HELD_EVERY = 1_000
 
 
 def _memory() -> float:
-    """Return the most memory that this process has had, in MB."""
+    """Return the most memory that this process has had, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -84,7 +84,7 @@ def main() -> None:
                 f"{len(records) / wall:,.0f} a second, {valid / wall:,.0f} valid ones",
                 flush=True,
             )
-            print(f"{_memory():.0f} MB", flush=True)
+            print(f"{_memory():.0f} MiB", flush=True)
             if args.screen:
                 comm.Abort(0) if comm.size > 1 else exit(0)
         judged = int((records.peak > 0).sum())
@@ -109,7 +109,7 @@ def main() -> None:
             f"{valid:,} valid candidates, {valid / wall:.0f} a second; {judged:,} judged by memory"
         )
         print(f"{least:,} simulated without slowdown, {full:,} in full")
-        print(f"{len(marks)} rounds; {memory:.0f} MB in the largest process")
+        print(f"{len(marks)} rounds; {memory:.0f} MiB in the largest process")
         print("\n".join(answer_lines(space, found)))
 
 

@@ -11,13 +11,11 @@ links/                    name (texts); bytes, packets, marked, queue_max, queue
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 
 import numpy as np
 
-from mpisim.base.files import write_whole
+from mpisim.base.csv_files import write_table
 from mpisim.base.hdf5 import create_file, write_column, write_texts
 from mpisim.base.quantity import PICOSECONDS
 
@@ -97,12 +95,12 @@ def write_flow_table(path: str | Path, found: PacketRun, *, overwrite: bool = Fa
     OutputError
         If it cannot be written; nothing is left behind.
     """
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(FLOW_COLUMNS)
     times = zip(found.flow_begin.tolist(), found.flow_end.tolist(), strict=True)
-    for flow, (begin, end) in zip(found.flows, times, strict=True):
-        ends = (f"{begin / PICOSECONDS:.9g}", f"{end / PICOSECONDS:.9g}")
-        table.writerow((flow.sender, flow.receiver, flow.channel, flow.bytes * flow.repeats, *ends))
-    with write_whole(path, overwrite=overwrite) as file:
-        file.write(text.getvalue().encode())
+    rows = (
+        (
+            *(flow.sender, flow.receiver, flow.channel, flow.bytes * flow.repeats),
+            *(f"{time / PICOSECONDS:.9g}" for time in ends),
+        )
+        for flow, ends in zip(found.flows, times, strict=True)
+    )
+    write_table(path, FLOW_COLUMNS, rows, overwrite=overwrite)

@@ -33,7 +33,6 @@ from libc.stdlib cimport calloc, free, realloc
 
 include "heap.pxi"
 include "dcqcn.pxi"
-include "telemetry.pxi"
 
 cdef enum:
     ARRIVE, DELIVER, WAKE, RELEASE, PAUSE, RESUME, NOTIFY, ACKNOWLEDGE, EXPIRE, TIMER
@@ -62,6 +61,7 @@ cdef struct Packet:
 
 
 cdef class Losses
+cdef class Telemetry
 
 
 @cython.final
@@ -70,7 +70,7 @@ cdef class Simulator:
 
     cdef const double[::1] rate, cap, low, high, window
     cdef const int64_t[::1] latency, message_bytes, message_start, pair_delay, pair_return
-    cdef const int64_t[::1] pair_trip, pair_timeout
+    cdef const int64_t[::1] pair_timeout
     cdef const int64_t[::1] path_first, pair_first, gate_first
     cdef const int32_t[::1] path_link, target, message_pair, message_opens, gate_next
     cdef const int32_t[::1] gate_message
@@ -101,10 +101,7 @@ cdef class Simulator:
     cdef int64_t[::1] left, next_time, next_feedback, next_timer, cuts_of, under_way
     cdef readonly object pair_cuts
     cdef Rate* rates
-    cdef Watch* watches
-    cdef Stamp* last_stamps  # `n_stamps` of each pair: of the last acknowledgement
-    cdef Stamp* stamps  # of packets
-    cdef int32_t n_stamps
+    cdef Telemetry telemetry
     cdef Losses lost
     # Of messages and gates. `message_next`: behind it in its queue pair; `to_come`: bytes that have
     # not arrived; `gate_left`: what a gate still waits for.
@@ -118,7 +115,6 @@ cdef class Simulator:
     cdef readonly int64_t done, happened, now
     cdef uint64_t random_state
     cdef Control control
-    cdef Watching watching
     cdef int32_t mtu, congestion, recovering
     cdef bint cut_through, pausing, windowed, scaling, acknowledging, adaptive
     cdef double most_marked, buffer, share
@@ -134,7 +130,7 @@ cdef class Simulator:
         self.pair_first, self.cap = given.pair_first, given.cap
         self.pair_delay, self.pair_return = given.pair_delay, given.pair_return
         self.window, self.under_way = given.window, np.zeros(k, np.int64)
-        self.pair_trip, self.pair_timeout = given.pair_trip, given.pair_timeout
+        self.pair_timeout = given.pair_timeout
         self.offered, self.sent_to = np.zeros(k, np.int64), np.zeros(k, np.int64)
         self.congestion = {"none": UNCONTROLLED, "dcqcn": DCQCN, "timely": TIMELY, "hpcc": HPCC}[
             settings.congestion]
@@ -188,24 +184,16 @@ cdef class Simulator:
         self.control = Control(
             control.gain, control.additive, control.hyper, control.least, control.bytes,
             control.timer, control.alpha_timer, control.feedback, control.fast, control.clamp)
-        watching = settings.watching
-        self.watching = Watching(
-            watching.target, watching.stages, watching.filter, watching.decrease, watching.low,
-            watching.high, watching.least_trip)
+        self.telemetry = Telemetry(self.congestion, settings.watching, given)
         self.lost = Losses(self.recovering, settings, given)
         self.unused = -1
         self.rates = <Rate*>realloc(NULL, max(k, 1) * sizeof(Rate))
-        self.watches = <Watch*>calloc(max(k, 1), sizeof(Watch))
-        if self.congestion == HPCC:
-            self.n_stamps = max(1, int(np.diff(given.path_first).max(initial=1)))
-            self.last_stamps = <Stamp*>calloc(max(k, 1) * self.n_stamps, sizeof(Stamp))
-        if self.rates == NULL or self.watches == NULL or (
-                self.n_stamps and self.last_stamps == NULL):
+        if self.rates == NULL:
             raise MemoryError
         for i in range(k):
             line = min(self.cap[i], self.rate[self.first_link(i)])
             reset(&self.rates[i], line, line / settings.reference_rate * 1e12, control.least)
-            self.watches[i].reference = line
+            self.telemetry.begin(i, line)
         for i in range(len(given.gate_count)):
             if given.gate_count[i] == 0:
                 self.open_messages(i)
@@ -217,9 +205,6 @@ cdef class Simulator:
         free(self.packets)
         free(self.events)
         free(self.rates)
-        free(self.watches)
-        free(self.stamps)
-        free(self.last_stamps)
 
     @property
     def link_drops(self):
@@ -299,7 +284,7 @@ cdef class Simulator:
         elif kind == ACKNOWLEDGE:
             self.acknowledge(item)
         elif kind == EXPIRE:
-            self.expire(item)
+            self.lost.expire(self, item)
         else:
             self.tick(item)
 
@@ -442,8 +427,8 @@ cdef class Simulator:
 
     cdef int32_t packet_of(self, int32_t pair, int32_t link) noexcept nogil:
         """Make the next packet of a queue pair."""
-        cdef int32_t number = self.new_packet(), message = self.current[pair], path = <int32_t>self.pair_first[pair]
-        cdef int32_t size
+        cdef int32_t number = self.new_packet(), message = self.current[pair], size
+        cdef int32_t path = <int32_t>self.pair_first[pair]
         cdef int64_t many = self.pair_first[pair + 1] - path, position = -1
         cdef Packet* packet
         cdef Rate* rate = &self.rates[pair]
@@ -499,8 +484,8 @@ cdef class Simulator:
         cdef int64_t takes = <int64_t>ceil(packet.size / self.rate[link]), early = 0
         cdef int32_t after
         self.busy[link] = self.now + takes
-        if self.n_stamps and self.marking[link]:
-            self.stamp(link, number)
+        if self.congestion == HPCC and self.marking[link]:
+            self.telemetry.stamp(self, link, number)
         self.n_bytes[link] += packet.size
         self.n_packets[link] += 1
         if packet.ingress >= 0:
@@ -569,14 +554,6 @@ cdef class Simulator:
         packet.at = <int32_t>(self.path_first[best] + hop)
         packet.end = <int32_t>self.path_first[best + 1]
 
-    cdef void stamp(self, int32_t link, int32_t number) noexcept nogil:
-        """Write into a packet what HPCC's switches do as it leaves (INT)."""
-        cdef Packet* packet = &self.packets[number]
-        cdef Stamp* stamp = &self.stamps[<int64_t>number * self.n_stamps + packet.stamps]
-        stamp.time, stamp.bytes = self.now, self.n_bytes[link]
-        stamp.queued = self.queued[link]
-        packet.stamps += 1
-
     cdef void deliver(self, int32_t number) noexcept nogil:
         """Take a packet at its destination, and acknowledge it where senders look at that."""
         cdef Packet* packet = &self.packets[number]
@@ -624,55 +601,10 @@ cdef class Simulator:
         else:
             self.lost.answer(self, pair, packet)
         if self.congestion > DCQCN:
-            self.watch(pair, number)
+            self.telemetry.watch(self, pair, number)
         self.forget(number)
         if self.ring_next[pair] >= 0:
             self.send(self.first_link(pair))
-
-    cdef void watch(self, int32_t pair, int32_t number) noexcept nogil:
-        """Let a sender learn from an acknowledgement: HPCC from each, TIMELY once a round trip."""
-        cdef Packet* packet = &self.packets[number]
-        cdef Watch* watch = &self.watches[pair]
-        cdef Rate* rate = &self.rates[pair]
-        cdef bint whole = packet.answer > watch.update_at, first = watch.update_at == 0
-        cdef int64_t trip = self.now - packet.sent, tau = 0
-        cdef double load
-        if self.congestion == TIMELY:
-            if whole and not first:
-                rate.current = timely_rate(watch, &self.watching, &self.control, rate, trip)
-            elif first:
-                watch.before = trip
-        else:
-            load = self.fullest(pair, number, &tau)
-            if tau and not first:
-                rate.current = hpcc_rate(
-                    watch, &self.watching, &self.control, rate, load, tau, self.pair_trip[pair],
-                    whole)
-        if whole:
-            watch.update_at = self.sent_to[pair]
-
-    cdef double fullest(self, int32_t pair, int32_t number, int64_t* tau) noexcept nogil:
-        """Acknowledgement → load of the fullest port since the one before, and that time."""
-        cdef Packet* packet = &self.packets[number]
-        cdef Stamp* new = &self.stamps[<int64_t>number * self.n_stamps]
-        cdef Stamp* old = &self.last_stamps[<int64_t>pair * self.n_stamps]
-        cdef int64_t link = self.path_first[packet.path], i = 0, passed
-        cdef double rate, load, most = 0
-        while i < packet.stamps:
-            if self.marking[self.path_link[link]]:
-                rate, passed = self.rate[self.path_link[link]], new[i].time - old[i].time
-                if passed > 0:
-                    load = (new[i].bytes - old[i].bytes) / (passed * rate) + min(
-                        new[i].queued, old[i].queued) / (rate * self.pair_trip[pair])
-                    if load > most or not tau[0]:
-                        most, tau[0] = load, passed
-                    old[i] = new[i]
-                i += 1
-            link += 1
-        return most
-
-    cdef void expire(self, int32_t pair) noexcept nogil:
-        self.lost.expire(self, pair)
 
     # --- what is counted ------------------------------------------------------------------------
 
@@ -707,7 +639,6 @@ cdef class Simulator:
     cdef int32_t new_packet(self) noexcept nogil:
         cdef int32_t number = self.unused, more
         cdef Packet* grown
-        cdef Stamp* stamps
         if number >= 0:
             self.unused = self.packets[number].next
             return number
@@ -720,13 +651,9 @@ cdef class Simulator:
             self.failed = True
             return -1
         self.packets = grown
-        if self.n_stamps:
-            stamps = <Stamp*>realloc(
-                self.stamps, (<int64_t>self.n_room + more) * self.n_stamps * sizeof(Stamp))
-            if stamps == NULL:
-                self.failed = True
-                return -1
-            self.stamps = stamps
+        if not self.telemetry.have_room(<int64_t>self.n_room + more):
+            self.failed = True
+            return -1
         for number in range(self.n_room + more - 1, self.n_room, -1):
             self.packets[number].next = self.unused
             self.unused = number
@@ -747,4 +674,5 @@ cdef class Simulator:
         return (self.random() >> 11) * (1.0 / 9007199254740992.0)
 
 
+include "telemetry.pxi"
 include "losses.pxi"

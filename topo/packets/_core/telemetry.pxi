@@ -1,8 +1,8 @@
 # Included by simulator.pyx.
-# Senders that look at every acknowledgement: HPCC (Li et al., SIGCOMM 2019, algorithm 1) by what the
-# switches of its way wrote into the packet, TIMELY (Mittal et al., SIGCOMM 2015, algorithm 1) by how
-# long the packet was under way. Both change their reference once in a round trip, as in the ns-3 of
-# HPCC's authors (rdma-hw.cc of alibaba-edu/High-Precision-Congestion-Control).
+# Senders that look at every acknowledgement: HPCC (Li et al., SIGCOMM 2019, algorithm 1) by what
+# the switches of its way wrote into the packet, TIMELY (Mittal et al., SIGCOMM 2015, algorithm 1) by
+# how long the packet was under way. Both change their reference once in a round trip, as in the ns-3
+# of HPCC's authors (rdma-hw.cc of alibaba-edu/High-Precision-Congestion-Control).
 
 cdef struct Stamp:  # of one switch's port, when a packet left by it
     int64_t time
@@ -27,6 +27,100 @@ cdef struct Watching:  # parameters
     int64_t low  # TIMELY: round trips below it are not looked at, ps
     int64_t high
     int64_t least_trip
+
+
+cdef class Telemetry:
+    """State of `Simulator` where senders look at acknowledgements; empty where they do not."""
+
+    cdef Watching given
+    cdef const int64_t[::1] trip  # of queue pairs: a round trip without queues
+    cdef Watch* watches
+    cdef Stamp* last_stamps  # `n_stamps` of each queue pair: of the last acknowledgement
+    cdef Stamp* stamps  # `n_stamps` of each packet
+    cdef int32_t n_stamps  # 0 without HPCC
+
+    def __cinit__(self, int32_t congestion, settings, given):
+        cdef int64_t k = max(len(given.cap), 1)
+        self.given = Watching(
+            settings.target, settings.stages, settings.filter, settings.decrease, settings.low,
+            settings.high, settings.least_trip)
+        self.trip = given.pair_trip
+        self.watches = <Watch*>calloc(k, sizeof(Watch))
+        if congestion == HPCC:
+            self.n_stamps = max(1, int(np.diff(given.path_first).max(initial=1)))
+            self.last_stamps = <Stamp*>calloc(k * self.n_stamps, sizeof(Stamp))
+        if self.watches == NULL or (self.n_stamps and self.last_stamps == NULL):
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self.watches)
+        free(self.stamps)
+        free(self.last_stamps)
+
+    cdef void begin(self, int32_t pair, double line) noexcept nogil:
+        """Let a queue pair begin at its line's rate."""
+        self.watches[pair].reference = line
+
+    cdef bint have_room(self, int64_t n_packets) noexcept nogil:
+        """Return whether there is memory for the stamps of so many packets, and take it."""
+        cdef Stamp* stamps
+        if not self.n_stamps:
+            return True
+        stamps = <Stamp*>realloc(self.stamps, n_packets * self.n_stamps * sizeof(Stamp))
+        if stamps == NULL:
+            return False
+        self.stamps = stamps
+        return True
+
+    cdef void stamp(self, Simulator it, int32_t link, int32_t number) noexcept nogil:
+        """Write into a packet what HPCC's switches do as it leaves (INT)."""
+        cdef Packet* packet = &it.packets[number]
+        cdef Stamp* stamp = &self.stamps[<int64_t>number * self.n_stamps + packet.stamps]
+        stamp.time, stamp.bytes = it.now, it.n_bytes[link]
+        stamp.queued = it.queued[link]
+        packet.stamps += 1
+
+    cdef void watch(self, Simulator it, int32_t pair, int32_t number) noexcept nogil:
+        """Let a sender learn from an acknowledgement: HPCC from each, TIMELY once a round trip."""
+        cdef Packet* packet = &it.packets[number]
+        cdef Watch* watch = &self.watches[pair]
+        cdef Rate* rate = &it.rates[pair]
+        cdef bint whole = packet.answer > watch.update_at, first = watch.update_at == 0
+        cdef int64_t trip = it.now - packet.sent, tau = 0
+        cdef double load
+        if it.congestion == TIMELY:
+            if whole and not first:
+                rate.current = timely_rate(watch, &self.given, &it.control, rate, trip)
+            elif first:
+                watch.before = trip
+        else:
+            load = self.fullest(it, pair, number, &tau)
+            if tau and not first:
+                rate.current = hpcc_rate(
+                    watch, &self.given, &it.control, rate, load, tau, self.trip[pair], whole)
+        if whole:
+            watch.update_at = it.sent_to[pair]
+
+    cdef double fullest(
+            self, Simulator it, int32_t pair, int32_t number, int64_t* tau) noexcept nogil:
+        """Acknowledgement → load of the fullest port since the one before, and that time."""
+        cdef Packet* packet = &it.packets[number]
+        cdef Stamp* new = &self.stamps[<int64_t>number * self.n_stamps]
+        cdef Stamp* old = &self.last_stamps[<int64_t>pair * self.n_stamps]
+        cdef int64_t link = it.path_first[packet.path], i = 0, passed
+        cdef double rate, load, most = 0
+        while i < packet.stamps:
+            if it.marking[it.path_link[link]]:
+                rate, passed = it.rate[it.path_link[link]], new[i].time - old[i].time
+                if passed > 0:
+                    load = (new[i].bytes - old[i].bytes) / (passed * rate) + min(
+                        new[i].queued, old[i].queued) / (rate * self.trip[pair])
+                    if load > most or not tau[0]:
+                        most, tau[0] = load, passed
+                    old[i] = new[i]
+                i += 1
+            link += 1
+        return most
 
 
 cdef inline double hpcc_rate(
