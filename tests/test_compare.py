@@ -105,6 +105,19 @@ def test_the_command(
             assert sum(parts) == round(float(whole.replace(",", "")) * 1000)
 
 
+def test_keys_are_called_as_experiments_call_them(
+    files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full, figures = tmp_path / "full.h5", tmp_path / "c.json"
+    changes = ["--set", "plan.recompute=full", "--set", "plan.recompute.layers=1"]
+    assert main(["run", str(files[0].with_name("mine.toml")), *changes, "-o", str(full)]) == 0
+    assert main(["compare", str(files[0]), str(full), "--json", str(figures)]) == 0
+    assert json.loads(figures.read_text())["keys"] == {
+        "plan.recompute": ["not given", '"full"'],
+        "plan.recompute.layers": ["not given", "1"],
+    }
+
+
 def test_a_prediction_beside_a_recording(
     files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

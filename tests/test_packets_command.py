@@ -190,7 +190,7 @@ def test_processes_change_nothing(folder: Path, run_mpisim: Callable[..., Any]) 
         (["--size", "1M", "--set", "mtu=1"], "mtu is 1; it must be 64 to"),
         (
             ["--size", "1M", "--routing", "spray", "--congestion", "hpcc"],
-            "hpcc follows the links of one path",
+            "error: --congestion hpcc: hpcc follows the links of one path; routing is 'spray'",
         ),
         (
             ["--size", "1M", "--recovery", "go-back-n", "--set", "buffer=1kB"],

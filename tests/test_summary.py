@@ -152,6 +152,18 @@ def test_any_program(program: Program) -> None:
     assert len(plain.splitlines()) == len(lines_of(results))
 
 
+def test_long_names_of_kernels_are_cut_not_their_shares() -> None:
+    known = predicted("llama3-8b-8-h100")
+    path = known.critical_path
+    assert path is not None
+    names = [f"void at::native::{name.replace(' ', '_')}<{90 * 'x'}>(int)" for name in path.names]
+    lines = lines_of(replace(known, critical_path=replace(path, names=names)))
+    costs = lines[lines.index("What costs most") + 1 :][:2]
+    assert costs[0].endswith(": 10.2 % of the critical path, 32 pieces")
+    assert costs[0].startswith("  attention_backward<")
+    assert len(costs[0]) <= 100
+
+
 def test_all_there_can_be_still_fits() -> None:
     results = predicted("deepseek-v3-2048-h800")
     known = Sensitivities(("a", "b", "c"), ("",) * 3, ("",) * 3, np.array([-0.5, -0.4, -0.3]))

@@ -145,10 +145,13 @@ def _stages(results: Results) -> NDArray[np.int64] | None:
 
 def _keys(results: Results) -> Mapping[str, str]:
     """Return what was given for each key of an experiment, as TOML writes it."""
+    from ..experiment.plan_keys import flattened, short_key
+
     found: dict[str, str] = {}
     for table, given in _origin(results).get("tables", {}).items():
-        if isinstance(given, dict):
-            found |= {f"{table}.{key}": _text(value) for key, value in given.items()}
+        if isinstance(given, dict):  # as users write them: plan.recompute = "full"
+            keys = flattened(given, table)
+            found |= {short_key(key): _text(value) for key, value in keys}
         elif table != "title":
             found[table] = _text(given)
     return found

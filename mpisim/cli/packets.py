@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -230,16 +231,21 @@ def _note_without_effect(args: argparse.Namespace, found: PacketRun) -> None:
 def _settings(args: argparse.Namespace, changes: dict[str, str]) -> PacketSettings:
     from ..topo.packets import packet_settings
 
+    settings = partial(
+        packet_settings,
+        args.parameters,
+        routing=args.routing,
+        congestion=args.congestion,
+        pfc=not args.no_pfc and args.recovery == "none",
+        recovery=args.recovery,
+        switching="store-and-forward" if args.store_and_forward else "cut-through",
+    )
     try:
-        return packet_settings(
-            args.parameters,
-            changes,
-            routing=args.routing,
-            congestion=args.congestion,
-            pfc=not args.no_pfc and args.recovery == "none",
-            recovery=args.recovery,
-            switching="store-and-forward" if args.store_and_forward else "cut-through",
-        )
+        settings()
+    except InputError as error:  # methods that do not go together, whatever their parameters
+        raise UsageError(f"--congestion {args.congestion}: {error}") from error
+    try:
+        return settings(changes)
     except InputError as error:
         raise UsageError(f"--set: {error}") from error
 

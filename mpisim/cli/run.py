@@ -33,7 +33,7 @@ MOST_SEEDS = 5000
 EXAMPLES = """\
 examples:
   mpirun -n 8 python -m mpisim                  the default: Llama-3-8B, one simulated GPU a process
-  mpisim new > mine.toml                        an experiment to start from, every key explained ...
+  mpisim new > mine.toml                        an experiment to start from (--all: every key) ...
   mpisim run mine.toml                          ... and to run
   mpisim run echo-gpt3-175b-96-h800             one of those in mpisim list experiments
   mpisim run mine.toml --set plan.tp=8 --set plan.recompute=full

@@ -3,8 +3,8 @@
 An experiment is one TOML file with the tables ``[model]``, ``[plan]`` and ``[cluster]``, and where
 wanted ``[framework]``, ``[scale]``, ``[kernels]``, ``[network]``, ``[overlap]``, ``[variation]``,
 ``[calibration]``, ``[prices]`` and ``[run]``, read into frozen dataclasses whose fields are the
-keys. ``mpisim new`` writes one with every key explained. Where the work stands in a program file,
-``[workload]`` takes the place of ``[model]`` and ``[plan]``.
+keys. ``mpisim new --all`` writes one with every key explained. Where the work stands in a program
+file, ``[workload]`` takes the place of ``[model]`` and ``[plan]``.
 
 Read in this order.
 

@@ -28,6 +28,7 @@ from ..program import Operation
 from ..results import PartKind, Results
 from ..results.step_parts import IDLE
 from .drawing import PLAIN, Drawing
+from .kernel_names import short_names
 from .part_labels import CommunicatorKinds, part_label, part_labels
 from .text import recorded_facts, sampled_facts
 
@@ -283,10 +284,12 @@ def _on_path(results: Results) -> list[tuple[float, str]]:
     names, number, pieces = np.unique(path.name[work], return_inverse=True, return_counts=True)
     total = np.bincount(number, length[work], len(names))
     for at in np.argsort(-total, kind="stable")[:MAX_KERNELS].tolist():
-        name, n = one_line(path.names[int(names[at])]), int(pieces[at])
+        n = int(pieces[at])
         many = f"{n:,} pieces" if n > 1 else "1 piece"
-        text = f"{name}: {100 * total[at]:.1f} % of the critical path, {many}"
-        found.append((float(total[at]), text))
+        said = f": {100 * total[at]:.1f} % of the critical path, {many}"
+        # The name is cut, not what is said of it: those of C++ templates fill lines.
+        [name] = short_names([path.names[int(names[at])]], WIDTH - 2 - len(said))
+        found.append((float(total[at]), name + said))
     host = sum(float(length[path.kind == kind].sum()) for kind in NOT_WORK)
     text = f"the CPU: {100 * host:.1f} % of the critical path is launching kernels and work between"
     return [*found, (host, text)]
