@@ -249,3 +249,11 @@ def test_published_files(shared):
         rows, skipped = read(shared / "groundtruth" / "kernels" / name)
         assert sum(len(each) for each in rows) + sum(skipped.values()) == count
         assert not skipped
+
+
+def test_sides_stay_where_they_are(tmp_path):
+    # Else a model would be judged on rows that its constants were fitted to.
+    lines = [f"A40,Qwen/Qwen-72B,add,1,{tokens},128,0.1" for tokens in range(1, 61)]
+    (rows,), _ = read(write(tmp_path, HEADERS["vidur"], *lines))
+    test = [2, 4, 9, 17, 19, 20, 21, 25, 37, 39, 47, 49, 50, 53, 60]
+    assert (np.flatnonzero(rows.split == TEST) + 1).tolist() == test

@@ -41,6 +41,9 @@ GPU_ALIASES = {
 """Names in these files beside those of ``data/gpus.toml``. PyTorch sees one die of an MI250, which
 has the units, the clock and the bandwidth of an MI210."""
 
+NOT_SIZES = ("variant", "instructions")
+"""Fields of kernels that no measured row tells apart: the side of a row must not depend on them."""
+
 
 def gpu_name(text: str) -> str:
     """Return the name of a preset for a GPU as these files write it."""
@@ -186,7 +189,7 @@ def _split(kernel: Kernel) -> str:
     sizes = (
         f"{each.name}={getattr(kernel, each.name)!r}"
         for each in fields(kernel)
-        if each.name != "variant"
+        if each.name not in NOT_SIZES
     )
     text = f"{type(kernel).__name__}({', '.join(sizes)})"
     return TEST if zlib.crc32(text.encode()) % 5 == 0 else TRAIN
