@@ -170,14 +170,14 @@ HEAD = """\
 # What goes wrong, and how it ends
 
 This page is written by `python run_scripts/fault_table.py` ({date}; {mpis}).
-A bad input ends with exit code 2 and one line that names file, key or row; what fails at run time
-(a full disk, a rank that died) with another code than 0. Nothing is left half written. The same on
-every number of processes: {processes}.
+A bad input ends with exit code 2 and one line that names file, key or row. A failure at run time
+(a full disk, a rank that died) ends with another code than 0. No file is left half written. This
+holds on every number of processes: {processes}.
 
 Every case is one command; `@` is the folder of its input. A cell is "ok" with the seconds from the
-command's begin to its end (in a process that has already started), or says what is wrong.
-`tests/fault_cases.py` has the inputs, `pytest tests/test_faults.py` runs them on one process and a
-sample on two, `bash run_scripts/nightly.sh` all of this.
+command's begin to its end (in a process that has already started), or describes the error.
+`tests/fault_cases.py` has the inputs. `pytest tests/test_faults.py` runs them on one process and a
+sample on two, `bash run_scripts/nightly.sh` runs all of them.
 """
 
 
