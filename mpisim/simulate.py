@@ -1,11 +1,12 @@
-"""Simulate an experiment or a program: the entry of the library and of the command line.
+"""Experiment or program → results of a simulated training step: entry of library and CLI.
 
     experiment, or program file ─► prepare ─► execute ─► statements ─► results
     program ────────────────────────────────────┘
 
-`simulate` is one line for each arrow: `prepared` looks up the hardware, the memory and the network
-and writes the program; `execution` runs the engine; `statements` adds uncertainty, assumptions and
-limits; `cost` adds energy and dollars; and `results` collects or writes it all.
+`simulate` has one step for each arrow. `prediction.prepared` looks up the hardware, checks whether
+the model fits into memory, builds the network and generates the program. `prediction.execution`
+runs the engine. `prediction.statements` adds uncertainty, assumptions and limits, and `cost` adds
+energy and dollars. `results` collects all of it, or writes it to a file.
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ __all__ = ["Simulated", "simulate"]
 
 
 class Simulated(NamedTuple):
-    """A finished run with the program that it was of, as one process holds it.
+    """A finished run and the program that was simulated, as one MPI process holds them.
 
     Attributes
     ----------
     run : Run
     prepared : PreparedExperiment, PreparedProgram or Program
-        What was run; of a long step that follows from two short ones, with the program of the
-        longer of these.
+        The input of the run. Where a long step was derived from two short ones, its program is
+        that of the longer of the two.
     repetition : Repetition or None
-        How such a step follows from them.
+        How the long step is derived from the two short ones; None if it was simulated itself.
     """
 
     run: Run
@@ -60,7 +61,7 @@ class Simulated(NamedTuple):
 
     @property
     def program(self) -> Program:
-        """What was run; the program of `run` may be slowed, and hold own ranks' tables alone."""
+        """The program as prepared; `run.program` may have slowed kernels and fewer tables."""
         return self.prepared if isinstance(self.prepared, Program) else self.prepared.program
 
 
@@ -82,7 +83,7 @@ def simulate(
     repeat: bool = True,
     simulated: list[Simulated] | None = None,
 ) -> Results | None:
-    """Simulate an experiment or a program, and return its result. **Collective.**
+    """Experiment or program → results of its simulated training step. **Collective.**
 
     Parameters
     ----------
@@ -98,16 +99,16 @@ def simulate(
     output : str or Path, optional
         Write the result to this HDF5 file, in a folder that the first process sees.
     timeline : bool
-        Write every row, too.
+        Also write the start and end of every row.
     overwrite : bool
         Whether a file of that name may be replaced.
     text : str
         The text of the experiment, to be kept with the result.
     origin : str
-        What `mpisim export` is to simulate again, to be kept with the file; by default the
-        experiment, where `what` is one.
+        Experiment that `mpisim export` simulates again, kept with the file; by default `what`, if
+        it is an experiment.
     attributes : mapping, optional
-        What else is to be kept with the result.
+        Further attributes to keep with the result.
     fold : bool, optional
         Whether to simulate one rank of each equivalence class; see `mpisim.engine.simulate`.
     seeds : int
@@ -117,9 +118,10 @@ def simulate(
         Show the progress of a long run, if a person is watching.
     repeat : bool
         Whether rounds of micro-batches that repeat to the picosecond may be simulated once. The
-        result is the same. With a timeline all are simulated, and so is what is prepared already.
+        result is the same. A run with a timeline, and any input that is prepared already, is
+        simulated in full.
     simulated : list of Simulated, optional
-        Gets the run that the result is of.
+        The finished run is appended to this list.
 
     Returns
     -------
@@ -208,7 +210,7 @@ def _prepared(
     seeds: int,
     progress: bool,
 ) -> PreparedExperiment | PreparedProgram | Program:
-    """Experiment or program → the same, prepared, once its seeds are checked. **Collective.**"""
+    """Experiment or program → its prepared form, with `seeds` checked. **Collective.**"""
     label = "generating what every rank does" if progress else ""
     with show_progress(comm, label), collective_errors(comm):
         if isinstance(what, Experiment):
@@ -240,7 +242,7 @@ def _stated(
 ) -> tuple[dict[str, Any], Sensitivities]:
     """Return the statements of a prediction, and the sensitivities of its step time.
 
-    Other processes need not even load what makes them.
+    Called on process 0 alone, so that other processes never import these modules.
     """
     from .prediction.path_shares import PathShares
     from .prediction.program_statements import program_statements

@@ -1,4 +1,4 @@
-"""Programs: what every rank does, in which order, and with whom it communicates.
+"""Programs: every rank's kernels, copies, CPU work and communications, in order.
 
 Read in this order:
 

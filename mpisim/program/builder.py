@@ -19,12 +19,12 @@ __all__ = ["Mark", "ProgramBuilder", "TableBuilder", "columns_of"]
 
 
 class Mark(NamedTuple):
-    """A place in a table that is being built.
+    """A position in a table that is being built.
 
     Attributes
     ----------
     rows, awaited, tagged : int
-        How many rows, waits and changes of tags are before it.
+        Number of rows, waits and changes of tags before the position.
     """
 
     rows: int
@@ -153,7 +153,7 @@ class TableBuilder:
         bytes : int
             Size of the message; -1: unknown.
         duration : int
-            Wire time in ps; by default a cost model is to give it.
+            Wire time in ps; by default the network model prices it.
         name : str, optional
             By default that of the operation in small letters.
         flags : Flag
@@ -290,7 +290,7 @@ class TableBuilder:
         return len(self._rows) - 1
 
     def repeat(self, times: int) -> int:
-        """Append the latest row so many times again, without what it waits for.
+        """Append `times` copies of the latest row, without its waits.
 
         Returns
         -------
@@ -302,11 +302,11 @@ class TableBuilder:
         return len(self._rows) - 1
 
     def mark(self) -> Mark:
-        """Return where the table is, for `repeat_layer`."""
+        """Return the current position in the table, for `repeat_layer`."""
         return Mark(len(self._rows), len(self._awaited), len(self._tagged))
 
     def repeat_layer(self, since: Mark, layers: Sequence[int]) -> None:
-        """Append the rows since a mark again for each of some layers, and what they wait for.
+        """Append a copy of the rows since a mark for each further layer, with their waits.
 
         Parameters
         ----------
@@ -353,7 +353,7 @@ class TableBuilder:
         self._awaited.extend(awaited)
 
     def rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return what was appended as arrays, unchecked.
+        """Return the appended rows as arrays, unchecked.
 
         Returns
         -------

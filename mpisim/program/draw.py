@@ -1,4 +1,4 @@
-"""Programs as pictures: what ranks do, and who talks to whom.
+"""Program → picture (SVG, PNG, PDF): rows of each table by stream, members of communicators.
 
 Ranks that share a table are shown once. From left to right are the rows of a table in their order,
 not in time: one lane for each stream, and one for the CPU where it has rows of its own. Tables of
@@ -52,7 +52,7 @@ BOX, STEP = 1.08, 1.2
 
 
 class _Category(NamedTuple):
-    """Rows that are drawn in one colour."""
+    """A category of rows, drawn in one colour."""
 
     name: str
     colour: str
@@ -88,7 +88,7 @@ def draw(
     count: int = MAX_BOXES,
     overwrite: bool = False,
 ) -> None:
-    """Draw a program, or some rows of one rank.
+    """Program, or a range of rows of one rank → picture file.
 
     Parameters
     ----------
@@ -250,7 +250,7 @@ class _Picture:
     def _raster(
         self, n_lanes: int, lane: NDArray[np.int64], category: NDArray[np.int64], top: float
     ) -> None:
-        """Draw what most rows are at each point of each lane."""
+        """Draw each point of each lane in the colour of the most frequent category there."""
         n = len(lane)
         columns = min(MAX_LANE_POINTS, max(n, 1))
         counts = np.zeros((n_lanes, columns, len(_CATEGORIES)), np.int64)

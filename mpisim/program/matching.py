@@ -1,4 +1,4 @@
-"""Matching: whether the communications of all ranks agree, checked before a run.
+"""Check before a run that members of a communicator issue the same sequence of operations.
 
 The k-th operation on a communicator is the same operation for all its members, or the program is
 wrong: a real run would hang or corrupt data. Ranks with one table have the same sequences, so the
@@ -39,7 +39,7 @@ def _sequence(table: Table, slot: int) -> NDArray[np.int64]:
 
 
 def signatures(program: Program) -> NDArray[np.int64]:
-    """Return length and hash of the sequence of each rank held here on each of its communicators.
+    """Return length and hash of each local rank's sequence of operations on each communicator.
 
     Returns
     -------
@@ -73,7 +73,7 @@ def signatures(program: Program) -> NDArray[np.int64]:
 
 
 def differing(found: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Return the (communicator, rank) whose sequences must be compared one by one.
+    """Return the (communicator, rank) pairs whose sequences must be compared entry by entry.
 
     These are all members of communicators on which sequences of one length have different hashes:
     they may differ only in sizes that are unknown to some members.
@@ -94,7 +94,7 @@ def check_matching(
     found: NDArray[np.int64] | None = None,
     sequences: Mapping[tuple[int, int], NDArray[np.int64]] | None = None,
 ) -> None:
-    """Refuse a program in which members of a communicator disagree.
+    """Refuse a program whose communicators have members with different sequences of operations.
 
     Parameters
     ----------
@@ -175,7 +175,7 @@ def _compare(program: Program, c: int, of_rank: dict[int, NDArray[np.int64]]) ->
 
 
 def sequence(program: Program, rank: int, communicator: int) -> NDArray[np.int64]:
-    """Return (operation, bytes) of a rank held here on a communicator, in order; shape (k, 2).
+    """Return a local rank's sequence of (operation, bytes) on a communicator; shape (k, 2).
 
     Parameters
     ----------

@@ -155,7 +155,7 @@ class Communicators:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Everything that one run simulates: what all producers make and the engine takes.
+    """Input of the engine: tables of rows, the ranks that execute them, and communicators.
 
     A rank is a table, a binding of the table's communicator slots to communicators, a speed and a
     start time. Tables may be shared by any number of ranks.
@@ -183,8 +183,8 @@ class Program:
     attributes : mapping of str to str
         Where the program came from; free text for reports.
     checked : Program, optional
-        Only for the constructor: a program that has been checked. If this one has the same
-        communicators, bindings and tables but for durations, they are not checked again.
+        Only for the constructor: a program that passed the checks. If this one differs from it in
+        durations alone, communicators, bindings and tables are not checked again.
 
     Raises
     ------
@@ -274,7 +274,7 @@ class Program:
 
 
 def gather(program: Program, comm: Intracomm) -> Program | None:
-    """Collect the tables that other processes hold: a partial program → a whole one.
+    """Partial program → whole program on process 0, with the tables of all processes.
 
     **Collective.**
 
@@ -308,7 +308,7 @@ def gather(program: Program, comm: Intracomm) -> Program | None:
 
 
 def _check_parts(program: Program) -> None:
-    """Refuse parts that do not fit together, but for the bindings of ranks."""
+    """Refuse arrays whose shapes or values do not fit together; bindings are checked elsewhere."""
     n = program.n_ranks
     if n == 0:
         raise ProgramError("a program needs one rank or more")

@@ -1,12 +1,12 @@
-"""Program files: a program as HDF5, and back, without loss.
+"""Program ↔ HDF5 file, without loss.
 
 ::
 
     names                          row names
     tables/label, n_rows, queue_depth
     rows/<column>                  the columns of all tables, one table after another
-    rows/n_waits                   how many rows each waits for
-    waits/row                      which, numbered within their table
+    rows/n_waits                   number of rows that each row waits for
+    waits/row                      their numbers, counted within the table
     communicators/index, members, names
     ranks/table, slot_index, slots, speed, start
                                    attributes jitter_spread, jitter_seed where there is jitter

@@ -1,7 +1,8 @@
-"""Tables: the ordered rows that one or more ranks execute.
+"""Tables: ordered rows (kernels, copies, communications, CPU work) that ranks execute.
 
-Columns are checked once, when a table is made from them. `Table.replace` with other durations takes
-over all else, checked and derived: repeated runs of one program cost no more than their times.
+Columns are checked once, when a table is made from them. `Table.replace` with other durations
+keeps all other columns and everything derived from them, so runs that repeat a program with other
+durations check and derive nothing again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ..base.kinds import Flag, Kind, Operation, Phase
 __all__ = ["COLUMNS", "UNPRICED", "Table"]
 
 UNPRICED = -1
-"""Duration of a communication whose cost is still to be given by a cost model."""
+"""Duration of a communication that the network model has yet to price."""
 
 COLUMNS: dict[str, type] = {
     "kind": np.uint8,
@@ -45,7 +46,7 @@ COLUMNS: dict[str, type] = {
 
 @frozen(eq=False)
 class Table:
-    """An ordered list of rows, shared by all ranks that do the same things.
+    """An ordered list of rows, shared by all ranks that execute the same operations.
 
     Times are int64 picoseconds, sizes bytes. Every column has shape (n,), n the number of rows.
 
@@ -73,14 +74,13 @@ class Table:
         or a row it waits for) to its earliest start.
     duration : int64
         Device time (HOST rows: 0). For a communication the wire time, which starts when its last
-        member is ready; `UNPRICED` where a cost model is to give it.
+        member is ready; `UNPRICED` where the network model prices it.
     bytes : int64
         Message size in bytes; -1 when unknown.
     name : int32
         Index into `Program.names`.
     phase, layer, micro_batch, step
-        What the row belongs to; -1 (phase: 0) when it does not apply. `step` is the profiled or
-        simulated training step.
+        Phase, layer, micro-batch and training step of the row; -1 (phase: 0) where none applies.
     wait_index : int64, shape (n + 1,)
         Row ``i`` waits for rows ``wait_row[wait_index[i]:wait_index[i + 1]]``.
     wait_row : int32
@@ -235,14 +235,15 @@ class Table:
 
     @property
     def structure(self) -> Table:
-        """Table that this one was retimed from, or itself: one for all that differ in durations.
+        """The table of which this is a copy with other durations, or itself.
 
-        What is made of the other columns can be kept by it.
+        All such copies return the same object, so it can be a key for what is derived from
+        columns other than durations.
         """
         return self if self.original is None else self.original
 
     def __getstate__(self) -> dict[str, object]:
-        """Send only the columns to another process: all else can be derived there."""
+        """Pickle the columns alone: everything else is derived again where they arrive."""
         return {**{f.name: getattr(self, f.name) for f in fields(self)}, "original": None}
 
     def replace(self, **columns: object) -> Table:
