@@ -1,28 +1,30 @@
-"""From an experiment to a predicted step, with its uncertainty, assumptions and limits.
+"""Experiment → predicted step time with its uncertainty, assumptions and limits.
 
-Read in this order, which is that of one prediction (`mpisim.simulate`).
+Read in this order, which is the order of one prediction (`mpisim.simulate`).
 
 ``prepared``, ``prepared_program``
-    Experiment, or program file, → all that its simulation needs; `prepare` calls the modules below.
+    Experiment or program file → everything its simulation needs; `prepare` calls the next modules.
 ``hardware``, ``memory_fit``, ``network``, ``variation``
-    Its cluster and GPUs; whether it fits into memory; its network; how its ranks differ.
+    Cluster and GPUs; check that the model fits into memory; network; speed differences of ranks.
 ``step_constants``, ``calibrated``
     Constants fitted to measured steps; kernel models and networks multiplied by them.
 ``circuits``
-    Circuits that communications wait for, where the network has to set them up.
+    Delays of communications that wait for an optical circuit to be set up.
 ``execution``, ``short_steps``, ``extrapolation``, ``long_steps``, ``launches``
-    A run of the engine, or many; which shorter steps tell the time of a long one; that time from
-    them, nearly or, with all else of its run, exactly; what CUDA graphs gain.
+    One run of the engine, or several with other seeds. For a step of many micro-batches: shorter
+    steps to simulate in its place, the step time extrapolated from them, and its whole run, to the
+    picosecond. Gain from CUDA graphs.
 ``path_shares``, ``uncertainty``
-    The numbers that each piece of a critical path depends on; from their error bars that of the
-    step time.
+    Hardware and model numbers that each piece of the critical path depends on; their error bars
+    propagated to the step time.
 ``memory_course``
-    Memory of a rank over the step, at the times of a run.
+    Memory use of a rank over the time of a step.
 ``quantities``, ``sensitivities``, ``library_choices``
-    What a step depends on, and how it answers to each along its critical path; what NCCL chooses.
+    Hardware quantities (bandwidths, FLOP/s, ...) and d(step time)/d(quantity) along the critical
+    path; NCCL's choices of algorithm and protocol.
 ``statements``, ``program_statements``, ``unused_keys``, ``unused_network_keys``
-    Statements of a prediction, and of the run of a program file: uncertainty, assumptions, limits;
-    keys that change nothing.
+    Uncertainty, assumptions and limits stated with the result, of experiments and of program files;
+    keys that the user gave and that have no effect.
 ``published``
     A prediction beside the published figures of its experiment.
 """

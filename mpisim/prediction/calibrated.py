@@ -1,4 +1,6 @@
-"""Kernel models and networks whose times are multiplied, by step constants above all."""
+"""Kernel model or network, factors → the same with its times multiplied by them.
+
+The factors are mostly step constants (:mod:`.step_constants`), fitted to measured steps."""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ class CalibratedKernels:
 
     @property
     def numbers(self) -> Mapping[str, Quantity]:
-        """Those of the model, and the constants."""
+        """Numbers that times depend on, by name: the kernel model's and the step constants."""
         return {**self._model.numbers, **self._numbers}
 
     def estimate(self, kernel: Kernel) -> Estimate:
@@ -120,7 +122,7 @@ class MultipliedNetwork(ABC):
 
     @property
     def nccl(self) -> Nccl | None:
-        """NCCL's choices, which factors do not change."""
+        """NCCL's choices of algorithm and protocol, which factors do not change."""
         return self._network.nccl
 
     def group_classes(
@@ -146,7 +148,7 @@ class MultipliedNetwork(ABC):
         return Price(round(found.latency * factor), found.volume, rate, found.pattern)
 
     def limit_of(self, operation: Operation, bytes: int, group: Placement) -> str:
-        """Communication → what limits it, in words of the network; empty if it takes no time.
+        """Communication → its bottleneck, as the network names it; empty if it takes no time.
 
         Parameters as of `Network.price`.
         """
@@ -178,7 +180,7 @@ class MultipliedNetwork(ABC):
 
     @property
     def capacity(self) -> Ints:
-        """What each link carries."""
+        """Bandwidth of each link."""
         return self._network.capacity
 
     def link_name(self, link: int) -> str:
@@ -216,12 +218,12 @@ class CalibratedNetwork(MultipliedNetwork):
 
     @property
     def numbers(self) -> Mapping[str, Quantity]:
-        """Those of the network, and the constants."""
+        """Numbers that prices depend on, by name: the network's and the step constants."""
         return {**self._network.numbers, **dict(self._by_kind.values())}
 
     @property
     def uncalibrated(self) -> NcclNetwork:
-        """The network without the constants, which choose nothing."""
+        """The network without the constants, which do not change NCCL's choices."""
         return self._network
 
     def _constant(self, nodes: int) -> tuple[str, Quantity]:
@@ -232,7 +234,7 @@ class CalibratedNetwork(MultipliedNetwork):
         return self._constant(group.nodes)[1].value
 
     def shares(self, operation: Operation, bytes: int, group: Placement) -> dict[str, float]:
-        """Return what share of a price depends on each number: on the constant, all of it.
+        """Return the share of a price that is proportional to each number; to the constant, all.
 
         Of the network's own numbers none counts where the constant's error bar covers theirs. See
         `MultipliedNetwork.shares`.

@@ -1,11 +1,11 @@
-"""Circuit switching: program → program whose communications wait for circuits to be set up.
+"""Optical circuit switching: program → the same with circuit set-up times in its durations.
 
-Where GPUs are joined by circuits (`mpisim.topo.circuits`), a communication that needs one that does
-not stand takes so much longer. Which do follows from the order of the program: communications are
-taken as soon as each of their members has issued all before it, those that come first by the number
-of communications before them. A communication that waits gets a duration of its own, the network's
-price and the set-ups; all others stay the network's to price. So nothing of a run depends on the
-number of processes, and ranks that do the same are folded as ever.
+Where GPUs are joined by circuits (`mpisim.topo.circuits`), a communication whose circuit is not set
+up yet takes longer by the set-up time. The order of the program decides which ones do: a
+communication is next when all its members have issued everything before it, and of several such
+the one with the fewest communications before it. A communication that waits gets a duration of its
+own, the network's price plus the set-ups; the network prices all others during the run. The result
+therefore does not depend on the number of processes, and equivalent ranks are folded as usual.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Use(NamedTuple):
 
 
 def circuits_of(network: Network | None) -> Circuits | None:
-    """Return the circuits of a network, None where its links are always there."""
+    """Return the circuits of a network; None if its links are permanent."""
     return network.circuits if isinstance(network, NcclNetwork) else None
 
 
@@ -61,7 +61,7 @@ class _Plan(NamedTuple):
 
 
 def with_set_ups(program: Program, network: Network | None) -> Program:
-    """Program → the same with the durations of communications that set up circuits.
+    """Program → the same, communications that set up circuits with their durations.
 
     Parameters
     ----------

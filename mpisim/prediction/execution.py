@@ -48,14 +48,14 @@ def execute(
     passes: list[engine.Run] | None = None,
     digest: bool = True,
 ) -> tuple[engine.Run, OverlapSummary | None]:
-    """Run a prepared experiment, a prepared program, or a program. **Collective.**
+    """Prepared experiment, prepared program, or program → its run. **Collective.**
 
     Parameters
     ----------
     prepared : PreparedExperiment, PreparedProgram or Program
     comm : mpi4py.MPI.Intracomm
     network : Network, optional
-        In place of the one that was prepared.
+        Used in place of the prepared one.
     contention : bool
         Whether communications share the links of `network`; an experiment has a key for its own.
     fold, critical_path, timeline, digest : bool
@@ -65,13 +65,13 @@ def execute(
     setup : engine.RunSetup, optional
         Of an earlier run of the same tables, to be reused where valid.
     passes : list of engine.Run, optional
-        Gets the run of every pass: see :mod:`mpisim.overlap.passes`.
+        The run of every pass is appended: see :mod:`mpisim.overlap.passes`.
 
     Returns
     -------
     run : Run
     overlap : OverlapSummary or None
-        What slowed what overlaps, if that is modelled.
+        Slowdown of overlapping kernels and communications, if that is modelled.
     """
     program = prepared if isinstance(prepared, Program) else prepared.program
     setups = None if isinstance(prepared, Program) else prepared.networks.setups
@@ -144,7 +144,7 @@ def _pricings(
 
 
 def check_seeds(prepared: PreparedExperiment | PreparedProgram, count: int) -> None:
-    """Refuse several seeds where nothing is random, so that all would give the same step.
+    """Refuse several seeds for a run without random factors: all would give the same step.
 
     Parameters
     ----------
@@ -171,7 +171,7 @@ def sampled_steps(
     fold: bool | None = None,
     show: bool = False,
 ) -> NDArray[np.int64]:
-    """Return the step time with each seed. **Collective.**
+    """Prepared experiment, number of seeds → step time with each seed. **Collective.**
 
     Samples are spread over groups of processes; with as many samples as processes or more, each
     process runs its own.

@@ -1,4 +1,4 @@
-"""Extrapolation of a long step from shorter ones: further micro-batches only repeat the rest.
+"""Times of one or two short steps → time of a step with many more micro-batches.
 
 Where forwards and backwards alternate (1F1B, and plans without a pipeline), one step of two
 micro-batches more than there are stages tells how long any number takes, to the picosecond: its
@@ -135,10 +135,10 @@ class _ShorterSteps(NamedTuple):
 
 
 class StepCache:
-    """Cache of shorter steps, their times and lower bounds, keyed by all that they depend on.
+    """Cache of shorter steps: their times and lower bounds, keyed by all inputs they depend on.
 
-    Whoever compares steps with the same constants makes one and passes it down. Files that
-    experiments name are taken not to change meanwhile. What is kept is bounded, by number.
+    A caller that compares steps with the same constants makes one and passes it down. Files named
+    by experiments must not change meanwhile. The number of entries is bounded.
     """
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ class _Known:
 
 @frozen
 class StepTime:
-    """A step time with what is needed to compare plans.
+    """A step time with the memory verdict and tokens that comparisons of plans need.
 
     Attributes
     ----------
@@ -165,7 +165,7 @@ class StepTime:
     tokens : int
         Tokens (images, samples) of the step.
     rounds : ShortenedRun, SteadyRun or None
-        What it was worked out from; None if all micro-batches were simulated.
+        Shorter steps it was extrapolated from; None if all micro-batches were simulated.
     """
 
     picoseconds: int
@@ -204,7 +204,7 @@ def extrapolate(first: float, second: float, rounds: ShortenedRun) -> float:
 
 
 def busy_times(prepared: PreparedExperiment, run: Run) -> Ints:
-    """Return for how long CPU and streams have something to do, on a rank of each table. Local.
+    """Run → busy time of the CPU and of each stream, on a rank of each table. Local.
 
     Parameters
     ----------
@@ -236,7 +236,7 @@ def busy_times(prepared: PreparedExperiment, run: Run) -> Ints:
 def is_periodic(
     first: Ints, second: Ints, times: tuple[float, float], rounds: ShortenedRun
 ) -> bool:
-    """Say whether each further round takes as long as those between two steps.
+    """Return whether each further round takes as long as those between two short steps.
 
     Parameters
     ----------
@@ -260,7 +260,7 @@ def step_time(
     memory: Verdict | None = None,
     steps: StepCache | None = None,
 ) -> StepTime:
-    """Return how long a step of an experiment takes. **Collective.**
+    """Experiment → its step time, simulated or extrapolated. **Collective.**
 
     Parameters
     ----------
@@ -301,7 +301,7 @@ def least_step_time(
     memory: Verdict,
     steps: StepCache | None = None,
 ) -> int:
-    """Return a lower bound of the step time of an experiment, in ps. **Collective.**
+    """Experiment → lower bound of its step time, in ps. **Collective.**
 
     It is that of a step in which nothing slows anything else, mostly a few percent less. Where it
     is extrapolated it is less by `MAX_EXTRAPOLATION_ERROR`.
@@ -337,7 +337,7 @@ def least_step_time(
 
 
 def _runs_to_try(experiment: Experiment) -> list[SteadyRun | ShortenedRun]:
-    """Return what to try in place of a step, cheapest first."""
+    """Return the shorter steps to try in place of a step, cheapest first."""
     steady = steady_run(experiment)
     return [*([] if steady is None else [steady]), *shortened_runs(experiment)]
 
@@ -352,7 +352,7 @@ def _step_time(
     memory: Verdict | None,
     known: _Known | None,
 ) -> StepTime:
-    """Return how long a step takes, of runs of it or of shorter ones. **Collective.**
+    """Return the step time, from a run of the step or of shorter ones. **Collective.**
 
     `run` returns the run of every pass, the last being that of the step.
     """
@@ -389,7 +389,7 @@ def _steady_step(
     networks: NetworkCache,
     memory: Verdict,
 ) -> _SteadyStep:
-    """Simulate a step, and find out what a further micro-batch takes. **Collective.**"""
+    """Simulate a step → its time, and that of each further micro-batch. **Collective.**"""
     prepared = prepare(experiment, constants, memory, networks)
     tokens = prepared.workload.tokens
     if circuits_of(prepared.network) is not None:

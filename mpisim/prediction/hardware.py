@@ -1,4 +1,4 @@
-"""The hardware of an experiment: its cluster, its GPUs, and which rank has which."""
+"""Experiment → its cluster, its kinds of GPUs, and the kind of each rank."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Hardware(NamedTuple):
     named : dict of str to Gpu
         As `gpus_of`.
     gpus : int
-        That are used.
+        Number of GPUs used.
     """
 
     cluster: Cluster
@@ -51,7 +51,7 @@ class Hardware(NamedTuple):
 
 
 def hardware_of(experiment: Experiment) -> Hardware:
-    """Look up the cluster and the GPUs of an experiment.
+    """Experiment → its cluster and GPUs, looked up by name.
 
     Raises
     ------
@@ -73,7 +73,7 @@ def hardware_of(experiment: Experiment) -> Hardware:
 
 
 def check_speeds(speeds: Mapping[str, str | float], model: str) -> None:
-    """Refuse speeds of links with a network model that does not look at them.
+    """Refuse speeds of links where the chosen network model does not use them.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def check_speeds(speeds: Mapping[str, str | float], model: str) -> None:
 
 
 def with_scale(cluster: Cluster, scale: ScaleChoice, model: str) -> Cluster:
-    """Return a cluster whose links are as an experiment's ``[scale]`` has them.
+    """Cluster, factors of ``[scale]`` → the cluster with its links scaled.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ def gpus_of(experiment: Experiment, cluster: Cluster) -> dict[str, Gpu]:
 def gpu_kinds(
     choice: ClusterChoice, cluster: Cluster, gpus: dict[str, Gpu]
 ) -> NDArray[np.int64] | None:
-    """Return the index in `gpus` of each GPU of the cluster; None where all have the first.
+    """Return the kind of each GPU of the cluster, as index in `gpus`; None if all are the first.
 
     Parameters
     ----------
@@ -194,7 +194,7 @@ def gpu_kinds(
 
 
 def with_convolutions(experiment: Experiment, gpus: Mapping[str, Gpu]) -> Experiment:
-    """Return an experiment with the format of a CNN's convolutions, by its GPUs if not given.
+    """Experiment → the same with the number format of its convolutions (fp32 or TF32) filled in.
 
     PyTorch lets cuDNN compute convolutions of fp32 tensors in TF32 where the GPU can
     (``torch.backends.cudnn.allow_tf32`` is True), other products not

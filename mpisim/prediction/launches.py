@@ -1,4 +1,4 @@
-"""Launch-bound steps: the share that waits for the CPU, and what CUDA graphs would gain."""
+"""Launch-bound steps: share of the step that waits for CPU launches, gain from CUDA graphs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MIN_GAIN = 0.02
 
 
 def launch_share(run: Run) -> float:
-    """Return the share of the critical path in which the CPU works and no GPU does, 0 to 1.
+    """Run → share of its critical path in which the CPU works and no GPU does, 0 to 1.
 
     Local.
 
@@ -55,7 +55,7 @@ def with_hidden_launches(
     shares: Mapping[str, float],
     errors: Mapping[str, float],
 ) -> dict[str, float]:
-    """Sensitivities along the path → the same, with launches that the path hides counted by half.
+    """Sensitivities along the critical path → the same, with launches it hides counted by half.
 
     Launch times are known to a half only, and where CPU and GPU are about equally long either may
     be critical: along the path a step would depend on launches altogether, or not at all. A step is
@@ -100,7 +100,7 @@ def with_hidden_launches(
 def launch_bound_statement(
     prepared: PreparedExperiment, run: Run, comm: Intracomm, long: bool = False
 ) -> dict[str, Any]:
-    """Return what a step would take if CUDA graphs launched its kernels, as attributes of results.
+    """Run → its step time if CUDA graphs launched the kernels, as attributes of results.
 
     **Collective.** The experiment is simulated once more with ``framework.cuda_graphs``, but only
     where launches are on the critical path for `MIN_LAUNCH_SHARE` of the step. The length of

@@ -1,4 +1,4 @@
-"""A step of many micro-batches from two short ones, exactly: experiment → its run.
+"""Experiment of many micro-batches → its exact run, derived from the runs of two short steps.
 
 A step with thousands of micro-batches repeats one round of them. Two steps that fill the pipeline
 are simulated in its place, the second with a round more than the first. Where their times show that
@@ -6,7 +6,8 @@ rounds repeat to the picosecond, the long step is the second with that round ins
 `mpisim.engine.periodic_window` says when that is so, and why the rest follows. Time and memory are
 then those of the two short steps, however long the step is.
 
-Where two steps do not show it, longer ones are tried, and in the end the whole step is simulated.
+Where two steps show no such repetition, longer ones are tried, and at last the whole step is
+simulated.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ GPU by a thousand launches before it waits, and stages take a few rounds to fall
 
 
 class LongStep(NamedTuple):
-    """A long step that follows from two short ones.
+    """A long step, derived from the runs of two short ones.
 
     Attributes
     ----------
@@ -63,7 +64,7 @@ class LongStep(NamedTuple):
 
 
 class _LongerBy(NamedTuple):
-    """Both short steps must be longer: the path repeats with several rounds, and some are left."""
+    """Request for longer short steps: the critical path repeats only every several rounds."""
 
     rounds: int
 
@@ -86,7 +87,7 @@ def long_step(
     memory: Verdict | None = None,
     networks: NetworkCache | None = None,
 ) -> LongStep | None:
-    """Experiment → its run, from those of two short steps; None if they do not tell it.
+    """Experiment → its run, derived from two short steps; None if their rounds do not repeat.
 
     **Collective.**
 
@@ -128,7 +129,7 @@ def long_step(
 
 
 def _pairs_to_try(experiment: Experiment) -> Iterator[ShortenedRun]:
-    """Yield pairs of short steps, cheapest first; all together are no more than pays."""
+    """Yield pairs of short steps, cheapest first, while all together cost less than the step."""
     shortest = shortest_runs(experiment)
     if shortest is None:
         return
@@ -150,7 +151,7 @@ def _from_two_steps(
     fold: bool | None,
     progress: bool,
 ) -> LongStep | _LongerBy | None:
-    """Return the long step from two short ones; None if they do not tell it. **Collective.**"""
+    """Two short steps → the long step; None if rounds do not repeat. **Collective.**"""
     with collective_errors(comm):
         pair = [prepared.with_micro_batches(number) for number in steps[:2]]
     if not may_repeat(*(each.program for each in pair)):
@@ -197,7 +198,7 @@ def _whole(
     steps: ShortenedRun,
     repetition: Repetition,
 ) -> PreparedExperiment:
-    """Return the experiment with the program of the longer step, but the work of the whole."""
+    """Return the experiment with the longer short step's program and the whole step's work."""
     one, other = shorter.workload, longer.workload
     times = repetition.times
     return replace(
@@ -224,7 +225,7 @@ def _overlap(
     run: Run,
     repetition: Repetition,
 ) -> OverlapSummary | None:
-    """Return what slowed what in the whole step."""
+    """Return the overlap slowdowns of the whole step."""
     if shorter is None or longer is None:
         return None
     one, other = shorter.outcome, longer.outcome

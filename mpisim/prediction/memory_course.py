@@ -1,8 +1,8 @@
-"""Memory of a rank over the step: sizes of its stage at the times of a run.
+"""Run, memory model → memory use of a rank over the time of a step.
 
-From the first kernel of a pass to its last a stage holds what the memory model (`mpisim.memory`)
-says of the pass, and behind it what the pass leaves. The highest value is the total that reports
-state.
+From the first kernel of a forward or backward pass to its last, a stage holds the bytes that the
+memory model (`mpisim.memory`) gives for that pass; after it, the bytes that the pass keeps. The
+highest value is the total in reports.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class MemoryCourse:
         self._known: dict[tuple[int, int, int], StageMoments] = {}
 
     def of(self, rank: int, table: Table, rows: Rows) -> MemoryParts | None:
-        """Return the memory of a rank; None where its rows do not distinguish its passes.
+        """Rows of a rank → its memory over time; None where rows do not tell passes apart.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Whether an experiment fits into memory, and which changes would make it fit."""
+"""Experiment → whether it fits into GPU memory, and changes of the plan that make it fit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["advice_for", "assess_layout", "verdict"]
 
 
 def verdict(experiment: Experiment, hardware: Hardware | None = None) -> Verdict:
-    """Return whether an experiment fits into memory. Local.
+    """Experiment → verdict on whether it fits into memory. Local.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def verdict(experiment: Experiment, hardware: Hardware | None = None) -> Verdict
 
 
 def assess_layout(layout: Layout, hardware: Hardware) -> tuple[Verdict, Evaluate | None]:
-    """Return whether a layout fits; where not, also the function that assesses other plans.
+    """Layout → its memory verdict, and if it does not fit, a function that assesses other plans.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def _with_even_batches(experiment: Experiment) -> Experiment:
 
 
 def _remedy_arguments(experiment: Experiment) -> dict[str, Any]:
-    """Return what remedies depend on besides the plan."""
+    """Return the arguments of `remedies` other than the plan."""
     node = hardware_of(experiment).cluster.gpus_per_node
     return {"transformer": isinstance(experiment.model, Transformer), "node": node}
 

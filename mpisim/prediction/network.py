@@ -67,16 +67,16 @@ def network_of(
 
 
 class NetworkCache:
-    """The network built last, kept for the next request for the same one.
+    """Cache of the network built last, returned again for an equal request.
 
-    Plans that are compared run on one network, which then need not be built again and remembers the
-    prices it has worked out. Whoever prepares several experiments makes one cache and passes it
-    down. A network with a graph or a calibration is built anew: its files may have changed.
+    Plans that are compared run on one network, which is then built once and keeps its prices.
+    A caller that prepares several experiments makes one cache and passes it down. A network with a
+    graph or a calibration is always built again, since its files may have changed.
 
     Attributes
     ----------
     setups : SetupCache
-        What setups of runs on one network have in common.
+        Parts of run setups that runs on one network share.
     """
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class GivenKey(NamedTuple):
     Attributes
     ----------
     name : str
-        As messages call it.
+        Name of the key in messages.
     part : str
         ``"speeds"`` or a field of `NetworkChoice`.
     entry : str
@@ -157,14 +157,14 @@ class NetworkRequest:
         return with_scale(cluster, self.scale, self.choice.model)
 
     def network(self, networks: NetworkCache | None = None) -> Network:
-        """Build it, or take it from `networks` if that has it."""
+        """Return the network, from the cache `networks` if it is there."""
         cluster = self.placed
         build = network_of if networks is None else networks.network_of
         return build(cluster, self.nodes, self.choice, self.folder)
 
     @property
     def given(self) -> list[GivenKey]:
-        """The keys that were given."""
+        """The keys that the user gave."""
         # With other nodes there are other GPUs: their networks cannot be compared.
         links = [key for key in self.speeds if key != "gpus_per_node"]
         found = [GivenKey(f"cluster.{key}", "speeds", key) for key in links]
@@ -179,7 +179,7 @@ class NetworkRequest:
         return found
 
     def without(self, key: GivenKey) -> NetworkRequest:
-        """Return the request that lacks one of its `given` keys."""
+        """Return the request without one of its `given` keys."""
         if key.part == "speeds":
             return replace(self, speeds=_without(self.speeds, key.entry))
         changed: Any = (
@@ -190,10 +190,10 @@ class NetworkRequest:
         return replace(self, choice=replace(self.choice, **{key.part: changed}))
 
     def without_each_change(self) -> dict[GivenKey, WithoutChange | None]:
-        """Return what the links would be without each of several changes of them.
+        """Return the links of the network without each one of several changes of links.
 
-        None for a change without which fewer links would be cut. Without the only change links are
-        not changed at all, which is another network in more than them: it is not among these.
+        None for a change whose removal leaves fewer links cut. If there is only one change, the
+        result is empty: a network without changes differs in more than its links.
         """
         from ..topo.changes import without_each_change
 

@@ -1,7 +1,7 @@
-"""Pieces of the critical path → the share of each that is proportional to each number of the model.
+"""Piece of the critical path → share of its time proportional to each hardware or model number.
 
 A kernel depends on numbers of its kernel model, a communication on bandwidths and latencies, the
-CPU's work on its times of operators: each piece is asked of what priced it. Error bars
+CPU work on operator times. The model that priced a piece gives its shares. Error bars
 (:mod:`.uncertainty`), sensitivities (:mod:`.sensitivities`) and constants fitted to measured steps
 (:mod:`mpisim.validate`) rest on these shares.
 """
@@ -121,11 +121,11 @@ class PathShares:
         return shares
 
     def prepares_batch(self, piece: int) -> bool:
-        """Whether a piece is the host's work for the next step."""
+        """Whether a piece is the host loading the batch of the next step."""
         return self._name(piece) == PREPARE
 
     def is_of_host_cpu(self, piece: int) -> bool:
-        """Whether a piece is what the host's CPUs do with what is offloaded."""
+        """Whether a piece is work of the host's CPUs on offloaded states."""
         return self._name(piece) in (CPU_OPTIMIZER, ADD_ON_CPU)
 
     def _name(self, piece: int) -> str:
@@ -135,7 +135,7 @@ class PathShares:
         return program.names[program.table_of(rank).name[row]]
 
     def _gap_length(self, piece: int) -> int:
-        """Return what lies before the kernel of a piece, in ps."""
+        """Return the gap before the kernel of a piece, in ps."""
         rank, row = int(self.path.rank[piece]), int(self.path.row[piece])
         return int(self.prepared.program.table_of(rank).gap[row])
 
@@ -149,7 +149,7 @@ class PathShares:
         return {"graph_gap" if in_graph else "kernel_gap": 1.0}
 
     def _kernel(self, piece: int, known: Mapping[tuple[str, int], Any]) -> Any:
-        """Return what is known of a kernel by its name and duration; empty if nothing."""
+        """Return the shares of a kernel by its name and duration; empty if unknown."""
         rank, row = int(self.path.rank[piece]), int(self.path.row[piece])
         table = self.prepared.program.table_of(rank)
         name = self.prepared.program.names[table.name[row]]
@@ -233,7 +233,7 @@ class PathShares:
         return [(int(pieces[0]), pieces) for pieces in np.split(order, ends[:-1]) if len(pieces)]
 
     def lengths(self) -> dict[str, float]:
-        """Return how much of the step depends on each number, in ps."""
+        """Return the part of the step proportional to each number, in ps."""
         length = self.path.lengths
         found: dict[str, float] = {}
         for piece, pieces in self.equal_pieces():

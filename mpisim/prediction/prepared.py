@@ -45,7 +45,7 @@ __all__ = ["PreparedExperiment", "kernel_models", "prepare", "with_step_constant
 
 @frozen
 class PreparedExperiment:
-    """An experiment with all that its simulation needs.
+    """An experiment ready to be run: with its hardware, memory verdict, network and program.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class PreparedExperiment:
     network : Network
         Prices the communications, to which the program gives no duration.
     memory : Verdict
-        Whether it fits.
+        Whether the plan fits into memory.
     evaluate : callable, optional
         The verdict on other plans, see `mpisim.memory.evaluator`; for one that does not fit.
     constants : AppliedConstants, optional
@@ -80,15 +80,15 @@ class PreparedExperiment:
 
     @cached_property
     def advice(self) -> tuple[str, ...]:
-        """What would make it fit, if it does not; lines for people.
+        """Changes that would make the plan fit into memory, as lines; none if it fits.
 
-        It takes laying out many other plans, which a sweep over plans has no use for.
+        Computed on demand: it lays out many other plans, which a sweep over plans does not need.
         """
         return advice_for(self.experiment, self.memory, self.evaluate)
 
     @property
     def program(self) -> Program:
-        """What every rank does."""
+        """The program: every rank's rows and communicators."""
         return self.workload.program
 
     @property
@@ -99,13 +99,13 @@ class PreparedExperiment:
 
     @cached_property
     def input_pipeline(self) -> InputPipeline | None:
-        """How fast the host prepares images; None if that costs nothing."""
+        """The host's preparation of images; None if it costs no time."""
         grid = self.workload.layout.grid
         return input_pipeline(self.experiment, grid.world // grid.pp)
 
     @cached_property
     def host(self) -> Host:
-        """The host of the GPUs, which has what is offloaded."""
+        """The host of the GPUs, whose memory holds offloaded states and activations."""
         return host_of(self.experiment, self.workload.layout.grid.world)
 
     @property
@@ -123,7 +123,7 @@ class PreparedExperiment:
         return replace(self, workload=replace(self.workload, program=program))
 
     def with_micro_batches(self, number: int) -> PreparedExperiment:
-        """Return the same with another number of micro-batches a replica; memory is not checked.
+        """Return the same with another number of micro-batches a replica; memory goes unchecked.
 
         Raises
         ------
@@ -143,7 +143,7 @@ def prepare(
     networks: NetworkCache | None = None,
     micro_batches: int | None = None,
 ) -> PreparedExperiment:
-    """Look up the hardware of an experiment and generate its program. Local.
+    """Experiment → `PreparedExperiment`: hardware looked up, program generated. Local.
 
     Parameters
     ----------
@@ -203,7 +203,7 @@ def _with_variation_of(workload: Workload, experiment: Experiment) -> Workload:
 
 
 def with_step_constants(network: Network, constants: AppliedConstants | None) -> Network:
-    """Return a network whose communications have the constants fitted to steps, if there are any.
+    """Network, step constants → network with calibrated prices; unchanged without constants.
 
     Parameters
     ----------

@@ -59,7 +59,7 @@ OF_ROWS = ("launch_time", "communications", "data_loading")
 
 @frozen
 class PreparedProgram:
-    """A program of no known experiment, with all that its simulation needs.
+    """A program without a known experiment (recorded or captured), ready to be run.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class PreparedProgram:
     counted : PricedShares
         Of kernels that were priced by what they count.
     pricing : Pricing, optional
-        What its kernels are, where that is known: communications beside them slow them.
+        Descriptions of its kernels, where known, for their slowdown by overlapping communications.
     networks : NetworkCache
     """
 
@@ -99,7 +99,7 @@ class PreparedProgram:
 
 
 def saved_program(prepared: PreparedExperiment | PreparedProgram) -> Program:
-    """Return the program as it is saved: with the experiment it was written from. Local."""
+    """Return the program as files hold it: with the experiment that generated it. Local."""
     program = prepared.program
     if isinstance(prepared, PreparedProgram):
         attributes = {COUNTED: prepared.counted.text} if prepared.counted.text else {}
@@ -110,7 +110,7 @@ def saved_program(prepared: PreparedExperiment | PreparedProgram) -> Program:
 
 
 def prepare_program(experiment: ProgramExperiment) -> PreparedExperiment | PreparedProgram:
-    """Read the program of an experiment, and look up where it is to run. Local.
+    """Program file and choices → prepared program: rows read, cluster looked up. Local.
 
     Returns
     -------
@@ -152,7 +152,7 @@ def prepare_program(experiment: ProgramExperiment) -> PreparedExperiment | Prepa
 
 
 def prepare_captured(experiment: ProgramExperiment, program: Program) -> PreparedProgram:
-    """Look up where a program that is no file yet is to run. Local.
+    """Program in memory and choices → `PreparedProgram` with its cluster looked up. Local.
 
     Parameters
     ----------
@@ -214,7 +214,7 @@ def _of_gpus(scale: ScaleChoice) -> dict[str, float]:
 
 
 def _scaled(times: NDArray[np.int64], factor: float) -> NDArray[np.int64]:
-    """Times → those that are so many times as long, in whole ps."""
+    """Times, factor → times multiplied by it, in whole ps."""
     return np.rint(times * factor).astype(np.int64)
 
 

@@ -1,7 +1,7 @@
-"""Statements of a program's run: its uncertainty and sources, assumptions, what is not modelled.
+"""Run of a program file → its uncertainty with sources, its assumptions, and model limits.
 
-Those of a program file that does not say which experiment it was written from, as recorded and
-captured ones do not; `statements` has those of experiments.
+For recorded and captured programs, which hold no experiment; `statements` does the same for
+experiments.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def program_statements(
 
 
 def _throughput(prepared: PreparedProgram, run: Run) -> dict[str, str]:
-    """Return the rate of a step that says how many samples it is of."""
+    """Return samples per second, for a program that states the samples of a step."""
     attributes = prepared.program.attributes
     samples, tokens = (attributes.get(key, "") for key in (SAMPLES, TOKENS))
     if not samples.isdecimal() or not run.step_time:
@@ -145,7 +145,7 @@ def program_error_bar(
     shares: PathShares | None = None,
     overlap: OverlapSummary | None = None,
 ) -> Uncertainty | None:
-    """Return the error bar of a program's step; None where nothing of it was priced. Local.
+    """Run of a program → error bar of its step time; None where nothing was priced. Local.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""A prediction beside the published figures of its experiment."""
+"""Prediction → its errors against the figures that its experiment's source publishes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class PublishedComparison:
 
     @property
     def title(self) -> str:
-        """What it is, in words."""
+        """Name of the figure in words."""
         return TITLES[self.figure]
 
     def __str__(self) -> str:
@@ -69,7 +69,7 @@ class PublishedComparison:
 def compare_published(
     experiment: Experiment, seconds: float, attributes: Mapping[str, Any]
 ) -> list[PublishedComparison]:
-    """Compare a prediction with what its experiment's source reports.
+    """Step time and attributes of a prediction → comparison with each published figure.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def compare_published(
     Returns
     -------
     list of PublishedComparison
-        None where nothing is published.
+        Empty where nothing is published.
     """
     figures = list(experiment.published.figures())
     if not figures:
@@ -113,7 +113,7 @@ def compare_published(
 
 
 def compare_results(experiment: Experiment, results: Results) -> list[PublishedComparison]:
-    """Compare a result with what its experiment's source reports.
+    """Results of an experiment → comparison with each published figure.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def compare_results(experiment: Experiment, results: Results) -> list[PublishedC
     Returns
     -------
     list of PublishedComparison
-        None where nothing is published.
+        Empty where nothing is published.
     """
     attributes = {**results.attributes, "gpus": results.n_ranks}
     return compare_published(experiment, results.step_time, attributes)

@@ -1,4 +1,4 @@
-"""Quantities that a step depends on: names, keys that change them, current values."""
+"""Hardware quantities a step time depends on: their names, experiment keys, current values."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NAMES = {
 
 
 def key_of(name: str) -> str:
-    """Return the key of an experiment that a quantity is changed by."""
+    """Return the experiment key that changes a quantity."""
     if name == "micro_batch":
         return "plan.micro_batch"
     return "variation.speeds" if name == SPEEDS else f"scale.{name}"

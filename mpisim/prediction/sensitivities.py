@@ -1,14 +1,14 @@
-"""Sensitivity of the step to each number of the hardware, first order along the critical path.
+"""Run → sensitivity of its step time to each hardware quantity, along the critical path.
 
-The path's pieces add up to the step. A number that is raised a little makes each piece shorter or
-longer by its elasticity: a kernel by what its model says of a GPU that is faster by a hundredth, a
-communication by what its price would be on links that are (the library's choice held), the CPU's
-work in proportion. What overlap adds to a kernel lasts as long as the communications beside it, and
-answers as these do. Another path may become critical, a library choose otherwise, another limit
-take over: the first order does not see that (`mpisim.sensitivity` simulates again).
+The path's pieces add up to the step time. Raising a quantity a little makes each piece shorter or
+longer by its elasticity. For a kernel this is the change of its model's time on a GPU that is 1%
+faster; for a communication the change of its price on links that are (NCCL's choice held); CPU work
+is proportional. The slowdown of an overlapped kernel lasts as long as the communications beside it,
+and changes as they do. First order misses that another path may become critical, that NCCL may
+choose otherwise, or that another limit may take over (`mpisim.sensitivity` simulates again).
 
-A piece that is inversely proportional to a number f changes by its length times 1/f - 1, whatever
-f: `mpisim.prediction.quantities.first_order` extrapolates so.
+A piece that is inversely proportional to a quantity changes by its length times 1/f - 1 when the
+quantity is multiplied by f: `mpisim.prediction.quantities.first_order` extrapolates so.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def path_sensitivities(
     overlap: OverlapSummary | None = None,
     shares: PathShares | None = None,
 ) -> Sensitivities:
-    """Return the sensitivity of a step to each quantity that applies, the largest first. Local.
+    """Run → sensitivity of its step time to each quantity, the largest first. Local.
 
     Parameters
     ----------
@@ -195,7 +195,7 @@ class _PathParts:
         return found | {"latency": found.get("latency", 0.0) + waits}
 
     def _add_shared(self, piece: int, pieces: NDArray[np.int64]) -> None:
-        """Add communications of which some share links with others, and take longer for it.
+        """Add communications, some of which are slowed by others on shared links.
 
         One that has the network to itself answers as its price does. One that shares links all
         along moves its bytes as fast as the link does that is loaded most when all groups of its
@@ -300,7 +300,7 @@ class _PathParts:
         return found
 
     def _add_slowdown(self, added: NDArray[np.int64], by_traffic: float, at_the_end: float) -> None:
-        """Add what overlap adds to kernels, in ps: `added` by piece.
+        """Add the slowdown of overlapped kernels, in ps: `added` by piece.
 
         Of it `by_traffic` is in proportion to the share of the memory's bandwidth that
         communications take.

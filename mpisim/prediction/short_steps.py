@@ -1,8 +1,8 @@
-"""Shorter steps from which the time of a step of many micro-batches follows.
+"""Experiment of many micro-batches → shorter steps to simulate in place of its step.
 
 A short step must fill the pipeline, and end at the same point of a *round* as the whole step: a
-round is the micro-batches after which a schedule repeats. Its micro-batches must be equal, as those
-of the whole step are. Where that cannot be, or would not save time, there is none.
+round is the micro-batches after which a schedule repeats. All micro-batches of the
+whole step must be equal. Where no short step qualifies, or none saves time, the answer is None.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ShortenedRun(NamedTuple):
 
     @property
     def further(self) -> float:
-        """How many times the difference of the two steps follows the second."""
+        """Number of times that the second step is extended by the difference of the two."""
         return (self.whole - self.second) / (self.second - self.first)
 
 
@@ -64,13 +64,15 @@ class SteadyRun(NamedTuple):
 
 
 def steady_run(experiment: Experiment) -> SteadyRun | None:
-    """Return one shorter step to simulate in place of a step; None where there is none.
+    """Experiment → one shorter step to simulate in place of its step; None if there is none.
 
-    It may turn out not to tell. There is none if the step is not long enough, if micro-batches are
-    not all equal, if the order of a longer step is not known to be that of the shorter one with
-    repeats inserted, or if what a round takes may depend on how many there are. There is none
-    either where stages are coupled so loosely that they take many rounds to fall into step: GPUs
-    of different speeds, messages beside kernels, gradients reduced in every micro-batch.
+    The run of the short step may still show that its rounds do not repeat. The result is None if
+
+    - the step is not long enough, or its micro-batches are not all equal;
+    - the order of a longer step is not known to be that of the shorter one with rounds inserted;
+    - the time of a round may depend on the number of rounds;
+    - stages are coupled so loosely that they take many rounds to fall into step: GPUs of different
+      speeds, messages beside kernels, gradients reduced in every micro-batch.
     """
     plan = experiment.plan
     if experiment.overlap.model == "coupled" or isinstance(experiment.model, Traced):
@@ -87,7 +89,7 @@ def steady_run(experiment: Experiment) -> SteadyRun | None:
 
 
 def shortened_run(experiment: Experiment) -> ShortenedRun | None:
-    """Return two shorter steps to simulate in place of a step; None where there are none.
+    """Experiment → two shorter steps to simulate in place of its step; None if there are none.
 
     There are none if the step is not long enough, if its micro-batches are not all equal (kernels
     with jitter, replicas with batches of their own), and if its rounds are not periodic.

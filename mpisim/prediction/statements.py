@@ -1,7 +1,7 @@
-"""Statements of a prediction: its uncertainty and sources, assumptions, and what is not modelled.
+"""Prediction → its uncertainty with sources, its assumptions, and what is not modelled.
 
-They are attributes of the results of an experiment; those of a program file that does not say which
-experiment it was written from are in `program_statements`.
+Each becomes an attribute of the results. `program_statements` does the same for program files
+without an experiment.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def statements(
         ``uncertainty_method``, as lists of texts ``uncertainty_sources``, ``assumptions``,
         ``not_modelled`` and ``memory`` (a table), and ``memory_peak``, ``memory_error`` (one
         standard deviation) and ``memory_capacity`` in bytes; ``published``, where the experiment
-        says what was; and what `OverlapSummary.statements` adds.
+        gives published figures; and the entries of `OverlapSummary.statements`.
     """
     bar = error_bar(prepared, run, overlap=overlap, shares=shares)
     seconds = run.step_time / PICOSECONDS
@@ -215,9 +215,9 @@ def network_notes(
     program : Program
     request : NetworkRequest
     networks : NetworkCache
-        What it lacks is built and kept there.
+        Networks that are not in it yet are built and added.
     setup : RunSetup, optional
-        Of a run of the program: what it found out is not looked for again.
+        Of a run of the program; link sharing found there is not worked out again.
     """
     limit = (
         nic_bottleneck(cluster) if request.nodes > 1 and request.choice.model == "nccl" else None
@@ -260,7 +260,7 @@ def _plan_assumptions(experiment: Experiment) -> list[str]:
 
 
 def _more_layers_than_there_are(experiment: Experiment) -> list[str]:
-    """Say that fewer layers are recomputed than were asked for, where no part has so many."""
+    """Say that fewer layers are recomputed than the plan asks for: no chunk has as many."""
     plan, layers = experiment.plan, experiment.plan.recompute.layers
     if layers is None or not isinstance(experiment.model, Transformer):
         return []
@@ -273,7 +273,7 @@ def _more_layers_than_there_are(experiment: Experiment) -> list[str]:
 
 
 def _profile_lines(experiment: Experiment) -> list[str]:
-    """Say what the profile of the framework has set, and by which source."""
+    """Say which keys the framework's profile has set, and their sources."""
     profile, version = experiment.profile, experiment.framework.version
     if profile is None:
         lines = []
@@ -310,7 +310,7 @@ def _profile_lines(experiment: Experiment) -> list[str]:
 
 
 def _not_of_profile(experiment: Experiment, profile: Profile) -> list[str]:
-    """Say where the framework trains no such model, or has no parallelism as the plan's."""
+    """Say which model or parallelism of the experiment its framework does not support."""
     lines = []
     kinds = {Cnn: "cnn", Dlrm: "dlrm"}
     family = kinds.get(type(experiment.model), "transformer")

@@ -1,7 +1,8 @@
-"""Constants fitted to whole training steps: few, each with a meaning, in one TOML file.
+"""Step constants: factors of kernel and communication times, fitted to measured steps.
 
-``mpisim calibrate e2e`` writes such a file, an experiment takes it by ``[calibration] file``. Every
-constant multiplies times, so 1 is the model as it stands; only the overhead of a step is a time:
+``mpisim calibrate e2e`` writes them to a TOML file, which an experiment names by
+``[calibration] file``. Every constant multiplies times, so 1 leaves the model unchanged; only the
+overhead of a step is a time:
 
     products, attention, memory    kernels of a kind of GPU; attention also of a framework
     inside, across                 communications within nodes and between them, by platform; across
@@ -9,11 +10,12 @@ constant multiplies times, so 1 is the model as it stands; only the overhead of 
     host                           CPU time of launches, by framework
     overhead                       of a step besides its kernels and launches, by framework
 
-What a GPU or a platform and a framework are both known for is multiplied by both: a framework has
-its attention, and hides its share of communications. One that no step was fitted of has the GPU's.
+Where both a GPU (or platform) and a framework have a constant, times are multiplied by both:
+frameworks differ in their attention kernels, and in how much communication they hide. A framework
+without fitted steps has the constant of the GPU or platform alone.
 
-The file also says how far steps were off that the fit did not see: the model's own error, besides
-the error bars of its numbers (:mod:`mpisim.prediction.uncertainty`).
+The file also holds the model error, the error of predicted steps that the fit did not see; it comes
+on top of the error bars of the model's numbers (:mod:`mpisim.prediction.uncertainty`).
 """
 
 from __future__ import annotations
@@ -96,7 +98,7 @@ class ModelError:
 
 @frozen
 class StepConstants:
-    """All constants, by kind and by what they belong to.
+    """All step constants, by kind, then by GPU, platform or framework.
 
     Attributes
     ----------
@@ -163,10 +165,10 @@ class StepConstants:
         return table.get(key, ONE)
 
     def for_model(self, model: object) -> StepConstants:
-        """Return the constants that apply to an experiment's model: none if it has experts.
+        """Return the constants for an experiment's model: none if it is a mixture of experts.
 
-        What such steps are off by has other causes than speeds of kernels and networks that other
-        steps show: with constants fitted to the others they are less likely than without.
+        Steps of such models are off for other causes than the speeds of kernels and networks:
+        constants fitted to other models make their predictions worse.
         """
         if model_class(model) != "experts":
             return self
@@ -238,7 +240,7 @@ class AppliedConstants:
         return name, Quantity(number.value * other.value, "1", error, source)
 
     def covers(self, kind: str, key: str | None) -> bool:
-        """Whether a constant was fitted of a kind of GPU or platform itself (host: a framework).
+        """Whether a constant was fitted to steps of this very GPU, platform or (host) framework.
 
         What it says of times it then says with all that they depend on: error bars of rates and
         formulas, from before any step was looked at, are not added to its own.
@@ -271,7 +273,7 @@ class AppliedConstants:
 
 
 def constant_name(kind: str, key: str) -> str:
-    """Kind and key of a constant → its name among the numbers that a step depends on.
+    """Kind and key of a constant → its name among all numbers that a step depends on.
 
     Parameters
     ----------
@@ -346,7 +348,7 @@ def gpu_key(gpu: str, model: object) -> str:
 
 
 def chip(gpu: str) -> str:
-    """Return the kind of GPU that a name of one belongs to, whatever its memory and board.
+    """Name of a GPU → its kind, whatever its memory size and board.
 
     Examples
     --------

@@ -1,12 +1,11 @@
-"""Uncertainty of a step time: error bars of its inputs, propagated along the critical path.
+"""Run → error bar of its step time, propagated from its inputs along the critical path.
 
 First order, along the critical path: its pieces sum exactly to the step time, and each depends on a
 few numbers that have error bars. If a number is off by a relative error e, all pieces that are
 proportional to it change together, so the step time changes by e × their length. Different numbers
-are taken as independent: their effects add in squares. A larger error would let another path become
-critical; the first order does not see that, nor what the model leaves out. For both there is the
-model's own error, as predictions of measured steps have shown it
-(:mod:`mpisim.prediction.step_constants`).
+are taken as independent: their effects add in squares. First order misses that a larger error may
+make another path critical, and effects that are not modelled. The model error covers both; it is
+measured on predictions of measured steps (:mod:`mpisim.prediction.step_constants`).
 
 `combine` adds the effects of errors on a path whose dependence on each number is known
 (:mod:`.path_shares`), and `error_bar` does both for a prepared experiment.
@@ -103,7 +102,7 @@ class Uncertainty:
     relative : float
         One standard deviation, as a fraction of the step time.
     effects : tuple of Effect
-        The numbers that matter, the largest effect first.
+        Effects of the single numbers, the largest first.
     """
 
     relative: float
@@ -115,7 +114,7 @@ def propagate(
     shares: Callable[[int], Mapping[str, float]],
     numbers: Mapping[str, Quantity],
 ) -> Uncertainty:
-    """Combine the error bars of the numbers that a critical path depends on.
+    """Critical path, error bars of the numbers it depends on → error bar of the step time.
 
     Parameters
     ----------
@@ -144,7 +143,7 @@ def combine(
     numbers: Mapping[str, Quantity],
     model_error: tuple[str, Quantity] | None = None,
 ) -> Uncertainty:
-    """Combine the error bars of numbers, given how much of a step depends on each.
+    """Share of the step that depends on each number, their error bars → error bar of the step.
 
     Parameters
     ----------
@@ -182,7 +181,7 @@ def error_bar(
     overlap: OverlapSummary | None = None,
     shares: PathShares | None = None,
 ) -> Uncertainty:
-    """Return the error bar of a step time, and its parts. Local.
+    """Run of an experiment → error bar of its step time, with the parts. Local.
 
     Parameters
     ----------
@@ -269,7 +268,7 @@ def unshared_share() -> float:
 
 
 def _unnamed(prepared: PreparedExperiment) -> Quantity:
-    """Return 1 with the error bar of not knowing the framework."""
+    """Return 1 with the error bar that an unnamed framework adds."""
     designs = [design_name(rated_gpu(each.model.gpu)) for each in prepared.workload.pricings]
     experiment = prepared.experiment
     kind = model_class(experiment.model)
@@ -278,7 +277,7 @@ def _unnamed(prepared: PreparedExperiment) -> Quantity:
 
 
 def unnamed_class(kind: str, zero: int, designs: Sequence[str]) -> str:
-    """Kind of model, stage of ZeRO, designs of GPUs → class of what a framework's name is worth.
+    """Kind of model, ZeRO stage, GPU designs → class for the error of an unnamed framework.
 
     Dense transformers whose states alone are sharded, or parameters, too; on GPUs of before 2022
     apart, as frameworks of their time had kernels that those of today, for which common practice

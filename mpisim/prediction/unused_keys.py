@@ -1,12 +1,11 @@
-"""Keys of ``[model]`` and ``[plan]`` that were given and change nothing of a step.
+"""Experiment → its given keys of ``[model]`` and ``[plan]`` that have no effect on the step.
 
 A key has no effect if the step without it, and with any other value of it, is the same: the rows of
-all ranks, their durations, and the memory. A value has none if the step is that of the default. To
-find out, the experiment is prepared again, without
-the key and with its other values, and compared (`equivalent`). That takes time, so keys that are
-known to have an effect are not tried: `EFFECTIVE_KEYS` has them, each with the condition under
-which that is so. Where the condition does not hold, a key of `EFFECTIVE_KEYS` is tried as any
-other.
+all ranks, their durations, and the memory. A value has no effect if the default gives the same
+step. To find out, the experiment is prepared again, without the key and with its other values, and
+compared (`equivalent`). That takes time, so keys that are known to have an effect are not tried:
+`EFFECTIVE_KEYS` lists them, each with the condition under which it has an effect. Where the
+condition does not hold, the key is tried like any other.
 """
 
 from __future__ import annotations
@@ -294,7 +293,7 @@ EFFECTIVE_KEYS: dict[str, Condition] = {
 
 
 def unused_keys(prepared: PreparedExperiment) -> list[str]:
-    """Return a line for each key of an experiment that was given and changes nothing of it. Local.
+    """Experiment → a line for each given key without effect. Local.
 
     Those of ``[network]`` and speeds of ``[cluster]`` are left to
     `mpisim.prediction.unused_network_keys`.
@@ -392,7 +391,7 @@ def _is_choice(cls: type, key: str) -> bool:
 
 
 def other_values(experiment: Experiment, name: str) -> list[Any]:
-    """Return other values that a key may have, as far as its type tells. Local.
+    """Key → the other values that its type allows, as far as it lists them. Local.
 
     Parameters
     ----------
@@ -432,7 +431,7 @@ def _kind(cls: type, key: str) -> Any:
 
 
 def _lines_of_other_tables(prepared: PreparedExperiment) -> list[str]:
-    """Return lines for keys of other tables than model and plan; no step is made for them."""
+    """Return lines for keys of other tables than model and plan, found without other steps."""
     experiment = prepared.experiment
     variation, overlap = experiment.variation, experiment.overlap
     lines = []

@@ -1,4 +1,4 @@
-"""Keys of ``[network]`` and speeds of ``[cluster]`` that were given and change nothing of a run.
+"""Experiment → its given ``[network]`` keys and ``[cluster]`` speeds without effect on a run.
 
 A key has no effect if without it every communication of the program has the same price, is carried
 by the same channels, and loads the same links with the same bandwidth. The networks with and
@@ -34,7 +34,7 @@ def unused_network_keys(
     networks: NetworkCache,
     setup: RunSetup | None = None,
 ) -> list[str]:
-    """Return a line for each key that was given and changes no communication of a program. Local.
+    """Program → a line for each given key that changes none of its communications. Local.
 
     Parameters
     ----------
@@ -233,7 +233,7 @@ def _contention(program: Program, network: Network, setup: RunSetup | None) -> C
 
 
 def _answer(network: Network, operation: Operation, size: int, group: Any) -> tuple[Any, Any]:
-    """Return the price, and which channels carry it if the network knows."""
+    """Return the price of a communication, and its channels if the network knows them."""
     price = network.price(operation, size, group)
     nccl = getattr(network, "nccl", None)
     if nccl is None or not price.duration:  # a rank with itself

@@ -1,20 +1,20 @@
-"""How ranks differ, ``[variation]``: slow GPUs, random factors, jitter, the slowest of many GPUs.
+"""Differences between GPUs (``[variation]``): given and random speeds, jitter, slowest GPU.
 
 **Given and random speeds** change the program: `with_variation` gives each rank a speed and each
 kernel its jitter.
 
 **The slowest GPU** changes the kernel model: GPUs of a kind reach different clocks at the same
-power, and with them different rates. That is taken to hold for what draws most of it, matrix
-products, convolutions and attention, and not for what waits for the memory. Kernels are measured on
-one GPU, some GPU. A step on many ends when the slowest has done its part, as every rank
-communicates with the others at least once in it. Of N GPUs whose times are lognormal with spread s
+power, and so different rates. The model applies that to the kernels that draw most power (matrix
+products, convolutions, attention), and not to memory-bound kernels. Kernels are measured on one
+GPU. A step on many GPUs ends when the slowest is done, as every rank communicates with the others
+at least once a step. Of N GPUs whose times are lognormal with spread s
 (``data/variation.toml``), the slowest takes
 
     exp(s z),   z = Φ⁻¹((N - 0.375) / (N + 0.25))
 
 times as long as the median, by Blom's formula for the mean of the largest of N normal numbers: z is
-1.4 for 8 GPUs, 2.3 for 64, 3.2 for 1,024. It is an upper bound where others rarely wait for each
-GPU.
+1.4 for 8 GPUs, 2.3 for 64, 3.2 for 1,024. It is an upper bound where ranks rarely wait for each
+other.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ FACTOR_NAME = "slowest GPU"
 
 
 def with_variation(program: Program, choice: VariationChoice, sample: int = 0) -> Program:
-    """Return a program whose ranks differ as chosen. Local.
+    """Program, ``[variation]`` → program with a speed for each rank, and jitter. Local.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def with_variation(program: Program, choice: VariationChoice, sample: int = 0) -
 
     Examples
     --------
-    >>> varied(program, VariationChoice(speeds={"3": 0.9})).speed[3]      # doctest: +SKIP
+    >>> with_variation(program, VariationChoice(speeds={"3": 0.9})).speed[3]      # doctest: +SKIP
     0.9
     """
     speed = program.speed * _speeds(choice, program.n_ranks, sample)
@@ -136,7 +136,7 @@ def _spread() -> Quantity:
 
 
 def slowest_factor(gpus: int) -> Quantity:
-    """Return the time of products on the slowest of `gpus` GPUs, relative to a typical one."""
+    """Number of GPUs → time of products on the slowest of them, relative to a typical GPU."""
     spread = _spread()
     normal = NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25)) if gpus > 1 else 0.0
     beyond = spread.si * normal
@@ -164,7 +164,7 @@ class SlowestKernels:
 
     @property
     def numbers(self) -> Mapping[str, Quantity]:
-        """Those of the model, and the factor."""
+        """Numbers that times depend on, by name: the model's and the factor."""
         return {**self._model.numbers, FACTOR_NAME: self._factor}
 
     def estimate(self, kernel: Kernel) -> Estimate:
