@@ -16,29 +16,29 @@ To be read in this order; each module uses only those above it:
 `transformer`, `cnn`, `dlrm`
     Model, plan, grid → network.
 `schedules`
-    What each pipeline stage does, and in which order.
+    Forward and backward passes of each pipeline stage, in order (1F1B, interleaved, ZB-H1, ...).
 `layout`
     `lay_out`: experiment, number of GPUs → `Layout`: grid, schedule, networks, model chunks.
 `pricing`
     Durations of kernels and launches.
 `block_cache`
-    Numbers of slots and streams, and the cache of everything that is written once.
+    Numbers of slots and streams in a table; cache of the rows and blocks that tables share.
 `block_rows`
     `RowBlock`: rows whose place in a table is still open.
 `pass_state`, `blocks`
-    What the next row waits for. Operators → `RowBlock`, with the waits that their order implies.
+    Rows that the next row waits for. Operators → `RowBlock`, with the waits their order implies.
 `assembly`
     Blocks → table.
 `messages`
     Blocks of the messages between stages.
 `recomputation`
-    Which layers and operators run again, and what they keep nonetheless.
+    Layers and operators that run again in the backward pass, and the results that are kept.
 `data_parallel`
-    What frameworks add to the passes to share gradients, states and parameters.
+    Gradient reductions, parameter all-gathers and sharding (DDP, FSDP, ZeRO, Megatron-LM, Horovod).
 `host`, `offloaded_optimizer`
-    CPUs with their memory; what they update of the parameters.
+    CPUs with their memory; the part of the optimizer's step that they run.
 `optimizer`
-    The end of a step.
+    End of a step: last gradient reductions, clipping, optimizer update.
 `offloaded_activations`
     Copies of activations to the host and back, beside the passes.
 `stage_writer`

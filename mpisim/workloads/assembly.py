@@ -1,14 +1,14 @@
-"""Tables from blocks: rows laid end to end, and ports replaced by the rows they represent.
+"""Blocks in the order of a schedule → table, with ports replaced by rows.
 
-A table uses its blocks thousands of times, in an order that nothing but the schedule decides. So
-the uses are columns. Compiled loops copy the rows, and go once through the uses with what each port
-stands for (`port_waits`).
+A table uses its blocks thousands of times, in the order of the schedule. The uses are therefore
+arrays: compiled loops copy the rows, then go once through the uses and replace each port by the row
+that it stands for at that point (`port_waits`).
 
 A port names earlier rows only, and rows never move. So the result equals that of writing every row
 of the table in order.
 
-What is made of blocks before they are copied (`_Blocks`) does not depend on the stage: tables of
-the same blocks, as most stages of a pipeline have, share it through an `AssembledBlocks`.
+The arrays made of blocks before they are copied (`_Blocks`) do not depend on the stage: tables of
+the same blocks, as most stages of a pipeline have, share them through an `AssembledBlocks`.
 """
 
 from __future__ import annotations
@@ -133,12 +133,12 @@ class TableAssembler:
 
     @property
     def flops(self) -> int:
-        """Of the kernels of all uses."""
+        """FLOP of the kernels of all uses."""
         return self._total([block.flops for block in self._blocks])
 
     @property
     def duration(self) -> int:
-        """Of the kernels of all uses, in ps."""
+        """Duration of the kernels of all uses, in ps."""
         return self._total([block.duration for block in self._blocks])
 
     def _total(self, of_blocks: Sequence[int]) -> int:
@@ -235,7 +235,7 @@ def _ports(blocks: Sequence[RowBlock]) -> tuple[Any, ...]:
     ports: dict[str | int, int] = {LAST: 0, BEFORE: 1, PENDING: 2}
 
     def numbered(pairs: Sequence[Sequence[tuple[int, str | int]]]) -> tuple[Ints, Ints]:
-        """Pairs of a row and a port, of each block → where each block's begin, and all of them."""
+        """Pairs of row and port of each block → start of each block, and all pairs, numbered."""
         counts = [len(each) for each in pairs]
         found = [(row, ports.setdefault(port, len(ports))) for each in pairs for row, port in each]
         return _index(counts), np.array(found, np.int64).reshape(-1, 2)
@@ -256,7 +256,7 @@ def _ports(blocks: Sequence[RowBlock]) -> tuple[Any, ...]:
 
 
 def spread(counts: Sequence[int], used: Ints) -> tuple[Ints, Ints]:
-    """Numbers of items that kinds of things have, kinds of things in turn → their items in turn.
+    """Number of items of each kind, sequence of kinds → indices of the items in that sequence.
 
     Parameters
     ----------
@@ -288,7 +288,7 @@ def _starts(lengths: Ints) -> Ints:
 
 
 def _index(lengths: Sequence[int] | Ints) -> Ints:
-    """Lengths of parts, end to end → where each begins, and where the last one ends."""
+    """Lengths of consecutive parts → start of each part, and end of the last one."""
     found = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=found[1:])
     return found

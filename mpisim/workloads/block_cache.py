@@ -1,4 +1,4 @@
-"""Numbers of communicator slots and streams in a table, and the cache of rows that use them.
+"""Numbering of communicator slots and streams in a table, and cache of the rows that use it.
 
 A step's tables share most of their content: layers of one kind, stages that hold such layers, and
 steps with other numbers of micro-batches. `BlockCache` keeps everything that was written once, at
@@ -102,7 +102,7 @@ class Renumbering:
         Parameters
         ----------
         requests : sequence of Request
-            What each number was requested for.
+            Name that each number was requested for.
         old, new : sequence of int
             Numbers before and after, one for each request; as many as `requests`.
         """
@@ -114,7 +114,7 @@ class Renumbering:
 
 
 class Renumbered(Protocol):
-    """What a cache holds: rows that can be copied with other numbers of slots and streams."""
+    """Entry of a cache: rows that can be copied with other numbers of slots and streams."""
 
     def renumbered(self, numbers: Renumbering) -> Self:
         """Return a copy with other numbers."""
@@ -126,7 +126,7 @@ R = TypeVar("R", bound=Renumbered)
 
 @dataclass
 class _Entry:
-    """What was written under a key: the requests it made, and a version for each numbering."""
+    """Rows written under a key: the requests they made, and a version for each numbering."""
 
     requests: tuple[Request, ...]
     first: tuple[int, ...]
@@ -134,7 +134,7 @@ class _Entry:
 
 
 class BlockCache:
-    """Rows of the tables of one step, each written once.
+    """Cache of the rows that tables of one step share, each written once.
 
     The tables of a step agree in their plan, in the names of rows and in the sizes of groups.
     """
@@ -143,12 +143,12 @@ class BlockCache:
         self._entries: dict[Hashable, _Entry] = {}
 
     def get(self, key: Hashable, slots: Slots, write: Callable[[], R]) -> R:
-        """Return what is written under a key, with the numbers of a table.
+        """Return the rows written under a key, with a table's numbers of slots and streams.
 
         Parameters
         ----------
         key : hashable
-            Everything that decides what is written, but for the numbers of slots and streams.
+            All inputs of the rows, except the numbers of slots and streams.
         slots : Slots
             Of the table; it sees the same requests as if the rows were written anew.
         write : callable

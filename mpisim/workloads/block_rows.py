@@ -1,4 +1,4 @@
-"""Rows whose place in a table is still open: `RowBlock`, and the rows of operators it is made of.
+"""`RowBlock`: relocatable rows of a pass, written once and copied to many places of a table.
 
 A table of a stage repeats the same rows for each micro-batch and layer. They are written once, with
 waits that count from their own first row, and put into the table as often as needed
@@ -6,11 +6,11 @@ waits that count from their own first row, and put into the table as often as ne
 
 Ports
 -----
-Such rows may wait for rows outside, whose place no one knows yet. They name these by negative
-numbers, *ports*: ``LAST`` is the latest kernel before the block, ``BEFORE`` the latest before the
-block of that one, ``PENDING`` the communications before it that the next kernel has to wait for.
-Further ports have names: a row exported under a name by one block is awaited under that name by
-later ones.
+Such rows may wait for rows outside the block, whose numbers are not known yet. They name these by
+negative numbers, *ports*: ``LAST`` is the latest kernel before the block, ``BEFORE`` the latest
+before the block of that one, ``PENDING`` the communications before it that the next kernel has to
+wait for. Further ports have names: a row exported under a name by one block is awaited under that
+name by later ones.
 
 A block of a kernel, an all-reduce that waits for it, and a second kernel that waits for what is
 pending: of its waits two are rows of the block, and one is a port:
@@ -49,7 +49,7 @@ SLOT, STREAM = (list(COLUMNS).index(column) for column in ("slot", "stream"))
 
 @frozen(eq=False)
 class RowBlock:
-    """Rows whose place in a table is still open.
+    """Relocatable rows: waits inside the block are relative, waits outside name ports.
 
     Attributes
     ----------
@@ -102,7 +102,7 @@ class RowBlock:
 
 
 class OperatorRows(NamedTuple):
-    """What operators in sequence write into an empty block.
+    """Rows that a sequence of operators writes into an empty block.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Operators → `RowBlock`: rows that are written once and used for many micro-batches.
+"""Operators of a pass → `RowBlock`, whose rows are copied for every micro-batch.
 
     operators, pricing, slots ─► BlockBuilder ─► RowBlock (:mod:`.block_rows`) ─► table
 
@@ -40,7 +40,7 @@ __all__ = ["BlockBuilder", "BlockMark"]
 
 
 class BlockMark(NamedTuple):
-    """A place in a block that is being written.
+    """A position in a block that is being written.
 
     Attributes
     ----------
@@ -210,7 +210,7 @@ class BlockBuilder:
     # --- layers -----------------------------------------------------------------------------------
 
     def mark(self) -> BlockMark:
-        """Return where the block is, before a layer that `repeat_layer` may copy."""
+        """Return the current position, before a layer that `repeat_layer` may copy."""
         self._write_deferred()
         state = self._pass.moved(0)
         return BlockMark(self._rows.mark(), state, self.flops, self.duration)
@@ -218,8 +218,8 @@ class BlockBuilder:
     def repeat_layer(self, before: BlockMark, layers: Sequence[int]) -> bool:
         """Copy the rows of the latest layer, for further ones of the same operators.
 
-        Rows follow from operators and state. So where a layer leaves the state that it began with,
-        but for its rows being further down, so does the next one, and writes the same rows.
+        Rows depend on operators and state alone. So where a layer leaves the state that it began
+        with, apart from row numbers, the next equal layer writes the same rows again.
 
         Parameters
         ----------
@@ -231,7 +231,7 @@ class BlockBuilder:
         Returns
         -------
         bool
-            False where that is not so, or passes may alternate: nothing is copied.
+            False where the state differs, or passes may alternate: then nothing is copied.
         """
         self._write_deferred()
         n = len(self._rows) - before.rows.rows
@@ -248,7 +248,7 @@ class BlockBuilder:
     # --- single rows ------------------------------------------------------------------------------
 
     def compute(self, task: Compute, *, waits: Iterable[int] = ()) -> int:
-        """Write a kernel; it waits for what is pending, its tokens, and `waits`.
+        """Write a kernel; it waits for pending communications, its tokens, and `waits`.
 
         Parameters
         ----------
@@ -522,12 +522,12 @@ class BlockBuilder:
 
     @property
     def pending(self) -> list[int]:
-        """What the next kernel has to wait for."""
+        """Rows and ports that the next kernel has to wait for."""
         self._write_deferred()
         return self._pass.pending
 
     def select_pass(self, number: int) -> None:
-        """Go on with one of several passes whose kernels alternate.
+        """Switch to one of several passes whose kernels alternate in the block.
 
         Each waits only for its own communications. Rows are tagged with the number of the pass,
         which `TableAssembler` replaces by its micro-batch.

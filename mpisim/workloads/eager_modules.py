@@ -1,4 +1,4 @@
-"""Modules of PyTorch that CNNs and recommendation models have in common, as operators.
+"""PyTorch modules (linear, activation, dropout, loss) in eager mode → operators of one rank.
 
 One operator for each module, with the kernels of eager mode forward and backward, in the order in
 which autograd runs them: gradient of the input, of the weight, of the bias.

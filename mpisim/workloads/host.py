@@ -1,4 +1,4 @@
-"""The host of some GPUs: its memory, how fast its CPUs update parameters, its links to the GPUs.
+"""Host of the GPUs: its memory, speed of its CPUs at optimizer steps, links to the GPUs.
 
 experiment, ranks ─► `Host` ─► bytes that a rank's CPU reads and writes → ps
 
@@ -46,17 +46,18 @@ class Host:
     Attributes
     ----------
     memory : Quantity, optional
-        What there is of it, where the cluster says so.
+        Its size, where the cluster states it.
     bandwidth : Quantity
         Of that memory.
     share, loop_share : Quantity
-        What an optimizer on the CPUs reaches of it that is one kernel, or a loop of operations.
+        Share of `bandwidth` that an optimizer on the CPUs reaches: as one kernel, or as a loop of
+    operations.
     known : bool
-        Whether the cluster says what the bandwidth is.
+        Whether the cluster states the bandwidth.
     ranks : int
-        GPUs of the job that share it.
+        GPUs of the job that share the host.
     sharers : int
-        Those of them behind one link to it.
+        GPUs that share one link to the host.
     """
 
     memory: Quantity | None
@@ -68,7 +69,7 @@ class Host:
     sharers: int
 
     def numbers(self, plan: Plan) -> dict[str, Quantity]:
-        """Plan → what the rate of its optimizer on the CPUs is proportional to."""
+        """Plan → quantities that the rate of its optimizer on the CPUs is proportional to."""
         return {
             BANDWIDTH: self.bandwidth,
             SHARE: self._share(plan),
@@ -79,7 +80,7 @@ class Host:
         return self.share_of(loops=loops and not plan.framework.fuses_optimizer)
 
     def lines(self, plan: Plan) -> list[str]:
-        """Plan → what is assumed of the host if anything is offloaded, lines for people."""
+        """Plan → assumptions about the host where anything is offloaded, as lines of text."""
         found = []
         if plan.offload.optimizer:
             found.append(self._update(plan))
@@ -101,7 +102,7 @@ class Host:
         return f"offload: the CPUs update parameters at {self.rate(self._share(plan))}"
 
     def rate(self, share: Quantity) -> str:
-        """Share of the memory's bandwidth → how fast the CPUs work, for people."""
+        """Share of the memory's bandwidth → speed of the CPUs, as text."""
         guess = "" if self.known else " (a guess: [node] memory_bandwidth says)"
         most = self.bandwidth.si / 1e9
         return (
@@ -110,12 +111,12 @@ class Host:
         )
 
     def duration(self, size: int, plan: Plan | None = None, *, loops: bool = False) -> int:
-        """Bytes that the CPU reads and writes for one rank, while it does for all → ps.
+        """Bytes that the CPU reads and writes for one rank, all ranks at once → duration in ps.
 
         Parameters
         ----------
         size : int
-            Of an optimizer what one kernel would read and write.
+            Of an optimizer: bytes that one fused kernel would read and write.
         plan : Plan, optional
             Whose optimizer it is.
         loops : bool
@@ -125,7 +126,7 @@ class Host:
         return picoseconds(size * self.ranks / (self.bandwidth.si * share.value))
 
     def share_of(self, *, loops: bool) -> Quantity:
-        """Return what one kernel reaches of the memory's bandwidth, or a loop of operations."""
+        """Return the share of memory bandwidth that one kernel, or a loop of operations, has."""
         return self.loop_share if loops else self.share
 
 

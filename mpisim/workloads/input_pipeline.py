@@ -1,4 +1,4 @@
-"""The input pipeline: the host's work on the images of the next step.
+"""Input pipeline: image loading of the host for the next step → rows of the step.
 
     [data], the node's CPUs ─► InputPipeline ─► rows of a step
 
@@ -8,8 +8,8 @@ batches between the two, which all loaders have, a step takes as long as the GPU
 host, whichever takes longer. That is the model of J. Mohan et al., "Analyzing and Mitigating Data
 Stalls in DNN Training" (PVLDB 14(5), 2021), of data that lie in memory.
 
-What a node prepares is what its cores do: a core prepares so many images a second by the loader
-(``data/input.toml``), and more cores as many times as much, up to one a worker. The process of each
+A node's rate is proportional to its cores, up to one core a worker; ``data/input.toml`` has the
+images a second of a core, by loader. The process of each
 GPU keeps a hardware thread of its own busy, launching kernels and waiting for them, which takes a
 part of a core from the loader.
 """
@@ -98,7 +98,7 @@ def _figures() -> _Figures:
 
 @frozen
 class InputPipeline:
-    """How fast the host of a node prepares images.
+    """Speed of the host of a node at preparing images.
 
     Attributes
     ----------
@@ -115,7 +115,7 @@ class InputPipeline:
     title : str
         The loader in words.
     numbers : mapping of str to Quantity
-        What the rate is proportional to.
+        Quantities that the rate is proportional to.
     """
 
     rate: float
@@ -132,7 +132,7 @@ class InputPipeline:
 
     @property
     def text(self) -> str:
-        """What it does, a line for people."""
+        """Description of the input pipeline, one line of text."""
         guess = "" if self.known else " (a guess: data.cores says)"
         return (
             f"input: {self.title} prepares {self.rate * self.gpus:,.0f} images/s a node, by "
@@ -161,7 +161,7 @@ def loads_images(experiment: Experiment) -> bool:
 
 
 def input_pipeline(experiment: Experiment, replicas_gpus: int) -> InputPipeline | None:
-    """Experiment → how fast its images are prepared; None if that costs nothing.
+    """Experiment → its input pipeline; None if it costs no time.
 
     Parameters
     ----------
@@ -247,7 +247,7 @@ def write_input(block: BlockBuilder, layout: Layout, images: int) -> None:
 
 
 def prepares(program: Program, table: Table) -> NDArray[np.bool_]:
-    """Which rows of a table are the host's work for the next step.
+    """Table → mask of the rows that are the host's loading for the next step.
 
     Parameters
     ----------
@@ -267,6 +267,6 @@ def preparation_times(program: Program) -> set[int]:
 
 
 def write_wait(block: BlockBuilder) -> None:
-    """Let a step end when the batch of the next is there."""
+    """Append a wait: the step ends once the next step's batch is on the GPU."""
     block.tags(phase=Phase.INPUT, layer=-1)
     block.host_wait([block.port(NEXT_BATCH)], "wait for next batch")

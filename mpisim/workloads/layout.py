@@ -1,9 +1,9 @@
-"""An experiment laid out on ranks: grid, pipeline schedule, networks, model chunks.
+"""Experiment, number of GPUs → `Layout`: rank grid, pipeline schedule, layers of each stage.
 
     experiment, number of GPUs ─► Layout
 
-Nothing is written row by row yet: a layout answers which rank holds which layers in which shapes,
-and what each pipeline stage runs. The memory model needs no more than this.
+A layout says which rank holds which layers, in which shapes, and which passes each pipeline stage
+runs. It has no rows yet; the memory model needs no more than a layout.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ModelChunk:
 
 @frozen
 class Layout:
-    """An experiment laid out on ranks.
+    """Grid of ranks, pipeline schedule and model chunks of an experiment.
 
     Attributes
     ----------
@@ -150,7 +150,7 @@ class Layout:
 
 
 def lay_out(experiment: Experiment, gpus: int, gpu_of: NDArray[np.int64] | None = None) -> Layout:
-    """Lay an experiment out on a number of GPUs.
+    """Experiment, number of GPUs → `Layout`.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ def lay_out(experiment: Experiment, gpus: int, gpu_of: NDArray[np.int64] | None 
 
 
 def check_layout(experiment: Experiment, grid: Grid) -> list[int]:
-    """Refuse plans that no layout can have; return the micro-batches of each replica.
+    """Refuse a plan that does not fit the GPUs; return the micro-batches of each replica.
 
     What this takes depends on sizes alone; networks of layers do not.
 
@@ -295,7 +295,7 @@ def _transformer(model: Transformer, plan: Plan, grid: Grid) -> Network:
 
 
 def _plan_of_layers(model: Transformer, plan: Plan, grid: Grid) -> Plan:
-    """Plan → one with the same layers, which is equal for plans that differ in other things alone.
+    """Plan → canonical plan with the same layers, equal for all plans that have these layers.
 
     A transformer's layers do not depend on how they are shared out to stages, and of the batch only
     on whether gradients are accumulated; of ZeRO on whether gradients are sharded, too.

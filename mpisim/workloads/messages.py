@@ -1,10 +1,10 @@
-"""Messages between pipeline stages: what is sent, in which batches, and who waits for it.
+"""Sends and receives between pipeline stages: their batches, order, and waits.
 
-There are two ways. With overlap, every kind of message has a stream of its own: only what needs the
-data waits, and no one waits for a send. The next forward's receive is posted behind the forward
-before it, the next backward's behind the backward before it (``send_forward_recv_forward`` and its
-like with ``overlap_p2p_comm``; megatron/core/pipeline_parallel/schedules.py), and starts when the
-kernels launched until then have ended, as every operation of PyTorch's does
+There are two ways. With overlap, every kind of message has a stream of its own: only the pass that
+needs the data waits, and nothing waits for a send. The next forward's receive is posted behind the
+forward before it, the next backward's behind the backward before it (``send_forward_recv_forward``
+and its like with ``overlap_p2p_comm``; megatron/core/pipeline_parallel/schedules.py), and starts
+when the kernels launched until then have ended, as every operation of PyTorch's does
 (ProcessGroupNCCL.cpp, ``syncStream``). From then on it holds multiprocessors. Without overlap, as
 Megatron-LM does where ``overlap_p2p_communication`` is off (megatron/core/pipeline_parallel,
 schedules.py): each exchange is one batch on one stream, starts after the kernel before it, and the
@@ -129,11 +129,11 @@ class PipelineMessages:
     Parameters
     ----------
     messages : mapping
-        What each pass sends and receives (`messages_of_stage`).
+        Sends and receives of each pass (`messages_of_stage`).
     chunks : int
         Number of model chunks that the stage holds.
     overlap : bool
-        Which of the two ways it is.
+        Whether messages overlap with kernels (see the module's head).
     synchronous : bool
         Without overlap: whether the CPU waits for each exchange.
     builder : callable

@@ -1,4 +1,4 @@
-"""Activations that lie in the host's memory between the passes: `plan.offload.activations`.
+"""Copies of activations to host memory and back, beside the passes (Transformer Engine).
 
 Transformer Engine's ``AsyncDoubleBufferGroupOffloadHandler`` (``cpu_offload.py`` in
 transformer_engine/pytorch), which Megatron-LM's ``--cpu-offloading-num-layers`` uses: of the first
@@ -6,8 +6,8 @@ layers of a transformer, what they keep for the backward goes to the host one la
 beside the kernels of later layers. The layers of the forward are divided into as many windows. At
 the end of each the kernels wait for the layer that was on its way, whose memory is freed, and the
 next one starts. The backward goes the same way back: as it comes to the end of a window, its
-kernels wait for the layer that was asked for last, and the one of this window is asked for. What
-PyTorch offloads around checkpoints is in :mod:`.offloaded_checkpoints`.
+kernels wait for the layer that was asked for last, and the one of this window is asked for.
+`plan.offload.activations` of PyTorch is in :mod:`.offloaded_checkpoints`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DOWN, UP = "activations down", "activations up"
 
 
 def windows(layers: int, offloaded: int) -> tuple[int, ...]:
-    """Layers, how many are offloaded → the last layer of the window of each of these.
+    """Layers, number of offloaded layers → last layer of the window of each offloaded layer.
 
     As ``layer_window_map``: windows of equal length, the first ones longer by a layer if need be.
 

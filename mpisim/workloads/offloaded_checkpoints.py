@@ -1,7 +1,7 @@
-"""Inputs of recomputed layers that lie in the host's memory: `plan.offload.activations` of PyTorch.
+"""Copies of checkpointed layer inputs to host memory and back (PyTorch, torchtune).
 
-A checkpoint keeps the input of a layer. Hooks of saved tensors copy it to pinned memory as the
-layer begins, and back as its backward does.
+`plan.offload.activations` of PyTorch. A checkpoint keeps the input of a layer. Hooks of saved
+tensors copy it to pinned memory as the layer begins, and back as its backward does.
 
 Without ``offload.overlap`` they are ``torch.autograd.graph.save_on_cpu`` with ``pin_memory``, which
 FSDP's ``offload_wrapper``, Transformers and Accelerate put around checkpoints: copies are on the

@@ -1,4 +1,4 @@
-"""The part of an optimizer's step that the CPU does: `plan.offload.optimizer`.
+"""Optimizer step on the CPU (`plan.offload.optimizer`) → CPU work and copies to and from the GPU.
 
 DeepSpeed (``stage_1_and_2.py`` and ``stage3.py`` in deepspeed/runtime/zero): reduced gradients have
 gone to the host during the backward (`DeepSpeed.offload`). The CPU scales them, updates the main
@@ -100,7 +100,7 @@ def write_cpu_optimizer(
     *,
     clips: bool = False,
 ) -> None:
-    """Append the update of offloaded parameters by the CPU, and their way to the GPU.
+    """Append the CPU's update of offloaded parameters, and their copies to the GPU.
 
     Parameters
     ----------
@@ -154,7 +154,7 @@ def _write_torch(
 def write_gradients_to_host(
     block: BlockBuilder, plan: Plan, strategy: Strategy, host: Host
 ) -> Sequence[int]:
-    """Append what comes before any update: gradients go to the host, in Megatron-LM all at once.
+    """Append the copies of gradients to the host before the update (Megatron-LM: all at once).
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ def write_gradients_to_host(
 
 
 def _pieces(plan: Plan, strategy: Strategy) -> int:
-    """Return in how many parts the CPU updates what is offloaded: shares of parameters."""
+    """Return the parts in which the CPU updates offloaded parameters: shares of them."""
     if not plan.offload.overlap:
         return 1
     tensors = sum(len(chunk) for chunk in strategy.parameters)

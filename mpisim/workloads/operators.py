@@ -1,4 +1,4 @@
-"""A model in the shapes of one rank: a network of layers, layers of operators, operators of tasks.
+"""Model in the shapes of one rank: network → layers → operators → tasks (kernels, collectives).
 
     Network = layers in order;  Layer = operators;  Operator = tasks forward, tasks backward
 
@@ -71,7 +71,7 @@ class Compute:
         makes a scale of a largest value: each costs a launching call and a gap, and no time of its
         own.
     kept : str
-        What a later operator's `Await` calls it; empty: none waits for it.
+        Name by which a later operator's `Await` waits for it; empty: none does.
     """
 
     name: str
@@ -138,8 +138,8 @@ class Await:
     host, tail : int
         CPU time before it waits, and after the kernel has ended, in ps.
     kept : str
-        In place of `kernel`, what an earlier operator calls one that it keeps; the latest where it
-        is not in the same block.
+        In place of `kernel`: the `kept` name of a kernel of an earlier operator; the latest kernel
+        where that operator is not in the same block.
     """
 
     name: str
@@ -254,7 +254,7 @@ class Operator:
 
     @cached_property
     def carries(self) -> bool:
-        """Whether it leaves what later operators wait for, or waits for what earlier ones left."""
+        """Whether it has waits in common with other operators: carried tokens or kept kernels."""
         tasks = self.forward + self.backward
         return any(task.carried if isinstance(task, Communicate) else task.kept for task in tasks)
 

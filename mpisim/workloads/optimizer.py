@@ -1,4 +1,4 @@
-"""The end of a step: last reductions of gradients, gradient clipping, the optimizer's update.
+"""End of a training step: last gradient reductions, overflow check, clipping, optimizer update.
 
 Megatron-LM's ``finalize_model_grads`` (megatron/core/distributed) and ``optimizer.step``
 (megatron/core/optimizer): gradients of parameters that tensor-parallel ranks replicate are reduced

@@ -42,7 +42,7 @@ class PassState:
     last : int
         The latest kernel; ``LAST`` at first.
     pending : list of int
-        What the next kernel waits for; ``PENDING`` at first.
+        Rows that the next kernel waits for; ``PENDING`` at first.
     tokens, carried : dict of str to int
         Communications under way by token: of the operator, and those that outlive it.
     awaited : set of str
@@ -83,7 +83,7 @@ class PassState:
         return not (self.tokens or self.carried or self.awaited or self.kept)
 
     def moved(self, by: int) -> PassState:
-        """Return the state with each row so many rows further down; ports stay as they are."""
+        """Return the state with all row numbers increased by `by`; ports stay as they are."""
 
         def further(rows: dict[str, int]) -> dict[str, int]:
             return {name: row if row < 0 else row + by for name, row in rows.items()}
@@ -98,12 +98,12 @@ class PassState:
         return found
 
     def writes_as(self, other: PassState) -> bool:
-        """Whether the same operators write the same rows after this state as after another."""
+        """Whether the same operators would write the same rows in this state and in another."""
         mine, others = (vars(each) | {"tags": each.tags["phase"]} for each in (self, other))
         return mine == others
 
     def end_operator(self) -> None:
-        """Let the next kernel wait for what no kernel of the operator has waited for."""
+        """Let the next kernel wait for the operator's communications that none has waited for."""
         self.pending += [row for token, row in self.tokens.items() if token not in self.awaited]
         for token in self.awaited:
             self.carried.pop(token, None)

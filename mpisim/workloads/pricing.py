@@ -1,4 +1,4 @@
-"""Durations of kernels and launches, and what each duration depends on.
+"""Kernel → its duration and launch times, with the GPU numbers each duration depends on.
 
 name of a row, kernel ─► KernelModel ─► duration in ps, sensitivities to the GPU's numbers
 """
@@ -23,7 +23,7 @@ MAX_DURATION = 2**60
 
 
 class Launching(TypedDict):
-    """What launching a device row takes, in ps.
+    """CPU time and latency of launching a device row, in ps.
 
     Attributes
     ----------
@@ -116,7 +116,7 @@ class Pricing:
         return found
 
     def gap_before(self, task: Compute) -> int:
-        """Return what lies between a kernel and what ended on the device before it, in ps.
+        """Return the gap between a kernel and the previous end on the device, in ps.
 
         As measured; else that of the GPU, for each of the kernels that the row stands for, small
         ones beside them (`Compute.calls`) included. Products of experts that a loop launches run on
@@ -131,7 +131,7 @@ class Pricing:
         return self.gap * (launches + task.calls)
 
     def launching_of(self, launches: int, *, compiled_loop: bool = False) -> Launching:
-        """Return the launch times of a row that represents so many launches.
+        """Return the launch times of a row that represents several launches.
 
         Those after the first of a loop in compiled code take the loop's time.
         """

@@ -1,4 +1,4 @@
-"""Activation recomputation: which layers and operators run again, and what they keep nonetheless.
+"""Activation recomputation: layers and operators that run again, and the results they keep.
 
 Full recomputation keeps the input of a layer and runs the layer again before its backward pass,
 either of all layers or of the first few of each model chunk (Megatron-LM's ``--recompute-method

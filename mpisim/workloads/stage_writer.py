@@ -63,7 +63,7 @@ _DONE = object()
 
 
 class Pass(NamedTuple):
-    """What one action of a schedule writes.
+    """One pass of a schedule: forward, backward, or gradients of weights of a model chunk.
 
     Attributes
     ----------
@@ -174,7 +174,7 @@ class StageWriter:
 
     @staticmethod
     def key(layout: Layout, stage: int, network: int, pipeline: Pipeline) -> Hashable | None:
-        """Return the key of a stage: all that decides over its blocks; None if it has none.
+        """Return the key of a stage, all inputs of its blocks; None if blocks cannot be shared.
 
         Two stages of one kind of GPU with equal keys can share a writer.
 
@@ -252,7 +252,7 @@ class StageWriter:
         return StageTable(rows.table(), self._slots.names, rows.flops)
 
     def _input(self, micro_batches: int) -> RowBlock:
-        """Return the block of what prepares the batch of the next step."""
+        """Return the block of rows that prepare the batch of the next step."""
         block = self._builder()
         write_input(block, self._layout, micro_batches * self._plan.micro_batch)
         return block.done()
@@ -363,7 +363,7 @@ class StageWriter:
                     break
 
     def _alike(self, what: Pass) -> Iterator[list[int]]:
-        """Yield runs of layers that are written alike, in the order of a pass."""
+        """Yield runs of layers that write the same rows, in the order of a pass."""
         layers, recomputes = self._chunks[what.chunk].layers, self._recomputes[what.chunk]
         forward, into = what.phase is Phase.FORWARD, self._is_written_into(what)
 

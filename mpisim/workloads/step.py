@@ -1,10 +1,10 @@
-"""One training step of an experiment as a program.
+"""Layout → `Workload`: the program of one training step.
 
     layout ─► one table for each stage, network, pipeline and kind of GPU ─► program
 
 Ranks of the same stage execute the same operations and share a table; where ranks differ by network
 (tables of a recommendation model), number of micro-batches or GPU, there is one table for each that
-differs. Communications have no durations: the engine asks a cost model for them.
+differs. Communications have no durations: the engine asks the network model for them.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Workload:
 
 
 def training_step(layout: Layout, *kernels: KernelModel) -> Workload:
-    """Return the program of one training step.
+    """Layout, kernel models → program of one training step.
 
     Parameters
     ----------

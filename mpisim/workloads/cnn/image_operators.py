@@ -1,4 +1,4 @@
-"""Operators on images: convolutions, batch normalisation, pooling, and what joins branches.
+"""Operators on images: convolution, batch normalisation, pooling, sums and concatenations.
 
 Sizes count every operand once. Of the forward pass is kept what autograd keeps: a convolution its
 input, batch normalisation its input and statistics, an activation in place its output (which is the
@@ -30,7 +30,7 @@ class Image:
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return self.channels * self.side**2
 
 
@@ -298,7 +298,7 @@ class ImageOperators(EagerModules):
         return Operator("addition", (elementwise("addition", 3 * self.bytes(image)),))
 
     def concatenation(self, images: Sequence[Image], backward: tuple[Compute, ...]) -> Operator:
-        """Images → one with all their channels; `backward` says what becomes of its gradient.
+        """Images → one with all their channels; `backward` has the kernels of its gradient.
 
         Parameters
         ----------
@@ -310,7 +310,7 @@ class ImageOperators(EagerModules):
         Returns
         -------
         Operator
-            It keeps nothing.
+            Saves nothing for the backward pass.
         """
         traffic = 2 * sum(map(self.bytes, images))
         return Operator("concatenation", (elementwise("concatenation", traffic),), backward)

@@ -1,4 +1,4 @@
-"""Parameters of a model chunk, and the buckets in which their gradients are reduced.
+"""Parameters of a model chunk → buckets in which their gradients are reduced.
 
 Each framework has its rule to cut buckets. All take parameters in the order in which the backward
 completes them: the reverse of that in which modules register them.

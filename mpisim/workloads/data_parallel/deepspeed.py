@@ -110,7 +110,7 @@ class DeepSpeed(Strategy):
             self.write_copies(at.block, "copy gradient into bucket", [each], self.gradient_size)
 
     def after_backward(self, at: PassPoint) -> None:
-        """At the end of a backward that reduces, reduce what is left and wait for all."""
+        """At the end of a backward that reduces, reduce the last bucket and wait for all."""
         if at.layer > 0 or not self._reduces(at.edge):
             return
         for bucket in self._remaining[at.chunk]:

@@ -110,7 +110,7 @@ class Unit:
 
     @property
     def reduced(self) -> list[tuple[bool, int]]:
-        """The same of parameters that have gradients."""
+        """As `kinds`, of parameters that have gradients."""
         return [(bool(kind), size) for kind, size in enumerate(self.trained) if size]
 
 
@@ -290,7 +290,7 @@ class Fsdp(Strategy):
     def _copy_in(
         self, block: BlockBuilder, expert: bool, size: int, waits: Sequence[int] | None
     ) -> Sequence[int] | None:
-        """Bring shards to where they are gathered; return what the all-gather waits for."""
+        """Copy shards into the all-gather's buffer; return the rows that it waits for."""
         ranks = self.shard_ranks(expert)
         source, target, shard = self.optimizer_gradient_size, self.weight_size, size // ranks
         tasks = []
@@ -308,7 +308,7 @@ class Fsdp(Strategy):
         return waits
 
     def _copy_out(self, block: BlockBuilder, state: GatherState, unit: Unit) -> None:
-        """Bring what was gathered to where the parameters are."""
+        """Copy gathered shards to the parameters."""
         if unit.kinds:
             block.await_next(state.gathered[unit])
             for expert, size in () if self.plan.framework.flat_shards else unit.kinds:
@@ -389,7 +389,7 @@ class Fsdp(Strategy):
             block.host_wait([done], "wait for gradients added on CPU")
 
     def _of_shards(self, unit: Unit, expert: bool, size: int, *, adds: bool) -> list[Compute]:
-        """Return what is done with the shards of reduced gradients, by ``fully_shard`` or both."""
+        """Return casts and additions of reduced gradient shards, and their copies to the host."""
         reduced, main = self.gradient_size, self.optimizer_gradient_size
         ranks = self.shard_ranks(expert)
         shard, found = size // ranks, []

@@ -36,7 +36,7 @@ REDUCED_GRADIENTS = "gradients"
 
 
 class _PipelinedFsdp(Fsdp):
-    """Both ways inside a pipeline: gradients of micro-batches are added up."""
+    """FSDP inside a pipeline: gradients of micro-batches are added up before the reduction."""
 
     @property
     def _computed_gradient_size(self) -> int:

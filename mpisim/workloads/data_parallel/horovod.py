@@ -1,14 +1,14 @@
 """Horovod: gradients are reduced in cycles (horovod/common/operations.cc, controller.cc).
 
 A thread beside the training process wakes once in a cycle (``HOROVOD_CYCLE_TIME``), finds out which
-gradients are there on all ranks, and reduces them, as many at a time as fit into the fusion buffer
+gradients are ready on all ranks, and reduces them, as many at a time as fit into the fusion buffer
 (``HOROVOD_FUSION_THRESHOLD``): several are copied into the buffer, reduced, and copied back, one by
 itself is reduced where it lies (horovod/common/ops/nccl_operations.cc). Buckets are formed by time,
 not by size alone. When a cycle begins is nobody's choice: gradients wait for half of one in the
-mean. Which are there is a logical AND over all ranks of a bit for each, since the response cache
-knows their names from the first step on.
+mean. Which gradients are ready is a logical AND over all ranks of one bit each, since the response
+cache knows their names from the first step on.
 
-A gradient is there when the framework says so (``framework.gradients_ready``): TensorFlow runs an
+A gradient is ready when the framework says so (``framework.gradients_ready``): TensorFlow runs an
 operation when its kernel is launched, and Horovod then waits on the GPU for what the kernel writes;
 MXNet's engine calls Horovod when the kernel has ended.
 
@@ -55,7 +55,7 @@ class Horovod(Ddp):
         """Send nothing: Horovod broadcasts parameters once, before the first step."""
 
     def after_gradients(self, at: PassPoint) -> None:
-        """In the last backward, reduce what was there in the cycle before."""
+        """In the last backward, reduce the gradients that became ready in the previous cycle."""
         if not at.edge:
             return
         block = at.block
@@ -89,7 +89,7 @@ class Horovod(Ddp):
         return block.duration + block.n_rows * block.pricing.gap
 
     def _reduce(self, block: BlockBuilder) -> None:
-        """Write the reduction of the gradients that are there."""
+        """Write the reduction of the gradients that are ready."""
         bucket = Bucket(tuple(self._ready), sum(each.size for each in self._ready))
         self._ready = []
         group = self.data_group(bucket.expert)

@@ -44,7 +44,7 @@ Module = tuple[str, int, int]
 
 @frozen
 class FetchLimits:
-    """How far the coordinator goes, in elements.
+    """Limits of DeepSpeed's parameter prefetching, in elements.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class FetchLimits:
 
 @frozen
 class Fetch:
-    """What is gathered when a module starts.
+    """Parameters that are gathered when a module starts.
 
     Attributes
     ----------
@@ -185,7 +185,7 @@ class Zero3(DeepSpeed):
         self._latest: list[int] = []
 
     def _fetches(self, chunk: int) -> dict[Module, Fetch]:
-        """What is gathered in one micro-batch, by module."""
+        """Parameters gathered in one micro-batch, by module."""
         layers = self.chunks[chunk]
         uses: dict[Module, list[ChunkParameter]] = {}
         for i, layer in enumerate(layers):

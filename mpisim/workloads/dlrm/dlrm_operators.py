@@ -384,7 +384,7 @@ class DlrmOperators(EagerModules):
         return Operator("exchange", tuple(forward), tuple(backward))
 
     def _reduce_scatter(self) -> Operator:
-        """What each rank's rows add to the pooled rows of all → the sums of a rank's samples."""
+        """Partial pooled rows of all samples → sums for this rank's samples, by reduce-scatter."""
         task = Communicate(
             "sums reduce-scatter",
             Operation.REDUCE_SCATTER,

@@ -1,4 +1,4 @@
-"""A recommendation model on ranks that share its tables, as facebookresearch/dlrm runs it.
+"""DLRM (recommendation model) → layers of each rank, as facebookresearch/dlrm runs it.
 
 ``dlrm_s_pytorch.py``, `distributed_forward`: every rank looks up its own tables for the samples of
 all ranks, sends the rows to the ranks whose samples they are, passes its own samples through the
@@ -76,7 +76,7 @@ def dlrm_networks(model: Dlrm, plan: Plan, grid: Grid) -> tuple[list[Network], N
 def _network(
     model: Dlrm, plan: Plan, grid: Grid, own: Sequence[Shard], sent: Sequence[tuple[int, ...]]
 ) -> Network:
-    """Shards of a rank and what all ranks send for a sample → its layers."""
+    """Shards of a rank, elements that all ranks send for a sample → layers of the rank."""
     m = DlrmOperators(model, plan, grid, own, sent)
     row = m.element * m.batch
     out = row * m.base

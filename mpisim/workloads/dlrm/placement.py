@@ -1,4 +1,4 @@
-"""Where each table is: texts of ``plan.tables.placement`` or a sharder → the shards of every rank.
+"""``plan.tables.placement`` or a sharder → the shards of embedding tables on every rank.
 
 "table_wise 3"                    whole, on rank 3
 "column_wise 0 1"                 half of the columns on rank 0, half on rank 1
@@ -27,13 +27,13 @@ MIN_COLUMNS = 4
 
 @frozen
 class Placement:
-    """Where a table is.
+    """Placement of an embedding table: kind of sharding, ranks, memory.
 
     Attributes
     ----------
     sharding : Sharding
     ranks : tuple of int
-        Of a whole table one, of columns the rank of each slice; of others none: all.
+        One for a whole table; one for each slice of columns; empty for others, on all ranks.
     kernel : EmbeddingKernel
     """
 
@@ -47,7 +47,7 @@ class Placement:
 
 
 def placements(plan: Plan, tables: Sequence[EmbeddingTable], ranks: int) -> list[Placement]:
-    """Plan → where each table is.
+    """Plan, tables → placement of each table.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ def _is_open(placement: Placement) -> bool:
 
 
 def _read(text: str, number: int, table: EmbeddingTable, ranks: int) -> Placement:
-    """Return what an entry says."""
+    """Return the placement that an entry of ``plan.tables.placement`` states."""
     where = f"plan.tables.placement[{number}] is {text!r}"
     kind, *rest = text.split() or [""]
     if kind not in SHARDING:
@@ -122,7 +122,7 @@ def _read(text: str, number: int, table: EmbeddingTable, ranks: int) -> Placemen
 def rank_shards(
     tables: Sequence[EmbeddingTable], placed: Sequence[Placement], ranks: int
 ) -> list[tuple[Shard, ...]]:
-    """Tables and where they are → the shards of each rank, in the order of the tables.
+    """Tables, their placements → the shards of each rank, in the order of the tables.
 
     Parameters
     ----------

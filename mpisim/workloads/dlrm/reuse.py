@@ -1,4 +1,4 @@
-"""How often a batch looks up each row of a table, and how many lookups miss the caches.
+"""Embedding lookups of a batch: how often each row is looked up, and cache misses.
 
 **Reuse factors** (Lin et al., arXiv:2404.12674, section on embedding lookups): rows of a batch are
 sorted by the number of their lookups into 17 bins, (0, 1], (1, 2], (2, 4], … (16384, 32768] and
@@ -124,7 +124,7 @@ class Reuse:
 
     @classmethod
     def of_skew(cls, entries: int, lookups: float, skew: float) -> Reuse:
-        """Table of so many rows, lookups drawn with a skew → what a batch does on average.
+        """Rows of a table, lookups drawn with a skew → average reuse of rows in a batch.
 
         Parameters
         ----------
@@ -147,7 +147,7 @@ class Reuse:
         return math.fsum(self.rows)
 
     def of_samples(self, share: float) -> Reuse:
-        """Return what a share of the samples looks up."""
+        """Return the reuse in a share of the samples."""
         seen = [1 - (1 - share) ** count for count in self.counts]
         return Reuse(
             tuple(r * s for r, s in zip(self.rows, seen, strict=True)),
@@ -155,7 +155,7 @@ class Reuse:
         )
 
     def of_rows(self, share: float) -> Reuse:
-        """Return what is looked up in a share of the rows, drawn evenly."""
+        """Return the reuse in a share of the rows, drawn evenly."""
         return Reuse(tuple(share * r for r in self.rows), self.counts)
 
     def missed(self, capacity: Floats) -> Floats:
@@ -182,7 +182,7 @@ class Reuse:
         return found
 
     def missed_bytes(self, row: int) -> Floats:
-        """Return the bytes of rows of so many bytes that caches of `CACHE_BYTES` miss."""
+        """Row size in bytes → bytes that miss caches of `CACHE_BYTES`."""
         return _missed_bytes(self, row)
 
 

@@ -1,4 +1,4 @@
-"""Which rank holds which embedding tables: the sharders that Lin et al. compare (arXiv:2404.12674).
+"""Embedding tables → ranks that hold them: the sharders of Lin et al. (arXiv:2404.12674).
 
 The paper's table of sharders, for tables x with E rows, width D and L lookups a sample:
 
@@ -54,7 +54,7 @@ Sharder = Callable[[Sequence[EmbeddingTable], int, float], list[int]]
 def assign_tables(
     sharder: str, tables: Sequence[EmbeddingTable], ranks: int, room: float = math.inf
 ) -> TableAssignment:
-    """Tables and number of ranks → which rank holds which tables.
+    """Tables, number of ranks → the tables of each rank.
 
     Parameters
     ----------

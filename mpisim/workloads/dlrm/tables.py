@@ -87,7 +87,7 @@ def model_tables(model: Dlrm) -> list[EmbeddingTable]:
 
 @frozen
 class Shard:
-    """What one rank holds of a table.
+    """The part of an embedding table that one rank holds.
 
     Attributes
     ----------

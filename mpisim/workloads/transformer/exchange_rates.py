@@ -1,4 +1,4 @@
-"""How much longer DeepEP and HybridEP take than NCCL, from ``data/dispatchers.toml``."""
+"""Slowdown of DeepEP and HybridEP relative to NCCL's all-to-all, from ``data/dispatchers.toml``."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Measured:
 
 @frozen
 class Dispatcher:
-    """One dispatcher.
+    """Measured slowdowns of one dispatcher.
 
     Attributes
     ----------

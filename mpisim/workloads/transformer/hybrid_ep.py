@@ -1,4 +1,4 @@
-"""Kernels of HybridEP beside those that send: where tokens go, and rows copied and added up.
+"""Kernels of HybridEP besides the transfers: token placement, copies of rows, sums of rows.
 
 The branch hybrid-ep of github:deepseek-ai/DeepEP as NVIDIA's containers have it. For each token of
 the group one thread goes through all ranks (``scan`` of ``csrc/hybrid_ep/backend``), and for each

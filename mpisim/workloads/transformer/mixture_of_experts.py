@@ -80,7 +80,7 @@ def mixture_of_experts(s: Shapes) -> tuple[Operator, ...]:
 
 
 def _in_latent_width(s: Shapes) -> Shapes:
-    """Sizes in which tokens travel to routed experts and these compute (LatentMoE)."""
+    """Sizes of routed experts and of the tokens sent to them, in the latent width (LatentMoE)."""
     m = s.model
     if m.moe_latent is None:
         return s

@@ -107,7 +107,7 @@ def _stack_of_blocks(s: Shapes) -> Iterator[Layer]:
 
 
 def _block(s: Shapes, letters: str) -> tuple[Operator, ...]:
-    """What a layer is made of (`Transformer.kind`) → its operators."""
+    """Kind of a layer (`Transformer.kind`) → its operators."""
     attention = memory_attention if s.model.memory else self_attention
     parts = {
         "M": mamba_layer,

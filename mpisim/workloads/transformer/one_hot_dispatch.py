@@ -1,4 +1,4 @@
-"""Tokens brought to their experts, and back, by products with masks (GShard, arXiv:2006.16668).
+"""Token dispatch and combine as matrix products with one-hot masks (GShard, arXiv:2006.16668).
 
 MaxText with ``capacity_factor`` and without ``sparse_matmul`` (MaxText/layers/moe.py,
 `dense_matmul` and `generate_masks`): every expert takes as many tokens of a sequence, the capacity.

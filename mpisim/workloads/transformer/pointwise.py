@@ -104,7 +104,7 @@ def broadcast(name: str, traffic: int, elements: int) -> Compute:
 
 
 def added_bias(s: Shapes, name: str, elements: int) -> Compute:
-    """The kernel that adds a bias to features, which no product or fused kernel does.
+    """Kernel that adds a bias to features, where no product or fused kernel includes it.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ def added_bias(s: Shapes, name: str, elements: int) -> Compute:
 
 
 def widened(s: Shapes, what: str) -> bool:
-    """Whether automatic mixed precision leaves an operation in fp32.
+    """Whether automatic mixed precision keeps an operation in fp32.
 
     PyTorch's does so by its lists (:mod:`.autocast`), others as ``framework.widened`` says.
 

@@ -1,4 +1,4 @@
-"""The router of a mixture of experts: scores of a token, the choice of its experts, their balance.
+"""Router of a mixture of experts: hidden states → scores, chosen experts, load-balancing loss.
 
 In the order of Megatron-LM (``megatron/core/transformer/moe/router.py`` and ``moe_utils.py``): a
 product gives scores in fp32, softmax or sigmoid makes probabilities of them, the best `topk` are
@@ -131,7 +131,7 @@ def router(s: Shapes, routing: Routing) -> Operator:
 
 
 def load_balancing(s: Shapes, routing: Routing) -> tuple[Operator, ...]:
-    """Scores → what Megatron-LM's choice launches beside its first kernels, and its auxiliary loss.
+    """Scores → Megatron-LM's further kernels of the top-k choice, and its load-balancing loss.
 
     `aux_loss_load_balancing`: scores again, shares of tokens, the loss, and back. What each expert
     gets is added up over the ranks of a sequence. Fused, scores and loss are a kernel each
@@ -243,7 +243,7 @@ def _choice_of_scores(s: Shapes, routing: Routing) -> list[Task]:
 
 
 def _shares_of_sum(s: Shapes, name: str, tokens: int, values: int) -> list[Task]:
-    """Sigmoids → their shares of each token's sum, which is kept from 0; none of a single value."""
+    """Sigmoids → their shares of each token's sum (clamped above 0); none for a single value."""
     if not _has_shares(s, name):
         return []
     return [

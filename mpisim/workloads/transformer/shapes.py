@@ -1,4 +1,4 @@
-"""Sizes of one rank: what a model's dimensions become under a plan.
+"""Model dimensions, plan, grid → sizes of tensors on one rank.
 
 `Shapes` has the sizes of all layers, and checks that plan and model fit together;
 `AttentionShape` those of one attention call.
@@ -127,7 +127,7 @@ class Shapes:
 
     @property
     def fused_qkv(self) -> bool:
-        """Whether queries, keys and values of matrices that are else separate come from one."""
+        """Whether queries, keys and values share a matrix where other matrices are separate."""
         framework = self.plan.framework
         return framework.separate_projections and framework.fused_qkv
 
@@ -207,7 +207,7 @@ class Shapes:
 
     @property
     def shards_gradients(self) -> bool:
-        """Whether FSDP takes gradients: it reduces them in every micro-batch, or adds units up."""
+        """Whether FSDP handles gradients: reduced in every micro-batch, or accumulated by unit."""
         return self.plan.style(transformer=True) == "fsdp"
 
     @property

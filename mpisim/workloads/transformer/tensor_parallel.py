@@ -358,7 +358,7 @@ def _gather_shared_input(s: Shapes, name: str, k: int, uses: int) -> Operator:
 
 
 def _add_bias(s: Shapes, name: str, elements: int) -> Iterator[Compute]:
-    """The addition of a bias, where a kernel of its own does it."""
+    """Kernel that adds a bias, where it is a kernel of its own."""
     if s.plan.framework.bias_kernels:
         yield added_bias(s, name, elements)
 

@@ -1,4 +1,4 @@
-"""The exchange of tokens between router and experts, to the experts (dispatch) and back (combine).
+"""Exchange of tokens between router and experts: dispatch to the experts, combine on the way back.
 
 All-to-all dispatcher
     In the order of Megatron-LM's `MoEAlltoAllTokenDispatcher`
@@ -442,10 +442,10 @@ def _token_maps(size: int) -> Compute:
 
 
 def _hybrid_exchange(s: Shapes, routing: Routing) -> Exchange | None:
-    """What HybridEP's kernels beside those that send go through, where they keep others waiting.
+    """Tokens and rows that HybridEP's kernels besides its transfers work through.
 
-    None where two passes overlap: these kernels then run beside those of the other pass, which lose
-    what they take of the memory's bandwidth, not what their threads wait for one another.
+    None where these kernels delay no others. Where two passes overlap they run beside the kernels
+    of the other pass, which lose the memory bandwidth that they take and nothing more.
     """
     framework = s.plan.framework
     if framework.moe_dispatcher != "hybrid-ep" or s.grid.ep == 1 or s.plan.overlap.ep:
@@ -460,12 +460,12 @@ def _hybrid_exchange(s: Shapes, routing: Routing) -> Exchange | None:
 
 
 def _row_copies(name: str, traffic: int) -> Compute:
-    """Copy rows to other places, some several times; `traffic` bytes."""
+    """Kernel that copies rows to other places, some several times; `traffic` bytes."""
     return Compute(name, Elementwise(traffic, variant="row_copies"))
 
 
 def _row_sums(name: str, traffic: int) -> Compute:
-    """Add up the rows of each token; `traffic` bytes."""
+    """Kernel that adds up the rows of each token; `traffic` bytes."""
     return Compute(name, Elementwise(traffic, variant="row_sums"))
 
 
