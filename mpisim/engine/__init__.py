@@ -1,23 +1,30 @@
-"""The engine: simulated ranks, hosted by MPI processes, advance their clocks until all have ended.
+"""Engine: program, network → `Run`, the start and end of every row of every rank.
 
-Public names: `simulate` runs a program and returns a `Run`; `Rows` and `Binding` are what the rows
-of one rank did and why they began when they did; `EquivalenceClasses` and `SplitReason` which ranks
-were simulated for which; `CriticalPath` and `PieceKind` the chain that ends last; `RunSetup` what
-runs of programs that differ in durations alone can share, `SetupCache` what those of other programs
-on the same network can; `block_placement` a placement.
+Each MPI process hosts some of the simulated ranks and advances their clocks row by row; processes
+exchange messages where ranks on different processes communicate, until all ranks have ended.
+
+Public names:
+
+- `simulate`: runs a program and returns a `Run`.
+- `Rows`, `Binding`: start and end of the rows of one rank, and the input each row waited for last.
+- `EquivalenceClasses`, `SplitReason`: classes of equivalent ranks, of which one is simulated.
+- `CriticalPath`, `PieceKind`: the chain of rows and waits that determines the step time.
+- `RunSetup`: setup shared by runs of programs that differ in durations alone. `SetupCache`: parts
+  of it shared by runs of different programs on one network.
+- `block_placement`: ranks placed on processes in contiguous blocks.
 
 Read in this order:
 
 - `dataflow`: the executor, a page that calls everything else; `run` and `rows`: its outcome.
-- `run_setup`: what is worked out before a clock moves: `fold` (equivalence classes, by `refine`),
-  `placement`, `contention` and `routes` (links that communications share); `setup_cache`: what of
-  it several programs have in common.
+- `run_setup`: everything computed before a clock moves: `fold` (equivalence classes, by `refine`),
+  `placement`, `contention` and `routes` (links that communications share); `setup_cache`: the parts
+  that several programs have in common.
 - `cost`: durations of rows; `duration_factors`: speed and jitter; `memory_needed`: does it fit?
-- `lowering`: a table as instructions; `tiling`: ranks side by side; `core_input`: what a core gets;
-  `distribution`: which process simulates what. `_core` advances ranks over their rows.
+- `lowering`: table → instructions; `tiling`: ranks side by side; `core_input`: input of a core;
+  `distribution`: ranks and communications of each process. `_core` advances ranks over their rows.
 - `relaxation`: communications that share links, by passes of dataflow.
 - `exchange`: messages and windows between processes; `deadlock`: which operations block ranks.
-- `critical_path`, `last_arrivals`, `flows`, `digest`: what is derived from a run.
+- `critical_path`, `last_arrivals`, `flows`, `digest`: derived from a finished run.
 - `periodic_window`, `repetition`: a step of many rounds from two short ones that are periodic.
 - `steady_rounds`: the time of a step of many rounds, from one short one that is periodic.
 """

@@ -1,4 +1,4 @@
-"""Contention: which communications of a program can share links, and by which routes.
+"""Program, network → communications that share links (contention), with their routes.
 
 Most links of a network cannot saturate: the communications that use them, all at once and at their
 highest rates, do not load them up to their capacity. A communication that uses only such links
@@ -353,7 +353,7 @@ class PatternLoads(NamedTuple):
 def links_that_can_saturate(
     capacity: Ints, patterns: list[PatternLoads], one_by_one: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """Return which links can saturate: those that their users, at highest rates, overload.
+    """Links, loads → mask of links that can saturate: overloaded with all users at highest rate.
 
     Parameters
     ----------
@@ -378,7 +378,7 @@ def links_that_can_saturate(
 
 
 def domains_of(routes: Routes) -> Ints:
-    """Number the contention domains of routes: routes joined by links or groups have one number.
+    """Routes → number of the contention domain of each: routes joined by links or groups share one.
 
     Returns
     -------

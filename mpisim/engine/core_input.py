@@ -1,9 +1,8 @@
-"""Input of the compiled cores: the ranks that one process hosts, and what running them takes.
+"""Input of the compiled cores: tables, durations, slots and flows of one process's ranks.
 
-`CoreInput` serves both cores. Where communications share links, `SharingInput` holds what the tiled
-core needs besides, `FlowInput` what the contended core does. Plain arrays throughout: a core reads
-them through pointers, checks no index, and knows nothing of how they were made
-(`mpisim.engine.distribution`).
+`CoreInput` serves both cores. Where communications share links, the tiled core also takes a
+`SharingInput`, the contended core a `FlowInput`. All are plain arrays, made by
+`mpisim.engine.distribution`: a core reads them through pointers and checks no index.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ COMMUNICATION_STATE = np.dtype(
 
 @frozen(eq=False)
 class CoreInput:
-    """All that a core needs to run the ranks hosted by one process.
+    """Ranks hosted by one process, as arrays that a compiled core runs.
 
     `h` is the number of hosted ranks; `s` the number of their slots taken together.
 
@@ -84,7 +83,7 @@ class CoreInput:
         Of the communicator bound to a slot: hosted members, counted for each of their slots, and
         messages that come from other processes for each communication.
     slot_hash : uint64, shape (s, 2)
-        What the digest takes from the communicator's size.
+        Hash of the communicator's size, for the digest.
     n_communications : int
         On the communicators that this process has members of.
     n_messages : int
@@ -94,9 +93,9 @@ class CoreInput:
     variation : DurationFactors, optional
         Likewise: how durations of the ranks differ from those in `durations`.
     sharing : SharingInput, optional
-        Where communications share links, and how much longer that makes them is given.
+        For the tiled core where communications share links: their durations are given.
     flows : FlowInput, optional
-        Where communications share links, and the core finds out.
+        For the contended core, which works out the sharing of links itself.
     """
 
     lowered: list[LoweredTable]
@@ -121,7 +120,7 @@ class CoreInput:
 
     @property
     def kind(self) -> NDArray[np.int32]:
-        """Which of `kinds` each rank has, shape (h,); lanes of a tile have the same."""
+        """Index in `kinds` of each rank's durations, shape (h,); equal for the lanes of a tile."""
         return self.duration if self.sharing is None else self.sharing.kind
 
     @property

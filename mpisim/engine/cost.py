@@ -1,4 +1,4 @@
-"""Durations of rows: kernels at the speed of the rank's GPU, communications by the network.
+"""Rows of ranks → durations: kernels by the GPU's speed, communications priced by the network.
 
 A communication without a duration of its own is priced by the network: (operation, bytes, class of
 its communicator) → `Price`. Each distinct triple is priced once, and ranks that agree in table and
@@ -303,7 +303,7 @@ class _Pricing:
     def equally_priced(
         self, hosted: NDArray[np.int32]
     ) -> Iterator[tuple[NDArray[np.int64], _Requests, NDArray[np.int64]]]:
-        """Split the hosted ranks into those whose communications cost the same, row by row.
+        """Split the hosted ranks into groups whose communications cost the same, row by row.
 
         Yields
         ------

@@ -1,4 +1,4 @@
-"""The critical path: the chain of rows and dependencies that ends at the step time, across ranks.
+"""Run → critical path: the chain of rows and waits, across ranks, that sets the step time.
 
 Every row knows its binding: the input that was the last to arrive. Walking back from the latest end
 (or any other) gives a chain of pieces without a hole: from a kernel to what it waited for, from a
@@ -36,7 +36,7 @@ __all__ = ["CriticalPath", "PathCycle", "PathEnd", "PieceKind", "walk_back"]
 
 
 class PieceKind(IntEnum):
-    """Kind of work, or of wait, that a piece of the critical path is."""
+    """Kind of a piece of the critical path: kinds of work and of waits."""
 
     COMPUTE = 0
     COPY = 1
@@ -387,7 +387,7 @@ class _Walk:
         return self._at_end
 
     def _called(self, rows: list[int], begins: list[int]) -> None:
-        """Add what the CPU did for rows, latest first."""
+        """Add the CPU's work on rows, latest first."""
         self.kind.extend(bytes([_HOST]) * len(rows))
         self.piece_row.extend(rows)
         self.begin.extend(begins)
@@ -428,7 +428,7 @@ class _Walk:
         return rows.first[rows.wait_row[wait]]
 
     def _add(self, kind: int, row: int, begin: int, end: int) -> None:
-        """Add a piece, cut to what is not covered yet."""
+        """Add a piece, cut to the time that is not covered yet."""
         time = self.time
         assert end >= time, "the critical path has a hole"
         if begin < time:

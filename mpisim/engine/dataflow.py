@@ -1,4 +1,4 @@
-"""The executor: hosted ranks run until they block, then processes exchange messages.
+"""Executor of a program: hosted ranks run until they block, then processes exchange messages.
 
 One loop serves all modes of a run.
 
@@ -88,7 +88,7 @@ def simulate(
     relax: bool = True,
     digest: bool = True,
 ) -> Run:
-    """Simulate a program. **Collective**.
+    """Program, network → `Run` with the times of all its rows. **Collective**.
 
     Parameters
     ----------
@@ -240,7 +240,7 @@ def _priced(
 
 
 def _over(setup: RunSetup, comm: Intracomm | None) -> Intracomm | None:
-    """Run setup, communicator → the communicator, or None if process 0 hosts every rank."""
+    """Run setup, communicator → communicator of the run, None if process 0 hosts every rank."""
     return comm if setup.placement.max() > 0 else None
 
 

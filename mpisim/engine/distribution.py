@@ -1,9 +1,10 @@
-"""Distribution of ranks and communications over the processes of a run.
+"""Placement of ranks → hosted ranks, communicators and notifications of each process.
 
-Which process hosts which rank, which process owns which communicator, and who notifies which. Made
-once, before any clock moves. The *k-th communication* of a communicator is the k-th operation of
-every member on it. Every process numbers the communications of the communicators it has members of,
-0 and up; messages name one as (communicator, k), since the numbers differ from process to process.
+Says which process hosts a rank, which process owns a communicator, and which processes notify each
+other. Made once, before any clock moves. The *k-th communication* of a communicator is the k-th
+operation of every member on it. Every process numbers the communications of the communicators it
+has members of, 0 and up; messages name one as (communicator, k), since the numbers differ from
+process to process.
 
 Communications of a communicator whose members are all on one process need no message. Over few
 processes each notifies all others when its members have posted (peers); over more, each notifies
@@ -41,7 +42,7 @@ Ints = NDArray[np.int64]
 
 
 class Role(PlainInteger, IntEnum):
-    """The part of a process in a communication, once the last of its own members has posted."""
+    """Role of a process in a communication, once the last of its own members has posted."""
 
     LOCAL = 0
     """All members are here: the communication starts."""
@@ -62,7 +63,7 @@ which often take turns on its cores, send each other a message sooner than they 
 
 @frozen(eq=False)
 class Distribution:
-    """Which process hosts which rank and owns which communicator, as one process needs it.
+    """Ranks hosted, and communicators owned, by each process, as one process needs to know them.
 
     Ranks and communicators are the simulated ones: where it is folded, classes of them. `n` ranks
     are simulated; `l` is the number of communicators that have a hosted member which communicates
@@ -129,7 +130,7 @@ def distribute(
     *,
     max_peers: int = MAX_PEERS,
 ) -> Distribution:
-    """Distribute a run, as one process needs it. Local.
+    """Simulated ranks, their placement → `Distribution` for this process. Local.
 
     Parameters
     ----------
@@ -141,7 +142,7 @@ def distribute(
     priced : Priced
         Of the simulated ranks hosted here, with the prices of `contention`.
     contention : Contention, optional
-        Given if there are routes and the core is to find out what becomes of flows over them.
+        Given if there are routes and the contended core simulates the flows over them.
     operations : int64, shape (n_communicators,), optional
         How many operations each simulated communicator has. Given with `contention` if several
         processes take part.
@@ -205,7 +206,7 @@ def _core_input(
     *,
     single_process: bool,
 ) -> CoreInput:
-    """Ranks and communicators of this process → what the core runs, tiled or contended."""
+    """Ranks and communicators of this process → input of the tiled or contended core."""
     program = simulated.program
     ranks = simulated.classes.representative[hosted]
     n_communications = int(used.first_communication[-1])

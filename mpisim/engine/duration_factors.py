@@ -119,7 +119,7 @@ def jitter_factors(
 
 @frozen(eq=False)
 class DurationFactors:
-    """Factors by which the kernels and copies of some ranks take longer than in their tables.
+    """Factors of some ranks: durations of kernels and copies over those in their tables.
 
     Attributes
     ----------

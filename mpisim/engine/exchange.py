@@ -1,12 +1,12 @@
-"""Communication between the processes of a run: messages, and windows of flows.
+"""Messages between the MPI processes of a run, and time windows for shared flows.
 
-**Messages.** When no hosted rank can move, a process sends, for each communication to which all its
-hosted members have posted, when the last of them was ready: to the other processes with members if
-they are few, otherwise to the owner, who answers when all have written. All messages travel
-together: one Alltoall a round, with the counts of messages and, where they are few, the messages
-themselves; else one Alltoallv more. A message is a few int64: the communication as communicator and
-k in one word, a time, the rank that was last, and, where communications share links, what becomes
-of the flow.
+**Messages.** When no hosted rank can move, a process sends a message for each communication to
+which all its hosted members have posted. It holds the time at which the last of them was ready, and
+goes to the other processes with members if they are few, otherwise to the owner, who answers when
+all have written. All messages travel together: one Alltoall a round, with the counts of messages
+and, where they are few, the messages themselves; else one Alltoallv more. A message is a few int64:
+the communication as communicator and k in one word, a time, the rank that was last, and, where
+communications share links, what becomes of the flow.
 
 **Windows.** Contention domains are assigned to processes; the *owner* of a domain runs its flows.
 When nothing can move without an event, all agree on a *safe time*, before which no flow can arrive
@@ -89,7 +89,7 @@ def exchange(
     comm : mpi4py.MPI.Intracomm
         Of two processes or more.
     note : int64, shape (n,), optional
-        What this process reports of itself to the others; of one length on all.
+        Values this process reports to the others; of one length on all.
     """
     messages, sent = _outgoing(distribution, core, comm.size)
     most, words = int(sent.max()), messages.shape[1]

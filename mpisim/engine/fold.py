@@ -1,4 +1,4 @@
-"""Folding: one rank of each class of equivalent ranks is simulated.
+"""Folding: ranks with identical timelines → one representative, which alone is simulated.
 
 *Ranks* are equivalent when they have the same table, speed and start, and bind, slot by slot,
 equivalent communicators. *Communicators* are equivalent when they have the same size and cost, and
@@ -45,7 +45,7 @@ __all__ = ["EquivalenceClasses", "SimulatedRanks", "SplitReason", "every_rank", 
 
 
 class SplitReason(IntEnum):
-    """Why a class of ranks differs from the largest class with the same table."""
+    """Reason why a class of ranks differs from the largest class with the same table."""
 
     NONE = 0
     """It is the largest."""

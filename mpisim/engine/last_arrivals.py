@@ -1,8 +1,9 @@
 """Ready times of communications in a folded run → the member that arrived last.
 
 A folded run simulates one rank of each equivalence class. Equivalent communicators start when
-members of the same classes are ready; which of their members has the lowest number, and so counts
-as the last of several that were ready at once, differs between them and is found here.
+members of the same classes are ready. Of several members that were ready last at the same time, the
+one with the lowest number counts as the last. It differs between equivalent communicators, and is
+found here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lowering: a table becomes the instructions that both compiled cores execute.
+"""Lowering: table → instructions, which both compiled cores execute.
 
 There is one record for a row, `INSTRUCTION`, of 64 bytes: a cache line. The tiled core, the
 replay of rows (`mpisim.engine.rows`) and the contended core all read it; opcodes, costs, slots and
@@ -48,7 +48,7 @@ __all__ = [
 
 
 class Opcode(IntEnum):
-    """How a core executes a row. The compiled cores rely on the order: see common.h."""
+    """Opcode of a row: how a core executes it. The compiled cores rely on the order (common.h)."""
 
     SIMPLE_KERNEL = 0
     """As KERNEL, with a stream before it, one wait at most and no launch queue: most rows are."""
@@ -175,7 +175,7 @@ class StreamView:
     kernel_index : int64, shape (n_streams + 1,)
         Stream s has the kernels ``kernel_index[s]`` to ``kernel_index[s + 1]``.
     clock : int64, shape (n,)
-        What the CPU spends on a row and all before it, waiting aside, in ps.
+        CPU time of a row and all rows before it, without waits, in ps.
     near : int
         How many rows back rows read, but for kernels that are kept.
     n_kept : int

@@ -1,9 +1,9 @@
-"""Memory that a run needs, estimated before it starts.
+"""Program and setup → memory that the simulator needs, estimated before the run starts.
 
-The system would end a run that does not fit, after minutes and without a message. The largest parts
-of its memory follow from counts: rows, groups (operations of communicators) and slots (ranks × the
-communicators they are on), times measured bytes (``data/simulation_memory.toml``). Tables that
-differ in durations alone share their instructions: each needs only its durations.
+The system would kill a run that does not fit, after minutes and without a message. The largest
+parts of its memory follow from counts: rows, groups (operations of communicators) and slots (ranks
+× the communicators they are on), times measured bytes (``data/simulation_memory.toml``). Tables
+that differ in durations alone share their instructions: each needs only its durations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two runs, of a step and of one with a period more → where they are periodic.
+"""Runs of a step with n and n + 1 rounds of micro-batches → the rows that repeat periodically.
 
 Once a pipeline is full, every round of micro-batches takes the times of the round before, later by
 a constant, until the pipeline drains. A step of thousands of rounds then follows from a run *b* in
@@ -78,7 +78,7 @@ UNBOUND = np.iinfo(np.int64).max // 4
 
 @frozen(eq=False)
 class PeriodicWindow:
-    """Where two runs of one step, of which the second has a period more, are periodic.
+    """Rows and times that are periodic in two runs of a step, the second with a period more.
 
     Attributes
     ----------
@@ -101,7 +101,7 @@ class PeriodicWindow:
 
 
 def may_repeat(shorter: Program, longer: Program) -> bool:
-    """Return whether the rows of two programs let their runs be periodic. Local.
+    """Two programs → whether their rows allow periodic runs. Local.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ def first_of(found: NDArray[np.bool_]) -> int:
 def periodic_window(
     shorter: Run, longer: Run, comm: Intracomm | None, before: PeriodicWindow | None = None
 ) -> PeriodicWindow | None:
-    """Return where two runs are periodic; None, on all processes, if that is nowhere.
+    """Return the periodic window of two runs; None, on all processes, if there is none.
 
     **Collective** on `comm` (None: one process).
 
@@ -330,7 +330,7 @@ def _agreeing(
 
 
 def _equal_rows(a: Table, b: Table) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return which rows of a table are in a longer one at the same place; and as far from its end.
+    """Two tables → rows of the shorter equal to the longer's, counted from the start; from the end.
 
     Times and the rows waited for may differ.
     """
@@ -379,7 +379,7 @@ def busy(table: Table) -> Ints:
 
 
 def _waiting(side: Side) -> NDArray[np.bool_]:
-    """Return at which rows the CPU may wait for the device."""
+    """Return the rows at which the CPU may wait for the device."""
     return (side.table.kind == Kind.HOST_WAIT) | (side.code.queue_row >= 0)
 
 

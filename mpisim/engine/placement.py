@@ -1,4 +1,4 @@
-"""Placement: which process hosts which rank.
+"""Placement: ranks → MPI processes that simulate (host) them.
 
 Processes work at the same time as long as they need not wait for each other, so ranks that
 communicate often should share a process. Communicators are kept on one process in the order of

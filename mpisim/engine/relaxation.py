@@ -1,14 +1,15 @@
-"""Relaxation: end times of communications that share links, by passes of dataflow until none moves.
+"""Relaxation: end times of communications on shared links, by repeated passes of dataflow.
 
-Where communications share links, how long each takes depends on when all others run, and when they
-run depends on how long each takes. *Waveform relaxation* (Lelarasmee, Ruehli and
-Sangiovanni-Vincentelli, IEEE Trans. CAD 1, 1982) parts the two. A pass
+Where communications share links, the duration of each depends on when all others run, and when they
+run depends on the durations. *Waveform relaxation* (Lelarasmee, Ruehli and
+Sangiovanni-Vincentelli, IEEE Trans. CAD 1, 1982) separates the two, and repeats passes until
+the durations no longer change. A pass
 
-1. runs all ranks, with how long each communication takes held fixed, at first as long as alone:
-   dataflow, so the tiled core does it, over any number of processes;
-2. takes when communications start from that, and lets their flows share links: `FlowSchedule`;
-3. ends with how long each communication takes now. If all take as long as they were held to take,
-   the times of step 1 are the result.
+1. runs all ranks with fixed durations of communications, in the first pass those without sharing:
+   this is dataflow, so the tiled core does it, over any number of processes;
+2. takes the start times of communications, and lets their flows share links: `FlowSchedule`;
+3. gives new durations of communications. If they equal the fixed ones, the times of step 1 are the
+   result.
 
 **Why the result is right.** Then starts follow from ends, by the recurrence of the ranks, and ends
 from starts, by max-min sharing: these are all the conditions that a run meets. No other run meets
@@ -86,7 +87,7 @@ _FIRST_HORIZON, _LAST_HORIZON = 1 / 8, 3 / 4
 
 
 class Relaxation:
-    """The flows of a run, over all processes, and when they end. **Collective**, all of it.
+    """Flows of a run over all processes, and their end times. **Collective**, all of it.
 
     Parameters
     ----------
@@ -186,7 +187,7 @@ class Relaxation:
 
     @property
     def waited(self) -> Ints:
-        """By how much longer than alone each communication takes, in ps, once times are final."""
+        """Slowdown of each communication by sharing links, in ps, once times are final."""
         return self._given.taken - self._alone
 
     @property
@@ -200,7 +201,7 @@ class Relaxation:
         return int(self._hot.sum())
 
     def settle(self, core: Any) -> bool | None:
-        """Starts of communications in a pass → whether its times are final; None: give up.
+        """Start times of communications in a pass → whether all times are final; None: give up.
 
         Parameters
         ----------
@@ -237,7 +238,7 @@ class Relaxation:
         return False
 
     def _next_horizon(self, changed: int) -> int:
-        """When the earliest change begins, in ps → the horizon of the next pass."""
+        """Time of the earliest change, in ps → horizon of the next pass."""
         if (
             len(self._changes) < _PASSES_WITHOUT_HORIZON
             or not self._may_stop

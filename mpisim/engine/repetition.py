@@ -1,8 +1,9 @@
-"""Repetition: the run of a long step, from two short ones that are periodic.
+"""Runs of two short steps that are periodic → run of a step with many more rounds.
 
-`mpisim.engine.periodic_window` says when they are, and why the long step is then the longer of the
-two with one of its periods inserted, as often as the step has it. Everything that adds up over rows
-follows from the sums of both; flows, the critical path and the digest from what lies in a period.
+`mpisim.engine.periodic_window` says when two runs are periodic, and why the long step is then the
+longer of the two with one of its periods inserted, as often as the step has it. Everything that
+adds up over rows follows from the sums of both; flows, the critical path and the digest from what
+lies in a period.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _HASHED_AT_ONCE = 1 << 14
 
 @frozen(eq=False)
 class Repetition:
-    """How a long step follows from a run: a period of it is inserted some number of times.
+    """A long step as a shorter run, one period of which is inserted a number of times.
 
     Attributes
     ----------
@@ -53,7 +54,7 @@ class Repetition:
     times : int
         How often the period is inserted into `longer`.
     cycle : PathCycle
-        What repeats of the critical path of `longer`.
+        Pieces of the critical path of `longer` that repeat.
     """
 
     shorter: Run
@@ -68,7 +69,7 @@ class Repetition:
         return self.times * self.window.period
 
     def sums(self, shorter: NDArray[Whole], longer: NDArray[Whole]) -> NDArray[Whole]:
-        """Return what adds up over rows, of the long step, given that of both runs.
+        """Sums over rows of both short runs → the sums of the long step.
 
         Parameters
         ----------

@@ -28,7 +28,7 @@ _MAX_CACHED = 4
 
 
 class Binding(PlainInteger, IntEnum):
-    """Which input was the last to arrive, so that a row became ready when it did."""
+    """Binding input of a row: the one that arrived last and so set the time the row was ready."""
 
     HOST = 0
     """The CPU: its clock plus the launch latency (HOST_WAIT: nothing waited for was later)."""
@@ -75,7 +75,7 @@ class Solution:
     Parameters
     ----------
     core_input : CoreInput
-        What the core was given.
+        Input of the core.
     core : Core
         After the run.
     """
@@ -150,7 +150,7 @@ class Solution:
         return covered, sums, host_end
 
     def _known(self, local: int) -> tuple[Any, ...]:
-        """All that the timeline of a rank follows from, in the order of `rows_of`."""
+        """Inputs of the timeline of a rank, in the order of `rows_of`."""
         return (
             self._input.lowered_of(local),
             self._input.durations_of(local),
@@ -159,7 +159,7 @@ class Solution:
         )
 
     def last_ready(self, local: int) -> NDArray[np.int32]:
-        """Return which simulated rank was ready last for each communication of a rank."""
+        """Return the simulated rank that was ready last, for each communication of a rank."""
         found: NDArray[np.int32] = self._core.last_ready(local)
         return found
 

@@ -1,4 +1,4 @@
-"""Outcome of a run as one process holds it: the clocks of the ranks it hosted."""
+"""`Run`: step time, end of each rank, timelines and critical path of a simulated program."""
 
 from __future__ import annotations
 

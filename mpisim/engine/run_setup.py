@@ -1,9 +1,9 @@
-"""Run setup: rank equivalence classes, placement, link contention.
+"""Program, network → run setup: rank equivalence classes, placement, link contention.
 
-All of it is worked out before a clock moves. It depends on how long rows take only in so far as
-ranks of one class have equal durations. Overlap runs one program again and again with other
-durations; the setup of an earlier run is *valid* for a later one (`RunSetup.is_valid_for`) if the
-programs differ in durations alone, these are equal within each class of the earlier run, and no
+All of it is computed before a clock moves. It depends on durations of rows only in that ranks of
+one class must have equal durations. Overlap runs one program again and again with other durations;
+the setup of an earlier run is *valid* for a later one (`RunSetup.is_valid_for`) if the programs
+differ in durations alone, these are equal within each class of the earlier run, and no
 communication takes less time than it did. Why that is enough:
 
 *The classes are the same.* Let P be the partition of ranks, communicators and links that the

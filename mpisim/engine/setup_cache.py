@@ -1,4 +1,4 @@
-"""Cache of what the setups of several programs share, keyed by value.
+"""Cache of routes and rank classes that the run setups of several programs share.
 
 Plans that are compared differ in kernels, sizes and order, but many have the same communicators,
 tables on the same ranks, and communications of the same algorithms on them. Then they have the same
@@ -27,8 +27,8 @@ Value = TypeVar("Value")
 class SetupCache:
     """Routes and classes of the programs that were set up last, on one network.
 
-    Whoever runs several programs on one network makes one and passes it down; where another network
-    comes, what is known of the one before is dropped.
+    A caller that runs several programs on one network makes one and passes it down. A request for
+    another network drops all entries.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class SetupCache:
     def get(
         self, what: str, network: Network | None, key: Hashable, compute: Callable[[], Value]
     ) -> Value:
-        """Return what was worked out for a key on a network; compute it if it is not known.
+        """Network, key → the cached value; computed if it is not there.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""One run of a step → where its rounds repeat, and by how much a further round makes it longer.
+"""One run of a step → time that each further round of micro-batches adds to it.
 
 Once a pipeline is full, each further micro-batch adds one forward and one backward to every rank,
 and where everything is in step, all times of these are those of the micro-batch before, later by
@@ -63,7 +63,7 @@ Ints = NDArray[np.int64]
 
 
 def steady_period(passes: Sequence[Run], comm: Intracomm | None) -> int | None:
-    """Return by how much each further micro-batch makes a step longer, in ps; None: unknown.
+    """Run → time that each further micro-batch adds to the step, in ps; None: unknown.
 
     **Collective** on `comm` (None: one process).
 
@@ -89,7 +89,7 @@ def steady_window(
     before: PeriodicWindow | None = None,
     rounds: dict[Table, _Rounds | None] | None = None,
 ) -> PeriodicWindow | None:
-    """Return where a run is periodic; None, on all processes, if it is nowhere.
+    """Return the periodic window of a run; None, on all processes, if there is none.
 
     **Collective** on `comm` (None: one process).
 

@@ -1,4 +1,4 @@
-"""Tiles: ranks of one process that run side by side, as lanes of short vectors.
+"""Ranks of one process → tiles: ranks that run side by side, as lanes of SIMD vectors.
 
 Any partition of the ranks into tiles gives the same times, provided that ranks of a tile have one
 table and one array of durations: the core splits a tile whose lanes wait for each other. Which
@@ -54,7 +54,7 @@ class SlotUses:
 
 @frozen(eq=False)
 class Tiles:
-    """Which ranks make up which tile.
+    """Tiles as lists of ranks.
 
     Attributes
     ----------

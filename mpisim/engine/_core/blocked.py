@@ -1,4 +1,4 @@
-"""Which row keeps a rank of the contended core from going on: for the message of a deadlock."""
+"""State of a blocked rank in the contended core → the row it waits at, for deadlock messages."""
 
 from __future__ import annotations
 
