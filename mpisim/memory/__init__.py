@@ -1,36 +1,36 @@
-"""How much of a GPU's memory a plan takes, whether it fits, and what would make it fit.
+"""Model, plan, GPU → memory of each pipeline stage, whether it fits, changes that make it fit.
 
 To be read in this order; each module uses only those above it:
 
 `constants`
-    What is in a GPU's memory besides tensors, from ``data/memory.toml``; `capacity`.
+    GPU memory besides tensors (CUDA context, NCCL), from ``data/memory.toml``; `capacity`.
 `states`
     Model states, and the buffers of data parallelism.
 `activations`
-    What a pass of a layer, and of a model chunk, holds.
+    Activations and temporaries of a pass through a layer, and through a model chunk.
 `schedule_peak`
-    What the passes of a stage hold together, at the worst moment of a step.
+    Activations of all passes of a stage together, at the worst moment of a step.
 `host`
-    What lies in the memory of the host, where it is offloaded.
+    Host memory of offloaded states and activations.
 `communicators`
     Buffers of NCCL, DeepEP and HybridEP.
 `model`
     `memory`: all of these for every pipeline stage, as `StageMemory`.
 `verdict`
-    `assess`: a layout against what a GPU has, as `Verdict`; `evaluator` does so for other plans.
+    `assess`: layout and GPU → `Verdict`; `evaluator` does the same for other plans.
 `remedies`
     Changes that make a plan fit, the cheapest first, as `Remedy`; `advice` puts them as text.
 
-What PyTorch's allocator makes of allocations that are known one by one, apart from these:
+PyTorch's caching allocator, for recorded allocations (independent of the modules above):
 
 `allocator_settings`
     PYTORCH_CUDA_ALLOC_CONF, parsed.
 `blocks`
-    `Block` and `Pool`, which the allocator is made of.
+    `Block` and `Pool`, the data structures of the allocator.
 `caching_allocator`
-    `CachingAllocator`: what is taken, split, joined, given back.
+    `CachingAllocator`: takes, splits, joins and gives back blocks.
 `allocations`
-    `Allocations`, a table of what comes and goes; `replay` runs it.
+    `Allocations`, a table of allocations and frees; `replay` runs it.
 `configurations`
     `outcome`: settings and a GPU → whether allocations fit, as `Outcome`.
 """

@@ -1,4 +1,4 @@
-"""Activations and temporaries: what a pass of a layer and of a model chunk holds.
+"""Layer, model chunk → bytes of activations and temporaries that a pass through it holds.
 
     tasks ─► operator ─► layer (`LayerMemory`) ─► chunk (`ChunkMemory`)
 
@@ -72,8 +72,8 @@ MOST_LAYERS = 512
 def result_bytes(kernel: Kernel) -> int:
     """Kernel → bytes that its result allocates.
 
-    What is added to an existing buffer allocates none (gradients of weights, the optimizer's step).
-    Of kernels that say only how much they read and write, half is taken as written.
+    A result added to an existing buffer allocates none (gradients of weights, the optimizer's
+    step). Of kernels with one number for bytes read and written, half is taken as written.
     """
     match kernel:
         case Gemm():
@@ -133,7 +133,7 @@ def _received(task: Communicate, size: int) -> int | None:
 
 
 def working_bytes(tasks: Iterable[Task], sizes: Mapping[str, int], given: int = 0) -> int:
-    """Tasks of an operator → the most bytes of results that are alive at any of them.
+    """Tasks of an operator → peak bytes of the results that are alive at once.
 
     Parameters
     ----------
@@ -227,9 +227,9 @@ class ChunkMemory:
     Attributes
     ----------
     kept : int
-        What a forward leaves for the backward.
+        Left by a forward for the backward.
     for_weights : int
-        What a split backward leaves for the gradients of weights.
+        Left by a backward of inputs (split backward) for the gradients of weights.
     forward, backward, inputs, weights : int
         The most a forward, a whole backward, one of the inputs alone, and one of the weights hold
         at any moment beyond what the stage holds before it.
@@ -237,7 +237,7 @@ class ChunkMemory:
         The most that is held while the forward is in each layer, and the whole backward, which
         begins with the last layer; beyond what the stage holds before them.
     offloaded : int
-        What lies in the host's memory between the passes.
+        In the host's memory between the passes.
     """
 
     kept: int
@@ -283,7 +283,7 @@ class LayerMemory(NamedTuple):
 
 
 def layer_memory(layer: Layer, plan: Plan, whole: bool, sizes: Mapping[str, int]) -> LayerMemory:
-    """Layer → what its passes hold.
+    """Layer → peak bytes of its forward and backward passes.
 
     Parameters
     ----------
@@ -317,7 +317,7 @@ def _of_operators(
     selective: bool,
     sizes_of: tuple[tuple[str, int], ...],
 ) -> LayerMemory:
-    """Return what the passes of a layer hold; plans of a search have most layers in common."""
+    """Operators of a layer → peak bytes of its passes; cached: plans of a search share layers."""
     sizes = dict(sizes_of)
     forward, held = 0, checkpoint if whole else 0
     for operator in operators:
@@ -361,7 +361,7 @@ def _of_operators(
 
 
 def chunk_memory(chunk: ModelChunk, plan: Plan, sizes: Mapping[str, int]) -> ChunkMemory:
-    """Model chunk → what the passes of one micro-batch through it hold.
+    """Model chunk → bytes that the passes of one micro-batch through it hold.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Allocations and frees of a program → what PyTorch's allocator hands out and reserves over time.
+"""Allocations and frees → bytes that PyTorch's allocator has allocated and reserved over time.
 
 `Allocations` is a table, a row for everything the program asks of the allocator of one GPU, in
 order. Recorded runs give one (`mpisim.formats.torch_snapshot`, `mpisim.formats.kineto_memory`), and
@@ -86,7 +86,7 @@ class Allocations:
         *,
         timed: bool = False,
     ) -> Allocations:
-        """When each tensor comes and goes → the table.
+        """Lifetime of each tensor → the table of allocations and frees.
 
         Parameters
         ----------
@@ -221,7 +221,7 @@ class Allocations:
 
 @frozen
 class Recorded:
-    """Recorded requests to the allocator of one GPU, with what was recorded of its answers.
+    """Recorded requests to the allocator of one GPU, with the recorded peaks.
 
     Attributes
     ----------
@@ -315,7 +315,7 @@ def replay(
     live: dict[int, Block] | None = None,
     allocator: CachingAllocator | None = None,
 ) -> Usage:
-    """Allocations, settings → usage.
+    """Allocations, allocator settings → `Usage`: allocated and reserved bytes after each request.
 
     Parameters
     ----------
@@ -411,7 +411,7 @@ class Holder:
 
 
 def holders(allocations: Allocations, row: int) -> list[Holder]:
-    """Row of the allocations → what is allocated after it, by label, most bytes first.
+    """Row of the allocations → bytes allocated after it, by label, the largest first.
 
     Parameters
     ----------

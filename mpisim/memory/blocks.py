@@ -1,4 +1,4 @@
-"""Blocks of the caching allocator, and the pools that keep those that are free.
+"""Blocks of the caching allocator, and the pools of free blocks.
 
 Invariants. The blocks of a segment are a list, linked by `previous` and `next`, in the order of
 their addresses, without holes. A block that is free and mapped is in `Pool.free` of its stream, one

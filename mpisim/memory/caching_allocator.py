@@ -1,4 +1,4 @@
-"""PyTorch's caching allocator for CUDA: what it reserves for a sequence of allocations and frees.
+"""PyTorch's caching allocator for CUDA: allocations and frees → blocks and reserved memory.
 
 Block by block the rules of c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.9 and later, with the same
 names for what they do). What the hardware decides is an input: when another stream has done with a
@@ -47,7 +47,7 @@ Recorder = Callable[[str, int, int, int], None]
 
 
 class OutOfMemoryError(MpisimError):
-    """An allocation that no memory is left for.
+    """Failure of an allocation: no memory is left.
 
     Attributes
     ----------
@@ -205,7 +205,7 @@ class CachingAllocator:
             block.uses.add(stream)
 
     def synchronize(self, stream: int) -> None:
-        """Note that a stream has done all that it was given before blocks were freed up to now.
+        """Note that a stream has finished all work submitted before the latest free of a block.
 
         The next allocation finds that out, as PyTorch does.
         """

@@ -1,4 +1,4 @@
-"""Buffers of communication libraries.
+"""Communicators of a stage → memory of NCCL's, DeepEP's and HybridEP's buffers.
 
 NCCL has some for each connection of its communicators; DeepEP and HybridEP, whose kernels exchange
 the tokens of experts, have their own.
@@ -48,7 +48,7 @@ class Connections:
     hybridep: int = 0
 
     def bytes(self, known: MemoryConstants) -> int:
-        """Return what the communicators take together."""
+        """Return the bytes of all communicators."""
         return round(sum(value for value, _ in self.terms(known)))
 
     def error(self, known: MemoryConstants) -> float:

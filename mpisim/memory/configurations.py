@@ -1,4 +1,4 @@
-"""Allocations, settings of the allocator, a GPU → whether they fit, and which settings would.
+"""Allocations, allocator settings, GPU → whether they fit, and settings that make them fit.
 
 Beside PyTorch's allocator a GPU holds CUDA's context and the buffers of NCCL, whose constants are
 those of the memory model (``data/memory.toml``). What the allocator reserves is simulated; the
@@ -30,7 +30,7 @@ CHOICES = (
 
 @frozen
 class Room:
-    """Memory of a GPU that PyTorch's allocator can have.
+    """Memory of a GPU that is left to PyTorch's allocator.
 
     Attributes
     ----------
@@ -110,12 +110,12 @@ class Outcome:
 
     @property
     def fits(self) -> bool:
-        """Whether memory is enough, at the price of giving back what is cached if need be."""
+        """Whether memory is enough, possibly after cached segments are given back."""
         return self.bounded is None or self.bounded.failure is None
 
     @property
     def retries(self) -> int:
-        """Times that everything cached is given back for an allocation to go."""
+        """Times that all cached memory is given back so that an allocation succeeds."""
         return 0 if self.bounded is None else self.bounded.retries
 
     def sentence(self) -> str:
@@ -147,7 +147,7 @@ class Outcome:
 
     @property
     def easy(self) -> bool:
-        """Whether it surely fits, and nothing cached has to be given back for that."""
+        """Whether it fits with certainty, and without giving back cached memory."""
         return self.fits and self.certain and not self.retries
 
     def as_dict(self) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def outcome(allocations: Allocations, text: str = "", room: Room | None = None) 
 
 
 def remedies(allocations: Allocations, text: str, room: Room | None = None) -> list[Outcome]:
-    """Return the outcomes of those of `CHOICES` that change what is reserved.
+    """Return the outcomes of the settings in `CHOICES` that change the reserved memory.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The host's memory that a rank takes for what is offloaded.
+"""Parameters of a rank → host memory of its offloaded states, parameters and activations.
 
 Bytes of a parameter of a rank's share, as DeepSpeed's documentation counts them
 (docs/code-docs/source/memory.rst): 4 of the main parameter, 4 of its gradient, 8 of Adam's moments.
@@ -33,9 +33,9 @@ class HostMemory:
     parameters : int
         Parameters in the format of the passes.
     buffers : int
-        What is on its way from or to the GPU.
+        Staging buffers of copies from and to the GPU.
     activations : int
-        What is kept there for the backward.
+        Activations kept on the host for the backward.
     """
 
     gradients: int = 0

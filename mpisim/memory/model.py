@@ -1,7 +1,7 @@
-"""The memory of every pipeline stage, put together from its parts.
+"""Model chunks, schedule, plan → memory of one rank of every pipeline stage.
 
     model chunks ─► parameter counts ─► states, buffers        (.states)
-                 ─► what passes hold ─► worst moment of a step (.activations)
+                 ─► activations of passes ─► worst moment      (.activations)
                  ─► NCCL's connections                         (.communicators)
 
 The worst moment is either in a pass or in the optimizer's step, when activations and gathered
@@ -70,7 +70,7 @@ class StageMemory:
     activations : int
         The most that is kept for backward passes.
     working : int
-        What the worst moment holds on top: temporaries of the running operator, the layer that is
+        Further bytes of the worst moment: temporaries of the running operator, the layer that is
         recomputed, scores over the vocabulary; or buffers of the optimizer, if that is more.
     gathered : int
         Parameters gathered from other ranks (FSDP, ZeRO-3).
@@ -83,13 +83,13 @@ class StageMemory:
     communicators : int
         NCCL's buffers, and DeepEP's or HybridEP's.
     fragmentation : int
-        What the allocator reserves and cannot use.
+        Memory that the allocator reserves and cannot use.
     error : int
         One standard deviation of the total.
     moment : str
         Description of the worst moment.
     host : HostMemory
-        What it takes of the host's memory, which is no part of the total.
+        Host memory of the rank, which is not part of the total.
     """
 
     stage: int
@@ -165,7 +165,7 @@ def memory(
 
 
 class StageMoments(NamedTuple):
-    """Bytes on one rank of a stage over a step: all that stays, and what each action adds.
+    """Bytes on one rank of a stage over a step: constant parts, and the part of each action.
 
     Attributes
     ----------
@@ -173,7 +173,7 @@ class StageMoments(NamedTuple):
         Held through all passes, by part: model states, buffers, context, communicators,
         fragmentation.
     moments : list of Moment
-        What actions hold besides.
+        Further bytes held during each action.
     optimizer_parts : mapping of str to int
         Held in the optimizer's step, all in all, by part.
     """

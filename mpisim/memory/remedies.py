@@ -1,8 +1,8 @@
 """Plan that does not fit → changes that make it fit, each tried by the memory model.
 
 Single changes first, in the order of what they usually cost a step. Where none is enough, two or
-three together. Where the same GPUs are not enough, what its framework can leave on the host; where
-the host is too small, what it can leave on the GPUs.
+three together. Where the same GPUs are not enough, offload to the host is tried; where the host's
+memory is too small, less offload.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def remedies(
 
 
 def shortage(verdict: Verdict) -> str:
-    """Verdict on a plan that nothing makes fit → a sentence with what memory would hold it.
+    """Verdict on a plan that no change makes fit → a sentence with the memory it needs.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ def shortage(verdict: Verdict) -> str:
 def advice(
     plan: Plan, verdict: Verdict, evaluate: Evaluate, *, transformer: bool = True, node: int = 8
 ) -> list[str]:
-    """Plan, verdict → lines of output with what would make the plan fit; none if it fits.
+    """Plan, verdict → lines of output with changes that make the plan fit; none if it fits.
 
     Parameters as of `remedies`.
     """
@@ -192,7 +192,7 @@ def _is_expensive(candidate: Candidate, plan: Plan, node: int) -> bool:
 
 
 def _first(candidates: list[Candidate], evaluated: Evaluated) -> Remedy | None:
-    """Return the first that fits."""
+    """Return the first candidate that fits."""
     for candidate in candidates:
         verdict = evaluated(candidate)
         if verdict is not None and verdict.fits:
@@ -201,7 +201,7 @@ def _first(candidates: list[Candidate], evaluated: Evaluated) -> Remedy | None:
 
 
 def _with_more_nodes(plan: Plan, kinds: list[Changes], evaluated: Evaluated) -> list[Remedy]:
-    """Return combinations with more nodes of changes that cannot work on as many as there are."""
+    """Return combinations, with more nodes, of changes that need more GPUs than there are."""
     nodes = kinds[-1]
     blocked = [kind for kind in kinds[:-1] if _smallest(kind(plan), evaluated)[1] == UNBOUNDED]
     pairs = (_combined(plan, [kind, nodes], 2, evaluated) for kind in blocked)

@@ -1,7 +1,8 @@
-"""Actions of a stage, memory of its model chunks → the worst moment of a step.
+"""Schedule of a stage, memory of its model chunks → peak of its activation memory in a step.
 
-The stage's actions come in the order of the schedule. An action raises what is held to its own peak
-for a while, and leaves it changed by what it keeps or frees (`mpisim.memory.activations`).
+Actions (forward and backward passes) come in the order of the schedule. Each raises the memory to
+its own peak for a while, and leaves it changed by the bytes it keeps or frees
+(`mpisim.memory.activations`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["Moment", "Peak", "peak"]
 
 @frozen
 class Peak:
-    """The worst moment of a stage.
+    """The moment of a step at which a stage holds most.
 
     Attributes
     ----------
@@ -64,7 +65,7 @@ def peak(
     gradients: Sequence[int] = (),
     moments: list[Moment] | None = None,
 ) -> Peak:
-    """Actions of a stage, memory of its chunks → the worst moment.
+    """Actions of a stage, memory of its chunks → the moment at which it holds most.
 
     Of a forward and a backward that overlap, each layer of the one runs beside one layer of the
     other (megatron/core/models/common/model_chunk_schedule_plan.py): both may be at their worst in

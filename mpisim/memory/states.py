@@ -1,4 +1,4 @@
-"""Model states and the buffers of data parallelism, and how ranks shard them.
+"""Parameters of a rank → bytes of (sharded) model states and of data-parallel buffers.
 
 Bytes of a parameter in mixed precision with Adam:
 
@@ -126,7 +126,8 @@ def parameter_counts(
     wrap_layers : int
         Blocks of an FSDP unit.
     end_units : bool
-        Whether what is before all blocks is a unit, and what is after them; else they are the root.
+        Whether layers before all blocks form a unit, and layers after them; else both are the
+        root's.
     """
     known: dict[int, _OfOperators] = {}  # by the tuple itself: most layers have one and the same
     each = []
@@ -159,7 +160,7 @@ def parameter_counts(
 def _of_each(
     count: Callable[[Sequence[_OfOperators]], int], units: Sequence[Sequence[_OfOperators]]
 ) -> tuple[int, ...]:
-    """Return what is counted of every unit, once for units of the same layers."""
+    """Return the counts of every unit, computed once for units of the same layers."""
     keys = [tuple(map(id, unit)) for unit in units]
     found = {key: count(unit) for key, unit in dict(zip(keys, units, strict=True)).items()}
     return tuple([found[key] for key in keys])
@@ -198,7 +199,7 @@ def _common(layers: Sequence[_OfOperators]) -> int:
 
 
 def _held(layers: Sequence[_OfOperators]) -> int:
-    """Return the same with the frozen ones."""
+    """Return the parameters as `_common` does, with the frozen ones."""
     return _common(layers) + sum(each.frozen for each in layers)
 
 
@@ -398,7 +399,7 @@ def gathered_parameters(counts: ParameterCounts, plan: Plan) -> int:
 
 
 def gradient_buckets(counts: ParameterCounts, plan: Plan, sizes: Mapping[str, int]) -> int:
-    """Return the bytes that gradients take on their way, besides the gradients themselves.
+    """Return the bytes of buffers in which gradients are reduced, besides the gradients.
 
     Megatron-LM reduces them where they are kept. PyTorch DDP copies all of them to its buckets
     (``gradient_as_bucket_view = False``, its default). FSDP has those of one unit as computed, of

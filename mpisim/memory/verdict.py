@@ -1,4 +1,4 @@
-"""Whether a plan fits into the memory of a GPU: the verdict on a layout, as text and as numbers."""
+"""Layout, GPU → `Verdict`: whether the plan fits into GPU and host memory, as text and numbers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_STAGES_SHOWN = 8
 
 @frozen
 class Verdict:
-    """The memory of every stage, against what a GPU has.
+    """Memory of every stage, compared with the memory of a GPU.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class Verdict:
     gpu : str
         Name of the GPU.
     host : Host, optional
-        Which has what is offloaded.
+        The host, where anything is offloaded.
     """
 
     stages: tuple[StageMemory, ...]
@@ -69,19 +69,19 @@ class Verdict:
 
     @property
     def host_fits(self) -> bool:
-        """Whether the host has that, as far as it is known."""
+        """Whether the host has that much memory; true where its size is unknown."""
         if self.host is None or self.host.memory is None:
             return True
         return self.host_peak <= self.host.memory.si
 
     @property
     def fits(self) -> bool:
-        """Whether every stage fits into what its GPUs have, and what is offloaded into the host."""
+        """Whether every stage fits into its GPUs, and offloaded states into the host."""
         return self.headroom >= 0 and self.host_fits
 
     @property
     def certain(self) -> bool:
-        """Whether two standard deviations would not change the answer.
+        """Whether the answer stays the same within two standard deviations.
 
         One stage that is over by more is enough for a plan that does not fit; every stage of one
         that fits must be under by more.
@@ -111,7 +111,7 @@ class Verdict:
         return f"{what} into {self.gpu}: {where} needs {needs}, {left}{uncertain}"
 
     def _host_sentence(self) -> str:
-        """Return what the host's memory has to hold, and whether it can."""
+        """Return the host memory that is needed, and whether it is there, as a sentence."""
         assert self.host is not None
         if self.host.memory is None:
             has = "the cluster does not say how much there is ([node] memory)"
