@@ -3,16 +3,16 @@
 Read in this order:
 
 :mod:`.operations`
-    Descriptions of kernels: what they compute, and the memory they touch; variants.
+    Descriptions of kernels: shapes, FLOP and memory traffic; variants.
 :mod:`.gpu`, :mod:`.gpu_parameters`
     ``Gpu``: the numbers of a GPU with error bars and sources (``data/gpus.toml``); and the plain
     numbers that formulas take.
 :mod:`.scaled`
-    GPUs that are faster or slower than they are, with what was measured of them.
+    GPUs with rates and bandwidths multiplied by factors, for what-if questions.
 :mod:`.model`
     ``KernelModel``, ``Estimate``: the interface of all kernel models.
 :mod:`.roofline`, :mod:`.counted`
-    The model by arithmetic and memory traffic; kernels of which only counts are known.
+    The roofline model; kernels of which only FLOP and byte counts are known.
 :mod:`.analytical`
     The default model: a formula for each family, with fitted constants.
 :mod:`.measured`, :mod:`.fitting`
@@ -20,7 +20,7 @@ Read in this order:
 :mod:`.alternatives`
     Models of other simulators: Li, SimAI, an operation database.
 :mod:`.slowdown`
-    Kernels and communications that overlap.
+    Slowdown of kernels and communications that overlap.
 :mod:`.numbers`
     Empirical numbers that no calibration fits (``data/calibration/kernel_numbers.toml``).
 

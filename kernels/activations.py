@@ -31,7 +31,7 @@ writes together."""
 
 @frozen
 class ActivationFunction:
-    """What a model and its kernels depend on.
+    """Properties of an activation function that models and kernels depend on.
 
     Attributes
     ----------

@@ -44,7 +44,7 @@ KINDS: Mapping[str, type[Kernel]] = {
 
 
 def kept_kernels(kernels: Mapping[tuple[str, int], Kernel]) -> list[list[Any]]:
-    """Kernels by name and duration in ps → what `PricedShares.read` finds as ``kernels``."""
+    """Kernels by name and duration in ps → attribute that `PricedShares.read` reads back."""
     return [
         [
             name,
@@ -217,7 +217,7 @@ class RooflinePricer:
         self._nodes += nodes
 
     def attributes(self) -> dict[str, str]:
-        """Return attributes of a program: what was priced, and the numbers that this depends on."""
+        """Return attributes of a program: priced kernels, and the numbers that prices depend on."""
         if not self._nodes:
             return {}
         used = {number for shares in self._shares.values() for number in shares}

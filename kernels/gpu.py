@@ -1,4 +1,4 @@
-"""GPUs: the numbers that the kernel models need, with error bars and sources.
+"""`Gpu`: rates, bandwidths and latencies of a GPU, with error bars and sources.
 
 A GPU's own numbers are in ``data/gpus.toml``. Those that have not been measured on it come from its
 architecture family, ``data/gpu_families.toml``, with wider error bars.

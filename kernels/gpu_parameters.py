@@ -1,9 +1,9 @@
 """GPU → the parameters of the kernel formulas: plain numbers in SI units.
 
-What datasheets say of a GPU is in :mod:`.gpu`. Added here are what all GPUs of an architecture have
-in common (``data/calibration/architectures.toml``) and the clock that the board's power allows: a
-board throttles until its power fits, P = static + dynamic × f V², down to the least voltage along a
-power law, f ∝ (power above static)^(1 / 2.8), and below it in proportion.
+Datasheet numbers are in :mod:`.gpu`. Added here are the numbers that all GPUs of an architecture
+have in common (``data/calibration/architectures.toml``) and the clock that the board's power
+allows: a board throttles until its power fits, P = static + dynamic × f V², down to the least
+voltage along a power law, f ∝ (power above static)^(1 / 2.8), and below it in proportion.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class GpuParameters:
 
     @property
     def chip(self) -> tuple[object, ...]:
-        """What boards with the same chip share; memory and power differ among them."""
+        """Key of boards with the same chip, which differ in memory and power."""
         peaks = tuple(sorted(self.chip_peaks.items()))
         return self.family, self.sms, self.clock, self.l2, peaks
 

@@ -1,4 +1,4 @@
-"""The interface of kernel models: kernel → duration, with the numbers that it depends on."""
+"""Interface of kernel models: kernel → duration, with the GPU numbers that it depends on."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class KernelModel(Protocol):
 
     @property
     def numbers(self) -> Mapping[str, Quantity]:
-        """The numbers that the estimates given so far depend on, each with its error bar."""
+        """Numbers that the estimates so far depend on, by name, each with its error bar."""
 
     def estimate(self, kernel: Kernel) -> Estimate:
         """Return the duration of a kernel.

@@ -1,4 +1,4 @@
-"""Kernels whose time was measured, on the GPU and at the sizes of a trace, or at others.
+"""Traced kernels: measured times, scaled to other sizes or GPUs by a kernel model.
 
     time = measured time × (model at the new sizes, on the new GPU) / (model as traced)
 
@@ -44,7 +44,7 @@ SOURCE = "ratio of two estimates of the kernel model"
 
 @frozen
 class Recorded(Kernel):
-    """A measured kernel: its time, and what it and the others of its operator compute.
+    """A measured kernel: its time, and descriptions of it and of its operator's kernels.
 
     Attributes
     ----------
@@ -123,7 +123,7 @@ class RecordedKernels:
 
     @property
     def numbers(self) -> Mapping[str, Quantity]:
-        """Those of the model, and a ratio for each family of kernels that was scaled."""
+        """Numbers of the model, and a ratio for each family of kernels that was scaled."""
         return {**self._model.numbers, **self._numbers}
 
     def estimate(self, kernel: Kernel) -> Estimate:

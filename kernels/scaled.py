@@ -1,7 +1,7 @@
 """GPU, factors of its rates and bandwidths → the GPU with these, for what-if questions.
 
-What was measured of a GPU stays: the share of a peak that kernels reach, the clock that its power
-allows, which calibration is its own. So a scaled GPU knows the one that it was made from.
+Measured properties of the GPU stay: the share of a peak that kernels reach, the clock that its
+power allows, its calibration. A scaled GPU therefore refers to the one it was made from.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def scaled_gpu(gpu: Gpu, factors: Mapping[str, float]) -> Gpu:
 
 
 class ScaledKernels:
-    """Measured times, times what a model says a scaled GPU takes longer or shorter.
+    """Kernel model with measured times, scaled by the ratio that another model gives.
 
     Parameters
     ----------

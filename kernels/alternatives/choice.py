@@ -30,7 +30,7 @@ def learned_models(
     *,
     alone: bool = False,
 ) -> Callable[[Gpu], KernelModel]:
-    """Return what makes the models of GPUs.
+    """Name of a model, measured kernels → function from a GPU to its kernel model.
 
     ``"li"`` fits its lines to all rows. ``"database"`` has the rows of the GPU itself, and the
     analytical model for other kernels. ``"simai"`` scales such a database: of the GPU of highest

@@ -1,4 +1,4 @@
-"""Measured times of operations: exact where the kernel was measured, else interpolated.
+"""Kernel → measured time: exact where it was measured, else interpolated in size.
 
 The database has the times of kernels that were measured on the GPU itself, and of those that differ
 from two measured ones in one size only and lie between them: on a straight line in logarithms.

@@ -1,4 +1,4 @@
-"""Li's model: regression lines of the time over arithmetic and traffic.
+"""Li's model: kernel → time, by regression over FLOP and memory traffic.
 
 Li, Sun and Jog, "Path forward beyond simulators" (MICRO 2023, doi:10.1145/3613424.3614277), fit one
 line a kind of kernel and GPU and find that its slopes go with the datasheet's numbers of GPUs.

@@ -1,4 +1,4 @@
-"""SimAI's rules: times of one GPU scaled to another.
+"""SimAI's rules: kernel times of one GPU → times of another, by ratios of datasheet rates.
 
 Wang et al. (NSDI 2025, "SimAI"): kernels that arithmetic limits scale by the ratio of peak rates,
 kernels that memory limits by the ratio of bandwidths.
@@ -39,11 +39,11 @@ class Scaling:
 
     @property
     def numbers(self) -> Mapping[str, Quantity]:
-        """Those of the base; the error of scaling is not known."""
+        """Numbers of the base model; the error of scaling is not known."""
         return self._base.numbers
 
     def ratio(self, kernel: Kernel) -> float:
-        """Return how many times as long a kernel takes here as on the base's GPU.
+        """Return the time of a kernel on this GPU over that on the base's GPU.
 
         Arithmetic limits it if it takes longer at the base's peak rate than its traffic at the
         base's bandwidth.

@@ -3,18 +3,18 @@
 Read in this order:
 
 :mod:`.formula`
-    What a formula is: constants, columns, seconds; arithmetic on numbers or arrays; overlap.
+    `Formula`: constants, columns, seconds; arithmetic on numbers or arrays; overlap.
 :mod:`.tiles`
     Matrix products as tiles on multiprocessors.
 :mod:`.gemm`, :mod:`.attention`, :mod:`.convolution`, :mod:`.memory_bound`, :mod:`.reductions`,
 :mod:`.embedding`
     The formulas of the families; the head of each module states them.
 :mod:`.families`
-    Which formula serves which kernels; variants.
+    Kernel family → its formula; variants.
 :mod:`.calibration`
     The file of fitted constants.
 :mod:`.lookup`
-    Which constants serve a GPU in a format, and by how much they may be off.
+    GPU, format → fitted constants and their error.
 :mod:`.model`
     ``Analytical``: all of it behind the interface of kernel models.
 """

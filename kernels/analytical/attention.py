@@ -1,4 +1,4 @@
-"""Fused attention: FlashAttention-2 and its successors (arXiv:2307.08691, arXiv:2407.08608).
+"""Fused attention (FlashAttention-2 and later, arXiv:2307.08691, 2407.08608): shapes → seconds.
 
 Each block of queries is a tile that runs over the keys. A score costs its share of the products on
 the matrix units, and an exponential with its scaling, maxima and sums on the cores; the two overlap

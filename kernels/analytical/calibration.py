@@ -2,7 +2,7 @@
 
 The file holds a table for each formula, GPU and format, ``[gemm.a100-sxm.fp16]``, for each formula,
 architecture and format, ``[gemm.ampere.fp16]``, and for all GPUs together, ``[gemm.any.fp16]``.
-``mpisim calibrate kernels`` writes it. Which of its tables serves a GPU: :mod:`.lookup`.
+``mpisim calibrate kernels`` writes it. :mod:`.lookup` chooses the table for a GPU.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HeldOut = Literal["shapes", "runs", "GPUs"]
 HELD_OUT_SHAPES: HeldOut = "shapes"
 HELD_OUT_RUNS: HeldOut = "runs"
 HELD_OUT_GPUS: HeldOut = "GPUs"
-"""What was held out at a time to find errors."""
+"""Unit held out at a time to find errors."""
 
 MIN_BIN_ROWS = 20
 """Rows that a bin of errors needs to be used by itself."""

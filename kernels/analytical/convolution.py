@@ -1,4 +1,4 @@
-"""Convolutions: the faster of the algorithms that cuDNN has.
+"""Convolutions: shapes, GPU → seconds, by the fastest of cuDNN's algorithms.
 
 Implicit product of matrices (arXiv:1410.0759)
     One row a pixel, one column an output channel, k over the filter: tiles as in :mod:`.tiles`,

@@ -1,4 +1,4 @@
-"""Lookups of rows in a table, and the gradients of the rows looked up.
+"""Embedding lookups and their gradients: shapes, GPU → seconds.
 
     time  = floor + sqrt(memory² + issue²)
     memory = (rows that miss + outputs + indices) / (bandwidth × share)

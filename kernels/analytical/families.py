@@ -1,4 +1,4 @@
-"""Which formula serves which kernels: families, and the variants of ``kernel_variants.toml``.
+"""Kernel family or variant (``kernel_variants.toml``) → its formula.
 
 A variant has the formula of another family, its base, with constants of its own, a ratio, or both.
 It is a line of the data file and no code: this module makes its formula from the base's.
@@ -128,7 +128,7 @@ class KernelVariant:
         return self._beside_instructions(formula) if self.base == MEMORY_BOUND.name else formula
 
     def _beside_instructions(self, stretched: Formula) -> Formula:
-        """Formula of what memory takes → the same with instructions, which the ratio is not of."""
+        """Formula of memory time → the same with instruction time, not scaled by the ratio."""
 
         def bare(columns: Columns) -> Columns:
             return {**columns, "instructions": 0 * columns["instructions"]}
@@ -150,7 +150,7 @@ class KernelVariant:
 
 
 def _instructions(columns: Columns, gpu: GpuParameters, hidden: Any) -> Any:
-    """Return by how much `Elementwise.instructions` take longer than memory, in seconds."""
+    """Return the time of `Elementwise.instructions` beyond that of memory, in seconds."""
     return instructions_beyond({"instructions": columns["instructions"]}, gpu, hidden)
 
 

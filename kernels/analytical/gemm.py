@@ -1,4 +1,4 @@
-"""Matrix products, single, batched and grouped.
+"""Matrix products (single, batched, grouped): shapes, GPU → seconds.
 
     time = floor + (arithmetic⁴ + memory⁴)^(1/4)
 

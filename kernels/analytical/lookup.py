@@ -1,4 +1,4 @@
-"""Which fitted constants serve a GPU in a format, and by how much they may be off.
+"""GPU, formula, number format → fitted constants and their error.
 
 A table fitted to the GPU itself is best. Without one the constants of others serve, with errors
 added in squares; `look_up` says in which order. The added errors stand in
@@ -74,7 +74,7 @@ adds."""
 
 @frozen
 class CalibrationLookup:
-    """The constants for a formula on a GPU in a format.
+    """Constants for a formula on a GPU in a format, with their error and source.
 
     Attributes
     ----------
@@ -105,7 +105,7 @@ class CalibrationLookup:
 
     @property
     def growth(self) -> float:
-        """By how much it grew in the course of the author's run, in seconds."""
+        """Growth of `launch` in the course of the author's run, in seconds."""
         return self.table.growth if self.table else 0.0
 
     def error(self, seconds: float) -> float:
@@ -119,7 +119,7 @@ class CalibrationLookup:
 
     @property
     def source(self) -> str:
-        """Where the constants come from, in a line."""
+        """Source of the constants, in a line."""
         if self.table is None:
             return "textbook values: no kernel of the family was measured"
         borrowed = ", borrowed" if self.borrowed else ""
@@ -186,7 +186,7 @@ def look_up(
 
 
 def interchangeable_formats(dtype: str) -> list[str]:
-    """Return the formats that matrix units work in at the rate of a format, itself first."""
+    """Return the formats with the same rate on matrix units as a format, itself first."""
     return [
         each for each in FORMAT_FALLBACKS[dtype] if each == dtype or {each, dtype} <= SAME_UNITS
     ]
@@ -195,7 +195,7 @@ def interchangeable_formats(dtype: str) -> list[str]:
 def _borrowed(
     calibration: KernelCalibration, formula: str, error: float, gpu: GpuParameters, dtype: str
 ) -> CalibrationLookup:
-    """Return the constants of a formula for another that it substitutes, with the error added."""
+    """Return the constants borrowed from another formula, with the added error."""
     found = look_up(calibration, formula, gpu, dtype)
     return replace(found, borrowed=True, added=math.hypot(found.added, error))
 
@@ -238,7 +238,7 @@ def _boards_with_chip(
 
 
 def known_chip_error(formula: str, gpu: GpuParameters) -> float:
-    """Return the relative standard error of a board whose power holds its clock down.
+    """Return the relative standard error of a board whose power limit lowers its clock.
 
     Where between the clock that its power sustains and the boost clock it runs is a matter of its
     temperature, its cooling and its chip (arXiv:2208.11035 finds equal boards up to 22 % apart;
@@ -257,7 +257,7 @@ def known_chip_error(formula: str, gpu: GpuParameters) -> float:
 
 
 def unseen_chip_error(formula: str, gpu: GpuParameters, other_generation: bool = False) -> float:
-    """Return what a chip that was not measured adds, which grows with its distance from others.
+    """Return the added error of an unmeasured chip, which grows with its distance from others.
 
     On top of `known_chip_error` how far its power is from its architecture's reference, as nothing
     says at which power the work of its own multiprocessors runs; that its architecture was not

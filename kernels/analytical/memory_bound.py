@@ -1,4 +1,4 @@
-"""Kernels that stream through memory once: elementwise operations, optimizer steps, copies, fills.
+"""Elementwise kernels, optimizer steps, copies, fills: bytes, GPU → seconds.
 
     time = floor + bytes × ((1 - hit) / (bandwidth × share) + hit / (L2 bandwidth × l2_share))
     hit  = 1 / (1 + (bytes / (capacity × L2 size))³)
@@ -103,7 +103,7 @@ def _terms(columns: Columns, gpu: GpuParameters, constants: Constants) -> tuple[
 
 
 def instructions_beyond(columns: Columns, gpu: GpuParameters, hidden: Any) -> Any:
-    """By how much instructions take longer than memory does, in seconds.
+    """Return the time of instructions beyond that of memory, in seconds.
 
     Parameters
     ----------

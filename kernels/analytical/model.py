@@ -132,7 +132,7 @@ class Analytical:
 
     @property
     def numbers(self) -> Mapping[str, Quantity]:
-        """What the estimates so far depend on, by the names in their `shares`.
+        """Numbers that the estimates so far depend on, by the names in their `shares`.
 
         One number a formula and format: 1, with the error bar of the formula for kernels of the
         duration that is predicted worst. All kernels of the formula are taken to be off together,
@@ -196,7 +196,7 @@ class Analytical:
         return seconds
 
     def look_up(self, formula: str, dtype: str = ANY) -> CalibrationLookup:
-        """Return the constants for a formula in a format here, and where they come from.
+        """Return the constants for a formula in a format on this GPU, with their source.
 
         Parameters
         ----------
@@ -213,7 +213,7 @@ class Analytical:
         return self._calibrate(formula, dtype).lookup
 
     def terms(self, kernel: Kernel) -> dict[str, float]:
-        """Return how a kernel's duration divides into terms, in seconds, for explanations."""
+        """Return the terms of a kernel's duration, in seconds, for explanations."""
         calibrated, columns = self._describe(kernel)
         constants = calibrated.lookup.constants
         terms = calibrated.formula.shares(columns, self._parameters, constants)
@@ -253,7 +253,7 @@ class Analytical:
         return parts[:, 0].copy(), parts[:, 1].copy()
 
     def stretches(self, kernels: Sequence[Kernel], occupied: int) -> np.ndarray:
-        """Return how many times as long arithmetic takes with multiprocessors occupied.
+        """Return the slowdown factors of arithmetic with some multiprocessors occupied.
 
         Parameters
         ----------
@@ -345,7 +345,7 @@ class Analytical:
 
 @lru_cache(maxsize=MAX_CACHED_MODELS)
 def analytical_model(gpu: Gpu) -> Analytical:
-    """Return the model of a GPU by the packaged calibration: one for equal GPUs.
+    """Return the model of a GPU by the packaged calibration; equal GPUs share one.
 
     Plans that are compared share it, and price each kernel once.
     """

@@ -1,4 +1,4 @@
-"""Kernels that reduce rows: softmax, cross-entropy; layer, RMS and batch norms.
+"""Softmax, cross-entropy, norms (reductions of rows): shapes, GPU → seconds.
 
     time    = floor + sqrt(memory² + latency²)
     memory  = (first touches + repeated reads × miss) / (bandwidth × share)

@@ -1,8 +1,9 @@
-"""Matrix products as tiles on multiprocessors: shared by products, convolutions and attention.
+"""Matrix product, tiling, GPU → seconds of its arithmetic, in waves of tiles.
 
-The result is cut into tiles, and possibly the product along k as well (split-k); each
-multiprocessor works on one tile after another (CUTLASS, github:NVIDIA/cutlass,
-media/docs/efficient_gemm.md). For one tiling, with w = tiles / multiprocessors:
+Shared by products, convolutions and attention. The result is cut into tiles, and possibly the
+product along k as well (split-k); each multiprocessor works on one tile after another (CUTLASS,
+github:NVIDIA/cutlass, media/docs/efficient_gemm.md). For one tiling, with w = tiles /
+multiprocessors:
 
     waves = (1 - quantisation) max(w, 1) + quantisation ceil(w)
     tile  = 2 rows columns (k + prologue) / (efficiency × peak of a multiprocessor)
@@ -300,7 +301,7 @@ def _free_sms(gpu: GpuParameters, occupied: int) -> float:
 
 
 def free_stretch(gpu: GpuParameters, occupied: int) -> float:
-    """Return how many times as long freely divisible work takes with multiprocessors occupied.
+    """Return the slowdown of freely divisible work with some multiprocessors occupied.
 
     Parameters
     ----------
@@ -341,7 +342,7 @@ def product_stretch(
     choice: float,
     occupied: int,
 ) -> Any:
-    """Return how many times as long products take with multiprocessors occupied.
+    """Return the slowdown of matrix products with some multiprocessors occupied.
 
     The mean over the tilings, each as likely and as long as with the GPU to itself.
 

@@ -1,4 +1,4 @@
-"""From measured kernels to the constants of the analytical model (``mpisim calibrate kernels``).
+"""Measured kernels → constants of the analytical model (``mpisim calibrate kernels``).
 
 Read in this order:
 

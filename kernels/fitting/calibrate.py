@@ -45,7 +45,7 @@ Key = tuple[str, str, str]
 
 
 def calibrate(batches: Sequence[MeasuredKernels]) -> Iterator[tuple[Key, FittedConstants]]:
-    """Fit all constants that the rows allow.
+    """Measured kernels → all constants that the rows determine.
 
     The constants of all GPUs together start from the textbook's, those of an architecture from
     these, those of a GPU from its architecture's. The table of an architecture, which serves its
@@ -106,7 +106,7 @@ def _tables(
 def _validated(
     formula: Formula, batches: list[MeasuredKernels], towards: Mapping[str, float] | None
 ) -> tuple[HeldOut, tuple[ErrorBin, ...]]:
-    """Return what was left out at a time, and the errors there."""
+    """Return the unit left out in turn (shapes or runs), and errors of left-out rows by size."""
     held_out, errors = cross_validate(formula, batches, towards)
     return held_out, _bins(batches, errors)
 
@@ -114,7 +114,7 @@ def _validated(
 def unseen_tables(
     formula: Formula, chip: LeftOutChip, others: Sequence[LeftOutChip]
 ) -> dict[str, FittedConstants]:
-    """Return the tables that serve a chip which was left out, by owner.
+    """Return the tables for a chip that was left out, by owner.
 
     They are those that `calibrate` would write without it, but for what only its own boards could
     use; its errors are those of the other chips.

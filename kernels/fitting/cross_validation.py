@@ -1,4 +1,4 @@
-"""Errors of rows that a fit did not see: shapes, runs and whole chips, left out in turn."""
+"""Measured kernels → errors of rows left out of a fit: shapes, runs or whole chips in turn."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _shape_folds(rows: MeasuredKernels) -> np.ndarray:
 
 
 def _shape_cell(kernel: Kernel) -> tuple[object, ...]:
-    """Return what kernels of about the same shape share: every size down to a power of two.
+    """Return the key of kernels of about the same shape: sizes rounded down to powers of two.
 
     All kernels that are validated together are of one variant.
     """
@@ -117,7 +117,7 @@ def _shape_cell(kernel: Kernel) -> tuple[object, ...]:
 
 @frozen
 class LeftOutChip:
-    """A chip that was left out, and the fits whose constants would serve its boards then.
+    """A chip that was left out, and the fits whose constants then apply to its boards.
 
     Attributes
     ----------

@@ -1,6 +1,6 @@
-"""Measured kernels → each chip's calibration by the others alone, and the launches of its host.
+"""Measured kernels → calibration of each chip by the other chips alone (leave one chip out).
 
-*How far off is a GPU of which nothing was measured?* Every chip is left out in turn, with all
+This gives the error for a GPU without any measurement. Every chip is left out in turn, with all
 boards that have it: constants, the weight of its relatives and the stated errors come from the
 other chips. (The errors of another chip come from fits that saw this one's rows; only its own
 errors are kept out.)
@@ -31,7 +31,7 @@ __all__ = ["UnseenChip", "leave_each_chip_out", "with_own_launch"]
 
 @frozen
 class UnseenChip:
-    """A chip as if nothing of it had been measured.
+    """A chip that was left out, with the calibration made of the others.
 
     Attributes
     ----------
@@ -90,7 +90,7 @@ def leave_each_chip_out(batches: Sequence[MeasuredKernels]) -> Iterator[UnseenCh
 def with_own_launch(
     rows: Sequence[MeasuredKernels], seconds: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
-    """Return predicted times with the launch that the measurements themselves say their host takes.
+    """Return predicted times plus the host's launch time, which is fitted to the measurements.
 
     Parameters
     ----------

@@ -150,7 +150,7 @@ def _preset_name(gpu: str, presets: set[str]) -> str | None:
 
 
 def _reason(error: Exception) -> str:
-    """Error of reading a row → what is wrong with it; a KeyError is of an unlisted column."""
+    """Error of reading a row → message; a KeyError names an unlisted column."""
     return f"there is no column {error}" if isinstance(error, KeyError) else str(error)
 
 

@@ -1,4 +1,4 @@
-"""Measured kernels: one row of a published table, and all of one formula, GPU and format."""
+"""Measured kernels: a single row, and all rows of one formula, GPU and number format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Formats of numbers, and what every kernel description has."""
+"""`Kernel`: base class of kernel descriptions; number formats and their bytes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Kernel(ABC):
 
     @property
     def variant(self) -> str | None:
-        """Which of the family's kernels it is, by name; None in families that have one alone."""
+        """Name of the kernel's variant; None in families without variants."""
         return None
 
     @property

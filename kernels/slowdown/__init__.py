@@ -1,11 +1,11 @@
-"""Overlap slowdown: how much kernels and communications that run at the same time slow each other.
+"""Overlap slowdown: kernels and communications at the same time → slowdown factors of both.
 
 Read in this order:
 
 :mod:`.constants`
     ``SlowdownConstants``: ``data/overlap.toml``, or a user's file.
 :mod:`.work`
-    ``work_of(model, kernels, seconds)``: what is due to memory and to multiprocessors in kernels.
+    ``work_of(model, kernels, seconds)``: parts of kernel times due to memory and to SMs.
 :mod:`.parametric`
     ``Parametric``: from the ``Load`` of communications to factors, and their ``Sensitivity``.
 """

@@ -117,7 +117,7 @@ class Parametric:
         self._stretch: Floats = np.ones((1, len(work)))  # with none taken
 
     def kernels(self, kernel: Ints, load: Load) -> tuple[Floats, Sensitivity]:
-        """Return the factors by which kernels take longer, and their sensitivity to the constants.
+        """Return the slowdown factors of kernels, and their sensitivity to the constants.
 
         Parameters
         ----------
@@ -156,7 +156,7 @@ class Parametric:
         )
 
     def communications(self, use: Floats) -> Floats:
-        """Return the factors by which communications take longer.
+        """Return the slowdown factors of communications.
 
         Parameters
         ----------

@@ -70,7 +70,7 @@ class KernelWork:
         return len(self.kind)
 
     def stretch(self, taken: int) -> Floats:
-        """Return how many times as long the multiprocessors' part takes with some occupied.
+        """Return the slowdown of the multiprocessors' part with some of them occupied.
 
         Parameters
         ----------
