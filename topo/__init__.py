@@ -1,4 +1,4 @@
-"""Topologies of clusters, collectives on their links, and NCCL's choices → prices.
+"""Cluster topology, collective, NCCL's algorithm → price (time) of a communication and its links.
 
 Read in this order.
 
@@ -11,14 +11,14 @@ The machine
 Collectives on links
     ``traffic/``: bytes and hops of each algorithm, summed over links, and what the links allow.
 NCCL
-    ``nccl/``: its choice of algorithm and protocol, and the time to expect; ``nccl_system``: what
-    NCCL sees of a cluster.
-Prices, which the engine gets
+    ``nccl/``: choice of algorithm and protocol, and the expected time; ``nccl_system``: cluster →
+    the GPUs, NICs and bandwidths that NCCL sees.
+Prices, for the engine
     ``network`` (`Network`, `SharedNetwork`, `Price`: the interface), ``algorithm_patterns`` (a
     choice of NCCL → the traffic that carries it out), ``group_placement`` (groups with one price),
     ``nccl_network`` (NCCL on the links of a topology), ``link_library`` (collectives without NICs),
-    ``circuits`` (which stand, and which a communication sets up), ``alpha_beta``,
-    ``elasticities`` (how prices answer to bandwidths and latency).
+    ``circuits`` (optical circuits that a communication sets up), ``alpha_beta``,
+    ``elasticities`` (derivatives of prices by bandwidths and latency).
 Packets
     ``packets/``: flows packet by packet, with queues, ECN, DCQCN, PFC and ECMP.
 Measurements

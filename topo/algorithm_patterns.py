@@ -1,4 +1,4 @@
-"""A library's choices → the patterns of traffic that carry them out, and how fast each can be.
+"""NCCL's choices of algorithm → traffic patterns on links, with the highest rate of each.
 
 A *pattern* is an operation with an algorithm: an all-reduce by rings, an all-gather by rings
 dimension by dimension. What a communication loads on links depends on the pattern and on the bytes,

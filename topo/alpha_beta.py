@@ -1,4 +1,4 @@
-"""The latency-bandwidth ("alpha-beta") cost of communications, with the factors of rings."""
+"""Latency-bandwidth ("alpha-beta") model of communications, with the factors of rings."""
 
 from __future__ import annotations
 

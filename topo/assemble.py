@@ -1,4 +1,4 @@
-"""From the tables of a cluster to a topology: the node graph repeated, and the fabric between."""
+"""Tables of a cluster → topology: the node graph repeated, and the fabric between nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a topology can carry: cuts, bisection, rails, sample routes.
+"""Topology → its capacity: cuts, bisection bandwidth, rails, sample routes.
 
 Lower bounds of the time of a collective follow from cuts: the bytes that must cross a cut, over
 the largest flow its links carry. No algorithm is faster.
@@ -76,7 +76,7 @@ def sample_paths(topology: Topology) -> list[SamplePath]:
 
 
 def bisection(topology: Topology) -> float:
-    """Return what the first half of the GPUs can send to the second, bytes per second.
+    """Return the bandwidth from the first half of the GPUs to the second, bytes per second.
 
     The largest flow over all links, by whatever ways; an upper bound of what routes can use.
     """
@@ -120,7 +120,7 @@ def max_flow(topology: Topology, sources: NDArray[np.int64], sinks: NDArray[np.i
 
 
 def rails(topology: Topology) -> dict[str, float]:
-    """Return by port of a node (``"nic0"``) what it can send into the fabric, bytes per second.
+    """Return the bandwidth of each port of a node (``"nic0"``) into the fabric, bytes per second.
 
     The least of all nodes. Nodes of the graph whose names are equal but for what stands before the
     first dot are the same port of different nodes.

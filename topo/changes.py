@@ -1,4 +1,4 @@
-"""Changes of single links: slower, faster or cut."""
+"""Topology, changes of links (slower, faster, cut) → changed topology."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def check_changes(changes: Mapping[str, object]) -> None:
 
 
 class _Change(NamedTuple):
-    """One change: the links it acts on, and what it makes of their bandwidth or latency."""
+    """One change: the links it acts on, and their new bandwidth or latency."""
 
     name: str
     links: NDArray[np.int64]
@@ -194,7 +194,7 @@ class _Change(NamedTuple):
     new: float | None = None
 
     def of(self, value: Any) -> Any:
-        """Return what a bandwidth or a latency becomes."""
+        """Return the changed value of a bandwidth or a latency."""
         return value * self.scale if self.new is None else self.new
 
 

@@ -1,4 +1,4 @@
-"""Circuits that are set up when a pair first needs one, and evicted: photonic switching (Passage).
+"""Optical circuits, set up when a pair of GPUs first needs one, and evicted (Passage).
 
 TrioSim's photonic network (ISCA 2025, doi:10.1145/3695053.3731082, its case study of a wafer)
 works so: a message between two GPUs without a circuit waits until one is set up; if the ports of a
@@ -59,7 +59,7 @@ class Circuits:
 
 
 class SetUps(NamedTuple):
-    """What the communications of a step set up.
+    """Circuit set-ups of the communications of a step.
 
     Attributes
     ----------
@@ -191,7 +191,7 @@ class CircuitSwitch:
 def steady_set_ups(
     communications: Sequence[Sequence[Sequence[Pair]]], ports: int, *, first: bool = False
 ) -> tuple[SetUps, bool]:
-    """Rounds of the communications of a step → what it sets up when it is repeated for ever.
+    """Rounds of a step's communications → its circuit set-ups once steps repeat unchanged.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Clusters: the file of a machine, its nodes and its fabric."""
+"""`Cluster`: the TOML file of a machine, its nodes and its fabric."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class NcclChoice:
 
 @frozen
 class Cluster:
-    """Nodes of one kind, and what joins them.
+    """A cluster: nodes of one kind, and the fabric between them.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""A topology in words and numbers."""
+"""Topology → counts of nodes and links, capacities, as numbers and as text."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ class _Picture:
     # --- drawing --------------------------------------------------------------------------------
 
     def figure(self) -> Any:
-        """Draw all of it."""
+        """Draw the whole picture."""
         patches = import_module("matplotlib.patches")
         figure, axes = new_figure(self.width, self.height)
         self.patches, self.axes = patches, axes

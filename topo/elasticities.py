@@ -1,4 +1,4 @@
-"""How prices of communications answer to the hardware: to each factor of :mod:`.scaled`.
+"""Price of a communication → its elasticity to each hardware factor of :mod:`.scaled`.
 
 The library's choice is held: NCCL is evaluated once more for hardware of which one number is better
 by a hundredth, where it still sees the old one. Where a link limits the flow, that goes with the
@@ -62,7 +62,7 @@ class PriceElasticities:
         nccl: Price,
         price: Price,
     ) -> dict[str, float]:
-        """Return how a price answers to the hardware.
+        """Return the elasticities of a price to the hardware factors.
 
         Parameters
         ----------
@@ -107,7 +107,7 @@ class PriceElasticities:
         return {key: part / time for key, part in found.items() if part}
 
     def scales_of_link(self, link: int) -> tuple[str, ...]:
-        """Return the factors that the bandwidth of a link goes with."""
+        """Return the hardware factors that the bandwidth of a link is proportional to."""
         kind = LinkKind(self._topology.kind[link])
         if kind is LinkKind.FABRIC and self._switches_follow:
             return "switch_bandwidth", "nic_bandwidth"

@@ -1,4 +1,4 @@
-"""Why a communication takes as long as it does: its price in parts, and what else was possible."""
+"""Communication → its price in parts, lower bounds, and the alternatives NCCL had."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def explain(
 
 
 def _as_measured(network: NcclNetwork) -> Topology:
-    """Return the topology with what measurements reached, where that is more than its numbers say.
+    """Return the topology with measured bandwidths where they exceed its own numbers.
 
     NICs then carry up to their line rate, and links between switches as much more.
     """

@@ -1,6 +1,6 @@
-"""The list of flows that a communication consists of: sender, receiver, bytes, route, by channel.
+"""Communication → its flows: sender, receiver, bytes and route, by channel.
 
-What `SimCCL` of SimAI takes from a modified NCCL follows here from the model that prices
+`SimCCL` of SimAI gets this list from a modified NCCL; here it follows from the model that prices
 communications: the algorithm, protocol and channels are `NcclNetwork.choices`' first, the flows are
 those whose bytes load the links (`mpisim.topo.traffic.steps`), the routes are the topology's. A
 simulator of packets or flows can run the list.

@@ -1,4 +1,4 @@
-"""Collectives of GPUs that are joined to a fabric themselves: wafers, meshes, tori.
+"""Collectives of GPUs that are attached to a fabric directly, without NICs: wafers, meshes, tori.
 
 No library was measured on such machines. This one is what their links allow: it starts as late as a
 kernel does, each step takes the latency of its route, and the bytes of an algorithm flow as fast as
@@ -72,24 +72,24 @@ class CollectiveLibrary(Protocol):
         ...
 
     def choose(self, operation: Operation, bytes: int, shape: Shape) -> Choice:
-        """Return what the library does, where it decides by itself."""
+        """Return the library's own choice of algorithm."""
         ...
 
     def candidates(self, operation: Operation, bytes: int, shape: Shape) -> list[Choice]:
-        """Return all that it may do."""
+        """Return all algorithms that the library may use."""
         ...
 
 
 @frozen
 class _DirectGpus:
-    """A machine that has GPUs and no NICs: they are on the fabric themselves."""
+    """A machine whose GPUs are attached to the fabric directly, without NICs."""
 
     gpus_per_node: int
     nics: int = 0
 
 
 class LinkLibrary:
-    """From an operation to the algorithms that GPUs on a bare fabric can carry it out by.
+    """Operation → algorithms that GPUs on a bare fabric can use for it.
 
     Parameters
     ----------
@@ -174,7 +174,7 @@ class LinkLibrary:
         return self.candidates(operation, bytes, shape)[0]
 
     def candidates(self, operation: Operation, bytes: int, shape: Shape) -> list[Choice]:
-        """Return all that can be done, some of it not by every group.
+        """Return all algorithms for an operation; some do not suit every group.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Names of links and patterns → the links that each pattern fits.
+"""Names of links, wildcard patterns → the links that match each pattern.
 
 Nearly all links are called after their ends, and there are far fewer nodes than links: what stands
 before and behind the arrow of a pattern is compared with names of nodes (`EndPatterns`).

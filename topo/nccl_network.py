@@ -1,4 +1,4 @@
-"""A cluster as NCCL uses it: what communications cost, and which links they load.
+"""Cluster, NCCL's choices → price of each communication, and the links it loads.
 
 The price of a communication that has the network to itself is
 
@@ -327,7 +327,7 @@ class NcclNetwork:
         return fastest if clearly else None
 
     def limit_of(self, operation: Operation, bytes: int, group: Placement) -> str:
-        """Return what bounds the time of a communication that has the network to itself.
+        """Return the bottleneck of a communication that has the network to itself.
 
         One of `mpisim.topo.nccl.bottleneck.BOTTLENECKS`, or the kind and the name of a link.
         """
@@ -342,7 +342,7 @@ class NcclNetwork:
     def limit_named(
         self, operation: Operation, bytes: int, group: Placement, nccl: Price, price: Price
     ) -> str:
-        """Return what bounds a price that was made of NCCL's on these links; see `limit_of`.
+        """Return the bottleneck behind a price made of NCCL's on these links; see `limit_of`.
 
         Returns
         -------
@@ -369,7 +369,7 @@ class NcclNetwork:
     def steps(
         self, operation: Operation, bytes: int, members: Sequence[int]
     ) -> tuple[Choice, Steps]:
-        """Return the library's choice for a communication and what it sends, step by step.
+        """Return the library's choice for a communication, and its sends step by step.
 
         Parameters
         ----------
@@ -391,7 +391,7 @@ class NcclNetwork:
     # --- what prices depend on --------------------------------------------------------------------
 
     def elasticities(self, operation: Operation, bytes: int, group: Placement) -> dict[str, float]:
-        """Return how a price answers to the hardware; see `PriceElasticities.of`."""
+        """Return the elasticities of a price to the hardware; see `PriceElasticities.of`."""
         nccl = self.nccl_price(operation, bytes, group)
         return self.elasticities_of(operation, bytes, group, nccl, self.limited(nccl, group))
 
@@ -411,7 +411,7 @@ class NcclNetwork:
 
     @property
     def capacity(self) -> Ints:
-        """What each link carries, shape (n_links,), in 2**-40 bytes per ps."""
+        """Bandwidth of each link, shape (n_links,), in 2**-40 bytes per ps."""
         return self._links.capacity
 
     def link_name(self, link: int) -> str:

@@ -1,4 +1,4 @@
-"""From a cluster, or the links of a topology, to the `System` that NCCL sees.
+"""Cluster, or links of a topology → `System`: GPUs, NICs and bandwidths that NCCL sees.
 
 Three sources: the tables of a cluster (`cluster_system`), a graph file that lists all links
 (`listed_system`), and links changed after a cluster was built (`changed_system`).
@@ -42,7 +42,7 @@ and no byte takes that way. NCCL's own for PCIe 3.0 x16 (src/graph/topo.h)."""
 
 
 def cluster_system(cluster: Cluster, version: tuple[int, ...] | None = None) -> System:
-    """Cluster → what NCCL sees of its nodes.
+    """Cluster → `System`, its nodes as NCCL sees them.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ _SYSTEM_KEYS = {
 
 
 def listed_system(cluster: Cluster, topology: Topology) -> System:
-    """Return what NCCL sees of a cluster whose file names a graph.
+    """Cluster whose file names a graph → `System`.
 
     ``[node]`` and ``[fabric]``, where they are given, say what links cannot: the CPUs' maker,
     whether NICs reach the memory of GPUs, and the share of the line rate that NICs' bandwidths
@@ -163,7 +163,7 @@ def system_of_graph(
     gpudirect: bool = True,
     version: tuple[int, ...],
 ) -> System:
-    """Return what NCCL sees of a listed topology.
+    """Listed topology → `System`.
 
     Where GPUs, NICs or nodes differ, the most frequent number counts, of equally frequent ones the
     lower: NCCL takes all nodes for equal. What single links carry limits communications besides.
@@ -252,7 +252,7 @@ def _most_frequent(values: NDArray[np.float64]) -> float:
 
 
 def _intra(topology: Topology, gpus_per_node: int) -> str:
-    """Return what joins the GPUs of a node: see `mpisim.topo.nccl.system.INTRA`."""
+    """Return the kind of links between the GPUs of a node: see `mpisim.topo.nccl.system.INTRA`."""
     fast = topology.kind == LinkKind.NVLINK
     ends = zip(topology.source[fast].tolist(), topology.target[fast].tolist(), strict=True)
     rank = {node: rank for rank, node in enumerate(topology.gpu.tolist())}

@@ -1,4 +1,4 @@
-"""The interface of network models: the price of a communication, and the links it loads.
+"""Interface of network models: communication → its price, and the links it loads.
 
 The engine knows networks by these protocols alone. `Network` prices communications; a
 `SharedNetwork` also has links, over which communications that run at the same time share bandwidth;
@@ -108,7 +108,7 @@ def integer_rates(bandwidth: NDArray[np.float64]) -> NDArray[np.int64]:
 
 @runtime_checkable
 class Network(Protocol):
-    """A model of what communications cost. Local."""
+    """Network model: prices communications. Local."""
 
     def group_classes(
         self,
@@ -188,7 +188,7 @@ class SharedNetwork(Network, Protocol):
 
     @property
     def capacity(self) -> NDArray[np.int64]:
-        """What each link carries, shape (n_links,), in 2**-40 bytes per ps."""
+        """Bandwidth of each link, shape (n_links,), in 2**-40 bytes per ps."""
         ...
 
     def loads(
@@ -223,10 +223,10 @@ class SharedNetwork(Network, Protocol):
 
 @runtime_checkable
 class ExplainedNetwork(Protocol):
-    """A network that says what limits communications."""
+    """A network model that names the bottleneck of a communication."""
 
     def limit_of(self, operation: Operation, bytes: int, group: Any) -> str:
-        """Return what bounds the time of a communication that has the network to itself.
+        """Return the bottleneck of a communication that has the network to itself.
 
         For people: ``"latency"``, ``"NIC"``, a link; empty if it costs nothing.
 

@@ -1,4 +1,4 @@
-"""The inside of a node: GPUs, NVLink or xGMI, PCIe tree, CPUs and NICs as one small graph.
+"""Table ``[node]`` → graph of a node: GPUs, NVLink or xGMI, PCIe tree, CPUs and NICs.
 
 `Node` is the table ``[node]`` of a cluster; `build_node_graph` wires it once, and the assembly
 repeats the result for every node of a cluster. GPUs are nodes 0 to g - 1 of the graph. A *port* is

@@ -1,4 +1,4 @@
-"""Topology → what a picture of it shows: equal nodes once, switches by levels, cables between them.
+"""Topology → contents of its picture: equal nodes once, switches by levels, cables.
 
 What lies between two switches is a *machine*: a component of the graph without switches. Machines
 that are equal, node by node and link by link, are shown once, with their number; so are the nodes
@@ -97,7 +97,7 @@ class Cables:
 
 @frozen(eq=False)
 class Shown:
-    """What a picture shows.
+    """Contents of a picture.
 
     Attributes
     ----------
@@ -118,7 +118,7 @@ class Shown:
 
 
 def shown(topology: Topology) -> Shown:
-    """Topology → what a picture of it shows."""
+    """Topology → contents of its picture."""
     is_switch = topology.node_kind == NodeKind.SWITCH
     units: list[Unit] = []
     unit = np.full(topology.n_nodes, -1, np.int64)
@@ -252,7 +252,7 @@ def _cables(topology: Topology, unit: NDArray[np.int64], own: NDArray[np.bool_])
 
 
 def _common(names: Sequence[str]) -> str:
-    """Return what names of a machine begin with, up to and with a dot."""
+    """Return the common prefix of a machine's node names, up to and with a dot."""
     low, high = min(names), max(names)
     same = next((i for i, (a, b) in enumerate(zip(low, high)) if a != b), len(low))
     return low[: low.rfind(".", 0, same) + 1]

@@ -1,4 +1,4 @@
-"""Routes of any graph: the shortest time for a message of a given size."""
+"""Graph → routes of shortest time for a message of a given size."""
 
 from __future__ import annotations
 

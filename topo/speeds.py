@@ -1,4 +1,4 @@
-"""A cluster with other bandwidths or sizes than its file has, and what then limits its NICs."""
+"""Cluster, given bandwidths or sizes → changed cluster, and the bottleneck of its NICs."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _bandwidth(text: object, where: str) -> float:
 
 
 def nic_bottleneck(cluster: Cluster) -> str | None:
-    """Cluster → what limits its NICs below their line rate, in a line; None if nothing does.
+    """Cluster → bottleneck that keeps its NICs below line rate, in a line; None if there is none.
 
     NCCL's model says: `mpisim.topo.nccl.link_bandwidths`.
     """

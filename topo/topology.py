@@ -149,7 +149,7 @@ class LinkShift:
 
 @frozen(eq=False)
 class Topology:
-    """GPUs, what joins them, and routes.
+    """GPUs, switches and NICs, the links between them, and routes.
 
     Links are directed: a cable is two of them. Nodes are those of a graph: GPUs, NICs, switches.
 

@@ -1,4 +1,6 @@
-"""Measured collectives, and the calibration of the network model. Read in this order.
+"""Measured collectives (nccl-tests, CSV) → calibration of the network model.
+
+Read in this order.
 
 Measurements
     ``measurement`` (one measured communication), ``runs`` and ``nccl_tests`` (outputs of

@@ -1,4 +1,4 @@
-"""Measurements sorted into batches: one curve, one operation, one group, on one platform.
+"""Measurements → batches of one curve, operation, group and platform; train and test halves.
 
 Curves are split into a half that is fitted and a half that is kept for testing, by a CRC-32 of
 their names: the split does not depend on the order of rows or on what else is read.

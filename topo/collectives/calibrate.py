@@ -1,4 +1,4 @@
-"""From measured communications to a calibration.
+"""Measured communications → calibration: fitted numbers by platform, with their errors.
 
 `calibrate` fits all platforms of many measurements, with their families, architectures and all
 machines. `calibrate_platform` fits a user's own platform: only the numbers of what was measured,

@@ -1,4 +1,4 @@
-"""Calibrations of collectives: numbers by platform, family and architecture, with their errors.
+"""Calibration file of collectives: numbers by platform, family, architecture, with errors.
 
 The file (``data/calibration/collectives.toml`` comes with the package) has one table an *owner*: a
 platform, a family (architecture and kind of fabric), an architecture, or ``any``. A platform that
@@ -300,7 +300,7 @@ def _quoted_list(values: Sequence[str]) -> str:
 
 @frozen
 class MachineCalibration:
-    """The numbers of a machine, and what their errors depend on.
+    """The fitted numbers of a machine, with their errors.
 
     Attributes
     ----------

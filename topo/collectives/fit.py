@@ -1,4 +1,4 @@
-"""Fit the numbers of a cost formula to measured communications.
+"""Cost formula, measured communications → fitted numbers.
 
 Least squares of log(predicted / measured) with the Cauchy loss. Every platform counts the same,
 except that none costs more than the median platform; of a platform every set-up counts, however
@@ -291,7 +291,7 @@ def cross_validate(
     owner: str = ANY,
     free: Sequence[str] | None = None,
 ) -> list[tuple[Batch, NDArray[np.float64]]]:
-    """Return the errors of what a fit did not see, leaving out a fifth at a time.
+    """Return the errors of rows left out of a fit, a fifth at a time.
 
     Of several platforms whole ones are left out, like a machine that was not measured; of a single
     one set-ups, with their repetitions. Only the numbers in `free` are fitted
@@ -329,7 +329,7 @@ def cross_validate(
 
 
 def setup_of(batch: Batch) -> str:
-    """Return what repetitions of a batch's curve have in common."""
+    """Return the key that repetitions of a batch's curve share."""
     return batch.rows[0].setup or batch.curve
 
 

@@ -1,4 +1,4 @@
-"""One measured communication."""
+"""`Measurement`: one measured communication, with its machine, group, size and time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Platforms: which machine a measurement was taken on, and what NCCL sees of it.
+"""Measurement → platform: the machine it was taken on, as NCCL sees it.
 
 A platform is a GPU, a kind of node and a fabric. ``data/platforms.toml`` says by which words of a
 table it is known. Rows of machines that are not there fall back on their GPU's architecture, with
@@ -131,7 +131,7 @@ class Definition:
         )
 
     def system(self) -> System:
-        """Return what NCCL sees of it."""
+        """Return the platform as NCCL sees it."""
         found = cluster_system(find_cluster(self.cluster), version_of(self.nccl))
         changes: dict[str, Any] = {
             key: getattr(self, key)

@@ -1,4 +1,4 @@
-"""Known tables of published measurements: their columns, and how a row is read."""
+"""Published tables of measurements → `Measurement` rows, by the columns of each known table."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def curve_name(row: CsvRow) -> str:
 
 
 def _setup(row: CsvRow, settings: tuple[tuple[str, str], ...]) -> str:
-    """Return what repeated runs of nccl-tests have in common."""
+    """Return the key that repeated runs of nccl-tests share."""
     version = re.search(r"\d+\.\d+(\.\d+)?", row["nccl_version"])
     group = f"{row.whole('num_gpus')} GPUs on {row.whole('num_nodes')} nodes"
     return " | ".join(

@@ -282,7 +282,7 @@ def _why_unusable(run: Run, row: ResultRow) -> str:
 
 
 def _operation(run: Run, overrides: RunOverrides) -> Operation | str:
-    """Return which operation it was; the columns of the table must not contradict it."""
+    """Return the operation of the run; the columns of the table must not contradict it."""
     possible = _possible_operations(run)
     if overrides.operation is not None:
         name = overrides.operation.casefold().replace("-", "_").removesuffix("_perf")

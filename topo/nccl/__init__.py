@@ -1,21 +1,23 @@
-"""NCCL's model: which algorithm and protocol it takes, and how long that lasts. Read in this order.
+"""Model of NCCL: operation, group, bytes → algorithm, protocol, channels and time.
+
+Read in this order.
 
 ``constants``
     NCCL's constants by version and architecture (``data/nccl.toml``).
 ``settings``
     `Settings`: the variables ``NCCL_*`` that change a time.
 ``system``, ``shape``
-    `System`: what NCCL sees of a machine. `Shape`: how many ranks of a group are on which nodes.
+    `System`: a machine as NCCL sees it. `Shape`: number of ranks of a group on each node.
 ``link_bandwidths``, ``factors``
-    What links carry of a group. By how much a platform differs: `Factors`.
+    Bandwidths of a group's links. `Factors`: measured over nominal speed of a platform.
 ``channels``
     NCCL's channel search: how many channels, and how fast each is.
 ``tuning``
     The tuner's formulas of latency and bandwidth.
 ``enabled``
-    Which algorithms and protocols may run.
+    Algorithms and protocols that may run.
 ``channel_payload``
-    What one channel moves, needs and keeps in its buffers.
+    Bandwidth, minimum bytes and buffers of one channel.
 ``candidate``, ``candidates``
     One algorithm with one protocol: the tuner's estimate, and the time to expect. All that are
     enabled, with the numbers of both.

@@ -1,4 +1,4 @@
-"""The bottleneck of a communication: the part of the hardware that would have to be faster.
+"""Communication → its bottleneck: the hardware part whose speed limits it.
 
 NCCL's choice (algorithm, protocol, channels) is held: `Nccl` is evaluated once more for hardware of
 which one number is higher by a hundredth, where NCCL still sees the old one.
@@ -45,7 +45,7 @@ MIN_EFFECT = 0.1
 
 
 def bottleneck_of(nccl: Nccl, operation: Operation, bytes: int, shape: Shape) -> str:
-    """Return what bounds the time of a communication, with NCCL's choice held.
+    """Return the bottleneck of a communication, with NCCL's choice held.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What NCCL may do, one algorithm with one protocol: the tuner's estimate, the time to expect.
+"""`Candidate`: one algorithm with one protocol, the tuner's estimate and the expected time.
 
 A `Candidate` has two models of its time, which are kept apart.
 
@@ -43,7 +43,7 @@ _SIZE_POWERS = 2.0 ** _SIZE_LOGARITHMS[1:]
 
 @frozen
 class TunerEstimate:
-    """What NCCL's tuner believes of a candidate.
+    """NCCL's tuner estimate of a candidate: its latency and bandwidth.
 
     Attributes
     ----------
@@ -112,7 +112,7 @@ class Candidate:
     fill: float
 
     def seconds(self, bytes: Sizes) -> Floats:
-        """Return the time to expect, for one size or an array of them."""
+        """Return the expected time, for one size or an array of them."""
         return self.overhead(bytes) + bytes / self.rate(bytes)
 
     def channels_used(self, bytes: Sizes) -> Floats:

@@ -1,4 +1,4 @@
-"""The pairs of algorithm and protocol that NCCL may use, with the numbers of their times.
+"""Operation, group, machine → pairs of algorithm and protocol NCCL may use, with their times.
 
 `candidates` asks, in this order: what links carry (:mod:`.link_bandwidths`), which channels NCCL
 finds there (:mod:`.channels`), which pairs may run (:mod:`.enabled`). Each pair becomes a
@@ -141,7 +141,7 @@ def _tuner_estimate(
     seen: LinkBandwidths,
     constants: NcclConstants,
 ) -> TunerEstimate:
-    """Return NCCL's belief: its constants, and the links as it sees them."""
+    """Return NCCL's own estimate: its constants, and the links as it sees them."""
     step = step_latency(algorithm, protocol, system, settings, shape, seen, constants)
     # NCCL counts one step for a chain on equal channels, as nothing else could be chosen.
     same = system.intra == "nvswitch" or shape.max_per_node == 1

@@ -1,4 +1,4 @@
-"""Algorithm and protocol → what one channel moves, what it must have, what its buffers hold.
+"""Algorithm and protocol → bandwidth, minimum bytes and buffered bytes of one channel.
 
 A channel is a block of threads that copies through a buffer of eight steps. Three things follow:
 

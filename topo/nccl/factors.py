@@ -1,4 +1,4 @@
-"""`Factors`: by how much a platform's measured bandwidths and latencies differ from NCCL's numbers.
+"""`Factors`: measured over nominal bandwidths and latencies of a platform.
 
 A factor acts on the time to *expect* alone, never on what NCCL believes: it does not change which
 algorithm is chosen. Each is 1, but for `latency_bulk`, where nobody has measured the platform.
@@ -59,7 +59,7 @@ class Factors:
                 raise InputError(f"factor {field.name} is {value}; it must be above 0")
 
     def of(self, found: LinkBandwidths, system: System) -> LinkBandwidths:
-        """Return what links carry of payload; NICs no more than their line rate.
+        """Return the payload bandwidth of links; NICs no more than their line rate.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Group of ranks on a machine → what its links carry, inside a node and between nodes.
+"""Group of ranks on a machine → bandwidth of its links, inside a node and between nodes.
 
 Two numbers stand for all links of a group: what one GPU can send to the others of its node, and
 what one node can send to the others. All that NCCL's search and formulas need follows from these.
@@ -41,7 +41,7 @@ __all__ = ["LinkBandwidths", "link_bandwidths"]
 
 @frozen
 class LinkBandwidths:
-    """What the links carry of a group, bytes per second.
+    """Bandwidths of a group's links, bytes per second.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ GIGA = 1e9
 def link_bandwidths(
     system: System, settings: Settings, shape: Shape, constants: NcclConstants
 ) -> LinkBandwidths:
-    """Return what the links carry of a group. A NIC is never faster than its PCIe slot.
+    """Return the bandwidths of a group's links. A NIC is never faster than its PCIe slot.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def link_bandwidths(
 
 
 def _over_sockets(settings: Settings, gpus: int, constants: NcclConstants) -> float:
-    """Return what TCP sockets carry out of a node, in bytes per second.
+    """Return the bandwidth of TCP sockets out of a node, in bytes per second.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""NCCL's choice of algorithm and protocol, and the time to expect of it.
+"""Operation, group, bytes → NCCL's choice of algorithm and protocol, and its expected time.
 
 Choosing: the tuner's own latency and bandwidth, with NCCL's constants and the speeds of its search
 (:mod:`.tuning`, :mod:`.channels`). The fastest pair that is enabled wins.
@@ -61,7 +61,7 @@ MAX_CHOICES_CACHED = 1 << 16
 
 @frozen
 class Choice:
-    """What NCCL does with one communication, and the time that takes.
+    """NCCL's algorithm, protocol and channels for one communication, and its time.
 
     Attributes
     ----------
@@ -158,7 +158,7 @@ class Nccl:
         self._choices: dict[tuple[Operation, int, Shape], Choice] = {}
 
     def choose(self, operation: Operation, bytes: int, shape: Shape) -> Choice:
-        """Return what NCCL does.
+        """Return NCCL's choice.
 
         Raises
         ------
@@ -223,7 +223,7 @@ class Nccl:
         return [_choice(ranking.candidates[i], bytes) for i in order]
 
     def better(self, operation: Operation, bytes: int, shape: Shape) -> Choice | None:
-        """Return the fastest of all that is enabled, where NCCL's choice is clearly slower.
+        """Return the fastest enabled candidate, where NCCL's choice is clearly slower.
 
         Clearly: by more than ``better.margin`` of ``data/nccl.toml``. The tuner believes in
         bandwidths and latencies of its own; with ``NCCL_ALGO`` and ``NCCL_PROTO`` one may overrule

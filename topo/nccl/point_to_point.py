@@ -1,4 +1,4 @@
-"""Sends and receives, and the collectives that are made of them: all-to-all, gather, scatter.
+"""Sends and receives, and collectives made of them (all-to-all, gather, scatter) → their cost.
 
 Time model: latency, and the slowest of what leaves the GPUs and what leaves the nodes. All ranks
 of a node share its NICs, so that an all-to-all on r of a node's GPUs loads each NIC with what
@@ -26,7 +26,7 @@ SEND_OPERATIONS = frozenset(
 
 @frozen
 class SendCost:
-    """What an operation made of sends does, per byte of its full buffer.
+    """Cost of an operation made of sends, per byte of its full buffer.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ def send_cost(
     settings: Settings,
     constants: NcclConstants,
 ) -> SendCost:
-    """Return what an operation does.
+    """Return the cost of an operation.
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ def _send_step(
 def _connection_bandwidth(
     nic: float, nodes: int, settings: Settings, constants: NcclConstants
 ) -> float:
-    """Return what one connection over the network moves.
+    """Return the bandwidth of one connection over the network.
 
     A message takes as long as one of NCCL's default size does at the connection's speed, larger
     ones what the NIC takes for the rest besides, and none less than the NIC takes.
@@ -201,7 +201,7 @@ def _net_channels(shape: Shape, settings: Settings, constants: NcclConstants) ->
 
 
 def _pair_bandwidth(found: LinkBandwidths, shape: Shape, system: System) -> float:
-    """Return what one GPU can send to one other of its node."""
+    """Return the bandwidth from one GPU to another of its node."""
     if found.fast and system.intra == "mesh" and shape.max_per_node > 2:
         return found.inside / (shape.max_per_node - 1)
     return found.inside

@@ -1,4 +1,4 @@
-"""The environment variables of NCCL that change how long communications take."""
+"""`Settings`: the environment variables ``NCCL_*`` that change the time of communications."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The geometry of a group of ranks: all that NCCL's times depend on."""
+"""`Shape`: numbers of ranks of a group on each node, on which NCCL's times depend."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class NodeCounts(Protocol):
 
 @frozen
 class Shape:
-    """How many ranks of a group are on which nodes.
+    """Numbers of ranks of a group on its nodes.
 
     Attributes
     ----------

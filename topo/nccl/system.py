@@ -1,4 +1,4 @@
-"""What NCCL sees of a machine: plain numbers, without a topology."""
+"""`System`: a machine as NCCL sees it, in plain numbers without a topology."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The formulas of NCCL's tuner (src/graph/tuning.cc): latency and bandwidth.
+"""Formulas of NCCL's tuner (src/graph/tuning.cc): algorithm, protocol → latency, bandwidth.
 
 The same formulas serve twice: with the speeds of NCCL's search they say what NCCL expects, and
 choose; with those of the links they say what to expect of it (:mod:`.candidates`).

@@ -1,8 +1,8 @@
-"""Packets: queues, congestion control, PFC or losses, paths, where flows are not detail enough.
+"""Packet-level simulation: queues, congestion control (DCQCN, HPCC), PFC or losses, ECMP paths.
 
-Read ``settings`` (parameters, with their sources in ``data/packets.toml``), ``flows`` (what is
-sent, from a table or a communication), ``plan`` (flows → queue pairs with their paths, messages and
-what they wait for), ``_core/`` (events), ``run`` (the result), ``store`` (its files).
+Read ``settings`` (parameters, with their sources in ``data/packets.toml``), ``flows`` (bytes to
+send, from a table or a communication), ``plan`` (flows → queue pairs with their paths, messages and
+their waits), ``_core/`` (events), ``run`` (the result), ``store`` (its files).
 """
 
 from .flows import PacketFlow, flows_of_list, read_flows

@@ -1,4 +1,4 @@
-"""Flows for packets: rows of a table, or the flows of a communication, with their links."""
+"""Rows of a table, or a communication → flows with their links, for packets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _IGNORED = ("origin", "destination")
 
 
 class PacketFlow(NamedTuple):
-    """Bytes from one to another, once or in several steps.
+    """Bytes from a sender to a receiver, once or in several steps.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Flows on a topology → queue pairs, messages and what they wait for, as arrays.
+"""Flows on a topology → queue pairs, messages and their waits (gates), as arrays.
 
 A flow of several steps, or of more than a chunk, is several *messages* of one *queue pair*. A
 message of step s waits until all that comes to its sender in earlier steps of its channel, chunk by
@@ -42,7 +42,7 @@ Floats = NDArray[np.float64]
 
 @frozen(eq=False)
 class PacketInput:
-    """What the compiled simulator is given. Rates are bytes per ps, times ps.
+    """Input of the compiled simulator. Rates are bytes per ps, times ps.
 
     Attributes
     ----------

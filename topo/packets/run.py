@@ -1,4 +1,4 @@
-"""Flows on a topology, as packets → when they end, what waited where, who was slowed down."""
+"""Flows on a topology → packet-level run: end times, queues, drops, slowed senders."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def _run_of(
     flows: Sequence[PacketFlow],
     settings: PacketSettings,
 ) -> PacketRun:
-    """Simulator that has ended → what it counted, and when each flow began and ended."""
+    """Finished simulator → its counters, and begin and end of each flow."""
     n = len(flows)
     flow_begin, flow_end = np.full(n, np.iinfo(np.int64).max), np.zeros(n, np.int64)
     np.minimum.at(flow_begin, plan.message_flow, core.message_begin)

@@ -120,7 +120,7 @@ class Watching:
 
 @frozen
 class PacketSettings:
-    """What switches and NICs do with packets.
+    """Behaviour of switches and NICs: queues, congestion control, recovery, routing.
 
     Attributes
     ----------

@@ -1,4 +1,6 @@
-"""What collectives put on links: bytes, hops, loads, limits. Read in this order.
+"""Collective, algorithm, topology → bytes and hops on each link, and the rates links allow.
+
+Read in this order.
 
 ``groups``
     Arrangements: groups that differ by whole nodes only.

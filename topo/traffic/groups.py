@@ -1,4 +1,4 @@
-"""Many groups at once: most are copies of a few, some nodes further on."""
+"""Groups of ranks → arrangements: groups that differ by a shift of whole nodes only."""
 
 from __future__ import annotations
 

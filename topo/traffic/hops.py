@@ -1,4 +1,4 @@
-"""Chains of hops of a collective: what its latency is the sum of.
+"""Collective, algorithm → chains of hops, whose latencies add up to that of the collective.
 
 `transfers` says how many bytes go from rank to rank, whenever that is. A latency needs the order: a
 ring passes each part on from rank to rank, a tree goes from its leaves to its root and back. Each

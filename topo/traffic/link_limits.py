@@ -1,8 +1,8 @@
-"""What the links of a network allow a communication that has the network to itself.
+"""Pattern, group, links → highest rate of a communication that has the network to itself.
 
 NCCL's model (:mod:`mpisim.topo.nccl`) says what a communication reaches between such GPUs and NICs
-on a fabric without a bottleneck. Here is what this fabric, and links that are slower than usual,
-make of it: the highest rate at which no link carries more than its bandwidth.
+on a fabric without a bottleneck. This module adds the limits of the actual fabric and of slower
+links: the highest rate at which no link carries more than its bandwidth.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ IMPOSSIBLE = -1
 
 
 class LimitArrays(NamedTuple):
-    """What links allow groups of one arrangement that communicate by one pattern.
+    """Limits of links for groups of one arrangement that communicate by one pattern.
 
     Attributes
     ----------
@@ -188,7 +188,7 @@ def unlimiting_links(topology: Topology, gpus_per_node: int) -> NDArray[np.bool_
 
 @frozen
 class LinkLimit:
-    """What links allow communications of one pattern on one group, alone.
+    """Limits of links for communications of one pattern on one group, alone.
 
     Attributes
     ----------
@@ -230,5 +230,5 @@ class Placement:
         return self.shape.nodes
 
     def limit(self, pattern: Hashable) -> LinkLimit | None:
-        """Return what limits a pattern, if anything does."""
+        """Return the limit of a pattern; None if there is none."""
         return next((each for each in self.limits if each.pattern == pattern), None)

@@ -1,4 +1,4 @@
-"""Bytes of many groups of one arrangement, summed over links.
+"""Transfers of many groups of one arrangement → bytes on each link.
 
 A weight is the bytes over a link per byte of payload, in units of 2**-20 (`WEIGHT_ONE`), rounded
 up. Sums are of integers with 20 more bits (`_FRACTION_BITS`), so that they do not depend on the
@@ -97,7 +97,7 @@ def _single_transfers(
     sent: Transfers,
     seen: NDArray[np.bool_],
 ) -> tuple[Ints, Ints, Ints] | None:
-    """Return what `link_weights` does where each group has one transfer: nothing is summed up.
+    """Return the result of `link_weights` where each group has one transfer, without any sum.
 
     There can be a hundred thousand such groups. None if a way goes twice over one link.
     """

@@ -1,4 +1,4 @@
-"""What the links of a topology carry of groups' patterns, and what they allow a group alone.
+"""Groups, patterns, topology → bytes on each link, and the highest rate for a group alone.
 
 The work is done once an *arrangement*: groups that differ by whole nodes have the same transfers
 and hops, shifted by a base. Results are cached by the content of their arguments (a digest of the
@@ -105,7 +105,7 @@ class LinkModel:
 
     @cached_property
     def capacity(self) -> Ints:
-        """What each link carries, shape (n_links,), in 2**-40 bytes per ps."""
+        """Bandwidth of each link, shape (n_links,), in 2**-40 bytes per ps."""
         return integer_rates(self.topology.bandwidth)
 
     @cached_property
@@ -202,7 +202,7 @@ class LinkModel:
     def limits(
         self, members: Ints, base: Ints, patterns: list[Pattern]
     ) -> tuple[list[LimitArrays], Ints]:
-        """Return what links allow groups of one arrangement, each alone.
+        """Return the limits of links for groups of one arrangement, each alone.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Communication patterns on a topology: bytes over links and latency of routes."""
+"""`Pattern` (operation and algorithm), topology → bytes over links and latency of routes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of a collective: who sends how much to whom, when, and along which ring or tree.
+"""Collective, algorithm → its sends by step: sender, receiver, bytes, ring or tree.
 
 `transfers` says how many bytes go from rank to rank over the whole of a collective; here they are
 spread over the steps that follow one another, as a list of flows needs them. The two agree: the

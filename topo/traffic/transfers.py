@@ -1,4 +1,4 @@
-"""Bytes from rank to rank in a collective, by its algorithm.
+"""Collective, algorithm → bytes from each rank to each other rank.
 
 All numbers are bytes per byte of payload, as `Price` counts it. Only what crosses links matters
 here: the order in which chunks go does not, since a collective is one flow that uses all of its
@@ -101,7 +101,7 @@ class UniformAllToAll:
 
     @property
     def bytes(self) -> NDArray[np.float64]:
-        """What goes from each to each."""
+        """Bytes of each transfer."""
         return np.full(len(self.source), self.each)
 
 
