@@ -178,7 +178,7 @@ class RooflinePricer:
         self._worst = 0.0
 
     def duration(self, name: str, operations: int, size: int, *, memory: bool = False) -> int:
-        """Return how long a kernel takes, in ps.
+        """Return the duration of a kernel, in ps.
 
         Parameters
         ----------

@@ -113,7 +113,7 @@ class WithoutChange(NamedTuple):
 def without_each_change(
     topology: Topology, changes: Mapping[str, object]
 ) -> dict[str, WithoutChange | None]:
-    """Return what `apply_changes` would make of a topology without each of the changes.
+    """Return the links of `apply_changes` without each one of the changes.
 
     Parameters
     ----------

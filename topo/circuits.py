@@ -37,7 +37,7 @@ MAX_REPEATS = 32
 
 @frozen
 class Circuits:
-    """What circuits a cluster can have.
+    """Optical circuits of a cluster: ports of a GPU and set-up time.
 
     Attributes
     ----------
@@ -153,7 +153,7 @@ class CircuitSwitch:
         return sorted(self._used, key=lambda pair: (self._used[pair], pair))
 
     def use(self, rounds: Sequence[Sequence[Pair]]) -> int:
-        """Return how many rounds of a communication wait for circuits to be set up.
+        """Return the number of rounds of a communication that wait for circuit set-ups.
 
         Parameters
         ----------

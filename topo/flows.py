@@ -84,7 +84,7 @@ class FlowList:
 
     @property
     def transfers(self) -> int:
-        """How many flows there are, each step for itself."""
+        """Number of flows, each step counted."""
         return sum(flow.repeats for flow in self.flows)
 
     def link_bytes(self) -> NDArray[np.float64]:

@@ -40,7 +40,7 @@ def place_groups(
     links: LinkModel,
     patterns: AlgorithmPatterns,
 ) -> tuple[Ints, list[Placement]]:
-    """Sort groups by shape and by what the links allow each; see `Network.group_classes`.
+    """Sort groups by shape and link limits; see `Network.group_classes`.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def _unlike_rows(limits: list[LimitArrays], n: int) -> tuple[Ints, Ints]:
 def _limits_at(
     patterns: list[Pattern], limits: list[LimitArrays], row: int
 ) -> tuple[LinkLimit, ...]:
-    """Return what limits one group, by pattern, where anything does."""
+    """Return the link limits of one group, by pattern, where there are any."""
     found = []
     for pattern, limit in zip(patterns, limits, strict=True):
         node, fabric, link, latency = (int(column[row]) for column in limit)

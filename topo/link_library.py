@@ -253,7 +253,7 @@ class LinkLibrary:
 
 
 def check_fabric(topology: Topology, algorithm: str | None, ring_order: str | None) -> None:
-    """Check that a fabric has what an algorithm and an order of rings ask of it.
+    """Check that a fabric supports an algorithm and an order of rings.
 
     Parameters
     ----------

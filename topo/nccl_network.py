@@ -167,7 +167,7 @@ class NcclNetwork:
     def group_classes(
         self, index: Ints, members: NDArray[np.int32], operations: Ints | None = None
     ) -> tuple[Ints, list[Placement]]:
-        """Sort groups by shape and by what the links allow each; see `Network.group_classes`.
+        """Sort groups by shape and link limits; see `Network.group_classes`.
 
         The list of classes is owned by the network, which remembers it: not to be changed.
         """

@@ -234,7 +234,7 @@ def system_of_graph(
 def _bandwidth_out(
     topology: Topology, nodes: NDArray[np.int64], kinds: tuple[LinkKind, ...]
 ) -> NDArray[np.float64]:
-    """Return what each of some nodes can send over its links of some kinds together."""
+    """Return the total bandwidth out of each of some nodes over links of some kinds."""
     of_kind = np.isin(topology.kind, kinds)
     total = np.bincount(
         topology.source[of_kind], topology.bandwidth[of_kind], minlength=topology.n_nodes

@@ -143,7 +143,7 @@ class Node:
         return -(-tray // 2) if nics and self.nic_path in ("pix", "pxb") else 0
 
     def host_sharers(self, gpus: int) -> int:
-        """GPUs of a node → how many of them copy to and from the CPUs' memory over one link."""
+        """GPUs of a node → number of them that share a link to the CPUs' memory."""
         # A Grace's GPUs have NVLink-C2C to it; switches are between them and the NICs alone.
         own = self.host_bandwidth is not None or self.cpu == "grace"
         links = self.host_links or (0 if own else self.switches(gpus))
@@ -388,7 +388,7 @@ def _add_fast_links(builder: GraphBuilder, node: Node, gpus: int) -> None:
 def _add_hosts(
     builder: GraphBuilder, node: Node, gpus: int
 ) -> tuple[dict[int, int], NDArray[np.int64], NDArray[np.int64]]:
-    """Add CPUs, PCIe switches and NICs; return what is above each, the ports, the nearest."""
+    """Add CPUs, PCIe switches and NICs; return parents in the tree, ports, nearest ports."""
     assert node.pcie_bandwidth is not None
     pcie, latency = node.pcie_bandwidth.si, hop_latency("pcie", node.pcie_latency)
     tray = node.tray or gpus

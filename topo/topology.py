@@ -130,7 +130,7 @@ class Grid:
 
 @frozen(eq=False)
 class LinkShift:
-    """By how much the numbers of links of a route grow from one period of a topology to the next.
+    """Shift of a route's link numbers from one period of a topology to the next.
 
     Attributes
     ----------
@@ -143,7 +143,7 @@ class LinkShift:
     step: NDArray[np.int64]
 
     def of(self, links: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return by how much some links shift."""
+        """Return the shift of some links."""
         return self.step[np.searchsorted(self.first, links, side="right") - 1]
 
 
@@ -226,12 +226,12 @@ class Topology:
 
     @property
     def n_nodes(self) -> int:
-        """How many GPUs, switches, NICs and so on."""
+        """Number of graph nodes: GPUs, switches, NICs and so on."""
         return len(self.names)
 
     @property
     def n_links(self) -> int:
-        """How many links, each direction for itself."""
+        """Number of links, each direction counted."""
         return len(self.source)
 
     @cached_property

@@ -260,7 +260,7 @@ def _nominal(
     kinds: np.ndarray[Any, np.dtype[np.int64]],
     pairs: np.ndarray[Any, np.dtype[np.int32]],
 ) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return what links would have if none were slower than most between such ends."""
+    """Return bandwidths with slow links raised to that of most links between such ends."""
     found = speed.copy()
     ends = kinds[pairs[:, 0]] * len(NodeKind) + kinds[pairs[:, 1]]
     for each in np.unique(ends):
@@ -328,7 +328,7 @@ def _gpu_nodes(source: str, nodes: list[NodeEntry]) -> np.ndarray[Any, np.dtype[
 
 
 def _default_kind(a: NodeKind, b: NodeKind) -> LinkKind:
-    """Return what a link between two kinds of nodes is."""
+    """Return the default kind of a link between two kinds of nodes."""
     ends = {a, b}
     if ends <= {NodeKind.GPU, NodeKind.NVSWITCH}:
         return LinkKind.NVLINK

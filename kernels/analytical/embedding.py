@@ -128,7 +128,7 @@ def _missed(columns: Columns, cache: float) -> Any:
 
 
 def _distinct(lookups: Any, entries: Any) -> Any:
-    """Return how many distinct rows evenly drawn lookups touch, on average.
+    """Return the average number of distinct rows that evenly drawn lookups touch.
 
     `log1p` and `expm1` keep the digits where the table is much larger than the lookups; a table of
     one row is touched once.

@@ -120,7 +120,7 @@ def _miss(size: Any, gpu: GpuParameters, constants: Constants) -> Any:
 
 
 def _sm_threads(gpu: GpuParameters) -> int:
-    """Return how many threads a multiprocessor holds."""
+    """Return the number of threads that a multiprocessor holds."""
     if (
         gpu.family == "ampere"
         and gpu.chip_peaks.get("fp32", 0.0) > MIN_FLOPS_GA10X * gpu.sms * gpu.clock
@@ -147,7 +147,7 @@ MAX_SOFTMAX_THREADS = 1024
 
 
 def _softmax_columns(kernel: Softmax | CrossEntropy) -> dict[str, float | int | str]:
-    """Return what the kernel does to its rows, as above."""
+    """Return the columns of the formula, as listed in the module's head."""
     size = BYTES[kernel.dtype]
     read: float
     if isinstance(kernel, CrossEntropy):
@@ -216,7 +216,7 @@ MAX_RMS_THREADS = 1024
 
 
 def _norm_columns(kernel: Norm) -> dict[str, float | int | str]:
-    """Return what the kernel does to its rows, as above."""
+    """Return the columns of the formula, as listed in the module's head."""
     size = BYTES[kernel.dtype]
     read = 2 * size if kernel.backward else size
     # Backward, a second kernel sums the gradients of the weights over all rows.

@@ -171,7 +171,7 @@ def unseen_errors(
 
 
 def _net(p90: float, formula: Formula, chip: LeftOutChip) -> float:
-    """Return a 90th percentile without what is added for the chip, at least a tenth of it."""
+    """Return a 90th percentile less the error added for the chip, at least a tenth of it."""
     designs = {gpu_parameters(rows.gpu).design for rows in chip.fitted}
     boards = [gpu_parameters(rows.gpu) for rows in chip.rows]
     added = min(

@@ -200,7 +200,7 @@ def _thinned(rows: MeasuredKernels) -> MeasuredKernels:
 
 
 def chip_count(batches: Sequence[MeasuredKernels]) -> int:
-    """Return how many different chips were measured."""
+    """Return the number of different chips that were measured."""
     return len({gpu_parameters(rows.gpu).chip for rows in batches})
 
 

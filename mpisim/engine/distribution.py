@@ -359,7 +359,7 @@ class _UsedCommunicators:
 def _sharing(
     lowered: list[LoweredTable], table: NDArray[np.int32], priced: Priced, n_communications: int
 ) -> SharingInput:
-    """Prices of the hosted ranks' rows → what the tiled core is given, without times to look up."""
+    """Prices of the hosted ranks' rows → `SharingInput`, before times to look up are known."""
     kind_of = np.zeros(len(priced.durations), np.int32)
     durations: list[NDArray[np.int64]] = []
     looked_up: list[NDArray[np.uint8]] = []
@@ -410,7 +410,7 @@ def _sharing(
 def _operations(
     lowered: list[LoweredTable], table: NDArray[np.int32], slot_index: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return how many operations a rank does on each of its slots, for all slots of all ranks."""
+    """Return the number of operations on each slot of each rank, for all slots of all ranks."""
     operations = np.zeros(slot_index[-1], np.int64)
     for i, one in enumerate(lowered):
         on_slot = one.table.operations

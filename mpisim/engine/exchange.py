@@ -169,7 +169,7 @@ def _deliver(distribution: Distribution, core: Any, messages: NDArray[np.int64])
 def count_operations(
     simulated: SimulatedRanks, placement: NDArray[np.int32], comm: Intracomm
 ) -> NDArray[np.int64]:
-    """Return how many operations each simulated communicator has. **Collective** on `comm`.
+    """Return the number of operations of each simulated communicator. **Collective** on `comm`.
 
     Parameters
     ----------

@@ -185,7 +185,7 @@ def _varied_rows(
 
 
 def needed(counts: Counts, contended: bool, timeline: bool) -> int:
-    """Counts → bytes that a run needs on top of what its process has. Local.
+    """Counts → bytes that a run needs beyond those its process already has. Local.
 
     Parameters
     ----------

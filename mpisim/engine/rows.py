@@ -95,7 +95,7 @@ class Solution:
         return found
 
     def lasting(self, local: int) -> NDArray[np.int64]:
-        """Return how long each row of a rank takes, waiting aside, in ps: its end less its `wire`.
+        """Return the time of each row of a rank without waits, in ps: its end less its `wire`.
 
         Known without the timeline of the rank, which takes several times as long.
         """

@@ -124,7 +124,7 @@ class Run:
         return self.solution.rows(int(self.simulated_by[i]))
 
     def lasting(self, i: int) -> NDArray[np.int64]:
-        """Return how long each row of the i-th of `hosted` takes, waiting aside, in ps."""
+        """Return the time of each row of the i-th of `hosted`, without waits, in ps."""
         return self.solution.lasting(int(self.simulated_by[i]))
 
     def lowered(self, i: int) -> LoweredTable:

@@ -124,7 +124,7 @@ def result_bytes(kernel: Kernel) -> int:
 
 
 def _received(task: Communicate, size: int) -> int | None:
-    """Return the bytes of a communication's result; None where it replaces what it was given."""
+    """Return the bytes of a communication's result; None where it works in place."""
     if task.operation in (Operation.ALL_GATHER, Operation.ALL_TO_ALL, Operation.SEND_RECV):
         return task.bytes
     if task.operation is Operation.REDUCE_SCATTER:

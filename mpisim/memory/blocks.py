@@ -134,7 +134,7 @@ def is_idle(block: Block) -> bool:
 
 
 def can_grow_to(block: Block) -> int:
-    """Return the size of a block, with what can be mapped behind it."""
+    """Return the size that a block can grow to by mapping pages behind it."""
     following = block.next
     return block.size + (following.size if following is not None and not following.mapped else 0)
 

@@ -34,7 +34,7 @@ class InlineEcc:
 
 @frozen
 class MemoryConstants:
-    """What a GPU's memory holds besides tensors; the data file explains each entry.
+    """Contents of a GPU's memory besides tensors; the data file explains each entry.
 
     Attributes
     ----------

@@ -233,7 +233,7 @@ def _combined(
 
 
 def _smallest(candidates: list[Candidate], evaluated: Evaluated) -> tuple[int, int]:
-    """Return the number of the candidate that takes least memory, and how many bytes."""
+    """Return the index of the candidate that takes least memory, and its bytes."""
     peaks = [
         UNBOUNDED if (verdict := evaluated(each)) is None else verdict.peak for each in candidates
     ]
@@ -354,7 +354,7 @@ def _less_offload(plan: Plan, which: str) -> list[Candidate]:
 
 
 def _offloaded(plan: Plan, which: str) -> list[Candidate]:
-    """Leave on the host what the framework can, the optimizer before the parameters."""
+    """Offload to the host, as far as the framework can: the optimizer before the parameters."""
     if plan.offload.optimizer:
         return []
     optimizer = {"offload.optimizer": 1}

@@ -102,7 +102,7 @@ class ParameterCounts:
         return self.dense + self.experts
 
     def sharded(self, sizes: Mapping[str, int]) -> int:
-        """Return how many of the common parameters one rank has where ranks shard them."""
+        """Return the common parameters of one rank where ranks shard them."""
         return _share(self.dense, self.experts, sizes)
 
     def frozen_share(self, sizes: Mapping[str, int]) -> int:

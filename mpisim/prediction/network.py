@@ -314,7 +314,7 @@ def nccl_model(
     folder: Path | None = None,
     topology: Topology | None = None,
 ) -> tuple[Nccl, ErrorFactor]:
-    """Return NCCL's model of a cluster, with what was measured on machines like it. Local.
+    """Cluster → NCCL's model with the calibration of machines like it. Local.
 
     Parameters
     ----------

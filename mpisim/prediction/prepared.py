@@ -286,7 +286,7 @@ def kernel_models(
 
 
 def _model_maker(experiment: Experiment) -> Callable[[Gpu], KernelModel]:
-    """Return what makes the kernel model of a GPU, by the experiment's choice."""
+    """Experiment → function from a GPU to the kernel model that the experiment chooses."""
     choice = experiment.kernels
     folder = Path(experiment.source).parent
     if choice.model == "roofline":
@@ -308,7 +308,7 @@ def _model_maker(experiment: Experiment) -> Callable[[Gpu], KernelModel]:
 def _learned_models(
     choice: KernelChoice, folder: Path, calibration: KernelCalibration | None
 ) -> Callable[[Gpu], KernelModel]:
-    """Return what makes models of the experiment's measured kernels, without rows set aside."""
+    """Measured kernels of the experiment → function from a GPU to its learned kernel model."""
     from ..kernels.alternatives import learned_models
     from ..kernels.measured import TEST, TRAIN, read, select
 

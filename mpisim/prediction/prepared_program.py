@@ -265,7 +265,7 @@ def _with_other_pace(program: Program, old: PreparedExperiment, new: PreparedExp
 def _notes(
     program: Program, base: PreparedExperiment, before: Experiment, after: Experiment
 ) -> tuple[str, ...]:
-    """Return notes on what a saved program has of another cluster than the experiment."""
+    """Return notes on properties that a saved program keeps from another cluster."""
     lines = []
     if after.cluster.preset != before.cluster.preset:
         lines.append(f"kernels' times are those of the program: {base.gpu.title}")
@@ -393,7 +393,7 @@ def _prepare_with_choices(experiment: ProgramExperiment, program: Program) -> Pr
 
 
 def _with_scaled_loading(counted: PricedShares, faster: float) -> PricedShares:
-    """Return what prices depend on, for images that are prepared so many times as fast."""
+    """Shares of prices → the same for images that are prepared `faster` times as fast."""
     if faster == 1:
         return counted
     times = np.array([time for _, time in counted.shares], np.int64)

@@ -139,7 +139,7 @@ def shortened_runs(experiment: Experiment) -> list[ShortenedRun]:
 
 
 def _round(plan: Plan) -> int:
-    """Return how many micro-batches make a round.
+    """Return the number of micro-batches of a round.
 
     Interleaved schedules take groups of as many as there are stages; of others a step has a
     micro-batch more or less, DualPipe one in either direction.

@@ -191,7 +191,7 @@ def uncertainty_lines(found: Uncertainty) -> list[str]:
 
 
 def _link_excess(prepared: PreparedExperiment) -> list[str]:
-    """Say that links are faster than those of the GPUs, where no key asks what if they were."""
+    """Say that links are faster than the GPUs', unless ``[scale]`` asks for that."""
     experiment = prepared.experiment
     if "link_bandwidth" in experiment.scale.changes or experiment.kernels.gpu is not None:
         return []

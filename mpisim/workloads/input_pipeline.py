@@ -127,7 +127,7 @@ class InputPipeline:
     numbers: Mapping[str, Quantity]
 
     def duration(self, images: int) -> int:
-        """Images for one GPU → how long the host prepares them, in ps."""
+        """Images for one GPU → time in which the host prepares them, in ps."""
         return picoseconds(images / self.rate)
 
     @property

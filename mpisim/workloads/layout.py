@@ -243,7 +243,7 @@ def _micro_batches(plan: Plan, dp: int) -> list[int]:
 
 
 def _per_node(experiment: Experiment) -> int | None:
-    """Return how many GPUs fast links join, where what ranks send depends on it."""
+    """Return the number of GPUs joined by fast links, where messages depend on it."""
     if not experiment.plan.framework.dispatches_by_kernels:
         return None
     return experiment.cluster.node_gpus

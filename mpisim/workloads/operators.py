@@ -202,7 +202,7 @@ class Parameter:
 
 @frozen
 class Operator:
-    """An operator of the framework: what autograd sees as one node.
+    """An operator of the framework, one node of autograd's graph.
 
     Attributes
     ----------

@@ -161,7 +161,7 @@ def error_bins(
 
 
 def _units(unseen: Sequence[tuple[Batch, NDArray[np.float64]]]) -> list[str]:
-    """Return what was left out together with each batch: its platform, or of one its set-up."""
+    """Return the unit left out with each batch: its platform, or its set-up within a platform."""
     names = [batch.platform.name for batch, _ in unseen]
     return names if len(set(names)) > 1 else [setup_of(batch) for batch, _ in unseen]
 

@@ -120,7 +120,7 @@ class FittedFormula:
     settings: NcclVariables = ()
 
     def seconds(self, operation: Operation, bytes: Bytes, shape: Shape) -> Bytes:
-        """Return how long a communication takes, or several that differ in size alone.
+        """Return the duration of a communication, or of several that differ in size alone.
 
         Parameters
         ----------

@@ -158,7 +158,7 @@ Raises InputError where it covers the batch not."""
 
 @cache
 def formula_of(library: str) -> CostFormula:
-    """Return the formula for what ran: NCCL's, or that of a kernel of DeepEP's."""
+    """Return the formula of a measurement: NCCL's, or that of a DeepEP kernel."""
     return DeepEpFormula() if library.startswith(DEEPEP) else NcclFormula()
 
 

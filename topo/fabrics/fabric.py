@@ -161,5 +161,5 @@ class Fabric:
 
     @property
     def places(self) -> int | None:
-        """How many nodes a torus, a mesh or one wafer has room for; None of other kinds."""
+        """Number of nodes that a torus, a mesh or one wafer has room for; None for other kinds."""
         return prod(self.dims) if self.dims else None

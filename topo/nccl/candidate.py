@@ -116,7 +116,7 @@ class Candidate:
         return self.overhead(bytes) + bytes / self.rate(bytes)
 
     def channels_used(self, bytes: Sizes) -> Floats:
-        """Return how many channels carry a message, not rounded."""
+        """Return the number of channels that carry a message, not rounded."""
         if not self.bytes_per_channel:
             return np.float64(self.channels)
         wanted = np.maximum(np.divide(bytes, self.bytes_per_channel), 1.0)
@@ -162,7 +162,7 @@ class Candidate:
         return self.latency + np.clip(2 * part - 1, 0.0, 1.0) * more
 
     def _pipeline_loss(self, bytes: Sizes) -> Floats:
-        """Return what a pipeline of chunks loses.
+        """Return the time that a pipeline of chunks loses.
 
         A pipeline whose steps take `pace` together moves what would take t in chunks: few of them,
         and the last steps wait long for the first; many, and each costs its steps. The best number

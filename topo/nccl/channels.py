@@ -1,4 +1,4 @@
-"""Link bandwidths of a group → NCCL's channels: how many, and how fast each is.
+"""Link bandwidths of a group → number and speed of NCCL's channels.
 
 A *channel* is one ring, tree or multicast group over all ranks, driven by one block of threads on
 each GPU. NCCL looks for channels that are all equally fast, with a speed from a fixed list, until
@@ -236,7 +236,7 @@ def channel_counts(
     constants: NcclConstants,
     arch: str,
 ) -> tuple[int, int]:
-    """Return how many channels the communicator has: of rings and trees, and of NVLS.
+    """Return the communicator's number of channels: for rings and trees, and for NVLS.
 
     Parameters
     ----------

@@ -76,5 +76,5 @@ class Factors:
         )
 
     def cap(self, nodes: int) -> float:
-        """Return the factor of what NVIDIA measured as highest, on 1 or several nodes."""
+        """Return the factor of NVIDIA's highest measured bandwidth, on 1 or several nodes."""
         return self.bandwidth_inside if nodes == 1 else self.bandwidth_across

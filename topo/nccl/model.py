@@ -265,7 +265,7 @@ class Nccl:
         return float(chosen.due_to_latency(bytes))
 
     def fits_buffers(self, bytes: int, shape: Shape) -> bool:
-        """Return whether a send ends without its receiver: what it sends fits into the buffers.
+        """Return whether a send fits into NCCL's buffers, so that it ends without its receiver.
 
         A send inside a node writes up to 8 steps ahead of what the receiver has taken, so much as
         the buffer of each of its connections holds (``waitPeer`` with `NCCL_STEPS`, github:NVIDIA/

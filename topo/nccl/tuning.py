@@ -44,7 +44,7 @@ class TunerLatency(NamedTuple):
 
 
 def ring_steps(operation: Operation, ranks: int) -> int:
-    """Return how many times a ring passes a part on.
+    """Return the number of steps in which a ring passes a part on.
 
     Parameters
     ----------

@@ -54,7 +54,7 @@ class PacketFlow(NamedTuple):
 
 
 def flows_of_list(found: FlowList) -> list[PacketFlow]:
-    """Flows of a communication → the same for packets; what is not whole is rounded up."""
+    """Flows of a communication → flows for packets; fractions of bytes are rounded up."""
     return [
         PacketFlow(
             flow.sender,

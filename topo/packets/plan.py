@@ -445,7 +445,7 @@ def _equal_paths(topology: Topology, links: Sequence[int]) -> list[tuple[int, ..
 
 
 def _sender_part(topology: Topology, path: Sequence[int]) -> int:
-    """Path → how many of its links are inside the sender's node; 0 if it stays inside it.
+    """Path → number of its links inside the sender's node; 0 if it stays inside it.
 
     A NIC takes its data over these as it sends, so that nothing waits behind them.
     """

@@ -220,7 +220,7 @@ def _even_shares(busy: NDArray[np.float64]) -> list[float]:
 
 
 def bytes_along_axes(subgrid: Subgrid, order: tuple[int, ...]) -> list[tuple[int, float]]:
-    """Return, by axis, what each member sends along it in a reduce-scatter of one byte.
+    """Return the bytes each member sends along each axis in a reduce-scatter of one byte.
 
     Parameters
     ----------

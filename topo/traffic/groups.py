@@ -112,7 +112,7 @@ def shapes_of(
     system: NodeCounts,
     arranged: Sequence[Arrangement] | None = None,
 ) -> tuple[Ints, list[Shape]]:
-    """Return what `Shape.of` says of each communicator, each shape once.
+    """Return the `Shape` of each communicator, each distinct shape once.
 
     Parameters
     ----------

@@ -201,7 +201,7 @@ def _sum_runs(links: Ints, fine: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def sum_by_link(group: Ints, link: Ints, amount: Ints, n_links: int) -> tuple[Ints, Ints, Ints]:
-    """Sort by group and link, and sum up what is there several times.
+    """Sort by group and link, and sum up entries of the same pair.
 
     Parameters
     ----------

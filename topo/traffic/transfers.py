@@ -384,7 +384,7 @@ def _pairwise_transfers(operation: Operation, group: Ranks) -> Transfers | Unifo
 
 
 def _pat_transfers(group: Ranks) -> Transfers:
-    """Parallel aggregated trees: in step d = 1, 2, 4, … what is missing goes d ranks further."""
+    """Parallel aggregated trees: in step d = 1, 2, 4, … missing data goes d ranks further."""
     n = len(group)
     distances = 1 << np.arange(int(n - 1).bit_length())
     return Transfers.joined(

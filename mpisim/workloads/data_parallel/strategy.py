@@ -276,7 +276,7 @@ class Strategy:
         return Compute(name, Copy(size, "host", 1 if self.host is None else self.host.sharers))
 
     def shard_group(self, expert: bool) -> str:
-        """Return the group that shares what is sharded, of dense parameters or of experts."""
+        """Return the sharding group, of dense parameters or of experts."""
         group = "dp" if self.plan.zero_group is None else "shard"
         return f"e{group}" if expert else group
 
@@ -320,7 +320,7 @@ class Strategy:
 
 
 def collective(operation: Operation, group: str, size: int, what: str) -> Communicate:
-    """A collective of data parallelism, named after what is communicated.
+    """A data-parallel collective task, named after its content (gradients, parameters).
 
     Parameters
     ----------

@@ -226,13 +226,13 @@ class Zero3(DeepSpeed):
         self._fetch(at.block, at.chunk, ("forward", at.layer, at.operator))
 
     def after_forward(self, at: PassPoint) -> None:
-        """After the last layer: the backward waits for what the forward has gathered for it."""
+        """After the last layer: let the backward wait for parameters the forward prefetched."""
         if at.layer == len(self.chunks[at.chunk]) - 1:
             at.block.await_next(self._latest)
             self._latest = []
 
     def before_backward(self, at: PassPoint) -> None:
-        """Gather what recomputing a layer needs; nothing where it is not recomputed."""
+        """Gather the parameters for a layer's recomputation; nothing where it is not recomputed."""
         self._fetch(at.block, at.chunk, ("recompute", at.layer, 0))
 
     def before_gradients(self, at: PassPoint) -> None:

@@ -147,7 +147,7 @@ class Shard:
         return -(-total // self.ranks) if self.by_rows else total
 
     def reuse(self, global_batch: int) -> Reuse:
-        """How often rows of the shard are looked up in a batch of all ranks."""
+        """Reuse of the shard's rows in a batch of all ranks."""
         table = self.table
         if not table.reuse:
             return Reuse.of_skew(self.entries, float(self.lookups(global_batch)), table.skew)

@@ -76,7 +76,7 @@ def _as_frozen(operator: Operator) -> tuple[Parameter, ...]:
 
 
 def _frozen(s: Shapes, operator: Operator, *, keeps_input: bool) -> Operator:
-    """Operator → the same without gradients of weights, and without what is kept for them."""
+    """Operator → the same without weight gradients and the activations saved for them."""
     saved = operator.saved
     product = _product(operator)
     if product is not None and operator.parameters and not keeps_input:

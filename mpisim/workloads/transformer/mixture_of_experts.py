@@ -197,7 +197,7 @@ def _routed_experts(s: Shapes, routing: Routing) -> tuple[Operator, ...]:
 def _pad_for_fp8(
     s: Shapes, routing: Routing, operators: tuple[Operator, ...]
 ) -> tuple[Operator, ...]:
-    """Rows of each expert → rows in multiples of what fp8 products take, and back.
+    """Rows of each expert → rows padded to the multiple that fp8 products need, and back.
 
     Transformer Engine's `Fp8Padding` and `Fp8Unpadding` (`TEGroupedMLP.forward`), forward and
     backward. HybridEP's permutation leaves the room, and capacities are multiples.

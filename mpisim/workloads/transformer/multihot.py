@@ -35,7 +35,7 @@ PLACE = 2 * NUMBER
 
 @frozen
 class Arrived:
-    """What DeepEP has brought to a rank.
+    """Tokens that DeepEP has brought to a rank, with lists of their experts.
 
     Attributes
     ----------
@@ -131,7 +131,7 @@ def _read(name: str) -> list[Task]:
 
 
 def _places(name: str, listed: int, rows: int) -> list[Task]:
-    """Mask of a matrix → rows and columns of what it selects, whose number the CPU reads."""
+    """Mask of a matrix → rows and columns of its selected elements, counted by the CPU."""
     return [
         Compute(f"{name} count", Elementwise(FLAG * listed), launches=COUNT_KERNELS),
         *_read(name),

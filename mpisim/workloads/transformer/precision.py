@@ -109,7 +109,7 @@ def _cast(
     gathered: bool = False,
     found: bool = False,
 ) -> Compute:
-    """As `cast`; if `gathered`, one layout, as the other is made of what was gathered.
+    """As `cast`; if `gathered`, in one layout: the other is made after the all-gather.
 
     With `found` the largest value is known.
     """
@@ -329,7 +329,7 @@ def split_accumulators(s: Shapes, operators: tuple[Operator, ...]) -> tuple[Oper
 
 
 def _product_of_blocks(s: Shapes, step: Task) -> Task:
-    """Product in fp8 → the same with scales of blocks, and what puts these in order.
+    """Product in fp8 → the same with block scales, and the kernel that reorders the scales.
 
     Products read scales in an order of their own. Transformer Engine's call of cuBLAS launches a
     kernel for each operand whose scales are not yet in it (``swizzle_scales_for_gemm`` of

@@ -175,7 +175,7 @@ class Shapes:
 
     @property
     def stream_format(self) -> Format:
-        """Format of the residual stream: the wider one of what is added, fp32 with autocast."""
+        """Format of the residual stream: the widest of its summands, fp32 with autocast."""
         return "fp32" if self.autocast else self.storage_format
 
     @property

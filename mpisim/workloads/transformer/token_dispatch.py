@@ -484,7 +484,7 @@ def _local_counts(tokens: int, experts: int) -> Compute:
 
 
 def _count_sums(size: int) -> Compute:
-    """Counts of all ranks, `size` bytes of them → what to send and to receive (`preprocess`)."""
+    """Token counts of all ranks, `size` bytes → send and receive counts (`preprocess`)."""
     return Compute("token count sums", Elementwise(size), launches=COUNT_SUM_KERNELS)
 
 
